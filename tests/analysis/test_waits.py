@@ -13,8 +13,8 @@ from connector_tax.analysis.waits import prefill_wait_ms, wait_rows
 from connector_tax.artifacts.names import CellKey
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.figures.tables import StudyTables
-from connector_tax.figures.waits import words
-from connector_tax.report.findings import hypotheses
+from connector_tax.figures.taxes import other_waits
+from connector_tax.report.answer import hypotheses
 from tests.analysis.tables import edit_csv
 from tests.analysis.test_steps import scheduler, worker
 
@@ -79,8 +79,8 @@ def said(study_file: Path, less_ms: float, spread_ms: float) -> str:
     edit_csv(study_file.parent / "analysis" / "effects.csv", add)
     tables = StudyTables(study_file)
     (h5,) = (item["sentence"] for name, _, _, item in hypotheses(tables) if name == "H5")
-    assert h5.endswith(f" {words(tables)}.") if words(tables) else "Waits" not in h5
-    return words(tables)
+    assert h5.endswith(f" {other_waits(tables)}.") if other_waits(tables) else "Waits" not in h5
+    return other_waits(tables)
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,16 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.stats import sem, ttest_ind
 
+from connector_tax.analysis.block_model import Estimate
 from connector_tax.artifacts.names import ALL_RATES
 from connector_tax.artifacts.tables import POOLED, TAX
 from connector_tax.artifacts.verdicts import CANNOT_TELL, COSTS, GAINS, LESS, MARKED, TOO_FEW
 from connector_tax.compare.__main__ import main
+from connector_tax.compare.page import curve
 from connector_tax.compare.rows import (
     AA,
     LATENCY,
     ComparedRow,
-    Known,
     Side,
     compare_rows,
     compared,
@@ -29,12 +30,22 @@ from connector_tax.compare.rows import (
     judged,
     quantile,
 )
-from connector_tax.compare.studies import NotComparableError, left_out, refuse_unlike, what_differs
-from connector_tax.compare.versions import Version, curve, refuse_other_rates
+from connector_tax.compare.studies import (
+    NotComparableError,
+    left_out,
+    refuse_other_rates,
+    refuse_unlike,
+    what_differs,
+)
 from connector_tax.figures.tables import StudyTables
 from connector_tax.text import tax
 from tests.analysis.tables import edit, edit_csv, select
 from tests.compare.conftest import small_study
+
+
+def known(point: float, error: float | None, df: float, blocks: int = 3) -> Estimate:
+    return Estimate(point, error, df, tuple(range(blocks)))
+
 
 BLANK = ComparedRow(TAX, "x", "A", "r1", 1.0, 8, 8, "ttft_p90", "fraction", "log", margin=0.03)
 
@@ -45,11 +56,13 @@ BLANK = ComparedRow(TAX, "x", "A", "r1", 1.0, 8, 8, "ttft_p90", "fraction", "log
 )
 def test_the_difference_is_welchs(a: list[float], b: list[float]) -> None:
     assume(min(np.std(a), np.std(b)) > 1e-3)
-    sides = [Known(float(np.mean(v)), float(sem(v)), len(v) - 1) for v in (a, b)]
-    ours, welch = difference(sides[0], sides[1], 0.95), ttest_ind(b, a, equal_var=False)
+    sides = [known(float(np.mean(v)), float(sem(v)), len(v) - 1) for v in (a, b)]
+    ours, welch = difference(*sides), ttest_ind(b, a, equal_var=False)
     interval = welch.confidence_interval(0.95)
     assert (ours.p, ours.df) == pytest.approx((welch.pvalue, welch.df))
-    assert (ours.lo, ours.hi) == pytest.approx((interval.low, interval.high))
+    half = ours.half_width(0.95)
+    assert half is not None
+    assert (ours.point - half, ours.point + half) == pytest.approx((interval.low, interval.high))
 
 
 def test_intervals_cover_with_very_unequal_degrees_of_freedom() -> None:
@@ -59,31 +72,32 @@ def test_intervals_cover_with_very_unequal_degrees_of_freedom() -> None:
         sides = []
         for sd, df in ((1.0, 3), (0.4, 25)):
             error = sd * np.sqrt(random.chisquare(df) / df)
-            sides.append(Known(random.normal(0, sd), float(error), df))
-        gap = difference(sides[0], sides[1], 0.95)
-        assert gap.lo is not None
-        assert gap.hi is not None
-        hits += gap.lo < 0 < gap.hi
+            sides.append(known(random.normal(0, sd), float(error), df))
+        gap = difference(*sides)
+        half = gap.half_width(0.95)
+        assert half is not None
+        hits += abs(gap.point) < half
     assert 0.93 < hits / 3000 < 0.97
 
 
 def test_a_printed_interval_gives_back_its_error_and_the_longer_arm_counts() -> None:
     half = quantile(0.95, 5) * 0.02
-    assert from_interval(0.1, 0.1 - half, 0.1 + half, 5, 0.95).error == pytest.approx(0.02)
-    wider = from_interval(0.1, 0.1 - half, 0.1 + 2 * half, 5, 0.95)
+    even = from_interval((0.1, 0.1 - half, 0.1 + half), 5, 0.95, blocks=3)
+    assert even.error == pytest.approx(0.02)
+    wider = from_interval((0.1, 0.1 - half, 0.1 + 2 * half), 5, 0.95, blocks=3)
     assert wider.error == pytest.approx(0.04)
 
 
 def test_what_is_exact_on_both_sides_is_the_same_or_different_without_an_interval() -> None:
-    exact = Known(0.5, 0.0, np.inf)
-    assert difference(exact, exact, 0.95).p == 1
-    assert difference(exact, Known(0.6, 0.0, np.inf), 0.95).p == 0
-    beside = difference(exact, Known(0.6, 0.1, 4), 0.95)
-    assert beside.df == pytest.approx(4)
+    exact = known(0.5, 0.0, np.inf)
+    assert difference(exact, exact).p == 1
+    assert difference(exact, known(0.6, 0.0, np.inf)).p == 0
+    assert difference(exact, known(0.6, 0.0, np.inf)).half_width(0.95) == 0
+    assert difference(exact, known(0.6, 0.1, 4)).df == pytest.approx(4)
 
 
 def side(point: float, error: float | None, df: float = 10, blocks: int = 3) -> Side:
-    return Side(point, None, None, Known(point, error, df), blocks)
+    return Side(point, None, None, known(point, error, df, blocks))
 
 
 @pytest.mark.parametrize(
@@ -227,9 +241,10 @@ def test_a_study_is_not_compared_with_itself(a: Path, capsys: pytest.CaptureFixt
 
 def test_what_differs_is_named_key_by_key(a: Path, b: Path) -> None:
     told = what_differs(*(StudyTables(root / "study.json") for root in (a, b)))
-    assert "engine.definition_content.step_us: 1.0 -> 2.0" in told.design
-    assert "blocks: 3 -> 4" in told.design
-    assert (told.analysis, told.environment, told.engines) == ([], [], [])
+    design = told.pop("Design")
+    assert "engine.definition_content.step_us: 1.0 -> 2.0" in design
+    assert "blocks: 3 -> 4" in design
+    assert list(told.values()) == [[], [], []]
 
 
 def test_the_command_writes_a_page_that_needs_nothing_else(
@@ -269,10 +284,9 @@ def test_many_studies_are_a_table_over_versions(
 
 def test_a_curve_breaks_where_a_study_has_no_number(a: Path) -> None:
     row = StudyTables(a / "study.json").at(ALL_RATES, "tpot_p50")["nixl_both"]
-    with_gap = [Version("a", row), Version("b", None), Version("c", row)]
-    assert curve(with_gap).count("M") == 5
-    assert "L" not in curve(with_gap)
-    assert curve([with_gap[0], with_gap[2]]).count("L") == 1
+    assert curve([row, None, row]).count("M") == 5
+    assert "L" not in curve([row, None, row])
+    assert curve([row, row]).count("L") == 1
 
 
 def test_taxes_over_other_rates_are_named_and_not_compared(

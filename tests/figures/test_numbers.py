@@ -1,7 +1,6 @@
 """What each figure's CSV must hold, given the tables it was drawn from."""
 
 import re
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,10 @@ from matplotlib.patches import Rectangle
 
 from connector_tax.artifacts.tables import GAP, RESOURCE, STEP, TAX, table_text
 from connector_tax.artifacts.verdicts import COSTS
-from connector_tax.figures import rows, scorecard, style
-from connector_tax.figures.tables import StudyTables
+from connector_tax.figures import rows, style
+from connector_tax.figures.names import draw
+from connector_tax.figures.resources import scores
+from connector_tax.figures.tables import StudyTables, records
 from connector_tax.text import number, size
 from tests.analysis.tables import edit_csv, select
 from tests.figures.figure_study import write_study
@@ -27,8 +28,7 @@ SKIPPED = {"nixl_both": "NIXL is not installed"}
 
 def _rows(tmp_path: Path, design: Design, name: str) -> tuple[StudyTables, list[dict[str, Any]]]:
     study = StudyTables(write_study(tmp_path / "s", design))
-    picture = import_module(f"connector_tax.figures.{name}").draw(study)
-    return study, picture.table.to_dict("records")
+    return study, records(draw(study, name).table)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_the_step_cdf_holds_every_point_and_names_who_has_none(tmp_path: Path) -
 
 
 def _svg(folder: Path, study: StudyTables, name: str) -> str:
-    style.save(import_module(f"connector_tax.figures.{name}").draw(study), folder, name)
+    style.save(draw(study, name), folder, name)
     return (folder / f"{name}.svg").read_text()
 
 
@@ -184,8 +184,7 @@ def test_what_is_below_zero_stands_left_of_it(tmp_path: Path) -> None:
             row["estimate"] = "-50"
 
     edit_csv(tmp_path / "s" / "analysis" / "effects.csv", negative)
-    module = import_module("connector_tax.figures.fig7_decomposition")
-    axes = module.draw(StudyTables(study_file)).figure.axes[0]
+    axes = draw(StudyTables(study_file), "fig7_decomposition").figure.axes[0]
     bars = [p for p in axes.patches if isinstance(p, Rectangle) and 0.6 < p.get_height() < 0.7]
     (left,) = [bar for bar in bars if bar.get_width() < 0]
     assert (left.get_x(), left.get_width()) == (0, -50)
@@ -320,7 +319,7 @@ def test_resources_that_no_launch_recorded_are_said_to_be_absent(tmp_path: Path)
         "scale": "raw", "status": "missing", "reason": "not recorded: too old",
     }  # fmt: skip
     path.write_text(table_text(path.name, [missing]))
-    picture = import_module("connector_tax.figures.fig10_resources").draw(StudyTables(study_file))
+    picture = draw(StudyTables(study_file), "fig10_resources")
     assert picture.table.to_dict("records") == [{"absent_because": "not recorded: too old"}]
 
 
@@ -346,7 +345,7 @@ def test_a_number_that_rounds_to_zero_has_no_sign() -> None:
 
 def test_the_scorecard_marks_what_takes_much_of_a_column_and_of_plain(tmp_path: Path) -> None:
     study = StudyTables(write_study(tmp_path / "s", Design()))
-    named, lines = scorecard.scores(study)
+    named, lines = scores(study)
     marked = {name: [label for label, cells in lines if cells[k].kind == COSTS]
               for k, name in enumerate(named)}  # fmt: skip
     assert marked["idle CPU, cores"] == ["NIXL both"]

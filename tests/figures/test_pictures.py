@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from connector_tax.figures import style
-from connector_tax.figures.names import NAMES
+from connector_tax.figures.names import NAMES, draw
 from connector_tax.figures.style import Picture
 from connector_tax.figures.tables import StudyTables
 from connector_tax.marks import DESIGN_MARKS, SPARE_MARKS, marks_of
@@ -57,12 +56,6 @@ DESIGNS = {
 }
 
 
-def _draw(study: StudyTables, name: str) -> Picture:
-    picture = import_module(f"connector_tax.figures.{name}").draw(study)
-    assert isinstance(picture, Picture)
-    return picture
-
-
 @pytest.fixture(scope="module", params=DESIGNS)
 def pictures(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -70,7 +63,7 @@ def pictures(
     """Every figure of one of the studies."""
     root = tmp_path_factory.mktemp("figures") / "s"
     study = StudyTables(write_study(root, DESIGNS[request.param]))
-    return {name: _draw(study, name) for name in NAMES}
+    return {name: draw(study, name) for name in NAMES}
 
 
 def _svg_texts(path: Path) -> list[str]:
@@ -149,7 +142,7 @@ def test_the_smallest_text_can_be_read(pictures: dict[str, Picture], name: str) 
 
 def test_a_hostile_label_stays_text(tmp_path: Path) -> None:
     study = StudyTables(write_study(tmp_path / "s", DESIGNS["overloaded_and_hostile"]))
-    style.save(_draw(study, "fig9_forest"), tmp_path, "fig9_forest")
+    style.save(draw(study, "fig9_forest"), tmp_path, "fig9_forest")
     drawn = tmp_path / "fig9_forest.svg"
     assert "<script" not in drawn.read_text()
     assert any(text.startswith("<script>") for text in _svg_texts(drawn))
@@ -170,7 +163,7 @@ def test_the_engine_stands_in_bold_in_the_last_line(
     study = StudyTables(write_study(tmp_path / "s", design))
     engines = [
         (text.get_text(), text.get_fontweight())
-        for text in _draw(study, "fig2_tpot_vs_rate").figure.findobj(Text)
+        for text in draw(study, "fig2_tpot_vs_rate").figure.findobj(Text)
         if isinstance(text, Text) and text.get_gid() == "engine"
     ]
     assert engines == [(expected, "bold")]
@@ -199,5 +192,5 @@ def test_same_inputs_give_the_same_bytes_in_another_process(tmp_path: Path) -> N
     assert len(drawn) == 3 * len(NAMES)
     study = StudyTables(study_file)
     for name in NAMES:
-        style.save(_draw(study, name), tmp_path, name)
+        style.save(draw(study, name), tmp_path, name)
     assert {name: digest(tmp_path / name) for name in drawn} == drawn

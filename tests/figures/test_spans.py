@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from connector_tax.artifacts.tables import table_text
-from connector_tax.figures import spans
+from connector_tax.figures import steps
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, write_json, write_text
 from tests.figures.figure_study import write_study
@@ -74,7 +74,7 @@ def test_what_is_said_follows_what_was_recorded(
     root: Path, device: str, settings: dict[str, str], said: list[str], unsaid: list[str]
 ) -> None:
     study = study_with(root, device, settings)
-    text = f"{spans.hidden(study)} {spans.placed(study)}"
+    text = f"{steps.hidden(study)} {steps.placed(study)}"
     assert [words for words in said if words not in text] == []
     assert [words for words in unsaid if words in text] == []
 
@@ -82,10 +82,10 @@ def test_what_is_said_follows_what_was_recorded(
 def test_a_configuration_that_was_served_in_another_way_is_named(root: Path) -> None:
     other = {"config": "noop_connector", "setting": "executor", "value": "mp", "differs": True}
     study = study_with(root, "cuda", {"executor": "uni"}, other)
-    assert f"Not so of {LABELS['noop_connector']}, whose settings differ." in spans.placed(study)
+    assert f"Not so of {LABELS['noop_connector']}, whose settings differ." in steps.placed(study)
 
 
 def test_of_the_embedded_engine_nothing_is_said(root: Path) -> None:
     study = study_with(root, "cuda", {"async_scheduling": "true"})
     del study.settings["engine"]["device"]
-    assert (spans.hidden(study), spans.placed(study)) == ("", "")
+    assert (steps.hidden(study), steps.placed(study)) == ("", "")

@@ -28,7 +28,7 @@ from connector_tax.rehearsal.findings import sections
 from connector_tax.rehearsal.launch import rehearse_launch
 from connector_tax.rehearsal.machine import machine_of
 from connector_tax.rehearsal.study import Rehearsal, prepare, rehearse
-from connector_tax.report.findings import looks
+from connector_tax.report.answer import looks
 from connector_tax.study import remeasure
 from connector_tax.study.design import resolve
 from connector_tax.study.remeasure import superseded

@@ -16,7 +16,7 @@ import pytest
 
 from connector_tax.config import ROOT
 from connector_tax.figures import style
-from connector_tax.figures.names import NAMES
+from connector_tax.figures.names import NAMES, draw
 from connector_tax.figures.tables import StudyTables
 from connector_tax.report.page import render
 from tests.figures.figure_study import write_study
@@ -85,8 +85,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     design = Design(skipped={"nixl_both": "not installed"}, overloaded=marked)
     study = StudyTables(write_study(root, design, runs=True))
     for name in NAMES:
-        module = __import__(f"connector_tax.figures.{name}", fromlist=["draw"])
-        style.save(module.draw(study), root / "figures", name)
+        style.save(draw(study, name), root / "figures", name)
     return render(study)
 
 

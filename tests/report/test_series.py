@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-from connector_tax.figures.tables import StudyTables
-from connector_tax.files import ArtifactError, sha256_file, write_json
+from connector_tax.files import ArtifactError, sha256_file
 from connector_tax.report.launches import CellState, LaunchReport
 from connector_tax.report.series import COLUMNS, CellSeries, series_of
-from tests.figures.figure_study import write_study
 
 SECOND = 10**9
 
@@ -39,7 +37,6 @@ def _step(t_s: float, tokens: int, us: float) -> dict[str, Any]:
 
 def _series(root: Path, records: dict[str, list[dict[str, Any]]]) -> CellSeries:
     """The series of a cell of 48 s, so that a second is a part, with 12 s of warm-up."""
-    study = StudyTables(write_study(root))
     folder = root / "runs" / "plain" / "block0" / "A" / "r4"
     folder.mkdir(parents=True)
     for kind, lines in records.items():
@@ -48,12 +45,9 @@ def _series(root: Path, records: dict[str, list[dict[str, Any]]]) -> CellSeries:
     window = {"t_origin_ns": 0, "t_warmup_end_ns": 12 * SECOND, "t_stop_ns": 48 * SECOND}
     files = {path.name: sha256_file(path) for path in folder.iterdir()}
     record: Any = {"phase": "A", "cell": "r4", "window": window, "files": files}
-    write_json(folder / "cell_A_r4.json", record)
-    link = (folder / "cell_A_r4.json").relative_to(root).as_posix()
-    cell = CellState("r4", "valid", "", record, link)
-    unmeasured = CellState("r8", "missing", "no index.json", None, None)
-    launch = LaunchReport("A", "plain", 0, 1, "done", "", None, "", cells=[cell, unmeasured])
-    (series,) = series_of(study, launch)
+    cell = CellState("r4", "valid", "", folder / "cell_A_r4.json", record)
+    unmeasured = CellState("r8", "missing", "no index.json", folder / "cell_A_r8.json")
+    (series,) = series_of(LaunchReport("A", "plain", 0, None, [cell, unmeasured]))
     return series
 
 
@@ -103,6 +97,5 @@ def test_a_raw_record_that_changed_is_refused(tmp_path: Path) -> None:
     series = _series(root, {"requests": [_request(0, ttft_ms=10)]})
     file = root / "runs/plain/block0/A/r4/requests_A_r4.jsonl"
     file.write_text(file.read_text().replace("10000000", "20000000"))
-    launch = LaunchReport("A", "plain", 0, 1, "done", "", None, "", cells=[series.cell])
     with pytest.raises(ArtifactError, match="sha256"):
-        series_of(StudyTables(root / "study.json"), launch)
+        series_of(LaunchReport("A", "plain", 0, None, [series.cell]))

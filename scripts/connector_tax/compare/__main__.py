@@ -7,14 +7,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from connector_tax.commands import run_command
-from connector_tax.compare import forest, page, versions
-from connector_tax.compare.rows import ComparedRow, compare_rows
+from connector_tax.compare import page
+from connector_tax.compare.rows import ComparedRow
 from connector_tax.compare.studies import (
     NotComparableError,
-    left_out,
     opened,
+    refuse_other_rates,
     refuse_unlike,
-    what_differs,
 )
 from connector_tax.figures.style import csv_text, save
 from connector_tax.figures.tables import frame
@@ -35,34 +34,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_command(parser, argv, _compare, refusals, label="compare: ")
 
 
-def _versions(arguments: argparse.Namespace) -> None:
+def _compare(arguments: argparse.Namespace) -> None:
     with ExitStack() as stack:
-        paths = [arguments.a, arguments.b, *arguments.more]
-        studies = [stack.enter_context(opened(path)) for path in paths]
+        given = [arguments.a, arguments.b, *arguments.more]
+        studies = [stack.enter_context(opened(path)) for path in given]
         for study in studies[1:]:
             refuse_unlike(studies[0], study)
-        versions.refuse_other_rates(studies)
         out = arguments.out or Path("results/compare") / f"{studies[0].name}-{studies[-1].name}"
-        write_text(out / "versions.html", versions.html(studies))
-    for label, metric, own in versions.versions(studies):
-        print(f"{label}, {metric}: {'; '.join(f'{of.study} {of.words}' for of in own)}")
-    print(out / "versions.html")
-
-
-def _compare(arguments: argparse.Namespace) -> None:
-    if arguments.more:
-        _versions(arguments)
-        return
-    with ExitStack() as stack:
-        a, b = (stack.enter_context(opened(path)) for path in (arguments.a, arguments.b))
-        refuse_unlike(a, b)
-        out = arguments.out or Path("results/compare") / f"{a.name}-{b.name}"
-        comparison = page.Comparison(a, b, compare_rows(a, b), what_differs(a, b), left_out(a, b))
-        save(forest.draw(a, b, comparison.rows), out, "forest", forest.TITLE)
-    write_text(out / "compare.csv", csv_text(frame(comparison.rows, ComparedRow)))
-    write_text(out / "compare.md", page.markdown(comparison))
-    write_text(out / "compare.html", page.html(comparison, out / "forest.svg"))
-    print(f"{comparison.headline}\n{out}: compare.html, compare.md, compare.csv, forest.png")
+        if arguments.more:
+            refuse_other_rates(studies)
+            write_text(out / "versions.html", page.versions_html(studies))
+            for label, metric, taxes in page.versions(studies):
+                own = zip(studies, map(page.tax_words, taxes), strict=True)
+                print(f"{label}, {metric}: {'; '.join(f'{of.name} {words}' for of, words in own)}")
+            print(out / "versions.html")
+            return
+        comparison = page.Comparison(studies[0], studies[1])
+        save(page.draw(comparison), out, "forest", page.TITLE)
+        write_text(out / "compare.csv", csv_text(frame(comparison.rows, ComparedRow)))
+        write_text(out / "compare.md", page.markdown(comparison))
+        write_text(out / "compare.html", page.html(comparison, out / "forest.svg"))
+        print(f"{comparison.headline}\n{out}: compare.html, compare.md, compare.csv, forest.png")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import math
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 from xml.etree import ElementTree
@@ -20,7 +20,7 @@ import numpy as np
 from scipy.stats import t as student
 
 from connector_tax import text
-from connector_tax.analysis.block_model import POWER, Estimate
+from connector_tax.analysis.block_model import POWER
 from connector_tax.artifacts import tables
 from connector_tax.artifacts.metrics import METRICS
 from connector_tax.artifacts.names import REFERENCES
@@ -68,13 +68,9 @@ class BoundCheck:
 
 
 def check(
-    study: StudyTables,
-    config: str,
-    metric: str,
-    bound: float,
-    at: str = "ref_safe",
+    study: StudyTables, config: str, metric: str, bound: float, at: str = "ref_safe",
     comparisons: int = 1,
-) -> BoundCheck:
+) -> BoundCheck:  # fmt: skip
     """Judge one tax of Phase A.
 
     Args:
@@ -94,40 +90,20 @@ def check(
         return BoundCheck(config, metric, bound, NO_NUMBER, reason)
     if side.mark:
         return BoundCheck(config, metric, bound, NO_NUMBER, side.mark, side.printed)
-    if side.known.error is None or side.blocks < MIN_BLOCKS_FOR_VERDICT:
+    known, asked = side.known, BoundCheck(config, metric, bound, CANNOT_TELL, "", side.printed)
+    if known.error is None or side.blocks < MIN_BLOCKS_FOR_VERDICT:
         reason = f"{side.blocks} block(s); at least {MIN_BLOCKS_FOR_VERDICT} are needed"
-        return BoundCheck(
-            config, metric, bound, CANNOT_TELL, reason, side.printed, side.lo, side.hi
-        )
+        return replace(asked, reason=reason, lo=side.lo, hi=side.hi)
     together = 1 - (1 - confidence) / comparisons
-    return judge(BoundCheck(config, metric, bound, "", "", side.printed), side, together)
-
-
-def judge(asked: BoundCheck, side: Side, confidence: float) -> BoundCheck:
-    """A tax that has an error, against its bound."""
-    known = side.known
-    assert known.error is not None
-    half = quantile(confidence, known.df) * known.error
+    half = quantile(together, known.df) * known.error
     lo, hi = (float(np.expm1(known.point + sign * half)) for sign in (-1, 1))
-    result = BELOW if hi < asked.bound else ABOVE if lo > asked.bound else CANNOT_TELL
+    result = BELOW if hi < bound else ABOVE if lo > bound else CANNOT_TELL
     interval = text.interval(lo, hi)
-    reason = {
-        BELOW: f"the whole interval {interval} is below",
-        ABOVE: f"the whole interval {interval} is above",
-        CANNOT_TELL: f"the interval {interval} holds the bound",
-    }[result]
-    return BoundCheck(
-        asked.config, asked.metric, asked.bound, result, reason, asked.tax, lo, hi,
-        decided_bound(known.error, known.df, confidence),
-    )  # fmt: skip
-
-
-def run_checks(
-    study: StudyTables, configs: Sequence[str], bounds: Sequence[tuple[str, float]], at: str
-) -> list[BoundCheck]:
-    """Every configuration against every bound, judged together."""
-    asked = [(config, metric, bound) for config in configs for metric, bound in bounds]
-    return [check(study, *one, at, len(asked)) for one in asked]
+    reason = f"the whole interval {interval} is {result}"
+    if result == CANNOT_TELL:
+        reason = f"the interval {interval} holds the bound"
+    decides = decided_bound(known.error, known.df, together)
+    return replace(asked, result=result, reason=reason, lo=lo, hi=hi, decides=decides)
 
 
 # ---- what more blocks would decide, from a study as a pilot
@@ -171,8 +147,7 @@ def plan_lines(
     for config, metric in itertools.product(configs, metrics):
         side = effect_side(study.at(at, metric).get(config), level)
         if isinstance(side, Side) and side.known.error is not None:
-            present = tuple(range(side.blocks))
-            estimates[f"{config} {metric}"] = Estimate(*side.known, present)
+            estimates[f"{config} {metric}"] = side.known
     confidence = 1 - (1 - level) / max(1, len(estimates))
     launches = Study(study.root, study.document).configs("A")
     minutes = block_minutes(study)
@@ -285,7 +260,10 @@ def _gate(arguments: argparse.Namespace) -> int:
         # Where both rates are one, its taxes stand under the first name.
         one_rate = study.reference["ref_load"] == study.reference["ref_safe"]
         at = "ref_safe" if one_rate else arguments.at
-        checks = run_checks(study, arguments.config, arguments.max_tax, at)
+        asked = list(itertools.product(arguments.config, arguments.max_tax))
+        checks = [
+            check(study, config, metric, bound, at, len(asked)) for config, (metric, bound) in asked
+        ]
         summary = markdown(study, at, checks)
         if arguments.plan:
             metrics = dict.fromkeys(metric for metric, _ in arguments.max_tax)

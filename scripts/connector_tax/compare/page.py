@@ -1,23 +1,41 @@
-"""A comparison as a page that holds everything, and as Markdown."""
+"""The pages of a comparison: of two studies as HTML and Markdown with a forest plot; of many.
+
+`connector-tax compare A B C ...` (vLLM 0.31, 0.32, 0.33) shows each study's own tax over all rates
+with its own verdict; what is between two of them is compared by naming these two.
+"""
 
 import base64
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
 from connector_tax import text
-from connector_tax.artifacts import paths
-from connector_tax.artifacts.metrics import LATENCY_METRICS
-from connector_tax.artifacts.names import ALL_RATES
-from connector_tax.artifacts.tables import LOG, RESOURCE, TAX
-from connector_tax.artifacts.verdicts import CANNOT_TELL, COSTS, GAINS, LESS, in_words, less
-from connector_tax.compare.forest import CAPTION, TITLE, forest_cells, metrics_of
-from connector_tax.compare.rows import AA, LATENCY, ComparedRow
-from connector_tax.compare.studies import Differences
-from connector_tax.figures.scorecard import LOST, UNSURE, sign_of
-from connector_tax.figures.tables import StudyTables
-from connector_tax.report.templates import templates
+from connector_tax.artifacts.metrics import HEADLINE, LATENCY_METRICS, VERDICT_METRICS
+from connector_tax.artifacts.names import ALL_RATES, REFERENCES
+from connector_tax.artifacts.tables import LOG, RESOURCE, TAX, EffectRow
+from connector_tax.artifacts.verdicts import (
+    CANNOT_TELL,
+    COSTS,
+    GAINS,
+    LESS,
+    TOO_FEW,
+    in_words,
+    less,
+)
+from connector_tax.compare.rows import AA, LATENCY, ComparedRow, compare_rows
+from connector_tax.compare.studies import Where, left_out, what_differs
+from connector_tax.figures import rows as row_plots
+from connector_tax.figures import style
+from connector_tax.figures.resources import LOST, UNSURE, sign_of
+from connector_tax.figures.tables import StudyTables, frame
+from connector_tax.marks import AA_MARK
+from connector_tax.report.page import templates
 
 LOOKS = {
     COSTS: "dearer",
@@ -26,6 +44,15 @@ LOOKS = {
     LOST: "without a verdict",
     LESS: "within the margin",
 }
+HEADINGS = ("configuration", "cell", "metric", "A", "B", "B against A", "p adjusted", "verdict")
+TITLE = "Ratio of taxes, B over A"
+CAPTION = (
+    "For each configuration (1 + tax in B) / (1 + tax in A), with its 95 % interval: right of 1 "
+    "the configuration costs more in B. Dotted: the margin fixed in the studies. The last row of "
+    "a panel is plain against plain, which should be 1."
+)
+ROW_IN = 0.165
+STEP, HEIGHT, EDGE = 24, 36, 4  # of a curve over many studies, in its own units
 
 
 @dataclass(frozen=True)
@@ -34,29 +61,82 @@ class Comparison:
 
     a: StudyTables
     b: StudyTables
-    rows: Sequence[ComparedRow]
-    differences: Differences
-    left_out: Sequence[str]
+
+    @cached_property
+    def rows(self) -> list[ComparedRow]:
+        """Every comparison."""
+        return compare_rows(self.a, self.b)
+
+    @cached_property
+    def drawn(self) -> list[Where]:
+        """All rates and the compared cells at a reference rate; else all of Phase A."""
+        compared = list(dict.fromkeys(row.where for row in self.rows if row.quantity == TAX))
+        named = {("A", s.cell_at(reference)) for s in (self.a, self.b) for reference in REFERENCES}
+        sweep = [where for where in compared if where[0] == "A"]
+        named.add(("A", ALL_RATES))
+        # The taxes over all rates first: they carry the verdict.
+        chosen = [where for where in sweep if where in named] or sweep or compared
+        return sorted(chosen, key=lambda where: where[1] != ALL_RATES)
+
+    @property
+    def title(self) -> str:
+        """Both studies' names."""
+        return f"{self.a.name} (A) and {self.b.name} (B)"
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Configuration id to label."""
+        return {item.id: item.label for item in self.a.configurations}
 
     @property
     def headline(self) -> str:
         """What got dearer in B first, of the taxes over all rates; else of those drawn."""
-        cells = forest_cells(self.a, self.b, self.rows)
-        cells = cells[:1] if cells[0][1] == ALL_RATES else cells
-        drawn = [
+        cells = self.drawn[:1] if self.drawn[0][1] == ALL_RATES else self.drawn
+        judged = [
             row
             for row in dearest_first(self.rows)
             if row.quantity == TAX
             and row.config != AA
             and row.metric in metrics_of(row.cell)
-            and (row.phase, row.cell) in cells
+            and row.where in cells
         ]
-        counts = Counter(look(row) for row in drawn)
+        counts = Counter(look(row) for row in judged)
         told = [f"{counts[kind]} {words}" for kind, words in LOOKS.items() if counts[kind]]
         if counts[COSTS]:
-            label = labels_of(self)[drawn[0].config]
-            told[0] += f", most {label} ({metric_name(drawn[0])} ×{drawn[0].effect:.3g})"
-        return f"Of {len(drawn)} taxes, in B against A: {'; '.join(told)}."
+            label = self.labels[judged[0].config]
+            told[0] += f", most {label} ({metric_name(judged[0])} ×{judged[0].effect:.3g})"
+        return f"Of {len(judged)} taxes, in B against A: {'; '.join(told)}."
+
+    @property
+    def sections(self) -> list[tuple[str, list[ComparedRow]]]:
+        """The tables of the page: heading and rows."""
+        first = [r for r in self.rows if r.quantity == TAX and r.where in self.drawn]
+        parts = [
+            ("Taxes in the cells of the forest plot", first),
+            ("Latencies, which hold the machine and the engine too",
+             [r for r in self.rows if r.quantity == LATENCY and r.where in self.drawn]),
+            ("Taxes of resources", [r for r in self.rows if r.quantity == RESOURCE]),
+            ("Taxes in all other cells",
+             [r for r in self.rows if r.quantity == TAX and r not in first]),
+        ]  # fmt: skip
+        return [(heading, dearest_first(members)) for heading, members in parts if members]
+
+    @cached_property
+    def differing(self) -> list[tuple[str, list[str]]]:
+        """What the studies differ in, by heading."""
+        parts = {**what_differs(self.a, self.b), "Not compared": left_out(self.a, self.b)}
+        return [(heading, lines) for heading, lines in parts.items() if lines]
+
+
+def metrics_of(cell: str) -> Sequence[str]:
+    """What is drawn of a cell: medians over all rates, p90 at one."""
+    return VERDICT_METRICS if cell == ALL_RATES else HEADLINE
+
+
+def metric_name(row: ComparedRow) -> str:
+    """TTFT p90; a resource under its own name."""
+    metric = LATENCY_METRICS.get(row.metric)
+    return row.metric if metric is None else metric.label
 
 
 def look(row: ComparedRow) -> str:
@@ -74,30 +154,40 @@ def dearest_first(rows: Sequence[ComparedRow]) -> list[ComparedRow]:
     return sorted(rows, key=lambda row: (order.index(look(row)), -(row.effect or 0)))
 
 
-def side_text(row: ComparedRow, side: str) -> str:
+# ---- tables
+
+
+def cells_of(row: ComparedRow, labels: dict[str, str]) -> list[str]:
+    """A row of a table as text, in the order of HEADINGS."""
+    where = text.DASH if not row.cell else f"{row.phase} {row.cell}"
+    return [
+        labels.get(row.config, row.config), where, metric_name(row),
+        _side_text(row.unit, row.a, row.a_lo, row.a_hi),
+        _side_text(row.unit, row.b, row.b_lo, row.b_hi),
+        _effect_text(row), text.number(row.p_adjusted, 4), _verdict_text(row),
+    ]  # fmt: skip
+
+
+def _side_text(unit: str, value: float | None, lo: float | None, hi: float | None) -> str:
     """One study's number with its interval."""
-    value, lo, hi = (getattr(row, f"{side}{end}") for end in ("", "_lo", "_hi"))
     if value is None:
         return text.DASH
-    if row.unit == "fraction":
+    if unit == "fraction":
         return f"{text.percent(value)} {text.interval(lo, hi) if lo is not None else ''}".strip()
     ends = "" if lo is None else f" [{text.compact(lo)}, {text.compact(hi)}]"
     return text.compact(value) + ends
 
 
-def effect_text(row: ComparedRow) -> str:
+def _effect_text(row: ComparedRow) -> str:
     """The ratio, or on the raw scale the difference, with its interval."""
-    if row.effect is None:
-        return text.DASH
     decimals = 3 if row.scale == LOG else 4
-    ends = ""
-    if row.effect_lo is not None:
-        low, high = (text.number(end, decimals) for end in (row.effect_lo, row.effect_hi))
-        ends = f" [{low}, {high}]"
-    return text.number(row.effect, decimals) + ends
+    point, low, high = (
+        text.number(end, decimals) for end in (row.effect, row.effect_lo, row.effect_hi)
+    )
+    return point if row.effect_lo is None else f"{point} [{low}, {high}]"
 
 
-def verdict_text(row: ComparedRow) -> str:
+def _verdict_text(row: ComparedRow) -> str:
     """The verdict; A/A, a mark or a reason in its place."""
     said = in_words(row.verdict, row.margin)
     if row.config == AA:
@@ -105,64 +195,13 @@ def verdict_text(row: ComparedRow) -> str:
     return f"{said} ({row.mark})" if row.mark else said or row.reason
 
 
-def sections(comparison: Comparison) -> list[tuple[str, list[ComparedRow]]]:
-    """The tables of the page: heading and rows."""
-    rows = comparison.rows
-    drawn = forest_cells(comparison.a, comparison.b, rows)
-    first = [r for r in rows if r.quantity == TAX and (r.phase, r.cell) in drawn]
-    parts = [
-        ("Taxes in the cells of the forest plot", first),
-        ("Latencies, which hold the machine and the engine too",
-         [r for r in rows if r.quantity == LATENCY and (r.phase, r.cell) in drawn]),
-        ("Taxes of resources", [r for r in rows if r.quantity == RESOURCE]),
-        ("Taxes in all other cells", [r for r in rows if r.quantity == TAX and r not in first]),
-    ]  # fmt: skip
-    return [(heading, dearest_first(members)) for heading, members in parts if members]
-
-
-def differing(comparison: Comparison) -> list[tuple[str, Sequence[str]]]:
-    """What the studies differ in, by heading."""
-    told = comparison.differences
-    parts = [
-        ("Design", told.design),
-        ("Analysis settings", told.analysis),
-        ("Environment", told.environment),
-        ("What the running engines resolved", told.engines),
-        ("Not compared", comparison.left_out),
-    ]
-    return [(heading, lines) for heading, lines in parts if lines]
-
-
-def metric_name(row: ComparedRow) -> str:
-    """TTFT p90; a resource under its own name."""
-    metric = LATENCY_METRICS.get(row.metric)
-    return row.metric if metric is None else metric.label
-
-
-def cells_of(row: ComparedRow, labels: dict[str, str]) -> list[str]:
-    """A row of a table as text, in the order of HEADINGS."""
-    where = text.DASH if not row.cell else f"{row.phase} {row.cell}"
-    return [
-        labels.get(row.config, row.config), where, metric_name(row), side_text(row, "a"),
-        side_text(row, "b"), effect_text(row), text.number(row.p_adjusted, 4), verdict_text(row),
-    ]  # fmt: skip
-
-
-HEADINGS = ("configuration", "cell", "metric", "A", "B", "B against A", "p adjusted", "verdict")
-
-
-def labels_of(comparison: Comparison) -> dict[str, str]:
-    """Configuration id to label."""
-    return {item.id: item.label for item in comparison.a.configurations}
-
-
 def markdown(comparison: Comparison) -> str:
     """The comparison as Markdown, without the taxes of other cells."""
-    lines = [f"# {_title(comparison)}", "", comparison.headline, ""]
-    for heading, rows in sections(comparison)[:3]:
-        cells = [cells_of(row, labels_of(comparison)) for row in rows]
+    lines = [f"# {comparison.title}", "", comparison.headline, ""]
+    for heading, rows in comparison.sections[:3]:
+        cells = [cells_of(row, comparison.labels) for row in rows]
         lines += [f"## {heading}", "", *markdown_table(HEADINGS, cells), ""]
-    for heading, told in differing(comparison):
+    for heading, told in comparison.differing:
         lines += [f"## {heading}: A → B", "", *(f"- `{line}`" for line in told), ""]
     return "\n".join(lines)
 
@@ -175,22 +214,128 @@ def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> li
 
 def html(comparison: Comparison, figure: Path) -> str:
     """The whole page; the figure is inlined."""
-    labels = labels_of(comparison)
     tables = [
-        (heading, [(row, cells_of(row, labels)) for row in rows])
-        for heading, rows in sections(comparison)
+        (heading, [(row, cells_of(row, comparison.labels)) for row in rows])
+        for heading, rows in comparison.sections
     ]
     template = templates([Path(__file__).parent]).get_template("compare.html.j2")
     return (
         template.render(
-            title=_title(comparison), comparison=comparison, look=look, headings=HEADINGS,
-            tables=tables, differing=differing(comparison), figure_title=TITLE, caption=CAPTION,
+            comparison=comparison, look=look, headings=HEADINGS, tables=tables,
+            figure_title=TITLE, caption=CAPTION,
             figure=f"data:image/svg+xml;base64,{base64.b64encode(figure.read_bytes()).decode()}",
-            studies=[("A", comparison.a), ("B", comparison.b)], design=paths.STUDY,
+            studies=[("A", comparison.a), ("B", comparison.b)],
         )
         + "\n"
     )  # fmt: skip
 
 
-def _title(comparison: Comparison) -> str:
-    return f"{comparison.a.name} (A) and {comparison.b.name} (B)"
+# ---- the forest plot
+
+
+def draw(comparison: Comparison) -> style.Picture:
+    """Each ratio of taxes with interval and verdict: panels of TTFT and TPOT for each cell."""
+    a = comparison.a
+    taxes = [row for row in comparison.rows if row.quantity == TAX]
+    panels = [
+        panel
+        for where in comparison.drawn
+        for metric in metrics_of(where[1])
+        if (panel := [r for r in taxes if (r.where, r.metric) == (where, metric)])
+    ]
+    heights = [ROW_IN * len(panel) for panel in panels]
+    sides = (f"{side} {study.name}, {study.blocks} block{'' if study.blocks == 1 else 's'}"
+             for side, study in (("A", a), ("B", comparison.b)))  # fmt: skip
+    height = sum(heights) + 0.5 * len(panels)
+    figure = style.new_figure(a, style.COLUMN_IN, height, stamp="; ".join(sides))
+    grid = figure.subplots(len(panels), squeeze=False, height_ratios=heights)[:, 0]
+    for axes, panel in zip(grid, panels, strict=True):
+        _panel(comparison, axes, panel)
+    return style.picture(figure, frame([row for panel in panels for row in panel], ComparedRow))
+
+
+def _panel(comparison: Comparison, axes: Axes, rows: Sequence[ComparedRow]) -> None:
+    ends = [e for r in rows for e in (r.effect, r.effect_lo, r.effect_hi) if e is not None]
+    low, high = min([0.97, *ends]), max([1.03, *ends])
+    axes.set_xlim(low - 0.04 * (high - low), high + 0.04 * (high - low))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.6g}"))
+    axes.axvline(1, color="black", lw=0.6, zorder=4)
+    if rows[0].margin is not None:
+        for end in (1 - rows[0].margin, 1 + rows[0].margin):
+            axes.axvline(end, color="#7c6a3c", lw=0.6, linestyle=(0, (1, 1.5)), zorder=0.8)
+    marks = {**style.marks(comparison.a), AA: AA_MARK}
+    for y, row in enumerate(rows):
+        drawn = vars(row) | {"status": row.reason, "reason": "", "mark": ""}
+        columns = ("effect", "effect_lo", "effect_hi")
+        if row_plots.value(axes, y, drawn, columns, marks[row.config]):
+            said = "" if row.verdict == TOO_FEW else in_words(row.verdict, row.margin)
+            off = row.config != AA and bool(sign_of(row.verdict))
+            row_plots.beside(axes, y, _ratio_text(row))
+            row_plots.beside(axes, y, "A/A" if row.config == AA else said, bold=off, offset=72)
+    rate = "over all rates" if rows[0].rate_rps is None else f"at {rows[0].rate_rps:g} req/s"
+    labels = comparison.labels | {AA: "plain again (A/A)"}
+    row_plots.prepare(axes, [labels[row.config] for row in rows], f"{metric_name(rows[0])} {rate}")
+    axes.set_xlabel("(1 + tax in B) / (1 + tax in A)")
+    axes.grid(axis="x")
+
+
+def _ratio_text(row: ComparedRow) -> str:
+    """'0.93 [0.90, 0.97]'; of two numbers without intervals the ratio alone."""
+    if row.effect is None:
+        return ""
+    point = f"{row.effect:.3g}" if abs(np.log(max(row.effect, 1e-9))) > 1 else f"{row.effect:.3f}"
+    if row.effect_lo is None or row.effect_hi is None:
+        return point
+    return f"{point} [{row.effect_lo:.3f}, {row.effect_hi:.3f}]"
+
+
+# ---- many studies
+
+
+def versions(studies: Sequence[StudyTables]) -> Iterator[tuple[str, str, list[EffectRow | None]]]:
+    """Label, metric and each study's tax of each configuration that one of the studies has."""
+    labels = {item.id: item.label for study in studies for item in study.connectors}
+    for config, label in labels.items():
+        for metric in VERDICT_METRICS:
+            taxes = [study.at(ALL_RATES, metric).get(config) for study in studies]
+            yield label, LATENCY_METRICS[metric].label, taxes
+
+
+def tax_words(row: EffectRow | None) -> str:
+    """`+12 % [+10, +14] costs`, or why there is no number."""
+    if row is None:
+        return "not in the study"
+    if row.estimate is None:
+        return f"{row.status}: {row.reason}"
+    return f"{text.tax(*row.shown)} {row.mark or in_words(row.verdict, row.margin)}"
+
+
+def curve(own: Sequence[EffectRow | None]) -> str:
+    """An SVG path: the estimates joined, an upright stroke for each interval, a line at zero."""
+    shown = [(None, None, None) if row is None else row.shown for row in own]
+    ends = [0.0, *(end for of in shown for end in of if end is not None)]
+    low, scale = min(ends), (HEIGHT - 2 * EDGE) / ((max(ends) - min(ends)) or 1.0)
+
+    def y(value: float) -> str:
+        return f"{HEIGHT - EDGE - scale * (value - low):.1f}"
+
+    path, strokes, move = f"M0 {y(0.0)}H{STEP * len(own)}", "", "M"
+    for place, (value, lo, hi) in enumerate(shown):
+        x = STEP * place + STEP // 2
+        if value is None:
+            move = "M"
+            continue
+        path += f"{move}{x} {y(value)}"
+        move = "L"
+        if lo is not None and hi is not None:
+            strokes += f"M{x} {y(lo)}V{y(hi)}"
+    return path + strokes
+
+
+def versions_html(studies: Sequence[StudyTables]) -> str:
+    """The page of many studies; it needs nothing else."""
+    rows = [(*of, curve(of[2])) for of in versions(studies)]
+    template = templates([Path(__file__).parent]).get_template("versions.html.j2")
+    shown = {"words": tax_words, "sign_of": sign_of, "step": STEP, "height": HEIGHT}
+    return template.render(studies=studies, rows=rows, **shown) + "\n"

@@ -8,15 +8,15 @@ Satterthwaite's degrees of freedom (Welch, Biometrika 34 (1947) 28).
 """
 
 import math
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 from scipy.stats import t as student
 
-from connector_tax.analysis.block_model import sidak
+from connector_tax.analysis.block_model import Estimate, sidak
 from connector_tax.analysis.resources import EXACT
 from connector_tax.artifacts.metrics import METRICS, margin_of
 from connector_tax.artifacts.names import ALL_RATES
@@ -29,6 +29,7 @@ from connector_tax.artifacts.verdicts import (
 )
 from connector_tax.compare.studies import (
     Load,
+    Where,
     all_rates,
     common_cells,
     common_configurations,
@@ -39,62 +40,10 @@ from connector_tax.figures.tables import StudyTables
 LATENCY = "latency"
 # The comparison of plain with itself; its launch is named by its number in the block.
 AA = "plain (A/A)"
-
 # Rate and lengths of what is of no cell.
 NO_LOAD: Load = (None, None, None)
 
 Key = tuple[str, str, str, str, str]  # quantity, configuration, phase, cell, metric
-
-
-class Known(NamedTuple):
-    """An estimate, on the scale on which it is compared.
-
-    Attributes:
-        error: its standard error; None where nothing repeats; 0 where it is exact.
-        df: degrees of freedom behind the error; infinite for an exact one.
-    """
-
-    point: float
-    error: float | None
-    df: float
-
-
-class Difference(NamedTuple):
-    """B minus A with its interval; None where one of the two has no error. Of two exact: no df."""
-
-    point: float
-    lo: float | None
-    hi: float | None
-    p: float | None
-    df: float | None
-
-
-def from_interval(point: float, lo: float, hi: float, df: float, confidence: float) -> Known:
-    """What a printed interval says of its estimate, on the same scale.
-
-    Its longer arm is `t(df)` standard errors.
-    """
-    arm = max(hi - point, point - lo)
-    return Known(point, arm / quantile(confidence, df), df)
-
-
-def quantile(confidence: float, df: float) -> float:
-    """Student's t, two-sided."""
-    return float(student.ppf((1 + confidence) / 2, df))
-
-
-def difference(a: Known, b: Known, confidence: float) -> Difference:
-    """B minus A."""
-    point = b.point - a.point
-    if a.error is None or b.error is None:
-        return Difference(point, None, None, None, None)
-    variance = a.error**2 + b.error**2
-    if variance == 0:
-        return Difference(point, point, point, float(point == 0), None)
-    df = variance**2 / sum(known.error**4 / known.df for known in (a, b) if known.error)
-    half = quantile(confidence, df) * math.sqrt(variance)
-    p = float(2 * student.sf(abs(point) / math.sqrt(variance), df))
-    return Difference(point, point - half, point + half, p, df)
 
 
 class Side(NamedTuple):
@@ -103,9 +52,13 @@ class Side(NamedTuple):
     printed: float
     lo: float | None
     hi: float | None
-    known: Known
-    blocks: int
+    known: Estimate
     mark: str = ""
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks it is formed in."""
+        return len(self.known.blocks)
 
 
 @dataclass(frozen=True)
@@ -144,10 +97,19 @@ class ComparedRow:
     reason: str = ""
 
     @property
+    def where(self) -> Where:
+        """Phase and cell."""
+        return self.phase, self.cell
+
+    @property
     def family(self) -> tuple[str, ...]:
         """The comparisons that are made together: all configurations of one cell and metric."""
         alone = self.config if self.config == AA else ""
         return self.quantity, self.phase, self.cell, self.metric, alone
+
+
+# What is compared, and what each study says of it: a text where it has no number.
+Pair = tuple[ComparedRow, Side | str, Side | str]
 
 
 def compare_rows(a: StudyTables, b: StudyTables) -> list[ComparedRow]:
@@ -157,43 +119,41 @@ def compare_rows(a: StudyTables, b: StudyTables) -> list[ComparedRow]:
         ArtifactError: a table of one of them is missing or malformed.
     """
     confidence = a.settings["statistics"]["confidence"]
-    cells, configs = common_cells(a, b), common_configurations(a, b)
+    configs = common_configurations(a, b)
     members = {TAX: [*configs, AA], LATENCY: [a.baseline, *configs], RESOURCE: configs}
-    sides = [dict(_sides(study, confidence)) for study in (a, b)]
-    same_rates = all_rates(a) == all_rates(b)
-    both: list[tuple[ComparedRow, Side | str, Side | str]] = []
+    loads = {where: load_of(row) for where, row in common_cells(a, b).items()}
+    if all_rates(a) == all_rates(b):
+        loads["A", ALL_RATES] = NO_LOAD
     units = {row.metric: (row.unit, row.scale) for s in (a, b) for row in s.of(RESOURCE)}
     none = {TAX: "not part of the design", RESOURCE: "not recorded"}
-    for key in dict.fromkeys((*sides[0], *sides[1])):
+    of_a, of_b = (dict(_sides(study, confidence)) for study in (a, b))
+    pairs: list[Pair] = []
+    for key in dict.fromkeys((*of_a, *of_b)):
         quantity, config, phase, cell, metric = key
-        here, of_all = cells.get((phase, cell)), cell == ALL_RATES
-        known = [of.get(key, none.get(quantity)) for of in sides]
-        if config not in members[quantity] or (
-            here is None and quantity != RESOURCE and not (of_all and same_rates)
-        ):
+        load = NO_LOAD if quantity == RESOURCE else loads.get((phase, cell))
+        ours, theirs = (of.get(key, none.get(quantity)) for of in (of_a, of_b))
+        if config not in members[quantity] or load is None or ours is None or theirs is None:
             continue
-        if known[0] is None or known[1] is None:
-            continue
-        if here is None and not of_all:
-            unit, scale = units[metric]
-            unit = "fraction" if scale == LOG else unit
-            row = ComparedRow(*key[:4], *NO_LOAD, metric, unit, scale)
-        else:
-            load = NO_LOAD if here is None else load_of(here)
-            unit = "ms" if quantity == LATENCY else "fraction"
+        unit, scale = units[metric] if quantity == RESOURCE else ("ms", LOG)
+        if scale == LOG and quantity != LATENCY:
+            unit = "fraction"
+        margin = None
+        if quantity != RESOURCE:
             margin = min(margin_of(s.settings["statistics"]["margins"], metric) for s in (a, b))
-            row = ComparedRow(*key[:4], *load, metric, unit, LOG, margin=margin)
-        both.append((row, known[0], known[1]))
-    return judged(both, confidence)
+        row = ComparedRow(*key[:4], *load, metric, unit, scale, margin=margin)
+        pairs.append((row, ours, theirs))
+    return judged(pairs, confidence)
 
 
-def judged(
-    rows: Sequence[tuple[ComparedRow, Side | str, Side | str]], confidence: float
-) -> list[ComparedRow]:
+def judged(pairs: Sequence[Pair], confidence: float) -> list[ComparedRow]:
     """The rows with numbers and verdicts, each judged with the others of its family."""
-    alone = [compared(row, a, b, confidence) for row, a, b in rows]
-    sizes = Counter(row.family for row in alone if row.p_value is not None and not row.mark)
-    return [compared(row, a, b, confidence, max(1, sizes[row.family])) for row, a, b in rows]
+    sizes = Counter(row.family for row, *sides in pairs if all(map(_repeats, sides)))
+    return [compared(row, a, b, confidence, max(1, sizes[row.family])) for row, a, b in pairs]
+
+
+def _repeats(side: Side | str) -> bool:
+    """Whether it has an error and no mark."""
+    return isinstance(side, Side) and side.known.error is not None and not side.mark
 
 
 def compared(
@@ -217,13 +177,14 @@ def compared(
         return replace(row, reason="; ".join(missing))
     mark = "; ".join(f"{n}: {side.mark}" for n, side in (("A", a), ("B", b)) if side.mark)
     told = not mark and min(a.blocks, b.blocks) >= MIN_BLOCKS_FOR_VERDICT
+    gap = difference(a.known, b.known)
     wide = confidence ** (1 / comparisons) if told else confidence
-    gap, inner = (difference(a.known, b.known, c) for c in (wide, 2 * confidence - 1))
-    point, lo, hi = _on_scale(gap, row.scale)
-    _, narrow_lo, narrow_hi = _on_scale(inner, row.scale)
+    point, lo, hi = _on_scale(gap, wide, row.scale)
+    _, narrow_lo, narrow_hi = _on_scale(gap, 2 * confidence - 1, row.scale)
     row = replace(
         row, effect=point, effect_lo=lo, effect_hi=hi, narrow_lo=narrow_lo, narrow_hi=narrow_hi,
-        error_df=gap.df, p_value=gap.p, mark=mark, verdict=MARKED if mark else TOO_FEW,
+        error_df=gap.df if gap.error else None, p_value=gap.p, mark=mark,
+        verdict=MARKED if mark else TOO_FEW,
     )  # fmt: skip
     if not told or gap.p is None:
         return row
@@ -233,14 +194,53 @@ def compared(
     return replace(row, p_adjusted=sidak(gap.p, comparisons), verdict=said)
 
 
-def _on_scale(gap: Difference, scale: str) -> tuple[float | None, ...]:
-    ends = (gap.point, gap.lo, gap.hi)
-    if scale != LOG:
-        return ends
-    return tuple(None if end is None else float(np.exp(end)) for end in ends)
+def difference(a: Estimate, b: Estimate) -> Estimate:
+    """B minus A; without an error where one of the two has none."""
+    point = b.point - a.point
+    if a.error is None or b.error is None:
+        return Estimate(point, None, 0, ())
+    variance = a.error**2 + b.error**2
+    if variance == 0:
+        return Estimate(point, 0.0, np.inf, ())
+    df = variance**2 / sum(known.error**4 / known.df for known in (a, b) if known.error)
+    return Estimate(point, math.sqrt(variance), df, ())
+
+
+def _on_scale(gap: Estimate, confidence: float, scale: str) -> list[float | None]:
+    """The difference with its interval; of logs their ratio."""
+    half = gap.half_width(confidence)
+    ends = [gap.point] if half is None else [gap.point, gap.point - half, gap.point + half]
+    scaled = [float(np.exp(end)) if scale == LOG else end for end in ends]
+    return [*scaled, None, None][:3]
 
 
 # ---- what one study says
+
+
+def quantile(confidence: float, df: float) -> float:
+    """Student's t, two-sided."""
+    return float(student.ppf((1 + confidence) / 2, df))
+
+
+def from_interval(
+    ends: Sequence[float | None], df: float | None, confidence: float, blocks: int
+) -> Estimate:
+    """What a printed interval says of its estimate, on the same scale.
+
+    Its longer arm is `t(df)` standard errors; without an interval there is none.
+
+    Args:
+        ends: the estimate, and the ends of its interval.
+        df: its degrees of freedom.
+        confidence: of the interval.
+        blocks: how many blocks it is formed in.
+    """
+    point, lo, hi = ends
+    assert point is not None
+    if lo is None or hi is None or df is None:
+        return Estimate(point, None, 0, tuple(range(blocks)))
+    error = max(hi - point, point - lo) / quantile(confidence, df)
+    return Estimate(point, error, df, tuple(range(blocks)))
 
 
 def _sides(study: StudyTables, confidence: float) -> Iterator[tuple[Key, Side | str]]:
@@ -250,16 +250,14 @@ def _sides(study: StudyTables, confidence: float) -> Iterator[tuple[Key, Side | 
             config = AA if row.config == study.aa else row.config
             key = (row.quantity, config, row.phase, row.cell, row.metric)
             yield key, effect_side(row, confidence)
-    blocks = _valid_blocks(study)
+    valid = defaultdict(list)
     for cell in study.cell_rows:
-        if cell.block == POOLED:
-            where = (cell.configuration, cell.phase, cell.cell)
-            count, saturated = blocks.get(where, (0, False))
-            for metric in METRICS:
-                side = _latency_side(cell, metric, count, confidence)
-                if saturated and isinstance(side, Side):
-                    side = side._replace(mark="saturated")
-                yield (LATENCY, *where, metric), side
+        if cell.block != POOLED and cell.status == "valid":
+            valid[cell.configuration, cell.phase, cell.cell].append(cell)
+    for cell in study.cell_rows:
+        where = (cell.configuration, cell.phase, cell.cell)
+        for metric in METRICS if cell.block == POOLED else ():
+            yield (LATENCY, *where, metric), _latency_side(cell, metric, valid[where], confidence)
 
 
 def effect_side(row: EffectRow | None, confidence: float) -> Side | str:
@@ -269,40 +267,33 @@ def effect_side(row: EffectRow | None, confidence: float) -> Side | str:
     if row.estimate is None:
         state = row.reason if row.quantity == RESOURCE else f"{row.status}: {row.reason}"
         return state or row.status
-    is_log = row.scale == LOG
-    point, *ends = (
-        None if end is None else float(np.log1p(end)) if is_log else end
-        for end in (row.estimate, row.lo, row.hi)
-    )
-    assert point is not None
-    known = Known(point, None, 0)
+    ends = (row.estimate, row.lo, row.hi)
+    scaled: Sequence[float | None] = ends
+    if row.scale == LOG:
+        scaled = [None if end is None else float(np.log1p(end)) for end in ends]
+    known = from_interval(scaled, row.df, confidence, row.n_blocks or 0)
     if row.method == EXACT:
-        known = Known(point, 0.0, np.inf)
-    elif ends[0] is not None and ends[1] is not None and row.df is not None:
-        known = from_interval(point, ends[0], ends[1], row.df, confidence)
-    return Side(row.estimate, row.lo, row.hi, known, row.n_blocks or 0, row.mark)
+        known = replace(known, error=0.0, df=np.inf)
+    return Side(*ends, known, row.mark)
 
 
-def _valid_blocks(study: StudyTables) -> Mapping[tuple[str, str, str], tuple[int, bool]]:
-    """How many blocks each configuration has in a cell, and whether one is saturated."""
-    found: dict[tuple[str, str, str], tuple[set[str], bool]] = {}
-    for row in study.cell_rows:
-        if row.block != POOLED and row.status == "valid":
-            where = (row.configuration, row.phase, row.cell)
-            blocks, saturated = found.get(where, (set(), False))
-            found[where] = (blocks | {row.block}, saturated or bool(row.saturated))
-    return {where: (len(blocks), saturated) for where, (blocks, saturated) in found.items()}
+def _latency_side(
+    row: CellRow, metric: str, valid: Sequence[CellRow], confidence: float
+) -> Side | str:
+    """A percentile pooled over blocks, on the scale of logs; Student's t of the block values.
 
-
-def _latency_side(row: CellRow, metric: str, blocks: int, confidence: float) -> Side | str:
-    """A percentile pooled over blocks, on the scale of logs; Student's t of the block values."""
-    value, lo, hi = (row.number(f"{metric}{end}_ms") for end in ("", "_lo", "_hi"))
+    `valid` has the launches that it is pooled from.
+    """
+    value, *bounds = (row.number(f"{metric}{end}_ms") for end in ("", "_lo", "_hi"))
     if value is None:
         return f"{row.status}: {row.reason}" if row.status != "valid" else f"no {metric}"
     if value <= 0:
         return f"{metric} is 0, which has no ratio"
-    if blocks < 2 or lo is None or hi is None:
+    blocks = len({launch.block for launch in valid})
+    if blocks < 2 or None in bounds:
         # A single launch's interval is of its requests: launches are not in it.
-        return Side(value, None, None, Known(float(np.log(value)), None, 0), blocks)
-    point, low, high = (float(np.log(end)) for end in (value, lo, hi))
-    return Side(value, lo, hi, from_interval(point, low, high, blocks - 1, confidence), blocks)
+        bounds = [None, None]
+    scaled = [None if end is None else float(np.log(end)) for end in (value, *bounds)]
+    known = from_interval(scaled, blocks - 1, confidence, blocks)
+    mark = "saturated" if any(launch.saturated for launch in valid) else ""
+    return Side(value, bounds[0], bounds[1], known, mark)

@@ -2,9 +2,8 @@
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +85,19 @@ def refuse_unlike(a: StudyTables, b: StudyTables) -> None:
         )
 
 
+def refuse_other_rates(studies: Sequence[StudyTables]) -> None:
+    """Stop where a tax over all rates is over other rates in one of the studies.
+
+    Raises:
+        NotComparableError: with the study.
+    """
+    for study in studies[1:]:
+        if all_rates(study) != all_rates(studies[0]):
+            raise NotComparableError(
+                f"{study.name}: its taxes are over other rates or shapes than {studies[0].name}'s"
+            )
+
+
 def common_configurations(a: StudyTables, b: StudyTables) -> list[str]:
     """The configurations but the baseline that both studies have, in A's order."""
     theirs = {item.id for item in b.connectors}
@@ -109,12 +121,11 @@ def left_out(a: StudyTables, b: StudyTables) -> list[str]:
     if all_rates(a) != all_rates(b):
         lines.append(f"{ALL_RATES}: not over the same rates and shapes")
     for where in dict.fromkeys((*ours, *theirs)):
-        if where in common:
-            continue
-        name = f"{where[0]} {where[1]}"
         sides = [f"{s} {_load_text(own[where])}" for s, own in (("A", ours), ("B", theirs))
-                 if where in own]  # fmt: skip
-        lines.append(f"{name}: {'only in ' if len(sides) == 1 else ''}{', '.join(sides)}")
+                 if where in own and where not in common]  # fmt: skip
+        if sides:
+            only = "only in " if len(sides) == 1 else ""
+            lines.append(f"{' '.join(where)}: {only}{', '.join(sides)}")
     for side, mine, other in (("A", a, b), ("B", b, a)):
         known = {item.id for item in other.configurations}
         lines += [f"{item.id}: only in {side}" for item in mine.configurations
@@ -164,32 +175,21 @@ def _model(study: StudyTables) -> Any:
     return served["model"], served["vocab_size"]
 
 
-@dataclass(frozen=True)
-class Differences:
-    """What two studies differ in, a line for each: `key: A -> B`."""
+def what_differs(a: StudyTables, b: StudyTables) -> dict[str, list[str]]:
+    """Heading to lines, `key: A -> B`, of what the studies differ in.
 
-    design: list[str]
-    analysis: list[str]
-    environment: list[str]
-    engines: list[str]
-
-
-def what_differs(a: StudyTables, b: StudyTables) -> Differences:
-    """Design, analysis settings, environment, and what the running engines resolved.
+    Design, analysis settings, environment, and what the running engines resolved.
 
     Raises:
         ArtifactError: environment.json of one of them is missing.
     """
-    return Differences(
-        _between(*(measured_design(s.settings, s.document["configurations"]) for s in (a, b))),
-        _between(*(analysis_settings(s.settings) for s in (a, b))),
-        _between(*(read_json(s.root / paths.ENVIRONMENT) for s in (a, b))),
-        _between(*(_engine_settings(s) for s in (a, b))),
-    )
-
-
-def _between(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    return list(differences(a, b))
+    of: dict[str, Callable[[StudyTables], Mapping[str, Any]]] = {
+        "Design": lambda s: measured_design(s.settings, s.document["configurations"]),
+        "Analysis settings": lambda s: analysis_settings(s.settings),
+        "Environment": lambda s: read_json(s.root / paths.ENVIRONMENT),
+        "What the running engines resolved": _engine_settings,
+    }
+    return {heading: list(differences(read(a), read(b))) for heading, read in of.items()}
 
 
 def _engine_settings(study: StudyTables) -> dict[str, dict[str, str]]:

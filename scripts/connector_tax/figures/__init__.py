@@ -1,6 +1,6 @@
-"""The figures of the study: one module per figure over one style module.
+"""The figures of the study: a module for each subject over one style module.
 
-Each figure module has `draw(study) -> Picture`; `python -m connector_tax.figures` writes the
-picture as PNG and SVG and the plotted numbers as CSV. Files in, files out: no server, no network,
+`names.draw(study, name)` gives a picture; `python -m connector_tax.figures` writes it as PNG and
+SVG and the plotted numbers as CSV. Files in, files out: no server, no network,
 no clock, and the same inputs give the same bytes.
 """

@@ -3,11 +3,10 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 
 from connector_tax.artifacts import paths
 from connector_tax.commands import run_command, study_parser
-from connector_tax.figures.names import FIGURES
+from connector_tax.figures.names import FIGURES, draw
 from connector_tax.figures.tables import StudyTables
 
 
@@ -25,8 +24,7 @@ def _draw(arguments: argparse.Namespace) -> None:
 
     study = StudyTables(arguments.study)
     for name in arguments.names:
-        module = import_module(f"connector_tax.figures.{name}")
-        style.save(module.draw(study), study.root / paths.FIGURES, name)
+        style.save(draw(study, name), study.root / paths.FIGURES, name)
 
 
 if __name__ == "__main__":

@@ -1,27 +1,29 @@
-"""The figures of the study, in order: file name, title and caption, in this one place.
-
-A figure is the module of this package that has its name.
-"""
+"""The figures of the study, in order: file name, what draws it, title and caption."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     from connector_tax.artifacts.study_records import EngineSection
+    from connector_tax.figures.style import Picture
+    from connector_tax.figures.tables import StudyTables
 
 
 @dataclass(frozen=True)
 class Words:
-    """Title and caption of a figure."""
+    """Module and function of this package that draw a figure, its title and caption."""
 
+    drawn_by: str
     title: str
     caption: str
 
 
 FIGURES: dict[str, Words] = {
     "fig1_ttft_vs_rate": Words(
+        "rates.ttft",
         "Figure 1: TTFT p90 vs offered rate",
         "TTFT p90 against the offered rate in Phase A, above in milliseconds, below as the tax over"
         " plain, with 95 % intervals over the blocks. Strokes over a saturated point name the"
@@ -29,10 +31,12 @@ FIGURES: dict[str, Words] = {
         " is not saturated; an arrow at its edge stands for a point beyond it.",
     ),
     "fig2_tpot_vs_rate": Words(
+        "rates.tpot",
         "Figure 2: TPOT p90 vs offered rate",
         "TPOT p90 against the offered rate in Phase A; otherwise as Figure 1.",
     ),
     "fig3_throughput": Words(
+        "rates.throughput",
         "Figure 3: effective vs offered throughput, and what saturates",
         "Left, effective against offered throughput in Phase A with the line y = x, and their"
         " ratio, where a loss of a few per cent is visible; shaded, what counts as keeping up."
@@ -41,6 +45,7 @@ FIGURES: dict[str, Words] = {
         " the knee, the lowest saturated rate. Hatched: no number.",
     ),
     "fig4_tax_bars": Words(
+        "taxes.bars",
         "Figure 4: tax at the reference rates, and what queueing adds",
         "Tax of each configuration over plain on TTFT p90 and TPOT p90: filled at ref_safe, hatched"
         " at ref_load, with 95 % intervals. At the right the gap between the two, in percentage"
@@ -49,6 +54,7 @@ FIGURES: dict[str, Words] = {
         " inside it is not distinguishable from launching plain twice.",
     ),
     "fig5_shape_heatmap": Words(
+        "taxes.heat_maps",
         "Figure 5: TTFT p90 tax by input and output length",
         "Tax on TTFT p90 in per cent by input and output length at ref_safe (Phase B), one map per"
         " configuration, all on one scale; exploratory taxes. Grey is within the margin; a circle"
@@ -56,6 +62,7 @@ FIGURES: dict[str, Words] = {
         " colours of the others are worth.",
     ),
     "fig6_step_cdf": Words(
+        "steps.distribution",
         "Figure 6: step duration at ref_safe",
         "Cumulative distribution, at ref_safe (Phase A), of schedule() and, where the records have"
         " it, of the whole engine step, over steps that scheduled tokens; empty polling steps are"
@@ -65,6 +72,7 @@ FIGURES: dict[str, Words] = {
         " the 1st to the 99th percentile.",
     ),
     "fig7_decomposition": Words(
+        "steps.decomposition",
         "Figure 7: what a step costs at ref_safe, by kind of step",
         "What an engine step takes over plain's at ref_safe (diamond, with its 95 % interval, in"
         " figures at the right), by kind: decode steps have tokens of answers, prefill steps of"
@@ -73,6 +81,7 @@ FIGURES: dict[str, Words] = {
         " in no hook. Means over the steps of a launch. The grey band is the A/A comparison.",
     ),
     "fig8_additivity": Words(
+        "taxes.additivity",
         "Figure 8: additivity of stacked connectors at ref_safe",
         "Is the stacked connector's tax the sum of its parts' taxes (H4)? Taxes of both parts, of"
         " their sum and of the stack at ref_safe, with 95 % intervals; the sum's interval adds the"
@@ -80,6 +89,7 @@ FIGURES: dict[str, Words] = {
         " bracket is the tolerance around the stack's tax within which the sum counts as additive.",
     ),
     "fig9_forest": Words(
+        "taxes.forest",
         "Figure 9: taxes at ref_safe with intervals and verdicts",
         "Every tax at ref_safe with the 95 % interval of its verdict on a scale of log ratios, over"
         " the A/A band (grey) and the margin fixed beforehand (dotted). An open triangle marks a"
@@ -88,6 +98,7 @@ FIGURES: dict[str, Words] = {
         " this study sets out to check.",
     ),
     "fig10_resources": Words(
+        "resources.resources",
         "Figure 10: resources an idle connector takes",
         "Resources of each configuration minus plain's, from the launches of Phase A, with 95 %"
         " intervals of the block model. CPU is that of the ready server without a request, and per"
@@ -96,6 +107,7 @@ FIGURES: dict[str, Words] = {
         " Grey: the A/A band. Right of each panel the difference, above it plain's own value.",
     ),
     "scorecard": Words(
+        "resources.scorecard",
         "Scorecard",
         "What each configuration costs over plain: latency over all rates with its verdict and"
         " the upper end of its interval, steps at ref_safe, and what it takes while idle.",
@@ -105,6 +117,7 @@ FIGURES: dict[str, Words] = {
 NAMES = tuple(FIGURES)
 BOUNDARY = "fig12_boundary"
 FIGURES[BOUNDARY] = Words(
+    "steps.boundary",
     "Figure 12: from which length of a step on the host's work is hidden",
     "Period of a decode step, from the end of the step before to its own, against the time that the"
     " emulated device takes for it, by the number of sequences in the step, with 95 % intervals"
@@ -117,3 +130,10 @@ def figures_of(engine: EngineSection) -> tuple[str, ...]:
     """The figures of a study with this `engine` section."""
     sets_times = "sweep_us" in engine.get("device_time", {})
     return (*NAMES, BOUNDARY) if sets_times else NAMES
+
+
+def draw(study: StudyTables, name: str) -> Picture:
+    """The picture of a figure with its numbers; where it cannot be drawn, one that says why."""
+    module, _, function = FIGURES[name].drawn_by.partition(".")
+    drawer = getattr(import_module(f"connector_tax.figures.{module}"), function)
+    return cast("Picture", drawer(study))

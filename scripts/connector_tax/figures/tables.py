@@ -34,8 +34,6 @@ class Configuration:
 
     id: str
     label: str
-    connector: str | None
-    purpose: str
 
 
 def frame(rows: Sequence[object], row_type: type) -> pd.DataFrame:
@@ -98,8 +96,7 @@ class StudyTables:
             self.blocks: int = self.document["blocks"]
             self.settings = study.config
             self.configurations = [
-                Configuration(row["id"], row["label"], row["connector"], row["purpose"])
-                for row in self.document["configurations"]
+                Configuration(row["id"], row["label"]) for row in self.document["configurations"]
             ]
         except KeyError as error:
             raise ArtifactError(f"{study_file}: missing key {error}") from None
@@ -125,7 +122,7 @@ class StudyTables:
         """Every configuration in the study's order, and the A/A launch if there is one."""
         if self.aa is None:
             return self.configurations
-        again = Configuration(self.aa, self.against("plain again (A/A)"), None, "A/A comparison")
+        again = Configuration(self.aa, self.against("plain again (A/A)"))
         return [*self.configurations, again]
 
     def against(self, words: str) -> str:

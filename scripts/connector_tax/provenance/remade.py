@@ -14,7 +14,7 @@ import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from html.parser import HTMLParser
-from importlib import import_module, metadata
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import Study, every_launch, launches, load_study
 from connector_tax.figures import style
-from connector_tax.figures.names import NAMES
+from connector_tax.figures.names import NAMES, draw
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import ArtifactError, read_json, read_jsonl, write_json, write_text
 from connector_tax.machine import arithmetic
@@ -86,8 +86,7 @@ def remake(study_file: Path, folder: Path) -> Path:
     write_tables(study)
     tables = StudyTables(copy / paths.STUDY)
     for name in NAMES:
-        module = import_module(f"connector_tax.figures.{name}")
-        style.save(module.draw(tables), copy / paths.FIGURES, name)
+        style.save(draw(tables, name), copy / paths.FIGURES, name)
     write_text(copy / paths.REPORT, render(tables))
     manifest.write(copy / paths.STUDY)
     write_json(copy / paths.COMPLETE, {"complete": True})

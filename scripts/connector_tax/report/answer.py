@@ -1,21 +1,26 @@
 """The study's answer in one sentence, what has none, and what a study like it cannot say.
 
 From the verdicts over all rates (docs/method.md, "Verdicts"); the numbers are on the scorecard.
+And hypotheses, success criteria and looks, where the study has what they are about.
 """
 
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
 
 from connector_tax import text
 from connector_tax.analysis.block_model import MOST_BLOCKS, POWER
+from connector_tax.analysis.hypotheses import ABOUT
+from connector_tax.analysis.looks import LEFT_OUT, decided_in, read_looks
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.metrics import LATENCY_METRICS, VERDICT_METRICS
 from connector_tax.artifacts.names import ALL_RATES, PLAIN
-from connector_tax.artifacts.tables import EffectRow
+from connector_tax.artifacts.stage_records import ConclusionRecord
+from connector_tax.artifacts.tables import POOLED, EffectRow
 from connector_tax.artifacts.verdicts import (
     CANNOT_TELL,
     DECIDED,
@@ -27,12 +32,64 @@ from connector_tax.artifacts.verdicts import (
     less,
 )
 from connector_tax.commands import run_command, study_parser
-from connector_tax.figures import scorecard
+from connector_tax.figures import resources
 from connector_tax.figures.tables import StudyTables
+from connector_tax.figures.taxes import other_waits
 from connector_tax.report.launches import overhead, read_launches
 
 TABLE_WIDTH = 176
 MORE = f"over {MOST_BLOCKS}"
+AXES: dict[str, Literal["input_tokens", "output_tokens"]] = {
+    "H5": "input_tokens",
+    "H6": "output_tokens",
+}
+# Each hypothesis, and what it means where it is supported and where it is refuted.
+QUESTIONS = {
+    "H1": (
+        "The tax persists on a single instance under synthetic load",
+        "one server pays it without transfers or peers: look in the connector itself",
+        "one idle server does not pay the prior's tax: look at transfers, peers and saturation",
+    ),
+    "H2": (
+        "The NIXL–Mooncake gap is the connectors' own, not coupling",
+        "the two implementations differ by as much without a cluster around them",
+        "the prior's gap came from its setting, not from the two implementations alone",
+    ),
+    "H3": (
+        "The framework is less than half of the Mooncake tax",
+        "most of it can be saved in the connector's own code",
+        "another connector would pay most of it too: it is to be saved in vLLM's framework",
+    ),
+    "H4": (
+        "Stacked connectors' taxes add up",
+        "the cost of a stack can be predicted from its parts",
+        "parts share a cost or hinder each other: a stack has to be measured itself",
+    ),
+    "H5": (
+        "The TTFT tax grows with input length",
+        "it has a part per prompt token: long prompts pay more",
+        "it is a fixed share, whatever the prompt's length",
+    ),
+    "H6": (
+        "The TPOT tax grows with output length",
+        "later tokens pay more than early ones: long answers suffer most",
+        "each token pays the same share, however long the answer",
+    ),
+}
+REPORTED = {"met": "reported", "not met": "not reported"}
+
+
+# Words of each success criterion, and the hypotheses whose numbers it needs; one that needs some
+# asks no more than that a number is there.
+CRITERIA: dict[int, tuple[str, tuple[str, ...]]] = {
+    1: ("The Mooncake tax at ref_safe, beside the prior", ("H1",)),
+    2: ("The NIXL–Mooncake gap at ref_safe, beside the prior", ("H2",)),
+    3: ("The share of the no-op connector in the tax", ("H3",)),
+    4: ("The departure from additivity", ("H4",)),
+    5: ("Sign and size of the growth with length", ("H5", "H6")),
+    6: ("All artifacts are present, every skip has a reason", ()),
+    7: ("The measurements end in time", ()),
+}
 
 # Rows of one configuration, and its label.
 Compared = tuple[str, list[EffectRow]]
@@ -135,7 +192,8 @@ def _undecided(study: StudyTables, compared: Sequence[Compared]) -> str:
 
 
 def _block_minutes(study: StudyTables) -> str:
-    minutes = overhead(read_launches(study)).wall_s / study.blocks / 60
+    indexes = [launch.index for launch in read_launches(study)]
+    minutes = overhead(indexes).wall_s / study.blocks / 60
     return f"{minutes:.0f}" if minutes >= 1 else "less than 1"
 
 
@@ -178,6 +236,74 @@ def _without_number(study: StudyTables, compared: Sequence[Compared]) -> str:
     return study.labelled(f"no verdict on {_joined(words)}" * bool(words))
 
 
+# ---- what was asked beforehand
+
+
+def _asked(study: StudyTables, hypothesis: str) -> bool:
+    known = {item.id for item in study.configurations}
+    lengths = {cell[AXES[hypothesis]] for cell in study.cells("B")} if hypothesis in AXES else None
+    enough = lengths is None or len(lengths) > 1
+    return enough and known.issuperset(ABOUT[hypothesis])
+
+
+def hypotheses(study: StudyTables) -> list[tuple[str, str, str, ConclusionRecord]]:
+    """Id, question, meaning and finding of each hypothesis that the study can be asked.
+
+    Where requests wait otherwise for the step with their prompt, H5 says so.
+    """
+    found = []
+    for item in study.hypotheses["hypotheses"]:
+        name = str(item["id"])
+        if not _asked(study, name):
+            continue
+        question, supported, refuted = QUESTIONS[name]
+        meaning = {"supported": f"It means: {supported}.", "refuted": f"It means: {refuted}."}.get(
+            item["verdict"], f"Supported, it would mean: {supported}; refuted: {refuted}."
+        )
+        if name == "H5" and (waits := other_waits(study)):
+            item = {**item, "sentence": f"{item['sentence']} {waits}."}
+        found.append((name, question, meaning, item))
+    return found
+
+
+def looks(study: StudyTables) -> str:
+    """Which look decided what, and how many launches that left; empty where none was taken."""
+    found: list[str] = []
+    known: set[str] = set()
+    for taken in read_looks(study.root):
+        new = [study.label(name) for name in decided_in(taken) if name not in known]
+        known |= decided_in(taken).keys()
+        found.append(f"{', '.join(new) or 'nothing'} after {taken['blocks']}")
+    if not found:
+        return ""
+    rows = [row for row in study.cell_rows if row.phase == "A" and row.block != POOLED]
+    planned = {(row.config, row.block) for row in rows}
+    left_out = {(row.config, row.block) for row in rows if row.reason.startswith(LEFT_OUT)}
+    return (
+        f"Decided by the look after so many blocks: {'; '.join(found)}. What is decided leaves the"
+        f" later blocks: {len(planned) - len(left_out)} of {len(planned)} launches of Phase A"
+    )
+
+
+def not_asked(study: StudyTables) -> list[str]:
+    """The hypotheses that need a configuration or a length that the study does not have."""
+    return [name for name in ABOUT if not _asked(study, name)]
+
+
+def criteria(study: StudyTables) -> list[tuple[str, str, str]]:
+    """Words, verdict and finding of each success criterion that the study can be held to."""
+    found = []
+    for item in study.hypotheses["criteria"]:
+        words, needs = CRITERIA[int(item["id"])]
+        if all(_asked(study, name) for name in needs):
+            verdict = REPORTED[item["verdict"]] if needs else item["verdict"]
+            found.append((words, verdict, item["sentence"]))
+    return found
+
+
+# ---- the command
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the study's answer, its scorecard and the path of its report."""
     return run_command(study_parser("report.answer", main.__doc__), argv, _tell, label="answer: ")
@@ -185,7 +311,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _tell(arguments: argparse.Namespace) -> None:
     study = StudyTables(arguments.study)
-    headings, lines = scorecard.scores(study)
+    headings, lines = resources.scores(study)
     shown = Table("", *headings, box=None, pad_edge=False)
     for label, cells in lines:
         shown.add_row(label, *(" ".join(filter(None, cell.words)) for cell in cells))

@@ -9,9 +9,9 @@ from connector_tax.artifacts.metrics import HEADLINE, LATENCY_METRICS, VERDICT_M
 from connector_tax.artifacts.names import ALL_RATES, REFERENCES
 from connector_tax.artifacts.tables import ALL_SIZES, KINDS, EffectRow, StepGroup
 from connector_tax.artifacts.verdicts import in_words
-from connector_tax.figures.fig9_forest import priors
-from connector_tax.figures.fig10_resources import PANELS, decimals
+from connector_tax.figures.resources import PANELS, decimals
 from connector_tax.figures.tables import StudyTables
+from connector_tax.figures.taxes import priors
 from connector_tax.report.tables import (
     Column,
     Table,

@@ -1,19 +1,36 @@
-"""Every launch of the study in the order it was planned, with its cells, checks and timing."""
+"""The launches as they were planned, with their cells, checks and timing; validity and drift."""
 
+import statistics
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, Literal, get_args
 
 from connector_tax import text
 from connector_tax.artifacts import names, paths
 from connector_tax.artifacts.cell_records import CellRecord
 from connector_tax.artifacts.index import LaunchIndex, read_index
+from connector_tax.artifacts.metrics import CRITERIA, HEADLINE, LATENCY_METRICS
+from connector_tax.artifacts.tables import POOLED
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json
+from connector_tax.report.tables import (
+    Column,
+    Table,
+    TableCell,
+    TableRow,
+    number,
+    of_rows,
+    percent,
+    table,
+)
 
 PAUSE_S = 60.0
+CountName = Literal["planned", "sent", "ok", "dropped", "measured_ok"]
+COUNTS: tuple[CountName, ...] = get_args(CountName)
 
 
 @dataclass(frozen=True)
@@ -23,27 +40,35 @@ class CellState:
     name: str
     status: str
     reason: str
-    record: CellRecord | None
-    link: str | None
+    path: Path
+    record: CellRecord | None = None
 
 
 @dataclass(frozen=True)
 class LaunchReport:
-    """One server launch; `timing` is empty where it never ran."""
+    """One server launch of the run order; `index` is None where it left none."""
 
     phase: str
     config: str
     block: int
-    position: int
-    status: str
-    reason: str
-    link: str | None
-    started_utc: str
-    span_utc: tuple[str, str | None] = ("", None)
-    timing: dict[str, float] = field(default_factory=dict)
-    placement: list[str] = field(default_factory=list)
-    engine_files: list[str] = field(default_factory=list)
-    cells: list[CellState] = field(default_factory=list)
+    index: LaunchIndex | None
+    cells: Sequence[CellState]
+
+    @property
+    def status(self) -> str:
+        """How it ended, or `missing`."""
+        return "missing" if self.index is None else self.index.status
+
+    @property
+    def reason(self) -> str:
+        """Why it did not end well."""
+        return "no index.json: not measured" if self.index is None else self.index.reason or ""
+
+    @property
+    def started_utc(self) -> str:
+        """When the first of its cells began."""
+        records = [cell.record for cell in self.cells if cell.record]
+        return min((record["window"]["started_utc"] for record in records), default="")
 
 
 def measured_again(study: StudyTables) -> list[str]:
@@ -55,76 +80,56 @@ def measured_again(study: StudyTables) -> list[str]:
 
 def read_launches(study: StudyTables) -> list[LaunchReport]:
     """All launches of the run order; one that left no index.json is `missing`."""
-    return [
-        _launch(study, phase, position, planned["config"], planned["block"])
-        for phase, order in study.document["run_order"].items()
-        for position, planned in enumerate(order, 1)
-    ]
+    launches = []
+    for phase, order in study.document["run_order"].items():
+        for planned in order:
+            launch = names.Launch(planned["config"], planned["block"], phase)
+            folder = launch.folder(study.root)
+            index = read_index(folder)
+            cells = [_cell(folder, phase, cell["cell"], index) for cell in study.cells(phase)]
+            launches.append(LaunchReport(phase, launch.config, launch.block, index, cells))
+    return launches
 
 
-def _launch(study: StudyTables, phase: str, position: int, config: str, block: int) -> LaunchReport:
-    relative = names.Launch(config, block, phase).folder(Path())
-    planned = [cell["cell"] for cell in study.document["cells"][phase]]
-    index = read_index(study.root / relative)
+def _cell(folder: Path, phase: str, name: str, index: LaunchIndex | None) -> CellState:
+    path = folder / name / paths.cell_record(phase, name)
     if index is None:
-        cells = [CellState(name, "missing", "no index.json", None, None) for name in planned]
-        reason = "no index.json: not measured"
-        return LaunchReport(
-            phase, config, block, position, "missing", reason, None, "", ("", ""), {}, [], [], cells
-        )
-    cells = [_cell(study, relative, phase, name, index) for name in planned]
-    started = [c.record["window"]["started_utc"] for c in cells if c.record]
-    return LaunchReport(
-        phase, config, block, position, index.status, index.reason or "",
-        (relative / paths.INDEX).as_posix(), min(started, default=""),
-        (index.started_utc, index.ended_utc), index.timing,
-        placement_warnings(index), _engine_files(index), cells,
-    )  # fmt: skip
-
-
-def placement_warnings(index: LaunchIndex) -> list[str]:
-    """What was amiss with the CPUs that a launch's server and load generator were given."""
-    used = [a["load_generator"]["affinity"] for a in index.attempts if a.get("load_generator")]
-    return sorted({text for plan in used if plan for text in plan["warnings"]})
-
-
-def _engine_files(index: LaunchIndex) -> list[str]:
-    """The hashes of lock and vLLM's sources by interpreter; none in older studies, and emulated."""
-    nodes = (attempt.get("node", {}) for attempt in index.attempts)
-    found = (item for node in nodes for item in node.get("engine_files", {}).items())
-    return [f"{python}: {text.compact(files)}" for python, files in found]
-
-
-def _cell(
-    study: StudyTables, relative: Path, phase: str, name: str, index: LaunchIndex
-) -> CellState:
-    path = relative / name / paths.cell_record(phase, name)
-    record: CellRecord | None = (
-        read_json(study.root / path) if (study.root / path).exists() else None
-    )
-    link = path.as_posix() if record is not None else None
+        return CellState(name, "missing", "no index.json", path)
+    record: CellRecord | None = read_json(path) if path.exists() else None
     entry = index.entry(name)
     if entry is None:
-        return CellState(name, "missing", index.reason or "not in index.json", record, link)
-    return CellState(name, entry.status, entry.reason or "", record, link)
+        return CellState(name, "missing", index.reason or "not in index.json", path, record)
+    return CellState(name, entry.status, entry.reason or "", path, record)
 
 
-def count_states(launches: list[LaunchReport]) -> Counter[str]:
+def engine_files(launches: Sequence[LaunchReport]) -> list[str]:
+    """The hashes of lock and vLLM's sources by interpreter; none in older studies, and emulated."""
+    nodes = [a.get("node", {}) for la in launches if la.index for a in la.index.attempts]
+    found = [item for node in nodes for item in node.get("engine_files", {}).items()]
+    return list(dict.fromkeys(f"{python}: {text.compact(files)}" for python, files in found))
+
+
+def placements(launches: Sequence[LaunchReport]) -> Counter[str]:
+    """Each warning about the CPUs of server and load generator, with the launches it holds for."""
+    warnings: Counter[str] = Counter()
+    for launch in launches:
+        attempts = launch.index.attempts if launch.index else []
+        used = [a["load_generator"]["affinity"] for a in attempts if a.get("load_generator")]
+        warnings.update(sorted({text for plan in used if plan for text in plan["warnings"]}))
+    return warnings
+
+
+def count_states(launches: Sequence[LaunchReport]) -> Counter[str]:
     """How many cells are valid, void, skipped, missing."""
     return Counter(cell.status for launch in launches for cell in launch.cells)
 
 
-def void_phases(launches: list[LaunchReport]) -> list[str]:
+def void_phases(launches: Sequence[LaunchReport]) -> list[str]:
     """The phases that were measured, and none of whose cells is valid."""
     states: dict[str, set[str]] = {}
     for launch in launches:
         states.setdefault(launch.phase, set()).update(cell.status for cell in launch.cells)
     return [phase for phase, seen in states.items() if "void" in seen and "valid" not in seen]
-
-
-def placements(launches: list[LaunchReport]) -> Counter[str]:
-    """Each warning about the CPUs of server and load generator, with the launches it holds for."""
-    return Counter(text for launch in launches for text in launch.placement)
 
 
 @dataclass(frozen=True)
@@ -143,21 +148,166 @@ class Overhead:
         return self.wall_s / needed if needed > 0 else None
 
 
-def overhead(launches: list[LaunchReport]) -> Overhead:
+def overhead(indexes: Sequence[LaunchIndex | None]) -> Overhead:
     """Sums over every launch that ran; the wall time counts the moments between launches too.
 
     A gap longer than `PAUSE_S` is an interrupted study, not its overhead; nor is what follows a
     launch whose end nobody saw, because its driver was killed after its last cell.
     """
-    ran = sorted((launch for launch in launches if launch.timing), key=lambda la: la.span_utc[0])
+    ran = [index for index in indexes if index and index.timing]
+    ran.sort(key=lambda index: index.started_utc)
     gaps = [
-        (datetime.fromisoformat(after.span_utc[0]) - datetime.fromisoformat(end)).total_seconds()
+        (datetime.fromisoformat(after.started_utc) - datetime.fromisoformat(end)).total_seconds()
         for before, after in pairwise(ran)
-        if (end := before.span_utc[1]) is not None
+        if (end := before.ended_utc) is not None
     ]
     between_s = sum(gap for gap in gaps if 0 < gap <= PAUSE_S)
     wall_s, *needed = (
-        sum(launch.timing[name] for launch in ran)
+        sum(index.timing[name] for index in ran)
         for name in ("wall_s", "startup_s", "cells_s", "release_s")
     )
     return Overhead(wall_s + between_s, *needed)
+
+
+# ---- cells without a number, and the checks of each
+
+
+Measured = tuple[CellState, CellRecord]
+
+
+def lost_cells(study: StudyTables, launches: Sequence[LaunchReport]) -> Table | None:
+    """Every cell that has no number, with its reason; None where all have."""
+    columns: list[Column[tuple[LaunchReport, CellState]]] = [
+        Column("Configuration", lambda row: study.label(row[0].config)),
+        Column("Block", lambda row: number(row[0].block, 0)),
+        Column("Phase", lambda row: row[0].phase),
+        Column("Cell", lambda row: row[1].name),
+        Column("State", lambda row: row[1].status),
+        Column("Reason", lambda row: row[1].reason or row[0].reason),
+    ]
+    rows = [(la, cell) for la in launches for cell in la.cells if cell.status != "valid"]
+    return of_rows("lost-cells", columns, rows) if rows else None
+
+
+def checks(launch: LaunchReport) -> Table | None:
+    """What a launch's cells counted and how each check came out; None where none was measured."""
+    measured = [(cell, cell.record) for cell in launch.cells if cell.record]
+    if not measured:
+        return None
+    known = dict.fromkeys(name for _, record in measured for name in record["health"])
+    columns: list[Column[Measured]] = [
+        Column("Cell", lambda row: row[0].name),
+        Column("State", lambda row: row[0].status),
+        *map(_counted, COUNTS),
+        Column("failed", lambda row: text.compact(row[1]["counts"]["failed"]) or "none"),
+        *map(_checked, known),
+    ]
+    return of_rows(f"checks-{launch.phase}-{launch.block}-{launch.config}", columns, measured)
+
+
+def _counted(name: CountName) -> Column[Measured]:
+    return Column(name, lambda row: number(row[1]["counts"][name], 0))
+
+
+def _checked(name: str) -> Column[Measured]:
+    """Value and bound of a check; one that failed says so."""
+
+    def says(row: Measured) -> TableCell:
+        result = row[1]["health"].get(name)
+        if result is None:
+            return TableCell(text.DASH)
+        value = result["value"]
+        words = f"{text.compact(value)} ({text.compact(result['bound'])})"
+        key = float(value) if isinstance(value, int | float) else None
+        return TableCell(words if result["pass"] else f"{words} FAILED", key)
+
+    return Column(name, says)
+
+
+def reference_rates(study: StudyTables) -> Table:
+    """Value of each saturation criterion at each rate, × where it fired."""
+    rates = study.reference["rates_rps"]
+    at = [f"{text.compact(rate)} req/s" for rate in rates]
+    columns = ("Configuration", *at, "Knee, req/s", study.against("Capacity over plain's"))
+    plain, rows = study.reference["saturation_rate_rps"].get(study.baseline), []
+    for config, by_rate in study.reference["criteria"].items():
+        cells = [TableCell(_criteria(entry)) for entry in by_rate.values()]
+        knee = study.reference["saturation_rate_rps"].get(config)
+        capacity = number(knee / plain if knee and plain else None)
+        label = TableCell(study.label(config))
+        rows.append(TableRow([label, *cells, TableCell(text.compact(knee), knee), capacity]))
+    return table("criteria", columns, rows)
+
+
+def _criteria(entry: Mapping[str, Any]) -> str:
+    said = (text.compact(entry[n]["value"]) + "×" * bool(entry[n]["fired"]) for n in CRITERIA)
+    return " / ".join(said)
+
+
+# ---- drift
+
+
+@dataclass(frozen=True)
+class DriftRow:
+    """The launches of plain that ran first and last in a block, in one cell, in ms."""
+
+    block: str
+    phase: str
+    cell: str
+    metric: str
+    earlier_ms: float
+    later_ms: float
+
+    @property
+    def change(self) -> float:
+        """Later over earlier, minus one."""
+        return self.later_ms / self.earlier_ms - 1
+
+
+def drift_rows(study: StudyTables) -> list[DriftRow]:
+    """Plain's earliest against its latest launch of each block, wherever both cells are valid."""
+    valid = {
+        (row.config, row.block, row.phase, row.cell): row
+        for row in study.cell_rows
+        if row.block != POOLED and row.status == "valid" and row.configuration == study.baseline
+    }
+    rows = []
+    for (config, block, phase, cell), earlier in valid.items():
+        ran = [
+            entry["config"]
+            for entry in study.document["run_order"][phase]
+            if str(entry["block"]) == block and (entry["config"], block, phase, cell) in valid
+        ]
+        if config != ran[0] or len(ran) < 2:
+            continue
+        later = valid[ran[-1], block, phase, cell]
+        for metric in HEADLINE:
+            before, after = (row.number(f"{metric}_ms") for row in (earlier, later))
+            if before and after is not None:
+                label = LATENCY_METRICS[metric].label
+                rows.append(DriftRow(block, phase, cell, label, before, after))
+    return rows
+
+
+def drift_summary(drift: Sequence[DriftRow]) -> list[tuple[str, int, float, DriftRow]]:
+    """Per metric: how many comparisons, the median change, and the row that changed most."""
+    changes = []
+    for metric in dict.fromkeys(row.metric for row in drift):
+        rows = [row for row in drift if row.metric == metric]
+        middle = statistics.median(row.change for row in rows)
+        changes.append((metric, len(rows), middle, max(rows, key=lambda row: abs(row.change))))
+    return changes
+
+
+def drift_table(drift: Sequence[DriftRow]) -> Table:
+    """Every comparison of plain with itself later in the block."""
+    columns: list[Column[DriftRow]] = [
+        Column("Block", lambda row: number(int(row.block), 0)),
+        Column("Phase", lambda row: row.phase),
+        Column("Cell", lambda row: row.cell),
+        Column("Metric", lambda row: row.metric),
+        Column("Earlier, ms", lambda row: number(row.earlier_ms, 3)),
+        Column("Later, ms", lambda row: number(row.later_ms, 3)),
+        Column("Change, %", lambda row: percent(row.change)),
+    ]
+    return of_rows("drift", columns, drift)

@@ -1,22 +1,23 @@
 """What stands in the report, section by section, and the page made of it."""
 
 import base64
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from connector_tax import text
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.metrics import CRITERIA
 from connector_tax.artifacts.tables import POOLED
-from connector_tax.figures import scorecard, spans
+from connector_tax.figures import resources, steps
 from connector_tax.figures.names import BOUNDARY, FIGURES, figures_of
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, reading
-from connector_tax.report import effects, findings, series, validity
+from connector_tax.report import answer, effects, series
 from connector_tax.report import launches as runs
-from connector_tax.report.answer import answer, limits, notes
-from connector_tax.report.templates import templates
 from connector_tax.seals import changed_settings
 
 COLUMN_FIGURES = (
@@ -49,6 +50,14 @@ class FigureView:
     wide: bool
 
 
+def templates(folders: Sequence[Path] = ()) -> Environment:
+    """The templates of these folders, and those of the report, which hold the pages' style."""
+    return Environment(
+        loader=FileSystemLoader([*folders, Path(__file__).parent]), autoescape=True,
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+
+
 def render(study: StudyTables) -> str:
     """The whole page as text.
 
@@ -70,23 +79,23 @@ def render(study: StudyTables) -> str:
 def context(study: StudyTables) -> dict[str, Any]:
     """Everything the template shows."""
     launches = runs.read_launches(study)
-    drift = validity.drift_rows(study)
+    drift = runs.drift_rows(study)
     step_timing = study.patch["step_timing_available"]
-    over_time = [(launch, series.series_of(study, launch)) for launch in launches]
+    over_time = [(launch, series.series_of(launch)) for launch in launches]
     return {
         "study": study,
         "plain": study.against("plain"),
         "watermark": "EMULATED" if study.emulated else None,
-        "headline": answer(study),
-        "notes": notes(study),
-        "limits": limits(study),
-        "scores": scorecard.scores(study),
+        "headline": answer.answer(study),
+        "notes": answer.notes(study),
+        "limits": answer.limits(study),
+        "scores": resources.scores(study),
         "changed_settings": changed_settings(study.root, study.document),
         "figures": {name: _figure(study, name) for name in figures_of(study.settings["engine"])},
-        "hypotheses": findings.hypotheses(study),
-        "looks": findings.looks(study),
-        "not_asked": findings.not_asked(study),
-        "criteria": findings.criteria(study),
+        "hypotheses": answer.hypotheses(study),
+        "looks": answer.looks(study),
+        "not_asked": answer.not_asked(study),
+        "criteria": answer.criteria(study),
         "prior": effects.prior(study),
         "tax_tables": effects.at_references(study),
         "amplification": effects.amplification(study),
@@ -102,8 +111,8 @@ def context(study: StudyTables) -> dict[str, Any]:
         "emulated_device": study.settings["engine"].get("device_time", {}).get("accelerator"),
         "step_kinds": effects.step_kinds(study) if step_timing else [],
         "hooks": effects.hooks(study) if step_timing else None,
-        "spans": f"{spans.hidden(study)} {spans.placed(study)}".strip(),
-        "launches": [(launch, validity.checks(launch), cells) for launch, cells in over_time],
+        "spans": f"{steps.hidden(study)} {steps.placed(study)}".strip(),
+        "launches": [(launch, runs.checks(launch), cells) for launch, cells in over_time],
         "void_phases": runs.void_phases(launches),
         "silent": [
             (launch, item)
@@ -115,15 +124,15 @@ def context(study: StudyTables) -> dict[str, Any]:
         "bins": series.BINS,
         "counts": (counts := runs.count_states(launches)),
         "void_share": counts["void"] / (counts.total() or 1),
-        "lost_cells": validity.lost_cells(study, launches),
+        "lost_cells": runs.lost_cells(study, launches),
         "measured_again": runs.measured_again(study),
-        "reference_rates": validity.reference_rates(study),
+        "reference_rates": runs.reference_rates(study),
         "criteria_said": " / ".join(criterion.said for criterion in CRITERIA.values()),
-        "overhead": runs.overhead(launches),
+        "overhead": runs.overhead([launch.index for launch in launches]),
         "placements": runs.placements(launches),
         "warming_up": [row for row in study.cell_rows if row.warming_up and row.block != POOLED],
-        "drift": validity.drift_table(drift) if drift else None,
-        "drift_summary": validity.drift_summary(drift),
+        "drift": runs.drift_table(drift) if drift else None,
+        "drift_summary": runs.drift_summary(drift),
         "environment": _environment(study, launches),
         "downloads": [(name, _data(study.root / paths.ANALYSIS / name)) for name in DOWNLOADS],
         "raw_files": [name for name in RAW_FILES if (study.root / name).exists()],
@@ -135,7 +144,7 @@ def _figure(study: StudyTables, name: str) -> FigureView:
     picture, numbers = _data(folder / f"{name}.svg"), _data(folder / f"{name}.csv")
     words = FIGURES[name]
     caption = study.against(words.caption)
-    if name in spans.STEP_FIGURES and (said := spans.hidden(study)):
+    if name in steps.STEP_FIGURES and (said := steps.hidden(study)):
         caption += f" {said}"
     wide = name not in COLUMN_FIGURES
     return FigureView(name, words.title, caption, picture, numbers, wide)
@@ -155,11 +164,7 @@ def _environment(study: StudyTables, launches: list[runs.LaunchReport]) -> dict[
     With what the launches recorded of their vLLM's files.
     """
     content = read_json(study.root / paths.ENVIRONMENT)
-    files = dict.fromkeys(line for launch in launches for line in launch.engine_files)
-    content |= {"lock and vLLM sources": list(files)} if files else {}
-    return {
-        key: [text.compact(item) for item in value] if isinstance(value, list) else [
-            text.compact(value)
-        ]
-        for key, value in content.items()
-    }  # fmt: skip
+    if files := runs.engine_files(launches):
+        content["lock and vLLM sources"] = files
+    lines = {key: value if isinstance(value, list) else [value] for key, value in content.items()}
+    return {key: list(map(text.compact, value)) for key, value in lines.items()}

@@ -1,19 +1,102 @@
-"""The scorecard: what each idle connector costs, a row for each, to be read in ten seconds."""
+"""Figure 10: what an idle connector takes besides latency; the scorecard, to be read in seconds."""
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from connector_tax import text
 from connector_tax.artifacts import verdicts
 from connector_tax.artifacts.metrics import LATENCY_METRICS, VERDICT_METRICS
 from connector_tax.artifacts.names import ALL_RATES
-from connector_tax.artifacts.tables import DECODE, MIXED, PREFILL, RESOURCE, EffectRow
-from connector_tax.figures import style
-from connector_tax.figures.fig10_resources import decimals
-from connector_tax.figures.tables import StudyTables, steps_over_plain
+from connector_tax.artifacts.tables import DECODE, LOG, MIXED, PREFILL, RESOURCE, EffectRow
+from connector_tax.figures import rows, style
+from connector_tax.figures.tables import StudyTables, frame, records, steps_over_plain
+
+PANELS: Mapping[str, str] = {
+    "idle_cpu": "CPU while idle, cores",
+    "cpu_s_per_1000": "CPU s per 1,000 req.",
+    "memory_pss_mib": "memory (PSS), MiB",
+    "gpu_memory_mib": "GPU memory, MiB",
+    "kv_blocks": "KV blocks",
+    "threads": "threads",
+    "startup_s": "start-up, s",
+}
+ENDS = ["difference", "difference_lo", "difference_hi"]
+COLUMNS = [
+    "config", "resource", "unit", "plain_mean", *ENDS, "tax", *rows.BAND, "interval_method",
+    "n_blocks", "status", "reason",
+]  # fmt: skip
+RESOURCE_IN = 0.15
+
+
+def resources(study: StudyTables) -> style.Picture:
+    """A panel for each resource that was read in some launch, rows of configurations."""
+    measured = _differences(study)
+    noise = measured[measured["config"] == study.aa].set_index("resource")[ENDS]
+    measured = measured[measured["config"] != study.aa]
+    known = set(measured[measured["difference"].notna()]["resource"])
+    shown = [name for name in PANELS if name in known]
+    if not shown:
+        reasons = [reason for reason in measured["reason"] if reason]
+        reason = next(iter(reasons), "no launch of Phase A was measured")
+        return style.absent(study, "fig10_resources", reason)
+    keys = ["resource", "config"]
+    wanted = pd.MultiIndex.from_product([shown, [item.id for item in study.connectors]], names=keys)
+    table = wanted.to_frame(index=False).merge(measured, how="left", on=keys)
+    bands = {name: rows.band(*ends) for name, *ends in noise.itertuples()}
+    own = zip(table["resource"], table["difference"].notna(), strict=True)
+    band = [bands.get(name, (None, None)) if known else (None, None) for name, known in own]
+    table[rows.BAND] = pd.DataFrame(band, dtype=object)
+    notes = [study.against("differences from plain; grey: A/A, plain against plain")]
+    height = math.ceil(len(shown) / 3) * (RESOURCE_IN * len(study.connectors) + 0.55)
+    figure = style.new_figure(study, style.PAGE_IN, height, notes)
+    grid = style.panels(figure, len(shown), 3, share_x=False)
+    for axes, (name, panel) in zip(grid.flat, table.groupby("resource", sort=False), strict=False):
+        _panel(study, axes, PANELS[str(name)], panel)
+    return style.picture(figure, table[table["status"].notna()][COLUMNS])
+
+
+def _differences(study: StudyTables) -> pd.DataFrame:
+    """The resources that have a panel, with their differences from plain; A/A too."""
+    of = [row for row in study.of(RESOURCE) if row.metric in PANELS]
+    named = {"metric": "resource", "base": "plain_mean"}
+    table = frame(of, EffectRow).rename(columns=named)
+    differences = [row.difference for row in of]
+    table[ENDS] = pd.DataFrame(differences, columns=ENDS, dtype=object)
+    table["interval_method"] = [row.method.partition(" (")[0] for row in of]
+    table["tax"] = table["estimate"].where(table["scale"] == LOG, None)
+    return table
+
+
+def decimals(values: Sequence[float]) -> int:
+    """How many decimals give the largest of these three digits; none for whole numbers."""
+    largest = max(map(abs, values), default=0.0)
+    if not largest or all(value == round(value) for value in values):
+        return 0
+    return max(0, 2 - math.floor(math.log10(largest)))
+
+
+def _panel(study: StudyTables, axes: Axes, name: str, panel: pd.DataFrame) -> None:
+    drawn = panel[panel["difference"].notna()]
+    rows.scale(axes, rows.numbers(drawn, [*ENDS, *rows.BAND]), room=0.08, ticks=3)
+    rows.shade(axes, drawn)
+    digits = decimals(rows.numbers(drawn, ENDS[:1]))
+    for y, row in enumerate(records(panel)):
+        row["status"] = row["status"] or "not launched"
+        if rows.value(axes, y, row, ENDS, style.marks(study)[row["config"]]):
+            rows.beside(axes, y, text.signed(row["difference"], digits))
+    plain = next(iter(rows.numbers(drawn, ["plain_mean"])), 0.0)
+    value = text.signed(plain, decimals([plain])).removeprefix("+")
+    title = f"{name} ({study.against('plain')} {value})"
+    rows.prepare(axes, [item.label for item in study.connectors], title)
+
+
+# ---- the scorecard
 
 # Sign and colours (paper, ink) of each kind of answer.
 COSTS, GAINS, LESS, UNSURE, LOST, NONE = "costs", "gains", "less", "unsure", "lost", ""
@@ -31,7 +114,7 @@ RESOURCES = {
 }
 # A cell is marked where it takes so much of the most that any configuration takes, and of plain's.
 OF_MOST, OF_PLAIN = 0.5, 0.1
-ROW_IN = 0.3
+SCORE_IN = 0.3
 
 
 @dataclass(frozen=True)
@@ -76,7 +159,7 @@ def scores(study: StudyTables) -> tuple[list[str], list[tuple[str, list[Score]]]
     for name, heading in RESOURCES.items():
         rows = (r for r in study.of(RESOURCE) if r.metric == name and r.status == "valid")
         taken[heading] = {row.config: row for row in rows}
-    columns |= {heading: _differences(study, of) for heading, of in taken.items() if of}
+    columns |= {heading: _scored(study, of) for heading, of in taken.items() if of}
     cells = zip(study.connectors, *columns.values(), strict=True)
     return list(columns), [(item.label, list(own)) for item, *own in cells]
 
@@ -93,7 +176,7 @@ def _latency(row: EffectRow | None) -> Score:
     return Score(said, kind, verdict, sign, narrow, row.margin, row.estimate)
 
 
-def _differences(study: StudyTables, of: dict[str, EffectRow]) -> list[Score]:
+def _scored(study: StudyTables, of: dict[str, EffectRow]) -> list[Score]:
     """Differences from plain in the row's own unit; marked where they are much, and certain."""
     rows = [of.get(item.id) for item in study.connectors]
     values = [row.difference[0] for row in rows if row and row.difference[0] is not None]
@@ -109,11 +192,11 @@ def _difference(row: EffectRow | None, digits: int, least: float) -> Score:
     return Score(text.signed(value, digits), COSTS if much else NONE, value=value)
 
 
-def draw(study: StudyTables) -> style.Picture:
+def scorecard(study: StudyTables) -> style.Picture:
     """The scorecard as a picture: a coloured cell for each answer, with its sign."""
     names, lines = scores(study)
     notes = [study.against("over plain; ▲ costs; ● less than the margin; ? cannot tell")]
-    figure = style.new_figure(study, style.PAGE_IN, ROW_IN * (len(lines) + 1), notes)
+    figure = style.new_figure(study, style.PAGE_IN, SCORE_IN * (len(lines) + 1), notes)
     axes = figure.subplots()
     axes.set_axis_off()
     widths = [1.3, *[1.3] * len(VERDICT_METRICS), *[0.62] * (len(names) - len(VERDICT_METRICS))]

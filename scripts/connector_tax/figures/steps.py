@@ -1,0 +1,372 @@
+"""Figures 6, 7 and 12: what a step takes; and what a span of the step probe is time of."""
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from connector_tax.artifacts.names import NOOP
+from connector_tax.artifacts.tables import DEVICE, KINDS, STEP, EffectRow, StepGroup, StepPoint
+from connector_tax.figures import rows, style
+from connector_tax.figures.tables import StudyTables, frame, records, steps_over_plain
+from connector_tax.marks import Mark
+from connector_tax.text import size
+
+# ---- figure 6: schedule() entry to exit, and the whole engine step, where a connector whose cost
+# lies outside schedule() is seen
+
+LABELS = {"step_duration_us": "schedule()", "engine_step_us": "whole engine step"}
+TAXES = {"step_duration_us": "step", "engine_step_us": "engine_step"}
+CDF_COLUMNS = ["config", *LABELS, "cdf", "status", "reason"]
+SHOWN = (0.01, 0.99)  # quantiles the x axes span; the CSV holds all
+PLOT_IN = 1.9
+LINE_IN = 0.14
+
+
+def distribution(study: StudyTables) -> style.Picture:
+    """Cumulative share of non-empty steps against their duration in µs, logarithmic."""
+    if absent := rows.stand_in(study, "fig6_step_cdf", steps=True):
+        return absent
+    configs = pd.DataFrame({"config": [item.id for item in study.configurations]})
+    points = configs.merge(frame(study.step_cdf, StepPoint), "left", on="config")
+    measures = [m for m in LABELS if rows.numbers(points, [m])] or ["step_duration_us"]
+    lines = len(study.configurations) + 2
+    safe = study.reference["ref_safe"]
+    counts = [row.n_steps for row in study.pooled("A").values() if row.rate_rps == safe]
+    steps = rows.n_range(counts).replace("n =", "steps:")
+    notes = [f"{steps} per configuration; {safe:g} req/s"]
+    figure = style.new_figure(study, style.PAGE_IN, PLOT_IN + 0.3 + LINE_IN * lines, notes)
+    plots, tables = figure.subplots(
+        2, len(measures), squeeze=False, height_ratios=[PLOT_IN, LINE_IN * lines]
+    )
+    for axes, table, measure in zip(plots, tables, measures, strict=True):
+        _curves(study, axes, points, measure)
+        _table(study, table, points, measure, named=measure == measures[0])
+    plots[0].set_ylabel("cumulative share of steps")
+    drawn, lost = points[points["cdf"].notna()], points[points["cdf"].isna()]
+    reasons = lost["config"].map(study.skip_reason)
+    lost = lost.assign(reason=reasons, status=reasons.map(lambda r: "skipped" if r else "missing"))
+    table = pd.concat([drawn.assign(status="valid", reason=""), lost])
+    return style.picture(figure, table[CDF_COLUMNS])
+
+
+def _curves(study: StudyTables, axes: Axes, points: pd.DataFrame, measure: str) -> None:
+    for index, item in enumerate(study.configurations):
+        mark = style.marks(study)[item.id]
+        curve = points[points["config"] == item.id].sort_values("cdf")
+        every = max(1, len(curve) // 6)
+        axes.plot(
+            curve[measure].astype(float), curve["cdf"].astype(float), ls=mark.line, ms=2.8,
+            markevery=(index * every // 9, every), **style.marker_style(mark),
+        )  # fmt: skip
+    axes.set_xscale("log")
+    inside = points[points["cdf"].astype(float).between(*SHOWN)]
+    if values := [value for value in rows.numbers(inside, [measure]) if value > 0]:
+        low, high = 0.95 * min(values), 1.05 * max(values)
+        axes.set_xlim(low, high)
+        style.log_ticks(axes.xaxis, low, high)
+    axes.set(ylim=(0, 1), yticks=[0, 0.25, 0.5, 0.75, 1], xlabel=f"{LABELS[measure]} (µs)")
+    axes.grid()
+
+
+def _table(study: StudyTables, axes: Axes, points: pd.DataFrame, measure: str, named: bool) -> None:
+    """Under a plot plain's median and the step taxes, under the first the names and lines too."""
+    taxes = study.at("ref_safe", TAXES[measure], STEP)
+    middle = points[(points["config"] == study.baseline) & (points["cdf"] == 0.5)]
+    medians = rows.numbers(middle, [measure])
+    said = {study.baseline: f"{medians[0]:,.0f}" if medians else "no steps"}
+    for item in study.connectors:
+        said[item.id] = "skipped" if study.skip_reason(item.id) else "no number"
+        if (row := taxes.get(item.id)) and row.estimate is not None:
+            said[item.id] = size(row.estimate, row.lo, row.hi)
+    heading = study.against(f"{LABELS[measure]}: plain's median, then over plain, µs")
+    noise = taxes.get(study.aa or "")
+    aa = size(noise.estimate, noise.lo, noise.hi) if noise else size(None)
+    marks = style.marks(study)
+    lines = [
+        ("", heading, None),
+        *((item.label, said[item.id], marks[item.id]) for item in study.configurations),
+        (study.against("plain over plain (A/A)"), aa, None),
+    ]
+    axes.set_axis_off()
+    axes.set(xlim=(0, 1), ylim=(len(lines) - 0.5, -0.5))
+    for y, (label, text, mark) in enumerate(lines):
+        color = "black" if mark else style.MUTED
+        axes.text(1, y, text, ha="right", va="center_baseline", color=color)
+        if named:
+            name = style.fitted(label, 1.5)
+            axes.text(0.12, y, name, va="center_baseline", color=color)
+        if named and mark:
+            axes.plot(
+                [0, 0.05, 0.1], [y] * 3, ls=mark.line, markevery=[1], **style.marker_style(mark)
+            )
+
+
+# ---- figure 7: what a step takes over plain's at ref_safe, by kind of step
+#
+# Framework: what a step of the no-op connector takes over plain's. Implementation: what the hooks
+# take over the no-op's. Left: what no hook has taken. The three add up to the step.
+
+# In grey: light, dark, hatched on white.
+PARTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "framework_us": ("framework (no-op)", {"fc": "#b9bec6", "ec": "#5f6670"}),
+    "implementation_us": ("implementation (hooks)", {"fc": "#1b3a6b", "ec": "#1b3a6b"}),
+    "left_us": ("left (in no hook)", {"fc": "white", "ec": "#1b3a6b", "hatch": "////////"}),
+}
+STEP_ENDS = ["step_us", "step_lo_us", "step_hi_us"]
+PART_COLUMNS = ["config", "kind", *STEP_ENDS, *rows.BAND, *PARTS, "n_blocks", "n_steps", "status"]
+TOTAL = Mark("black", "D", "-", filled=False)
+ROW_IN = 0.16
+
+
+def decomposition(study: StudyTables) -> style.Picture:
+    """A stack for each configuration with its total and interval, a panel for each kind of step."""
+    if absent := rows.stand_in(study, "fig7_decomposition", steps=True):
+        return absent
+    table = _parts(study)
+    shown = [kind for kind in KINDS if rows.numbers(table[table["kind"] == kind], ["step_us"])]
+    if not shown:
+        reason = "the records have no whole engine steps at ref_safe."
+        return style.absent(study, "fig7_decomposition", reason)
+    table = table[table["kind"].isin(shown)]
+    split = bool(rows.numbers(table, ["framework_us"]))
+    notes = [study.against("means over steps; diamond: the step over plain's, 95 % interval")]
+    if not split:
+        notes.append("not split into framework and implementation: no step of the no-op")
+    labels = [item.label for item in study.connectors]
+    height = len(shown) * (ROW_IN * len(labels) + 0.3) + 0.2
+    figure = style.new_figure(study, style.COLUMN_IN, height, notes)
+    grid = figure.subplots(len(shown), squeeze=False)[:, 0]
+    for axes, kind in zip(grid, shown, strict=True):
+        panel = table[table["kind"] == kind]
+        rows.scale(axes, rows.numbers(panel, [*STEP_ENDS, *PARTS]), room=0.04, ticks=2)
+        rows.shade(axes, panel)
+        for y, row in enumerate(records(panel)):
+            if rows.value(axes, y, row | {"reason": ""}, STEP_ENDS, TOTAL):
+                rows.beside(axes, y, rows.size_text(row, STEP_ENDS, 1))
+                _stack(axes, y, row)
+        rows.prepare(axes, labels, f"{kind} step")
+    grid[-1].set_xlabel(study.against("µs over plain's step of that kind"))
+    handles: list[Artist] = [
+        Patch(label=label, lw=0.6, **look)
+        for part, (label, look) in PARTS.items()
+        if split or part != "framework_us"
+    ]
+    handles.append(Line2D([], [], lw=0.7, label="step", **style.marker_style(TOTAL)))
+    return style.picture(figure, table[PART_COLUMNS], handles, 2)
+
+
+def _parts(study: StudyTables) -> pd.DataFrame:
+    """The steps of each kind and configuration over plain's, split where the parts are known."""
+    over, hooks, left = (
+        steps_over_plain(study, metric) for metric in ("step_us", "hooks_us", "left_us")
+    )
+    table = []
+    for kind in KINDS:
+        noise = over.get(kind, {}).get(study.aa or "")
+        band = rows.band(noise.estimate, noise.lo, noise.hi) if noise else (None, None)
+        for connector in study.connectors:
+            own = [of.get(kind, {}).get(connector.id) for of in (over, hooks, left)]
+            row: dict[str, Any] = {"config": connector.id, "kind": kind}
+            row |= dict(zip(rows.BAND, band, strict=True))
+            if step := own[0]:
+                row |= dict(zip(STEP_ENDS, (step.estimate, step.lo, step.hi), strict=True))
+                row |= {"n_blocks": step.n_blocks, "n_steps": step.n, "status": "valid"}
+                row |= _split(connector.id, own, hooks.get(kind, {}).get(NOOP))
+            else:
+                row["status"] = "skipped" if study.skip_reason(connector.id) else "missing"
+            table.append(row)
+    return pd.DataFrame(table, columns=PART_COLUMNS, dtype=object)
+
+
+def _split(config: str, own: Sequence[EffectRow | None], noop: EffectRow | None) -> dict[str, Any]:
+    """The parts of a step; without a no-op its hooks and the rest, all of it the connector's."""
+    step, hooks, left = (None if row is None else row.estimate for row in own)
+    if config == NOOP:
+        return {"framework_us": step}
+    if step is None or hooks is None or left is None:
+        return {}
+    spent = hooks - ((noop.estimate or 0.0) if noop else 0.0)
+    framework = step - left - spent if noop else None
+    return {"framework_us": framework, "implementation_us": spent, "left_us": left}
+
+
+def _stack(axes: Axes, y: float, row: dict[str, Any]) -> None:
+    """The parts end to end: those above zero to its right, those below to its left."""
+    ends = {1: 0.0, -1: 0.0}
+    for part, (_, look) in PARTS.items():
+        if us := row[part]:
+            side = 1 if us > 0 else -1
+            axes.barh(y, us, 0.62, left=ends[side], lw=0.5, zorder=3, **look)
+            ends[side] += us
+
+
+# ---- figure 12: a step's period over the time that an emulated device takes for it
+#
+# Only of a study that sets these times (engine.device_time.sweep_us). Where a curve lies on the
+# diagonal, all of the host's work is hidden.
+
+# A period this much longer than the device's time has left the diagonal.
+EXPOSED = 0.01
+DEVICE_COLUMNS = [
+    "config", "batch", "device_time_us", "period_us", "period_lo_us", "period_hi_us", "n_steps",
+    "n_launches", "hidden_from_us",
+]  # fmt: skip
+ACROSS = 3
+DEVICE_IN = 1.9
+
+
+def boundary(study: StudyTables) -> style.Picture:
+    """A panel for each size of the batch, the steps of all cells of Phase A in it."""
+    table = device_steps(study)
+    named = {item.id for item in study.launched}
+    table = table[
+        (table["kind"] == "decode") & table["config"].isin(named)
+        & ~table["batch"].isin(["all", "0"]) & table["period_us"].notna()
+    ]  # fmt: skip
+    # A size that several cells have is shown from the one with the most steps of it.
+    most = table.sort_values("n_steps", kind="stable").drop_duplicates(
+        ["config", "batch", "device_time_us"], keep="last"
+    )
+    if most.empty:
+        return style.absent(study, "fig12_boundary", "no steps of the emulated device")
+    hidden = {key: hidden_from(own) for key, own in most.groupby(["config", "batch"], sort=False)}
+    of_rows = [hidden[row["config"], row["batch"]] for row in records(most)]
+    most = most.assign(hidden_from_us=pd.Series(of_rows, index=most.index, dtype=object))
+    most = most.sort_values(["batch", "config", "device_time_us"], kind="stable")
+    sizes = sorted(most["batch"].unique(), key=lambda name: int(name.partition("-")[0]))
+    lines = math.ceil(len(sizes) / ACROSS)
+    notes = [f"on the diagonal: at most {EXPOSED:.0%} longer than the device's own time"]
+    figure = style.new_figure(study, style.PAGE_IN, lines * DEVICE_IN + 0.5, notes)
+    grid = style.panels(figure, len(sizes), ACROSS, share_x=True)
+    times = most["device_time_us"].astype(float) / 1e3
+    ends = (0.9 * float(times.min()), 1.1 * float(times.max()))
+    for axes, batch in zip(grid.flat, sizes, strict=False):
+        _periods(study, axes, most[most["batch"] == batch], ends)
+        axes.set_title(f"{batch} sequence{'' if batch == '1' else 's'} in the step")
+    for axes in grid[:, 0]:
+        axes.set_ylabel("period of a step (ms)")
+    for axes in grid[-1]:
+        axes.set_xlabel("the device's time of a step (ms)")
+    return style.picture(figure, most[DEVICE_COLUMNS], style.configuration_handles(study), 4)
+
+
+def device_steps(study: StudyTables) -> pd.DataFrame:
+    """The periods of the emulated device's steps in Phase A, by kind, batch and given time."""
+    of = [row for row in study.of(DEVICE, "A") if row.metric == "period_us"]
+    ends = ("period_us", "period_lo_us", "period_hi_us")
+    named = dict(zip(("estimate", "lo", "hi"), ends, strict=True))
+    named |= {"n": "n_steps", "n_blocks": "n_launches"}
+    groups = frame([StepGroup.of(row.item) for row in of], StepGroup)
+    return pd.concat([frame(of, EffectRow).rename(columns=named), groups], axis=1)
+
+
+def hidden_from(own: pd.DataFrame) -> float | None:
+    """The shortest time from which on every period is the device's own; None: of none is it."""
+    shortest = None
+    for row in records(own.sort_values("device_time_us", ascending=False)):
+        if row["period_us"] > (1 + EXPOSED) * row["device_time_us"]:
+            break
+        shortest = float(row["device_time_us"])
+    return shortest
+
+
+def _periods(
+    study: StudyTables, axes: Axes, table: pd.DataFrame, ends: tuple[float, float]
+) -> None:
+    axes.plot(ends, ends, color="#9aa7b5", lw=0.8, zorder=0.5)
+    for item in study.configurations:
+        mark, own = style.marks(study)[item.id], table[table["config"] == item.id]
+        time, period, low, high = (
+            own[name].astype(float) / 1e3
+            for name in ("device_time_us", "period_us", "period_lo_us", "period_hi_us")
+        )
+        axes.plot(time, period, ls=mark.line, **style.marker_style(mark))
+        known = low.notna()
+        axes.vlines(time[known], low[known], high[known], color=mark.color, lw=0.8)
+    axes.set(xscale="log", yscale="log", xlim=ends)
+    style.log_ticks(axes.xaxis, *ends)
+    style.log_ticks(axes.yaxis, *axes.get_ylim())
+    axes.grid()
+
+
+# ---- what a span is time of, said from what the launches recorded (engine.csv)
+#
+# On a GPU the host hands work over and goes on; whether a request waits for what it does meanwhile
+# hangs on the scheduling, the model runner and the executor. Facts: docs/vllm.md.
+
+DECIDED_BY = ("async_scheduling", "model_runner", "executor")
+STEP_FIGURES = ("fig6_step_cdf", "fig7_decomposition")
+RUNNER_V2 = re.compile(r"\.worker\.\w+\.model_runner\.")
+
+
+def hidden(study: StudyTables) -> str:
+    """Whether a request waits for the host's spans: sentences, none of an engine but vLLM."""
+    engine = study.settings.get("engine", {})
+    if "device" not in engine:
+        return ""
+    if engine["device"] == "cpu":
+        return "Every span is time of the CPU, which computes the model too: none is hidden."
+    return f"Every span is time of the host, beside which the GPU computes. {_scheduling(study)}"
+
+
+def placed(study: StudyTables) -> str:
+    """Where the worker's spans lie in a step: sentences, none of an engine but vLLM."""
+    if not hidden(study):
+        return ""
+    other = {row.config for row in study.engine if row.differs and row.setting in DECIDED_BY}
+    labels = [item.label for item in study.configurations if item.id in other]
+    exception = f"Not so of {', '.join(labels)}, whose settings differ."
+    sentences = (_runner(study), _executor(study), exception if labels else "")
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _baselines(study: StudyTables, setting: str) -> str:
+    """The value of a setting in the baseline's launches; empty where it is not known."""
+    mine = (row for row in study.engine if row.config == study.baseline)
+    return next((row.value for row in mine if row.setting == setting), "")
+
+
+def _scheduling(study: StudyTables) -> str:
+    asynchronous = _baselines(study, "async_scheduling")
+    if asynchronous == "true":
+        return (
+            "Scheduling was asynchronous: a step is prepared while the GPU computes the one before,"
+            " which hides what schedule() and the hooks take as far as the GPU takes longer; a"
+            " request that meets an idle GPU waits for it."
+        )
+    if asynchronous == "false":
+        return (
+            "Scheduling was synchronous: the GPU waits for schedule(), and the whole engine step"
+            " holds the GPU's time."
+        )
+    return "Whether the GPU hides it is not known: no launch recorded how steps were scheduled."
+
+
+def _runner(study: StudyTables) -> str:
+    runner = _baselines(study, "model_runner")
+    if not runner or study.settings["engine"]["device"] == "cpu":
+        return ""
+    if RUNNER_V2.search(runner):
+        return (
+            "Model runner V2 calls the worker's hooks when forward pass and sampling are with the"
+            " GPU; its record never holds the GPU's time."
+        )
+    return "Model runner V1 calls the worker's hooks between forward pass and sampling."
+
+
+def _executor(study: StudyTables) -> str:
+    executor = _baselines(study, "executor")
+    if executor == "uni":
+        return "The worker runs in the engine core's process: its record lies in the engine step."
+    if executor != "mp":
+        return ""
+    beside = _baselines(study, "async_scheduling") == "true"
+    share = ": a hook's share of the engine step is a ratio, not a part" if beside else ""
+    return f"The worker runs in processes of its own{share}."

@@ -1,0 +1,352 @@
+"""Figures 4, 5, 8 and 9: taxes with their intervals over the A/A band."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib import colormaps
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import ListedColormap, Normalize, to_rgba
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from connector_tax.artifacts.metrics import margin_of
+from connector_tax.artifacts.names import REFERENCES
+from connector_tax.artifacts.study_records import Reference
+from connector_tax.artifacts.tables import GAP, TAX, WAIT, EffectRow
+from connector_tax.artifacts.verdicts import TOO_FEW, costs, in_words
+from connector_tax.figures import rows, style
+from connector_tax.figures.tables import StudyTables, frame, records
+from connector_tax.text import signed, size
+
+
+def _panels(
+    grid: np.ndarray, table: pd.DataFrame, labels: Sequence[str], ends: Sequence[float],
+    at: str = "", logarithmic: bool = False,
+) -> Iterator[tuple[Axes, pd.DataFrame]]:  # fmt: skip
+    """A panel for each metric with its rows, on one scale that holds `ends`, over its A/A band."""
+    for axes, (metric, panel) in zip(grid, table.groupby("metric", sort=False), strict=True):
+        rows.tax_scale(axes, ends, logarithmic=logarithmic)
+        rows.shade(axes, panel)
+        rows.prepare(axes, labels, rows.METRICS[str(metric)] + at)
+        yield axes, panel
+
+
+# ---- figure 4: the gap between both reference rates is what queueing adds near saturation
+
+BARS_IN = 0.3
+HATCH = "//////"
+GAP_ENDS = ["gap", "gap_lo", "gap_hi"]
+
+
+def bars(study: StudyTables) -> style.Picture:
+    """Bars of tax(config) with intervals over the A/A band; one panel per metric, on one scale."""
+    if absent := rows.stand_in(study, "fig4_tax_bars"):
+        return absent
+    rates = study.reference
+    one_rate = rates["ref_load"] in (None, rates["ref_safe"])
+    references: list[Reference] = ["ref_safe"] if one_rate else list(REFERENCES)
+    keys = ["config", "metric"]
+    named = dict(zip(("estimate", "lo", "hi"), GAP_ENDS, strict=True))
+    gaps = frame(study.of(GAP), EffectRow).rename(columns=named)[[*keys, *GAP_ENDS]]
+    table = rows.taxes(study, [item.id for item in study.connectors], references)
+    table = table.merge(gaps, how="left", on=keys)
+    notes = [f"{rows.tax_text(table)}; {rows.aa_text(study)}"]
+    height = BARS_IN * len(study.connectors) + 0.8
+    figure = style.new_figure(study, style.PAGE_IN, height, notes)
+    grid = figure.subplots(ncols=2, sharey=True)
+    labels = [item.label for item in study.connectors]
+    for axes, panel in _panels(grid, table, labels, rows.numbers(table)):
+        _bars(study, axes, panel, references)
+        axes.set_xlabel(rows.tax_label(study, axes))
+    names = [f"{name}, {rates[name]:g} req/s" for name in references]
+    if one_rate:
+        names = [f"ref_safe = ref_load, {rates['ref_safe']:g} req/s"]
+    handles: list[Artist] = [
+        Patch(edgecolor="#606060", lw=0.6, label=name, facecolor=fill, hatch=hatch)
+        for name, (fill, hatch) in zip(names, (("#606060", None), ("white", HATCH)), strict=False)
+    ]
+    handles += [rows.band_handle(table), *rows.overload_handles(table)]
+    return style.picture(figure, table, handles, 4)
+
+
+def _bars(study: StudyTables, axes: Axes, panel: pd.DataFrame, references: Sequence[str]) -> None:
+    height = 0.8 / len(references)
+    for number, row in enumerate(records(panel)):
+        place, line = divmod(number, len(study.connectors))
+        y = line + (place - (len(references) - 1) / 2) * height
+        if rows.value(axes, y, row, height=0.9 * height):
+            color, filled = style.marks(study)[row["config"]].color, place == 0
+            axes.barh(
+                y, row["tax"], height=0.9 * height, zorder=3, lw=0.6, edgecolor=color,
+                color=color if filled else "white", hatch=None if filled else HATCH,
+            )  # fmt: skip
+        if place == len(references) - 1 and row["gap"] is not None:
+            rows.beside(axes, line, rows.size_text(row, GAP_ENDS))
+    if panel["gap"].notna().any():
+        rows.beside(axes, -0.75, "gap, pp")
+
+
+# ---- figure 5: the last map is the A/A comparison: what the colours of the others are worth
+
+SHAPE_COLUMNS = [
+    "config", "cell", "input_tokens", "output_tokens", "rate_rps", *rows.ENDS,
+    "interval_includes_0", *rows.BAND, "n_config", "n_plain", "family", "mark", "status",
+    "reason",
+]  # fmt: skip
+PER_ROW = 4
+CELL_IN = 0.22
+CIRCLE, TRIANGLE = "○", "▽"
+
+
+def heat_maps(study: StudyTables) -> style.Picture:
+    """Heat maps on one diverging scale centred at 0; a circle marks intervals with 0."""
+    table = _by_shape(study)
+    if table.empty:
+        name = "fig5_shape_heatmap"
+        return style.absent(study, name, "the study has no Phase B, the sweep over shapes.")
+    shown = list(table["config"].unique())
+    inputs = sorted(table["input_tokens"].unique(), reverse=True)
+    outputs = sorted(table["output_tokens"].unique())
+    margin = margin_of(study.settings["statistics"]["margins"], "ttft_p90")
+    limit = max([3 * margin, *map(abs, rows.numbers(table, ["tax"]))])
+    colors = _colors(margin / limit)
+    lines = math.ceil(len(shown) / PER_ROW)
+    height = lines * (CELL_IN * len(inputs) + 0.42) + 0.3
+    figure = style.new_figure(study, style.PAGE_IN, height, _notes(study, table, margin))
+    grid = style.panels(figure, len(shown), PER_ROW, share_x=True)
+    for axes, config in zip(grid.flat, shown, strict=False):
+        own = table[table["config"] == config]
+        taxes, words = (
+            own.pivot_table(name, "input_tokens", "output_tokens", "first").reindex(
+                index=inputs, columns=outputs
+            )
+            for name in ("tax", "words")
+        )
+        style.heat_map(axes, taxes, words, cmap=colors, vmin=-limit, vmax=limit)
+        label = study.against("A/A: plain again") if config == study.aa else study.label(config)
+        axes.set_title(style.fitted(label, 1.3, style.TEXT_PT * 1.13))
+    for axes in grid[:, 0]:
+        axes.set_ylabel("input tokens")
+    for axes in grid[-1, :]:
+        axes.set_xlabel("output tokens")
+    scale = ScalarMappable(Normalize(-limit, limit), colors)
+    bar = figure.colorbar(scale, ax=grid, aspect=30, pad=0.01)
+    bar.set_ticks([-limit, 0, limit], labels=[size(-100 * limit), "0", size(100 * limit)])
+    bar.set_label("TTFT p90 tax (%)")
+    bar.outline.set_visible(False)
+    return style.picture(figure, table[SHAPE_COLUMNS])
+
+
+def _colors(margin: float) -> ListedColormap:
+    """Red above zero, blue below, grey within the margin, which is a share of the scale's end."""
+    ends = np.linspace(-1, 1, 512)
+    colors = colormaps["RdBu_r"]((1 + ends) / 2)
+    colors[abs(ends) <= margin] = to_rgba("#d9d9d9")
+    return ListedColormap(colors)
+
+
+def _by_shape(study: StudyTables) -> pd.DataFrame:
+    """Each configuration's tax in each shape, with the words of its cell."""
+    table = rows.measured(study, "B").query("metric == 'ttft_p90'")
+    noise = table[table["config"] == study.aa][["cell", *rows.ENDS[1:]]]
+    table = table.merge(noise.set_axis(["cell", *rows.BAND], axis=1), how="left", on="cell")
+    shapes = pd.DataFrame(study.cells("B"), columns=["cell", "input_tokens", "output_tokens"])
+    table = table.merge(shapes, how="left", on="cell")
+    order = {item.id: place for place, item in enumerate(study.compared)}
+    table = table[table["config"].isin(order)].assign(order=table["config"].map(order))
+    table = table.sort_values(["order", "input_tokens", "output_tokens"])
+    low, high = (table[end].astype(float) for end in rows.ENDS[1:])
+    within = ((low <= 0) & (high >= 0)).astype(object).where(low.notna() & high.notna())
+    table = table.assign(interval_includes_0=within)
+    return table.assign(words=[_cell_text(row) for row in records(table)])
+
+
+def _cell_text(row: dict[Any, Any]) -> str:
+    """A tax in per cent with its marks, or why there is none."""
+    if row["tax"] is None:
+        return str(row["status"])
+    marks = CIRCLE * bool(row["interval_includes_0"]) + TRIANGLE * bool(row["mark"])
+    return " ".join(filter(None, (size(100 * row["tax"]), marks)))
+
+
+def _notes(study: StudyTables, table: pd.DataFrame, margin: float) -> list[str]:
+    circle = f"{CIRCLE} 95 % interval includes 0; " * bool(rows.numbers(table, ["tax_lo"]))
+    marked = f"{TRIANGLE} saturated or dropped arrivals: no verdict; "
+    marked *= bool(rows.overload_handles(table))
+    noise = rows.numbers(table[table["config"] == study.aa], ["tax"])
+    ends = [size(100 * value) for value in (min(noise), max(noise))] if noise else []
+    aa = f"A/A: {' to '.join(ends)} %" if ends else "no A/A comparison"
+    return [
+        f"grey: within ±{100 * margin:g} %; {circle}{marked}hatched: no number",
+        f"{rows.tax_text(table)}; ref_safe, {study.reference['ref_safe']:g} req/s; {aa}",
+        *filter(None, [other_waits(study)]),
+    ]
+
+
+def other_waits(study: StudyTables) -> str:
+    """Where a difference of TTFT is of the arrivals: other waits for the step with the prompt.
+
+    Of the configurations whose requests of Phase B wait otherwise than plain's: their interval is
+    off zero, and they make more of the TTFT than its margin. Empty: none.
+    """
+    margin = margin_of(study.settings["statistics"]["margins"], "ttft_p50")
+    ttft = {(r.config, r.cell): r.base for r in study.of(TAX, "B") if r.metric == "ttft_p50"}
+    found: dict[str, list[str]] = {}
+    for row in study.of(WAIT, "B"):
+        base = ttft.get((row.config, row.cell))
+        if row.config == study.aa or base is None or row.lo is None or row.hi is None:
+            continue
+        if not row.lo <= 0 <= row.hi and row.estimate and abs(row.estimate) > margin * base:
+            told = f"{signed(row.estimate, 2)} ms at {row.cell}"
+            found.setdefault(study.label(row.config), []).append(told)
+    if not found:
+        return ""
+    own = "; ".join(f"{label} {', '.join(cells)}" for label, cells in found.items())
+    return (
+        f"Waits for the step with the prompt differ, which is of the arrivals, not the tax: {own}"
+    )
+
+
+# ---- figure 8: is the stacked connector's tax the sum of its parts' taxes (H4)?
+
+PARTS = ("mooncake_both", "lmcache_only")
+STACKED = "multi_mooncake_lmcache"
+SUM = "sum of the two"
+SUM_IN = 0.22
+TOLERANCE = ["tolerance_lo", "tolerance_hi"]
+DOTTED: dict[str, Any] = {"color": "black", "lw": 0.9, "ls": (0, (1, 1.2)), "zorder": 4.5}
+
+
+def additivity(study: StudyTables) -> style.Picture:
+    """Bars of both parts, of their sum with its interval, and of the stack, over the A/A band."""
+    if absent := rows.stand_in(study, "fig8_additivity"):
+        return absent
+    labels = {item.id: item.label for item in study.configurations} | {SUM: SUM}
+    shown = (*PARTS, SUM, STACKED)
+    missing = [config for config in shown if config not in labels]
+    if missing:
+        reason = f"not in this study: {', '.join(missing)}."
+        return style.absent(study, "fig8_additivity", reason)
+    tolerance = study.settings["hypotheses"]["h4_tolerance"]
+    table = rows.taxes(study, shown)
+    measured = table[table["config"] != SUM]
+    table = _with_sums(table, tolerance)
+    notes = [
+        f"dotted: ±{100 * tolerance:g} % of the stack's tax; a sum inside is additive (H4)",
+        rows.tax_text(measured),
+        rows.aa_text(study),
+    ]
+    figure = style.new_figure(study, style.COLUMN_IN, 2 * (4 * SUM_IN + 0.4) + 0.2, notes)
+    grid = figure.subplots(2, sharex=True)
+    ends = rows.numbers(table, [*rows.ENDS, *TOLERANCE])
+    for axes, panel in _panels(grid, table, [labels[config] for config in shown], ends):
+        _parts(study, axes, panel)
+    grid[-1].set_xlabel(rows.tax_label(study, grid[-1]))
+    return style.picture(figure, table, rows.overload_handles(measured))
+
+
+def _with_sums(taxes: pd.DataFrame, tolerance: float) -> pd.DataFrame:
+    """The taxes with the rows of the sums filled in, where both parts have a tax.
+
+    A sum's ends are the sums of its parts' ends. Conservative: it holds whatever the dependence of
+    the two (they share plain's launches).
+    """
+    filled = [row | dict.fromkeys(TOLERANCE) for row in records(taxes)]
+    for start in range(0, len(filled), 4):
+        one, other, total, whole = filled[start : start + 4]
+        if one["tax"] is None or other["tax"] is None:
+            total["reason"] = "a part has no valid tax"
+            continue
+        total |= {"status": "valid", "rate_rps": one["rate_rps"], "family": one["family"]}
+        total["mark"] = "; ".join(filter(None, (one["mark"], other["mark"])))
+        for end in rows.ENDS:
+            known = one[end] is not None and other[end] is not None
+            total[end] = one[end] + other[end] if known else None
+        if whole["tax"] is not None:
+            ends = sorted(factor * whole["tax"] for factor in (1 - tolerance, 1 + tolerance))
+            total |= dict(zip(TOLERANCE, ends, strict=True))
+    return pd.DataFrame(filled, dtype=object)
+
+
+def _parts(study: StudyTables, axes: Axes, panel: pd.DataFrame) -> None:
+    """A bar per row with its interval; the sum's is its parts end to end, between dotted ends."""
+    marks, bars = style.marks(study), records(panel)
+    for y, row in enumerate(bars):
+        if not rows.value(axes, y, row, height=0.75):
+            continue
+        start = 0.0
+        for part in bars[:2] if row["config"] == SUM else [row]:
+            color = marks[part["config"]].color
+            axes.barh(y, part["tax"], left=start, height=0.7, color=color, zorder=3, lw=0)
+            start += part["tax"]
+        rows.beside(axes, y, rows.size_text(row))
+        for end in (row[name] for name in TOLERANCE if row[name] is not None):
+            axes.plot([end, end], [y - 0.45, y + 0.45], **DOTTED)
+
+
+# ---- figure 9: what was measured, how sure, and what was expected
+
+FOREST_IN = 0.17
+MARGIN: dict[str, Any] = {"color": "#7c6a3c", "lw": 0.8, "ls": (0, (1, 1.5))}
+PRIOR: dict[str, Any] = rows.OVERLOAD | {"marker": "D", "ms": 4}
+
+
+def priors(study: StudyTables) -> dict[str, float]:
+    """The TTFT p90 taxes of the earlier trace replay (8 instances, saturated), by configuration."""
+    values = study.settings["hypotheses"]["prior"]
+    plain = values["plain_ttft_p90_s"]
+    return {
+        "mooncake_both": values["mooncake_both_ttft_p90_s"] / plain - 1,
+        "nixl_both": values["nixl_ttft_p90_s"] / plain - 1,
+    }
+
+
+def forest(study: StudyTables) -> style.Picture:
+    """A forest plot per metric, with the numbers, their intervals and verdicts written out."""
+    if absent := rows.stand_in(study, "fig9_forest"):
+        return absent
+    table = rows.taxes(study, [item.id for item in study.compared])
+    expected = table["metric"] == "ttft_p90"
+    table["prior_tax"] = table["config"].map(priors(study)).where(expected)
+    table["margin"] = [
+        margin_of(study.settings["statistics"]["margins"], m) for m in table["metric"]
+    ]
+    notes = [f"{rows.tax_text(table)}; {study.reference['ref_safe']:g} req/s"]
+    height = 2 * (FOREST_IN * len(study.compared) + 0.25) + 0.5
+    figure = style.new_figure(study, style.PAGE_IN, height, notes)
+    grid = figure.subplots(2, sharex=True)
+    widest = table["margin"].max()
+    ends = [*rows.numbers(table, [*rows.ENDS, "prior_tax"]), -widest, widest]
+    labels = [item.label for item in study.compared]
+    for axes, panel in _panels(grid, table, labels, ends, " at ref_safe", logarithmic=True):
+        _forest(study, axes, panel)
+    grid[-1].set_xlabel(rows.tax_label(study, grid[-1]))
+    margins = " or ".join(f"{100 * margin:g}" for margin in sorted(table["margin"].unique()))
+    prior = [Line2D([], [], label="prior (trace replay)", **PRIOR)]
+    handles = [
+        *(prior if table["prior_tax"].notna().any() else []),
+        rows.band_handle(table),
+        Line2D([], [], label=f"±{margins} % margin", **MARGIN),
+        *rows.overload_handles(table),
+    ]
+    return style.picture(figure, table, handles, 4)
+
+
+def _forest(study: StudyTables, axes: Axes, panel: pd.DataFrame) -> None:
+    margin = panel["margin"].iloc[0]
+    for end in (-margin, margin):
+        axes.axvline(end, zorder=0.8, **MARGIN)
+    for y, row in enumerate(records(panel)):
+        if not rows.value(axes, y, row, mark=style.marks(study)[row["config"]]):
+            continue
+        if row["prior_tax"] is not None:
+            axes.plot(row["prior_tax"], y, zorder=5, **PRIOR)
+        untold = row["config"] == study.aa or row["verdict"] == TOO_FEW
+        said = "" if untold else in_words(row["verdict"], row["margin"])
+        rows.beside(axes, y, rows.size_text(row))
+        rows.beside(axes, y, said, bold=not untold and costs(row["verdict"]), offset=76)
