@@ -13,7 +13,7 @@ from typing import Any
 
 from connector_tax.analysis import aggregate
 from connector_tax.analysis.ingest import load_cells
-from connector_tax.analysis.reference import judge_launches, read_loads, reference_rates
+from connector_tax.analysis.reference import judge_cells, read_loads, reference_rates
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import CellEntry, finished_cell, launch_index, write_index
 from connector_tax.artifacts.metrics import METRICS
@@ -180,8 +180,8 @@ def write_synthetic_study(
     study = load_study(study_file)
     measured = load_cells(study, "A")
     # Not by the command, which waits for launches that failed; older studies have rates without.
-    sweeps = judge_launches(study, measured, read_loads(measured))
-    writer.rates = reference_rates(study, measured, sweeps)
+    judged = judge_cells(study, measured, read_loads(measured))
+    writer.rates = reference_rates(study, measured, judged)
     write_json(root / paths.REFERENCE_RATES, writer.rates)
     if document["config"].get("shape_rates"):
         served = {name: [1 / SERVED_RPS[name]] for name in shapes_of(document)}

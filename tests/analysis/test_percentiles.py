@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from connector_tax.analysis.percentiles import quantile
+from connector_tax.analysis.measure import quantile
 from connector_tax.ranks import order_statistic_ranks
 
 samples = st.lists(st.floats(0, 1e6), min_size=1, max_size=300).map(np.array)

@@ -12,12 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypedDict
 
-from connector_tax.analysis.block_model import (
-    Estimate,
-    Launches,
-    LaunchId,
-)
-from connector_tax.analysis.samples import over_rates, saturated_in, unsaturated
+from connector_tax.analysis.block_model import Estimate, Launches, LaunchId
+from connector_tax.analysis.effects import over_rates, saturated_in, unsaturated
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.metrics import VERDICT_METRICS, margin_of
