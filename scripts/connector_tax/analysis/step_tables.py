@@ -286,7 +286,7 @@ def _groups(steps: pl.DataFrame, sweep: Sequence[float] | None) -> Iterator[tupl
         # Of a step whose predecessor took as long.
         distances = np.abs(steps["device_us"].to_numpy()[:, None] - np.array(sweep))
         given = pl.Series(np.array(sweep, float)[distances.argmin(axis=1)])
-        table = pl.concat([table, table.with_columns(time_us=given).filter(given == given.shift())])
+        table = table.with_columns(time_us=given).filter(given == given.shift())
     exposed = pl.col("exposed_us")
     values = table.explode("batch").group_by("kind", "batch", "time_us").agg(
         pl.col("device_us", "period_us", "host_busy_us").median(),
