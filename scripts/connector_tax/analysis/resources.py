@@ -116,9 +116,9 @@ def _of(*keys: str) -> Callable[[LaunchRecords, str | None], QuantityRecord]:
         for key in keys:
             if value is None:
                 assert launch.resources is not None
-                return {"value": None, "parts": {}, "reason": launch.resources["after_load_reason"]}
+                return _quantity(None, launch.resources["after_load_reason"])
             value = value[key]
-        return cast(QuantityRecord, value) if isinstance(value, dict) else _plain_number(value)
+        return cast(QuantityRecord, value) if isinstance(value, dict) else _quantity(value)
 
     return read
 
@@ -133,8 +133,8 @@ def _idle_cpu(launch: LaunchRecords, cell: str | None) -> QuantityRecord:
     return {"value": quantity["value"], "parts": parts, "reason": quantity["reason"]}
 
 
-def _plain_number(value: float) -> QuantityRecord:
-    return {"value": value, "parts": {}, "reason": None}
+def _quantity(value: float | None, reason: str | None = None) -> QuantityRecord:
+    return {"value": value, "parts": {}, "reason": reason}
 
 
 def _cell_cpu(name: CpuQuantity) -> Callable[[LaunchRecords, str | None], QuantityRecord]:
@@ -142,14 +142,13 @@ def _cell_cpu(name: CpuQuantity) -> Callable[[LaunchRecords, str | None], Quanti
 
     def read(launch: LaunchRecords, cell: str | None) -> QuantityRecord:
         if cell is None:
-            return {"value": None, "parts": {}, "reason": "ref_safe is not a rate of Phase A"}
+            return _quantity(None, "ref_safe is not a rate of Phase A")
         measured = launch.cells[cell]
         if measured.status != "valid" or measured.record is None:
-            reason = f"{cell}: {measured.status}: {measured.reason}"
-            return {"value": None, "parts": {}, "reason": reason}
+            return _quantity(None, f"{cell}: {measured.status}: {measured.reason}")
         use = measured.record["server_cpu"]
         if name == QUEUED and name not in use:
-            return {"value": None, "parts": {}, "reason": f"{cell}: measured before it was kept"}
+            return _quantity(None, f"{cell}: measured before it was kept")
         return use[name]
 
     return read
@@ -158,9 +157,9 @@ def _cell_cpu(name: CpuQuantity) -> Callable[[LaunchRecords, str | None], Quanti
 def _setting(name: str) -> Callable[[LaunchRecords, str | None], QuantityRecord]:
     def read(launch: LaunchRecords, _: str | None) -> QuantityRecord:
         if launch.settings is None:
-            return {"value": None, "parts": {}, "reason": "no settings.json"}
+            return _quantity(None, "no settings.json")
         setting = launch.settings[name]
-        return {"value": setting["value"], "parts": {}, "reason": setting["reason"]}
+        return _quantity(setting["value"], setting["reason"])
 
     return read
 
@@ -318,29 +317,20 @@ def engine_rows(launches: Sequence[LaunchRecords], baseline: str) -> list[Row]:
             reasons = dict.fromkeys(r.reason or NOT_RECORDED for r in mine)
             rows.append({"config": config, "reason": "; ".join(reasons)})
             continue
-        own = [_setting_row(launches, baseline, config, setting) for setting in settings]
+        own: list[Row] = []
+        for setting in settings:
+            value, source, reason = _found(launches, config, setting)
+            plain, _, _ = _found(launches, baseline, setting)
+            known = value is not None and plain is not None
+            own.append({
+                "config": config, "setting": setting, "value": value, "plain": plain,
+                "differs": value != plain if known else None, "source": source, "reason": reason,
+            })  # fmt: skip
         changed = [
             f"{r['setting']} {r['value']} ({baseline} {r['plain']})" for r in own if r["differs"]
         ]
         rows += [row | {"also_differs": "; ".join(changed) or None} for row in own]
     return rows
-
-
-def _setting_row(
-    launches: Sequence[LaunchRecords], baseline: str, config: str, setting: str
-) -> Row:
-    value, source, reason = _found(launches, config, setting)
-    plain, _, _ = _found(launches, baseline, setting)
-    return {
-        "config": config,
-        "setting": setting,
-        "value": value,
-        "plain": plain,
-        "differs": None if value is None or plain is None else value != plain,
-        "source": source,
-        "reason": reason,
-        "also_differs": None,
-    }
 
 
 def _found(launches: Sequence[LaunchRecords], config: str, setting: str) -> Found:
