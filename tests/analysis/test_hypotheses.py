@@ -19,10 +19,10 @@ from connector_tax.artifacts.study_file import Study
 from tests.analysis.synthetic import (
     CONFIG,
     CONFIGURATIONS,
-    TAXES,
     write_analysed_study,
     write_synthetic_study,
 )
+from tests.analysis.synthetic_records import TAXES
 
 Findings = dict[Any, dict[str, Any]]
 LIMITS = CONFIG["hypotheses"]

@@ -163,36 +163,16 @@ def test_a_fallback_takes_its_place_and_is_recorded() -> None:
 def test_a_growing_backlog_counts_against_throughput_although_all_are_served() -> None:
     n = 200
     at_s = np.arange(n) / 20
-    behind = Requests(
-        *(np.full(n, 1.0),) * 3,
-        100 + 150 * at_s,
-        at_s,
-        window_s=10.0,
-        arrivals=n,
-        failed=0,
-        dropped=0,
-    )
+
+    def requests(e2e_ms: np.ndarray, failed: int = 0, dropped: int = 0) -> Requests:
+        one = np.full(n, 1.0)
+        return Requests(one, one, one, e2e_ms, at_s, 10.0, n + failed + dropped, failed, dropped)
+
+    behind = requests(100 + 150 * at_s)
     assert behind.throughput_ratio == pytest.approx(10 / (10 + 0.15 * 9), rel=1e-3)
     assert behind.backlog_by_quarter_s == pytest.approx([0, 0.375, 0.75, 1.125])
-    kept_up = Requests(
-        *(np.full(n, 1.0),) * 3,
-        np.full(n, 100.0),
-        at_s,
-        window_s=10.0,
-        arrivals=n,
-        failed=0,
-        dropped=0,
-    )
-    assert kept_up.throughput_ratio == 1.0
-    dropped = Requests(
-        *(np.full(n, 1.0),) * 3,
-        np.full(n, 100.0),
-        at_s,
-        10.0,
-        arrivals=n + 20,
-        failed=5,
-        dropped=15,
-    )
+    assert requests(np.full(n, 100.0)).throughput_ratio == 1.0
+    dropped = requests(np.full(n, 100.0), failed=5, dropped=15)
     assert dropped.throughput_ratio == pytest.approx(n / (n + 20))
     assert dropped.error_rate == pytest.approx(5 / (n + 5))
 
