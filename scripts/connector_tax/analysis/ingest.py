@@ -20,7 +20,7 @@ from connector_tax.artifacts.names import CellKey, Launch
 from connector_tax.artifacts.rates import cell_rates, shape_limits
 from connector_tax.artifacts.study_file import Study, launches
 from connector_tax.artifacts.study_records import CellPlan
-from connector_tax.files import ArtifactError, read_json, sha256_file
+from connector_tax.files import ArtifactError, check_sha256, read_json
 
 NOT_RECORDED = "a device that was not recorded"
 # Of a GPU, what tells it from others of its type.
@@ -80,15 +80,6 @@ class Cell:
             index = self.folder.parent / paths.INDEX
             raise ArtifactError(f"{index}: no hash of {path.name}, which a valid cell must have")
         return path, digest
-
-
-def check_sha256(path: Path, sha256: str | None) -> None:
-    """Refuse a file of a cell whose bytes have another hash; None: not checked."""
-    if sha256 is not None and sha256_file(path) != sha256:
-        raise ArtifactError(
-            f"{path}: sha256 is not what index.json says: the file changed after it was measured."
-            " To measure the cell again, the damaged one kept: --rerun-incomplete"
-        )
 
 
 def merged_reasons(reasons: Sequence[tuple[int, str]]) -> str:

@@ -12,9 +12,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from connector_tax.analysis.ingest import check_sha256
 from connector_tax.artifacts.cell_records import MachineCounters, MachineLine, MeasuredWindow
-from connector_tax.files import ArtifactError, read_jsonl
+from connector_tax.files import ArtifactError, check_sha256, read_jsonl
 
 SIDES: tuple[Literal["loadgen", "server"], ...] = ("loadgen", "server")
 _CPU_COUNTERS: tuple[Literal["idle_ms", "steal_ms", "own_ms"], ...] = (

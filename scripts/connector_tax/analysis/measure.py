@@ -17,13 +17,13 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from connector_tax.analysis.ingest import Cell, check_sha256
+from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.records import REQUESTS, empty_frame, in_window, read_records
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import CellRecord, MeasuredWindow, ScrapeLine
 from connector_tax.artifacts.metrics import FAR_TAIL, LATENCY_METRICS
 from connector_tax.artifacts.tables import Row
-from connector_tax.files import ArtifactError, read_json, read_jsonl
+from connector_tax.files import ArtifactError, check_sha256, read_json, read_jsonl
 from connector_tax.ranks import order_statistic_ranks
 
 WAITING = "vllm:num_requests_waiting"
