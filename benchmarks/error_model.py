@@ -29,10 +29,16 @@ from rich.console import Console
 from rich.table import Table
 
 from connector_tax.ab.design import FAMILY_LEVEL
-from connector_tax.analysis.block_model import Estimate, Floats, Launches, LaunchId
+from connector_tax.analysis.block_model import (
+    Estimate,
+    Floats,
+    Launches,
+    LaunchId,
+    huber,
+    randomisation_p,
+)
 from connector_tax.analysis.effects import Effect, Judged, judge
 from connector_tax.analysis.looks import FIRST_LOOK, Finding, decided, findings_of
-from connector_tax.analysis.robust import huber, randomisation_p
 from connector_tax.artifacts.metrics import VERDICT_METRICS
 from connector_tax.artifacts.names import plain_names
 from connector_tax.artifacts.verdicts import CANNOT_TELL, DECIDED, costs, gains
@@ -128,18 +134,22 @@ def generators(studies: int) -> Table:
 
 def _answers(launches: Launches) -> list[float]:
     effects = {name: effect_of(launches, name) for name in (*TAXES, PLAINS[-1])}
-    robust = {name: huber(launches, name, PLAINS, CONFIDENCE) or (0, 0, 0) for name in effects}
+    robust = {
+        name: (found.interval(CONFIDENCE) if (found := huber(launches, name, PLAINS)) else None)
+        or (0.0, 0.0)
+        for name in effects
+    }
     aa, robust_aa = effects[PLAINS[-1]], robust[PLAINS[-1]]
     p_random = randomisation_p(launches, "sought", PLAINS, range(BLOCKS))
     return [
         float(np.mean([effects[n].lo <= tax <= effects[n].hi for n, tax in TAXES.items()])),
         float(np.mean([
-            robust[name][1] <= np.log1p(tax) <= robust[name][2] for name, tax in TAXES.items()
+            robust[name][0] <= np.log1p(tax) <= robust[name][1] for name, tax in TAXES.items()
         ])),
         not aa.lo <= 0 <= aa.hi,
-        not robust_aa[1] <= 0 <= robust_aa[2],
+        not robust_aa[0] <= 0 <= robust_aa[1],
         costs(judge(effects["sought"], len(TAXES), MARGIN).verdict),
-        robust["sought"][1] > 0,
+        robust["sought"][0] > 0,
         p_random < 1 - CONFIDENCE,
     ]  # fmt: skip
 

@@ -176,14 +176,15 @@ def _request(
     steps = of_lines(log.take_device())
     if before is None or after is None or before.queued_ns is None or after.queued_ns is None:
         raise GateError("the engine core's thread has no account of its run queue here")
-    if not (len(steps) and steps.prefill[0]):
+    if not (len(steps) and steps["prefill_tokens"][0]):
         raise GateError(f"a request has {len(steps)} steps of the device and no prefill first")
-    given = np.array(sweep)[np.abs(steps.device_us[:, None] - sweep).argmin(axis=1)]
+    device_us, exposed_us = (steps[name].to_numpy() for name in ("device_us", "exposed_us"))
+    given = np.array(sweep)[np.abs(device_us[:, None] - sweep).argmin(axis=1)]
     steady = given[1:] == given[:-1]
-    exposed = [float(np.median(steps.exposed_us[1:][steady & (given[1:] == us)])) for us in sweep]
-    ttft = (stamps[0] - began) / 1e6 - steps.device_us[0] / 1e3
+    exposed = [float(np.median(exposed_us[1:][steady & (given[1:] == us)])) for us in sweep]
+    ttft = (stamps[0] - began) / 1e6 - device_us[0] / 1e3
     queued = (after.queued_ns - before.queued_ns) / 1e3 / len(steps)
-    return np.array([ttft, steps.exposed_us[0], *exposed, queued])
+    return np.array([ttft, exposed_us[0], *exposed, queued])
 
 
 def _print(

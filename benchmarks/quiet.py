@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.table import Table
 
 from connector_tax.analysis.ingest import Cell, load_cells
-from connector_tax.analysis.machine import WatchedMachine
-from connector_tax.analysis.measure import measure_machine, measure_requests
+from connector_tax.analysis.machine import WatchedMachine, read_machine
+from connector_tax.analysis.measure import measure_requests
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.record_reader import read_record
 from connector_tax.artifacts.stage_records import RatesRecord
@@ -71,9 +71,7 @@ def seen(study: Study, factor: float, steal: float) -> list[Seen]:
     for cell in [*load_cells(study, "A"), *load_cells(study, "B", rates["ref_safe"])]:
         if cell.status != "valid" or cell.record is None:
             continue
-        requests, machine = measure_requests(cell), measure_machine(cell)
-        if machine is None:
-            raise ArtifactError(f"{cell.folder}: the machine was not watched")
+        requests, machine = measure_requests(cell), read_machine(*cell.listed("machine"))
         bad = slow(machine, machine.memory_ns, factor) | (machine.steal > steal)
         by_chance = slow(machine, shuffle.permutation(machine.memory_ns), factor)
         edges = machine.edges_ns

@@ -28,12 +28,13 @@ WAYS: dict[str, Callable[[np.ndarray], np.floating]] = {"mean": np.mean, "median
 
 def parts(steps: Steps, kind: str) -> np.ndarray | None:
     """Step, hooks and the time outside them, a line for each of WAYS; None without such steps."""
-    kept = (steps.kind == kind) & ~np.isnan(steps.engine_us)
+    engine_us = steps.table["engine_step_us"].to_numpy()
+    kept = (steps.table["kind"] == kind).to_numpy() & ~np.isnan(engine_us)
     if not kept.any():
         return None
     own = [us for hook, us in steps.hooks.items() if not hook.child]
     hooks = np.sum(own, axis=0) if own else np.zeros(len(kept))
-    samples = (steps.engine_us, hooks, steps.engine_us - hooks)
+    samples = (engine_us, hooks, engine_us - hooks)
     return np.array([[way(sample[kept]) for sample in samples] for way in WAYS.values()])
 
 

@@ -202,6 +202,15 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def check_sha256(path: Path, sha256: str | None) -> None:
+    """Refuse a file of a cell whose bytes have another hash; None: not checked."""
+    if sha256 is not None and sha256_file(path) != sha256:
+        raise ArtifactError(
+            f"{path}: sha256 is not what index.json says: the file changed after it was measured."
+            " To measure the cell again, the damaged one kept: --rerun-incomplete"
+        )
+
+
 def sha256_json(value: Mapping[str, Any]) -> str:
     """The SHA-256 of the canonical (sorted, compact) JSON of `value`, in hex."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)

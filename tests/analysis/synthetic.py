@@ -13,7 +13,7 @@ from typing import Any
 
 from connector_tax.analysis import aggregate
 from connector_tax.analysis.ingest import load_cells
-from connector_tax.analysis.reference import judge_launches, read_loads, reference_rates
+from connector_tax.analysis.reference import judge_cells, read_loads, reference_rates
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import CellEntry, finished_cell, launch_index, write_index
 from connector_tax.artifacts.metrics import METRICS
@@ -31,7 +31,6 @@ from connector_tax.files import sha256_file, write_json
 from connector_tax.seeds import named_generator
 from connector_tax.study.shape_rates import shape_rates_content, shapes_of
 from tests.analysis.synthetic_records import (
-    CellName,
     Writer,
     request_records,
     write_metrics,
@@ -40,15 +39,6 @@ from tests.analysis.synthetic_records import (
 from tests.study_folder import rate_cell, shape_cell, study_document, write_stages
 
 CONFIGURATIONS = tuple(EIGHT)
-TAXES = {
-    "noop_connector": 0.10,
-    "mooncake_producer": 0.20,
-    "mooncake_consumer": 0.15,
-    "mooncake_both": 0.45,
-    "nixl_both": 0.38,
-    "lmcache_only": 0.08,
-    "multi_mooncake_lmcache": 0.53,
-}
 CONFIG: dict[str, Any] = {
     "study": "synthetic",
     "arrivals": {"process": "fixed", "gamma_shape": None},
@@ -117,71 +107,33 @@ def write_analysed_study(root: Path, **given: Any) -> Path:
 def write_synthetic_study(
     root: Path,
     *,
-    taxes: Mapping[str, float] = TAXES,
     seed: int = 1,
     blocks: int = 1,
-    skipped: Mapping[str, str] | None = None,
-    failed: Mapping[tuple[str, int, str], str] | None = None,
-    void: Mapping[CellName, str] | None = None,
-    step_timing: bool = True,
     plain_launches: int = 2,
-    launch_sigma: float = 0.005,
-    ttft_growth: float = 0.0,
-    tpot_growth: float = 0.0,
-    steps_per_cell: int = 300,
-    noise: float = 1.0,
     config: Mapping[str, Any] | None = None,
-    nodes: Sequence[Mapping[str, Any]] = (),
-    offsets: Mapping[tuple[str, int], float] | None = None,
+    **given: Any,
 ) -> Path:
     """Write `root/study.json` and everything around it; returns the path of study.json.
 
     Args:
         root: the study's folder, e.g. `tmp_path / "results" / "x"`.
-        taxes: tax of each configuration as a fraction (0.45 is +45%); absent means 0.
         seed: same seed and arguments, same bytes.
         blocks: launches of each configuration.
-        skipped: configuration to reason, as a failed pre-flight gate leaves it.
-        failed: (config, block, phase) to reason: a launch whose server died before any cell.
-        void: (config, block, phase, cell) to reason; the cell is measured and not valid.
-        step_timing: False writes no step records and says so in patch_status.json.
         plain_launches: launches of plain in each block.
-        launch_sigma: standard deviation of a launch's own log offset.
-        ttft_growth: added to every non-zero TTFT tax per doubling of the input above 128 tokens.
-        tpot_growth: added to every non-zero TPOT tax per doubling of the output above 16 tokens.
-        steps_per_cell: scheduler steps in each cell; as many worker records.
-        noise: factor on the standard deviations of requests and steps.
         config: sections that replace those of CONFIG, merged key by key.
-        nodes: what the launches of each block ran on; empty: not recorded.
-        offsets: (config, block) to what its launches' log offset has besides.
+        given: fields of Writer.
 
     The shape and the rates are CONFIG's. reference_rates.json is the analysis' own.
     """
     document = _document(seed, blocks, plain_launches, config or {})
-    writer = Writer(
-        root=root,
-        document=document,
-        taxes=taxes,
-        seed=seed,
-        skipped=skipped or {},
-        failed=failed or {},
-        void=void or {},
-        step_timing=step_timing,
-        launch_sigma=launch_sigma,
-        ttft_growth=ttft_growth,
-        tpot_growth=tpot_growth,
-        steps_per_cell=steps_per_cell,
-        noise=noise,
-        nodes=nodes,
-        offsets=offsets or {},
-    )
-    study_file = write_stages(root, document, skipped, step_timing=step_timing)
+    writer = Writer(root=root, document=document, seed=seed, **given)
+    study_file = write_stages(root, document, writer.skipped, step_timing=writer.step_timing)
     _write_phase(writer, "A")
     study = load_study(study_file)
     measured = load_cells(study, "A")
     # Not by the command, which waits for launches that failed; older studies have rates without.
-    sweeps = judge_launches(study, measured, read_loads(measured))
-    writer.rates = reference_rates(study, measured, sweeps)
+    judged = judge_cells(study, measured, read_loads(measured))
+    writer.rates = reference_rates(study, measured, judged)
     write_json(root / paths.REFERENCE_RATES, writer.rates)
     if document["config"].get("shape_rates"):
         served = {name: [1 / SERVED_RPS[name]] for name in shapes_of(document)}

@@ -23,25 +23,51 @@ TTFT_SIGMA, TPOT_SIGMA, STEP_SIGMA = 0.15, 0.05, 0.05
 CellName = tuple[str, int, str, str]
 
 
+TAXES = {
+    "noop_connector": 0.10,
+    "mooncake_producer": 0.20,
+    "mooncake_consumer": 0.15,
+    "mooncake_both": 0.45,
+    "nixl_both": 0.38,
+    "lmcache_only": 0.08,
+    "multi_mooncake_lmcache": 0.53,
+}
+
+
 @dataclass
 class Writer:
-    """The state of one study being written; time is virtual and only moves forward."""
+    """What is written into a study; time is virtual and only moves forward.
+
+    Attributes:
+        taxes: tax of each configuration as a fraction (0.45 is +45%); absent means 0.
+        skipped: configuration to reason, as a failed pre-flight gate leaves it.
+        failed: (config, block, phase) to reason: a launch whose server died before any cell.
+        void: (config, block, phase, cell) to reason; the cell is measured and not valid.
+        step_timing: False writes no step records and says so in patch_status.json.
+        launch_sigma: standard deviation of a launch's own log offset.
+        ttft_growth: added to every non-zero TTFT tax per doubling of the input above 128 tokens.
+        tpot_growth: added to every non-zero TPOT tax per doubling of the output above 16 tokens.
+        steps_per_cell: scheduler steps in each cell; as many worker records.
+        noise: factor on the standard deviations of requests and steps.
+        nodes: what the launches of each block ran on; empty: not recorded.
+        offsets: (config, block) to what its launches' log offset has besides.
+    """
 
     root: Path
     document: StudyDocument
-    taxes: Mapping[str, float]
     seed: int
-    skipped: Mapping[str, str]
-    failed: Mapping[tuple[str, int, str], str]
-    void: Mapping[CellName, str]
-    step_timing: bool
-    launch_sigma: float
-    ttft_growth: float
-    tpot_growth: float
-    steps_per_cell: int
-    noise: float
-    nodes: Sequence[Mapping[str, Any]]
-    offsets: Mapping[tuple[str, int], float]
+    taxes: Mapping[str, float] = field(default_factory=lambda: TAXES)
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    failed: Mapping[tuple[str, int, str], str] = field(default_factory=dict)
+    void: Mapping[CellName, str] = field(default_factory=dict)
+    step_timing: bool = True
+    launch_sigma: float = 0.005
+    ttft_growth: float = 0.0
+    tpot_growth: float = 0.0
+    steps_per_cell: int = 300
+    noise: float = 1.0
+    nodes: Sequence[Mapping[str, Any]] = ()
+    offsets: Mapping[tuple[str, int], float] = field(default_factory=dict)
     now_ns: int = 10**15
     rates: Mapping[str, Any] = field(default_factory=dict)
 

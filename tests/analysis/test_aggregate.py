@@ -16,7 +16,8 @@ from connector_tax.artifacts.table_reader import read_table
 from connector_tax.artifacts.tables import ROW_TYPES, EffectRow
 from connector_tax.files import ArtifactError, sha256_file
 from tests.analysis.conftest import FAIL_REASON, SKIP_REASON, VOID_REASON
-from tests.analysis.synthetic import SMALL_GRID, TAXES, write_synthetic_study
+from tests.analysis.synthetic import SMALL_GRID, write_synthetic_study
+from tests.analysis.synthetic_records import TAXES
 from tests.analysis.tables import FILES, edit, effects, one, select, table
 
 NEVER_SATURATED = {"waiting_p50_max": 1e9, "throughput_ratio_min": 0.0, "ttft_p90_ratio_max": 1e9}

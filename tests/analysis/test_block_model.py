@@ -6,7 +6,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.stats import t as student
 
-from connector_tax.analysis.block_model import Estimate, Launches, LaunchId
+from connector_tax.analysis.block_model import (
+    Estimate,
+    Launches,
+    LaunchId,
+    huber,
+    randomisation_p,
+)
 
 NAMES = ("plain", "plain_2", "a", "b", "c", "d", "e")
 CONFIGURATION = {name: "plain" if name.startswith("plain") else name for name in NAMES}
@@ -175,3 +181,76 @@ def test_a_covariate_is_taken_out_as_by_least_squares_over_all_columns(
     assert found.error == pytest.approx(np.sqrt(error * (linear @ linear)))
     # With the slope known, the contrast of what is left of the values.
     assert found.point == pytest.approx(weights @ (launches.y - beta[-1] * x))
+
+
+# ---- second opinions
+
+FEW = (*BASE, "a", "b", "c")
+
+
+def random_launches(
+    rng: np.random.Generator, blocks: int, tax: float, bad: float = 0.0
+) -> Launches:
+    """Launches with a spread of 2%; a share of `bad` ones is 30% dearer."""
+    values = {}
+    for block in range(blocks):
+        level = rng.normal(0, 0.1)
+        for name in FEW:
+            y = level + rng.normal(0, 0.02) + (tax if name == "a" else 0)
+            values[LaunchId(name, block)] = y + (0.3 if rng.random() < bad else 0)
+    return Launches.of(values)
+
+
+def test_without_noise_both_are_the_difference() -> None:
+    exact = {LaunchId(n, b): b + (0.1 if n == "a" else 0) for n in FEW for b in range(4)}
+    found = huber(Launches.of(exact), "a", BASE)
+    assert found is None or (found.point, found.error) == pytest.approx((0.1, 0))
+    assert randomisation_p(Launches.of(exact), "a", BASE, range(4)) == pytest.approx(3**-4)
+
+
+def test_hubers_interval_covers_and_is_narrower_where_launches_are_bad() -> None:
+    rng = np.random.default_rng(5)
+    covered, huber_width, least_width = 0, [], []
+    for _ in range(300):
+        study = random_launches(rng, 6, 0.05, bad=0.05)
+        found, least = huber(study, "a", BASE), study.contrast("a", BASE)
+        assert found is not None
+        assert least is not None
+        lo, hi = found.interval(0.95) or (0, 0)
+        covered += lo <= 0.05 <= hi
+        huber_width.append(hi - lo)
+        least_width.append(2 * (least.half_width(0.95) or 0))
+    assert 0.90 <= covered / 300 <= 0.99
+    assert np.median(huber_width) < 0.8 * np.median(least_width)
+
+
+def test_hubers_estimate_is_least_squares_where_nothing_stands_out() -> None:
+    study = random_launches(np.random.default_rng(2), 12, 0.05)
+    found, least = huber(study, "a", BASE), study.contrast("a", BASE)
+    assert found is not None
+    assert least is not None
+    assert found.point == pytest.approx(least.point, abs=0.006)
+
+
+@pytest.mark.parametrize("blocks", [3, 4])
+def test_randomisation_finds_nothing_in_equal_servers_more_often_than_it_says(blocks: int) -> None:
+    rng = np.random.default_rng(7)
+    ps = [
+        randomisation_p(random_launches(rng, blocks, 0.0), "a", BASE, range(blocks))
+        for _ in range(400)
+    ]
+    assert min(ps) >= 1 / 3**blocks
+    assert np.mean(np.array(ps) <= 0.05) <= 0.08
+    assert np.mean(np.array(ps) <= 0.5) == pytest.approx(0.5, abs=0.08)
+
+
+def test_many_blocks_are_drawn() -> None:
+    study = random_launches(np.random.default_rng(1), 20, 0.1)
+    assert randomisation_p(study, "a", BASE, range(20)) <= 1e-4
+    assert randomisation_p(study, "b", BASE, range(20)) > 0.01
+
+
+def test_a_configuration_that_shares_no_block_has_none() -> None:
+    apart = {LaunchId(n, b): float(b) for b, names in enumerate([BASE, ("a", "b")] * 2)
+             for n in names}  # fmt: skip
+    assert huber(Launches.of(apart), "a", BASE) is None

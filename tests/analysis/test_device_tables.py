@@ -3,14 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
 
-from connector_tax.analysis.device_tables import device_rows
-from connector_tax.analysis.device_time import DeviceSteps, device_steps
+from connector_tax.analysis.device_time import device_steps
 from connector_tax.analysis.records import DEVICE
+from connector_tax.analysis.step_tables import device_rows
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import CellKey
 from connector_tax.artifacts.study_file import load_study
@@ -26,7 +25,7 @@ Groups = dict[tuple[str, StepGroup], dict[str, EffectRow]]
 
 def steps(
     count: int, device_us: float, host_us: float, decode_seqs: int = 1, prefill: bool = False
-) -> DeviceSteps:
+) -> pl.DataFrame:
     """Steps of which each is queued `host_us` after the host went on after the one before."""
     rows: list[dict[str, Any]] = []
     queued = end = woken = 0
@@ -45,18 +44,8 @@ def steps(
     return device_steps(pl.DataFrame(rows, schema=DEVICE.columns))
 
 
-def joined(*parts: DeviceSteps) -> DeviceSteps:
-    """The steps of several logs as if they were one."""
-    columns = {
-        name: np.concatenate([getattr(part, name) for part in parts])
-        for name in vars(parts[0])
-        if name != "misplaced"
-    }
-    return DeviceSteps(**columns, misplaced=0)
-
-
 def rows(
-    folder: Path, cells: dict[CellKey, DeviceSteps], sweep: list[float] | None = None
+    folder: Path, cells: dict[CellKey, pl.DataFrame], sweep: list[float] | None = None
 ) -> Groups:
     """Configuration and group of steps to their effects by metric."""
     study = load_study(write_synthetic_study(folder / "s", blocks=2))
@@ -74,7 +63,7 @@ def rows(
     return found
 
 
-def launches(host_us: dict[str, float]) -> dict[CellKey, DeviceSteps]:
+def launches(host_us: dict[str, float]) -> dict[CellKey, pl.DataFrame]:
     """Two blocks; the second's host takes 2 us more."""
     return {
         CellKey(config, block, "A", "r1"): steps(50, 1000, us + 2 * block)
@@ -111,11 +100,11 @@ def test_what_is_exposed_is_a_mean_over_launches_and_a_contrast_within_blocks(
 
 
 def test_kinds_and_sizes_are_apart_and_few_steps_are_none(tmp_path: Path) -> None:
-    mixed = joined(
+    mixed = pl.concat([
         steps(30, 1000, 10), steps(30, 1000, 20, decode_seqs=3),
         steps(30, 1000, 40, decode_seqs=2, prefill=True), steps(5, 1000, 9, decode_seqs=4),
         steps(30, 1000, 70, decode_seqs=0, prefill=True),
-    )  # fmt: skip
+    ])  # fmt: skip
     cells = {CellKey("plain", block, "A", "r1"): mixed for block in (0, 1)}
     found = {(g.kind, g.batch): of for (_, g), of in rows(tmp_path, cells).items()}
     assert list(found) == [
@@ -129,7 +118,7 @@ def test_kinds_and_sizes_are_apart_and_few_steps_are_none(tmp_path: Path) -> Non
 
 def test_times_that_a_study_sets_are_told_apart_and_give_a_host_budget(tmp_path: Path) -> None:
     # The host works 400 us while the device does; what it lacks is exposed.
-    swept = joined(*(steps(40, us, max(0, 400 - us)) for us in (300, 600, 1000)))
+    swept = pl.concat([steps(40, us, max(0, 400 - us)) for us in (300, 600, 1000)])
     cells = {CellKey("plain", block, "A", "r1"): swept for block in (0, 1)}
     made = rows(tmp_path, cells, [300, 600, 1000])
     found = [

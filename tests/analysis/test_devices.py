@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from connector_tax.analysis.devices import block_devices
-from connector_tax.analysis.ingest import Cell
+from connector_tax.analysis.ingest import Cell, block_devices
 from connector_tax.artifacts.names import CellKey
 from connector_tax.files import ArtifactError
 from tests.study_folder import NODE, on_machines

@@ -19,8 +19,8 @@ from connector_tax.artifacts import metrics
 metrics.LATENCY_METRICS["ttft_p95"] = metrics.Metric("TTFT p95", "ttft_ms", 95, 0.04)
 metrics.METRICS = (*metrics.METRICS, "ttft_p95")
 metrics.CRITERIA["backlog"] = metrics.SaturationCriterion("backlog_max", 1e9, True, "b", "backlog")
-from connector_tax.analysis import aggregate, reference, saturation
-saturation.VALUES["backlog"] = lambda load, _: load.backlog_by_quarter_s[3]
+from connector_tax.analysis import aggregate, reference
+reference.VALUES["backlog"] = lambda load, _: load.backlog_by_quarter_s[3]
 from connector_tax.compare import gate
 command, *arguments = sys.argv[1:]
 sys.exit({"aggregate": aggregate, "reference": reference, "gate": gate}[command].main(arguments))

@@ -12,12 +12,15 @@ import pytest
 from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.measure import Requests
 from connector_tax.analysis.reference import (
+    CellLoad,
+    Judgement,
     NoReferenceRateError,
-    Sweep,
+    combine,
+    judge,
+    judge_cells,
     main,
     reference_rates,
 )
-from connector_tax.analysis.saturation import CellLoad, Judgement, combine, judge, judge_sweep
 from connector_tax.artifacts.names import CellKey
 from connector_tax.artifacts.stage_records import RatesRecord
 from connector_tax.artifacts.study_file import Study
@@ -55,9 +58,10 @@ def test_each_criterion_fires_beyond_its_bound(
 
 
 def test_a_rate_without_its_half_in_the_grid_is_not_applicable_rather_than_false() -> None:
-    sweep = judge_sweep({1.0: load(), 3.0: load(ttft=900.0)}, BOUNDS)
-    assert sweep[3.0].fired["ttft_ratio"] is None
-    entry = combine([sweep[3.0]], BOUNDS)
+    cells = [cell_of("x", 0, rate) for rate in (1.0, 3.0)]
+    judged = judge_cells(study_of(["x"]), cells, {cell.key: load(ttft=900.0) for cell in cells})
+    assert judged[cells[1].key].fired["ttft_ratio"] is None
+    entry = combine([judged[cells[1].key]], BOUNDS)
     assert entry["ttft_ratio"] == {"value": None, "bound": 1.5, "fired": None}
     assert entry["saturated"] is False
 
@@ -84,6 +88,12 @@ def study_of(configs: list[str], fallback: float | None = None) -> Study:
     return Study(Path("x"), document)
 
 
+def cell_of(config: str, block: int, rate: float, reason: str | None = None) -> Cell:
+    """A cell of Phase A."""
+    key = CellKey(config, block, "A", f"r{rate:g}")
+    return Cell(key, config, "", reason, Path(), {}, None, rate, 1, 1)
+
+
 def choose(fallback: float | None = None, **marks: str) -> RatesRecord:
     """Reference rates from one mark for each rate: `.` keeps up, `#` saturated, `?` not valid."""
     return rates_of({(config, 0): text for config, text in marks.items()}, fallback=fallback)
@@ -92,19 +102,15 @@ def choose(fallback: float | None = None, **marks: str) -> RatesRecord:
 def rates_of(marks: Mapping[tuple[str, int], str], fallback: float | None = None) -> RatesRecord:
     """As `choose`, of launches by configuration and block."""
     judgements = {".": judge(load(), None, BOUNDS), "#": judge(load(0.5), None, BOUNDS)}
-    sweeps: dict[tuple[str, int], Sweep] = {}
+    judged: dict[CellKey, Judgement] = {}
     cells = []
     for (config, block), text in marks.items():
-        by_rate: dict[float, Judgement] = {}
         for rate, mark in zip(RATES, text, strict=True):
+            cells.append(cell_of(config, block, rate, "lagged" if mark == "?" else None))
             if mark != "?":
-                by_rate[rate] = judgements[mark]
-            reason = "lagged" if mark == "?" else None
-            key = CellKey(config, block, "A", f"r{rate:g}")
-            cells.append(Cell(key, config, "", reason, Path(), {}, None, rate, 1, 1))
-        sweeps[config, block] = by_rate
+                judged[cells[-1].key] = judgements[mark]
     configs = dict.fromkeys(config for config, _ in marks)
-    return reference_rates(study_of(list(configs), fallback), cells, sweeps)
+    return reference_rates(study_of(list(configs), fallback), cells, judged)
 
 
 def test_ref_safe_needs_every_configuration_and_ref_load_only_plain() -> None:
@@ -157,36 +163,16 @@ def test_a_fallback_takes_its_place_and_is_recorded() -> None:
 def test_a_growing_backlog_counts_against_throughput_although_all_are_served() -> None:
     n = 200
     at_s = np.arange(n) / 20
-    behind = Requests(
-        *(np.full(n, 1.0),) * 3,
-        100 + 150 * at_s,
-        at_s,
-        window_s=10.0,
-        arrivals=n,
-        failed=0,
-        dropped=0,
-    )
+
+    def requests(e2e_ms: np.ndarray, failed: int = 0, dropped: int = 0) -> Requests:
+        one = np.full(n, 1.0)
+        return Requests(one, one, one, e2e_ms, at_s, 10.0, n + failed + dropped, failed, dropped)
+
+    behind = requests(100 + 150 * at_s)
     assert behind.throughput_ratio == pytest.approx(10 / (10 + 0.15 * 9), rel=1e-3)
     assert behind.backlog_by_quarter_s == pytest.approx([0, 0.375, 0.75, 1.125])
-    kept_up = Requests(
-        *(np.full(n, 1.0),) * 3,
-        np.full(n, 100.0),
-        at_s,
-        window_s=10.0,
-        arrivals=n,
-        failed=0,
-        dropped=0,
-    )
-    assert kept_up.throughput_ratio == 1.0
-    dropped = Requests(
-        *(np.full(n, 1.0),) * 3,
-        np.full(n, 100.0),
-        at_s,
-        10.0,
-        arrivals=n + 20,
-        failed=5,
-        dropped=15,
-    )
+    assert requests(np.full(n, 100.0)).throughput_ratio == 1.0
+    dropped = requests(np.full(n, 100.0), failed=5, dropped=15)
     assert dropped.throughput_ratio == pytest.approx(n / (n + 20))
     assert dropped.error_rate == pytest.approx(5 / (n + 5))
 

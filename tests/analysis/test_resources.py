@@ -11,14 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from connector_tax.analysis.block_model import Launches, LaunchId
-from connector_tax.analysis.engine_settings import engine_rows
 from connector_tax.analysis.ingest import load_cells
-from connector_tax.analysis.launch_records import (
+from connector_tax.analysis.resources import (
     NOT_RECORDED,
+    QUEUED,
+    RESOURCES,
     LaunchRecords,
+    engine_rows,
     read_launch_records,
+    resource_rows,
 )
-from connector_tax.analysis.resources import QUEUED, RESOURCES, resource_rows
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.artifacts.tables import Row
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_json

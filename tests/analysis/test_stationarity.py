@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from connector_tax.analysis.stationarity import BATCH, mser, warming_up
+from connector_tax.analysis.rows import BATCH, mser, warming_up
 
 
 def noise(seed: int, n: int = 200) -> np.ndarray:

@@ -5,8 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.analysis.synthetic import TAXES, write_analysed_study
-from tests.analysis.synthetic_records import CHILDREN, STACKED, TAKE_EVENTS_US, WAIT_FOR_SAVE_US
+from tests.analysis.synthetic import write_analysed_study
+from tests.analysis.synthetic_records import (
+    CHILDREN,
+    STACKED,
+    TAKE_EVENTS_US,
+    TAXES,
+    WAIT_FOR_SAVE_US,
+)
 from tests.analysis.tables import effects, one, select, table
 
 SAFE = {"phase": "A", "cell": "r40"}

@@ -10,18 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connector_tax.analysis.hooks import Hook
+from connector_tax.analysis import steps as analysis_steps
 from connector_tax.analysis.ingest import Cell
-from connector_tax.analysis.steps import (
-    Steps,
-    read_steps,
-    step_cdf,
-    step_columns,
-)
+from connector_tax.analysis.steps import Floats, Hook, Steps, read_steps, step_cdf, step_columns
 from connector_tax.artifacts.names import CellKey
 from connector_tax.files import ArtifactError
+from connector_tax.vllm.step_probe import probe
 
 START, STOP = 1000, 2000
+TOTAL = "connector_total_us"
+OWN = ("scheduler", "")
 
 
 def scheduler(step_id: int, **changes: Any) -> dict[str, Any]:
@@ -67,13 +65,13 @@ def steps_of(folder: Path, records: list[dict[str, Any]]) -> Steps:
 def test_empty_polling_steps_are_counted_apart(tmp_path: Path) -> None:
     idle = scheduler(3, decode_tokens=0, step_duration_us=1.0)
     steps = steps_of(tmp_path, [scheduler(1), idle, worker(1), worker(3)])
-    assert (len(steps.duration_us), steps.n_empty) == (1, 1)
-    assert steps.duration_us.tolist() == [100.0]
+    assert (len(steps.table), steps.n_empty) == (1, 1)
+    assert steps.known("step_duration_us").tolist() == [100.0]
 
 
 def test_steps_outside_the_measured_window_do_not_count(tmp_path: Path) -> None:
     edges = [scheduler(i, t_ns=t) for i, t in enumerate((START - 1, START, STOP - 1, STOP))]
-    assert len(steps_of(tmp_path, edges).duration_us) == 2
+    assert len(steps_of(tmp_path, edges).table) == 2
 
 
 def test_the_callback_median_is_of_per_step_sums_not_a_sum_of_medians(tmp_path: Path) -> None:
@@ -89,12 +87,12 @@ def test_the_callback_median_is_of_per_step_sums_not_a_sum_of_medians(tmp_path: 
 
 def test_a_step_without_its_worker_has_no_callback_sum(tmp_path: Path) -> None:
     steps = steps_of(tmp_path, [scheduler(1), scheduler(2), worker(2), worker(9)])
-    assert (len(steps.duration_us), len(steps.total_us), steps.n_incomplete) == (2, 1, 1)
+    assert (len(steps.table), len(steps.known(TOTAL))) == (2, 1)
 
 
 def test_a_hook_timed_in_either_process_is_found(tmp_path: Path) -> None:
     steps = steps_of(tmp_path, [scheduler(1, get_finished_us=None), worker(1, get_finished_us=7.0)])
-    assert steps.total_us.tolist() == [10.0 + 7.0 + 2.0]
+    assert steps.known(TOTAL).tolist() == [10.0 + 7.0 + 2.0]
 
 
 def test_hooks_stand_in_the_steps_in_which_they_ran_by_kind(tmp_path: Path) -> None:
@@ -106,16 +104,15 @@ def test_hooks_stand_in_the_steps_in_which_they_ran_by_kind(tmp_path: Path) -> N
         worker(4, hooks_us={"wait_for_save": 7.0}),
     ]  # fmt: skip
     steps = steps_of(tmp_path, records)
-    assert steps.kind.tolist() == ["prefill", "mixed", "decode"]
-    assert steps.engine_us[:2].tolist() == [1000.0, 1000.0]
-    assert np.isnan(steps.engine_us[2])
+    assert steps.table["kind"].to_list() == ["prefill", "mixed", "decode"]
+    assert steps.table["engine_step_us"].to_list() == [1000.0, 1000.0, None]
     assert steps.hooks[Hook("scheduler", "", "take_events")].tolist() == [3.0, 0.0, 0.0]
     assert steps.hooks[Hook("worker", "", "wait_for_save")].tolist() == [0.0, 950.0, 0.0]
 
 
 def test_the_slowest_tensor_parallel_rank_counts(tmp_path: Path) -> None:
     ranks = [worker(1, start_load_kv_us=2.0), worker(1, start_load_kv_us=8.0)]
-    assert steps_of(tmp_path, [scheduler(1), *ranks]).total_us.tolist() == [23.0]
+    assert steps_of(tmp_path, [scheduler(1), *ranks]).known(TOTAL).tolist() == [23.0]
 
 
 def test_two_scheduler_records_of_one_step_are_refused(tmp_path: Path) -> None:
@@ -140,7 +137,9 @@ def test_records_without_whole_steps_have_no_engine_step_tax(tmp_path: Path) -> 
     steps = steps_of(tmp_path, [old, worker(1)])
     values = step_columns(steps)
     assert (values["step_duration_us_p50"], values["engine_step_us_p50"]) == (100.0, None)
-    points = step_cdf({"schedule": [steps.duration_us], "engine": [steps.known_engine_us]})
+    points = step_cdf(
+        {"schedule": [steps.known("step_duration_us")], "engine": [steps.known("engine_step_us")]}
+    )
     assert {(point["schedule"], point["engine"]) for point in points} == {(100.0, None)}
 
 
@@ -168,3 +167,104 @@ def test_the_curve_of_one_launch_is_the_sample_s_own(sample: Any) -> None:
         # One step's worth of either side: the definition interpolates between two steps.
         below, at_most = np.mean(sample < value - 1e-6), np.mean(sample <= value + 1e-6)
         assert below - 1 / len(sample) <= share <= at_most + 1 / len(sample)
+
+
+# ---- hooks
+
+
+def hooks_of(folder: Path, records: list[dict[str, Any]]) -> dict[Hook, Floats]:
+    """The hooks of a cell with these records."""
+    return dict(steps_of(folder, records).hooks)
+
+
+def times(hook_times: dict[Hook, Floats], *hook: str) -> list[float]:
+    """A hook's times in the steps with tokens, 0 where it did not run."""
+    of_steps: list[float] = hook_times[Hook(*hook)].tolist()
+    return of_steps
+
+
+def test_a_hook_that_ran_in_some_steps_took_nothing_in_the_others(tmp_path: Path) -> None:
+    records = [scheduler(i, hooks_us={"take_events": 1.5}) for i in (1, 2, 3)]
+    records[1]["hooks_us"]["on_new_request"] = 40.0
+    hook_times = hooks_of(tmp_path, records)
+    assert times(hook_times, *OWN, "on_new_request") == [0.0, 40.0, 0.0]
+    assert times(hook_times, *OWN, "take_events") == [1.5, 1.5, 1.5]
+
+
+def test_the_three_callbacks_are_hooks_like_the_others(tmp_path: Path) -> None:
+    hook_times = hooks_of(tmp_path, [scheduler(1), worker(1)])
+    assert times(hook_times, *OWN, "build_meta") == [10.0]
+    assert times(hook_times, "worker", "", "start_load_kv") == [2.0]
+    assert Hook(*OWN, "start_load_kv") not in hook_times
+
+
+def test_a_hook_of_both_processes_is_two_hooks(tmp_path: Path) -> None:
+    records = [scheduler(1, hooks_us={"stats": 1.0}), worker(1, hooks_us={"stats": 7.0})]
+    hook_times = hooks_of(tmp_path, records)
+    assert times(hook_times, *OWN, "stats") == [1.0]
+    assert times(hook_times, "worker", "", "stats") == [7.0]
+
+
+def test_a_child_s_callbacks_have_the_names_of_the_parent_s(tmp_path: Path) -> None:
+    children = {
+        "A": {"build_connector_meta": 3.0, "get_num_new_matched_tokens": 5.0},
+        "B": {"get_finished": 1.0, "get_transfer_results": 2.0},
+    }
+    hook_times = hooks_of(tmp_path, [scheduler(1, children_us=children, hooks_us={})])
+    assert times(hook_times, "scheduler", "A", "build_meta") == [3.0]
+    assert times(hook_times, "scheduler", "A", "get_num_new_matched_tokens") == [5.0]
+    assert times(hook_times, "scheduler", "B", "get_finished") == [3.0]
+
+
+def test_what_a_hook_takes_in_empty_polling_steps_is_of_no_step(tmp_path: Path) -> None:
+    idle = {"decode_tokens": 0, "hooks_us": {"get_num_new_matched_tokens": 400.0}}
+    records = [scheduler(1, hooks_us={}), scheduler(2, **idle), scheduler(3, **idle)]
+    hook_times = hooks_of(tmp_path, records)
+    assert Hook(*OWN, "get_num_new_matched_tokens") not in hook_times
+    assert times(hook_times, *OWN, "build_meta") == [10.0]
+
+
+def test_hooks_outside_the_measured_window_do_not_count(tmp_path: Path) -> None:
+    before = {"t_ns": START - 1, "hooks_us": {"on_new_request": 9.0}}
+    after = worker(1, hooks_us={"wait_for_save": 9.0})
+    hook_times = hooks_of(tmp_path, [scheduler(1, **before), after, scheduler(2)])
+    assert {hook.name for hook in hook_times} == {"build_meta", "get_finished"}
+
+
+def test_the_slowest_tensor_parallel_rank_counts_hook_by_hook(tmp_path: Path) -> None:
+    ranks = [
+        worker(1, hooks_us={"wait_for_save": 2.0, "bind": 9.0}),
+        worker(1, hooks_us={"wait_for_save": 8.0, "bind": 1.0}),
+    ]
+    hook_times = hooks_of(tmp_path, [scheduler(1), *ranks])
+    assert times(hook_times, "worker", "", "wait_for_save") == [8.0]
+    assert times(hook_times, "worker", "", "bind") == [9.0]
+
+
+@pytest.mark.parametrize(
+    ("bad", "what"),
+    [
+        ({"hooks_us": [1.0]}, "Expected `object`, got `array`"),
+        ({"hooks_us": {"take_events": "1"}}, "Expected `float`, got `str`"),
+        ({"hooks_us": {"take_events": None}}, "Expected `float`, got `null`"),
+        ({"hooks_us": {"take_events": -1.0}}, "Expected `float` >= 0"),
+        ({"children_us": {"A": 1.5}}, "Expected `object`, got `float`"),
+    ],
+)
+def test_malformed_hooks_stop_with_file_and_step(
+    tmp_path: Path, bad: dict[str, Any], what: str
+) -> None:
+    with pytest.raises(ArtifactError) as error:
+        hooks_of(tmp_path, [scheduler(1, hooks_us={}), scheduler(7, **bad)])
+    assert "engine_step_A_r1.jsonl: step_id 7, scheduler" in str(error.value)
+    assert what in str(error.value)
+    assert "allowed:" in str(error.value)
+
+
+def test_records_from_before_hooks_were_kept_have_the_callbacks(tmp_path: Path) -> None:
+    hook_times = hooks_of(tmp_path, [scheduler(1), worker(1)])
+    assert {hook.name for hook in hook_times} == {"build_meta", "get_finished", "start_load_kv"}
+
+
+def test_the_names_are_the_step_probes() -> None:
+    assert analysis_steps.FIELDS == probe.FIELDS

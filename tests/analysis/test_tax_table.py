@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tests.analysis.conftest import VOID_REASON
-from tests.analysis.synthetic import SMALL_GRID, TAXES, write_analysed_study
+from tests.analysis.synthetic import SMALL_GRID, write_analysed_study
+from tests.analysis.synthetic_records import TAXES
 from tests.analysis.tables import effects, one, select, table
 
 

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from connector_tax.analysis.ingest import Cell
-from connector_tax.analysis.waits import prefill_wait_ms, wait_rows
+from connector_tax.analysis.measure import measure_requests
+from connector_tax.analysis.step_tables import wait_rows
+from connector_tax.analysis.steps import prefill_wait_ms, read_steps
 from connector_tax.artifacts.names import CellKey
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.figures.tables import StudyTables
@@ -47,9 +49,15 @@ def test_a_request_waits_for_the_first_step_with_prompt_tokens(tmp_path: Path) -
         worker(2, t_ns=21 * MS),
         scheduler(3, t_ns=45 * MS, prefill_tokens=128),
     ]
+
+    def wait_ms(*due_ms: float) -> float | None:
+        cell = cell_of(tmp_path, [*due_ms], steps)
+        assert cell.record is not None
+        return prefill_wait_ms(measure_requests(cell), read_steps(cell), cell.record["window"])
+
     # One in the warm-up, one before each step, one that nothing follows.
-    assert prefill_wait_ms(cell_of(tmp_path, [5, 20, 40, 60], steps)) == 4
-    assert prefill_wait_ms(cell_of(tmp_path, [60], steps)) is None
+    assert wait_ms(5, 20, 40, 60) == 4
+    assert wait_ms(60) is None
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from connector_tax.analysis.aggregate import main as aggregate
-from tests.analysis.synthetic import TAXES, write_synthetic_study
+from tests.analysis.synthetic import write_synthetic_study
+from tests.analysis.synthetic_records import TAXES
 from tests.analysis.tables import edit
 from tests.launch_records import complete_launches
 from tests.study_folder import DEFAULT

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connector_tax.analysis.percentiles import quantile
+from connector_tax.analysis.measure import quantile
 from connector_tax.loadgen import (
     CellRule,
     LoadGenerator,

@@ -16,38 +16,36 @@ from pathlib import Path
 
 import polars as pl
 
-from connector_tax.analysis.criteria import criteria
-from connector_tax.analysis.device_tables import device_rows
-from connector_tax.analysis.device_time import DeviceSteps, read_device
-from connector_tax.analysis.effects import TaxTable, overloads
-from connector_tax.analysis.engine_settings import engine_rows
-from connector_tax.analysis.hypotheses import hypotheses
-from connector_tax.analysis.ingest import Cell, load_cells
-from connector_tax.analysis.launch_records import read_launch_records
-from connector_tax.analysis.machine import MachineUse, machine_use
-from connector_tax.analysis.measure import (
-    Requests,
-    measure_machine,
-    measure_requests,
-    measure_waiting,
+from connector_tax.analysis.device_time import read_device
+from connector_tax.analysis.effects import (
+    COMPUTE,
+    LogSample,
+    Tables,
+    TaxTable,
+    gap_rows,
+    sample_launch,
+    tax_rows,
 )
+from connector_tax.analysis.hypotheses import criteria, hypotheses
+from connector_tax.analysis.ingest import Cell, load_cells
+from connector_tax.analysis.machine import MachineUse, machine_use, read_machine
+from connector_tax.analysis.measure import Requests, measure_requests, measure_waiting
 from connector_tax.analysis.reference import (
+    CellLoad,
+    Judgement,
     NoReferenceRateError,
-    Sweep,
-    judge_launches,
+    judge_cells,
+    load_of,
     measured_rates,
     reference_rates,
 )
-from connector_tax.analysis.resources import resource_rows
+from connector_tax.analysis.resources import engine_rows, read_launch_records, resource_rows
 from connector_tax.analysis.rows import cell_rows
-from connector_tax.analysis.samples import COMPUTE, LogSample, sample_launch
-from connector_tax.analysis.saturation import CellLoad, load_of
-from connector_tax.analysis.step_tables import cdf_rows, step_rows
-from connector_tax.analysis.steps import Steps, read_steps, step_timing_reason
-from connector_tax.analysis.taxes import Tables, gap_rows, tax_rows
-from connector_tax.analysis.waits import prefill_wait_ms, wait_rows
+from connector_tax.analysis.step_tables import cdf_rows, device_rows, step_rows, wait_rows
+from connector_tax.analysis.steps import Steps, prefill_wait_ms, read_steps, step_timing_reason
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.names import PHASES, CellKey
+from connector_tax.artifacts.names import ALL_RATES, PHASES, REFERENCES, CellKey
+from connector_tax.artifacts.rates import cell_rates, shape_limits
 from connector_tax.artifacts.record_reader import read_record
 from connector_tax.artifacts.stage_records import HypothesesRecord, RatesRecord
 from connector_tax.artifacts.study_file import Study, load_study
@@ -67,7 +65,7 @@ class MeasuredCell:
     machine: MachineUse | None
     steps: Steps | None
     wait_ms: float | None
-    device: DeviceSteps | None
+    device: pl.DataFrame | None
 
 
 def measure(cell: Cell, with_steps: bool) -> MeasuredCell:
@@ -76,20 +74,22 @@ def measure(cell: Cell, with_steps: bool) -> MeasuredCell:
     Raises:
         ArtifactError: one of its files is missing, changed or malformed.
     """
+    assert cell.record is not None
+    window = cell.record["window"]
     requests, waiting = measure_requests(cell), measure_waiting(cell)
-    steps = read_steps(cell) if with_steps else None
+    steps, machine, wait_ms = read_steps(cell) if with_steps else None, None, None
     # TTFT is read by shape, in Phase B; Phase A has no shape to compare.
-    wait_ms = prefill_wait_ms(cell) if with_steps and cell.key.phase == "B" else None
-    load, machine = load_of(requests, waiting), measure_machine(cell)
-    use = None
-    if machine is not None and cell.record is not None:
-        use = machine_use(machine, cell.record["window"])
+    if steps is not None and cell.key.phase == "B":
+        wait_ms = prefill_wait_ms(requests, steps, window)
+    if (digest := cell.sha256("machine")) is not None:
+        machine = machine_use(read_machine(cell.file("machine"), digest), window)
     device = read_device(cell) if cell.sha256(paths.DEVICE_LOG) else None
-    return MeasuredCell(requests, waiting, load, use, steps, wait_ms, device)
+    load = load_of(requests, waiting)
+    return MeasuredCell(requests, waiting, load, machine, steps, wait_ms, device)
 
 
 def sample_cells(requests: Mapping[CellKey, Requests]) -> dict[CellKey, dict[str, LogSample]]:
-    """The percentiles of every valid cell."""
+    """The percentiles of every valid cell, none of them saturated."""
     return {key: sample_launch(measured) for key, measured in requests.items()}
 
 
@@ -109,27 +109,19 @@ def aggregate(study: Study) -> dict[str, str | HypothesesRecord]:
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         results = pool.map(lambda cell: measure(cell, no_steps is None), valid)
         measured = {cell.key: m for cell, m in zip(valid, results, strict=True)}
-    steps = {key: m.steps for key, m in measured.items() if m.steps is not None}
     loads = {key: m.load for key, m in measured.items() if m.load is not None}
-    sweep_cells = [cell for cell in cells if cell.key.phase == "A"]
-    sweeps = judge_launches(study, sweep_cells, loads)
-    _check_rates(study, rates, rates_file, sweep_cells, sweeps)
-    dropped = {key: m.requests.dropped for key, m in measured.items()}
-    overloaded = overloads(study, cells, loads, dropped, sweeps)
-    samples = sample_cells({key: m.requests for key, m in measured.items()})
+    judged = judge_cells(study, cells, loads)
+    sweep = [cell for cell in cells if cell.key.phase == "A"]
+    _check_rates(study, rates, rates_file, sweep, judged)
+    samples = {}
     for key, m in measured.items():
+        saturated = key in judged and judged[key].saturated
+        samples[key] = sample_launch(m.requests, saturated)
         if m.machine is not None and m.machine.compute_ns_p50:
             samples[key][COMPUTE] = LogSample(math.log(m.machine.compute_ns_p50), 0)
-    taxes = TaxTable(study, cells, samples, overloaded)
-    made = Tables(study, taxes, rates)
-    rows = cell_rows(
-        study,
-        cells,
-        {key: (m.requests, m.waiting_p50, m.load, m.machine) for key, m in measured.items()},
-        sweeps,
-        steps,
-    )
-    launches, at_safe = read_launch_records(sweep_cells), made.cell_at("ref_safe")
+    made = Tables(study, TaxTable(study, cells, samples), rates)
+    steps = {key: m.steps for key, m in measured.items() if m.steps is not None}
+    launches, at_safe = read_launch_records(sweep), made.cell_at("ref_safe")
     confidence = study.config["statistics"]["confidence"]
     waits = {key: m.wait_ms for key, m in measured.items() if m.wait_ms is not None}
     device = {key: m.device for key, m in measured.items() if m.device is not None}
@@ -141,28 +133,38 @@ def aggregate(study: Study) -> dict[str, str | HypothesesRecord]:
         *(device_rows(study, device) if device else []),
         *resource_rows(launches, study.baseline, at_safe, confidence),
     ]
+    places = _places(study, rates)
+    whole = {key: (m.requests, m.waiting_p50, m.machine) for key, m in measured.items()}
     tables_of = {
-        paths.CELLS: rows,
-        paths.EFFECTS: [_placed(made, row) for row in effects],
+        paths.CELLS: cell_rows(study, cells, whole, judged, steps),
+        paths.EFFECTS: [places.get((row["phase"], row.get("cell")), {}) | row for row in effects],
         paths.STEP_CDF: cdf_rows(steps, at_safe),
         paths.ENGINE_TABLE: engine_rows(launches, study.baseline),
     }
+    found = hypotheses(made)
     return {
         **{name: table_text(name, content) for name, content in tables_of.items()},
         paths.HYPOTHESES: {
             "engine_label": study.document["engine_label"],
             "emulated": study.document["emulated"],
-            "hypotheses": hypotheses(made),
-            "criteria": criteria(made, cells, no_steps is None),
+            "hypotheses": found,
+            "criteria": criteria(made, found, cells, no_steps is None),
         },
     }
 
 
-def _placed(made: Tables, row: Row) -> Row:
-    """A row of a cell with the cell's rate and the reference rate it stands for."""
-    planned = {cell["cell"]: cell for cell in made.study.cells(row["phase"])}
-    cell = planned.get(row.get("cell", ""))
-    return row if cell is None else made.where(row["phase"], cell) | row
+def _places(study: Study, rates: RatesRecord) -> dict[tuple[str, str | None], Row]:
+    """The rate of each cell and the reference rate it stands for, ref_safe where both."""
+    places: dict[tuple[str, str | None], Row] = {("A", ALL_RATES): {"reference": ALL_RATES}}
+    names = {rates[name]: name for name in reversed(REFERENCES)}
+    for planned in study.cells("A"):
+        name = names.get(planned["rate_rps"] or 0.0, "")
+        places["A", planned["cell"]] = {"rate_rps": planned["rate_rps"], "reference": name}
+    limits = shape_limits(study.document, study.root, "B")
+    for phase, reference in (("B", REFERENCES[0]), ("Bp", REFERENCES[1])):
+        for cell, rate in cell_rates(study.document, phase, rates[reference], limits).items():
+            places[phase, cell] = {"rate_rps": rate, "reference": reference}
+    return places
 
 
 def _check_rates(
@@ -170,17 +172,17 @@ def _check_rates(
     rates: RatesRecord,
     path: Path,
     cells: Sequence[Cell],
-    sweeps: Mapping[tuple[str, int], Sweep],
+    judged: Mapping[CellKey, Judgement],
 ) -> None:
     """Refuse a reference_rates.json that the raw cells and present thresholds do not give."""
     try:
-        again = reference_rates(study, cells, sweeps, measured_rates(study))
+        again = reference_rates(study, cells, judged, measured_rates(study))
     except NoReferenceRateError as error:
         raise ArtifactError(f"{path}: the raw cells give no reference rate: {error}") from None
-    for name in ("ref_safe", "ref_load"):
-        if rates.get(name) != again[name]:
+    for name in REFERENCES:
+        if rates[name] != again[name]:
             raise ArtifactError(
-                f"{path}: {name} is {rates.get(name)}, the raw cells and the thresholds in"
+                f"{path}: {name} is {rates[name]}, the raw cells and the thresholds in"
                 f" study.json give {again[name]}: the file belongs to another state of the study"
             )
 

@@ -1,4 +1,4 @@
-"""H1 to H6 and criteria 1 to 5 of the design: each a few contrasts, and what intervals answer it.
+"""H1 to H6 and the seven success criteria of the design: each a few contrasts, and what answers it.
 
 Source: design, "Hypotheses" and "Success Criteria". Thresholds come from the configuration. An
 answer is read off intervals, never off a point, and needs three blocks: the unit of replication is
@@ -9,17 +9,21 @@ verdict. Where more blocks would tell, their number stands beside (docs/method.m
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
 from connector_tax.analysis.block_model import MOST_BLOCKS, POWER, fewest_blocks
-from connector_tax.analysis.effects import Ahead, Effect, WeightedTax, joined
-from connector_tax.analysis.taxes import Tables
+from connector_tax.analysis.effects import Ahead, Effect, Tables, WeightedTax, joined
+from connector_tax.analysis.ingest import Cell
+from connector_tax.artifacts import paths
 from connector_tax.artifacts.metrics import LATENCY_METRICS, margin_of
-from connector_tax.artifacts.names import NOOP
-from connector_tax.artifacts.stage_records import ConclusionRecord, EffectNumbers
+from connector_tax.artifacts.names import NOOP, PHASES, Launch
+from connector_tax.artifacts.stage_records import ConclusionRecord, EffectNumbers, GateRecord
+from connector_tax.artifacts.study_file import Study
 from connector_tax.artifacts.verdicts import CANNOT_TELL, MIN_BLOCKS_FOR_VERDICT
+from connector_tax.files import ArtifactError, read_json
 from connector_tax.text import signed
 
 SUPPORTED, REFUTED = "supported", "refuted"
@@ -31,21 +35,24 @@ ABOUT = {
     "H1": (MOONCAKE,), "H2": (MOONCAKE, NIXL), "H3": (NOOP, MOONCAKE),
     "H4": (MULTI, MOONCAKE, LMCACHE), "H5": (MOONCAKE,), "H6": (MOONCAKE,),
 }  # fmt: skip
-SIDES: Mapping[str, tuple[str, Callable[[float, float], bool]]] = {
-    "lo >=": ("lo", operator.ge), "lo >": ("lo", operator.gt), "lo <=": ("lo", operator.le),
-    "lo <": ("lo", operator.lt),
-    "hi <=": ("hi", operator.le), "hi <": ("hi", operator.lt), "hi >=": ("hi", operator.ge),
-}  # fmt: skip
+# What each of the criteria that ask for a label has to report.
+REPORTED = {
+    1: f"the TTFT p90 tax of {MOONCAKE} at ref_safe",
+    2: f"the gap between {MOONCAKE} and {NIXL} at ref_safe",
+    3: f"the TTFT p90 taxes of {NOOP} and {MOONCAKE} at ref_safe",
+}
+SIGNS = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
+NS_PER_HOUR = 3.6e12
 
 Effects = Mapping[str, Effect]
 Ends = Mapping[str, Effect | Ahead]
-Terms = Sequence[WeightedTax]
-Contrast = tuple[Terms, float | None]
+# Taxes, and the confidence of their combination's interval; None: the study's.
+Contrast = tuple[Sequence[WeightedTax], float | None]
 Axis = Literal["input_tokens", "output_tokens"]
 
 
 class Answer(NamedTuple):
-    """What is answered where all of `conditions` hold: (effect, end and side, bound)."""
+    """What is answered where all of `conditions` hold: (effect, end and sign, bound)."""
 
     verdict: str
     tail: str
@@ -54,9 +61,9 @@ class Answer(NamedTuple):
     def holds(self, effects: Ends) -> bool:
         """Whether they do."""
         return all(
-            of(getattr(effects[name], end), bound)
+            SIGNS[sign](getattr(effects[name], end), bound)
             for name, side, bound in self.conditions
-            for end, of in [SIDES[side]]
+            for end, sign in [side.split()]
         )
 
 
@@ -85,8 +92,7 @@ class Question:
     """A hypothesis, or a criterion that asks for a label.
 
     Attributes:
-        contrasts: the effects it is about, each its taxes and its interval's confidence (None: the
-            study's).
+        contrasts: the effects it is about.
         judged: those of them that must carry a verdict.
         answers: of which at most one verdict holds, in whatever order they stand.
         otherwise: said where none does.
@@ -96,7 +102,6 @@ class Question:
         label: what the design calls the point estimate.
     """
 
-    id: str
     contrasts: Mapping[str, Contrast]
     judged: Sequence[str]
     answers: Sequence[Answer]
@@ -106,55 +111,53 @@ class Question:
     facts: Callable[[Effects], Mapping[str, Any]]
     label: Callable[[Effects], str]
 
-    def answer(self, effects: Ends, otherwise: str) -> tuple[str, str]:
-        """Verdict and tail; `otherwise` is the verdict where no answer holds."""
+    def answer(self, effects: Ends) -> tuple[str, str]:
+        """Verdict and tail."""
         held = sorted({(a.verdict, a.tail) for a in self.answers if a.holds(effects)})
         if not held:
-            return otherwise, self.otherwise
+            return CANNOT_TELL, self.otherwise
         assert len({verdict for verdict, _ in held}) == 1
-        return held[0][0], " ".join(tail for _, tail in held)
+        return held[0][0], ". ".join(tail for _, tail in held)
 
-    def begins(self, effects: Effects) -> str:
-        """The start of the sentence with the effects' numbers."""
-        return self.start.format(**{name: Shown(effect) for name, effect in effects.items()})
-
-    def told(self, effects: Effects) -> dict[str, Any]:
-        """Its numbers in hypotheses.json."""
-        numbers = {name: numbers_of(effects[key]) for name, key in self.numbers.items()}
-        return {**numbers, **self.facts(effects)}
+    def found(self, name: str | int, effects: Effects) -> tuple[ConclusionRecord, bool]:
+        """The finding, and whether more blocks might tell what it cannot."""
+        numbers = {key: numbers_of(effects[of]) for key, of in self.numbers.items()}
+        label, verdict = self.label(effects), CANNOT_TELL
+        said = self.start.format(**{key: Shown(effect) for key, effect in effects.items()})
+        if why := _undecided(effects[key] for key in self.judged):
+            said = f"{said}. {why} The point estimate by itself: {label}; no verdict."
+        else:
+            verdict, tail = self.answer(effects)
+            said = f"{said}. {tail[0].upper()}{tail[1:]}."
+        found = conclusion(name, verdict, said, {**numbers, **self.facts(effects)}, label)
+        return found, verdict == CANNOT_TELL and not why
 
 
 def hypotheses(made: Tables) -> list[ConclusionRecord]:
     """What the study says about each hypothesis, as hypotheses.json has it."""
-    return [_hypothesis(made, *asked) for asked in _asked(made).items()]
+    asked = questions(made)
+    return [_hypothesis(made, name, asked[name]) for name in ABOUT]
 
 
-def criteria_of_labels(made: Tables) -> list[ConclusionRecord]:
-    """Success criteria 1 to 5: a number is reported and labelled."""
-    h4, *growth = (_hypothesis(made, name, _asked(made)[name]) for name in ("H4", "H5", "H6"))
-    labels = {SUPPORTED: "linear", REFUTED: "not linear"}
-    numbers = _settled(h4) | {"label": labels.get(h4["verdict"], UNDECIDED)}
-    sentences = " ".join(found["sentence"] for found in growth)
-    labels_of_growth = "; ".join(str(found["point_label"]) for found in growth)
-    told = {str(found["id"]): _settled(found) for found in growth}
-    return [
-        *(_criterion(made, number, *asked) for number, asked in _labelled(made).items()),
-        reported(4, [h4], h4["sentence"], numbers, h4["point_label"]),
-        reported(5, growth, sentences, told, labels_of_growth),
-    ]
+def _hypothesis(made: Tables, name: str, asked: Question | str) -> ConclusionRecord:
+    if isinstance(asked, str):
+        return conclusion(name, CANNOT_TELL, asked)
+    effects = _effects(made, asked)
+    if effects is None:
+        return conclusion(name, CANNOT_TELL, _no_number(made, asked))
+    found, is_open = asked.found(name, effects)
+    if not is_open:
+        return found
 
+    def would_tell(blocks: int) -> bool:
+        ahead = {key: effect.ahead(blocks) for key, effect in effects.items()}
+        return asked.answer(ahead)[0] != CANNOT_TELL
 
-def reported(
-    number: int,
-    findings: Sequence[ConclusionRecord],
-    sentence: str,
-    numbers: Mapping[str, Any],
-    label: str | None,
-) -> ConclusionRecord:
-    """A criterion that is met where all of these findings have numbers."""
-    if not all(found["numbers"] for found in findings):
-        return conclusion(number, NOT_MET, f"Not reported. {sentence}")
-    return conclusion(number, MET, sentence, numbers, label)
+    needed = fewest_blocks(made.study.document["blocks"], would_tell)
+    more = f"{needed} blocks decide it" if needed else f"{MOST_BLOCKS} blocks would not decide it"
+    found["sentence"] += f" With this estimate and spread {more} in {POWER:.0%} of the studies."
+    found["numbers"]["blocks_needed"] = needed
+    return found
 
 
 def conclusion(
@@ -171,46 +174,13 @@ def conclusion(
     }  # fmt: skip
 
 
-def _settled(found: ConclusionRecord) -> dict[str, Any]:
-    return {key: value for key, value in found["numbers"].items() if key != "blocks_needed"}
-
-
-def _hypothesis(made: Tables, name: str, asked: "Question | str") -> ConclusionRecord:
-    if isinstance(asked, str):
-        return conclusion(name, CANNOT_TELL, asked)
-    effects = _effects(made, asked)
-    if effects is None:
-        return conclusion(name, CANNOT_TELL, _no_number(made, asked))
-    numbers, label = asked.told(effects), asked.label(effects)
-    if why := _undecided(effects[key] for key in asked.judged):
-        sentence = f"{asked.begins(effects)}. {why} {_point_sentence(label)}"
-        return conclusion(name, CANNOT_TELL, sentence, numbers, label)
-    verdict, tail = asked.answer(effects, CANNOT_TELL)
-    sentence = f"{asked.begins(effects)}. {tail[0].upper()}{tail[1:]}"
-    if verdict != CANNOT_TELL:
-        return conclusion(name, verdict, sentence, numbers, label)
-
-    def would_tell(blocks: int) -> bool:
-        ahead = {key: effect.ahead(blocks) for key, effect in effects.items()}
-        return asked.answer(ahead, CANNOT_TELL)[0] != CANNOT_TELL
-
-    needed = fewest_blocks(made.study.document["blocks"], would_tell)
-    more = f"{needed} blocks decide it" if needed else f"{MOST_BLOCKS} blocks would not decide it"
-    sentence = f"{sentence} With this estimate and spread {more} in {POWER:.0%} of the studies."
-    return conclusion(name, verdict, sentence, numbers | {"blocks_needed": needed}, label)
-
-
-def _criterion(made: Tables, number: int, what: str, asked: "Question | str") -> ConclusionRecord:
-    effects = None if isinstance(asked, str) else _effects(made, asked)
-    if effects is None or isinstance(asked, str):
-        return conclusion(number, NOT_MET, f"Not reported: there is no number for {what}.")
-    label, said = asked.label(effects), asked.begins(effects)
-    if why := _undecided(effects[key] for key in asked.judged):
-        answer, sentence = UNDECIDED, f"{said}. {why} {_point_sentence(label)}"
-    else:
-        answer, tail = asked.answer(effects, UNDECIDED)
-        sentence = f"{said}. {tail[0].upper()}{tail[1:]}."
-    return conclusion(number, MET, sentence, asked.told(effects) | {"label": answer}, label)
+def numbers_of(effect: Effect) -> EffectNumbers:
+    """An effect's point, interval, method and blocks for hypotheses.json; fractions."""
+    lo, hi = effect.ends
+    return {
+        "point": effect.point, "lo": lo, "hi": hi, "method": effect.method,
+        "n_blocks": effect.n_blocks, "mark": effect.mark,
+    }  # fmt: skip
 
 
 def _effects(made: Tables, asked: Question) -> Effects | None:
@@ -253,44 +223,25 @@ def _undecided(effects: Iterable[Effect]) -> str:
     )
 
 
-def _point_sentence(label: str) -> str:
-    return f"The point estimate by itself: {label}; no verdict."
+# ---- what is asked
 
 
-def numbers_of(effect: Effect) -> EffectNumbers:
-    """An effect's point, interval, method and blocks for hypotheses.json; fractions."""
-    lo, hi = effect.ends
-    return {
-        "point": effect.point, "lo": lo, "hi": hi, "method": effect.method,
-        "n_blocks": effect.n_blocks, "mark": effect.mark,
-    }  # fmt: skip
-
-
-# ---- the hypotheses
-
-
-def _asked(made: Tables) -> dict[str, Question | str]:
-    """H1 to H6; a sentence in place of one that this study cannot be asked."""
-    study, cell = made.study, made.cell_at("ref_safe")
-    limits, engine = study.config["hypotheses"], study.document["engine_label"]
-    none = f"Cannot tell: taxes are against {study.baseline} here, which it is about."
-    h5 = _growth(made, "H5", "ttft_p90", "input_tokens", "output_tokens")
-    h6 = _growth(made, "H6", "tpot_p90", "output_tokens", "input_tokens")
-    if cell is None:
-        off = "Cannot tell: ref_safe is not a rate of Phase A."
-        asked: dict[str, Question | str] = dict.fromkeys(("H1", "H2", "H3", "H4"), off)
-    else:
-        asked = {
-            q.id: q
-            for q in (
-                _h1(cell, limits, engine, study.baseline),
-                _h2(cell, limits, engine),
-                _h3(cell, limits),
-                _h4(cell, limits),
-            )
-        }
-    asked |= {"H5": h5, "H6": h6}
-    return {name: none if study.baseline in ABOUT[name] else q for name, q in asked.items()}
+def questions(made: Tables) -> dict[str | int, Question | str]:
+    """H1 to H6 and criteria 1 to 3; a sentence in place of one this study cannot be asked."""
+    baseline, cell = made.study.baseline, made.cell_at("ref_safe")
+    off = "Cannot tell: ref_safe is not a rate of Phase A."
+    asked: dict[str | int, Question | str] = dict.fromkeys((*REPORTED, *ABOUT), off)
+    if cell is not None:
+        limits = made.study.config["hypotheses"]
+        engine = made.study.document["engine_label"]
+        asked["H1"], asked[1] = _persists(cell, limits, engine, baseline)
+        asked["H2"], asked[2] = _gap(cell, limits, engine)
+        asked["H3"], asked[3] = _framework(cell, limits)
+        asked["H4"] = _adds_up(cell, limits)
+    asked["H5"] = _grows(made, "ttft_p90", "input_tokens", "output_tokens")
+    asked["H6"] = _grows(made, "tpot_p90", "output_tokens", "input_tokens")
+    none = f"Cannot tell: taxes are against {baseline} here, which it is about."
+    return asked | {name: none for name, about in ABOUT.items() if baseline in about}
 
 
 def at_rate(cell: str, *weights: tuple[float, str]) -> Contrast:
@@ -298,78 +249,157 @@ def at_rate(cell: str, *weights: tuple[float, str]) -> Contrast:
     return [WeightedTax(weight, config, "A", cell, "ttft_p90") for weight, config in weights], None
 
 
-def _h1(cell: str, limits: Any, engine: str, baseline: str) -> Question:
-    """The tax persists at a single instance: TTFT p90 of mooncake_both at least h1_min_tax."""
-    bound, band = limits["h1_min_tax"], limits["h1_prior_band"]
-    there = f"at least {bound:.0%}: on {engine} a single instance has it."
-    gone = f"below {bound:.0%}: on {engine} the prior's tax is not there."
-    name = f"the {100 * band[0]:g} to {100 * band[1]:g}% band"
-    return Question(
-        "H1",
-        {"tax": at_rate(cell, (1, MOONCAKE))},
+def _in_band(
+    effect: str, band: tuple[float, float], inside: tuple[str, str], outside: tuple[str, str]
+) -> list[Answer]:
+    """Verdict and tail of an interval inside a band, and of one wholly outside."""
+    low, high = band
+    return [
+        Answer(*inside, [(effect, "lo >=", low), (effect, "hi <=", high)]),
+        Answer(*outside, [(effect, "hi <", low)]),
+        Answer(*outside, [(effect, "lo >", high)]),
+    ]
+
+
+def _place(value: float, band: tuple[float, float], name: str) -> str:
+    low, high = band
+    return f"{'below' if value < low else 'above' if value > high else 'inside'} {name}"
+
+
+def _persists(cell: str, limits: Any, engine: str, baseline: str) -> tuple[Question, Question]:
+    """H1: TTFT p90 of mooncake_both at least h1_min_tax; 1: the prior is accepted or revised."""
+    bound, band = limits["h1_min_tax"], tuple(limits["h1_prior_band"])
+    low, high = band
+    contrasts, numbers = {"tax": at_rate(cell, (1, MOONCAKE))}, {"tax_ttft_p90": "tax"}
+    h1 = Question(
+        contrasts,
         ["tax"],
-        [Answer(SUPPORTED, there, [("tax", "lo >=", bound)]),
-         Answer(REFUTED, gone, [("tax", "hi <", bound)])],
-        f"the interval holds {bound:.0%}, the least the hypothesis asks.",
+        [Answer(SUPPORTED, f"at least {bound:.0%}: on {engine} a single instance has it",
+                [("tax", "lo >=", bound)]),
+         Answer(REFUTED, f"below {bound:.0%}: on {engine} the prior's tax is not there",
+                [("tax", "hi <", bound)])],
+        f"the interval holds {bound:.0%}, the least the hypothesis asks",
         f"TTFT p90 of {MOONCAKE} at ref_safe is {{tax}} against {baseline}",
-        {"tax_ttft_p90": "tax"},
+        numbers,
         lambda _: {"min_tax": bound},
-        lambda effects: _place(effects["tax"].point, band, name),
+        lambda e: _place(e["tax"].point, band, f"the {100 * low:g} to {100 * high:g}% band"),
     )  # fmt: skip
+    words = f"[{low:.0%}, {high:.0%}]"
+    accepted = ("accepted", f"inside {words}: the prior is accepted")
+    revised = ("revised", f"outside {words}: the prior is revised")
+    return h1, Question(
+        contrasts,
+        ["tax"],
+        _in_band("tax", band, accepted, revised),
+        f"the interval crosses a border of {words}",
+        f"{MOONCAKE} at ref_safe: {{tax}}",
+        numbers,
+        lambda _: {"band": list(band)},
+        lambda e: f"prior {'accepted' if low <= e['tax'].point <= high else 'revised'}",
+    )
 
 
-def _h2(cell: str, limits: Any, engine: str) -> Question:
-    """The gap between Mooncake and NIXL is preserved: inside h2_gap_band_pp."""
-    low, high = (bound / 100 for bound in limits["h2_gap_band_pp"])
-    band = f"{100 * low:g} to {100 * high:g} pp"
-    return Question(
-        "H2",
-        {"gap": at_rate(cell, (1, MOONCAKE), (-1, NIXL))},
+def _gap(cell: str, limits: Any, engine: str) -> tuple[Question, Question]:
+    """H2: the gap between Mooncake and NIXL is inside h2_gap_band_pp; 2: it is the prior's."""
+    low, high = band = tuple(bound / 100 for bound in limits["h2_gap_band_pp"])
+    prior, words = limits["h2_prior_gap_pp"], f"{100 * low:g} to {100 * high:g} pp"
+    contrasts = {"gap": at_rate(cell, (1, MOONCAKE), (-1, NIXL))}
+    h2 = Question(
+        contrasts,
         ["gap"],
-        [Answer(SUPPORTED, f"inside {band}: on {engine} a single instance has the gap.",
+        [Answer(SUPPORTED, f"inside {words}: on {engine} a single instance has the gap",
                 [("gap", "lo >=", low), ("gap", "hi <=", high)]),
-         Answer(REFUTED, f"the gap is inverted: on {engine} that of the prior is not there.",
+         Answer(REFUTED, f"the gap is inverted: on {engine} that of the prior is not there",
                 [("gap", "hi <", 0)]),
-         Answer(REFUTED, f"below {band}: on {engine} the gap of the prior is not there.",
+         Answer(REFUTED, f"below {words}: on {engine} the gap of the prior is not there",
                 [("gap", "hi <", low), ("gap", "hi >=", 0)]),
-         Answer(REFUTED, f"above {band}: on {engine} the gap is larger than the prior's.",
+         Answer(REFUTED, f"above {words}: on {engine} the gap is larger than the prior's",
                 [("gap", "lo >", high)])],
-        f"the interval crosses a border of the band {band}.",
+        f"the interval crosses a border of the band {words}",
         f"The TTFT p90 tax of {MOONCAKE} exceeds that of {NIXL} by {{gap:pp}}",
         {"gap": "gap"},
-        lambda _: {"band_pp": limits["h2_gap_band_pp"], "prior_gap_pp": limits["h2_prior_gap_pp"]},
-        lambda effects: _place(effects["gap"].point, (low, high), f"the {band} band"),
+        lambda _: {"band_pp": limits["h2_gap_band_pp"], "prior_gap_pp": prior},
+        lambda e: _place(e["gap"].point, band, f"the {words} band"),
     )  # fmt: skip
+    agrees = ("agrees", f"agrees with the prior's {prior:g} pp")
+    disagrees = ("disagrees", f"disagrees with the prior's {prior:g} pp")
+    return h2, Question(
+        contrasts,
+        ["gap"],
+        _in_band("gap", band, agrees, disagrees),
+        "agreement with the prior cannot be told",
+        "Gap {gap:pp}",
+        {"gap": "gap"},
+        lambda _: {"prior_gap_pp": prior},
+        lambda e: f"{'agrees' if low <= e['gap'].point <= high else 'disagrees'} with the prior",
+    )
 
 
-def _h3(cell: str, limits: Any) -> Question:
-    """The framework is less than h3_framework_share of the Mooncake tax.
+def _framework(cell: str, limits: Any) -> tuple[Question, Question]:
+    """H3: the framework is less than h3_framework_share of the Mooncake tax; 3: which dominates.
 
     noop < share x mooncake is read off the interval of noop - share x mooncake: a ratio of two
     taxes has no usable interval when the lower one may be zero.
     """
-    share = limits["h3_framework_share"]
-    nothing = f"the tax of {MOONCAKE} may be zero, and there is nothing to split."
-    return Question(
-        "H3",
-        {"noop": at_rate(cell, (1, NOOP)), "mooncake": at_rate(cell, (1, MOONCAKE)),
-         "split": at_rate(cell, (1, NOOP), (-share, MOONCAKE))},
+    most, least = limits["h3_framework_share"], limits["h3_implementation_share"]
+    nothing = f"the tax of {MOONCAKE} may be zero, and there is nothing to split"
+    of_both = {"noop": at_rate(cell, (1, NOOP)), "mooncake": at_rate(cell, (1, MOONCAKE))}
+    split, lower = (at_rate(cell, (1, NOOP), (-share, MOONCAKE)) for share in (most, least))
+    zero, taxed = ("mooncake", "lo <=", 0.0), ("mooncake", "lo >", 0.0)
+    numbers = {"noop_tax": "noop", "mooncake_tax": "mooncake"}
+
+    def share(effects: Effects) -> float | None:
+        noop, mooncake = effects["noop"].point, effects["mooncake"].point
+        return noop / mooncake if mooncake > 0 else None
+
+    def dominance(effects: Effects) -> str:
+        value = share(effects)
+        if value is None:
+            return "no tax to split"
+        if value >= most:
+            return "framework-dominated"
+        return "implementation-dominated" if value < least else "mixed"
+
+    h3 = Question(
+        {**of_both, "split": split},
         ["split", "mooncake"],
-        [Answer(CANNOT_TELL, nothing, [("mooncake", "lo <=", 0)]),
-         Answer(SUPPORTED, f"the framework is less than {share:.0%} of the tax.",
-                [("mooncake", "lo >", 0), ("split", "hi <", 0)]),
-         Answer(REFUTED, f"the framework is at least {share:.0%} of the tax.",
-                [("mooncake", "lo >", 0), ("split", "lo >=", 0)])],
-        f"the interval of the difference to {share:.0%} of it holds zero.",
+        [Answer(CANNOT_TELL, nothing, [zero]),
+         Answer(SUPPORTED, f"the framework is less than {most:.0%} of the tax",
+                [taxed, ("split", "hi <", 0)]),
+         Answer(REFUTED, f"the framework is at least {most:.0%} of the tax",
+                [taxed, ("split", "lo >=", 0)])],
+        f"the interval of the difference to {most:.0%} of it holds zero",
         f"The no-op connector costs {{noop}} TTFT p90, {MOONCAKE} {{mooncake}}",
-        {"noop_tax": "noop", "mooncake_tax": "mooncake", "noop_minus_share_of_mooncake": "split"},
-        lambda effects: {"share": share, "framework_share": _share(effects)},
-        lambda effects: _dominance(limits, effects),
+        {**numbers, "noop_minus_share_of_mooncake": "split"},
+        lambda effects: {"share": most, "framework_share": share(effects)},
+        dominance,
+    )  # fmt: skip
+    partly = (
+        f"the framework is less than {most:.0%} of the tax; whether it is less than {least:.0%}"
+        " cannot be told"
+    )
+    return h3, Question(
+        {**of_both, "upper": split, "lower": lower},
+        ["noop", "mooncake", "upper", "lower"],
+        [Answer(CANNOT_TELL, nothing, [zero]),
+         Answer("framework-cost-dominated", "the tax is framework-cost-dominated",
+                [taxed, ("upper", "lo >=", 0)]),
+         Answer("implementation-cost-dominated", "the tax is implementation-cost-dominated",
+                [taxed, ("lower", "hi <", 0)]),
+         Answer("mixed", "neither the framework nor the implementation dominates",
+                [taxed, ("lower", "lo >=", 0), ("upper", "hi <", 0)]),
+         Answer(CANNOT_TELL, partly,
+                [taxed, ("upper", "hi <", 0), ("lower", "lo <", 0), ("lower", "hi >=", 0)])],
+        "the share of the framework cannot be told",
+        f"No-op connector {{noop}}, {MOONCAKE} {{mooncake}}",
+        numbers,
+        lambda effects: {"framework_share": share(effects)},
+        dominance,
     )  # fmt: skip
 
 
-def _h4(cell: str, limits: Any) -> Question:
-    """The stacked connector's tax is the sum of its parts', within h4_tolerance of itself.
+def _adds_up(cell: str, limits: Any) -> Question:
+    """H4: the stacked connector's tax is the sum of its parts', within h4_tolerance of itself.
 
     |multi - sum| <= tolerance x multi is two linear statements, each with its own interval:
     sum - (1 - tolerance) multi >= 0 (not super-additive) and (1 + tolerance) multi - sum >= 0 (not
@@ -380,40 +410,39 @@ def _h4(cell: str, limits: Any) -> Question:
     def combined(multi: float, parts: float) -> Contrast:
         return at_rate(cell, (multi, MULTI), (parts, MOONCAKE), (parts, LMCACHE))
 
-    def departure(effects: Effects) -> tuple[float, float]:
-        """The stack's tax, and how much it is above its parts' sum."""
+    def above(effects: Effects) -> float | None:
+        """How much the stack is above its parts' sum, over its tax; None where it has none."""
         multi = effects["multi"].point
-        return multi, multi - effects["sum"].point
+        return (multi - effects["sum"].point) / multi if multi > 0 else None
 
     def facts(effects: Effects) -> dict[str, Any]:
-        multi, above = departure(effects)
-        relative = abs(above) / multi if multi > 0 else None
-        return {"relative_departure": relative, "tolerance": tolerance}
+        relative = above(effects)
+        departure = None if relative is None else abs(relative)
+        return {"relative_departure": departure, "tolerance": tolerance}
 
     def label(effects: Effects) -> str:
-        multi, above = departure(effects)
-        if multi <= 0:
+        relative = above(effects)
+        if relative is None:
             return "no tax to add up"
-        if abs(above) <= tolerance * multi:
+        if abs(relative) <= tolerance:
             return "additive"
-        return "super-additive" if above > 0 else "sub-additive"
+        return "super-additive" if relative > 0 else "sub-additive"
 
-    nothing = "its tax may be zero, and there is nothing to add up."
+    taxed = ("multi", "lo >", 0.0)
     return Question(
-        "H4",
         {"multi": at_rate(cell, (1, MULTI)), "mooncake": at_rate(cell, (1, MOONCAKE)),
          "lmcache": at_rate(cell, (1, LMCACHE)), "sum": at_rate(cell, (1, MOONCAKE), (1, LMCACHE)),
          "not_super": combined(tolerance - 1, 1),
          "not_sub": combined(1 + tolerance, -1), "excess": combined(1, -1)},
         ["multi", "not_super", "not_sub"],
-        [Answer(CANNOT_TELL, nothing, [("multi", "lo <=", 0)]),
-         Answer(SUPPORTED, f"additive within {tolerance:.0%}.",
-                [("multi", "lo >", 0), ("not_super", "lo >=", 0), ("not_sub", "lo >=", 0)]),
-         Answer(REFUTED, "super-additive: the connectors interfere.",
-                [("multi", "lo >", 0), ("not_super", "hi <", 0)]),
-         Answer(REFUTED, "sub-additive: a cost is shared.",
-                [("multi", "lo >", 0), ("not_sub", "hi <", 0)])],
-        f"the interval crosses a border of the {tolerance:.0%} tolerance.",
+        [Answer(CANNOT_TELL, "its tax may be zero, and there is nothing to add up",
+                [("multi", "lo <=", 0)]),
+         Answer(SUPPORTED, f"additive within {tolerance:.0%}",
+                [taxed, ("not_super", "lo >=", 0), ("not_sub", "lo >=", 0)]),
+         Answer(REFUTED, "super-additive: the connectors interfere",
+                [taxed, ("not_super", "hi <", 0)]),
+         Answer(REFUTED, "sub-additive: a cost is shared", [taxed, ("not_sub", "hi <", 0)])],
+        f"the interval crosses a border of the {tolerance:.0%} tolerance",
         "The stacked connector costs {multi} TTFT p90 against {sum:point} for the sum of its parts,"
         " apart by {excess:pp}",
         {"multi_tax": "multi", "mooncake_tax": "mooncake", "lmcache_tax": "lmcache",
@@ -423,7 +452,7 @@ def _h4(cell: str, limits: Any) -> Question:
     )  # fmt: skip
 
 
-def _growth(made: Tables, name: str, metric: str, axis: Axis, across: Axis) -> Question | str:
+def _grows(made: Tables, metric: str, axis: Axis, across: Axis) -> Question | str:
     """H5, H6: whether a tax of mooncake_both grows along one axis of Phase B.
 
     Averaged over the other. Supported: every step from one length to the next is positive (all
@@ -456,20 +485,18 @@ def _growth(made: Tables, name: str, metric: str, axis: Axis, across: Axis) -> Q
         return "+" if whole > 0 else "-" if whole < 0 else "0"
 
     grows = [(step, "lo >", 0.0) for step in steps]
+    growing, below = f"it grows at every step of the {noun} length", ("whole", "hi <", margin)
     words = {"+": "grows", "-": "falls", "0": "does not change"}
     return Question(
-        name,
         {**steps, **strict, "whole": change(lengths[0], lengths[-1])},
         ["whole", *steps],
-        [Answer(SUPPORTED, f"it grows at every step of the {noun} length.",
-                [*grows, ("whole", "hi >=", margin)]),
-         Answer(SUPPORTED, f"it grows at every step of the {noun} length, less than {margin:.0%}.",
-                [*grows, ("whole", "hi <", margin)]),
-         *(Answer(REFUTED, f"it falls at a step of the {noun} length.", [(step, "hi <", 0)])
+        [Answer(SUPPORTED, growing, [*grows, ("whole", "hi >=", margin)]),
+         Answer(SUPPORTED, f"{growing}, less than {margin:.0%}", [*grows, below]),
+         *(Answer(REFUTED, f"it falls at a step of the {noun} length", [(step, "hi <", 0)])
            for step in strict),
-         *(Answer(REFUTED, f"no growth beyond the margin of {margin:.0%}.",
-                  [("whole", "hi <", margin), (step, "lo <=", 0)]) for step in steps)],
-        "at least one step's interval holds zero.",
+         *(Answer(REFUTED, f"no growth beyond the margin of {margin:.0%}",
+                  [below, (step, "lo <=", 0)]) for step in steps)],
+        "at least one step's interval holds zero",
         f"From {lengths[0]} to {lengths[-1]} {noun} tokens the {LATENCY_METRICS[metric].label} tax"
         f" of {MOONCAKE} changes by {{whole:pp}}",
         {"whole": "whole"},
@@ -481,115 +508,114 @@ def _growth(made: Tables, name: str, metric: str, axis: Axis, across: Axis) -> Q
     )  # fmt: skip
 
 
-# ---- the criteria that ask for a label
+# ---- the success criteria
 
 
-def _labelled(made: Tables) -> dict[int, tuple[str, Question | str]]:
-    """Criteria 1 to 3: what each asks a number of, and the question that labels it."""
-    cell, limits = made.cell_at("ref_safe"), made.study.config["hypotheses"]
-    whats = {
-        1: f"the TTFT p90 tax of {MOONCAKE} at ref_safe",
-        2: f"the gap between {MOONCAKE} and {NIXL} at ref_safe",
-        3: f"the TTFT p90 taxes of {NOOP} and {MOONCAKE} at ref_safe",
-    }
-    if cell is None:
-        return {number: (what, "") for number, what in whats.items()}
-    questions = (_prior_of_h1(cell, limits), _gap_of_h2(cell, limits), _label_of_h3(cell, limits))
-    return {n: (whats[n], asked) for n, asked in zip(whats, questions, strict=True)}
+def criteria(
+    made: Tables, found: Sequence[ConclusionRecord], cells: Sequence[Cell], step_timing: bool
+) -> list[ConclusionRecord]:
+    """All seven, in order, as hypotheses.json has them; `found` is what `hypotheses` says.
+
+    1 to 5 ask that a number is reported and labelled.
+    """
+    asked, (h4, *growth) = questions(made), found[3:]
+    labels = {SUPPORTED: "linear", REFUTED: "not linear"}
+    numbers = _settled(h4) | {"label": labels.get(h4["verdict"], UNDECIDED)}
+    told = {str(of["id"]): _settled(of) for of in growth}
+    return [
+        *(_labelled(made, number, asked[number]) for number in REPORTED),
+        _reported(4, [h4], numbers),
+        _reported(5, growth, told),
+        artifacts(made.study, cells, step_timing),
+        wall_clock(made.study, cells),
+    ]
 
 
-def _prior_of_h1(cell: str, limits: Any) -> Question:
-    """The prior is accepted or revised."""
-    low, high = limits["h1_prior_band"]
-    band = f"[{low:.0%}, {high:.0%}]"
-    inside = [("tax", "lo >=", low), ("tax", "hi <=", high)]
-    return Question(
-        "1",
-        {"tax": at_rate(cell, (1, MOONCAKE))},
-        ["tax"],
-        [Answer("accepted", f"inside {band}: the prior is accepted", inside),
-         *(Answer("revised", f"outside {band}: the prior is revised", [(effect, end, bound)])
-           for effect, end, bound in (("tax", "hi <", low), ("tax", "lo >", high)))],
-        f"the interval crosses a border of {band}",
-        f"{MOONCAKE} at ref_safe: {{tax}}",
-        {"tax_ttft_p90": "tax"},
-        lambda _: {"band": [low, high]},
-        lambda e: f"prior {'accepted' if low <= e['tax'].point <= high else 'revised'}",
-    )  # fmt: skip
+def _labelled(made: Tables, number: int, asked: Question | str) -> ConclusionRecord:
+    effects = None if isinstance(asked, str) else _effects(made, asked)
+    if effects is None or isinstance(asked, str):
+        said = f"Not reported: there is no number for {REPORTED[number]}."
+        return conclusion(number, NOT_MET, said)
+    found, _ = asked.found(number, effects)
+    said = found["verdict"]
+    found["numbers"]["label"] = UNDECIDED if said == CANNOT_TELL else said
+    return {**found, "verdict": MET}
 
 
-def _gap_of_h2(cell: str, limits: Any) -> Question:
-    """Agreement of the gap with the prior's."""
-    low, high = (bound / 100 for bound in limits["h2_gap_band_pp"])
-    prior = limits["h2_prior_gap_pp"]
-    inside = [("gap", "lo >=", low), ("gap", "hi <=", high)]
-    return Question(
-        "2",
-        {"gap": at_rate(cell, (1, MOONCAKE), (-1, NIXL))},
-        ["gap"],
-        [Answer("agrees", f"agrees with the prior's {prior:g} pp", inside),
-         *(Answer("disagrees", f"disagrees with the prior's {prior:g} pp", [(effect, end, bound)])
-           for effect, end, bound in (("gap", "hi <", low), ("gap", "lo >", high)))],
-        "agreement with the prior cannot be told",
-        "Gap {gap:pp}",
-        {"gap": "gap"},
-        lambda _: {"prior_gap_pp": prior},
-        lambda e: f"{'agrees' if low <= e['gap'].point <= high else 'disagrees'} with the prior",
-    )  # fmt: skip
+def _reported(
+    number: int, findings: Sequence[ConclusionRecord], numbers: Mapping[str, Any]
+) -> ConclusionRecord:
+    """A criterion that is met where all of these findings have numbers."""
+    sentence = " ".join(found["sentence"] for found in findings)
+    if not all(found["numbers"] for found in findings):
+        return conclusion(number, NOT_MET, f"Not reported. {sentence}")
+    label = "; ".join(str(found["point_label"]) for found in findings)
+    return conclusion(number, MET, sentence, numbers, label)
 
 
-def _label_of_h3(cell: str, limits: Any) -> Question:
-    """Framework or implementation: what dominates the tax."""
-    most, least = limits["h3_framework_share"], limits["h3_implementation_share"]
-    nothing = f"the tax of {MOONCAKE} may be zero, and there is nothing to split"
-    partly = (
-        f"the framework is less than {most:.0%} of the tax; whether it is less than {least:.0%}"
-        " cannot be told"
+def _settled(found: ConclusionRecord) -> dict[str, Any]:
+    return {key: value for key, value in found["numbers"].items() if key != "blocks_needed"}
+
+
+def artifacts(study: Study, cells: Sequence[Cell], step_timing: bool) -> ConclusionRecord:
+    """6: a launch that ran has every file; a skipped configuration has a reason in pre-flight."""
+    try:
+        gates: dict[str, GateRecord] = read_json(study.root / paths.PREFLIGHT_STATUS)
+    except ArtifactError as error:
+        return conclusion(6, NOT_MET, str(error))
+    launches: dict[Launch, list[Cell]] = {}
+    for cell in cells:
+        launches.setdefault(Launch(*cell.key[:3]), []).append(cell)
+    missing = []
+    for launch, members in launches.items():
+        name = f"{paths.RUNS}/{launch.name}"
+        missing += [f"{name}{what}" for what in _missing(launch, study, members, step_timing)]
+        if members[0].status == "skipped" and launch.phase != "Bp":
+            entry = gates.get(launch.configuration)
+            if entry is None or not entry.get("reason"):
+                missing.append(f"{name}: skipped without a reason in preflight_status.json")
+    numbers = {"launches": len(launches), "missing": missing}
+    if missing:
+        sentence = f"{len(missing)} artifacts or reasons are missing, first: {missing[0]}."
+        return conclusion(6, NOT_MET, sentence, numbers)
+    sentence = f"All artifacts of {len(launches)} launches are present; every skip has its reason."
+    return conclusion(6, MET, sentence, numbers)
+
+
+def _missing(
+    launch: Launch, study: Study, members: Sequence[Cell], step_timing: bool
+) -> Iterator[str]:
+    """The files that a launch lacks, and its cells that were not measured with the reason."""
+    folder = launch.folder(study.root)
+    if any(cell.status in ("valid", "void") for cell in members):
+        yield from (f"/{file}" for file in paths.LAUNCH_FILES if not (folder / file).exists())
+    kinds = ["requests", "metrics", *(["engine_step"] if step_timing else [])]
+    for cell in members:
+        # A failed launch is missing its cells; the table of cells says so row by row.
+        if cell.status in ("failed", "missing"):
+            yield f": {cell.key.cell}: {cell.reason}"
+        elif cell.status != "skipped":
+            files = [cell.file(kind) for kind in kinds]
+            yield from (f"/{cell.key.cell}/{file.name}" for file in files if not file.exists())
+
+
+def wall_clock(study: Study, cells: Sequence[Cell]) -> ConclusionRecord:
+    """7: the measurements span less than max_hours of wall clock, first arrival to last drain."""
+    limit = study.config["hypotheses"]["max_hours"]
+    spans, busy_h = [], 0.0
+    for window in (cell.record["window"] for cell in cells if cell.record is not None):
+        hours = (window["t_drained_ns"] - window["t_origin_ns"]) / NS_PER_HOUR
+        start_h = datetime.fromisoformat(window["started_utc"]).timestamp() / 3600
+        spans.append((start_h, start_h + hours))
+        busy_h += hours
+    if not spans:
+        return conclusion(7, CANNOT_TELL, "Cannot tell: no cell was measured.")
+    span = max(end for _, end in spans) - min(begin for begin, _ in spans)
+    planned = sum(len(study.document["run_order"][p]) * len(study.cells(p)) for p in PHASES)
+    numbers = {"span_hours": span, "cell_hours": busy_h, "max_hours": limit,
+               "cells_measured": len(spans), "cells_planned": planned}  # fmt: skip
+    sentence = (
+        f"{len(spans)} of {planned} planned cells span {span:.2f} h of wall clock"
+        f" ({busy_h:.2f} h inside cells), limit {limit:g} h."
     )
-    taxed = ("mooncake", "lo >", 0.0)
-    contrasts = {
-        "noop": at_rate(cell, (1, NOOP)), "mooncake": at_rate(cell, (1, MOONCAKE)),
-        "upper": at_rate(cell, (1, NOOP), (-most, MOONCAKE)),
-        "lower": at_rate(cell, (1, NOOP), (-least, MOONCAKE)),
-    }  # fmt: skip
-    return Question(
-        "3",
-        contrasts,
-        list(contrasts),
-        [Answer(UNDECIDED, nothing, [("mooncake", "lo <=", 0)]),
-         Answer("framework-cost-dominated", "the tax is framework-cost-dominated",
-                [taxed, ("upper", "lo >=", 0)]),
-         Answer("implementation-cost-dominated", "the tax is implementation-cost-dominated",
-                [taxed, ("lower", "hi <", 0)]),
-         Answer("mixed", "neither the framework nor the implementation dominates",
-                [taxed, ("lower", "lo >=", 0), ("upper", "hi <", 0)]),
-         Answer(UNDECIDED, partly,
-                [taxed, ("upper", "hi <", 0), ("lower", "lo <", 0), ("lower", "hi >=", 0)])],
-        "the share of the framework cannot be told",
-        f"No-op connector {{noop}}, {MOONCAKE} {{mooncake}}",
-        {"noop_tax": "noop", "mooncake_tax": "mooncake"},
-        lambda effects: {"framework_share": _share(effects)},
-        lambda effects: _dominance(limits, effects),
-    )  # fmt: skip
-
-
-def _share(effects: Effects) -> float | None:
-    """The no-op connector's tax over Mooncake's."""
-    noop, mooncake = effects["noop"].point, effects["mooncake"].point
-    return noop / mooncake if mooncake > 0 else None
-
-
-def _dominance(limits: Any, effects: Effects) -> str:
-    """What the design calls that share."""
-    share = _share(effects)
-    if share is None:
-        return "no tax to split"
-    if share >= limits["h3_framework_share"]:
-        return "framework-dominated"
-    return "implementation-dominated" if share < limits["h3_implementation_share"] else "mixed"
-
-
-def _place(value: float, band: Sequence[float], name: str) -> str:
-    low, high = band
-    where = "below" if value < low else "above" if value > high else "inside"
-    return f"{where} {name}"
+    return conclusion(7, MET if span < limit else NOT_MET, sentence, numbers)

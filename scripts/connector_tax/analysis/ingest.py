@@ -2,9 +2,12 @@
 
 Everything that was planned is represented: a cell that was skipped, failed, void or never measured
 is an object with that status and the reason, so that it becomes a row.
+
+A block is measured on one device, which its effects therefore hold (docs/method.md, "Several
+devices"). A study whose launches ran on one, or did not record theirs, has none to tell apart.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,12 +15,18 @@ from typing import Any
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import CellRecord
 from connector_tax.artifacts.index import CellEntry, LaunchIndex, cell_state, read_index
-from connector_tax.artifacts.launch_files import NodeRecord
+from connector_tax.artifacts.launch_files import ClaimedNode, NodeRecord
 from connector_tax.artifacts.names import CellKey, Launch
 from connector_tax.artifacts.rates import cell_rates, shape_limits
 from connector_tax.artifacts.study_file import Study, launches
 from connector_tax.artifacts.study_records import CellPlan
-from connector_tax.files import ArtifactError, read_json, sha256_file
+from connector_tax.files import ArtifactError, check_sha256, read_json
+
+NOT_RECORDED = "a device that was not recorded"
+# Of a GPU, what tells it from others of its type.
+OWN = ("uuid", "pci.bus_id")
+# Of a node, the hashes of the lock and of vLLM's sources; absent in older studies.
+FILES = "engine_files"
 
 
 @dataclass(frozen=True)
@@ -59,6 +68,18 @@ class Cell:
     def sha256(self, kind: str) -> str | None:
         """What the index vouches for as that file's hash; None when it does not list the file."""
         return self.files.get(self.file(kind).name)
+
+    def listed(self, kind: str) -> tuple[Path, str]:
+        """The path and the hash of a file that a valid cell must have.
+
+        Raises:
+            ArtifactError: the index does not list it.
+        """
+        path, digest = self.file(kind), self.sha256(kind)
+        if digest is None:
+            index = self.folder.parent / paths.INDEX
+            raise ArtifactError(f"{index}: no hash of {path.name}, which a valid cell must have")
+        return path, digest
 
 
 def merged_reasons(reasons: Sequence[tuple[int, str]]) -> str:
@@ -175,11 +196,7 @@ def _cell(
 def _check_record(record: Any, path: Path, key: CellKey, entry: CellEntry) -> None:
     if path.name not in entry.files:
         raise ArtifactError(f"{path.parent.parent / paths.INDEX}: no hash of {path.name}")
-    if sha256_file(path) != entry.files[path.name]:
-        raise ArtifactError(
-            f"{path}: sha256 is not what index.json says: the file changed after it was measured."
-            " To measure the cell again, the damaged one kept: --rerun-incomplete"
-        )
+    check_sha256(path, entry.files[path.name])
     for name in ("config", "block", "phase", "cell"):
         if record.get(name) != getattr(key, name):
             raise ArtifactError(
@@ -190,3 +207,61 @@ def _check_record(record: Any, path: Path, key: CellKey, entry: CellEntry) -> No
             raise ArtifactError(f"{path}: key {name!r} is missing")
     if record["valid"] != (entry.status == "valid"):
         raise ArtifactError(f"{path}: valid is {record['valid']}, index.json says {entry.status!r}")
+
+
+# ---- devices
+
+
+def block_devices(cells: Iterable[Cell]) -> dict[int, str]:
+    """Block to the name of its device; empty where all blocks have the same.
+
+    Args:
+        cells: of any phases of the study.
+
+    Raises:
+        ArtifactError: a block has launches on two devices, or the study two types of device or two
+            environments.
+    """
+    cells = list(cells)
+    measured = [(cell, node) for cell in cells for node in cell.nodes]
+    names: dict[int, str] = {}
+    for cell, node in measured:
+        name = device_name(node)
+        known = names.setdefault(cell.key.block, name)
+        if known != name:
+            raise ArtifactError(
+                f"{cell.folder.parent}: measured on {name}, the block's other launches on {known}:"
+                " launches of one block are compared, and must be of one device (docs/devices.md)"
+            )
+    _check_types(measured)
+    if len(set(names.values())) < 2:
+        return {}
+    return {cell.key.block: names.get(cell.key.block, NOT_RECORDED) for cell in cells}
+
+
+def device_name(node: ClaimedNode) -> str:
+    """The machine's alias and its GPUs' UUIDs; without GPUs `server.device` and the CPUs."""
+    name = " ".join([node["machine"], *node["devices"]])
+    return name if node["gpus"] else f"{name}, CPUs {node['cpus']}"
+
+
+def _check_types(measured: Iterable[tuple[Cell, NodeRecord]]) -> None:
+    known: dict[str, tuple[Cell, Any]] = {}
+    for cell, node in measured:
+        for key, value in _type(node).items():
+            first, wanted = known.setdefault(key, (cell, value))
+            if value == wanted:
+                continue
+            what = "environments" if key == FILES else "types of device"
+            raise ArtifactError(
+                f"two {what} are never pooled: {key} is {wanted!r} in block {first.key.block} and"
+                f" {value!r} in block {cell.key.block}. Measure a study with one; two studies are"
+                " compared by `snakemake compare` (docs/compare.md)"
+            )
+
+
+def _type(node: NodeRecord) -> dict[str, Any]:
+    """What must be the same for all launches; FILES of those that recorded them."""
+    gpus = [{k: v for k, v in gpu.items() if k not in OWN} for gpu in node["gpus"]]
+    files = {FILES: node["engine_files"]} if "engine_files" in node else {}
+    return {"gpus": gpus, "cpu": node["cpu"], "quota_cpus": node["quota_cpus"], **files}

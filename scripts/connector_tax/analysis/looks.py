@@ -12,12 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypedDict
 
-from connector_tax.analysis.block_model import (
-    Estimate,
-    Launches,
-    LaunchId,
-)
-from connector_tax.analysis.samples import over_rates, saturated_in, unsaturated
+from connector_tax.analysis.block_model import Launches, LaunchId
+from connector_tax.analysis.effects import over_rates, saturated_in, unsaturated
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.metrics import VERDICT_METRICS, margin_of
@@ -99,18 +95,22 @@ def findings_of(
         base = medians.y[medians.config == baseline]
         base_ms = math.exp(base.mean()) if len(base) else None
         for config in candidates:
-            estimate, marked = medians.contrast(config, plains), {config, baseline} & {*saturated}
-            if estimate is None:
-                verdict = MARKED if marked else CANNOT_TELL
-                findings.append(Finding(config, metric, None, None, None, verdict, base_ms, None))
-                continue
-            lo, hi, verdict = _judged(estimate, level, len(candidates), margins[metric])
-            verdict, needed = MARKED if marked else verdict, None
-            if verdict == CANNOT_TELL and estimate.error is not None:
-                shares = _shares(levels[-1], len(candidates))
-                needed = estimate.blocks_needed(medians.added_df, margins[metric], *shares)
-            tax = math.expm1(estimate.point)
-            findings.append(Finding(config, metric, tax, lo, hi, verdict, base_ms, needed))
+            marked = bool({config, baseline} & {*saturated})
+            estimate, lo, hi, needed = medians.contrast(config, plains), None, None, None
+            verdict = CANNOT_TELL if estimate is None else TOO_FEW
+            if estimate is not None and estimate.error is not None:
+                wide, narrow = (
+                    (math.expm1(low), math.expm1(high))
+                    for share in _shares(level, len(candidates))
+                    for low, high in [estimate.interval(share) or (0.0, 0.0)]
+                )
+                (lo, hi), verdict = wide, verdict_of(wide, narrow, margins[metric])
+                if verdict == CANNOT_TELL and not marked:
+                    shares = _shares(levels[-1], len(candidates))
+                    needed = estimate.blocks_needed(medians.added_df, margins[metric], *shares)
+            tax = None if estimate is None else math.expm1(estimate.point)
+            said = MARKED if marked else verdict
+            findings.append(Finding(config, metric, tax, lo, hi, said, base_ms, needed))
     return findings
 
 
@@ -153,23 +153,12 @@ def _saturated(row: Mapping[str, float | None], least: float) -> bool:
     return bool(row["dropped"]) or (ratio is not None and ratio < least)
 
 
-def _judged(
-    estimate: Estimate, level: float, candidates: int, margin: float
-) -> tuple[float | None, float | None, str]:
-    """Interval and verdict.
+def _shares(level: float, candidates: int) -> tuple[float, float]:
+    """Confidence of the interval, and of the one of the equivalence test.
 
     All metrics must lie within the margin, so that they share no level for that
     (intersection-union).
     """
-    wide, narrow = (estimate.half_width(share) for share in _shares(level, candidates))
-    if wide is None or narrow is None:
-        return None, None, TOO_FEW
-    ends = [math.expm1(estimate.point + end) for end in (-wide, wide, -narrow, narrow)]
-    return ends[0], ends[1], verdict_of((ends[0], ends[1]), (ends[2], ends[3]), margin)
-
-
-def _shares(level: float, candidates: int) -> tuple[float, float]:
-    """Confidence of the interval, and of the one of the equivalence test."""
     return 1 - level / (candidates * len(VERDICT_METRICS)), 1 - 2 * level / candidates
 
 

@@ -13,30 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from connector_tax.artifacts.cell_records import MachineCounters, MachineLine, MeasuredWindow
-from connector_tax.files import ArtifactError, read_jsonl, sha256_file
+from connector_tax.files import ArtifactError, check_sha256, read_jsonl
 
 SIDES: tuple[Literal["loadgen", "server"], ...] = ("loadgen", "server")
 _CPU_COUNTERS: tuple[Literal["idle_ms", "steal_ms", "own_ms"], ...] = (
-    "idle_ms",
-    "steal_ms",
-    "own_ms",
-)
+    "idle_ms", "steal_ms", "own_ms",
+)  # fmt: skip
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-
-
-def chunk_steal(before: MachineLine, line: MachineLine, cpus: Sequence[int]) -> float:
-    """A chunk's steal, from its line and the one before it.
-
-    Args:
-        before: the line the chunk begins with.
-        line: the chunk's.
-        cpus: how many each of SIDES has.
-    """
-    grown = np.subtract(line["counters"]["steal_ms"], before["counters"]["steal_ms"])
-    wall_ms = (line["t_ns"] - before["t_ns"]) / 1e6
-    return float((grown / np.array(cpus)).max() / wall_ms)
 
 
 class MachineUse(NamedTuple):
@@ -100,7 +85,6 @@ class WatchedMachine:
         elements: loads of a sample.
         cpus: `loadgen` and `server` to the use of their CPU sets.
         own_share: CPU time of the watching process over the time it sampled.
-        faults: its page faults in that time.
         throttled: periods the control group was throttled in; None: not counted.
         foreign_gpu: processes of others on the study's GPUs; None: no GPUs, or not told.
         gpu_slowed: readings of a busy GPU that heat or its power supply slowed; None: the same.
@@ -116,7 +100,6 @@ class WatchedMachine:
     elements: int
     cpus: Mapping[str, CpuUse]
     own_share: float
-    faults: int
     throttled: int | None
     foreign_gpu: int | None
     gpu_slowed: int | None
@@ -133,17 +116,19 @@ def read_machine(path: Path, sha256: str | None) -> WatchedMachine:
     Raises:
         ArtifactError: the file is missing, changed or malformed.
     """
-    if sha256 is not None and sha256_file(path) != sha256:
-        raise ArtifactError(
-            f"{path}: sha256 is not what index.json says: the file changed after it was measured"
-        )
+    check_sha256(path, sha256)
     records = list(read_jsonl(path))
     try:
         (begin,) = (r for r in records if r["kind"] == "begin")
         lines = [r for r in records if r["kind"] == "chunk"]
         chunks = list(zip([begin, *lines], lines, strict=False))
         cpus = [len(begin[side]) for side in SIDES]
-        steal = [chunk_steal(before, line, cpus) for before, line in chunks]
+        # Of either side's CPUs, whichever lost the larger share.
+        steal = [
+            float((grown / np.array(cpus)).max() / ((line["t_ns"] - before["t_ns"]) / 1e6))
+            for before, line in chunks
+            for grown in [np.subtract(*(of["counters"]["steal_ms"] for of in (line, before)))]
+        ]
         t_ns = [before["t_ns"] + 1000 * at for before, line in chunks for at in line["at_us"]]
         memory, compute = (
             np.array([v for line in lines for v in line[name]], np.int64)
@@ -169,7 +154,6 @@ def read_machine(path: Path, sha256: str | None) -> WatchedMachine:
             elements=int(begin["elements"]),
             cpus=_cpu_use(begin, first, last, wall_ms),
             own_share=(last["self_us"] - first["self_us"]) / 1e3 / wall_ms,
-            faults=last["faults"] - first["faults"],
             throttled=None
             if last["throttled"] is None
             else int(last["throttled"] - first["throttled"]),

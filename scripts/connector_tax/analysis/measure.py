@@ -1,29 +1,56 @@
 """What one valid cell measured: request latencies, throughput, waiting queue, backlog.
 
-Source: docs/method.md, "Clocks, latencies, success": TTFT and E2E from the intended time, warm-up
-and drain excluded by arrival, failures never in a latency. Effective throughput charges a growing
-backlog to the window, so that requests which are only served during the drain do not count as kept
-up with.
+TTFT and E2E are from the intended time, warm-up and drain excluded by arrival, failures never in a
+latency. Effective throughput charges a growing backlog to the window, so that requests which are
+only served during the drain do not count as kept up with.
+
+Sources: docs/method.md, "Clocks, latencies, success"; Hyndman & Fan (1996), definition 7 (numpy's
+`linear`); Le Boudec, "Performance Evaluation of Computer and Communication Systems", theorem 2.1
+(exact binomial ranks).
 """
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from connector_tax.analysis.ingest import Cell
-from connector_tax.analysis.machine import WatchedMachine, read_machine
-from connector_tax.analysis.percentiles import quantile
-from connector_tax.analysis.records import REQUESTS, empty_frame, read_records
+from connector_tax.analysis.records import REQUESTS, empty_frame, in_window, read_records
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import CellRecord, MeasuredWindow, ScrapeLine
 from connector_tax.artifacts.metrics import FAR_TAIL, LATENCY_METRICS
 from connector_tax.artifacts.tables import Row
-from connector_tax.files import ArtifactError, read_json, read_jsonl, sha256_file
+from connector_tax.files import ArtifactError, check_sha256, read_json, read_jsonl
+from connector_tax.ranks import order_statistic_ranks
 
 WAITING = "vllm:num_requests_waiting"
+
+
+class Quantile(NamedTuple):
+    """A percentile and its interval, in the unit of the data; None where the sample cannot tell."""
+
+    value: float | None
+    lo: float | None
+    hi: float | None
+
+
+def quantile(values: NDArray[np.float64], percent: float, confidence: float) -> Quantile:
+    """A percentile of `values` (any order, no NaN) with its order-statistic interval."""
+    n = len(values)
+    if n == 0:
+        return Quantile(None, None, None)
+    ordered = np.sort(values)
+    low, high = order_statistic_ranks(n, percent, confidence)
+    value = float(np.percentile(ordered, percent))
+    # In a tiny sample the interpolated percentile can lie outside; widening keeps the coverage.
+    return Quantile(
+        value,
+        None if low is None else min(value, float(ordered[low - 1])),
+        None if high is None else max(value, float(ordered[high - 1])),
+    )
 
 
 @dataclass(frozen=True)
@@ -112,11 +139,9 @@ def read_requests(path: Path, sha256: str | None, window: MeasuredWindow) -> Req
         raise ArtifactError(
             f"{path}: the cell's window ends at {stop}, before it starts at {start}"
         )
-    frames = [
-        frame.filter((pl.col("t_intended_ns") >= start) & (pl.col("t_intended_ns") < stop))
-        for frame in read_records(path, REQUESTS, sha256)
-    ]
-    measured = pl.concat(frames or [empty_frame(REQUESTS)]).sort("t_intended_ns", "seq")
+    frames = (empty_frame(REQUESTS), *read_records(path, REQUESTS, sha256))
+    inside = in_window("t_intended_ns", window)
+    measured = pl.concat([frame.filter(inside) for frame in frames]).sort("t_intended_ns", "seq")
     status = measured["status"]
     ok = measured.filter(status == "ok")
     _check_stamps(path, ok)
@@ -163,19 +188,17 @@ def gauge_values(record: ScrapeLine, gauge: str) -> list[float]:
     return [float(value) for name, value in values if name.partition("{")[0] == gauge]
 
 
-def waiting_p50(path: Path, sha256: str | None, window: MeasuredWindow) -> float | None:
-    """Median of vllm:num_requests_waiting over the scrapes inside the measured window.
+def measure_waiting(cell: Cell) -> float | None:
+    """Median of vllm:num_requests_waiting over the scrapes inside a valid cell's measured window.
 
     None of a server whose /metrics has nothing under vLLM's names.
 
     Raises:
-        ArtifactError: the file's hash differs, no scrape lies in the window, or a scrape lacks the
-        gauge.
+        ArtifactError: the file is not what the index lists, or a scrape lacks the gauge.
     """
-    if sha256 is not None and sha256_file(path) != sha256:
-        raise ArtifactError(
-            f"{path}: sha256 is not what index.json says: the file changed after it was measured"
-        )
+    assert cell.record is not None
+    (path, digest), window = cell.listed("metrics"), cell.record["window"]
+    check_sha256(path, digest)
     depths, of_vllm = [], False
     for number, record in enumerate(read_jsonl(path), 1):
         try:
@@ -191,9 +214,7 @@ def waiting_p50(path: Path, sha256: str | None, window: MeasuredWindow) -> float
         if not series:
             raise ArtifactError(f"{path}:{number}: no {WAITING} among the values")
         depths.append(sum(series))
-    if not depths:
-        return None
-    return float(np.median(depths))
+    return float(np.median(depths)) if depths else None
 
 
 def measure_requests(cell: Cell) -> Requests:
@@ -203,31 +224,7 @@ def measure_requests(cell: Cell) -> Requests:
         ArtifactError: the index does not list a file, or a file is not what it was.
     """
     assert cell.record is not None
-    return read_requests(
-        cell.file("requests"), _listed_sha256(cell, "requests"), cell.record["window"]
-    )
-
-
-def measure_machine(cell: Cell) -> WatchedMachine | None:
-    """What was seen of the machine in a valid cell; None where it was not watched."""
-    digest = cell.sha256("machine")
-    return None if digest is None else read_machine(cell.file("machine"), digest)
-
-
-def measure_waiting(cell: Cell) -> float | None:
-    """`waiting_p50` of a valid cell, its file checked against the index."""
-    assert cell.record is not None
-    return waiting_p50(cell.file("metrics"), _listed_sha256(cell, "metrics"), cell.record["window"])
-
-
-def _listed_sha256(cell: Cell, kind: str) -> str:
-    digest = cell.sha256(kind)
-    if digest is None:
-        raise ArtifactError(
-            f"{cell.folder.parent / paths.INDEX}: no hash of {cell.file(kind).name},"
-            " which a valid cell must have"
-        )
-    return digest
+    return read_requests(*cell.listed("requests"), cell.record["window"])
 
 
 def summarise_cell(cell_dir: Path, *, confidence: float = 0.95, p99_min_samples: int = 1000) -> Row:

@@ -7,14 +7,16 @@ columns the analysis needs. Memory is bounded by the block, not by the file.
 
 import hashlib
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
+from connector_tax.artifacts.cell_records import MeasuredWindow
+from connector_tax.artifacts.names import REQUEST_STATUSES
 from connector_tax.files import ArtifactError, reading
 
 BLOCK_BYTES = 32 * 1024 * 1024
@@ -33,54 +35,31 @@ class RecordKind:
         nested: keys that hold an object, which reads as its JSON text.
     """
 
-    columns: dict[str, pl.DataType]
+    columns: Mapping[str, pl.DataType]
     required: tuple[str, ...]
-    allowed: dict[str, tuple[str, ...]]
-    required_if: dict[tuple[str, str], tuple[str, ...]]
+    allowed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    required_if: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
     optional: tuple[str, ...] = ()
     nested: tuple[str, ...] = ()
 
 
 INT, FLOAT, TEXT = pl.Int64(), pl.Float64(), pl.String()
-
+# Of a success.
+_ANSWERED = (
+    "t_send_ns", "t_first_token_ns", "t_last_token_ns", "t_done_ns", "completion_tokens",
+)  # fmt: skip
 REQUESTS = RecordKind(
-    columns={
-        "seq": INT,
-        "status": TEXT,
-        "t_intended_ns": INT,
-        "t_send_ns": INT,
-        "t_first_token_ns": INT,
-        "t_last_token_ns": INT,
-        "t_done_ns": INT,
-        "completion_tokens": INT,
-    },
+    columns={"seq": INT, "status": TEXT, "t_intended_ns": INT, **dict.fromkeys(_ANSWERED, INT)},
     required=("seq", "status", "t_intended_ns"),
-    allowed={"status": ("ok", "error", "timeout", "cancelled", "dropped")},
-    required_if={
-        ("status", "ok"): (
-            "t_send_ns",
-            "t_first_token_ns",
-            "t_last_token_ns",
-            "t_done_ns",
-            "completion_tokens",
-        )
-    },
+    allowed={"status": REQUEST_STATUSES},
+    required_if={("status", "ok"): _ANSWERED},
 )
-
 STEPS = RecordKind(
     columns={
-        "t_ns": INT,
-        "step_id": INT,
-        "process": TEXT,
-        "step_duration_us": FLOAT,
-        "engine_step_us": FLOAT,
-        "build_meta_us": FLOAT,
-        "get_finished_us": FLOAT,
-        "start_load_kv_us": FLOAT,
-        "prefill_tokens": INT,
-        "decode_tokens": INT,
-        "hooks_us": TEXT,
-        "children_us": TEXT,
+        "t_ns": INT, "step_id": INT, "process": TEXT, "step_duration_us": FLOAT,
+        "engine_step_us": FLOAT, "build_meta_us": FLOAT, "get_finished_us": FLOAT,
+        "start_load_kv_us": FLOAT, "prefill_tokens": INT, "decode_tokens": INT,
+        "hooks_us": TEXT, "children_us": TEXT,
     },
     required=("t_ns", "step_id", "process"),
     allowed={"process": ("scheduler", "worker")},
@@ -89,25 +68,14 @@ STEPS = RecordKind(
     # three callbacks, and plain has no hooks.
     optional=("engine_step_us", "hooks_us", "children_us"),
     nested=("hooks_us", "children_us"),
-)
-
-
+)  # fmt: skip
 DEVICE = RecordKind(
-    columns={
-        "t_ns": INT,
-        "step_id": INT,
-        "t_start_ns": INT,
-        "t_end_ns": INT,
-        "t_since_ns": INT,
-        "prefill_tokens": INT,
-        "decode_seqs": INT,
-        "t_wait_ns": INT,
-        "t_woken_ns": INT,
-    },
+    columns=dict.fromkeys(
+        ("t_ns", "step_id", "t_start_ns", "t_end_ns", "t_since_ns", "prefill_tokens",
+         "decode_seqs", "t_wait_ns", "t_woken_ns"), INT
+    ),
     required=("t_ns", "step_id", "t_start_ns", "t_end_ns", "prefill_tokens", "decode_seqs"),
-    allowed={},
-    required_if={},
-)
+)  # fmt: skip
 
 
 def read_records(path: Path, kind: RecordKind, sha256: str | None) -> Iterator[pl.DataFrame]:
@@ -139,6 +107,12 @@ def read_records(path: Path, kind: RecordKind, sha256: str | None) -> Iterator[p
 def empty_frame(kind: RecordKind) -> pl.DataFrame:
     """A table without rows and with the kind's columns."""
     return pl.DataFrame(schema=kind.columns)
+
+
+def in_window(column: str, window: MeasuredWindow) -> pl.Expr:
+    """Whether a time, in ns, lies in a cell's measured window."""
+    start, stop = window["t_warmup_end_ns"], window["t_stop_ns"]
+    return pl.col(column).is_between(start, stop, closed="left")
 
 
 def _blocks(path: Path) -> Iterator[bytes]:

@@ -1,6 +1,9 @@
-"""The reference rates of Phases B and B', from the cells of Phase A.
+"""Saturation at a rate, and the reference rates of Phases B and B' from the cells of Phase A.
 
-Source: docs/study.md, "Saturation and the reference rates". `ref_safe` is the highest rate at which
+Source: docs/study.md, "Saturation and the reference rates". A cell is saturated by any of the
+design's criteria. With several blocks each valid launch is judged by itself; the configuration is
+saturated at a rate when at least half of its valid launches are (a tie counts as saturated: a
+reference rate errs on the low side). `ref_safe` is the highest rate at which
 every included configuration is seen unsaturated and none is saturated at a lower rate; `ref_load`
 is the same for the baseline alone. Left out of the rule, with the reason: a configuration without a
 valid cell, and one that is saturated at the lowest rate it has. A rate at which an included
@@ -12,21 +15,17 @@ is measured at them: later changes of Phase A or of its thresholds are reported,
 
 import argparse
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
 
-from connector_tax.analysis.devices import block_devices
-from connector_tax.analysis.ingest import Cell, load_cells
-from connector_tax.analysis.measure import measure_requests, measure_waiting
-from connector_tax.analysis.saturation import (
-    CellLoad,
-    Judgement,
-    combine,
-    judge,
-    judge_sweep,
-    load_of,
-)
+import numpy as np
+
+from connector_tax.analysis.ingest import Cell, block_devices, load_cells
+from connector_tax.analysis.measure import Requests, measure_requests, measure_waiting
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import read_index
+from connector_tax.artifacts.metrics import CRITERIA
 from connector_tax.artifacts.names import SAME_RATES, CellKey, Launch, configuration_of
 from connector_tax.artifacts.stage_records import RateCriteria, RatesRecord
 from connector_tax.artifacts.study_file import Study, launches, load_study
@@ -34,16 +33,80 @@ from connector_tax.artifacts.study_records import Reference
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, read_json, write_json
 
-Sweep = dict[float, Judgement]
+# Of each configuration whether it is saturated, by rate (1/s); None: no valid cell.
 States = dict[str, dict[float, bool | None]]
-
-
 # The phase that is measured at each.
 PHASE_OF: Mapping[Reference, str] = {"ref_safe": "B", "ref_load": "Bp"}
 
 
 class NoReferenceRateError(Exception):
     """There is no reference rate, or not yet; the text says who is in the way."""
+
+
+@dataclass(frozen=True)
+class CellLoad:
+    """What saturation is judged from, in one valid cell."""
+
+    throughput_ratio: float
+    waiting_p50: float | None
+    ttft_p90_ms: float
+    backlog_by_quarter_s: list[float | None]
+
+
+# Of a cell and, where it is valid, the same launch's cell at half the rate: the value of each
+# criterion; None: not applicable.
+VALUES: Mapping[str, Callable[[CellLoad, CellLoad | None], float | None]] = {
+    "throughput_ratio": lambda load, _: load.throughput_ratio,
+    "waiting": lambda load, _: load.waiting_p50,
+    "ttft_ratio": lambda load, half: load.ttft_p90_ms / half.ttft_p90_ms if half else None,
+}
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One launch at one rate: the value of each criterion, and whether it fired."""
+
+    load: CellLoad
+    values: Mapping[str, float | None]
+    fired: Mapping[str, bool | None]
+
+    @property
+    def saturated(self) -> bool:
+        """Whether any criterion fired."""
+        return any(fired is True for fired in self.fired.values())
+
+    @property
+    def names(self) -> str:
+        """The criteria that fired, joined by semicolons."""
+        return ";".join(name for name in CRITERIA if self.fired[name])
+
+
+def load_of(requests: Requests, waiting: float | None) -> CellLoad | None:
+    """The load figures of a cell; None when nothing succeeded in it."""
+    ratio = requests.throughput_ratio
+    ttft_ms = requests.ttft_ms
+    if len(ttft_ms) == 0 or ratio is None:
+        return None
+    return CellLoad(
+        ratio, waiting, float(np.percentile(ttft_ms, 90)), requests.backlog_by_quarter_s
+    )
+
+
+def judge(load: CellLoad, half_rate: CellLoad | None, bounds: Mapping[str, float]) -> Judgement:
+    """Apply the criteria.
+
+    Args:
+        load: the cell at rate r.
+        half_rate: the same launch's cell at r/2; None when the grid has none or it is not valid.
+        bounds: the `saturation` section of the configuration.
+    """
+    values = {name: VALUES[name](load, half_rate) for name in CRITERIA}
+    fired: dict[str, bool | None] = dict.fromkeys(CRITERIA)
+    for name, criterion in CRITERIA.items():
+        value, bound = values[name], criterion.bound_of(bounds)
+        if value is not None:
+            fired[name] = value > bound if criterion.above else value < bound
+    return Judgement(load, values, fired)
 
 
 def read_loads(cells: Sequence[Cell]) -> dict[CellKey, CellLoad]:
@@ -56,30 +119,57 @@ def read_loads(cells: Sequence[Cell]) -> dict[CellKey, CellLoad]:
     return {key: load for key, load in loads.items() if load is not None}
 
 
-def judge_launches(
+def judge_cells(
     study: Study, cells: Sequence[Cell], loads: Mapping[CellKey, CellLoad]
-) -> dict[tuple[str, int], Sweep]:
-    """Judge the sweep of every Phase A launch: (config, block) to rate (1/s) to judgement."""
-    sweeps: dict[tuple[str, int], dict[float, CellLoad]] = {}
-    for cell in cells:
-        sweep = sweeps.setdefault((cell.key.config, cell.key.block), {})
-        if cell.key in loads and cell.rate_rps is not None:
-            sweep[cell.rate_rps] = loads[cell.key]
-    bounds = study.config["saturation"]
-    return {launch: judge_sweep(sweep, bounds) for launch, sweep in sweeps.items()}
+) -> dict[CellKey, Judgement]:
+    """Judge the cells that have load figures; outside Phase A without the rate's half."""
+    known = [cell for cell in cells if cell.key in loads and cell.rate_rps is not None]
+    sweep = {(*c.key[:2], c.rate_rps): loads[c.key] for c in known if c.key.phase == "A"}
+    judged = {}
+    for cell in known:
+        assert cell.rate_rps is not None
+        half = sweep.get((*cell.key[:2], cell.rate_rps / 2)) if cell.key.phase == "A" else None
+        judged[cell.key] = judge(loads[cell.key], half, study.config["saturation"])
+    return judged
 
 
-def judgement(
-    study: Study,
-    key: CellKey,
-    rate_rps: float,
-    load: CellLoad,
-    sweeps: Mapping[tuple[str, int], Sweep],
-) -> Judgement:
-    """The saturation criteria of a valid cell; outside Phase A without the one at half the rate."""
-    if key.phase == "A":
-        return sweeps[key.config, key.block][rate_rps]
-    return judge(load, None, study.config["saturation"])
+def combine(judgements: Sequence[Judgement], bounds: Mapping[str, float]) -> RateCriteria:
+    """One rate of one configuration over its valid launches: medians of the values, majorities.
+
+    Returns:
+        `saturated` with the criteria and the backlog, as reference_rates.json has it; `saturated`
+        is None when no launch is valid.
+    """
+    quarters = [j.load.backlog_by_quarter_s for j in judgements]
+    entry = {
+        "saturated": _at_least_half([j.saturated for j in judgements]),
+        "n_launches": len(judgements),
+        "n_saturated": sum(j.saturated for j in judgements),
+        **{
+            name: {
+                "value": _median_or_none([j.values[name] for j in judgements]),
+                "bound": criterion.bound_of(bounds),
+                "fired": _at_least_half(
+                    [f for j in judgements if (f := j.fired[name]) is not None]
+                ),
+            }
+            for name, criterion in CRITERIA.items()
+        },
+        "backlog_growth": [_median_or_none(column) for column in zip(*quarters, strict=True)],
+    }
+    return cast(RateCriteria, entry)
+
+
+def _at_least_half(flags: Sequence[bool]) -> bool | None:
+    return 2 * sum(flags) >= len(flags) if flags else None
+
+
+def _median_or_none(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.median(known)) if known else None
+
+
+# ---- the rates
 
 
 def measured_rates(study: Study) -> dict[Reference, float]:
@@ -118,7 +208,7 @@ def measured_rates(study: Study) -> dict[Reference, float]:
 def reference_rates(
     study: Study,
     cells: Sequence[Cell],
-    sweeps: Mapping[tuple[str, int], Sweep],
+    judged: Mapping[CellKey, Judgement],
     measured: Mapping[Reference, float] | None = None,
 ) -> RatesRecord:
     """The content of reference_rates.json.
@@ -126,14 +216,14 @@ def reference_rates(
     Args:
         study: the study.
         cells: its Phase A cells, for the reasons of those that are not valid.
-        sweeps: `judge_launches` of these cells.
+        judged: `judge_cells` of these cells.
         measured: `measured_rates` of the study, which stay as they are; None: none yet.
 
     Raises:
         NoReferenceRateError: no rate qualifies and `reference.fallback_rps` is null.
     """
     rates = [rate for cell in study.cells("A") if (rate := cell["rate_rps"]) is not None]
-    criteria, states = _criteria(study, rates, sweeps)
+    criteria, states = _criteria(study, rates, cells, judged)
     left_out = {
         config: reason
         for config in study.configurations
@@ -162,25 +252,34 @@ def reference_rates(
         },
         "criteria": criteria,
         "left_out": left_out,
-        "fallback_used": False,
+        "fallback_used": any(
+            rate is None and chosen == fallback
+            for rate, chosen in zip(qualifying.values(), (safe, load), strict=True)
+        ),
     }
-    record["fallback_used"] = any(
-        rate is None and record[name] == fallback for name, rate in qualifying.items()
-    )
     if changed := {name: rate for name, rate in derived.items() if rate != record[name]}:
         record["derived_now"] = changed
     return record
 
 
 def _criteria(
-    study: Study, rates: Sequence[float], sweeps: Mapping[tuple[str, int], Sweep]
+    study: Study,
+    rates: Sequence[float],
+    cells: Sequence[Cell],
+    judged: Mapping[CellKey, Judgement],
 ) -> tuple[dict[str, dict[str, RateCriteria]], States]:
+    launched: dict[tuple[str, float | None], list[Judgement]] = {}
+    for cell in cells:
+        if cell.key in judged:
+            own = launched.setdefault((configuration_of(cell.key.config), cell.rate_rps), [])
+            own.append(judged[cell.key])
     criteria: dict[str, dict[str, RateCriteria]] = {}
     states: States = {}
     for config in study.configurations:
-        own = [sweep for (name, _), sweep in sweeps.items() if configuration_of(name) == config]
-        bounds = study.config["saturation"]
-        entries = {rate: combine([s[rate] for s in own if rate in s], bounds) for rate in rates}
+        entries = {
+            rate: combine(launched.get((config, rate), []), study.config["saturation"])
+            for rate in rates
+        }
         criteria[config] = {f"{rate:g}": entry for rate, entry in entries.items()}
         states[config] = {rate: entry["saturated"] for rate, entry in entries.items()}
     return criteria, states
@@ -252,8 +351,8 @@ def _write_rates(arguments: argparse.Namespace) -> None:
     cells, measured = load_cells(study, "A"), measured_rates(study)
     # Refuses two types of device before more is measured on them.
     block_devices(cells)
-    sweeps = judge_launches(study, cells, read_loads(cells))
-    rates = reference_rates(study, cells, sweeps, measured)
+    judged = judge_cells(study, cells, read_loads(cells))
+    rates = reference_rates(study, cells, judged, measured)
     write_json(study.root / paths.REFERENCE_RATES, rates)
     print(f"ref_safe {rates['ref_safe']:g} req/s, ref_load {rates['ref_load']:g} req/s")
     for name, rate in rates.get("derived_now", {}).items():

@@ -1,30 +1,102 @@
-"""Rows of effects.csv about what an idle connector costs besides latency.
+"""What an idle connector costs besides latency, and what else differs from the baseline.
 
 CPU time, memory, GPU memory, KV blocks, threads and start-up time of each configuration against
-the baseline's, from the launches of Phase A, by the block model (docs/method.md, "Resources").
+the baseline's, from the launches of Phase A, by the block model (docs/method.md, "Resources"): rows
+of effects.csv. A connector can make vLLM choose another KV-cache layout or leave fewer blocks; then
+a tax is not of the connector's code alone: engine.csv, the settings the running engines resolved.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
-from connector_tax.analysis.block_model import Floats, Launches, LaunchId
-from connector_tax.analysis.ingest import merged_reasons
-from connector_tax.analysis.launch_records import LaunchRecords
-from connector_tax.artifacts import tables
+from connector_tax.analysis.block_model import Launches, LaunchId
+from connector_tax.analysis.ingest import Cell, merged_reasons
+from connector_tax.artifacts import paths, tables
 from connector_tax.artifacts.cell_records import QuantityRecord
-from connector_tax.artifacts.launch_files import IdleCpu
+from connector_tax.artifacts.index import read_index
+from connector_tax.artifacts.launch_files import IdleCpu, ResourcesRecord, SettingRecord
 from connector_tax.artifacts.tables import LOG, RAW, Row
-from connector_tax.files import ArtifactError
+from connector_tax.files import ArtifactError, read_json, sha256_file
 
 SERVER = "server"
 # Studies measured before it was kept have no row of it.
 QUEUED: Final = "engine_queued"
 CpuQuantity = Literal["cpu_s_per_1000", "engine_queued"]
 EXACT = "exact"
+NOT_RECORDED = "not recorded: measured before launches kept it"
+VARIES = "differs between launches"
+# Text of a setting's value, where it was read, why it is not known.
+Found = tuple[str | None, str | None, str | None]
+
+
+# ---- records of launches
+
+
+@dataclass(frozen=True)
+class LaunchRecords:
+    """One planned launch: its cells by name, and its records where it has them.
+
+    Attributes:
+        reason: why there are no records; None where there are.
+    """
+
+    launch: LaunchId
+    configuration: str
+    cells: Mapping[str, Cell]
+    resources: ResourcesRecord | None
+    settings: Mapping[str, SettingRecord] | None
+    reason: str | None
+
+
+def read_launch_records(cells: Sequence[Cell]) -> list[LaunchRecords]:
+    """The launches these cells belong to, in their order.
+
+    Raises:
+        ArtifactError: a record is missing, malformed or has changed since it was measured.
+    """
+    groups: dict[LaunchId, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(LaunchId(cell.key.config, cell.key.block), []).append(cell)
+    return [_records(launch, members) for launch, members in groups.items()]
+
+
+def _records(launch: LaunchId, cells: Sequence[Cell]) -> LaunchRecords:
+    folder = cells[0].folder.parent
+    index = read_index(folder)
+    listed: Mapping[str, str] = {}
+    measured = [cell for cell in cells if cell.status in ("valid", "void")]
+    reason = None if measured else cells[0].reason
+    if index is not None:
+        listed = index.files or {}
+        if index.files is None:
+            reason = reason or NOT_RECORDED
+    settings = _read(folder / paths.SETTINGS, listed)
+    return LaunchRecords(
+        launch=launch,
+        configuration=cells[0].configuration,
+        cells={cell.key.cell: cell for cell in cells},
+        resources=_read(folder / paths.RESOURCES, listed),
+        settings=None if settings is None else settings["settings"],
+        reason=reason or (None if paths.RESOURCES in listed else "the server was never ready"),
+    )
+
+
+def _read(path: Path, listed: Mapping[str, str]) -> Any:
+    if path.name not in listed:
+        return None
+    if not path.exists() or sha256_file(path) != listed[path.name]:
+        raise ArtifactError(
+            f"{path}: missing, or its sha256 is not what index.json says: changed after it was"
+            " measured"
+        )
+    return read_json(path)
+
+
+# ---- resources
 
 
 class Resource(NamedTuple):
@@ -44,9 +116,9 @@ def _of(*keys: str) -> Callable[[LaunchRecords, str | None], QuantityRecord]:
         for key in keys:
             if value is None:
                 assert launch.resources is not None
-                return {"value": None, "parts": {}, "reason": launch.resources["after_load_reason"]}
+                return _quantity(None, launch.resources["after_load_reason"])
             value = value[key]
-        return cast(QuantityRecord, value) if isinstance(value, dict) else _plain_number(value)
+        return cast(QuantityRecord, value) if isinstance(value, dict) else _quantity(value)
 
     return read
 
@@ -61,8 +133,8 @@ def _idle_cpu(launch: LaunchRecords, cell: str | None) -> QuantityRecord:
     return {"value": quantity["value"], "parts": parts, "reason": quantity["reason"]}
 
 
-def _plain_number(value: float) -> QuantityRecord:
-    return {"value": value, "parts": {}, "reason": None}
+def _quantity(value: float | None, reason: str | None = None) -> QuantityRecord:
+    return {"value": value, "parts": {}, "reason": reason}
 
 
 def _cell_cpu(name: CpuQuantity) -> Callable[[LaunchRecords, str | None], QuantityRecord]:
@@ -70,14 +142,13 @@ def _cell_cpu(name: CpuQuantity) -> Callable[[LaunchRecords, str | None], Quanti
 
     def read(launch: LaunchRecords, cell: str | None) -> QuantityRecord:
         if cell is None:
-            return {"value": None, "parts": {}, "reason": "ref_safe is not a rate of Phase A"}
+            return _quantity(None, "ref_safe is not a rate of Phase A")
         measured = launch.cells[cell]
         if measured.status != "valid" or measured.record is None:
-            reason = f"{cell}: {measured.status}: {measured.reason}"
-            return {"value": None, "parts": {}, "reason": reason}
+            return _quantity(None, f"{cell}: {measured.status}: {measured.reason}")
         use = measured.record["server_cpu"]
         if name == QUEUED and name not in use:
-            return {"value": None, "parts": {}, "reason": f"{cell}: measured before it was kept"}
+            return _quantity(None, f"{cell}: measured before it was kept")
         return use[name]
 
     return read
@@ -86,9 +157,9 @@ def _cell_cpu(name: CpuQuantity) -> Callable[[LaunchRecords, str | None], Quanti
 def _setting(name: str) -> Callable[[LaunchRecords, str | None], QuantityRecord]:
     def read(launch: LaunchRecords, _: str | None) -> QuantityRecord:
         if launch.settings is None:
-            return {"value": None, "parts": {}, "reason": "no settings.json"}
+            return _quantity(None, "no settings.json")
         setting = launch.settings[name]
-        return {"value": setting["value"], "parts": {}, "reason": setting["reason"]}
+        return _quantity(setting["value"], setting["reason"])
 
     return read
 
@@ -183,32 +254,28 @@ def _row(sample: _Sample, config: str, plains: Sequence[str], confidence: float)
     estimate = scaled.contrast(config, plains)
     if estimate is None:
         return row | {"status": "missing"}
+    row |= {"n_blocks": len(estimate.blocks), "status": "valid"}
     weights = scaled.weights(config, plains, estimate.blocks)
-    sides = [weights > 0, weights < 0]
-    own, base = (_mean(launches.y, weights, side, is_log) for side in sides)
+    sides = [launches.y[side] for side in (weights < 0, weights > 0)]
     repeated = len(set(launches.block.tolist())) > 1
-    exact = repeated and all(len(set(launches.y[side].tolist())) == 1 for side in sides)
-    half = estimate.half_width(confidence) if repeated and not exact else None
-    # A count that never changes is compared without the rounding of a logarithm.
-    point = (own / base - 1 if is_log else own - base) if exact else estimate.point
-    ends: tuple[float | None, ...] = (point, None, None)
-    if not exact:
-        ends = (point, *(None if half is None else point + side * half for side in (-1, 1)))
-        if is_log:
-            ends = tuple(None if end is None else float(np.expm1(end)) for end in ends)
-    row |= dict(zip(("estimate", "lo", "hi"), ends, strict=True))
-    row |= {"base": base, "own": own, "n_blocks": len(estimate.blocks), "status": "valid"}
-    if half is not None:
-        row |= {"p": estimate.p, "df": estimate.df}
-    return row | {"method": EXACT if exact else estimate.method if half is not None else None}
+    if repeated and all(len(set(side.tolist())) == 1 for side in sides):
+        # A count that never changes is compared without the rounding of a logarithm.
+        base, own = (float(side[0]) for side in sides)
+        point = own / base - 1 if is_log else own - base
+        return row | {"estimate": point, "base": base, "own": own, "method": EXACT}
 
+    def shown(value: float) -> float:
+        return float(np.expm1(value)) if is_log else value
 
-def _mean(values: Floats, weights: Floats, side: NDArray[np.bool_], is_log: bool) -> float:
-    """Mean of one side of a contrast over the blocks: geometric where logs are compared."""
-    own, shares = values[side], np.abs(weights[side])
-    if len(set(own.tolist())) == 1:
-        return float(own[0])
-    return float(np.exp(shares @ np.log(own)) if is_log else shares @ own)
+    base, own = (float(np.exp(level)) if is_log else level for level in scaled.levels(weights))
+    row |= {"estimate": shown(estimate.point), "base": base, "own": own}
+    ends = estimate.interval(confidence) if repeated else None
+    if ends is None:
+        return row
+    lo, hi = map(shown, ends)
+    return row | {
+        "lo": lo, "hi": hi, "p": estimate.p, "df": estimate.df, "method": estimate.method,
+    }  # fmt: skip
 
 
 def _reason(sample: _Sample, names: Sequence[str]) -> str | None:
@@ -229,3 +296,53 @@ def _companions(sample: _Sample, config: str) -> str | None:
     names = sorted({name for parts in mine for name in parts if name != SERVER})
     means = [f"{name} {np.mean([parts.get(name, 0.0) for parts in mine]):.4g}" for name in names]
     return "; ".join(means) or None
+
+
+# ---- settings
+
+
+def engine_rows(launches: Sequence[LaunchRecords], baseline: str) -> list[Row]:
+    """One row for each configuration and setting; one without a setting where none was recorded.
+
+    Args:
+        launches: all planned launches of Phase A, in the study's order.
+    """
+    configurations = list(dict.fromkeys(r.configuration for r in launches))
+    recorded = [r.settings for r in launches if r.settings is not None]
+    settings = list(recorded[0]) if recorded else []
+    rows: list[Row] = []
+    for config in configurations:
+        mine = [r for r in launches if r.configuration == config]
+        if not any(r.settings for r in mine):
+            reasons = dict.fromkeys(r.reason or NOT_RECORDED for r in mine)
+            rows.append({"config": config, "reason": "; ".join(reasons)})
+            continue
+        own: list[Row] = []
+        for setting in settings:
+            value, source, reason = _found(launches, config, setting)
+            plain, _, _ = _found(launches, baseline, setting)
+            known = value is not None and plain is not None
+            own.append({
+                "config": config, "setting": setting, "value": value, "plain": plain,
+                "differs": value != plain if known else None, "source": source, "reason": reason,
+            })  # fmt: skip
+        changed = [
+            f"{r['setting']} {r['value']} ({baseline} {r['plain']})" for r in own if r["differs"]
+        ]
+        rows += [row | {"also_differs": "; ".join(changed) or None} for row in own]
+    return rows
+
+
+def _found(launches: Sequence[LaunchRecords], config: str, setting: str) -> Found:
+    """A configuration's value of a setting; all of its values where its launches do not agree."""
+    known = [r.settings[setting] for r in launches if r.configuration == config and r.settings]
+    values = sorted({_text(entry["value"]) for entry in known if entry["value"] is not None})
+    sources = sorted({entry["source"] for entry in known if entry["source"] is not None})
+    reasons = list(dict.fromkeys(entry["reason"] for entry in known if entry["reason"] is not None))
+    if len(values) > 1:
+        reasons.append(VARIES)
+    return " | ".join(values) or None, ", ".join(sources) or None, "; ".join(reasons) or None
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -4,40 +4,41 @@ Source: docs/method.md. A cell that is not valid keeps its row, with its status 
 without a latency. Each configuration has pooled rows (block `all`), plain's over all of its
 launches: the geometric mean over the blocks of the geometric mean of the block's valid launches,
 with Student's t on the logs of the block values as interval. A single valid launch is repeated.
+
+A cell is still warming up by MSER-5 and its start against its second half, on TPOT by arrival.
+Sources: White, "An effective truncation heuristic for bias reduction in simulation output" (1997),
+MSER-5; Georges et al. (OOPSLA'07) on steady state. Neither removes data: the warm-up that is
+discarded is the design's fixed one, and a cell that is flagged needs a longer one.
 """
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from scipy.stats import t as student
+from numpy.typing import NDArray
+from scipy.stats import mannwhitneyu
 
-from connector_tax.analysis.devices import block_devices
-from connector_tax.analysis.ingest import Cell, merged_reasons
+from connector_tax.analysis.block_model import mean_interval
+from connector_tax.analysis.ingest import Cell, block_devices, merged_reasons
 from connector_tax.analysis.machine import MachineUse
 from connector_tax.analysis.measure import Requests, request_columns
-from connector_tax.analysis.reference import Sweep, judgement
-from connector_tax.analysis.saturation import CellLoad
-from connector_tax.analysis.stationarity import warming_up
+from connector_tax.analysis.reference import Judgement
 from connector_tax.analysis.steps import Steps, step_columns
 from connector_tax.artifacts.metrics import CRITERIA, LATENCY_METRICS, margin_of
 from connector_tax.artifacts.names import CellKey
 from connector_tax.artifacts.study_file import Study
 from connector_tax.artifacts.tables import POOLED, STEP_COLUMNS, Row
 
+# Requests of a batch of MSER, and what tells a start from the rest.
+BATCH, MIN_BATCHES = 5, 16
+SIGNIFICANCE = 0.01
 # Of the cell itself, in its pooled row too.
 IDENTITY = (
     "config", "configuration", "phase", "cell", "input_tokens", "output_tokens", "label",
 )  # fmt: skip
 AVERAGED = (
-    "ttft_from_send_p90_ms",
-    "requested_throughput_rps",
-    "effective_throughput_rps",
-    "throughput_ratio",
-    "error_rate",
-    *MachineUse._fields,
-    "waiting_p50",
-    *STEP_COLUMNS,
-)
+    "ttft_from_send_p90_ms", "requested_throughput_rps", "effective_throughput_rps",
+    "throughput_ratio", "error_rate", *MachineUse._fields, "waiting_p50", *STEP_COLUMNS,
+)  # fmt: skip
 SUMMED = (
     "n", "window_s", "dropped", "n_steps", "n_empty_steps", "n_incomplete_steps",
 )  # fmt: skip
@@ -46,8 +47,8 @@ SUMMED = (
 def cell_rows(
     study: Study,
     cells: Sequence[Cell],
-    measured: Mapping[CellKey, tuple[Requests, float | None, CellLoad | None, MachineUse | None]],
-    sweeps: Mapping[tuple[str, int], Sweep],
+    measured: Mapping[CellKey, tuple[Requests, float | None, MachineUse | None]],
+    judged: Mapping[CellKey, Judgement],
     steps: Mapping[CellKey, Steps],
 ) -> list[Row]:
     """Every planned cell in order, then the pooled rows of every configuration."""
@@ -55,12 +56,11 @@ def cell_rows(
     for cell in cells:
         row = _identity(study, cell) | {"device": devices.get(cell.key.block)}
         if cell.key in measured:
-            requests, waiting, load, machine = measured[cell.key]
+            requests, waiting, machine = measured[cell.key]
             row |= _measured_columns(study, requests, waiting)
             row |= {} if machine is None else machine._asdict()
-            if load is not None and cell.rate_rps is not None:
-                judged = judgement(study, cell.key, cell.rate_rps, load, sweeps)
-                row |= {"saturated": judged.saturated, "saturation_criteria": judged.names}
+            if (found := judged.get(cell.key)) is not None:
+                row |= {"saturated": found.saturated, "saturation_criteria": found.names}
             if cell.key in steps:
                 row |= step_columns(steps[cell.key])
         rows.append(row)
@@ -140,11 +140,37 @@ def pooled_quantile(name: str, valid: Sequence[Row], confidence: float) -> Row:
             by_block.setdefault(row["block"], []).append(float(np.log(row[columns[0]])))
     if not by_block:
         return dict.fromkeys(columns)
-    logs = np.array([np.mean(launches) for launches in by_block.values()])
-    mean = float(logs.mean())
-    bounds: list[float | None] = [None, None]
-    if len(logs) > 1:
-        quantile = float(student.ppf((1 + confidence) / 2, len(logs) - 1))
-        half = quantile * float(logs.std(ddof=1)) / np.sqrt(len(logs))
-        bounds = [float(np.exp(mean - half)), float(np.exp(mean + half))]
-    return dict(zip(columns, [float(np.exp(mean)), *bounds], strict=True))
+    logs = [float(np.mean(launches)) for launches in by_block.values()]
+    ends = (None if log is None else float(np.exp(log)) for log in mean_interval(logs, confidence))
+    return dict(zip(columns, ends, strict=True))
+
+
+def warming_up(values: NDArray[np.float64], margin: float) -> bool | None:
+    """Whether `values` (one per request, in order of arrival) still change as they do at a start.
+
+    Both signs must agree: the first quarter differs from the second half by more than the relative
+    `margin` and significantly (Mann-Whitney on batch means), and MSER-5 would discard a beginning.
+    None: too few requests to tell.
+    """
+    batches = values[: len(values) // BATCH * BATCH].reshape(-1, BATCH).mean(axis=1)
+    start, settled = len(values) // 4, len(values) // 2
+    if len(batches) < MIN_BATCHES or (level := np.median(values[settled:])) <= 0:
+        return None
+    change = float(np.median(values[:start]) / level - 1)
+    first, last = batches[: start // BATCH], batches[settled // BATCH :]
+    p = float(mannwhitneyu(first, last, method="asymptotic").pvalue)
+    return p < SIGNIFICANCE and abs(change) > margin and mser(batches) > 0
+
+
+def mser(batches: NDArray[np.float64]) -> int:
+    """How many leading batches MSER discards: argmin over d of S_d^2 / (m - d)^2.
+
+    S_d^2 is the sum of squared deviations of the m - d batches kept from their mean; d is at most
+    half of m, as White has it, because the statistic is unstable when few batches are left.
+    """
+    m = len(batches)
+    kept = np.arange(m, 0, -1)
+    sums = np.cumsum(batches[::-1])[::-1]
+    squares = np.cumsum(batches[::-1] ** 2)[::-1]
+    statistic = (squares - sums**2 / kept) / kept.astype(np.float64) ** 2
+    return int(np.argmin(statistic[: m // 2 + 1]))

@@ -1,48 +1,83 @@
-"""Rows of effects.csv about engine steps and hooks, and the distribution of steps at ref_safe.
+"""Rows of effects.csv about steps: of the engine, their hooks, an emulated device's; step_cdf.csv.
 
-Source: docs/method.md, "Steps". By kind of step a launch's value is the mean over its steps, so
-that what the hooks take and what is left add up to the step. The design's step taxes are of medians
-over all steps. Differences are by the block model; hooks, which plain does not have, are means over
-the configuration's own launches.
+Source: docs/method.md, "Steps" and "Device time". By kind of step a launch's value is the mean over
+its steps, so that what the hooks take and what is left add up to the step. The design's step taxes
+are of medians over all steps. Differences are by the block model; hooks, which plain does not have,
+are means over the configuration's own launches.
+
+Of an emulated device's steps it is what of the host's work it waits for, by kind and size of the
+batch: `exposed_us` is a mean, since most steps have none of it, the rest are medians. Intervals are
+of the configuration's own launches, since a connector's exposed time differs between launches as
+plain's does not; what lies over the baseline is compared within blocks.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-from scipy.stats import t as student
+import polars as pl
 from scipy.stats import ttest_1samp
 
-from connector_tax.analysis.block_model import Launches, LaunchId
-from connector_tax.analysis.hooks import Hook
+from connector_tax.analysis.block_model import Launches, LaunchId, mean_interval
+from connector_tax.analysis.effects import compared
 from connector_tax.analysis.ingest import Cell
-from connector_tax.analysis.steps import Steps, step_cdf
-from connector_tax.analysis.taxes import compared
+from connector_tax.analysis.steps import Hook, Steps, kind_of, step_cdf
 from connector_tax.artifacts import tables
 from connector_tax.artifacts.names import NOOP, CellKey, configuration_of
 from connector_tax.artifacts.study_file import Study
-from connector_tax.artifacts.tables import KINDS, Row, StepGroup
+from connector_tax.artifacts.tables import ALL_SIZES, KINDS, Row, StepGroup
 
 Value = TypeVar("Value")
 CALLBACKS = "callbacks"
 # The design's step taxes: the medians they compare, and why a launch has none.
 STEP_METRICS: Mapping[str, tuple[str, str]] = {
-    "step": ("duration_us", "no step with tokens in the measured window"),
-    "engine_step": ("known_engine_us", "no engine_step_us in the records of both sides"),
-    CALLBACKS: ("total_us", "no step has all three callbacks"),
+    "step": ("step_duration_us", "no step with tokens in the measured window"),
+    "engine_step": ("engine_step_us", "no engine_step_us in the records of both sides"),
+    CALLBACKS: ("connector_total_us", "no step has all three callbacks"),
 }
+DEVICE_METRICS = ("device_us", "period_us", "exposed_us", "exposed_share", "host_busy_us")
+OVER_PLAIN = "over_plain_us"
 # A launch with fewer steps of a group has no value of them.
 MIN_STEPS = 20
 OWN_LAUNCHES, OWN_BLOCKS = "own launches", "own differences in blocks"
 
 
-class _Costs(NamedTuple):
-    """Means over one launch's steps of a kind, in us: the whole step, each hook, all hooks."""
+def by_cell(cells: Mapping[CellKey, Value]) -> dict[tuple[str, str], dict[LaunchId, Value]]:
+    """(phase, cell) to what its launches have."""
+    found: dict[tuple[str, str], dict[LaunchId, Value]] = {}
+    for key, value in cells.items():
+        found.setdefault((key.phase, key.cell), {})[LaunchId(key.config, key.block)] = value
+    return found
 
-    step_us: float
-    hooks: Mapping[Hook, float]
-    hooks_us: float
-    n: int
+
+def contrast_columns(
+    launches: Launches, config: str, base: Sequence[str], confidence: float
+) -> Row:
+    """A difference in the values' own unit, with its interval; empty without a shared block."""
+    blocks = launches.blocks(config, base)
+    if not blocks:
+        return {}
+    less, own = launches.levels(launches.weights(config, base, blocks))
+    # Not the residual of all configurations: what a step takes varies more where it takes more.
+    each = [launches.value(launches.weights(config, base, [block])) for block in blocks]
+    point, lo, hi = mean_interval(each, confidence)
+    row: Row = {"estimate": point, "n_blocks": len(blocks), "base": less, "own": own}
+    if lo is None:
+        return row
+    p = float(ttest_1samp(each, 0).pvalue) if lo != hi else float(point == 0)
+    return row | {"lo": lo, "hi": hi, "p": p, "df": len(each) - 1, "method": OWN_BLOCKS}
+
+
+def mean_columns(values: Sequence[float], confidence: float) -> Row:
+    """A mean over a configuration's own launches; its interval by Student's t, not below 0."""
+    mean, lo, hi = mean_interval(values, confidence)
+    row: Row = {"estimate": mean, "n_blocks": len(values)}
+    if lo is None:
+        return row
+    return row | {"lo": max(0.0, lo), "hi": hi, "df": len(values) - 1, "method": OWN_LAUNCHES}
+
+
+# ---- engine steps and hooks
 
 
 def step_rows(
@@ -75,14 +110,6 @@ def step_rows(
     return rows
 
 
-def by_cell(cells: Mapping[CellKey, Value]) -> dict[tuple[str, str], dict[LaunchId, Value]]:
-    """(phase, cell) to what its launches have."""
-    found: dict[tuple[str, str], dict[LaunchId, Value]] = {}
-    for key, value in cells.items():
-        found.setdefault((key.phase, key.cell), {})[LaunchId(key.config, key.block)] = value
-    return found
-
-
 def _step_rows(
     study: Study,
     phase: str,
@@ -95,11 +122,11 @@ def _step_rows(
     medians = {
         launch: float(np.percentile(values, 50))
         for launch, steps in launched.items()
-        if len(values := getattr(steps, STEP_METRICS[metric][0]))
+        if len(values := steps.known(STEP_METRICS[metric][0]))
     }
     # Where the baseline has no callbacks, means in the blocks in which it has steps.
     bare = metric == CALLBACKS and study.bare_baseline
-    blocks = {la.block for la, s in launched.items() if la.name in plains and len(s.duration_us)}
+    blocks = {la.block for la, s in launched.items() if la.name in plains and len(s.table)}
     launches = Launches.of(medians)
     for config in compared(study, phase):
         row: Row = {"quantity": tables.STEP, "config": config, "metric": metric, "unit": "us"}
@@ -124,6 +151,27 @@ def _lost(baseline: str, config: str, metric: str, launched: Iterable[LaunchId])
     plain = any(configuration_of(name) == baseline for name in valid)
     why = STEP_METRICS[metric][1] if plain else f"{baseline} is not valid here"
     return f"no block with {config} and {baseline}: {why}"
+
+
+class _Costs(NamedTuple):
+    """Means over one launch's steps of a kind, in us: the whole step, each hook, all hooks."""
+
+    step_us: float
+    hooks: Mapping[Hook, float]
+    hooks_us: float
+    n: int
+
+
+def _costs(steps: Steps, kind: str) -> _Costs | None:
+    """Means over the steps of a kind; None where a launch has too few."""
+    whole_us = steps.table["engine_step_us"].to_numpy()
+    kept = (steps.table["kind"] == kind).to_numpy() & ~np.isnan(whole_us)
+    if kept.sum() < MIN_STEPS:
+        return None
+    hooks = {hook: float(us[kept].mean()) for hook, us in steps.hooks.items()}
+    # The connector's own hooks hold its children's time.
+    own = sum(us for hook, us in hooks.items() if not hook.child)
+    return _Costs(float(whole_us[kept].mean()), hooks, own, int(kept.sum()))
 
 
 def _kind_rows(
@@ -167,62 +215,113 @@ def _kind_rows(
             yield row | mean_columns([cost.hooks.get(hook, 0.0) for cost in each], confidence)
 
 
-def _costs(steps: Steps, kind: str) -> _Costs | None:
-    """Means over the steps of a kind; None where a launch has too few."""
-    kept = (steps.kind == kind) & ~np.isnan(steps.engine_us)
-    if kept.sum() < MIN_STEPS:
-        return None
-    hooks = {hook: float(us[kept].mean()) for hook, us in steps.hooks.items()}
-    # The connector's own hooks hold its children's time.
-    own = sum(us for hook, us in hooks.items() if not hook.child)
-    return _Costs(float(steps.engine_us[kept].mean()), hooks, own, int(kept.sum()))
-
-
 def cdf_rows(cells: Mapping[CellKey, Steps], cell: str | None) -> list[Row]:
     """step_cdf.csv: schedule() and the engine step in a Phase A cell, by configuration."""
     launches: dict[str, list[Steps]] = {}
     for launch, steps in by_cell(cells).get(("A", cell or ""), {}).items():
         launches.setdefault(configuration_of(launch.name), []).append(steps)
+    columns = ("step_duration_us", "engine_step_us")
     return [
         {"config": config, **point}
         for config, members in launches.items()
-        for point in step_cdf(
-            {
-                "step_duration_us": [steps.duration_us for steps in members],
-                "engine_step_us": [steps.known_engine_us for steps in members],
-            }
-        )
+        for point in step_cdf({name: [of.known(name) for of in members] for name in columns})
     ]
 
 
-def contrast_columns(
-    launches: Launches, config: str, base: Sequence[str], confidence: float
-) -> Row:
-    """A difference in the values' own unit, with its interval; empty without a shared block."""
-    blocks = launches.blocks(config, base)
-    if not blocks:
-        return {}
-    weights = launches.weights(config, base, blocks)
-    own, less = (float(np.clip(side * weights, 0, None) @ launches.y) for side in (1, -1))
-    row: Row = {"estimate": launches.value(weights), "n_blocks": len(blocks)}
-    row |= {"base": less, "own": own}
-    # Not the residual of all configurations: what a step takes varies more where it takes more.
-    each = [launches.value(launches.weights(config, base, [block])) for block in blocks]
-    if len(each) < 2:
-        return row
-    point, spread, df = float(np.mean(each)), float(np.std(each, ddof=1)), len(each) - 1
-    half = float(student.ppf((1 + confidence) / 2, df)) * spread / len(each) ** 0.5
-    p = float(ttest_1samp(each, 0).pvalue) if spread else float(point == 0)
-    row |= {"lo": point - half, "hi": point + half, "p": p}
-    return row | {"df": df, "method": OWN_BLOCKS}
+def wait_rows(study: Study, waits: Mapping[CellKey, float]) -> list[Row]:
+    """By how much a configuration's requests wait longer than the baseline's, by cell, in ms."""
+    confidence = study.config["statistics"]["confidence"]
+    return [
+        {"quantity": tables.WAIT, "config": config, "phase": phase, "cell": cell, "metric": "wait",
+         "unit": "ms", "scale": tables.RAW, "status": "valid", **known}
+        for (phase, cell), launched in by_cell(waits).items()
+        for config in compared(study, phase)
+        if (known := contrast_columns(
+            Launches.of(launched), config, study.plains(phase), confidence
+        ))
+    ]  # fmt: skip
 
 
-def mean_columns(values: Sequence[float], confidence: float) -> Row:
-    """A mean over a configuration's own launches; its interval by Student's t, not below 0."""
-    mean, n = float(np.mean(values)), len(values)
-    row: Row = {"estimate": mean, "n_blocks": n}
-    if n < 2:
-        return row
-    half = float(student.ppf((1 + confidence) / 2, n - 1) * np.std(values, ddof=1) / n**0.5)
-    row |= {"lo": max(0.0, mean - half), "hi": mean + half}
-    return row | {"df": n - 1, "method": OWN_LAUNCHES}
+# ---- an emulated device's steps
+
+
+def device_rows(study: Study, cells: Mapping[CellKey, pl.DataFrame]) -> list[Row]:
+    """Every group of steps of every configuration and of the baseline's last launch.
+
+    Args:
+        study: one with an emulated device.
+        cells: the steps of every valid cell.
+    """
+    sweep = study.config["engine"]["device_time"].get("sweep_us")
+    rows: list[Row] = []
+    for (phase, cell), launched in sorted(by_cell(cells).items()):
+        groups: dict[StepGroup, dict[LaunchId, Row]] = {}
+        for launch, steps in launched.items():
+            for group, values in _groups(steps, sweep):
+                groups.setdefault(group, {})[launch] = values
+        here: Row = {"quantity": tables.DEVICE, "phase": phase, "cell": cell, "scale": tables.RAW}
+        rows += [
+            here | {"item": group.item, "status": "valid"} | row
+            for group in sorted(groups, key=_order)
+            for row in _device_rows(study, phase, groups[group])
+        ]
+    return rows
+
+
+def _order(group: StepGroup) -> tuple[int, float, int]:
+    """By kind, time and size, all sizes together first."""
+    first = -1 if group.batch == ALL_SIZES else int(group.batch.partition("-")[0])
+    return KINDS.index(group.kind), group.device_time_us or 0.0, first
+
+
+def _groups(steps: pl.DataFrame, sweep: Sequence[float] | None) -> Iterator[tuple[StepGroup, Row]]:
+    """One launch's values of DEVICE_METRICS, and how many steps, by kind, size and time given."""
+    sizes = {n: [ALL_SIZES, *_size(n)] for n in steps["decode_seqs"].unique().to_list()}
+    batches = [sizes[n] for n in steps["decode_seqs"].to_list()]
+    kind = kind_of(pl.col("prefill_tokens") > 0, pl.col("decode_seqs") > 0)
+    table = steps.with_columns(
+        pl.Series("batch", batches, pl.List(pl.String)), kind=kind, time_us=pl.lit(None, pl.Float64)
+    )
+    if sweep is not None:
+        # Of a step whose predecessor took as long.
+        distances = np.abs(steps["device_us"].to_numpy()[:, None] - np.array(sweep))
+        given = pl.Series(np.array(sweep, float)[distances.argmin(axis=1)])
+        table = table.with_columns(time_us=given).filter(given == given.shift())
+    exposed = pl.col("exposed_us")
+    values = table.explode("batch").group_by("kind", "batch", "time_us").agg(
+        pl.col("device_us", "period_us", "host_busy_us").median(),
+        n=pl.len(),
+        exposed_us=exposed.mean(),
+        exposed_share=(exposed > 0).mean(),
+    )  # fmt: skip
+    for row in values.filter(pl.col("n") >= MIN_STEPS).iter_rows(named=True):
+        yield StepGroup(row["kind"], row["batch"], row["time_us"]), row
+
+
+def _size(decode_seqs: int) -> list[str]:
+    """The size of a batch, each twice the one before: 1, 2-3, 4-7 and so on; none of 0."""
+    if not decode_seqs:
+        return []
+    low = 1 << decode_seqs.bit_length() - 1
+    return [str(low) if low == 1 else f"{low}-{2 * low - 1}"]
+
+
+def _device_rows(study: Study, phase: str, launches: Mapping[LaunchId, Row]) -> Iterator[Row]:
+    confidence, plains = study.config["statistics"]["confidence"], study.plains(phase)
+    exposed = {la: us for la, of in launches.items() if (us := of["exposed_us"]) is not None}
+    # All launches of the baseline are one row, and its last is another: the A/A comparison.
+    left_out = plains[1:-1]
+    for name in study.configs(phase):
+        config = configuration_of(name)
+        if name in left_out or not any(launch.name == name for launch in launches):
+            continue
+        own = [of for launch, of in launches.items() if configuration_of(launch.name) == config]
+        row: Row = {"config": name, "n": sum(of["n"] for of in own)}
+        for metric in DEVICE_METRICS:
+            if values := [value for of in own if (value := of[metric]) is not None]:
+                unit = "us" if metric.endswith("_us") else "fraction"
+                yield row | {"metric": metric, "unit": unit} | mean_columns(values, confidence)
+        if config != study.baseline or name in plains[1:]:
+            over = contrast_columns(Launches.of(exposed), name, plains, confidence)
+            if over:
+                yield row | {"metric": OVER_PLAIN, "unit": "us"} | over

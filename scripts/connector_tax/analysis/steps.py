@@ -1,35 +1,69 @@
-"""Engine steps of a cell: scheduler and worker records joined by step id.
+"""Engine steps of a cell: scheduler and worker records joined by step id, with their hooks.
 
-Source: design, "Step-level timing instrumentation" and "Substrate tax definition"; docs/method.md.
-Empty polling steps (no token scheduled) are counted apart: a connector that polls adds steps, and
-with them a median that is not the cost of a step that does work.
+Source: design, "Step-level timing instrumentation" and "Substrate tax definition"; docs/method.md,
+"Steps". Empty polling steps (no token scheduled) are counted apart: a connector that polls adds
+steps, and with them a median that is not the cost of a step that does work.
 
 The design's step duration is schedule(), entry to exit. The whole engine step stands beside it: a
-connector whose cost lies in the worker, or between the processes, shows there alone.
+connector whose cost lies in the worker, or between the processes, shows there alone. The design's
+three callbacks stand in fields of their own of a step record; the step probe adds the connector's
+other hooks (`hooks_us`) and those timed of a MultiConnector's children (`children_us`), by the
+names of their methods.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, NamedTuple
 
+import msgspec
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from connector_tax.analysis.hooks import CALLBACKS, Hook, hook_calls, hook_times
 from connector_tax.analysis.ingest import Cell
-from connector_tax.analysis.records import STEPS, empty_frame, read_records
+from connector_tax.analysis.measure import Requests
+from connector_tax.analysis.records import STEPS, empty_frame, in_window, read_records
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.cell_records import MeasuredWindow
 from connector_tax.artifacts.record_reader import read_record
 from connector_tax.artifacts.stage_records import PatchStatus
 from connector_tax.artifacts.study_file import Study
-from connector_tax.artifacts.tables import DECODE, MIXED, PREFILL, Row
+from connector_tax.artifacts.tables import DECODE, MIXED, PREFILL, STEP_SAMPLES, Row
 from connector_tax.files import ArtifactError
 
-DURATIONS = ("step_duration_us", "engine_step_us")
+CALLBACKS = ("build_meta_us", "get_finished_us", "start_load_kv_us")
 TOKENS = ("prefill_tokens", "decode_tokens")
 CDF_POINTS = 400
 
 Floats = NDArray[np.float64]
+_Microseconds = Annotated[float, msgspec.Meta(ge=0)]
+# Hooks with a field of their own in the step records, by the name that children_us has for them: as
+# in connector_tax.vllm.step_probe, which an archive is replotted without.
+FIELDS = {
+    "build_connector_meta": "build_meta_us",
+    "get_finished": "get_finished_us",
+    "get_transfer_results": "get_finished_us",
+    "start_load_kv": "start_load_kv_us",
+}
+_OWN = msgspec.json.Decoder(dict[str, _Microseconds])
+_CHILDREN = msgspec.json.Decoder(dict[str, dict[str, _Microseconds]])
+_CALL = {
+    "step_id": pl.Int64(), "process": pl.String(), "child": pl.String(), "hook": pl.String(),
+    "us": pl.Float64(),
+}  # fmt: skip
+
+
+class Hook(NamedTuple):
+    """A timed hook: the process it runs in, the connector it belongs to, its name.
+
+    `child` is empty for the configured connector itself, and the name of the child for one of a
+    MultiConnector's. The three callbacks have the names of the design's fields, without the unit.
+    """
+
+    process: str
+    child: str
+    name: str
 
 
 @dataclass(frozen=True)
@@ -37,34 +71,27 @@ class Steps:
     """The steps of one cell that started in its measured window and scheduled tokens.
 
     Attributes:
-        kind: (n,) which of KINDS each is.
-        duration_us: (n,) durations of schedule().
-        engine_us: (n,) durations of the whole engine step; NaN where the record lacks it.
-        callbacks_us: each callback's durations, over the steps whose record has it.
-        total_us: per-step sum of the three callbacks, over the steps where all three are known.
+        table: a row for each: its `kind`, and STEP_SAMPLES in us, null where it is not known; the
+            total of the callbacks where all three are.
         hooks: (n,) the time of every timed hook in each step, 0 where it did not run.
-        n_empty: polling steps in the window, in none of the samples above.
-        n_incomplete: steps with tokens for which a callback is unknown (always all of plain's).
+        n_empty: polling steps in the window, which are in neither.
+        prefill_ns: when steps with tokens of prompts began, of the whole cell, in order.
     """
 
-    kind: NDArray[np.str_]
-    duration_us: Floats
-    engine_us: Floats
-    callbacks_us: dict[str, Floats]
-    total_us: Floats
+    table: pl.DataFrame
     hooks: Mapping[Hook, Floats]
     n_empty: int
-    n_incomplete: int
+    prefill_ns: NDArray[np.int64]
 
-    @property
-    def known_engine_us(self) -> Floats:
-        """Durations of the whole engine step, over the steps whose record has it."""
-        return self.engine_us[~np.isnan(self.engine_us)]
+    def known(self, sample: str) -> Floats:
+        """The values of one of STEP_SAMPLES, of the steps that have it."""
+        return self.table[sample].drop_nulls().to_numpy()
 
 
-def kinds(prefill: NDArray[np.bool_], decode: NDArray[np.bool_]) -> NDArray[np.str_]:
-    """The kind of each step, by whether it has tokens of prompts and of answers."""
-    return np.where(prefill, np.where(decode, MIXED, PREFILL), DECODE)
+def kind_of(prefill: pl.Expr, decode: pl.Expr) -> pl.Expr:
+    """The kind of a step, by whether it has tokens of prompts and of answers."""
+    several = pl.when(prefill & decode).then(pl.lit(MIXED))
+    return several.when(prefill).then(pl.lit(PREFILL)).otherwise(pl.lit(DECODE))
 
 
 def step_timing_reason(study: Study) -> str | None:
@@ -90,89 +117,70 @@ def read_steps(cell: Cell) -> Steps:
             two records of one step.
     """
     assert cell.record is not None
-    path, digest = cell.file("engine_step"), cell.sha256("engine_step")
-    if digest is None:
-        raise ArtifactError(
-            f"{cell.folder.parent / 'index.json'}: no hash of {path.name}, though"
-            " patch_status.json says that step timing is available"
-        )
-    window = cell.record["window"]
-    start, stop = window["t_warmup_end_ns"], window["t_stop_ns"]
-    schedulers, workers, calls = [], [], []
-    for frame in read_records(path, STEPS, digest):
-        is_scheduler = pl.col("process") == "scheduler"
-        inside = (pl.col("t_ns") >= start) & (pl.col("t_ns") < stop)
-        schedulers.append(
-            frame.filter(is_scheduler & inside).select(
-                "step_id",
-                *DURATIONS,
-                *CALLBACKS,
-                *TOKENS,
-            )
-        )
-        workers.append(frame.filter(~is_scheduler).select("step_id", *CALLBACKS))
-        calls.append(hook_calls(path, frame))
-    empty = empty_frame(STEPS)
-    scheduler = pl.concat(schedulers or [empty.select("step_id", *DURATIONS, *CALLBACKS, *TOKENS)])
-    worker = pl.concat(workers or [empty.select("step_id", *CALLBACKS)])
-    every_call = pl.concat(calls or [hook_calls(path, empty)])
+    path, digest = cell.listed("engine_step")
+    frames, calls = [], []
+    for frame in (empty_frame(STEPS), *read_records(path, STEPS, digest)):
+        frames.append(frame.drop(STEPS.nested))
+        calls.append(_hook_calls(path, frame))
+    records, of_scheduler = pl.concat(frames), pl.col("process") == "scheduler"
+    scheduler = records.filter(of_scheduler & in_window("t_ns", cell.record["window"]))
     if scheduler["step_id"].n_unique() != scheduler.height:
         twice = scheduler.filter(scheduler["step_id"].is_duplicated())["step_id"][0]
         raise ArtifactError(f"{path}: the scheduler has two records of step_id {twice}")
-    return _join(scheduler, worker, every_call)
-
-
-def _join(scheduler: pl.DataFrame, worker: pl.DataFrame, calls: pl.DataFrame) -> Steps:
-    if worker["step_id"].n_unique() != worker.height:
-        # One record per tensor-parallel rank: the slowest rank holds the step up.
-        worker = worker.group_by("step_id", maintain_order=True).max()
     busy = scheduler.filter(pl.sum_horizontal(*TOKENS) > 0)
-    joined = busy.join(
-        worker, on="step_id", how="left", suffix="_worker", maintain_order="left"
-    ).select(
-        *DURATIONS,
-        *TOKENS,
-        *(
-            # A hook is timed where it runs; if both processes run it, the step pays for both.
-            pl.when(pl.col(name).is_null() & pl.col(f"{name}_worker").is_null())
-            .then(None)
-            .otherwise(pl.sum_horizontal(name, f"{name}_worker"))
-            .alias(name)
-            for name in CALLBACKS
-        ),
+    # One record per tensor-parallel rank: the slowest rank holds the step up.
+    worker = records.filter(~of_scheduler).group_by("step_id").agg(pl.col(*CALLBACKS).max())
+    # A hook is timed where it runs; if both processes run it, the step pays for both.
+    paid = {
+        name: pl.coalesce(pl.col(name) + pl.col(f"{name}_worker"), name, f"{name}_worker")
+        for name in CALLBACKS
+    }
+    table = (
+        busy.join(worker, on="step_id", how="left", suffix="_worker", maintain_order="left")
+        .with_columns(kind=kind_of(*(pl.col(name) > 0 for name in TOKENS)), **paid)
+        .with_columns(connector_total_us=pl.sum_horizontal(*CALLBACKS, ignore_nulls=False))
     )
-    complete = joined.drop_nulls(CALLBACKS)
-    total = complete.select(pl.sum_horizontal(*CALLBACKS).alias("total"))["total"]
-    prefill, decode = (joined[name].to_numpy() > 0 for name in TOKENS)
+    begun = records.filter(of_scheduler & (pl.col("prefill_tokens") > 0))["t_ns"].sort()
     return Steps(
-        kind=kinds(prefill, decode),
-        duration_us=joined["step_duration_us"].to_numpy(),
-        engine_us=joined["engine_step_us"].fill_null(float("nan")).to_numpy(),
-        callbacks_us={name: joined[name].drop_nulls().to_numpy() for name in CALLBACKS},
-        total_us=total.to_numpy(),
-        hooks=hook_times(calls, busy["step_id"]),
+        table=table.select("kind", *STEP_SAMPLES),
+        hooks=_hook_times(pl.concat(calls), busy["step_id"]),
         n_empty=scheduler.height - busy.height,
-        n_incomplete=joined.height - complete.height,
+        prefill_ns=begun.to_numpy(),
     )
+
+
+def prefill_wait_ms(requests: Requests, steps: Steps, window: MeasuredWindow) -> float | None:
+    """How long requests wait for the step with their prompt: the arrivals' part of the TTFT.
+
+    The first token's time is cut where the step begins that computes the prompt (the first with
+    prompt tokens after the request's due time). A request that comes while another decodes waits
+    for the end of the step it comes into. Where requests come at nearly the same moment of a step
+    each time, as with fixed arrivals, that wait differs between configurations by up to a step,
+    whatever they cost.
+
+    Returns:
+        the median over a cell's measured successes, in ms; None where no step follows one.
+    """
+    due_ns = window["t_warmup_end_ns"] + np.rint(requests.since_warmup_s * 1e9).astype(np.int64)
+    place = np.searchsorted(steps.prefill_ns, due_ns)
+    known = place < len(steps.prefill_ns)
+    if not known.any():
+        return None
+    return float(np.median(steps.prefill_ns[place[known]] - due_ns[known])) / 1e6
 
 
 def step_columns(steps: Steps) -> Row:
     """The tables' step columns of one cell: p50 and p90 in us, counts; None for an empty sample."""
-    samples = {
-        "step_duration_us": steps.duration_us,
-        "engine_step_us": steps.known_engine_us,
-        **steps.callbacks_us,
-        "connector_total_us": steps.total_us,
-    }
     row: Row = {}
-    for name, values in samples.items():
+    for name in STEP_SAMPLES:
+        values = steps.known(name)
         for percent in (50, 90):
             row[f"{name}_p{percent}"] = (
                 float(np.percentile(values, percent)) if len(values) else None
             )
-    row["n_steps"] = len(steps.duration_us)
-    row["n_empty_steps"] = steps.n_empty
-    row["n_incomplete_steps"] = steps.n_incomplete
+    row["n_steps"], row["n_empty_steps"] = steps.table.height, steps.n_empty
+    # Steps for which a callback is not known: always all of plain's.
+    row["n_incomplete_steps"] = steps.table["connector_total_us"].null_count()
     return row
 
 
@@ -196,3 +204,69 @@ def step_cdf(samples: Mapping[str, Sequence[Floats]]) -> list[Row]:
         {**{name: values[i] for name, values in columns.items()}, "cdf": float(share)}
         for i, share in enumerate(shares)
     ]
+
+
+# ---- hooks
+
+
+def _hook_calls(path: Path, frame: pl.DataFrame) -> pl.DataFrame:
+    """Every hook of every step record: columns step_id, process, child, hook, us.
+
+    Args:
+        path: the file the records are from, for errors.
+        frame: step records with `hooks_us` and `children_us` as JSON text.
+
+    Raises:
+        ArtifactError: a `hooks_us` or `children_us` is not an object of times in us, 0 or more.
+    """
+    callbacks = [
+        frame.select("step_id", "process", child=pl.lit(""), hook=pl.lit(_hook(name)), us=name)
+        for name in CALLBACKS
+    ]
+    others = pl.DataFrame(list(_others(path, frame)), schema=_CALL, orient="row")
+    return pl.concat([*callbacks, others]).drop_nulls("us")
+
+
+def _hook_times(calls: pl.DataFrame, steps: pl.Series) -> dict[Hook, Floats]:
+    """The time of each hook in each of the steps, 0 where it did not run, in their names' order.
+
+    Args:
+        calls: of the whole cell.
+        steps: ids of the steps in the window that scheduled tokens.
+    """
+    of_hook = ("process", "child", "hook")
+    # One record per tensor-parallel rank: the slowest rank holds the step up.
+    per_step = calls.group_by(*of_hook, "step_id").agg(pl.col("us").max())
+    times: dict[Hook, Floats] = {}
+    ran = per_step.join(steps.to_frame().with_row_index("place"), on="step_id").sort(*of_hook)
+    for key, own in ran.group_by(*of_hook, maintain_order=True):
+        times[Hook(*map(str, key))] = us = np.zeros(len(steps))
+        us[own["place"].to_numpy()] = own["us"].to_numpy()
+    return times
+
+
+def _others(path: Path, frame: pl.DataFrame) -> Iterator[tuple[int, str, str, str, float]]:
+    wanted = frame.filter(pl.col("hooks_us").is_not_null() | pl.col("children_us").is_not_null())
+    for step_id, process, own, children in wanted.select(
+        "step_id", "process", "hooks_us", "children_us"
+    ).iter_rows():
+        try:
+            by_child = {"": _OWN.decode(own)} if own is not None else {}
+            by_child |= _CHILDREN.decode(children) if children is not None else {}
+        except msgspec.DecodeError as error:
+            raise ArtifactError(
+                f"{path}: step_id {step_id}, {process}: hooks_us or children_us: {error};"
+                " allowed: hook names (children_us: by child) with times in us"
+            ) from None
+        for child, times in by_child.items():
+            # A child has the names of its methods: the callbacks get those of their fields.
+            named: dict[str, float] = {}
+            for name, us in times.items():
+                hook = _hook(FIELDS[name]) if name in FIELDS else name
+                named[hook] = named.get(hook, 0.0) + us
+            for hook, us in named.items():
+                yield step_id, process, child, hook, us
+
+
+def _hook(field: str) -> str:
+    return field.removesuffix("_us")

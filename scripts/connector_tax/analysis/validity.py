@@ -120,7 +120,7 @@ def assess(
     """
     measured = in_window(records, window)
     ok = [r for r in records if is_answered(r)]
-    failed = [r for r in records if r["status"] in ("error", "timeout", "cancelled")]
+    failed = [r for r in records if r["status"] in FAILED]
     checks = {
         **_schedule_checks(measured, bounds),
         "unaccounted_requests": at_most(abs(planned - len(records)) + _unfinished(records), 0),
@@ -179,8 +179,7 @@ def _error_rate(
     ok: Sequence[AnsweredRequest], failed: Sequence[RequestLine], window: MeasuredWindow
 ) -> float | None:
     """The share of failures up to the end of the window; the cool-down may be cut by the drain."""
-    good = sum(r["t_intended_ns"] < window["t_stop_ns"] for r in ok)
-    bad = sum(r["t_intended_ns"] < window["t_stop_ns"] for r in failed)
+    good, bad = (sum(r["t_intended_ns"] < window["t_stop_ns"] for r in of) for of in (ok, failed))
     return bad / (good + bad) if good + bad else None
 
 
@@ -188,8 +187,10 @@ def _schedule_checks(
     measured: Sequence[RequestLine], bounds: Mapping[str, float]
 ) -> dict[str, CheckRecord]:
     """How what was sent departs from the schedule."""
-    lags = [_lag_ns(r, sent) / 1e6 for r in measured if (sent := r["t_send_ns"]) is not None]
-    ttft = [_lag_ns(r, r["t_first_token_ns"]) / 1e6 for r in measured if is_answered(r)]
+    lags = [
+        (sent - r["t_intended_ns"]) / 1e6 for r in measured if (sent := r["t_send_ns"]) is not None
+    ]
+    ttft = [(r["t_first_token_ns"] - r["t_intended_ns"]) / 1e6 for r in measured if is_answered(r)]
     bound = bounds["schedule_lag_p99_ms"]
     if ttft:
         bound = max(bound, bounds["schedule_lag_ttft_fraction"] * float(np.median(ttft)))
@@ -210,10 +211,6 @@ def _schedule_checks(
         "early_send_ms": at_most(max(0.0, -min(lags)) if lags else None, 0.0),
         "sent_rate_ratio": _within(ratio, 1 - tolerance, 1 + tolerance),
     }
-
-
-def _lag_ns(request: RequestLine | AnsweredRequest, moment_ns: int) -> int:
-    return moment_ns - request["t_intended_ns"]
 
 
 def _window_checks(
@@ -265,20 +262,18 @@ def _machine_checks(
     machine: WatchedMachine | None, bounds: Mapping[str, float]
 ) -> dict[str, CheckRecord]:
     """The checks of MACHINE_CHECKS."""
-    throttled = foreign_gpu = None
-    foreign: dict[str, float | None] = dict.fromkeys(SIDES)
-    if machine is not None:
-        foreign = {side: machine.cpus[side].foreign for side in SIDES}
-        throttled, foreign_gpu = machine.throttled, machine.foreign_gpu
+    foreign = {side: None if machine is None else machine.cpus[side].foreign for side in SIDES}
     checks = {
-        "foreign_cpu_server": at_most(foreign["server"], bounds["max_foreign_cpu"]),
-        "foreign_cpu_loadgen": at_most(foreign["loadgen"], bounds["max_foreign_cpu"]),
-        "throttled_periods": at_most(throttled, 0),
-        "foreign_gpu_processes": at_most(foreign_gpu, 0),
+        f"foreign_cpu_{side}": at_most(foreign[side], bounds["max_foreign_cpu"])
+        for side in ("server", "loadgen")
     }
-    for name, value in (("throttled_periods", throttled), ("foreign_gpu_processes", foreign_gpu)):
-        if machine is not None and value is None:
-            del checks[name]
+    # Where nobody can tell, a watched cell is not judged by it.
+    for name, value in (
+        ("throttled_periods", None if machine is None else machine.throttled),
+        ("foreign_gpu_processes", None if machine is None else machine.foreign_gpu),
+    ):
+        if machine is None or value is not None:
+            checks[name] = at_most(value, 0)
     if machine is not None and (share := machine.gpu_clock_share) is not None:
         checks["gpu_slowed"] = at_most(machine.gpu_slowed, 0)
         checks["gpu_clock_share"] = _at_least(share, bounds["min_gpu_clock_share"])

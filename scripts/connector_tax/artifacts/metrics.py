@@ -54,7 +54,7 @@ def margin_of(margins: Mapping[str, float], metric: str) -> float:
 
 
 class SaturationCriterion(NamedTuple):
-    """One sign of saturation; its value: `analysis.saturation.VALUES`.
+    """One sign of saturation; its value: `analysis.reference.VALUES`.
 
     Attributes:
         bound: its key in the section `saturation`, and `default` where that has none.

@@ -16,11 +16,9 @@ from typing import Any
 import numpy as np
 
 from connector_tax.analysis.aggregate import sample_cells
-from connector_tax.analysis.effects import TaxTable
+from connector_tax.analysis.effects import LogSample, Tables, TaxTable, tax_rows
 from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.measure import Requests
-from connector_tax.analysis.samples import LogSample
-from connector_tax.analysis.taxes import Tables, tax_rows
 from connector_tax.artifacts.metrics import HEADLINE, LATENCY_METRICS
 from connector_tax.artifacts.names import PLAIN, CellKey, configuration_of
 from connector_tax.artifacts.stage_records import RatesRecord
@@ -91,7 +89,7 @@ def known_taxes(
     study: Study, cells: Sequence[Cell], samples: Mapping[CellKey, dict[str, LogSample]]
 ) -> list[Row]:
     """The taxes of a study of the calibration, as the analysis finds them."""
-    table = TaxTable(study, cells, samples, {})
+    table = TaxTable(study, cells, samples)
     names = ("config", "metric", "estimate", "lo", "hi", "verdict", "p_adjusted")
     return [
         {name: row.get(name) for name in names}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from connector_tax.analysis.aggregate import write_tables
-from connector_tax.analysis.samples import saturated_in, unsaturated
+from connector_tax.analysis.effects import saturated_in, unsaturated
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import ALL_RATES
 from connector_tax.artifacts.study_file import load_study

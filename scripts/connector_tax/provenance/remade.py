@@ -28,7 +28,7 @@ from connector_tax.analysis.looks import read_looks, take_look
 from connector_tax.analysis.machine import read_machine
 from connector_tax.analysis.measure import summarise_cell
 from connector_tax.analysis.reference import (
-    judge_launches,
+    judge_cells,
     measured_rates,
     read_loads,
     reference_rates,
@@ -109,8 +109,8 @@ def take_looks_again(root: Path, copy: Study) -> None:
 def rates_again(study: Study) -> Any:
     """The content of reference_rates.json, from the cells of Phase A."""
     cells = load_cells(study, "A")
-    sweeps = judge_launches(study, cells, read_loads(cells))
-    return reference_rates(study, cells, sweeps, measured_rates(study))
+    judged = judge_cells(study, cells, read_loads(cells))
+    return reference_rates(study, cells, judged, measured_rates(study))
 
 
 def check_remade(root: Path, made: Path, ledger: Ledger) -> None:

@@ -23,7 +23,7 @@ from connector_tax.analysis.aggregate import sample_cells
 from connector_tax.analysis.effects import TaxTable
 from connector_tax.analysis.ingest import Cell, load_cells
 from connector_tax.analysis.measure import Requests, measure_requests
-from connector_tax.analysis.reference import judge_launches, judgement, read_loads
+from connector_tax.analysis.reference import judge_cells, read_loads
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.checks import BOUNDS
 from connector_tax.artifacts.index import read_index
@@ -73,17 +73,15 @@ class Cells:
             for cell in self.cells
             if cell.configuration == study.baseline and cell.key in self.requests
         ]
-        loads = read_loads(plain)
-        sweeps = judge_launches(study, [cell for cell in plain if cell.key.phase == "A"], loads)
+        judged = judge_cells(study, plain, read_loads(plain))
         groups: dict[tuple[str, str], list[dict[str, float]]] = {}
         for cell in plain:
             assert cell.record is not None
-            window, rate, key = cell.record["window"], cell.rate_rps or 0.0, cell.key
+            window, key = cell.record["window"], cell.key
             figures = {
                 "seconds": (window["t_drained_ns"] - window["t_origin_ns"]) / 1e9,
                 "TTFT p50": float(np.median(self.requests[key].ttft_ms)),
-                "saturated": key in loads
-                and judgement(study, key, rate, loads[key], sweeps).saturated,
+                "saturated": key in judged and judged[key].saturated,
             }
             groups.setdefault((key.phase, key.cell), []).append(figures)
         return {
@@ -93,7 +91,7 @@ class Cells:
 
     def aa_half_widths(self) -> dict[tuple[str, str, str], float]:
         """Phase, cell and metric to half the interval of plain against plain."""
-        table = TaxTable(self.study, self.cells, sample_cells(self.requests), {})
+        table = TaxTable(self.study, self.cells, sample_cells(self.requests))
         places = [(p, c["cell"], m) for p in PHASES for c in self.study.cells(p) for m in METRICS]
         effects = {place: table.tax(self.study.plains(place[0])[-1], *place) for place in places}
         halves = {place: (e.hi - e.lo) / 2 for place, e in effects.items() if e is not None}

@@ -6,8 +6,8 @@ from statistics import median
 from typing import Literal
 
 from connector_tax.analysis.block_model import POWER
+from connector_tax.analysis.effects import CONFIRMATORY
 from connector_tax.analysis.looks import FIRST_LOOK, LEFT_OUT
-from connector_tax.analysis.taxes import CONFIRMATORY
 from connector_tax.artifacts.cell_records import CellRecord
 from connector_tax.artifacts.names import PHASES, configuration_of
 from connector_tax.artifacts.tables import POOLED, EffectRow, Row

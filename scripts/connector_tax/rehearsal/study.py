@@ -11,7 +11,7 @@ from connector_tax.analysis.ingest import load_cells
 from connector_tax.analysis.looks import take_due_look
 from connector_tax.analysis.reference import (
     NoReferenceRateError,
-    judge_launches,
+    judge_cells,
     read_loads,
     reference_rates,
 )
@@ -143,7 +143,7 @@ def run_phases(
     loaded = load_study(root / paths.STUDY)
     cells = load_cells(loaded, "A")
     try:
-        rates = reference_rates(loaded, cells, judge_launches(loaded, cells, read_loads(cells)))
+        rates = reference_rates(loaded, cells, judge_cells(loaded, cells, read_loads(cells)))
     except NoReferenceRateError as error:
         return Ran(None, str(error), None)
     write_json(root / paths.REFERENCE_RATES, rates)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from connector_tax.analysis.devices import device_name
+from connector_tax.analysis.ingest import device_name
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import LaunchIndex, read_index
 from connector_tax.artifacts.names import PHASES, Launch
