@@ -9,11 +9,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from connector_tax.config import ROOT
-from connector_tax.study.guard import PARENT_VARIABLE
+from connector_tax.study.guard import LAUNCH_VARIABLE, PARENT_VARIABLE
 
 TINY = Path(__file__).with_name("tiny.yaml")
 
@@ -84,12 +85,12 @@ def start(folder: Path, *targets: str) -> subprocess.Popen[bytes]:
 
 
 def wait_for(
-    condition: Callable[[], bool], process: subprocess.Popen[bytes], timeout_s: float = 120
+    condition: Callable[[], bool], process: "subprocess.Popen[Any]", timeout_s: float = 120
 ) -> None:
     """Wait for a state of the file system or the process table, which announce nothing."""
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert process.poll() is None, "Snakemake ended before the condition came true"
+        assert process.poll() is None, "the process ended before the condition came true"
         assert time.monotonic() < deadline, "the condition did not come true"
         time.sleep(0.01)
 
@@ -104,6 +105,17 @@ def of_this_study(folder: Path) -> Iterator[psutil.Process]:
                 yield process
         except psutil.Error:
             continue
+
+
+def server_of(launch: Path) -> psutil.Process | None:
+    """The first process of a launch's server; None while there is none."""
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(LAUNCH_VARIABLE) == str(launch.resolve()):
+                return process
+        except psutil.Error:
+            continue
+    return None
 
 
 def gone(folder: Path, timeout_s: float = 20) -> list[str]:

@@ -53,6 +53,7 @@ from connector_tax.study.shape_rates import ShapeRateError, burst
 from connector_tax.vllm import overlay
 
 STOPPED = 130
+STOPPING = (signal.SIGINT, signal.SIGTERM)
 NO_NUMBER = STATUS["void or missing"]
 # The first burst at the baseline; further ones grow while it does not keep up with the rate.
 FIRST_BURST, GROWTH, BURST_S = 4, 4, 15.0
@@ -89,7 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     line, name = Line(), study_name(options)
     root = Path("results", name)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in STOPPING:
+        signal.signal(number, _stop)
     set_job_environment(None)
     try:
         study = _study(options, root, line)
@@ -105,6 +107,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return NO_NUMBER
     print(json.dumps(answer.as_dict()) if options.json else answer.text())
     return answer.status(options.max)
+
+
+def _stop(*_: object) -> None:
+    """Signal handler: the first signal stops; what is cleaned up then is not disturbed by more."""
+    for number in STOPPING:
+        # Not SIG_IGN, which a process that is being started would inherit.
+        signal.signal(number, lambda *_: None)
+    raise KeyboardInterrupt
 
 
 def _study(options: argparse.Namespace, root: Path, line: Line) -> Study:
