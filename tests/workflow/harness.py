@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,12 @@ from connector_tax.config import ROOT
 from connector_tax.study.guard import LAUNCH_VARIABLE, PARENT_VARIABLE
 
 TINY = Path(__file__).with_name("tiny.yaml")
+SNAKEMAKE = str(Path(sys.executable).with_name("snakemake"))
 
 
 def command(folder: Path, *targets: str, options: tuple[str, ...] = ()) -> list[str]:
     return [
-        str(Path(sys.executable).with_name("snakemake")),
-        *("--snakefile", str(ROOT / "Snakefile"), "--directory", str(folder)),
+        *(SNAKEMAKE, "--snakefile", str(ROOT / "Snakefile"), "--directory", str(folder)),
         # What the profile would keep quiet is what tests read.
         *("--cores", "1", "--quiet", "host"),
         *("--configfile", str(folder / "study.yaml"), *options, "--", *targets),
@@ -59,17 +59,26 @@ def prepare(folder: Path, edit: Callable[[str], str] = str) -> Path:
     return folder
 
 
-def run(
-    folder: Path, *targets: str, options: tuple[str, ...] = ()
+def ended(
+    arguments: Sequence[str | Path], folder: Path, **environ: str
 ) -> subprocess.CompletedProcess[str]:
+    """A command run to its end from a study's folder, further variables in its environment."""
     return subprocess.run(
-        command(folder, *targets, options=options),
-        env=environment(folder),
+        arguments,
+        cwd=folder,
+        env={**environment(folder), **environ},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=550,
     )
+
+
+def run(
+    folder: Path, *targets: str, options: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Snakemake run to its end on the study of a folder."""
+    return ended(command(folder, *targets, options=options), folder)
 
 
 def start(folder: Path, *targets: str) -> subprocess.Popen[bytes]:
