@@ -18,7 +18,7 @@ from connector_tax.files import read_json, sha256_file
 from connector_tax.servers.kinds import free_port
 from tests.ab.commands import NO_NUMBER, STOPPED, STOPPED_LINE, Ab
 from tests.provenance.forged_archives import members_of
-from tests.workflow.harness import environment, gone, server_of, wait_for
+from tests.workflow.harness import gone, server_of, wait_for
 
 
 def cells(command: Ab) -> dict[str, str]:
