@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 
 from connector_tax.config import ROOT
+from connector_tax.files import sha256_file
 from connector_tax.study.guard import LAUNCH_VARIABLE, PARENT_VARIABLE
 
 TINY = Path(__file__).with_name("tiny.yaml")
@@ -81,6 +82,13 @@ def run(
     return ended(command(folder, *targets, options=options), folder)
 
 
+def resume_after_kill(folder: Path, target: str = "all") -> None:
+    """Complete a study whose Snakemake was killed."""
+    assert run(folder, target, options=("--unlock",)).returncode == 0
+    done = run(folder, target, options=("--rerun-incomplete",))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def start(folder: Path, *targets: str) -> subprocess.Popen[bytes]:
     output = (folder / "snakemake.log").open("wb")
     return subprocess.Popen(
@@ -102,6 +110,16 @@ def wait_for(
         assert process.poll() is None, "the process ended before the condition came true"
         assert time.monotonic() < deadline, "the condition did not come true"
         time.sleep(0.01)
+
+
+def finished(results: Path) -> dict[str, tuple[str, int]]:
+    """Hash and modification time of every file of a study's finished cells."""
+    return {
+        str(path.relative_to(results)): (sha256_file(path), path.stat().st_mtime_ns)
+        for record in results.glob("runs/*/block*/*/*/cell_*.json")
+        if not record.parent.suffix and not record.parents[1].suffix
+        for path in record.parent.iterdir()
+    }
 
 
 def of_this_study(folder: Path) -> Iterator[psutil.Process]:

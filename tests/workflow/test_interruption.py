@@ -22,10 +22,12 @@ from connector_tax.files import read_json, sha256_file, write_json
 from connector_tax.study.design import cell_order
 from tests.workflow.harness import (
     ended,
+    finished,
     gone,
     kill_tree,
     of_this_study,
     prepare,
+    resume_after_kill,
     run,
     start,
     wait_for,
@@ -33,8 +35,9 @@ from tests.workflow.harness import (
 from tests.workflow.small import smaller
 
 pytestmark = [pytest.mark.workflow, pytest.mark.timeout(300)]
-PLAIN_A = "results/tiny/runs/plain/block0/A/index.json"
-RATES = "results/tiny/reference_rates.json"
+RESULTS = "results/tiny"
+PLAIN_A = f"{RESULTS}/runs/plain/block0/A/index.json"
+RATES = f"{RESULTS}/reference_rates.json"
 # Of Phase A: plain, noop_connector; two rates; the files of a cell.
 LAUNCHES, CELLS, FILES = 2, 2, 5
 NOOP_A = Launch("noop_connector", 0, "A")
@@ -44,15 +47,6 @@ State = dict[str, tuple[str, int]]
 def two_launches(text: str) -> str:
     assert "plain_launches: 2" in text
     return smaller(text).replace("plain_launches: 2", "plain_launches: 1")
-
-
-def finished(folder: Path) -> State:
-    """Hash and modification time of every file of a finished Phase A cell."""
-    return {
-        str(path.relative_to(folder)): (sha256_file(path), path.stat().st_mtime_ns)
-        for path in folder.glob("results/tiny/runs/*/block0/A/r[0-9]*/*")
-        if path.parent.suffix == ""
-    }
 
 
 def within_launch(folder: Path, after: int) -> bool:
@@ -67,14 +61,8 @@ def within_launch(folder: Path, after: int) -> bool:
     )
 
 
-def resume_after_kill(folder: Path, target: str) -> None:
-    assert run(folder, target, options=("--unlock",)).returncode == 0
-    done = run(folder, target, options=("--rerun-incomplete",))
-    assert done.returncode == 0, text_of(done)
-
-
 def assert_complete(folder: Path, before: State) -> None:
-    after = finished(folder)
+    after = finished(folder / RESULTS)
     assert before.items() <= after.items()
     assert len(after) == LAUNCHES * CELLS * FILES
     for path in folder.glob("results/tiny/runs/*/block0/A/index.json"):
@@ -109,13 +97,13 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Interrupted:
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(timeout=60) != 0
     assert gone(folder) == []
-    after_ctrl_c = finished(folder)
+    after_ctrl_c = finished(folder / RESULTS)
     # The same command resumes.
     process = start(folder, PLAIN_A)
     wait_for(lambda: within_launch(folder, after=1), process)
     kill_tree(process)
     assert gone(folder) == []
-    after_kill = finished(folder)
+    after_kill = finished(folder / RESULTS)
     resume_after_kill(folder, PLAIN_A)
     return Interrupted(folder, after_ctrl_c, after_kill)
 
@@ -142,7 +130,7 @@ def test_after_a_sigkill_to_snakemake_alone_the_study_resumes(tmp_path: Path) ->
     process.kill()
     process.wait()
     assert gone(folder) == []
-    before = finished(folder)
+    before = finished(folder / RESULTS)
     assert before
     resume_after_kill(folder, RATES)
     assert_complete(folder, before)

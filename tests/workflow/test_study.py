@@ -20,6 +20,7 @@ from connector_tax.provenance.launches import check_launches
 from connector_tax.study.server_command import KEPT, can_change
 from tests.provenance.forged_archives import members_of
 from tests.workflow.harness import (
+    finished,
     gone,
     prepare,
     run,
@@ -56,20 +57,8 @@ class Study:
     results: Path
     first_status: int
     first_output: str
-    first_hashes: dict[str, str]
+    first_cells: dict[str, tuple[str, int]]
     second: subprocess.CompletedProcess[str]
-
-
-def finished_files(results: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(results)): sha256_file(path)
-        for cell in results.glob("runs/*/block*/*/*x*")
-        if not cell.suffix
-        for path in cell.iterdir()
-    } | {
-        str(path.relative_to(results)): sha256_file(path)
-        for path in results.glob("runs/*/block*/A/r*/*")
-    }
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +81,8 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Study]:
         server.kill()
         status = process.wait(timeout=550)
         output = (folder / "snakemake.log").read_text()
-        hashes = finished_files(results)
-        yield Study(folder, results, status, output, hashes, run(folder, "all", "archive"))
+        cells = finished(results)
+        yield Study(folder, results, status, output, cells, run(folder, "all", "archive"))
 
 
 def archived(study: Study) -> dict[str, bytes]:
@@ -119,15 +108,15 @@ def test_a_dead_server_is_told_and_the_other_configurations_go_on(study: Study) 
     assert study.first_status != 0
     assert "MISSING results/tiny/runs/noop_connector/block0/B" in study.first_output
     assert "the server ended with status -9" in study.first_output
-    measured = {name.split("/")[1] for name in study.first_hashes if "/B/" in name}
+    measured = {name.split("/")[1] for name in study.first_cells if "/B/" in name}
     assert measured == {"plain", "plain_2"}
 
 
 def test_the_next_run_completes_and_keeps_every_finished_cell(study: Study) -> None:
     assert study.second.returncode == 0, study.second.stdout + study.second.stderr
-    after = finished_files(study.results)
-    assert study.first_hashes.items() <= after.items()
-    assert len(after) > len(study.first_hashes)
+    after = finished(study.results)
+    assert study.first_cells.items() <= after.items()
+    assert len(after) > len(study.first_cells)
 
 
 def test_every_launch_has_its_artifacts(study: Study) -> None:
