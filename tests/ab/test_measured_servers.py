@@ -74,10 +74,10 @@ def test_what_a_dead_server_and_ctrl_c_leave_is_carried_on_by_the_same_command(
     assert kept.items() <= cells(command).items()
     kept = cells(command)
 
-    # What is left is measured; then Ctrl-C once more.
+    # What is left is measured; then a signal to it alone.
     with begun() as process:
         wait_for(lambda: "making tables" in log.read_text(), process)
-        os.killpg(process.pid, signal.SIGINT)
+        process.terminate()
     assert process.returncode == STOPPED, log.read_text()
     assert kept.items() <= cells(command).items()
     indexes = [read_json(path) for path in command.results.glob("runs/*/block*/A/index.json")]

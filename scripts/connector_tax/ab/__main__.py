@@ -355,7 +355,10 @@ def _stage(module: str, root: Path, *arguments: str, unless: str | None = None) 
 def _started(
     module: str, root: Path, *arguments: str
 ) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """A stage's process; where it is left early, the process is told and awaited."""
+    """A stage's process; where it is left early, the process is told and awaited.
+
+    By SIGTERM: a block takes SIGINT for a terminal's, which has reached its launch too.
+    """
     log = root / paths.LOGS / f"{module.replace('.', '_')}.ab.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     study = ["--study", str(root / paths.STUDY)]
@@ -371,7 +374,7 @@ def _started(
     finally:
         if process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGINT)
+                process.terminate()
             process.wait()
 
 
