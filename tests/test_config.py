@@ -115,31 +115,11 @@ def test_h20_has_the_designs_numbers() -> None:
         ("arrivals.process", "uniform", "arrivals.process: found 'uniform'; allowed: one of fixed"),
         ("arrivals.gamma_shape", 2.0, "arrivals.gamma_shape: found 2.0; allowed: null"),
         ("arrivals.process", "gamma", "arrivals.gamma_shape: found None; allowed: a number > 0"),
-        (
-            "arrivals.process",
-            "fixd",
-            "found 'fixd'; did you mean fixed? allowed: one of",
-        ),
-        (
-            "engine.device",
-            "cpu",
-            "engine.device: found with engine.kind embedded; allowed",
-        ),
-        (
-            "engine",
-            {"kind": "embedded", "label": "x"},
-            "engine.definition: missing; it is",
-        ),
-        (
-            "rehearsal",
-            {"accelerator": "L4"},
-            "rehearsal: found accelerator; allowed: acc",
-        ),
-        (
-            "validity",
-            {"max_foreign": 1},
-            "max_foreign: unknown key; did you mean max_foreign_cpu",
-        ),
+        ("arrivals.process", "fixd", "found 'fixd'; did you mean fixed? allowed: one of"),
+        ("engine.device", "cpu", "engine.device: found with engine.kind embedded; allowed"),
+        ("engine", {"kind": "embedded", "label": "x"}, "engine.definition: missing; it is"),
+        ("rehearsal", {"accelerator": "L4"}, "rehearsal: found accelerator; allowed: acc"),
+        ("validity", {"max_foreign": 1}, "max_foreign: unknown key; did you mean max_foreign_cpu"),
         ("engine.kind", "sglang", "engine.kind: found 'sglang'; allowed: one of embedded, vllm"),
         (
             "configurations",

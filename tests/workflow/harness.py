@@ -7,21 +7,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from connector_tax.config import ROOT
-from connector_tax.study.guard import PARENT_VARIABLE
+from connector_tax.files import sha256_file
+from connector_tax.study.guard import LAUNCH_VARIABLE, PARENT_VARIABLE
 
 TINY = Path(__file__).with_name("tiny.yaml")
+SNAKEMAKE = str(Path(sys.executable).with_name("snakemake"))
 
 
 def command(folder: Path, *targets: str, options: tuple[str, ...] = ()) -> list[str]:
     return [
-        str(Path(sys.executable).with_name("snakemake")),
-        *("--snakefile", str(ROOT / "Snakefile"), "--directory", str(folder)),
+        *(SNAKEMAKE, "--snakefile", str(ROOT / "Snakefile"), "--directory", str(folder)),
         # What the profile would keep quiet is what tests read.
         *("--cores", "1", "--quiet", "host"),
         *("--configfile", str(folder / "study.yaml"), *options, "--", *targets),
@@ -58,17 +60,33 @@ def prepare(folder: Path, edit: Callable[[str], str] = str) -> Path:
     return folder
 
 
-def run(
-    folder: Path, *targets: str, options: tuple[str, ...] = ()
+def ended(
+    arguments: Sequence[str | Path], folder: Path, **environ: str
 ) -> subprocess.CompletedProcess[str]:
+    """A command run to its end from a study's folder, further variables in its environment."""
     return subprocess.run(
-        command(folder, *targets, options=options),
-        env=environment(folder),
+        arguments,
+        cwd=folder,
+        env={**environment(folder), **environ},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=550,
     )
+
+
+def run(
+    folder: Path, *targets: str, options: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Snakemake run to its end on the study of a folder."""
+    return ended(command(folder, *targets, options=options), folder)
+
+
+def resume_after_kill(folder: Path, target: str = "all") -> None:
+    """Complete a study whose Snakemake was killed."""
+    assert run(folder, target, options=("--unlock",)).returncode == 0
+    done = run(folder, target, options=("--rerun-incomplete",))
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def start(folder: Path, *targets: str) -> subprocess.Popen[bytes]:
@@ -84,14 +102,24 @@ def start(folder: Path, *targets: str) -> subprocess.Popen[bytes]:
 
 
 def wait_for(
-    condition: Callable[[], bool], process: subprocess.Popen[bytes], timeout_s: float = 120
+    condition: Callable[[], bool], process: "subprocess.Popen[Any]", timeout_s: float = 120
 ) -> None:
     """Wait for a state of the file system or the process table, which announce nothing."""
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert process.poll() is None, "Snakemake ended before the condition came true"
+        assert process.poll() is None, "the process ended before the condition came true"
         assert time.monotonic() < deadline, "the condition did not come true"
         time.sleep(0.01)
+
+
+def finished(results: Path) -> dict[str, tuple[str, int]]:
+    """Hash and modification time of every file of a study's finished cells."""
+    return {
+        str(path.relative_to(results)): (sha256_file(path), path.stat().st_mtime_ns)
+        for record in results.glob("runs/*/block*/*/*/cell_*.json")
+        if not record.parent.suffix and not record.parents[1].suffix
+        for path in record.parent.iterdir()
+    }
 
 
 def of_this_study(folder: Path) -> Iterator[psutil.Process]:
@@ -104,6 +132,17 @@ def of_this_study(folder: Path) -> Iterator[psutil.Process]:
                 yield process
         except psutil.Error:
             continue
+
+
+def server_of(launch: Path) -> psutil.Process | None:
+    """The first process of a launch's server; None while there is none."""
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(LAUNCH_VARIABLE) == str(launch.resolve()):
+                return process
+        except psutil.Error:
+            continue
+    return None
 
 
 def gone(folder: Path, timeout_s: float = 20) -> list[str]:

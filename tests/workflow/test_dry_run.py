@@ -2,10 +2,9 @@
 
 import ast
 import json
+import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 import yaml
 
 from connector_tax.config import ROOT
-from tests.workflow.harness import prepare, run
+from tests.workflow.harness import SNAKEMAKE, TINY, ended, prepare, run
 
 MEASURING = ("phase_a", "phase_b", "phase_bp", "preflight")
 # What is remade when its code changes, and the folder its command lies in.
@@ -24,6 +23,21 @@ REMADE = {
     "report_html": "report",
 }
 PACKAGE = ROOT / "scripts" / "connector_tax"
+SNAKEFILE = str(ROOT / "Snakefile")
+MODULE = """
+configfile: "config/config.yaml"
+
+module connector_tax:
+    snakefile: "{root}/workflow/Snakefile"
+    config: config["connector_tax"]
+
+use rule * from connector_tax as ct_*
+
+rule everything:
+    default_target: True
+    input:
+        rules.ct_all.input,
+"""
 
 
 def planned(output: str) -> dict[str, int]:
@@ -38,11 +52,20 @@ def folder(tmp_path: Path) -> Path:
     return prepare(tmp_path / "study")
 
 
-@pytest.fixture(scope="module")
-def dry_run(tmp_path_factory: pytest.TempPathFactory) -> str:
-    done = run(prepare(tmp_path_factory.mktemp("dry") / "study"), "all", options=("--dry-run",))
+def planning(folder: Path, *options: str) -> str:
+    """What Snakemake says that it would do in a folder."""
+    done = ended([SNAKEMAKE, "--dry-run", "--quiet", "host", *options], folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def dry_run(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """In a folder that has a configuration of its own, and nothing else."""
+    folder = tmp_path_factory.mktemp("dry")
+    (folder / "config").mkdir()
+    shutil.copy(TINY, folder / "config" / "config.yaml")
+    return planning(folder, "--snakefile", SNAKEFILE)
 
 
 def jobs_inputs(rule: str, dry_run: str) -> list[set[str]]:
@@ -65,6 +88,11 @@ def test_every_job_is_planned_from_the_start(dry_run: str) -> None:
     jobs = planned(dry_run)
     assert jobs["phase_a"] == jobs["phase_b"] == jobs["phase_bp"] == 1
     assert jobs["figure"] >= 8
+    # Two of the three phases wait for the rates; the last for the one before it, too.
+    rates = "results/tiny/reference_rates.json"
+    assert rates not in inputs_of("phase_a", dry_run)
+    assert rates in inputs_of("phase_b", dry_run) & inputs_of("phase_bp", dry_run)
+    assert "results/tiny/runs/plain/block0/B/index.json" in inputs_of("phase_bp", dry_run)
 
 
 def imported(path: Path) -> Iterator[Path]:
@@ -106,84 +134,76 @@ def test_a_rule_reworded_since_hides_nothing_of_what_is_to_be_made(folder: Path)
     assert not {"study", "environment"} & set(jobs)
 
 
-@pytest.mark.parametrize(("name", "blocks"), [("config.yaml", 3), ("h20.yaml", 1)])
+@pytest.mark.parametrize(
+    ("name", "blocks"), [("config.yaml", 3), ("h20.yaml", 1), ("vllm-cpu.yaml", 6)]
+)
 def test_the_shipped_studies_plan_one_job_for_each_block(
-    folder: Path, name: str, blocks: int
+    tmp_path: Path, name: str, blocks: int
 ) -> None:
-    (folder / "study.yaml").write_text((ROOT / "config" / name).read_text())
-    done = run(folder, "all", options=("--dry-run",))
-    assert done.returncode == 0, done.stdout + done.stderr
-    said = done.stdout + done.stderr
+    config = str(ROOT / "config" / name)
+    said = planning(tmp_path, "--snakefile", SNAKEFILE, "--configfile", config)
     assert planned(said)["phase_b"] == blocks
     # All of Phase A is waited for; after it a block waits for itself alone.
     assert blocks_of(inputs_of("reference_rates", said)) == set(range(blocks))
     assert [blocks_of(names) for names in jobs_inputs("phase_b", said)] == [set()] * blocks
     waits = [blocks_of(names) for names in jobs_inputs("phase_bp", said)]
     assert sorted(waits, key=min) == [{block} for block in range(blocks)]
-
-
-def test_a_broken_configuration_stops_before_anything_starts(folder: Path) -> None:
-    text = (folder / "study.yaml").read_text()
-    (folder / "study.yaml").write_text(text.replace("floor_s: 0.8", "floor_s: -1"))
-    done = run(folder, "all")
-    assert done.returncode != 0
-    assert "study.yaml: cell.floor_s: found -1; allowed: > 0" in done.stdout + done.stderr
-    assert not (folder / "results").exists()
-
-
-PROFILE = ("--workflow-profile", str(ROOT / "profiles" / "default"))
+    # The environment of vLLM stays in the checkout.
+    if name == "vllm-cpu.yaml":
+        stamp = ROOT / "envs" / "vllm-cpu" / ".venv" / "built.json"
+        assert os.path.relpath(stamp, tmp_path) in inputs_of("environment", said)
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("old", "new", "words"),
     [
-        (
-            ("nothere.yaml", "--", "all"),
-            "nothere.yaml: no such file; what is to be made",
-        ),
+        ("floor_s: 0.8", "floor_s: -1", "study.yaml: cell.floor_s: found -1; allowed: > 0"),
+        ("seed: 7", "seed: 7\nseed: 8", "not valid YAML: found key 'seed' a second time"),
+    ],
+)
+def test_a_broken_configuration_stops_before_anything_starts(
+    folder: Path, old: str, new: str, words: str
+) -> None:
+    text = (folder / "study.yaml").read_text()
+    (folder / "study.yaml").write_text(text.replace(old, new))
+    done = run(folder, "all")
+    assert done.returncode != 0
+    assert words in done.stdout + done.stderr
+    assert not (folder / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
         (("all",), "all: no such file; what is to be made comes after --"),
         (("tab.yaml", "--", "all"), "tab.yaml: line 2: not valid YAML: found character"),
-        (("broken.yaml", "--", "all"), "broken.yaml: line 2: not valid YAML"),
     ],
 )
 def test_a_file_that_cannot_be_laid_over_is_one_line(
-    folder: Path, files: tuple[str, ...], said: str
+    folder: Path, files: tuple[str, ...], words: str
 ) -> None:
     (folder / "tab.yaml").write_text("cell:\n\tfloor_s: 1\n")
-    (folder / "broken.yaml").write_text("blocks: [1,\n")
-    snakemake = str(Path(sys.executable).with_name("snakemake"))
-    done = subprocess.run(
-        [snakemake, "-s", str(ROOT / "Snakefile"), *PROFILE, "--configfile", "study.yaml", *files],
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
+    done = ended([SNAKEMAKE, "-s", SNAKEFILE, "--configfile", "study.yaml", *files], folder)
     assert done.returncode == 1
-    told = [line for line in (done.stdout + done.stderr).splitlines() if "profile" not in line]
-    assert len(told) == 1
-    assert said in told[0]
-
-
-def test_a_key_that_stands_twice_is_refused(folder: Path) -> None:
-    with (folder / "study.yaml").open("a") as file:
-        file.write("blocks: 2\n")
-    done = run(folder, "all", options=("--dry-run",))
-    assert done.returncode != 0
-    assert "not valid YAML: found key 'blocks' a second time" in done.stdout + done.stderr
+    (said,) = [line for line in (done.stdout + done.stderr).splitlines() if "profile" not in line]
+    assert words in said
 
 
 def test_the_catalogs_own_study_is_planned(tmp_path: Path) -> None:
     shutil.copytree(ROOT / ".test", tmp_path / "x")
-    snakemake = str(Path(sys.executable).with_name("snakemake"))
-    done = subprocess.run(
-        [snakemake, "-s", str(ROOT / "workflow" / "Snakefile"), "-d", str(tmp_path / "x"), "-n"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert planned(done.stdout + done.stderr)["all"] == 1
+    said = planning(tmp_path / "x", "--snakefile", str(ROOT / "workflow" / "Snakefile"))
+    assert planned(said)["all"] == 1
+
+
+def test_as_a_module_every_rule_is_there_under_its_new_name(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    config = {"connector_tax": yaml.safe_load(TINY.read_text())}
+    (tmp_path / "config" / "config.yaml").write_text(yaml.safe_dump(config))
+    (tmp_path / "workflow").mkdir()
+    (tmp_path / "workflow" / "Snakefile").write_text(MODULE.format(root=ROOT))
+    jobs = planned(planning(tmp_path))
+    assert jobs["ct_phase_a"] == jobs["ct_phase_b"] == jobs["ct_phase_bp"] == 1
+    assert jobs["ct_complete"] == 1
 
 
 def test_every_job_has_the_packages_of_the_lock() -> None:
@@ -198,10 +218,3 @@ def test_every_job_has_the_packages_of_the_lock() -> None:
     rules = [path.read_text() for path in (ROOT / "workflow").rglob("*.smk")]
     for text in [*rules, (ROOT / "workflow" / "Snakefile").read_text()]:
         assert text.count("shell:\n") == len(re.findall(r"conda:\n +CONDA\n", text))
-
-
-def test_the_dag_can_be_drawn(folder: Path) -> None:
-    done = run(folder, "all", options=("--dag",))
-    assert done.returncode == 0
-    assert "digraph" in done.stdout
-    assert "phase_a" in done.stdout

@@ -1,11 +1,10 @@
 """An executor that would lose raw records is refused, and slots of one machine with any."""
 
 import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.workflow.harness import command, environment, prepare
+from tests.workflow.harness import command, ended, prepare
 
 # The least that Snakemake takes for an executor, here one that transfers files.
 PLUGIN = """
@@ -42,13 +41,8 @@ def elsewhere(
     text = PLUGIN.replace("implies_no_shared_fs=True", f"implies_no_shared_fs={not shared}")
     (plugin / "__init__.py").write_text(text)
     path = os.pathsep.join([str(plugin.parent), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        command(folder, "all", options=("--executor", "elsewhere", "--jobs", "2")),
-        env={**environment(folder), "PYTHONPATH": path},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
+    options = ("--executor", "elsewhere", "--jobs", "2")
+    done = ended(command(folder, "all", options=options), folder, PYTHONPATH=path)
     assert done.returncode != 0
     return folder, done.stdout + done.stderr
 

@@ -1,47 +1,68 @@
-"""Killed or interrupted: finished cells stay, nothing else, the next run completes."""
+"""Interrupted, killed, failed, damaged: what is measured stays, and the same command completes it.
 
+One small study's Phase A, whose first run ends by Ctrl-C and whose second is killed; what its tests
+then do to it follows one after the other.
+"""
+
+import functools
 import os
 import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
-from connector_tax.files import read_json, sha256_file
-from tests.workflow.harness import gone, kill_tree, prepare, run, start, wait_for
+from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.study_file import read_study
+from connector_tax.files import read_json, sha256_file, write_json
+from connector_tax.study.design import cell_order
+from tests.workflow.harness import (
+    ended,
+    finished,
+    gone,
+    kill_tree,
+    of_this_study,
+    prepare,
+    resume_after_kill,
+    run,
+    start,
+    wait_for,
+)
 from tests.workflow.small import smaller
 
 pytestmark = [pytest.mark.workflow, pytest.mark.timeout(300)]
-TARGET = "results/tiny/reference_rates.json"
-# Of Phase A: plain, noop_connector, plain_2; two rates; the files of a cell.
-LAUNCHES, CELLS, FILES = 3, 2, 5
+RESULTS = "results/tiny"
+PLAIN_A = f"{RESULTS}/runs/plain/block0/A/index.json"
+RATES = f"{RESULTS}/reference_rates.json"
+# Of Phase A: plain, noop_connector; two rates; the files of a cell.
+LAUNCHES, CELLS, FILES = 2, 2, 5
+NOOP_A = Launch("noop_connector", 0, "A")
+State = dict[str, tuple[str, int]]
 
 
-def finished(folder: Path) -> dict[str, tuple[str, int]]:
-    """Hash and modification time of every file of a finished Phase A cell."""
-    return {
-        str(path.relative_to(folder)): (sha256_file(path), path.stat().st_mtime_ns)
-        for path in folder.glob("results/tiny/runs/*/block0/A/r[0-9]*/*")
-        if path.parent.suffix == ""
-    }
-
-
-def launches_done(folder: Path) -> int:
-    return len(list(folder.glob("results/tiny/runs/*/block0/A/index.json")))
+def two_launches(text: str) -> str:
+    assert "plain_launches: 2" in text
+    return smaller(text).replace("plain_launches: 2", "plain_launches: 1")
 
 
 def within_launch(folder: Path, after: int) -> bool:
     """`after` launches are done, and the next has a finished cell and is measuring another."""
     partial = folder.glob("results/tiny/runs/*/block0/A/*.partial/metrics_*")
     launches = [path.parents[1] for path in partial]
-    return launches_done(folder) >= after and any(
+    done = list(folder.glob("results/tiny/runs/*/block0/A/index.json"))
+    return len(done) >= after and any(
         list(launch.glob("r*/cell_*.json"))
         for launch in launches
         if not (launch / "index.json").exists()
     )
 
 
-def assert_complete(folder: Path, before: dict[str, tuple[str, int]]) -> None:
-    after = finished(folder)
+def assert_complete(folder: Path, before: State) -> None:
+    after = finished(folder / RESULTS)
     assert before.items() <= after.items()
     assert len(after) == LAUNCHES * CELLS * FILES
     for path in folder.glob("results/tiny/runs/*/block0/A/index.json"):
@@ -50,43 +71,285 @@ def assert_complete(folder: Path, before: dict[str, tuple[str, int]]) -> None:
     assert gone(folder, timeout_s=5) == []
 
 
-def test_after_ctrl_c_and_a_sigkill_the_study_resumes_at_the_lost_cell(tmp_path: Path) -> None:
-    """Ctrl-C in the second launch, then SIGKILL to the whole process group in the third."""
-    folder = prepare(tmp_path / "study", smaller)
-    process = start(folder, TARGET)
+def text_of(done: subprocess.CompletedProcess[str]) -> str:
+    return done.stdout + done.stderr
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    return {p.name: sha256_file(p) for p in folder.rglob("*") if p.is_file()}
+
+
+@dataclass
+class Interrupted:
+    """A study whose Phase A is measured, and what of it was finished after each end."""
+
+    folder: Path
+    after_ctrl_c: State
+    after_kill: State
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Interrupted:
+    """Ctrl-C in the second launch, then SIGKILL to the whole process group there."""
+    folder = prepare(tmp_path_factory.mktemp("interrupted") / "study", two_launches)
+    process = start(folder, PLAIN_A)
     wait_for(lambda: within_launch(folder, after=1), process)
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(timeout=60) != 0
     assert gone(folder) == []
-    after_ctrl_c = finished(folder)
-    assert after_ctrl_c
+    after_ctrl_c = finished(folder / RESULTS)
     # The same command resumes.
-    process = start(folder, TARGET)
-    wait_for(lambda: within_launch(folder, after=2), process)
+    process = start(folder, PLAIN_A)
+    wait_for(lambda: within_launch(folder, after=1), process)
     kill_tree(process)
     assert gone(folder) == []
-    after_kill = finished(folder)
-    assert after_ctrl_c.items() <= after_kill.items()
-    assert len(after_kill) > len(after_ctrl_c)
-    resume_after_kill(folder)
-    assert_complete(folder, after_kill)
+    after_kill = finished(folder / RESULTS)
+    resume_after_kill(folder, PLAIN_A)
+    return Interrupted(folder, after_ctrl_c, after_kill)
+
+
+@pytest.fixture(scope="module")
+def folder(interrupted: Interrupted) -> Path:
+    return interrupted.folder
+
+
+def test_after_ctrl_c_and_a_sigkill_the_study_resumes_at_the_lost_cell(
+    interrupted: Interrupted,
+) -> None:
+    # The first launch and a cell of the second.
+    assert len(interrupted.after_ctrl_c) == (CELLS + 1) * FILES
+    assert interrupted.after_kill == interrupted.after_ctrl_c
+    assert_complete(interrupted.folder, interrupted.after_kill)
 
 
 @pytest.mark.long
 def test_after_a_sigkill_to_snakemake_alone_the_study_resumes(tmp_path: Path) -> None:
-    folder = prepare(tmp_path / "study", smaller)
-    process = start(folder, TARGET)
+    folder = prepare(tmp_path / "study", two_launches)
+    process = start(folder, RATES)
     wait_for(lambda: within_launch(folder, after=1), process)
     process.kill()
     process.wait()
     assert gone(folder) == []
-    before = finished(folder)
+    before = finished(folder / RESULTS)
     assert before
-    resume_after_kill(folder)
+    resume_after_kill(folder, RATES)
     assert_complete(folder, before)
 
 
-def resume_after_kill(folder: Path) -> None:
-    assert run(folder, TARGET, options=("--unlock",)).returncode == 0
-    done = run(folder, TARGET, options=("--rerun-incomplete",))
-    assert done.returncode == 0, done.stdout + done.stderr
+# ---- nothing is measured again silently, and nothing that was measured is ever deleted
+
+
+def remeasure(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in a study's folder."""
+    command = [sys.executable, "-m", "connector_tax", "remeasure", "results/tiny", *options]
+    return ended(command, folder)
+
+
+def make_void(launch: Path, cell: str) -> None:
+    """Say of a valid cell that other processes used the server's CPUs."""
+    record = launch / cell / f"cell_A_{cell}.json"
+    content = read_json(record)
+    check = content["health"]["foreign_cpu_server"]
+    check |= {"value": 1.0, "bound": 0.1, "pass": False}
+    write_json(record, content | {"valid": False, "void_reasons": ["machine disturbed"]})
+    index = read_json(launch / "index.json")
+    entry = next(entry for entry in index["cells"] if entry["cell"] == cell)
+    entry |= {"status": "void", "reason": "machine disturbed"}
+    entry["files"][record.name] = sha256_file(record)
+    write_json(launch / "index.json", index)
+
+
+def test_a_launch_with_a_void_cell_is_measured_again_and_the_old_one_kept(folder: Path) -> None:
+    launch = (folder / PLAIN_A).parent
+    make_void(launch, "r20")
+    old = {cell: hashes(launch / cell) for cell in ("r20", "r40")}
+    done = remeasure(folder)
+    assert done.returncode == 0, text_of(done)
+    assert done.stdout.endswith(
+        "results/tiny: 1 launches moved aside and kept; the study's own command measures them\n"
+    )
+    aside = launch.with_name("A.superseded1")
+    assert {cell: hashes(aside / cell) for cell in old} == old
+    done = run(folder, PLAIN_A)
+    assert done.returncode == 0, text_of(done)
+    assert {cell: hashes(aside / cell) for cell in old} == old
+    assert all(hashes(launch / cell) != files for cell, files in old.items())
+    assert read_json(launch / "index.json")["status"] == "done"
+    (attempt,) = read_json(launch / "attempts.json")
+    assert attempt["supersedes"] == "A.superseded1"
+    # The other launch of the block stands as it was.
+    assert not list(folder.glob("results/tiny/runs/noop_connector/block0/A.superseded*"))
+
+
+def test_nothing_is_moved_or_measured_where_nothing_is_void(folder: Path) -> None:
+    before = sorted(folder.glob("results/tiny/runs/*/*/*"))
+    done = remeasure(folder)
+    assert done.returncode == 0, text_of(done)
+    assert done.stdout.endswith("0 launches moved aside and kept; nothing to measure\n")
+    assert sorted(folder.glob("results/tiny/runs/*/*/*")) == before
+    assert "Nothing to be done" in text_of(run(folder, PLAIN_A))
+
+
+def test_a_launch_that_is_not_the_studys_is_refused(folder: Path) -> None:
+    done = remeasure(folder, "--launch", "plain/block7/A")
+    assert done.returncode == 2
+    assert "--launch: found plain/block7/A; allowed: <name>/block<k>/<phase>" in done.stderr
+
+
+def cut(launch: Path, cell: str) -> None:
+    """Cut a finished cell's requests file short."""
+    path = launch / cell / f"requests_A_{cell}.jsonl"
+    path.chmod(0o644)
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def test_a_cell_that_was_cut_short_is_measured_again_by_the_same_command(folder: Path) -> None:
+    launch = (folder / PLAIN_A).parent
+    kept = hashes(launch / "r40")
+    cut(launch, "r20")
+    done = run(folder, RATES)
+    assert done.returncode != 0
+    # Whatever finds it first, the end of the run names it and says what happens to it.
+    assert (
+        "DAMAGED plain/block0/A: results/tiny/runs/plain/block0/A/r20/requests_A_r20.jsonl is "
+        "missing or not what index.json says; what is damaged is measured again by the same command"
+    ) in text_of(done)
+    done = run(folder, RATES)
+    assert done.returncode == 0, text_of(done)
+    assert "cell r40 is there and intact; kept" in text_of(done)
+    assert (launch / "r20.damaged1").is_dir()
+    assert hashes(launch / "r40") == kept
+
+
+def test_a_cell_that_is_cut_short_before_its_launch_ends_is_named_too(folder: Path) -> None:
+    launch = (folder / PLAIN_A).parent
+    (launch / "index.json").unlink()
+    (launch / "r40").rename(launch / "r40.away1")
+    process = start(folder, PLAIN_A)
+    wait_for(lambda: any(launch.glob("r40.partial/metrics_*")), process)
+    cut(launch, "r20")
+    assert process.wait(timeout=60) != 0
+    said = "requests_A_r20.jsonl: missing or changed since it was measured; the same command"
+    assert said in (folder / "snakemake.log").read_text()
+    done = run(folder, PLAIN_A)
+    assert done.returncode == 0, text_of(done)
+    assert read_json(launch / "index.json")["status"] == "done"
+
+
+def test_a_changed_design_is_refused_with_every_way_out(folder: Path) -> None:
+    text = (folder / "study.yaml").read_text()
+    try:
+        (folder / "study.yaml").write_text(text.replace("floor_s: 0.6", "floor_s: 0.7"))
+        refused = run(folder, PLAIN_A)
+    finally:
+        (folder / "study.yaml").write_text(text)
+    assert refused.returncode != 0
+    assert "cell.floor_s: 0.6 -> 0.7" in text_of(refused)
+    assert "its own name (key `study`)" in text_of(refused)
+    assert "connector-tax remeasure results/tiny --all" in text_of(refused)
+    assert read_json(folder / "results/tiny/study.json")["config"]["cell"]["floor_s"] == 0.6
+
+
+def test_a_new_design_is_measured_when_all_of_the_old_one_is_aside(folder: Path) -> None:
+    """By one run at a time: a second one is refused, and so is moving more aside."""
+    launch = (folder / PLAIN_A).parent
+    old = {cell: hashes(launch / cell) for cell in ("r20", "r40")}
+    text = (folder / "study.yaml").read_text()
+    (folder / "study.yaml").write_text(text.replace("floor_s: 0.6", "floor_s: 0.7"))
+    done = remeasure(folder, "--all")
+    assert done.returncode == 0, text_of(done)
+    first = start(folder, PLAIN_A)
+    wait_for(lambda: any(folder.glob("results/tiny/runs/*/block0/A")), first)
+    # Held with all it has started: it keeps the lock, and has no launch yet, however long the
+    # second takes to start.
+    os.killpg(first.pid, signal.SIGSTOP)
+    second = run(folder, PLAIN_A)
+    moved = remeasure(folder, "--all")
+    os.killpg(first.pid, signal.SIGCONT)
+    assert second.returncode != 0
+    assert "cannot be locked" in text_of(second)
+    assert moved.returncode == 2
+    assert "results/tiny: found a run that holds it" in moved.stderr
+    assert first.wait(timeout=120) == 0, (folder / "snakemake.log").read_text()
+    assert gone(folder, timeout_s=5) == []
+    asides = sorted(launch.parent.glob("A.superseded*"))
+    assert {cell: hashes(asides[-1] / cell) for cell in old} == old
+    results = folder / "results" / "tiny"
+    assert (results / "preflight.superseded1" / "preflight_status.json").exists()
+    assert read_json(results / "study.superseded1.json")["config"]["cell"]["floor_s"] == 0.6
+    assert read_json(results / "study.json")["config"]["cell"]["floor_s"] == 0.7
+    index = read_json(launch / "index.json")
+    assert index["depends"]["design_sha256"] == read_json(results / "study.json")["design_sha256"]
+
+
+# ---- a launch of Phase A that fails at each of its cells: no rate without it, no study is stuck
+
+
+def processes(folder: Path, module: str) -> Iterator[psutil.Process]:
+    """The processes of the launch's driver, itself included, that run a module of the package."""
+    named = {f"connector_tax.{module}"}
+    driver = {"connector_tax.study.launch", NOOP_A.config, NOOP_A.phase}
+    for process in of_this_study(folder):
+        try:
+            if driver <= {*process.cmdline()}:
+                family = [process, *process.children(recursive=True)]
+                yield from (member for member in family if named <= {*member.cmdline()})
+        except psutil.Error:
+            continue
+
+
+def kill_in(folder: Path, cells: list[str], module: str, target: str = "all") -> tuple[int, str]:
+    """Run the study, killing a process of the launch in these cells of its attempts, one in each.
+
+    Returns:
+        exit status and output of the run.
+    """
+    launch = NOOP_A.folder(folder / "results" / "tiny")
+    victims: list[psutil.Process] = []
+
+    def is_measuring(cell: str) -> bool:
+        if not list(launch.glob(f"{cell}.partial/metrics_*")):
+            return False
+        new = [process for process in processes(folder, module) if process not in victims]
+        victims.extend(new)
+        return bool(new)
+
+    process = start(folder, target)
+    for cell in cells:
+        wait_for(functools.partial(is_measuring, cell), process)
+        victims[-1].kill()
+    return process.wait(timeout=300), (folder / "snakemake.log").read_text()
+
+
+def test_a_launch_that_fails_at_each_of_its_cells_is_measured_before_a_rate_is_derived(
+    folder: Path,
+) -> None:
+    results = folder / "results" / "tiny"
+    assert remeasure(folder, "--launch", NOOP_A.name).returncode == 0
+
+    def refused(status: int, output: str, why: str) -> None:
+        assert status != 0
+        assert why in output
+        assert not (results / "reference_rates.json").exists()
+        assert not list(results.glob("runs/*/block0/B"))
+        assert not (NOOP_A.folder(results) / "index.json").exists()
+
+    order = cell_order(read_study(results / "study.json"), NOOP_A)
+    first, second = [cell["cell"] for cell in order]
+    again = "noop_connector/block0/A failed, and is run once more"
+    # Killed in the first cell, and when it is run once more in the second.
+    status, output = kill_in(folder, [first, second], "loadgen.worker")
+    assert again in output
+    refused(status, output, "not derived, since launches of Phase A failed")
+    assert "  noop_connector/block0/A: " in output
+    # Its driver.
+    refused(*kill_in(folder, [second], "study.launch"), "Error in rule phase_a")
+    # Once: the same run goes on, and derives the rates.
+    status, output = kill_in(folder, [second], "loadgen.worker", RATES)
+    assert status == 0, output
+    assert again in output
+    rates = read_json(results / "reference_rates.json")
+    assert "derived_now" not in rates
+    assert rates["criteria"]["noop_connector"]["20"]["n_launches"] == 1
+    assert rates["criteria"]["noop_connector"]["40"]["n_launches"] == 1
+    assert gone(folder, timeout_s=5) == []

@@ -11,11 +11,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from connector_tax.files import sha256_file
 from tests.workflow.harness import (
+    finished,
     gone,
     kill_tree,
     prepare,
+    resume_after_kill,
     run,
     start,
     temporary_folder,
@@ -36,16 +37,6 @@ def duration_s(tmp_path_factory: pytest.TempPathFactory) -> float:
     done = run(folder, "all")
     assert done.returncode == 0, done.stdout + done.stderr
     return time.monotonic() - started
-
-
-def finished(results: Path) -> dict[str, str]:
-    """Hash of every file of a finished cell."""
-    return {
-        str(path.relative_to(results)): sha256_file(path)
-        for cell in results.glob("runs/*/block*/*/*/cell_*.json")
-        if not cell.parent.suffix
-        for path in cell.parent.iterdir()
-    }
 
 
 def listening(results: Path) -> list[int]:
@@ -83,10 +74,7 @@ def test_killed_at_any_moment_the_study_completes(
     assert listening(results) == []
     before = finished(results)
 
-    assert run(folder, options=("--unlock",)).returncode == 0
-    done = run(folder, "all", options=("--rerun-incomplete",))
-    assert done.returncode == 0, done.stdout + done.stderr
-
+    resume_after_kill(folder)
     after = finished(results)
     assert before.items() <= after.items()
     assert json.loads((results / "complete.json").read_text()) == {"complete": True}

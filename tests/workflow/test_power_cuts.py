@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from connector_tax.files import sha256_file
-from tests.workflow.harness import prepare, run, start
+from tests.workflow.harness import prepare, resume_after_kill, run, start
 from tests.workflow.small import smaller
 
 pytestmark = [pytest.mark.workflow, pytest.mark.long, pytest.mark.timeout(900)]
@@ -93,9 +93,7 @@ def test_after_a_power_cut_the_study_completes(
                 for name, digest in cell["files"].items():
                     assert sha256_file(path.parent / cell["cell"] / name) == digest
         print(f"{len(indexes)} launches had an index")
-        assert run(folder, options=("--unlock",)).returncode == 0
-        done = run(folder, "all", options=("--rerun-incomplete",))
-        assert done.returncode == 0, done.stdout + done.stderr
+        resume_after_kill(folder)
         results = folder / "results" / "tiny"
         assert json.loads((results / "complete.json").read_text()) == {"complete": True}
         assert [p for p in folder.rglob("*") if p.name.endswith((".partial", ".tmp"))] == []

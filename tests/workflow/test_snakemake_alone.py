@@ -1,5 +1,6 @@
 """The workflow under a Snakemake that was installed with nothing beside it."""
 
+import os
 import re
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from connector_tax.config import ROOT
-from tests.workflow.harness import environment, prepare
+from tests.workflow.harness import ended, prepare
 from tests.workflow.test_dry_run import planned
 
 
@@ -42,18 +43,11 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def call(python: Path, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    inherited = {k: v for k, v in environment(folder).items() if not k.startswith("PYTHON")}
-    return subprocess.run(
-        [
-            *(str(python), "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile")),
-            *("--directory", str(folder), "--cores", "1"),
-            *("--configfile", str(folder / "study.yaml"), *options),
-        ],
-        env=inherited,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
+    # Without the interpreter and the sources of this environment.
+    bare = ["env", *(f"--unset={name}" for name in os.environ if name.startswith("PYTHON"))]
+    command = ["-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--cores", "1"]
+    study = ["--configfile", str(folder / "study.yaml"), *options]
+    return ended([*bare, python, *command, *study], folder)
 
 
 @pytest.mark.long

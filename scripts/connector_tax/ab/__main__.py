@@ -5,6 +5,8 @@ the design is resolved, blocks are measured with a look after each, and what is 
 made: tables, figures, report, manifest, audited archive.
 """
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import functools
@@ -17,8 +19,8 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from connector_tax.ab.answer import Answer, answer_of
 from connector_tax.ab.arguments import BASELINE, parse
 from connector_tax.ab.ask import Asked, AskError, ask, differing, running
 from connector_tax.ab.design import (
@@ -29,13 +31,11 @@ from connector_tax.ab.design import (
     study_config,
     study_name,
 )
-from connector_tax.analysis.looks import FIRST_LOOK, Finding, decided, look, take_look
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import Study, launches, load_study
 from connector_tax.artifacts.study_records import EngineSection, StudyDocument
-from connector_tax.compare.gate import STATUS
 from connector_tax.config import ConfigError
 from connector_tax.figures.names import figures_of
 from connector_tax.files import ArtifactError, read_json, write_json
@@ -52,8 +52,15 @@ from connector_tax.study.server_command import affinity_plan
 from connector_tax.study.shape_rates import ShapeRateError, burst
 from connector_tax.vllm import overlay
 
+# What analyses, compares and draws takes seconds to load: where it is needed.
+if TYPE_CHECKING:
+    from connector_tax.ab.answer import Answer
+    from connector_tax.analysis.looks import Finding
+
 STOPPED = 130
-NO_NUMBER = STATUS["void or missing"]
+STOPPING = (signal.SIGINT, signal.SIGTERM)
+# As `gate` ends where a tax has no number.
+NO_NUMBER = 3
 # The first burst at the baseline; further ones grow while it does not keep up with the rate.
 FIRST_BURST, GROWTH, BURST_S = 4, 4, 15.0
 # A server that serves a burst as fast as this many times the rate will serve the rate.
@@ -89,7 +96,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     line, name = Line(), study_name(options)
     root = Path("results", name)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in STOPPING:
+        signal.signal(number, _stop)
     set_job_environment(None)
     try:
         study = _study(options, root, line)
@@ -105,6 +113,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return NO_NUMBER
     print(json.dumps(answer.as_dict()) if options.json else answer.text())
     return answer.status(options.max)
+
+
+def _stop(*_: object) -> None:
+    """Signal handler: the first signal stops; what is cleaned up then is not disturbed by more."""
+    for number in STOPPING:
+        # Not SIG_IGN, which a process that is being started would inherit.
+        signal.signal(number, lambda *_: None)
+    raise KeyboardInterrupt
 
 
 def _study(options: argparse.Namespace, root: Path, line: Line) -> Study:
@@ -205,6 +221,8 @@ def _refuse_beyond(
 
 def _measured(options: argparse.Namespace, study: Study, line: Line) -> tuple[int, list[Finding]]:
     """Measure blocks until every candidate is decided or the time is up; how many, and the look."""
+    from connector_tax.analysis.looks import FIRST_LOOK, decided, look, take_look
+
     planned = launches(study.document, "A")
     blocks = study.document["blocks"]
     findings: list[Finding] = []
@@ -300,6 +318,8 @@ def _run_block(
 
 def _finished(study: Study, blocks: int, findings: Sequence[Finding], line: Line) -> Answer:
     """Make what is made of a study, unless it is there; the answer."""
+    from connector_tax.ab.answer import answer_of
+
     root, name = study.root, study.document["study"]
     archive = Path("results", "archive", f"{name}.tar.zst")
     if not archive.exists():
@@ -334,8 +354,11 @@ def _stage(module: str, root: Path, *arguments: str, unless: str | None = None) 
 @contextlib.contextmanager
 def _started(
     module: str, root: Path, *arguments: str
-) -> Iterator[tuple["subprocess.Popen[bytes]", Path]]:
-    """A stage's process; where it is left early, the process is told and awaited."""
+) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """A stage's process; where it is left early, the process is told and awaited.
+
+    By SIGTERM: a block takes SIGINT for a terminal's, which has reached its launch too.
+    """
     log = root / paths.LOGS / f"{module.replace('.', '_')}.ab.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     study = ["--study", str(root / paths.STUDY)]
@@ -351,7 +374,7 @@ def _started(
     finally:
         if process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGINT)
+                process.terminate()
             process.wait()
 
 

@@ -1,13 +1,13 @@
 """The command line of `connector-tax ab`."""
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from connector_tax.compare.gate import WRONG_COMMAND
 from connector_tax.config import is_secret
 from connector_tax.servers.command import PORT_MARK, running_port, split_command
 
@@ -25,7 +25,7 @@ class _Parser(argparse.ArgumentParser):
     """A parser whose status for a wrong command line is none of the answers."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(WRONG_COMMAND, f"{self.prog}: {message}\n")
+        self.exit(os.EX_USAGE, f"{self.prog}: {message}\n")
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

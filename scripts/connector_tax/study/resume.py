@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from connector_tax.analysis.looks import decided_earlier
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.launch_files import AttemptRecord, NodeRecord
 from connector_tax.artifacts.names import SAME_RATES, Launch
@@ -30,6 +29,11 @@ def launch_skip_reason(study_folder: Path, launch: Launch) -> str | None:
     if not gate["include"]:
         return f"pre-flight: {gate['reason']}"
     if launch.phase == "A":
+        if not (study_folder / paths.LOOKS).exists():
+            return None
+        # Imported here: what tests a tax takes a second to load, in the process of each launch.
+        from connector_tax.analysis.looks import decided_earlier
+
         return decided_earlier(study_folder, launch)
     rates: RatesRecord = read_json(study_folder / paths.REFERENCE_RATES)
     if launch.phase == "Bp" and rates["ref_load"] == rates["ref_safe"]:

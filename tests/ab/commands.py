@@ -1,0 +1,49 @@
+"""`connector-tax ab` in a folder of its own, on a machine that others use."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO
+
+from tests.workflow.harness import device_for, environment
+
+ENGINE = f"{sys.executable} -m connector_tax.engine --port {{port}}"
+NO_NUMBER, STOPPED = 3, 130
+STOPPED_LINE = "ab: stopped; what was measured is kept, and the same command carries on\n"
+# Cells of a second: enough where no number counts.
+SHORT = """
+import sys
+from connector_tax.ab import design
+design.SHORTEST_S, design.SUCCESSES = 1.0, 20
+from connector_tax.ab.__main__ import main
+sys.exit(main())
+"""
+
+
+class Ab:
+    """The command line of a comparison in results/mine; its baseline and candidate are engines."""
+
+    def __init__(self, folder: Path, *further: str, baseline: str = ENGINE, candidate: str = ENGINE,
+                 rate: str = "20", shape: str = "64x8") -> None:  # fmt: skip
+        self.folder = folder
+        self.results = folder / "results" / "mine"
+        servers = ["--baseline", baseline, "--candidate", candidate]
+        if baseline.startswith("http://"):
+            servers = ["--baseline-url", baseline, "--candidate-url", candidate]
+        self.command = [
+            sys.executable, "-c", SHORT, *servers, "--rate", rate, "--shape", shape, "--blocks",
+            "2", "--name", "mine", "--shared-machine", "--device", device_for(folder), *further,
+        ]  # fmt: skip
+
+    def start(self, stderr: int | IO[str]) -> "subprocess.Popen[str]":
+        """Begin, in a process group of its own as a shell's job is."""
+        return subprocess.Popen(
+            self.command, cwd=self.folder, env=environment(self.folder), stderr=stderr,
+            stdout=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+
+    def run(self) -> "subprocess.CompletedProcess[str]":
+        """Run it to its end."""
+        with self.start(subprocess.PIPE) as process:
+            out, err = process.communicate(timeout=280)
+        return subprocess.CompletedProcess(self.command, process.returncode, out, err)

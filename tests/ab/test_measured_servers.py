@@ -1,0 +1,132 @@
+"""Servers that die, a user who stops it, servers that run already: what is kept and answered."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from connector_tax.files import read_json, sha256_file
+from connector_tax.servers.kinds import free_port
+from tests.ab.commands import NO_NUMBER, STOPPED, STOPPED_LINE, Ab
+from tests.provenance.forged_archives import members_of
+from tests.workflow.harness import gone, server_of, wait_for
+
+
+def cells(command: Ab) -> dict[str, str]:
+    """The hash of each record of a finished cell."""
+    paths = command.results.glob("runs/*/block*/A/r20/*")
+    return {str(path): sha256_file(path) for path in paths}
+
+
+@pytest.mark.timeout(600)
+def test_what_a_dead_server_and_ctrl_c_leave_is_carried_on_by_the_same_command(
+    tmp_path: Path,
+) -> None:
+    command, log = Ab(tmp_path), tmp_path / "log"
+    launch = command.results / "runs" / "candidate" / "block0" / "A"
+
+    def begun() -> subprocess.Popen[str]:
+        with log.open("w") as stream:
+            return command.start(stream)
+
+    # The server dies, and again when its launch is run once more.
+    killed: list[psutil.Process | None] = [None]
+
+    def is_measured() -> bool:
+        return any(launch.glob("*.partial/metrics_*")) and server_of(launch) not in killed
+
+    with begun() as process:
+        for _ in range(2):
+            wait_for(is_measured, process)
+            victim = server_of(launch)
+            assert victim is not None
+            victim.kill()
+            killed.append(victim)
+    said = log.read_text()
+    assert process.returncode == NO_NUMBER, said
+    assert "candidate/block0/A failed: the server ended with status" in said, said
+    assert "the same command carries on there" in said
+    assert gone(tmp_path, timeout_s=2) == []
+    kept = cells(command)
+    assert len({Path(name).parent for name in kept}) == 2, "the baseline's launches"
+
+    # Ctrl-C in the second block, and more of it while it cleans up.
+    second = command.results / "runs"
+    with begun() as process:
+        wait_for(lambda: any(second.glob("*/block1/A/*.partial/metrics_*")), process)
+        while STOPPED_LINE not in log.read_text() and process.poll() is None:
+            # As a terminal does: to the whole group in the foreground.
+            os.killpg(process.pid, signal.SIGINT)
+            time.sleep(0.02)
+    assert process.returncode == STOPPED, log.read_text()
+    assert log.read_text().endswith(STOPPED_LINE)
+    assert "Traceback" not in log.read_text()
+    assert gone(tmp_path, timeout_s=2) == []
+    assert kept.items() <= cells(command).items()
+    kept = cells(command)
+
+    # What is left is measured; then a signal to it alone.
+    with begun() as process:
+        wait_for(lambda: "making tables" in log.read_text(), process)
+        process.terminate()
+    assert process.returncode == STOPPED, log.read_text()
+    assert kept.items() <= cells(command).items()
+    indexes = [read_json(path) for path in command.results.glob("runs/*/block*/A/index.json")]
+    assert [index["status"] for index in indexes] == ["done"] * 6
+    assert gone(tmp_path, timeout_s=2) == []
+
+
+@contextlib.contextmanager
+def engine(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """An embedded engine that somebody else has started, and its URL."""
+    port = free_port("127.0.0.1")
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "connector_tax.engine", "--port", str(port), *arguments]
+    with subprocess.Popen(command) as process:
+        try:
+            while process.poll() is None:
+                with contextlib.suppress(httpx.HTTPError):
+                    if httpx.get(f"{url}/v1/models").status_code == httpx.codes.OK:
+                        break
+            yield process, url
+        finally:
+            process.kill()
+
+
+@pytest.mark.timeout(600)
+def test_running_servers_are_compared_left_alone_and_archived(tmp_path: Path) -> None:
+    with engine() as (plain, baseline), engine("--configuration", "nixl_both") as (dear, candidate):
+        done = Ab(tmp_path, "--json", baseline=baseline, candidate=f"dear={candidate}").run()
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert plain.poll() is None
+        assert dear.poll() is None
+    answer = json.loads(done.stdout)
+    assert {finding["config"] for finding in answer["findings"]} == {"dear"}
+    tpot = next(f for f in answer["findings"] if f["metric"] == "tpot_p50")
+    assert tpot["lo"] < tpot["tax"] < tpot["hi"]
+    study = read_json(tmp_path / "results" / answer["study"] / "study.json")
+    assert study["engine_label"] == "embedded (emulated), launches not replicated"
+    memory = next(r for r in answer["resources"] if r["resource"] == "memory_pss_mib")
+    assert memory["difference"] > 1, "the memory is that of the process that waits"
+    members = {info.name for info, _ in members_of(tmp_path / answer["archive"])}
+    # No workflow has run, and an installed package has none.
+    assert "ab.json" in members
+    assert not any(name.startswith("workflow/") for name in members)
+    assert gone(tmp_path, timeout_s=2) == []
+
+
+def test_a_url_where_nothing_listens_is_refused(tmp_path: Path) -> None:
+    nowhere = f"http://127.0.0.1:{free_port('127.0.0.1')}"
+    done = Ab(tmp_path, baseline=nowhere, candidate=nowhere).run()
+    assert done.returncode == NO_NUMBER
+    assert f"nothing listens at {nowhere}" in done.stderr
+    assert gone(tmp_path, timeout_s=2) == []
