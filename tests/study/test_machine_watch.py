@@ -190,7 +190,8 @@ def test_gpu_rows_come_as_numbers_line_by_line(
         taken += readings.take()
     # The last row is not whole, and GPU-b of no interest.
     assert taken + readings.take() == rows
-    readings.close()
+    readings.child.kill()
+    readings.child.wait()
     stub.write_text(
         "#!/bin/sh\nwhile echo GPU-a, 990, 1980, 0x20, 1, 90, 400; do sleep 0.05; done\n"
     )
