@@ -61,20 +61,6 @@ class OwnerRecord(TypedDict):
     since_utc: str
 
 
-class ThreadUse(TypedDict):
-    """The server's threads of one name: how many, CPUs, CPU seconds."""
-
-    threads: int
-    cpus: list[str]
-    cpu_s: float
-
-
-class NamedThreadUse(ThreadUse):
-    """One entry of `server_threads` of an attempt."""
-
-    name: str
-
-
 class TargetRecord(TypedDict, total=False):
     """Where the load generator sent; values of headers are left out."""
 
@@ -128,7 +114,6 @@ class AttemptRecord(TypedDict, total=False):
     port: int
     load_generator: GeneratorRecord
     startup_s: float
-    server_threads: list[NamedThreadUse]
     stopped: str
     failure: str
     wall_s: float

@@ -351,8 +351,6 @@ class LaunchDriver:
             os.sched_setaffinity(0, own_cpus)
         use = ServerUse(self.study, self.launch, server, attempt)
         use.before_load()
-        before = server.thread_use()
-        stack.callback(lambda: attempt.update({"server_threads": server.thread_use_since(before)}))
         instruments = cells.Instruments(server, use.processes, generator, sampler, step_log, watch)
         return instruments, use
 

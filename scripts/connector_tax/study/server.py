@@ -8,17 +8,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import httpx
 import psutil
 
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.launch_files import NamedThreadUse, ThreadUse
 from connector_tax.config import ROOT
 from connector_tax.files import write_json, write_text
-from connector_tax.linux import die_with_parent, format_cpus
+from connector_tax.linux import die_with_parent
 from connector_tax.servers.kinds import ServerCommand, ServerError, without_root
 from connector_tax.study.guard import (
     LAUNCH_VARIABLE,
@@ -26,7 +24,6 @@ from connector_tax.study.guard import (
     remove_temporary_folder,
     temporary_folder,
 )
-from connector_tax.study.processes import threads_of
 from connector_tax.study.server_command import launch_script
 from connector_tax.vllm.launch import DEAD_ENGINE
 
@@ -271,39 +268,6 @@ class Server:
             return psutil.Process(int(text)).status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return False
-
-    def thread_use(self) -> dict[str, ThreadUse]:
-        """CPU time of the group's threads so far, summed over threads of one name.
-
-        Returns:
-            `process/thread` (the kernel's names; `main` for the first thread) to `threads` (how
-            many), `cpus` (the CPU sets they may run on) and `cpu_s`.
-        """
-        uses: dict[str, ThreadUse] = {}
-        for pid in self._group_members():
-            try:
-                process = Path(f"/proc/{pid}/comm").read_text().strip()
-            except OSError:
-                continue
-            for thread, name, cpu_ns in threads_of(pid):
-                try:
-                    cpus = format_cpus(tuple(sorted(os.sched_getaffinity(thread))))
-                except OSError:
-                    continue
-                name = "main" if thread == pid else name
-                use = uses.setdefault(f"{process}/{name}", {"threads": 0, "cpus": [], "cpu_s": 0.0})
-                use["threads"] += 1
-                use["cpus"] = sorted({*use["cpus"], cpus})
-                use["cpu_s"] += cpu_ns / 1e9
-        return uses
-
-    def thread_use_since(self, before: Mapping[str, ThreadUse]) -> list[NamedThreadUse]:
-        """Who used the server's CPUs since `before` (`thread_use`), busiest first, nobody idle."""
-        rows: list[NamedThreadUse] = []
-        for name, use in self.thread_use().items():
-            used_s = before[name]["cpu_s"] if name in before else 0.0
-            rows.append({"name": name, **use, "cpu_s": round(use["cpu_s"] - used_s, 2)})
-        return sorted((r for r in rows if r["cpu_s"] > 0), key=lambda r: -r["cpu_s"])
 
     def log_text(self) -> str:
         """Everything the server has printed."""
