@@ -14,9 +14,8 @@ import pytest
 from connector_tax.artifacts.names import Launch
 from connector_tax.files import read_json, write_json
 from connector_tax.machine import machine_alias
-from connector_tax.study import owner
-from connector_tax.study.guard import ProcessName
-from connector_tax.study.owner import OwnerError, own_launch
+from connector_tax.study import guard
+from connector_tax.study.guard import OwnerError, ProcessName, own_launch
 from tests.study.driving import drive, write_study
 
 LAUNCH = Launch("plain", 0, "A")
@@ -27,7 +26,7 @@ BESIDE = ("another container", {"machine": machine_alias(), "process": "7:boot/2
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owner, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(guard, "HEARTBEAT_S", 0.05)
 
 
 def never() -> None:
@@ -115,7 +114,7 @@ def test_a_driver_that_was_taken_for_dead_ends(tmp_path: Path) -> None:
 def test_a_driver_that_lost_its_launch_leaves_the_file_of_the_new_owner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(owner, "HEARTBEAT_S", 60)
+    monkeypatch.setattr(guard, "HEARTBEAT_S", 60)
     with own_launch(tmp_path, LAUNCH, never):
         theirs = owned_by(tmp_path, **ELSEWHERE[1])
     assert read_json(theirs)["machine"] == "machine-b"
