@@ -9,7 +9,8 @@ import pytest
 
 from connector_tax.config import ROOT, load_yaml
 from connector_tax.study.design import resolve
-from connector_tax.study.device import gpu_node, missing_for_triton, without_rdma
+from connector_tax.study.device import gpu_node
+from connector_tax.study.doctor import missing_for_triton, without_rdma
 
 
 def config(visible: str) -> Any:

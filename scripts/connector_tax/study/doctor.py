@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import socket
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,8 +39,6 @@ from connector_tax.study.device import (
     devices_of,
     enter_slot,
     hold_devices,
-    missing_for_triton,
-    without_rdma,
 )
 from connector_tax.study.plan import TO_MEASURE, expected_cell_s, planned_cells
 from connector_tax.study.server_command import affinity_plan, server_cpus
@@ -63,20 +62,18 @@ BYTES_PER_STEP_RECORD = 420
 STEPS_PER_S = 400
 DISK_RESERVE = 3
 GPU_FIELDS = (
-    "name",
-    "driver_version",
-    "memory.total",
-    "memory.used",
-    "utilization.gpu",
-    "clocks.max.sm",
+    "name", "driver_version", "memory.total", "memory.used", "utilization.gpu", "clocks.max.sm",
     "persistence_mode",
-)
+)  # fmt: skip
 # The first driver of each CUDA release, by NVIDIA's release notes.
 LEAST_DRIVERS = {"12": 525, "13": 580}
 # At most: the server, Mooncake's bootstrap, NIXL's side channel, the LMCache server's two, and the
 # dummy bootstrap.
 PORTS_OF_A_LAUNCH = 6
 CPUS = Path("/sys/devices/system/cpu")
+# What Triton builds its launchers with: one of these, and the headers of the interpreter.
+COMPILERS = ("cc", "gcc", "clang")
+HEADER = "import sysconfig; print(sysconfig.get_path('include'))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +107,10 @@ def findings(study: StudyDocument, folder: Path) -> Iterator[Finding]:
     yield _device(study)
 
 
+def _judged(check: str, good: bool, text: str, otherwise: Verdict = "fail") -> Finding:
+    return Finding(check, "ok" if good else otherwise, text)
+
+
 def of_slots(study: StudyDocument, folder: Path) -> Iterator[Finding]:
     """The findings; where the study names slots those of each, under its id."""
     slots = study["config"].get("devices")
@@ -138,14 +139,13 @@ def _packages(engine: EngineSection) -> Iterator[Finding]:
         return
     for python in pythons_of(engine)[1:]:
         further = engine_versions(python)["vllm"]
-        yield Finding("vLLM", "fail" if further == ABSENT else "ok", f"{further} ({python})")
+        yield _judged("vLLM", further != ABSENT, f"{further} ({python})")
     versions = engine_versions(engine["python"])
-    absent = versions["vllm"] == ABSENT
-    yield Finding("vLLM", "fail" if absent else "ok", versions["vllm"])
+    yield _judged("vLLM", versions["vllm"] != ABSENT, versions["vllm"])
     for column, label in NEEDED_BY.items():
-        missing = versions[column] == ABSENT
-        text = f"{ABSENT}; its configurations will be skipped" if missing else versions[column]
-        yield Finding(label, "warn" if missing else "ok", text)
+        found = versions[column]
+        text = f"{ABSENT}; its configurations will be skipped" if found == ABSENT else found
+        yield _judged(label, found != ABSENT, text, "warn")
 
 
 def _emulated_device(engine: EngineSection) -> Finding:
@@ -182,8 +182,13 @@ def _built(stamp: Path, python: str) -> Finding:
 def _model(engine: EngineSection, folder: Path) -> Finding:
     name = engine["model"]
     if not is_fetched(engine):
-        there = (ROOT / name / "config.json").exists()
-        return Finding("model", "ok" if there else "fail", name if there else f"{name}: not there")
+        if (ROOT / name / "config.json").exists():
+            return Finding("model", "ok", name)
+        # Of those that this project writes, which come before the first gate.
+        made = str(Path(name, "config.json")) in files_of(engine)
+        begun = (folder / paths.PREFLIGHT_STATUS).exists()
+        text = f"{name}: not there{', made by the run' if made else ''}"
+        return _judged("model", made and not begun, text)
     if not (folder / paths.MODEL).exists():
         text = f"{name}: not fetched yet; the study begins so, or: snakemake {folder}/model.json"
         return Finding("model", "warn", text)
@@ -223,46 +228,75 @@ def _gpu(engine: EngineSection, chosen: str) -> Iterator[Finding]:
     share = float(engine["flags"].get("--gpu-memory-utilization", 0.9))
     free = 1 - float(used) / float(total)
     text = f"{float(total) - float(used):.0f} of {total} MiB free, {share:.0%} wanted"
-    yield Finding("GPU memory", "ok" if free >= share else "fail", text)
-    idle = float(busy) == 0
-    yield Finding("GPU load", "ok" if idle else "fail", f"{busy}% busy; a study needs it idle")
+    yield _judged("GPU memory", free >= share, text)
+    yield _judged("GPU load", float(busy) == 0, f"{busy}% busy; a study needs it idle")
     kept = persistence == "Enabled"
     text = f"up to {clock} MHz, persistence mode {persistence}"
     if not kept:
         text += "; the driver may load, and set its clocks, anew at each launch"
-    yield Finding("GPU clocks", "ok" if kept else "warn", text)
+    yield _judged("GPU clocks", kept, text, "warn")
 
 
 def _driver(engine: EngineSection, driver: str) -> Iterator[Finding]:
     """The GPU's driver against the CUDA that the environment's lock brings along."""
     for name in files_of(engine):
-        lock = (ROOT / name).parents[1] / "requirements.lock"
         if not name.endswith("built.json"):
             continue
-        cuda = re.search(
-            r"^nvidia-cuda-runtime(?:-cu\d+)?==(\d+)\.", lock.read_text(), re.MULTILINE
-        )
+        lock = (ROOT / name).parents[1] / "requirements.lock"
+        cuda = re.search(r"(?m)^nvidia-cuda-runtime(?:-cu\d+)?==(\d+)\.", lock.read_text())
         if cuda is None or cuda[1] not in LEAST_DRIVERS:
             yield Finding("GPU driver", "warn", f"{driver}; {lock.parent.name}: CUDA not known")
             continue
         least = LEAST_DRIVERS[cuda[1]]
         text = f"{driver}; CUDA {cuda[1]} of {lock.parent.name} needs {least} or later"
         new = driver.split(".")[0].isdecimal() and int(driver.split(".")[0]) >= least
-        yield Finding("GPU driver", "ok" if new else "fail", text)
+        yield _judged("GPU driver", new, text)
 
 
 def _triton(engine: EngineSection) -> Finding:
     missing = "; ".join(missing_for_triton(engine))
     text = f"{missing}: Triton cannot build its launchers" if missing else "compiler and headers"
-    return Finding("Triton", "fail" if missing else "ok", text)
+    return _judged("Triton", not missing, text)
+
+
+def missing_for_triton(engine: EngineSection) -> Iterator[str]:
+    """What Triton lacks to build its launchers at the first start; nothing where it has all."""
+    if not any(shutil.which(name) for name in COMPILERS):
+        yield f"no C compiler ({', '.join(COMPILERS)})"
+    for python in pythons_of(engine):
+        try:
+            done = subprocess.run(
+                [ROOT / python, "-c", HEADER], check=True, capture_output=True, text=True
+            )
+        except (OSError, subprocess.CalledProcessError) as error:
+            yield f"{python} does not run: {error}"
+            continue
+        if not (Path(done.stdout.strip()) / "Python.h").exists():
+            yield f"no Python.h for {python} (Debian: the interpreter's -dev package)"
 
 
 def _rdma(study: StudyDocument) -> Finding:
-    lacking = without_rdma(study)
+    lacking = ", ".join(without_rdma(study))
     if not lacking:
         return Finding("RDMA", "ok", "a device, or no configuration that asks for one")
-    text = f"no device; set engine.forms.<id>.extra_config.mooncake_protocol: tcp for {lacking}"
-    return Finding("RDMA", "fail", text.replace("'", ""))
+    text = f"no device; set engine.forms.<id>.extra_config.mooncake_protocol: tcp for [{lacking}]"
+    return Finding("RDMA", "fail", text)
+
+
+def without_rdma(study: StudyDocument, root: Path = Path("/")) -> list[str]:
+    """Configurations whose Mooncake is to use RDMA, on a machine that has no device for it."""
+    if any(root.glob("sys/class/infiniband/*")):
+        return []
+    forms = study["config"]["engine"]["forms"]
+    return [
+        entry["id"]
+        for entry in study["configurations"]
+        if entry["connector"] == "MooncakeConnector"
+        and {**entry["extra_config"], **forms.get(entry["id"], {}).get("extra_config", {})}.get(
+            "mooncake_protocol", "rdma"
+        )
+        == "rdma"
+    ]
 
 
 def _listening(study: StudyDocument) -> Finding:
@@ -285,18 +319,17 @@ def _listening(study: StudyDocument) -> Finding:
 def _cpus(study: StudyDocument) -> Iterator[Finding]:
     yield Finding("CPU", "ok", cpu())
     plan = affinity_plan(study)
-    yield Finding("CPU sets", "warn" if plan.warnings else "ok", "; ".join(plan.lines()))
+    yield _judged("CPU sets", not plan.warnings, "; ".join(plan.lines()), "warn")
     cores = len(server_cpus(plan)) or (os.cpu_count() or 1)
     load = psutil.getloadavg()[0]
-    quiet = load < max(0.5, 0.1 * cores)
-    yield Finding("load", "ok" if quiet else "warn", f"{load:.2f} in the last minute")
+    yield _judged("load", load < max(0.5, 0.1 * cores), f"{load:.2f} in the last minute", "warn")
 
 
 def _clock() -> Finding:
-    path = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
-    source = _read(path)
+    path = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+    source = path.read_text(encoding="utf-8").strip() if path.exists() else "unknown"
     good = source in ("tsc", "kvm-clock", "arch_sys_counter")
-    return Finding("clock source", "ok" if good else "warn", source or "unknown")
+    return _judged("clock source", good, source, "warn")
 
 
 def governor(cpus: Path) -> Finding:
@@ -304,9 +337,8 @@ def governor(cpus: Path) -> Finding:
     read = [path.read_text().strip() for path in cpus.glob("cpu[0-9]*/cpufreq/scaling_governor")]
     if not read:
         return Finding("clock governor", "ok", "not controlled by this system")
-    counts = [f"{name} on {read.count(name)} CPUs" for name in sorted(set(read))]
-    verdict: Verdict = "ok" if set(read) == {"performance"} else "warn"
-    return Finding("clock governor", verdict, ", ".join(counts))
+    counts = ", ".join(f"{name} on {read.count(name)} CPUs" for name in sorted(set(read)))
+    return _judged("clock governor", set(read) == {"performance"}, counts, "warn")
 
 
 def _memory(study: StudyDocument, folder: Path) -> Finding:
@@ -324,38 +356,32 @@ def _memory(study: StudyDocument, folder: Path) -> Finding:
     text += ", ".join(f"{name} {part:.1f}" for name, part in parts.items() if part >= 0.05) + ")"
     if weights is None:
         text += "; the weights' size is not known"
-    if available < wanted:
-        return Finding("memory", "fail", text)
-    if device == "cuda" and available < wanted + size:
+    if device == "cuda" and wanted <= available < wanted + size:
         text += f"; no room to keep {size:.1f} GiB of weights: each launch reads them from disk"
         return Finding("memory", "warn", text)
-    return Finding("memory", "ok", text)
+    return _judged("memory", available >= wanted, text)
 
 
 def artifact_bytes(study: StudyDocument, folder: Path) -> float:
     """Expected size of the artifacts still to be written, from record sizes seen."""
     config = study["config"]
     shapes = {(p, c["cell"]): c for p, cells in study["cells"].items() for c in cells}
+    per_read = BYTES_PER_READ if config["load_generator"]["keep_reads"] else 0
     total = 0.0
-    fallback = max(config["phase_a"]["rates_rps"])
     for row in planned_cells(study, folder):
-        if row.state not in TO_MEASURE:
-            continue
-        cell = shapes[row.launch.phase, row.cell]
-        rate = cell["rate_rps"] or fallback
-        seconds = expected_cell_s(config, rate)
-        reads = (
-            BYTES_PER_READ * cell["output_tokens"] if config["load_generator"]["keep_reads"] else 0
-        )
-        total += rate * seconds * (BYTES_PER_REQUEST + reads)
-        total += 2 * STEPS_PER_S * seconds * BYTES_PER_STEP_RECORD
+        if row.state in TO_MEASURE:
+            cell = shapes[row.launch.phase, row.cell]
+            rate = cell["rate_rps"] or max(config["phase_a"]["rates_rps"])
+            per_request = BYTES_PER_REQUEST + per_read * cell["output_tokens"]
+            per_s = rate * per_request + 2 * STEPS_PER_S * BYTES_PER_STEP_RECORD
+            total += expected_cell_s(config, rate) * per_s
     return total
 
 
 def _disk(study: StudyDocument, folder: Path) -> Iterator[Finding]:
     needed, free = artifact_bytes(study, folder), shutil.disk_usage(folder).free
     text = f"{free / GIB:.1f} GiB free, about {needed / GIB:.2f} GiB of artifacts expected"
-    yield Finding("disk", "ok" if free > DISK_RESERVE * needed else "fail", text)
+    yield _judged("disk", free > DISK_RESERVE * needed, text)
     engine = study["config"]["engine"]
     if not is_fetched(engine) or (folder / paths.MODEL).exists():
         return
@@ -367,7 +393,7 @@ def _disk(study: StudyDocument, folder: Path) -> Iterator[Finding]:
         wanted += DISK_RESERVE * needed
     text = f"{free / GIB:.1f} GiB free for the hub's cache, {weights:.1f} GiB of weights to fetch"
     text += " unless they are there; HF_HOME names another place"
-    yield Finding("disk for the model", "ok" if free > wanted else "warn", text)
+    yield _judged("disk for the model", free > wanted, text, "warn")
 
 
 def _ports(study: StudyDocument) -> Finding:
@@ -388,13 +414,6 @@ def _device(study: StudyDocument) -> Finding:
             return Finding("device", "ok", ", ".join(f"{name} is free" for name in names))
     except DeviceError as error:
         return Finding("device", "fail", str(error))
-
-
-def _read(path: str) -> str | None:
-    try:
-        return Path(path).read_text(encoding="utf-8").strip()
-    except OSError:
-        return None
 
 
 # ---- sizes

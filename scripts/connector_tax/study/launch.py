@@ -220,7 +220,9 @@ def missing_cells(
     ]
 
 
-def _is_finished(folder: Path, phase: str, name: str, rate_rps: float | None, say: Callable[[str], None]) -> bool:
+def _is_finished(
+    folder: Path, phase: str, name: str, rate_rps: float | None, say: Callable[[str], None]
+) -> bool:
     try:
         content = cells.read_intact(folder, phase, name)
     except ArtifactError as error:
