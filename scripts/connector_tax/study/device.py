@@ -172,9 +172,9 @@ def describe_node(config: StudyConfig) -> NodeRecord:
     from connector_tax.loadgen.affinity import read_topology
 
     devices, topology = devices_of(config), read_topology()
-    gpus = []
+    gpus: list[dict[str, str]] = []
     if config["engine"].get("device") == "cuda":
-        known = {}
+        known: dict[str, dict[str, str]] = {}
         with contextlib.suppress(GpuError):
             known = {gpu["uuid"]: gpu for gpu in query_gpus(GPU_FIELDS)}
         # A part of a GPU (MIG) is described by its UUID alone.
