@@ -9,9 +9,9 @@ server is taken to keep up with every rate.
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from connector_tax.analysis.devices import device_name
 from connector_tax.artifacts import paths
@@ -76,15 +76,9 @@ def assumed(study: StudyDocument, why: str) -> Durations:
 
 def durations_content(study: StudyDocument, known: Durations) -> DurationsRecord:
     """The content of durations.json."""
-    return {
-        "design_sha256": study["design_sha256"],
-        "machine": machine_named(study),
-        "startup_s": known.startup_s,
-        "probes_s": known.probes_s,
-        "source": known.source,
-        "rates_rps": known.rates_rps,
-        "cells": known.cells,
-    }
+    machine = machine_named(study)
+    content = {"design_sha256": study["design_sha256"], "machine": machine, **asdict(known)}
+    return cast(DurationsRecord, content)
 
 
 def machine_named(study: StudyDocument) -> RehearsalSection | None:
@@ -98,9 +92,8 @@ def read_durations(study: StudyDocument, folder: Path) -> Durations | None:
     if not path.exists():
         return None
     content = read_record(path, DurationsRecord)
-    if content["design_sha256"] != study["design_sha256"]:
-        return None
-    if content["machine"] != machine_named(study):
+    known = (content["design_sha256"], content["machine"])
+    if known != (study["design_sha256"], machine_named(study)):
         return None
     return Durations(
         content["startup_s"], content["probes_s"], content["source"],
