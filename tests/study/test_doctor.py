@@ -69,6 +69,20 @@ def test_a_machine_without_gpu_and_environment_fails(
     assert rows["model"][0] == "warn"
 
 
+@pytest.mark.parametrize("name", ["h20-emulated", "vllm-cpu"])
+def test_a_model_that_the_run_makes_is_not_missed_before_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    model = {"model": "./build/models/nobody-made-it"}
+    _, rows = findings(tmp_path, capsys, name, engine=model)
+    assert rows["model"] == ("ok", "./build/models/nobody-made-it: not there, made by the run")
+    (tmp_path / "preflight").mkdir()
+    write_json(tmp_path / "preflight" / "preflight_status.json", {})
+    assert findings(tmp_path, capsys, name, engine=model)[1]["model"][0] == "fail"
+    _, rows = findings(tmp_path, capsys, name, engine={"model": "./elsewhere/model"})
+    assert rows["model"] == ("fail", "./elsewhere/model: not there")
+
+
 @pytest.mark.parametrize(
     ("used", "busy", "persistence", "verdicts"),
     [

@@ -1,6 +1,7 @@
 """What a GPU study needs beside the GPU, on stand-ins for the machine."""
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from connector_tax.config import ROOT, load_yaml
 from connector_tax.study.design import resolve
 from connector_tax.study.device import gpu_node
-from connector_tax.study.doctor import missing_for_triton, without_rdma
+from connector_tax.study.doctor import rdma, triton
 
 
 def config(visible: str) -> Any:
@@ -61,23 +62,19 @@ def test_triton_needs_a_compiler_and_the_interpreters_headers(
     one: Any = {"python": str(bare), "forms": {}}
     two: Any = {"python": str(bare), "forms": {"nixl_both": {"python": str(tmp_path / "none")}}}
     monkeypatch.setenv("PATH", f"{tmp_path}:/nowhere")
-    missing = list(missing_for_triton(one))
-    assert missing[0].startswith("no C compiler")
-    assert missing[1].startswith("no Python.h")
+    assert re.match("no C compiler .*; no Python.h for .*: Triton cannot build", triton(one).text)
     monkeypatch.undo()
     (tmp_path / "cc").symlink_to(sys.executable)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    headers, none = missing_for_triton(two)
-    assert headers.startswith(f"no Python.h for {bare}")
-    assert "does not run" in none
+    assert re.match(f"no Python.h for {bare} .*; .* does not run", triton(two).text)
     (tmp_path / "Python.h").touch()
-    assert not list(missing_for_triton(one))
+    assert triton(one).verdict == "ok"
 
 
 def test_rdma_is_missed_by_those_who_ask_for_it(tmp_path: Path) -> None:
     study = resolve(load_yaml(ROOT / "config/h20.yaml"), "h20.yaml")
-    assert without_rdma(study, tmp_path) == []
+    assert rdma(study, tmp_path).verdict == "ok"
     del study["config"]["engine"]["forms"]["mooncake_consumer"]
-    assert without_rdma(study, tmp_path) == ["mooncake_consumer"]
+    assert rdma(study, tmp_path).text.endswith("mooncake_protocol: tcp for [mooncake_consumer]")
     (tmp_path / "sys/class/infiniband/mlx5_0").mkdir(parents=True)
-    assert without_rdma(study, tmp_path) == []
+    assert rdma(study, tmp_path).verdict == "ok"

@@ -29,7 +29,7 @@ from connector_tax.artifacts.stage_records import GateRecord, PatchStatus
 from connector_tax.artifacts.study_records import EngineSection, StudyDocument
 from connector_tax.config import ROOT, ConfigError, is_fetched, pythons_of, shipped
 from connector_tax.files import read_json
-from connector_tax.machine import ABSENT, cpu, engine_versions, machine_alias
+from connector_tax.machine import ABSENT, command_output, cpu, engine_versions, machine_alias
 from connector_tax.model_size import read_model
 from connector_tax.nvidia_smi import GpuError, query_gpus
 from connector_tax.servers.kinds import engine_of
@@ -96,8 +96,8 @@ def findings(study: StudyDocument, folder: Path) -> Iterator[Finding]:
         yield _listening(study)
         if engine["device"] == "cuda":
             yield from _gpus(engine)
-            yield _triton(engine)
-            yield _rdma(study)
+            yield triton(engine)
+            yield rdma(study)
     yield from _cpus(study)
     yield _clock()
     yield governor(CPUS)
@@ -253,42 +253,27 @@ def _driver(engine: EngineSection, driver: str) -> Iterator[Finding]:
         yield _judged("GPU driver", new, text)
 
 
-def _triton(engine: EngineSection) -> Finding:
-    missing = "; ".join(missing_for_triton(engine))
-    text = f"{missing}: Triton cannot build its launchers" if missing else "compiler and headers"
-    return _judged("Triton", not missing, text)
-
-
-def missing_for_triton(engine: EngineSection) -> Iterator[str]:
-    """What Triton lacks to build its launchers at the first start; nothing where it has all."""
+def triton(engine: EngineSection) -> Finding:
+    """Whether Triton can build its launchers at the first start."""
+    missing = []
     if not any(shutil.which(name) for name in COMPILERS):
-        yield f"no C compiler ({', '.join(COMPILERS)})"
+        missing.append(f"no C compiler ({', '.join(COMPILERS)})")
     for python in pythons_of(engine):
         try:
-            done = subprocess.run(
-                [ROOT / python, "-c", HEADER], check=True, capture_output=True, text=True
-            )
-        except (OSError, subprocess.CalledProcessError) as error:
-            yield f"{python} does not run: {error}"
+            headers = Path(command_output([str(ROOT / python), "-c", HEADER]))
+        except (OSError, subprocess.SubprocessError) as error:
+            missing.append(f"{python} does not run: {error}")
             continue
-        if not (Path(done.stdout.strip()) / "Python.h").exists():
-            yield f"no Python.h for {python} (Debian: the interpreter's -dev package)"
+        if not (headers / "Python.h").exists():
+            missing.append(f"no Python.h for {python} (Debian: the interpreter's -dev package)")
+    lacks = f"{'; '.join(missing)}: Triton cannot build its launchers"
+    return _judged("Triton", not missing, lacks if missing else "compiler and headers")
 
 
-def _rdma(study: StudyDocument) -> Finding:
-    lacking = ", ".join(without_rdma(study))
-    if not lacking:
-        return Finding("RDMA", "ok", "a device, or no configuration that asks for one")
-    text = f"no device; set engine.forms.<id>.extra_config.mooncake_protocol: tcp for [{lacking}]"
-    return Finding("RDMA", "fail", text)
-
-
-def without_rdma(study: StudyDocument, root: Path = Path("/")) -> list[str]:
-    """Configurations whose Mooncake is to use RDMA, on a machine that has no device for it."""
-    if any(root.glob("sys/class/infiniband/*")):
-        return []
+def rdma(study: StudyDocument, root: Path = Path("/")) -> Finding:
+    """Whether each Mooncake that is to use RDMA has a device for it."""
     forms = study["config"]["engine"]["forms"]
-    return [
+    asking = [
         entry["id"]
         for entry in study["configurations"]
         if entry["connector"] == "MooncakeConnector"
@@ -297,6 +282,10 @@ def without_rdma(study: StudyDocument, root: Path = Path("/")) -> list[str]:
         )
         == "rdma"
     ]
+    if not asking or any(root.glob("sys/class/infiniband/*")):
+        return Finding("RDMA", "ok", "a device, or no configuration that asks for one")
+    key = "engine.forms.<id>.extra_config.mooncake_protocol"
+    return Finding("RDMA", "fail", f"no device; set {key}: tcp for [{', '.join(asking)}]")
 
 
 def _listening(study: StudyDocument) -> Finding:
@@ -345,11 +334,11 @@ def _memory(study: StudyDocument, folder: Path) -> Finding:
     """What is available against what server and pipeline take."""
     engine = study["config"]["engine"]
     device = engine.get("device", "cpu")
-    weights = weights_gib(study, folder)
+    weights = _weights_gib(study, folder)
     size = weights or 0.0
     server = engine_of(engine).server_gib
-    parts = {"server": server, "LMCache": lmcache_gib(study)}
-    parts |= {"weights": size if device == "cpu" else 0.0, "bodies": bodies_gib(study)}
+    parts = {"server": server, "LMCache": _lmcache_gib(study)}
+    parts |= {"weights": size if device == "cpu" else 0.0, "bodies": _bodies_gib(study)}
     wanted, memory = sum(parts.values()), psutil.virtual_memory()
     available = memory.available / GIB
     text = f"{available:.1f} of {memory.total / GIB:.1f} GiB available, {wanted:.1f} wanted ("
@@ -385,7 +374,7 @@ def _disk(study: StudyDocument, folder: Path) -> Iterator[Finding]:
     engine = study["config"]["engine"]
     if not is_fetched(engine) or (folder / paths.MODEL).exists():
         return
-    weights, cache = weights_gib(study, folder), model_cache()
+    weights, cache = _weights_gib(study, folder), _model_cache()
     if weights is None or engine["flags"].get("--load-format") == "dummy":
         return
     free, wanted = shutil.disk_usage(cache).free, weights * GIB
@@ -424,15 +413,9 @@ LMCACHE_GIB = {"LMCacheConnectorV1": 5.0, "LMCacheMPConnector": 1.0}
 GIB = 2**30
 
 
-def weights_gib(study: StudyDocument, folder: Path) -> float | None:
-    """The model's weights: as fetched, else by its config.json; None where neither tells.
-
-    Args:
-        study: a resolved design.
-        folder: results/<study>.
-    """
-    config = study["config"]
-    engine = config["engine"]
+def _weights_gib(study: StudyDocument, folder: Path) -> float | None:
+    """The model's weights: as fetched, else by its config.json; None where neither tells."""
+    config, engine = study["config"], study["config"]["engine"]
     if not engine_of(engine).configured:
         return 0.0
     if (folder / paths.MODEL).exists():
@@ -451,27 +434,25 @@ def weights_gib(study: StudyDocument, folder: Path) -> float | None:
     return model.parameters * model.weight_bytes / GIB
 
 
-def lmcache_gib(study: StudyDocument) -> float:
+def _lmcache_gib(study: StudyDocument) -> float:
     """Host memory that LMCache reserves in a launch, the largest of the study's; 0 without it."""
     engine = study["config"]["engine"]
     if not engine_of(engine).configured:
         return 0.0
-    sizes = [0.0]
+    largest = 0.0
     for entry in study["configurations"]:
         form = engine["forms"].get(entry["id"], {})
         connector = form.get("connector", entry["connector"])
-        if connector not in LMCACHE_GIB:
-            continue
-        size, ranks = LMCACHE_GIB[connector], 1
+        size = LMCACHE_GIB.get(connector or "", 0.0)
         if connector == "LMCacheConnectorV1":
             environment = {**engine["environment"], **form.get("environment", {})}
             size = float(environment.get("LMCACHE_MAX_LOCAL_CPU_SIZE") or size)
-            ranks = int(engine["flags"].get("--tensor-parallel-size", 1))
-        sizes.append(size * ranks)
-    return max(sizes)
+            size *= int(engine["flags"].get("--tensor-parallel-size", 1))
+        largest = max(largest, size)
+    return largest
 
 
-def bodies_gib(study: StudyDocument) -> float:
+def _bodies_gib(study: StudyDocument) -> float:
     """Bodies of the longest prompts: as many as may be in flight, and as many made ahead."""
     cap = study["config"]["cell"]["inflight_cap"]
     longest = max(cell["input_tokens"] for cells in study["cells"].values() for cell in cells)
@@ -480,7 +461,7 @@ def bodies_gib(study: StudyDocument) -> float:
     return float(2 * cap * longest * (digits + 1)) / GIB
 
 
-def model_cache() -> Path:
+def _model_cache() -> Path:
     """Where the hub's files come to lie, or the nearest folder above it that is there."""
     caches = os.environ.get("XDG_CACHE_HOME", "~/.cache")
     home = os.environ.get("HF_HOME", f"{caches}/huggingface")
@@ -505,7 +486,6 @@ def require_fit(study: StudyDocument, folder: Path) -> dict[str, EngineFiles]:
 
     Args:
         study: the content of study.json; within its slot where it names slots.
-        folder: results/<study>.
 
     Returns:
         `engine_files`, which each of the block's launches records.
