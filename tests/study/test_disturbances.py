@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from connector_tax.config import ROOT
 from connector_tax.files import read_json, sha256_file, write_json
 from connector_tax.servers import kinds
-from connector_tax.study import cell, launch, resume
+from connector_tax.study import guard, launch
 from connector_tax.study.guard import LAUNCH_VARIABLE, PARENT_VARIABLE
 from connector_tax.study.server import LOGS
 from tests.study.driving import (
@@ -302,8 +302,7 @@ def test_a_step_of_the_wall_clock_changes_no_measurement(
     study_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every wall-clock reading of driver and cell steps; durations come from CLOCK_MONOTONIC."""
-    monkeypatch.setattr(resume, "datetime", Stepping)
-    monkeypatch.setattr(cell, "datetime", Stepping)
+    monkeypatch.setattr(guard, "datetime", Stepping)
     begun = time.monotonic()
     assert launch.main(arguments(study_file)) == 0
     spent = time.monotonic() - begun

@@ -21,7 +21,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
@@ -43,7 +42,7 @@ from connector_tax.study.device import (
     enter_block_slot,
     hold_devices,
 )
-from connector_tax.study.guard import kill_leftovers, watch_parent
+from connector_tax.study.guard import kill_leftovers, utc, watch_parent
 from connector_tax.study.prompts import planned_requests
 from connector_tax.study.resources import engine_record
 from connector_tax.study.scraper import parse_metrics
@@ -308,7 +307,7 @@ def preflight(study_file: Path) -> dict[str, GateRecord]:
             log: list[str] = []
 
             def note(line: str, log: list[str] = log) -> None:
-                log.append(f"{datetime.now(UTC).isoformat(timespec='milliseconds')} {line}")
+                log.append(f"{utc()} {line}")
 
             if probe_note:
                 note(probe_note)
