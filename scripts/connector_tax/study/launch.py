@@ -71,9 +71,7 @@ from connector_tax.study.plan import reference_rate
 from connector_tax.study.processes import busiest_other, every_cpu_ms, own_processes
 from connector_tax.study.progress import LaunchProgress
 from connector_tax.study.remeasure import (
-    LATELY,
     MACHINE_CAUSES,
-    recent_machine_voids,
     refuse_other_design,
     superseded,
     void_cause,
@@ -290,8 +288,6 @@ class Attempts:
 # ---- the driver
 
 MEASUREMENTS_OF_A_VOID_CELL = 2
-# So many void cells of the last ones are said at once, where the machine is the cause.
-DISTURBED = 3
 
 
 class StopRequested(BaseException):
@@ -484,8 +480,10 @@ class LaunchDriver:
                     measured.append(f"{cell['cell']} {_counted(content['counts'])}")
                     self.progress.note(f"cell {measured[-1]}")
                     break
-                self.progress.say(f"cell {cell['cell']} VOID: {'; '.join(content['void_reasons'])}")
-                self._say_disturbed(cell["cell"], instruments, used, time.monotonic() - began)
+                seconds = time.monotonic() - began
+                who = self._disturber(cell["cell"], instruments, used, seconds)
+                reasons = "; ".join(content["void_reasons"])
+                self.progress.say(f"cell {cell['cell']} VOID: {reasons}{who}")
                 if content["cooldown"]["ended_by"] == "overloaded":
                     self.progress.say("overloaded: it would be so again, and is not measured again")
                     break
@@ -494,21 +492,15 @@ class LaunchDriver:
         if measured:
             self.progress.say("; ".join(measured))
 
-    def _say_disturbed(
+    def _disturber(
         self, cell: str, instruments: cells.Instruments, used: Mapping[int, float], seconds: float
-    ) -> None:
-        """Say who disturbs, where the machine has just made the third of the last cells void."""
-        cause = void_cause(self.folder, cell)
-        lately = recent_machine_voids(self._study_folder)
-        if cause not in MACHINE_CAUSES or len(lately) != DISTURBED:
-            return
+    ) -> str:
+        """Who else was busy in a cell that is void for the machine's sake, to be said after why."""
+        if void_cause(self.folder, cell) not in MACHINE_CAUSES:
+            return ""
         own = own_processes(os.getpid(), instruments.server.pid)
         who = busiest_other(used, {pid for side in own for pid in side}, seconds)
-        self.progress.say(
-            f"{DISTURBED} of the last {LATELY} cells are void for the machine's sake, this one:"
-            f" {cause}; {who or 'which process it was is not known'}. What is void at the end:"
-            f" connector-tax remeasure {self._study_folder}"
-        )
+        return f"; {who or 'which process it was is not known'}"
 
     def _machine_watch(
         self, stack: contextlib.ExitStack, plan: AffinityPlan, node: NodeRecord

@@ -113,7 +113,7 @@ def run_gate(
         if not engine_of(study["config"]["engine"]).configured:
             return {}
         steps = steps_of(study, folder) if probe else None
-        classes = list(connector_classes(transfer_of(server.argv)))
+        classes = list(connector_classes(transfer_of(server.command.argv)))
         log = server.log_text()
         paths_taken = active_paths(log)
         note(f"paths: {', '.join(map(' '.join, paths_taken.items())) or 'none named'}")
@@ -135,7 +135,7 @@ def _unproved_device(
     settings = engine_record(server, engine, os.environ, None)["settings"]
     steps = LaunchStepLog(server.folder, engine).take_device()
     # A connector may switch asynchronous scheduling off: that is a result.
-    scheduling = {"async_scheduling": "--no-async-scheduling" not in server.argv}
+    scheduling = {"async_scheduling": "--no-async-scheduling" not in server.command.argv}
     flags = scheduling if configuration == baseline_of(study["config"]) else {}
     proof = ("model_runner", "async_scheduling", "kv_blocks", "kv_cache_layout", "executor")
     said = ", ".join(f"{name} {settings[name]['value']}" for name in proof)

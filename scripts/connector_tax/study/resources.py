@@ -221,7 +221,7 @@ def engine_record(
     return {
         "settings": {name: _setting(name, sources, engine) for name in SETTINGS},
         "environment": {"server": environment},
-        "cleared": cleared_names(caller, server.environment.keys()),
+        "cleared": cleared_names(caller, server.command.environment.keys()),
     }
 
 

@@ -49,7 +49,7 @@ def remove_root_path(folder: Path) -> None:
 
 
 class Server:
-    """A launched server process group in `folder`, from `start` to `stop`."""
+    """A launched server process group in `folder`, from `start` to `stop`; `command` is its own."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Server:
         self.folder = folder
         self.host = host
         self.port = command.running or port
-        self._command = command
+        self.command = command
         self._listener: int | None = None
         self._title = title
         self._cpus = cpus
@@ -81,35 +81,25 @@ class Server:
         return f"http://{self.host}:{self.port}"
 
     @property
-    def argv(self) -> list[str]:
-        """The server's arguments, as in launch.sh."""
-        return self._command.argv
-
-    @property
     def pid(self) -> int:
         """The process id of the server, with which all of its processes began."""
         assert self._process is not None
         return self._listener or self._process.pid
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """What launch.sh sets, as in launch.sh."""
-        return self._command.environment
-
     def companion_pids(self) -> dict[str, int]:
         """The companions' process ids by name, once launch.sh has started them."""
-        pid_files = {c.name: self.folder / f"{c.name}.pid" for c in self._command.companions}
+        pid_files = {c.name: self.folder / f"{c.name}.pid" for c in self.command.companions}
         return {name: int(path.read_text()) for name, path in pid_files.items()}
 
     def start(self) -> None:
         """Write launch.sh and run it in a process group of its own; call from the main thread."""
         script = self.folder / paths.LAUNCH_SCRIPT
-        for companion in self._command.companions:
+        for companion in self.command.companions:
             (self.folder / f"{companion.name}.pid").unlink(missing_ok=True)
-        for name, content in self._command.files.items():
+        for name, content in self.command.files.items():
             write_json(self.folder / name, content)
         root, caller = (os.path.relpath(p, self.folder.resolve()) for p in (ROOT, Path.cwd()))
-        text = launch_script(self._command, self._title, root, self._cpus, caller)
+        text = launch_script(self.command, self._title, root, self._cpus, caller)
         write_text(script, text)
         script.chmod(0o755)
         remove_temporary_folder(self.folder)
@@ -144,7 +134,7 @@ class Server:
             ServerError: the process ended first, or `timeout_s` passed; no process is seen to be a
                 server that runs already.
         """
-        if self._command.running:
+        if self.command.running:
             self._listener = self._find_listener()
         while True:
             self._check_port()
@@ -165,7 +155,7 @@ class Server:
         status = self._status("/v1/models")
         if status in (401, 403):
             raise ServerError(f"/v1/models answers {status}: it asks for a key, and none is sent")
-        if not self._command.callers or status is None:
+        if not self.command.callers or status is None:
             return status == httpx.codes.OK
         # There are servers that cannot list their models, and some without /health.
         health = self._status("/health")
@@ -194,11 +184,11 @@ class Server:
             raise ServerError(f"the server at {self.url} ended {when}")
         status = self._process.poll()
         # First: launch.sh ends too when a companion does before the server is started.
-        for companion in self._command.companions:
+        for companion in self.command.companions:
             if not self._runs(companion.name):
                 log = self._tail_of(f"{companion.name}.log", 20)
                 raise self._end_of_process(f"{companion.name} ended {when}\n{log}")
-        if status == 0 and self._command.callers:
+        if status == 0 and self.command.callers:
             why = "a server has to stay in the foreground, in its own process or its client's"
             raise ServerError(f"the command ended {when}: {why}\n{self.log_tail()}")
         if status is not None:
@@ -226,7 +216,7 @@ class Server:
         Its answers would be taken for the server's.
         """
         # A command of the caller's may listen in a process that is not below it, as a container.
-        if not self._port_taken() or self._command.callers:
+        if not self._port_taken() or self.command.callers:
             return
         foreign = self._owners() - set(self._group_members())
         if foreign:
@@ -324,7 +314,7 @@ class Server:
     def _check_gone(self) -> None:
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline:
-            others = self._foreign_port or self._command.running
+            others = self._foreign_port or self.command.running
             if not self._group_members() and (others or not self._port_taken()):
                 return
             time.sleep(0.02)
