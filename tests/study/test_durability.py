@@ -14,7 +14,6 @@ from connector_tax.files import ArtifactError, make_durable, read_json, write_js
 from connector_tax.seals import seal_settings
 from connector_tax.study import cell as cells
 from connector_tax.study import launch, plan
-from connector_tax.study.guard import PARENT_VARIABLE
 from connector_tax.study.launch import LaunchOutcome, conclude, missing_cells
 from connector_tax.study.remeasure import withdraw_damaged
 from tests.study.driving import arguments, index_of, launch_folder, write_study
@@ -66,7 +65,6 @@ def cpus() -> Iterator[set[int]]:
 def test_all_that_an_index_vouches_for_is_durable_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpus: set[int]
 ) -> None:
-    monkeypatch.delenv(PARENT_VARIABLE, raising=False)
     study_file = write_study(tmp_path / "results" / "tiny")
     disk = Disk(monkeypatch)
     assert launch.main(arguments(study_file)) == 0

@@ -205,7 +205,7 @@ def engine_record(
         page: the text of its /metrics; None where it did not answer.
     """
     engine = engine_of(section)
-    sources = {
+    sources: dict[str, Told] = {
         "probe": _of_probe(server.folder, server.pid),
         "metrics": _of_metrics(page),
         "log": {name: (v, None) for name, v in engine.log_settings(server.log_text()).items()},
