@@ -28,9 +28,9 @@ import httpx
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import StepLine
 from connector_tax.artifacts.names import Launch, baseline_of
-from connector_tax.artifacts.stage_records import GateRecord
+from connector_tax.artifacts.stage_records import GateRecord, VllmDescription
 from connector_tax.artifacts.study_file import read_study
-from connector_tax.artifacts.study_records import StudyDocument
+from connector_tax.artifacts.study_records import EngineSection, StudyDocument
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT
 from connector_tax.files import ArtifactError, write_json, write_text
@@ -334,6 +334,20 @@ def preflight(study_file: Path) -> dict[str, GateRecord]:
     return status
 
 
+def fitting_vllm(engine: EngineSection) -> VllmDescription:
+    """What `overlay.describe_vllm` says of the engine's vLLM; the probe fits all of the study's.
+
+    Raises:
+        OverlayError: one of them lacks a hook point, or cannot be examined.
+    """
+    all_described = [overlay.describe_vllm(ROOT / python) for python in engine_of(engine).pythons]
+    for described in all_described:
+        if described["missing"]:
+            lacking = ", ".join(described["missing"])
+            raise overlay.OverlayError(f"vLLM {described['vllm']} lacks {lacking}")
+    return all_described[0]
+
+
 @contextlib.contextmanager
 def _probe(study: StudyDocument, folder: Path) -> Iterator[tuple[Path | None, str | None]]:
     """The step probe for the gates of a real vLLM, removed after; else None and why.
@@ -347,10 +361,9 @@ def _probe(study: StudyDocument, folder: Path) -> Iterator[tuple[Path | None, st
         yield None, None
         return
     try:
-        for python in pythons:
-            if missing := overlay.describe_vllm(ROOT / python)["missing"]:
-                raise overlay.OverlayError(f"the vLLM of {python} lacks {', '.join(missing)}")
-            if engine["device"] == "emulated":
+        fitting_vllm(engine)
+        if engine["device"] == "emulated":
+            for python in pythons:
                 overlay.refuse_unfit_for_device_time(ROOT / python)
         overlay.install(folder)
     except overlay.OverlayError as error:
