@@ -268,8 +268,6 @@ def own_launch(study_folder: Path, launch: Launch, on_loss: Callable[[], None]) 
     """Be the only driver of a launch.
 
     Args:
-        study_folder: results/<study>.
-        launch: which.
         on_loss: called from a thread when another driver has taken this one for dead, as after a
             long suspension; must not return.
 

@@ -298,8 +298,6 @@ class LaunchDriver:
     """Runs one launch of a study.
 
     Args:
-        study_file: results/<study>/study.json.
-        launch: which.
         progress: is told what happens.
         files: `engine_files` of the study's engine; None: asked of the machine.
     """

@@ -205,8 +205,6 @@ def planned_cells(
     """Every cell of the study in the order it runs.
 
     Args:
-        study: the content of study.json.
-        folder: results/<study>.
         known: how long parts take; not given, what the folder says or what is assumed.
     """
     known = known or known_durations(study, folder)
