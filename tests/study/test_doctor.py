@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -281,25 +280,6 @@ def test_each_rank_of_lmcache_has_a_buffer_and_a_cpu_holds_the_weights(
     two = {"flags": engine["flags"] | {"--tensor-parallel-size": 2}}
     _, rows = findings(tmp_path, capsys, "h20", engine={**two, "environment": {}, "device": "cpu"})
     assert "(server 4.0, LMCache 10.0, weights 56.9, bodies 0.1)" in rows["memory"][1]
-
-
-@pytest.mark.parametrize(("free_gib", "verdict"), [(300, "ok"), (50, "warn")])
-def test_the_disk_has_room_for_a_model_that_is_yet_to_be_fetched(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    free_gib: int,
-    verdict: str,
-) -> None:
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache" / "hub"))
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free_gib * 2**30))
-    _, rows = findings(tmp_path, capsys, "h20")
-    shown, text = rows["disk for the model"]
-    assert shown == verdict
-    assert text.startswith(f"{free_gib}.0 GiB free for the hub's cache, 56.9 GiB of weights")
-    write_json(tmp_path / "model.json", {"bytes": 2**30, "commit": "c0ffee"})
-    _, rows = findings(tmp_path, capsys, "h20")
-    assert "disk for the model" not in rows
 
 
 # ---- a block's machine

@@ -102,7 +102,7 @@ def findings(study: StudyDocument, folder: Path) -> Iterator[Finding]:
     yield _clock()
     yield governor(CPUS)
     yield _memory(study, folder)
-    yield from _disk(study, folder)
+    yield _disk(study, folder)
     yield _ports(study)
     yield _device(study)
 
@@ -367,22 +367,10 @@ def artifact_bytes(study: StudyDocument, folder: Path) -> float:
     return total
 
 
-def _disk(study: StudyDocument, folder: Path) -> Iterator[Finding]:
+def _disk(study: StudyDocument, folder: Path) -> Finding:
     needed, free = artifact_bytes(study, folder), shutil.disk_usage(folder).free
     text = f"{free / GIB:.1f} GiB free, about {needed / GIB:.2f} GiB of artifacts expected"
-    yield _judged("disk", free > DISK_RESERVE * needed, text)
-    engine = study["config"]["engine"]
-    if not is_fetched(engine) or (folder / paths.MODEL).exists():
-        return
-    weights, cache = _weights_gib(study, folder), _model_cache()
-    if weights is None or engine["flags"].get("--load-format") == "dummy":
-        return
-    free, wanted = shutil.disk_usage(cache).free, weights * GIB
-    if cache.stat().st_dev == folder.stat().st_dev:
-        wanted += DISK_RESERVE * needed
-    text = f"{free / GIB:.1f} GiB free for the hub's cache, {weights:.1f} GiB of weights to fetch"
-    text += " unless they are there; HF_HOME names another place"
-    yield _judged("disk for the model", free > wanted, text, "warn")
+    return _judged("disk", free > DISK_RESERVE * needed, text)
 
 
 def _ports(study: StudyDocument) -> Finding:
@@ -459,14 +447,6 @@ def _bodies_gib(study: StudyDocument) -> float:
     # A token is at most the digits of the largest id, and a comma.
     digits = len(str(engine_of(study["config"]["engine"]).served["vocab_size"]))
     return float(2 * cap * longest * (digits + 1)) / GIB
-
-
-def _model_cache() -> Path:
-    """Where the hub's files come to lie, or the nearest folder above it that is there."""
-    caches = os.environ.get("XDG_CACHE_HOME", "~/.cache")
-    home = os.environ.get("HF_HOME", f"{caches}/huggingface")
-    folder = Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub")).expanduser().absolute()
-    return next(place for place in (folder, *folder.parents) if place.exists())
 
 
 # ---- a block's machine

@@ -1,18 +1,10 @@
 """The process that watches the machine while a launch runs; it writes one file for each cell.
 
-Between commands it samples (`Yardstick`). `machine_<phase>_<cell>.jsonl` holds, in this order:
-
-- `{"kind": "begin", ...}`: what is sampled and where, and the counters when sampling began;
-- `{"kind": "chunk", ...}`: every `chunk_ms`, the samples since the line before, and the counters.
-
-`t_ns` is CLOCK_MONOTONIC, when the counters were read.
-`at_us` are the samples' times in us after the t_ns of the line before; `memory_ns` and `compute_ns`
-are CPU time of each sample, `memory_ns` of `elements` loads. `counters` are totals: `idle_ms`,
-`steal_ms` and `own_ms` (CPU time of the study's own processes) of both CPU sets, `pressure_us`,
-`throttled` periods, `suspended_ms`, and this process's own CPU time and page faults. With GPUs,
-`gpu` has the rows of nvidia-smi, once a second, and `foreign_gpu_pids` the processes seen on the
-study's GPUs that are not the study's: null where none of the study's was seen there either, since
-then nvidia-smi does not know this process's ids (a container of its own), or did not answer in the
+Between commands it samples (`Yardstick`). A file begins with what is sampled and where; every
+`chunk_ms` a line follows with the samples since the line before and the counters, which are totals
+(docs/artifacts.md). With GPUs, `foreign_gpu_pids` are the processes seen on the study's
+GPUs that are not the study's: null where none of the study's was seen there either, since then
+nvidia-smi does not know this process's ids (a container of its own), or did not answer in the
 chunk. Of GPUs of other studies nothing is told.
 
 A sample of 300 loads every 50 ms costs 0.45% of a core of a busy 2-core guest: 0.17 ms each time,

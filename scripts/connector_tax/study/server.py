@@ -161,18 +161,19 @@ class Server:
         health = self._status("/health")
         return health == 200 or (status == 200 and health == 404)
 
-    def _status(self, path: str) -> int | None:
+    def _answer(self, path: str) -> httpx.Response | None:
         with contextlib.suppress(httpx.HTTPError):
-            return self._http.get(path).status_code
+            return self._http.get(path)
         return None
+
+    def _status(self, path: str) -> int | None:
+        answer = self._answer(path)
+        return None if answer is None else answer.status_code
 
     def get(self, path: str) -> str | None:
         """The body of a GET of `path`; None where it is not answered 200."""
-        try:
-            answer = self._http.get(path)
-        except httpx.HTTPError:
-            return None
-        return answer.text if answer.status_code == httpx.codes.OK else None
+        answer = self._answer(path)
+        return answer.text if answer is not None and answer.status_code == httpx.codes.OK else None
 
     def check_alive(self, when: str) -> None:
         """Raise `ServerError` if the server, a companion or the engine behind it has ended.
