@@ -15,7 +15,7 @@ from typing import NamedTuple, cast
 
 from connector_tax.analysis.devices import device_name
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.index import LaunchIndex, read_index
+from connector_tax.artifacts.index import LaunchIndex, cell_state, read_index
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.rates import cell_rates, shape_limits
 from connector_tax.artifacts.record_reader import read_record
@@ -232,12 +232,8 @@ def planned_cells(
 
 def _state(folder: Path, cell: str, index: LaunchIndex | None, phase: str) -> tuple[str, str]:
     if index is not None:
-        entry = index.entry(cell)
-        if index.status == "skipped":
-            return "skipped", index.reason or ""
-        if entry is None or entry.status == "missing":
-            return "failed", index.reason or ""
-        return "done" if entry.status == "valid" else entry.status, entry.reason or ""
+        status, reason = cell_state(index, index.entry(cell))
+        return "done" if status == "valid" else status, reason or ""
     path = folder / cell / paths.cell_record(phase, cell)
     if path.exists():
         try:
