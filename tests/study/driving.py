@@ -42,12 +42,12 @@ def arguments(study_file: Path, config: str = "plain", phase: str = "A") -> list
 
 
 def start_driver(
-    study_file: Path, environment: Mapping[str, str] | None = None
+    study_file: Path, environment: Mapping[str, str] | None = None, *prefix: str
 ) -> subprocess.Popen[str]:
-    """The driver of plain's Phase A, started."""
+    """The driver of plain's Phase A, started; `prefix` is a command that starts it."""
     inherited = {k: v for k, v in os.environ.items() if k != PARENT_VARIABLE}
     return subprocess.Popen(
-        [sys.executable, "-m", "connector_tax.study.launch", *arguments(study_file)],
+        [*prefix, sys.executable, "-m", "connector_tax.study.launch", *arguments(study_file)],
         env={**inherited, **(environment or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -62,11 +62,11 @@ def as_user(uid: int) -> list[str]:
 
 
 def drive(
-    study_file: Path, environment: Mapping[str, str] | None = None
+    study_file: Path, environment: Mapping[str, str] | None = None, *prefix: str
 ) -> subprocess.CompletedProcess[str]:
     """Run the driver of plain's Phase A to its end."""
-    process = start_driver(study_file, environment)
-    output, _ = process.communicate(timeout=120)
+    process = start_driver(study_file, environment, *prefix)
+    output, _ = process.communicate(timeout=280)
     return subprocess.CompletedProcess(process.args, process.returncode, output, "")
 
 

@@ -1,7 +1,6 @@
 """The driver of a block: warned, it ends with the cell it measures, and no cell is lost."""
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from connector_tax.config import load_yaml
 from connector_tax.files import read_json, write_json
 from connector_tax.study.block import end_s
 from connector_tax.study.design import resolve
-from connector_tax.study.guard import PARENT_VARIABLE
 from tests.study.driving import write_study
 from tests.workflow.harness import TINY, wait_for
 
@@ -34,10 +32,7 @@ def start(study_file: Path, *prefix: str) -> subprocess.Popen[bytes]:
     """The driver of block 0's Phase A, in a session of its own."""
     block = [sys.executable, "-m", "connector_tax.study.block", "--study", str(study_file)]
     block += ["--block", "0", "--phase", "A", "--logs", str(study_file.parent / "logs")]
-    inherited = {k: v for k, v in os.environ.items() if k != PARENT_VARIABLE}
-    return subprocess.Popen(
-        [*prefix, *block], env=inherited, stderr=subprocess.DEVNULL, start_new_session=True
-    )
+    return subprocess.Popen([*prefix, *block], stderr=subprocess.DEVNULL, start_new_session=True)
 
 
 def measuring(study_file: Path) -> list[Path]:

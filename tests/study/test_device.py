@@ -1,16 +1,48 @@
-"""One measurement at a time on a device, whichever user begins it."""
+"""The device of a block: who holds it, what it is, which slot it has, its memory."""
 
+import functools
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from connector_tax.study.device import DeviceError, devices_of, hold_devices
-from tests.study.driving import as_user
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.study_file import launches
+from connector_tax.artifacts.study_records import StudyDocument
+from connector_tax.config import ROOT, ConfigError, load_yaml
+from connector_tax.files import read_json, write_json
+from connector_tax.loadgen import Progress
+from connector_tax.rehearsal import plan as plan_command
+from connector_tax.servers.kinds import ServerError, command_for
+from connector_tax.study import device, launch, plan, preflight, progress
+from connector_tax.study.design import resolve
+from connector_tax.study.device import (
+    DeviceError,
+    claim_device,
+    describe_node,
+    devices_of,
+    enter_block_slot,
+    enter_slot,
+    gpu_node,
+    hold_devices,
+    slot_of,
+)
+from connector_tax.study.server_command import launch_script
+from tests.study.conftest import StandIn
+from tests.study.driving import (
+    arguments,
+    as_user,
+    drive,
+    failed_index_of,
+    launch_folder,
+    write_study,
+)
+from tests.workflow.harness import TINY
 
 HOLD = """
 import sys
@@ -21,16 +53,14 @@ with hold_devices([sys.argv[1]]):
 """
 
 
-@pytest.fixture
-def device() -> str:
-    """A device of this process's own."""
-    return f"test{os.getpid()}"
+# A device of this process's own.
+DEVICE = f"test{os.getpid()}"
 
 
-def hold(device: str, tmp_path: Path, user: int | None = None) -> subprocess.Popen[str]:
+def hold(tmp_path: Path, user: int | None = None) -> subprocess.Popen[str]:
     """Another process, with a temporary folder of its own, that holds the device."""
     process = subprocess.Popen(
-        [*([] if user is None else as_user(user)), sys.executable, "-c", HOLD, device],
+        [*([] if user is None else as_user(user)), sys.executable, "-c", HOLD, DEVICE],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -47,61 +77,58 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.fixture
-def holder(device: str, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    process = hold(device, tmp_path)
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    process = hold(tmp_path)
     yield process
     end(process)
 
 
 def test_a_second_measurement_is_refused_and_told_who_holds_the_device(
-    device: str, holder: subprocess.Popen[str]
+    holder: subprocess.Popen[str],
 ) -> None:
-    wanted = rf"'{device}' is in use .*\(pid {holder.pid}, user \w+: .*{device}\)"
-    with pytest.raises(DeviceError, match=wanted), hold_devices([device], wait_s=0.1):
+    wanted = rf"'{DEVICE}' is in use .*\(pid {holder.pid}, user \w+: .*{DEVICE}\)"
+    with pytest.raises(DeviceError, match=wanted), hold_devices([DEVICE], wait_s=0.1):
         pytest.fail("two measurements hold one device")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
-def test_another_users_measurement_holds_the_device_too(device: str, tmp_path: Path) -> None:
+def test_another_users_measurement_holds_the_device_too(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-    process = hold(device, tmp_path, user=65534)
+    process = hold(tmp_path, user=65534)
     try:
         with (
-            pytest.raises(DeviceError, match=rf"pid {process.pid}, user nobody: .*{device}"),
-            hold_devices([device], wait_s=0.1),
+            pytest.raises(DeviceError, match=rf"pid {process.pid}, user nobody: .*{DEVICE}"),
+            hold_devices([DEVICE], wait_s=0.1),
         ):
             pytest.fail("two users hold one device")
     finally:
         end(process)
 
 
-def test_a_killed_holder_frees_the_device(device: str, holder: subprocess.Popen[str]) -> None:
+def test_a_killed_holder_frees_the_device(holder: subprocess.Popen[str]) -> None:
     holder.kill()
-    with hold_devices([device]):
+    with hold_devices([DEVICE]):
         pass
 
 
 @pytest.mark.usefixtures("holder")
-def test_two_devices_do_not_exclude_each_other(device: str) -> None:
-    with hold_devices([f"{device}b"], wait_s=0.1):
+def test_two_devices_do_not_exclude_each_other() -> None:
+    with hold_devices([f"{DEVICE}b"], wait_s=0.1):
         pass
 
 
 def test_what_was_taken_before_a_refusal_is_free_again(
-    device: str, holder: subprocess.Popen[str]
+    holder: subprocess.Popen[str],
 ) -> None:
-    first = f"a{device}"
-    with pytest.raises(DeviceError), hold_devices([device, first], wait_s=0.1):
+    first = f"a{DEVICE}"
+    with pytest.raises(DeviceError), hold_devices([DEVICE, first], wait_s=0.1):
         pytest.fail("held twice")
     with hold_devices([first], wait_s=0.0):
         pass
     assert holder.poll() is None
 
 
-SMI = """#!/bin/sh
-echo "0, GPU-aaaa"
-echo "1, GPU-bbbb"
-"""
+SMI = "echo 0, GPU-aaaa; echo 1, GPU-bbbb"
 
 
 @pytest.mark.parametrize(
@@ -115,12 +142,9 @@ echo "1, GPU-bbbb"
     ],
 )
 def test_gpus_are_held_by_their_uuids(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, uuids: list[str]
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, visible: str | None, uuids: list[str]
 ) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.write_text(SMI)
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    stand_in("nvidia-smi", SMI)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     own: Mapping[str, str] = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     engine = {"kind": "vllm", "device": "cuda", "environment": own}
@@ -133,12 +157,10 @@ def test_gpus_are_held_by_their_uuids(
 
 
 def test_a_gpu_study_without_nvidia_smi_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho No devices were found")
-    program.chmod(0o755)
+    program = stand_in("nvidia-smi", "echo No devices were found")
+    monkeypatch.setenv("PATH", str(program.parent))
     engine = {"kind": "vllm", "device": "cuda", "environment": {}}
     config: Any = {"engine": engine, "server": {"device": "gpu0"}}
     with pytest.raises(DeviceError, match=r"found 'No devices.*'; allowed: lines of index"):
@@ -151,3 +173,360 @@ def test_a_gpu_study_without_nvidia_smi_is_refused(
 def test_a_cpu_study_holds_the_device_it_names() -> None:
     config: Any = {"engine": {"kind": "embedded"}, "server": {"device": "cpu"}}
     assert devices_of(config) == ["cpu"]
+
+
+# ---- the machine of a launch
+
+NODE_SMI = """case $1 in
+*index,uuid*) echo "0, GPU-aaaa"; echo "1, GPU-bbbb" ;;
+*) for gpu in aaaa bbbb; do
+  echo "GPU-$gpu, NVIDIA H100, 00000000:18:00.0, 580.1, 700.00 W, 1980 MHz, 2619 MHz, Enabled, N/A"
+done ;;
+esac"""
+CPU_STUDY: Any = {"engine": {"kind": "embedded"}, "server": {"device": "cpu"}}
+
+
+@pytest.mark.parametrize(
+    ("oversubscribe", "exclusive"), [("NO", True), ("OK", False), ("YES", False), ("", None)]
+)
+def test_the_gpus_and_the_job_of_a_launch_are_described(
+    stand_in: StandIn,
+    monkeypatch: pytest.MonkeyPatch,
+    oversubscribe: str,
+    exclusive: bool | None,
+) -> None:
+    stand_in("nvidia-smi", NODE_SMI)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    shared = f"OverSubscribe={oversubscribe}"
+    stand_in(
+        "scontrol",
+        '[ "$*" = "show job --oneliner 17" ] || exit 9\n'
+        f'echo "JobId=17 JobName=x NumNodes=1 {shared} Contiguous=0"',
+    )
+    engine = {"kind": "vllm", "device": "cuda", "environment": {}}
+    config: Any = {"engine": engine, "server": {"device": "gpu"}}
+    node = describe_node(config)
+    assert node["devices"] == ["GPU-bbbb"]
+    assert [(gpu["uuid"], gpu["name"], gpu["power.limit"]) for gpu in node["gpus"]] == [
+        ("GPU-bbbb", "NVIDIA H100", "700.00 W")
+    ]
+    # The stand-in's bus is none of this machine's.
+    assert node["gpu_numa_nodes"] == [None]
+    assert (node["job"], node["exclusive"]) == ("17", exclusive)
+
+
+def test_no_host_name_is_recorded() -> None:
+    node = describe_node(CPU_STUDY)
+    assert os.uname().nodename not in str(node)
+    assert node["machine"] == describe_node(CPU_STUDY)["machine"]
+    assert node["devices"] == ["cpu"]
+    assert node["gpu_numa_nodes"] == []
+    assert node["exclusive"] is None
+
+
+def test_a_block_belongs_to_the_device_of_its_first_launch(tmp_path: Path) -> None:
+    here = describe_node(CPU_STUDY)
+    claim_device(tmp_path, 0, "a", here)
+    claim_device(tmp_path, 0, "a", {**here, "boot": "the next", "job": "18", "exclusive": True})
+    # Made by a version that recorded more of a node.
+    newer: Any = {**here, "recorded_since": 1}
+    claim_device(tmp_path, 0, "a", newer)
+    claim_device(tmp_path, 1, "a", {**here, "machine": "machine-b"})
+    with pytest.raises(DeviceError, match=r"block 0 .*machine: 'machine-.*', here 'machine-b'"):
+        claim_device(tmp_path, 0, "a", {**here, "machine": "machine-b"})
+    # Another design is another block.
+    claim_device(tmp_path, 0, "b", {**here, "machine": "machine-b"})
+    with pytest.raises(DeviceError):
+        claim_device(tmp_path, 0, "b", here)
+
+
+def test_a_driver_on_another_device_measures_nothing(tmp_path: Path) -> None:
+    study_file = write_study(tmp_path)
+    study = read_json(study_file)
+    elsewhere = describe_node(study["config"]) | {"machine": "machine-b"}
+    claim_device(tmp_path, 0, study["design_sha256"], elsewhere)
+    done = drive(study_file)
+    assert done.returncode == 2
+    assert "block 0 was begun on another device (machine: 'machine-b', here" in done.stdout
+    assert not list(launch_folder(study_file).iterdir())
+
+
+# ---- slots of one machine
+
+CPU = min(os.sched_getaffinity(0))
+TWO = [{"id": "a", "cpus": "0"}, {"id": "b", "cpus": "1"}]
+
+
+def tiny(slots: Sequence[dict[str, Any]] | None, **changes: Any) -> StudyDocument:
+    config: dict[str, Any] = load_yaml(TINY) | changes
+    return resolve(config if slots is None else {**config, "devices": slots}, "tiny.yaml")
+
+
+@pytest.fixture
+def affinity() -> Iterator[set[int]]:
+    """This process's CPUs, which it has again after the test."""
+    before = os.sched_getaffinity(0)
+    yield before
+    os.sched_setaffinity(0, before)
+
+
+def test_slots_are_no_part_of_the_design() -> None:
+    assert tiny(TWO)["design_sha256"] == tiny(None)["design_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        ({"id": "a", "cpus": "1"}, r"devices\[1\].id: found a of 'a', which is devices\[0\]'s"),
+        ({"id": "b", "cpus": "5,3-4"}, r"devices\[1\].cpus: found 3 of '5,3-4', which is devices"),
+        ({"id": "b", "cpus": "9-8"}, r"devices\[1\].cpus: found '9-8'; allowed: ranges such as"),
+        ({"id": "b", "cpus": "all"}, r"devices\[1\].cpus: found 'all'; allowed: text matching"),
+        ({"id": "b"}, r"devices\[1\].cpus: missing; it is required"),
+        ({"id": "b", "cpus": "8", "visible": "0"}, r"\[1\].visible: found '0'; allowed: the slot"),
+    ],
+)
+def test_slots_that_cannot_be_are_refused(second: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        tiny([{"id": "a", "cpus": "0-3"}, second])
+
+
+def gpu_study(*visible: str | None, own: dict[str, str] | None = None) -> StudyDocument:
+    config: dict[str, Any] = load_yaml(ROOT / "config/h20.yaml")
+    config["engine"]["environment"] |= own or {}
+    named = [{} if v is None else {"visible": v} for v in visible]
+    slots = [{"id": f"gpu{k}", "cpus": str(k), **gpus} for k, gpus in enumerate(named)]
+    return resolve({**config, "devices": slots}, "h20.yaml")
+
+
+def test_each_gpu_belongs_to_one_slot() -> None:
+    gpu_study("0", "1,2", "GPU-5ca1ab1e")
+    with pytest.raises(ConfigError, match=r"devices\[1\].visible: found 0 of '1,0', which is dev"):
+        gpu_study("0", "1,0")
+    with pytest.raises(ConfigError, match=r"devices\[0\].visible: found None; allowed: the slot's"):
+        gpu_study(None)
+    with pytest.raises(ConfigError, match=r"engine.environment.CUDA_VISIBLE_DEVICES: found with"):
+        gpu_study("0", own={"CUDA_VISIBLE_DEVICES": "0"})
+
+
+def test_blocks_take_the_slots_in_turn_and_stay_where_they_were_begun(tmp_path: Path) -> None:
+    study = tiny(TWO, blocks=4)
+
+    def slots() -> list[str]:
+        chosen = [slot_of(study, tmp_path, block) for block in range(4)]
+        return [slot["id"] for slot in chosen if slot is not None]
+
+    assert slots() == ["a", "b", "a", "b"]
+    node = describe_node(study["config"]) | {"cpus": "1"}
+    claim_device(tmp_path, 2, study["design_sha256"], node)
+    assert slots() == ["a", "b", "b", "b"]
+    claim_device(tmp_path, 0, "another design", node)
+    assert slots() == ["a", "b", "b", "b"]
+    # Slots that were listed otherwise when the block was begun: the claim refuses, and says why.
+    claim_device(tmp_path, 3, study["design_sha256"], {**node, "cpus": "0-1"})
+    assert slots() == ["a", "b", "b", "b"]
+
+
+@pytest.mark.usefixtures("affinity")
+def test_what_enters_a_slot_has_its_cpus_and_its_device(tmp_path: Path) -> None:
+    study = tiny([{"id": "one", "cpus": str(CPU)}])
+    before = devices_of(study["config"])
+    inside = enter_block_slot(study, tmp_path, block=5)
+    assert os.sched_getaffinity(0) == {CPU}
+    assert devices_of(inside["config"]) == [f"{before[0]}/{CPU}"]
+    assert describe_node(inside["config"])["cpus"] == str(CPU)
+    assert devices_of(study["config"]) == before
+
+
+@pytest.mark.usefixtures("affinity")
+def test_a_server_in_a_slot_sees_the_slots_gpus() -> None:
+    study = gpu_study("1")
+    inside = enter_slot(study, {"id": "x", "cpus": str(CPU), "visible": "1"})
+    for which, exported in ((study, False), (inside, True)):
+        script = launch_script(command_for(which, Launch("plain", 0, "A"), 8000), "x", ".")
+        assert ("\nexport CUDA_VISIBLE_DEVICES=1\n" in script) is exported
+
+
+def test_a_slot_of_cpus_that_are_not_there_is_refused(affinity: set[int]) -> None:
+    with pytest.raises(DeviceError, match=r"cpus of x: found 7000; allowed: some of \d"):
+        enter_slot(tiny(None), {"id": "x", "cpus": "7000"})
+    assert os.sched_getaffinity(0) == affinity
+
+
+def test_a_study_without_slots_is_left_as_it_is(tmp_path: Path, affinity: set[int]) -> None:
+    study = tiny(None)
+    assert enter_block_slot(study, tmp_path) is study
+    assert os.sched_getaffinity(0) == affinity
+
+
+def test_slots_work_side_by_side_and_phase_a_ends_before_phase_b(tmp_path: Path) -> None:
+    study_file = write_study(tmp_path)
+    left = {}
+    for name, slots in (("one", None), ("two", TWO), ("three", [*TWO, {"id": "c", "cpus": "2"}])):
+        study = tiny(slots, blocks=3)
+        write_json(study_file, study)
+        left[name] = plan.remaining(study, tmp_path)
+    one_s = left["one"].wall_s
+    # Three blocks: two of them one after the other on two slots.
+    assert left["two"].wall_s == pytest.approx(one_s * 2 / 3)
+    assert left["three"].wall_s == pytest.approx(one_s / 3)
+    assert [left[name].devices for name in left] == [1, 2, 3]
+    assert [left[name].device_s for name in left] == pytest.approx([one_s] * 3)
+
+
+def test_blocks_that_nodes_have_begun_are_measured_side_by_side(tmp_path: Path) -> None:
+    study = tiny(None, blocks=4)
+    # The gates are over: they are passed on one device, whatever number there is.
+    write_json(tmp_path / paths.PREFLIGHT_STATUS, {})
+    one = plan.remaining(study, tmp_path)
+    node = describe_node(study["config"])
+    for block, machine in enumerate("abb"):
+        claim_device(tmp_path, block, study["design_sha256"], {**node, "machine": machine})
+    left = plan.remaining(study, tmp_path)
+    # The fourth goes to the node that has one block.
+    assert left == pytest.approx((one.wall_s / 2, one.wall_s, 2))
+    claim_device(tmp_path, 3, "of another design", node)
+    assert plan.remaining(study, tmp_path) == left
+
+
+def test_several_devices_are_told_in_device_hours(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "PLAIN_INTERVAL_S", 0.0)
+    study_file = write_study(tmp_path)
+    for slots in (None, TWO):
+        study = tiny(slots, blocks=2)
+        write_json(study_file, study)
+        left = plan.remaining(study, tmp_path)
+        told = f", {left.device_s / 3600:.2f} device hours on 2 devices" if slots else ""
+        assert plan_command.main(["--study", str(study_file)]) == 0
+        assert f"about {left.wall_s / 60:.1f} min{told} (design" in capsys.readouterr().out
+        launch = launches(study, "A")[0]
+        with progress.LaunchProgress(study, tmp_path, launch, tmp_path / "x.log") as seen:
+            seen.start_cell("r1", 1, 1, 1.0)
+            seen.update(Progress(0.0, 0, 0, 0, 0, 0, 0))
+        assert f"study {progress.duration(left.wall_s)} left{told}\n" in capsys.readouterr().err
+    half = left.after(left.wall_s / 2)
+    assert half == pytest.approx((left.wall_s / 2, left.device_s / 2, 2))
+    assert left.after(2 * left.wall_s)[:2] == (0, 0)
+
+
+# ---- free memory
+
+GPU_CONFIG: Any = {
+    "engine": {
+        "device": "cuda",
+        "flags": {"--gpu-memory-utilization": 0.9},
+        "environment": {"CUDA_VISIBLE_DEVICES": "1"},
+    },
+    "server": {"device": "gpu"},
+}
+
+
+@pytest.fixture
+def readings(tmp_path: Path, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file with used memory of GPU 1, in MiB, a line for each look; the last one stays."""
+    looks = tmp_path / "looks"
+    stand_in(
+        "nvidia-smi",
+        'case "$1" in\n'
+        '*index,uuid*) echo "0, GPU-a"; echo "1, GPU-b"; exit;;\n'
+        '*clocks.max.sm*) rest="x, 0:1, 580, 1, 1, 1, 1, 1"\n'
+        '    echo "GPU-a, $rest"; echo "GPU-b, $rest"; exit;;\n'
+        "esac\n"
+        f"used=$(head -n 1 {looks})\n"
+        f"if [ $(wc -l < {looks}) -gt 1 ]; then sed -i 1d {looks}; fi\n"
+        'echo "GPU-a, 9000, 10000"; echo "GPU-b, $used, 10000"',
+    )
+    monkeypatch.setattr(device, "POLL_S", 0.01)
+    return looks
+
+
+def test_a_launch_waits_for_the_memory_of_its_own_gpu(readings: Path) -> None:
+    readings.write_text("8000\n5000\n300\n")
+    device.await_free_memory(GPU_CONFIG)
+    assert readings.read_text() == "300\n"
+
+
+def test_memory_that_stays_in_use_is_told(readings: Path) -> None:
+    readings.write_text("1001\n")
+    with pytest.raises(ServerError, match=r"GPU-b: 1001 of 10000 MiB; 90% of it must be free"):
+        device.await_free_memory(GPU_CONFIG, wait_s=0.0)
+
+
+def test_a_gpu_that_does_not_tell_is_taken_as_it_is(readings: Path) -> None:
+    readings.write_text("[N/A]\n")
+    device.await_free_memory(GPU_CONFIG)
+
+
+def test_without_a_gpu_nothing_is_asked(readings: Path) -> None:
+    config: Any = {"engine": {"kind": "vllm", "device": "cpu"}}
+    device.await_free_memory(config)
+    assert not readings.exists()
+
+
+@pytest.fixture
+def occupied(readings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """study.json of a small study on GPU 1, whose memory stays in use."""
+    readings.write_text("1001\n")
+    at_once = functools.partial(device.await_free_memory, wait_s=0.0)
+    for module in (launch, preflight):
+        monkeypatch.setattr(module, "await_free_memory", at_once)
+    file = write_study(tmp_path / "results" / "tiny")
+    study = read_json(file)
+    study["config"]["engine"] |= GPU_CONFIG["engine"]
+    write_json(file, study)
+    return file
+
+
+def test_no_launch_is_started_on_memory_that_is_in_use(occupied: Path) -> None:
+    assert launch.main(arguments(occupied)) == 1
+    assert "GPU-b: 1001 of 10000 MiB" in failed_index_of(occupied)["reason"]
+    assert not (launch_folder(occupied) / paths.LAUNCH_CONFIG).exists()
+
+
+def test_no_gate_is_started_on_memory_that_is_in_use(occupied: Path, tmp_path: Path) -> None:
+    gate = preflight.gated_server(
+        read_json(occupied), Launch("plain", 0, "A"), "verify_plain", tmp_path / "gate", print, None
+    )
+    # Not a GateError, which would leave the configuration out of the study for good.
+    with pytest.raises(DeviceError, match="GPU-b: 1001 of 10000 MiB"), gate:
+        pass
+
+
+# ---- NUMA
+
+
+def config(visible: str) -> Any:
+    engine = {"device": "cuda", "environment": {"CUDA_VISIBLE_DEVICES": visible}}
+    return {"engine": engine, "server": {"device": "gpu"}}
+
+
+@pytest.fixture
+def machine(tmp_path: Path, stand_in: StandIn) -> Path:
+    """Three GPUs, on the nodes 0, 1 and nobody knows which."""
+    stand_in(
+        "nvidia-smi",
+        'case "$1" in\n'
+        '*index,uuid*) echo "0, GPU-a"; echo "1, GPU-b"; echo "2, GPU-c";;\n'
+        '*) for gpu in "a, 00000000:3B:00.0" "b, 00000000:AF:00.0" "c, 00000001:D8:00.0"; do\n'
+        '  echo "GPU-$gpu"; done;;\n'
+        "esac",
+    )
+    for address, node in (("0000:3b:00.0", 0), ("0000:af:00.0", 1), ("0001:d8:00.0", -1)):
+        device = tmp_path / "sys/bus/pci/devices" / address
+        device.mkdir(parents=True)
+        (device / "numa_node").write_text(f"{node}\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("visible", "node"), [("0", 0), ("GPU-b", 1), ("0,1", None), ("2", None), ("7", None)]
+)
+def test_the_node_of_the_gpus_that_are_used(machine: Path, visible: str, node: int | None) -> None:
+    assert gpu_node(config(visible), machine) == node
+
+
+def test_a_study_without_a_gpu_has_no_node(machine: Path) -> None:
+    embedded: Any = {"engine": {"kind": "embedded"}}
+    assert gpu_node(embedded, machine) is None

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, tzinfo
@@ -15,9 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from connector_tax.config import ROOT
 from connector_tax.files import read_json, sha256_file, write_json
-from connector_tax.servers import kinds
-from connector_tax.study import cell, launch, resume
-from connector_tax.study.guard import LAUNCH_VARIABLE, PARENT_VARIABLE
+from connector_tax.study import guard, launch
+from connector_tax.study.guard import LAUNCH_VARIABLE
 from connector_tax.study.server import LOGS
 from tests.study.driving import (
     arguments,
@@ -34,7 +32,6 @@ from tests.study.driving import (
 def private_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    monkeypatch.delenv(PARENT_VARIABLE, raising=False)
 
 
 @pytest.fixture
@@ -69,54 +66,6 @@ def cell_hashes(study_file: Path) -> dict[str, str]:
         if not folder.suffix
         for path in folder.iterdir()
     }
-
-
-# ---- ports
-
-
-@pytest.fixture
-def impostor_port() -> Iterator[int]:
-    """A port on which another process listens."""
-    code = (
-        "import http.server;"
-        "h = type('H', (http.server.BaseHTTPRequestHandler,), {'do_GET': lambda s:"
-        " (s.send_response(200), s.end_headers()), 'log_message': lambda *a: None});"
-        "s = http.server.ThreadingHTTPServer(('127.0.0.1', 0), h);"
-        "print(s.server_port, flush=True); s.serve_forever()"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    yield int(process.stdout.readline())
-    process.kill()
-    process.communicate()
-
-
-def test_a_port_somebody_takes_is_replaced_and_both_are_recorded(
-    study_file: Path, impostor_port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The race between choosing a port and listening on it, lost once."""
-    free = kinds.free_port
-    ports = iter([impostor_port])
-    monkeypatch.setattr(launch, "free_port", lambda host: next(ports, None) or free(host))
-    assert launch.main(arguments(study_file)) == 0
-    index = index_of(study_file)
-    assert index["status"] == "done", index["reason"]
-    assert index["attempts"][0]["ports_taken"] == [impostor_port]
-    assert index["attempts"][0]["port"] != impostor_port
-    assert {entry["status"] for entry in index["cells"]} <= {"valid", "void"}
-    argv = read_json(launch_folder(study_file) / "config.json")["argv"]
-    assert str(index["attempts"][0]["port"]) in argv
-
-
-def test_an_impostor_is_never_taken_for_the_server(
-    study_file: Path, impostor_port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(launch, "free_port", lambda _: impostor_port)
-    assert launch.main(arguments(study_file)) == 1
-    index = failed_index_of(study_file)
-    assert index["status"] == "failed"
-    assert f"port {impostor_port} is in use by process" in index["reason"]
-    assert {entry["status"] for entry in index["cells"]} == {"missing"}
 
 
 # ---- a server that dies
@@ -302,8 +251,7 @@ def test_a_step_of_the_wall_clock_changes_no_measurement(
     study_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every wall-clock reading of driver and cell steps; durations come from CLOCK_MONOTONIC."""
-    monkeypatch.setattr(resume, "datetime", Stepping)
-    monkeypatch.setattr(cell, "datetime", Stepping)
+    monkeypatch.setattr(guard, "datetime", Stepping)
     begun = time.monotonic()
     assert launch.main(arguments(study_file)) == 0
     spent = time.monotonic() - begun

@@ -1,8 +1,10 @@
-"""The doctor says what stands in a study's way, starts nothing, and fails when it must."""
+"""The doctor's findings, and what they end: a block on a machine that cannot measure it."""
 
 import json
 import os
-import shutil
+import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,12 +13,19 @@ from typing import Any
 import psutil
 import pytest
 
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.study_records import EngineSection
 from connector_tax.config import ROOT, filled, load_yaml
-from connector_tax.files import write_json
+from connector_tax.files import read_json, write_json
 from connector_tax.rehearsal import doctor as doctor_command
 from connector_tax.study import doctor
 from connector_tax.study.design import resolve
 from connector_tax.study.device import hold_devices
+from connector_tax.study.doctor import UnfitError, _other_sources, rdma, require_fit, triton
+from connector_tax.vllm.overlay import engine_files, sources_sha256
+from tests.study.conftest import StandIn
+from tests.study.driving import arguments, launch_folder, write_study
+from tests.study_folder import write_stages
 
 
 def findings(
@@ -33,15 +42,6 @@ def findings(
     status = doctor_command.main(["--study", str(folder / "study.json"), "--json"])
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     return status, {row["check"]: (row["verdict"], row["text"]) for row in rows}
-
-
-def nvidia_smi(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put a stand-in first on PATH: there is no GPU here."""
-    tool = folder / "bin" / "nvidia-smi"
-    tool.parent.mkdir()
-    tool.write_text(f"#!/bin/sh\n{script}\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
 
 
 def test_the_default_study_needs_neither_vllm_nor_a_gpu(
@@ -69,6 +69,25 @@ def test_a_machine_without_gpu_and_environment_fails(
     assert rows["model"][0] == "warn"
 
 
+@pytest.mark.parametrize("name", ["h20-emulated", "vllm-cpu"])
+def test_a_model_that_the_run_makes_is_not_missed_before_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(doctor, "ROOT", tmp_path / "a fresh checkout")
+    verdict, said = findings(tmp_path, capsys, name)[1]["model"]
+    assert (verdict, said.partition(": ")[2]) == ("ok", "not there, made by the run")
+    # Once gates have run it must be there.
+    write_json(tmp_path / "preflight" / "preflight_status.json", {})
+    assert findings(tmp_path, capsys, name)[1]["model"][0] == "fail"
+
+
+def test_a_model_folder_that_nobody_makes_is_missed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, rows = findings(tmp_path, capsys, "vllm-cpu", engine={"model": "./elsewhere/model"})
+    assert rows["model"] == ("fail", "./elsewhere/model: not there")
+
+
 @pytest.mark.parametrize(
     ("used", "busy", "persistence", "verdicts"),
     [
@@ -81,6 +100,7 @@ def test_the_gpu_the_study_is_to_run_on_is_looked_at(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
+    stand_in: StandIn,
     used: int,
     busy: int,
     persistence: str,
@@ -88,7 +108,7 @@ def test_the_gpu_the_study_is_to_run_on_is_looked_at(
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     row = f"NVIDIA H20, 570.86.15, 97871, {used}, {busy}, 1980, {persistence}"
-    nvidia_smi(tmp_path, f"echo '{row}'", monkeypatch)
+    stand_in("nvidia-smi", f"echo '{row}'")
     _, rows = findings(tmp_path, capsys, "h20")
     assert rows["GPU"] == ("ok", "0: NVIDIA H20, driver 570.86.15")
     assert rows["GPU memory"][1] == f"{97871 - used} of 97871 MiB free, 90% wanted"
@@ -114,9 +134,9 @@ def test_what_the_network_can_reach_is_said(
 
 @pytest.mark.parametrize("status", [0, 6])
 def test_a_gpu_is_named_by_index_or_uuid_as_nvidia_smi_takes_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, status: int
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], stand_in: StandIn, status: int
 ) -> None:
-    nvidia_smi(tmp_path, f'echo "$1, 570, [N/A], 1, 0, 1980, Enabled"; exit {status}', monkeypatch)
+    stand_in("nvidia-smi", f'echo "$1, 570, [N/A], 1, 0, 1980, Enabled"; exit {status}')
     visible = {"environment": {"CUDA_VISIBLE_DEVICES": "GPU-5ca1ab1e,1"}}
     _, rows = findings(tmp_path, capsys, "h20", engine=visible)
     if status:
@@ -186,32 +206,38 @@ def test_the_artifacts_grow_with_the_blocks(tmp_path: Path) -> None:
 def test_a_driver_older_than_the_environment_s_cuda_fails(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    stand_in: StandIn,
     driver: str,
     verdict: str,
 ) -> None:
     row = f"NVIDIA H20, {driver}, 97871, 512, 0, 1980, Enabled"
-    nvidia_smi(tmp_path, f"echo '{row}'", monkeypatch)
+    stand_in("nvidia-smi", f"echo '{row}'")
     _, rows = findings(tmp_path, capsys, "h20")
     said = f"{driver}; CUDA 13 of vllm-gpu needs 580 or later"
     assert rows["GPU driver"] == (verdict, said)
 
 
 def test_the_gpu_is_that_of_whoever_starts_the_study(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    stand_in: StandIn,
 ) -> None:
-    nvidia_smi(tmp_path, 'echo "$1, 580, 97871, 1, 0, 1980, Enabled"', monkeypatch)
+    stand_in("nvidia-smi", 'echo "$1, 580, 97871, 1, 0, 1980, Enabled"')
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-5ca1ab1e")
     _, rows = findings(tmp_path, capsys, "h20")
     assert rows["GPU"] == ("ok", "GPU-5ca1ab1e: --id=GPU-5ca1ab1e, driver 580")
 
 
 def test_every_gpu_of_the_ranks_is_looked_at(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    stand_in: StandIn,
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     busy = 'case "$1" in --id=1) busy=90;; *) busy=0;; esac'
-    nvidia_smi(tmp_path, f'{busy}; echo "$1, 580, 97871, 1, $busy, 1980, Enabled"', monkeypatch)
+    stand_in("nvidia-smi", f'{busy}; echo "$1, 580, 97871, 1, $busy, 1980, Enabled"')
     two = {"flags": {"--tensor-parallel-size": 2}}
     _, rows = findings(tmp_path, capsys, "h20", engine=two)
     assert rows["GPU load"] == ("fail", "90% busy; a study needs it idle")
@@ -255,20 +281,138 @@ def test_each_rank_of_lmcache_has_a_buffer_and_a_cpu_holds_the_weights(
     assert "(server 4.0, LMCache 10.0, weights 56.9, bodies 0.1)" in rows["memory"][1]
 
 
-@pytest.mark.parametrize(("free_gib", "verdict"), [(300, "ok"), (50, "warn")])
-def test_the_disk_has_room_for_a_model_that_is_yet_to_be_fetched(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    free_gib: int,
-    verdict: str,
+# ---- a block's machine
+
+
+def test_this_machine_can_measure_the_tiny_study(tmp_path: Path) -> None:
+    require_fit(read_json(write_study(tmp_path)), tmp_path)
+
+
+def test_a_block_on_an_unfit_machine_ends_before_its_first_launch(tmp_path: Path) -> None:
+    study_file = write_study(tmp_path)
+    study = read_json(study_file)
+    # Of no machine: reserved for documentation (RFC 5737).
+    study["config"]["server"]["host"] = "192.0.2.1"
+    write_json(study_file, study)
+    done = subprocess.run(
+        [sys.executable, "-m", "connector_tax.study.block", "--study", study_file, "--block", "0",
+         "--phase", "A", "--logs", tmp_path / "logs"],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "cannot measure tiny:\n  ports: 192.0.2.1: " in done.stderr
+    assert not (tmp_path / paths.RUNS).exists()
+
+
+@pytest.mark.skipif(any(Path("/sys/class/infiniband").glob("*")), reason="has an RDMA device")
+@pytest.mark.parametrize("skipped", [False, True])
+def test_what_the_gates_left_out_needs_nothing(tmp_path: Path, skipped: bool) -> None:
+    study = resolve(load_yaml(ROOT / "config/h20.yaml"), "h20.yaml")
+    study["config"]["engine"]["forms"] = {}
+    mooncake = [e["id"] for e in study["configurations"] if e["connector"] == "MooncakeConnector"]
+    write_stages(tmp_path, study, dict.fromkeys(mooncake, "its gate") if skipped else None)
+    with pytest.raises(UnfitError) as refused:
+        require_fit(study, tmp_path)
+    assert ("\n  RDMA: no device" in str(refused.value)) is not skipped
+    assert "\n  environment:" not in str(refused.value)
+
+
+def interpreter_of(package: Path) -> Path:
+    """An interpreter that finds a vLLM there, which cannot be imported."""
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ImportError('to be found, not imported')\n")
+    python = package.parents[1] / "python"
+    python.write_text(
+        f'#!/bin/sh\nexport PYTHONPATH={package.parent}\nexec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    return python
+
+
+def test_another_vllm_than_step_timing_was_proved_on_is_told(tmp_path: Path) -> None:
+    package = tmp_path / "site" / "vllm"
+    python = interpreter_of(package)
+    status = tmp_path / "status.json"
+    engine: EngineSection = {"kind": "vllm", "label": "a vLLM", "python": str(python), "forms": {}}
+    write_json(status, {"step_timing_available": False})
+    files = engine_files(engine)
+    assert list(_other_sources(engine, files, status)) == []
+    proved = sources_sha256(package)
+    assert files == {str(python): {"lock_sha256": None, "sources_sha256": proved}}
+    write_json(status, {"step_timing_available": True, "vllm_sources_sha256_before": proved})
+    assert list(_other_sources(engine, files, status)) == []
+    (package / "loop.py").write_text("\n")
+    (told,) = _other_sources(engine, engine_files(engine), status)
+    assert f"{proved[:12]} where step timing was proved" in told
+    package.rename(tmp_path / "gone")
+    (told,) = _other_sources(engine, engine_files(engine), status)
+    assert f"{python}: no vLLM" in told
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_launch_records_the_files_that_its_block_was_told_or_asks_itself(
+    tmp_path: Path, given: bool
 ) -> None:
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache" / "hub"))
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free_gib * 2**30))
-    _, rows = findings(tmp_path, capsys, "h20")
-    shown, text = rows["disk for the model"]
-    assert shown == verdict
-    assert text.startswith(f"{free_gib}.0 GiB free for the hub's cache, 56.9 GiB of weights")
-    write_json(tmp_path / "model.json", {"bytes": 2**30, "commit": "c0ffee"})
-    _, rows = findings(tmp_path, capsys, "h20")
-    assert "disk for the model" not in rows
+    package = tmp_path / "site" / "vllm"
+    config = filled(load_yaml(ROOT / "config/vllm-cpu.yaml"), "config")
+    config["engine"]["python"] = python = str(interpreter_of(package))
+    config["server"]["device"] = f"t{tmp_path.name}"
+    study_file = write_stages(tmp_path / "x", resolve(config, "vllm-cpu"), step_timing=False)
+    told = {python: {"lock_sha256": "a10c", "sources_sha256": "50ce"}}
+    # As the block's driver says it.
+    options = ["--engine-files", json.dumps(told)] if given else []
+    done = subprocess.run(
+        [sys.executable, "-m", "connector_tax.study.launch", *arguments(study_file), *options],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert "plain/block0/A failed" in done.stdout + done.stderr
+    (attempt,) = read_json(launch_folder(study_file) / paths.ATTEMPTS)
+    here = {python: {"lock_sha256": None, "sources_sha256": sources_sha256(package)}}
+    assert attempt["node"]["engine_files"] == (told if given else here)
+
+
+def test_each_environment_of_a_study_has_its_lock(tmp_path: Path) -> None:
+    pythons = []
+    for name in ("one", "other"):
+        python = tmp_path / name / ".venv" / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.symlink_to(sys.executable)
+        write_json(python.parents[1] / "built.json", {"lock_sha256": name})
+        pythons.append(str(python))
+    engine: EngineSection = {
+        "kind": "vllm",
+        "label": "two vLLMs",
+        "python": pythons[0],
+        "forms": {"old": {"python": pythons[1]}, "further": {"python": pythons[1]}},
+    }
+    assert {python: files["lock_sha256"] for python, files in engine_files(engine).items()} == {
+        pythons[0]: "one",
+        pythons[1]: "other",
+    }
+
+
+def test_triton_needs_a_compiler_and_the_interpreters_headers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare = tmp_path / "python"
+    bare.write_text(f"#!/bin/sh\necho {tmp_path}\n")
+    bare.chmod(0o755)
+    one: Any = {"python": str(bare), "forms": {}}
+    two: Any = {"python": str(bare), "forms": {"nixl_both": {"python": str(tmp_path / "none")}}}
+    monkeypatch.setenv("PATH", f"{tmp_path}:/nowhere")
+    assert re.match("no C compiler .*; no Python.h for .*: Triton cannot build", triton(one).text)
+    monkeypatch.undo()
+    (tmp_path / "cc").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert re.match(f"no Python.h for {bare} .*; .* does not run", triton(two).text)
+    (tmp_path / "Python.h").touch()
+    assert triton(one).verdict == "ok"
+
+
+def test_rdma_is_missed_by_those_who_ask_for_it(tmp_path: Path) -> None:
+    study = resolve(load_yaml(ROOT / "config/h20.yaml"), "h20.yaml")
+    assert rdma(study, tmp_path).verdict == "ok"
+    del study["config"]["engine"]["forms"]["mooncake_consumer"]
+    assert rdma(study, tmp_path).text.endswith("mooncake_protocol: tcp for [mooncake_consumer]")
+    (tmp_path / "sys/class/infiniband/mlx5_0").mkdir(parents=True)
+    assert rdma(study, tmp_path).verdict == "ok"

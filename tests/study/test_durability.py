@@ -14,10 +14,8 @@ from connector_tax.files import ArtifactError, make_durable, read_json, write_js
 from connector_tax.seals import seal_settings
 from connector_tax.study import cell as cells
 from connector_tax.study import launch, plan
-from connector_tax.study.guard import PARENT_VARIABLE
-from connector_tax.study.launch import LaunchOutcome, conclude
+from connector_tax.study.launch import LaunchOutcome, conclude, missing_cells
 from connector_tax.study.remeasure import withdraw_damaged
-from connector_tax.study.resume import missing_cells, utc
 from tests.study.driving import arguments, index_of, launch_folder, write_study
 
 
@@ -67,7 +65,6 @@ def cpus() -> Iterator[set[int]]:
 def test_all_that_an_index_vouches_for_is_durable_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpus: set[int]
 ) -> None:
-    monkeypatch.delenv(PARENT_VARIABLE, raising=False)
     study_file = write_study(tmp_path / "results" / "tiny")
     disk = Disk(monkeypatch)
     assert launch.main(arguments(study_file)) == 0
@@ -142,8 +139,7 @@ def test_a_half_edited_cell_is_damaged_and_measured_again(tmp_path: Path, conten
     assert (folder / "r20.damaged1" / "cell_A_r20.json").exists()
     # What was moved aside does not keep the launch from being concluded.
     seal_settings(study_file.parent, study)
-    outcome = LaunchOutcome("failed", "no server", None, utc(), [])
-    conclude(study, Launch("plain", 0, "A"), folder, outcome)
+    conclude(study, Launch("plain", 0, "A"), folder, LaunchOutcome("failed", "no server"))
     assert {c["status"] for c in index_of(study_file)["cells"]} == {"missing"}
 
 

@@ -9,7 +9,6 @@ from connector_tax.artifacts.index import CellEntry, launch_index, write_index
 from connector_tax.artifacts.names import Launch
 from connector_tax.files import read_json, write_json
 from connector_tax.study import complete, launch, remeasure
-from connector_tax.study.guard import PARENT_VARIABLE
 from tests.study.driving import arguments, launch_folder, write_study
 
 
@@ -20,8 +19,7 @@ def set_ready_timeout(study_file: Path, seconds: float) -> None:
 
 
 @pytest.fixture
-def study_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.delenv(PARENT_VARIABLE, raising=False)
+def study_file(tmp_path: Path) -> Path:
     file = write_study(tmp_path / "results" / "tiny")
     set_ready_timeout(file, 0.01)
     return file

@@ -1,23 +1,34 @@
-"""The watching process on this machine: what it writes is what happened."""
+"""The processes that watch a cell: what they write is what happened."""
 
 import json
 import os
-import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from connector_tax.analysis.machine import read_machine
 from connector_tax.files import ArtifactError, read_jsonl
 from connector_tax.loadgen.affinity import AffinityPlan, plan_affinity, read_topology
 from connector_tax.study.child import ChildError
-from connector_tax.study.machine_watch import FIELDS, PROCESSES, GpuReadings, MachineWatch
+from connector_tax.study.machine_watch import (
+    FIELDS,
+    PROCESSES,
+    GpuReadings,
+    MachineWatch,
+    Yardstick,
+)
 from connector_tax.study.processes import throttled, throttled_file
+from connector_tax.study.scraper import MetricsSampler
+from tests.study.conftest import StandIn
 
 QUIET: Any = {"interval_ms": 20, "working_set_mib": 1, "elements": 100, "chunk_ms": 100}
 BURN = (
@@ -163,24 +174,19 @@ def test_a_damaged_file_is_refused(
         read_machine(path, None)
 
 
-STUB = f"""#!/bin/sh
-[ "$1" = "--query-gpu={",".join(FIELDS)}" ] || exit 9
+STUB = f"""[ "$1" = "--query-gpu={",".join(FIELDS)}" ] || exit 9
 [ "$2 $3" = "--format=csv,noheader,nounits --loop-ms=1000" ] || exit 9
 echo "GPU-a, 1980, 1980, 0x0000000000000000, 2619, 41, 118.52"
 echo "GPU-b, 600, 1980, 0x0000000000000040, 2619, 90, 90.1"
 echo "GPU-a, 345, 1980, 0x0000000000000001, 2619, 30, [N/A]"
 printf "GPU-a, 1965, 19"
-exec sleep 60
-"""
+exec sleep 60"""
 
 
 def test_gpu_rows_come_as_numbers_line_by_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: AffinityPlan, sleeper: int
+    tmp_path: Path, stand_in: StandIn, plan: AffinityPlan, sleeper: int
 ) -> None:
-    stub = tmp_path / "nvidia-smi"
-    stub.write_text(STUB)
-    stub.chmod(stub.stat().st_mode | stat.S_IEXEC)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    stand_in("nvidia-smi", STUB)
     rows = [["GPU-a", 1980.0, 1980.0, "0x0000000000000000", 2619.0, 41.0, 118.52],
             ["GPU-a", 345.0, 1980.0, "0x0000000000000001", 2619.0, 30.0, "[N/A]"]]  # fmt: skip
     readings = GpuReadings(["GPU-a"])
@@ -190,10 +196,9 @@ def test_gpu_rows_come_as_numbers_line_by_line(
         taken += readings.take()
     # The last row is not whole, and GPU-b of no interest.
     assert taken + readings.take() == rows
-    readings.close()
-    stub.write_text(
-        "#!/bin/sh\nwhile echo GPU-a, 990, 1980, 0x20, 1, 90, 400; do sleep 0.05; done\n"
-    )
+    readings.child.kill()
+    readings.child.wait()
+    stand_in("nvidia-smi", "while echo GPU-a, 990, 1980, 0x20, 1, 90, 400; do sleep 0.05; done")
     path = tmp_path / "machine.jsonl"
     with MachineWatch(QUIET, plan, gpus=["GPU-a"]) as watch:
         watch.open(path, sleeper)
@@ -208,13 +213,11 @@ def test_gpu_rows_come_as_numbers_line_by_line(
 
 
 def test_processes_of_others_on_the_studys_gpus_are_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: AffinityPlan, sleeper: int
+    tmp_path: Path, stand_in: StandIn, plan: AffinityPlan, sleeper: int
 ) -> None:
-    users, stub = tmp_path / "users", tmp_path / "nvidia-smi"
+    users = tmp_path / "users"
     looks = f"while sleep 0.03; do cat {users}; done"
-    stub.write_text(f"#!/bin/sh\ncase $1 in {PROCESSES}) {looks};; *) exec sleep 60;; esac\n")
-    stub.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    stand_in("nvidia-smi", f"case $1 in {PROCESSES}) {looks};; *) exec sleep 60;; esac")
     own = f"GPU-a, {sleeper}\nGPU-a, {os.getpid()}\n"
 
     def until(text: str, told: list[int] | None) -> None:
@@ -264,3 +267,108 @@ def test_throttling_is_counted_where_the_group_has_it(
     place.mkdir(parents=True, exist_ok=True)
     (place / "cpu.stat").write_text("nr_periods 9\nnr_throttled 4\nthrottled_usec 7\n")
     assert throttled(throttled_file(tmp_path)) == 4
+
+
+# ---- the yardstick
+
+
+@pytest.fixture
+def one_cpu() -> Iterator[int]:
+    """This process on a single CPU, which is given."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    yield min(before)
+    os.sched_setaffinity(0, before)
+
+
+def series(yardstick: Yardstick, count: int) -> tuple[list[int], list[int]]:
+    """CPU time of the loads by sample, and the wall time each sample took."""
+    loads, wall = [], []
+    for _ in range(count):
+        time.sleep(0.002)
+        started = time.monotonic_ns()
+        loads.append(yardstick.sample()[0])
+        wall.append(time.monotonic_ns() - started)
+    return loads, wall
+
+
+def test_being_preempted_is_not_slow_memory(one_cpu: int) -> None:
+    # Long samples: the scheduler takes the core away within one.
+    yardstick = Yardstick(32, 250_000)
+    with subprocess.Popen(
+        [sys.executable, "-c", BURN, str(one_cpu)], stdout=subprocess.PIPE
+    ) as burner:
+        assert burner.stdout is not None
+        burner.stdout.readline()
+        ratios: list[float] = []
+        while len(ratios) < 100 and max(ratios, default=0) < 1.5:
+            (loads,), (wall,) = series(yardstick, 1)
+            ratios.append(wall / loads)
+        burner.kill()
+    # A sample that was preempted took a multiple of what it says by the wall clock.
+    assert max(ratios) > 1.5
+
+
+def test_scattered_loads_of_more_memory_than_the_caches_take_longer(one_cpu: int) -> None:
+    assert one_cpu >= 0
+    # 64 KiB fits the second-level cache of any core, 256 MiB no last-level cache it can share.
+    small, large = Yardstick(1 / 16, 1000), Yardstick(256, 1000)
+    for yardstick in (small, large):
+        series(yardstick, 20)
+    times = [[y.sample()[0] for y in (small, large)] for _ in range(200)]
+    in_cache, in_memory = np.median(times, axis=0)
+    assert in_memory > 2 * in_cache
+
+
+# ---- the sampler of /metrics
+
+PAGE = b"# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting 3\n"
+INTERVAL_S = 0.3
+SCRAPES = 17
+
+
+class _Metrics(BaseHTTPRequestHandler):
+    enough = threading.Event()
+    answered = 0
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(PAGE)))
+        self.end_headers()
+        self.wfile.write(PAGE)
+        type(self).answered += 1
+        if self.answered >= SCRAPES:
+            self.enough.set()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Metrics)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_scrapes_keep_no_step_with_regular_arrivals(url: str, tmp_path: Path) -> None:
+    log = tmp_path / "metrics.jsonl"
+    with MetricsSampler(url, INTERVAL_S, ()) as sampler:
+        began = time.monotonic()
+        sampler.open(log, "7/arrivals/block0/A/r8/scrapes")
+        assert _Metrics.enough.wait(60)
+        took = time.monotonic() - began
+        sampler.close()
+    records = list(read_jsonl(log))
+    assert all(record["values"] == {"vllm:num_requests_waiting": 3.0} for record in records)
+    assert [i for i, record in enumerate(records) if "raw" in record] == [0, len(records) - 1]
+    # The last one is made when the cell closes.
+    gaps = [(b["t_ns"] - a["t_ns"]) / 1e9 / INTERVAL_S for a, b in pairwise(records[:-1])]
+    assert min(gaps) < 0.75
+    assert max(gaps) > 1.25
+    # They are as many as at a fixed interval.
+    assert took / (SCRAPES - 1) > 0.7 * INTERVAL_S

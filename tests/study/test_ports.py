@@ -12,10 +12,16 @@ import pytest
 from connector_tax.files import read_json, write_json
 from connector_tax.servers import kinds
 from connector_tax.servers.kinds import ServerCommand
-from connector_tax.study import preflight
-from connector_tax.study.guard import PARENT_VARIABLE
+from connector_tax.study import launch, preflight
 from connector_tax.study.server import PortTakenError, Server
-from tests.study.driving import as_user, write_study
+from tests.study.driving import (
+    arguments,
+    as_user,
+    failed_index_of,
+    index_of,
+    launch_folder,
+    write_study,
+)
 
 IMPOSTOR = """
 import http.server
@@ -96,9 +102,8 @@ def test_a_server_that_finds_its_port_taken_is_tried_on_another(
 
 
 @pytest.fixture
-def gated_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def gated_study(tmp_path: Path) -> Path:
     """A study whose only gate is the no-op connector's, and no verdict yet."""
-    monkeypatch.delenv(PARENT_VARIABLE, raising=False)
     study_file = write_study(tmp_path / "results" / "tiny")
     study = read_json(study_file)
     study["configurations"] = [c for c in study["configurations"] if c["gate"]][:1]
@@ -129,3 +134,36 @@ def test_taken_ports_at_a_gate_are_an_error_and_no_skip(
     assert preflight.main(["--study", str(gated_study)]) == 2
     assert f"port {impostor[1]} is in use by process {impostor[0]}" in capsys.readouterr().err
     assert not (gated_study.parent / "preflight" / "preflight_status.json").exists()
+
+
+@pytest.fixture
+def study_file(tmp_path: Path) -> Path:
+    return write_study(tmp_path / "results" / "tiny")
+
+
+def test_a_port_somebody_takes_is_replaced_and_both_are_recorded(
+    study_file: Path, impostor: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The race between choosing a port and listening on it, lost once."""
+    free = kinds.free_port
+    ports = iter([impostor[1]])
+    monkeypatch.setattr(launch, "free_port", lambda host: next(ports, None) or free(host))
+    assert launch.main(arguments(study_file)) == 0
+    index = index_of(study_file)
+    assert index["status"] == "done", index["reason"]
+    assert index["attempts"][0]["ports_taken"] == [impostor[1]]
+    assert index["attempts"][0]["port"] != impostor[1]
+    assert {entry["status"] for entry in index["cells"]} <= {"valid", "void"}
+    argv = read_json(launch_folder(study_file) / "config.json")["argv"]
+    assert str(index["attempts"][0]["port"]) in argv
+
+
+def test_an_impostor_is_never_taken_for_the_server(
+    study_file: Path, impostor: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "free_port", lambda _: impostor[1])
+    assert launch.main(arguments(study_file)) == 1
+    index = failed_index_of(study_file)
+    assert index["status"] == "failed"
+    assert f"port {impostor[1]} is in use by process" in index["reason"]
+    assert {entry["status"] for entry in index["cells"]} == {"missing"}

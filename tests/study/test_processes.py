@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -12,6 +11,7 @@ from connector_tax.artifacts.cell_records import ServerCounters
 from connector_tax.study import resources
 from connector_tax.study.processes import Process, Reading, ServerProcesses, cpu_between
 from connector_tax.study.resources import cell_cpu, idle_cpu, snapshot
+from tests.study.conftest import StandIn
 
 BURN = """
 import subprocess, sys, threading, time, os
@@ -188,12 +188,6 @@ def test_idle_cpu_is_per_second_and_a_server_that_ends_meanwhile_is_told(worker:
         idle_cpu(processes, 0.01, dead)
 
 
-def fake_nvidia_smi(folder: Path, text: str) -> None:
-    script = folder / "nvidia-smi"
-    script.write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n")
-    script.chmod(0o755)
-
-
 @pytest.mark.parametrize(
     ("text", "value", "reason"),
     [
@@ -204,15 +198,9 @@ def fake_nvidia_smi(folder: Path, text: str) -> None:
     ids=["two GPUs and a stranger", "a stranger alone", "no number"],
 )
 def test_gpu_memory_is_that_of_the_servers_processes(
-    worker: Worker,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    text: str,
-    value: float | None,
-    reason: str | None,
+    worker: Worker, stand_in: StandIn, text: str, value: float | None, reason: str | None
 ) -> None:
-    fake_nvidia_smi(tmp_path, text.format(mine=worker.process.pid))
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    stand_in("nvidia-smi", f"cat <<'END'\n{text.format(mine=worker.process.pid)}\nEND")
     processes = ServerProcesses(worker.process.pid, {})
     memory = snapshot(processes, "cuda")["gpu_memory_mib"]
     assert memory["value"] == value

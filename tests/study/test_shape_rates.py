@@ -17,7 +17,6 @@ from connector_tax.rehearsal.launch import rehearse_launch
 from connector_tax.rehearsal.machine import machine_of
 from connector_tax.rehearsal.study import rehearse_shapes
 from connector_tax.study import launch, shape_rates
-from connector_tax.study.guard import PARENT_VARIABLE
 from connector_tax.study.shape_rates import (
     ShapeRateError,
     fastest_burst,
@@ -107,10 +106,7 @@ def test_a_rehearsed_shape_runs_at_its_share_and_at_no_other(study_file: Path) -
 
 
 @pytest.mark.long
-def test_plain_is_probed_on_a_server(
-    study_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv(PARENT_VARIABLE, raising=False)
+def test_plain_is_probed_on_a_server(study_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert shape_rates.main(["--study", str(study_file)]) == 0
     assert "32x8: plain serves" in capsys.readouterr().out
     content = json.loads((study_file.parent / paths.SHAPE_RATES).read_text())
@@ -122,9 +118,8 @@ def test_plain_is_probed_on_a_server(
 
 @pytest.mark.long
 def test_an_overloaded_cell_is_kept_void_and_not_measured_again(
-    study_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    study_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delenv(PARENT_VARIABLE, raising=False)
     study = read_json(study_file)
     del study["config"]["shape_rates"]
     study["config"]["cell"] |= {"end_overloaded": True, "inflight_cap": 1}

@@ -46,7 +46,6 @@ from connector_tax.study.device import DeviceError, hold_devices
 from connector_tax.study.guard import kill_leftovers, set_job_environment
 from connector_tax.study.launch import LaunchOutcome, conclude
 from connector_tax.study.remeasure import withdraw_failed
-from connector_tax.study.resume import utc
 from connector_tax.study.server import Server
 from connector_tax.study.server_command import affinity_plan
 from connector_tax.study.shape_rates import ShapeRateError, burst
@@ -255,7 +254,7 @@ def _measured(options: argparse.Namespace, study: Study, line: Line) -> tuple[in
     for launch in planned:
         if read_index(launch.folder(study.root)) is None:
             launch.folder(study.root).mkdir(parents=True, exist_ok=True)
-            outcome = LaunchOutcome("skipped", why, None, utc(), [])
+            outcome = LaunchOutcome("skipped", why)
             conclude(study.document, launch, launch.folder(study.root), outcome)
     return measured, findings
 

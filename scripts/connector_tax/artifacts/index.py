@@ -55,7 +55,7 @@ class LaunchIndex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         says(
             "as attempts.json: pid, times (UTC, and started_ns and ended_ns of "
             "CLOCK_MONOTONIC), port, load generator with affinity plan, start-up seconds, "
-            "CPU time of the server's threads, how it was stopped; node (what it ran on: "
+            "how it was stopped; node (what it ran on: "
             "machine, an alias, boot, devices, gpus, gpu_numa_nodes (of each GPU, null: not"
             " known), cpu, cpus, quota_cpus, job of the scheduler, exclusive (whether no "
             "other job may come onto its node; null: not Slurm's, or not told), "

@@ -60,20 +60,6 @@ class OwnerRecord(TypedDict):
     since_utc: str
 
 
-class ThreadUse(TypedDict):
-    """The server's threads of one name: how many, CPUs, CPU seconds."""
-
-    threads: int
-    cpus: list[str]
-    cpu_s: float
-
-
-class NamedThreadUse(ThreadUse):
-    """One entry of `server_threads` of an attempt."""
-
-    name: str
-
-
 class AttemptRecord(TypedDict, total=False):
     """One entry of attempts.json; keys lack in one that ended before they were known."""
 
@@ -90,7 +76,6 @@ class AttemptRecord(TypedDict, total=False):
     # Its target and options, as it describes itself.
     load_generator: dict[str, Any]
     startup_s: float
-    server_threads: list[NamedThreadUse]
     stopped: str
     failure: str
     wall_s: float

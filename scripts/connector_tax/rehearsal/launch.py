@@ -38,9 +38,8 @@ from connector_tax.rehearsal.processes import answer_tasks
 from connector_tax.servers.embedded import launch_seed
 from connector_tax.study.cell import PreparedCell, cell_record, cell_rule, prepare
 from connector_tax.study.design import cell_order
-from connector_tax.study.launch import MEASUREMENTS_OF_A_VOID_CELL
+from connector_tax.study.launch import MEASUREMENTS_OF_A_VOID_CELL, launch_skip_reason
 from connector_tax.study.plan import reference_rate
-from connector_tax.study.resume import launch_skip_reason
 
 BEGUN = "1970-01-01T00:00:00+00:00"
 # What a load generator that never lags says of itself.

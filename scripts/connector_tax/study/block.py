@@ -50,11 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def end_s(config: StudyConfig) -> int:
-    """Seconds in which a block that is told to end has ended: its longest cell, and the stop.
-
-    Args:
-        config: a resolved configuration.
-    """
+    """Seconds in which a block that is told to end has ended: its longest cell, and the stop."""
     cell, server = config["cell"], config["server"]
     cell_s: float = cell["warmup_s"] + cell["cap_s"] + cell["drain_s"] + AROUND_A_CELL_S
     stop_s: float = server["stop_grace_s"] + server["release_s"]

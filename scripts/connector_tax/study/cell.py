@@ -9,7 +9,6 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
@@ -60,6 +59,7 @@ from connector_tax.loadgen import (
 from connector_tax.loadgen.affinity import AffinityPlan
 from connector_tax.loadgen.messages import STUDY_FIELDS
 from connector_tax.servers.kinds import engine_of
+from connector_tax.study.guard import utc
 from connector_tax.study.machine_watch import MachineWatch
 from connector_tax.study.processes import ServerProcesses, cpu_between, suspended_ms
 from connector_tax.study.prompts import planned_requests
@@ -214,7 +214,7 @@ def measure(
         partial / paths.cell_log(kind, launch.phase, name) for kind in paths.CELL_LOGS
     )
     device_name = paths.cell_log(paths.DEVICE_LOG, launch.phase, name)
-    started_utc = datetime.now(UTC).isoformat(timespec="milliseconds")
+    started_utc = utc()
     if watch is not None:
         watch.open(machine_file, instruments.server.pid)
     before = sampler.open(metrics_file, f"{prepared.arrivals_seed}/scrapes")

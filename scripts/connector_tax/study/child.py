@@ -2,12 +2,14 @@
 
 import contextlib
 import json
+import select
 import subprocess
 import sys
-from collections.abc import Sequence
-from typing import Any, Self
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Protocol, Self
 
-from connector_tax.linux import die_with_parent
+from connector_tax.linux import die_with_parent, run_when_idle
 
 
 class ChildError(Exception):
@@ -67,3 +69,46 @@ class CommandChild:
             raise ChildError(f"{self._module} ended with status {status}")
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+
+class Task(Protocol):
+    """What such a process does: a method for each command, and `work` between them.
+
+    Attributes:
+        due_ns: when `work` is to be called (CLOCK_MONOTONIC); None: not before the next command.
+    """
+
+    due_ns: int | None
+
+    def work(self) -> None:
+        """Do what is due."""
+
+
+def serve(name: str, cpus: Collection[int], begin: Callable[[], Task]) -> int:
+    """Do commands until there are no more, and what is due between them; the exit status.
+
+    Args:
+        name: of the process, for errors.
+        cpus: the logical CPUs it stays on; empty: wherever its parent may run.
+        begin: makes what it does.
+    """
+    # On a small machine it shares a core with the load generator, which never waits for it so.
+    run_when_idle(cpus)
+    poll = select.poll()
+    poll.register(sys.stdin, select.POLLIN)
+    try:
+        task = begin()
+        while True:
+            due_ns = task.due_ns
+            left_ms = None if due_ns is None else max(0.0, (due_ns - time.monotonic_ns()) / 1e6)
+            if not poll.poll(left_ms):
+                task.work()
+            elif line := sys.stdin.readline():
+                details = json.loads(line)
+                answer = getattr(task, details.pop("do"))(**details)
+                print(json.dumps(answer or {}), flush=True)
+            else:
+                return 0
+    except OSError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 1

@@ -36,15 +36,12 @@ def void_lines(ended: Iterable[Launch], study_folder: Path) -> list[str]:
             if cell.status == "void" and (cause := void_cause(folder, cell.cell)) is not None:
                 causes[cause] += 1
     again = f"connector-tax remeasure {study_folder}, then the same command"
-    lines = []
-    for cause, number in causes.most_common():
-        mend = again
-        if cause == OVERLOADED:
-            mend = "it would be so again; offer less: `shape_rates`, or lower rates"
-        elif cause in MACHINE_CAUSES:
-            mend = f"end what else runs on the machine; {again}"
-        lines.append(f"VOID {number} {'cell' if number == 1 else 'cells'}: {cause}. {mend}")
-    return lines
+    mends = dict.fromkeys(MACHINE_CAUSES, f"end what else runs on the machine; {again}")
+    mends[OVERLOADED] = "it would be so again; offer less: `shape_rates`, or lower rates"
+    return [
+        f"VOID {number} {'cell' if number == 1 else 'cells'}: {cause}. {mends.get(cause, again)}"
+        for cause, number in causes.most_common()
+    ]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

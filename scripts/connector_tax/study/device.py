@@ -22,31 +22,25 @@ import contextlib
 import os
 import pwd
 import re
-import shutil
 import socket
 import struct
 import subprocess
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from connector_tax import nvidia_smi
 from connector_tax.artifacts import paths
-from connector_tax.config import ROOT, ConfigError, pythons_of
+from connector_tax.config import ConfigError
 from connector_tax.files import read_json, write_json, write_new_json
 from connector_tax.linux import format_cpus, parse_cpus
 from connector_tax.machine import boot_id, command_output, cpu, machine_alias
+from connector_tax.nvidia_smi import GpuError, query_gpus
 from connector_tax.servers.kinds import ServerError
 
 if TYPE_CHECKING:
     from connector_tax.artifacts.launch_files import DeviceClaim, NodeRecord
-    from connector_tax.artifacts.study_records import (
-        EngineSection,
-        SlotSection,
-        StudyConfig,
-        StudyDocument,
-    )
+    from connector_tax.artifacts.study_records import SlotSection, StudyConfig, StudyDocument
 
 
 # ---- the lock
@@ -65,8 +59,7 @@ class DeviceError(Exception):
 def devices_of(config: StudyConfig) -> list[str]:
     """What a study's server runs on: the UUIDs of its GPUs, else the name `server.device`.
 
-    Args:
-        config: a resolved configuration.
+    CUDA_VISIBLE_DEVICES leaves some GPUs, by their indices or the beginnings of their UUIDs.
 
     Raises:
         DeviceError: the engine is to run on GPUs and nvidia-smi does not list them.
@@ -74,38 +67,24 @@ def devices_of(config: StudyConfig) -> list[str]:
     engine = config["engine"]
     if engine.get("device") != "cuda":
         return [config["server"]["device"]]
+    try:
+        gpus = {gpu["index"]: gpu["uuid"] for gpu in query_gpus(("index", "uuid"))}
+    except GpuError as error:
+        raise DeviceError(f"engine.device is cuda, and the GPUs are not known: {error}") from None
     inherited = os.environ.get(VISIBLE_VARIABLE)
     visible = engine.get("environment", {}).get(VISIBLE_VARIABLE, inherited)
-    gpus = {gpu["index"]: gpu["uuid"] for gpu in query_gpus(("index", "uuid"))}
-    return _visible(gpus, visible)
-
-
-def query_gpus(fields: Sequence[str]) -> list[dict[str, str]]:
-    """As `nvidia_smi.query_gpus`, for a study that is to run on them.
-
-    Raises:
-        DeviceError: they are not known.
-    """
-    try:
-        return nvidia_smi.query_gpus(fields)
-    except nvidia_smi.GpuError as error:
-        raise DeviceError(f"engine.device is cuda, and the GPUs are not known: {error}") from None
-
-
-def _visible(gpus: Mapping[str, str], visible: str | None) -> list[str]:
-    """The UUIDs that CUDA_VISIBLE_DEVICES leaves (indices, or beginnings of UUIDs); None: all."""
     if visible is None:
         return sorted(gpus.values())
-    chosen = []
-    for entry in (text.strip() for text in visible.split(",")):
-        of_entry = [u for i, u in gpus.items() if entry and (i == entry or u.startswith(entry))]
+    chosen = set()
+    for entry in filter(None, (text.strip() for text in visible.split(","))):
+        of_entry = [u for i, u in gpus.items() if i == entry or u.startswith(entry)]
         # A part of a GPU (MIG) is none of them, and has a UUID of its own.
-        chosen += of_entry or ([entry] if entry.startswith("MIG-") else [])
+        chosen.update(of_entry or ([entry] if entry.startswith("MIG-") else []))
     if not chosen:
         raise DeviceError(
             f"CUDA_VISIBLE_DEVICES: found {visible!r}; allowed: some of {sorted(gpus.values())}"
         )
-    return sorted(set(chosen))
+    return sorted(chosen)
 
 
 @contextlib.contextmanager
@@ -173,16 +152,9 @@ def _holder(address: str) -> str:
 
 # Names of `nvidia-smi --help-query-gpu`.
 GPU_FIELDS = (
-    "uuid",
-    "name",
-    "pci.bus_id",
-    "driver_version",
-    "power.limit",
-    "clocks.max.sm",
-    "clocks.max.mem",
-    "ecc.mode.current",
-    "mig.mode.current",
-)
+    "uuid", "name", "pci.bus_id", "driver_version", "power.limit", "clocks.max.sm",
+    "clocks.max.mem", "ecc.mode.current", "mig.mode.current",
+)  # fmt: skip
 JOB_VARIABLE = "SLURM_JOB_ID"
 # Stays in the study's folder: archives and reports name machines by their alias.
 NODE_VARIABLE = "SLURMD_NODENAME"
@@ -193,9 +165,6 @@ PASSING = ("boot", "job", "exclusive")
 def describe_node(config: StudyConfig) -> NodeRecord:
     """The `node` of an attempt: machine, boot, devices, CPUs, job, whether the job is alone.
 
-    Args:
-        config: a resolved configuration.
-
     Raises:
         DeviceError: the GPUs the engine is to run on are not known.
     """
@@ -203,7 +172,13 @@ def describe_node(config: StudyConfig) -> NodeRecord:
     from connector_tax.loadgen.affinity import read_topology
 
     devices, topology = devices_of(config), read_topology()
-    gpus = _gpus(devices) if config["engine"].get("device") == "cuda" else []
+    gpus: list[dict[str, str]] = []
+    if config["engine"].get("device") == "cuda":
+        known: dict[str, dict[str, str]] = {}
+        with contextlib.suppress(GpuError):
+            known = {gpu["uuid"]: gpu for gpu in query_gpus(GPU_FIELDS)}
+        # A part of a GPU (MIG) is described by its UUID alone.
+        gpus = [known.get(uuid, {"uuid": uuid}) for uuid in devices]
     return {
         "machine": machine_alias(),
         "boot": boot_id(),
@@ -222,8 +197,6 @@ def claim_device(study_folder: Path, block: int, design: str, node: NodeRecord) 
     """Make the device the block's, of all its phases; the first launch's is.
 
     Args:
-        study_folder: results/<study>.
-        block: its number.
         design: design_sha256; a claim of another design is void.
         node: as `describe_node` has it.
 
@@ -251,13 +224,7 @@ def claim_device(study_folder: Path, block: int, design: str, node: NodeRecord) 
 
 
 def read_claim(study_folder: Path, block: int, design: str) -> DeviceClaim | None:
-    """The device that a block of this design was begun on: devices/block<k>.json; None: on none.
-
-    Args:
-        study_folder: results/<study>.
-        block: its number.
-        design: design_sha256.
-    """
+    """The device that a block of this design was begun on: devices/block<k>.json; None: on none."""
     path = _claim_file(study_folder, block)
     held: DeviceClaim | None = read_json(path) if path.exists() else None
     return held if held is not None and held["design_sha256"] == design else None
@@ -283,24 +250,11 @@ def _exclusive() -> bool | None:
     return None if shared is None else shared[1] == "NO"
 
 
-def _gpus(uuids: list[str]) -> list[dict[str, str]]:
-    """What nvidia-smi says of these GPUs; a part of a GPU (MIG) is described by its UUID alone."""
-    try:
-        known = {gpu["uuid"]: gpu for gpu in query_gpus(GPU_FIELDS)}
-    except DeviceError:
-        known = {}
-    return [known.get(uuid, {"uuid": uuid}) for uuid in uuids]
-
-
 # ---- slots of one machine
 
 
 def check_slots(config: StudyConfig, source: str) -> None:
-    """Check what a schema cannot say of `devices`.
-
-    Args:
-        config: a study's configuration that keeps to the schema.
-        source: the configuration file's name, for errors.
+    """Check what a schema cannot say of `devices`; `source` names the file in errors.
 
     Raises:
         ConfigError: a slot has no CPU or, with GPUs, none of them; two share something; or the
@@ -398,7 +352,6 @@ def await_free_memory(config: StudyConfig, wait_s: float = FREE_WAIT_S) -> None:
     Without effect where the server runs on no GPU, and for a GPU that does not tell.
 
     Args:
-        config: a resolved configuration.
         wait_s: how long a server that has ended may still hold memory.
 
     Raises:
@@ -421,8 +374,8 @@ def await_free_memory(config: StudyConfig, wait_s: float = FREE_WAIT_S) -> None:
 def _occupied(devices: Collection[str], wanted: float) -> list[str]:
     """A line for each of the GPUs with too little memory free."""
     try:
-        gpus = nvidia_smi.query_gpus(("uuid", "memory.used", "memory.total"), units=False)
-    except nvidia_smi.GpuError as error:
+        gpus = query_gpus(("uuid", "memory.used", "memory.total"), units=False)
+    except GpuError as error:
         raise ServerError(f"GPU memory: {error}") from error
     lines = []
     for uuid, used, total in (gpu.values() for gpu in gpus):
@@ -432,20 +385,11 @@ def _occupied(devices: Collection[str], wanted: float) -> list[str]:
     return lines
 
 
-# ---- what a study on a GPU needs beside it
-
-# What Triton builds its launchers with: one of these, and the headers of the interpreter.
-COMPILERS = ("cc", "gcc", "clang")
-HEADER = "import sysconfig; print(sysconfig.get_path('include'))"
+# ---- NUMA
 
 
 def numa_node(bus_id: str, root: Path = Path("/")) -> int | None:
-    """The NUMA node of a PCI device; None where nobody knows.
-
-    Args:
-        bus_id: as nvidia-smi has it.
-        root: where /sys is found.
-    """
+    """The NUMA node of a PCI device, its bus as nvidia-smi has it; None where nobody knows."""
     # nvidia-smi's domain has eight digits, the kernel's four.
     file = root / "sys/bus/pci/devices" / bus_id.lower()[-12:] / "numa_node"
     node = int(file.read_text()) if file.exists() else -1
@@ -457,48 +401,12 @@ def gpu_node(config: StudyConfig, root: Path = Path("/")) -> int | None:
 
     None where the server runs on no GPU, or its GPUs on several nodes, or nobody knows (a virtual
     machine often does not say).
-
-    Args:
-        config: a resolved configuration.
-        root: where /sys is found.
     """
     if config["engine"].get("device") != "cuda":
         return None
     try:
         devices, gpus = devices_of(config), query_gpus(("uuid", "pci.bus_id"))
-    except DeviceError:
+    except (DeviceError, GpuError):
         return None  # whoever holds the devices tells
     nodes = {numa_node(gpu["pci.bus_id"], root) for gpu in gpus if gpu["uuid"] in devices}
     return nodes.pop() if len(nodes) == 1 else None
-
-
-def missing_for_triton(engine: EngineSection) -> Iterator[str]:
-    """What Triton lacks to build its launchers at the first start; nothing where it has all."""
-    if not any(shutil.which(name) for name in COMPILERS):
-        yield f"no C compiler ({', '.join(COMPILERS)})"
-    for python in pythons_of(engine):
-        try:
-            done = subprocess.run(
-                [ROOT / python, "-c", HEADER], check=True, capture_output=True, text=True
-            )
-        except (OSError, subprocess.CalledProcessError) as error:
-            yield f"{python} does not run: {error}"
-            continue
-        if not (Path(done.stdout.strip()) / "Python.h").exists():
-            yield f"no Python.h for {python} (Debian: the interpreter's -dev package)"
-
-
-def without_rdma(study: StudyDocument, root: Path = Path("/")) -> list[str]:
-    """Configurations whose Mooncake is to use RDMA, on a machine that has no device for it."""
-    if any(root.glob("sys/class/infiniband/*")):
-        return []
-    forms = study["config"]["engine"]["forms"]
-    return [
-        entry["id"]
-        for entry in study["configurations"]
-        if entry["connector"] == "MooncakeConnector"
-        and {**entry["extra_config"], **forms.get(entry["id"], {}).get("extra_config", {})}.get(
-            "mooncake_protocol", "rdma"
-        )
-        == "rdma"
-    ]

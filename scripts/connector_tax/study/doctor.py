@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import socket
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from connector_tax.artifacts.stage_records import GateRecord, PatchStatus
 from connector_tax.artifacts.study_records import EngineSection, StudyDocument
 from connector_tax.config import ROOT, ConfigError, is_fetched, pythons_of, shipped
 from connector_tax.files import read_json
-from connector_tax.machine import ABSENT, cpu, engine_versions, machine_alias
+from connector_tax.machine import ABSENT, command_output, cpu, engine_versions, machine_alias
 from connector_tax.model_size import read_model
 from connector_tax.nvidia_smi import GpuError, query_gpus
 from connector_tax.servers.kinds import engine_of
@@ -38,8 +39,6 @@ from connector_tax.study.device import (
     devices_of,
     enter_slot,
     hold_devices,
-    missing_for_triton,
-    without_rdma,
 )
 from connector_tax.study.plan import TO_MEASURE, expected_cell_s, planned_cells
 from connector_tax.study.server_command import affinity_plan, server_cpus
@@ -62,20 +61,18 @@ BYTES_PER_STEP_RECORD = 420
 STEPS_PER_S = 400
 DISK_RESERVE = 3
 GPU_FIELDS = (
-    "name",
-    "driver_version",
-    "memory.total",
-    "memory.used",
-    "utilization.gpu",
-    "clocks.max.sm",
+    "name", "driver_version", "memory.total", "memory.used", "utilization.gpu", "clocks.max.sm",
     "persistence_mode",
-)
+)  # fmt: skip
 # The first driver of each CUDA release, by NVIDIA's release notes.
 LEAST_DRIVERS = {"12": 525, "13": 580}
 # At most: the server, Mooncake's bootstrap, NIXL's side channel, the LMCache server's two, and the
 # dummy bootstrap.
 PORTS_OF_A_LAUNCH = 6
 CPUS = Path("/sys/devices/system/cpu")
+# What Triton builds its launchers with: one of these, and the headers of the interpreter.
+COMPILERS = ("cc", "gcc", "clang")
+HEADER = "import sysconfig; print(sysconfig.get_path('include'))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +95,19 @@ def findings(study: StudyDocument, folder: Path) -> Iterator[Finding]:
         yield _listening(study)
         if engine["device"] == "cuda":
             yield from _gpus(engine)
-            yield _triton(engine)
-            yield _rdma(study)
+            yield triton(engine)
+            yield rdma(study)
     yield from _cpus(study)
     yield _clock()
     yield governor(CPUS)
     yield _memory(study, folder)
-    yield from _disk(study, folder)
+    yield _disk(study, folder)
     yield _ports(study)
     yield _device(study)
+
+
+def _judged(check: str, good: bool, text: str, otherwise: Verdict = "fail") -> Finding:
+    return Finding(check, "ok" if good else otherwise, text)
 
 
 def of_slots(study: StudyDocument, folder: Path) -> Iterator[Finding]:
@@ -137,14 +138,13 @@ def _packages(engine: EngineSection) -> Iterator[Finding]:
         return
     for python in pythons_of(engine)[1:]:
         further = engine_versions(python)["vllm"]
-        yield Finding("vLLM", "fail" if further == ABSENT else "ok", f"{further} ({python})")
+        yield _judged("vLLM", further != ABSENT, f"{further} ({python})")
     versions = engine_versions(engine["python"])
-    absent = versions["vllm"] == ABSENT
-    yield Finding("vLLM", "fail" if absent else "ok", versions["vllm"])
+    yield _judged("vLLM", versions["vllm"] != ABSENT, versions["vllm"])
     for column, label in NEEDED_BY.items():
-        missing = versions[column] == ABSENT
-        text = f"{ABSENT}; its configurations will be skipped" if missing else versions[column]
-        yield Finding(label, "warn" if missing else "ok", text)
+        found = versions[column]
+        text = f"{ABSENT}; its configurations will be skipped" if found == ABSENT else found
+        yield _judged(label, found != ABSENT, text, "warn")
 
 
 def _emulated_device(engine: EngineSection) -> Finding:
@@ -181,8 +181,13 @@ def _built(stamp: Path, python: str) -> Finding:
 def _model(engine: EngineSection, folder: Path) -> Finding:
     name = engine["model"]
     if not is_fetched(engine):
-        there = (ROOT / name / "config.json").exists()
-        return Finding("model", "ok" if there else "fail", name if there else f"{name}: not there")
+        if (ROOT / name / "config.json").exists():
+            return Finding("model", "ok", name)
+        # Of those that this project writes, which come before the first gate.
+        made = str(Path(name, "config.json")) in files_of(engine)
+        begun = (folder / paths.PREFLIGHT_STATUS).exists()
+        text = f"{name}: not there{', made by the run' if made else ''}"
+        return _judged("model", made and not begun, text)
     if not (folder / paths.MODEL).exists():
         text = f"{name}: not fetched yet; the study begins so, or: snakemake {folder}/model.json"
         return Finding("model", "warn", text)
@@ -222,46 +227,64 @@ def _gpu(engine: EngineSection, chosen: str) -> Iterator[Finding]:
     share = float(engine["flags"].get("--gpu-memory-utilization", 0.9))
     free = 1 - float(used) / float(total)
     text = f"{float(total) - float(used):.0f} of {total} MiB free, {share:.0%} wanted"
-    yield Finding("GPU memory", "ok" if free >= share else "fail", text)
-    idle = float(busy) == 0
-    yield Finding("GPU load", "ok" if idle else "fail", f"{busy}% busy; a study needs it idle")
+    yield _judged("GPU memory", free >= share, text)
+    yield _judged("GPU load", float(busy) == 0, f"{busy}% busy; a study needs it idle")
     kept = persistence == "Enabled"
     text = f"up to {clock} MHz, persistence mode {persistence}"
     if not kept:
         text += "; the driver may load, and set its clocks, anew at each launch"
-    yield Finding("GPU clocks", "ok" if kept else "warn", text)
+    yield _judged("GPU clocks", kept, text, "warn")
 
 
 def _driver(engine: EngineSection, driver: str) -> Iterator[Finding]:
     """The GPU's driver against the CUDA that the environment's lock brings along."""
     for name in files_of(engine):
-        lock = (ROOT / name).parents[1] / "requirements.lock"
         if not name.endswith("built.json"):
             continue
-        cuda = re.search(
-            r"^nvidia-cuda-runtime(?:-cu\d+)?==(\d+)\.", lock.read_text(), re.MULTILINE
-        )
+        lock = (ROOT / name).parents[1] / "requirements.lock"
+        cuda = re.search(r"(?m)^nvidia-cuda-runtime(?:-cu\d+)?==(\d+)\.", lock.read_text())
         if cuda is None or cuda[1] not in LEAST_DRIVERS:
             yield Finding("GPU driver", "warn", f"{driver}; {lock.parent.name}: CUDA not known")
             continue
         least = LEAST_DRIVERS[cuda[1]]
         text = f"{driver}; CUDA {cuda[1]} of {lock.parent.name} needs {least} or later"
         new = driver.split(".")[0].isdecimal() and int(driver.split(".")[0]) >= least
-        yield Finding("GPU driver", "ok" if new else "fail", text)
+        yield _judged("GPU driver", new, text)
 
 
-def _triton(engine: EngineSection) -> Finding:
-    missing = "; ".join(missing_for_triton(engine))
-    text = f"{missing}: Triton cannot build its launchers" if missing else "compiler and headers"
-    return Finding("Triton", "fail" if missing else "ok", text)
+def triton(engine: EngineSection) -> Finding:
+    """Whether Triton can build its launchers at the first start."""
+    missing = []
+    if not any(shutil.which(name) for name in COMPILERS):
+        missing.append(f"no C compiler ({', '.join(COMPILERS)})")
+    for python in pythons_of(engine):
+        try:
+            headers = Path(command_output([str(ROOT / python), "-c", HEADER]))
+        except (OSError, subprocess.SubprocessError) as error:
+            missing.append(f"{python} does not run: {error}")
+            continue
+        if not (headers / "Python.h").exists():
+            missing.append(f"no Python.h for {python} (Debian: the interpreter's -dev package)")
+    lacks = f"{'; '.join(missing)}: Triton cannot build its launchers"
+    return _judged("Triton", not missing, lacks if missing else "compiler and headers")
 
 
-def _rdma(study: StudyDocument) -> Finding:
-    lacking = without_rdma(study)
-    if not lacking:
+def rdma(study: StudyDocument, root: Path = Path("/")) -> Finding:
+    """Whether each Mooncake that is to use RDMA has a device for it."""
+    forms = study["config"]["engine"]["forms"]
+    asking = [
+        entry["id"]
+        for entry in study["configurations"]
+        if entry["connector"] == "MooncakeConnector"
+        and {**entry["extra_config"], **forms.get(entry["id"], {}).get("extra_config", {})}.get(
+            "mooncake_protocol", "rdma"
+        )
+        == "rdma"
+    ]
+    if not asking or any(root.glob("sys/class/infiniband/*")):
         return Finding("RDMA", "ok", "a device, or no configuration that asks for one")
-    text = f"no device; set engine.forms.<id>.extra_config.mooncake_protocol: tcp for {lacking}"
-    return Finding("RDMA", "fail", text.replace("'", ""))
+    key = "engine.forms.<id>.extra_config.mooncake_protocol"
+    return Finding("RDMA", "fail", f"no device; set {key}: tcp for [{', '.join(asking)}]")
 
 
 def _listening(study: StudyDocument) -> Finding:
@@ -284,18 +307,17 @@ def _listening(study: StudyDocument) -> Finding:
 def _cpus(study: StudyDocument) -> Iterator[Finding]:
     yield Finding("CPU", "ok", cpu())
     plan = affinity_plan(study)
-    yield Finding("CPU sets", "warn" if plan.warnings else "ok", "; ".join(plan.lines()))
+    yield _judged("CPU sets", not plan.warnings, "; ".join(plan.lines()), "warn")
     cores = len(server_cpus(plan)) or (os.cpu_count() or 1)
     load = psutil.getloadavg()[0]
-    quiet = load < max(0.5, 0.1 * cores)
-    yield Finding("load", "ok" if quiet else "warn", f"{load:.2f} in the last minute")
+    yield _judged("load", load < max(0.5, 0.1 * cores), f"{load:.2f} in the last minute", "warn")
 
 
 def _clock() -> Finding:
-    path = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
-    source = _read(path)
+    path = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+    source = path.read_text(encoding="utf-8").strip() if path.exists() else "unknown"
     good = source in ("tsc", "kvm-clock", "arch_sys_counter")
-    return Finding("clock source", "ok" if good else "warn", source or "unknown")
+    return _judged("clock source", good, source, "warn")
 
 
 def governor(cpus: Path) -> Finding:
@@ -303,70 +325,51 @@ def governor(cpus: Path) -> Finding:
     read = [path.read_text().strip() for path in cpus.glob("cpu[0-9]*/cpufreq/scaling_governor")]
     if not read:
         return Finding("clock governor", "ok", "not controlled by this system")
-    counts = [f"{name} on {read.count(name)} CPUs" for name in sorted(set(read))]
-    verdict: Verdict = "ok" if set(read) == {"performance"} else "warn"
-    return Finding("clock governor", verdict, ", ".join(counts))
+    counts = ", ".join(f"{name} on {read.count(name)} CPUs" for name in sorted(set(read)))
+    return _judged("clock governor", set(read) == {"performance"}, counts, "warn")
 
 
 def _memory(study: StudyDocument, folder: Path) -> Finding:
     """What is available against what server and pipeline take."""
     engine = study["config"]["engine"]
     device = engine.get("device", "cpu")
-    weights = weights_gib(study, folder)
+    weights = _weights_gib(study, folder)
     size = weights or 0.0
     server = engine_of(engine).server_gib
-    parts = {"server": server, "LMCache": lmcache_gib(study)}
-    parts |= {"weights": size if device == "cpu" else 0.0, "bodies": bodies_gib(study)}
+    parts = {"server": server, "LMCache": _lmcache_gib(study)}
+    parts |= {"weights": size if device == "cpu" else 0.0, "bodies": _bodies_gib(study)}
     wanted, memory = sum(parts.values()), psutil.virtual_memory()
     available = memory.available / GIB
     text = f"{available:.1f} of {memory.total / GIB:.1f} GiB available, {wanted:.1f} wanted ("
     text += ", ".join(f"{name} {part:.1f}" for name, part in parts.items() if part >= 0.05) + ")"
     if weights is None:
         text += "; the weights' size is not known"
-    if available < wanted:
-        return Finding("memory", "fail", text)
-    if device == "cuda" and available < wanted + size:
+    if device == "cuda" and wanted <= available < wanted + size:
         text += f"; no room to keep {size:.1f} GiB of weights: each launch reads them from disk"
         return Finding("memory", "warn", text)
-    return Finding("memory", "ok", text)
+    return _judged("memory", available >= wanted, text)
 
 
 def artifact_bytes(study: StudyDocument, folder: Path) -> float:
     """Expected size of the artifacts still to be written, from record sizes seen."""
     config = study["config"]
     shapes = {(p, c["cell"]): c for p, cells in study["cells"].items() for c in cells}
+    per_read = BYTES_PER_READ if config["load_generator"]["keep_reads"] else 0
     total = 0.0
-    fallback = max(config["phase_a"]["rates_rps"])
     for row in planned_cells(study, folder):
-        if row.state not in TO_MEASURE:
-            continue
-        cell = shapes[row.launch.phase, row.cell]
-        rate = cell["rate_rps"] or fallback
-        seconds = expected_cell_s(config, rate)
-        reads = (
-            BYTES_PER_READ * cell["output_tokens"] if config["load_generator"]["keep_reads"] else 0
-        )
-        total += rate * seconds * (BYTES_PER_REQUEST + reads)
-        total += 2 * STEPS_PER_S * seconds * BYTES_PER_STEP_RECORD
+        if row.state in TO_MEASURE:
+            cell = shapes[row.launch.phase, row.cell]
+            rate = cell["rate_rps"] or max(config["phase_a"]["rates_rps"])
+            per_request = BYTES_PER_REQUEST + per_read * cell["output_tokens"]
+            per_s = rate * per_request + 2 * STEPS_PER_S * BYTES_PER_STEP_RECORD
+            total += expected_cell_s(config, rate) * per_s
     return total
 
 
-def _disk(study: StudyDocument, folder: Path) -> Iterator[Finding]:
+def _disk(study: StudyDocument, folder: Path) -> Finding:
     needed, free = artifact_bytes(study, folder), shutil.disk_usage(folder).free
     text = f"{free / GIB:.1f} GiB free, about {needed / GIB:.2f} GiB of artifacts expected"
-    yield Finding("disk", "ok" if free > DISK_RESERVE * needed else "fail", text)
-    engine = study["config"]["engine"]
-    if not is_fetched(engine) or (folder / paths.MODEL).exists():
-        return
-    weights, cache = weights_gib(study, folder), model_cache()
-    if weights is None or engine["flags"].get("--load-format") == "dummy":
-        return
-    free, wanted = shutil.disk_usage(cache).free, weights * GIB
-    if cache.stat().st_dev == folder.stat().st_dev:
-        wanted += DISK_RESERVE * needed
-    text = f"{free / GIB:.1f} GiB free for the hub's cache, {weights:.1f} GiB of weights to fetch"
-    text += " unless they are there; HF_HOME names another place"
-    yield Finding("disk for the model", "ok" if free > wanted else "warn", text)
+    return _judged("disk", free > DISK_RESERVE * needed, text)
 
 
 def _ports(study: StudyDocument) -> Finding:
@@ -389,13 +392,6 @@ def _device(study: StudyDocument) -> Finding:
         return Finding("device", "fail", str(error))
 
 
-def _read(path: str) -> str | None:
-    try:
-        return Path(path).read_text(encoding="utf-8").strip()
-    except OSError:
-        return None
-
-
 # ---- sizes
 
 # Buffer of one launch: of each rank where no LMCACHE_MAX_LOCAL_CPU_SIZE is set, LMCache's default;
@@ -404,15 +400,9 @@ LMCACHE_GIB = {"LMCacheConnectorV1": 5.0, "LMCacheMPConnector": 1.0}
 GIB = 2**30
 
 
-def weights_gib(study: StudyDocument, folder: Path) -> float | None:
-    """The model's weights: as fetched, else by its config.json; None where neither tells.
-
-    Args:
-        study: a resolved design.
-        folder: results/<study>.
-    """
-    config = study["config"]
-    engine = config["engine"]
+def _weights_gib(study: StudyDocument, folder: Path) -> float | None:
+    """The model's weights: as fetched, else by its config.json; None where neither tells."""
+    config, engine = study["config"], study["config"]["engine"]
     if not engine_of(engine).configured:
         return 0.0
     if (folder / paths.MODEL).exists():
@@ -431,41 +421,31 @@ def weights_gib(study: StudyDocument, folder: Path) -> float | None:
     return model.parameters * model.weight_bytes / GIB
 
 
-def lmcache_gib(study: StudyDocument) -> float:
+def _lmcache_gib(study: StudyDocument) -> float:
     """Host memory that LMCache reserves in a launch, the largest of the study's; 0 without it."""
     engine = study["config"]["engine"]
     if not engine_of(engine).configured:
         return 0.0
-    sizes = [0.0]
+    largest = 0.0
     for entry in study["configurations"]:
         form = engine["forms"].get(entry["id"], {})
         connector = form.get("connector", entry["connector"])
-        if connector not in LMCACHE_GIB:
-            continue
-        size, ranks = LMCACHE_GIB[connector], 1
+        size = LMCACHE_GIB.get(connector or "", 0.0)
         if connector == "LMCacheConnectorV1":
             environment = {**engine["environment"], **form.get("environment", {})}
             size = float(environment.get("LMCACHE_MAX_LOCAL_CPU_SIZE") or size)
-            ranks = int(engine["flags"].get("--tensor-parallel-size", 1))
-        sizes.append(size * ranks)
-    return max(sizes)
+            size *= int(engine["flags"].get("--tensor-parallel-size", 1))
+        largest = max(largest, size)
+    return largest
 
 
-def bodies_gib(study: StudyDocument) -> float:
+def _bodies_gib(study: StudyDocument) -> float:
     """Bodies of the longest prompts: as many as may be in flight, and as many made ahead."""
     cap = study["config"]["cell"]["inflight_cap"]
     longest = max(cell["input_tokens"] for cells in study["cells"].values() for cell in cells)
     # A token is at most the digits of the largest id, and a comma.
     digits = len(str(engine_of(study["config"]["engine"]).served["vocab_size"]))
     return float(2 * cap * longest * (digits + 1)) / GIB
-
-
-def model_cache() -> Path:
-    """Where the hub's files come to lie, or the nearest folder above it that is there."""
-    caches = os.environ.get("XDG_CACHE_HOME", "~/.cache")
-    home = os.environ.get("HF_HOME", f"{caches}/huggingface")
-    folder = Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub")).expanduser().absolute()
-    return next(place for place in (folder, *folder.parents) if place.exists())
 
 
 # ---- a block's machine
@@ -485,7 +465,6 @@ def require_fit(study: StudyDocument, folder: Path) -> dict[str, EngineFiles]:
 
     Args:
         study: the content of study.json; within its slot where it names slots.
-        folder: results/<study>.
 
     Returns:
         `engine_files`, which each of the block's launches records.

@@ -16,10 +16,11 @@ import gc
 import importlib
 import json
 import os
+import shutil
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,19 +30,12 @@ import msgspec
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import CellRecord, CountsRecord
-from connector_tax.artifacts.index import (
-    CellEntry,
-    LaunchIndex,
-    finished_cell,
-    launch_index,
-)
-from connector_tax.artifacts.launch_files import (
-    AttemptRecord,
-    EngineFiles,
-    NodeRecord,
-)
-from connector_tax.artifacts.names import PHASES, Launch, baseline_of
+from connector_tax.artifacts.index import CellEntry, finished_cell, launch_index
+from connector_tax.artifacts.launch_files import AttemptRecord, EngineFiles, NodeRecord
+from connector_tax.artifacts.names import PHASES, SAME_RATES, Launch, baseline_of
 from connector_tax.artifacts.rates import cell_rates, shape_limits
+from connector_tax.artifacts.record_reader import read_records
+from connector_tax.artifacts.stage_records import GateRecord, RatesRecord
 from connector_tax.artifacts.study_file import every_launch, launches, read_study
 from connector_tax.artifacts.study_records import CellPlan, StudyDocument
 from connector_tax.commands import run_command, study_parser
@@ -63,31 +57,34 @@ from connector_tax.study.device import (
     enter_block_slot,
     hold_devices,
 )
-from connector_tax.study.guard import watch_parent
+from connector_tax.study.guard import (
+    OwnerError,
+    kill_leftovers,
+    own_launch,
+    remove_temporary_folder,
+    utc,
+    watch_parent,
+)
 from connector_tax.study.machine_watch import MachineWatch
-from connector_tax.study.owner import OwnerError, own_launch
 from connector_tax.study.plan import reference_rate
 from connector_tax.study.processes import busiest_other, every_cpu_ms, own_processes
 from connector_tax.study.progress import LaunchProgress
 from connector_tax.study.remeasure import (
-    LATELY,
     MACHINE_CAUSES,
-    recent_machine_voids,
     refuse_other_design,
     superseded,
     void_cause,
     withdraw_failed,
 )
 from connector_tax.study.resources import ServerUse
-from connector_tax.study.resume import (
-    Attempts,
-    clear_interrupted,
-    launch_skip_reason,
-    missing_cells,
-    utc,
-)
 from connector_tax.study.scraper import MetricsSampler
-from connector_tax.study.server import PORTS_TRIED, PortTakenError, Server
+from connector_tax.study.server import (
+    LOGS,
+    PORTS_TRIED,
+    PortTakenError,
+    Server,
+    remove_root_path,
+)
 from connector_tax.study.server_command import affinity_plan, probe_overlay, server_cpus
 from connector_tax.study.steplog import LaunchStepLog
 from connector_tax.vllm.overlay import engine_files
@@ -105,15 +102,13 @@ class LaunchOutcome:
         status: `done`, `failed` or `skipped`.
         reason: why it failed or was skipped.
         rate_rps: the rate of the cells that have none of their own; None in Phase A.
-        started_utc: when the driver began.
         attempts: the content of attempts.json.
     """
 
     status: str
     reason: str | None
-    rate_rps: float | None
-    started_utc: str
-    attempts: Sequence[AttemptRecord]
+    rate_rps: float | None = None
+    attempts: Sequence[AttemptRecord] = ()
 
 
 def conclude(study: StudyDocument, launch: Launch, folder: Path, outcome: LaunchOutcome) -> None:
@@ -121,47 +116,30 @@ def conclude(study: StudyDocument, launch: Launch, folder: Path, outcome: Launch
 
     What index.json vouches for is on the disk first: the cells, their records, the logs.
     """
-    index = _index(study, launch, folder, outcome)
+    attempts, order = list(outcome.attempts), cell_order(study, launch)
+    now = utc()
+    index = launch_index(
+        study,
+        launch,
+        [_entry(launch, folder, cell, outcome) for cell in order],
+        status=outcome.status,
+        reason=outcome.reason,
+        rate_rps=outcome.rate_rps,
+        started_utc=attempts[0]["started_utc"] if attempts else now,
+        ended_utc=attempts[-1]["ended_utc"] if attempts else now,
+        attempts=attempts,
+        timing=_timing(study, folder, attempts),
+    )
     module = importlib.import_module(SUMMARY_MODULE)
-    summaries = {
-        path.name: module.summarise_cell(path)
-        for cell in cell_order(study, launch)
-        if (path := folder / cell["cell"]).exists()
-    }
+    finished = [folder / cell["cell"] for cell in order if (folder / cell["cell"]).exists()]
+    summaries = {path.name: module.summarise_cell(path) for path in finished}
     write_json(folder / paths.SUMMARY, summaries)
     make_durable(folder)
     content = msgspec.to_builtins(index)
     seal_launch(folder.parents[3], launch.name, folder / paths.INDEX, content)
 
 
-def _index(
-    study: StudyDocument, launch: Launch, folder: Path, outcome: LaunchOutcome
-) -> LaunchIndex:
-    attempts = outcome.attempts
-    started = outcome.started_utc
-    ended: str | None = started
-    if attempts:
-        started, ended = attempts[0]["started_utc"], attempts[-1]["ended_utc"]
-    return launch_index(
-        study,
-        launch,
-        [_entry(launch, folder, cell, outcome) for cell in cell_order(study, launch)],
-        status=outcome.status,
-        reason=outcome.reason,
-        rate_rps=outcome.rate_rps,
-        started_utc=started,
-        ended_utc=ended,
-        attempts=list(attempts),
-        timing=_timing(study, folder, attempts),
-    )
-
-
-def _entry(
-    launch: Launch,
-    folder: Path,
-    cell: CellPlan,
-    outcome: LaunchOutcome,
-) -> CellEntry:
+def _entry(launch: Launch, folder: Path, cell: CellPlan, outcome: LaunchOutcome) -> CellEntry:
     name = cell["cell"]
     if outcome.status == "skipped":
         return CellEntry(name, "skipped", outcome.reason, {})
@@ -191,11 +169,129 @@ def _timing(
     }
 
 
+# ---- what is kept of an earlier run of the launch
+
+
+def launch_skip_reason(study_folder: Path, launch: Launch) -> str | None:
+    """Why the launch is not run at all; None where it is."""
+    gates: dict[str, GateRecord] = read_json(study_folder / paths.PREFLIGHT_STATUS)
+    gate = gates[launch.configuration]
+    if not gate["include"]:
+        return f"pre-flight: {gate['reason']}"
+    if launch.phase == "A":
+        if not (study_folder / paths.LOOKS).exists():
+            return None
+        # Imported here: what tests a tax takes a second to load, in the process of each launch.
+        from connector_tax.analysis.looks import decided_earlier
+
+        return decided_earlier(study_folder, launch)
+    rates: RatesRecord = read_json(study_folder / paths.REFERENCE_RATES)
+    if launch.phase == "Bp" and rates["ref_load"] == rates["ref_safe"]:
+        return f"{SAME_RATES} ({rates['ref_safe']:g} req/s)"
+    return None
+
+
+def clear_interrupted(folder: Path, say: Callable[[str], None]) -> None:
+    """Remove what an interrupted run left in a launch's folder: processes and unfinished cells."""
+    killed = kill_leftovers(folder)
+    if killed:
+        say(f"killed {killed} processes left over from an interrupted run")
+    # An interrupted run has not done it; whether or not anything is left to measure.
+    remove_root_path(folder)
+    remove_temporary_folder(folder)
+    for partial in folder.glob("*.partial"):
+        shutil.rmtree(partial)
+
+
+def missing_cells(
+    study: StudyDocument,
+    launch: Launch,
+    folder: Path,
+    rates: Mapping[str, float | None],
+    say: Callable[[str], None],
+) -> list[CellPlan]:
+    """The cells of a launch that are to be measured, in run order; unusable ones are moved aside.
+
+    Args:
+        rates: by cell, in requests/s.
+    """
+    return [
+        cell
+        for cell in cell_order(study, launch)
+        if not _is_finished(folder, launch.phase, cell["cell"], rates[cell["cell"]], say)
+    ]
+
+
+def _is_finished(
+    folder: Path, phase: str, name: str, rate_rps: float | None, say: Callable[[str], None]
+) -> bool:
+    try:
+        content = cells.read_intact(folder, phase, name)
+    except ArtifactError as error:
+        aside = cells.move_aside(folder, name, "damaged")
+        say(f"{error}; moved to {aside.name}, measuring the cell again")
+        return False
+    if content is None:
+        return False
+    if content["schedule"]["rate_rps"] != rate_rps:
+        aside = cells.move_aside(folder, name, "otherrate")
+        say(
+            f"cell {name} was measured at {content['schedule']['rate_rps']:g} req/s, its "
+            f"rate is now {rate_rps:g}; kept as {aside.name}, measuring the cell again"
+        )
+        return False
+    say(f"cell {name} is there and intact; kept")
+    return True
+
+
+class Attempts:
+    """attempts.json: each start of the launch's server, one object for each.
+
+    Attributes:
+        entries: the objects; what is added to one is written with `write`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._path = folder / paths.ATTEMPTS
+        self.entries = read_records(self._path, AttemptRecord) if self._path.exists() else []
+        self._begun = 0.0
+
+    def begin(self, node: NodeRecord, supersedes: str | None) -> AttemptRecord:
+        """Add an attempt, the files of the one before renamed; its object."""
+        number = len(self.entries) + 1
+        for name in (paths.LAUNCH_SCRIPT, paths.RESOURCES, paths.SETTINGS, *LOGS):
+            if (self._folder / name).exists():
+                stem, suffix = name.rsplit(".", 1)
+                (self._folder / name).rename(self._folder / f"{stem}.attempt{number - 1}.{suffix}")
+        self._begun = time.monotonic()
+        # `ended_utc` stays as it is when the driver is killed.
+        attempt: AttemptRecord = {
+            "attempt": number,
+            "pid": os.getpid(),
+            "started_utc": utc(),
+            "ended_utc": None,
+            "started_ns": time.monotonic_ns(),
+            "node": node,
+            "supersedes": supersedes,
+        }
+        self.entries.append(attempt)
+        write_json(self._path, self.entries)
+        return attempt
+
+    def end(self) -> None:
+        """The last attempt is over."""
+        self.entries[-1] |= {
+            "ended_utc": utc(),
+            "ended_ns": time.monotonic_ns(),
+            "wall_s": time.monotonic() - self._begun,
+        }
+        write_json(self._path, self.entries)
+
+
 # ---- the driver
 
 MEASUREMENTS_OF_A_VOID_CELL = 2
-# So many void cells of the last ones are said at once, where the machine is the cause.
-DISTURBED = 3
 
 
 class StopRequested(BaseException):
@@ -206,8 +302,6 @@ class LaunchDriver:
     """Runs one launch of a study.
 
     Args:
-        study_file: results/<study>/study.json.
-        launch: which.
         progress: is told what happens.
         files: `engine_files` of the study's engine; None: asked of the machine.
     """
@@ -239,7 +333,7 @@ class LaunchDriver:
         """
         refuse_other_design(self.study, self.launch, self._study_folder)
         self._attempts = Attempts(self.folder)
-        started, rate, status = utc(), None, "skipped"
+        rate, status = None, "skipped"
         reason = launch_skip_reason(self._study_folder, self.launch)
         if reason is None:
             rate = reference_rate(self._study_folder, self.launch.phase)
@@ -251,7 +345,7 @@ class LaunchDriver:
             status = "failed" if reason else "done"
         else:
             self.progress.say(f"skipped: {reason}")
-        return LaunchOutcome(status, reason, rate, started, self._attempts.entries)
+        return LaunchOutcome(status, reason, rate, self._attempts.entries)
 
     def stop_at_next_boundary(self, *_: object) -> None:
         """SIGTERM handler."""
@@ -351,8 +445,6 @@ class LaunchDriver:
             os.sched_setaffinity(0, own_cpus)
         use = ServerUse(self.study, self.launch, server, attempt)
         use.before_load()
-        before = server.thread_use()
-        stack.callback(lambda: attempt.update({"server_threads": server.thread_use_since(before)}))
         instruments = cells.Instruments(server, use.processes, generator, sampler, step_log, watch)
         return instruments, use
 
@@ -390,8 +482,10 @@ class LaunchDriver:
                     measured.append(f"{cell['cell']} {_counted(content['counts'])}")
                     self.progress.note(f"cell {measured[-1]}")
                     break
-                self.progress.say(f"cell {cell['cell']} VOID: {'; '.join(content['void_reasons'])}")
-                self._say_disturbed(cell["cell"], instruments, used, time.monotonic() - began)
+                seconds = time.monotonic() - began
+                who = self._disturber(cell["cell"], instruments, used, seconds)
+                reasons = "; ".join(content["void_reasons"])
+                self.progress.say(f"cell {cell['cell']} VOID: {reasons}{who}")
                 if content["cooldown"]["ended_by"] == "overloaded":
                     self.progress.say("overloaded: it would be so again, and is not measured again")
                     break
@@ -400,21 +494,15 @@ class LaunchDriver:
         if measured:
             self.progress.say("; ".join(measured))
 
-    def _say_disturbed(
+    def _disturber(
         self, cell: str, instruments: cells.Instruments, used: Mapping[int, float], seconds: float
-    ) -> None:
-        """Say who disturbs, where the machine has just made the third of the last cells void."""
-        cause = void_cause(self.folder, cell)
-        lately = recent_machine_voids(self._study_folder)
-        if cause not in MACHINE_CAUSES or len(lately) != DISTURBED:
-            return
+    ) -> str:
+        """Who else was busy in a cell that is void for the machine's sake, to be said after why."""
+        if void_cause(self.folder, cell) not in MACHINE_CAUSES:
+            return ""
         own = own_processes(os.getpid(), instruments.server.pid)
         who = busiest_other(used, {pid for side in own for pid in side}, seconds)
-        self.progress.say(
-            f"{DISTURBED} of the last {LATELY} cells are void for the machine's sake, this one:"
-            f" {cause}; {who or 'which process it was is not known'}. What is void at the end:"
-            f" connector-tax remeasure {self._study_folder}"
-        )
+        return f"; {who or 'which process it was is not known'}"
 
     def _machine_watch(
         self, stack: contextlib.ExitStack, plan: AffinityPlan, node: NodeRecord

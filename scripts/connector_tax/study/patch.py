@@ -15,15 +15,15 @@ from pathlib import Path
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import Launch, baseline_of
 from connector_tax.artifacts.record_reader import read_record
-from connector_tax.artifacts.stage_records import PatchStatus, RevertStatus, VllmDescription
+from connector_tax.artifacts.stage_records import PatchStatus, RevertStatus
 from connector_tax.artifacts.study_file import read_study
-from connector_tax.artifacts.study_records import EngineSection, StudyDocument
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT
 from connector_tax.files import ArtifactError, write_json
 from connector_tax.servers.kinds import engine_of, without_root
 from connector_tax.study.device import DeviceError, devices_of, enter_block_slot, hold_devices
-from connector_tax.study.preflight import GateError, gated_server, steps_of
+from connector_tax.study.preflight import GateError, fitting_vllm, gated_server, steps_of
 from connector_tax.study.server import PortTakenError
 from connector_tax.study.server_command import OVERLAY
 from connector_tax.vllm import overlay
@@ -61,20 +61,6 @@ def apply(study: StudyDocument, folder: Path) -> PatchStatus:
         status["reason"] = without_root(str(error))
         overlay.remove(folder / OVERLAY)
     return status
-
-
-def fitting_vllm(engine: EngineSection) -> VllmDescription:
-    """What `overlay.describe_vllm` says of the engine's vLLM; the probe fits all of the study's.
-
-    Raises:
-        OverlayError: one of them lacks a hook point, or cannot be examined.
-    """
-    all_described = [overlay.describe_vllm(ROOT / python) for python in engine_of(engine).pythons]
-    for described in all_described:
-        if described["missing"]:
-            lacking = ", ".join(described["missing"])
-            raise overlay.OverlayError(f"vLLM {described['vllm']} lacks {lacking}")
-    return all_described[0]
 
 
 def _prove(study: StudyDocument, folder: Path) -> dict[str, int]:

@@ -9,13 +9,13 @@ server is taken to keep up with every rate.
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from connector_tax.analysis.ingest import device_name
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.index import LaunchIndex, read_index
+from connector_tax.artifacts.index import LaunchIndex, cell_state, read_index
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.rates import cell_rates, shape_limits
 from connector_tax.artifacts.record_reader import read_record
@@ -76,15 +76,9 @@ def assumed(study: StudyDocument, why: str) -> Durations:
 
 def durations_content(study: StudyDocument, known: Durations) -> DurationsRecord:
     """The content of durations.json."""
-    return {
-        "design_sha256": study["design_sha256"],
-        "machine": machine_named(study),
-        "startup_s": known.startup_s,
-        "probes_s": known.probes_s,
-        "source": known.source,
-        "rates_rps": known.rates_rps,
-        "cells": known.cells,
-    }
+    machine = machine_named(study)
+    content = {"design_sha256": study["design_sha256"], "machine": machine, **asdict(known)}
+    return cast(DurationsRecord, content)
 
 
 def machine_named(study: StudyDocument) -> RehearsalSection | None:
@@ -98,9 +92,8 @@ def read_durations(study: StudyDocument, folder: Path) -> Durations | None:
     if not path.exists():
         return None
     content = read_record(path, DurationsRecord)
-    if content["design_sha256"] != study["design_sha256"]:
-        return None
-    if content["machine"] != machine_named(study):
+    known = (content["design_sha256"], content["machine"])
+    if known != (study["design_sha256"], machine_named(study)):
         return None
     return Durations(
         content["startup_s"], content["probes_s"], content["source"],
@@ -212,8 +205,6 @@ def planned_cells(
     """Every cell of the study in the order it runs.
 
     Args:
-        study: the content of study.json.
-        folder: results/<study>.
         known: how long parts take; not given, what the folder says or what is assumed.
     """
     known = known or known_durations(study, folder)
@@ -241,12 +232,8 @@ def planned_cells(
 
 def _state(folder: Path, cell: str, index: LaunchIndex | None, phase: str) -> tuple[str, str]:
     if index is not None:
-        entry = index.entry(cell)
-        if index.status == "skipped":
-            return "skipped", index.reason or ""
-        if entry is None or entry.status == "missing":
-            return "failed", index.reason or ""
-        return "done" if entry.status == "valid" else entry.status, entry.reason or ""
+        status, reason = cell_state(index, index.entry(cell))
+        return "done" if status == "valid" else status, reason or ""
     path = folder / cell / paths.cell_record(phase, cell)
     if path.exists():
         try:

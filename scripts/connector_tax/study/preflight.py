@@ -21,7 +21,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
@@ -29,9 +28,9 @@ import httpx
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import StepLine
 from connector_tax.artifacts.names import Launch, baseline_of
-from connector_tax.artifacts.stage_records import GateRecord
+from connector_tax.artifacts.stage_records import GateRecord, VllmDescription
 from connector_tax.artifacts.study_file import read_study
-from connector_tax.artifacts.study_records import StudyDocument
+from connector_tax.artifacts.study_records import EngineSection, StudyDocument
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT
 from connector_tax.files import ArtifactError, write_json, write_text
@@ -44,7 +43,7 @@ from connector_tax.study.device import (
     enter_block_slot,
     hold_devices,
 )
-from connector_tax.study.guard import kill_leftovers, watch_parent
+from connector_tax.study.guard import kill_leftovers, utc, watch_parent
 from connector_tax.study.prompts import planned_requests
 from connector_tax.study.resources import engine_record
 from connector_tax.study.scraper import parse_metrics
@@ -114,7 +113,7 @@ def run_gate(
         if not engine_of(study["config"]["engine"]).configured:
             return {}
         steps = steps_of(study, folder) if probe else None
-        classes = list(connector_classes(transfer_of(server.argv)))
+        classes = list(connector_classes(transfer_of(server.command.argv)))
         log = server.log_text()
         paths_taken = active_paths(log)
         note(f"paths: {', '.join(map(' '.join, paths_taken.items())) or 'none named'}")
@@ -136,7 +135,7 @@ def _unproved_device(
     settings = engine_record(server, engine, os.environ, None)["settings"]
     steps = LaunchStepLog(server.folder, engine).take_device()
     # A connector may switch asynchronous scheduling off: that is a result.
-    scheduling = {"async_scheduling": "--no-async-scheduling" not in server.argv}
+    scheduling = {"async_scheduling": "--no-async-scheduling" not in server.command.argv}
     flags = scheduling if configuration == baseline_of(study["config"]) else {}
     proof = ("model_runner", "async_scheduling", "kv_blocks", "kv_cache_layout", "executor")
     said = ", ".join(f"{name} {settings[name]['value']}" for name in proof)
@@ -308,7 +307,7 @@ def preflight(study_file: Path) -> dict[str, GateRecord]:
             log: list[str] = []
 
             def note(line: str, log: list[str] = log) -> None:
-                log.append(f"{datetime.now(UTC).isoformat(timespec='milliseconds')} {line}")
+                log.append(f"{utc()} {line}")
 
             if probe_note:
                 note(probe_note)
@@ -335,6 +334,20 @@ def preflight(study_file: Path) -> dict[str, GateRecord]:
     return status
 
 
+def fitting_vllm(engine: EngineSection) -> VllmDescription:
+    """What `overlay.describe_vllm` says of the engine's vLLM; the probe fits all of the study's.
+
+    Raises:
+        OverlayError: one of them lacks a hook point, or cannot be examined.
+    """
+    all_described = [overlay.describe_vllm(ROOT / python) for python in engine_of(engine).pythons]
+    for described in all_described:
+        if described["missing"]:
+            lacking = ", ".join(described["missing"])
+            raise overlay.OverlayError(f"vLLM {described['vllm']} lacks {lacking}")
+    return all_described[0]
+
+
 @contextlib.contextmanager
 def _probe(study: StudyDocument, folder: Path) -> Iterator[tuple[Path | None, str | None]]:
     """The step probe for the gates of a real vLLM, removed after; else None and why.
@@ -348,10 +361,9 @@ def _probe(study: StudyDocument, folder: Path) -> Iterator[tuple[Path | None, st
         yield None, None
         return
     try:
-        for python in pythons:
-            if missing := overlay.describe_vllm(ROOT / python)["missing"]:
-                raise overlay.OverlayError(f"the vLLM of {python} lacks {', '.join(missing)}")
-            if engine["device"] == "emulated":
+        fitting_vllm(engine)
+        if engine["device"] == "emulated":
+            for python in pythons:
                 overlay.refuse_unfit_for_device_time(ROOT / python)
         overlay.install(folder)
     except overlay.OverlayError as error:

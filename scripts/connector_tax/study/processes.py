@@ -14,11 +14,11 @@ admin-guide/cgroup-v2 and accounting/psi). Each is a total since some start, so 
 readings can be subtracted.
 """
 
-import contextlib
 import os
+import re
 import resource
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -181,14 +181,6 @@ def _lost(before: Reading, after: Reading) -> str | None:
     return f"{names} ended, and no process of the server waited for it: its CPU time is not known"
 
 
-def threads_of(pid: int) -> Iterator[tuple[int, str, int]]:
-    """Id, name and CPU time in ns of each thread of a process; none of one that has ended."""
-    for folder in Path(f"/proc/{pid}/task").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended
-            name = (folder / "comm").read_text(errors="replace").strip()
-            yield int(folder.name), name, int((folder / "schedstat").read_text().split()[0])
-
-
 def _queued_ns(pid: int) -> int | None:
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
@@ -273,10 +265,8 @@ def busiest_other(before: Mapping[int, float], own: Collection[int], seconds: fl
     cpus = used.get(pid, 0.0) / 1e3 / seconds
     if cpus < WORTH_NAMING:
         return None
-    with contextlib.suppress(OSError):
-        name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
-        return f"{name} (process {pid}) used {cpus:.2f} CPUs"
-    return None
+    there = _stat(pid)
+    return f"{there[0]} (process {pid}) used {cpus:.2f} CPUs" if there else None
 
 
 def cpu_ms(pids: Iterable[int]) -> int:
@@ -331,13 +321,9 @@ def throttled_file(root: Path = Path("/")) -> Path | None:
 
 def throttled(path: Path | None) -> int | None:
     """How many periods the control group was throttled in; None where nobody counts."""
-    if path is None:
-        return None
-    for line in path.read_text(encoding="utf-8").splitlines():
-        name, _, value = line.partition(" ")
-        if name == "nr_throttled":
-            return int(value)
-    return None
+    text = "" if path is None else path.read_text(encoding="utf-8")
+    counted = re.search(r"^nr_throttled (\d+)", text, re.MULTILINE)
+    return None if counted is None else int(counted[1])
 
 
 def suspended_ms() -> int:

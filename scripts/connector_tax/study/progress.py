@@ -1,17 +1,12 @@
-"""What a person watching a study sees: a live bar in a terminal, plain lines in a log file."""
+"""What a person watching a study sees: a live line in a terminal, plain lines in a log file."""
 
+import shutil
 import sys
 import threading
 import time
 from datetime import datetime
 from pathlib import Path
 from typing import Self
-
-from rich.console import Console
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
 
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import launches
@@ -20,6 +15,8 @@ from connector_tax.loadgen import Progress
 from connector_tax.study.plan import expected_cell_s, remaining
 
 PLAIN_INTERVAL_S = 5.0
+# To the start of the line, and empty it.
+CLEAR = "\r\033[K"
 
 
 def duration(seconds: float) -> str:
@@ -49,33 +46,26 @@ class LaunchProgress:
         self._study_left_at = time.monotonic()
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log = log.open("a", encoding="utf-8")
-        self._console = Console(stderr=True)
-        # Blocks on other slots write to the same terminal: two bars would overwrite each other.
-        alone = len(study["config"].get("devices", [])) < 2
-        self._live = (
-            Live(console=self._console, auto_refresh=False, transient=True)
-            if self._console.is_terminal and alone
-            else None
-        )
+        # Blocks on other slots write to the same terminal: two lines would overwrite each other.
+        self._live = sys.stderr.isatty() and len(study["config"].get("devices", [])) < 2
         self._lock = threading.Lock()
         self._cell = ""
         self._expected_s = 0.0
         self._last_plain = 0.0
 
     def __enter__(self) -> Self:
-        if self._live is not None:
-            self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
+        self._show("", end="")
         self._log.close()
+
+    def _show(self, text: str, end: str = "\n") -> None:
+        print(f"{CLEAR if self._live else ''}{text}", end=end, file=sys.stderr, flush=True)
 
     def say(self, message: str) -> None:
         """A line of its own, on the terminal and in the log."""
-        line = self.note(message)
-        self._console.print(Text(line), soft_wrap=True)
+        self._show(self.note(message))
 
     def note(self, message: str) -> str:
         """A line in the log only; returns it."""
@@ -100,18 +90,12 @@ class LaunchProgress:
         if progress.failed or progress.dropped:
             counts += f", {progress.failed} failed, {progress.dropped} dropped"
         times = f"cell {duration(left)} left, study {duration(study.wall_s)} left{study.of_devices}"
-        if self._live is not None:
-            self._live.update(self._bar(progress, counts, times), refresh=True)
+        state = f"{self._cell}  {counts}  {times}"
+        if self._live:
+            columns = shutil.get_terminal_size().columns
+            self._show(f"{self._title}  {state}"[: columns - 1], end="")
         if time.monotonic() - self._last_plain >= PLAIN_INTERVAL_S:
             self._last_plain = time.monotonic()
-            line = self.note(f"{self._cell}  {counts}  {times}")
-            if self._live is None:
-                print(line, file=sys.stderr, flush=True)
-
-    def _bar(self, progress: Progress, counts: str, times: str) -> Table:
-        table = Table.grid(padding=(0, 1))
-        done = min(progress.elapsed_s, self._expected_s)
-        table.add_row(Text(f"{self._title}  {self._cell}", overflow="ellipsis", no_wrap=True))
-        table.add_row(ProgressBar(total=self._expected_s, completed=done, width=40))
-        table.add_row(Text(f"{counts}  {times}", overflow="ellipsis", no_wrap=True))
-        return table
+            line = self.note(state)
+            if not self._live:
+                self._show(line)

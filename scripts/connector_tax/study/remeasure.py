@@ -22,15 +22,11 @@ from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.study_file import every_launch, read_study
 from connector_tax.commands import run_command
 from connector_tax.config import ConfigError
-from connector_tax.files import (
-    ArtifactError,
-    fsync_directory,
-    read_json,
-    sha256_file,
-)
+from connector_tax.files import ArtifactError, fsync_directory, read_json, sha256_file
 
 if TYPE_CHECKING:
     from connector_tax.artifacts.cell_records import CellRecord
+    from connector_tax.artifacts.index import LaunchIndex
     from connector_tax.artifacts.study_records import StudyDocument
 
 
@@ -38,27 +34,11 @@ if TYPE_CHECKING:
 
 OVERLOADED = "the server was overloaded"
 MACHINE_CAUSES = frozenset(CHECKS[name].void for name in MACHINE_CHECKS)
-# So many of the last measurements are looked at while a study runs.
-LATELY = 10
 
 
 def void_cause(launch_folder: Path, cell: str) -> str | None:
     """Why a cell of a launch is void, without numbers; None where it is valid."""
-    return _cause(launch_folder / cell / paths.cell_record(launch_folder.name, cell))
-
-
-def recent_machine_voids(study_folder: Path) -> list[str]:
-    """The causes of those of the last LATELY measurements that are void for the machine's sake."""
-    records = [
-        path
-        for path in study_folder.glob(f"{paths.RUNS}/*/block*/*/*/cell_*.json")
-        if path.parents[1].name in PHASES and ".damaged" not in path.parent.name
-    ]
-    latest = sorted(records, key=lambda path: path.stat().st_mtime_ns)[-LATELY:]
-    return [cause for path in latest if (cause := _cause(path)) in MACHINE_CAUSES]
-
-
-def _cause(path: Path) -> str | None:
+    path = launch_folder / cell / paths.cell_record(launch_folder.name, cell)
     record: CellRecord = read_json(path)
     failed = [name for name, check in record["health"].items() if not check["pass"]]
     if not failed:
@@ -155,9 +135,7 @@ def _refuse_running(folder: Path) -> None:
 
 def _worth_measuring(launch_folder: Path) -> bool:
     """Whether a cell of the launch is void, for another reason than overload."""
-    from connector_tax.artifacts.index import read_index
-
-    index = read_index(launch_folder)
+    index = _index(launch_folder)
     void = [entry.cell for entry in index.cells if entry.status == "void"] if index else []
     return any(void_cause(launch_folder, cell) != OVERLOADED for cell in void)
 
@@ -197,8 +175,7 @@ def withdraw_damaged(study: StudyDocument, folder: Path) -> list[str]:
         path = launch.folder(folder)
         damage = _damage(path)
         if damage is not None:
-            (path / paths.INDEX).rename(path / paths.DAMAGED_INDEX)
-            fsync_directory(path)
+            _withdraw(path, paths.DAMAGED_INDEX)
             lines.append(f"{launch.name}: {damage}; what is damaged is measured again")
     return lines
 
@@ -211,26 +188,32 @@ def withdraw_failed(among: Iterable[Launch], folder: Path) -> dict[Launch, str]:
     Returns:
         Each launch whose index was withdrawn, and why it failed.
     """
-    # Imported late, as below: Snakemake plans without msgspec.
-    from connector_tax.artifacts.index import read_index
-
     failed = {}
     for launch in among:
         path = launch.folder(folder)
-        index = read_index(path)
+        index = _index(path)
         if index is not None and index.status == "failed":
-            (path / paths.INDEX).rename(path / paths.FAILED_INDEX)
-            fsync_directory(path)
+            _withdraw(path, paths.FAILED_INDEX)
             failed[launch] = index.reason or ""
     return failed
 
 
-def _damage(launch_folder: Path) -> str | None:
-    """The first file of a cell that is not what the launch's index says; None where all are."""
+def _index(launch_folder: Path) -> LaunchIndex | None:
+    # Imported late: Snakemake plans without msgspec.
     from connector_tax.artifacts.index import read_index
 
+    return read_index(launch_folder)
+
+
+def _withdraw(launch_folder: Path, name: str) -> None:
+    (launch_folder / paths.INDEX).rename(launch_folder / name)
+    fsync_directory(launch_folder)
+
+
+def _damage(launch_folder: Path) -> str | None:
+    """The first file of a cell that is not what the launch's index says; None where all are."""
     try:
-        index = read_index(launch_folder)
+        index = _index(launch_folder)
     except ArtifactError as error:
         return f"damaged: {error}"
     for cell in index.cells if index is not None else ():

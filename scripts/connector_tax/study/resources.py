@@ -10,6 +10,7 @@ else the log. Beside the settings stand the environment variables the server run
 names of those of the caller that it has not.
 """
 
+import contextlib
 import json
 import os
 import subprocess
@@ -31,6 +32,7 @@ from connector_tax.artifacts.launch_files import (
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_records import EngineSection, StudyDocument
 from connector_tax.files import write_json
+from connector_tax.machine import command_output
 from connector_tax.servers.kinds import STEP_LOG_PREFIX, Engine, engine_of, without_root
 from connector_tax.study.processes import (
     SERVER,
@@ -38,7 +40,6 @@ from connector_tax.study.processes import (
     ServerCpu,
     ServerProcesses,
     cpu_between,
-    threads_of,
 )
 from connector_tax.study.server import Server
 from connector_tax.study.server_command import can_change, cleared_names, shown
@@ -46,7 +47,6 @@ from connector_tax.study.server_command import can_change, cleared_names, shown
 # ---- quantities
 
 _QUERY = ("nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
-_QUERY_TIMEOUT_S = 30
 WORTH_NAMING = 0.01  # CPU s per s of a thread
 
 
@@ -115,25 +115,15 @@ def cell_cpu(use: ServerCpu, counters: ServerCounters) -> CellCpu:
     }
 
 
-def gpu_memory_by_process() -> dict[int, float] | str:
-    """MiB of GPU memory by process id, over all GPUs; or why that is not known."""
-    try:
-        done = subprocess.run(
-            _QUERY, check=True, capture_output=True, text=True, timeout=_QUERY_TIMEOUT_S
-        )
-        rows = [line.split(",") for line in done.stdout.splitlines() if line.strip()]
-        used: dict[int, float] = {}
-        for pid, mib in rows:
-            used[int(pid)] = used.get(int(pid), 0.0) + float(mib)
-    except (OSError, subprocess.SubprocessError, ValueError) as error:
-        return f"nvidia-smi does not tell: {error}"
-    return used
-
-
 def _threads(process: Process | None) -> dict[str, int]:
     """CPU time in ns of each of a process's threads, by name and thread id."""
-    threads = threads_of(process.pid) if process else ()
-    return {f"{name} ({thread})": cpu_ns for thread, name, cpu_ns in threads}
+    times: dict[str, int] = {}
+    for folder in Path(f"/proc/{process.pid}/task").glob("[0-9]*") if process else ():
+        with contextlib.suppress(OSError):  # it has ended
+            name = (folder / "comm").read_text(errors="replace").strip()
+            cpu_ns = int((folder / "schedstat").read_text().split()[0])
+            times[f"{name} ({folder.name})"] = cpu_ns
+    return times
 
 
 def _memory(running: list[Process]) -> QuantityRecord:
@@ -151,9 +141,13 @@ def _memory(running: list[Process]) -> QuantityRecord:
 def _gpu_memory(running: list[Process], device: str) -> QuantityRecord:
     if device != "cuda":
         return _quantity({}, "no GPU: the engine's device is a CPU")
-    used = gpu_memory_by_process()
-    if isinstance(used, str):
-        return _quantity({}, used)
+    used: dict[int, float] = {}
+    try:
+        for line in command_output(_QUERY).splitlines():
+            pid, mib = line.split(",")
+            used[int(pid)] = used.get(int(pid), 0.0) + float(mib)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        return _quantity({}, f"nvidia-smi does not tell: {error}")
     mine = [process for process in running if process.pid in used]
     if not mine:
         return _quantity(
@@ -179,29 +173,12 @@ def _quantity(parts: Mapping[str, float], reason: str | None = None) -> Quantity
 # ---- settings
 
 SETTINGS = (
-    "kv_cache_layout",
-    "kv_blocks",
-    "block_size",
-    "kv_tokens",
-    "kv_cache_dtype",
-    "attention_backend",
-    "cudagraph_mode",
-    "compilation_mode",
-    "executor",
-    "engine_core_process",
-    "tensor_parallel_size",
-    "async_scheduling",
-    "hybrid_kv_cache_manager",
-    "prefix_caching",
-    "chunked_prefill",
-    "max_num_batched_tokens",
-    "max_num_seqs",
-    "max_model_len",
-    "model_runner",
-    "log_level",
-    "enforce_eager",
-    "dtype",
-)
+    "kv_cache_layout", "kv_blocks", "block_size", "kv_tokens", "kv_cache_dtype",
+    "attention_backend", "cudagraph_mode", "compilation_mode", "executor",
+    "engine_core_process", "tensor_parallel_size", "async_scheduling",
+    "hybrid_kv_cache_manager", "prefix_caching", "chunked_prefill", "max_num_batched_tokens",
+    "max_num_seqs", "max_model_len", "model_runner", "log_level", "enforce_eager", "dtype",
+)  # fmt: skip
 _METRIC = "vllm:cache_config_info"
 # Label of the metric, and how its text is read.
 _LABELS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
@@ -213,6 +190,8 @@ _LABELS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "prefix_caching": ("enable_prefix_caching", {"True": True, "False": False}.__getitem__),
 }
 _PARTS = ("engine", "worker")
+# By setting: the value, or None and the reason.
+Told = dict[str, tuple[Any, str | None]]
 
 
 def engine_record(
@@ -226,10 +205,10 @@ def engine_record(
         page: the text of its /metrics; None where it did not answer.
     """
     engine = engine_of(section)
-    sources = {
+    sources: dict[str, Told] = {
         "probe": _of_probe(server.folder, server.pid),
         "metrics": _of_metrics(page),
-        "log": {n: _told(v) for n, v in engine.log_settings(server.log_text()).items()},
+        "log": {name: (v, None) for name, v in engine.log_settings(server.log_text()).items()},
     }
     try:
         own = Path(f"/proc/{server.pid}/environ").read_bytes().decode(errors="replace")
@@ -242,7 +221,7 @@ def engine_record(
     return {
         "settings": {name: _setting(name, sources, engine) for name in SETTINGS},
         "environment": {"server": environment},
-        "cleared": cleared_names(caller, server.environment.keys()),
+        "cleared": cleared_names(caller, server.command.environment.keys()),
     }
 
 
@@ -252,68 +231,51 @@ def remove_settings(folder: Path) -> None:
         _probe_file(folder, part).unlink(missing_ok=True)
 
 
-def _setting(
-    name: str, sources: Mapping[str, Mapping[str, SettingRecord]], engine: Engine
-) -> SettingRecord:
+def _probe_file(folder: Path, part: str) -> Path:
+    return folder / f"{STEP_LOG_PREFIX}.{part}.settings"
+
+
+def _setting(name: str, sources: Mapping[str, Told], engine: Engine) -> SettingRecord:
     """The first source that has it; else null and what each says to it."""
-    told: list[SettingRecord] = [
-        {"value": known[name]["value"], "source": source, "reason": known[name]["reason"]}
-        for source, known in sources.items()
-        if name in known
-    ]
-    for setting in told:
-        if setting["value"] is not None:
-            return setting
-    if engine.lacks:
-        reason = engine.lacks
-    elif told:
-        reason = "; ".join(f"{setting['source']}: {setting['reason']}" for setting in told)
-    else:
-        reason = "the probe is not in this server, and neither /metrics nor the log tells"
-    return {"value": None, "source": None, "reason": reason}
+    told = [(source, *known[name]) for source, known in sources.items() if name in known]
+    for source, value, reason in told:
+        if value is not None:
+            return {"value": value, "source": source, "reason": reason}
+    reasons = "; ".join(f"{source}: {reason}" for source, _, reason in told)
+    unknown = "the probe is not in this server, and neither /metrics nor the log tells"
+    return {"value": None, "source": None, "reason": engine.lacks or reasons or unknown}
 
 
-def _of_probe(folder: Path, leader: int) -> dict[str, SettingRecord]:
-    settings: dict[str, SettingRecord] = {}
+def _of_probe(folder: Path, leader: int) -> Told:
+    settings: Told = {}
     for part in _PARTS:
         path = _probe_file(folder, part)
         if not path.exists():
             continue
         written = json.loads(path.read_text(encoding="utf-8"))
-        for name, (value, reason) in written["settings"].items():
-            settings[name] = {"value": value, "source": None, "reason": reason}
+        settings |= {name: (value, reason) for name, (value, reason) in written["settings"].items()}
         if part == "engine":
-            same = written["pid"] == leader
-            where = "the API server's" if same else "its own"
-            settings["engine_core_process"] = _told(where)
+            where = "the API server's" if written["pid"] == leader else "its own"
+            settings["engine_core_process"] = (where, None)
     return settings
 
 
-def _probe_file(folder: Path, part: str) -> Path:
-    return folder / f"{STEP_LOG_PREFIX}.{part}.settings"
-
-
-def _of_metrics(page: str | None) -> dict[str, SettingRecord]:
+def _of_metrics(page: str | None) -> Told:
     # Imported late: the driver starts its server first.
     from prometheus_client.parser import text_string_to_metric_families
 
-    if page is None:
-        return {}
     try:
-        samples = [s for family in text_string_to_metric_families(page) for s in family.samples]
+        families = list(text_string_to_metric_families(page or ""))
     except ValueError:
         return {}
+    samples = (sample for family in families for sample in family.samples)
     labels = next((sample.labels for sample in samples if sample.name == _METRIC), {})
-    settings: dict[str, SettingRecord] = {}
-    for name, (label, parse) in _LABELS.items():
-        # The API server prints None for what only the engine core has settled.
-        if labels.get(label, "None") != "None":
-            settings[name] = _told(parse(labels[label]))
-    return settings
-
-
-def _told(value: Any) -> SettingRecord:
-    return {"value": value, "source": None, "reason": None}
+    # The API server prints None for what only the engine core has settled.
+    return {
+        name: (parse(labels[label]), None)
+        for name, (label, parse) in _LABELS.items()
+        if labels.get(label, "None") != "None"
+    }
 
 
 # ---- both records

@@ -5,26 +5,22 @@ A scrape takes the server's CPU. In step with the arrivals it would meet the sam
 at the same point of their life in one launch and none in the next, so the time from one scrape to
 the next is drawn (docs/decisions/quiet-time.md, "The study's own scrapes").
 
-It takes commands as JSON lines on standard input and answers each with one JSON line. Histogram
-buckets and `*_created` series are left out of `values`; the first and last scrape of a cell keep
-the raw text, which holds everything.
+Histogram buckets and `*_created` series are left out of `values`; the first and last scrape of a
+cell keep the raw text, which holds everything.
 """
 
 import json
 import sys
-import threading
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TextIO, cast
 
 import httpx
-import numpy as np
 
 from connector_tax.artifacts.cell_records import ScrapeLine
-from connector_tax.linux import run_when_idle
 from connector_tax.seeds import named_generator
-from connector_tax.study.child import CommandChild
+from connector_tax.study.child import CommandChild, serve
 
 # ---- the driver's end
 
@@ -89,8 +85,8 @@ def parse_metrics(text: str, whole: bool = False) -> dict[str, float]:
     return values
 
 
-class _Scraper:
-    """Serves the command loop and the periodic scrapes; one file is open at a time."""
+class Scraper:
+    """What the process does; one file is open at a time."""
 
     def __init__(self, url: str, interval_s: float) -> None:
         # A connection for each scrape: none can have gone stale. The server is to compress nothing.
@@ -102,28 +98,54 @@ class _Scraper:
             limits=httpx.Limits(max_keepalive_connections=0),
         )
         self._interval_ns = int(interval_s * 1e9)
-        self._lock = threading.Lock()
-        self._file: Any = None
-        self._closing = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._failure: OSError | None = None
+        self._file: TextIO | None = None
+        self.due_ns: int | None = None
 
-    def scrape(self, *, raw: bool) -> ScrapeLine:
+    def open(self, path: str, seed: str) -> ScrapeLine:
+        """Begin a file."""
+        self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 - closed by `close`
+        self._gaps = named_generator(seed)
+        first = self._scrape(raw=True)
+        self._wait_from(first["t_ns"])
+        return first
+
+    def work(self) -> None:
+        """Scrape between two commands."""
+        assert self.due_ns is not None
+        self._scrape()
+        self._wait_from(self.due_ns)
+
+    def peek(self) -> ScrapeLine:
+        """Scrape now, too."""
+        return self._scrape()
+
+    def close(self) -> ScrapeLine:
+        """End the file."""
+        self.due_ns = None
+        last = self._scrape(raw=True)
+        assert self._file is not None
+        self._file.close()
+        return last
+
+    def _wait_from(self, origin_ns: int) -> None:
+        self.due_ns = origin_ns + int(self._interval_ns * self._gaps.uniform(*GAPS))
+
+    def _scrape(self, *, raw: bool = False) -> ScrapeLine:
+        """Add a scrape to the file, with its text where `raw`; its record without."""
         started = time.monotonic_ns()
         record: ScrapeLine = {"t_ns": started, "ok": False, "scrape_ms": None, "values": {}}
+        text: dict[str, str] = {}
         try:
-            text = self._get()
-            record["values"] = parse_metrics(text)
+            page = self._get()
+            record["values"] = parse_metrics(page)
             record["ok"] = True
-            if raw:
-                record["raw"] = text
+            text = {"raw": page} if raw else {}
         except (httpx.HTTPError, ValueError) as error:
             record["error"] = f"{type(error).__name__}: {error}"
         record["scrape_ms"] = round((time.monotonic_ns() - started) / 1e6, 3)
-        with self._lock:
-            if self._file is not None:
-                self._file.write(json.dumps(record) + "\n")
-                self._file.flush()
+        assert self._file is not None
+        self._file.write(json.dumps({**record, **text}) + "\n")
+        self._file.flush()
         return record
 
     def _get(self) -> str:
@@ -138,65 +160,11 @@ class _Scraper:
             raise ValueError(f"/metrics answered {answer.status_code} {answer.reason_phrase}")
         return answer.content.decode()
 
-    def open(self, path: str, seed: str) -> ScrapeLine:
-        self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 - closed by `close`
-        first = self.scrape(raw=True)
-        self._closing.clear()
-        gaps = named_generator(seed)
-        self._thread = threading.Thread(target=self._run, args=(first["t_ns"], gaps), daemon=True)
-        self._thread.start()
-        return first
-
-    def _run(self, origin_ns: int, gaps: np.random.Generator) -> None:
-        due = origin_ns
-        while True:
-            due += int(self._interval_ns * gaps.uniform(*GAPS))
-            if self._closing.wait(max(0.0, (due - time.monotonic_ns()) / 1e9)):
-                return
-            try:
-                self.scrape(raw=False)
-            except OSError as error:
-                self._failure = error
-                return
-
-    def close(self) -> ScrapeLine:
-        assert self._thread is not None
-        self._closing.set()
-        self._thread.join()
-        if self._failure is not None:
-            raise self._failure
-        last = self.scrape(raw=True)
-        with self._lock:
-            self._file.close()
-            self._file = None
-        return last
-
-
-def _serve(url: str, interval_s: float) -> None:
-    scraper = _Scraper(url, interval_s)
-    for line in sys.stdin:
-        command = json.loads(line)
-        if command["do"] == "open":
-            answer = scraper.open(command["path"], command["seed"])
-        elif command["do"] == "peek":
-            answer = scraper.scrape(raw=False)
-        else:
-            answer = scraper.close()
-        answer.pop("raw", None)
-        print(json.dumps(answer), flush=True)
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve commands: scrape argv[0] every argv[1] seconds on average, on CPUs argv[2:]."""
     url, interval_s, *cpus = argv if argv is not None else sys.argv[1:]
-    # On a small machine it shares a core with the load generator, which never waits for it so.
-    run_when_idle([int(cpu) for cpu in cpus])
-    try:
-        _serve(url, float(interval_s))
-    except OSError as error:
-        print(f"metrics sampler: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return serve("metrics sampler", list(map(int, cpus)), lambda: Scraper(url, float(interval_s)))
 
 
 if __name__ == "__main__":

@@ -8,17 +8,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import httpx
 import psutil
 
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.launch_files import NamedThreadUse, ThreadUse
 from connector_tax.config import ROOT
 from connector_tax.files import write_json, write_text
-from connector_tax.linux import die_with_parent, format_cpus
+from connector_tax.linux import die_with_parent
 from connector_tax.servers.kinds import ServerCommand, ServerError, without_root
 from connector_tax.servers.vllm import DEAD_ENGINE
 from connector_tax.study.guard import (
@@ -27,7 +25,6 @@ from connector_tax.study.guard import (
     remove_temporary_folder,
     temporary_folder,
 )
-from connector_tax.study.processes import threads_of
 from connector_tax.study.server_command import launch_script
 
 LOGS = (paths.STDOUT_LOG, paths.STDERR_LOG)
@@ -52,7 +49,7 @@ def remove_root_path(folder: Path) -> None:
 
 
 class Server:
-    """A launched server process group in `folder`, from `start` to `stop`."""
+    """A launched server process group in `folder`, from `start` to `stop`; `command` is its own."""
 
     def __init__(
         self,
@@ -66,7 +63,7 @@ class Server:
         self.folder = folder
         self.host = host
         self.port = command.running or port
-        self._command = command
+        self.command = command
         self._listener: int | None = None
         self._title = title
         self._cpus = cpus
@@ -84,35 +81,25 @@ class Server:
         return f"http://{self.host}:{self.port}"
 
     @property
-    def argv(self) -> list[str]:
-        """The server's arguments, as in launch.sh."""
-        return self._command.argv
-
-    @property
     def pid(self) -> int:
         """The process id of the server, with which all of its processes began."""
         assert self._process is not None
         return self._listener or self._process.pid
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """What launch.sh sets, as in launch.sh."""
-        return self._command.environment
-
     def companion_pids(self) -> dict[str, int]:
         """The companions' process ids by name, once launch.sh has started them."""
-        pid_files = {c.name: self.folder / f"{c.name}.pid" for c in self._command.companions}
+        pid_files = {c.name: self.folder / f"{c.name}.pid" for c in self.command.companions}
         return {name: int(path.read_text()) for name, path in pid_files.items()}
 
     def start(self) -> None:
         """Write launch.sh and run it in a process group of its own; call from the main thread."""
         script = self.folder / paths.LAUNCH_SCRIPT
-        for companion in self._command.companions:
+        for companion in self.command.companions:
             (self.folder / f"{companion.name}.pid").unlink(missing_ok=True)
-        for name, content in self._command.files.items():
+        for name, content in self.command.files.items():
             write_json(self.folder / name, content)
         root, caller = (os.path.relpath(p, self.folder.resolve()) for p in (ROOT, Path.cwd()))
-        text = launch_script(self._command, self._title, root, self._cpus, caller)
+        text = launch_script(self.command, self._title, root, self._cpus, caller)
         write_text(script, text)
         script.chmod(0o755)
         remove_temporary_folder(self.folder)
@@ -147,7 +134,7 @@ class Server:
             ServerError: the process ended first, or `timeout_s` passed; no process is seen to be a
                 server that runs already.
         """
-        if self._command.running:
+        if self.command.running:
             self._listener = self._find_listener()
         while True:
             self._check_port()
@@ -168,24 +155,25 @@ class Server:
         status = self._status("/v1/models")
         if status in (401, 403):
             raise ServerError(f"/v1/models answers {status}: it asks for a key, and none is sent")
-        if not self._command.callers or status is None:
+        if not self.command.callers or status is None:
             return status == httpx.codes.OK
         # There are servers that cannot list their models, and some without /health.
         health = self._status("/health")
         return health == 200 or (status == 200 and health == 404)
 
-    def _status(self, path: str) -> int | None:
+    def _answer(self, path: str) -> httpx.Response | None:
         with contextlib.suppress(httpx.HTTPError):
-            return self._http.get(path).status_code
+            return self._http.get(path)
         return None
+
+    def _status(self, path: str) -> int | None:
+        answer = self._answer(path)
+        return None if answer is None else answer.status_code
 
     def get(self, path: str) -> str | None:
         """The body of a GET of `path`; None where it is not answered 200."""
-        try:
-            answer = self._http.get(path)
-        except httpx.HTTPError:
-            return None
-        return answer.text if answer.status_code == httpx.codes.OK else None
+        answer = self._answer(path)
+        return answer.text if answer is not None and answer.status_code == httpx.codes.OK else None
 
     def check_alive(self, when: str) -> None:
         """Raise `ServerError` if the server, a companion or the engine behind it has ended.
@@ -197,11 +185,11 @@ class Server:
             raise ServerError(f"the server at {self.url} ended {when}")
         status = self._process.poll()
         # First: launch.sh ends too when a companion does before the server is started.
-        for companion in self._command.companions:
+        for companion in self.command.companions:
             if not self._runs(companion.name):
                 log = self._tail_of(f"{companion.name}.log", 20)
                 raise self._end_of_process(f"{companion.name} ended {when}\n{log}")
-        if status == 0 and self._command.callers:
+        if status == 0 and self.command.callers:
             why = "a server has to stay in the foreground, in its own process or its client's"
             raise ServerError(f"the command ended {when}: {why}\n{self.log_tail()}")
         if status is not None:
@@ -229,7 +217,7 @@ class Server:
         Its answers would be taken for the server's.
         """
         # A command of the caller's may listen in a process that is not below it, as a container.
-        if not self._port_taken() or self._command.callers:
+        if not self._port_taken() or self.command.callers:
             return
         foreign = self._owners() - set(self._group_members())
         if foreign:
@@ -271,39 +259,6 @@ class Server:
             return psutil.Process(int(text)).status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return False
-
-    def thread_use(self) -> dict[str, ThreadUse]:
-        """CPU time of the group's threads so far, summed over threads of one name.
-
-        Returns:
-            `process/thread` (the kernel's names; `main` for the first thread) to `threads` (how
-            many), `cpus` (the CPU sets they may run on) and `cpu_s`.
-        """
-        uses: dict[str, ThreadUse] = {}
-        for pid in self._group_members():
-            try:
-                process = Path(f"/proc/{pid}/comm").read_text().strip()
-            except OSError:
-                continue
-            for thread, name, cpu_ns in threads_of(pid):
-                try:
-                    cpus = format_cpus(tuple(sorted(os.sched_getaffinity(thread))))
-                except OSError:
-                    continue
-                name = "main" if thread == pid else name
-                use = uses.setdefault(f"{process}/{name}", {"threads": 0, "cpus": [], "cpu_s": 0.0})
-                use["threads"] += 1
-                use["cpus"] = sorted({*use["cpus"], cpus})
-                use["cpu_s"] += cpu_ns / 1e9
-        return uses
-
-    def thread_use_since(self, before: Mapping[str, ThreadUse]) -> list[NamedThreadUse]:
-        """Who used the server's CPUs since `before` (`thread_use`), busiest first, nobody idle."""
-        rows: list[NamedThreadUse] = []
-        for name, use in self.thread_use().items():
-            used_s = before[name]["cpu_s"] if name in before else 0.0
-            rows.append({"name": name, **use, "cpu_s": round(use["cpu_s"] - used_s, 2)})
-        return sorted((r for r in rows if r["cpu_s"] > 0), key=lambda r: -r["cpu_s"])
 
     def log_text(self) -> str:
         """Everything the server has printed."""
@@ -360,7 +315,7 @@ class Server:
     def _check_gone(self) -> None:
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline:
-            others = self._foreign_port or self._command.running
+            others = self._foreign_port or self.command.running
             if not self._group_members() and (others or not self._port_taken()):
                 return
             time.sleep(0.02)

@@ -60,7 +60,6 @@ def fastest_burst(config: StudyConfig, burst: Callable[[int], list[float]]) -> l
     """The completions, s, of the burst that was served fastest.
 
     Args:
-        config: a resolved configuration.
         burst: sends so many requests at once; when each was completed, s, ascending. Those that
             outlive `cell.request_timeout_s` are left out.
     """
@@ -82,7 +81,6 @@ def shape_rates_content(
     """The content of shape_rates.json.
 
     Args:
-        study: study.json.
         completed_s: cell name to when its requests were completed, s after all of them arrived.
 
     Raises:

@@ -1,0 +1,33 @@
+"""What tests of the measuring side share: drivers started by hand, stand-ins for programs."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from connector_tax.study.guard import PARENT_VARIABLE
+
+StandIn = Callable[[str, str], Path]
+
+
+@pytest.fixture(autouse=True)
+def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No Snakemake is the parent of a driver."""
+    monkeypatch.delenv(PARENT_VARIABLE, raising=False)
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    """Puts a program first on PATH, by its name and its shell script: there is no GPU here."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+    def put(name: str, script: str) -> Path:
+        program = folder / name
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+        return program
+
+    return put
