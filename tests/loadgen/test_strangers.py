@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -369,6 +370,19 @@ def test_requests_are_all_sent_and_end_the_run(tmp_path: Path) -> None:
             assert summary["ok"] == len(records) == 70
         _, _, records = command(server.port, tmp_path, "--concurrency", "2", "--duration", "0.3")
     assert len(records) > 70
+
+
+def test_the_first_requests_of_a_closed_loop_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    """Each has its own due time, so that the run's own burst is in no lag and in no latency."""
+    with serve(Pause(0.05), GOOD) as server:
+        load = ("--concurrency", "64", "--requests", "320")
+        _, summary, records = command(server.port, tmp_path, *load)
+    assert summary["ok"] == 320
+    first_ns = sorted(record["t_intended_ns"] for record in records)[:64]
+    assert {later - before for before, later in pairwise(first_ns)} == {200_000}
+    # The others are due when one ends.
+    ends_ns = {record["t_done_ns"] for record in records}
+    assert {r["t_intended_ns"] for r in records} - set(first_ns) <= ends_ns
 
 
 def test_prompts_of_words_are_distinct_and_goodput_counts(tmp_path: Path) -> None:

@@ -107,8 +107,7 @@ def verify(result: CellResult, load: Load) -> list[Check]:
     measured = [record for record in requests if record.measured]
     checks = check_requests(measured)
     if load.offsets_ns is None:
-        ramp_ns = round(load.rampup_s * 1e9)
-        ramp = load.concurrency, result.t_origin_ns, ramp_ns
+        ramp = load.concurrency, result.t_origin_ns, load.rampup_ns
         checks += check_concurrency(requests, len(load.sessions), ramp, stop_ns)
     elif len(load.sessions) > 1 and load.offsets_ns[-1] > load.offsets_ns[0]:
         starts_ns = (load.offsets_ns + result.t_origin_ns).tolist()

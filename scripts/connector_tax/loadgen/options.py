@@ -163,7 +163,7 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     add("--duration", type=float, help="s that are measured [60, or until --requests are done]")
     add("--arrivals", choices=["fixed", "jittered", "poisson", "gamma"], help="for --rate")
     add("--gamma-shape", type=float, help="1/shape is the squared variation; for --arrivals gamma")
-    add("--rampup", type=float, help="s, for --concurrency")
+    add("--rampup", type=float, help="s until all of --concurrency run; 0.2 ms each at least")
     add("--warmup", type=float, default=0.0, help="s of load before what is measured")
     add("--min-completed", type=int, help="measure on until so many have succeeded")
     add("--max-duration", type=float, help="s, the most that --min-completed may take")

@@ -5,7 +5,8 @@ One scheduler serves both kinds of traffic; they differ only in when the next se
 - rate (open loop): session k starts at its own offset, whatever is running;
 - concurrency (closed loop): a session starts as soon as fewer than target(t) are active, where
   target(t) = floor(N t / ramp) during the ramp and N after it. The ramp is a function of time
-  alone, so sessions that outlast it neither hold it up nor let it overshoot.
+  alone, so sessions that outlast it neither hold it up nor let it overshoot. It lasts N x
+  START_GAP_NS at least: N requests due at one moment would wait for each other in the client.
 
 In a closed loop whose sessions have one request each the next ones wait in the workers, and start
 there when one ends (`ClosedSingles`).
@@ -55,6 +56,8 @@ from connector_tax.seeds import named_generator
 ArrivalKind = Literal["fixed", "jittered", "poisson", "gamma"]
 
 _NS = 1_000_000_000
+START_GAP_NS = 200_000
+"""Between the first requests of a closed loop, at least: several times what a send takes."""
 
 
 def make_offsets(
@@ -136,7 +139,7 @@ class Load:
     """What is sent: sessions, when they start, and how their requests are made.
 
     `offsets_ns` are the starts after the origin, ascending (open loop); None: `concurrency`
-    sessions are kept active, rising linearly over `rampup_s` (closed loop). The schedule is known
+    sessions are kept active, rising linearly over `rampup_ns` (closed loop). The schedule is known
     up to `horizon_s`: a run that has served all sessions before it goes on to there.
     A request that fails ends its session, unless `keep_going`.
     """
@@ -155,6 +158,11 @@ class Load:
         return needed_capture(self._graphs)
 
     @property
+    def rampup_ns(self) -> int:
+        """How long the sessions of a closed loop take to be there."""
+        return max(round(self.rampup_s * 1e9), self.concurrency * START_GAP_NS)
+
+    @property
     def waits_for_results(self) -> bool:
         """True if the main process makes requests due, or ends them, when another one ends."""
         return any(len(s.nodes) > 1 for s in self._graphs)
@@ -171,10 +179,9 @@ class Load:
 
     def scheduler(self, origin_ns: int) -> "SessionScheduler | ClosedSingles":
         """What says which requests are due, by the clock."""
-        rampup_ns = round(self.rampup_s * 1e9)
         if self.waits_in_workers:
-            return ClosedSingles(self.sessions, self.concurrency, origin_ns, rampup_ns)
-        admission = at_places(self.concurrency, origin_ns, rampup_ns)
+            return ClosedSingles(self.sessions, self.concurrency, origin_ns, self.rampup_ns)
+        admission = at_places(self.concurrency, origin_ns, self.rampup_ns)
         if self.offsets_ns is not None:
             admission = at_starts((self.offsets_ns + origin_ns).tolist())
         return SessionScheduler(self.sessions, admission, not self.keep_going)
