@@ -10,7 +10,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from pathlib import Path
 
-from connector_tax.loadgen import AffinityPlan, read_topology
+from connector_tax.loadgen.affinity import AffinityPlan, read_topology
 
 SOURCE = Path(__file__).with_name("event_server.c")
 

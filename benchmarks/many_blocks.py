@@ -34,7 +34,7 @@ NAMES = ["plain", "noop_connector", "mooncake_both"]
 # A process's own peak: that of getrusage begins with the process which started it.
 PEAK = """
 import runpy, sys
-from connector_tax.loadgen.process import peak_memory_mb
+from connector_tax.loadgen.worker import peak_memory_mb
 del sys.argv[0]
 try:
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from connector_tax.loadgen import __main__ as command
 from connector_tax.loadgen import generator
 from connector_tax.loadgen.messages import Begin, Begun, FromRun, Health, Item, RequestRecord
-from connector_tax.loadgen.process import peak_memory_mb
+from connector_tax.loadgen.worker import peak_memory_mb
 from connector_tax.machine import machine
 
 GAP_NS = 10_000_000
@@ -37,8 +37,8 @@ class Answers:
 
     def begin(self, begin: Begin, on_done: Callable[[FromRun], None], _: object) -> list[Begun]:
         """A worker is there, with all its connections."""
-        self._run, self._on_done = begin.run, on_done
-        return [Begun(0, begin.run, begin.connections, None, "kernel")]
+        self._on_done = on_done
+        return [Begun(0, begin.connections, None, "kernel")]
 
     def submit(self, items: Iterable[Item]) -> None:
         """Answer all that is handed over."""
@@ -63,7 +63,7 @@ class Answers:
 
     def end(self) -> list[Health]:
         """The health of a worker that has had nothing to do."""
-        return [Health(self._run, 0, self.values() | {"reads": 1, "unstamped_reads": 0})]
+        return [Health(0, self.values() | {"reads": 1, "unstamped_reads": 0})]
 
     def values(self) -> dict[str, float]:
         """Counters, all zero."""

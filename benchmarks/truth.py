@@ -3,14 +3,13 @@
     python -m benchmarks.truth
 
 The C event server runs on one CPU and logs when it writes each token event; the whole client runs
-on one other CPU. Per event rate and stamp source: error of the reported first token, last token and
+on one other CPU. Per event rate: error of the reported first token, last token and
 ITL (client minus server, µs), schedule lag, achieved rate. Rates rise until the schedule is lost.
 """
 
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -41,21 +40,13 @@ LOST_SCHEDULE_MAX = 0.01
 PROMPT_TOKENS = 16
 
 
-@dataclass(frozen=True)
-class Point:
-    """One cell: its event rate and stamp source."""
-
-    events_per_s: float
-    kernel_stamps: bool
-
-
 def run_point(
-    point: Point, tokens: int, gap_us: float, seconds: float, engine: Path | None
+    events_per_s: float, tokens: int, gap_us: float, seconds: float, engine: Path | None
 ) -> tuple[CellResult, dict[str, list[int]]]:
     """Run one cell; return its records and the server's truth by request id."""
     plan = one_cpu_each()
     (server_cpu,) = plan.server
-    rate = point.events_per_s / tokens
+    rate = events_per_s / tokens
     rule = CellRule(
         warmup_s=0.5,
         floor_s=seconds,
@@ -76,7 +67,6 @@ def run_point(
         connections_per_worker=min(inflight, 4000),
         cpus=plan,
         strict=True,
-        kernel_stamps=point.kernel_stamps,
     )
     server_run = (
         EventServer(gap_us, 1000.0, server_cpu)
@@ -136,7 +126,7 @@ def _cells(values: Floats) -> str:
     return f"{p50:.0f}/{p90:.0f}/{p99:.0f}"
 
 
-def _row(point: Point, result: CellResult, truth: dict[str, list[int]]) -> list[str]:
+def _row(events_per_s: float, result: CellResult, truth: dict[str, list[int]]) -> list[str]:
     errors = errors_us(result.records, truth)
     measured = [r for r in result.records if r.measured]
     lag = np.array([(r.t_send_ns or 0) - r.t_intended_ns for r in measured if r.t_send_ns]) / 1e3
@@ -147,7 +137,7 @@ def _row(point: Point, result: CellResult, truth: dict[str, list[int]]) -> list[
     events = sum(r.completion_tokens or 0 for r in measured if r.status == "ok")
     processes = result.health["processes"]
     return [
-        f"{point.events_per_s:,.0f}",
+        f"{events_per_s:,.0f}",
         result.clock,
         _cells(errors["first"]),
         _cells(errors["last"]),
@@ -167,7 +157,6 @@ def main() -> int:
     parser.add_argument("--rates", default="1000,5000,20000,40000,60000,80000,100000,120000")
     parser.add_argument("--tokens", type=int, default=64, help="token events per request")
     parser.add_argument("--gap-us", type=float, default=10_000.0, help="between a stream's events")
-    parser.add_argument("--kernel-only", action="store_true", help="not the worker's own stamps")
     parser.add_argument("--seconds", type=float, default=4.0, help="measured window per cell")
     parser.add_argument("--engine", type=Path, help="its config: the embedded engine as server")
     options = parser.parse_args()
@@ -178,15 +167,11 @@ def main() -> int:
     )
     limit = 0.0
     for events_per_s in (float(text) for text in options.rates.split(",")):
-        kept = False
-        for kernel_stamps in (True,) if options.kernel_only else (True, False):
-            point = Point(events_per_s, kernel_stamps)
-            result, truth = run_point(
-                point, options.tokens, options.gap_us, options.seconds, options.engine
-            )
-            table.add_row(*_row(point, result, truth))
-            kept = kept or kept_schedule(result)
-        if not kept:
+        result, truth = run_point(
+            events_per_s, options.tokens, options.gap_us, options.seconds, options.engine
+        )
+        table.add_row(*_row(events_per_s, result, truth))
+        if not kept_schedule(result):
             break
         limit = events_per_s
     console = Console(width=150, highlight=False)

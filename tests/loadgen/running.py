@@ -16,11 +16,10 @@ from connector_tax.loadgen import (
     LoadGenerator,
     Plan,
     PlannedRequest,
-    PrecisionRule,
 )
 from connector_tax.loadgen.http import Connection, Reader
 from connector_tax.loadgen.messages import WAITS, RequestFailed, RequestRecord, Window
-from connector_tax.loadgen.plan import LEAD_NS
+from connector_tax.loadgen.plan import LEAD_NS, PrecisionRule
 from connector_tax.loadgen.traffic import Load
 
 ORIGIN_NS = 1_000_000_000

@@ -18,7 +18,7 @@ from connector_tax.loadgen import (
     endpoint,
 )
 from connector_tax.loadgen.__main__ import main
-from connector_tax.loadgen.health import check_processes
+from connector_tax.loadgen.summary import check_processes
 from tests.loadgen.fault_server import (
     HEAD,
     FaultServer,

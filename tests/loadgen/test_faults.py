@@ -4,13 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from connector_tax.loadgen import (
-    FAILURES,
-    LoadGenerator,
-    LoadGeneratorOptions,
-    RequestRecord,
-    Target,
-)
+from connector_tax.loadgen import LoadGenerator, LoadGeneratorOptions, RequestRecord, Target
+from connector_tax.loadgen.messages import FAILURES
 from tests.loadgen.fault_server import (
     HEAD,
     FaultServer,

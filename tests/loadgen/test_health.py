@@ -8,7 +8,8 @@ from connector_tax.analysis.validity import assess
 from connector_tax.artifacts.cell_records import RequestLine
 from connector_tax.artifacts.checks import BOUNDS
 from connector_tax.loadgen import RequestRecord
-from connector_tax.loadgen.health import (
+from connector_tax.loadgen.messages import STUDY_FIELDS
+from connector_tax.loadgen.summary import (
     Check,
     check_concurrency,
     check_intra_session,
@@ -16,7 +17,6 @@ from connector_tax.loadgen.health import (
     check_requests,
     check_sent_rate,
 )
-from connector_tax.loadgen.messages import STUDY_FIELDS
 
 MS = 1_000_000
 GOOD = {"loop_lag_p99_ms": 0.1, "loop_lag_max_ms": 1.0, "cpu_share": 0.2, "reads": 100,

@@ -19,7 +19,7 @@ from connector_tax.loadgen import (
     Target,
     dispatcher,
 )
-from connector_tax.loadgen.health import check_processes
+from connector_tax.loadgen.summary import check_processes
 from tests.loadgen.fault_server import FaultServer, Fin, Hang, Pause, Step, good_answer
 from tests.loadgen.running import planned, rule, run_scripts, spread
 

@@ -150,7 +150,7 @@ def test_a_slow_load_finds_young_connections(monkeypatch: pytest.MonkeyPatch) ->
     async def main_loop(server: FaultServer) -> None:
         loop = asyncio.get_running_loop()
         place = ("127.0.0.1", server.port)
-        connections = pool.Pool(loop, socket.AF_INET, place, 8, kernel_stamps=True)
+        connections = pool.Pool(loop, socket.AF_INET, place, 8)
         assert await connections.open(2) is None
         opened_ns = time.monotonic_ns()
         async with asyncio.timeout(10):

@@ -13,9 +13,8 @@ import zmq
 
 from connector_tax.loadgen.messages import End, RequestFailed, RequestRecord, ToWorker
 from connector_tax.loadgen.pool import Pool
-from connector_tax.loadgen.process import LoopProbe
 from connector_tax.loadgen.sse import StreamAccumulator
-from connector_tax.loadgen.transport import Receiver, Sender, private_socket
+from connector_tax.loadgen.transport import LoopProbe, Receiver, Sender, private_socket
 from tests.loadgen.fault_server import (
     HEAD,
     FaultServer,
@@ -77,9 +76,7 @@ def server() -> Iterator[FaultServer]:
 def run(main: Callable[[Pool], Coroutine[Any, Any, None]], port: int, limit: int = 2) -> None:
     async def with_pool() -> None:
         loop = asyncio.get_running_loop()
-        pool = Pool(
-            loop, socket.AF_INET, ("127.0.0.1", port), limit, kernel_stamps=True, strict=True
-        )
+        pool = Pool(loop, socket.AF_INET, ("127.0.0.1", port), limit, strict=True)
         await main(pool)
         pool.close()
 
@@ -112,6 +109,21 @@ def test_acquire_suspends_only_without_an_idle_connection(server: FaultServer) -
         assert await pool.acquire() is b
         pool.release(b)
 
+    run(main, server.port)
+
+
+def test_a_kernel_without_stamps_leaves_them_to_this_process(
+    server: FaultServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main(pool: Pool) -> None:
+        connection = await pool.acquire()
+        before = time.monotonic_ns()
+        response = await ask(connection, "whole")
+        assert before <= response.head_ns <= time.monotonic_ns()
+        assert pool.stamps.unstamped == pool.stamps.reads == 1
+        pool.release(connection)
+
+    monkeypatch.setattr("connector_tax.loadgen.pool.enable_kernel_stamps", lambda _: False)
     run(main, server.port)
 
 

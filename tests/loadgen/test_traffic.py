@@ -10,9 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from connector_tax.loadgen import ArrivalKind, make_offsets
 from connector_tax.loadgen.sessions import Node, Parent, Session
-from connector_tax.loadgen.traffic import Ready, SessionScheduler, at_places, at_starts
+from connector_tax.loadgen.traffic import (
+    ArrivalKind,
+    Ready,
+    SessionScheduler,
+    at_places,
+    at_starts,
+    make_offsets,
+)
 
 S = 1_000_000_000
 

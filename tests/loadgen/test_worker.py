@@ -17,11 +17,17 @@ import pytest
 import uvloop
 
 from connector_tax.loadgen import worker as worker_module
-from connector_tax.loadgen.answer import HeldRequest
-from connector_tax.loadgen.messages import Begin, Ended, FromWorker, RequestRecord, WorkerSettings
+from connector_tax.loadgen.messages import (
+    Begin,
+    Ended,
+    FromWorker,
+    RequestRecord,
+    Target,
+    WorkerSettings,
+)
 from connector_tax.loadgen.summary import PENDING_BYTES, RecordSink, _quantiles
 from connector_tax.loadgen.transport import InFlight, shared_memory
-from connector_tax.loadgen.worker import Worker
+from connector_tax.loadgen.worker import HeldRequest, Worker
 
 
 @contextlib.contextmanager
@@ -32,9 +38,8 @@ def working(folder: Path, port: int, connections: int, begin: Begin) -> Iterator
     inflight.limit(0)
     settings = WorkerSettings(
         worker=0, parent=os.getpid(), folder=str(folder), inflight_fd=-1, workers=1,
-        family=socket.AF_INET, host="127.0.0.1", port=port, tls=None, strict=True,
-        head="POST / HTTP/1.1\r\n", chat=False, stream=True, connections=connections,
-        kernel_stamps=True,
+        family=socket.AF_INET, host="127.0.0.1", target=Target("127.0.0.1", port), strict=True,
+        connections=connections,
     )  # fmt: skip
     worker = Worker(asyncio.get_running_loop(), settings, inflight)
     worker._begin_run(begin)
@@ -79,9 +84,9 @@ def test_dense_requests_leave_turns_to_the_rest_of_the_loop(tmp_path: Path) -> N
     assert max(sent_in_turn.values()) <= 8
 
 
-@pytest.mark.parametrize(("most", "kinds"), [(500, [RequestRecord] * 3), (5000, [Ended])])
+@pytest.mark.parametrize(("most", "messages"), [(500, 3), (5000, 1)])
 def test_results_leave_together_unless_that_is_too_much_for_a_message(
-    most: int, kinds: list[type], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    most: int, messages: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decode = msgspec.msgpack.Decoder(FromWorker).decode
     frames: list[bytes] = []
@@ -89,7 +94,7 @@ def test_results_leave_together_unless_that_is_too_much_for_a_message(
 
     def send(frame: bytes) -> bool:
         frames.append(frame)
-        if len(frames) == len(kinds):
+        if len(frames) == messages:
             all_sent.set()
         return True
 
@@ -107,10 +112,11 @@ def test_results_leave_together_unless_that_is_too_much_for_a_message(
 
     monkeypatch.setattr(worker_module, "MAX_MESSAGE", most)
     uvloop.run(main())
-    messages = [decode(frame) for frame in frames]
-    assert [type(message) for message in messages] == kinds
-    results = messages[0].results if isinstance(messages[0], Ended) else messages
-    assert [done.seq for done in results if isinstance(done, RequestRecord)] == [0, 1, 2]
+    ended = [message for message in map(decode, frames) if isinstance(message, Ended)]
+    assert len(ended) == len(frames) == messages
+    assert [(done.seq, done.status) for message in ended for done in message.results] == [
+        (seq, "ok") for seq in range(3)
+    ]
 
 
 def test_records_reach_the_file_before_they_fill_the_memory(tmp_path: Path) -> None:

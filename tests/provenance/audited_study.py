@@ -199,14 +199,14 @@ def _complete_cell(document: dict[str, Any], folder: Path, index: dict[str, Any]
     record_file = folder / f"cell_{suffix}.json"
     record: dict[str, Any] = read_json(record_file)
     requests = list(read_jsonl(folder / f"requests_{suffix}.jsonl"))
-    planned = planned_requests(
+    planned = list(planned_requests(
         engine_of(document["config"]["engine"]).served,
         input_tokens=record["input_tokens"],
         output_tokens=record["output_tokens"],
         count=len(requests),
         seed=document["seed"],
         name=f"{where}/attempt{record['attempt']}1",
-    )
+    ))  # fmt: skip
     record["cooldown"] = {"requests": 0, "ended_by": "answered"}
     for request, sent in zip(requests, planned, strict=True):
         request |= {"request_id": sent.request_id, "cooldown": False}

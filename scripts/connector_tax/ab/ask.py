@@ -18,7 +18,7 @@ import httpx
 from connector_tax.analysis.validity import server_counters
 from connector_tax.artifacts.launch_files import SettingRecord
 from connector_tax.artifacts.study_records import EngineSection, ServedSection
-from connector_tax.loadgen import RandomWords
+from connector_tax.loadgen import random_words
 from connector_tax.servers.command import running_port, server_command
 from connector_tax.servers.kinds import STEP_LOG_PREFIX, STEP_LOG_PROCESSES, ServerError, free_port
 from connector_tax.study.guard import kill_leftovers
@@ -240,7 +240,7 @@ def _words(client: httpx.Client, path: str, model: str, body: str) -> dict[str, 
     """Tokens of a word and of a prompt without words; a word counts as one where none are told."""
     counts = []
     for words in (FEW_WORDS, MANY_WORDS):
-        text = RandomWords(f"ask/{words}", words)()
+        text = random_words(f"ask/{words}", words)()
         asked = _chat(text) if path.endswith("chat/completions") else {"prompt": text}
         answered = _stream(client, path, {"model": model, **asked, **BODIES[body]})
         counts.append(None if isinstance(answered, str) else answered.prompt_tokens)

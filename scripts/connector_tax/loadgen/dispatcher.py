@@ -7,6 +7,7 @@ that dies is noticed by its process descriptor, not by silence.
 
 import asyncio
 import os
+import select
 import shutil
 import subprocess
 import sys
@@ -36,12 +37,11 @@ from connector_tax.loadgen.messages import (
     RequestRecord,
     ToWorker,
     Unanswered,
-    Up,
     WorkerSettings,
 )
-from connector_tax.loadgen.process import LoopProbe
 from connector_tax.loadgen.transport import (
     InFlight,
+    LoopProbe,
     Receiver,
     Sender,
     private_socket,
@@ -49,13 +49,19 @@ from connector_tax.loadgen.transport import (
 )
 
 START_S = 60.0
+ANSWER_S = 10.0
+DEATH_GRACE_S = 0.05
+BACKLOG = 65536
+
+_T = TypeVar("_T")
 
 
 class WorkerProcess:
     """Started by the constructor, on `cpus` if there are any.
 
     `sender` is its way in, once there is one; `pidfd` becomes readable when it ends;
-    `outstanding` requests were sent to it and have not come back.
+    `outstanding` requests were sent to it and have not come back; `answer` will be what it says to
+    the last question, or None if it dies before.
     """
 
     def __init__(self, settings: WorkerSettings, cpus: tuple[int, ...] | None) -> None:
@@ -63,6 +69,7 @@ class WorkerProcess:
         self.index = settings.worker
         self.sender: Sender | None = None
         self.outstanding = 0
+        self.answer: asyncio.Future[Any] | None = None
         own = os.sched_getaffinity(0)
         if cpus is not None:
             # Inherited, so that the worker's memory comes from its own node from the first page on.
@@ -78,23 +85,16 @@ class WorkerProcess:
             os.sched_setaffinity(0, own)
         self.pidfd = os.pidfd_open(self.process.pid)
 
-    async def wait_up(self, loop: asyncio.AbstractEventLoop) -> None:
+    def wait_up(self) -> None:
         """Wait for the worker's first line, written once it can be told its settings.
 
         Raises:
             LoadGeneratorError: it ended, or did not write within START_S.
         """
         assert self.process.stdout is not None
-        descriptor = self.process.stdout.fileno()
-        readable: asyncio.Future[None] = loop.create_future()
-        loop.add_reader(descriptor, _resolve, readable)
-        try:
-            await asyncio.wait_for(readable, START_S)
-        except TimeoutError:
-            raise LoadGeneratorError(f"worker {self.index} did not start") from None
-        finally:
-            loop.remove_reader(descriptor)
-        if os.read(descriptor, 16) != b"up\n":
+        if not select.select([self.process.stdout], [], [], START_S)[0]:
+            raise LoadGeneratorError(f"worker {self.index} did not start")
+        if self.process.stdout.readline() != b"up\n":
             raise LoadGeneratorError(f"worker {self.index} ended at its start; see its stderr")
 
     def tell_settings(self, folder: str) -> None:
@@ -114,18 +114,6 @@ class WorkerProcess:
                 pipe.close()
         if self.sender is not None:
             self.sender.close()
-
-
-def _resolve(future: "asyncio.Future[None]") -> None:
-    if not future.done():
-        future.set_result(None)
-
-
-ANSWER_S = 10.0
-DEATH_GRACE_S = 0.05
-BACKLOG = 65536
-
-_T = TypeVar("_T")
 
 
 class Dispatcher:
@@ -151,7 +139,6 @@ class Dispatcher:
         self._inbox: deque[Item] = deque()
         self._wake_pending = False
         self._run_number = 0
-        self._answers: dict[tuple[type, int], asyncio.Future[Any]] = {}
         self._on_done: Callable[[FromRun], None] = lambda _: None
         self._on_death: Callable[[], None] = lambda: None
         self.late_results = 0
@@ -203,7 +190,8 @@ class Dispatcher:
             settings.parent = os.getpid()
             self._spawn(settings)
         os.close(descriptor)
-        await asyncio.gather(*(worker.wait_up(self._loop) for worker in self._workers))
+        for worker in self._workers:
+            worker.wait_up()
         # The folder exists only from here until both directions work, so that a main process that
         # is killed at any later time leaves no socket behind.
         self._folder = tempfile.mkdtemp(prefix="connector-tax-loadgen-")
@@ -217,15 +205,12 @@ class Dispatcher:
             ) from None
         decoder = msgspec.msgpack.Decoder(FromWorker)
         self._results = Receiver(self._loop, pull, decoder, self._on_message)
-        ups = []
         for worker in self._workers:
             push = private_socket(self._context, zmq.PUSH)
             push.bind(f"ipc://{self._folder}/requests-{worker.index}")
             worker.sender = Sender(self._loop, push, BACKLOG)
-            ups.append(self._expect(Up, worker.index))
             worker.tell_settings(self._folder)
-        await self._all(ups, START_S, "did not connect")
-        await self._begin(Begin(0, 0, 0, False, "counts"))  # also proves the way to each worker
+        await self._begin(Begin(0, 0, 0, False, "counts"), START_S)  # proves both ways
         self._remove_folder()
 
     def _spawn(self, settings: WorkerSettings) -> None:
@@ -271,17 +256,20 @@ class Dispatcher:
         for worker in self._workers:
             worker.outstanding = 0
         self.late_results = 0
-        return self._call(self._begin(begin))
+        return self._call(self._begin(begin, ANSWER_S))
 
-    async def _begin(self, begin: Begin) -> list[Begun]:
+    async def _begin(self, begin: Begin, timeout_s: float) -> list[Begun]:
         if not self._living:
             raise LoadGeneratorError(f"no worker is left: {self.died} died")
         self._run_number = begin.run
         self._probe.reset()
         self._inflight.limit(begin.inflight_cap)
-        asked = self._ask(begin, Begun).values()
-        answers = await self._all(list(asked), ANSWER_S, "did not answer Begin")
-        return [begun for begun in answers if begun is not None]
+        asked = self._ask(begin)
+        await asyncio.wait(asked.values(), timeout=timeout_s)
+        silent = [worker.index for worker, answer in asked.items() if not answer.done()]
+        if silent:
+            raise LoadGeneratorError(f"worker {silent} did not answer Begin in {timeout_s:.0f} s")
+        return [answer.result() for answer in asked.values() if answer.result() is not None]
 
     def end(self) -> list[Health]:
         """End the run; return what every living worker says about it.
@@ -291,7 +279,7 @@ class Dispatcher:
         return self._call(self._end()) if self._living else []
 
     async def _end(self) -> list[Health]:
-        asked = self._ask(End(), Health)
+        asked = self._ask(End())
         await asyncio.wait(asked.values(), timeout=ANSWER_S)
         for worker, answer in asked.items():
             if not answer.done():
@@ -390,29 +378,13 @@ class Dispatcher:
             assert worker.sender is not None
             worker.sender.send(frame)
 
-    def _ask(
-        self, message: ToWorker, answer: type[_T]
-    ) -> "dict[WorkerProcess, asyncio.Future[_T | None]]":
+    def _ask(self, message: Begin | End) -> "dict[WorkerProcess, asyncio.Future[Any]]":
         """Send to every living worker; what each will answer, None if it dies before."""
-        expected = {worker: self._expect(answer, worker.index) for worker in self._living}
+        asked: dict[WorkerProcess, asyncio.Future[Any]] = {}
+        for worker in self._living:
+            worker.answer = asked[worker] = self._loop.create_future()
         self._broadcast(message)
-        return expected
-
-    def _expect(self, kind: type, worker: int) -> "asyncio.Future[Any]":
-        future: asyncio.Future[Any] = self._loop.create_future()
-        self._answers[kind, worker] = future
-        return future
-
-    async def _all(
-        self, futures: list["asyncio.Future[Any]"], timeout_s: float, problem: str
-    ) -> list[Any]:
-        if not futures:
-            return []
-        _, pending = await asyncio.wait(futures, timeout=timeout_s)
-        if pending:
-            silent = [key[1] for key, future in self._answers.items() if future in pending]
-            raise LoadGeneratorError(f"worker {silent} {problem} within {timeout_s:.0f} s")
-        return [future.result() for future in futures]
+        return asked
 
     # ---- from the workers
 
@@ -420,16 +392,10 @@ class Dispatcher:
         if type(message) is Ended:
             for record in message.results:
                 self._take(record)
-            return
-        if type(message) is RequestRecord:
-            self._take(message)
-            return
-        if type(message) is Unanswered:
+        elif type(message) is Unanswered:
             self._on_done(message)
-            return
-        future = self._answers.pop((type(message), message.worker), None)
-        if future is not None and not future.done():
-            future.set_result(message)
+        else:
+            _resolve(self._workers[message.worker].answer, message)
 
     def _take(self, record: RequestRecord) -> None:
         held = self._outstanding.get(record.seq)
@@ -454,12 +420,15 @@ class Dispatcher:
         for record in orphans:
             del self._outstanding[record.seq]
             self._fail(record, "worker_died", f"worker exit status {code}")
-        for (_, index), future in list(self._answers.items()):
-            if index == worker.index and not future.done():
-                future.set_result(None)
+        _resolve(worker.answer, None)
         self._on_death()
 
     def _fail(self, record: RequestRecord, kind: str, detail: str | None = None) -> None:
         record.fail(kind, detail)
         record.t_done_ns = time.monotonic_ns()
         self._on_done(record)
+
+
+def _resolve(answer: "asyncio.Future[Any] | None", said: Begun | Health | None) -> None:
+    if answer is not None and not answer.done():
+        answer.set_result(said)

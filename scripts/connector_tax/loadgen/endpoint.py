@@ -1,58 +1,19 @@
-"""Where requests go: the address, the head of a request, and whether somebody answers there."""
+"""The endpoint: its address, the head of a request to it, and whether somebody answers there."""
 
 import contextlib
-import re
 import socket
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import httpx
 
 from connector_tax.loadgen.http import TlsClient
-from connector_tax.loadgen.messages import LoadGeneratorError, TlsSettings
+from connector_tax.loadgen.messages import LoadGeneratorError, Target
 from connector_tax.loadgen.sse import excerpt
 
 PROBE_S = 2.0
-
-
-_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+").fullmatch
-# The length of each body, and the name of each request, are the load generator's to say.
-_OWN_HEADERS = {"content-length", "transfer-encoding", "x-request-id"}
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The endpoint; `path` may carry a query.
-
-    Header values (credentials) are sent, and never logged or described.
-    """
-
-    host: str
-    port: int
-    path: str = "/v1/completions"
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    stream: bool = True
-    tls: TlsSettings | None = None
-
-    def __post_init__(self) -> None:
-        if not (self.path.isascii() and self.path.isprintable()) or " " in self.path:
-            raise ValueError(f"path {self.path!r} holds characters that must be %-encoded")
-        for name, value in self.headers.items():
-            if any(character in name + value for character in "\r\n"):
-                raise ValueError(f"header {name!r} contains a line break")
-            if not _TOKEN(name):
-                raise ValueError(f"header name {name!r} is none (letters, digits, - and the like)")
-            if name.lower() in _OWN_HEADERS:
-                raise ValueError(f"header {name!r} is set for each request")
-            if not all(ord(character) < 256 for character in value):
-                raise ValueError(f"header {name!r} holds characters outside Latin-1")
-
-    @property
-    def chat(self) -> bool:
-        """True for a chat-completions endpoint."""
-        return self.path.partition("?")[0].endswith("/chat/completions")
+PAUSE_S = 0.2
+ANSWER_S = 10.0
 
 
 def is_local(host: str) -> bool:
@@ -107,10 +68,6 @@ def request_head(target: Target) -> str:
     lines = [f"{n}: {v}" for n, v in headers.items() if n.lower() not in given]
     lines += [f"{n}: {v}" for n, v in target.headers.items()]
     return "\r\n".join([f"POST {target.path} HTTP/1.1", *lines]) + "\r\n"
-
-
-PAUSE_S = 0.2
-ANSWER_S = 10.0
 
 
 def wait_ready(target: Target, model: str | None, wait_s: float) -> str:

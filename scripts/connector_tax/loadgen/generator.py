@@ -5,12 +5,14 @@ the next. It does not spin: each request travels to its worker LEAD_NS before it
 worker fires it (docs/decisions/loadgen.md has the measurement of the alternatives).
 """
 
+import contextlib
+import gc
 import os
 import resource
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -20,7 +22,7 @@ from numpy.typing import NDArray
 from connector_tax.artifacts.cell_records import GeneratorHealth
 from connector_tax.loadgen.affinity import AffinityPlan
 from connector_tax.loadgen.dispatcher import Dispatcher
-from connector_tax.loadgen.endpoint import Target, find_address, request_head
+from connector_tax.loadgen.endpoint import find_address
 from connector_tax.loadgen.messages import (
     Begin,
     Begun,
@@ -29,19 +31,33 @@ from connector_tax.loadgen.messages import (
     FromRun,
     LoadGeneratorError,
     RequestRecord,
+    Target,
     Unanswered,
     WorkerSettings,
 )
-from connector_tax.loadgen.plan import LEAD_NS, POLL_NS, Plan, Progress
+from connector_tax.loadgen.plan import (
+    LEAD_NS,
+    POLL_NS,
+    CellRule,
+    CooldownEnd,
+    Plan,
+    PrecisionRule,
+    Progress,
+    open_loop,
+)
 from connector_tax.loadgen.pool import SPARE
-from connector_tax.loadgen.process import collector_paused
-from connector_tax.loadgen.rule import CellRule, CooldownEnd, PrecisionRule
 from connector_tax.loadgen.sessions import RequestSource
-from connector_tax.loadgen.traffic import Load, open_loop
+from connector_tax.loadgen.traffic import Load
 
 ABORT_GRACE_S = 2.0
 # No body is begun so shortly before the next look at the plan.
 BODY_NS = 2_000_000
+PROGRESS_S = 0.25
+START_DELAY_NS = 20_000_000
+RECORDS_AT_ONCE = 10
+"""Handed to `on_record` before the other threads get their turn."""
+# Of a worker, beside its connections: pipes, ipc sockets, timers, libraries.
+OTHER_FILES = 64
 
 
 class IssuingThread:
@@ -56,13 +72,12 @@ class IssuingThread:
         self._ended = threading.Event()
         self.interrupted = False
         self._stop = False
-        self._thread = threading.Thread(target=self._run, name="loadgen-issue", daemon=True)
         self._error: BaseException | None = None
         self.t_drained_ns = 0
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread.start()
+        threading.Thread(target=self._run, name="loadgen-issue", daemon=True).start()
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the end; True if it is over. Raises what the thread raised."""
@@ -159,14 +174,6 @@ class IssuingThread:
             self._sleep(min(deadline_ns, now_ns + POLL_NS))
 
 
-PROGRESS_S = 0.25
-START_DELAY_NS = 20_000_000
-RECORDS_AT_ONCE = 10
-"""Handed to `on_record` before the other threads get their turn."""
-# Of a worker, beside its connections: pipes, ipc sockets, timers, libraries.
-OTHER_FILES = 64
-
-
 @dataclass(frozen=True, slots=True)
 class LoadGeneratorOptions:
     """How the load generator works; none of it changes what is sent or when it is due.
@@ -180,7 +187,6 @@ class LoadGeneratorOptions:
     workers: int = 1
     connections_per_worker: int = 256
     strict: bool = False
-    kernel_stamps: bool = True
     keep_reads: bool = True
     cpus: AffinityPlan | None = None
 
@@ -259,7 +265,6 @@ class LoadGenerator:
         self.target = target
         self.options = options
         self._run_number = 0
-        self._begun: list[Begun] = []
         self._issuer: IssuingThread | None = None
 
     def __enter__(self) -> "LoadGenerator":
@@ -277,9 +282,11 @@ class LoadGenerator:
                 f"files; the hard limit is {most} (ulimit -Hn)"
             )
         plan = self.options.cpus
-        self._main_cpus = plan.loadgen if plan is not None and plan.enabled else None
-        worker_cpus = plan.workers if plan is not None and plan.enabled else None
-        self._dispatcher = Dispatcher(self._worker_settings(), self._main_cpus, worker_cpus)
+        main_cpus, worker_cpus = None, None
+        if plan is not None and plan.enabled:
+            main_cpus, worker_cpus = plan.loadgen, plan.workers
+        self._main_cpus = main_cpus
+        self._dispatcher = Dispatcher(self._worker_settings(), main_cpus, worker_cpus)
         self._dispatcher.start()
         return self
 
@@ -290,11 +297,6 @@ class LoadGenerator:
     def worker_pids(self) -> list[int]:
         """Process ids of the workers, by index."""
         return self._dispatcher.pids
-
-    @property
-    def affinity(self) -> dict[str, Any] | None:
-        """The affinity plan, for the records."""
-        return None if self.options.cpus is None else self.options.cpus.describe()
 
     def describe(self) -> dict[str, Any]:
         """Return target and options, for the records; header values are left out."""
@@ -311,9 +313,8 @@ class LoadGenerator:
             "workers": options.workers,
             "connections_per_worker": options.connections_per_worker,
             "strict": options.strict,
-            "kernel_stamps": options.kernel_stamps,
             "keep_reads": options.keep_reads,
-            "affinity": self.affinity,
+            "affinity": None if options.cpus is None else options.cpus.describe(),
         }
 
     def run_cell(
@@ -331,8 +332,7 @@ class LoadGenerator:
         Raises:
             ValueError: the schedule does not fit the requests or the rule.
         """
-        load = open_loop(offsets_ns, requests, rule)
-        return self.run(load, rule, on_progress)
+        return self.run(open_loop(offsets_ns, requests, rule), rule, on_progress)
 
     def run(
         self,
@@ -355,8 +355,9 @@ class LoadGenerator:
         plan = Plan(load, rule, precision, on_record is not None)
         while plan.prepare():
             pass
-        with collector_paused():
-            self._begin(load, rule)
+        issuer = IssuingThread(plan, self._dispatcher, self._main_cpus)
+        with _collector_paused():
+            begun = self._begin(load, rule, issuer)
             plan.start(time.monotonic_ns() + LEAD_NS + START_DELAY_NS, self.options.workers)
 
             def report() -> None:
@@ -368,13 +369,14 @@ class LoadGenerator:
                 if on_progress is not None:
                     on_progress(plan.progress(time.monotonic_ns()))
 
-            drained_ns, interrupted = self._drive(plan, report)
-            health = self._end()
-        result = CellResult.of(plan, drained_ns, self.clock, health)
+            self._drive(issuer, report)
+            health = self._end(begun)
+        clock: Clock = "kernel" if all(b.clock == "kernel" for b in begun) else "worker"
+        result = CellResult.of(plan, issuer.t_drained_ns, clock, health)
         if on_record is not None:
             for record in result.requests[len(result.records) :]:
                 on_record(record)  # was not sent
-        if interrupted:
+        if issuer.interrupted:
             raise Interrupted(result)
         return result
 
@@ -387,13 +389,8 @@ class LoadGenerator:
 
     # ---- the parts of a run
 
-    @property
-    def clock(self) -> Clock:
-        """Where the stamps of this run come from; "kernel" only if every worker has it."""
-        return "kernel" if all(begun.clock == "kernel" for begun in self._begun) else "worker"
-
-    def _begin(self, load: Load, rule: CellRule) -> None:
-        """Prepare the workers for a run."""
+    def _begin(self, load: Load, rule: CellRule, issuer: IssuingThread) -> list[Begun]:
+        """Prepare the workers for a run, whose results go to `issuer`."""
         options = self.options
         self._run_number += 1
         self._issuer = None
@@ -412,11 +409,11 @@ class LoadGenerator:
             prompt=load.waits_for_results,
             closed=load.waits_in_workers,
         )
-        self._begun = self._dispatcher.begin(begin, self._on_done, self._on_death)
+        return self._dispatcher.begin(begin, issuer.put, issuer.stop)
 
-    def _drive(self, plan: Plan, report: Callable[[], None]) -> tuple[int, bool]:
-        """Run `plan` in its thread; return when it drained, and whether Ctrl-C ended it."""
-        issuer = self._issuer = IssuingThread(plan, self._dispatcher, self._main_cpus)
+    def _drive(self, issuer: IssuingThread, report: Callable[[], None]) -> None:
+        """Run the plan to its end, which Ctrl-C only brings sooner."""
+        self._issuer = issuer
         issuer.start()
         while True:
             try:
@@ -430,9 +427,8 @@ class LoadGenerator:
                 issuer.join(60.0)
                 raise
         report()
-        return issuer.t_drained_ns, issuer.interrupted
 
-    def _end(self) -> GeneratorHealth:
+    def _end(self, begun: list[Begun]) -> GeneratorHealth:
         """End the run; return the health of every process that is alive.
 
         `workers` and `connections_per_worker` say how many there should have been at its beginning.
@@ -443,17 +439,9 @@ class LoadGenerator:
             "workers": self.options.workers,
             "workers_died": list(self._dispatcher.died),
             "connections_per_worker": self._ahead,
-            "connections": {f"worker{b.worker}": b.connections for b in self._begun},
-            "connect_errors": [b.connect_error for b in self._begun if b.connect_error],
+            "connections": {f"worker{b.worker}": b.connections for b in begun},
+            "connect_errors": [b.connect_error for b in begun if b.connect_error],
         }
-
-    def _on_done(self, result: FromRun) -> None:
-        if self._issuer is not None:
-            self._issuer.put(result)
-
-    def _on_death(self) -> None:
-        if self._issuer is not None:
-            self._issuer.stop()
 
     def _worker_settings(self) -> list[WorkerSettings]:
         options, target = self.options, self.target
@@ -467,14 +455,22 @@ class LoadGenerator:
                 workers=options.workers,
                 family=family,
                 host=host,
-                port=target.port,
-                tls=target.tls,
-                head=request_head(target),
-                chat=target.chat,
-                stream=target.stream,
+                target=target,
                 strict=options.strict,
                 connections=options.connections_per_worker,
-                kernel_stamps=options.kernel_stamps,
             )
             for index in range(options.workers)
         ]
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Keep Python's cyclic collector out of a run."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

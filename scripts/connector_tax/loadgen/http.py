@@ -103,8 +103,8 @@ def kernel_stamps_offered() -> bool:
 
 
 class StampCounts:
-    """What a pool's connections read: `reads`, those among them that were stamped by this process
-    though the kernel was asked (`unstamped`), and those that read the clocks again (`clock_gaps`).
+    """What a pool's connections read: `reads`, those among them without a stamp of the kernel
+    (`unstamped`), and those that read the clocks again (`clock_gaps`).
     """
 
     __slots__ = ("clock_gaps", "reads", "unstamped")
@@ -129,7 +129,7 @@ def _read_clocks() -> tuple[int, int]:
 
 
 class KernelReader:
-    """Reads `sock` with the kernel's stamps.
+    """Reads `sock` with the kernel's stamps, or this process's own where there are none.
 
     `not_before_ns`: nothing read from here on can have arrived earlier (the last write, or read).
     """
@@ -163,22 +163,6 @@ class KernelReader:
             stamp = now
         self.not_before_ns = stamp
         return self._buffer[:size], stamp
-
-
-class PlainReader:
-    """Reads `sock` and stamps when the read has returned."""
-
-    __slots__ = ("_buffer", "_receive", "not_before_ns")
-
-    def __init__(self, sock: socket.socket, buffer: memoryview) -> None:
-        self._receive = sock.recv_into
-        self._buffer = buffer
-        self.not_before_ns = 0
-
-    def __call__(self) -> tuple[memoryview, int]:
-        """Read once; raises OSError."""
-        size = self._receive(self._buffer)
-        return self._buffer[:size], _monotonic_ns()
 
 
 RECORD_BYTES = 16 * 1024
@@ -303,34 +287,16 @@ class Connection:
     """
 
     __slots__ = (
-        "_complete",
-        "_framed",
-        "_headers_done",
-        "_keep_alive",
-        "_on_idle_data",
-        "_parser",
-        "_parts",
-        "_poisoned",
-        "_poller",
-        "_read",
-        "_status",
-        "_tls",
-        "_unsent",
-        "closed",
-        "idle_since_ns",
-        "location",
-        "pooled",
-        "reader",
-        "received",
-        "reused",
-        "sock",
+        *("_complete", "_framed", "_headers_done", "_keep_alive", "_on_idle_data", "_parser"),
+        *("_parts", "_poisoned", "_poller", "_read", "_status", "_tls", "_unsent", "closed"),
+        *("idle_since_ns", "location", "pooled", "reader", "received", "reused", "sock"),
     )
 
     def __init__(
         self,
         poller: Poller,
         sock: socket.socket,
-        read: KernelReader | PlainReader,
+        read: KernelReader,
         tls: TlsSession | None,
         on_idle_data: "Callable[[Connection], None]",
     ) -> None:

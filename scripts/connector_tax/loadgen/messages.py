@@ -4,7 +4,9 @@ Between processes every record is msgpack in array form (field order is the wire
 a small integer; request bodies travel beside them as raw frames. Nothing is pickled.
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
@@ -12,6 +14,8 @@ import msgspec
 Clock = Literal["kernel", "worker"]
 CountedBy = Literal["server", "client"]
 Tolerated = Literal["no_done", "not_closed", "prompt_length"]
+Capture = Literal["counts", "text", "token_ids"]
+"""What a worker keeps of an answer beside its counts."""
 WAITS = -1
 """The due time of a request that waits in a worker for a place of a closed loop."""
 Status = Literal["ok", "error", "timeout", "cancelled", "dropped"]
@@ -169,8 +173,49 @@ class TlsSettings(msgspec.Struct, frozen=True):
     insecure: bool
 
 
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+").fullmatch
+# The length of each body, and the name of each request, are the load generator's to say.
+_OWN_HEADERS = {"content-length", "transfer-encoding", "x-request-id"}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The endpoint; `path` may carry a query.
+
+    Header values (credentials) are sent, and never logged or described.
+    """
+
+    host: str
+    port: int
+    path: str = "/v1/completions"
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    stream: bool = True
+    tls: TlsSettings | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.path.isascii() and self.path.isprintable()) or " " in self.path:
+            raise ValueError(f"path {self.path!r} holds characters that must be %-encoded")
+        for name, value in self.headers.items():
+            if any(character in name + value for character in "\r\n"):
+                raise ValueError(f"header {name!r} contains a line break")
+            if not _TOKEN(name):
+                raise ValueError(f"header name {name!r} is none (letters, digits, - and the like)")
+            if name.lower() in _OWN_HEADERS:
+                raise ValueError(f"header {name!r} is set for each request")
+            if not all(ord(character) < 256 for character in value):
+                raise ValueError(f"header {name!r} holds characters outside Latin-1")
+
+    @property
+    def chat(self) -> bool:
+        """True for a chat-completions endpoint."""
+        return self.path.partition("?")[0].endswith("/chat/completions")
+
+
 class WorkerSettings(msgspec.Struct):
-    """What a worker is told at its start; `folder` holds the two ipc sockets."""
+    """What a worker is told at its start.
+
+    `folder` holds the two ipc sockets; `family` and `host` are the target's address.
+    """
 
     worker: int
     parent: int
@@ -179,14 +224,9 @@ class WorkerSettings(msgspec.Struct):
     workers: int
     family: int
     host: str
-    port: int
-    tls: TlsSettings | None
-    head: str
-    chat: bool
-    stream: bool
+    target: Target
     strict: bool
     connections: int
-    kernel_stamps: bool
 
 
 class Begin(msgspec.Struct, array_like=True, tag=2):
@@ -201,7 +241,7 @@ class Begin(msgspec.Struct, array_like=True, tag=2):
     inflight_cap: int
     request_timeout_ns: int
     keep_reads: bool
-    capture: Literal["counts", "text", "token_ids"]
+    capture: Capture
     connections: int = 0
     prompt: bool = True
     closed: bool = False
@@ -237,26 +277,18 @@ Item = tuple[RequestRecord, bytes] | Cancel | Window
 # ---- worker -> main process
 
 
-class Up(msgspec.Struct, array_like=True, tag=1):
-    """The worker's first message: its way to the main process works."""
-
-    worker: int
-
-
 class Begun(msgspec.Struct, array_like=True, tag=2):
-    """The worker is ready for requests of `run`."""
+    """The worker is ready for the requests of a run."""
 
     worker: int
-    run: int
     connections: int
     connect_error: str | None
     clock: Clock
 
 
 class Health(msgspec.Struct, array_like=True, tag=4):
-    """What one worker says about its own run (see health.py)."""
+    """What one worker says about its own run."""
 
-    run: int
     worker: int
     values: dict[str, float]
 
@@ -279,6 +311,6 @@ class Unanswered(msgspec.Struct, array_like=True, tag=6):
     seqs: list[int]
 
 
-FromWorker = Up | Begun | RequestRecord | Health | Ended | Unanswered
+FromWorker = Begun | Health | Ended | Unanswered
 FromRun = RequestRecord | Unanswered
 """What comes back in a run."""

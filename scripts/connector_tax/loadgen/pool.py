@@ -10,7 +10,6 @@ from collections.abc import Callable
 from connector_tax.loadgen.http import (
     Connection,
     KernelReader,
-    PlainReader,
     Poller,
     StampCounts,
     TlsClient,
@@ -52,7 +51,6 @@ class Pool:
         family: int,
         address: tuple[str, int],
         limit: int,
-        kernel_stamps: bool,
         tls: TlsClient | None = None,
         strict: bool = False,
     ) -> None:
@@ -61,7 +59,6 @@ class Pool:
         self._address = address
         self._limit = limit
         self.stamps = StampCounts()
-        self._kernel_stamps = kernel_stamps
         self._tls = tls
         self._strict = strict
         self._buffer = memoryview(bytearray(READ_BYTES))
@@ -256,8 +253,7 @@ class Pool:
                 sock = socket.socket(self._family, socket.SOCK_STREAM)
                 sock.setblocking(False)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if self._kernel_stamps:
-                    enable_kernel_stamps(sock)
+                enable_kernel_stamps(sock)
                 await self._loop.sock_connect(sock, self._address)
                 tls = None
                 if self._tls is not None:
@@ -274,9 +270,5 @@ class Pool:
             if isinstance(error, OSError):
                 raise RequestFailed("connect_failed", os_text(error)) from None
             raise
-        read = (
-            KernelReader(sock, self._buffer, self.stamps)
-            if self._kernel_stamps
-            else PlainReader(sock, self._buffer)
-        )
+        read = KernelReader(sock, self._buffer, self.stamps)
         return Connection(self._poller, sock, read, tls, self._on_idle_data)

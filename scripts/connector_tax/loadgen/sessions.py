@@ -13,18 +13,19 @@ due `wait_after_ready_s` later. Its history is every turn (prompt and output) th
 parents know, their own included, each turn once, in the order of the parents.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
+from connector_tax.loadgen.messages import Capture
 from connector_tax.seeds import named_generator
 
 TokenIds = list[Annotated[int, Meta(ge=0)]]
-Capture = Literal["counts", "text", "token_ids"]
 
 
 class Parent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -134,16 +135,6 @@ def needed_capture(sessions: Iterable[Session]) -> Capture:
     return "text" if kinds.pop() else "token_ids"
 
 
-class Sessions(Protocol):
-    """Sessions in the order of their starts, each made when it is asked for."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> Session: ...
-
-    def __iter__(self) -> Iterator[Session]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Singles:
     """`count` sessions `r0`, `r1`, ... of one request each."""
@@ -157,9 +148,9 @@ class Singles:
     def __getitem__(self, index: int) -> Session:
         return Session(f"r{index}", (self.node,))
 
-    def __iter__(self) -> Iterator[Session]:
-        return map(self.__getitem__, range(self.count))
 
+Sessions = Singles | Sequence[Session]
+"""In the order of their starts."""
 
 AHEAD = 256
 """Bodies made ahead: 25 MB of 16,000-token prompts."""
@@ -184,73 +175,44 @@ class PlannedRequest:
             raise ValueError(f"request_id {self.request_id!r} is not printable ASCII")
 
 
-class RequestSource(Protocol):
-    """Requests to send in order, each made when the iteration comes to it."""
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[PlannedRequest]: ...
-
-
+RequestSource = Iterable[PlannedRequest]
+"""Requests to send in order, each made when the iteration comes to it."""
 # Session, node (both by index) and what the node inherits -> its request.
 Build = Callable[[int, int, History], PlannedRequest]
 
 
-@dataclass(frozen=True, slots=True)
-class RandomPrompts:
-    """`count` requests with prompts of one length; every iteration makes the same.
+def random_requests(
+    name: str,
+    count: int,
+    prompt: Callable[[], str | list[int]],
+    chat: bool,
+    before: dict[str, Any],
+    after: dict[str, Any],
+    prompt_tokens: int | None,
+    completion_tokens: int | None,
+) -> Iterator[PlannedRequest]:
+    """Yield `count` requests `<name>/0`, `<name>/1`, ... with prompts of one length.
 
-    The prompt stands in the body between `before` and `after`. Request k has the id
-    `<name>/<k>` and is asked to bring `completion_tokens` (None: any number).
-
-    Attributes:
-        prompts: begins the series of prompts anew.
+    Args:
+        prompt: makes the next prompt, which stands in the body between `before` and `after`.
         chat: the prompt is a user's message.
         prompt_tokens: of each prompt, where they are known.
+        completion_tokens: that each is asked to bring; None: any number.
     """
-
-    name: str
-    count: int
-    prompts: Callable[[], Callable[[], str | list[int]]]
-    chat: bool
-    before: dict[str, Any]
-    after: dict[str, Any]
-    prompt_tokens: int | None
-    completion_tokens: int | None
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __iter__(self) -> Iterator[PlannedRequest]:
-        prompt = self.prompts()
-        encode = msgspec.json.Encoder().encode
-        for k in range(self.count):
-            drawn = prompt()
-            asked: dict[str, Any] = (
-                {"messages": [{"role": "user", "content": drawn}]}
-                if self.chat
-                else {"prompt": drawn}
-            )
-            yield PlannedRequest(
-                f"{self.name}/{k}",
-                encode({**self.before, **asked, **self.after}),
-                self.prompt_tokens,
-                self.completion_tokens,
-            )
+    encode = msgspec.json.Encoder().encode
+    for k in range(count):
+        drawn = prompt()
+        asked: dict[str, Any] = {"prompt": drawn}
+        if chat:
+            asked = {"messages": [{"role": "user", "content": drawn}]}
+        body = encode({**before, **asked, **after})
+        yield PlannedRequest(f"{name}/{k}", body, prompt_tokens, completion_tokens)
 
 
-class RandomTokens:
-    """Prompts of `count` token ids from [first_id, end_id), by the random stream `seed`."""
-
-    def __init__(self, seed: str, count: int, first_id: int, end_id: int) -> None:
-        self._draw = named_generator(seed).integers
-        self._range = (first_id, end_id)
-        self._count = count
-
-    def __call__(self) -> list[int]:
-        """The next prompt."""
-        ids: list[int] = self._draw(*self._range, size=self._count).tolist()
-        return ids
+def random_tokens(seed: str, count: int, first_id: int, end_id: int) -> Callable[[], list[int]]:
+    """Return what makes prompts of `count` ids from [first_id, end_id), by the stream `seed`."""
+    draw = named_generator(seed).integers
+    return lambda: draw(first_id, end_id, size=count).tolist()
 
 
 WORDS = (
@@ -260,16 +222,10 @@ WORDS = (
 )
 
 
-class RandomWords:
-    """Prompts of `count` common words, by the random stream of the name `seed`."""
-
-    def __init__(self, seed: str, count: int) -> None:
-        self._draw = named_generator(seed).integers
-        self._count = count
-
-    def __call__(self) -> str:
-        """The next prompt."""
-        return " ".join([WORDS[k] for k in self._draw(0, len(WORDS), size=self._count)])
+def random_words(seed: str, count: int) -> Callable[[], str]:
+    """Return what makes prompts of `count` common words, by the random stream `seed`."""
+    draw = named_generator(seed).integers
+    return lambda: " ".join([WORDS[k] for k in draw(0, len(WORDS), size=count)])
 
 
 class LookAhead:
@@ -302,64 +258,49 @@ class LookAhead:
         return self._made.pop(session)
 
 
-@dataclass(frozen=True, slots=True)
-class SessionBodies:
-    """Makes the requests of sessions, each from its node and the history it inherits.
+def session_bodies(
+    sessions: Sessions,
+    name: str,
+    common: dict[str, Any],
+    chat: bool,
+    extra: dict[str, Any],
+    fresh_prompt: Callable[[], str | list[int]] | None = None,
+) -> Build:
+    """Return what makes the requests `<name>/<session>/<node>`, each with the history it inherits.
 
-    `common` begins every body and `extra` is merged into it last (temperature, ...). Request ids
-    are `<name>/<session>/<node>`. `fresh_prompt` makes a prompt for each request, in place of its
-    node's.
+    `common` begins every body and `extra` is merged into it last (temperature, ...).
+    `fresh_prompt` makes a prompt for each request, in place of its node's. Completion tokens are
+    checked only if `ignore_eos` fixes them.
     """
 
-    sessions: Sessions
-    name: str
-    common: dict[str, Any]
-    chat: bool
-    extra: dict[str, Any]
-    fresh_prompt: Callable[[], str | list[int]] | None = None
-
-    def build(self, session: int, node: int, history: History) -> PlannedRequest:
-        """Return the request; completion tokens are checked only if `ignore_eos` fixes them.
-
-        Raises:
-            ValueError: token ids for a chat endpoint.
-        """
-        graph = self.sessions[session]
+    def build(session: int, node: int, history: History) -> PlannedRequest:
+        graph = sessions[session]
         planned = graph.nodes[node]
-        if self.fresh_prompt is not None:
-            planned = msgspec.structs.replace(planned, prompt=self.fresh_prompt())
-        body = {**self.common, "max_tokens": planned.max_tokens, **self.extra}
+        prompt = planned.prompt if fresh_prompt is None else fresh_prompt()
+        body = {**common, "max_tokens": planned.max_tokens, **extra}
         prompt_tokens: int | None = None
-        if self.chat:
-            body["messages"] = _messages(planned, history)
+        if chat:
+            said = [text for turn in history for text in (turn.prompt, turn.output)]
+            roles = itertools.cycle(("user", "assistant"))
+            body["messages"] = [
+                {"role": role, "content": text}
+                for text, role in zip([*said, prompt], roles, strict=False)
+            ]
         else:
-            prompt = _joined(planned, history)
-            body["prompt"] = prompt
+            body["prompt"] = prompt = _joined(prompt, history)
             prompt_tokens = None if isinstance(prompt, str) else len(prompt)
         return PlannedRequest(
-            request_id=f"{self.name}/{graph.id}/{planned.id}",
+            request_id=f"{name}/{graph.id}/{planned.id}",
             body=msgspec.json.encode(body),
             prompt_tokens=prompt_tokens,
             completion_tokens=body["max_tokens"] if body.get("ignore_eos") else None,
         )
 
-
-def _messages(node: Node, history: History) -> list[dict[str, str]]:
-    messages: list[dict[str, str]] = []
-    for turn in history:
-        messages.append({"role": "user", "content": _text(turn.prompt)})
-        messages.append({"role": "assistant", "content": _text(turn.output)})
-    return [*messages, {"role": "user", "content": _text(node.prompt)}]
+    return build
 
 
-def _text(prompt: str | TokenIds) -> str:
-    if not isinstance(prompt, str):
-        raise ValueError("a chat endpoint takes text, not token ids")
-    return prompt
-
-
-def _joined(node: Node, history: History) -> str | TokenIds:
+def _joined(prompt: str | TokenIds, history: History) -> str | TokenIds:
     pieces = [piece for turn in history for piece in (turn.prompt, turn.output)]
-    if isinstance(node.prompt, str):
-        return "".join([*map(str, pieces), node.prompt])
-    return [token for piece in [*pieces, node.prompt] for token in piece if isinstance(token, int)]
+    if isinstance(prompt, str):
+        return "".join([*map(str, pieces), prompt])
+    return [token for piece in [*pieces, prompt] for token in piece if isinstance(token, int)]

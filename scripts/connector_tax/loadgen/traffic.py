@@ -36,14 +36,11 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from connector_tax.loadgen.messages import WAITS
-from connector_tax.loadgen.rule import CellRule
+from connector_tax.loadgen.messages import WAITS, Capture
 from connector_tax.loadgen.sessions import (
     Build,
-    Capture,
     History,
     Node,
-    RequestSource,
     Session,
     Sessions,
     Singles,
@@ -56,6 +53,8 @@ from connector_tax.seeds import named_generator
 ArrivalKind = Literal["fixed", "jittered", "poisson", "gamma"]
 
 _NS = 1_000_000_000
+# Of a constant size, so that earlier arrivals are the same whatever the horizon is.
+_CHUNK = 4096
 START_GAP_NS = 200_000
 """Between the first requests of a closed loop, at least: several times what a send takes."""
 
@@ -66,8 +65,9 @@ def make_offsets(
     horizon_s: float,
     seed: str,
     gamma_shape: float | None = None,
+    most: int | None = None,
 ) -> NDArray[np.int64]:
-    """Return the offsets in ns, ascending, of every arrival in [0, horizon_s).
+    """Return the offsets in ns, ascending, of every arrival in [0, horizon_s), `most` at most.
 
     Lengthening the horizon keeps the arrivals already there (the process is extended, not redrawn).
 
@@ -82,33 +82,26 @@ def make_offsets(
             raise ValueError(f"{name} is {value!r}; it must be a positive number")
     if (kind == "gamma") != (gamma_shape is not None):
         raise ValueError(f"gamma_shape is {gamma_shape!r} for kind {kind!r}; only gamma takes one")
-    if kind == "fixed":
-        count = math.ceil(horizon_s * rate_rps)
-        offsets_s = np.arange(count + 1) / rate_rps
-    elif kind == "jittered":
-        count = math.ceil(horizon_s * rate_rps)
-        offsets_s = (np.arange(count + 1) + named_generator(seed).random(count + 1)) / rate_rps
-    else:
-        offsets_s = _random_offsets(rate_rps, horizon_s, seed, gamma_shape)
-    offsets_ns = np.rint(offsets_s * _NS).astype(np.int64)
-    return offsets_ns[offsets_ns < round(horizon_s * _NS)]
-
-
-def _random_offsets(
-    rate_rps: float, horizon_s: float, seed: str, gamma_shape: float | None
-) -> NDArray[np.float64]:
     if gamma_shape is not None and not (math.isfinite(gamma_shape) and gamma_shape > 0):
         raise ValueError(f"gamma_shape is {gamma_shape!r}; it must be a positive number")
-    shape = 1.0 if gamma_shape is None else gamma_shape
     generator = named_generator(seed)
-    chunks: list[NDArray[np.float64]] = []
-    reached = 0.0
-    while reached < horizon_s:
-        # A chunk of constant size keeps earlier arrivals the same whatever the horizon is.
-        gaps = generator.gamma(shape, 1.0 / (rate_rps * shape), size=4096)
-        chunks.append(reached + np.cumsum(gaps))
-        reached = float(chunks[-1][-1])
-    return np.concatenate(chunks)
+    if kind in ("fixed", "jittered"):
+        count = math.ceil(horizon_s * rate_rps) + 1
+        steps = np.arange(count if most is None else min(count, most), dtype=float)
+        if kind == "jittered":
+            steps += generator.random(len(steps))
+        offsets_s = steps / rate_rps
+    else:
+        shape = gamma_shape or 1.0
+        chunks: list[NDArray[np.float64]] = []
+        reached_s = 0.0
+        while reached_s < horizon_s and (most is None or len(chunks) * _CHUNK < most):
+            gaps_s = generator.gamma(shape, 1.0 / (rate_rps * shape), size=_CHUNK)
+            chunks.append(reached_s + np.cumsum(gaps_s))
+            reached_s = float(chunks[-1][-1])
+        offsets_s = np.concatenate(chunks)
+    offsets_ns = np.rint(offsets_s * _NS).astype(np.int64)
+    return offsets_ns[offsets_ns < round(horizon_s * _NS)][:most]
 
 
 # Sessions started and active, and the time, to when the next may start; None: not before another
@@ -185,39 +178,6 @@ class Load:
         if self.offsets_ns is not None:
             admission = at_starts((self.offsets_ns + origin_ns).tolist())
         return SessionScheduler(self.sessions, admission, not self.keep_going)
-
-
-def open_loop(offsets_ns: NDArray[np.int64], requests: RequestSource, rule: CellRule) -> Load:
-    """Independent requests, the k-th due `offsets_ns[k]` (shape (n,), ascending) after the origin.
-
-    Raises:
-        ValueError: the schedule does not fit the requests, or ends before the rule's cap.
-    """
-    _check_schedule(offsets_ns, requests, rule)
-    in_order = iter(requests)
-    return Load(
-        Singles(len(requests), Node("0", "", 1)),
-        lambda _session, _node, _history: next(in_order),
-        offsets_ns,
-        horizon_s=rule.warmup_s + rule.cap_s,
-    )
-
-
-def _check_schedule(offsets_ns: NDArray[np.int64], requests: RequestSource, rule: CellRule) -> None:
-    if len(offsets_ns) != len(requests):
-        raise ValueError(f"{len(offsets_ns)} offsets for {len(requests)} requests")
-    if len(offsets_ns) == 0:
-        raise ValueError("the schedule is empty")
-    if offsets_ns[0] < 0 or (np.diff(offsets_ns) < 0).any():
-        raise ValueError("offsets_ns must be ascending and not negative")
-    # The horizon is not known here; a tail far longer than any gap shows that it was too short.
-    end_ns = round((rule.warmup_s + rule.cap_s) * 1e9)
-    tail_ns = end_ns - int(offsets_ns[-1])
-    if len(offsets_ns) > 1 and tail_ns > 10 * max(int(np.diff(offsets_ns).max()), 1):
-        raise ValueError(
-            f"the last offset is at {offsets_ns[-1] / 1e9:.3f} s; the schedule must reach "
-            f"warmup_s + cap_s = {end_ns / 1e9:.3f} s"
-        )
 
 
 @dataclass(slots=True)

@@ -5,11 +5,11 @@ no cache can hit, `ignore_eos` with `max_tokens` = `min_tokens`, usage asked for
 takes no token ids is sent random words, as many as come to the wanted length by its own count.
 """
 
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 from connector_tax.artifacts.study_records import ServedSection
-from connector_tax.loadgen import RandomPrompts, RandomTokens, RandomWords, RequestSource
+from connector_tax.loadgen import RequestSource, random_requests, random_tokens, random_words
 
 # Ids below this are special tokens in common tokenizers; a random prompt stays above them.
 FIRST_PLAIN_TOKEN = 10
@@ -49,13 +49,13 @@ def planned_requests(
         del after[key]
     stream = f"{seed}/content/{name}"
     wanted = output_tokens if served.get("exact_output", True) else None
-    prompts: partial[RandomWords] | partial[RandomTokens]
+    prompt: Callable[[], str | list[int]]
     vocab_size, prompt_tokens = served["vocab_size"], None
     if vocab_size is None:
         words = (input_tokens - served["fixed_tokens"]) / served["tokens_per_word"]
-        prompts = partial(RandomWords, stream, max(1, round(words)))
+        prompt = random_words(stream, max(1, round(words)))
     else:
-        prompts = partial(RandomTokens, stream, input_tokens, FIRST_PLAIN_TOKEN, vocab_size)
+        prompt = random_tokens(stream, input_tokens, FIRST_PLAIN_TOKEN, vocab_size)
         prompt_tokens = input_tokens
     chat = vocab_size is None and served["chat"]
-    return RandomPrompts(name, count, prompts, chat, before, after, prompt_tokens, wanted)
+    return random_requests(name, count, prompt, chat, before, after, prompt_tokens, wanted)
