@@ -424,7 +424,7 @@ def _bodies(options: argparse.Namespace, target: Target, sessions: Sessions) -> 
     common: dict[str, Any] = {"model": options.model, "stream": target.stream}
     if target.stream and not options.no_usage:
         common["stream_options"] = {"include_usage": True}
-    if needed_capture(() if isinstance(sessions, Singles) else sessions) == "token_ids":
+    if needed_capture(sessions) == "token_ids":
         common["return_token_ids"] = True
     run_id = secrets.token_hex(4)  # of this run alone, so that a server's log can tell runs apart
     extra = {**({"ignore_eos": True} if options.ignore_eos else {}), **options.body}

@@ -26,7 +26,6 @@ from connector_tax.loadgen.messages import (
     WAITS,
     Begin,
     Begun,
-    Cancel,
     End,
     Ended,
     FromRun,
@@ -239,10 +238,7 @@ class Dispatcher:
     # ---- a run
 
     def begin(
-        self,
-        begin: Begin,
-        on_done: Callable[[FromRun], None],
-        on_death: Callable[[], None],
+        self, begin: Begin, on_done: Callable[[FromRun], None], on_death: Callable[[], None]
     ) -> list[Begun]:
         """Prepare every living worker for a run; results then go to `on_done`, in this thread.
 
@@ -320,10 +316,7 @@ class Dispatcher:
                 continue
             self._send_requests(requests)
             requests = []
-            if isinstance(item, Cancel):
-                self._send_cancel(item)
-            else:
-                self._broadcast(item)
+            self._broadcast(item)
         self._send_requests(requests)
 
     def _send_requests(self, requests: list[tuple[RequestRecord, bytes]]) -> None:
@@ -357,20 +350,6 @@ class Dispatcher:
             return min(self._living, key=lambda worker: worker.outstanding)
         self._next = (self._next + 1) % len(self._living)
         return self._living[self._next]
-
-    def _send_cancel(self, cancel: Cancel) -> None:
-        if cancel.seqs is None:
-            self._broadcast(cancel)
-            return
-        by_worker: dict[int, list[int]] = {}
-        for seq in cancel.seqs:
-            held = self._outstanding.get(seq)
-            if held is not None:
-                by_worker.setdefault(held[0].index, []).append(seq)
-        for index, seqs in by_worker.items():
-            sender = self._workers[index].sender
-            assert sender is not None
-            sender.send(self._encode(Cancel(cancel.kind, seqs)))
 
     def _broadcast(self, message: ToWorker) -> None:
         frame = self._encode(message)

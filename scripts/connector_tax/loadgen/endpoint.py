@@ -24,10 +24,7 @@ def is_local(host: str) -> bool:
         return False
     for family, *_, address in known:
         # A family the kernel does not have cannot even make a socket.
-        with (
-            contextlib.suppress(OSError),
-            socket.socket(family, socket.SOCK_STREAM) as probe,
-        ):
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.bind(address)  # only an address of this machine can be bound
             return True
     return False
@@ -44,10 +41,7 @@ def find_address(host: str, port: int) -> tuple[int, str]:
     except OSError as error:
         raise LoadGeneratorError(f"host {host!r} has no address: {error}") from None
     for family, *_, address in known if len(known) > 1 else ():
-        with (
-            contextlib.suppress(OSError),
-            socket.socket(family, socket.SOCK_STREAM) as probe,
-        ):
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.settimeout(PROBE_S)
             if probe.connect_ex(address) == 0:
                 return int(family), str(address[0])

@@ -248,7 +248,7 @@ class Begin(msgspec.Struct, array_like=True, tag=2):
 
 
 class Cancel(msgspec.Struct, array_like=True, tag=3):
-    """End the named requests, or every outstanding one if `seqs` is None, with failure `kind`."""
+    """End with failure `kind` what a worker has of the named requests, or all if `seqs` is None."""
 
     kind: str
     seqs: list[int] | None

@@ -116,12 +116,14 @@ def read_sessions(path: Path) -> list[Session]:
     return sessions
 
 
-def needed_capture(sessions: Iterable[Session]) -> Capture:
+def needed_capture(sessions: "Sessions") -> Capture:
     """Return what must be kept of the outputs so that children can inherit them.
 
     Raises:
         ValueError: some sessions inherit text and others token ids.
     """
+    if isinstance(sessions, Singles):
+        return "counts"
     kinds = {
         isinstance(node.prompt, str)
         for session in sessions

@@ -29,7 +29,7 @@ tests.
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 
@@ -148,7 +148,7 @@ class Load:
     @property
     def capture(self) -> Capture:
         """What must be kept of the answers."""
-        return needed_capture(self._graphs)
+        return needed_capture(self.sessions)
 
     @property
     def rampup_ns(self) -> int:
@@ -158,17 +158,14 @@ class Load:
     @property
     def waits_for_results(self) -> bool:
         """True if the main process makes requests due, or ends them, when another one ends."""
-        return any(len(s.nodes) > 1 for s in self._graphs)
+        if isinstance(self.sessions, Singles):
+            return False
+        return any(len(session.nodes) > 1 for session in self.sessions)
 
     @property
     def waits_in_workers(self) -> bool:
         """True if requests wait in the workers until another one ends."""
         return self.offsets_ns is None and not self.waits_for_results
-
-    @property
-    def _graphs(self) -> Iterable[Session]:
-        """The sessions that may have more than one request."""
-        return () if isinstance(self.sessions, Singles) else self.sessions
 
     def scheduler(self, origin_ns: int) -> "SessionScheduler | ClosedSingles":
         """What says which requests are due, by the clock."""

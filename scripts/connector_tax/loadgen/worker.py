@@ -40,7 +40,6 @@ from connector_tax.loadgen.messages import (
     Clock,
     End,
     Ended,
-    FromWorker,
     Health,
     RequestFailed,
     RequestRecord,
@@ -205,7 +204,7 @@ class HeldRequest:
         return f"{self._status}{where}: {excerpt(b''.join(self._body))}{cut}"
 
     def _check(self) -> None:
-        self._owner.on_whole(self)
+        self._owner.leave(self)
         failure = None
         try:
             if self._accumulator is None:
@@ -269,15 +268,10 @@ class HeldRequest:
             record.tolerated = "prompt_length"
 
 
-# ---- the places of a closed loop
-
 PAUSE_S = 1.0
-PAUSE_AFTER = frozenset(
-    (
-        *("connect_refused", "connect_failed", "tls_failed"),
-        *("reset_before_headers", "closed_before_headers"),
-    )
-)
+# Before any byte of an answer: so fails a request whose pooled connection was dead already.
+_DEAD = ("reset_before_headers", "closed_before_headers")
+PAUSE_AFTER = ("connect_refused", "connect_failed", "tls_failed", *_DEAD)
 """After a failure of these kinds a place pauses, so that a dead server is not hammered."""
 
 
@@ -305,11 +299,10 @@ class Places:
 
     def free(self, since_ns: int, pauses: bool) -> None:
         """A place is free, or will be after a pause."""
-        if not pauses:
+        if pauses:
+            self._loop.call_later(PAUSE_S, self._next, since_ns + round(PAUSE_S * 1e9))
+        else:
             self._next(since_ns)
-            return
-        paused_ns = since_ns + round(PAUSE_S * 1e9)
-        self._loop.call_later(PAUSE_S, self._next, paused_ns)
 
     def close(self) -> list[HeldRequest]:
         """Start nothing more; return what waits."""
@@ -337,8 +330,6 @@ _FIRES_PER_TURN = 8
 _SPIN_PART = 4
 # How long a result may wait for others, where no plan waits for it.
 _HOLD_S = 0.005
-# Of a connection that waited in the pool, before any byte of an answer.
-_DEAD = ("reset_before_headers", "closed_before_headers")
 _monotonic_ns = time.monotonic_ns
 
 
@@ -419,7 +410,8 @@ class Worker:
         self._pool.waited = 0
         self._pool.stamps.reset()
         self._probe.reset()
-        self._send(Begun(self._index, self._pool.idle, problem, self._clock))
+        begun = Begun(self._index, self._pool.idle, problem, self._clock)
+        self._results.send(self._encode(begun))
 
     def _end(self) -> None:
         self._pool.pause()
@@ -440,7 +432,7 @@ class Worker:
         }
         gc.enable()
         gc.unfreeze()
-        self._send(Health(self._index, values))
+        self._results.send(self._encode(Health(self._index, values)))
 
     def _cancel(self, cancel: Cancel) -> None:
         if cancel.seqs is None and self._places is not None:
@@ -459,7 +451,7 @@ class Worker:
             if window.goes_on:
                 due = {seq: held.record.t_intended_ns for seq, held in seen.items()}
                 seqs = [seq for seq, due_ns in due.items() if WAITS < due_ns < window.stop_ns]
-                self._send(Unanswered(self._index, seqs))
+                self._results.send(self._encode(Unanswered(self._index, seqs)))
                 return
             for request in places.close():
                 self._finish(request, RequestFailed("run_ended"))
@@ -580,10 +572,6 @@ class Worker:
             return
         record.t_send_ns = record.t_send_ns or sent_ns
 
-    def on_whole(self, request: HeldRequest) -> None:
-        """The answer has ended, at `t_done_ns`; the next request goes before it is checked."""
-        self._leave(request)
-
     def on_answered(self, request: HeldRequest, failure: RequestFailed | None) -> None:
         """Take the end of a request; send it again if it met a dead connection."""
         record, connection = request.record, request.connection
@@ -608,8 +596,11 @@ class Worker:
         dead = dead and connection.pooled and not connection.received
         return dead and record.retries == 0 and not self.strict
 
-    def _leave(self, request: HeldRequest) -> None:
-        """Give up what a request holds: its connection, and its place among those in flight."""
+    def leave(self, request: HeldRequest) -> None:
+        """Give up what a request holds: its connection, and its place among those in flight.
+
+        In closed loop the next request goes here, before the answer of this one is checked.
+        """
         if not request.sent:
             return
         request.sent = False
@@ -637,7 +628,7 @@ class Worker:
             record.fail(failure.kind, failure.detail)
             record.tolerated = None
             record.t_done_ns = record.t_done_ns or _monotonic_ns()
-        self._leave(request)
+        self.leave(request)
         if self.run.prompt:
             self._send_results([record])
             return
@@ -663,9 +654,6 @@ class Worker:
             record.fail("oversized_message", f"{len(frame)} bytes")
             record.raw_reads = record.output = None
             self._results.send(self._encode(Ended(ended)))
-
-    def _send(self, message: FromWorker) -> None:
-        self._results.send(self._encode(message))
 
 
 # ---- the process
