@@ -6,23 +6,30 @@ import json
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from connector_tax.loadgen import (
-    CellResult,
-    CellRule,
-    LoadGenerator,
-    Plan,
-    PlannedRequest,
-)
+from connector_tax.loadgen import CellResult, CellRule, LoadGenerator, Plan, PlannedRequest
+from connector_tax.loadgen.__main__ import main
 from connector_tax.loadgen.http import Connection, Reader
 from connector_tax.loadgen.messages import WAITS, RequestFailed, RequestRecord, Window
 from connector_tax.loadgen.plan import LEAD_NS, PrecisionRule
 from connector_tax.loadgen.traffic import Load
 
 ORIGIN_NS = 1_000_000_000
+
+
+def command(
+    port: int, folder: Path, *arguments: str
+) -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
+    """The exit status, the summary and the records of a run against the server on `port`."""
+    summary, output = folder / "summary.json", folder / "out.jsonl"
+    where = ("--url", f"http://127.0.0.1:{port}", "--no-affinity")
+    files = ("--summary", str(summary), "--output", str(output))
+    status = main([*where, *files, *arguments])
+    return status, json.loads(summary.read_text()), list(map(json.loads, output.open()))
 
 
 def rule(**changes: Any) -> CellRule:

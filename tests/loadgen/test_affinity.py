@@ -21,13 +21,7 @@ from connector_tax.loadgen.affinity import (
 from connector_tax.loadgen.endpoint import is_local
 from tests.loadgen.fault_server import FaultServer, good_answer
 from tests.loadgen.running import run_scripts
-from tests.loadgen.sysfs_trees import (
-    arm_big_little,
-    hybrid,
-    machine,
-    two_sockets_smt,
-    write_tree,
-)
+from tests.loadgen.sysfs_trees import arm_big_little, hybrid, machine, two_sockets_smt, write_tree
 
 ALL = set(range(1024))
 RECORDED = Path(__file__).parent / "topologies"
@@ -37,21 +31,72 @@ def read(files: dict[str, str], root: Path, mask: set[int] = ALL) -> Topology:
     return read_topology(write_tree(root, files), mask)
 
 
-def test_one_socket_without_smt(tmp_path: Path) -> None:
-    plan = plan_affinity(read(machine([(0, (i,)) for i in range(8)]), tmp_path), 3)
-    assert plan.loadgen == (0, 1)
-    assert plan.workers == ((2,), (3,), (4,))
-    assert plan.server == (5, 6, 7)
-    assert plan.warnings == ()
-    assert plan.topology.ranked_by is None
+FAST = dict.fromkeys(range(8), 3_000_000) | {6: 3_500_000}
 
 
-def test_two_sockets_with_smt_keep_siblings_together_and_spill_over(tmp_path: Path) -> None:
-    plan = plan_affinity(read(two_sockets_smt(4), tmp_path), 4, server_cores=2)
-    assert plan.loadgen == (0, 1, 8, 9)  # two physical cores, four logical
-    assert plan.workers == ((2, 10), (3, 11), (4, 12), (5, 13))  # the last two on node 1
-    assert plan.server == (6, 7, 14, 15)
-    assert [core.node for core in plan.topology.cores] == [0, 0, 0, 0, 1, 1, 1, 1]
+@pytest.mark.parametrize(
+    ("files", "wanted", "client", "server", "said"),
+    [
+        (
+            machine([(0, (i,)) for i in range(8)]), (3, 1),
+            [(0, 1), (2,), (3,), (4,)], (5, 6, 7), None,
+        ),
+        # Two physical cores, four logical; the last two workers on node 1.
+        (
+            two_sockets_smt(4), (4, 2),
+            [(0, 1, 8, 9), (2, 10), (3, 11), (4, 12), (5, 13)], (6, 7, 14, 15), None,
+        ),
+        # The node with the fastest core comes first.
+        (
+            machine([(i // 4, (i,)) for i in range(8)], ranks=FAST), (1, 1),
+            [(4, 6), (5,)], (0, 1, 2, 3, 7), "cpufreq/cpuinfo_max_freq",
+        ),
+        # The favoured core and the next performance core.
+        (
+            hybrid(), (2, 1), [(0, 1, 4, 5), (2, 3), (6, 7)], (8, 9, 10, 11),
+            "acpi_cppc/highest_perf",
+        ),
+        (arm_big_little(), (1, 1), [(4, 5), (6,)], (0, 1, 2, 3, 7), "cpu_capacity"),
+        (machine([(0, (0,)), (0, (1,))]), (2, 1), [(0,), (0,), (0,)], (1,), "share one core"),
+        (machine([(i, (i,)) for i in range(4)]), (1, 1), [(0, 1), (2,)], (3,), "nodes 0 and 1"),
+    ],
+    ids=["one-socket", "smt", "fastest-node", "hybrid", "arm64", "two-cores", "four-nodes"],
+)  # fmt: skip
+def test_each_machine_gets_its_plan(
+    files: dict[str, str],
+    wanted: tuple[int, int],
+    client: list[tuple[int, ...]],
+    server: tuple[int, ...],
+    said: str | None,
+    tmp_path: Path,
+) -> None:
+    """`said`: by what the cores are ranked, or what is warned of."""
+    plan = plan_affinity(read(files, tmp_path), *wanted)
+    assert [plan.loadgen, *plan.workers] == client
+    assert plan.server == server
+    if plan.topology.ranked_by is not None or said is None:
+        assert (plan.topology.ranked_by, plan.warnings) == (said, ())
+    else:
+        assert said in plan.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("files", "mask", "cores"),
+    [
+        (
+            machine([(i // 2, (i, i + 4)) for i in range(4)], offline=range(4, 8)),
+            ALL,
+            [(0,), (1,), (2,), (3,)],
+        ),
+        (machine([(0, (i,)) for i in range(6)], offline=[0, 3]), ALL, [(1,), (2,), (4,), (5,)]),
+        (two_sockets_smt(2), {1, 2, 5}, [(1, 5), (2,)]),
+    ],
+    ids=["smt-off", "offline", "mask"],
+)
+def test_only_cpus_that_may_be_used_are_planned_with(
+    files: dict[str, str], mask: set[int], cores: list[tuple[int, ...]], tmp_path: Path
+) -> None:
+    assert [core.cpus for core in read(files, tmp_path, mask).cores] == cores
 
 
 def test_the_server_gets_the_node_of_its_gpu_and_the_client_another(tmp_path: Path) -> None:
@@ -68,52 +113,11 @@ def test_the_server_gets_the_node_of_its_gpu_and_the_client_another(tmp_path: Pa
     assert "NUMA node 0, where the server's GPU is" in plan.warnings[0]
 
 
-def test_smt_switched_off_is_seen_as_offline_siblings(tmp_path: Path) -> None:
-    cores = [(i // 2, (i, i + 4)) for i in range(4)]
-    topology = read(machine(cores, offline=range(4, 8)), tmp_path)
-    assert [core.cpus for core in topology.cores] == [(0,), (1,), (2,), (3,)]
-
-
-def test_offline_cpus_are_not_planned_with(tmp_path: Path) -> None:
-    topology = read(machine([(0, (i,)) for i in range(6)], offline=[0, 3]), tmp_path)
-    assert [core.cpus for core in topology.cores] == [(1,), (2,), (4,), (5,)]
-
-
-def test_the_node_with_the_fastest_core_comes_first(tmp_path: Path) -> None:
-    ranks = dict.fromkeys(range(8), 3000000) | {6: 3_500_000}
-    topology = read(machine([(i // 4, (i,)) for i in range(8)], ranks=ranks), tmp_path)
-    plan = plan_affinity(topology, 1)
-    assert plan.loadgen == (4, 6)
-    assert plan.workers == ((5,),)
-    assert topology.ranked_by == "cpufreq/cpuinfo_max_freq"
-
-
-def test_hybrid_cores_are_ranked_by_cppc(tmp_path: Path) -> None:
-    plan = plan_affinity(read(hybrid(), tmp_path), 2)
-    assert plan.loadgen == (0, 1, 4, 5)  # the favoured core and the next performance core
-    assert plan.workers == ((2, 3), (6, 7))
-    assert plan.server == (8, 9, 10, 11)
-    assert plan.topology.ranked_by == "acpi_cppc/highest_perf"
-
-
-def test_arm64_is_ranked_by_capacity_and_needs_no_numa(tmp_path: Path) -> None:
-    plan = plan_affinity(read(arm_big_little(), tmp_path), 1)
-    assert plan.loadgen == (4, 5)
-    assert plan.workers == ((6,),)
-    assert plan.server == (0, 1, 2, 3, 7)
-    assert plan.topology.ranked_by == "cpu_capacity"
-
-
 def test_a_ranking_that_not_every_cpu_has_is_not_used(tmp_path: Path) -> None:
     files = machine([(0, (i,)) for i in range(4)], ranks=dict.fromkeys(range(4), 5))
     files["sys/devices/system/cpu/cpu3/acpi_cppc/highest_perf"] = "200\n"
     topology = read(files, tmp_path)
     assert topology.ranked_by == "cpufreq/cpuinfo_max_freq"
-
-
-def test_the_inherited_mask_cuts_siblings_too(tmp_path: Path) -> None:
-    topology = read(two_sockets_smt(2), tmp_path, mask={1, 2, 5})
-    assert [core.cpus for core in topology.cores] == [(1, 5), (2,)]
 
 
 @pytest.mark.parametrize(
@@ -157,12 +161,6 @@ def test_cgroup_limits_bind(
         assert any("throttling" in text for text in plan.warnings)
         planned = {*plan.loadgen, *plan.server, *plan.workers[0]}
         assert len(planned) == max(1, int(quota)) or not plan.enabled
-
-
-def test_two_cores_share_the_client_on_one_and_warn(tmp_path: Path) -> None:
-    plan = plan_affinity(read(machine([(0, (0,)), (0, (1,))]), tmp_path), 2)
-    assert (plan.loadgen, plan.workers, plan.server) == ((0,), ((0,), (0,)), (1,))
-    assert "share one core" in plan.warnings[0]
 
 
 def test_one_core_is_not_pinned_and_warns(tmp_path: Path) -> None:
@@ -285,12 +283,6 @@ def test_no_core_is_kept_for_a_server_elsewhere(tmp_path: Path) -> None:
     assert is_local("127.0.0.1")
     assert not is_local("192.0.2.1")  # reserved for documentation
     assert not is_local("no.such.host.invalid")
-
-
-def test_a_load_generator_across_nodes_warns(tmp_path: Path) -> None:
-    plan = plan_affinity(read(machine([(i, (i,)) for i in range(4)]), tmp_path), 1)
-    assert plan.loadgen == (0, 1)
-    assert "NUMA nodes 0 and 1" in plan.warnings[0]
 
 
 def test_a_plan_for_another_number_of_workers_is_refused(tmp_path: Path) -> None:

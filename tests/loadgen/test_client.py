@@ -11,12 +11,7 @@ from typing import Any
 
 import pytest
 
-from connector_tax.loadgen import (
-    LoadGenerator,
-    LoadGeneratorOptions,
-    Target,
-    endpoint,
-)
+from connector_tax.loadgen import LoadGenerator, LoadGeneratorOptions, Target, endpoint
 from connector_tax.loadgen.__main__ import main
 from connector_tax.loadgen.summary import check_processes
 from tests.loadgen.fault_server import (
@@ -31,7 +26,7 @@ from tests.loadgen.fault_server import (
     token,
     usage,
 )
-from tests.loadgen.running import run_scripts
+from tests.loadgen.running import command, run_scripts
 
 TOKENS = [event(token("a")), event(token("b")), event(token("c", "stop"))]
 WITH_USAGE: list[Step] = [HEAD + chunked(*TOKENS, event(usage()), event("[DONE]"))]
@@ -44,10 +39,8 @@ def serve(script: list[Step]) -> FaultServer:
 
 def run(server: FaultServer, folder: Path, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
     """The exit status and the records."""
-    output = folder / "out.jsonl"
-    where = ["--url", f"http://127.0.0.1:{server.port}", "--connections", "8", "--no-affinity"]
-    status = main([*where, *arguments, "--output", str(output)])
-    return status, [json.loads(line) for line in output.read_text().splitlines()]
+    status, _, records = command(server.port, folder, "--connections", "8", *arguments)
+    return status, records
 
 
 def header(head: bytes, name: str) -> str:
@@ -162,7 +155,7 @@ def test_the_first_answer_token_is_told_from_the_first_reasoning_token(tmp_path:
 
 
 def test_the_summary_says_what_was_asked_and_what_came(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TEST_KEY", "very-secret")
     path = tmp_path / "summary.json"
@@ -171,9 +164,10 @@ def test_the_summary_says_what_was_asked_and_what_came(
         load = ("--rate", "100", "--duration", "1", "--warmup", "0.3", "--prompt", "p")
         secret = ("--header", "X-Secret: hidden", "--api-key-env", "TEST_KEY")
         status, records = run(server, tmp_path, *load, *secret, "--summary", str(path))
-    text = path.read_text()
-    assert "hidden" not in text
-    assert "very-secret" not in text
+    assert b"Authorization: Bearer very-secret\r\n" in server.heads[0]
+    printed, text = capfd.readouterr(), path.read_text()
+    for word in ("hidden", "very-secret"):
+        assert word not in printed.out + printed.err + text
     summary = json.loads(text)
     measured = [r for r in records if not (r["warmup"] or r["cooldown"])]
     assert 0 < summary["requests"] == len(measured) < len(records)
@@ -194,7 +188,7 @@ def test_the_summary_says_what_was_asked_and_what_came(
     first_ns = min(r["t_intended_ns"] for r in records)
     offset_ns = summary["utc_minus_monotonic_ns"]["begin"]
     assert 0 <= (first_ns + offset_ns) / 1e9 - began.timestamp() < 0.2
-    assert f"{len(measured)} requests in 1.0 s" in capsys.readouterr().out
+    assert f"{len(measured)} requests in 1.0 s" in printed.out
 
 
 def test_measuring_goes_on_until_enough_have_succeeded(tmp_path: Path) -> None:

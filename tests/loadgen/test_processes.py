@@ -226,10 +226,7 @@ def test_a_worker_silent_at_the_end_costs_itself_and_not_the_records(
                 silent.suspend()
 
         result = generator.run_cell(
-            spread(20, 0.5),
-            [planned("good")] * 20,
-            rule(floor_s=0.5, cap_s=0.5),
-            stop_at_the_end,
+            spread(20, 0.5), [planned("good")] * 20, rule(floor_s=0.5, cap_s=0.5), stop_at_the_end
         )
         assert {r.status for r in result.records} == {"ok"}
         assert not psutil.pid_exists(silent.pid)

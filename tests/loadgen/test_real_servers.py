@@ -184,10 +184,7 @@ def test_vllm_is_measured(tmp_path: Path) -> None:
 def test_a_tls_proxy_in_front_changes_nothing_but_the_way(
     engine: Callable[[Path], AbstractContextManager[int]], name: str, text: str, tmp_path: Path
 ) -> None:
-    with (
-        engine(tmp_path) as back,
-        proxied(name, text, back, tmp_path) as (front, certificate),
-    ):
+    with engine(tmp_path) as back, proxied(name, text, back, tmp_path) as (front, certificate):
         trusted = ("--ca-file", str(certificate))
         summary, records = run(f"https://localhost:{front}", tmp_path, *trusted)
     check(summary, records)

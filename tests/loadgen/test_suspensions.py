@@ -13,7 +13,6 @@ import zmq
 
 from connector_tax.loadgen.messages import End, RequestFailed, RequestRecord, ToWorker
 from connector_tax.loadgen.pool import Pool
-from connector_tax.loadgen.sse import StreamAccumulator
 from connector_tax.loadgen.transport import LoopProbe, Receiver, Sender, private_socket
 from tests.loadgen.fault_server import (
     HEAD,
@@ -21,9 +20,7 @@ from tests.loadgen.fault_server import (
     Pause,
     Step,
     chunked,
-    event,
     good_events,
-    token,
 )
 from tests.loadgen.running import ask
 
@@ -254,13 +251,6 @@ def test_the_receive_loop_takes_a_burst_with_one_suspension() -> None:
         context.term()
 
     uvloop.run(main())
-
-
-def test_one_feed_counts_every_complete_event() -> None:
-    accumulator = StreamAccumulator(chat=False, capture="counts")
-    block = b"".join(event(token()) for _ in range(500))
-    assert accumulator.feed(block[:-7]) == 499
-    assert accumulator.feed(block[-7:]) == 1
 
 
 def test_a_hold_up_of_the_loop_counts_as_long_as_it_was() -> None:

@@ -139,8 +139,16 @@ class _Closing(socketserver.BaseRequestHandler):
         self.request.recv(65536)
 
 
-def failure(handler: type[socketserver.BaseRequestHandler]) -> str:
-    """How requests fail whose TLS handshake meets `handler`."""
+@pytest.mark.parametrize(
+    ("handler", "said"),
+    [
+        (_Plain, "WRONG_VERSION_NUMBER"),
+        (_Closing, "the server closed the connection in the handshake"),
+    ],
+)
+def test_a_handshake_that_fails_is_named(
+    handler: type[socketserver.BaseRequestHandler], said: str
+) -> None:
     tls = TlsSettings("127.0.0.1", None, True)
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,)).start()
@@ -150,15 +158,7 @@ def failure(handler: type[socketserver.BaseRequestHandler]) -> str:
         server.shutdown()
     assert {r.error_kind for r in result.records} == {"tls_failed"}
     (detail,) = {str(r.error_detail) for r in result.records}
-    return detail
-
-
-def test_a_server_without_tls_is_named() -> None:
-    assert "WRONG_VERSION_NUMBER" in failure(_Plain)
-
-
-def test_a_server_that_closes_in_the_handshake_is_named() -> None:
-    assert failure(_Closing) == "the server closed the connection in the handshake"
+    assert said in detail
 
 
 def test_the_command_takes_https(
