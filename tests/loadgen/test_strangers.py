@@ -24,6 +24,7 @@ import uvloop
 
 from connector_tax.loadgen import LoadGenerator, LoadGeneratorOptions, Target, pool
 from connector_tax.loadgen.__main__ import main
+from tests.loadgen import running
 from tests.loadgen.fault_server import (
     HEAD,
     FaultServer,
@@ -44,16 +45,10 @@ GOOD = good_answer()
 
 
 def command(port: int, folder: Path, *arguments: str) -> tuple[int, dict[str, Any], list[Any]]:
-    """The exit status, the summary and the records of a run."""
-    summary, output = folder / "summary.json", folder / "out.jsonl"
-    status = main(
-        [
-            *("--url", f"http://127.0.0.1:{port}", "--model", "m", "--no-affinity"),
-            *("--no-ready-check", "--prompt", "p", "--summary", str(summary)),
-            *("--output", str(output), *arguments),
-        ]
-    )
-    return status, json.loads(summary.read_text()), list(map(json.loads, output.open()))
+    """The exit status, the summary and the records of a run with one prompt."""
+    given = ("--model", "m", "--no-ready-check")
+    prompt = () if {"--session-file", "--prompt-words"} & {*arguments} else ("--prompt", "p")
+    return running.command(port, folder, *given, *prompt, *arguments)
 
 
 def serve(*script: Step) -> FaultServer:
@@ -128,10 +123,7 @@ def test_connections_that_a_balancer_has_forgotten_cost_one_retry(tmp_path: Path
     lines = [{"id": f"s{k}", "start_s": t, "nodes": nodes} for k, t in enumerate(starts)]
     sessions.write_text("".join(json.dumps(line) + "\n" for line in lines))
     with listening(forgetful, 64) as port:
-        arguments = ["--url", f"http://127.0.0.1:{port}", "--model", "m", "--no-ready-check"]
-        summary = tmp_path / "summary.json"
-        main([*arguments, "--session-file", str(sessions), "--summary", str(summary)])
-        said = json.loads(summary.read_text())
+        _, said, _ = command(port, tmp_path, "--session-file", str(sessions))
         assert (said["ok"], said["failed"]) == (9, {})
         assert said["retried"] >= 1
         # A server that is judged is not asked twice.
@@ -175,8 +167,16 @@ def test_a_dead_server_is_not_hammered_and_the_run_can_end_for_it(tmp_path: Path
         assert status == 3
         assert summary["failed"]["connect_refused"]["count"] <= 16  # each place once a second
         _, summary, records = command(port, tmp_path, *load[:2], "--max-errors", "5")
-    assert 5 <= len(records) <= 16
-    assert summary["traffic_ended_by"] == "errors"
+        assert 5 <= len(records) <= 16
+        assert summary["traffic_ended_by"] == "errors"
+        # Sessions of several requests pause too.
+        a = {"id": "a", "prompt": "p", "max_tokens": 3}
+        nodes = [a, {**a, "id": "b", "parents": [{"node": "a"}]}]
+        lines = [json.dumps({"id": f"s{k}", "nodes": nodes}) for k in range(1000)]
+        (tmp_path / "sessions.jsonl").write_text("\n".join(lines))
+        sessions = ("--session-file", str(tmp_path / "sessions.jsonl"))
+        _, summary, _ = command(port, tmp_path, *load[:4], *sessions)
+        assert 8 <= summary["failed"]["connect_refused"]["count"] <= 16
 
 
 # ---- ends
@@ -224,11 +224,7 @@ SAID: dict[str, tuple[list[Step], str, str]] = {
         "error_event",
         "no such model",
     ),
-    "utf-8": (
-        [HEAD + chunked(event(token()).replace(b"tok", b"\xff\xfe"))],
-        "malformed_event",
-        "",
-    ),
+    "utf-8": ([HEAD + chunked(event(token()).replace(b"tok", b"\xff\xfe"))], "malformed_event", ""),
 }
 
 
@@ -274,16 +270,10 @@ def test_siblings_of_a_failure_in_the_drain_are_cancelled(tmp_path: Path) -> Non
     scripts: dict[str, list[Step]] = {"slow": [Hang], "bad": [Pause(0.6), *status("500 No", b"")]}
     with FaultServer(scripts, lambda body: body["prompt"]) as server:
         began = time.monotonic()
-        main(
-            [
-                *("--url", f"http://127.0.0.1:{server.port}", "--model", "m", "--no-ready-check"),
-                *("--rate", "5", "--arrivals", "fixed", "--duration", "0.3", "--drain", "30"),
-                *("--session-file", str(sessions), "--output", str(tmp_path / "out.jsonl")),
-            ]
-        )
+        load = ("--rate", "5", "--arrivals", "fixed", "--duration", "0.3", "--drain", "30")
+        _, _, records = command(server.port, tmp_path, *load, "--session-file", str(sessions))
         assert time.monotonic() - began < 20
-    kinds = [json.loads(line)["error_kind"] for line in (tmp_path / "out.jsonl").open()]
-    assert sorted(kinds) == ["http_status", "session_failed"]
+    assert sorted(r["error_kind"] for r in records) == ["http_status", "session_failed"]
 
 
 # ---- what is kept
@@ -387,15 +377,10 @@ def test_the_first_requests_of_a_closed_loop_do_not_wait_for_each_other(tmp_path
 
 def test_prompts_of_words_are_distinct_and_goodput_counts(tmp_path: Path) -> None:
     with serve(Pause(0.05), GOOD) as server:
-        arguments = [
-            *("--url", f"http://127.0.0.1:{server.port}", "--model", "m", "--no-ready-check"),
-            *("--chat", "--prompt-words", "12", "--concurrency", "4", "--requests", "20"),
-            *("--summary", str(tmp_path / "s.json")),
-        ]
-        main([*arguments, "--goodput", "ttft:10000", "tpot:10000"])
-        all_good = json.loads((tmp_path / "s.json").read_text())["goodput"]
-        main([*arguments, "--goodput", "e2e:40"])
-        none_good = json.loads((tmp_path / "s.json").read_text())["goodput"]
+        load = ("--chat", "--prompt-words", "12", "--concurrency", "4", "--requests", "20")
+        slos = (("ttft:10000", "tpot:10000"), ("e2e:40",))
+        runs = [command(server.port, tmp_path, *load, "--goodput", *slo)[1] for slo in slos]
+        all_good, none_good = (summary["goodput"] for summary in runs)
         prompts = [body["messages"][0]["content"] for body in server.bodies[:20]]
     assert {len(prompt.split()) for prompt in prompts} == {12}
     assert len(set(prompts)) == 20

@@ -56,6 +56,12 @@ FAILURES: dict[str, tuple[Status, str]] = {
 }
 
 
+# Before any byte of an answer: so fails a request whose pooled connection was dead already.
+DEAD = ("reset_before_headers", "closed_before_headers")
+PAUSE_AFTER = ("connect_refused", "connect_failed", "tls_failed", *DEAD)
+PAUSE_NS = 1_000_000_000
+"""So long a place of a closed loop pauses after such a failure: a dead server is not hammered."""
+
 # What a success may lack where the load generator is not strict -> the text a user reads.
 TOLERATED: dict[Tolerated, str] = {
     "no_done": "the stream ended in order and with a finish reason, but without [DONE]",

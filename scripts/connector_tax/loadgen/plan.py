@@ -16,7 +16,15 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from connector_tax.loadgen.messages import WAITS, Cancel, Item, RequestRecord, Window
+from connector_tax.loadgen.messages import (
+    PAUSE_AFTER,
+    PAUSE_NS,
+    WAITS,
+    Cancel,
+    Item,
+    RequestRecord,
+    Window,
+)
 from connector_tax.loadgen.sessions import LookAhead, Node, RequestSource, Singles
 from connector_tax.loadgen.traffic import Load, Ready
 from connector_tax.ranks import order_statistic_ranks, percentile_of
@@ -273,7 +281,7 @@ class Plan:
         end_ns = record.t_intended_ns if record.t_done_ns is None else record.t_done_ns
         if record.t_intended_ns == WAITS:
             self._records[seq] = None
-            self._scheduler.complete(ready.session, ready.node_index, end_ns, None)
+            self._scheduler.complete(ready.session, ready.node_index, end_ns, None, 0)
             return
         self._records[seq] = record
         record.warmup = record.t_intended_ns < self.warmup_end_ns
@@ -294,9 +302,11 @@ class Plan:
         output, record.output = record.output, None
         if record.status == "ok" and output is None:
             output = ""
-        outcome = self._scheduler.complete(ready.session, ready.node_index, end_ns, output)
-        self._cancels += [self._seq_of[ready.session, node] for node in outcome.cancel]
-        self._given_up += [(ready.session, node, end_ns) for node in outcome.given_up]
+        pause_ns = PAUSE_NS if record.error_kind in PAUSE_AFTER else 0
+        session, node = ready.session, ready.node_index
+        outcome = self._scheduler.complete(session, node, end_ns, output, pause_ns)
+        self._cancels += [self._seq_of[session, node] for node in outcome.cancel]
+        self._given_up += [(session, node, end_ns) for node in outcome.given_up]
         if self._keeps_ended:
             self.ended.append(record)
 

@@ -188,6 +188,7 @@ class _State:
     pending: set[int] = field(default_factory=set)  # neither issued nor given up
     histories: dict[str, History] = field(default_factory=dict)
     failed: bool = False
+    pause_until_ns: int = 0  # its place is not free before
 
 
 class Ready(NamedTuple):
@@ -230,6 +231,7 @@ class SessionScheduler:
         self._active: dict[int, _State] = {}
         self._queue: list[tuple[int, int, int, int]] = []  # due_ns, arrival, session, node
         self._arrivals = 0
+        self._paused_ns: list[int] = []  # heap: until when places are kept free
         self.started = 0
 
     @property
@@ -255,6 +257,8 @@ class SessionScheduler:
         while True:
             start_ns = self._next_start_ns(now_ns)
             if start_ns is not None and start_ns <= horizon_ns:
+                if self._paused_ns and self._paused_ns[0] <= start_ns:
+                    heapq.heappop(self._paused_ns)
                 self._start(start_ns)
             elif self._queue and self._queue[0][0] <= horizon_ns:
                 due_ns, _, session, node = heapq.heappop(self._queue)
@@ -279,14 +283,24 @@ class SessionScheduler:
         return min((t for t in candidates if t is not None), default=None)
 
     def complete(
-        self, session: int, node_index: int, end_ns: int, output: str | list[int] | None
+        self,
+        session: int,
+        node_index: int,
+        end_ns: int,
+        output: str | list[int] | None,
+        pause_ns: int = 0,
     ) -> Outcome:
-        """Take the end of a request; `output` None means that it failed."""
+        """Take the end of a request; `output` None means that it failed.
+
+        Where sessions are kept active, its session's place stays free for `pause_ns` after it.
+        """
         state = self._active[session]
+        if pause_ns:
+            state.pause_until_ns = end_ns + pause_ns
         state.in_flight.discard(node_index)
         node = state.session.nodes[node_index]
         if len(state.session.nodes) == 1:
-            del self._active[session]
+            self._end(session, state)
             return _NOTHING_MORE
         outcome = _NOTHING_MORE
         if output is not None:
@@ -299,13 +313,22 @@ class SessionScheduler:
         if not state.failed:
             self._release_children(session, state, node, end_ns)
         if not state.in_flight and not state.pending:
-            del self._active[session]
+            self._end(session, state)
         return outcome
+
+    def _end(self, session: int, state: _State) -> None:
+        del self._active[session]
+        if state.pause_until_ns:
+            heapq.heappush(self._paused_ns, state.pause_until_ns)
 
     def _next_start_ns(self, now_ns: int) -> int | None:
         if self.started >= len(self._sessions):
             return None
-        return self._admission(self.started, len(self._active), now_ns)
+        while self._paused_ns and self._paused_ns[0] <= now_ns:
+            heapq.heappop(self._paused_ns)
+        taken = len(self._active) + len(self._paused_ns)
+        start_ns = self._admission(self.started, taken, now_ns)
+        return self._paused_ns[0] if start_ns is None and self._paused_ns else start_ns
 
     def _start(self, start_ns: int) -> None:
         index = self.started
@@ -414,9 +437,7 @@ class ClosedSingles:
             return None
         return self._origin_ns - (-self._rampup_ns * (self._places + 1) // self._target)
 
-    def complete(
-        self, _session: int, _node_index: int, _end_ns: int, _output: str | list[int] | None
-    ) -> Outcome:
+    def complete(self, *_: object) -> Outcome:
         """Take the end of a request, or its return, if it was never sent."""
         self._ended += 1
         return _NOTHING_MORE

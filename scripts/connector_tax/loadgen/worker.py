@@ -33,6 +33,9 @@ from connector_tax.linux import TimerFd, set_time_slice, signal_at_parents_end
 from connector_tax.loadgen.endpoint import request_head
 from connector_tax.loadgen.http import Connection, TlsClient, kernel_stamps_offered
 from connector_tax.loadgen.messages import (
+    DEAD,
+    PAUSE_AFTER,
+    PAUSE_NS,
     WAITS,
     Begin,
     Begun,
@@ -268,13 +271,6 @@ class HeldRequest:
             record.tolerated = "prompt_length"
 
 
-PAUSE_S = 1.0
-# Before any byte of an answer: so fails a request whose pooled connection was dead already.
-_DEAD = ("reset_before_headers", "closed_before_headers")
-PAUSE_AFTER = ("connect_refused", "connect_failed", "tls_failed", *_DEAD)
-"""After a failure of these kinds a place pauses, so that a dead server is not hammered."""
-
-
 class Places:
     """Requests that wait for a place, and places that wait for a request.
 
@@ -300,7 +296,7 @@ class Places:
     def free(self, since_ns: int, pauses: bool) -> None:
         """A place is free, or will be after a pause."""
         if pauses:
-            self._loop.call_later(PAUSE_S, self._next, since_ns + round(PAUSE_S * 1e9))
+            self._loop.call_later(PAUSE_NS / 1e9, self._next, since_ns + PAUSE_NS)
         else:
             self._next(since_ns)
 
@@ -592,7 +588,7 @@ class Worker:
 
         Never against a server that is judged (`strict`).
         """
-        dead = failure is not None and failure.kind in _DEAD
+        dead = failure is not None and failure.kind in DEAD
         dead = dead and connection.pooled and not connection.received
         return dead and record.retries == 0 and not self.strict
 
