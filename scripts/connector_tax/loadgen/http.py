@@ -35,7 +35,7 @@ class Poller:
         self._loop = loop
         self._epoll = select.epoll()
         self._connections: dict[int, Connection] = {}
-        loop.add_reader(self._epoll.fileno(), self._on_ready)
+        loop.add_reader(self._epoll.fileno(), self.serve_ready, self.BATCH)
 
     def add(self, connection: "Connection") -> None:
         """Call `connection.on_readable` whenever there is something to read."""
@@ -58,9 +58,6 @@ class Poller:
         """Let go of the loop."""
         self._loop.remove_reader(self._epoll.fileno())
         self._epoll.close()
-
-    def _on_ready(self) -> None:
-        self.serve_ready(self.BATCH)
 
     def serve_ready(self, most: int) -> None:
         """Serve up to `most` sockets that are ready now."""

@@ -62,7 +62,7 @@ class Pool:
         self._tls = tls
         self._strict = strict
         self._buffer = memoryview(bytearray(READ_BYTES))
-        self._poller = Poller(loop)
+        self.poller = Poller(loop)
         self._idle: deque[Connection] = deque()  # the right end is used first
         self._size = 0
         self._spares: set[asyncio.Task[None]] = set()
@@ -76,10 +76,6 @@ class Pool:
     def idle(self) -> int:
         """How many connections wait for a request."""
         return len(self._idle)
-
-    def serve_ready(self, most: int) -> None:
-        """Read from up to `most` connections that have something now."""
-        self._poller.serve_ready(most)
 
     def take(self) -> Connection | None:
         """An idle connection, or None."""
@@ -144,7 +140,7 @@ class Pool:
 
     async def open(self, count: int) -> str | None:
         """Open connections up to `count`, for FILL_S at most; return what stopped it, or None."""
-        self.drop_stale()
+        self.drop_idle(self._is_stale)
         missing = max(0, min(count, self._limit) - self._size)
         self._size += missing
         tasks = [self._loop.create_task(self._connect()) for _ in range(missing)]
@@ -163,7 +159,7 @@ class Pool:
             elif not isinstance(outcome, asyncio.CancelledError):
                 problem = f"connect_failed: {type(outcome).__name__}: {outcome}"
         # A server may close what it accepted before this connection was idle.
-        self.drop_stale()
+        self.drop_idle(self._is_stale)
         if not self._strict and self._look is None:
             self._look = self._loop.call_later(LOOK_S, self._renew)
         return problem
@@ -173,10 +169,6 @@ class Pool:
         if self._look is not None:
             self._look.cancel()
             self._look = None
-
-    def drop_stale(self) -> None:
-        """Close every idle connection that would not be used."""
-        self.drop_idle(self._is_stale)
 
     def drop_idle(self, which: Callable[[Connection], bool] = lambda _: True) -> None:
         """Close idle connections."""
@@ -220,7 +212,7 @@ class Pool:
         for task in self._spares:
             task.cancel()
         self.drop_idle()
-        self._poller.close()
+        self.poller.close()
 
     def put_back(self, connection: Connection) -> None:
         """Give a connection that carries no request to the next waiter, or keep it idle."""
@@ -271,4 +263,4 @@ class Pool:
                 raise RequestFailed("connect_failed", os_text(error)) from None
             raise
         read = KernelReader(sock, self._buffer, self.stamps)
-        return Connection(self._poller, sock, read, tls, self._on_idle_data)
+        return Connection(self.poller, sock, read, tls, self._on_idle_data)

@@ -521,7 +521,7 @@ class Worker:
         begin_ns = now_ns = _monotonic_ns()
         while now_ns < due_ns:
             if due_ns - now_ns > _READ_MARGIN_NS:
-                self._pool.serve_ready(1)
+                self._pool.poller.serve_ready(1)
             now_ns = _monotonic_ns()
         self._spun_ns += now_ns - begin_ns
         request.sent = True
