@@ -137,21 +137,6 @@ def test_lost_cells_keep_their_reason_and_feed_nothing(damaged: Path) -> None:
     assert FAIL_REASON in lost["reason"]
 
 
-def test_pooled_rows_are_geometric_means_of_the_blocks(crisp: Path) -> None:
-    rows = table(crisp, "cells.csv")
-    blocks = [
-        float(row["ttft_p90_ms"])
-        for row in select(rows, config="nixl_both", phase="A", cell="r40")
-        if row["block"] != "all"
-    ]
-    pooled = one(rows, config="nixl_both", phase="A", cell="r40", block="all")
-    assert len(blocks) == 5
-    assert float(pooled["ttft_p90_ms"]) == pytest.approx(np.exp(np.mean(np.log(blocks))))
-    mean, error = np.mean(np.log(blocks)), np.std(np.log(blocks), ddof=1) / np.sqrt(5)
-    assert float(pooled["ttft_p90_hi_ms"]) == pytest.approx(np.exp(mean + 2.776445 * error))
-    assert pooled["n"] == str(5 * 120)
-
-
 def test_a_p99_below_the_minimum_is_refused(crisp: Path) -> None:
     row = one(table(crisp, "cells.csv"), config="plain", phase="A", cell="r40", block="0")
     assert (row["ttft_p99_ms"], row["ttft_p99_lo_ms"]) == ("", "")

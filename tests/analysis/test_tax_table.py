@@ -64,24 +64,26 @@ def test_a_saturated_configuration_is_marked_and_leaves_the_family(crisp: Path) 
     assert gap["mark"] == "mooncake_both saturated"
 
 
-def test_plains_pooled_row_is_over_all_of_its_launches(crisp: Path) -> None:
+@pytest.mark.parametrize("names", [("plain", "plain_2"), ("nixl_both",)])
+def test_a_pooled_row_is_the_geometric_mean_over_blocks_of_all_launches(
+    crisp: Path, names: tuple[str, ...]
+) -> None:
     rows = table(crisp, "cells.csv")
+    where = {"phase": "A", "cell": "r40"}
     launches = [
-        row
-        for name in ("plain", "plain_2")
-        for row in select(rows, config=name, phase="A", cell="r40")
-        if row["block"] != "all"
+        row for name in names for row in select(rows, config=name, **where) if row["block"] != "all"
     ]
-    assert len(launches) == 10
-    logs = np.log([float(row["ttft_p90_ms"]) for row in launches]).reshape(2, 5).mean(axis=0)
-    pooled = one(rows, configuration="plain", phase="A", cell="r40", block="all")
-    assert pooled["config"] == "plain"
+    assert len(launches) == 5 * len(names)
+    logs = np.log([float(row["ttft_p90_ms"]) for row in launches]).reshape(-1, 5).mean(axis=0)
+    pooled = one(rows, configuration=names[0], block="all", **where)
+    assert pooled["config"] == names[0]
     assert float(pooled["ttft_p90_ms"]) == pytest.approx(np.exp(logs.mean()))
     half = 2.776445 * logs.std(ddof=1) / np.sqrt(5)
     assert float(pooled["ttft_p90_hi_ms"]) == pytest.approx(np.exp(logs.mean() + half))
-    assert pooled["n"] == str(10 * 120)
-    tax = one(effects(crisp, "tax"), config="nixl_both", phase="A", cell="r40", metric="ttft_p90")
-    assert float(tax["base"]) == pytest.approx(float(pooled["ttft_p90_ms"]))
+    assert pooled["n"] == str(120 * len(launches))
+    tax = one(effects(crisp, "tax"), config="nixl_both", metric="ttft_p90", **where)
+    level = tax["base"] if names[0] == "plain" else tax["own"]
+    assert float(level) == pytest.approx(float(pooled["ttft_p90_ms"]))
 
 
 def test_plain_launched_once_has_taxes_and_no_aa(tmp_path: Path) -> None:
