@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NotRequired, TypedDict
+from typing import Annotated, NotRequired, TypedDict
 
 from connector_tax.artifacts.declare import says
 from connector_tax.artifacts.study_records import Count, Text
@@ -65,24 +65,19 @@ def load_config(path: Path, configuration: str) -> EngineConfig:
         )
     tax = ConnectorTax(**connectors[configuration]) if connectors[configuration] else None
     model = ModelOptions(**value["model"])
+    limits = value["scheduler"]
+    if tax is not None:
+        limits = limits | {"kv_blocks": int(limits["kv_blocks"] * tax.kv_capacity_fraction)}
+    scheduler = SchedulerOptions(**limits)
+    try:
+        Scheduler(scheduler, model.max_model_len)
+    except ValueError as error:
+        raise ConfigError(f"{path}: scheduler.{error}") from error
     return EngineConfig(
         configuration=configuration,
         model=model,
-        scheduler=_scheduler(value["scheduler"], model, tax, str(path)),
+        scheduler=scheduler,
         step_cost=StepCost(**value["step_cost"]),
         tax=tax,
         faults=FaultPlan(value.get("faults")),
     )
-
-
-def _scheduler(
-    values: dict[str, Any], model: ModelOptions, tax: ConnectorTax | None, source: str
-) -> SchedulerOptions:
-    if tax is not None:
-        values = values | {"kv_blocks": int(values["kv_blocks"] * tax.kv_capacity_fraction)}
-    options = SchedulerOptions(**values)
-    try:
-        Scheduler(options, model.max_model_len)
-    except ValueError as error:
-        raise ConfigError(f"{source}: scheduler.{error}") from error
-    return options

@@ -170,32 +170,28 @@ class HttpProtocol(asyncio.Protocol):
         status: int,
         body: bytes,
         content_type: bytes = b"application/json",
-        before: bytes = b"",
-    ) -> int:
-        """Send a whole response; the time of the write. `before` is more of the head."""
+    ) -> None:
+        """Send a whole response."""
         assert self._current is not None
-        head = b"%bcontent-length: %d\r\ncontent-type: %b\r\n%b%b\r\n" % (
+        head = b"%bcontent-length: %d\r\ncontent-type: %b\r\n%b\r\n" % (
             _STATUS[status],
             len(body),
             content_type,
-            before,
             b"" if self._current.keep_alive else _CLOSE,
         )
-        stamp = self.write(head + (b"" if self._current.method == "HEAD" else body))
+        self.write(head + (b"" if self._current.method == "HEAD" else body))
         self.end()
-        return stamp
 
-    def begin_body(self, content_type: bytes, before: bytes = b"") -> int:
+    def begin_body(self, content_type: bytes) -> int:
         """Send the head of a response whose body follows in pieces; the time of the write."""
         request = self._current
         assert request is not None
         if not request.chunked:
             request.keep_alive = False
         framing = b"transfer-encoding: chunked\r\n" if request.chunked else b""
-        head = b"%bcontent-type: %b\r\n%b%b%b\r\n" % (
+        head = b"%bcontent-type: %b\r\n%b%b\r\n" % (
             _STATUS[200],
             content_type,
-            before,
             framing,
             b"" if request.keep_alive else _CLOSE,
         )
