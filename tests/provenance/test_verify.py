@@ -12,7 +12,7 @@ from connector_tax.analysis.aggregate import write_tables
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.config import ROOT
 from connector_tax.provenance import verify
-from connector_tax.provenance.unpack import unpack
+from connector_tax.provenance.archive import unpack
 from tests.analysis.tables import edit_csv, one
 
 ARCHIVE = ROOT / "results" / "archive" / "default.tar.zst"
@@ -81,7 +81,7 @@ def test_a_changed_digit_of_a_published_tax_is_named(unpacked: Path, tmp_path: P
     edit_csv(table, change)
     result = verified(tmp_path / "archive")
     assert result.returncode == 1, result.stderr
-    assert "DIFFERS taxes mooncake_both A r40 ttft_p90 tax_hi" in result.stdout
+    assert "DIFFERS taxes mooncake_both A r40 ttft_p90 hi" in result.stdout
     assert " 1 differ." in result.stdout
 
 
