@@ -11,7 +11,7 @@ from typing import Any
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, sha256_json
-from connector_tax.provenance import audit
+from connector_tax.provenance import audit, manifest
 from connector_tax.provenance.claims import FAIL, Claim, Ledger
 from connector_tax.provenance.remade import check_remade
 from connector_tax.report.page import render
@@ -386,8 +386,9 @@ def other_margin_sealed(chain: Lines) -> None:
 
 
 def whole_chain_forged(root: Path) -> None:
-    """Steps are halved, and every hash there is but manifest.md's is made to fit."""
+    """Steps are halved, and every hash there is but manifest.md's seal is made to fit."""
     records("engine_step", faster_steps)(root)
+    manifest.write(root / "study.json")
     names = [link.get("launch") for _, link in read_links(root)]
     indexes = {name: read_json(root / "runs" / name / "index.json") for name in names if name}
     for name in indexes:
