@@ -20,7 +20,7 @@ from connector_tax.study.design import measured_design
 from tests.provenance.audited_study import edited_json, edited_lines, replace, seal_cell
 
 Lines = list[dict[str, Any]]
-Change = Callable[[Lines], None]
+Change = Callable[[Lines], object]
 Tamper = Callable[[Path], None]
 NOOP_CELL = "runs/noop_connector/block0/A/r40"
 PLAIN_CELL = "runs/plain/block0/A/r40"
@@ -219,7 +219,7 @@ def add_to(number: int, amount: int, *keys: str) -> Change:
 
 
 def delete(number: int) -> Change:
-    return lambda records: records.pop(number) and None
+    return lambda records: records.pop(number)
 
 
 def delay_all(records: Lines) -> None:
