@@ -21,7 +21,7 @@ from connector_tax.artifacts.table_reader import read_table
 from connector_tax.artifacts.tables import TAX, EffectRow
 from connector_tax.artifacts.verdicts import costs, in_words, less, verdict_of
 from connector_tax.config import ROOT
-from connector_tax.provenance.unpack import unpack
+from connector_tax.provenance.archive import unpack
 from connector_tax.text import percent, tax
 
 ARCHIVES = ("vllm-cpu", "default")

@@ -18,7 +18,7 @@ from connector_tax.config import (
     load_configurations,
     load_yaml,
 )
-from connector_tax.provenance.unpack import read_head
+from connector_tax.provenance.archive import read_head
 from connector_tax.study.design import resolve
 
 KNOWN = list(load_configurations(ROOT / "config" / "configurations.yaml"))

@@ -11,7 +11,7 @@ names the last one; of an archived study that is MANIFEST.md.
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,6 @@ MADE = (
     paths.COMPLETE, paths.DURATIONS, paths.REHEARSAL_PAGE,
 )  # fmt: skip
 RUNNING = (paths.LOGS, paths.OWNERS, paths.DEVICES, paths.SEALS, paths.SEALS_LOCK)
-# Release 0.2 sealed these and the gates.
-SEALED_BY_0_2 = (paths.ENVIRONMENT, paths.ENV_TEXT, paths.PATCH_STATUS, paths.COMPLETE)
 
 
 def analysis_settings(config: StudyConfig) -> AnalysisSettings:
@@ -100,33 +98,24 @@ _WAY_OUT = (
 )
 
 
-def study_files(folder: Path, links: Links = ()) -> dict[str, str]:
+def study_files(folder: Path, beside: Collection[str] = ()) -> dict[str, str]:
     """SHA-256 by path of every file of a study that is in no launch's index.json.
 
     That is what the launches share, the gates, the reference rates, and each launch that was
     measured again (`<phase>.superseded<k>`).
 
     Args:
-        links: the chain; one of release 0.2 covers fewer files.
+        beside: what lies in the folder and is not of the study.
     """
-    if links and paths.STUDY not in links[0][1]["files"]:
-        own = [folder / name for name in SEALED_BY_0_2]
-        own += sorted((folder / paths.PREFLIGHT).rglob("*"))
-    else:
-        tops = [path for path in sorted(folder.iterdir()) if path.name not in (*MADE, *RUNNING)]
-        own = [file for top in tops for file in (top, *sorted(top.rglob("*")))]
-    return {
-        path.relative_to(folder).as_posix(): sha256_file(path)
-        for path in own
-        if path.is_file() and not _elsewhere(path.relative_to(folder).parts)
-    }
-
-
-def _elsewhere(parts: tuple[str, ...]) -> bool:
-    """Whether a file is of a launch, which its index.json seals, or is just being written."""
-    of_launch = parts[0] == paths.RUNS and len(parts) > 4 and parts[3] in PHASES
-    compiled = parts[0] == paths.PATCH and "__pycache__" in parts
-    return of_launch or compiled or parts[-1].startswith(".")
+    tops = [top for top in sorted(folder.iterdir()) if top.name not in (*MADE, *RUNNING, *beside)]
+    files = {}
+    for path in (path for top in tops for path in (top, *sorted(top.rglob("*")))):
+        parts = path.relative_to(folder).parts
+        of_launch = parts[0] == paths.RUNS and len(parts) > 4 and parts[3] in PHASES
+        passing = "__pycache__" in parts or parts[-1].startswith(".")
+        if path.is_file() and not of_launch and not passing:
+            files["/".join(parts)] = sha256_file(path)
+    return files
 
 
 def settled_files(links: Links) -> dict[str, str]:
@@ -188,13 +177,13 @@ def seal_launch(folder: Path, launch: str, index_file: Path, index: dict[str, An
 def seal_end(folder: Path) -> None:
     """Seal whatever is new since the last launch: the last link of a study."""
     with _chain(folder) as links:
-        if settled_files(links) != study_files(folder, links):
+        if settled_files(links) != study_files(folder):
             _append(folder, links, {})
 
 
 def _append(folder: Path, links: Links, what: SealContent) -> str:
     """Add a link; the chain is written anew, so that no reader sees half a line. Its SHA-256."""
-    before, now = settled_files(links), study_files(folder, links)
+    before, now = settled_files(links), study_files(folder)
     link: SealLink = {
         "number": len(links),
         "previous": links[-1][0] if links else FIRST,

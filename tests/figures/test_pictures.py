@@ -18,7 +18,7 @@ from connector_tax.figures.names import NAMES, draw
 from connector_tax.figures.style import Picture
 from connector_tax.figures.tables import StudyTables
 from connector_tax.marks import DESIGN_MARKS, SPARE_MARKS, marks_of
-from connector_tax.provenance.remade import digest
+from connector_tax.provenance.archive import digest
 from tests.figures.figure_study import write_study
 from tests.figures.figure_tables import LABELS, Design
 

@@ -13,7 +13,7 @@ from connector_tax.artifacts.study_file import load_study
 from connector_tax.artifacts.table_reader import read_table
 from connector_tax.artifacts.tables import ROW_TYPES
 from connector_tax.config import ROOT
-from connector_tax.provenance.unpack import unpack
+from connector_tax.provenance.archive import unpack
 from tests.oracle import published
 from tests.shared import made_once
 

@@ -309,29 +309,15 @@ def linked_copy(source: Path, target: Path) -> Path:
     return target
 
 
-def seal(root: Path, cell: Path) -> None:
-    """Make all hashes fit a changed cell again, as a forger would who knows the format."""
-    seal_cell(cell)
-    seal_manifest(root)
-
-
 def seal_cell(cell: Path) -> None:
     """Make the hashes in a changed cell's record and in its launch's index.json fit again."""
     for record_file in cell.glob("cell_*.json"):
-        record = read_json(record_file)
-        record["files"] = {k: v for k, v in hashes(cell).items() if not k.startswith("cell_")}
-        write_json(record_file, record)
-    index_file = cell.parent / "index.json"
-    index = read_json(index_file)
-    for entry in index["cells"]:
-        if entry["cell"] == cell.name:
-            entry["files"] = hashes(cell)
-    write_json(index_file, index)
-
-
-def seal_manifest(root: Path) -> None:
-    """Bring manifest.json and manifest.md up to date."""
-    manifest.write(root / "study.json")
+        with edited_json(record_file) as record:
+            record["files"] = {k: v for k, v in hashes(cell).items() if not k.startswith("cell_")}
+    with edited_json(cell.parent / "index.json") as index:
+        for entry in index["cells"]:
+            if entry["cell"] == cell.name:
+                entry["files"] = hashes(cell)
 
 
 @contextlib.contextmanager

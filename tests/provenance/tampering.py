@@ -1,34 +1,33 @@
 """Ways to change a study that passes the audit: numbers, records, hashes made to fit again."""
 
-import base64
 import csv
 import io
 import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.figures.tables import StudyTables
-from connector_tax.files import sha256_json
-from connector_tax.provenance import audit
+from connector_tax.files import read_json, sha256_json
+from connector_tax.provenance import audit, manifest
 from connector_tax.provenance.claims import FAIL, Claim, Ledger
 from connector_tax.provenance.remade import check_remade
 from connector_tax.report.page import render
+from connector_tax.seals import read_links, seal_launch, seal_settings
 from connector_tax.study.design import measured_design
-from tests.provenance.audited_study import (
-    edited_json,
-    edited_lines,
-    replace,
-    seal,
-    seal_manifest,
-)
+from tests.provenance.audited_study import edited_json, edited_lines, replace, seal_cell
 
+Lines = list[dict[str, Any]]
+Change = Callable[[Lines], object]
 Tamper = Callable[[Path], None]
 NOOP_CELL = "runs/noop_connector/block0/A/r40"
 PLAIN_CELL = "runs/plain/block0/A/r40"
+LAUNCH = "runs/noop_connector/block0/A"
+INDEX = f"{LAUNCH}/index.json"
 CELLS, EFFECTS = "analysis/cells.csv", "analysis/effects.csv"
-INDEX = "runs/noop_connector/block0/A/index.json"
+SEALS = "seals.jsonl"
 
 
 def failures(study_file: Path, made: Path | None = None) -> list[Claim]:
@@ -47,38 +46,33 @@ def failures(study_file: Path, made: Path | None = None) -> list[Claim]:
     return [claim for claim in ledger.claims if claim.verdict == FAIL]
 
 
-def csv_field(
-    name: str, column: str, value: str, row: int = 0, given: bool = True, **where: str
-) -> Tamper:
-    """Change a field of the n-th row that has a value there, or has none, and matches `where`."""
+# ---- any file
 
+
+def remove(name: str) -> Tamper:
+    return lambda root: (root / name).unlink()
+
+
+def planted(name: str) -> Tamper:
+    return lambda root: replace(root / name, "x,y\n1,2\n")
+
+
+def text_replaced(name: str, old: str, new: str) -> Tamper:
     def tamper(root: Path) -> None:
-        path = root / name
-        table = list(csv.DictReader(io.StringIO(path.read_text())))
-        matching = [
-            r
-            for r in table
-            if bool(r[column]) == given and all(r[k] == v for k, v in where.items())
-        ]
-        assert matching[row][column] != value
-        matching[row][column] = value
-        replace(path, _csv(table))
+        text = (root / name).read_text()
+        assert old in text
+        replace(root / name, text.replace(old, new, 1))
 
     return tamper
 
 
-def columns_gone(name: str, *columns: str) -> Tamper:
+def json_value(name: str, *path: str | int, value: object) -> Tamper:
     def tamper(root: Path) -> None:
-        table = list(csv.DictReader(io.StringIO((root / name).read_text())))
-        replace(root / name, _csv([{k: r[k] for k in r if k not in columns} for r in table]))
-
-    return tamper
-
-
-def csv_row_twice(name: str) -> Tamper:
-    def tamper(root: Path) -> None:
-        table = list(csv.DictReader(io.StringIO((root / name).read_text())))
-        replace(root / name, _csv([*table, table[3]]))
+        with edited_json(root / name) as content:
+            for key in path[:-1]:
+                content = content[key]
+            assert content[path[-1]] != value
+            content[path[-1]] = value
 
     return tamper
 
@@ -93,12 +87,49 @@ def list_entry_gone(name: str, *path: str) -> Tamper:
     return tamper
 
 
-def add_key(name: str, key: str, value: str) -> Tamper:
+# ---- what is made of the records
+
+
+def table_changed(name: str, change: Callable[[list[dict[str, str]]], object]) -> Tamper:
     def tamper(root: Path) -> None:
-        with edited_json(root / name) as content:
-            content[key] = value
+        table = list(csv.DictReader(io.StringIO((root / name).read_text())))
+        change(table)
+        stream = io.StringIO()
+        writer = csv.DictWriter(stream, list(table[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(table)
+        replace(root / name, stream.getvalue())
 
     return tamper
+
+
+def csv_field(
+    name: str, column: str, value: str, row: int = 0, given: bool = True, **where: str
+) -> Tamper:
+    """Change a field of the n-th row that has a value there, or has none, and matches `where`."""
+
+    def change(table: list[dict[str, str]]) -> None:
+        matching = [
+            r
+            for r in table
+            if bool(r[column]) == given and all(r[k] == v for k, v in where.items())
+        ]
+        assert matching[row][column] != value
+        matching[row][column] = value
+
+    return table_changed(name, change)
+
+
+def columns_gone(name: str, *columns: str) -> Tamper:
+    return table_changed(name, lambda table: [row.pop(c) for row in table for c in columns])
+
+
+def csv_row_twice(name: str) -> Tamper:
+    return table_changed(name, lambda table: table.append(table[3]))
+
+
+def csv_row_gone(name: str) -> Tamper:
+    return table_changed(name, list.pop)
 
 
 def report_text(pattern: str, text: str) -> Tamper:
@@ -111,6 +142,29 @@ def report_text(pattern: str, text: str) -> Tamper:
     return tamper
 
 
+def other_picture(root: Path) -> None:
+    path = root / "figures" / "fig1_ttft_vs_rate.png"
+    data = path.read_bytes()
+    path.unlink()
+    path.write_bytes(data + b"\n")
+
+
+def other_picture_in_report(root: Path) -> None:
+    path = root / "report.html"
+    before, mark, picture = path.read_text().partition("base64,")
+    replace(path, f"{before}{mark}AAAA{picture[4:]}")
+
+
+def labels_exchanged(root: Path) -> None:
+    """Two configurations take each other's name, and everything derived is made again."""
+    with edited_json(root / "study.json") as study:
+        entries = {entry["id"]: entry for entry in study["configurations"]}
+        one, other = entries["nixl_both"], entries["noop_connector"]
+        for key in ("label", "purpose"):
+            one[key], other[key] = other[key], one[key]
+    replace(root / "report.html", render(StudyTables(root / "study.json")))
+
+
 def relabelled(root: Path) -> None:
     """A measurement of the embedded engine that says it is one of vLLM, everywhere."""
     label = "real vLLM, H20"
@@ -121,104 +175,93 @@ def relabelled(root: Path) -> None:
         study["design_sha256"] = sha256_json(design)
 
 
-def csv_row_gone(name: str) -> Tamper:
-    def tamper(root: Path) -> None:
-        table = list(csv.DictReader(io.StringIO((root / name).read_text())))
-        replace(root / name, _csv(table[:-1]))
-
-    return tamper
+# ---- records
 
 
-def _csv(table: list[dict[str, str]]) -> str:
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, list(table[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(table)
-    return stream.getvalue()
-
-
-def json_value(name: str, *path: str | int, value: object) -> Tamper:
-    def tamper(root: Path) -> None:
-        with edited_json(root / name) as content:
-            for key in path[:-1]:
-                content = content[key]
-            assert content[path[-1]] != value
-            content[path[-1]] = value
-
-    return tamper
-
-
-def forged(cell: str, kind: str, change: Callable[[list[dict[str, object]]], None]) -> Tamper:
-    """Change a cell's records and make every hash fit again."""
+def forged(cell: str, kind: str, change: Change) -> Tamper:
+    """Change a cell's records and make the hashes of its launch fit again."""
 
     def tamper(root: Path) -> None:
         with edited_lines(next((root / cell).glob(f"{kind}_*"))) as records:
             change(records)
-        seal(root, root / cell)
+        seal_cell(root / cell)
 
     return tamper
+
+
+def records(kind: str, change: Change) -> Tamper:
+    return forged(NOOP_CELL, kind, change)
 
 
 def forged_record(cell: str, *path: str, value: object) -> Tamper:
     def tamper(root: Path) -> None:
         name = next((root / cell).glob("cell_*")).relative_to(root)
         json_value(str(name), *path, value=value)(root)
-        seal(root, root / cell)
+        seal_cell(root / cell)
 
     return tamper
 
 
-def set_in(number: int, key: str, value: object) -> Callable[[list[dict[str, object]]], None]:
-    def change(records: list[dict[str, object]]) -> None:
+def set_in(number: int, key: str, value: object) -> Change:
+    def change(records: Lines) -> None:
         assert records[number][key] != value
         records[number][key] = value
 
     return change
 
 
-def add_to(number: int, amount: int, *keys: str) -> Callable[[list[dict[str, object]]], None]:
-    def change(records: list[dict[str, object]]) -> None:
+def add_to(number: int, amount: int, *keys: str) -> Change:
+    def change(records: Lines) -> None:
         for key in keys:
-            records[number][key] += amount  # type: ignore[operator]
+            records[number][key] += amount
 
     return change
 
 
-def delete(number: int) -> Callable[[list[dict[str, object]]], None]:
-    def change(records: list[dict[str, object]]) -> None:
-        del records[number]
-
-    return change
+def delete(number: int) -> Change:
+    return lambda records: records.pop(number)
 
 
-def delay_all(records: list[dict[str, object]]) -> None:
+def delay_all(records: Lines) -> None:
     for record in records:
         for key in list(record):
             if key.startswith("t_"):
-                record[key] += 1_000_000  # type: ignore[operator]
+                record[key] += 1_000_000
 
 
-def cache_hit(records: list[dict[str, object]]) -> None:
-    name = 'vllm:prefix_cache_hits_total{engine="0"}'
-    records[-1]["values"][name] = 16.0  # type: ignore[index]
+def late(records: Lines) -> None:
+    """As of a cell that is not valid."""
+    keys = [f"t_{n}_ns" for n in ("conn", "send", "headers", "first_token", "last_token", "done")]
+    for number in range(25, len(records)):
+        add_to(number, 300_000_000, *keys)(records)
 
 
-def rename_requests(cell: str, attempt: str) -> Callable[[list[dict[str, object]]], None]:
-    def change(records: list[dict[str, object]]) -> None:
+def shorter(name: str, share: float) -> Change:
+    def change(lines: Lines) -> None:
+        for line in lines:
+            took = line[f"t_{name}_token_ns"] - line["t_send_ns"]
+            line[f"t_{name}_token_ns"] = line["t_send_ns"] + int(share * took)
+
+    return change
+
+
+def rename_requests(cell: str, attempt: str) -> Change:
+    def change(records: Lines) -> None:
         for number, record in enumerate(records):
             record["request_id"] = f"{cell.removeprefix('runs/')}/{attempt}/{number}"
 
     return change
 
 
-def second_step(records: list[dict[str, object]]) -> None:
-    records.insert(1, dict(records[0]))
+def copy_request_id(root: Path) -> None:
+    taken = json.loads(next((root / PLAIN_CELL).glob("requests_*")).read_text().split("\n")[0])
+    records("requests", set_in(3, "request_id", taken["request_id"]))(root)
 
 
 def cut_off(root: Path) -> None:
     path = next((root / NOOP_CELL).glob("requests_*"))
     replace(path, path.read_text()[:-40])
-    seal(root, root / NOOP_CELL)
+    seal_cell(root / NOOP_CELL)
 
 
 def delete_request_unsealed(root: Path) -> None:
@@ -232,113 +275,126 @@ def swap_files(root: Path) -> None:
     left, right = mine.read_text(), other.read_text()
     replace(mine, right)
     replace(other, left)
-    seal(root, root / NOOP_CELL)
-    seal(root, root / PLAIN_CELL)
-
-
-def copy_request_id(root: Path) -> None:
-    taken = json.loads(next((root / PLAIN_CELL).glob("requests_*")).read_text().split("\n")[0])
-    forged(NOOP_CELL, "requests", set_in(3, "request_id", taken["request_id"]))(root)
-
-
-def claim_validity(root: Path) -> None:
-    """A cell with late requests that says it is valid."""
-    late = [f"t_{n}_ns" for n in ("conn", "send", "headers", "first_token", "last_token", "done")]
-
-    def change(records: list[dict[str, object]]) -> None:
-        for number in range(25, len(records)):
-            add_to(number, 300_000_000, *late)(records)
-
-    forged(NOOP_CELL, "requests", change)(root)
-
-
-def remove(name: str) -> Tamper:
-    def tamper(root: Path) -> None:
-        (root / name).unlink()
-
-    return tamper
-
-
-def removed_and_sealed(name: str) -> Tamper:
-    def tamper(root: Path) -> None:
-        (root / name).unlink()
-        seal_manifest(root)
-
-    return tamper
-
-
-def no_skip_reason(root: Path) -> None:
-    json_value("runs/mooncake_consumer/block0/A/index.json", "reason", value="")(root)
-    seal_manifest(root)
-
-
-def add_file(root: Path) -> None:
-    (root / NOOP_CELL / "notes.txt").write_text("trust me\n")
-    seal_manifest(root)
-
-
-def other_launch_script(root: Path) -> None:
-    path = root / "runs/noop_connector/block0/A/launch.sh"
-    replace(path, path.read_text().replace("noop_connector", "plain"))
-    seal_manifest(root)
-
-
-def other_environment(root: Path) -> None:
-    replace(root / "runs/plain/block0/A/env.txt", "other\n")
-    seal_manifest(root)
-
-
-def other_picture(root: Path) -> None:
-    path = root / "figures" / "fig1_ttft_vs_rate.png"
-    for kind in ("png", "svg"):
-        data = path.with_suffix(f".{kind}").read_bytes()
-        path.with_suffix(f".{kind}").unlink()
-        path.with_suffix(f".{kind}").write_bytes(data + b"\n")
-
-
-def other_picture_in_report(root: Path) -> None:
-    path = root / "report.html"
-    head = base64.b64encode(b"<svg").decode()[:4]
-    text = path.read_text()
-    start = text.index("base64,") + len("base64,")
-    assert head
-    replace(path, text[:start] + "AAAA" + text[start + 4 :])
-
-
-def markdown_row(root: Path) -> None:
-    path = root / "manifest.md"
-    replace(path, path.read_text().replace("| 2/0/0/0 |", "| 9/0/0/0 |", 1))
+    seal_cell(root / NOOP_CELL)
+    seal_cell(root / PLAIN_CELL)
 
 
 def swap_cells(root: Path) -> None:
-    cells = [root / "runs/noop_connector/block0/A" / name for name in ("r40", "r80")]
+    cells = [root / LAUNCH / name for name in ("r40", "r80")]
     cells[0].rename(cells[0].with_name("x"))
     cells[1].rename(cells[0])
     cells[0].with_name("x").rename(cells[1])
 
 
-def labels_exchanged(root: Path) -> None:
-    """Two configurations take each other's name, and everything derived is made again."""
+def cache_hit(lines: Lines) -> None:
+    lines[-1]["values"]['vllm:prefix_cache_hits_total{engine="0"}'] = 16.0
+
+
+def fewer_success(lines: Lines) -> None:
+    for key in lines[-1]["values"]:
+        if key.startswith("vllm:generation_tokens_total"):
+            lines[-1]["values"][key] -= 1
+
+
+def no_text(lines: Lines) -> None:
+    del lines[-1]["raw"]
+
+
+def no_histogram(lines: Lines) -> None:
+    for line in (lines[0], lines[-1]):
+        line["raw"] = re.sub(r"vllm:e2e_request_latency.*\n", "", line["raw"])
+
+
+def no_preemptions(lines: Lines) -> None:
+    for line in lines:
+        line["values"] = {k: v for k, v in line["values"].items() if "preemptions" not in k}
+
+
+def every_other_step(lines: Lines) -> None:
+    del lines[::2]
+
+
+def second_step(lines: Lines) -> None:
+    lines.insert(1, dict(lines[0]))
+
+
+def faster_steps(lines: Lines) -> None:
+    for line in lines:
+        line["step_duration_us"] *= 0.5
+        if line.get("engine_step_us") is not None:
+            line["engine_step_us"] *= 0.5
+
+
+def more_decode(lines: Lines) -> None:
+    lines[0]["decode_tokens"] += 1
+
+
+def no_health(root: Path) -> None:
+    with edited_json(next((root / NOOP_CELL).glob("cell_*"))) as record:
+        del record["load_generator"]["processes"]["worker0"]["oversized"]
+    seal_cell(root / NOOP_CELL)
+
+
+# ---- launches, and the chain
+
+
+def hidden_configuration(root: Path) -> None:
+    """A configuration with unwelcome numbers is said not to have passed its gate."""
+    reason = "verify_nixl: not ready after 30 s"
+    with edited_json(root / "preflight/preflight_status.json") as gates:
+        gates["nixl_both"] |= {"include": False, "reason": reason}
+    for index_file in root.glob("runs/nixl_both/block0/*/index.json"):
+        with edited_json(index_file) as index:
+            index |= {"status": "skipped", "reason": f"pre-flight: {reason}"}
+            for entry in index["cells"]:
+                entry |= {"status": "skipped", "reason": index["reason"], "files": {}}
+
+
+def launch_gone(root: Path) -> None:
+    """A launch is taken out of the design, too."""
     with edited_json(root / "study.json") as study:
-        entries = {entry["id"]: entry for entry in study["configurations"]}
-        one, other = entries["nixl_both"], entries["noop_connector"]
-        for key in ("label", "purpose"):
-            one[key], other[key] = other[key], one[key]
-    render_again(root)
+        study["run_order"]["Bp"] = [e for e in study["run_order"]["Bp"] if e["config"] != "plain_2"]
 
 
-def render_again(root: Path) -> None:
-    replace(root / "report.html", render(StudyTables(root / "study.json")))
+def another_machine(root: Path) -> None:
+    """The whole study says that it ran on another machine, in every copy."""
+    text = (root / "env.txt").read_text()
+    for path in (root / "env.txt", *root.glob("runs/*/*/*/env.txt")):
+        replace(path, text.replace("cpu: synthetic", "cpu: H20"))
+    with edited_json(root / "environment.json") as environment:
+        environment["cpu"] = "H20"
 
 
-def planted(name: str) -> Tamper:
-    return lambda root: replace(root / name, "x,y\n1,2\n")
-
-
-def text_replaced(name: str, old: str, new: str) -> Tamper:
+def links(change: Change) -> Tamper:
     def tamper(root: Path) -> None:
-        text = (root / name).read_text()
-        assert old in text
-        replace(root / name, text.replace(old, new, 1))
+        with edited_lines(root / SEALS) as chain:
+            change(chain)
 
     return tamper
+
+
+def link_gone(chain: Lines) -> None:
+    del chain[4]
+
+
+def last_links_gone(chain: Lines) -> None:
+    del chain[-5:]
+
+
+def other_margin_sealed(chain: Lines) -> None:
+    chain[0]["settings"]["statistics"]["margins"]["ttft_p90"] = 0.5
+
+
+def whole_chain_forged(root: Path) -> None:
+    """Steps are halved, and every hash there is but manifest.md's seal is made to fit."""
+    records("engine_step", faster_steps)(root)
+    manifest.write(root / "study.json")
+    names = [link.get("launch") for _, link in read_links(root)]
+    indexes = {name: read_json(root / "runs" / name / "index.json") for name in names if name}
+    for name in indexes:
+        (root / "runs" / name / "index.json").unlink()
+    (root / SEALS).unlink()
+    seal_settings(root, read_json(root / "study.json"))
+    for name, index in indexes.items():
+        del index["seal"]
+        seal_launch(root, name, root / "runs" / name / "index.json", index)

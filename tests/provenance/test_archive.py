@@ -19,8 +19,7 @@ import zstandard
 from connector_tax.artifacts import paths
 from connector_tax.files import ArtifactError, read_json, sha256_file
 from connector_tax.provenance import archive, manifest
-from connector_tax.provenance.archive import pack
-from connector_tax.provenance.unpack import ArchiveError, read_head, table, unpack
+from connector_tax.provenance.archive import ArchiveError, pack, read_head, table, unpack
 from tests.provenance.audited_study import linked_copy, replace
 from tests.provenance.forged_archives import (
     Edit,
@@ -268,12 +267,12 @@ def test_any_table_is_one_call(packed: Path, audited: Path) -> None:
 def test_the_manifest_names_the_archive_and_its_pictures(packed: Path, tmp_path: Path) -> None:
     path = Path(shutil.copy(packed.with_name("MANIFEST.md"), tmp_path))
     text = path.read_text()
-    assert manifest.archive_of(text, "synthetic") == sha256_file(packed)
     pictures = packed.parent / "results" / "synthetic" / "figures"
     for picture in pictures.glob("*.png"):
         assert f"`{picture.name}` {sha256_file(picture)}" in text
     body = manifest.section_of(text, "synthetic")
     assert body is not None
+    assert manifest.named(body, "Archive") == sha256_file(packed)
     page = (pictures.parent / "manifest.md").read_text()
     assert manifest.published_body(body) == manifest.section_of(page, "synthetic")
 

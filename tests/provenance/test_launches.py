@@ -51,6 +51,7 @@ def claims(root: Path, attempts: Attempts) -> list[Claim]:
     document = study_document(config, labels, {"A": [rate_cell(1, 1, 1)]}, order, emulated=False)
     write_json(root / "study.json", document)
     write_json(root / "patch/patch_status.json", {"vllm_sources_sha256_before": PROVED})
+    write_json(root / "preflight/preflight_status.json", {})
     for launch in order:
         write_json(
             launch.folder(root) / "index.json",

@@ -13,9 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from connector_tax.artifacts import paths
-from connector_tax.provenance.archive import _packed
+from connector_tax.provenance.archive import HEADER, packed
 from connector_tax.provenance.tables import decode, encode, read_table
-from connector_tax.provenance.unpack import HEADER
 
 keys = st.sampled_from(
     ["t_ns", "t_intended_ns", "t_send_ns", "seq", "us", "hooks", "ok", 'a{b="c"}']
@@ -71,8 +70,8 @@ def test_records_as_they_are_written_are_kept(tmp_path: Path) -> None:
     assert sorted(kept) == ["requests", "steps"]
     assert decoded(table, dict.fromkeys(files, 10**6), tmp_path / "x") == files
     columns = pl.read_parquet(tmp_path / "x").columns
-    assert "step_duration_us:r1" in columns
-    assert "hooks_us\tx:r1" in columns
+    assert "step_duration_us:e" in columns
+    assert "hooks_us\tx:e" in columns
 
 
 DEVICE = {"t_ns": 10**12, "step_id": 7, "t_start_ns": 10**12 + 5, "t_wait_ns": None, "kv_tokens": 3}
@@ -81,9 +80,9 @@ DEVICE = {"t_ns": 10**12, "step_id": 7, "t_start_ns": 10**12 + 5, "t_wait_ns": N
 def test_an_archive_has_a_table_of_each_kind_of_log() -> None:
     name = "runs/plain/block0/A/r1/{}_A_r1.jsonl"
     lines = text([DEVICE, DEVICE | {"t_wait_ns": 10**12 + 9}], False)
-    sources: dict[str, Path | bytes] = {name.format(kind): lines for kind in paths.ALL_LOGS}
-    packed = zstandard.ZstdDecompressor().decompressobj().decompress(_packed({}, sources))
-    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+    files = {name.format(kind): lines for kind in paths.ALL_LOGS}
+    content = zstandard.ZstdDecompressor().decompressobj().decompress(packed({}, files))
+    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
         head = tar.extractfile(HEADER)
         assert head is not None
         tables = json.load(head)["tables"]

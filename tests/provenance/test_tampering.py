@@ -16,14 +16,14 @@ from tests.provenance.tampering import (
     CELLS,
     EFFECTS,
     INDEX,
+    LAUNCH,
     NOOP_CELL,
     PLAIN_CELL,
+    SEALS,
     Tamper,
-    add_file,
-    add_key,
     add_to,
+    another_machine,
     cache_hit,
-    claim_validity,
     columns_gone,
     copy_request_id,
     csv_field,
@@ -33,33 +33,46 @@ from tests.provenance.tampering import (
     delay_all,
     delete,
     delete_request_unsealed,
+    every_other_step,
     failures,
+    faster_steps,
+    fewer_success,
     forged,
     forged_record,
+    hidden_configuration,
     json_value,
     labels_exchanged,
+    last_links_gone,
+    late,
+    launch_gone,
+    link_gone,
+    links,
     list_entry_gone,
-    markdown_row,
-    no_skip_reason,
-    other_environment,
-    other_launch_script,
+    more_decode,
+    no_health,
+    no_histogram,
+    no_preemptions,
+    no_text,
+    other_margin_sealed,
     other_picture,
     other_picture_in_report,
     planted,
+    records,
     relabelled,
     remove,
-    removed_and_sealed,
     rename_requests,
     report_text,
     second_step,
     set_in,
+    shorter,
     swap_cells,
     swap_files,
     text_replaced,
+    whole_chain_forged,
 )
 
 HYPOTHESES = "analysis/hypotheses.json"
-STEP_CALL = set_in(0, "build_meta_us", 5.0)
+GATE_LOG = "preflight/verify_kv_consumer.log"
 # By kind of the claim that fails: what is changed, and what the claim says.
 TAMPERING: dict[str, dict[str, tuple[Tamper, str]]] = {
     "made again": {
@@ -105,11 +118,11 @@ TAMPERING: dict[str, dict[str, tuple[Tamper, str]]] = {
         ),
         "a column gone from effects.csv": (
             columns_gone(EFFECTS, "verdict"),
-            rf"columns\[0\]: published {len(tables.COLUMNS[paths.EFFECTS]) - 1}, ",
+            rf"columns: published {len(tables.COLUMNS[paths.EFFECTS]) - 1}, ",
         ),
         "the intervals gone from effects.csv": (
             columns_gone(EFFECTS, "lo", "hi"),
-            rf"columns\[0\]: published {len(tables.COLUMNS[paths.EFFECTS]) - 2}, ",
+            rf"columns: published {len(tables.COLUMNS[paths.EFFECTS]) - 2}, ",
         ),
         "a row gone from effects.csv": (csv_row_gone(EFFECTS), r"row: published \d+, made"),
         "a tax twice": (csv_row_twice(EFFECTS), r"row: published \d+, made"),
@@ -119,7 +132,7 @@ TAMPERING: dict[str, dict[str, tuple[Tamper, str]]] = {
         ),
         "a column gone from a figure": (
             columns_gone("figures/fig9_forest.csv", "verdict"),
-            r"columns\[0\]: published 18",
+            r"columns: published 18",
         ),
         "a sample size": (
             csv_field(EFFECTS, "n_base", "5000"),
@@ -192,9 +205,7 @@ TAMPERING: dict[str, dict[str, tuple[Tamper, str]]] = {
         ),
         "the report gone": (remove("report.html"), "is missing"),
         "a stamp shifted, still in order": (
-            forged(
-                NOOP_CELL, "requests", add_to(30, -2_000_000, "t_headers_ns", "t_first_token_ns")
-            ),
+            records("requests", add_to(30, -2_000_000, "t_headers_ns", "t_first_token_ns")),
             r"summary\.r40\.ttft_p50_ms",
         ),
         "a summary": (
@@ -206,7 +217,7 @@ TAMPERING: dict[str, dict[str, tuple[Tamper, str]]] = {
             r"manifest.0.\.sha256: published '000",
         ),
         "a row of manifest.md": (
-            markdown_row,
+            text_replaced("manifest.md", "| 2/0/0/0 |", "| 9/0/0/0 |"),
             "is not, byte for byte, what this code makes of the study",
         ),
         "a hypothesis' sentence": (
@@ -235,39 +246,34 @@ TAMPERING: dict[str, dict[str, tuple[Tamper, str]]] = {
         ),
         "a file put into figures/": (planted("figures/fig99.png"), "no file that is made"),
         "a file put into analysis/": (planted("analysis/x.csv"), "no file that is made"),
+        "complete.json gone": (remove("complete.json"), "is missing"),
+        "steps halved in time, the chain forged": (whole_chain_forged, "is not, byte for byte"),
     },
     "launch": {
-        "a reference rate": (
-            json_value("reference_rates.json", "ref_safe", value=80.0),
-            "reference_rates.json says 80",
-        ),
-        "a log gone": (
-            removed_and_sealed("runs/noop_connector/block0/A/vllm_stderr.log"),
-            r"vllm_stderr\.log is missing",
-        ),
         "another launch command": (
-            other_launch_script,
+            text_replaced(f"{LAUNCH}/launch.sh", "--configuration noop_connector", "--x plain"),
             r"launch\.sh does not run config\.json's argv",
         ),
-        "the environment of a run": (
-            other_environment,
-            r"env\.txt differs from the study's env\.txt",
+        "a skip without its reason": (
+            json_value("runs/mooncake_consumer/block0/A/index.json", "reason", value=""),
+            "skipped without a reason",
         ),
-        "a skip without its reason": (no_skip_reason, "skipped without a reason"),
         "a launch without its index": (remove(INDEX), "index.json is missing"),
-        "a launch of another design": (
-            json_value(INDEX, "depends", "design_sha256", value="0" * 64),
-            "of another design",
-        ),
         "an environment of launch.sh alone": (
-            text_replaced(
-                "runs/noop_connector/block0/A/launch.sh", "\nexec ", "\nexport A=1\nexec "
-            ),
+            text_replaced(f"{LAUNCH}/launch.sh", "\nexec ", "\nexport A=1\nexec "),
             "launch.sh does not set config.json's environment",
         ),
         "the engine of config.json": (
-            json_value("runs/noop_connector/block0/A/config.json", "engine", "kind", value="vllm"),
-            "config.json: engine is not what study.json says",
+            json_value(f"{LAUNCH}/config.json", "engine", "kind", value="vllm"),
+            r"config\.json\.engine\.kind: published 'vllm', made again 'embedded'",
+        ),
+    },
+    "gate": {
+        "a configuration hidden behind its gate": (hidden_configuration, "left out without a gate"),
+        "the log of a gate gone": (remove(GATE_LOG), r"preflight/verify_kv_consumer\.log'"),
+        "the log of a gate rewritten": (
+            text_replaced(GATE_LOG, "SKIP", "INCLUDE"),
+            "does not end with 'SKIP: verify_kv_consumer: not ready after 30 s'",
         ),
     },
     "design": {
@@ -283,12 +289,15 @@ TAMPERING: dict[str, dict[str, tuple[Tamper, str]]] = {
         ),
         "a rate of the design": (
             json_value("study.json", "config", "cell", "floor_s", value=60),
-            "design_sha256 is not what the configuration and the seed give",
+            r"study\.design_sha256: published '\w+', made again",
         ),
-        "the study's seed": (json_value("study.json", "config", "seed", value=2), "seed"),
+        "the study's seed": (
+            json_value("study.json", "config", "seed", value=2),
+            r"study\.seed: published \d+, made again 2",
+        ),
         "the run order": (
             json_value("study.json", "run_order", "A", 1, "config", value="plain"),
-            "run_order is not what the configuration and the seed give",
+            r"study\.run_order\.A\[1\]\.config: published 'plain'",
         ),
         "the engine's label": (
             json_value("study.json", "engine_label", value="real vLLM, GPU"),
@@ -296,7 +305,7 @@ TAMPERING: dict[str, dict[str, tuple[Tamper, str]]] = {
         ),
         "an embedded study relabelled": (
             relabelled,
-            "emulated is not what the configuration and the seed give",
+            r"study\.emulated: published False, made again True",
         ),
     },
     "seal": {
@@ -305,7 +314,13 @@ TAMPERING: dict[str, dict[str, tuple[Tamper, str]]] = {
             r"r40/requests_A_r40\.jsonl changed after it was sealed",
         ),
         "two cells exchanged": (swap_cells, r"r40/cell_A_r40\.json is missing"),
-        "a file beside the records": (add_file, r"r40/notes\.txt came after the seal"),
+        "a file beside the records": (
+            planted(f"{NOOP_CELL}/notes.txt"),
+            r"r40/notes\.txt came after the seal",
+        ),
+        "a file put beside a launch": (planted(f"{LAUNCH}/note.txt"), "note.txt came after the"),
+        "a file put into the study's folder": (planted("notes.txt"), "notes.txt came after the"),
+        "a hidden file": (planted(".notes"), r"\.notes is no file of a study"),
         "labels of two configurations exchanged, the report made again": (
             labels_exchanged,
             r"configurations\.nixl_both\.label: .* -> |configurations\.noop_connector\.label",
@@ -323,51 +338,79 @@ TAMPERING: dict[str, dict[str, tuple[Tamper, str]]] = {
             "study.json changed",
         ),
         "a setting of the engine": (
-            json_value("runs/noop_connector/block0/A/settings.json", "attempt", value=7),
+            json_value(f"{LAUNCH}/settings.json", "attempt", value=7),
             "settings.json changed after it was sealed",
         ),
         "what a server took": (
-            json_value("runs/noop_connector/block0/A/resources.json", "startup_s", value=0.1),
+            json_value(f"{LAUNCH}/resources.json", "startup_s", value=0.1),
             "resources.json changed after it was sealed",
         ),
         "a scrape in the middle of a cell": (
-            forged(NOOP_CELL, "metrics", set_in(2, "scrape_ms", 99.0)),
+            records("metrics", set_in(2, "scrape_ms", 99.0)),
             "index.json changed after it was sealed",
         ),
-        "a file put into the study's folder": (planted("notes.txt"), "notes.txt came after the"),
+        "steps halved in time": (
+            records("engine_step", faster_steps),
+            "index.json changed after it was sealed",
+        ),
+        "a hidden configuration's index": (
+            hidden_configuration,
+            "index.json changed after it was sealed",
+        ),
+        "the environment of a run": (
+            text_replaced("runs/plain/block0/A/env.txt", "cpu", "gpu"),
+            r"env\.txt changed after it was sealed",
+        ),
+        "environment.json": (
+            json_value("environment.json", "gpu", value=["H20"]),
+            "environment.json changed after it was sealed",
+        ),
+        "the machine of the whole study": (
+            another_machine,
+            "environment.json changed after it was sealed",
+        ),
+        "a line more in the log of a gate": (
+            text_replaced(GATE_LOG, "2026-05-26", "not ready\n2026-05-26"),
+            "preflight/verify_kv_consumer.log changed after it was sealed",
+        ),
+        "the attempts gone": (remove(f"{LAUNCH}/attempts.json"), "attempts.json is missing"),
+        "the server's log gone": (remove(f"{LAUNCH}/vllm_stderr.log"), "vllm_stderr.log is miss"),
+        "a line of the server's log": (
+            text_replaced(f"{LAUNCH}/vllm_stderr.log", "synthetic", "an honest server"),
+            "vllm_stderr.log changed after it was sealed",
+        ),
+        "a launch taken out of the design": (
+            launch_gone,
+            "plain_2/block0/Bp was measured, and is gone",
+        ),
+        "a margin changed after the data": (
+            json_value("study.json", "config", "statistics", "margins", "ttft_p90", value=0.2),
+            r"changed after the first measurement, .*statistics.margins.ttft_p90: 0.03 -> 0.2",
+        ),
+        "the confirmatory family changed after the data": (
+            json_value("study.json", "config", "statistics", "confirmatory", value=["ref_load"]),
+            "statistics.confirmatory: .*ref_safe.* -> ",
+        ),
+        "a bound of a hypothesis changed after the data": (
+            json_value("study.json", "config", "hypotheses", "h1_min_tax", value=0.01),
+            "hypotheses.h1_min_tax: 0.1 -> 0.01",
+        ),
+        "the criterion of saturation changed after the data": (
+            json_value("study.json", "config", "saturation", "waiting_p50_max", value=9),
+            "saturation.waiting_p50_max: 1.0 -> 9",
+        ),
+        "the margin changed where it is sealed": (
+            links(other_margin_sealed),
+            "link 1 follows .*, not link 0",
+        ),
+        "the chain gone": (remove(SEALS), "seals.jsonl is missing"),
+        "a link gone": (links(link_gone), "link 4 says it is number 5"),
+        "the last links gone": (links(last_links_gone), "has none of this launch"),
     },
     "records": {
-        "a deleted request, hashes forged": (
-            forged(NOOP_CELL, "requests", delete(7)),
-            r"missing: \[7\]",
-        ),
-        "a stamp out of order": (
-            forged(NOOP_CELL, "requests", add_to(5, -(10**9), "t_first_token_ns")),
-            "seq 5: t_first_token_ns is before t_headers_ns",
-        ),
-        "a request sent early": (
-            forged(
-                NOOP_CELL,
-                "requests",
-                add_to(9, -(10**6), "t_issue_ns", "t_worker_ns", "t_conn_ns", "t_send_ns"),
-            ),
-            "seq 9: written before it was due",
-        ),
-        "another length": (
-            forged(NOOP_CELL, "requests", set_in(4, "completion_tokens", 31)),
-            "seq 4: 256x31, asked 256x32",
-        ),
-        "a failure called success": (
-            forged(NOOP_CELL, "requests", set_in(4, "t_done_ns", None)),
-            "seq 4: a success lacks a stamp",
-        ),
         "a success hidden": (
-            forged(NOOP_CELL, "requests", set_in(40, "status", "dropped")),
-            "counts.ok",
-        ),
-        "a request called warm-up": (
-            forged(NOOP_CELL, "requests", set_in(60, "warmup", True)),
-            "seq 60: warmup is True",
+            records("requests", set_in(40, "status", "dropped")),
+            r"cell\.counts\.ok: published 80, made again 79",
         ),
         "a cut-off file, hashes forged": (cut_off, "requests_A_r40.jsonl:80: not valid"),
         "a valid cell called void": (
@@ -378,71 +421,55 @@ TAMPERING: dict[str, dict[str, tuple[Tamper, str]]] = {
             forged_record(NOOP_CELL, "schedule", "rate_rps", value=80.0),
             r"rate_rps is 80\.0, the rate of this cell is now 40\.0",
         ),
-    },
-    "schedule": {
-        "a request put in, hashes forged": (
-            forged(NOOP_CELL, "requests", lambda r: r.append({**r[-1], "seq": len(r)})),
-            "81 requests, n is 80, the seed gives 80",
+        "a reference rate": (
+            json_value("reference_rates.json", "ref_safe", value=80.0),
+            r"rate_rps is 40\.0, the reference rate is now 80\.0",
         ),
-        "all arrivals later": (
-            forged(NOOP_CELL, "requests", delay_all),
-            "80 arrivals are not the seed's",
+        "a launch of another design": (
+            json_value(INDEX, "depends", "design_sha256", value="0" * 64),
+            "the launch belongs to another study",
         ),
-        "requests of another configuration": (swap_files, "80 arrivals are not the seed's"),
         "another seed's name": (
             forged_record(NOOP_CELL, "schedule", "seed", value="9/arrivals/block0/A/r40"),
-            "9/arrivals/block0/A/r40",
+            r"cell\.schedule\.seed: published '9/arrivals/block0/A/r40', made again '\d+/",
         ),
         "a longer window": (
             forged_record(NOOP_CELL, "window", "t_stop_ns", value=10**18),
             r"arrivals end 9\.99e\+08 s after the origin, allowed: 30\.5 s",
         ),
-    },
-    "request ids": {
-        "a request id used twice": (copy_request_id, "plain/block0/A/r40/attempt11/0"),
-    },
-    "prompts": {
         "the hash of the prompts": (
             forged_record(NOOP_CELL, "prompts_sha256", value="0" * 64),
-            "not that of the 80 requests the seed gives",
+            r"cell\.prompts_sha256: published '0{64}', made again",
         ),
         "prompts of another attempt": (
-            forged(NOOP_CELL, "requests", rename_requests(NOOP_CELL, "attempt12")),
-            "not that of the 80 requests the seed gives",
+            records("requests", rename_requests(NOOP_CELL, "attempt12")),
+            r"cell\.prompts_sha256: published",
         ),
-        "prompts of another launch": (
-            forged(NOOP_CELL, "requests", rename_requests(PLAIN_CELL, "attempt11")),
-            "begin with 'plain/block0/A/r40/attempt11'",
-        ),
-        "a request id of no prompt": (
-            forged(NOOP_CELL, "requests", set_in(5, "request_id", "other")),
-            "1 request ids are not .*, first: 'other'",
-        ),
-    },
-    "counters": {
         "a cache hit": (
-            forged(NOOP_CELL, "metrics", cache_hit),
-            r"the server counted 16\.0 prefix_cache_hits",
+            records("metrics", cache_hit),
+            r"server_counters\.after\.prefix_cache_hits: published 0\.0, made again 16\.0",
         ),
-        "the last scrape gone": (forged(NOOP_CELL, "metrics", delete(-1)), "server_counters.after"),
-    },
-    "validity": {
+        "the last scrape gone": (
+            records("metrics", delete(-1)),
+            r"server_counters\.after\.success: published",
+        ),
         "a health value": (
             forged_record(NOOP_CELL, "health", "schedule_lag_p99_ms", "value", value=0.01),
-            "schedule_lag_p99_ms.value",
+            r"health\.schedule_lag_p99_ms\.value: published 0\.01",
         ),
         "a late cell that says it is valid": (
-            claim_validity,
-            r"schedule_lag_p99_ms.value: published",
+            records("requests", late),
+            r"health\.schedule_lag_p99_ms\.value: published",
         ),
         "a worker that died": (
             forged_record(NOOP_CELL, "load_generator", "workers_died", value=[0]),
-            "workers_died",
+            r"health\.workers_died\.value: published 0, made again 1",
         ),
         "a machine that was suspended": (
             forged_record(NOOP_CELL, "suspended_ms", value=5000),
-            "suspended_ms",
+            r"health\.suspended_ms\.value: published 0, made again 5000",
         ),
+        "a counter of the load generator gone": (no_health, "lost_messages"),
         "a window cut below its floor": (
             json_value("study.json", "config", "cell", "floor_s", value=60),
             "window_s",
@@ -452,24 +479,102 @@ TAMPERING: dict[str, dict[str, tuple[Tamper, str]]] = {
             "measured_ok",
         ),
     },
+    "requests": {
+        "a deleted request, hashes forged": (
+            records("requests", delete(7)),
+            "line 7: seq is 8, by its place 7",
+        ),
+        "a stamp out of order": (
+            records("requests", add_to(5, -(10**9), "t_first_token_ns")),
+            "seq 5: t_first_token_ns is before t_headers_ns",
+        ),
+        "a request sent early": (
+            records(
+                "requests",
+                add_to(9, -(10**6), "t_issue_ns", "t_worker_ns", "t_conn_ns", "t_send_ns"),
+            ),
+            "seq 9: written before it was due",
+        ),
+        "another length": (
+            records("requests", set_in(4, "completion_tokens", 31)),
+            "seq 4: 256x31, asked 256x32",
+        ),
+        "a failure called success": (
+            records("requests", set_in(4, "t_done_ns", None)),
+            "seq 4: a success lacks a stamp",
+        ),
+        "a request called warm-up": (
+            records("requests", set_in(60, "warmup", True)),
+            "line 60: warmup is True, by its place False",
+        ),
+        "a request put in, hashes forged": (
+            records("requests", lambda r: r.append({**r[-1], "seq": len(r)})),
+            "81 requests, the seed gives 80",
+        ),
+        "all arrivals later": (
+            records("requests", delay_all),
+            "80 arrivals are not the seed's",
+        ),
+        "requests of another configuration": (swap_files, "80 arrivals are not the seed's"),
+        "a request id used twice": (
+            copy_request_id,
+            "line 3: request_id is 'plain/block0/A/r40/attempt11/0', by its place",
+        ),
+        "prompts of another launch": (
+            records("requests", rename_requests(PLAIN_CELL, "attempt11")),
+            "begin with 'plain/block0/A/r40/attempt11'",
+        ),
+        "a request id of no prompt": (
+            records("requests", set_in(5, "request_id", "other")),
+            "line 5: request_id is 'other', by its place",
+        ),
+    },
+    "identities": {
+        "half of the steps deleted": (
+            records("engine_step", every_other_step),
+            "prefill_tokens of the steps add",
+        ),
+        "one decoded token more": (
+            records("engine_step", more_decode),
+            "decode_tokens of the steps add up",
+        ),
+        "TTFTs shortened": (
+            records("requests", shorter("first", 0.6)),
+            "TTFT: .*faster than its server",
+        ),
+        "TTFTs shortened a little": (
+            records("requests", shorter("first", 0.74)),
+            "TTFT: .*faster than its server",
+        ),
+        "E2Es shortened": (
+            records("requests", shorter("last", 0.6)),
+            "E2E: .*faster than its server",
+        ),
+        "a counter of the server": (
+            records("metrics", fewer_success),
+            "generation_tokens_total.*its text says",
+        ),
+        "the page of the server gone": (
+            records("metrics", no_text),
+            "the scrape after the cell holds no text",
+        ),
+        "a histogram of the server gone": (
+            records("metrics", no_histogram),
+            "vllm:e2e_request_latency_seconds is missing",
+        ),
+        "a counter of the server gone": (
+            records("metrics", no_preemptions),
+            "counters lack preemptions",
+        ),
+    },
     "steps": {
         "a connector's callback in plain": (
-            forged(PLAIN_CELL, "engine_step", STEP_CALL),
+            forged(PLAIN_CELL, "engine_step", set_in(0, "build_meta_us", 5.0)),
             "plain has a connector callback",
         ),
         "a step counted twice": (
-            forged(NOOP_CELL, "engine_step", second_step),
+            records("engine_step", second_step),
             "two records of one step",
-        ),
-    },
-    "environment": {
-        "environment.json": (
-            json_value("environment.json", "gpu", value=["H20"]),
-            r"gpu: \[.H20.\]. is not in env.txt",
-        ),
-        "a line more in environment.json": (
-            add_key("environment.json", "gpu_driver", "550.1"),
-            "'gpu_driver: 550.1' is not in env.txt",
         ),
     },
 }

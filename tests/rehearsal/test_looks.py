@@ -2,6 +2,7 @@
 
 import copy
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from connector_tax.rehearsal.launch import rehearse_launch
 from connector_tax.rehearsal.machine import machine_of
 from connector_tax.rehearsal.study import Rehearsal, prepare, rehearse
 from connector_tax.report.answer import looks
+from connector_tax.seals import seal_end
 from connector_tax.study import remeasure
 from connector_tax.study.design import resolve
 from connector_tax.study.remeasure import superseded
@@ -118,6 +120,7 @@ def measured_again(rehearsal: Rehearsal, folder: Path, launch: Launch) -> Path:
     write_json(launch.folder(root) / "index.json", index | {
         "attempts": [{"attempt": 1, "supersedes": superseded(launch, root)}],
     })  # fmt: skip
+    seal_end(root)
     return root
 
 
@@ -134,17 +137,45 @@ def test_a_look_stands_when_an_early_launch_is_measured_again(
     assert decided_earlier(root, late) == f"{LEFT_OUT} 2 blocks"
 
 
+def not_named(folder: Path) -> None:
+    index = read_json(folder / "index.json")
+    write_json(folder / "index.json", index | {"attempts": []})
+
+
+def forged_name(folder: Path) -> None:
+    """It names what was never there."""
+    index = read_json(folder / "index.json")
+    attempts = [{"attempt": 1, "supersedes": "A.superseded7"}]
+    write_json(folder / "index.json", index | {"attempts": attempts})
+
+
+def first_run_gone(folder: Path) -> None:
+    shutil.rmtree(folder.with_name("A.superseded1"))
+
+
+def first_run_changed(folder: Path) -> None:
+    """After it was sealed."""
+    path = folder.with_name("A.superseded1") / "index.json"
+    write_json(path, read_json(path) | {"reason": "another"})
+
+
 @pytest.mark.parametrize(
-    ("named", "verdict"), [(True, NOT_CHECKABLE), (False, FAIL)], ids=["named", "unnamed"]
+    ("change", "verdict"),
+    [
+        (lambda _: None, NOT_CHECKABLE),
+        (not_named, FAIL),
+        (forged_name, FAIL),
+        (first_run_gone, FAIL),
+        (first_run_changed, FAIL),
+    ],
+    ids=["named", "unnamed", "forged", "gone", "changed"],
 )
 def test_the_audit_passes_over_a_look_whose_launches_were_measured_again_and_no_other(
-    rehearsed: Rehearsal, tmp_path: Path, named: bool, verdict: str
+    rehearsed: Rehearsal, tmp_path: Path, change: Callable[[Path], None], verdict: str
 ) -> None:
     launch = Launch("mooncake_both", 0, "A")
     root = measured_again(rehearsed, tmp_path, launch)
-    if not named:
-        index = read_json(launch.folder(root) / "index.json")
-        write_json(launch.folder(root) / "index.json", index | {"attempts": []})
+    change(launch.folder(root))
     copy = shutil.copytree(root, tmp_path / "copy")
     (copy / "looks.json").unlink()
     take_looks_again(root, load_study(copy / "study.json"))

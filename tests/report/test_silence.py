@@ -11,7 +11,7 @@ import pytest
 
 from connector_tax.config import ROOT
 from connector_tax.files import read_json, read_jsonl, write_json
-from connector_tax.provenance.unpack import unpack
+from connector_tax.provenance.archive import unpack
 from connector_tax.report.series import LEAST_S, Silence, longest_silence_s, silence
 from tests.study.driving import launch_folder, start_driver, write_study
 from tests.workflow.harness import of_this_study

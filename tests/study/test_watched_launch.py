@@ -17,7 +17,7 @@ from connector_tax.analysis.ingest import Cell, load_cells
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.files import read_json, write_json
 from connector_tax.provenance.claims import FAIL, Ledger
-from connector_tax.provenance.remade import check_judged
+from connector_tax.provenance.records import Records, check_cell
 from connector_tax.study.processes import busiest_other, every_cpu_ms
 from connector_tax.study.server_command import affinity_plan
 from tests.study.driving import drive, launch_folder, write_study
@@ -46,7 +46,7 @@ def judged_again(study_file: Path) -> list[str]:
     """What is wrong with the cells of plain when they are judged again from their records."""
     ledger, study = Ledger(), load_study(study_file)
     for cell in cells_of(study_file):
-        check_judged(study, cell, ledger)
+        check_cell(Records(study, cell), ledger)
     return [claim.message for claim in ledger.claims if claim.verdict == FAIL]
 
 

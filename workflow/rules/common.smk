@@ -68,7 +68,7 @@ try:
         if LACKING:
             raise WorkflowError(HINT)
         # Imported here: it brings polars along, which planning a study does without.
-        from connector_tax.provenance.unpack import read_head
+        from connector_tax.provenance.archive import read_head
 
         STUDY = read_head(Path(ARCHIVE))[1]
         RESULTS = f"results/replot/{STUDY['study']}"

@@ -15,7 +15,7 @@ from connector_tax.artifacts.study_file import load_study
 from connector_tax.artifacts.tables import POOLED, CellRow
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import ArtifactError, read_json
-from connector_tax.provenance.unpack import unpack
+from connector_tax.provenance.archive import unpack
 from connector_tax.seals import analysis_settings
 from connector_tax.servers.kinds import engine_of
 from connector_tax.study.design import differences, measured_design

@@ -5,47 +5,198 @@ lists every file of the study with size and SHA-256; then `study.json`; then the
 Records stand in one parquet table each kind (`tables`), from which `unpack` writes their files
 again, to the byte. Owners, times and modes are fixed, so the same study gives the same bytes (with
 the same zstd and polars).
+
+Of an archive that comes from someone else nothing is believed before it is checked. Only plain
+files that archive.json lists, under the few places a study has, with the size and hash it names,
+are written, and only into a private temporary folder; the study's folder appears by rename once all
+is right.
 """
 
 import argparse
+import contextlib
 import hashlib
 import io
 import json
+import os
+import platform
+import re
+import shutil
+import subprocess
 import sys
 import tarfile
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path, PurePosixPath
+from typing import IO, Annotated, Any, Literal, NotRequired, TypedDict, cast
 
+import polars as pl
 import zstandard
 
+from connector_tax import __version__
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.declare import says
+from connector_tax.artifacts.record_reader import checked
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.commands import run_command
-from connector_tax.config import ROOT
-from connector_tax.files import ArtifactError, read_json, sha256_file, write_bytes
-from connector_tax.provenance.audit import audit
+from connector_tax.files import ArtifactError, read_json, sha256_file, write_bytes, write_text
+from connector_tax.machine import arithmetic
 from connector_tax.provenance.claims import FAIL
 from connector_tax.provenance.manifest import name_archive, section_of
-from connector_tax.provenance.remade import PICTURES, digest, page_text, versions
-from connector_tax.provenance.tables import encode
-from connector_tax.provenance.unpack import (
-    FORMAT,
-    HEADER,
-    PUBLISHED,
-    README,
-    REPORT_TEXT,
-    VERIFY,
-    WORKFLOW,
-    ArchiveError,
-    check_name,
-    kind_of,
-    private_folder,
-    readme,
-    unpack,
-)
+from connector_tax.provenance.tables import decode, encode, read_table
 from connector_tax.seals import read_links, settled_files
 
+FORMAT = "connector-tax archive 3"
+# Release 0.2 wrote the second: without verify.py and the report.
+FORMAT_OF_0_2 = "connector-tax archive 2"
+HEADER = "archive.json"
+# Beside what was unpacked: of which archive it is.
+ORIGIN = "archive.sha256"
+README, VERIFY, PUBLISHED = "README.md", "verify.py", "published"
+# Release 0.2 packed these too.
+CRATE, WORKFLOW = "ro-crate-metadata.json", "workflow"
+# What lies beside a study that was unpacked.
+BESIDE = (HEADER, ORIGIN, README, VERIFY, CRATE, PUBLISHED, WORKFLOW)
+REQUIRED = (
+    paths.STUDY, paths.ENVIRONMENT, paths.ENV_TEXT, paths.REFERENCE_RATES, paths.MANIFEST,
+    paths.SEALS, README,
+)  # fmt: skip
+SINGLE = (*REQUIRED, paths.COMPLETE, paths.MODEL, paths.LOOKS, paths.ARGUMENTS, VERIFY, CRATE)
+FOLDERS = (paths.PREFLIGHT, paths.PATCH, paths.RUNS, PUBLISHED, WORKFLOW)
+MADE_BY_REPLOT = (
+    ORIGIN, paths.ANALYSIS, paths.FIGURES, paths.REPORT, paths.AUDIT, paths.LOGS
+)  # fmt: skip
+TABLES = {f"tables/{kind}.parquet": kind for kind in paths.ALL_LOGS}
+# What `connector-tax remeasure --all` keeps of an earlier design.
+OLD_DESIGN = re.compile(r"(study|environment|env|model|preflight|patch)\.superseded\d+(\.\w+)?")
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 LEVEL = 19
+# An honest study is 15 to 40 times its archive.
+FLOOR_BYTES = 64 << 20
+MOST_TIMES = 200
+MAX_WINDOW_BYTES = 1 << 27
+# Compressed bytes at a time: each of them can be 32,768 bytes of content.
+CHUNK_BYTES = 1 << 10
+BLOCK, RECORD = 512, 10240
+# Ends with its standard input, however the process that holds the other end of it ends.
+CLEANER = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], ignore_errors=True)"
+
+
+class ArchiveError(ArtifactError):
+    """An archive is refused; the text names it and says why."""
+
+
+class Member(TypedDict):
+    """A file of a study, or a member of the archive."""
+
+    bytes: Annotated[int, says(ge=0)]
+    sha256: Annotated[str, says(pattern="^[0-9a-f]{64}$")]
+
+
+class TableMember(Member):
+    """A table, and the files that are made of it."""
+
+    files: list[str]
+
+
+class ArchiveHeader(TypedDict):
+    """archive.json: every file of the study, and the tables that hold some of them."""
+
+    format: Literal["connector-tax archive 2", "connector-tax archive 3"]
+    study: Annotated[str, says(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+    files: dict[str, Member]
+    tables: NotRequired[dict[str, TableMember]]
+
+
+# ---- what an archive holds
+
+
+def kind_of(name: str) -> str | None:
+    """Which table the file is in; None for one that is in none."""
+    file = name.rpartition("/")[2]
+    fits = name.startswith("runs/") and file.endswith(".jsonl")
+    return next((kind for kind in paths.ALL_LOGS if fits and file.startswith(f"{kind}_")), None)
+
+
+def check_name(name: str) -> None:
+    """Refuse a member name that is not one of a study's.
+
+    Raises:
+        ArtifactError: names it.
+    """
+    parts = PurePosixPath(name).parts
+    plain = "/".join(parts) == name and all(NAME.fullmatch(part) for part in parts)
+    known = name in SINGLE or OLD_DESIGN.fullmatch(parts[0]) or (parts[0] in FOLDERS and parts[1:])
+    if not plain or not known or len(name) > 200:
+        raise ArtifactError(f"member {name!r} has no place in a study")
+
+
+def readme(study: StudyDocument, form: str) -> str:
+    """README.md of an archive of this format: what it is, and how to check it."""
+    name, verify = "unpack", ""
+    if form != FORMAT_OF_0_2:
+        name = "archive"
+        verify = f"""- `python {VERIFY}` computes percentiles, taxes and hypotheses anew from
+  `tables/`, beside the published ones: one file to read; it needs pandas, scipy and pyarrow.
+"""
+    return f"""# Connector-tax study {study["study"]}
+
+Engine: {study["engine_label"]}. Package {study["package_version"]}.
+Design {study["design_sha256"]}.
+
+- `runs/` raw records of every server launch, `published/` the tables and the numbers under each
+  figure as they were published, `archive.json` the size and SHA-256 of every file.
+- `tables/` holds the lines of `runs/*/*/*/*/*.jsonl` as parquet, a table for each kind of record;
+  unpacked, each is a file again, to the byte. With the project's package installed,
+  `python -c "from connector_tax.provenance.{name} import table; print(table('FILE', 'requests'))"`
+  reads them.
+{verify}\
+- In a checkout of the project, `snakemake --cores 1 replot --config archive=FILE` checks every
+  hash, redraws all figures and the report, and audits each published number against the raw
+  records. It starts no server and needs no network.
+"""
+
+
+# What pictures depend on besides the raw records.
+PACKAGES = (
+    "numpy", "scipy", "polars", "pandas", "matplotlib", "pillow", "contourpy", "kiwisolver",
+    "fonttools", "seaborn", "jinja2", "markupsafe",
+)  # fmt: skip
+PICTURES = (".png", ".svg")
+# matplotlib names a clip path by a hash of its coordinates, whose last bits the layout's solver
+# leaves to where variables lie in memory: the same picture, drawn again, may name it otherwise.
+CLIP_PATH = re.compile(rb'(?<=["#])p[0-9a-f]{10}(?=[")])')
+DATA = re.compile(r"data:[^\s\"')]+")
+
+
+def versions() -> dict[str, str]:
+    """What pictures depend on besides the records: versions, and the processor."""
+    own = {
+        "python": platform.python_version(),
+        "connector-tax": __version__,
+        "processor": arithmetic(),
+    }
+    installed = {(d.metadata["Name"] or "").lower(): d.version for d in metadata.distributions()}
+    return own | {name: installed.get(name, "absent") for name in PACKAGES}
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a picture in which clip paths are named by number."""
+    content = path.read_bytes()
+    names: dict[bytes, int] = {}
+    if path.suffix == ".svg":
+        content = CLIP_PATH.sub(
+            lambda name: b"p%d" % names.setdefault(name[0], len(names)), content
+        )
+    return hashlib.sha256(content).hexdigest()
+
+
+def page_text(html: str) -> str:
+    """A page without its pictures and downloads."""
+    return DATA.sub("data:", html)
+
+
+# ---- packing
 
 
 def pack(study_file: Path, manifest: Path, target: Path) -> None:
@@ -60,122 +211,361 @@ def pack(study_file: Path, manifest: Path, target: Path) -> None:
         ArtifactError: the study is incomplete, a claim of it fails the audit, or what was packed
             would be refused by whoever unpacks it.
     """
-    ledger, _ = audit(study_file, manifest)
-    failed = [claim for claim in ledger.claims if claim.verdict == FAIL]
+    # Imported late: it draws figures, which opening an archive does without.
+    from connector_tax.provenance.audit import audit
+
+    root = study_file.parent
+    failed = [claim for claim in audit(study_file, manifest)[0].claims if claim.verdict == FAIL]
     if failed:
         lines = [f"{claim.kind} {claim.subject}: {claim.message}" for claim in failed[:10]]
-        raise ArtifactError(
-            f"{study_file.parent} is not archived: {len(failed)} claims fail the audit:\n  "
-            + "\n  ".join(lines)
-        )
+        told = f"{root} is not archived: {len(failed)} claims fail the audit"
+        raise ArtifactError("\n  ".join([f"{told}:", *lines]))
     target.parent.mkdir(parents=True, exist_ok=True)
     with private_folder(target) as folder:
         packed = folder / target.name
-        write_bytes(packed, _of_study(study_file))
+        write_bytes(packed, packed_study(root))
         try:
             unpack(packed, folder / "unpacked")
         except ArchiveError as error:
-            raise ArtifactError(f"{study_file.parent} is not archived: {error}") from None
+            raise ArtifactError(f"{root} is not archived: {error}") from None
         packed.replace(target)
-    study, root = read_json(study_file)["study"], study_file.parent
+    study = read_json(study_file)["study"]
     body = section_of((root / paths.MANIFEST_PAGE).read_text(encoding="utf-8"), study)
     assert body is not None
     pictures = {p.name: sha256_file(p) for p in (root / paths.FIGURES).glob("*.png")}
     name_archive(manifest, study, target, body, pictures)
 
 
-def _of_study(study_file: Path) -> bytes:
-    root, study = study_file.parent, read_json(study_file)
-    report = (root / paths.REPORT).read_text(encoding="utf-8")
-    made = {
+def packed_study(root: Path) -> bytes:
+    """The bytes of the archive of the study in `root`: all that is sealed, and what was published.
+
+    Raises:
+        ArtifactError: a file is missing, or has no place in a study.
+    """
+    study = read_json(root / paths.STUDY)
+    names = [paths.SEALS, paths.MANIFEST, paths.COMPLETE, *settled_files(read_links(root))]
+    members = {name: root / name for name in names}
+    for path in sorted((root / paths.RUNS).rglob("*")):
+        if not path.is_dir() or path.is_symlink():
+            members[path.relative_to(root).as_posix()] = path
+    # The CSVs are enough of the tables: their parquet form holds the same.
+    for tree in (paths.ANALYSIS, paths.FIGURES):
+        published = (path for path in (root / tree).iterdir() if path.suffix in (".csv", ".json"))
+        members |= {f"{PUBLISHED}/{tree}/{path.name}": path for path in published}
+    for name, path in members.items():
+        if path.is_symlink() or not path.is_file():
+            raise ArtifactError(f"{path}: missing, or not a plain file")
+        check_name(name)
+    contents = {name: path.read_bytes() for name, path in members.items()}
+    contents |= {
         README: readme(study, FORMAT).encode(),
         VERIFY: Path(__file__).with_name(VERIFY).read_bytes(),
-        f"{PUBLISHED}/{REPORT_TEXT}": page_text(report).encode(),
+        f"{PUBLISHED}/{paths.REPORT}": page_text((root / paths.REPORT).read_text("utf-8")).encode(),
     }
-    drawn = [path for path in (root / paths.FIGURES).iterdir() if path.suffix in PICTURES]
+    drawn = sorted(path for path in (root / paths.FIGURES).iterdir() if path.suffix in PICTURES)
     header = {
         "study": study["study"],
         "engine_label": study["engine_label"],
         "design_sha256": study["design_sha256"],
         "versions": versions(),
-        "redrawn": {f"{paths.FIGURES}/{path.name}": digest(path) for path in sorted(drawn)},
+        "redrawn": {f"{paths.FIGURES}/{path.name}": digest(path) for path in drawn},
     }
-    return _packed(header, {**_members(root), **made})
+    return packed(header, contents)
 
 
-def _packed(header: Mapping[str, Any], sources: Mapping[str, Path | bytes]) -> bytes:
+def packed(header: Mapping[str, Any], files: Mapping[str, bytes]) -> bytes:
     """The bytes of an archive.
 
     Args:
         header: what archive.json says besides the files.
-        sources: the files by name, as a path or as content.
+        files: their content by name.
     """
-    contents = {
-        name: source if isinstance(source, bytes) else source.read_bytes()
-        for name, source in sources.items()
-    }
-    order = sorted(contents, key=lambda name: (name != paths.STUDY, name))
-    files = {name: _entry(contents[name]) for name in order}
-    tables = {}
-    for kind in paths.ALL_LOGS:
-        raw = {name: contents[name] for name in order if kind_of(name) == kind}
-        table, encoded = encode(raw)
+    members = dict(files)
+    tables: dict[str, Any] = {}
+    for table, kind in TABLES.items():
+        content, encoded = encode({n: d for n, d in sorted(files.items()) if kind_of(n) == kind})
         if encoded:
-            tables[f"tables/{kind}.parquet"] = _entry(table) | {"files": encoded}
-            contents[f"tables/{kind}.parquet"] = table
+            tables[table] = _entry(content) | {"files": encoded}
+            members[table] = content
             for name in encoded:
-                del contents[name]
-    head = {"format": FORMAT, **header, "files": files, "tables": tables}
-    content = io.BytesIO()
+                del members[name]
+
+    def order(name: str) -> tuple[bool, str]:
+        return name != paths.STUDY, name
+
+    listed = {name: _entry(files[name]) for name in sorted(files, key=order)}
+    head = {"format": FORMAT, **header, "files": listed, "tables": tables}
+    content = (json.dumps(head, indent=1) + "\n").encode()
+    stream = io.BytesIO()
     parameters = zstandard.ZstdCompressionParameters.from_level(
         LEVEL, write_checksum=True, write_content_size=False, threads=0
     )
-    writer = zstandard.ZstdCompressor(compression_params=parameters).stream_writer(
-        content, closefd=False
-    )
-    with writer, tarfile.open(fileobj=writer, mode="w|", format=tarfile.USTAR_FORMAT) as tar:
-        _add(tar, HEADER, (json.dumps(head, indent=1) + "\n").encode())
-        for name in sorted(contents, key=lambda name: (name != paths.STUDY, name)):
-            _add(tar, name, contents[name])
-    return content.getvalue()
+    compressor = zstandard.ZstdCompressor(compression_params=parameters)
+    with (
+        compressor.stream_writer(stream, closefd=False) as writer,
+        tarfile.open(fileobj=writer, mode="w|", format=tarfile.USTAR_FORMAT) as tar,
+    ):
+        for name in (HEADER, *sorted(members, key=order)):
+            data = content if name == HEADER else members[name]
+            info = tarfile.TarInfo(name)
+            info.size, info.mode = len(data), _mode(name)
+            tar.addfile(info, io.BytesIO(data))
+    return stream.getvalue()
 
 
 def _entry(data: bytes) -> dict[str, Any]:
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
-def _members(root: Path) -> dict[str, Path]:
-    """Name in the archive to path on disk: all that is sealed, the seal, what was published."""
-    names = [paths.SEALS, paths.MANIFEST, paths.COMPLETE, *settled_files(read_links(root))]
-    members = {name: root / name for name in names} | _tree(root / paths.RUNS, paths.RUNS)
-    # The CSVs are enough of the tables: their parquet form holds the same.
-    for tree in (paths.ANALYSIS, paths.FIGURES):
-        published = (path for path in (root / tree).iterdir() if path.suffix in (".csv", ".json"))
-        members |= {f"{PUBLISHED}/{tree}/{path.name}": path for path in published}
-    if not (root / paths.ARGUMENTS).exists():  # else no workflow has run: see `ab`
-        members[f"{WORKFLOW}/Snakefile"] = ROOT / WORKFLOW / "Snakefile"
-        for part in ("rules", "schemas"):
-            members |= _tree(ROOT / WORKFLOW / part, f"{WORKFLOW}/{part}")
-    for name, path in members.items():
-        if path.is_symlink() or not path.is_file():
-            raise ArtifactError(f"{path}: missing, or not a plain file")
+def _mode(name: str) -> int:
+    return 0o755 if name.endswith(".sh") else 0o644
+
+
+# ---- opening
+
+
+def read_head(archive: Path) -> tuple[ArchiveHeader, StudyDocument]:
+    """archive.json and study.json of an archive; the rest is decompressed and not checked.
+
+    Raises:
+        ArchiveError: the file is not an archive of this kind.
+    """
+    with tempfile.TemporaryDirectory(prefix="archive-") as name:
+        folder = Path(name)
+        with _opened(archive, folder) as (tar, most):
+            header = _header(tar, folder, most)
+            if next(_extracted(tar, header, folder), None) != paths.STUDY:
+                raise ArtifactError(f"{paths.STUDY} is not its second member")
+            return header, _study(header, folder)
+
+
+def unpack(archive: Path, target: Path, records_of: str = "") -> ArchiveHeader:
+    """Check an archive to the last byte, then put the study at `target`.
+
+    What `target` held is replaced; it must hold nothing but what an earlier replot made.
+
+    Args:
+        archive: the file.
+        target: a study's folder.
+        records_of: how the names of those files begin that are made of the tables, which takes most
+            of the time; the others are left out.
+
+    Raises:
+        ArchiveError: the archive is damaged or hostile, or `target` is something else. Nothing has
+            been written then but a temporary folder beside `target`, which is removed.
+    """
+    known = {HEADER, *SINGLE, *FOLDERS, *MADE_BY_REPLOT}
+    for path in sorted(target.glob("*")):
+        if path.name not in known and not OLD_DESIGN.fullmatch(path.name):
+            raise ArchiveError(f"{target}: holds {path.name}, which no replot makes; move it away")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with private_folder(target) as private, _opened(archive, private) as (tar, most):
+            folder = private / "study"
+            header = _header(tar, folder, most)
+            for _ in _extracted(tar, header, folder):
+                pass
+            _restore(header, folder, records_of)
+            _study(header, folder)
+            write_text(folder / ORIGIN, f"{sha256_file(archive)}  {archive.name}\n")
+            if target.exists():
+                shutil.rmtree(target)
+            folder.rename(target)
+    except OSError as error:
+        raise ArchiveError(f"{archive}: cannot be unpacked: {error}") from None
+    return header
+
+
+@contextlib.contextmanager
+def private_folder(target: Path) -> Iterator[Path]:
+    """A folder beside `target` that goes away however this process ends, killed too."""
+    folder = tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent)
+    command = [sys.executable, "-I", "-c", CLEANER, folder]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):
+        yield Path(folder)
+
+
+@contextlib.contextmanager
+def _opened(archive: Path, folder: Path) -> Iterator[tuple[tarfile.TarFile, int]]:
+    """The tar archive in the file, and how many bytes a study may have that is packed in it.
+
+    Args:
+        archive: the file.
+        folder: on whose disk its content is kept meanwhile.
+
+    Raises:
+        ArchiveError: what is read in the block is refused.
+    """
+    try:
+        with archive.open("rb") as file, tempfile.TemporaryFile(dir=folder) as content:
+            most_bytes = FLOOR_BYTES + MOST_TIMES * os.fstat(file.fileno()).st_size
+            _decompress(file, content, most_bytes)
+            with tarfile.open(fileobj=content, mode="r:") as tar:
+                yield tar, most_bytes
+    except (tarfile.TarError, UnicodeError) as error:
+        raise ArchiveError(f"{archive}: refused: the tar archive is damaged: {error}") from None
+    except ArtifactError as error:
+        raise ArchiveError(f"{archive}: refused: {error}") from None
+    except FileNotFoundError as error:
+        raise ArchiveError(f"{archive}: {error.strerror}") from None
+
+
+def _decompress(file: IO[bytes], content: IO[bytes], most_bytes: int) -> None:
+    """The content of the file's one zstd frame, up to a limit."""
+    frame = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).decompressobj()
+    while not frame.eof:
+        data = file.read(CHUNK_BYTES)
+        begun = content.tell() > 0
+        if not data:
+            raise ArtifactError("it is cut off" if begun else "not a zstd file")
+        try:
+            content.write(frame.decompress(data))
+        except zstandard.ZstdError as error:
+            damage = f"the compressed data is damaged: {error}"
+            raise ArtifactError(damage if begun else "not a zstd file") from None
+        if content.tell() > most_bytes:
+            raise ArtifactError(_too_much(most_bytes))
+    if frame.unused_data or file.read(1):
+        raise ArtifactError("there is data behind its end")
+    content.seek(0)
+
+
+def _too_much(most_bytes: int) -> str:
+    return f"more than {most_bytes} bytes in all, which is {MOST_TIMES} times the archive"
+
+
+def _header(tar: tarfile.TarFile, folder: Path, most_bytes: int) -> ArchiveHeader:
+    """Write and check the first member."""
+    info = tar.next()
+    content = None if info is None or info.name != HEADER else tar.extractfile(info)
+    if content is None:
+        raise ArtifactError(f"its first member is not {HEADER}")
+    data = content.read()
+    try:
+        header = checked(json.loads(data), ArchiveHeader, HEADER)
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(f"{HEADER}: {error!r}") from None
+    for name in header["files"]:
         check_name(name)
-    return members
+    members = _members(header)
+    for listed in (header["files"], members):
+        if sum(entry["bytes"] for entry in listed.values()) > most_bytes:
+            raise ArtifactError(f"{HEADER}: {_too_much(most_bytes)}")
+    missing = [name for name in REQUIRED if name not in members]
+    if missing:
+        raise ArtifactError(f"{HEADER}: {missing[0]!r} is not among the members")
+    write_bytes(folder / HEADER, data)
+    return header
 
 
-def _tree(folder: Path, name: str) -> dict[str, Path]:
-    return {
-        f"{name}/{path.relative_to(folder).as_posix()}": path
-        for path in sorted(folder.rglob("*"))
-        if not path.is_dir() or path.is_symlink()
-    }
+def _members(header: ArchiveHeader) -> dict[str, Member]:
+    """The members that archive.json lists after itself: each file, or the table it is made of."""
+    members, tables = dict(header["files"]), header.get("tables", {})
+    for table, entry in tables.items():
+        if table not in TABLES:
+            raise ArtifactError(f"{HEADER}: {table!r} is no table of a study")
+        for name in entry["files"]:
+            if members.pop(name, None) is None:
+                raise ArtifactError(f"{HEADER}: {name!r} is in no or in two tables, and not a file")
+    return {**members, **tables}
 
 
-def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
-    info = tarfile.TarInfo(name)
-    info.size = len(data)
-    info.mode = 0o755 if name.endswith(".sh") else 0o644
-    tar.addfile(info, io.BytesIO(data))
+KINDS = {
+    tarfile.SYMTYPE: "a symbolic link", tarfile.LNKTYPE: "a hard link", tarfile.CHRTYPE: "a device",
+    tarfile.BLKTYPE: "a device", tarfile.FIFOTYPE: "a pipe", tarfile.DIRTYPE: "a folder",
+}  # fmt: skip
+
+
+def _extracted(tar: tarfile.TarFile, header: ArchiveHeader, folder: Path) -> Iterator[str]:
+    """Write the further members into `folder`, each checked; yields their names."""
+    members, end = _members(header), 0
+    left = dict(members)
+    for info in iter(tar.next, None):
+        name = info.name
+        if info.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or info.pax_headers:
+            kind = KINDS.get(info.type, f"of type {info.type!r}")
+            raise ArtifactError(f"member {name!r} is {kind}; only plain files are allowed")
+        if name not in left:
+            told = "stands twice" if name in members else f"is not listed in {HEADER}"
+            raise ArtifactError(f"member {name!r} {told}")
+        entry, content = left.pop(name), tar.extractfile(info)
+        if info.size != entry["bytes"]:
+            said = f"{HEADER} says {entry['bytes']}"
+            raise ArtifactError(f"member {name!r} has {info.size} bytes, {said}")
+        assert content is not None
+        _write(folder, name, content.read(), entry["sha256"])
+        end = info.offset_data + -(-info.size // BLOCK) * BLOCK
+        yield name
+    if left:
+        raise ArtifactError(f"{len(left)} members are missing, first {min(left)!r}")
+    stream = cast(IO[bytes], tar.fileobj)
+    size = stream.seek(0, os.SEEK_END)
+    stream.seek(end)
+    if size != -(-(end + 2 * BLOCK) // RECORD) * RECORD or stream.read().strip(b"\0"):
+        raise ArtifactError("there is data behind the end of the tar archive, or no end")
+
+
+def _write(folder: Path, name: str, data: bytes, sha256: str) -> None:
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise ArtifactError(f"member {name!r}: sha256 is not what {HEADER} says")
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("xb") as stream:
+        stream.write(data)
+    path.chmod(_mode(name))
+
+
+def _restore(header: ArchiveHeader, folder: Path, records_of: str) -> None:
+    """Write the files that are in tables, each to the byte that archive.json lists; drop these."""
+    for table, entry in header.get("tables", {}).items():
+        sizes = {name: header["files"][name]["bytes"] for name in entry["files"]}
+        wanted = [name for name in sizes if name.startswith(records_of)]
+        try:
+            rows = read_table(folder / table, sum(sizes.values()))
+            made = decode(rows.filter(pl.col("file").is_in(wanted)), sizes)
+            contents = {name: made[name] for name in wanted}
+        except (Exception, pl.exceptions.PanicException) as error:
+            raise ArtifactError(f"member {table!r}: {error!r}") from None
+        for name, data in contents.items():
+            _write(folder, name, data, header["files"][name]["sha256"])
+    shutil.rmtree(folder / "tables", ignore_errors=True)
+
+
+def _study(header: ArchiveHeader, folder: Path) -> StudyDocument:
+    """study.json, checked before any path is made of what it names."""
+    try:
+        study = checked(read_json(folder / paths.STUDY), StudyDocument, paths.STUDY)
+    except RecursionError as error:
+        raise ArtifactError(f"{paths.STUDY}: {error}") from None
+    if study["study"] != header["study"]:
+        told = f"study is {study['study']!r}, {HEADER} says {header['study']!r}"
+        raise ArtifactError(f"{paths.STUDY}: {told}")
+    return study
+
+
+def table(archive: str | Path, name: str) -> pl.DataFrame:
+    """A table of an archive: records of a kind (`requests`), or a published one (`effects.csv`).
+
+    Of records `file` names the file they are of; the other columns are those of docs/artifacts.md.
+
+    Raises:
+        ArchiveError: the archive is damaged or hostile, or holds no such table.
+    """
+    with tempfile.TemporaryDirectory(prefix="archive-") as folder:
+        root = Path(folder) / "study"
+        files = unpack(Path(archive), root)["files"]
+        if f"published/analysis/{name}" in files:
+            return pl.read_csv(root / f"published/analysis/{name}", infer_schema_length=None)
+        frames = [
+            pl.read_ndjson(root / file, infer_schema_length=None).with_columns(file=pl.lit(file))
+            for file, entry in files.items()
+            if kind_of(file) == name and entry["bytes"]
+        ]
+    if not frames:
+        raise ArchiveError(
+            f"{archive}: no table {name!r}; allowed: {', '.join(paths.ALL_LOGS)}, {paths.EFFECTS}"
+        )
+    return pl.concat(frames, how="diagonal_relaxed")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,61 +4,77 @@ Three questions (docs/reviewers.md): are the files those that were sealed while 
 measured; is everything derived what the same code makes of them again; do the records agree with
 the seed, the design and each other. PASS: yes. FAIL: no, with the reason. NOT CHECKABLE: nothing in
 the folder can tell, with the reason.
+
+Whoever seals a changed study anew, from the first link, leaves nothing in its folder that tells:
+only a seal that was published elsewhere does. MANIFEST.md is asked for it in any case.
 """
 
 import argparse
+import re
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.study_file import Study, load_study
+from connector_tax.artifacts.index import LaunchIndex, read_index
+from connector_tax.artifacts.stage_records import SealLink
+from connector_tax.artifacts.study_file import Study, every_launch, load_study
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_json
-from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, PASS, Ledger
-from connector_tax.provenance.launches import check_launches
-from connector_tax.provenance.manifest import archive_of, rows
-from connector_tax.provenance.records import check_records, measured_cells
-from connector_tax.provenance.remade import (
-    KIND,
-    PICTURES,
-    TREES,
-    check_inlined,
-    check_judged,
-    check_picture,
-    check_remade,
-    check_summaries,
-    compare,
-    differences,
-    digest,
-    other_versions,
-    page_text,
-    rates_again,
-    remake,
-    words,
-)
-from connector_tax.provenance.sealed import check_published, check_seals
-from connector_tax.provenance.unpack import (
+from connector_tax.provenance.archive import (
     BESIDE,
     FORMAT_OF_0_2,
     HEADER,
     ORIGIN,
+    PICTURES,
     PUBLISHED,
     README,
-    REPORT_TEXT,
+    digest,
     readme,
+)
+from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, PASS, Ledger
+from connector_tax.provenance.launches import check_launches
+from connector_tax.provenance.manifest import named, published_body, rows, section, section_of
+from connector_tax.provenance.records import check_records
+from connector_tax.provenance.remade import (
+    KIND,
+    TREES,
+    check_inlined,
+    check_picture,
+    check_remade,
+    compare,
+    differences,
+    other_versions,
+    rates_again,
+    remake,
+)
+from connector_tax.seals import (
+    FIRST,
+    MADE,
+    RUNNING,
+    Links,
+    changed_settings,
+    read_links,
+    settled_files,
+    study_files,
 )
 
 VERDICTS = (PASS, FAIL, NOT_CHECKABLE)
-PLAIN_WIDTH = 160
+LIMIT = (
+    "What was sealed anew from its first link cannot be told from the folder alone: "
+    "docs/reviewers.md"
+)
 # Release 0.2 had other tables and figures, but for these.
 KEPT = (paths.STEP_CDF, paths.ENGINE_TABLE)
 OTHER_LAYOUT = "made by release 0.2 in another way; replot it with that version"
+# What release 0.2 did not seal, but for some of the files below patch/.
+LEFT_OUT_BY_0_2 = (
+    paths.STUDY, paths.REFERENCE_RATES, paths.MODEL, f"{paths.PATCH}/", f"{paths.RUNS}/"
+)  # fmt: skip
+# The step probe's compiled modules, and what a killed process was writing.
+PASSING = re.compile(rf"{paths.PATCH}/.*__pycache__/|.*\.tmp$")
 
 
 def audit(study_file: Path, manifest: Path) -> tuple[Ledger, str]:
@@ -100,13 +116,163 @@ def check_study(study: Study, manifest: Path, ledger: Ledger) -> str:
         check_launches(study, ledger)
     with ledger.guarded("records", "study"):
         check_records(study, ledger)
-        for cell in measured_cells(study, Ledger()):
-            check_judged(study, cell, ledger)
-    with ledger.guarded(KIND, "summaries"):
-        check_summaries(study, ledger)
     with ledger.guarded(KIND, paths.REPORT):
         check_inlined(study.root, ledger)
     return told
+
+
+# ---- seals
+
+
+def check_seals(study: Study, ledger: Ledger, beside: Collection[str] = ()) -> str | None:
+    """A claim for the chain, the settings, the study's own files, and each launch; the last link.
+
+    Args:
+        beside: what may lie in the folder besides the study, as `replot` puts it there.
+    """
+    links = read_links(study.root)
+    if not links:
+        ledger.fail("seal", "chain", f"{paths.SEALS} is missing or empty")
+        return None
+    ledger.check("seal", "chain", _chain(links), f"{len(links)} links, each of the one before")
+    ledger.check("seal", "settings", _settings(study, links), "fixed before the first measurement")
+    files, settled = study_files(study.root, beside), settled_files(links)
+    ledger.check("seal", "folder", _unknown(study, files, beside), "holds nothing else")
+    if paths.STUDY in links[0][1]["files"]:
+        ledger.check("seal", "reference rates", _rates(links), "fixed before Phase B")
+    else:
+        subject = f"{paths.STUDY}, {paths.REFERENCE_RATES}"
+        reason = "sealed by release 0.2, whose chain left them out"
+        ledger.not_checkable("seal", subject, reason)
+        settled.pop(paths.COMPLETE, None)
+        left_out = {name for name in files if name.startswith(LEFT_OUT_BY_0_2)} - {*settled}
+        files = {name: files[name] for name in files.keys() - left_out}
+    same = _same_files(settled, files)
+    ledger.check("seal", "study's own files", same, "as they were when sealed")
+    newest = {link["launch"]: link for _, link in links if "launch" in link}
+    for launch in every_launch(study.document):
+        with ledger.guarded("seal", launch.name):
+            folder = launch.folder(study.root)
+            link = newest.pop(launch.name, None)
+            ledger.check("seal", launch.name, _launch(folder, read_index(folder), link))
+    gone = (f"{name} was measured, and is gone from the design" for name in newest)
+    ledger.check("seal", "launches", gone, "all there")
+    return links[-1][0]
+
+
+def check_published(study: Study, head: str | None, markdown: Path, ledger: Ledger) -> str:
+    """Is it the study that MANIFEST.md names? What the audit says of it in its last line."""
+    name, body = study.document["study"], ""
+    if markdown.is_file():
+        body = section_of(markdown.read_text(encoding="utf-8"), name) or ""
+    seal, shown = named(body, "Seal"), (head or "none")[:12]
+    if seal is None or head is None:
+        reason = f"{markdown.name} names no seal of study {name}"
+        ledger.not_checkable("seal", markdown.name, reason)
+        told = "published nowhere: whoever can write this folder can have made it"
+    elif seal == head:
+        own = section(name, read_json(study.root / paths.MANIFEST), head)
+        wrong = [] if own == published_body(body) else [f"its rows are not {paths.MANIFEST}'s"]
+        ledger.check("seal", markdown.name, wrong, f"names seal {shown}")
+        told = f"the one {markdown.name} names"
+    else:
+        told = f"not the study that {markdown.name} names, whose seal is {seal[:12]}"
+        digests = [digest for digest, _ in read_links(study.root)]
+        if seal in digests:
+            after = len(digests) - 1 - digests.index(seal)
+            ledger.fail("seal", markdown.name, f"{after} links were added after the published seal")
+        else:
+            ledger.not_checkable("seal", markdown.name, f"seal {shown}: {told}")
+    return f"Seal {shown}: {told}. {LIMIT}."
+
+
+def _chain(links: Links) -> Iterator[str]:
+    previous = FIRST
+    for number, (sha256, link) in enumerate(links):
+        if link["number"] != number:
+            yield f"link {number} says it is number {link['number']}"
+        if link["previous"] != previous:
+            yield f"link {number} follows {link['previous']}, not link {number - 1}"
+        previous = sha256
+
+
+def _settings(study: Study, links: Links) -> Iterator[str]:
+    document = study.document
+    mine = [s for _, s in links if s.get("design_sha256") == document["design_sha256"]]
+    if len(mine) != 1:
+        yield f"sealed {len(mine)} times for this design"
+        return
+    for line in changed_settings(study.root, document):
+        yield f"changed after the first measurement, sealed {mine[0]['utc']}: {line}"
+    # A launch of this design that is sealed before its settings are.
+    number = mine[0]["number"]
+    later = {s["launch"] for _, s in links[number:] if "launch" in s}
+    for link in (s for _, s in links[:number] if "launch" in s):
+        folder = study.root / paths.RUNS / link["launch"]
+        if link["launch"] not in later and (folder / paths.INDEX).exists():
+            yield f"{link['launch']} was measured before they were sealed"
+
+
+def _rates(links: Links) -> Iterator[str]:
+    """The reference rates stay as they are from the first launch of Phase B on."""
+    settled: str | None = None
+    fixed: str | None = None
+    for _, link in links:
+        if "settings" in link:
+            fixed = None
+        settled = link["files"].get(paths.REFERENCE_RATES, settled)
+        if "launch" in link and not link["launch"].endswith("/A"):
+            fixed = fixed or settled
+        if settled is not None and fixed not in (None, settled):
+            yield f"{paths.REFERENCE_RATES} changed at link {link['number']}"
+            fixed = settled
+
+
+def _same_files(sealed: Mapping[str, str], there: Mapping[str, str]) -> Iterator[str]:
+    for name in dict.fromkeys((*sealed, *there)):
+        if name not in there:
+            yield f"{name} is missing"
+        elif name not in sealed:
+            yield f"{name} came after the seal"
+        elif sealed[name] != there[name]:
+            yield f"{name} changed after it was sealed"
+
+
+def _unknown(study: Study, files: Collection[str], beside: Collection[str]) -> Iterator[str]:
+    """What is neither sealed, nor made again, nor kept while a study runs."""
+    allowed = {*MADE, *RUNNING, *beside}
+    runs = {launch.folder(study.root) for launch in every_launch(study.document)}
+    for path in sorted(study.root.rglob("*")):
+        name = path.relative_to(study.root).as_posix()
+        known = name.split("/")[0] in allowed or name in files or PASSING.match(name)
+        if (path.is_file() or path.is_symlink()) and not known and runs.isdisjoint(path.parents):
+            yield f"{name} is no file of a study"
+
+
+def _launch(folder: Path, index: LaunchIndex | None, link: SealLink | None) -> Iterator[str]:
+    if index is None:
+        yield "index.json is missing"
+        return
+    if link is None:
+        yield f"index.json names link {index.seal}, {paths.SEALS} has none of this launch"
+        return
+    index_file = folder / paths.INDEX
+    if index.seal != link["number"]:
+        yield f"index.json names link {index.seal}, its newest is {link['number']}"
+    if sha256_file(index_file) != link["index_sha256"]:
+        yield "index.json changed after it was sealed"
+    listed = dict(index.files or {})
+    for entry in index.cells:
+        listed |= {f"{entry.cell}/{name}": sha256 for name, sha256 in entry.files.items()}
+    there = {
+        path.relative_to(folder).as_posix(): sha256_file(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path != index_file
+    }
+    yield from _same_files(listed, there)
+
+
+# ---- archives
 
 
 def check_archived(study: Study, manifest: Path, ledger: Ledger) -> None:
@@ -119,13 +285,13 @@ def check_archived(study: Study, manifest: Path, ledger: Ledger) -> None:
     )
     ledger.check("archive", "files", problems, "every hash as listed")
     text = manifest.read_text(encoding="utf-8") if manifest.is_file() else ""
-    named = archive_of(text, header["study"])
+    told = named(section_of(text, header["study"]) or "", "Archive")
     own = (root / ORIGIN).read_text(encoding="utf-8").split()[0]
-    if named is None:
+    if told is None:
         reason = f"{manifest.name} names no archive of study {header['study']}"
         ledger.not_checkable("archive", "file", reason)
     else:
-        wrong = [] if named == own else [f"sha256 is {own}, {manifest.name} names {named}"]
+        wrong = [] if told == own else [f"sha256 is {own}, {manifest.name} names {told}"]
         ledger.check("archive", "file", wrong, f"the one {manifest.name} names")
     page = (root / README).read_text(encoding="utf-8")
     same = page == readme(study.document, header["format"])
@@ -135,57 +301,39 @@ def check_archived(study: Study, manifest: Path, ledger: Ledger) -> None:
     ledger.check(KIND, paths.MANIFEST, differences(lines, rows(root / paths.STUDY), "row"))
     of_0_2 = header["format"] == FORMAT_OF_0_2
     other = [*other_versions(header["versions"]), *(["release 0.2"] if of_0_2 else [])]
+    names = {paths.REPORT}
     for tree in TREES:
-        names = {path.name for path in (root / PUBLISHED / tree).glob("*")}
-        names |= {p.name for p in (root / tree).glob("*") if p.suffix in (".csv", ".json")}
-        for name in sorted(names):
-            published, made = root / PUBLISHED / tree / name, root / tree / name
-            if of_0_2 and name not in KEPT:
-                if published.exists():
-                    ledger.not_checkable(KIND, f"{tree}/{name}", OTHER_LAYOUT)
-            else:
-                compare(f"{tree}/{name}", published, made, other, ledger)
+        there = [*(root / PUBLISHED / tree).glob("*"), *(root / tree).glob("*")]
+        names |= {f"{tree}/{path.name}" for path in there if path.suffix in (".csv", ".json")}
+    for name in sorted(names):
+        published = root / PUBLISHED / name
+        if not of_0_2 or Path(name).name in KEPT:
+            compare(name, published, root / name, other, ledger)
+        elif published.exists() or name == paths.REPORT:
+            ledger.not_checkable(KIND, name, OTHER_LAYOUT)
     for name, sha256 in header["redrawn"].items():
         if Path(name).suffix in PICTURES:
             same = (root / name).is_file() and digest(root / name) == sha256
             check_picture(name, same, other, ledger)
-    _check_report(root, other, ledger)
 
 
-def _check_report(root: Path, other: Sequence[str], ledger: Ledger) -> None:
-    """The report by its words; release 0.2 published their hash only."""
-    text = root / PUBLISHED / REPORT_TEXT
-    if text.is_file():
-        made = page_text((root / paths.REPORT).read_text(encoding="utf-8"))
-        problems = differences(words(text.read_text(encoding="utf-8")), words(made), "word")
-        ledger.check(KIND, paths.REPORT, problems, "word for word")
-    else:
-        reason = f"published as a hash, by other versions: {', '.join(other) or 'none'}"
-        ledger.not_checkable(KIND, paths.REPORT, reason)
+# ---- the command
 
 
-def table(ledger: Ledger) -> Table:
-    """One row for each kind of claim."""
-    shown = Table("claims about", "of", *VERDICTS, box=None, pad_edge=False)
+def show(ledger: Ledger, told: str) -> None:
+    """Print a line for each kind, every claim that did not pass, and where the study comes from."""
+    print(f"{'claims about':14}{'of':58}", *(f"{verdict:>13}" for verdict in VERDICTS))
     for kind in dict.fromkeys(claim.kind for claim in ledger.claims):
         mine = [claim for claim in ledger.claims if claim.kind == kind]
         counts = [sum(claim.verdict == verdict for claim in mine) for verdict in VERDICTS]
-        subjects = mine[0].subject if len(mine) == 1 else f"{mine[0].subject} ... ({len(mine)})"
-        shown.add_row(kind, subjects, *(str(count or "") for count in counts))
-    return shown
-
-
-def show(ledger: Ledger, told: str, console: Console) -> None:
-    """Print the table, every claim that did not pass, and where the study comes from."""
-    console.print(table(ledger))
+        subject = mine[0].subject if len(mine) == 1 else f"{mine[0].subject} ... ({len(mine)})"
+        print(f"{kind:14}{subject:58}", *(f"{count or '':>13}" for count in counts))
     for verdict in (NOT_CHECKABLE, FAIL):
         for claim in ledger.claims:
             if claim.verdict == verdict:
-                line = f"{verdict} {claim.kind} {claim.subject}: {claim.message}"
-                console.print(line, markup=False, highlight=False, soft_wrap=True)
-    counts = ", ".join(f"{ledger.count(verdict)} {verdict}" for verdict in VERDICTS)
-    console.print(f"{len(ledger.claims)} claims: {counts}")
-    console.print(told, markup=False, highlight=False, soft_wrap=True)
+                print(f"{verdict} {claim.kind} {claim.subject}: {claim.message}")
+    total = ", ".join(f"{ledger.count(verdict)} {verdict}" for verdict in VERDICTS)
+    print(f"{len(ledger.claims)} claims: {total}\n{told}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -197,7 +345,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _audit_study(arguments: argparse.Namespace) -> int:
     ledger, told = audit(arguments.study, arguments.manifest)
-    show(ledger, told, Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH))
+    show(ledger, told)
     write_json(
         arguments.study.parent / paths.AUDIT,
         {

@@ -18,7 +18,7 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.record_reader import read_record
 from connector_tax.artifacts.stage_records import EnvironmentRecord, ModelRecord
 from connector_tax.artifacts.study_file import read_study
-from connector_tax.artifacts.study_records import EngineSection, StudyDocument
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT, is_fetched
 from connector_tax.files import ArtifactError, write_json, write_text
@@ -45,11 +45,13 @@ def gpu_driver() -> str:
 
 def capture(study: StudyDocument) -> EnvironmentRecord:
     """Everything environment.json holds."""
-    engine = study["config"]["engine"]
+    kind = engine_of(study["config"]["engine"])
+    # Interpreters that only some configurations are served with.
+    further = {python: engine_versions(python) for python in kind.pythons[1:]}
     environment: dict[str, Any] = {
         "engine_label": study["engine_label"],
-        **engine_of(engine).versions(),
-        **_further_engines(engine),
+        **kind.versions(),
+        **({"further_engines": further} if further else {}),
         "gpu": gpus() or ["no GPU"],
         "gpu_driver": gpu_driver(),
         "cpu": cpu(),
@@ -62,12 +64,6 @@ def capture(study: StudyDocument) -> EnvironmentRecord:
         "connector_tax_git_sha": git_sha(),
     }
     return cast(EnvironmentRecord, environment)
-
-
-def _further_engines(engine: EngineSection) -> dict[str, dict[str, dict[str, str]]]:
-    """The versions behind each interpreter that only some configurations are served with."""
-    further = {python: engine_versions(python) for python in engine_of(engine).pythons[1:]}
-    return {"further_engines": further} if further else {}
 
 
 def text(environment: EnvironmentRecord, listings: Mapping[str, Mapping[str, str]]) -> str:

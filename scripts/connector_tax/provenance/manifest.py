@@ -22,13 +22,7 @@ from connector_tax.artifacts.stage_records import EnvironmentRecord
 from connector_tax.artifacts.study_file import every_launch, read_study
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.commands import run_command, study_parser
-from connector_tax.files import (
-    locked,
-    read_json,
-    sha256_file,
-    write_json,
-    write_text,
-)
+from connector_tax.files import locked, read_json, sha256_file, write_json, write_text
 from connector_tax.seals import read_links, seal_end
 
 COLUMNS = {
@@ -95,10 +89,14 @@ def rows(study_file: Path) -> list[dict[str, str]]:
 def row(study: StudyDocument, folder: Path, launch: Launch, path: Path) -> dict[str, str]:
     """The manifest row of a launch of the study in `folder`, of its run that lies in `path`."""
     environment: EnvironmentRecord = read_json(folder / paths.ENVIRONMENT)
-    timing = read_json(folder / paths.PATCH_STATUS)["step_timing_available"]
+    timed = read_json(folder / paths.PATCH_STATUS)["step_timing_available"]
+    # The paths a connector's data would take, as its gate saw them.
+    gate = read_json(folder / paths.PREFLIGHT_STATUS)[launch.configuration]
     index = read_json(path / paths.INDEX) if (path / paths.INDEX).exists() else _without_index(path)
+    attempts: list[AttemptRecord] = index["attempts"]
+    plans = [a["load_generator"]["affinity"] for a in attempts if a.get("load_generator")]
+    warnings = {told for plan in plans if plan for told in plan["warnings"]}
     states = [cell["status"] for cell in index["cells"]]
-    counts = "/".join(str(states.count(s)) for s in ("valid", "void", "skipped", "missing"))
     forms = study["config"]["engine"].get("forms", {})
     python = forms.get(launch.configuration, {}).get("python")
     versions = environment.get("further_engines", {}).get(python or "", environment)
@@ -106,8 +104,8 @@ def row(study: StudyDocument, folder: Path, launch: Launch, path: Path) -> dict[
     if (path / paths.LAUNCH_CONFIG).exists():
         launched = read_json(path / paths.LAUNCH_CONFIG)
         command, adapters = shlex.join(launched["argv"]), adapters_of(launched["environment"])
-    again = path.name != launch.phase
     status = index["status"].upper() if index["status"] == "skipped" else index["status"]
+    engines = ("vllm", "vllm_sha", "mooncake", "nixl", "lmcache")
     return {
         "date": index["started_utc"],
         "study": study["study"],
@@ -115,20 +113,17 @@ def row(study: StudyDocument, folder: Path, launch: Launch, path: Path) -> dict[
         "block": str(launch.block),
         "phase": path.name,
         "engine": study["engine_label"],
-        **{
-            key: str(versions.get(key))
-            for key in ("vllm", "vllm_sha", "mooncake", "nixl", "lmcache")
-        },
+        **{key: str(versions.get(key)) for key in engines},
         "gpu": "; ".join(environment["gpu"]),
-        "device": "; ".join(dict.fromkeys(_devices(index["attempts"]))),
-        "engine_files": "; ".join(dict.fromkeys(_engine_files(index["attempts"]))),
-        "step_timing": "available" if timing else "not available",
+        "device": "; ".join(dict.fromkeys(_devices(attempts))),
+        "engine_files": "; ".join(dict.fromkeys(_engine_files(attempts))),
+        "step_timing": "available" if timed else "not available",
         "adapters": ", ".join(adapters),
-        "paths": _paths(folder, launch.configuration),
-        "placement": "; ".join(_placement_warnings(index["attempts"])),
-        "status": "measured again, not used" if again else status,
+        "paths": ", ".join(map(" ".join, gate.get("paths", {}).items())),
+        "placement": "; ".join(sorted(warnings)),
+        "status": status if path.name == launch.phase else "measured again, not used",
         "reason": (index["reason"] or "").split("\n")[0],
-        "cells": counts,
+        "cells": "/".join(str(states.count(s)) for s in ("valid", "void", "skipped", "missing")),
         "directory": f"results/{study['study']}/{path.relative_to(folder).as_posix()}",
         "command": command,
         "sha256": artifacts_sha256(path),
@@ -166,18 +161,6 @@ def _engine_files(attempts: Sequence[AttemptRecord]) -> Iterator[str]:
                 (files[key] or "not known")[:12] for key in ("lock_sha256", "sources_sha256")
             )
             yield f"{python}: lock {lock}, sources {sources}"
-
-
-def _paths(folder: Path, configuration: str) -> str:
-    """The paths a connector's data would take, as its gate saw them."""
-    gate = read_json(folder / paths.PREFLIGHT_STATUS)[configuration]
-    return ", ".join(map(" ".join, gate.get("paths", {}).items()))
-
-
-def _placement_warnings(attempts: Sequence[AttemptRecord]) -> list[str]:
-    """What was amiss with the CPUs that server and load generator were given."""
-    plans = [a["load_generator"]["affinity"] for a in attempts if a.get("load_generator")]
-    return sorted({text for plan in plans if plan for text in plan["warnings"]})
 
 
 def adapters_of(environment: Mapping[str, str]) -> list[str]:
@@ -227,24 +210,15 @@ def section(study: str, study_rows: Sequence[Mapping[str, str]], seal: str | Non
     return "\n".join(lines) + "\n"
 
 
-def archive_of(text: str, study: str) -> str | None:
-    """The SHA-256 that MANIFEST.md names for the study's archive; None where it names none."""
-    return _named(text, study, r"^Archive: `[^`]+`, \d+ bytes, sha256 `([0-9a-f]{64})`\.$")
-
-
-def seal_of(text: str, study: str) -> str | None:
-    """The last link that MANIFEST.md names of the study's chain; None where it names none."""
-    return _named(text, study, r"^Seal: sha256 `([0-9a-f]{64})`\.$")
-
-
-def _named(text: str, study: str, pattern: str) -> str | None:
-    line = re.search(pattern, dict(_sections(text)).get(study, ""), re.MULTILINE)
-    return line[1] if line else None
-
-
 def section_of(text: str, study: str) -> str | None:
     """The study's part of a manifest's text, markers included; None where it has none."""
-    return dict(_sections(text)).get(study)
+    return _sections(text).get(study)
+
+
+def named(body: str, what: str) -> str | None:
+    """The SHA-256 that a study's section names for its `Archive` or `Seal`; None: it names none."""
+    line = re.search(rf"^{what}: (`[^`]+`, \d+ bytes, )?sha256 `([0-9a-f]{{64}})`\.$", body, re.M)
+    return line[2] if line else None
 
 
 def published_body(body: str) -> str:
@@ -267,7 +241,8 @@ def name_archive(
         f"sha256 `{sha256_file(archive)}`."
     )
     shown = ", ".join(f"`{name}` {digest}" for name, digest in sorted(pictures.items()))
-    with locked(_lock(manifest)):
+    # Beside the manifest, which itself is replaced when it is written.
+    with locked(manifest.with_name(f".{manifest.name}.lock")):
         text = manifest.read_text(encoding="utf-8") if manifest.exists() else ""
         head = f"## {study}\n\n"
         added = f"{head}{line}\n\nPictures: {shown}.\n\n"
@@ -276,14 +251,13 @@ def name_archive(
 
 def merge(text: str, study: str, new_section: str) -> str:
     """The manifest `text` with this study's section replaced or added, studies in order of name."""
-    sections = {name: body for name, body in _sections(text) if name != study}
-    sections[study] = new_section
+    sections = _sections(text) | {study: new_section}
     return HEAD + "".join("\n" + sections[name] for name in sorted(sections))
 
 
-def _sections(text: str) -> list[tuple[str, str]]:
+def _sections(text: str) -> dict[str, str]:
     pattern = r"<!-- study (?P<name>\S+) -->\n.*?<!-- end of study (?P=name) -->\n"
-    return [(match["name"], match[0]) for match in re.finditer(pattern, text, re.DOTALL)]
+    return {match["name"]: match[0] for match in re.finditer(pattern, text, re.DOTALL)}
 
 
 def _escape(value: str) -> str:
@@ -297,11 +271,6 @@ def _escape(value: str) -> str:
     marked = value.replace("\\", "\\\\").replace("|", "\\|").replace("<", "\\<")
     shown = (f"\\u{{{ord(c):x}}}" if unicodedata.category(c) in UNPRINTABLE else c for c in marked)
     return "".join(shown) or "-"
-
-
-def _lock(manifest: Path) -> Path:
-    """Beside the manifest, which itself is replaced when it is written."""
-    return manifest.with_name(f".{manifest.name}.lock")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,26 +1,33 @@
 """What the raw records of each measured cell must be, whatever was made of them.
 
-Arrivals and prompts follow from the seed; stamps are in order; client, server and step records of
-the same requests agree (docs/method.md, "Clocks, latencies, success").
+A cell's own record follows from the design, the seed and the lines of its other files, so it is
+made again, by the code that judged it. Arrivals and prompts follow from the seed; stamps are in
+order; client, server and step records of the same requests agree (docs/method.md, "Clocks,
+latencies, success").
 """
 
 import hashlib
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
+from connector_tax.analysis.device_time import device_values
 from connector_tax.analysis.ingest import Cell, load_cells
-from connector_tax.analysis.validity import FAILED, counted, server_counters
+from connector_tax.analysis.machine import read_machine
+from connector_tax.analysis.measure import summarise_cell
+from connector_tax.analysis.validity import FAILED, assess, counted, server_counters, void_reasons
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.cell_records import ServerCounters
 from connector_tax.artifacts.names import PHASES, PLAIN, REQUEST_STATUSES
-from connector_tax.artifacts.rates import most_of_shape
 from connector_tax.artifacts.record_reader import read_record
-from connector_tax.artifacts.stage_records import RatesRecord, ShapeRatesRecord
-from connector_tax.artifacts.study_file import Study
-from connector_tax.files import read_json, read_jsonl
+from connector_tax.artifacts.stage_records import RatesRecord
+from connector_tax.artifacts.study_file import Study, every_launch
+from connector_tax.files import ArtifactError, read_json, read_jsonl
 from connector_tax.loadgen import make_offsets
 from connector_tax.provenance.claims import Ledger
+from connector_tax.provenance.remade import KIND, differences
 from connector_tax.servers.kinds import engine_of
 from connector_tax.study.prompts import planned_requests
 from connector_tax.study.scraper import parse_metrics
@@ -34,6 +41,9 @@ HISTOGRAMS = {
 }
 # Wall and monotonic clock may run apart by 500 ppm while one of them is slewed.
 CLOCKS = 1e-3
+# Checks of release 0.2 that judged the requests of quiet time: they are taken as they stand.
+OF_QUIET_TIME = ("schedule_lag_p99_ms", "quiet_requests", "idle_memory_factor")
+LEFT_OUT = "release 0.2 left out the requests of disturbed time"
 
 
 class Records:
@@ -42,45 +52,72 @@ class Records:
     def __init__(self, study: Study, cell: Cell) -> None:
         assert cell.record is not None
         self.study, self.cell, self.record = study, cell, cell.record
-        self.name = cell.name
-        self.requests: list[Line] = list(read_jsonl(cell.file("requests")))
-        self.metrics: list[Line] = list(read_jsonl(cell.file("metrics")))
-        self.steps: list[Line] = list(read_jsonl(cell.file("engine_step")))
-        first, last = (server_counters(scrape["values"]) for scrape in self.ends)
-        # How much the server's counters grew over the cell; None where one is absent.
-        self.growth = {
-            key: None if before is None or (after := last[key]) is None else after - before
-            for key, before in first.items()
+        self.requests, self.metrics, self.steps = (
+            list[Line](read_jsonl(cell.file(kind))) for kind in paths.CELL_LOGS[:3]
+        )
+        self.ok = [r for r in self.requests if r["status"] == "ok"]
+        self.served = engine_of(study.config["engine"]).served
+        self.timed: bool = read_json(study.root / paths.PATCH_STATUS)["step_timing_available"]
+        self.counters: ServerCounters = {
+            "before": server_counters(self.metrics[0]["values"]),
+            "after": server_counters(self.metrics[-1]["values"]),
         }
 
     @property
-    def ends(self) -> tuple[Line, Line]:
-        """The scrapes before and after the cell."""
-        return self.metrics[0], self.metrics[-1]
+    def arrivals_seed(self) -> str:
+        """Names the stream that the arrivals are drawn from, the same for every configuration."""
+        key = self.cell.key
+        return f"{self.study.seed}/arrivals/block{key.block}/{key.phase}/{key.cell}"
 
     @property
-    def ok(self) -> list[Line]:
-        """The successes."""
-        return [r for r in self.requests if r["status"] == "ok"]
+    def stream(self) -> str:
+        """What the request ids begin with: it names the stream their prompts are drawn from."""
+        return str(self.requests[0]["request_id"]).rpartition("/")[0] if self.requests else ""
+
+    @cached_property
+    def due(self) -> list[int]:
+        """When each request was to be sent, by the seed; ns after the origin.
+
+        Raises:
+            ArtifactError: arrivals end later than those of any cell.
+        """
+        arrivals, rule = self.study.config["arrivals"], self.study.config["cell"]
+        window: Mapping[str, Any] = self.record["window"]
+        end = window.get("t_cooldown_end_ns", window["t_stop_ns"])
+        lasted = (end - window["t_origin_ns"]) / 1e9
+        longest = rule["warmup_s"] + rule["cap_s"] + rule["drain_s"]
+        # Also keeps a forged stamp from asking for a schedule without end.
+        if not 0 < lasted <= longest + 1e-9:
+            raise ArtifactError(
+                f"arrivals end {lasted:g} s after the origin, allowed: {longest:g} s"
+            )
+        rate, process, shape = self.cell.rate_rps or 0, arrivals["process"], arrivals["gamma_shape"]
+        due: list[int] = make_offsets(process, rate, lasted, self.arrivals_seed, shape).tolist()
+        return due
 
 
 def check_records(study: Study, ledger: Ledger) -> None:
-    """A claim of each kind for each measured cell, and one for what the cells share."""
-    ids: dict[str, str] = {}
-    twice: list[str] = []
+    """A claim of each kind for each measured cell, and one for the summary of each launch."""
     for cell in measured_cells(study, ledger):
-        name = "/".join(map(str, cell.key))
-        with ledger.guarded("records", name):
-            records = Records(study, cell)
-            for kind, check in CHECKS.items():
-                ledger.check(kind, records.name, check(records))
-            for r in records.requests:
-                if r["request_id"] in ids:
-                    twice.append(f"{r['request_id']!r} in {ids[r['request_id']]} and {name}")
-                ids[r["request_id"]] = name
-    ledger.check("request ids", "whole study", twice, "none stands twice")
-    if study.config.get("shape_rates") is not None:
-        ledger.check("design", "shape rates", _shape_rates(study), "follow from what was served")
+        with ledger.guarded("records", cell.name):
+            check_cell(Records(study, cell), ledger)
+    for launch in every_launch(study.document):
+        folder = launch.folder(study.root)
+        subject = f"{launch.name}/{paths.SUMMARY}"
+        if _left_out(study):
+            ledger.not_checkable(KIND, subject, LEFT_OUT)
+        elif (folder / paths.SUMMARY).exists():
+            with ledger.guarded(KIND, subject):
+                cells = [c["cell"] for c in study.cells(launch.phase)]
+                again = {c: summarise_cell(folder / c) for c in cells if (folder / c).is_dir()}
+                summary = read_json(folder / paths.SUMMARY)
+                ledger.check(KIND, subject, differences(summary, again, "summary"))
+
+
+def check_cell(records: Records, ledger: Ledger) -> None:
+    """A claim of each kind for one cell."""
+    for kind, check in CHECKS.items():
+        ledger.check(kind, records.cell.name, check(records))
 
 
 def measured_cells(study: Study, ledger: Ledger) -> Iterator[Cell]:
@@ -93,182 +130,171 @@ def measured_cells(study: Study, ledger: Ledger) -> Iterator[Cell]:
                 if cell.record is not None:
                     yield cell
                 elif cell.status != "skipped":
-                    ledger.fail("records", "/".join(map(str, cell.key)), str(cell.reason))
+                    ledger.fail("records", cell.name, str(cell.reason))
 
 
-# ---- what was sent, and when
+# ---- what the cell's record says
 
 
-def _schedule(records: Records) -> Iterator[str]:
-    """Arrivals at the times that the seed gives, at the rate of the design, within its lengths."""
-    study, cell, plan = records.study, records.cell, records.record["schedule"]
-    arrivals, rule, times = study.config["arrivals"], study.config["cell"], records.record["window"]
-    name = f"{study.seed}/arrivals/block{cell.key.block}/{cell.key.phase}/{cell.key.cell}"
-    said = (plan["seed"], plan["kind"], plan["rate_rps"])
-    if said != (name, arrivals["process"], cell.rate_rps):
-        yield f"it says {said}, the design {(name, arrivals['process'], cell.rate_rps)}"
-    origin, warm, stop = (times[f"t_{n}_ns"] for n in ("origin", "warmup_end", "stop"))  # type: ignore[literal-required]
-    end = times.get("t_cooldown_end_ns", stop)
-    # The last request may be done before the window closes: no order between stop and drained.
-    if not origin <= warm < stop <= end or times["t_drained_ns"] < origin:
-        yield "origin <= warm-up end < stop <= end of arrivals does not hold"
-    if abs(warm - origin - rule["warmup_s"] * 1e9) > 1:
-        yield f"the warm-up lasts {(warm - origin) / 1e9} s, not {rule['warmup_s']} s"
-    longest = rule["warmup_s"] + rule["cap_s"] + rule["drain_s"]
-    # Also keeps a forged stamp from asking for a schedule without end.
-    if not 0 < end - origin <= longest * 1e9 + 1:
-        yield f"arrivals end {(end - origin) / 1e9:g} s after the origin, allowed: {longest:g} s"
-        return
-    due = make_offsets(
-        arrivals["process"], cell.rate_rps or 0, (end - origin) / 1e9, name, arrivals["gamma_shape"]
-    )
-    offsets = [r["t_intended_ns"] - origin for r in records.requests]
-    if not len(due) == len(offsets) == plan["n"]:
-        yield f"{len(offsets)} requests, n is {plan['n']}, the seed gives {len(due)}"
-    wrong = [k for k, (a, b) in enumerate(zip(offsets, due, strict=False)) if abs(a - b) > 1]
-    if wrong:
-        yield f"{len(wrong)} arrivals are not the seed's, first: seq {wrong[0]}"
-    later = sum(r["t_intended_ns"] >= stop for r in records.requests)
-    if records.record["cooldown"]["requests"] != later:
-        yield f"cooldown.requests is {records.record['cooldown']['requests']}, found {later}"
-
-
-def _prompts(records: Records) -> Iterator[str]:
-    """Request ids name the stream their bodies are drawn from; drawn again, these hash the same."""
-    ids = [r["request_id"] for r in records.requests]
-    stream = ids[0].rpartition("/")[0] if ids else ""
-    attempt = f"{records.name}/attempt{records.record['attempt']}"
-    if re.fullmatch(re.escape(attempt) + r"\d", stream) is None:
-        yield f"request ids begin with {stream!r}, not with {attempt!r} and one more digit"
-    wrong = [k for k, name in enumerate(ids) if name != f"{stream}/{k}"]
-    if wrong:
-        yield f"{len(wrong)} request ids are not {stream}/<seq>, first: {ids[wrong[0]]!r}"
-    served = engine_of(records.study.config["engine"]).served
-    digest = hashlib.sha256()
+def _record(records: Records) -> Iterator[str]:
+    """What follows from the design, the seed and the raw records, made again and judged again."""
+    study, cell, record = records.study, records.cell, records.record
+    arrivals, stop = study.config["arrivals"], record["window"]["t_stop_ns"]
+    bodies = hashlib.sha256()
     for request in planned_requests(
-        served,
-        input_tokens=records.cell.input_tokens,
-        output_tokens=records.cell.output_tokens,
-        count=len(ids),
-        seed=records.study.seed,
-        name=stream,
+        records.served,
+        input_tokens=cell.input_tokens,
+        output_tokens=cell.output_tokens,
+        count=len(records.requests),
+        seed=study.seed,
+        name=records.stream,
     ):
-        digest.update(request.body + b"\n")
-    if records.record["prompts_sha256"] != digest.hexdigest():
-        yield f"prompts_sha256 is not that of the {len(ids)} requests the seed gives"
+        bodies.update(request.body + b"\n")
+    checks = _judged(records)
+    given: dict[str, Any] = {}
+    if _left_out(study):
+        given = {name: record["health"][name] for name in OF_QUIET_TIME}
+    reasons = void_reasons({name: check for name, check in checks.items() if name not in given})
+    reasons += [r for r in record["void_reasons"] if any(f": {name} " in r for name in given)]
+    again: dict[str, Any] = {
+        "label": study.document["engine_label"],
+        "input_tokens": cell.input_tokens,
+        "output_tokens": cell.output_tokens,
+        "schedule": {
+            "kind": arrivals["process"],
+            "gamma_shape": arrivals["gamma_shape"],
+            "rate_rps": cell.rate_rps,
+            "seed": records.arrivals_seed,
+            "n": len(records.due),
+        },
+        "prompts_sha256": bodies.hexdigest(),
+        "cooldown": {
+            "requests": sum(r["t_intended_ns"] >= stop for r in records.requests),
+            "ended_by": record["cooldown"]["ended_by"],
+        },
+        "counts": {**counted(records.requests, record["window"]), "planned": len(records.due)},  # type: ignore[arg-type]
+        "server_counters": records.counters,
+        "health": {**checks, **given},
+        "valid": not reasons,
+        "void_reasons": sorted(reasons),
+    }
+    said = {key: record.get(key) for key in again}
+    said["void_reasons"] = sorted(record["void_reasons"])
+    yield from differences(said, again, "cell")
 
 
-def _shape_rates(study: Study) -> Iterator[str]:
-    section = study.config["shape_rates"]
-    assert section is not None
-    shapes = read_record(study.root / paths.SHAPE_RATES, ShapeRatesRecord)["shapes"]
-    for name, shape in shapes.items():
-        most = most_of_shape(section["max_share"], shape["completed_s"])
-        if shape["most_rps"] != most:
-            yield f"{name}: most_rps is {shape['most_rps']}, what was served gives {most}"
+def _judged(records: Records) -> Mapping[str, Any]:
+    """The checks of the cell, by the very code that judged it."""
+    study, cell, record, device = records.study, records.cell, records.record, None
+    machine = cell.file("machine")
+    if study.config["engine"].get("device") == "emulated":
+        log = list(read_jsonl(cell.file(paths.DEVICE_LOG)))
+        device = device_values(log, records.steps, cell.configuration == study.baseline)
+    return assess(
+        records=records.requests,  # type: ignore[arg-type]
+        planned=len(records.due),
+        shape=(cell.input_tokens, cell.output_tokens),
+        window=record["window"],
+        cell=study.config["cell"],
+        wanted=study.config["cell"]["min_completed"],
+        suspended_ms=record["suspended_ms"],
+        counters=records.counters,
+        scrapes=records.metrics,  # type: ignore[arg-type]
+        health=record["load_generator"],
+        clock=record["clock"],
+        bounds=study.config["validity"],
+        device=device,
+        machine=read_machine(machine, None) if machine.exists() else None,
+        watched="quiet" in study.config,
+        counted_by_server=records.served.get("counters", True),
+    )
 
 
-# ---- what came back
+def _left_out(study: Study) -> bool:
+    """Whether requests of disturbed time were left out, as release 0.2 did."""
+    return "max_factor" in study.config.get("quiet", {})
+
+
+# ---- what was sent, and what came back
 
 
 def _requests(records: Records) -> Iterator[str]:
-    record, cell = records.record, records.cell
-    if [r["seq"] for r in records.requests] != list(range(len(records.requests))):
-        missing = sorted(set(range(record["schedule"]["n"])) - {r["seq"] for r in records.requests})
-        yield f"seq does not count 0 to {len(records.requests) - 1}; missing: {missing[:5]}"
-    shape = (cell.input_tokens, cell.output_tokens)
-    if (record["input_tokens"], record["output_tokens"]) != shape:
-        yield f"the cell file's shape is not the design's {shape[0]}x{shape[1]}"
-    if record["label"] != records.study.document["engine_label"]:
-        yield f"label is {record['label']!r}"
-    said: Mapping[str, Any] = record["counts"]
-    for key, value in counted(records.requests, record["window"]).items():  # type: ignore[arg-type]
-        if said[key] != value:
-            yield f"counts.{key} is {said[key]}, the records give {value}"
-    served = engine_of(records.study.config["engine"]).served
-    # Of text the server alone knows the length; one that ends an answer where it likes says so.
-    checked = (served["vocab_size"] is not None, served.get("exact_output", True))
-    for r in records.requests:
-        where = f"seq {r['seq']}"
-        if r["status"] not in REQUEST_STATUSES:
-            yield f"{where}: status {r['status']!r}"
-        found = (r["prompt_tokens"], r["completion_tokens"])
-        as_asked = (not known or a == b for known, a, b in zip(checked, found, shape, strict=True))
-        if r["status"] == "ok" and not all(as_asked):
-            asked = f"{shape[0]}x{shape[1]}"
-            yield f"{where}: {r['prompt_tokens']}x{r['completion_tokens']}, asked {asked}"
-        if r["status"] in FAILED and not r["error_kind"]:
-            yield f"{where}: {r['status']} without an error_kind"
-        yield from (f"{where}: {wrong}" for wrong in _stamps(r, record["window"]))
+    """Arrivals are the seed's, at their places in the cell, each with stamps in order."""
+    window: Mapping[str, Any] = records.record["window"]
+    due, rule = records.due, records.study.config["cell"]
+    origin, warm, stop = (window[f"t_{name}_ns"] for name in ("origin", "warmup_end", "stop"))
+    # The last request may be done before the window closes: no order between stop and drained.
+    if not origin <= warm < stop or window["t_drained_ns"] < origin:
+        yield "origin <= warm-up end < stop does not hold"
+    if abs(warm - origin - rule["warmup_s"] * 1e9) > 1:
+        yield f"the warm-up lasts {(warm - origin) / 1e9} s, not {rule['warmup_s']} s"
+    attempt = f"{records.cell.name}/attempt{records.record['attempt']}"
+    if records.requests and re.fullmatch(re.escape(attempt) + r"\d", records.stream) is None:
+        yield f"request ids begin with {records.stream!r}, not with {attempt!r} and one more digit"
+    if len(records.requests) != len(due):
+        yield f"{len(records.requests)} requests, the seed gives {len(due)}"
+    offsets = [r["t_intended_ns"] - origin for r in records.requests]
+    wrong = [k for k, (a, b) in enumerate(zip(offsets, due, strict=False)) if abs(a - b) > 1]
+    if wrong:
+        yield f"{len(wrong)} arrivals are not the seed's, first: seq {wrong[0]}"
+    for number, request in enumerate(records.requests):
+        arrival = request["t_intended_ns"]
+        place = {
+            "seq": number, "request_id": f"{records.stream}/{number}",
+            "warmup": arrival < warm, "cooldown": arrival >= stop,
+        }  # fmt: skip
+        for key, value in place.items():
+            if request[key] != value:
+                yield f"line {number}: {key} is {request[key]!r}, by its place {value!r}"
+        yield from (f"seq {number}: {problem}" for problem in _of_one(records, request))
 
 
-def _stamps(r: Line, window: Mapping[str, Any]) -> Iterator[str]:
+def _of_one(records: Records, r: Line) -> Iterator[str]:
+    """What is wrong with one request in itself."""
     stamps = [(name, r[f"t_{name}_ns"]) for name in ORDER if r[f"t_{name}_ns"] is not None]
     for (a, x), (b, y) in itertools.pairwise(stamps):
         if x > y:
             yield f"t_{b}_ns is before t_{a}_ns"
     if r["t_send_ns"] is not None and r["t_send_ns"] < r["t_intended_ns"]:
         yield "written before it was due"
-    if r["status"] == "ok" and len(stamps) < len(ORDER):
+    if r["status"] not in REQUEST_STATUSES:
+        yield f"status {r['status']!r}"
+    if r["status"] in FAILED and not r["error_kind"]:
+        yield f"{r['status']} without an error_kind"
+    if r["status"] != "ok":
+        return
+    if len(stamps) < len(ORDER):
         yield "a success lacks a stamp"
-    elif r["status"] == "ok" and r["t_last_token_ns"] > window["t_drained_ns"]:
-        yield "its last token is after the cell was drained"
-    if r["warmup"] != (r["t_intended_ns"] < window["t_warmup_end_ns"]):
-        yield f"warmup is {r['warmup']}, its arrival says otherwise"
-    if r["cooldown"] != (r["t_intended_ns"] >= window["t_stop_ns"]):
-        yield f"cooldown is {r['cooldown']}, its arrival says otherwise"
-    if r["reads"] and r["status"] == "ok":
-        times = [t for t, _ in r["reads"]]
-        ends = (r["t_first_token_ns"], r["t_last_token_ns"])
-        if times != sorted(times) or (times[0], times[-1]) != ends:
-            yield "reads do not run from the first token to the last"
+    # Of text the server alone knows the length; one that ends an answer where it likes says so.
+    known = (records.served["vocab_size"] is not None, records.served.get("exact_output", True))
+    found = (r["prompt_tokens"], r["completion_tokens"])
+    asked = (records.cell.input_tokens, records.cell.output_tokens)
+    if any(k and a != b for k, a, b in zip(known, found, asked, strict=True)):
+        yield f"{found[0]}x{found[1]}, asked {asked[0]}x{asked[1]}"
+    times = [t for t, _ in r["reads"] or ()]
+    ends = [r["t_first_token_ns"], r["t_last_token_ns"]]
+    if times and (times != sorted(times) or [times[0], times[-1]] != ends):
+        yield "reads do not run from the first token to the last"
 
 
 # ---- the server's word for it
 
 
-def counted_by_server(records: Records) -> bool:
-    """Whether its server counts under vLLM's names."""
-    return engine_of(records.study.config["engine"]).served.get("counters", True)
-
-
-def _counters(records: Records) -> Iterator[str]:
-    said = records.record["server_counters"]
-    for moment, scrape in zip(("before", "after"), records.ends, strict=True):
-        if said[moment] != server_counters(scrape["values"]):  # type: ignore[literal-required]
-            yield f"server_counters.{moment} is not what the {moment} scrape holds"
-    growth = records.growth
-    if (
-        not counted_by_server(records)
-        or records.cell.status != "valid"
-        or any(r["status"] in FAILED for r in records.requests)
-    ):
-        return
-    counted = {
-        "success": len(records.ok),
-        "prompt_tokens": sum(r["prompt_tokens"] for r in records.ok),
-        "generation_tokens": sum(r["completion_tokens"] for r in records.ok),
-        "prefix_cache_hits": 0,
-        "external_prefix_cache_hits": 0,
-    }
-    for key, value in counted.items():
-        if growth[key] != value:
-            yield f"the server counted {growth[key]} {key}, the records give {value}"
-
-
 def _identities(records: Records) -> Iterator[str]:
     """What client, server and step records of a valid cell say of the same requests."""
-    if records.cell.status != "valid" or not counted_by_server(records):
+    if records.cell.status != "valid" or not records.served.get("counters", True):
         return
-    missing = [name for name, grown in records.growth.items() if grown is None]
+    after = records.counters["after"]
+    missing = [name for name, n in records.counters["before"].items() if None in (n, after[name])]
     if missing:
         yield f"the server's counters lack {', '.join(missing)}"
         return
+    preempted = records.counters["before"]["preemptions"] != after["preemptions"]
     undisturbed = all(r["status"] in ("ok", "dropped") for r in records.requests)
-    if read_json(records.study.root / paths.PATCH_STATUS)["step_timing_available"]:
-        yield from _step_tokens(records, undisturbed and records.growth["preemptions"] == 0)
+    if records.timed:
+        yield from _step_tokens(records, undisturbed and not preempted)
     pages = []
-    for moment, scrape in zip(("before", "after"), records.ends, strict=True):
+    for moment, scrape in (("before", records.metrics[0]), ("after", records.metrics[-1])):
         if "raw" not in scrape:
             yield f"the scrape {moment} the cell holds no text"
             return
@@ -284,22 +310,15 @@ def _identities(records: Records) -> Iterator[str]:
 
 def _step_tokens(records: Records, exact: bool) -> Iterator[str]:
     """A request's first token is of the step that ends its prefill."""
-    grown, ok = records.growth, records.ok
-    counted = {
-        "prefill_tokens": sum(r["prompt_tokens"] for r in ok),
-        "decode_tokens": sum(r["completion_tokens"] - 1 for r in ok),
+    served = {
+        "prefill_tokens": sum(r["prompt_tokens"] for r in records.ok),
+        "decode_tokens": sum(r["completion_tokens"] - 1 for r in records.ok),
     }
-    if exact:
-        generated, success = grown["generation_tokens"] or 0, grown["success"] or 0
-        counted = {
-            "prefill_tokens": int(grown["prompt_tokens"] or 0),
-            "decode_tokens": int(generated - success),
-        }
-    for name, wanted in counted.items():
+    for name, wanted in served.items():
         total = sum(step[name] for step in records.steps if step["process"] == "scheduler")
         if total < wanted or (exact and total != wanted):
             least = "" if exact else "at least "
-            yield f"{name} of the steps add up to {total}, the counters say {least}{wanted}"
+            yield f"{name} of the steps add up to {total}, the requests had {least}{wanted}"
 
 
 def _no_client_is_faster(
@@ -327,16 +346,15 @@ def _histogram(page: Mapping[str, float], metric: str) -> dict[str, float]:
     """Bucket's bound to count, and `sum`; series of several engines added up."""
     totals: dict[str, float] = {}
     for key, value in page.items():
-        bound = re.search(r'[{,]le="([^"]+)"', key)
-        if key.startswith(f"{metric}_bucket") and bound:
-            totals[bound[1]] = totals.get(bound[1], 0.0) + value
-        elif key.startswith(f"{metric}_sum"):
-            totals["sum"] = totals.get("sum", 0.0) + value
+        series = re.fullmatch(rf'{metric}_(?:bucket.*[{{,]le="([^"]+)".*|(sum).*)', key)
+        if series:
+            bound = series[1] or series[2]
+            totals[bound] = totals.get(bound, 0.0) + value
     return totals
 
 
 def _steps(records: Records) -> Iterator[str]:
-    if not read_json(records.study.root / paths.PATCH_STATUS)["step_timing_available"]:
+    if not records.timed:
         return
     scheduler = [step for step in records.steps if step["process"] == "scheduler"]
     if len({step["step_id"] for step in scheduler}) != len(scheduler):
@@ -353,10 +371,8 @@ def _steps(records: Records) -> Iterator[str]:
 
 
 CHECKS: dict[str, Callable[[Records], Iterator[str]]] = {
-    "schedule": _schedule,
-    "prompts": _prompts,
-    "records": _requests,
-    "counters": _counters,
+    "records": _record,
+    "requests": _requests,
     "identities": _identities,
     "steps": _steps,
 }

@@ -3,27 +3,29 @@
 A row is a line. `file` names the file it is of and `shape` is the line itself with a mark in place
 of each value; the values stand in columns named by their keys and the mark:
 
-    i  integer                         d  integer, minus that of the line before (time, counts)
+    i  integer    b  boolean    s  text    n  null (no column)    j  anything else, as JSON
+    r  number; in the column `:e`
+
+Release 0.2 also wrote
+
+    d  integer, minus that of the line before
     c  a stamp (t_..._ns), minus the stamp before it in the line
-    r  number, times the power of ten that follows (`step_us:r1` is ten times the value);
-       `:e` holds the value itself where that is not exact
-    b  boolean    s  text    n  null (no column)    j  anything else, as JSON
+    r1 number, times ten to that power; `:e` holds the value itself where that is not exact
     t  the list [[ns, n], ...]: its ns, each minus the one before (the first: minus
        t_first_token_ns), beside `:u` with its n
 """
 
 import io
 import json
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-COUNTED = ("seq", "step_id")
-MOST_DECIMALS = 4
+MARKS = {int: "i", bool: "b", str: "s", float: "r", type(None): "n"}
+TYPES: dict[str, pl.DataType] = {"i": pl.Int64(), "b": pl.Boolean(), "e": pl.Float64()}
 LIST_FROM = "t_first_token_ns"
 STYLES = ((",", ":"), (", ", ": "))
 
@@ -33,7 +35,7 @@ def encode(files: Mapping[str, bytes]) -> tuple[bytes, list[str]]:
     frames = [frame for name, data in files.items() if (frame := _frame(name, data)) is not None]
     if not frames:
         return b"", []
-    whole = _scaled(pl.concat(frames, how="diagonal"))
+    whole = pl.concat(frames, how="diagonal")
     kept = [
         str(part["file"][0])
         for part in whole.partition_by("file", maintain_order=True)
@@ -94,96 +96,44 @@ def decode(table: pl.DataFrame, sizes: Mapping[str, int]) -> dict[str, bytes]:
 
 
 def _frame(name: str, data: bytes) -> pl.DataFrame | None:
-    """The lines of one file; None where they are no JSON objects in one style."""
-    lines = data.split(b"\n")
-    if len(lines) < 2 or lines.pop():
-        return None
-    columns: dict[str, list[Any]] = defaultdict(lambda: [None] * len(lines))
-    style = STYLES[b'": ' in lines[0]]
-    shapes: dict[tuple[str, ...], str] = {}
-    for row, line in enumerate(lines):
-        try:
-            content = json.loads(line)
-        except (ValueError, RecursionError):
-            return None
-        if not isinstance(content, dict) or not content:
-            return None
-        leaves = list(_leaves(content, "", content.get(LIST_FROM)))
-        key = tuple(column for column, _ in leaves)
-        if key not in shapes:
-            shapes[key] = json.dumps(
-                _marked(content, iter(key)), separators=style, ensure_ascii=False
-            )
-        columns["shape"][row] = shapes[key]
-        for column, value in leaves:
-            if column.endswith(":t"):
-                columns[column][row], columns[column[:-1] + "u"][row] = value
-            elif not column.endswith(":n"):
-                columns[column][row] = value
+    """The lines of one file; None where they are no JSON objects."""
+    lines = data.split(b"\n")[:-1]
+    style = STYLES[b'": ' in data.partition(b"\n")[0]]
+    rows = []
     try:
-        frame = pl.DataFrame({"file": [name] * len(lines), **columns}, strict=True)
-    except (TypeError, OverflowError, pl.exceptions.PolarsError):
+        for line in lines:
+            row: dict[str, Any] = {"file": name}
+            shape = _shape(json.loads(line), "", row)
+            rows.append(row | {"shape": json.dumps(shape, separators=style, ensure_ascii=False)})
+            if not isinstance(shape, dict):
+                return None
+        columns = dict.fromkeys(column for row in rows for column in row)
+        schema = {column: TYPES.get(column.rpartition(":")[2], pl.String()) for column in columns}
+        return pl.DataFrame(rows, schema=schema, strict=True) if rows else None
+    except (ValueError, TypeError, OverflowError, RecursionError, pl.exceptions.PolarsError):
         return None
-    return _differenced(frame)
 
 
-def _leaves(value: Any, path: str, origin: int | None) -> Iterator[tuple[str, Any]]:
-    """`path:mark` and value of each leaf, in order."""
+def _shape(value: Any, path: str, row: dict[str, Any]) -> Any:
+    """The value with marks in place of its leaves, which go into the row as `path:mark`."""
     if isinstance(value, dict) and value:
-        for key, inner in value.items():
-            yield from _leaves(inner, f"{path}\t{key}" if path else key, origin)
-    elif value is None:
-        yield f"{path}:n", None
-    elif isinstance(value, bool):
-        yield f"{path}:b", value
-    elif isinstance(value, int):
-        yield f"{path}:{_integer_mark(path)}", value
-    elif isinstance(value, float):
-        yield f"{path}:r", value
-    elif isinstance(value, str):
-        yield f"{path}:s", value
-    elif origin is not None and _pairs(value):
-        times = np.array([origin, *(ns for ns, _ in value)])
-        yield f"{path}:t", (np.diff(times).tolist(), [n for _, n in value])
-    else:
-        yield f"{path}:j", json.dumps(value, separators=STYLES[0])
+        return {
+            key: _shape(inner, f"{path}\t{key}" if path else key, row)
+            for key, inner in value.items()
+        }
+    mark = MARKS.get(type(value), "j")
+    if mark != "n":
+        column = f"{path}:{'e' if mark == 'r' else mark}"
+        row[column] = json.dumps(value, separators=STYLES[0]) if mark == "j" else value
+    return mark
 
 
-def _pairs(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(pair, list) and [type(part) for part in pair] == [int, int] for pair in value
-    )
-
-
-def _integer_mark(path: str) -> str:
-    if path in COUNTED or path == "t_ns" or path == "t_intended_ns":
-        return "d"
-    return "c" if path.startswith("t_") and path.endswith("_ns") else "i"
-
-
-def _marked(value: Any, columns: Iterator[str]) -> Any:
-    """The line with its columns' names in place of its leaves."""
-    if isinstance(value, dict) and value:
-        return {key: _marked(inner, columns) for key, inner in value.items()}
-    return next(columns).rpartition(":")[2]
+# ---- columns to lines
 
 
 def _chained(columns: Sequence[str]) -> list[str]:
     first = [name for name in columns if name.endswith("_ns:d")][:1]
     return first + [name for name in columns if name.endswith(":c")]
-
-
-def _differenced(frame: pl.DataFrame) -> pl.DataFrame:
-    chain = _chained(frame.columns)
-    steps = [
-        (pl.col(name) - pl.coalesce(*reversed(chain[:k]))).alias(name)
-        for k, name in enumerate(chain)
-        if k
-    ]
-    counted = [
-        pl.col(name).diff().fill_null(pl.col(name)) for name in frame.columns if name.endswith(":d")
-    ]
-    return frame.with_columns(*steps, *counted)
 
 
 def _summed(part: pl.DataFrame) -> pl.DataFrame:
@@ -195,37 +145,6 @@ def _summed(part: pl.DataFrame) -> pl.DataFrame:
         if k:
             part = part.with_columns(pl.col(name) + pl.coalesce(*reversed(chain[:k])))
     return part
-
-
-def _scaled(frame: pl.DataFrame) -> pl.DataFrame:
-    """Numbers of few decimals as integers."""
-    columns = []
-    for name in frame.columns:
-        series = frame[name]
-        if not name.endswith(":r"):
-            columns.append(series)
-            continue
-        values = series.to_numpy()
-        known = values[~np.isnan(values)]
-        decimals = next(
-            (
-                k
-                for k in range(MOST_DECIMALS)
-                if (np.rint(known * 10**k) / 10**k == known).mean() > 0.99
-            ),
-            MOST_DECIMALS,
-        )
-        scaled = np.rint(values * 10**decimals)
-        exact = (scaled / 10**decimals == values) & (np.abs(scaled) < 2**31)
-        whole = pl.Series(f"{name}{decimals}", scaled, nan_to_null=True)
-        columns.append(whole.zip_with(pl.Series(exact), pl.Series([None])).cast(pl.Int32))
-        if not (exact | np.isnan(values)).all():
-            rest = series.zip_with(pl.Series(~exact), pl.Series([None], dtype=pl.Float64))
-            columns.append(rest.alias(f"{name[:-1]}e"))
-    return pl.DataFrame(columns)
-
-
-# ---- columns to lines
 
 
 def _encoder(shape: str) -> Callable[[Any], str]:

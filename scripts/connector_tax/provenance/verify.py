@@ -28,13 +28,6 @@ WITHIN = 1e-8
 NOT_CHECKED = """\
 Not checked: which cells are valid, pooled rows and machine columns of cells, blocks_needed, gaps,
 steps, hooks, resources, criteria, sentences, reasons, figures, seals."""
-ENDS = {"estimate": "", "lo": "_lo", "hi": "_hi"}
-NARROW = ("narrow_lo", "narrow_hi")
-# Columns of effects.csv by what they are called here.
-NAMES = {f: f"tax{end}" for f, end in ENDS.items()} | {
-    "base": "plain_ms", "own": "config_ms", "p": "p_value", "df": "error_df",
-    "method": "interval_method", "n": "n_config", "n_base": "n_plain",
-}  # fmt: skip
 Launch = tuple[str, int]  # name in its block, block
 Key = tuple[str, int, str, str]  # launch name, block, phase, cell
 Row = dict[str, Any]
@@ -47,10 +40,11 @@ def read_table(root: Path, kind: str, wanted: str) -> dict[str, pd.DataFrame]:
     """The lines of each file of a kind, with the values whose names match.
 
     A row is a line of a JSON-lines file. A column is `name:mark`, and the mark says how its values
-    are stored: `i`, `b`, `s` as they are, `j` as JSON, `d` minus that of the line before, `c` (a
-    stamp) minus the stamp before it in the line, `r3` times 1000, or `e` where that is not exact.
+    are stored: `i`, `e`, `b`, `s` as they are, `j` as JSON. Release 0.2 also stored `d` minus that
+    of the line before, `c` (a stamp) minus the stamp before it in the line, `r3` times 1000 (`e`
+    where that is not exact). Where a line has no such stamp or count, it is 0.
     """
-    frame = pd.read_parquet(root / "tables" / f"{kind}.parquet")
+    frame = pd.read_parquet(root / "tables" / f"{kind}.parquet", dtype_backend="numpy_nullable")
     values: Row = {"file": frame["file"]}
     stamp: Any = 0
     for column in frame.columns:
@@ -59,12 +53,13 @@ def read_table(root: Path, kind: str, wanted: str) -> dict[str, pd.DataFrame]:
             continue
         value: Any = frame[column]
         if mark[0] in "re":
-            value = value / 10 ** int(mark[1:] or 0)
+            value = value.astype(float) / 10 ** int(mark[1:] or 0)
             value = values[name].fillna(value) if name in values else value
-        elif mark == "d":
-            value = stamp = frame.groupby("file", sort=False)[column].cumsum()
-        elif mark == "c":
-            value = stamp = stamp + value.fillna(0).astype(np.int64)
+        elif mark in "dci":
+            value = value.fillna(0).astype(np.int64)
+            value = value.groupby(frame["file"], sort=False).cumsum() if mark == "d" else value
+            value = stamp + value if mark == "c" else value
+            stamp = stamp if mark == "i" else value
         values[name] = value
     return {str(name): lines for name, lines in pd.DataFrame(values).groupby("file", sort=False)}
 
@@ -104,7 +99,7 @@ class Study:
         self.statistics: Row = self.config["statistics"]
         self.confidence: float = self.statistics["confidence"]
         # A metric that the configuration names no margin of has its own.
-        taxes = published_tables(root / "published/analysis")[1].values()
+        taxes = published_taxes(root / "published/analysis").values()
         self.margins = {row["metric"]: float(row["margin"]) for row in taxes}
         self.margins |= self.statistics["margins"]
         self.baseline: str = self.config.get("baseline", "plain")
@@ -354,25 +349,24 @@ def tax_rows(study: Study, taxes: Taxes, rates: Row) -> Row:
             row = rows[" ".join((config, *where))] = {
                 "reference": {"B": "ref_safe", "Bp": "ref_load"}.get(phase, [*at, ""][0]),
                 "family": "confirmatory" if confirmatory else "exploratory", "margin": margin,
-                "tax": None, "verdict": None, "n_blocks": 0,
+                "estimate": None, "verdict": None, "n_blocks": 0,
             }  # fmt: skip
             if effect is None:
                 continue
-            family, p, w = 1 if effect is noise else tested, None, effect.weights
-            of, told = taxes.samples[where], effect.p is not None
+            family, p, of = 1 if effect is noise else tested, None, taxes.samples[where]
             if effect.p is not None and not effect.mark:
                 p = float(-np.expm1(family * np.log1p(-min(effect.p, 1 - 1e-16))))
-            config_ms = math.exp(sum(x * of[la][0] for la, x in w.items() if x > 0))
-            plain_ms = math.exp(-sum(x * of[la][0] for la, x in w.items() if x < 0))
+            ours, base = ([(x, *of[la]) for la, x in effect.weights.items() if x * sign > 0]
+                          for sign in (1, -1))  # fmt: skip
             row |= {
-                "tax": effect.point, "tax_lo": effect.lo, "tax_hi": effect.hi,
-                "n_blocks": effect.n_blocks, "interval_method": effect.method, "mark": effect.mark,
-                "plain_ms": plain_ms, "config_ms": config_ms,
-                "n_config": sum(of[la][1] for la, x in w.items() if x > 0),
-                "n_plain": sum(of[la][1] for la, x in w.items() if x < 0),
-                "error_df": effect.df if told else None, "p_value": effect.p,
-                **dict(zip(NARROW, effect.narrow, strict=True)),
-                "p_adjusted": p, "verdict": verdict(effect, p, margin, 1 - study.confidence),
+                "estimate": effect.point, "lo": effect.lo, "hi": effect.hi,
+                "narrow_lo": effect.narrow[0], "narrow_hi": effect.narrow[1],
+                "n_blocks": effect.n_blocks, "method": effect.method, "mark": effect.mark,
+                "own": math.exp(sum(x * log for x, log, _ in ours)),
+                "base": math.exp(-sum(x * log for x, log, _ in base)),
+                "n": sum(n for _, _, n in ours), "n_base": sum(n for _, _, n in base),
+                "df": None if effect.p is None else effect.df, "p": effect.p, "p_adjusted": p,
+                "verdict": verdict(effect, p, margin, 1 - study.confidence),
             }  # fmt: skip
     return rows
 
@@ -436,20 +430,12 @@ def read_csv(path: Path, *keys: str) -> Row:
     return {" ".join(row[key] for key in keys): row for row in rows}
 
 
-def published_tables(folder: Path) -> tuple[Row, Row]:
-    """The rows of cells and of taxes."""
-    cell, tax = (
-        ("status", "config", "block", "phase", "cell"),
-        ("config", "phase", "cell", "metric"),
-    )
-    taxes: Row = {}
-    for key, row in read_csv(folder / "effects.csv", "quantity", *tax, "item").items():
-        quantity, *where = key.split(" ")
-        own = taxes.setdefault(" ".join(where[:4]), {})
-        if quantity == "tax":
-            own |= {NAMES.get(name, name): value for name, value in row.items()}
-    rows = {key: row for key, row in taxes.items() if "tax" in row}
-    return read_csv(folder / "cells.csv", *cell), rows
+def published_taxes(folder: Path) -> Row:
+    """The rows of effects.csv that are taxes."""
+    rows = read_csv(folder / "effects.csv", "quantity", "config", "phase", "cell", "metric", "item")
+    of = ("config", "phase", "cell", "metric")
+    taxes = [row for row in rows.values() if row["quantity"] == "tax"]
+    return {" ".join(row[key] for key in of): row for row in taxes}
 
 
 def flat(where: str, value: Any) -> Row:
@@ -472,7 +458,7 @@ def same(published: Any, again: Any) -> bool:
 
 def shown(row: Row) -> str:
     """`+12.34% [+10.12, +14.56]`."""
-    ends = [row.get(name) for name in ("tax", "tax_lo", "tax_hi")]
+    ends = [row.get(name) for name in ("estimate", "lo", "hi")]
     tax, lo, hi = (math.nan if end in (None, "") else 100 * float(end) for end in ends)
     return f"{tax:+.2f}% [{lo:+.2f}, {hi:+.2f}]"
 
@@ -481,12 +467,12 @@ def verify(root: Path) -> int:
     """Compare all, print it, and return how many values differ."""
     study, folder = Study(root), root / "published/analysis"
     rates, taxes = study.reference_rates(), Taxes(study)
-    cells, rows = published_tables(folder)
+    cells = read_csv(folder / "cells.csv", "status", "config", "block", "phase", "cell")
     told = json.loads((folder / "hypotheses.json").read_text())["hypotheses"]
     published: Row = {
         "reference_rates.json": json.loads((root / "reference_rates.json").read_text()),
         "cells": {k: row for k, row in cells.items() if re.match(r"valid \S+ \d", k)},
-        "taxes": rows,
+        "taxes": published_taxes(folder),
         "hypotheses.json": {entry["id"]: entry for entry in told},
     }
     again: Row = {

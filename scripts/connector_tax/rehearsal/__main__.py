@@ -12,7 +12,7 @@ from connector_tax.artifacts.study_file import read_study
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ConfigError
 from connector_tax.files import ArtifactError, write_text
-from connector_tax.provenance.unpack import private_folder
+from connector_tax.provenance.archive import private_folder
 from connector_tax.rehearsal.findings import cells_that_cannot_be_valid, sections
 from connector_tax.rehearsal.machine import machine_of
 from connector_tax.rehearsal.page import page

@@ -36,7 +36,7 @@ from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.commands import run_command
 from connector_tax.config import ConfigError
 from connector_tax.files import ArtifactError
-from connector_tax.provenance.unpack import unpack
+from connector_tax.provenance.archive import unpack
 from connector_tax.rehearsal.machine import machine_of
 from connector_tax.rehearsal.noise import Noise, shown
 from connector_tax.rehearsal.page import Section, page

@@ -27,7 +27,7 @@ from connector_tax.engine.model import StepCost
 from connector_tax.engine.scheduler import SchedulerOptions, StepPlan
 from connector_tax.files import ArtifactError, read_json, write_json
 from connector_tax.model_size import read_model
-from connector_tax.provenance.unpack import unpack
+from connector_tax.provenance.archive import unpack
 from connector_tax.rehearsal.noise import NOISES, QUIET, Noise
 from connector_tax.roofline import (
     KV_BLOCK,
