@@ -57,6 +57,17 @@ def test_an_emulated_device_is_rehearsed_as_it_is_emulated() -> None:
     assert machine.startup_s < machine_of(real).startup_s
 
 
+def test_an_emulated_devices_steps_have_no_spread_but_that_of_the_configuration() -> None:
+    study = resolve(load_yaml(ROOT / "config/h20-emulated.yaml"), "h20-emulated")
+    cost = machine_of(study).engines["plain"].step_cost
+    assert (cost.jitter_rel_sd, cost.launch_offset_rel_sd) == (0.0, 0.0)
+    study["config"]["rehearsal"]["launch_sd"] = 0.004
+    assert machine_of(study).engines["plain"].step_cost.launch_offset_rel_sd == 0.004
+    real = machine_of(resolve(load_yaml(ROOT / "config/h20.yaml"), "h20"))
+    cost = real.engines["plain"].step_cost
+    assert min(cost.jitter_rel_sd, cost.launch_offset_rel_sd) > 0
+
+
 @pytest.fixture
 def at_the_peak() -> Roofline:
     """An H20 that reaches all of its peaks."""
