@@ -147,13 +147,13 @@ def compare(
     mine, real = (of_plain(*side) for side in sides)
     both = real.join(mine, rsuffix="_said", how="inner")
     rows, hits = [], {"seconds": 0, "ttft_p50_ms": 0, "saturated": 0}
-    for (phase, cell), of in both.iterrows():
-        row = [f"{phase} {cell}"]
+    for of in both.reset_index().to_dict("records"):
+        row = [f"{of['phase']} {of['cell']}"]
         for figure in ("seconds", "ttft_p50_ms"):
             said, seen = of[f"{figure}_said"], of[figure]
             row += [f"{said:.4g}", f"{seen:.4g}", f"{100 * (said / seen - 1):+.0f}"]
             hits[figure] += abs(said / seen - 1) <= AIMS[figure]
-        judged = bool(of.saturated_said), bool(of.saturated)
+        judged = bool(of["saturated_said"]), bool(of["saturated"])
         hits["saturated"] += judged[0] == judged[1]
         rows.append([*row, ", ".join("yes" if saturated else "no" for saturated in judged)])
     counts = [
@@ -164,7 +164,7 @@ def compare(
     headings = ["cell", "s", "meas.", "%", "TTFT p50", "meas.", "%", "saturated, meas."]
     ratios = (aa_half_widths(predicted) / aa_half_widths(measured)).dropna()
     widths = [
-        [metric, str(len(of)), *(f"{value:.2f}" for value in (gmean(of), of.min(), of.max()))]
+        [str(metric), str(len(of)), *(f"{value:.2f}" for value in (gmean(of), of.min(), of.max()))]
         for metric, of in ratios.groupby("metric", sort=False)
     ]
     drawn, found = (noise_of(cells, study.document["run_order"]) for study, cells in sides)

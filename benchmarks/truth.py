@@ -10,8 +10,6 @@ ITL (client minus server, µs), schedule lag, achieved rate. Rates rise until th
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import run_alone
-from benchmarks.event_server import (
-    EngineServer,
-    EventServer,
-    one_cpu_each,
-)
+from benchmarks.event_server import EventServer, one_cpu_each
 from connector_tax.loadgen import (
     CellResult,
     CellRule,
@@ -41,30 +35,17 @@ LOST_SCHEDULE_MAX = 0.01
 PROMPT_TOKENS = 16
 
 
-@dataclass(frozen=True)
-class Point:
-    """One cell: its event rate and stamp source."""
-
-    events_per_s: float
-    kernel_stamps: bool
-
-
 def run_point(
-    point: Point, tokens: int, gap_us: float, seconds: float, engine: Path | None
+    events_per_s: float, kernel_stamps: bool, tokens: int, gap_us: float, seconds: float
 ) -> tuple[CellResult, dict[str, list[int]]]:
     """Run one cell; return its records and the server's truth by request id."""
     plan = one_cpu_each()
     (server_cpu,) = plan.server
-    rate = point.events_per_s / tokens
+    rate = events_per_s / tokens
     rule = CellRule(
-        warmup_s=0.5,
-        floor_s=seconds,
-        min_completed=0,
-        cap_s=seconds,
-        drain_s=5.0,
-        inflight_cap=4000,
-        request_timeout_s=30.0,
-    )
+        warmup_s=0.5, floor_s=seconds, min_completed=0, cap_s=seconds, drain_s=5.0,
+        inflight_cap=4000, request_timeout_s=30.0,
+    )  # fmt: skip
     offsets = make_offsets("poisson", rate, rule.warmup_s + rule.cap_s, "1/truth")
     requests = [
         PlannedRequest(f"t{k}", _body(k, tokens), PROMPT_TOKENS, tokens)
@@ -76,15 +57,10 @@ def run_point(
         connections_per_worker=min(inflight, 4000),
         cpus=plan,
         strict=True,
-        kernel_stamps=point.kernel_stamps,
-    )
-    server_run = (
-        EventServer(gap_us, 1000.0, server_cpu)
-        if engine is None
-        else EngineServer(engine, server_cpu)
+        kernel_stamps=kernel_stamps,
     )
     with (
-        server_run as server,
+        EventServer(gap_us, 1000.0, server_cpu) as server,
         LoadGenerator(Target("127.0.0.1", server.port), options) as generator,
     ):
         result = generator.run_cell(offsets, requests, rule)
@@ -136,7 +112,7 @@ def _cells(values: Floats) -> str:
     return f"{p50:.0f}/{p90:.0f}/{p99:.0f}"
 
 
-def _row(point: Point, result: CellResult, truth: dict[str, list[int]]) -> list[str]:
+def _row(events_per_s: float, result: CellResult, truth: dict[str, list[int]]) -> list[str]:
     errors = errors_us(result.records, truth)
     measured = [r for r in result.records if r.measured]
     lag = np.array([(r.t_send_ns or 0) - r.t_intended_ns for r in measured if r.t_send_ns]) / 1e3
@@ -147,7 +123,7 @@ def _row(point: Point, result: CellResult, truth: dict[str, list[int]]) -> list[
     events = sum(r.completion_tokens or 0 for r in measured if r.status == "ok")
     processes = result.health["processes"]
     return [
-        f"{point.events_per_s:,.0f}",
+        f"{events_per_s:,.0f}",
         result.clock,
         _cells(errors["first"]),
         _cells(errors["last"]),
@@ -169,7 +145,6 @@ def main() -> int:
     parser.add_argument("--gap-us", type=float, default=10_000.0, help="between a stream's events")
     parser.add_argument("--kernel-only", action="store_true", help="not the worker's own stamps")
     parser.add_argument("--seconds", type=float, default=4.0, help="measured window per cell")
-    parser.add_argument("--engine", type=Path, help="its config: the embedded engine as server")
     options = parser.parse_args()
     table = Table(
         *("events/s", "stamps", "first token µs", "last token µs", "|ITL| µs", "lag µs"),
@@ -180,21 +155,19 @@ def main() -> int:
     for events_per_s in (float(text) for text in options.rates.split(",")):
         kept = False
         for kernel_stamps in (True,) if options.kernel_only else (True, False):
-            point = Point(events_per_s, kernel_stamps)
             result, truth = run_point(
-                point, options.tokens, options.gap_us, options.seconds, options.engine
+                events_per_s, kernel_stamps, options.tokens, options.gap_us, options.seconds
             )
-            table.add_row(*_row(point, result, truth))
+            table.add_row(*_row(events_per_s, result, truth))
             kept = kept or kept_schedule(result)
         if not kept:
             break
         limit = events_per_s
     console = Console(width=150, highlight=False)
     console.print(machine("uvloop"))
-    pace = f"{options.gap_us / 1e3:g} ms apart" if options.engine is None else "embedded engine"
     console.print(
-        f"client on one CPU, server on another; {options.tokens} events per request, {pace}, "
-        f"Poisson arrivals, {options.seconds:g} s per row"
+        f"client on one CPU, server on another; {options.tokens} events per request, "
+        f"{options.gap_us / 1e3:g} ms apart, Poisson arrivals, {options.seconds:g} s per row"
     )
     console.print(table)
     console.print(f"highest rate with at most 1% lost schedule: {limit:,.0f} events/s")

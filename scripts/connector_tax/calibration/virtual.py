@@ -248,7 +248,8 @@ def true_taxes(ratios: Sequence[Row]) -> pd.Series:
     """The true tax as a fraction (0.1 is +10%) by configuration and metric, of these log ratios."""
     means = pd.DataFrame(ratios).groupby(["config", "metric"]).log_ratio.mean()
     aa = pd.Series(0.0, pd.MultiIndex.from_product([[AA], HEADLINE]))
-    return pd.concat([np.expm1(means), aa]).rename("truth").rename_axis(["config", "metric"])
+    taxes: pd.Series = pd.concat([np.expm1(means), aa]).rename("truth")
+    return taxes.rename_axis(["config", "metric"])
 
 
 # ---- what many studies say: coverage, A/A false positives, power
