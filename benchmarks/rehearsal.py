@@ -145,7 +145,7 @@ def compare(
     """What both have beside each other, and whether every aim is met; rehearsed with `noise`."""
     sides = [(predicted, launch_cells(predicted)), (measured, measured_cells)]
     mine, real = (of_plain(*side) for side in sides)
-    both = real.join(mine, rsuffix="_said", how="inner")
+    both = real.join(mine.add_suffix("_said"), how="inner")
     rows, hits = [], {"seconds": 0, "ttft_p50_ms": 0, "saturated": 0}
     for of in both.reset_index().to_dict("records"):
         row = [f"{of['phase']} {of['cell']}"]
