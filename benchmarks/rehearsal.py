@@ -41,7 +41,7 @@ from connector_tax.rehearsal.machine import Noise, machine_of
 from connector_tax.rehearsal.study import prepare, rehearse_phase
 
 # How far a prediction may be from what was measured, as a fraction of it.
-AIMS = {"seconds": 0.15, "ttft_p50_ms": 0.20, "A/A": 0.30}
+AIMS = {"seconds": 0.15, "TTFT p50": 0.20, "A/A": 0.30}
 # A launch is bad where its steps take this much longer than those of its configuration.
 BAD = 0.10
 
@@ -69,8 +69,8 @@ def of_plain(study: Study, cells: pd.DataFrame) -> pd.DataFrame:
     own = own.assign(
         seconds=[seconds(cell) for cell in own.itertuples()],
         saturated=own.saturated.eq(True).astype(float),
-    )
-    columns = ["seconds", "ttft_p50_ms", "saturated"]
+    ).rename(columns={"ttft_p50_ms": "TTFT p50"})
+    columns = ["seconds", "TTFT p50", "saturated"]
     return own.groupby(["phase", "cell"], sort=False)[columns].median()
 
 
@@ -146,10 +146,10 @@ def compare(
     sides = [(predicted, launch_cells(predicted)), (measured, measured_cells)]
     mine, real = (of_plain(*side) for side in sides)
     both = real.join(mine.add_suffix("_said"), how="inner")
-    rows, hits = [], {"seconds": 0, "ttft_p50_ms": 0, "saturated": 0}
+    rows, hits = [], {"seconds": 0, "TTFT p50": 0, "saturated": 0}
     for of in both.reset_index().to_dict("records"):
         row = [f"{of['phase']} {of['cell']}"]
-        for figure in ("seconds", "ttft_p50_ms"):
+        for figure in ("seconds", "TTFT p50"):
             said, seen = of[f"{figure}_said"], of[figure]
             row += [f"{said:.4g}", f"{seen:.4g}", f"{100 * (said / seen - 1):+.0f}"]
             hits[figure] += abs(said / seen - 1) <= AIMS[figure]
