@@ -157,9 +157,11 @@ _SUBMIT_MS = 103.464 / 127
 def replayed(policy: str) -> dict[str, Any]:
     """The figures of a policy in the replay, which has no add_request latency."""
     options: dict[str, Any] = {**_SCHEDULER, **_POLICIES[policy]}
-    limits = {"max_num_batched_tokens": 8192, "kv_blocks": 16384, "kv_block_size": 16}
     lengths = [len(prompt) for prompt in prompts()]
-    scheduler = Scheduler(SchedulerOptions(**options, **limits), max(lengths) + _NEW_TOKENS)
+    scheduler = Scheduler(
+        SchedulerOptions(**options, max_num_batched_tokens=8192, kv_blocks=16384, kv_block_size=16),
+        max(lengths) + _NEW_TOKENS,
+    )
     requests = [Sequence(i, length, _NEW_TOKENS, []) for i, length in enumerate(lengths)]
     submitted_ms = [i * _SUBMIT_MS for i in range(len(requests))]
     tokens_ms: list[list[float]] = [[] for _ in requests]
