@@ -1,18 +1,23 @@
 """The batched service: the source's example, then latency and throughput beside mpservice."""
 
 import asyncio
+import math
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from importlib.metadata import PackageNotFoundError, version
+from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 
-from benchmarks import rounds as turns
-from benchmarks import run_alone
-from benchmarks.squares import Squares
+from benchmarks import take_turns
 from connector_tax.engine.batching import BatchedService
+from connector_tax.engine.transformer import VectorTransformer
+
+mpserver: Any = import_module("mpservice.mpserver") if find_spec("mpservice") else None
 
 # The source is an example of a batched service; its seconds, one after the other and at once.
 _ITEMS = 880
@@ -25,6 +30,27 @@ _HEAVY_CALLS = 20_000
 
 DoOne = Callable[[int], Awaitable[int]]
 AsyncContext = AbstractAsyncContextManager[DoOne]
+
+
+class Squares(VectorTransformer):
+    """The example transformer: squares, after `pause_s * ln(1 + batch size)` seconds."""
+
+    def __init__(self, pause_s: float) -> None:
+        self._pause_s = pause_s
+
+    def transform(self, prepared: list[int]) -> list[int]:
+        """The squares."""
+        if self._pause_s:
+            time.sleep(self._pause_s * math.log(len(prepared) + 1))
+        return [x * x for x in prepared]
+
+
+class SquaresWorker(mpserver.Worker if mpserver else object):  # type: ignore[misc]
+    """The same for PyPI's `mpservice`, for comparison."""
+
+    def call(self, x: list[int]) -> list[int]:
+        """The squares."""
+        return [v * v for v in x]
 
 
 async def _source_example() -> None:
@@ -60,10 +86,11 @@ async def _ours(batch_size: int, wait_s: float) -> AsyncIterator[DoOne]:
 
 @asynccontextmanager
 async def _mpservice(batch_size: int, wait_s: float) -> AsyncIterator[DoOne]:
-    from benchmarks.mpservice_peer import peer
-
-    async with peer(batch_size, wait_s, _HEAVY_CALLS) as do_one:
-        yield do_one
+    servlet = mpserver.ProcessServlet(
+        SquaresWorker, cpus=[None], batch_size=batch_size, batch_wait_time=wait_s
+    )
+    async with mpserver.AsyncServer(servlet, capacity=_HEAVY_CALLS) as server:
+        yield server.call
 
 
 async def _light(do_one: DoOne) -> tuple[float, float]:
@@ -96,10 +123,10 @@ async def _measure(
 async def run(rounds: int) -> None:
     """Print both tables."""
     contenders: dict[str, Callable[[int, float], AsyncContext]] = {"batched service": _ours}
-    try:
-        contenders[f"mpservice {version('mpservice')}"] = _mpservice
-    except PackageNotFoundError:
+    if mpserver is None:
         print("mpservice is not installed here: no comparison with it")
+    else:
+        contenders[f"mpservice {version('mpservice')}"] = _mpservice
     rows: dict[str, list[tuple[float, float, float]]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, make in contenders.items():
@@ -121,4 +148,4 @@ async def run(rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_alone(lambda: turns.main("batching", __doc__, run)))
+    sys.exit(take_turns("batching", __doc__, run))

@@ -21,12 +21,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.event_server import EventServer, two_cpus
+from benchmarks.peers import FIRST_US, GAP_US, PROMPT, add_peers, named_peers
 from connector_tax.config import ROOT
 from connector_tax.machine import machine
 
 PAGE = ROOT / "docs/coming-from.md"
 TIMEOUT_S = 180.0
-GAP_US, FIRST_US = 10_000.0, 1000.0
 VLLM, GUIDELLM, AIPERF = "vllm bench serve", "guidellm", "AIPerf"
 # What every line of a client begins with; the file of prompts is made by the run.
 COMMON = {
@@ -39,7 +39,7 @@ COMMON = {
     " --use-legacy-max-tokens --extra-inputs ignore_eos:true --ui none",
     "": "--url {url} --model m --prompt-tokens 8 --max-tokens 16 --ignore-eos",
 }
-PROMPT = "w3 w4 w5 w6 w7 w8 w9"
+WORDS = "there prompts of so many tokens, here of so many words"
 PROGRAM = {VLLM: "bench serve", GUIDELLM: "run", AIPERF: "profile"}
 CHAT = "--url {url} --model m --prompt-words 8 --max-tokens 16 --ignore-eos --chat"
 PRINTS = {
@@ -75,107 +75,51 @@ class Pair:
         return shlex.split(f"{PROGRAM[self.client]} {common} {self.theirs}")
 
 
+AT_40 = "--constraint kind=max_requests,count=40"
+COMPLETIONS = "--endpoint-type completions --request-count 40"
 PAIRS = (
     Pair(VLLM, "--num-prompts 40", "--rate inf --requests 40"),
     Pair(VLLM, "--num-prompts 40 --request-rate 20", "--requests 40 --rate 20 --arrivals poisson"),
-    Pair(
-        VLLM,
-        "--num-prompts 40 --request-rate 20 --burstiness 1000000",
-        "--requests 40 --rate 20 --arrivals fixed",
-        differs="there a gamma process with a huge shape, here exact gaps",
-    ),
-    Pair(
-        VLLM,
-        "--num-prompts 40 --request-rate 20 --burstiness 0.5",
-        "--requests 40 --rate 20 --arrivals gamma --gamma-shape 0.5",
-        differs="vLLM stretches its gaps, so that the last request comes at count / rate",
-    ),
+    Pair(VLLM, "--num-prompts 40 --request-rate 20 --burstiness 1000000",
+         "--requests 40 --rate 20 --arrivals fixed",
+         differs="there a gamma process with a huge shape, here exact gaps"),
+    Pair(VLLM, "--num-prompts 40 --request-rate 20 --burstiness 0.5",
+         "--requests 40 --rate 20 --arrivals gamma --gamma-shape 0.5",
+         differs="vLLM stretches its gaps, so that the last request comes at count / rate"),
     Pair(VLLM, "--num-prompts 40 --max-concurrency 8", "--requests 40 --concurrency 8"),
-    Pair(
-        VLLM,
-        "--num-prompts 40 --request-rate 20 --goodput ttft:200 tpot:20",
-        "--requests 40 --rate 20 --arrivals poisson --goodput ttft:200 tpot:20",
-        differs="here TTFT begins at the due time",
-    ),
-    Pair(
-        VLLM,
-        "--backend openai-chat --endpoint /v1/chat/completions --num-prompts 40 "
-        "--max-concurrency 8",
-        "--chat --requests 40 --concurrency 8",
-        differs="there prompts of so many tokens, here of so many words",
-    ),
-    Pair(
-        GUIDELLM,
-        "--profile kind=synchronous --constraint kind=max_requests,count=10",
-        "--requests 10 --concurrency 1",
-        10,
-    ),
-    Pair(
-        GUIDELLM,
-        "--profile kind=concurrent,streams=8 --constraint kind=max_requests,count=40",
-        "--requests 40 --concurrency 8",
-    ),
-    Pair(
-        GUIDELLM,
-        "--profile kind=throughput,max_concurrency=40 --constraint kind=max_requests,count=40",
-        "--requests 40 --rate inf",
-    ),
-    Pair(
-        GUIDELLM,
-        "--profile kind=constant,rate=20 --constraint kind=max_requests,count=40",
-        "--requests 40 --rate 20 --arrivals fixed",
-    ),
-    Pair(
-        GUIDELLM,
-        "--profile kind=poisson,rate=20 --constraint kind=max_requests,count=40",
-        "--requests 40 --rate 20 --arrivals poisson",
-    ),
-    Pair(
-        GUIDELLM,
-        "--profile kind=constant,rate=20 --constraint kind=max_duration,seconds=2",
-        "--duration 2 --rate 20 --arrivals fixed",
-        None,
-        "there what still runs at the end is cancelled, here it has --drain to end",
-    ),
-    Pair(
-        GUIDELLM,
-        "--profile kind=concurrent,streams=8 --constraint kind=max_requests,count=40 "
-        "--constraint kind=max_errors,count=5",
-        "--requests 40 --concurrency 8 --max-errors 5",
-    ),
-    Pair(AIPERF, "--endpoint-type completions --request-count 40 --concurrency 8",
+    Pair(VLLM, "--num-prompts 40 --request-rate 20 --goodput ttft:200 tpot:20",
+         "--requests 40 --rate 20 --arrivals poisson --goodput ttft:200 tpot:20",
+         differs="here TTFT begins at the due time"),
+    Pair(VLLM, "--backend openai-chat --endpoint /v1/chat/completions --num-prompts 40 "
+         "--max-concurrency 8", "--chat --requests 40 --concurrency 8", differs=WORDS),
+    Pair(GUIDELLM, "--profile kind=synchronous --constraint kind=max_requests,count=10",
+         "--requests 10 --concurrency 1", 10),
+    Pair(GUIDELLM, f"--profile kind=concurrent,streams=8 {AT_40}",
          "--requests 40 --concurrency 8"),
-    Pair(
-        AIPERF,
-        "--endpoint-type completions --request-count 40 --request-rate 20 "
-        "--arrival-pattern poisson",
-        "--requests 40 --rate 20 --arrivals poisson",
-    ),
-    Pair(
-        AIPERF,
-        "--endpoint-type completions --request-count 40 --request-rate 20 "
-        "--arrival-pattern constant",
-        "--requests 40 --rate 20 --arrivals fixed",
-    ),
-    Pair(
-        AIPERF,
-        "--endpoint-type completions --request-count 40 --request-rate 20 --arrival-pattern gamma "
-        "--arrival-smoothness 2",
-        "--requests 40 --rate 20 --arrivals gamma --gamma-shape 2",
-    ),
-    Pair(
-        AIPERF,
-        "--endpoint-type completions --benchmark-duration 2 --concurrency 8",
-        "--duration 2 --concurrency 8",
-        None,
-        "there --benchmark-grace-period, here --drain for what runs at the end",
-    ),
-    Pair(
-        AIPERF,
-        "--endpoint-type chat --request-count 40 --concurrency 8 --concurrency-ramp-duration 1",
-        "--chat --requests 40 --concurrency 8 --rampup 1",
-        differs="there prompts of so many tokens, here of so many words",
-    ),
+    Pair(GUIDELLM, f"--profile kind=throughput,max_concurrency=40 {AT_40}",
+         "--requests 40 --rate inf"),
+    Pair(GUIDELLM, f"--profile kind=constant,rate=20 {AT_40}",
+         "--requests 40 --rate 20 --arrivals fixed"),
+    Pair(GUIDELLM, f"--profile kind=poisson,rate=20 {AT_40}",
+         "--requests 40 --rate 20 --arrivals poisson"),
+    Pair(GUIDELLM, "--profile kind=constant,rate=20 --constraint kind=max_duration,seconds=2",
+         "--duration 2 --rate 20 --arrivals fixed", None,
+         "there what still runs at the end is cancelled, here it has --drain to end"),
+    Pair(GUIDELLM, f"--profile kind=concurrent,streams=8 {AT_40} "
+         "--constraint kind=max_errors,count=5", "--requests 40 --concurrency 8 --max-errors 5"),
+    Pair(AIPERF, f"{COMPLETIONS} --concurrency 8", "--requests 40 --concurrency 8"),
+    Pair(AIPERF, f"{COMPLETIONS} --request-rate 20 --arrival-pattern poisson",
+         "--requests 40 --rate 20 --arrivals poisson"),
+    Pair(AIPERF, f"{COMPLETIONS} --request-rate 20 --arrival-pattern constant",
+         "--requests 40 --rate 20 --arrivals fixed"),
+    Pair(AIPERF, f"{COMPLETIONS} --request-rate 20 --arrival-pattern gamma --arrival-smoothness 2",
+         "--requests 40 --rate 20 --arrivals gamma --gamma-shape 2"),
+    Pair(AIPERF, "--endpoint-type completions --benchmark-duration 2 --concurrency 8",
+         "--duration 2 --concurrency 8", None,
+         "there --benchmark-grace-period, here --drain for what runs at the end"),
+    Pair(AIPERF, "--endpoint-type chat --request-count 40 --concurrency 8 "
+         "--concurrency-ramp-duration 1", "--chat --requests 40 --concurrency 8 --rampup 1",
+         differs=WORDS),
 )  # fmt: skip
 
 
@@ -238,17 +182,13 @@ def page(results: list[tuple[str, str]]) -> str:
         begin = COMMON[client].format(url="URL", tokenizer="TOKENIZER")
         program = client.lower() if client != VLLM else "vllm"
         lines += [
-            *(
-                "",
-                f"## {client}",
-                "",
-                f"Theirs begin with `{program} {PROGRAM[client]} {begin}`.",
-                "",
-            ),
-            *(
-                "| theirs | ours | they did | ours did | differs |",
-                "| --- | --- | --- | --- | --- |",
-            ),
+            "",
+            f"## {client}",
+            "",
+            f"Theirs begin with `{program} {PROGRAM[client]} {begin}`.",
+            "",
+            "| theirs | ours | they did | ours did | differs |",
+            "| --- | --- | --- | --- | --- |",
         ]
         lines += [
             f"| `{pair.theirs}` | `{pair.ours}` | {they} | {own} | {pair.differs} |"
@@ -265,13 +205,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PROGRAM")
-    parser.add_argument("--tokenizer", default="tokenizer", help="a local folder")
+    add_peers(parser)
     parser.add_argument("--aiperf-tokenizer", default="gpt2", help="a name")
     options = parser.parse_args()
-    programs = dict(text.partition("=")[::2] for text in options.peer)
-    if unknown := set(programs) - set(PROGRAM):
-        parser.error(f"--peer: {sorted(unknown)} unknown; allowed: {sorted(PROGRAM)}")
+    programs = named_peers(parser, options.peer, PROGRAM)
     url = "http://127.0.0.1:PORT"
     results = []
     for pair in PAIRS:
@@ -283,7 +220,7 @@ def main() -> int:
         own = did([*ours, "--no-affinity"])
         results.append((they, own))
         print(f"{pair.client} {pair.theirs}: {they} | {own}", flush=True)
-    Path(PAGE).write_text(page(results))
+    PAGE.write_text(page(results))
     return 0
 
 

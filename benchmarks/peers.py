@@ -1,13 +1,23 @@
 """The same load from this load generator and from its peers, against the same server.
 
-    python -m benchmarks.peers --peer aiperf=PATH --peer guidellm=PATH
-    python -m benchmarks.peers --places 8,64 --peer ...
+    python -m benchmarks.peers rates --peer aiperf=PATH --peer guidellm=PATH
+    python -m benchmarks.peers rates --places 8,64 --peer ...
+    python -m benchmarks.peers most --peer "vllm bench serve=PATH" --tokenizer FOLDER
 
-Each client is one command, pinned whole to one CPU; the C event server has another. Arrivals are
-the same for all: constant rate, one short prompt, `--tokens` events each; with `--places`, closed
-loops of so many requests at once instead. The server's log gives the truth: when requests arrived
-and when each one's first token was written. CPU time is that of the client's whole process tree
-between first arrival and last write, sampled every 100 ms.
+Arrivals are the same for all: constant rate, one short prompt. The C event server has a CPU of its
+own; its log gives the truth: when requests arrived and when each one's first token was written. It
+counts from when it reads a request, a client from when it sends one, so that a busy server's delay
+stands in the error of every client. CPU time is that of the client's whole process tree between
+first arrival and last write, sampled every 100 ms.
+
+`rates`: each client pinned whole to one CPU, at each of the rates, or in closed loops of so many
+requests at once. `most`: each on the CPUs --client-cpus, with short answers and with streams of 64
+tokens; the rate rises by a quarter at a time until it is not sustained (at least 99% of it sent,
+and TTFT p99 within --error-ms of the server's log) in one of two tries. Each client then runs once
+more, at half its best; of this load generator there is also what its stamps alone are off by.
+Workers share CPUs where there are more of them than CPUs. What more CPUs would bring is not
+measured: the model at the end takes a worker on a CPU of its own for as good as the one measured,
+until the main process, whose share of a CPU is known, is full.
 
 `--peer NAME=PROGRAM` names the program of an installed peer; a peer without one is listed as not
 installed. Peers need a tokenizer (`--tokenizer`, a local folder in Hugging Face's format).
@@ -23,10 +33,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -34,39 +44,30 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import run_alone
-from benchmarks.event_server import EventServer, two_cpus
+from benchmarks.event_server import EventServer, client_cpus, two_cpus
 from connector_tax.machine import machine
 
-SUSTAINED_RATE = 0.99
-SUSTAINED_TTFT_ERROR_MS = 10.0
+SUSTAINED_RATE, ERROR_MS = 0.99, 10.0
 GAP_US, FIRST_US = 10_000.0, 1000.0
 ON_TIME_NS = 1_000_000
 COMMAND_TIMEOUT_S = 180.0
+# `most`: how the rate rises, and how often one is tried: one stall of the machine is no verdict.
+STEP, TRIES = 1.25, 2
+MAIN_SHARE_MAX, MODELLED = 0.9, (2, 4, 8)
+# By name: tokens of an answer, and requests/s to begin with.
+SHAPES = {"short answers": (1, 200.0), "64-token streams": (64, 20.0)}
+PROMPT = "w3 w4 w5 w6 w7 w8 w9"
+
+# ---- the clients
 
 
-@dataclass(frozen=True)
-class Job:
-    """One client run: at `rate_rps`, or in closed loop, `places` at once."""
+class OwnWord(NamedTuple):
+    """What only this load generator says of itself, beside the server's log by request id.
 
-    port: int
-    rate_rps: float
-    places: int
-    count: int
-    tokens: int
-    tokenizer: str
-    folder: Path
-
-    @property
-    def url(self) -> str:
-        """The server."""
-        return f"http://127.0.0.1:{self.port}"
-
-
-@dataclass(frozen=True)
-class OwnWord:
-    """Share of requests that left within 1 ms of their due time; p99 of the distance of a first
-    token's stamp from the server's write, request by request, in ms; the main process's share of a
-    CPU.
+    Attributes:
+        on_time: share of requests that left within 1 ms of their due time.
+        stamp_p99_ms: p99 of the distance of a first token's stamp from the server's write.
+        main_share: the main process's share of a CPU.
     """
 
     on_time: float
@@ -76,43 +77,48 @@ class OwnWord:
 
 @dataclass(frozen=True)
 class Client:
-    """How to start a client and where it reports TTFT p50 and p99 in ms.
+    """How to start a client: each word is formatted with the values of the load.
 
-    `own`: what only this load generator says of itself, beside the server's log by request id.
+    Attributes:
+        command: what follows the program.
+        rate: its options for a constant rate.
+        places: its options for a closed loop.
+        ttft_ms: TTFT p50 and p99, from its folder.
     """
 
-    name: str
-    command: Callable[[str, Job], list[str]]
-    ttft_ms: Callable[[Job], tuple[float, float]]
-    own: "Callable[[Job, dict[str, list[int]]], OwnWord] | None" = None
+    command: str
+    rate: str
+    places: str
+    ttft_ms: Callable[[Path], tuple[float, float]]
+
+    def words(self, program: str, load: Mapping[str, Any]) -> list[str]:
+        """The command line for a load."""
+        text = f"{self.command} {self.places if load['places'] else self.rate}"
+        return [program, *(word.format_map(load) for word in text.split())]
 
 
-def _own_command(_program: str, job: Job) -> list[str]:
-    load = ["--rate", f"{job.rate_rps!r}", "--arrivals", "fixed", "--connections", "2048"]
-    if job.places:
-        load = ["--concurrency", f"{job.places}"]
-    return [
-        *(sys.executable, "-m", "connector_tax.loadgen", "--url", job.url, "--model", "m"),
-        *(*load, "--requests", f"{job.count}", "--prompt-tokens", "8"),
-        *("--max-tokens", f"{job.tokens}", "--ignore-eos", "--no-affinity"),
-        *("--output", str(job.folder / "own.jsonl")),
-        *("--summary", str(job.folder / "summary.json")),
+def _own_records(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "own.jsonl").read_text().splitlines()]
+
+
+def _own_ttft(folder: Path) -> tuple[float, float]:
+    ttft = [
+        (r["t_first_token_ns"] - r["t_send_ns"]) / 1e6
+        for r in _own_records(folder)
+        if r["status"] == "ok"
     ]
+    return float(np.percentile(ttft, 50)), float(np.percentile(ttft, 99))
 
 
-def _own_records(job: Job) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (job.folder / "own.jsonl").read_text().splitlines()]
-
-
-def _own_word(job: Job, truth: dict[str, list[int]]) -> OwnWord:
-    records = _own_records(job)
+def _own_word(folder: Path, truth: Mapping[str, list[int]]) -> OwnWord:
+    records = _own_records(folder)
     lags_ns = [(r["t_send_ns"] or math.inf) - r["t_intended_ns"] for r in records]
     errors_ns = [
         abs(r["t_first_token_ns"] - truth[r["request_id"]][1])
         for r in records
         if r["status"] == "ok"
     ]
-    summary = json.loads((job.folder / "summary.json").read_text())
+    summary = json.loads((folder / "summary.json").read_text())
     return OwnWord(
         float(np.mean(np.array(lags_ns) < ON_TIME_NS)),
         float(np.percentile(errors_ns, 99)) / 1e6,
@@ -120,97 +126,79 @@ def _own_word(job: Job, truth: dict[str, list[int]]) -> OwnWord:
     )
 
 
-def _own_ttft(job: Job) -> tuple[float, float]:
-    records = _own_records(job)
-    ttft = [(r["t_first_token_ns"] - r["t_send_ns"]) / 1e6 for r in records if r["status"] == "ok"]
-    return float(np.percentile(ttft, 50)), float(np.percentile(ttft, 99))
+def _reported(file: str, *path: Any, p50: str = "p50", p99: str = "p99") -> Any:
+    """Reads p50 and p99 from a peer's report, below the keys of `path`."""
 
+    def read(folder: Path) -> tuple[float, float]:
+        report = json.loads((folder / file).read_text())
+        for key in path:
+            report = report[key]
+        return float(report[p50]), float(report[p99])
 
-def _prompts(job: Job) -> Path:
-    path = job.folder / "prompts.jsonl"
-    line: dict[str, object] = {"text": "w3 w4 w5 w6 w7 w8 w9", "output_tokens_count": job.tokens}
-    line["prompt"] = line["text"]
-    path.write_text((json.dumps(line) + "\n") * max(job.count, 1))
-    return path
-
-
-def _aiperf_command(program: str, job: Job) -> list[str]:
-    return [
-        *(program, "profile", "--model", "m", "--url", job.url, "--ui", "none"),
-        *("--endpoint-type", "completions", "--streaming", "--use-server-token-count"),
-        *("--use-legacy-max-tokens", "--extra-inputs", f"max_tokens:{job.tokens}"),
-        *(
-            ("--concurrency", f"{job.places}")
-            if job.places
-            else ("--request-rate", f"{job.rate_rps!r}", "--request-rate-mode", "constant")
-        ),
-        *("--request-count", f"{job.count}", "--tokenizer", job.tokenizer),
-        *("--input-file", str(_prompts(job)), "--custom-dataset-type", "single_turn"),
-        *("--artifact-dir", str(job.folder)),
-    ]
-
-
-def _aiperf_ttft(job: Job) -> tuple[float, float]:
-    report = json.loads((job.folder / "profile_export_aiperf.json").read_text())
-    ttft = report["time_to_first_token"]
-    return float(ttft["p50"]), float(ttft["p99"])
-
-
-def _guidellm_command(program: str, job: Job) -> list[str]:
-    backend = f"kind=openai_http,target={job.url},model=m,request_format=/v1/completions"
-    return [
-        *(program, "run", "--backend", backend, "--disable-console"),
-        *(
-            ("--profile", f"kind=concurrent,streams={job.places}")
-            if job.places
-            else ("--profile", f"kind=constant,rate={job.rate_rps!r}")
-        ),
-        *("--constraint", f"kind=max_requests,count={job.count}"),
-        *("--data", f"kind=json_file,path={_prompts(job)}"),
-        *("--tokenizer", f"kind=hf_auto,model={job.tokenizer}"),
-        *("--output", f"kind=json,path={job.folder / 'guidellm.json'}"),
-    ]
-
-
-def _guidellm_ttft(job: Job) -> tuple[float, float]:
-    report = json.loads((job.folder / "guidellm.json").read_text())
-    metrics = report["benchmarks"][0]["metrics"]
-    percentiles = metrics["time_to_first_token_ms"]["successful"]["percentiles"]
-    return float(percentiles["p50"]), float(percentiles["p99"])
-
-
-def _vllm_command(program: str, job: Job) -> list[str]:
-    return [
-        *(program, "bench", "serve", "--base-url", job.url, "--model", "m"),
-        *("--tokenizer", job.tokenizer, "--dataset-name", "random", "--ignore-eos"),
-        *("--random-input-len", "8", "--random-output-len", f"{job.tokens}"),
-        *(
-            ("--max-concurrency", f"{job.places}")
-            if job.places
-            else ("--request-rate", f"{job.rate_rps!r}", "--burstiness", "1000000")
-        ),
-        *("--num-prompts", f"{job.count}", "--percentile-metrics", "ttft"),
-        *("--metric-percentiles", "50,99", "--save-result", "--disable-tqdm"),
-        *("--result-dir", str(job.folder), "--result-filename", "vllm.json"),
-    ]
-
-
-def _vllm_ttft(job: Job) -> tuple[float, float]:
-    report = json.loads((job.folder / "vllm.json").read_text())
-    return float(report["p50_ttft_ms"]), float(report["p99_ttft_ms"])
+    return read
 
 
 OWN = "this load generator"
 CLIENTS = {
-    client.name: client
-    for client in (
-        Client(OWN, _own_command, _own_ttft, _own_word),
-        Client("aiperf", _aiperf_command, _aiperf_ttft),
-        Client("guidellm", _guidellm_command, _guidellm_ttft),
-        Client("vllm bench serve", _vllm_command, _vllm_ttft),
-    )
-}
-NOT_ON_PYPI = ("MLPerf endpoints (inference-endpoint)",)
+    OWN: Client(
+        "-m connector_tax.loadgen --url {url} --model m --requests {count} --prompt-tokens 8"
+        " --max-tokens {tokens} --ignore-eos --no-affinity --output {folder}/own.jsonl"
+        " --summary {folder}/summary.json",
+        "--rate {rate!r} --arrivals fixed --connections 2048",
+        "--concurrency {places}",
+        _own_ttft,
+    ),
+    "aiperf": Client(
+        "profile --model m --url {url} --ui none --endpoint-type completions --streaming"
+        " --use-server-token-count --use-legacy-max-tokens --extra-inputs max_tokens:{tokens}"
+        " --request-count {count} --tokenizer {tokenizer} --input-file {prompts}"
+        " --custom-dataset-type single_turn --artifact-dir {folder}",
+        "--request-rate {rate!r} --request-rate-mode constant",
+        "--concurrency {places}",
+        _reported("profile_export_aiperf.json", "time_to_first_token"),
+    ),
+    "guidellm": Client(
+        "run --backend kind=openai_http,target={url},model=m,request_format=/v1/completions"
+        " --disable-console --constraint kind=max_requests,count={count}"
+        " --data kind=json_file,path={prompts} --tokenizer kind=hf_auto,model={tokenizer}"
+        " --output kind=json,path={folder}/guidellm.json",
+        "--profile kind=constant,rate={rate!r}",
+        "--profile kind=concurrent,streams={places}",
+        _reported(
+            "guidellm.json", "benchmarks", 0, "metrics", "time_to_first_token_ms", "successful",
+            "percentiles",
+        ),
+    ),
+    "vllm bench serve": Client(
+        "bench serve --base-url {url} --model m --tokenizer {tokenizer} --dataset-name random"
+        " --ignore-eos --random-input-len 8 --random-output-len {tokens} --num-prompts {count}"
+        " --percentile-metrics ttft --metric-percentiles 50,99 --save-result --disable-tqdm"
+        " --result-dir {folder} --result-filename vllm.json",
+        "--request-rate {rate!r} --burstiness 1000000",
+        "--max-concurrency {places}",
+        _reported("vllm.json", p50="p50_ttft_ms", p99="p99_ttft_ms"),
+    ),
+}  # fmt: skip
+
+
+def add_peers(parser: argparse.ArgumentParser) -> None:
+    """The options by which peers are named."""
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PROGRAM")
+    words = "folder, or a name in the Hugging Face cache, which AIPerf insists on"
+    parser.add_argument("--tokenizer", default="tokenizer", help=words)
+
+
+def named_peers(
+    parser: argparse.ArgumentParser, peers: Sequence[str], known: Collection[str]
+) -> dict[str, str]:
+    """Program by name of each --peer; ends the command at one that is not known."""
+    programs = dict(text.partition("=")[::2] for text in peers)
+    if unknown := set(programs) - set(known):
+        parser.error(f"--peer: {sorted(unknown)} unknown; allowed: {sorted(known)}")
+    return programs
+
+
+# ---- one run
 
 
 def _tree(pid: int) -> list[int]:
@@ -273,12 +261,12 @@ class Row:
     peak_mb: float
     own: OwnWord | None
 
-    def sustains(self, error_ms: float) -> bool:
+    def sustains(self, error_ms: float = ERROR_MS) -> bool:
         """True if the client kept the rate and its clock did not fall behind."""
         return self.achieved >= SUSTAINED_RATE and abs(self.error_p99_ms) <= error_ms
 
     def cells(self) -> list[str]:
-        """Return the row as text."""
+        """The row of `rates` as text."""
         return [
             self.client,
             f"{self.events_per_s:,.0f}",
@@ -289,17 +277,17 @@ class Row:
             f"{self.cpu_s_per_1000:.2f}",
             f"{1000 / self.cpu_s_per_1000:,.0f}",
             f"{self.peak_mb:.0f}",
-            "yes" if self.sustains(SUSTAINED_TTFT_ERROR_MS) else "no",
+            "yes" if self.sustains() else "no",
         ]
 
 
 def measure(
+    name: str,
     client: Client,
     program: str,
     events_per_s: float,
     tokens: int,
-    seconds: float,
-    tokenizer: str,
+    options: argparse.Namespace,
     cpus: Sequence[int],
     places: int = 0,
 ) -> Row | str:
@@ -312,12 +300,20 @@ def measure(
         # As fast as a client that loses no time between two requests.
         events_per_s = places * tokens / ((FIRST_US + GAP_US * (tokens - 1)) / 1e6)
     rate_rps = events_per_s / tokens
-    count = max(20, round(rate_rps * seconds))
-    with tempfile.TemporaryDirectory(prefix="connector-tax-peer-") as folder:
+    count = max(20, round(rate_rps * options.seconds))
+    with tempfile.TemporaryDirectory(prefix="connector-tax-peer-") as text:
+        folder = Path(text)
+        prompts = folder / "prompts.jsonl"
+        line = json.dumps({"text": PROMPT, "output_tokens_count": tokens, "prompt": PROMPT})
+        prompts.write_text((line + "\n") * count)
         with EventServer(GAP_US, FIRST_US, server_cpu) as server:
-            job = Job(server.port, rate_rps, places, count, tokens, tokenizer, Path(folder))
+            load = {
+                "url": f"http://127.0.0.1:{server.port}", "rate": rate_rps, "places": places,
+                "count": count, "tokens": tokens, "tokenizer": options.tokenizer,
+                "folder": folder, "prompts": prompts,
+            }  # fmt: skip
             process = subprocess.Popen(
-                ["taskset", "-c", ",".join(map(str, cpus)), *client.command(program, job)],
+                ["taskset", "-c", ",".join(map(str, cpus)), *client.words(program, load)],
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env={**os.environ, "HF_HUB_OFFLINE": "1"},
@@ -334,8 +330,8 @@ def measure(
             sampler.ended.set()
             sampler.join()
         try:
-            p50, p99 = client.ttft_ms(job)
-            own = None if client.own is None else client.own(job, server.truth)
+            p50, p99 = client.ttft_ms(folder)
+            own = _own_word(folder, server.truth) if client.ttft_ms is _own_ttft else None
         except (OSError, KeyError, ValueError) as error:
             return f"no result (exit status {process.returncode}): {type(error).__name__}"
     # A client may send a request of its own ahead of the load, to see that the server answers.
@@ -348,7 +344,7 @@ def measure(
     true_ttft = [(stamps[1] - stamps[0]) / 1e6 for stamps in truth]
     busy_s = sampler.between(int(arrivals[0]), max(stamps[-1] for stamps in truth))
     return Row(
-        client.name,
+        name,
         events_per_s,
         requests_per_s,
         requests_per_s / rate_rps,
@@ -360,73 +356,168 @@ def measure(
     )
 
 
-def main() -> int:
-    """Print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PROGRAM")
-    parser.add_argument(
-        "--tokenizer",
-        default="tokenizer",
-        help="folder, or a name in the Hugging Face cache, which AIPerf insists on",
-    )
-    parser.add_argument("--rates", default="1000,5000,20000,40000,60000,80000", help="events/s")
-    parser.add_argument("--places", help="closed loops of so many requests at once, in their place")
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=4.0)
-    options = parser.parse_args()
-    programs = dict(text.partition("=")[::2] for text in options.peer)
-    unknown = set(programs) - set(CLIENTS)
-    if unknown:
-        parser.error(f"--peer: {sorted(unknown)} unknown; allowed: {sorted(CLIENTS)}")
+# ---- at each rate
+
+
+def rates(options: argparse.Namespace, programs: Mapping[str, str], console: Console) -> int:
+    """Each client at each rate."""
     table = Table(
         *("client", "events/s", "requests/s", "sent/plan", "TTFT p50 error ms", "p99 error ms"),
         *("CPU s / 1000 requests", "requests / CPU s", "peak MB", "sustained"),
     )
-    notes = [f"{name}: not on PyPI" for name in NOT_ON_PYPI]
+    notes = ["MLPerf endpoints (inference-endpoint): not on PyPI"]
     loads = [(float(text), 0) for text in options.rates.split(",")]
     if options.places:
         loads = [(0.0, int(text)) for text in options.places.split(",")]
     for name, client in CLIENTS.items():
-        if name != OWN and name not in programs:
+        if name not in programs:
             notes.append(f"{name}: not installed here")
             continue
         highest = 0.0
         for events_per_s, places in loads:
             row = measure(
-                client,
-                programs.get(name, ""),
-                events_per_s,
-                options.tokens,
-                options.seconds,
-                options.tokenizer,
-                two_cpus()[:1],
-                places,
-            )
+                name, client, programs[name], events_per_s, options.tokens, options,
+                two_cpus()[:1], places,
+            )  # fmt: skip
             if isinstance(row, str):
                 notes.append(f"{name} at {places or events_per_s:,.0f}: {row}")
                 break
             table.add_row(*row.cells())
-            if row.sustains(SUSTAINED_TTFT_ERROR_MS):
+            if row.sustains():
                 highest = row.events_per_s
             elif not places and events_per_s > 5 * max(highest, 1000):
                 break
         if not options.places:
             notes.append(f"{name}: sustained {highest:,.0f} events/s")
         table.add_section()
-    console = Console(width=130, highlight=False)
-    console.print(machine("uvloop"))
     load = "closed loop" if options.places else "constant rate"
     console.print(
         f"one CPU for each client, one for the server; {load}, {options.tokens} events "
         f"{GAP_US / 1e3:g} ms apart, {options.seconds:g} s per row; sustained: sent/plan >= "
-        f"{SUSTAINED_RATE} and TTFT p99 error within {SUSTAINED_TTFT_ERROR_MS:g} ms"
+        f"{SUSTAINED_RATE} and TTFT p99 error within {ERROR_MS:g} ms"
     )
-    console.print(table)
-    for note in notes:
-        console.print(note)
+    console.print(table, *notes, sep="\n")
     return 0
+
+
+# ---- the most
+
+
+def _best_of(
+    name: str, client: Client, program: str, shape: str, options: argparse.Namespace
+) -> tuple[Row, Row | None] | None:
+    """The row of the highest rate that is sustained, and that of half of it; None: no rate is."""
+    tokens, rate_rps = SHAPES[shape]
+
+    def run(rate_rps: float) -> Row | None:
+        cpus = client_cpus(options.client_cpus)
+        row = measure(name, client, program, rate_rps * tokens, tokens, options, cpus)
+        if isinstance(row, str):
+            print(f"{name} at {rate_rps:,.0f} requests/s: {row}")
+            return None
+        return row
+
+    best: Row | None = None
+    failed = 0
+    while failed < TRIES:
+        row = run(rate_rps)
+        if row is not None and row.sustains(options.error_ms):
+            best, failed = row, 0
+            rate_rps *= STEP
+        else:
+            failed += 1
+    return None if best is None else (best, run(best.events_per_s / tokens / 2))
+
+
+def _model(shape: str, one: Row) -> str:
+    """What more workers would do, each on a CPU of its own."""
+    assert one.own is not None
+    rate_rps = one.events_per_s / SHAPES[shape][0]
+    most_rps = rate_rps * MAIN_SHARE_MAX / one.own.main_share
+    said = ", ".join(f"{n} workers {min(n * rate_rps, most_rps):,.0f}" for n in MODELLED)
+    return (
+        f"model, not measured, {shape}: {said} requests/s (main process "
+        f"{one.own.main_share:.2f} of a CPU at {rate_rps:,.0f}, full at {most_rps:,.0f})"
+    )
+
+
+def most(options: argparse.Namespace, programs: Mapping[str, str], console: Console) -> int:
+    """The most each client can do, this load generator by workers; 1 if it sustained nothing."""
+    own = CLIENTS[OWN]
+    clients = {
+        f"{OWN}, {n} workers": (
+            replace(own, command=f"{own.command} --workers {n}"), programs[OWN]
+        )
+        for n in options.workers.split(",")
+    }  # fmt: skip
+    first = next(iter(clients))
+    clients |= {name: (CLIENTS[name], path) for name, path in programs.items() if name != OWN}
+    table = Table(
+        *("client", "answers", "requests/s", "events/s", "TTFT p99 error ms", "at half"),
+        *("stamp p99 error ms, at half", "in 1 ms of due, at half"),
+        *("CPU s / 1000 requests", "peak MB"),
+    )
+    models = []
+    for shape, (tokens, _) in SHAPES.items():
+        for name, (client, program) in clients.items():
+            rows = _best_of(name, client, program, shape, options)
+            if rows is None:
+                table.add_row(name, shape, "none", *["-"] * 7)
+                continue
+            best, half = rows
+            word = None if half is None else half.own
+            table.add_row(
+                name,
+                shape,
+                f"{best.events_per_s / tokens:,.0f}",
+                f"{best.events_per_s:,.0f}",
+                f"{best.error_p99_ms:+.2f}",
+                "-" if half is None else f"{half.error_p99_ms:+.3f}",
+                "-" if word is None else f"{word.stamp_p99_ms:.3f}",
+                "-" if word is None else f"{word.on_time:.4f}",
+                f"{best.cpu_s_per_1000:.2f}",
+                f"{best.peak_mb:.0f}",
+            )
+            if name == first:
+                models.append(_model(shape, best))
+        table.add_section()
+    console.print(
+        f"clients on CPUs {client_cpus(options.client_cpus)}, one for the server; "
+        f"{options.seconds:g} s per run; sustained: 99% sent and TTFT p99 error within "
+        f"{options.error_ms:g} ms"
+    )
+    console.print(table, *models, sep="\n")
+    return 0 if models else 1
+
+
+def main() -> int:
+    """Print the table."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.peers", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    commands = parser.add_subparsers(required=True)
+    command = commands.add_parser("rates", help=rates.__doc__)
+    command.add_argument("--rates", default="1000,5000,20000,40000,60000,80000", help="events/s")
+    words = "closed loops of so many requests at once, in their place"
+    command.add_argument("--places", help=words)
+    command.add_argument("--tokens", type=int, default=64)
+    command.add_argument("--seconds", type=float, default=4.0, help="of each run")
+    command.set_defaults(run=rates)
+    add_peers(command)
+    command = commands.add_parser("most", help=most.__doc__)
+    command.add_argument("--workers", default="1,2", help="of this load generator")
+    command.add_argument("--client-cpus", help="such as 0,1; default: all but the last")
+    command.add_argument("--seconds", type=float, default=5.0, help="of each run")
+    command.add_argument("--error-ms", type=float, default=ERROR_MS)
+    command.set_defaults(run=most)
+    add_peers(command)
+    options = parser.parse_args()
+    programs = {OWN: sys.executable, **named_peers(parser, options.peer, CLIENTS)}
+    console = Console(width=140, highlight=False)
+    console.print(machine("uvloop"))
+    status: int = options.run(options, programs, console)
+    return status
 
 
 if __name__ == "__main__":

@@ -5,33 +5,56 @@ probe. Warm: steps in a loop, the thread's CPU time of the round in which it was
 what makes it longer (other processes in the caches, a slower clock of the processor) is the
 machine's. Cold: each step after EVICTED_BYTES of other memory were read, as a model's kernels do
 between two steps, the median of each round and the shortest of them. The bound is 5 us per step in
-each process. `serving` is probe_serving.
+each process.
+
+`serving`: two launches of a server on a small machine differ by tens of per cent, and the speed of
+a virtual machine's processors changes from minute to minute; the probe costs a few thousandths of a
+step. So one server answers the same requests, one at a time, with the probe taken out and put back
+between them (probe_switch): four requests make a block, on-off-off-on or off-on-on-off in turn, so
+that a drift falls on both alike. A request's value is its mean time per token after the first; a
+block's is the logarithm of the ratio of on to off; their mean without the outer tenths stands with
+its bootstrap interval (95%, BCa). The speed of the processors changes within tenths of a second
+too, so many short requests tell more than few long ones.
 """
 
 import argparse
+import contextlib
+import math
+import shutil
+import socket
 import statistics
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
+import httpx
 import numpy as np
+from numpy.typing import ArrayLike
 from rich.console import Console
 from rich.table import Table
+from scipy import stats
 
-from benchmarks.probe_serving import serving
+from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.commands import run_command
 from connector_tax.files import ArtifactError, read_json
+from connector_tax.loadgen import PlannedRequest, RequestSource
 from connector_tax.machine import cpu
-from connector_tax.study.device import DeviceError
-from connector_tax.study.preflight import GateError
+from connector_tax.servers.kinds import STEP_LOG_PREFIX, engine_of
+from connector_tax.study.device import DeviceError, devices_of, hold_devices
+from connector_tax.study.preflight import GateError, gated_server
+from connector_tax.study.prompts import planned_requests
 from connector_tax.vllm.step_probe.hook_points import FACTORY, OWNERS
+from connector_tax.vllm.step_probe.log import socket_address
 from connector_tax.vllm.step_probe.probe import Probe, install
+from connector_tax.vllm.step_records import ProbeSocketError, ask_to_write
+
+# ---- the probe's own path
 
 BOUND_US = 5.0
 STEPS = 20_000
@@ -48,38 +71,17 @@ class _Connector:
     kv_connector_model_runner_mixin.
     """
 
-    def build_connector_meta(self, scheduler_output: Any) -> None:
-        pass
-
-    def update_connector_output(self, connector_output: Any) -> None:
-        pass
-
-    def get_kv_connector_stats(self) -> None:
-        pass
-
-    def bind_connector_metadata(self, connector_metadata: Any) -> None:
-        pass
-
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        pass
-
-    def wait_for_save(self) -> None:
-        pass
-
-    def get_transfer_results(self, finished_req_ids: Any) -> None:
-        pass
-
-    def get_block_ids_with_load_errors(self) -> None:
-        pass
-
-    def get_kv_connector_kv_cache_events(self) -> None:
-        pass
-
-    def build_connector_worker_meta(self) -> None:
-        pass
-
-    def clear_connector_metadata(self) -> None:
-        pass
+    def build_connector_meta(self, scheduler_output: Any) -> None: ...
+    def update_connector_output(self, connector_output: Any) -> None: ...
+    def get_kv_connector_stats(self) -> None: ...
+    def bind_connector_metadata(self, connector_metadata: Any) -> None: ...
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None: ...
+    def wait_for_save(self) -> None: ...
+    def get_transfer_results(self, finished_req_ids: Any) -> None: ...
+    def get_block_ids_with_load_errors(self) -> None: ...
+    def get_kv_connector_kv_cache_events(self) -> None: ...
+    def build_connector_worker_meta(self) -> None: ...
+    def clear_connector_metadata(self) -> None: ...
 
 
 class _MultiConnector(_Connector):
@@ -149,8 +151,7 @@ def _engine() -> tuple[Any, Any]:
             self.connector: Any = None
 
         def execute_model(self, _output: Any) -> None:
-            if self.connector is not None:
-                connector = self.connector
+            if (connector := self.connector) is not None:
                 connector.bind_connector_metadata(None)
                 connector.start_load_kv(None)
                 connector.wait_for_save()
@@ -186,8 +187,7 @@ def _connect(engine: Any, worker: Any, children: int | None) -> None:
     worker.connector = create(config, SimpleNamespace(name="WORKER"))
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+class Cost(NamedTuple):
     """Microseconds of one step in one process."""
 
     warm_us: float
@@ -252,6 +252,205 @@ def cost() -> bool:
             table.add_row(label, process, *row, f"{BOUND_US:g}", f"{cold[1] - cold[0]:.2f}")
     Console(width=100).print(table)
     return within
+
+
+# ---- a real vLLM
+
+INPUT_TOKENS = 32
+OUTPUT_TOKENS = 32
+# After the switch the interpreter finds its way anew.
+SETTLING_TOKENS = 4
+# Asynchronous scheduling has a step under way when a request is answered.
+IDLE_S = 0.03
+_ENTRY_POINT = "connector_tax_probe_switch"
+
+
+class Block(NamedTuple):
+    """Seconds per token of the requests with the probe in, and with it out."""
+
+    on: tuple[float, ...]
+    off: tuple[float, ...]
+
+    @property
+    def log_ratio(self) -> float:
+        """log(on / off), of geometric means."""
+        return statistics.fmean(map(math.log, self.on)) - statistics.fmean(map(math.log, self.off))
+
+
+class _Switches:
+    """The switch of every process of a server that runs steps."""
+
+    def __init__(self, folder: Path, peers: Sequence[socket.socket]) -> None:
+        self._log = folder / f"{STEP_LOG_PREFIX}.scheduler.steps"
+        self._peers = peers
+        self._recorded = 0
+        self._on = True
+
+    def turn(self, on: bool) -> None:
+        """Put the probe in or take it out everywhere.
+
+        Raises:
+            GateError: a process ended, or the probe's record shows that it was not what it was to
+                be since the last turn.
+        """
+        if on == self._on:
+            return
+        time.sleep(IDLE_S)
+        order = b"1" if on else b"0"
+        try:
+            for peer in self._peers:
+                peer.sendall(order)
+                if peer.recv(1) != order:
+                    raise GateError("the server ended while the probe was switched")
+            ask_to_write(self._log)
+        except (OSError, ProbeSocketError) as error:
+            raise GateError(f"the probe cannot be switched: {error}") from error
+        recorded = self._log.stat().st_size
+        if (recorded > self._recorded) != self._on:
+            raise GateError(
+                f"the probe was {'in' if self._on else 'out'} and its record grew from "
+                f"{self._recorded} to {recorded} bytes"
+            )
+        self._recorded, self._on = recorded, on
+
+
+@contextlib.contextmanager
+def _switches(folder: Path) -> Iterator[_Switches]:
+    paths = sorted(folder.glob("*.switch"))
+    if not paths:
+        raise GateError(f"{folder}: no process of the server has a switch; see its log")
+    with contextlib.ExitStack() as stack:
+        peers = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in paths]
+        for peer, path in zip(peers, paths, strict=True):
+            peer.settimeout(10.0)
+            with socket_address(str(path)) as address:
+                peer.connect(address)
+        yield _Switches(folder, peers)
+
+
+def serving(
+    study: StudyDocument, configurations: Sequence[str], launches: int, blocks: int
+) -> None:
+    """Print the ratio of the time per token with the probe to that without, by configuration.
+
+    Args:
+        configurations: ids of the study's.
+        launches, blocks: of each configuration, and of each launch; 2 or more.
+
+    Raises:
+        ArtifactError: the study holds no such configuration.
+        GateError: a server did not start, serve or stop as it must, or the probe did not record
+            when it was in, or recorded when it was out.
+        DeviceError: another study or benchmark measures on the device.
+    """
+    known = [entry["id"] for entry in study["configurations"]]
+    for configuration in configurations:
+        if configuration not in known:
+            raise ArtifactError(f"{configuration}: not in the study, which has {', '.join(known)}")
+    print(
+        f"{cpu()}; {launches} launches of {blocks} blocks of four requests, one at a time, of "
+        f"{INPUT_TOKENS} + {OUTPUT_TOKENS} tokens"
+    )
+    with (
+        hold_devices(devices_of(study["config"])),
+        tempfile.TemporaryDirectory() as text,
+    ):
+        folder = Path(text)
+        write_plugin(folder / "plugin")
+        for configuration in configurations:
+            measured: list[Block] = []
+            for number in range(launches):
+                where = folder / f"{configuration}{number}"
+                with (
+                    gated_server(
+                        study,
+                        Launch(configuration, number, "A"),
+                        "probe_serving",
+                        where,
+                        lambda _: None,
+                        folder / "plugin",
+                    ) as server,
+                    _switches(where) as switches,
+                ):
+                    of_launch = _measure_blocks(
+                        study, server.url, switches, f"probe/{number}", blocks
+                    )
+                print(f"{configuration}, launch {number + 1}: {_summary(of_launch)}")
+                measured += of_launch
+            print(f"{configuration}, all: {_summary(measured)}")
+
+
+def write_plugin(folder: Path) -> None:
+    """The switch, and the metadata by which vLLM finds it when `folder` is on the server's path."""
+    metadata = folder / f"{_ENTRY_POINT}-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    texts = {
+        "METADATA": f"Metadata-Version: 2.1\nName: {_ENTRY_POINT}\nVersion: 1.0\n",
+        "entry_points.txt": f"[vllm.general_plugins]\n{_ENTRY_POINT} = {_ENTRY_POINT}:register\n",
+    }
+    for name, text in texts.items():
+        (metadata / name).write_text(text)
+    shutil.copy(Path(__file__).with_name("probe_switch.py"), folder / f"{_ENTRY_POINT}.py")
+
+
+def _summary(blocks: Sequence[Block]) -> str:
+    ratios = [block.log_ratio for block in blocks]
+    interval = stats.bootstrap((ratios,), _centre, rng=0).confidence_interval
+    low, middle, high = (math.expm1(x) for x in (interval.low, _centre(ratios), interval.high))
+    on = statistics.median(value for block in blocks for value in block.on) * 1000
+    off = statistics.median(value for block in blocks for value in block.off) * 1000
+    return (
+        f"on {on:.3f} ms, off {off:.3f} ms per token; on over off in {len(blocks)} blocks "
+        f"{middle:+.2%} [{low:+.2%}, {high:+.2%}]"
+    )
+
+
+def _centre(values: ArrayLike, axis: int = -1) -> Any:
+    return stats.trim_mean(values, 0.1, axis=axis)
+
+
+def _measure_blocks(
+    study: StudyDocument, url: str, switches: _Switches, name: str, blocks: int
+) -> list[Block]:
+    settling = _requests(study, f"{name}/settling", SETTLING_TOKENS, 4 * blocks)
+    requests = _requests(study, name, OUTPUT_TOKENS, 4 * blocks)
+    pairs = zip(settling, requests, strict=True)
+    headers = {"Content-Type": "application/json"}
+    measured = []
+    with httpx.Client(base_url=url, headers=headers, trust_env=False, timeout=60.0) as client:
+        for number in range(blocks):
+            outer = number % 2 == 0
+            values: dict[bool, list[float]] = {True: [], False: []}
+            for on in (outer, not outer, not outer, outer):
+                switches.turn(on)
+                first, request = next(pairs)
+                _decoding_s(client, first)
+                values[on].append(_decoding_s(client, request) / (OUTPUT_TOKENS - 1))
+            measured.append(Block(tuple(values[True]), tuple(values[False])))
+    return measured
+
+
+def _requests(study: StudyDocument, name: str, tokens: int, count: int) -> RequestSource:
+    return planned_requests(
+        engine_of(study["config"]["engine"]).served,
+        input_tokens=INPUT_TOKENS,
+        output_tokens=tokens,
+        count=count,
+        seed=study["seed"],
+        name=name,
+    )
+
+
+def _decoding_s(client: httpx.Client, request: PlannedRequest) -> float:
+    """Seconds from the first token to the last."""
+    with client.stream("POST", "/v1/completions", content=request.body) as answer:
+        answer.raise_for_status()
+        stamps = [time.perf_counter() for line in answer.iter_lines() if line]
+    # The last two lines are the usage and [DONE].
+    return stamps[-3] - stamps[0]
+
+
+# ---- the command
 
 
 def main(argv: Sequence[str] | None = None) -> int:

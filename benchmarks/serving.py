@@ -3,7 +3,8 @@
 The server (with its worker process) is pinned to one core, the client to another where there is
 one. Lateness is the server's own: the time of the write less the end of the step that made the
 token. Beside it stands the machine's floor, measured in the same rounds: how late a process is that
-only waits for such deadlines on the same core (floor.py).
+only waits for such deadlines on the same core, as the engine's step device does, and writes no
+byte. No server on that core can be earlier.
 """
 
 import asyncio
@@ -22,11 +23,11 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from benchmarks import rounds as turns
-from benchmarks import run_alone
+from benchmarks import take_turns
 from benchmarks.running import running
 from connector_tax.config import ROOT, load_yaml
 from connector_tax.files import read_jsonl, write_json
+from connector_tax.linux import sharpen_timers
 
 _WARMUP_S = 0.5
 _MEASURE_S = 3.0
@@ -170,11 +171,31 @@ async def _engine(load: Load, folder: Path) -> Result:
     return Result(*seen, _late_ms(late_ns))
 
 
+# A sleep ends some tens of microseconds late; the last stretch before a deadline is spun.
+_SPIN_NS = 70_000
+
+
+def floor(core: int, step_s: float) -> None:
+    """Print how late deadlines `step_s` apart are met, ns; a stall makes all it covers late."""
+    os.sched_setaffinity(0, {core})
+    sharpen_timers()
+    late = []
+    deadline = time.monotonic_ns()
+    for _ in range(round(_MEASURE_S / step_s)):
+        deadline += round(step_s * 1e9)
+        ahead = deadline - time.monotonic_ns() - _SPIN_NS
+        if ahead > 0:
+            time.sleep(ahead / 1e9)
+        while (now := time.monotonic_ns()) < deadline:
+            pass
+        late.append(now - deadline)
+    json.dump(late, sys.stdout)
+
+
 async def _floor(load: Load, _folder: Path) -> Result:
+    command = f"from benchmarks.serving import floor; floor({_server_core()}, {load.step_s})"
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "benchmarks.floor"),
-        *(str(_server_core()), str(load.step_s), str(_MEASURE_S)),
-        stdout=asyncio.subprocess.PIPE,
+        sys.executable, "-c", command, stdout=asyncio.subprocess.PIPE
     )
     printed, _ = await process.communicate()
     if process.returncode:
@@ -217,4 +238,4 @@ def _row(name: str, values: NDArray[np.float64], digits: tuple[int, ...]) -> str
 
 
 if __name__ == "__main__":
-    sys.exit(run_alone(lambda: turns.main("serving", __doc__, run)))
+    sys.exit(take_turns("serving", __doc__, run))

@@ -10,7 +10,6 @@ ITL (client minus server, µs), schedule lag, achieved rate. Rates rise until th
 import argparse
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import run_alone
-from benchmarks.event_server import (
-    EngineServer,
-    EventServer,
-    one_cpu_each,
-)
+from benchmarks.event_server import EventServer, one_cpu_each
 from connector_tax.loadgen import (
     CellResult,
     CellRule,
@@ -41,21 +36,16 @@ PROMPT_TOKENS = 16
 
 
 def run_point(
-    events_per_s: float, tokens: int, gap_us: float, seconds: float, engine: Path | None
+    events_per_s: float, tokens: int, gap_us: float, seconds: float
 ) -> tuple[CellResult, dict[str, list[int]]]:
     """Run one cell; return its records and the server's truth by request id."""
     plan = one_cpu_each()
     (server_cpu,) = plan.server
     rate = events_per_s / tokens
     rule = CellRule(
-        warmup_s=0.5,
-        floor_s=seconds,
-        min_completed=0,
-        cap_s=seconds,
-        drain_s=5.0,
-        inflight_cap=4000,
-        request_timeout_s=30.0,
-    )
+        warmup_s=0.5, floor_s=seconds, min_completed=0, cap_s=seconds, drain_s=5.0,
+        inflight_cap=4000, request_timeout_s=30.0,
+    )  # fmt: skip
     offsets = make_offsets("poisson", rate, rule.warmup_s + rule.cap_s, "1/truth")
     requests = [
         PlannedRequest(f"t{k}", _body(k, tokens), PROMPT_TOKENS, tokens)
@@ -68,13 +58,8 @@ def run_point(
         cpus=plan,
         strict=True,
     )
-    server_run = (
-        EventServer(gap_us, 1000.0, server_cpu)
-        if engine is None
-        else EngineServer(engine, server_cpu)
-    )
     with (
-        server_run as server,
+        EventServer(gap_us, 1000.0, server_cpu) as server,
         LoadGenerator(Target("127.0.0.1", server.port), options) as generator,
     ):
         result = generator.run_cell(offsets, requests, rule)
@@ -158,7 +143,6 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=64, help="token events per request")
     parser.add_argument("--gap-us", type=float, default=10_000.0, help="between a stream's events")
     parser.add_argument("--seconds", type=float, default=4.0, help="measured window per cell")
-    parser.add_argument("--engine", type=Path, help="its config: the embedded engine as server")
     options = parser.parse_args()
     table = Table(
         *("events/s", "stamps", "first token µs", "last token µs", "|ITL| µs", "lag µs"),
@@ -167,19 +151,16 @@ def main() -> int:
     )
     limit = 0.0
     for events_per_s in (float(text) for text in options.rates.split(",")):
-        result, truth = run_point(
-            events_per_s, options.tokens, options.gap_us, options.seconds, options.engine
-        )
+        result, truth = run_point(events_per_s, options.tokens, options.gap_us, options.seconds)
         table.add_row(*_row(events_per_s, result, truth))
         if not kept_schedule(result):
             break
         limit = events_per_s
     console = Console(width=150, highlight=False)
     console.print(machine("uvloop"))
-    pace = f"{options.gap_us / 1e3:g} ms apart" if options.engine is None else "embedded engine"
     console.print(
-        f"client on one CPU, server on another; {options.tokens} events per request, {pace}, "
-        f"Poisson arrivals, {options.seconds:g} s per row"
+        f"client on one CPU, server on another; {options.tokens} events per request, "
+        f"{options.gap_us / 1e3:g} ms apart, Poisson arrivals, {options.seconds:g} s per row"
     )
     console.print(table)
     console.print(f"highest rate with at most 1% lost schedule: {limit:,.0f} events/s")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.probe_serving import write_plugin
+from benchmarks.probe import write_plugin
 from tests.vllm import stub
 
 # Runs in the engine's process: who would be called now, and how much of the record is written.

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from connector_tax.calibration import __main__ as command
-from connector_tax.calibration import fault_table
 from connector_tax.calibration.__main__ import SHORT
+from connector_tax.calibration.live import CASES, inject_faults
 from connector_tax.engine.faults import FaultKind
 from connector_tax.files import read_json
 
@@ -46,10 +46,10 @@ def test_the_short_calibration(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_every_fault_switch_has_a_case() -> None:
-    assert {case.rule["kind"] for case in fault_table.CASES} == set(FaultKind)
+    assert {case.rule["kind"] for case in CASES} == set(FaultKind)
 
 
 @pytest.mark.long
 def test_every_fault_does_what_the_table_says(tmp_path: Path) -> None:
-    rows = fault_table.run(tmp_path, None, 1, lambda _: None)
+    rows = inject_faults(tmp_path, None, 1, lambda _: None)
     assert [row for row in rows if not row["as_designed"]] == []

@@ -8,7 +8,6 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -17,27 +16,23 @@ import pytest
 import yaml
 
 from connector_tax.analysis.ingest import load_cells
-from connector_tax.analysis.measure import Requests, measure_requests
-from connector_tax.artifacts.names import CellKey, Launch
+from connector_tax.analysis.measure import measure_requests
+from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import launches, load_study
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.config import ROOT, ConfigError, load_yaml
 from connector_tax.engine.scheduler import StepPlan
 from connector_tax.engine.virtual import VirtualEngine
-from connector_tax.files import read_json, read_jsonl, write_json
+from connector_tax.files import read_json, write_json
 from connector_tax.loadgen import CellRule
 from connector_tax.model_size import read_model
 from connector_tax.rehearsal import __main__ as command
-from connector_tax.rehearsal.accuracy import middle_launch
-from connector_tax.rehearsal.cell import VirtualCell
-from connector_tax.rehearsal.launch import rehearse_launch, virtual_engine
-from connector_tax.rehearsal.machine import Machine, machine_of
-from connector_tax.rehearsal.noise import QUIET, Noise, shown, slowness
-from connector_tax.rehearsal.page import COLUMNS, Section, page
+from connector_tax.rehearsal.findings import COLUMNS, Section, page
+from connector_tax.rehearsal.launch import VirtualCell, rehearse_launch, virtual_engine
+from connector_tax.rehearsal.machine import QUIET, Machine, Noise, machine_of
 from connector_tax.roofline import Roofline, read_accelerator
 from connector_tax.study.design import resolve
 from connector_tax.vllm.device_time.roofline import device_us
-from tests.analysis.synthetic import write_synthetic_study
 from tests.study_folder import write_stages
 from tests.workflow.harness import TINY
 from tests.workflow.small import smaller
@@ -55,6 +50,17 @@ def test_an_emulated_device_is_rehearsed_as_it_is_emulated() -> None:
     assert machine.device_us(plan) == pytest.approx(device_us(coefficients, plan))
     # No weights are read, nothing is compiled.
     assert machine.startup_s < machine_of(real).startup_s
+
+
+def test_an_emulated_devices_steps_have_no_spread_but_that_of_the_configuration() -> None:
+    study = resolve(load_yaml(ROOT / "config/h20-emulated.yaml"), "h20-emulated")
+    cost = machine_of(study).engines["plain"].step_cost
+    assert (cost.jitter_rel_sd, cost.launch_offset_rel_sd) == (0.0, 0.0)
+    study["config"]["rehearsal"]["launch_sd"] = 0.004
+    assert machine_of(study).engines["plain"].step_cost.launch_offset_rel_sd == 0.004
+    real = machine_of(resolve(load_yaml(ROOT / "config/h20.yaml"), "h20"))
+    cost = real.engines["plain"].step_cost
+    assert min(cost.jitter_rel_sd, cost.launch_offset_rel_sd) > 0
 
 
 @pytest.fixture
@@ -208,27 +214,6 @@ def test_launches_differ_as_the_noise_says() -> None:
     assert by_block.mean(axis=1) == pytest.approx(0, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    "noise", [Noise(0.03), Noise(0.01, bad_share=0.1, slow_by=(0.4,)), Noise(0.01, drift_sd=0.1)]
-)
-def test_noise_is_found_again_in_what_was_measured(noise: Noise) -> None:
-    config = yaml.safe_load(smaller(TINY.read_text()))
-    study = resolve({**config, "blocks": 60}, "tiny.yaml")
-    rng = np.random.default_rng(1)
-    requests = {}
-    for launch in launches(study, "A"):
-        slow = slowness(noise, study, launch) * np.exp(rng.normal(0, noise.launch_sd))
-        ms = np.full(9, 3 * slow * (1 + 0.1 * launch.block))
-        for planned in study["cells"]["A"]:
-            key = CellKey(launch.config, launch.block, "A", planned["cell"])
-            requests[key] = Requests(ms, ms, ms, ms, ms, 1.0, 9, 0, 0)
-    found = shown(study, requests)
-    assert found.bad_share == pytest.approx(noise.bad_share, abs=0.05)
-    assert found.drift_sd == pytest.approx(noise.drift_sd, abs=0.03)
-    if not noise.bad_share and not noise.drift_sd:
-        assert found.launch_sd == pytest.approx(noise.launch_sd, rel=0.15)
-
-
 @pytest.mark.long
 def test_the_command_rehearses_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study_file = write_stages(tmp_path / "x", tiny())
@@ -278,21 +263,3 @@ def test_a_rehearsal_that_is_ended_leaves_no_process_and_no_folder(tmp_path: Pat
     psutil.wait_procs(children, 20)
     assert [c for c in children if c.is_running()] == []
     assert list(folder.iterdir()) == []
-
-
-def test_the_middle_one_of_plains_launches_is_fitted(tmp_path: Path) -> None:
-    small = {
-        "phase_a": {"rates_rps": [20.0, 40.0]},
-        "phase_b": {"input_tokens": [128], "output_tokens": [8]},
-    }
-    write_synthetic_study(
-        tmp_path, blocks=3, plain_launches=1, launch_sigma=0.3, step_timing=False, config=small
-    )
-    cells = read_json(tmp_path / "study.json")["cells"]["A"]
-    lightest = min(cells, key=lambda cell: cell["rate_rps"])["cell"]
-    ttft = {}
-    for launch in (f"plain/block{block}/A" for block in range(3)):
-        log = tmp_path / "runs" / launch / lightest / f"requests_A_{lightest}.jsonl"
-        ok = [r for r in read_jsonl(log) if r["status"] == "ok"]
-        ttft[launch] = median(r["t_first_token_ns"] - r["t_intended_ns"] for r in ok)
-    assert middle_launch(tmp_path) == sorted(ttft, key=lambda launch: ttft[launch])[1]

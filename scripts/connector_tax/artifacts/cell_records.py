@@ -284,7 +284,6 @@ class RehearsedRecord(TypedDict):
     seconds: float
     load: float
     inflight_p50: float
-    inflight_max: int
     preemptions: int
 
 

@@ -575,7 +575,7 @@ class RehearsalSection(TypedDict, total=False):
         Share,
         says(
             "relative spread from launch to launch; absent: that of config/accelerators.yaml,"
-            " with an archive that of rehearsal/noise.py"
+            " with an archive that of rehearsal/machine.py"
         ),
     ]
 

@@ -13,10 +13,9 @@ from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ConfigError
 from connector_tax.files import ArtifactError, write_text
 from connector_tax.provenance.archive import private_folder
-from connector_tax.rehearsal.findings import cells_that_cannot_be_valid, sections
+from connector_tax.rehearsal.findings import cells_that_cannot_be_valid, page, sections
+from connector_tax.rehearsal.launch import SimulationError
 from connector_tax.rehearsal.machine import machine_of
-from connector_tax.rehearsal.page import page
-from connector_tax.rehearsal.processes import SimulationError
 from connector_tax.rehearsal.study import rehearse
 
 

@@ -13,17 +13,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.names import PHASES, baseline_of
-from connector_tax.artifacts.study_file import launches, read_study
+from connector_tax.artifacts.study_file import read_study
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ConfigError
 from connector_tax.files import write_json
-from connector_tax.rehearsal.launch import rehearse_launch
-from connector_tax.rehearsal.machine import Machine, machine_of
-from connector_tax.rehearsal.processes import SimulationError
-from connector_tax.rehearsal.study import Ran, prepare, read_cell_record, run_phases
+from connector_tax.rehearsal.launch import SimulationError
+from connector_tax.rehearsal.machine import machine_of
+from connector_tax.rehearsal.study import run_phases
 from connector_tax.servers.kinds import engine_of
 from connector_tax.study.design import run_order
 from connector_tax.study.plan import (
@@ -51,26 +49,27 @@ def modelled(study: StudyDocument) -> Durations:
     try:
         machine = machine_of(study)
         with tempfile.TemporaryDirectory(prefix="durations-") as folder:
-            return _of_one_launch(study, machine, Path(folder))
+            found = run_phases(_baseline_alone(study), machine, Path(folder), 1)
     except (ConfigError, SimulationError) as error:
         return assumed(study, f"no model of the machine ({error})")
-
-
-def _of_one_launch(study: StudyDocument, machine: Machine, root: Path) -> Durations:
-    document = prepare(_baseline_alone(study), root, 1)
-
-    def run(phase: str) -> None:
-        for launch in launches(document, phase):
-            rehearse_launch(document, launch, root, machine)
-
-    ran = run_phases(document, machine, root, run)
-    rates = {"B": ran.rates["ref_safe"], "Bp": ran.rates["ref_load"]} if ran.rates else {}
+    fitted = f"{names.get('launch')} of {names.get('archive')}, fitted"
+    source = f"by the model of {names.get('accelerator', fitted)} (rehearsal)"
+    if found.rates is None:
+        source += ", which finds no reference rate"
+    # Of a cell that is left out, 0.
+    cells: dict[str, dict[str, float]] = {phase: {} for phase in PHASES}
+    for launch, index in found.indexes.items():
+        for entry in index.cells:
+            record = found.records.get((launch, entry.cell))
+            cells[launch.phase][entry.cell] = record["rehearsed"]["seconds"] if record else 0.0
     return Durations(
         startup_s=machine.startup_s,
-        probes_s=ran.probes_s or 0.0,
-        source=_source(study, ran),
-        rates_rps=rates,
-        cells={phase: _cells(document, phase, root) for phase in PHASES},
+        probes_s=found.probes_s or 0.0,
+        source=source,
+        rates_rps=(
+            {"B": found.rates["ref_safe"], "Bp": found.rates["ref_load"]} if found.rates else {}
+        ),
+        cells=cells,
     )
 
 
@@ -83,30 +82,10 @@ def _baseline_alone(study: StudyDocument) -> StudyDocument:
         config["phase_b"] = {**config["phase_b"], "configurations": [baseline]}
     if "phase_bp" in config:
         config["phase_bp"] = {**config["phase_bp"], "configurations": [baseline]}
-    only = [entry for entry in study["configurations"] if entry["id"] == baseline]
     alone = study.copy()
-    alone["config"], alone["configurations"] = config, only
-    alone["blocks"], alone["run_order"] = 1, run_order(config)
+    alone["config"], alone["blocks"], alone["run_order"] = config, 1, run_order(config)
+    alone["configurations"] = [e for e in study["configurations"] if e["id"] == baseline]
     return alone
-
-
-def _cells(document: StudyDocument, phase: str, root: Path) -> dict[str, float]:
-    """Seconds of each cell of the launch of a phase; of one that is left out, 0."""
-    seconds: dict[str, float] = {}
-    for launch in launches(document, phase):
-        index = read_index(launch.folder(root))
-        for entry in [] if index is None else index.cells:
-            record = read_cell_record(launch, entry.cell, root) if entry.files else None
-            seconds[entry.cell] = record["rehearsed"]["seconds"] if record else 0.0
-    return seconds
-
-
-def _source(study: StudyDocument, ran: Ran) -> str:
-    names = machine_named(study)
-    assert names is not None
-    fitted = f"{names.get('launch')} of {names.get('archive')}, fitted"
-    text = f"by the model of {names.get('accelerator', fitted)} (rehearsal)"
-    return text if ran.rates else f"{text}, which finds no reference rate"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

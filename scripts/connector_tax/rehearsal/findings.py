@@ -1,9 +1,13 @@
 """What a rehearsal says about its study: time, cells, what can be decided, and what to change."""
 
+import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from statistics import median
 from typing import Literal
+
+import pandas as pd
 
 from connector_tax.analysis.block_model import POWER
 from connector_tax.analysis.effects import CONFIRMATORY
@@ -12,7 +16,6 @@ from connector_tax.artifacts.cell_records import CellRecord
 from connector_tax.artifacts.names import PHASES, configuration_of
 from connector_tax.artifacts.tables import POOLED, EffectRow, Row
 from connector_tax.artifacts.verdicts import CANNOT_TELL, DECIDED, MIN_BLOCKS_FOR_VERDICT
-from connector_tax.rehearsal.page import Section
 from connector_tax.rehearsal.study import Rehearsal
 from connector_tax.study.plan import Durations, gates_s, probing_s
 
@@ -20,6 +23,32 @@ PHASE_NAMES = {"A": "Phase A", "B": "Phase B", "Bp": "Phase B'"}
 # Where a phase's cells are chosen.
 KEYS = {"A": "phase_a.rates_rps", "B": "phase_b", "Bp": "phase_bp.shapes"}
 CellName = tuple[str, str]
+COLUMNS = 80
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, sentences, and a table of text."""
+
+    title: str
+    sentences: list[str] = field(default_factory=list)
+    headings: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+
+
+def page(title: str, sections: Sequence[Section]) -> str:
+    """The sections as a page, the same in a terminal of 80 columns and as Markdown."""
+    lines = [f"# {title}", ""]
+    for section in sections:
+        lines += [f"## {section.title}", ""]
+        for sentence in section.sentences:
+            lines += textwrap.wrap(f"- {sentence}", COLUMNS, subsequent_indent="  ")
+        if section.sentences:
+            lines.append("")
+        if section.rows:
+            table = pd.DataFrame(section.rows, columns=list(section.headings))
+            lines += ["```", table.to_string(index=False), "```", ""]
+    return "\n".join(lines)
 
 
 def seconds_by_part(rehearsal: Rehearsal) -> dict[str, float]:
@@ -125,18 +154,13 @@ def _cells(rehearsal: Rehearsal) -> Iterator[Section]:
 
 
 def _plain_records(rehearsal: Rehearsal) -> dict[CellName, list[CellRecord]]:
-    by_cell: dict[CellName, list[CellRecord]] = {}
-    for phase in PHASES:
-        for planned in rehearsal.study.cells(phase):
-            records = [
-                record
-                for (launch, cell), record in rehearsal.records.items()
-                if (launch.phase, cell) == (phase, planned["cell"])
-                and launch.configuration == rehearsal.study.baseline
-            ]
-            if records:
-                by_cell[phase, planned["cell"]] = records
-    return by_cell
+    """The records of the baseline's launches by phase and cell, in the order of the design."""
+    planned = [(phase, c["cell"]) for phase in PHASES for c in rehearsal.study.cells(phase)]
+    by_cell: dict[CellName, list[CellRecord]] = {name: [] for name in planned}
+    for (launch, cell), record in rehearsal.records.items():
+        if launch.configuration == rehearsal.study.baseline:
+            by_cell[launch.phase, cell].append(record)
+    return {name: records for name, records in by_cell.items() if records}
 
 
 def _cell_row(records: Sequence[CellRecord], row: Row) -> list[str]:

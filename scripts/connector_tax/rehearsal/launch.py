@@ -1,17 +1,26 @@
-"""Launches in virtual time: what the driver of a launch does, its cells served by `rehearsal.cell`.
+"""Launches in virtual time: what the driver of a launch does, against the virtual engine.
 
-Order of cells, arrivals, the rule by which a cell ends, the reasons to leave one out and the checks
-it must pass are the driver's own (`study.launch`). A folder as a driver leaves it comes of it, so
-that the analysis reads it as it reads any study.
+Order of cells, arrivals, the reasons to leave a cell out and the checks it must pass are the
+driver's own (`study.launch`); what is sent when, and when a cell ends, is the load generator's
+(`loadgen.plan`). What its worker processes do, the in-flight cap, the request's and the drain's
+time-out, is done here. A folder as a driver leaves it comes of it, so that the analysis reads it as
+it reads any study.
 """
 
+import json
+import os
+import subprocess
 import sys
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from connector_tax.analysis.measure import WAITING, summarise_cell
 from connector_tax.analysis.validity import assess, void_reasons
@@ -27,20 +36,21 @@ from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.rates import cell_rates, shape_limits
 from connector_tax.artifacts.study_file import read_study
 from connector_tax.artifacts.study_records import CellPlan, StudyDocument
+from connector_tax.engine.scheduler import Sequence as Served
 from connector_tax.engine.virtual import VirtualEngine
 from connector_tax.files import sha256_file, write_bytes, write_json
-from connector_tax.loadgen import CellResult
-from connector_tax.loadgen.messages import STUDY_FIELDS
-from connector_tax.rehearsal.cell import VirtualCell
-from connector_tax.rehearsal.machine import Machine, machine_of
-from connector_tax.rehearsal.noise import slowness
-from connector_tax.rehearsal.processes import answer_tasks
+from connector_tax.linux import die_with_parent
+from connector_tax.loadgen import CellResult, CellRule, Plan, PlannedRequest, open_loop
+from connector_tax.loadgen.messages import STUDY_FIELDS, RequestRecord
+from connector_tax.loadgen.plan import LEAD_NS
+from connector_tax.rehearsal.machine import Machine, machine_of, slowness
 from connector_tax.servers.embedded import launch_seed
-from connector_tax.study.cell import PreparedCell, cell_record, cell_rule, prepare
+from connector_tax.study.cell import cell_record, cell_rule, prepare
 from connector_tax.study.design import cell_order
 from connector_tax.study.launch import MEASUREMENTS_OF_A_VOID_CELL, launch_skip_reason
 from connector_tax.study.plan import reference_rate
 
+REQUEST = PlannedRequest("simulated", b"{}", None, None)
 BEGUN = "1970-01-01T00:00:00+00:00"
 # What a load generator that never lags says of itself.
 HEALTHY: GeneratorHealth = {
@@ -57,6 +67,131 @@ HEALTHY: GeneratorHealth = {
     "connections": {"worker0": 1},
 }
 
+# ---- a cell
+
+
+class Scrape(NamedTuple):
+    """What is seen of the server at one moment, in requests."""
+
+    t_ns: int
+    waiting: int
+    inflight: int
+
+
+@dataclass
+class VirtualCell:
+    """A cell being served.
+
+    Attributes:
+        offsets_ns: the arrivals.
+        rule: when the cell is over.
+        shape: input and output tokens of every request.
+        scrape_ns: from one look at the server to the next.
+        front_ns: what a request takes outside the engine.
+        scrapes: what the looks saw.
+        busy_ns: how long the engine was in a step.
+    """
+
+    offsets_ns: NDArray[np.int64]
+    rule: CellRule
+    shape: tuple[int, int]
+    scrape_ns: int
+    front_ns: int = 0
+    scrapes: list[Scrape] = field(default_factory=list)
+    busy_ns: int = 0
+    _due: deque[RequestRecord] = field(default_factory=deque)
+    _live: dict[int, tuple[RequestRecord, Served]] = field(default_factory=dict)
+    _wake_ns: int | None = 0
+
+    def __post_init__(self) -> None:
+        requests = [REQUEST] * len(self.offsets_ns)
+        self.plan = Plan(open_loop(self.offsets_ns, requests, self.rule), self.rule)
+
+    def serve(self, engine: VirtualEngine) -> None:
+        """Run the cell until it is drained."""
+        origin_ns = engine.now_ns
+        self.plan.start(origin_ns)
+        scrape_ns = self._wake_ns = origin_ns
+        while self._wake_ns is not None or self._due or engine.scheduler.has_work:
+            if not engine.scheduler.has_work:
+                events = [self._due[0].t_intended_ns] if self._due else []
+                events += [self._wake_ns] if self._wake_ns is not None else []
+                engine.now_ns = max(engine.now_ns, min(events))
+            while scrape_ns <= engine.now_ns:
+                depth = len(engine.scheduler.waiting)
+                self.scrapes.append(Scrape(scrape_ns, depth, len(self._live)))
+                scrape_ns += self.scrape_ns
+            self._issue(engine.now_ns)
+            self._arrive(engine)
+            self._expire(engine)
+            if engine.scheduler.has_work:
+                before_ns = engine.now_ns
+                emitted = engine.step()
+                self.busy_ns += engine.now_ns - before_ns
+                self._answer(emitted, engine.now_ns)
+
+    def _issue(self, now_ns: int) -> None:
+        if self._wake_ns is None or self._wake_ns > now_ns:
+            return
+        items, next_ns = self.plan.step(now_ns, now_ns + LEAD_NS)
+        for item in items:
+            # Single requests: none has others of its session to cancel.
+            assert isinstance(item, tuple)
+            self._due.append(item[0])
+        self._wake_ns = None if next_ns is None else max(now_ns + 1, next_ns - LEAD_NS)
+
+    def _arrive(self, engine: VirtualEngine) -> None:
+        cap = self.rule.inflight_cap
+        while self._due and self._due[0].t_intended_ns <= engine.now_ns:
+            record = self._due.popleft()
+            if cap is not None and len(self._live) >= cap:
+                record.fail("inflight_cap")
+                self.plan.take(record)
+                continue
+            self._live[record.seq] = record, engine.add(record.seq, *self.shape)
+
+    def _expire(self, engine: VirtualEngine) -> None:
+        """Give up what has outlived its time-out, and everything when the drain is over."""
+        now_ns = engine.now_ns
+        timeout_ns = round(self.rule.request_timeout_s * 1e9)
+        while self._live:
+            seq, (record, _) = next(iter(self._live.items()))
+            if record.t_intended_ns + timeout_ns > now_ns:
+                break
+            self._abort(engine, seq, "request_timeout")
+        if self._wake_ns is not None:
+            return
+        assert self.plan.stop_ns is not None
+        if now_ns >= self.plan.stop_ns + round(self.plan.drain_s * 1e9):
+            for seq in list(self._live):
+                self._abort(engine, seq, "drain_timeout")
+
+    def _abort(self, engine: VirtualEngine, seq: int, kind: str) -> None:
+        record, sequence = self._live.pop(seq)
+        engine.scheduler.abort(sequence)
+        record.fail(kind)
+        record.t_send_ns, record.t_done_ns = record.t_intended_ns, engine.now_ns
+        self.plan.take(record)
+
+    def _answer(self, emitted: Sequence[Served], now_ns: int) -> None:
+        last_ns = now_ns + self.front_ns
+        for served in emitted:
+            record, _ = self._live[served.sink]
+            if record.t_first_token_ns is None:
+                record.t_first_token_ns = record.t_headers_ns = last_ns
+            if not served.finished:
+                continue
+            del self._live[served.sink]
+            record.t_worker_ns = record.t_conn_ns = record.t_send_ns = record.t_intended_ns
+            record.t_last_token_ns = record.t_done_ns = last_ns
+            record.prompt_tokens = served.prompt_len
+            record.completion_tokens = served.output_len
+            record.worker = 0
+            self.plan.take(record)
+
+
+# ---- a launch
+
 
 def virtual_engine(study: StudyDocument, launch: Launch, machine: Machine) -> VirtualEngine:
     """The engine that a launch is, in virtual time."""
@@ -72,122 +207,150 @@ def rehearse_launch(study: StudyDocument, launch: Launch, root: Path, machine: M
     """Write what the launch would leave, below the study's folder `root`."""
     folder = launch.folder(root)
     folder.mkdir(parents=True, exist_ok=True)
-    reason = launch_skip_reason(root, launch)
-    cells = cell_order(study, launch)
-    seconds = startup_s = release_s = 0.0
+    cells, reason = cell_order(study, launch), launch_skip_reason(root, launch)
+    went: dict[str, Any] = {"status": "skipped", "reason": reason}
+    timing = dict.fromkeys(("startup_s", "cells_s", "release_s"), 0.0)
+    entries = [CellEntry(cell["cell"], "skipped", reason, {}) for cell in cells]
     if reason is None:
-        status, rate = "done", reference_rate(root, launch.phase)
-        startup_s, release_s = machine.startup_s, float(study["config"]["server"]["release_s"])
+        rate = reference_rate(root, launch.phase)
         rates = cell_rates(study, launch.phase, rate, shape_limits(study, root, launch.phase))
         engine = virtual_engine(study, launch, machine)
-        entries, summary = [], {}
-        for cell in cells:
-            offered = rates[cell["cell"]]
-            assert offered is not None
-            record = _rehearse_cell(study, launch, cell, offered, engine, machine, folder)
-            seconds += record["rehearsed"]["seconds"]
-            entries.append(finished_cell(record, folder / cell["cell"]))
-            summary[cell["cell"]] = summarise_cell(folder / cell["cell"])
+        records = [
+            _rehearse_cell(study, launch, cell, rates[cell["cell"]], engine, machine, folder)
+            for cell in cells
+        ]
+        went = {"rate_rps": rate}
+        entries = [finished_cell(record, folder / record["cell"]) for record in records]
+        timing["startup_s"] = machine.startup_s
+        timing["release_s"] = float(study["config"]["server"]["release_s"])
+        timing["cells_s"] = sum(record["rehearsed"]["seconds"] for record in records)
         # What a look reads.
-        write_json(folder / paths.SUMMARY, summary)
-    else:
-        status, rate = "skipped", None
-        entries = [CellEntry(cell["cell"], status, reason, {}) for cell in cells]
-    timing = {"startup_s": startup_s, "cells_s": seconds, "release_s": release_s}
-    index = launch_index(
-        study, launch, entries, status=status, reason=reason, rate_rps=rate, started_utc=BEGUN,
-        ended_utc=BEGUN, timing=timing,
-    )  # fmt: skip
-    write_index(folder, index)
+        summaries = {cell["cell"]: summarise_cell(folder / cell["cell"]) for cell in cells}
+        write_json(folder / paths.SUMMARY, summaries)
+    times = {"started_utc": BEGUN, "ended_utc": BEGUN, "timing": timing}
+    write_index(folder, launch_index(study, launch, entries, **went, **times))
 
 
 def _rehearse_cell(
     study: StudyDocument,
     launch: Launch,
     planned: CellPlan,
-    rate_rps: float,
+    rate_rps: float | None,
     engine: VirtualEngine,
     machine: Machine,
     launch_folder: Path,
 ) -> CellRecord:
-    """Serve one cell and write its folder; the content of its record."""
+    """Serve one cell and write its folder; the content of its record.
+
+    It is judged as a measured one is; the machine is taken to be undisturbed.
+    """
+    assert rate_rps is not None
     config, name = study["config"], planned["cell"]
     prepared = prepare(study, launch, planned, rate_rps, attempt=1, measurement=1)
-    rule = cell_rule(config, launch.phase)
     shape = (planned["input_tokens"], planned["output_tokens"])
     scrape_ns = round(config["metrics"]["interval_s"] * 1e9)
+    rule = cell_rule(config, launch.phase)
     cell = VirtualCell(prepared.offsets_ns, rule, shape, scrape_ns, machine.front_ns)
     began_ns, preempted = engine.now_ns, engine.scheduler.preemptions
     cell.serve(engine)
     result = CellResult.of(cell.plan, engine.now_ns, "worker", HEALTHY)
-    records = [cast(RequestLine, record.fields(STUDY_FIELDS)) for record in result.records]
-    record = _judged(study, launch, prepared, cell, result, records)
-    seconds = (engine.now_ns - began_ns) / 1e9
-    again = not record["valid"] and result.cooldown_ended_by != "overloaded"
-    inflight = [scrape.inflight for scrape in cell.scrapes if scrape.t_ns < result.t_stop_ns]
-    record["rehearsed"] = {
-        "seconds": seconds * (MEASUREMENTS_OF_A_VOID_CELL if again else 1),
-        "load": cell.busy_ns / (engine.now_ns - began_ns),
-        "inflight_p50": float(np.median(inflight)),
-        "inflight_max": max(inflight),
-        "preemptions": engine.scheduler.preemptions - preempted,
+    requests = [cast(RequestLine, record.fields(STUDY_FIELDS)) for record in result.records]
+    measured = cell_record(study, launch, prepared, result, requests, BEGUN)
+    ok = [request for request in requests if is_answered(request)]
+    counters: dict[str, float | None] = {
+        "success": len(ok),
+        "prompt_tokens": sum(request["prompt_tokens"] for request in ok),
+        "generation_tokens": sum(request["completion_tokens"] for request in ok),
+        "prefix_cache_hits": 0,
+        "external_prefix_cache_hits": 0,
     }
+    checks = assess(
+        records=requests,
+        planned=measured["counts"]["planned"],
+        shape=shape,
+        window=measured["window"],
+        cell=config["cell"],
+        wanted=config["cell"]["min_completed"],
+        suspended_ms=0,
+        counters={"before": dict.fromkeys(counters, 0), "after": counters},
+        scrapes=[{"t_ns": scrape.t_ns, "ok": True} for scrape in cell.scrapes],
+        health=HEALTHY,
+        clock="worker",
+        bounds=config["validity"],
+    )
+    reasons = void_reasons(checks)
+    again = reasons and result.cooldown_ended_by != "overloaded"
+    took_ns = engine.now_ns - began_ns
+    inflight = [scrape.inflight for scrape in cell.scrapes if scrape.t_ns < result.t_stop_ns]
     folder = launch_folder / name
     folder.mkdir(parents=True)
     scrapes = (
         {"t_ns": s.t_ns, "ok": True, "scrape_ms": 0.0, "values": {WAITING: float(s.waiting)}}
         for s in cell.scrapes
     )
-    lines: dict[str, Iterable[Any]] = {"requests": records, "metrics": scrapes, "engine_step": ()}
+    lines: dict[str, Iterable[Any]] = {"requests": requests, "metrics": scrapes, "engine_step": ()}
     for kind, values in lines.items():
         content = b"".join(msgspec.json.encode(value) + b"\n" for value in values)
         write_bytes(folder / paths.cell_log(kind, launch.phase, name), content)
-    record["files"] = {path.name: sha256_file(path) for path in sorted(folder.iterdir())}
+    record: CellRecord = {
+        **measured,
+        "health": checks,
+        "valid": not reasons,
+        "void_reasons": reasons,
+        "rehearsed": {
+            "seconds": took_ns / 1e9 * (MEASUREMENTS_OF_A_VOID_CELL if again else 1),
+            "load": cell.busy_ns / took_ns,
+            "inflight_p50": float(np.median(inflight)),
+            "preemptions": engine.scheduler.preemptions - preempted,
+        },
+        "files": {path.name: sha256_file(path) for path in sorted(folder.iterdir())},
+    }
     write_json(folder / paths.cell_record(launch.phase, name), record)
     return record
 
 
-def _judged(
-    study: StudyDocument,
-    launch: Launch,
-    prepared: PreparedCell,
-    cell: VirtualCell,
-    result: CellResult,
-    records: list[RequestLine],
-) -> CellRecord:
-    """The cell's record, judged as a measured one is; the machine is taken to be undisturbed."""
-    config = study["config"]
-    record = cell_record(study, launch, prepared, result, records, BEGUN)
-    ok = [r for r in records if is_answered(r)]
-    counters: dict[str, float | None] = {
-        "success": len(ok),
-        "prompt_tokens": sum(r["prompt_tokens"] for r in ok),
-        "generation_tokens": sum(r["completion_tokens"] for r in ok),
-        "prefix_cache_hits": 0,
-        "external_prefix_cache_hits": 0,
-    }
-    checks = assess(
-        records=records,
-        planned=record["counts"]["planned"],
-        shape=cell.shape,
-        window=record["window"],
-        cell=config["cell"],
-        wanted=config["cell"]["min_completed"],
-        suspended_ms=0,
-        counters={"before": dict.fromkeys(counters, 0), "after": counters},
-        scrapes=[{"t_ns": s.t_ns, "ok": True} for s in cell.scrapes],
-        health=HEALTHY,
-        clock="worker",
-        bounds=config["validity"],
-    )
-    reasons = void_reasons(checks)
-    return {
-        **record,
-        "health": checks,
-        "valid": not reasons,
-        "void_reasons": reasons,
-        "files": {},
-    }
+# ---- side by side, in processes
+
+
+class SimulationError(Exception):
+    """A process of a simulation failed; its output is the text."""
+
+
+def in_processes(module: str, arguments: Sequence[str], tasks: Sequence[Any]) -> list[Any]:
+    """What `python -m module *arguments` answers to each task (`answer_tasks`), in their order.
+
+    The tasks are shared out to one process for each CPU, as JSON lines.
+
+    Raises:
+        SimulationError: a process failed.
+    """
+    count = min(len(tasks), len(os.sched_getaffinity(0)))
+    command = [sys.executable, "-m", module, *arguments]
+    results: list[Any] = [None] * len(tasks)
+
+    def run(number: int) -> None:
+        done = subprocess.run(
+            command,
+            input=json.dumps(tasks[number::count]),
+            capture_output=True,
+            text=True,
+            check=False,
+            preexec_fn=die_with_parent,
+        )
+        if done.returncode:
+            raise SimulationError(f"{' '.join(command)}\n{done.stderr}")
+        results[number::count] = map(json.loads, done.stdout.splitlines())
+
+    if count:
+        with ThreadPoolExecutor(count) as pool:
+            list(pool.map(run, range(count)))
+    return results
+
+
+def answer_tasks(answer: Callable[..., Any]) -> None:
+    """Answer the tasks on stdin, each the arguments of `answer`: the other end of a process."""
+    for task in json.load(sys.stdin):
+        print(json.dumps(answer(*task)), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The machine a study is rehearsed on: an engine for each configuration, in virtual time.
+"""The machine a study is rehearsed on: an engine for each configuration, and how launches differ.
 
 Three kinds. A study on the embedded engine has its costs and taxes in its own design. Of a real
 vLLM, `rehearsal` in the configuration names an accelerator (`roofline`) or a launch of an archive
@@ -11,13 +11,14 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from connector_tax.analysis.measure import read_requests
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import LaunchIndex, read_index
-from connector_tax.artifacts.names import baseline_of
+from connector_tax.artifacts.names import Launch, baseline_of
 from connector_tax.artifacts.study_records import RehearsalSection, StudyDocument
 from connector_tax.config import ConfigError, shipped
 from connector_tax.engine.config import EngineConfig, ModelOptions, load_config
@@ -28,7 +29,6 @@ from connector_tax.engine.scheduler import SchedulerOptions, StepPlan
 from connector_tax.files import ArtifactError, read_json, write_json
 from connector_tax.model_size import read_model
 from connector_tax.provenance.archive import unpack
-from connector_tax.rehearsal.noise import NOISES, QUIET, Noise
 from connector_tax.roofline import (
     KV_BLOCK,
     MEMORY_FLAG,
@@ -36,11 +36,62 @@ from connector_tax.roofline import (
     Roofline,
     read_accelerator,
 )
+from connector_tax.seeds import named_generator
 from connector_tax.servers.kinds import engine_of
 
 # vLLM's where its flags do not say: requests that run at once, and tokens of a step.
 VLLM_SEQUENCES = 256
 VLLM_STEP_TOKENS = 8192
+
+# ---- how launches differ
+
+
+class Noise(NamedTuple):
+    """How launches of one configuration differ, relative to a step's time.
+
+    Attributes:
+        launch_sd: standard deviation from launch to launch.
+        bad_share: of launches that are slow from start to end.
+        slow_by: what such a launch is slower by, one of these.
+        drift_sd: of how much slower a block's last launch is than its first.
+        source: where the numbers are from.
+    """
+
+    launch_sd: float
+    bad_share: float = 0.0
+    slow_by: tuple[float, ...] = (0.2, 0.4)
+    drift_sd: float = 0.0
+    source: str = ""
+
+
+QUIET = Noise(0.0)
+# The measured ones: `python -m benchmarks.rehearsal --archive FILE`, "launches".
+NOISES: Mapping[str, Noise] = {
+    "engine": Noise(0.005, source="config/embedded.yaml: what the engine itself draws"),
+    "embedded": Noise(0.006, source="results/archive/default.tar.zst"),
+    "vllm-cpu": Noise(0.026, drift_sd=0.017, source="results/archive/vllm-cpu.tar.zst"),
+    "hostile": Noise(
+        0.026, 0.05, drift_sd=0.05, source="assumed: vllm-cpu's, one launch in 20 bad, more drift"
+    ),
+}
+
+
+def slowness(noise: Noise, study: StudyDocument, launch: Launch) -> float:
+    """What the launch's steps take over those of a good one in the middle of its block."""
+    order = [
+        entry["config"]
+        for entry in study["run_order"][launch.phase]
+        if entry["block"] == launch.block
+    ]
+    place = order.index(launch.config) / max(1, len(order) - 1) - 0.5
+    name = f"{study['seed']}/noise"
+    slope = named_generator(f"{name}/block{launch.block}/{launch.phase}").normal(0, noise.drift_sd)
+    own = named_generator(f"{name}/{launch.name}")
+    bad = own.random() < noise.bad_share
+    return float(np.exp(slope * place) * (1 + bad * own.choice(noise.slow_by)))
+
+
+# ---- the machine
 
 
 @dataclass(frozen=True)
@@ -118,7 +169,9 @@ def _on_accelerator(study: StudyDocument, names: RehearsalSection) -> Machine:
     name = names["accelerator"]
     accelerator, reached = read_accelerator(name)
     if emulated:
-        reached = {**reached, "besides_us": engine["device_time"]["besides_us"]}
+        # Its steps end on a timer: they take what the model says, in every launch.
+        besides_us = engine["device_time"]["besides_us"]
+        reached = {**reached, "besides_us": besides_us, "step_sd": 0.0, "launch_sd": 0.0}
     model = read_model(shipped(names["model_config"]))
     roof = Roofline(model, accelerator, reached, int(flags.get("--tensor-parallel-size", 1)))
     share = float(flags.get(MEMORY_FLAG, MEMORY_SHARE))
@@ -158,51 +211,49 @@ def _on_accelerator(study: StudyDocument, names: RehearsalSection) -> Machine:
 
 
 def _fitted(study: StudyDocument, names: RehearsalSection) -> Machine:
-    """The machine that one launch of a measured study shows."""
-    launch = names["launch"]
-    with tempfile.TemporaryDirectory(prefix="rehearsal-") as folder:
-        root = Path(folder) / "study"
-        try:
-            unpack(Path(names["archive"]), root, records_of=f"{paths.RUNS}/{launch}/")
-            whose = f"{launch} of {names['archive']}"
-            machine = _of_launch(study, root / paths.RUNS / launch, whose)
-        except ArtifactError as error:
-            raise ConfigError(f"rehearsal: {error}") from None
-    noise = NOISES["vllm-cpu"]
-    return machine.noisy(noise._replace(launch_sd=names.get("launch_sd", noise.launch_sd)))
-
-
-def _of_launch(study: StudyDocument, folder: Path, whose: str) -> Machine:
-    """The machine that a launch in a folder shows, without noise; `whose` it is.
+    """The machine that one launch of a measured study shows.
 
     Raises:
-        ArtifactError: the launch has no whole cell or no step log that can be fitted.
+        ConfigError: the launch has no whole cell or no step log that can be fitted.
     """
-    index = read_index(folder)
-    if index is None:
-        raise ArtifactError(f"{folder / paths.INDEX}: no such file")
-    names = [entry.cell for entry in index.cells if entry.status == "valid"]
-    logs = [folder / name / paths.cell_log("engine_step", index.phase, name) for name in names]
-    steps = read_steps(logs)
-    fitted = fit(steps)
-    values = {name: value or 0.0 for name, value in fitted.coefficients.items()}
-    values["delta_us"] += _between_us(steps["scheduler"])
-    cost = StepCost(**values, jitter_rel_sd=fitted.relative_sd, launch_offset_rel_sd=0.0)
+    launch = names["launch"]
+    with tempfile.TemporaryDirectory(prefix="rehearsal-") as place:
+        root = Path(place) / "study"
+        folder = root / paths.RUNS / launch
+        try:
+            unpack(Path(names["archive"]), root, records_of=f"{paths.RUNS}/{launch}/")
+            index = read_index(folder)
+            if index is None:
+                raise ArtifactError(f"{folder / paths.INDEX}: no such file")
+            steps = read_steps([
+                folder / entry.cell / paths.cell_log("engine_step", index.phase, entry.cell)
+                for entry in index.cells
+                if entry.status == "valid"
+            ])  # fmt: skip
+            fitted = fit(steps)
+            values = {name: value or 0.0 for name, value in fitted.coefficients.items()}
+            values["delta_us"] += _between_us(steps["scheduler"])
+            cost = StepCost(**values, jitter_rel_sd=fitted.relative_sd, launch_offset_rel_sd=0.0)
+            front_ns = _front_ns(cost, folder, index)
+        except ArtifactError as error:
+            raise ConfigError(f"rehearsal: {error}") from None
     kv_tokens = VLLM_SEQUENCES * int(study["config"]["engine"]["flags"]["--max-model-len"])
     most = max(record["decode_tokens"] for record in steps["scheduler"].values())
-    return Machine(
+    machine = Machine(
         engines=_same_for_all(study, cost, kv_tokens),
         device_us=None,
         startup_s=index.timing["startup_s"] / max(1, len(index.attempts)),
-        front_ns=_front_ns(cost, folder, index),
+        front_ns=front_ns,
         kv_tokens=kv_tokens,
         source=(
-            f"Fitted to {fitted.steps} steps of {whose} "
+            f"Fitted to {fitted.steps} steps of {launch} of {names['archive']} "
             f"(R2 {fitted.r2:.2f}), of which none decodes more than {most} requests: what more "
             "cost is extrapolated. What a request takes outside the engine is from the same "
             "launch's lightest cell. The KV cache is taken to be large enough.",
         ),
     )
+    noise = NOISES["vllm-cpu"]
+    return machine.noisy(noise._replace(launch_sd=names.get("launch_sd", noise.launch_sd)))
 
 
 def _front_ns(cost: StepCost, folder: Path, index: LaunchIndex) -> int:

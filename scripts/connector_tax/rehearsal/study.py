@@ -1,10 +1,9 @@
 """The whole study in virtual time: its launches, reference rates and analysis, in a folder."""
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from connector_tax.analysis.aggregate import write_tables
 from connector_tax.analysis.ingest import load_cells
@@ -21,15 +20,15 @@ from connector_tax.artifacts.index import LaunchIndex, read_index
 from connector_tax.artifacts.names import PHASES, Launch, baseline_of
 from connector_tax.artifacts.record_reader import read_record
 from connector_tax.artifacts.stage_records import ConclusionRecord, HypothesesRecord, RatesRecord
-from connector_tax.artifacts.study_file import Study, launches, load_study
+from connector_tax.artifacts.study_file import Study, every_launch, launches, load_study
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.artifacts.table_reader import read_table
 from connector_tax.artifacts.tables import ROW_TYPES, TAX, EffectRow, Row
 from connector_tax.artifacts.verdicts import MIN_BLOCKS_FOR_VERDICT
 from connector_tax.engine.virtual import VirtualEngine
 from connector_tax.files import read_json, write_json
+from connector_tax.rehearsal.launch import SimulationError, in_processes, rehearse_launch
 from connector_tax.rehearsal.machine import Machine
-from connector_tax.rehearsal.processes import SimulationError, in_processes
 from connector_tax.servers.embedded import launch_seed
 from connector_tax.study.design import run_order
 from connector_tax.study.shape_rates import (
@@ -40,7 +39,7 @@ from connector_tax.study.shape_rates import (
 )
 
 
-@dataclass(frozen=True)
+@dataclass
 class Rehearsal:
     """What a study comes to in virtual time.
 
@@ -59,14 +58,14 @@ class Rehearsal:
     study: Study
     own_blocks: int
     machine: Machine
-    rates: RatesRecord | None
-    no_rate: str | None
-    probes_s: float | None
-    indexes: Mapping[Launch, LaunchIndex]
-    records: Mapping[tuple[Launch, str], CellRecord]
-    rows: list[Row]
-    taxes: list[EffectRow]
-    hypotheses: list[ConclusionRecord]
+    rates: RatesRecord | None = None
+    no_rate: str | None = None
+    probes_s: float | None = None
+    indexes: Mapping[Launch, LaunchIndex] = field(default_factory=dict)
+    records: Mapping[tuple[Launch, str], CellRecord] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    taxes: list[EffectRow] = field(default_factory=list)
+    hypotheses: list[ConclusionRecord] = field(default_factory=list)
 
     def own_indexes(self, phase: str) -> Iterator[LaunchIndex]:
         """The launches of a phase that the study itself has."""
@@ -79,84 +78,103 @@ def rehearse(study: StudyDocument, machine: Machine, root: Path) -> Rehearsal:
     """Rehearse a study in the empty folder `root`.
 
     Raises:
-        SimulationError: a process of it failed.
+        SimulationError: a process of it failed, or a shape cannot be served.
     """
-    own_blocks = study["blocks"]
-    document = prepare(study, root, max(own_blocks, MIN_BLOCKS_FOR_VERDICT))
-    ran = run_phases(document, machine, root, lambda phase: _run(document, phase, root))
-    loaded = load_study(root / paths.STUDY)
-    analysis = ([], [], []) if ran.rates is None else _analysis(loaded)
-    indexes = {
+    found = run_phases(study, machine, root, max(study["blocks"], MIN_BLOCKS_FOR_VERDICT))
+    if found.rates is not None:
+        write_tables(found.study)
+        folder = root / paths.ANALYSIS
+        cells = read_table(folder / paths.CELLS, ROW_TYPES[paths.CELLS])
+        effects = read_table(folder / paths.EFFECTS, EffectRow)
+        found.rows = [vars(row) for row in cells]
+        found.taxes = [row for row in effects if row.quantity == TAX]
+        concluded = read_record(folder / paths.HYPOTHESES, HypothesesRecord)
+        found.hypotheses = concluded["hypotheses"]
+    return found
+
+
+def run_phases(study: StudyDocument, machine: Machine, root: Path, blocks: int) -> Rehearsal:
+    """Phase A, its reference rates, the probes of the shapes, and Phases B and B'; no tables.
+
+    Args:
+        study: the design.
+        machine: what it runs on.
+        root: the study's folder, empty.
+        blocks: as many are rehearsed.
+
+    Raises:
+        SimulationError: a process of it failed, or a shape cannot be served.
+    """
+    document = prepare(study, root, blocks)
+    found = Rehearsal(load_study(root / paths.STUDY), study["blocks"], machine)
+    rehearse_phase(document, "A", root, machine)
+    cells = load_cells(found.study, "A")
+    judged = judge_cells(found.study, cells, read_loads(cells))
+    try:
+        found.rates = reference_rates(found.study, cells, judged)
+    except NoReferenceRateError as error:
+        found.no_rate = str(error)
+    else:
+        write_json(root / paths.REFERENCE_RATES, found.rates)
+        if document["config"].get("shape_rates") is not None:
+            completed_s, found.probes_s = rehearse_shapes(document, machine)
+            try:
+                write_json(root / paths.SHAPE_RATES, shape_rates_content(document, completed_s))
+            except ShapeRateError as error:
+                raise SimulationError(str(error)) from None
+        for phase in PHASES[1:]:
+            rehearse_phase(document, phase, root, machine)
+    found.indexes = {
         launch: index
-        for phase in PHASES
-        for launch in launches(document, phase)
+        for launch in every_launch(document)
         if (index := read_index(launch.folder(root))) is not None
     }
-    records = {
-        (launch, entry.cell): read_cell_record(launch, entry.cell, root)
-        for launch, index in indexes.items()
+    found.records = {
+        (launch, entry.cell): read_json(
+            launch.folder(root) / entry.cell / paths.cell_record(launch.phase, entry.cell)
+        )
+        for launch, index in found.indexes.items()
         for entry in index.cells
         if entry.files
     }
-    return Rehearsal(loaded, own_blocks, machine, *ran, indexes, records, *analysis)
+    return found
 
 
-def _analysis(study: Study) -> tuple[list[Row], list[EffectRow], list[ConclusionRecord]]:
-    """The rows of the cells, the taxes and the hypotheses."""
-    write_tables(study)
-    folder = study.root / paths.ANALYSIS
-    rows = [vars(row) for row in read_table(folder / paths.CELLS, ROW_TYPES[paths.CELLS])]
-    effects = read_table(folder / paths.EFFECTS, EffectRow)
-    hypotheses = read_record(folder / paths.HYPOTHESES, HypothesesRecord)["hypotheses"]
-    return rows, [row for row in effects if row.quantity == TAX], hypotheses
+def prepare(study: StudyDocument, root: Path, blocks: int) -> StudyDocument:
+    """Write what stands around the launches; the design as it is rehearsed, of so many blocks."""
+    config = study["config"].copy()
+    document: StudyDocument = {**study, "config": config}
+    if study["blocks"] != blocks:
+        config["blocks"] = document["blocks"] = blocks
+        document["run_order"] = run_order(config)
+        # Their levels are of the study's own blocks.
+        config["statistics"] = config["statistics"].copy()
+        config["statistics"].pop("looks", None)
+    write_json(root / paths.STUDY, document)
+    gates = {c["id"]: {"include": True, "reason": "rehearsed"} for c in study["configurations"]}
+    write_json(root / paths.PREFLIGHT_STATUS, gates)
+    patch = {"step_timing_available": False, "reason": "a rehearsal records no steps"}
+    write_json(root / paths.PATCH_STATUS, patch)
+    return document
 
 
-class Ran(NamedTuple):
-    """What the phases of a study came to, besides the folders of its launches.
-
-    Attributes:
-        rates: reference_rates.json; None where no rate qualifies.
-        no_rate: why none does; None where one does.
-        probes_s: how long the probes of the shapes take; None where there are none.
-    """
-
-    rates: RatesRecord | None
-    no_rate: str | None
-    probes_s: float | None
-
-
-def run_phases(
-    document: StudyDocument, machine: Machine, root: Path, run: Callable[[str], None]
-) -> Ran:
-    """Phase A, its reference rates, the probes of the shapes, and Phases B and B'.
-
-    Args:
-        document: of `prepare`.
-        machine: what the shapes are probed on.
-        root: the study's folder.
-        run: rehearses the launches of a phase.
+def rehearse_phase(document: StudyDocument, phase: str, root: Path, machine: Machine) -> None:
+    """Rehearse every launch of a phase; block by block, with its looks, where the study has any.
 
     Raises:
-        SimulationError: a shape cannot be served.
+        SimulationError: a process of it failed.
     """
-    run("A")
-    loaded = load_study(root / paths.STUDY)
-    cells = load_cells(loaded, "A")
-    try:
-        rates = reference_rates(loaded, cells, judge_cells(loaded, cells, read_loads(cells)))
-    except NoReferenceRateError as error:
-        return Ran(None, str(error), None)
-    write_json(root / paths.REFERENCE_RATES, rates)
-    probes_s: float | None = None
-    if document["config"].get("shape_rates") is not None:
-        completed_s, probes_s = rehearse_shapes(document, machine)
-        try:
-            write_json(root / paths.SHAPE_RATES, shape_rates_content(document, completed_s))
-        except ShapeRateError as error:
-            raise SimulationError(str(error)) from None
-    for phase in PHASES[1:]:
-        run(phase)
-    return Ran(rates, None, probes_s)
+    tasks = [(launch.config, launch.block, phase) for launch in launches(document, phase)]
+    if len(tasks) == 1:
+        rehearse_launch(document, Launch(*tasks[0]), root, machine)
+        return
+    blocks = [tasks]
+    if phase == "A" and "looks" in document["config"]["statistics"]:
+        blocks = [[t for t in tasks if t[1] == block] for block in range(document["blocks"])]
+    for block, members in enumerate(blocks):
+        in_processes("connector_tax.rehearsal.launch", [str(root)], members)
+        if members is not tasks:
+            take_due_look(load_study(root / paths.STUDY), block)
 
 
 def rehearse_shapes(study: StudyDocument, machine: Machine) -> tuple[dict[str, list[float]], float]:
@@ -192,56 +210,3 @@ def _burst(
         if not sequence.finished:
             engine.scheduler.abort(sequence)
     return done
-
-
-def read_cell_record(launch: Launch, cell: str, root: Path) -> CellRecord:
-    """The record of a rehearsed cell."""
-    record: CellRecord = read_json(
-        launch.folder(root) / cell / paths.cell_record(launch.phase, cell)
-    )
-    return record
-
-
-def rehearse_at(study: StudyDocument, root: Path, rates: RatesRecord) -> None:
-    """Rehearse a study's launches, in the empty folder `root`, at reference rates that are known.
-
-    Args:
-        rates: the content of reference_rates.json.
-
-    Raises:
-        SimulationError: a process of it failed.
-    """
-    document = prepare(study, root, max(study["blocks"], MIN_BLOCKS_FOR_VERDICT))
-    write_json(root / paths.REFERENCE_RATES, rates)
-    for phase in PHASES:
-        _run(document, phase, root)
-
-
-def prepare(study: StudyDocument, root: Path, blocks: int) -> StudyDocument:
-    """Write what stands around the launches; the design as it is rehearsed, of so many blocks."""
-    config = study["config"].copy()
-    document: StudyDocument = {**study, "config": config}
-    if study["blocks"] != blocks:
-        config["blocks"] = document["blocks"] = blocks
-        document["run_order"] = run_order(config)
-        # Their levels are of the study's own blocks.
-        config["statistics"] = config["statistics"].copy()
-        config["statistics"].pop("looks", None)
-    write_json(root / paths.STUDY, document)
-    gates = {c["id"]: {"include": True, "reason": "rehearsed"} for c in study["configurations"]}
-    write_json(root / paths.PREFLIGHT_STATUS, gates)
-    patch = {"step_timing_available": False, "reason": "a rehearsal records no steps"}
-    write_json(root / paths.PATCH_STATUS, patch)
-    return document
-
-
-def _run(document: StudyDocument, phase: str, root: Path) -> None:
-    """Rehearse every launch of a phase; block by block, with its looks, where the study has any."""
-    tasks = [(launch.config, launch.block, phase) for launch in launches(document, phase)]
-    blocks = [tasks]
-    if phase == "A" and "looks" in document["config"]["statistics"]:
-        blocks = [[t for t in tasks if t[1] == block] for block in range(document["blocks"])]
-    for block, members in enumerate(blocks):
-        in_processes("connector_tax.rehearsal.launch", [str(root)], members)
-        if members is not tasks:
-            take_due_look(load_study(root / paths.STUDY), block)
