@@ -45,5 +45,5 @@ class Ab:
     def run(self) -> "subprocess.CompletedProcess[str]":
         """Run it to its end."""
         with self.start(subprocess.PIPE) as process:
-            out, err = process.communicate(timeout=280)
+            out, err = process.communicate(timeout=550)
         return subprocess.CompletedProcess(self.command, process.returncode, out, err)

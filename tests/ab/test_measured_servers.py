@@ -27,7 +27,7 @@ def cells(command: Ab) -> dict[str, str]:
     return {str(path): sha256_file(path) for path in paths}
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_what_a_dead_server_and_ctrl_c_leave_is_carried_on_by_the_same_command(
     tmp_path: Path,
 ) -> None:
@@ -76,7 +76,7 @@ def test_what_a_dead_server_and_ctrl_c_leave_is_carried_on_by_the_same_command(
 
     # What is left is measured; then a signal to it alone.
     with begun() as process:
-        wait_for(lambda: "making tables" in log.read_text(), process)
+        wait_for(lambda: "making tables" in log.read_text(), process, timeout_s=550)
         process.terminate()
     assert process.returncode == STOPPED, log.read_text()
     assert kept.items() <= cells(command).items()
@@ -102,7 +102,7 @@ def engine(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
             process.kill()
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_running_servers_are_compared_left_alone_and_archived(tmp_path: Path) -> None:
     with engine() as (plain, baseline), engine("--configuration", "nixl_both") as (dear, candidate):
         done = Ab(tmp_path, "--json", baseline=baseline, candidate=f"dear={candidate}").run()
