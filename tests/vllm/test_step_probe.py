@@ -314,22 +314,6 @@ def test_many_steps_are_written_in_parts_and_all(tree: Path, probe: Path, tmp_pa
         assert steps == list(range(1, 201))
 
 
-def test_a_disk_that_is_full_ends_the_probe_and_keeps_what_it_has(
-    tree: Path, probe: Path, tmp_path: Path
-) -> None:
-    full = """
-import resource
-resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
-sys.modules["connector_tax_step_probe.log"].HELD_NUMBERS = 100
-"""
-    output = stub.drive(tree, probe, tmp_path / "log", connector="One", before=full, steps=200)
-    assert "answers 200" in output
-    assert output.count("step probe switched off: OSError: [Errno 27]") == 1
-    steps = [record["step_id"] for record in stub.records(tmp_path / "log", "scheduler")]
-    assert 20 < len(steps) < 200
-    assert steps == list(range(1, len(steps) + 1))
-
-
 def test_a_disk_that_was_full_for_a_while_leaves_no_number_cut(
     tree: Path, probe: Path, tmp_path: Path
 ) -> None:
@@ -346,6 +330,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
 """
     output = stub.drive(tree, probe, tmp_path / "log", connector="One", before=full)
     assert output.count("step probe switched off: OSError: [Errno 27]") == 1
+    assert "answers 6" in output
     for process in ("scheduler", "worker"):
         records = stub.records(tmp_path / "log", process)
         assert [record["step_id"] for record in records] == list(range(1, len(records) + 1))

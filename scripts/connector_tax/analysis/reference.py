@@ -17,7 +17,7 @@ import argparse
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.metrics import CRITERIA
 from connector_tax.artifacts.names import SAME_RATES, CellKey, Launch, configuration_of
-from connector_tax.artifacts.stage_records import RateCriteria, RatesRecord
+from connector_tax.artifacts.stage_records import RatesRecord
 from connector_tax.artifacts.study_file import Study, launches, load_study
 from connector_tax.artifacts.study_records import Reference
 from connector_tax.commands import run_command, study_parser
@@ -133,7 +133,7 @@ def judge_cells(
     return judged
 
 
-def combine(judgements: Sequence[Judgement], bounds: Mapping[str, float]) -> RateCriteria:
+def combine(judgements: Sequence[Judgement], bounds: Mapping[str, float]) -> dict[str, Any]:
     """One rate of one configuration over its valid launches: medians of the values, majorities.
 
     Returns:
@@ -141,7 +141,7 @@ def combine(judgements: Sequence[Judgement], bounds: Mapping[str, float]) -> Rat
         is None when no launch is valid.
     """
     quarters = [j.load.backlog_by_quarter_s for j in judgements]
-    entry = {
+    return {
         "saturated": _at_least_half([j.saturated for j in judgements]),
         "n_launches": len(judgements),
         "n_saturated": sum(j.saturated for j in judgements),
@@ -157,7 +157,6 @@ def combine(judgements: Sequence[Judgement], bounds: Mapping[str, float]) -> Rat
         },
         "backlog_growth": [_median_or_none(column) for column in zip(*quarters, strict=True)],
     }
-    return cast(RateCriteria, entry)
 
 
 def _at_least_half(flags: Sequence[bool]) -> bool | None:
@@ -267,13 +266,13 @@ def _criteria(
     rates: Sequence[float],
     cells: Sequence[Cell],
     judged: Mapping[CellKey, Judgement],
-) -> tuple[dict[str, dict[str, RateCriteria]], States]:
+) -> tuple[dict[str, dict[str, dict[str, Any]]], States]:
     launched: dict[tuple[str, float | None], list[Judgement]] = {}
     for cell in cells:
         if cell.key in judged:
             own = launched.setdefault((configuration_of(cell.key.config), cell.rate_rps), [])
             own.append(judged[cell.key])
-    criteria: dict[str, dict[str, RateCriteria]] = {}
+    criteria: dict[str, dict[str, dict[str, Any]]] = {}
     states: States = {}
     for config in study.configurations:
         entries = {

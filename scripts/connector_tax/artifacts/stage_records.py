@@ -35,21 +35,12 @@ class GateRecord(TypedDict):
     ]
 
 
-class HookTarget(TypedDict):
-    """A method that the step probe wraps."""
-
-    hook: str
-    file: str
-    line: int
-    sha256: str
-
-
 class VllmDescription(TypedDict):
     """What step_probe/hook_points.py says of an installed vLLM; `package` is its folder."""
 
     vllm: str
     package: str
-    targets: list[HookTarget]
+    targets: list[dict[str, Any]]
     missing: list[str]
 
 
@@ -60,7 +51,7 @@ class PatchStatus(TypedDict, total=False):
     method: Annotated[str, says("how")]
     reason: Annotated[str | None, says("why it is not; null: available")]
     targets: Annotated[
-        list[HookTarget], says("wrapped methods: hook, file, line, SHA-256 of the file")
+        list[dict[str, Any]], says("wrapped methods: hook, file, line, SHA-256 of the file")
     ]
     vllm: Annotated[str, says("its version; absent but for a vLLM")]
     missing: Annotated[list[str], says("hook points this vLLM lacks; absent but for a vLLM")]
@@ -78,17 +69,6 @@ class PatchStatus(TypedDict, total=False):
         dict[str, int],
         says("by process, in the launch that proved it; steps; absent but for a vLLM"),
     ]
-
-
-class OverlayStatus(TypedDict):
-    """The part of patch_status.json that says what was installed."""
-
-    vllm: str
-    targets: list[HookTarget]
-    missing: list[str]
-    overlay: dict[str, str]
-    vllm_sources_sha256_before: str
-    leftovers: list[str]
 
 
 class RevertStatus(TypedDict, total=False):
@@ -152,26 +132,6 @@ class EnvironmentRecord(TypedDict):
     connector_tax_git_sha: Annotated[str, says("commit of this project, if it is a checkout")]
 
 
-class CriterionRecord(TypedDict):
-    """One criterion of saturation: median over the launches; null: none has it."""
-
-    value: float | None
-    bound: float
-    fired: bool | None
-
-
-class RateCriteria(TypedDict):
-    """One rate of one configuration; `saturated` is null without a valid launch."""
-
-    saturated: bool | None
-    n_launches: int
-    n_saturated: int
-    throughput_ratio: CriterionRecord
-    waiting: CriterionRecord
-    ttft_ratio: CriterionRecord
-    backlog_growth: list[float | None]
-
-
 class RatesRecord(TypedDict):
     """reference_rates.json; `criteria` is by configuration and rate."""
 
@@ -186,7 +146,7 @@ class RatesRecord(TypedDict):
         ),
     ]
     criteria: Annotated[
-        dict[str, dict[str, RateCriteria]],
+        dict[str, dict[str, dict[str, Any]]],
         says(
             "launch name and rate to: saturated, n_launches, n_saturated, each criterion's "
             "value, bound and fired, backlog_growth (s by quarter)"

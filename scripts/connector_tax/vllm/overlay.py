@@ -13,10 +13,10 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from connector_tax.artifacts.launch_files import EngineFiles
-from connector_tax.artifacts.stage_records import OverlayStatus, VllmDescription
+from connector_tax.artifacts.stage_records import PatchStatus, VllmDescription
 from connector_tax.artifacts.study_records import EngineSection
 from connector_tax.config import ROOT, pythons_of
 from connector_tax.files import fsync_directory, read_json, sha256_file, write_text
@@ -203,10 +203,10 @@ def leftovers(package: Path) -> list[str]:
     )
 
 
-def status_of(folder: Path, described: VllmDescription) -> OverlayStatus:
-    """What patch_status.json says of an overlay installed in `folder`."""
+def status_of(folder: Path, described: VllmDescription) -> PatchStatus:
+    """The part of patch_status.json that says what was installed in `folder`."""
     package = Path(described["package"])
-    return {
+    status = {
         "vllm": described["vllm"],
         "targets": described["targets"],
         "missing": described["missing"],
@@ -214,3 +214,4 @@ def status_of(folder: Path, described: VllmDescription) -> OverlayStatus:
         "vllm_sources_sha256_before": sources_sha256(package),
         "leftovers": leftovers(package),
     }
+    return cast(PatchStatus, status)
