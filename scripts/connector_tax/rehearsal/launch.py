@@ -338,7 +338,8 @@ def in_processes(module: str, arguments: Sequence[str], tasks: Sequence[Any]) ->
             preexec_fn=die_with_parent,
         )
         if done.returncode:
-            raise SimulationError(f"{' '.join(command)}\n{done.stderr}")
+            text = f"{' '.join(command)}: ended with status {done.returncode}"
+            raise SimulationError(f"{text}\n{done.stderr}")
         results[number::count] = map(json.loads, done.stdout.splitlines())
 
     if count:
