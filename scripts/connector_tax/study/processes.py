@@ -244,8 +244,10 @@ def own_processes(driver: int, server: int) -> tuple[list[int], list[int]]:
 
 
 def every_cpu_ms() -> dict[int, float]:
-    """CPU time of every process of the machine that /proc shows, in ms."""
-    return {pid: _cpu_ms(fields) for pid, (_, fields) in _every_stat().items()}
+    """CPU time of every process of the machine that /proc shows, without its children's, in ms."""
+    return {
+        pid: sum(map(int, fields[11:13])) * TICK_MS for pid, (_, fields) in _every_stat().items()
+    }
 
 
 def busiest_other(before: Mapping[int, float], own: Collection[int], seconds: float) -> str | None:
