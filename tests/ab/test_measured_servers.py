@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 
 from connector_tax.files import read_json, sha256_file
@@ -39,10 +38,8 @@ def test_what_a_dead_server_and_ctrl_c_leave_is_carried_on_by_the_same_command(
             return command.start(stream)
 
     # The server dies, and again when its launch is run once more.
-    killed: list[psutil.Process | None] = [None]
-
     def is_measured() -> bool:
-        return any(launch.glob("*.partial/metrics_*")) and server_of(launch) not in killed
+        return any(launch.glob("*.partial/metrics_*")) and server_of(launch) is not None
 
     with begun() as process:
         for _ in range(2):
@@ -50,7 +47,8 @@ def test_what_a_dead_server_and_ctrl_c_leave_is_carried_on_by_the_same_command(
             victim = server_of(launch)
             assert victim is not None
             victim.kill()
-            killed.append(victim)
+            # Its worker process ends a moment later.
+            wait_for(lambda: server_of(launch) is None, process)
     said = log.read_text()
     assert process.returncode == NO_NUMBER, said
     assert "candidate/block0/A failed: the server ended with status" in said, said
