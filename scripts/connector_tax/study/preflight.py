@@ -340,11 +340,12 @@ def fitting_vllm(engine: EngineSection) -> VllmDescription:
     Raises:
         OverlayError: one of them lacks a hook point, or cannot be examined.
     """
-    all_described = [overlay.describe_vllm(ROOT / python) for python in engine_of(engine).pythons]
-    for described in all_described:
+    pythons = engine_of(engine).pythons
+    all_described = [overlay.describe_vllm(ROOT / python) for python in pythons]
+    for python, described in zip(pythons, all_described, strict=True):
         if described["missing"]:
             lacking = ", ".join(described["missing"])
-            raise overlay.OverlayError(f"vLLM {described['vllm']} lacks {lacking}")
+            raise overlay.OverlayError(f"vLLM {described['vllm']} lacks {lacking} ({python})")
     return all_described[0]
 
 

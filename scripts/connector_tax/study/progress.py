@@ -1,6 +1,6 @@
 """What a person watching a study sees: a live line in a terminal, plain lines in a log file."""
 
-import shutil
+import os
 import sys
 import threading
 import time
@@ -92,7 +92,7 @@ class LaunchProgress:
         times = f"cell {duration(left)} left, study {duration(study.wall_s)} left{study.of_devices}"
         state = f"{self._cell}  {counts}  {times}"
         if self._live:
-            columns = shutil.get_terminal_size().columns
+            columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
             self._show(f"{self._title}  {state}"[: columns - 1], end="")
         if time.monotonic() - self._last_plain >= PLAIN_INTERVAL_S:
             self._last_plain = time.monotonic()
