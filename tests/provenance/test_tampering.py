@@ -503,6 +503,10 @@ TAMPERING: dict[str, dict[str, tuple[Tamper, str]]] = {
             records("requests", set_in(4, "t_done_ns", None)),
             "seq 4: a success lacks a stamp",
         ),
+        "a success after the drain": (
+            records("requests", add_to(79, 10**11, "t_last_token_ns", "t_done_ns")),
+            "seq 79: its last token is after the cell was drained",
+        ),
         "a request called warm-up": (
             records("requests", set_in(60, "warmup", True)),
             "line 60: warmup is True, by its place False",

@@ -223,9 +223,10 @@ def _requests(records: Records) -> Iterator[str]:
     window: Mapping[str, Any] = records.record["window"]
     due, rule = records.due, records.study.config["cell"]
     origin, warm, stop = (window[f"t_{name}_ns"] for name in ("origin", "warmup_end", "stop"))
+    end, drained = window.get("t_cooldown_end_ns", stop), window["t_drained_ns"]
     # The last request may be done before the window closes: no order between stop and drained.
-    if not origin <= warm < stop or window["t_drained_ns"] < origin:
-        yield "origin <= warm-up end < stop does not hold"
+    if not origin <= warm < stop <= end or drained < origin:
+        yield "origin <= warm-up end < stop <= end of arrivals does not hold"
     if abs(warm - origin - rule["warmup_s"] * 1e9) > 1:
         yield f"the warm-up lasts {(warm - origin) / 1e9} s, not {rule['warmup_s']} s"
     attempt = f"{records.cell.name}/attempt{records.record['attempt']}"
@@ -246,6 +247,8 @@ def _requests(records: Records) -> Iterator[str]:
         for key, value in place.items():
             if request[key] != value:
                 yield f"line {number}: {key} is {request[key]!r}, by its place {value!r}"
+        if request["status"] == "ok" and (request["t_last_token_ns"] or 0) > drained:
+            yield f"seq {number}: its last token is after the cell was drained"
         yield from (f"seq {number}: {problem}" for problem in _of_one(records, request))
 
 
