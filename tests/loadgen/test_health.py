@@ -162,6 +162,16 @@ def test_fewer_sessions_at_once_than_asked_for_fail() -> None:
     assert not named(alone, "session_start_delay_p99_ms").passed
 
 
+@pytest.mark.parametrize(("kind", "after_s"), [("connect_failed", 1), ("reset_mid_response", 0)])
+def test_a_place_is_due_after_the_pause_that_a_failure_asks_for(kind: str, after_s: int) -> None:
+    failed = entry(0, "s0", "a", t_done_ns=20 * MS, status="error", error_kind=kind)
+    for late_s in (0, 1):
+        begin = (20 + 1000 * (after_s + late_s)) * MS
+        following = entry(1, "s1", "a", t_send_ns=begin, t_done_ns=begin + MS)
+        checks = judge_closed_loop([failed, following], 2, 1)
+        assert named(checks, "session_start_delay_p99_ms").passed == (late_s == 0)
+
+
 def test_a_session_that_waits_when_the_run_ends_has_no_place_to_give() -> None:
     first = entry(0, "s0", "a", t_done_ns=20 * MS)
     cut = entry(1, "s0", "b", "a", t_send_ns=None, t_done_ns=90 * MS, status="cancelled",

@@ -294,6 +294,13 @@ def test_a_schedule_that_does_not_fit_is_refused(
         open_loop(np.array(offsets, np.int64), [REQUEST] * count, rule())
 
 
+def test_fewer_requests_than_offsets_are_named_when_the_first_is_wanted() -> None:
+    load = open_loop(np.arange(10) * 100_000_000, [REQUEST] * 2, rule())
+    assert [load.build(k, 0, ()) for k in range(2)] == [REQUEST] * 2
+    with pytest.raises(ValueError, match="10 offsets for 2 requests"):
+        load.build(2, 0, ())
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [

@@ -201,6 +201,15 @@ def test_the_ramp_is_linear_also_for_sessions_longer_than_it() -> None:
     assert [ready.due_ns / S for ready in log.sent[8:16]] == [t + 60 for t in first]
 
 
+def test_a_place_that_was_paused_is_taken_before_the_next_step_of_the_ramp() -> None:
+    scheduler = SessionScheduler(_endless(5), at_places(10, 0, 100 * S), True)
+    assert [ready.due_ns for ready in scheduler.pop_ready(10 * S, 10 * S)] == [10 * S]
+    scheduler.complete(0, 0, 11 * S, None, S)
+    assert scheduler.next_ns(11 * S) == 12 * S
+    assert [ready.due_ns for ready in scheduler.pop_ready(12 * S, 12 * S)] == [12 * S]
+    assert scheduler.next_ns(12 * S) == 20 * S
+
+
 def test_after_the_ramp_the_target_is_held() -> None:
     scheduler = SessionScheduler(_endless(200), at_places(4, 0, S), True)
     log = simulate(scheduler, ServiceTimes(3), set(), 0)

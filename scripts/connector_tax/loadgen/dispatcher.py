@@ -7,7 +7,6 @@ that dies is noticed by its process descriptor, not by silence.
 
 import asyncio
 import os
-import select
 import shutil
 import subprocess
 import sys
@@ -84,15 +83,21 @@ class WorkerProcess:
             os.sched_setaffinity(0, own)
         self.pidfd = os.pidfd_open(self.process.pid)
 
-    def wait_up(self) -> None:
+    async def wait_up(self, loop: asyncio.AbstractEventLoop) -> None:
         """Wait for the worker's first line, written once it can be told its settings.
 
         Raises:
             LoadGeneratorError: it ended, or did not write within START_S.
         """
         assert self.process.stdout is not None
-        if not select.select([self.process.stdout], [], [], START_S)[0]:
-            raise LoadGeneratorError(f"worker {self.index} did not start")
+        descriptor, readable = self.process.stdout.fileno(), asyncio.Event()
+        loop.add_reader(descriptor, readable.set)
+        try:
+            await asyncio.wait_for(readable.wait(), START_S)
+        except TimeoutError:
+            raise LoadGeneratorError(f"worker {self.index} did not start") from None
+        finally:
+            loop.remove_reader(descriptor)
         if self.process.stdout.readline() != b"up\n":
             raise LoadGeneratorError(f"worker {self.index} ended at its start; see its stderr")
 
@@ -189,8 +194,7 @@ class Dispatcher:
             settings.parent = os.getpid()
             self._spawn(settings)
         os.close(descriptor)
-        for worker in self._workers:
-            worker.wait_up()
+        await asyncio.gather(*(worker.wait_up(self._loop) for worker in self._workers))
         # The folder exists only from here until both directions work, so that a main process that
         # is killed at any later time leaves no socket behind.
         self._folder = tempfile.mkdtemp(prefix="connector-tax-loadgen-")

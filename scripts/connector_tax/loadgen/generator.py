@@ -330,7 +330,7 @@ class LoadGenerator:
         warmup_s + cap_s and should to `rule.schedule_s`. For the rest see `run`.
 
         Raises:
-            ValueError: the schedule does not fit the requests or the rule.
+            ValueError: as `open_loop`.
         """
         return self.run(open_loop(offsets_ns, requests, rule), rule, on_progress)
 

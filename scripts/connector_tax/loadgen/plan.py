@@ -25,7 +25,14 @@ from connector_tax.loadgen.messages import (
     RequestRecord,
     Window,
 )
-from connector_tax.loadgen.sessions import LookAhead, Node, RequestSource, Singles
+from connector_tax.loadgen.sessions import (
+    History,
+    LookAhead,
+    Node,
+    PlannedRequest,
+    RequestSource,
+    Singles,
+)
 from connector_tax.loadgen.traffic import Load, Ready
 from connector_tax.ranks import order_statistic_ranks, percentile_of
 
@@ -141,8 +148,11 @@ class PrecisionRule:
 def open_loop(offsets_ns: NDArray[np.int64], requests: RequestSource, rule: CellRule) -> Load:
     """Independent requests, the k-th due `offsets_ns[k]` (shape (n,), ascending) after the origin.
 
+    Requests beyond the last offset are not sent.
+
     Raises:
-        ValueError: the schedule is empty, not ascending, or ends before the rule's cap.
+        ValueError: the schedule is empty, not ascending, or ends before the rule's cap; as they are
+            made, fewer requests than offsets.
     """
     if len(offsets_ns) == 0:
         raise ValueError("the schedule is empty")
@@ -157,12 +167,15 @@ def open_loop(offsets_ns: NDArray[np.int64], requests: RequestSource, rule: Cell
             f"warmup_s + cap_s = {end_ns / 1e9:.3f} s"
         )
     in_order = iter(requests)
-    return Load(
-        Singles(len(offsets_ns), Node("0", "", 1)),
-        lambda _session, _node, _history: next(in_order),
-        offsets_ns,
-        horizon_s=end_ns / 1e9,
-    )
+
+    def build(session: int, _node: int, _history: History) -> PlannedRequest:
+        request = next(in_order, None)
+        if request is None:
+            raise ValueError(f"{len(offsets_ns)} offsets for {session} requests")
+        return request
+
+    nodes = Singles(len(offsets_ns), Node("0", "", 1))
+    return Load(nodes, build, offsets_ns, horizon_s=end_ns / 1e9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +315,8 @@ class Plan:
         output, record.output = record.output, None
         if record.status == "ok" and output is None:
             output = ""
-        pause_ns = PAUSE_NS if record.error_kind in PAUSE_AFTER else 0
+        pauses = self._load.offsets_ns is None and record.error_kind in PAUSE_AFTER
+        pause_ns = PAUSE_NS if pauses else 0
         session, node = ready.session, ready.node_index
         outcome = self._scheduler.complete(session, node, end_ns, output, pause_ns)
         self._cancels += [self._seq_of[session, node] for node in outcome.cancel]

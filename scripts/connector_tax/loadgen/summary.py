@@ -9,7 +9,7 @@ import contextlib
 import sys
 import time
 from array import array
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from io import FileIO
 from pathlib import Path
@@ -25,7 +25,15 @@ from connector_tax.artifacts.cell_records import CheckRecord, GeneratorHealth
 from connector_tax.artifacts.checks import BOUNDS, CHECKS, at_most, generator_checks
 from connector_tax.files import standard_stream
 from connector_tax.loadgen.generator import CellResult
-from connector_tax.loadgen.messages import FAILURES, LINE_FIELDS, TOLERATED, Clock, RequestRecord
+from connector_tax.loadgen.messages import (
+    FAILURES,
+    LINE_FIELDS,
+    PAUSE_AFTER,
+    PAUSE_NS,
+    TOLERATED,
+    Clock,
+    RequestRecord,
+)
 from connector_tax.loadgen.plan import CONFIDENCE, Progress
 from connector_tax.loadgen.traffic import Load
 from connector_tax.ranks import order_statistic_ranks, percentile_of
@@ -334,7 +342,12 @@ def check_concurrency(
     outcomes = session_outcomes(records)
     spans = [(o.t_start_ns, o.t_end_ns) for o in outcomes if o.t_start_ns is not None]
     starts = sorted(begin for begin, _ in spans)
-    ends = sorted(end for o in outcomes if o.status != "cut" for end in [o.t_end_ns])
+    # A place is free when its session has ended, or after the pause that a failure asks for.
+    free: dict[str, int] = defaultdict(int)
+    for record in records:
+        pause_ns = PAUSE_NS if record.error_kind in PAUSE_AFTER else 0
+        free[record.session] = max(free[record.session], (record.t_done_ns or 0) + pause_ns)
+    ends = sorted(free[o.session] for o in outcomes if o.status != "cut")
     delays_ms = []
     for k in range(sessions):
         place = min(k + 1, target)

@@ -327,8 +327,9 @@ class SessionScheduler:
         while self._paused_ns and self._paused_ns[0] <= now_ns:
             heapq.heappop(self._paused_ns)
         taken = len(self._active) + len(self._paused_ns)
-        start_ns = self._admission(self.started, taken, now_ns)
-        return self._paused_ns[0] if start_ns is None and self._paused_ns else start_ns
+        # A place that a pause keeps free may be there before the next one of the ramp.
+        candidates = [self._admission(self.started, taken, now_ns), *self._paused_ns[:1]]
+        return min((t for t in candidates if t is not None), default=None)
 
     def _start(self, start_ns: int) -> None:
         index = self.started
