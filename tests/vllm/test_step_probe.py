@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -149,6 +150,19 @@ Worker.execute_model = lambda self, output: "result"
     assert "caught the model broke" in stub.drive(tree, probe, tmp_path / "log", before=fails)
 
 
+def described(tree: Path) -> dict[str, Any]:
+    """What the program says of the vLLM in `tree`."""
+    done = subprocess.run(
+        [sys.executable, Path(overlay.__file__).with_name("step_probe") / "hook_points.py"],
+        env={**os.environ, "PYTHONPATH": str(tree)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    content: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return content
+
+
 @pytest.mark.parametrize(
     ("cut", "named"),
     [
@@ -165,15 +179,16 @@ def test_a_half_known_vllm_is_refused_and_the_missing_hook_named(
     tree = stub.write(tmp_path / "site")
     for path in tree.rglob("*.py"):
         path.write_text(path.read_text().replace(cut, cut.replace("_", "_other_")))
-    done = subprocess.run(
-        [sys.executable, Path(overlay.__file__).with_name("step_probe") / "hook_points.py"],
-        env={**os.environ, "PYTHONPATH": str(tree)},
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    missing = json.loads(done.stdout.splitlines()[-1])["missing"]
+    missing = described(tree)["missing"]
     assert any(named in entry for entry in missing), missing
+
+
+def test_a_hook_that_cannot_be_called_is_missing(tmp_path: Path) -> None:
+    tree = stub.write(tmp_path / "site")
+    path = tree / "vllm/v1/core/sched/scheduler.py"
+    path.write_text(path.read_text() + "\nScheduler.schedule = None\n")
+    (missing,) = described(tree)["missing"]
+    assert "Scheduler.schedule (TypeError: not callable)" in missing
 
 
 def test_on_a_half_known_vllm_nothing_is_wrapped_and_the_log_says_why(
@@ -272,6 +287,7 @@ run()
 KILLED = """
 import os, socket
 from pathlib import Path
+from typing import Any
 from connector_tax.vllm.step_records import ask_to_write
 scheduler.add("b", 250)
 for _ in range(6):

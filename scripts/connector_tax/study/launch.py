@@ -248,7 +248,7 @@ class Attempts:
     """attempts.json: each start of the launch's server, one object for each.
 
     Attributes:
-        entries: the objects; what is added to one is written with `write`.
+        entries: the objects, written when one begins and when it ends.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -58,12 +58,14 @@ def found(module: str, name: str) -> Any:
     return value
 
 
-def missing(targets: Iterable[tuple[str, str]]) -> list[str]:
-    """Those that this vLLM lacks."""
+def missing(targets: Iterable[tuple[str, str]], called: bool = False) -> list[str]:
+    """Those that this vLLM lacks, or has and cannot be `called`."""
     lacking = []
     for module, name in targets:
         try:
-            found(module, name)
+            value = found(module, name)
+            if called and not callable(value):
+                raise TypeError("not callable")
         except Exception as error:
             lacking.append(f"{module}.{name} ({type(error).__name__}: {error})")
     return lacking
@@ -71,7 +73,7 @@ def missing(targets: Iterable[tuple[str, str]]) -> list[str]:
 
 def missing_hooks() -> list[str]:
     """What of NEEDED and OUTPUT_FIELDS this vLLM lacks."""
-    lacking = missing((*NEEDED, (OUTPUT, "SchedulerOutput")))
+    lacking = missing((*NEEDED, (OUTPUT, "SchedulerOutput")), called=True)
     if not any(OUTPUT in entry for entry in lacking):
         fields = found(OUTPUT, "SchedulerOutput").__dataclass_fields__
         unknown = [name for name in OUTPUT_FIELDS if name not in fields]
@@ -86,7 +88,7 @@ def describe() -> dict[str, Any]:
     """
     targets = []
     for module, name in HOOK_POINTS:
-        if missing([(module, name)]):
+        if missing([(module, name)], called=True):
             continue
         function = inspect.unwrap(found(module, name))
         code = getattr(function, "__func__", function).__code__
