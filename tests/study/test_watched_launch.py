@@ -132,6 +132,7 @@ def test_who_disturbs_is_said_with_a_cell_void_for_the_machines_sake(tmp_path: P
     said = [line for line in log if " VOID: " in line]
     # Two cells, each measured twice.
     assert len(said) == 4
+    assert log[-1].endswith("no cell is valid, and every tax is a comparison with this launch")
     for line in said:
         assert "other processes used the server's CPUs: foreign_cpu_server" in line
         # Others may be busier; that it is found among all is the next test's.

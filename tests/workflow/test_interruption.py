@@ -97,6 +97,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Interrupted:
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(timeout=60) != 0
     assert gone(folder) == []
+    assert "Traceback" not in (folder / "snakemake.log").read_text()
     after_ctrl_c = finished(folder / RESULTS)
     # The same command resumes.
     process = start(folder, PLAIN_A)

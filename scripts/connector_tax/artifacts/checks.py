@@ -166,7 +166,8 @@ CHECKS: Mapping[str, CheckKind] = {
         device="emulated",
     ),
     "device_woken_late_ms": CheckKind(
-        "the host went on too late after a step of the emulated device (p50)",
+        "the host went on too late after a step of the emulated device (p50): its core is too slow,"
+        " or busy",
         {
             "max_woken_late_ms": Bound(
                 0.1, "how long after a step of an emulated device the host went on, median"
@@ -176,7 +177,8 @@ CHECKS: Mapping[str, CheckKind] = {
     ),
     # Of the baseline alone: that the others leave the device idle is what is measured.
     "device_exposed_share": CheckKind(
-        "the baseline left the emulated device idle between steps", {
+        "the baseline left the emulated device idle between steps: its core is too slow for this"
+        " device, or busy", {
             "max_exposed_share": Bound(
                 0.03,
                 "share of the steps before which the baseline left an emulated device idle though"

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -34,7 +35,7 @@ class CommandChild:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            preexec_fn=die_with_parent,
+            preexec_fn=_as_child,
         )
         return self
 
@@ -69,6 +70,12 @@ class CommandChild:
             raise ChildError(f"{self._module} ended with status {status}")
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+
+def _as_child() -> None:
+    """A terminal's Ctrl-C reaches it too; it ends with its parent, when no more commands come."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class Task(Protocol):

@@ -493,6 +493,8 @@ class LaunchDriver:
                     cells.move_aside(self.folder, cell["cell"], "void")
         if measured:
             self.progress.say("; ".join(measured))
+        elif self.launch.configuration == baseline_of(self.study["config"]):
+            self.progress.say("no cell is valid, and every tax is a comparison with this launch")
 
     def _disturber(
         self, cell: str, instruments: cells.Instruments, used: Mapping[int, float], seconds: float

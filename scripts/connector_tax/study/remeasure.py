@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 # ---- causes of void cells
 
 OVERLOADED = "the server was overloaded"
-MACHINE_CAUSES = frozenset(CHECKS[name].void for name in MACHINE_CHECKS)
+MACHINE_CAUSES = frozenset(
+    CHECKS[name].void for name in (*MACHINE_CHECKS, "device_woken_late_ms", "device_exposed_share")
+)
 
 
 def void_cause(launch_folder: Path, cell: str) -> str | None:
