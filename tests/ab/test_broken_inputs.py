@@ -13,6 +13,11 @@ from tests.ab.commands import ENGINE, NO_NUMBER, STOPPED, STOPPED_LINE, Ab
 from tests.workflow.harness import gone
 
 CHAT = f"{sys.executable} {Path(__file__).with_name('stub_server.py')} {{port}}"
+# As vLLM's processes end: one for a reason, the others since it has ended.
+TRACEBACKS = (
+    'bash -c \'for i in {{1..50}}; do echo "(Worker) ERROR 1: MemoryError: 15 GiB" ; done;'
+    ' for i in {{1..50}}; do echo "RuntimeError: see above {port}"; done; exit 1\''
+)
 RUNNING = {"--baseline": None, "--candidate": None, "--baseline-url": "http://localhost:1",
            "--candidate-url": "http://localhost:2"}  # fmt: skip
 
@@ -69,6 +74,7 @@ def test_a_wrong_command_line_is_refused_with_a_line(
     [
         ([], {"baseline": "nosuch {port}"}, "exec: nosuch: not found"),
         ([], {"baseline": "false {port}"}, "baseline: the server ended with status 1 before"),
+        ([], {"baseline": TRACEBACKS}, "before it was ready\nfirst error: MemoryError: 15 GiB\n"),
         ([], {"baseline": f"{CHAT} 401"}, "answers 401: it asks for a key, and none is sent"),
         ([], {"candidate": CHAT}, "candidate serves another model: model embedded-model -> stub"),
         ([], {"shape": "8000x800"}, "8800 tokens; allowed: at most 8192"),

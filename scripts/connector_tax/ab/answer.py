@@ -14,7 +14,7 @@ from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.study_file import Study, launches
 from connector_tax.artifacts.table_reader import read_table
 from connector_tax.artifacts.tables import RAW, RESOURCE, EffectRow
-from connector_tax.artifacts.verdicts import CANNOT_TELL, in_words
+from connector_tax.artifacts.verdicts import CANNOT_TELL, MARKED, in_words
 from connector_tax.compare.gate import ABOVE, BELOW, NO_NUMBER, STATUS, WORST_FIRST
 from connector_tax.servers.command import running_port
 
@@ -50,7 +50,8 @@ class Answer:
         rates = ", ".join(f"{rate:g}" for rate in sweep["rates_rps"])
         shape = f"{sweep['input_tokens']}x{sweep['output_tokens']}"
         running = "; it says something of these processes only" if self._running else ""
-        shared = "; other processes were tolerated" if "max_foreign_cpu" in self._loose() else ""
+        tolerant = config_["validity"]["max_foreign_cpu"] >= 1
+        shared = "; other processes were tolerated" if tolerant else ""
         lines.append(
             f"{self.blocks} blocks in {self.minutes:.1f} min at {rates} requests/s of {shape}, "
             f"{config_['engine']['label']}, medians{running}{shared}"
@@ -63,10 +64,6 @@ class Answer:
         commands = self.study.config["engine"]["commands"]
         return any(running_port(command) is not None for command in commands.values())
 
-    def _loose(self) -> list[str]:
-        bounds = self.study.config["validity"]
-        return [key for key in ("max_foreign_cpu",) if bounds[key] >= 1]
-
     def _said(self, finding: Finding) -> str:
         word, margin = WORDS[finding.metric], self.study.config["statistics"]["margins"]
         if finding.tax is None:
@@ -74,6 +71,8 @@ class Answer:
         size = f"{text.signed(100 * finding.tax, 1)}%"
         if finding.lo is not None:
             size += f" {text.interval(finding.lo, finding.hi)}"
+        if finding.verdict == MARKED:
+            return f"{word} {size} no verdict: a server fell behind this rate"
         said = in_words(finding.verdict, margin[finding.metric])
         if finding.verdict != CANNOT_TELL:
             return f"{word} {size} {said}"
@@ -120,7 +119,7 @@ class Answer:
         return STATUS[worst]
 
     def _result(self, finding: Finding, bound: float | None) -> str:
-        if finding.tax is None:
+        if finding.tax is None or finding.verdict == MARKED:
             return NO_NUMBER
         if finding.lo is None or finding.hi is None:
             return CANNOT_TELL

@@ -32,6 +32,8 @@ LOGS = (paths.STDOUT_LOG, paths.STDERR_LOG)
 PORTS_TRIED = 5
 ANSWER_S = 5.0
 NO_KEEPALIVE = httpx.Limits(max_keepalive_connections=0)
+# The last line of a traceback, wherever a logger's prefix ends.
+_ERROR = re.compile(r"\b[A-Z]\w*(?:Error|Exception): .+")
 _IN_USE = re.compile("address already in use", re.IGNORECASE)
 
 
@@ -266,8 +268,13 @@ class Server:
         return without_root("".join(texts))
 
     def log_tail(self, lines: int = 20) -> str:
-        """The last lines of both logs, of those that have some."""
-        return "\n".join(self._tail_of(name, lines) for name in LOGS if self._size_of(name))
+        """The last lines of both logs, of those that have some; before them the first error.
+
+        vLLM's last lines are tracebacks of the processes that waited for the one that failed.
+        """
+        error = _ERROR.search(self.log_text())
+        tails = [self._tail_of(name, lines) for name in LOGS if self._size_of(name)]
+        return "\n".join([*([f"first error: {error[0]}"] if error else []), *tails])
 
     def _size_of(self, name: str) -> int:
         path = self.folder / name

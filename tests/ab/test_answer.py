@@ -1,0 +1,34 @@
+"""What the answer says of a server that fell behind, and how the command ends for it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connector_tax.ab.answer import Answer
+from connector_tax.analysis.looks import Finding
+from connector_tax.artifacts.checks import BOUNDS
+from connector_tax.artifacts.study_file import Study
+from connector_tax.artifacts.verdicts import COSTS, MARKED
+from connector_tax.compare.gate import NO_NUMBER, STATUS
+from tests.study_folder import DEFAULT
+
+
+def answer(verdict: str, root: Path) -> Answer:
+    """Of a candidate whose TTFT is 20% above the baseline's."""
+    config = {**DEFAULT, "statistics": {**DEFAULT["statistics"], "margins": {"ttft_p50": 0.03}}}
+    engine = {**DEFAULT["engine"], "label": "a server", "commands": {}}
+    document: Any = {"config": {**config, "engine": engine, "validity": BOUNDS}}
+    finding = Finding("candidate", "ttft_p50", 0.2, 0.1, 0.3, verdict, 50.0, None)
+    return Answer(Study(root, document), 2, 1.5, [finding], [], root / "x.tar.zst")
+
+
+@pytest.mark.parametrize("bound", [None, 0.05, 0.5])
+def test_a_server_that_fell_behind_gets_no_verdict_whatever_the_bound(
+    bound: float | None, tmp_path: Path
+) -> None:
+    said = answer(MARKED, tmp_path)
+    line = "candidate: TTFT +20.0% [+10.0, +30.0] no verdict: a server fell behind this rate"
+    assert said.text().splitlines()[0] == line
+    assert said.status(bound) == STATUS[NO_NUMBER]
+    assert answer(COSTS, tmp_path).status(bound) != STATUS[NO_NUMBER]
