@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
 
+from connector_tax import __version__
 from connector_tax.analysis import aggregate
 from connector_tax.analysis.measure import summarise_cell
 from connector_tax.analysis.validity import COUNTERS, assess, server_counters, void_reasons
@@ -31,10 +32,10 @@ from connector_tax.provenance import manifest
 from connector_tax.provenance.environment import text as env_text
 from connector_tax.provenance.remade import remake
 from connector_tax.seals import seal_launch, seal_settings
-from connector_tax.servers.kinds import ServerCommand, engine_of
-from connector_tax.servers.vllm import CPU_ADAPTER
+from connector_tax.servers.kinds import command_for, engine_of
 from connector_tax.study import complete
 from connector_tax.study.design import described, measured_design, run_order
+from connector_tax.study.launch import LaunchOutcome, index_of
 from connector_tax.study.prompts import planned_requests
 from connector_tax.study.server_command import launch_script
 from tests.analysis.synthetic import write_synthetic_study
@@ -121,6 +122,7 @@ def _complete_design(study_file: Path) -> Any:
     root = study_file.parent
     document = read_json(study_file)
     document["config"] |= SECTIONS
+    document["package_version"] = __version__
     _decide_gates(root, document)
     document["run_order"] = run_order(document["config"])
     document["design_sha256"] = sha256_json(
@@ -160,40 +162,37 @@ def _decide_gates(root: Path, document: dict[str, Any]) -> None:
 def _complete_launch(document: dict[str, Any], index_file: Path, minute: int) -> None:
     index: dict[str, Any] = read_json(index_file)
     folder = index_file.parent
-    index["depends"] = {"design_sha256": document["design_sha256"]}
+    study = cast(StudyDocument, document)
+    launch = Launch(index["config"], index["block"], index["phase"])
     began = datetime(2026, 5, 26, 9, tzinfo=UTC) + timedelta(minutes=minute)
     times = [time.isoformat(timespec="milliseconds") for time in (began, began + LAUNCH)]
-    index |= dict(zip(("started_utc", "ended_utc"), times, strict=True))
+    moments: dict[str, Any] = dict(zip(("started_utc", "ended_utc"), times, strict=True))
+    attempts: Any = []
     if index["status"] == "done":
-        argv = ["python", "-m", "connector_tax.engine", "--configuration", index["configuration"]]
-        launch = Launch(index["config"], index["block"], index["phase"])
-        design = described(cast(StudyDocument, document), launch)
-        description = {**design, "argv": argv, "environment": {"PYTHONPATH": CPU_ADAPTER}}
-        write_json(folder / "config.json", description)
+        command = command_for(study, launch, 8000)
+        told = {"argv": command.argv, "environment": command.environment}
+        write_json(folder / "config.json", {**described(study, launch), **told})
+        (folder / "launch.sh").write_text(launch_script(command, "x", "../.."))
         (ran,) = index["attempts"] or [{"node": NODE}]
-        attempt = {"attempt": 1, "pid": 1, **ran, "supersedes": None}
-        moments = {"started_ns": minute * 60 * 10**9 + 1, "ended_ns": (minute * 60 + 50) * 10**9}
-        index["attempts"] = [
-            {**attempt, **moments, **{key: index[key] for key in ("started_utc", "ended_utc")}}
-        ]
-        write_json(folder / "attempts.json", index["attempts"])
-        script = launch_script(ServerCommand(argv, description["environment"]), "x", "../..")
-        (folder / "launch.sh").write_text(script)
-        index["timing"] = dict.fromkeys(("startup_s", "cells_s", "release_s", "wall_s"), 1.0)
+        ns = {"started_ns": minute * 60 * 10**9 + 1, "ended_ns": (minute * 60 + 50) * 10**9}
+        took = {"port": 8000, "startup_s": 1.0, "wall_s": 50.0}
+        attempts = [{"attempt": 1, "pid": 1, **ran, "supersedes": None, **moments, **ns, **took}]
+        write_json(folder / "attempts.json", attempts)
         for entry in index["cells"]:
-            reasons = _complete_cell(document, folder / entry["cell"], index)
-            entry["reason"] = "; ".join(reasons) or None
+            _complete_cell(document, folder / entry["cell"], index)
             entry["files"] = hashes(folder / entry["cell"])
+        write_json(index_file, index)
+        complete_launch(index_file)
         summary = {e["cell"]: summarise_cell(folder / e["cell"]) for e in index["cells"]}
         write_json(folder / "summary.json", summary)
-    write_json(index_file, index)
-    complete_launch(index_file)
-    name = f"{index['config']}/block{index['block']}/{index['phase']}"
-    seal_launch(folder.parents[3], name, index_file, read_json(index_file))
+    rate = None if index["status"] == "skipped" else index["rate_rps"]
+    outcome = LaunchOutcome(index["status"], index["reason"], rate, attempts)
+    content = {**index_of(study, launch, folder, outcome), **moments}
+    seal_launch(folder.parents[3], launch.name, index_file, content)
 
 
-def _complete_cell(document: dict[str, Any], folder: Path, index: dict[str, Any]) -> list[str]:
-    """Complete a cell's records; why it is void."""
+def _complete_cell(document: dict[str, Any], folder: Path, index: dict[str, Any]) -> None:
+    """Complete a cell's records."""
     suffix = f"{index['phase']}_{folder.name}"
     where = f"{index['config']}/block{index['block']}/{index['phase']}/{folder.name}"
     record_file = folder / f"cell_{suffix}.json"
@@ -254,8 +253,6 @@ def _complete_cell(document: dict[str, Any], folder: Path, index: dict[str, Any]
     write_lines(folder / f"engine_step_{suffix}.jsonl", steps)
     record["files"] = {k: v for k, v in hashes(folder).items() if not k.startswith("cell_")}
     write_json(record_file, record)
-    reasons: list[str] = record["void_reasons"]
-    return reasons
 
 
 def page(values: dict[str, float], served: list[dict[str, Any]]) -> str:

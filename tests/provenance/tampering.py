@@ -16,7 +16,9 @@ from connector_tax.provenance.claims import FAIL, Claim, Ledger
 from connector_tax.provenance.remade import check_remade
 from connector_tax.report.page import render
 from connector_tax.seals import read_links, seal_launch, seal_settings
+from connector_tax.servers.kinds import ServerCommand
 from connector_tax.study.design import measured_design
+from connector_tax.study.server_command import launch_script
 from tests.provenance.audited_study import edited_json, edited_lines, replace, seal_cell
 
 Lines = list[dict[str, Any]]
@@ -356,6 +358,18 @@ def launch_gone(root: Path) -> None:
         study["run_order"]["Bp"] = [e for e in study["run_order"]["Bp"] if e["config"] != "plain_2"]
 
 
+def other_command(change: Callable[[dict[str, Any]], object]) -> Tamper:
+    """A launch's config.json and launch.sh agree on another command."""
+
+    def tamper(root: Path) -> None:
+        with edited_json(root / LAUNCH / "config.json") as config:
+            change(config)
+        command = ServerCommand(config["argv"], config["environment"])
+        replace(root / LAUNCH / "launch.sh", launch_script(command, "x", "../.."))
+
+    return tamper
+
+
 def another_machine(root: Path) -> None:
     """The whole study says that it ran on another machine, in every copy."""
     text = (root / "env.txt").read_text()
@@ -389,6 +403,23 @@ def whole_chain_forged(root: Path) -> None:
     """Steps are halved, and every hash there is but manifest.md's seal is made to fit."""
     records("engine_step", faster_steps)(root)
     manifest.write(root / "study.json")
+    seal_anew(root)
+
+
+def resealed(*tampers: Tamper) -> Tamper:
+    """Change a study, seal it anew from the first link, and make the manifest again."""
+
+    def tamper(root: Path) -> None:
+        for change in tampers:
+            change(root)
+        seal_anew(root)
+        manifest.write(root / "study.json")
+
+    return tamper
+
+
+def seal_anew(root: Path) -> None:
+    """Make the chain again from its first link, for the files as they are."""
     names = [link.get("launch") for _, link in read_links(root)]
     indexes = {name: read_json(root / "runs" / name / "index.json") for name in names if name}
     for name in indexes:

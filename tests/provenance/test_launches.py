@@ -9,9 +9,12 @@ import pytest
 
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import load_study
-from connector_tax.files import write_json
-from connector_tax.provenance.claims import FAIL, Claim, Ledger
+from connector_tax.files import read_json, write_json
+from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, PASS, Claim, Ledger
 from connector_tax.provenance.launches import check_launches
+from connector_tax.study.server_command import MARKS
+from tests.provenance.audited_study import edited_json, linked_copy
+from tests.provenance.tampering import LAUNCH, other_command
 from tests.study_folder import NODE, rate_cell, study_document
 
 PROVED = "50ce"
@@ -145,3 +148,43 @@ def test_a_launch_measured_again_on_request_may_be_late(tmp_path: Path) -> None:
     assert "order" in wrong(tmp_path, attempts)
     attempts["plain_2"][0]["supersedes"] = "A.superseded1"
     assert wrong(tmp_path, attempts) == {}
+
+
+def of_launch(root: Path) -> dict[str, tuple[str, str]]:
+    """Verdict and message of the claims about one launch, by kind."""
+    ledger = Ledger()
+    check_launches(load_study(root / "study.json"), ledger)
+    name = LAUNCH.removeprefix("runs/")
+    return {c.kind: (c.verdict, c.message) for c in ledger.claims if c.subject == name}
+
+
+def test_a_launch_on_a_slot_has_the_slot_s_gpus(audited: Path, tmp_path: Path) -> None:
+    root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
+    with edited_json(root / "study.json") as study:
+        study["config"]["engine"]["environment"] = {}
+        study["config"]["devices"] = [{"id": "a", "cpus": NODE["cpus"], "visible": "3"}]
+    with edited_json(root / LAUNCH / "config.json") as config:
+        config["engine"]["environment"] = {"CUDA_VISIBLE_DEVICES": "3"}
+        config["design_sha256"] = read_json(root / "study.json")["design_sha256"]
+    assert of_launch(root)["launch"][0] == PASS
+    with edited_json(root / LAUNCH / "config.json") as config:
+        config["engine"]["environment"] = {"CUDA_VISIBLE_DEVICES": "4"}
+    assert "CUDA_VISIBLE_DEVICES: published '4', made again '3'" in of_launch(root)["launch"][1]
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_what_launch_sh_has_in_a_variable_is_read_back(
+    audited: Path, tmp_path: Path, mark: str
+) -> None:
+    root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
+    other_command(lambda config: config["environment"].update(PLACE=f"{mark}/x"))(root)
+    assert of_launch(root)["launch"][0] == PASS
+
+
+def test_a_command_of_another_version_is_not_checkable(audited: Path, tmp_path: Path) -> None:
+    root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
+    with edited_json(root / "study.json") as study:
+        study["package_version"] = "0.1.0"
+    assert of_launch(root)["command"][0] == PASS
+    other_command(lambda config: config["argv"].append("--new"))(root)
+    assert of_launch(root)["command"][0] == NOT_CHECKABLE

@@ -9,15 +9,17 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from connector_tax.files import read_json
 from connector_tax.provenance.manifest import (
     COLUMNS,
     artifacts_sha256,
     merge,
     name_archive,
+    rows,
     section,
     section_of,
 )
+from connector_tax.servers.vllm import CPU_ADAPTER
+from tests.provenance.audited_study import edited_json, linked_copy
 
 Row = dict[str, str]
 
@@ -166,9 +168,14 @@ def test_a_process_that_is_killed_holds_the_manifest_no_longer(tmp_path: Path) -
     assert reasons(tmp_path / "MANIFEST.md") == ["a0"]
 
 
-def test_a_launch_s_adapter_is_in_its_row_and_a_skipped_launch_has_none(audited: Path) -> None:
-    rows = read_json(audited / "results" / "synthetic" / "manifest.json")
-    adapters = {row["status"]: row["adapters"] for row in rows}
+def test_a_launch_s_adapter_is_in_its_row_and_a_skipped_launch_has_none(
+    audited: Path, tmp_path: Path
+) -> None:
+    root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
+    for path in root.glob("runs/*/*/*/config.json"):
+        with edited_json(path) as config:
+            config["environment"]["PYTHONPATH"] += f":{CPU_ADAPTER}"
+    adapters = {row["status"]: row["adapters"] for row in rows(root / "study.json")}
     assert adapters == {"done": "connector_tax_cpu_adapter", "SKIPPED": ""}
 
 

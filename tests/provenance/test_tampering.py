@@ -53,6 +53,7 @@ from tests.provenance.tampering import (
     no_histogram,
     no_preemptions,
     no_text,
+    other_command,
     other_margin_sealed,
     other_picture,
     other_picture_in_report,
@@ -62,6 +63,7 @@ from tests.provenance.tampering import (
     remove,
     rename_requests,
     report_text,
+    resealed,
     second_step,
     set_in,
     shorter,
@@ -72,6 +74,7 @@ from tests.provenance.tampering import (
 )
 
 HYPOTHESES = "analysis/hypotheses.json"
+SKIPPED_INDEX = "runs/mooncake_consumer/block0/A/index.json"
 GATE_LOG = "preflight/verify_kv_consumer.log"
 # By kind of the claim that fails: what is changed, and what the claim says.
 TAMPERING: dict[str, dict[str, tuple[Tamper, str]]] = {
@@ -255,7 +258,7 @@ TAMPERING: dict[str, dict[str, tuple[Tamper, str]]] = {
             r"launch\.sh does not run config\.json's argv",
         ),
         "a skip without its reason": (
-            json_value("runs/mooncake_consumer/block0/A/index.json", "reason", value=""),
+            json_value(SKIPPED_INDEX, "reason", value=""),
             "skipped without a reason",
         ),
         "a launch without its index": (remove(INDEX), "index.json is missing"),
@@ -266,6 +269,63 @@ TAMPERING: dict[str, dict[str, tuple[Tamper, str]]] = {
         "the engine of config.json": (
             json_value(f"{LAUNCH}/config.json", "engine", "kind", value="vllm"),
             r"config\.json\.engine\.kind: published 'vllm', made again 'embedded'",
+        ),
+        "the environment of a launch, sealed anew": (
+            resealed(text_replaced(f"{LAUNCH}/env.txt", "cpu: ", "cpu: H20, ")),
+            r"env\.txt differs from the study's",
+        ),
+        "the label of index.json, sealed anew": (
+            resealed(json_value(INDEX, "label", value="real vLLM, H20")),
+            r"index\.json\.label: published 'real vLLM, H20'",
+        ),
+        "the configuration of index.json, sealed anew": (
+            resealed(json_value(INDEX, "configuration", value="plain")),
+            r"index\.json\.configuration: published 'plain'",
+        ),
+        "the configuration of a skipped launch, sealed anew": (
+            resealed(json_value(SKIPPED_INDEX, "configuration", value="plain")),
+            r"index\.json\.configuration: published 'plain'",
+        ),
+        "the block of index.json, sealed anew": (
+            resealed(json_value(INDEX, "block", value=1)),
+            r"index\.json\.block: published 1, made again 0",
+        ),
+        "a reason of a cell in index.json, sealed anew": (
+            resealed(json_value(INDEX, "cells", 0, "reason", value="a slow disk")),
+            r"index\.json\.cells\[0\]\.reason: published 'a slow disk', made again None",
+        ),
+        "a launch measured again on request, sealed anew": (
+            resealed(json_value(INDEX, "attempts", 0, "supersedes", value="A.superseded1")),
+            r"index\.json\.attempts\[0\]\.supersedes: published 'A\.superseded1'",
+        ),
+        "how long a launch took, sealed anew": (
+            resealed(json_value(INDEX, "timing", "wall_s", value=9.0)),
+            r"index\.json\.timing\.wall_s: published 9\.0",
+        ),
+    },
+    "command": {
+        "the environment of config.json and launch.sh, sealed anew": (
+            resealed(other_command(lambda c: c["environment"].update(OMP_NUM_THREADS="8"))),
+            r"config\.json\.environment\.OMP_NUM_THREADS: only published",
+        ),
+        "the command of config.json and launch.sh, sealed anew": (
+            resealed(other_command(lambda c: c["argv"].append("--no-connector"))),
+            r"config\.json\.argv: published",
+        ),
+    },
+    "environment": {
+        "environment.json, sealed anew": (
+            resealed(json_value("environment.json", "gpu", value=["H20"])),
+            r"env\.txt\[\d\]: published \"gpu: \['no GPU'\]\", made again \"gpu: \['H20'\]\"",
+        ),
+        "the engine of the environment, sealed anew": (
+            resealed(
+                json_value("environment.json", "engine_label", value="real vLLM"),
+                text_replaced(
+                    "env.txt", "engine_label: embedded (emulated)", "engine_label: real vLLM"
+                ),
+            ),
+            "engine_label is 'real vLLM'",
         ),
     },
     "gate": {

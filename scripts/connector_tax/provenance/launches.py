@@ -6,33 +6,41 @@ CLOCK_MONOTONIC within a boot of a machine, since the time of day may be set whi
 """
 
 import itertools
+import json
 import re
 import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
+from connector_tax import __version__
 from connector_tax.analysis.looks import decided_earlier, read_looks
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import LaunchIndex, read_index
 from connector_tax.artifacts.launch_files import AttemptRecord, LaunchConfig, NodeRecord
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.rates import most_of_shape
-from connector_tax.artifacts.record_reader import read_record
+from connector_tax.artifacts.record_reader import read_record, read_records
 from connector_tax.artifacts.stage_records import GateRecord, RatesRecord, ShapeRatesRecord
 from connector_tax.artifacts.study_file import Study, every_launch, launches
-from connector_tax.artifacts.study_records import ConfigurationEntry
+from connector_tax.artifacts.study_records import ConfigurationEntry, StudyDocument
 from connector_tax.files import read_json, sha256_json
 from connector_tax.provenance.claims import Ledger
+from connector_tax.provenance.environment import text as environment_text
 from connector_tax.provenance.remade import differences
-from connector_tax.servers.kinds import engine_of
+from connector_tax.servers.kinds import command_for, engine_of
 from connector_tax.study.design import cells_of, described, measured_design, run_order
+from connector_tax.study.device import on_slot, slot_at
+from connector_tax.study.launch import LaunchOutcome, index_of
+from connector_tax.study.server_command import MARKS, OVERLAY
 
 # Of a node, what may change without another device: a reboot, the next job of a scheduler.
 PASSING = ("boot", "job", "exclusive")
 # Of a GPU, what tells it from others of its type.
 OWN = ("uuid", "pci.bus_id")
+# Of a command, what a launch finds free, and where its study lies.
+FREE_PORT = re.compile(r"(port\W{1,4}|(?:127\.0\.0\.1|localhost):)\d+", re.IGNORECASE)
+STUDY_FOLDER = re.compile(rf'[^:"]*(?=/{paths.PATCH}/{OVERLAY})')
 
 
 def check_launches(study: Study, ledger: Ledger) -> None:
@@ -43,6 +51,9 @@ def check_launches(study: Study, ledger: Ledger) -> None:
     ledger.check("design", paths.STUDY, _design(study), "follows from configuration and seed")
     if study.config.get("shape_rates") is not None:
         ledger.check("design", "shape rates", _shape_rates(study), "follow from what was served")
+    ledger.check(
+        "environment", paths.ENVIRONMENT, _environment(study), f"what {paths.ENV_TEXT} says"
+    )
     gates: dict[str, GateRecord] = read_json(study.root / paths.PREFLIGHT_STATUS)
     for entry in study.document["configurations"]:
         ledger.check("gate", entry["id"], _gate(study, entry, gates))
@@ -53,6 +64,8 @@ def check_launches(study: Study, ledger: Ledger) -> None:
             ledger.check("launch", launch.name, _launch(study, launch, index, gates))
             ran = index.attempts if index is not None else []
             attempts += [_attempt(study, launch, entry) for entry in ran if "node" in entry]
+            if index is not None and index.status == "done":
+                _check_command(study, launch, index, ledger)
     with ledger.guarded("order", "blocks"):
         _check_blocks(study, attempts, ledger)
 
@@ -88,6 +101,16 @@ def _shape_rates(study: Study) -> Iterator[str]:
             yield f"{name}: most_rps is {shape['most_rps']}, what was served gives {most}"
 
 
+def _environment(study: Study) -> Iterator[str]:
+    """env.txt begins with environment.json, a line each."""
+    environment = read_json(study.root / paths.ENVIRONMENT)
+    said = (study.root / paths.ENV_TEXT).read_text(encoding="utf-8").partition("\n\n")[0]
+    made = environment_text(environment, {})
+    yield from differences(said.split("\n"), made.splitlines(), paths.ENV_TEXT)
+    if environment["engine_label"] != study.document["engine_label"]:
+        yield f"engine_label is {environment['engine_label']!r}"
+
+
 def _gate(study: Study, entry: ConfigurationEntry, gates: dict[str, GateRecord]) -> Iterator[str]:
     """What pre-flight decided stands in the log of the gate."""
     said = gates[entry["id"]]
@@ -111,7 +134,9 @@ def _launch(
     folder = launch.folder(study.root)
     if index is None:
         yield "index.json is missing"
-    elif index.status == "skipped":
+        return
+    yield from _index(study, launch, index)
+    if index.status == "skipped":
         if not (index.reason or "").strip():
             yield "skipped without a reason"
         if gates[launch.configuration]["include"] and not _left_out(study, launch, index.reason):
@@ -122,7 +147,7 @@ def _launch(
         skipped = [entry.cell for entry in index.cells if entry.status == "skipped"]
         yield from (f"{cell} is skipped, and its launch is not" for cell in skipped)
         if index.status == "done":
-            yield from _run_files(study, launch, folder)
+            yield from _run_files(study, launch, index)
 
 
 def _left_out(study: Study, launch: Launch, reason: str | None) -> bool:
@@ -139,15 +164,34 @@ def _left_out(study: Study, launch: Launch, reason: str | None) -> bool:
     return all(index is not None and index.status == "skipped" for index in indexes)
 
 
-def _run_files(study: Study, launch: Launch, folder: Path) -> Iterator[str]:
-    """launch.sh runs what config.json says, which is what study.json says."""
+def _index(study: Study, launch: Launch, index: LaunchIndex) -> Iterator[str]:
+    """index.json is what the design, attempts.json and the cells' records give."""
+    folder, rate = launch.folder(study.root), None
+    if launch.phase != "A" and index.status != "skipped":
+        rates = read_record(study.root / paths.REFERENCE_RATES, RatesRecord)
+        rate = rates["ref_safe"] if launch.phase == "B" else rates["ref_load"]
+    ran = folder / paths.ATTEMPTS
+    attempts = read_records(ran, AttemptRecord) if ran.exists() else []
+    outcome = LaunchOutcome(index.status, index.reason, rate, attempts)
+    again = index_of(study.document, launch, folder, outcome)
+    beside = ("files", "seal", *(() if attempts else ("started_utc", "ended_utc")))
+    said = {k: v for k, v in read_json(folder / paths.INDEX).items() if k not in beside}
+    again = {k: v for k, v in again.items() if k not in beside}
+    yield from differences(said, again, paths.INDEX)
+
+
+def _run_files(study: Study, launch: Launch, index: LaunchIndex) -> Iterator[str]:
+    """launch.sh runs what config.json says, which is what study.json says, in its environment."""
+    folder = launch.folder(study.root)
     config = read_record(folder / paths.LAUNCH_CONFIG, LaunchConfig)
-    design = described(study.document, launch)
+    design = described(_on_its_slot(study, index), launch)
     said = {key: value for key, value in config.items() if key in design}
     yield from differences(said, design, "config.json")
+    if (folder / paths.ENV_TEXT).read_bytes() != (study.root / paths.ENV_TEXT).read_bytes():
+        yield "env.txt differs from the study's"
     script = (folder / paths.LAUNCH_SCRIPT).read_text(encoding="utf-8")
-    # launch.sh has the project's and the temporary folder in variables of its own.
-    script = script.replace('"$root"', "{root}").replace('"${TMPDIR:-/tmp}"', "{tmp}")
+    for mark, variable in MARKS.items():
+        script = script.replace(variable, mark)
     # The command is pinned to CPUs by `taskset` where the study pins it.
     argv = shlex.split(script.rpartition("\nexec ")[2])
     pinned = argv[3:] if argv[:2] == ["taskset", "--cpu-list"] else argv
@@ -156,6 +200,41 @@ def _run_files(study: Study, launch: Launch, folder: Path) -> Iterator[str]:
     exports = [shlex.split(line)[1] for line in re.findall(r"^export .*$", script, re.MULTILINE)]
     if dict(export.split("=", 1) for export in exports) != config["environment"]:
         yield "launch.sh does not set config.json's environment"
+
+
+def _check_command(study: Study, launch: Launch, index: LaunchIndex, ledger: Ledger) -> None:
+    """A claim for the command of config.json: that of the study, made again but for free ports."""
+    folder, kind = launch.folder(study.root), engine_of(study.config["engine"])
+    timed = read_json(study.root / paths.PATCH_STATUS)["step_timing_available"]
+    probe = study.root / paths.PATCH / OVERLAY if kind.takes_probe and timed else None
+    port = index.attempts[-1].get("port", 0) if index.attempts else 0
+    made = command_for(_on_its_slot(study, index), launch, port, probe)
+    config = read_json(folder / paths.LAUNCH_CONFIG)
+    said = config["argv"], {**config["environment"]}
+    again = made.argv, {**made.environment}
+    if made.callers:  # Its PYTHONPATH ends with that of whoever started the study.
+        for _, environment in (said, again):
+            environment.pop("PYTHONPATH", None)
+    wrong = list(differences(_comparable(*said), _comparable(*again), "config.json"))
+    version = study.document["package_version"]
+    if wrong and version != __version__:
+        reason = f"another than this version's, measured with {version}: {wrong[0]}"
+        ledger.not_checkable("command", launch.name, reason)
+    else:
+        ledger.check("command", launch.name, wrong, "follows from the study")
+
+
+def _comparable(argv: Sequence[str], environment: dict[str, str]) -> Any:
+    """A command without its free ports, and without where the study's folder is."""
+    text = json.dumps({"argv": argv, "environment": environment})
+    return json.loads(STUDY_FOLDER.sub("", FREE_PORT.sub(r"\g<1>0", text)))
+
+
+def _on_its_slot(study: Study, index: LaunchIndex) -> StudyDocument:
+    """The study as it was on the slot that a launch ran on, where it names slots."""
+    nodes = [attempt["node"] for attempt in index.attempts if "node" in attempt]
+    slot = slot_at(study.document, nodes[-1]["cpus"]) if nodes else None
+    return study.document if slot is None else on_slot(study.document, slot)
 
 
 # ---- blocks

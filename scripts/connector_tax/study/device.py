@@ -298,12 +298,16 @@ def _uses(slot: SlotSection, where: str) -> Iterator[tuple[str, str]]:
 def slot_of(study: StudyDocument, study_folder: Path, block: int) -> SlotSection | None:
     """The slot a block is measured on; None where the study names none."""
     slots: list[SlotSection] = study["config"].get("devices", [])
-    if slots and (held := read_claim(study_folder, block, study["design_sha256"])):
-        begun = parse_cpus(held["node"]["cpus"])
-        for slot in slots:
-            if parse_cpus(slot["cpus"]) == begun:
-                return slot
-    return slots[block % len(slots)] if slots else None
+    held = read_claim(study_folder, block, study["design_sha256"]) if slots else None
+    begun = held and slot_at(study, held["node"]["cpus"])
+    return begun or (slots[block % len(slots)] if slots else None)
+
+
+def slot_at(study: StudyDocument, cpus: str) -> SlotSection | None:
+    """The study's slot with these CPUs."""
+    slots: list[SlotSection] = study["config"].get("devices", [])
+    begun = parse_cpus(cpus)
+    return next((slot for slot in slots if parse_cpus(slot["cpus"]) == begun), None)
 
 
 def enter_block_slot(study: StudyDocument, study_folder: Path, block: int = 0) -> StudyDocument:
@@ -329,10 +333,15 @@ def enter_slot(study: StudyDocument, slot: SlotSection) -> StudyDocument:
             f"{format_cpus(tuple(usable))}, which this process may use"
         )
     os.sched_setaffinity(0, cpus)
+    return on_slot(study, slot)
+
+
+def on_slot(study: StudyDocument, slot: SlotSection) -> StudyDocument:
+    """The study as it is on a slot of its machine."""
     config = study["config"]
     server, engine = config["server"].copy(), config["engine"].copy()
     # The same CPUs are one device, whatever a study calls them: on CPUs the lock has this name.
-    server["device"] += f"/{format_cpus(tuple(cpus))}"
+    server["device"] += f"/{format_cpus(tuple(parse_cpus(slot['cpus'])))}"
     if "visible" in slot:
         engine["environment"] = {**engine["environment"], VISIBLE_VARIABLE: slot["visible"]}
     return {**study, "config": {**config, "server": server, "engine": engine}}

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
@@ -116,12 +116,24 @@ def conclude(study: StudyDocument, launch: Launch, folder: Path, outcome: Launch
 
     What index.json vouches for is on the disk first: the cells, their records, the logs.
     """
-    attempts, order = list(outcome.attempts), cell_order(study, launch)
-    now = utc()
+    content, order = index_of(study, launch, folder, outcome), cell_order(study, launch)
+    module = importlib.import_module(SUMMARY_MODULE)
+    finished = [folder / cell["cell"] for cell in order if (folder / cell["cell"]).exists()]
+    summaries = {path.name: module.summarise_cell(path) for path in finished}
+    write_json(folder / paths.SUMMARY, summaries)
+    make_durable(folder)
+    seal_launch(folder.parents[3], launch.name, folder / paths.INDEX, content)
+
+
+def index_of(
+    study: StudyDocument, launch: Launch, folder: Path, outcome: LaunchOutcome
+) -> dict[str, Any]:
+    """The content of index.json without `files` and `seal`; a launch never begun ends now."""
+    attempts, now = list(outcome.attempts), utc()
     index = launch_index(
         study,
         launch,
-        [_entry(launch, folder, cell, outcome) for cell in order],
+        [_entry(launch, folder, cell, outcome) for cell in cell_order(study, launch)],
         status=outcome.status,
         reason=outcome.reason,
         rate_rps=outcome.rate_rps,
@@ -130,13 +142,8 @@ def conclude(study: StudyDocument, launch: Launch, folder: Path, outcome: Launch
         attempts=attempts,
         timing=_timing(study, folder, attempts),
     )
-    module = importlib.import_module(SUMMARY_MODULE)
-    finished = [folder / cell["cell"] for cell in order if (folder / cell["cell"]).exists()]
-    summaries = {path.name: module.summarise_cell(path) for path in finished}
-    write_json(folder / paths.SUMMARY, summaries)
-    make_durable(folder)
-    content = msgspec.to_builtins(index)
-    seal_launch(folder.parents[3], launch.name, folder / paths.INDEX, content)
+    content: dict[str, Any] = msgspec.to_builtins(index)
+    return content
 
 
 def _entry(launch: Launch, folder: Path, cell: CellPlan, outcome: LaunchOutcome) -> CellEntry:

@@ -36,7 +36,7 @@ from connector_tax.vllm import overlay
 
 # In a command of the caller's: the launch's folder, which it does not run in.
 HERE_MARK = "{here}"
-_MARKS = {ROOT_MARK: '"$root"', TMP_MARK: '"${TMPDIR:-/tmp}"', HERE_MARK: '"$here"'}
+MARKS = {ROOT_MARK: '"$root"', TMP_MARK: '"${TMPDIR:-/tmp}"', HERE_MARK: '"$here"'}
 # The kernel ends a companion with the server, which launch.sh's shell becomes.
 _DIES = ("setpriv", "--pdeathsig", "KILL")
 
@@ -118,8 +118,8 @@ def _joined(arguments: Sequence[str]) -> str:
 
 def _quoted(value: str) -> str:
     """`value` for the shell, with the marks left to variables."""
-    parts = re.split(f"({'|'.join(map(re.escape, _MARKS))})", value)
-    return "".join(_MARKS.get(part) or shlex.quote(part) for part in parts if part) or "''"
+    parts = re.split(f"({'|'.join(map(re.escape, MARKS))})", value)
+    return "".join(MARKS.get(part) or shlex.quote(part) for part in parts if part) or "''"
 
 
 # ---- the caller's environment
