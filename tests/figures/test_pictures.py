@@ -53,6 +53,9 @@ DESIGNS = {
         rates_rps=(2, 4, 8),
         plain_launches=1,
     ),
+    "one_candidate": Design(
+        labels={"plain": "baseline", "nixl_both": "nixl"}, rates_rps=(8,), ref_safe=8, ref_load=8
+    ),
 }
 
 

@@ -140,7 +140,7 @@ def decomposition(study: StudyTables) -> style.Picture:
     if not split:
         notes.append("not split into framework and implementation: no step of the no-op")
     labels = [item.label for item in study.connectors]
-    height = len(shown) * (ROW_IN * len(labels) + 0.3) + 0.2
+    height = len(shown) * (ROW_IN * len(labels) + 0.4) + 0.5
     figure = style.new_figure(study, style.COLUMN_IN, height, notes)
     grid = figure.subplots(len(shown), squeeze=False)[:, 0]
     for axes, kind in zip(grid, shown, strict=True):
