@@ -3,12 +3,13 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from connector_tax.analysis.aggregate import main as aggregate
-from connector_tax.files import read_json
+from connector_tax.files import read_json, write_json
 from tests.analysis.synthetic import SMALL_GRID, write_synthetic_study
 from tests.analysis.tables import effects, one, select, table
 
@@ -18,9 +19,11 @@ import sys
 from connector_tax.artifacts import metrics
 metrics.LATENCY_METRICS["ttft_p95"] = metrics.Metric("TTFT p95", "ttft_ms", 95, 0.04)
 metrics.METRICS = (*metrics.METRICS, "ttft_p95")
-metrics.CRITERIA["backlog"] = metrics.SaturationCriterion("backlog_max", 1e9, True, "b", "backlog")
+metrics.CRITERIA["unloaded"] = metrics.SaturationCriterion(
+    lambda cell, sweep: cell.over(sweep.get(min(sweep)), "e2e_p99"),
+    "e2e_p99_ratio_max", 3.0, True, "E2E", "p99(r) / p99 unloaded",
+)
 from connector_tax.analysis import aggregate, reference
-reference.VALUES["backlog"] = lambda load, _: load.backlog_by_quarter_s[3]
 from connector_tax.compare import gate
 command, *arguments = sys.argv[1:]
 sys.exit({"aggregate": aggregate, "reference": reference, "gate": gate}[command].main(arguments))
@@ -59,10 +62,20 @@ def test_a_metric_is_one_line(study: Path) -> None:
     assert "| nixl_both | ttft_p95 |" in answer.stdout
 
 
-def test_a_criterion_of_saturation_is_a_line_and_a_value(study: Path) -> None:
-    done = declared("reference", "--study", str(study))
-    assert done.returncode == 0, done.stderr
-    criteria = read_json(study.parent / "reference_rates.json")["criteria"]
-    backlog = criteria["plain"]["40"]["backlog"]
-    assert backlog["value"] is not None
-    assert (backlog["bound"], backlog["fired"]) == (1e9, False)
+def test_a_criterion_of_saturation_is_one_declaration(tmp_path: Path) -> None:
+    file = write_synthetic_study(tmp_path / "s", steps_per_cell=5, blocks=3, config=SMALL_GRID)
+
+    def criteria_at(rate: str) -> dict[str, Any]:
+        done = declared("reference", "--study", str(file))
+        assert done.returncode == 0, done.stderr
+        rates = read_json(file.parent / "reference_rates.json")
+        criteria: dict[str, Any] = rates["criteria"]["plain"][rate]
+        return criteria
+
+    assert "unloaded" not in criteria_at("40"), "the study was not judged by it"
+    document = read_json(file)
+    document["config"]["saturation"]["e2e_p99_ratio_max"] = 0.5
+    file.unlink()
+    write_json(file, document)
+    lowest = f"{min(rate for rate in document['config']['phase_a']['rates_rps']):g}"
+    assert criteria_at(lowest)["unloaded"] == {"value": 1.0, "bound": 0.5, "fired": True}
