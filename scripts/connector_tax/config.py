@@ -1,7 +1,7 @@
 """Configuration files: parse, fill up, check, and say precisely what is wrong.
 
 Each has a JSON schema in workflow/schemas/, made of the declarations of its fields
-(artifacts/schemas.py); a key with a default may be left out, and unknown keys are refused. An error
+(docs/fields.py); a key with a default may be left out, and unknown keys are refused. An error
 names the file, the key's path, what was found and what is allowed, and nothing has been started yet
 when it is raised.
 """
@@ -353,9 +353,9 @@ def _check_choices(config: StudyConfig, source: str) -> None:
 
 
 def pythons_of(engine: EngineSection) -> list[str]:
-    """The interpreters that configurations are served with (kind vllm), the engine's own first."""
-    forms = (form["python"] for form in engine["forms"].values() if "python" in form)
-    return list(dict.fromkeys([engine["python"], *forms]))
+    """The interpreters that configurations are served with, the engine's own first."""
+    sections = (engine, *engine.get("forms", {}).values())
+    return list(dict.fromkeys(section["python"] for section in sections if "python" in section))
 
 
 def is_fetched(engine: EngineSection) -> bool:

@@ -59,7 +59,8 @@ def test_each_criterion_fires_beyond_its_bound(
 
 def test_a_rate_without_its_half_in_the_grid_is_not_applicable_rather_than_false() -> None:
     cells = [cell_of("x", 0, rate) for rate in (1.0, 3.0)]
-    judged = judge_cells(study_of(["x"]), cells, {cell.key: load(ttft=900.0) for cell in cells})
+    loads = {cell.key: load(ttft=900.0)._replace(rate_rps=cell.rate_rps) for cell in cells}
+    judged = judge_cells(study_of(["x"]), cells, loads)
     assert judged[cells[1].key].fired["ttft_ratio"] is None
     entry = combine([judged[cells[1].key]], BOUNDS)
     assert entry["ttft_ratio"] == {"value": None, "bound": 1.5, "fired": None}
