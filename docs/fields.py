@@ -10,6 +10,7 @@ without msgspec. The page is not.
 """
 
 import argparse
+import copy
 import itertools
 import json
 import re
@@ -24,15 +25,15 @@ import msgspec
 import yaml
 
 from connector_tax.artifacts import cell_records, launch_files, stage_records, study_records
-from connector_tax.artifacts.checks import CHECKS
 from connector_tax.artifacts.index import LaunchIndex
-from connector_tax.artifacts.metrics import CRITERIA, LATENCY_METRICS
+from connector_tax.artifacts.metrics import LATENCY_METRICS
 from connector_tax.artifacts.tables import COLUMNS
-from connector_tax.config import ROOT, SCHEMAS
+from connector_tax.config import ROOT, SCHEMAS, schema_of
 from connector_tax.engine.config import EngineFile
 from connector_tax.loadgen.messages import STUDY_FIELDS
 from connector_tax.provenance import manifest
 from connector_tax.provenance.claims import Claim
+from connector_tax.servers.kinds import kind_of, kinds
 
 DICTIONARY = ROOT / "docs" / "fields.yaml"
 PAGE = ROOT / "docs" / "artifacts.md"
@@ -76,7 +77,7 @@ class FieldsError(Exception):
 # ---- schemas
 
 
-def schema_of(kind: type) -> dict[str, Any]:
+def made_of(kind: type) -> dict[str, Any]:
     """The JSON schema of a declaration: no other keys, and those with a default may be left out."""
     schema: dict[str, Any] = msgspec.json.schema(kind)
     kinds = {found.__name__: found for found in _records(kind)}
@@ -92,33 +93,7 @@ def schema_of(kind: type) -> dict[str, Any]:
                 if key in node["required"] and "default" not in child
             ]
             node |= {"properties": properties, "required": required, "additionalProperties": False}
-    if kind is study_records.StudyConfig:
-        bounds = {key: b.schema() for check in CHECKS.values() for key, b in check.bounds.items()}
-        margins = {
-            name: _number(f"of a tax of {metric.label}", metric.margin, maximum=1)
-            for name, metric in LATENCY_METRICS.items()
-            if metric.margin is not None
-        }
-        criteria = {
-            criterion.bound: _number(
-                f"{criterion.said} {'above' if criterion.above else 'below'} this",
-                criterion.default,
-            )
-            for criterion in CRITERIA.values()
-        }
-        for section, key, known in (
-            ("StudyConfig", "validity", bounds),
-            ("StudyConfig", "saturation", criteria),
-            ("StatisticsSection", "margins", margins),
-        ):
-            closed = {"properties": known, "additionalProperties": False}
-            definitions[section]["properties"][key] |= closed
     return schema
-
-
-def _number(meaning: str, default: float, **limits: float) -> dict[str, Any]:
-    own = {"type": "number", "exclusiveMinimum": 0, "default": default}
-    return {"description": meaning, **own, **limits}
 
 
 def _records(kind: Any) -> Iterator[type]:
@@ -151,12 +126,28 @@ def _simple(node: Any) -> Any:
 def schema_texts() -> dict[str, str]:
     """Name in workflow/schemas/ to the content of each schema."""
     return {
-        f"{name}.schema.json": json.dumps(schema_of(kind), indent=1, ensure_ascii=False) + "\n"
+        f"{name}.schema.json": json.dumps(made_of(kind), indent=1, ensure_ascii=False) + "\n"
         for name, kind in FILES.items()
     }
 
 
 # ---- configuration files
+
+
+def with_kinds(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema `config` with the kinds of engine, and of each key those that need or may have it.
+
+    A key of no kind is no key of a study's file.
+    """
+    named: dict[str, Any] = copy.deepcopy(dict(schema))
+    known = {name: kind_of(name) for name in kinds()}
+    for key, child in named["$defs"]["EngineSection"]["properties"].items():
+        if key == "kind":
+            child["enum"] = [*known]
+        elif key != "label":
+            child["kinds"] = [name for name, kind in known.items() if key in kind.needs]
+            child["optional"] = [name for name, kind in known.items() if key in kind.may]
+    return named
 
 
 def keys_of(schema: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -181,7 +172,7 @@ def keys_of(schema: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
             children["<id>"] = (others, True)
         for name, (raw, needed) in children.items():
             child = resolved(raw)
-            if child.get("kinds") == []:
+            if child.get("kinds") == child.get("optional") == []:
                 continue
             inner = list(walk(child, f"{path}.{name}" if path else name))
             meaning = child.get("description", "")
@@ -189,10 +180,10 @@ def keys_of(schema: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
                 raise FieldsError(f"{path}.{name}: declared without a meaning")
             if child.get("default", {}) != {}:
                 meaning += f" (default {json.dumps(child['default'])})"
-            elif not needed and not {"default", "kinds", "optional"} & child.keys():
+            elif not needed and not {"default", "kinds"} & child.keys():
                 meaning += " (optional)"
-            for word, kinds in (("", child.get("kinds")), ("optional, ", child.get("optional"))):
-                meaning += f" ({word}engine.kind {', '.join(kinds)})" if kinds else ""
+            for word, of in (("", child.get("kinds")), ("optional, ", child.get("optional"))):
+                meaning += f" ({word}engine.kind {', '.join(of)})" if of else ""
             own = f"{path}.{name}" if path else name
             yield own, "" if inner else allowed(child, resolved), meaning
             yield from inner
@@ -347,7 +338,8 @@ def page() -> str:
         lines += _table(("field", "type", "meaning"), rows)
     lines += ["## Configuration files", "", content["configuration"], ""]
     for name, kind in FILES.items():
-        rows = [(f"`{path}`", may, meaning) for path, may, meaning in keys_of(schema_of(kind))]
+        schema = with_kinds(schema_of(name)) if name == "config" else schema_of(name)
+        rows = [(f"`{path}`", may, meaning) for path, may, meaning in keys_of(schema)]
         lines += [f"### `{name}.schema.json`", "", f"{kind.__doc__}", ""]
         lines += _table(("key", "allowed", "meaning"), rows)
     return "\n".join(lines).rstrip() + "\n"
@@ -358,11 +350,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python docs/fields.py", description=main.__doc__)
     parser.add_argument("--check", action="store_true", help="1 if a tracked schema is stale")
     arguments = parser.parse_args(argv)
-    try:
-        PAGE.write_text(page(), encoding="utf-8")
-    except FieldsError as error:
-        print(error, file=sys.stderr)
-        return 1
     stale = 0
     for name, text in schema_texts().items():
         path = SCHEMAS / name
@@ -371,6 +358,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif path.read_text(encoding="utf-8") != text:
             print(f"{path}: stale; run python docs/fields.py", file=sys.stderr)
             stale = 1
+    try:
+        PAGE.write_text(page(), encoding="utf-8")
+    except FieldsError as error:
+        print(error, file=sys.stderr)
+        return 1
     return stale
 
 

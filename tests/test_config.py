@@ -120,7 +120,9 @@ def test_h20_has_the_designs_numbers() -> None:
         ("engine", {"kind": "embedded", "label": "x"}, "engine.definition: missing; it is"),
         ("rehearsal", {"accelerator": "L4"}, "rehearsal: found accelerator; allowed: acc"),
         ("validity", {"max_foreign": 1}, "max_foreign: unknown key; did you mean max_foreign_cpu"),
-        ("engine.kind", "sglang", "engine.kind: found 'sglang'; allowed: one of embedded, vllm"),
+        ("engine.kind", "kinds", "engine.kind: found 'kinds'; allowed: one of command, embedded"),
+        ("engine.kind", "../x", "engine.kind: found '../x'; allowed: text matching"),
+        ("engine.kind", "sglang", "engine.kind: found 'sglang'; allowed: one of command"),
         (
             "configurations",
             ["plain", "mooncake"],
@@ -151,7 +153,7 @@ def test_h20_has_the_designs_numbers() -> None:
 )
 def test_broken_configuration_names_key_found_and_allowed(path: str, value: Any, said: str) -> None:
     with pytest.raises(ConfigError) as error:
-        check_study(replaced(shipped("config.yaml"), path, value), "my.yaml", KNOWN)
+        resolve(replaced(shipped("config.yaml"), path, value), "my.yaml")
     assert said in str(error.value)
     assert all(line.startswith("my.yaml: ") for line in str(error.value).splitlines())
 

@@ -244,7 +244,7 @@ def test_a_declaration_is_its_schema_and_its_part_of_the_page(fields: types.Modu
 
     # A reader of a class looks its annotations up where they stand.
     Whole.__annotations__ = typing.get_type_hints(Whole, None, {"Part": Part}, include_extras=True)
-    schema = fields.schema_of(Whole)
+    schema = fields.made_of(Whole)
     whole = schema["$defs"]["Whole"]
     assert list(whole["properties"]) == ["kind", "rates", "forms", "rules", "most"]
     assert whole["required"] == ["rates", "forms", "rules"]
@@ -269,7 +269,7 @@ def test_a_declaration_without_a_meaning_is_named(fields: types.ModuleType) -> N
         at: int
 
     with pytest.raises(fields.FieldsError, match=r"at: declared without a meaning"):
-        list(fields.keys_of(fields.schema_of(Part)))
+        list(fields.keys_of(fields.made_of(Part)))
 
 
 def test_null_rules_agree_with_the_records_the_analysis_accepts(fields: types.ModuleType) -> None:

@@ -1,7 +1,7 @@
 """Configuration files: parse, fill up, check, and say precisely what is wrong.
 
 Each has a JSON schema in workflow/schemas/, made of the declarations of its fields
-(artifacts/schemas.py); a key with a default may be left out, and unknown keys are refused. An error
+(docs/fields.py); a key with a default may be left out, and unknown keys are refused. An error
 names the file, the key's path, what was found and what is allowed, and nothing has been started yet
 when it is raised.
 """
@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import yaml
 
+from connector_tax.artifacts.checks import CHECKS
+from connector_tax.artifacts.metrics import CRITERIA, LATENCY_METRICS, METRICS
 from connector_tax.artifacts.names import PHASE_RULES, PHASES, baseline_of, members_of
 from connector_tax.artifacts.offences import join, meant, offences
 
@@ -107,9 +109,19 @@ def shipped(name: str) -> Path:
 
 
 @cache
-def _schema(name: str) -> dict[str, Any]:
-    """workflow/schemas/<name>.schema.json."""
+def schema_of(name: str) -> dict[str, Any]:
+    """workflow/schemas/<name>.schema.json, closed over what a line elsewhere declares."""
     schema: dict[str, Any] = json.loads((SCHEMAS / f"{name}.schema.json").read_text("utf-8"))
+    if name == "config":
+        bounds = (bounds for check in CHECKS.values() for bounds in check.bounds.items())
+        for section, key, known in (
+            ("StudyConfig", "validity", bounds),
+            ("StudyConfig", "saturation", ((c.bound, c) for c in CRITERIA.values())),
+            ("StatisticsSection", "margins", ((m, LATENCY_METRICS[m]) for m in METRICS)),
+        ):
+            properties = {own: declared.schema() for own, declared in known}
+            closed = {"properties": properties, "additionalProperties": False}
+            schema["$defs"][section]["properties"][key] |= closed
     return schema
 
 
@@ -121,9 +133,9 @@ def filled(value: Any, name: str, node: Mapping[str, Any] | None = None) -> Any:
         name: of the schema.
         node: the part of the schema that is `value`'s; not given, all of it.
     """
-    node = _schema(name) if node is None else node
+    node = schema_of(name) if node is None else node
     if "$ref" in node:
-        node = _schema(name)["$defs"][node["$ref"].rpartition("/")[2]]
+        node = schema_of(name)["$defs"][node["$ref"].rpartition("/")[2]]
     if isinstance(value, list) and isinstance(node.get("items"), dict):
         return [filled(item, name, node["items"]) for item in value]
     if not isinstance(value, Mapping) or "properties" not in node:
@@ -141,7 +153,7 @@ def validate(value: Any, schema_name: str, source: str) -> None:
     Raises:
         ConfigError: one line for each offence: `source: key.path: found ..., allowed ...`.
     """
-    if lines := offences(value, _schema(schema_name)):
+    if lines := offences(value, schema_of(schema_name)):
         raise ConfigError("\n".join(f"{source}: {line}" for line in lines))
 
 
@@ -267,7 +279,6 @@ def check_study(given: Mapping[str, Any], source: str, known: Sequence[str]) -> 
     # Filled by `with_own` where they are looked at: study.json has them as they were given.
     if "connectors" in plain:
         config["connectors"] = plain["connectors"]
-    _check_engine(config["engine"], source)
     _check_choices(config, source)
     baseline = baseline_of(config)
     known = [*known, *(entry["id"] for entry in config.get("connectors", []))]
@@ -317,35 +328,6 @@ def check_study(given: Mapping[str, Any], source: str, known: Sequence[str]) -> 
     return config
 
 
-def _check_engine(engine: EngineSection, source: str) -> None:
-    """Check that an engine has the keys of its kind and no others."""
-    kind = engine["kind"]
-    lines = []
-    for key, child in _schema("config")["$defs"]["EngineSection"]["properties"].items():
-        if not {"kinds", "optional"} & child.keys():
-            continue
-        needed, optional = child.get("kinds", []), child.get("optional", [])
-        if key in engine and kind not in [*needed, *optional]:
-            lines.append(f"engine.{key}: found with engine.kind {kind}; allowed: no such key")
-        elif key not in engine and kind in needed:
-            lines.append(f"engine.{key}: missing; it is required")
-    device = engine.get("device")
-    if (device == "emulated") != ("device_time" in engine):
-        found = "found" if "device_time" in engine else "none found"
-        lines.append(
-            f"engine.device_time: {found} with engine.device {device}; allowed: with emulated,"
-            " and with that alone"
-        )
-    # Whoever meets a number of it meets these words.
-    if device == "emulated" and "device time emulated" not in engine["label"]:
-        lines.append(
-            f"engine.label: found {engine['label']!r}; allowed: one with the words 'device time "
-            "emulated'"
-        )
-    if lines:
-        raise ConfigError("\n".join(f"{source}: {line}" for line in lines))
-
-
 def _check_choices(config: StudyConfig, source: str) -> None:
     """Check the keys that are there with another's value only."""
     process, shape = config["arrivals"]["process"], config["arrivals"]["gamma_shape"]
@@ -371,9 +353,9 @@ def _check_choices(config: StudyConfig, source: str) -> None:
 
 
 def pythons_of(engine: EngineSection) -> list[str]:
-    """The interpreters that configurations are served with (kind vllm), the engine's own first."""
-    forms = (form["python"] for form in engine["forms"].values() if "python" in form)
-    return list(dict.fromkeys([engine["python"], *forms]))
+    """The interpreters that configurations are served with, the engine's own first."""
+    sections = (engine, *engine.get("forms", {}).values())
+    return list(dict.fromkeys(section["python"] for section in sections if "python" in section))
 
 
 def is_fetched(engine: EngineSection) -> bool:

@@ -12,6 +12,7 @@ from connector_tax.analysis.aggregate import main as aggregate
 from connector_tax.analysis.measure import summarise_cell
 from connector_tax.analysis.reference import main as reference
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.metrics import METRICS
 from connector_tax.artifacts.table_reader import read_table
 from connector_tax.artifacts.tables import ROW_TYPES, EffectRow
 from connector_tax.files import ArtifactError, sha256_file
@@ -112,8 +113,8 @@ def test_every_planned_cell_and_tax_has_a_row(damaged: Path) -> None:
     planned |= {(config, block, "A", "all_rates") for config, block, phase, _ in planned
                 if phase == "A"}  # fmt: skip
     taxes = effects(damaged, "tax")
-    assert len(taxes) == 5 * sum(config != "plain" for config, *_ in planned)
-    assert sum(row["config"] == "plain_2" for row in taxes) == 5 * sum(
+    assert len(taxes) == len(METRICS) * sum(config != "plain" for config, *_ in planned)
+    assert sum(row["config"] == "plain_2" for row in taxes) == len(METRICS) * sum(
         config == "plain_2" for config, *_ in planned
     )
     assert all(row["reason"] for row in taxes if row["status"] != "valid")

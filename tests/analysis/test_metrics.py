@@ -3,12 +3,14 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from connector_tax.analysis.aggregate import main as aggregate
-from connector_tax.files import read_json
+from connector_tax.artifacts.metrics import METRICS
+from connector_tax.files import read_json, write_json
 from tests.analysis.synthetic import SMALL_GRID, write_synthetic_study
 from tests.analysis.tables import effects, one, select, table
 
@@ -16,11 +18,13 @@ from tests.analysis.tables import effects, one, select, table
 DECLARED = """
 import sys
 from connector_tax.artifacts import metrics
-metrics.LATENCY_METRICS["ttft_p95"] = metrics.Metric("TTFT p95", "ttft_ms", 95, 0.04)
-metrics.METRICS = (*metrics.METRICS, "ttft_p95")
-metrics.CRITERIA["backlog"] = metrics.SaturationCriterion("backlog_max", 1e9, True, "b", "backlog")
+metrics.LATENCY_METRICS["ttft_p75"] = metrics.Metric("TTFT p75", "ttft_ms", 75, 0.04)
+metrics.METRICS = (*metrics.METRICS, "ttft_p75")
+metrics.CRITERIA["unloaded"] = metrics.SaturationCriterion(
+    lambda cell, sweep: cell.over(sweep.get(min(sweep)), "e2e_p99"),
+    "e2e_p99_ratio_max", 3.0, True, "E2E", "p99(r) / p99 unloaded",
+)
 from connector_tax.analysis import aggregate, reference
-reference.VALUES["backlog"] = lambda load, _: load.backlog_by_quarter_s[3]
 from connector_tax.compare import gate
 command, *arguments = sys.argv[1:]
 sys.exit({"aggregate": aggregate, "reference": reference, "gate": gate}[command].main(arguments))
@@ -45,24 +49,34 @@ def test_a_metric_is_one_line(study: Path) -> None:
     assert done.returncode == 0, done.stderr
     for quantity, count in before.items():
         rows = effects(study.parent, quantity)
-        assert len(select(rows, metric="ttft_p95")) * 5 == count
-        assert len(rows) * 5 == 6 * count
-    tax = one(effects(study.parent, "tax"), config="nixl_both", metric="ttft_p95", phase="A",
+        assert len(select(rows, metric="ttft_p75")) * len(METRICS) == count
+        assert len(rows) * len(METRICS) == (len(METRICS) + 1) * count
+    tax = one(effects(study.parent, "tax"), config="nixl_both", metric="ttft_p75", phase="A",
               cell="r40")  # fmt: skip
     assert (tax["verdict"], tax["margin"]) == ("costs", "0.04")
     cells = select(table(study.parent, "cells.csv"), config="plain", phase="A", cell="r40")
-    logs = [np.log(float(row["ttft_p95_ms"])) for row in cells if row["block"] != "all"]
+    logs = [np.log(float(row["ttft_p75_ms"])) for row in cells if row["block"] != "all"]
     assert len(logs) == 3
-    asked = ("--max-tax=ttft_p95=90%", "--config=nixl_both")
+    asked = ("--max-tax=ttft_p75=90%", "--config=nixl_both")
     answer = declared("gate", str(study.parent), *asked)
     assert answer.returncode == 0, answer.stderr
-    assert "| nixl_both | ttft_p95 |" in answer.stdout
+    assert "| nixl_both | ttft_p75 |" in answer.stdout
 
 
-def test_a_criterion_of_saturation_is_a_line_and_a_value(study: Path) -> None:
-    done = declared("reference", "--study", str(study))
-    assert done.returncode == 0, done.stderr
-    criteria = read_json(study.parent / "reference_rates.json")["criteria"]
-    backlog = criteria["plain"]["40"]["backlog"]
-    assert backlog["value"] is not None
-    assert (backlog["bound"], backlog["fired"]) == (1e9, False)
+def test_a_criterion_of_saturation_is_one_declaration(tmp_path: Path) -> None:
+    file = write_synthetic_study(tmp_path / "s", steps_per_cell=5, blocks=3, config=SMALL_GRID)
+
+    def criteria_at(rate: str) -> dict[str, Any]:
+        done = declared("reference", "--study", str(file))
+        assert done.returncode == 0, done.stderr
+        rates = read_json(file.parent / "reference_rates.json")
+        criteria: dict[str, Any] = rates["criteria"]["plain"][rate]
+        return criteria
+
+    assert "unloaded" not in criteria_at("40"), "the study was not judged by it"
+    document = read_json(file)
+    document["config"]["saturation"]["e2e_p99_ratio_max"] = 0.5
+    file.unlink()
+    write_json(file, document)
+    lowest = f"{min(rate for rate in document['config']['phase_a']['rates_rps']):g}"
+    assert criteria_at(lowest)["unloaded"] == {"value": 1.0, "bound": 0.5, "fired": True}

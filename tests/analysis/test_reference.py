@@ -12,7 +12,6 @@ import pytest
 from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.measure import Requests
 from connector_tax.analysis.reference import (
-    CellLoad,
     Judgement,
     NoReferenceRateError,
     combine,
@@ -21,6 +20,7 @@ from connector_tax.analysis.reference import (
     main,
     reference_rates,
 )
+from connector_tax.artifacts.metrics import CellLoad
 from connector_tax.artifacts.names import CellKey
 from connector_tax.artifacts.stage_records import RatesRecord
 from connector_tax.artifacts.study_file import Study
@@ -32,7 +32,7 @@ RATES = [1.0, 2.0, 4.0, 8.0]
 
 def load(ratio: float = 1.0, waiting: float = 0.0, ttft: float = 100.0) -> CellLoad:
     """The load figures of a cell that keeps up unless told otherwise."""
-    return CellLoad(ratio, waiting, ttft, [0.0, 0.0, 0.0, 0.0])
+    return CellLoad(2.0, ratio, waiting, {"ttft_p90": ttft}, [0.0, 0.0, 0.0, 0.0])
 
 
 @pytest.mark.parametrize(
@@ -52,14 +52,15 @@ def load(ratio: float = 1.0, waiting: float = 0.0, ttft: float = 100.0) -> CellL
 def test_each_criterion_fires_beyond_its_bound(
     cell: CellLoad, half: CellLoad | None, names: str
 ) -> None:
-    judgement = judge(cell, half, BOUNDS)
+    judgement = judge(cell, {} if half is None else {1.0: half, 4.0: load(ttft=1e9)}, BOUNDS)
     assert judgement.names == names
     assert judgement.saturated == bool(names)
 
 
 def test_a_rate_without_its_half_in_the_grid_is_not_applicable_rather_than_false() -> None:
     cells = [cell_of("x", 0, rate) for rate in (1.0, 3.0)]
-    judged = judge_cells(study_of(["x"]), cells, {cell.key: load(ttft=900.0) for cell in cells})
+    loads = {cell.key: load(ttft=900.0)._replace(rate_rps=cell.rate_rps) for cell in cells}
+    judged = judge_cells(study_of(["x"]), cells, loads)
     assert judged[cells[1].key].fired["ttft_ratio"] is None
     entry = combine([judged[cells[1].key]], BOUNDS)
     assert entry["ttft_ratio"] == {"value": None, "bound": 1.5, "fired": None}
@@ -73,7 +74,7 @@ def test_a_rate_without_its_half_in_the_grid_is_not_applicable_rather_than_false
 def test_at_least_half_of_the_valid_launches_decide(
     saturated: list[bool], expected: bool | None
 ) -> None:
-    judged = [judge(load(waiting=5.0 if s else 0.0), None, BOUNDS) for s in saturated]
+    judged = [judge(load(waiting=5.0 if s else 0.0), {}, BOUNDS) for s in saturated]
     assert combine(judged, BOUNDS)["saturated"] is expected
 
 
@@ -101,7 +102,7 @@ def choose(fallback: float | None = None, **marks: str) -> RatesRecord:
 
 def rates_of(marks: Mapping[tuple[str, int], str], fallback: float | None = None) -> RatesRecord:
     """As `choose`, of launches by configuration and block."""
-    judgements = {".": judge(load(), None, BOUNDS), "#": judge(load(0.5), None, BOUNDS)}
+    judgements = {".": judge(load(), {}, BOUNDS), "#": judge(load(0.5), {}, BOUNDS)}
     judged: dict[CellKey, Judgement] = {}
     cells = []
     for (config, block), text in marks.items():

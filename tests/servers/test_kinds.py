@@ -8,22 +8,27 @@ from pathlib import Path
 import pytest
 
 from connector_tax import servers
+from connector_tax.config import ROOT, load_yaml
 from connector_tax.files import read_json, write_json
 from connector_tax.servers.command import server_command, split_command
 from connector_tax.servers.kinds import ServerError
-from tests.study.driving import arguments, index_of, launch_folder, write_study
+from tests.study.driving import arguments, index_of, launch_folder
 
 STUB = """
 from connector_tax.artifacts.names import Launch
 from connector_tax.servers.kinds import Engine, ServerCommand
 
 class Stub(Engine):
+    needs = ("python", "model", "served_model_name", "vocab_size")
+
     @property
     def served(self):
-        return {"model": "embedded-model", "vocab_size": 32000}
+        section = self.section
+        return {"model": section["served_model_name"], "vocab_size": section["vocab_size"]}
 
     def command(self, study, launch, port, probe):
-        argv = ["python", "-m", "connector_tax.engine", "--config", self.section["file"]]
+        argv = [self.section["python"], "-m", "connector_tax.engine"]
+        argv += ["--config", self.section["model"]]
         argv += ["--configuration", launch.configuration, "--launch-seed", "1"]
         return ServerCommand([*argv, "--port", str(port)], {"PYTHONPATH": "{root}/scripts"})
 
@@ -32,22 +37,25 @@ KIND = Stub
 
 
 def test_a_kind_of_engine_is_one_file(tmp_path: Path) -> None:
-    study_file = write_study(tmp_path / "study")
-    document = read_json(study_file)
-    definition = tmp_path / "engine.json"
-    write_json(definition, document["config"]["engine"]["definition_content"])
-    label = document["config"]["engine"]["label"]
-    document["config"]["engine"] = {"kind": "stub", "label": label, "file": str(definition)}
-    write_json(study_file, document)
+    definition, study_file = tmp_path / "engine.json", tmp_path / "study" / "study.json"
+    write_json(definition, load_yaml(ROOT / "config" / "embedded.yaml"))
+    engine = {
+        "kind": "stub", "label": "a stub", "python": sys.executable, "model": str(definition),
+        "served_model_name": "embedded-model", "vocab_size": 32000,
+    }  # fmt: skip
     (tmp_path / "stub.py").write_text(STUB)
     program = f"""
         import sys
+        from pathlib import Path
         from connector_tax import servers
         servers.__path__.append({str(tmp_path)!r})
         from connector_tax.study.launch import main
+        from tests.study.driving import write_study
+        write_study(Path({str(study_file.parent)!r}), engine={engine!r})
         sys.exit(main({arguments(study_file)!r}))
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=120)
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    subprocess.run(command, check=True, timeout=120, cwd=ROOT)
     index = index_of(study_file)
     assert index["status"] == "done", index
     assert [cell["status"] for cell in index["cells"]] == ["valid"] * len(index["cells"])

@@ -17,16 +17,22 @@ from tests.workflow.harness import TINY, device_for
 from tests.workflow.small import smaller
 
 
-def write_study(root: Path, faults: list[dict[str, Any]] | None = None) -> Path:
+def write_study(
+    root: Path,
+    faults: list[dict[str, Any]] | None = None,
+    engine: dict[str, Any] | None = None,
+) -> Path:
     """study.json and what stands around it; the path of study.json.
 
     Args:
         root: the study's folder.
         faults: fault rules of the embedded engine (engine/faults.py).
+        engine: in place of the section of tiny.yaml.
     """
     config = yaml.safe_load(smaller(TINY.read_text()))
     # One device for each folder: tests must not wait for each other.
     config["server"]["device"] = device_for(root)
+    config["engine"] = engine or config["engine"]
     study = resolve(config, "tiny.yaml")
     if faults:
         definition = study["config"]["engine"]["definition_content"]

@@ -459,8 +459,16 @@ def test_a_gpu_that_does_not_tell_is_taken_as_it_is(readings: Path) -> None:
     device.await_free_memory(GPU_CONFIG)
 
 
-def test_without_a_gpu_nothing_is_asked(readings: Path) -> None:
-    config: Any = {"engine": {"kind": "vllm", "device": "cpu"}}
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"kind": "vllm", "device": "cpu", "flags": {}},
+        # Nobody knows what its command line makes it take.
+        {"kind": "command", "device": "cuda", "commands": {"plain": "serve"}},
+    ],
+)
+def test_without_a_gpu_or_flags_nothing_is_asked(readings: Path, engine: dict[str, Any]) -> None:
+    config: Any = {"engine": engine, "server": {"device": "gpu"}}
     device.await_free_memory(config)
     assert not readings.exists()
 

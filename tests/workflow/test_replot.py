@@ -128,19 +128,22 @@ def test_an_altered_picture_and_another_archive_than_the_manifests_fail_the_audi
     assert "figures/fig1_ttft_vs_rate.png: not the picture that this code makes" in output
 
 
-def test_another_processor_may_have_made_what_differs(replotted: Replotted, tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["processor", "drawing"])
+def test_another_processor_or_look_may_have_made_what_differs(
+    replotted: Replotted, tmp_path: Path, what: str
+) -> None:
     root = tmp_path / "synthetic"
     shutil.copytree(replotted[0].folder / "results/replot/synthetic", root)
     picture, header = root / "figures/fig1_ttft_vs_rate.png", root / "archive.json"
     picture.write_bytes(picture.read_bytes() + b"\0")
     told = read_json(header)
-    told["versions"]["processor"] = "another"
+    told["versions"][what] = "another"
     write_json(header, told)
     ledger = Ledger()
     check_archived(load_study(root / "study.json"), tmp_path / "MANIFEST.md", ledger)
     (claim,) = [c for c in ledger.claims if c.subject == "figures/fig1_ttft_vs_rate.png"]
     assert claim.verdict == NOT_CHECKABLE
-    assert "made with processor another (here " in claim.message
+    assert f"made with {what} another (here " in claim.message
     assert {c.verdict for c in ledger.claims if c.kind == "made again"} == {PASS, NOT_CHECKABLE}
 
 

@@ -31,7 +31,6 @@ from connector_tax.analysis.ingest import Cell, load_cells
 from connector_tax.analysis.machine import MachineUse, machine_use, read_machine
 from connector_tax.analysis.measure import Requests, measure_requests, measure_waiting
 from connector_tax.analysis.reference import (
-    CellLoad,
     Judgement,
     NoReferenceRateError,
     judge_cells,
@@ -44,6 +43,7 @@ from connector_tax.analysis.rows import cell_rows
 from connector_tax.analysis.step_tables import cdf_rows, device_rows, step_rows, wait_rows
 from connector_tax.analysis.steps import Steps, prefill_wait_ms, read_steps, step_timing_reason
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.metrics import CellLoad
 from connector_tax.artifacts.names import ALL_RATES, PHASES, REFERENCES, CellKey
 from connector_tax.artifacts.rates import cell_rates, shape_limits
 from connector_tax.artifacts.record_reader import read_record
@@ -84,7 +84,7 @@ def measure(cell: Cell, with_steps: bool) -> MeasuredCell:
     if (digest := cell.sha256("machine")) is not None:
         machine = machine_use(read_machine(cell.file("machine"), digest), window)
     device = read_device(cell) if cell.sha256(paths.DEVICE_LOG) else None
-    load = load_of(requests, waiting)
+    load = load_of(requests, waiting, cell.rate_rps)
     return MeasuredCell(requests, waiting, load, machine, steps, wait_ms, device)
 
 

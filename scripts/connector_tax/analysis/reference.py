@@ -15,7 +15,7 @@ is measured at them: later changes of Phase A or of its thresholds are reported,
 
 import argparse
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from connector_tax.analysis.ingest import Cell, block_devices, load_cells
 from connector_tax.analysis.measure import Requests, measure_requests, measure_waiting
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import read_index
-from connector_tax.artifacts.metrics import CRITERIA
+from connector_tax.artifacts.metrics import LATENCY_METRICS, CellLoad, Sweep, criteria_of
 from connector_tax.artifacts.names import SAME_RATES, CellKey, Launch, configuration_of
 from connector_tax.artifacts.stage_records import RatesRecord
 from connector_tax.artifacts.study_file import Study, launches, load_study
@@ -44,25 +44,6 @@ class NoReferenceRateError(Exception):
 
 
 @dataclass(frozen=True)
-class CellLoad:
-    """What saturation is judged from, in one valid cell."""
-
-    throughput_ratio: float
-    waiting_p50: float | None
-    ttft_p90_ms: float
-    backlog_by_quarter_s: list[float | None]
-
-
-# Of a cell and, where it is valid, the same launch's cell at half the rate: the value of each
-# criterion; None: not applicable.
-VALUES: Mapping[str, Callable[[CellLoad, CellLoad | None], float | None]] = {
-    "throughput_ratio": lambda load, _: load.throughput_ratio,
-    "waiting": lambda load, _: load.waiting_p50,
-    "ttft_ratio": lambda load, half: load.ttft_p90_ms / half.ttft_p90_ms if half else None,
-}
-
-
-@dataclass(frozen=True)
 class Judgement:
     """One launch at one rate: the value of each criterion, and whether it fired."""
 
@@ -78,32 +59,35 @@ class Judgement:
     @property
     def names(self) -> str:
         """The criteria that fired, joined by semicolons."""
-        return ";".join(name for name in CRITERIA if self.fired[name])
+        return ";".join(name for name, fired in self.fired.items() if fired)
 
 
-def load_of(requests: Requests, waiting: float | None) -> CellLoad | None:
+def load_of(requests: Requests, waiting: float | None, rate_rps: float | None) -> CellLoad | None:
     """The load figures of a cell; None when nothing succeeded in it."""
     ratio = requests.throughput_ratio
-    ttft_ms = requests.ttft_ms
-    if len(ttft_ms) == 0 or ratio is None:
+    if requests.n == 0 or ratio is None:
         return None
-    return CellLoad(
-        ratio, waiting, float(np.percentile(ttft_ms, 90)), requests.backlog_by_quarter_s
-    )
+    ms = {
+        name: float(np.percentile(values, metric.percent))
+        for name, metric in LATENCY_METRICS.items()
+        if len(values := getattr(requests, metric.latency))
+    }
+    return CellLoad(rate_rps, ratio, waiting, ms, requests.backlog_by_quarter_s)
 
 
-def judge(load: CellLoad, half_rate: CellLoad | None, bounds: Mapping[str, float]) -> Judgement:
+def judge(load: CellLoad, sweep: Sweep, bounds: Mapping[str, float]) -> Judgement:
     """Apply the criteria.
 
     Args:
         load: the cell at rate r.
-        half_rate: the same launch's cell at r/2; None when the grid has none or it is not valid.
+        sweep: the same launch's cells of Phase A that are valid; none outside it.
         bounds: the `saturation` section of the configuration.
     """
-    values = {name: VALUES[name](load, half_rate) for name in CRITERIA}
-    fired: dict[str, bool | None] = dict.fromkeys(CRITERIA)
-    for name, criterion in CRITERIA.items():
-        value, bound = values[name], criterion.bound_of(bounds)
+    criteria = criteria_of(bounds)
+    values = {name: criterion.value(load, sweep) for name, criterion in criteria.items()}
+    fired: dict[str, bool | None] = dict.fromkeys(criteria)
+    for name, criterion in criteria.items():
+        value, bound = values[name], bounds[criterion.bound]
         if value is not None:
             fired[name] = value > bound if criterion.above else value < bound
     return Judgement(load, values, fired)
@@ -112,7 +96,7 @@ def judge(load: CellLoad, half_rate: CellLoad | None, bounds: Mapping[str, float
 def read_loads(cells: Sequence[Cell]) -> dict[CellKey, CellLoad]:
     """The load figures of every valid cell in which something succeeded."""
     loads = {
-        cell.key: load_of(measure_requests(cell), measure_waiting(cell))
+        cell.key: load_of(measure_requests(cell), measure_waiting(cell), cell.rate_rps)
         for cell in cells
         if cell.status == "valid"
     }
@@ -124,13 +108,13 @@ def judge_cells(
 ) -> dict[CellKey, Judgement]:
     """Judge the cells that have load figures; outside Phase A without the rate's half."""
     known = [cell for cell in cells if cell.key in loads and cell.rate_rps is not None]
-    sweep = {(*c.key[:2], c.rate_rps): loads[c.key] for c in known if c.key.phase == "A"}
-    judged = {}
+    sweeps: dict[tuple[str, int, str], dict[float, CellLoad]] = {}
     for cell in known:
-        assert cell.rate_rps is not None
-        half = sweep.get((*cell.key[:2], cell.rate_rps / 2)) if cell.key.phase == "A" else None
-        judged[cell.key] = judge(loads[cell.key], half, study.config["saturation"])
-    return judged
+        of_launch = sweeps.setdefault(cell.key[:3], {})
+        if cell.key.phase == "A" and cell.rate_rps is not None:
+            of_launch[cell.rate_rps] = loads[cell.key]
+    bounds = study.config["saturation"]
+    return {c.key: judge(loads[c.key], sweeps[c.key[:3]], bounds) for c in known}
 
 
 def combine(judgements: Sequence[Judgement], bounds: Mapping[str, float]) -> dict[str, Any]:
@@ -148,12 +132,12 @@ def combine(judgements: Sequence[Judgement], bounds: Mapping[str, float]) -> dic
         **{
             name: {
                 "value": _median_or_none([j.values[name] for j in judgements]),
-                "bound": criterion.bound_of(bounds),
+                "bound": float(bounds[criterion.bound]),
                 "fired": _at_least_half(
                     [f for j in judgements if (f := j.fired[name]) is not None]
                 ),
             }
-            for name, criterion in CRITERIA.items()
+            for name, criterion in criteria_of(bounds).items()
         },
         "backlog_growth": [_median_or_none(column) for column in zip(*quarters, strict=True)],
     }

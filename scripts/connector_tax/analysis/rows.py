@@ -23,9 +23,10 @@ from connector_tax.analysis.machine import MachineUse
 from connector_tax.analysis.measure import Requests, request_columns
 from connector_tax.analysis.reference import Judgement
 from connector_tax.analysis.steps import Steps, step_columns
-from connector_tax.artifacts.metrics import CRITERIA, LATENCY_METRICS, margin_of
+from connector_tax.artifacts.metrics import LATENCY_METRICS, criteria_of, margin_of
 from connector_tax.artifacts.names import CellKey
 from connector_tax.artifacts.study_file import Study
+from connector_tax.artifacts.study_records import StudyConfig
 from connector_tax.artifacts.tables import POOLED, STEP_COLUMNS, Row
 
 # Requests of a batch of MSER, and what tells a start from the rest.
@@ -67,8 +68,7 @@ def cell_rows(
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["phase"], row["configuration"], row["cell"]), []).append(row)
-    confidence = study.config["statistics"]["confidence"]
-    return rows + [_pooled(group, confidence) for group in groups.values()]
+    return rows + [_pooled(group, study.config) for group in groups.values()]
 
 
 def _identity(study: Study, cell: Cell) -> Row:
@@ -100,7 +100,7 @@ def _measured_columns(study: Study, requests: Requests, waiting: float | None) -
     }
 
 
-def _pooled(group: Sequence[Row], confidence: float) -> Row:
+def _pooled(group: Sequence[Row], config: StudyConfig) -> Row:
     valid = [row for row in group if row["status"] == "valid"]
     lost = [(row["block"], row["reason"]) for row in group if row["status"] != "valid"]
     row = {name: group[0][name] for name in IDENTITY}
@@ -109,7 +109,7 @@ def _pooled(group: Sequence[Row], confidence: float) -> Row:
         return row | {name: group[0][name] for name in ("status", "rate_rps")}
     row |= {"status": "valid", "rate_rps": valid[0]["rate_rps"]}
     for name in LATENCY_METRICS:
-        row |= pooled_quantile(name, valid, confidence)
+        row |= pooled_quantile(name, valid, config["statistics"]["confidence"])
     for name in (*AVERAGED, *SUMMED):
         known = [of[name] for of in valid if of.get(name) is not None]
         row[name] = (sum(known) if name in SUMMED else float(np.mean(known))) if known else None
@@ -118,7 +118,9 @@ def _pooled(group: Sequence[Row], confidence: float) -> Row:
         row["saturated"] = 2 * sum(of["saturated"] for of in judged) >= len(judged)
         fired = [of["saturation_criteria"].split(";") for of in judged]
         row["saturation_criteria"] = ";".join(
-            name for name in CRITERIA if 2 * sum(name in names for names in fired) >= len(fired)
+            name
+            for name in criteria_of(config["saturation"])
+            if 2 * sum(name in names for names in fired) >= len(fired)
         )
     warming = [of["warming_up"] for of in valid if of["warming_up"] is not None]
     return row | {"warming_up": any(warming) if warming else None}

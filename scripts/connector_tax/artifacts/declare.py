@@ -18,8 +18,7 @@ def says(meaning: str | None = None, **limits: Any) -> Meta:
     Args:
         meaning: for the page of fields; None where the type says it.
         limits: those of msgspec.Meta; what else JSON Schema knows (`uniqueItems`); `default`, which
-            a file may leave out; `kinds` of engine that require the key, and those for which it is
-            `optional`: no other has it.
+            a file may leave out.
     """
     checked = {name: limits.pop(name) for name in _MSGSPEC if name in limits}
     return Meta(description=meaning, extra_json_schema=limits or None, **checked)

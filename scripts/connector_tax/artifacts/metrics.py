@@ -1,14 +1,21 @@
 """The latency metrics and the criteria of saturation: each declared here, once.
 
 A line of LATENCY_METRICS is a percentile in every table, in the report and in `compare`: compared
-with the baseline's and judged where it has a margin, in cells.csv alone where it has none.
+with the baseline's and judged where it has a margin, in cells.csv alone where it has none. A line
+of CRITERIA is a criterion in `saturation`, in reference_rates.json, in the tables and figures.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 # How a launch's sample of each latency is named: of `analysis.measure.Requests`.
 Latency = Literal["ttft_ms", "tpot_ms", "e2e_ms"]
+
+
+def number(meaning: str, default: float | None, **limits: float) -> dict[str, Any]:
+    """The JSON schema of a key that is a positive number."""
+    own = {"type": "number", "exclusiveMinimum": 0, "default": default}
+    return {"description": meaning, **own, **limits}
 
 
 class Metric(NamedTuple):
@@ -23,6 +30,10 @@ class Metric(NamedTuple):
     latency: Latency
     percent: int
     margin: float | None = None
+
+    def schema(self) -> dict[str, Any]:
+        """The JSON schema of its margin."""
+        return number(f"of a tax of {self.label}", self.margin, maximum=1)
 
 
 LATENCY_METRICS = {
@@ -53,33 +64,65 @@ def margin_of(margins: Mapping[str, float], metric: str) -> float:
     return margins.get(metric, own)
 
 
+class CellLoad(NamedTuple):
+    """What saturation is judged from, in one valid cell; the percentiles are LATENCY_METRICS."""
+
+    rate_rps: float | None
+    throughput_ratio: float
+    waiting_p50: float | None
+    ms: Mapping[str, float]
+    backlog_by_quarter_s: list[float | None]
+
+    def over(self, other: "CellLoad | None", metric: str) -> float | None:
+        """A percentile over that of another cell; None where there is none of either."""
+        if other is None or metric not in self.ms.keys() & other.ms.keys():
+            return None
+        return self.ms[metric] / other.ms[metric]
+
+
+# The launch's valid cells of Phase A, by rate; none outside it.
+Sweep = Mapping[float, CellLoad]
+
+
 class SaturationCriterion(NamedTuple):
-    """One sign of saturation; its value: `analysis.reference.VALUES`.
+    """One sign of saturation.
 
     Attributes:
-        bound: its key in the section `saturation`, and `default` where that has none.
+        value: of a cell of a launch; None: not applicable.
+        bound: its key in the section `saturation`; `default` where a study's file has none.
         above: it fires above the bound, else below it.
         label: in a figure's cell.
         said: what is measured.
     """
 
+    value: Callable[[CellLoad, Sweep], float | None]
     bound: str
     default: float
     above: bool
     label: str
     said: str
 
-    def bound_of(self, bounds: Mapping[str, Any]) -> float:
-        """Its bound in a section `saturation`."""
-        return float(bounds.get(self.bound, self.default))
+    def schema(self) -> dict[str, Any]:
+        """The JSON schema of its bound."""
+        return number(f"{self.said} {'above' if self.above else 'below'} this", self.default)
 
 
 CRITERIA = {
     "throughput_ratio": SaturationCriterion(
-        "throughput_ratio_min", 0.95, False, "rate", "effective throughput / rate"
+        lambda cell, _: cell.throughput_ratio,
+        "throughput_ratio_min", 0.95, False, "rate", "effective throughput / rate",
     ),
     "waiting": SaturationCriterion(
-        "waiting_p50_max", 1.0, True, "queue", "median of waiting requests"
+        lambda cell, _: cell.waiting_p50,
+        "waiting_p50_max", 1.0, True, "queue", "median of waiting requests",
     ),
-    "ttft_ratio": SaturationCriterion("ttft_p90_ratio_max", 1.5, True, "TTFT", "p90(r) / p90(r/2)"),
-}
+    "ttft_ratio": SaturationCriterion(
+        lambda cell, sweep: cell.over(sweep.get((cell.rate_rps or 0) / 2), "ttft_p90"),
+        "ttft_p90_ratio_max", 1.5, True, "TTFT", "p90(r) / p90(r/2)",
+    ),
+}  # fmt: skip
+
+
+def criteria_of(bounds: Mapping[str, Any]) -> dict[str, SaturationCriterion]:
+    """The criteria that a study was judged by: those its section `saturation` has a bound of."""
+    return {name: one for name, one in CRITERIA.items() if one.bound in bounds}

@@ -120,45 +120,37 @@ class ServedSection(TypedDict):
 
 
 class EngineSection(TypedDict, total=False):
-    """The server that is measured; what it has besides `kind` and `label` depends on the kind."""
+    """The server that is measured; which keys it has besides `kind` and `label` its kind says."""
 
-    # A module of servers.
-    kind: Required[
-        Annotated[str, says("which sort of server", enum=["embedded", "vllm", "command"])]
-    ]
+    # A module of servers, whose KIND names the keys it needs and those it may have.
+    kind: Required[Annotated[Identifier, says("which sort of server")]]
     label: Required[
         Annotated[
             str, says("stands in every record, table and figure", min_length=1, max_length=60)
         ]
     ]
-    definition: Annotated[Text, says("step cost and connector taxes, a file", kinds=["embedded"])]
-    # No study's file may have these two.
-    definition_content: Annotated[
-        Foreign, says("in study.json: what stands in `definition`", kinds=[])
-    ]
+    definition: Annotated[Text, says("step cost and connector taxes, a file")]
+    # No kind names these two: no study's file may have them.
+    definition_content: Annotated[Foreign, says("in study.json: what stands in `definition`")]
     device_time_content: Annotated[
-        Foreign, says("in study.json: coefficients of the device's time", kinds=[])
+        Foreign, says("in study.json: coefficients of the device's time")
     ]
     device: Annotated[
         Literal["cpu", "cuda", "emulated"],
-        says("emulated: its time is waited for (device_time)", kinds=["vllm", "command"]),
+        says("emulated: its time is waited for (device_time)"),
     ]
     device_time: Annotated[
         DeviceTimeSection,
         says(
             "with device emulated, whose label must hold the words `device time emulated`",
-            optional=["vllm"],
         ),
     ]
-    python: Annotated[
-        Text, says("interpreter of the environment vLLM is installed in", kinds=["vllm"])
-    ]
+    python: Annotated[Text, says("interpreter of the environment vLLM is installed in")]
     build_python: Annotated[
         Text,
         says(
             "interpreter that an environment of this project is built with, of the version"
             " that its lock is for; absent: python3.11. No part of the design",
-            optional=["vllm"],
         ),
     ]
     model: Annotated[
@@ -166,7 +158,6 @@ class EngineSection(TypedDict, total=False):
         says(
             "given to --model; fetched by this name before anything starts; ./folder: of the"
             " project",
-            kinds=["vllm"],
         ),
     ]
     revision: Annotated[
@@ -175,40 +166,31 @@ class EngineSection(TypedDict, total=False):
             "commit, branch or tag of a model that is fetched by name; absent: what the hub"
             " calls main then. environment.json has the commit",
             pattern="^[A-Za-z0-9][A-Za-z0-9._/-]*$",
-            optional=["vllm"],
         ),
     ]
-    served_model_name: Annotated[Text, says("name the server gives the model", kinds=["vllm"])]
-    vocab_size: Annotated[
-        int, says("prompts are random token ids below this", ge=100, kinds=["vllm"])
-    ]
-    flags: Annotated[
-        Flags, says("vLLM's command-line flags, in this order; true: the bare flag", kinds=["vllm"])
-    ]
+    served_model_name: Annotated[Text, says("name the server gives the model")]
+    vocab_size: Annotated[int, says("prompts are random token ids below this", ge=100)]
+    flags: Annotated[Flags, says("vLLM's command-line flags, in this order; true: the bare flag")]
     environment: Annotated[
         Environment,
         says(
             "added to the server's; the same for every configuration",
-            kinds=["vllm"],
-            optional=["command"],
         ),
     ]
     pythonpath: Annotated[
         list[Annotated[str, says(pattern="^[^:]+$")]],
         says(
             "folders of the project, or absolute, in which connectors' modules are",
-            optional=["vllm", "command"],
         ),
     ]
     forms: Annotated[
         dict[Identifier, FormSection],
-        says("by configuration: what differs for it here", kinds=["vllm"]),
+        says("by configuration: what differs for it here"),
     ]
     commands: Annotated[
         dict[Identifier, Text],
         says(
             "by configuration: the command line that starts its server; {port} is its port",
-            kinds=["command"],
         ),
     ]
     beside: Annotated[
@@ -216,12 +198,11 @@ class EngineSection(TypedDict, total=False):
         says(
             "commands that run beside each candidate; the server knows the port of the first as"
             " {beside1.port}",
-            optional=["command"],
         ),
     ]
     served: Annotated[
         ServedSection,
-        says("what the servers said of themselves before the study", kinds=["command"]),
+        says("what the servers said of themselves before the study"),
     ]
 
 

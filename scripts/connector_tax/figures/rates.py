@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
-from connector_tax.artifacts.metrics import CRITERIA
+from connector_tax.artifacts.metrics import CRITERIA, criteria_of
 from connector_tax.artifacts.names import REFERENCES
 from connector_tax.artifacts.paths import CELLS
 from connector_tax.artifacts.tables import POOLED, ROW_TYPES
@@ -28,7 +28,7 @@ COLUMNS = [
     "saturation_criteria", "knee_rps",
 ]  # fmt: skip
 # What is drawn over a saturated point, a stroke for each criterion that fired.
-STROKES = dict(zip(CRITERIA, ("x", "_", "|"), strict=True))
+STROKES = dict(zip(CRITERIA, itertools.cycle("x_|+1234"), strict=False))
 SPREAD = 0.18  # of the distance between neighbouring rates, all configurations together
 PANEL_IN = 1.55
 ROW_IN = 0.34
@@ -224,8 +224,8 @@ def throughput(study: StudyTables) -> style.Picture:
     limits = study.settings["saturation"]
     kept = limits["throughput_ratio_min"]
     signs = (
-        f"{c.label}, {c.said} {'>' if c.above else '<'} {c.bound_of(limits):g}"
-        for c in CRITERIA.values()
+        f"{c.label}, {c.said} {'>' if c.above else '<'} {limits[c.bound]:g}"
+        for c in criteria_of(limits).values()
     )
     notes = [f"saturated: {'; '.join(signs)}", f"hatched: no number; {sample_text(study)}"]
     height = max(ROW_IN * len(study.configurations) + 0.85, PLOTS_IN)
@@ -300,5 +300,5 @@ def _criteria(axes: Axes, study: StudyTables, table: pd.DataFrame) -> None:
     colors = sns.light_palette("#eba873", as_cmap=True)
     counts.index = [style.fitted(item.label, style.LABEL_IN) for item in study.configurations]
     counts.columns = [f"{rate:.10g}" for rate in grid]
-    style.heat_map(axes, counts, words, vmin=0, vmax=3, cmap=colors)
+    style.heat_map(axes, counts, words, vmin=0, vmax=len(STROKES), cmap=colors)
     axes.set(xlabel="offered rate (requests/s)", title="criteria of saturation")

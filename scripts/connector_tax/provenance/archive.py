@@ -170,8 +170,11 @@ DATA = re.compile(r"data:[^\s\"')]+")
 
 
 def versions() -> dict[str, str]:
-    """What pictures depend on besides the records: versions, and the processor."""
+    """What pictures depend on besides the records: versions, the code that draws, the processor."""
+    package = Path(__file__).parents[1]
+    drawing = (package / "marks.py", *sorted((package / "figures").glob("*.py")))
     own = {
+        "drawing": hashlib.sha256(b"".join(p.read_bytes() for p in drawing)).hexdigest()[:12],
         "python": platform.python_version(),
         "connector-tax": __version__,
         "processor": arithmetic(),

@@ -102,6 +102,8 @@ class Study:
         taxes = published_taxes(root / "published/analysis").values()
         self.margins = {row["metric"]: float(row["margin"]) for row in taxes}
         self.margins |= self.statistics["margins"]
+        columns = " ".join(pd.read_csv(root / "published/analysis/cells.csv", nrows=0))
+        self.percentiles = re.findall(r"\b(ttft|tpot|e2e)_p(\d+)_ms", columns)
         self.baseline: str = self.config.get("baseline", "plain")
         self.ids: list[str] = [entry["id"] for entry in self.document["configurations"]]
         self.planned: dict[str, list[Row]] = self.document["cells"]
@@ -166,7 +168,7 @@ class Study:
             "saturated": bool(names) if len(cell.all) else None,
             "saturation_criteria": ";".join(names),
         }  # fmt: skip
-        for latency, percent in itertools.product(("ttft", "tpot", "e2e"), (50, 90, 99)):
+        for latency, percent in ((name, int(text)) for name, text in self.percentiles):
             ends: Row = dict.fromkeys(("", "_lo", "_hi"))
             x = np.sort(cell.all[latency].dropna())
             if len(x) and (percent < 99 or len(x) >= self.statistics["p99_min_samples"]):

@@ -2,7 +2,7 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
@@ -13,7 +13,7 @@ from connector_tax import text
 from connector_tax.artifacts import names, paths
 from connector_tax.artifacts.cell_records import CellRecord
 from connector_tax.artifacts.index import LaunchIndex, read_index
-from connector_tax.artifacts.metrics import CRITERIA, HEADLINE, LATENCY_METRICS
+from connector_tax.artifacts.metrics import HEADLINE, LATENCY_METRICS, criteria_of
 from connector_tax.artifacts.tables import POOLED
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json
@@ -230,8 +230,9 @@ def reference_rates(study: StudyTables) -> Table:
     at = [f"{text.compact(rate)} req/s" for rate in rates]
     columns = ("Configuration", *at, "Knee, req/s", study.against("Capacity over plain's"))
     plain, rows = study.reference["saturation_rate_rps"].get(study.baseline), []
+    criteria = criteria_of(study.settings["saturation"])
     for config, by_rate in study.reference["criteria"].items():
-        cells = [TableCell(_criteria(entry)) for entry in by_rate.values()]
+        cells = [TableCell(_criteria(entry, criteria)) for entry in by_rate.values()]
         knee = study.reference["saturation_rate_rps"].get(config)
         capacity = number(knee / plain if knee and plain else None)
         label = TableCell(study.label(config))
@@ -239,8 +240,8 @@ def reference_rates(study: StudyTables) -> Table:
     return table("criteria", columns, rows)
 
 
-def _criteria(entry: Mapping[str, Any]) -> str:
-    said = (text.compact(entry[n]["value"]) + "×" * bool(entry[n]["fired"]) for n in CRITERIA)
+def _criteria(entry: Mapping[str, Any], criteria: Iterable[str]) -> str:
+    said = (text.compact(entry[n]["value"]) + "×" * bool(entry[n]["fired"]) for n in criteria)
     return " / ".join(said)
 
 

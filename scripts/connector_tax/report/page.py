@@ -10,7 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from connector_tax import text
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.metrics import CRITERIA
+from connector_tax.artifacts.metrics import criteria_of
 from connector_tax.artifacts.tables import POOLED
 from connector_tax.figures import resources, steps
 from connector_tax.figures.names import BOUNDARY, FIGURES, figures_of
@@ -127,7 +127,9 @@ def context(study: StudyTables) -> dict[str, Any]:
         "lost_cells": runs.lost_cells(study, launches),
         "measured_again": runs.measured_again(study),
         "reference_rates": runs.reference_rates(study),
-        "criteria_said": " / ".join(criterion.said for criterion in CRITERIA.values()),
+        "criteria_said": " / ".join(
+            criterion.said for criterion in criteria_of(study.settings["saturation"]).values()
+        ),
         "overhead": runs.overhead([launch.index for launch in launches]),
         "placements": runs.placements(launches),
         "warming_up": [row for row in study.cell_rows if row.warming_up and row.block != POOLED],

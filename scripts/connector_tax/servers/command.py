@@ -44,6 +44,8 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 class Command(ProbedEngine):
     """A server by its command; one of vLLM may have the step probe in it."""
 
+    needs = ("device", "commands", "served")
+    may = ("environment", "pythonpath", "beside")
     gate_s = 0.0
 
     def __init__(self, section: EngineSection) -> None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 class EmbeddedEngine(Engine):
     """Emulated, with known costs; it writes its step log itself, as JSON lines."""
 
+    needs = ("definition",)
     emulated = True
     # It knows a configuration by its id and the gate it must pass, and nothing else.
     design_keys = ("id", "gate")

@@ -1,7 +1,7 @@
 """The one door for engines: what the study asks of the server it measures.
 
-`engine_of` finds the module of this room that has the name of the kind: `embedded.py`, `vllm.py`,
-`command.py`. A further kind is a further module with a subclass of `Engine` under the name `KIND`.
+Each other module of this room is a kind and has its name: `embedded.py`, `vllm.py`, `command.py`. A
+further kind is a further module with a subclass of `Engine` under the name `KIND`.
 Snakemake plans with these modules: what needs more than the standard library is imported late.
 """
 
@@ -14,10 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
+from connector_tax import servers
 from connector_tax.artifacts.names import Launch
-from connector_tax.config import ROOT
+from connector_tax.artifacts.offences import meant
+from connector_tax.config import ROOT, ConfigError
 from connector_tax.machine import ABSENT, ENGINE_PACKAGES
 
 if TYPE_CHECKING:
@@ -88,6 +91,8 @@ class Engine:
     tells no versions: a kind overrides what it has.
 
     Attributes:
+        needs: keys of the section, besides `kind` and `label`, that a study's file must have.
+        may: those it may have; no others.
         emulated: every record of its study says so.
         design_keys: keys of a configuration that reach the server; None: all.
         configured: its configurations are connectors of vLLM, whose activity is proved by a gate.
@@ -103,6 +108,8 @@ class Engine:
         no_steps: why there is none; None: there is one.
     """
 
+    needs: tuple[str, ...] = ()
+    may: tuple[str, ...] = ()
     emulated = False
     design_keys: tuple[str, ...] | None = None
     configured = False
@@ -214,10 +221,54 @@ class ProbedEngine(Engine):
         return {name: line[1] for name, line in lines.items() if line is not None}
 
 
+def kind_of(name: str) -> type[Engine]:
+    """The kind of engine of this name."""
+    kind: type[Engine] = import_module(f"connector_tax.servers.{name}").KIND
+    return kind
+
+
+def kinds() -> list[str]:
+    """The names of all kinds."""
+    return [module.name for module in iter_modules(servers.__path__) if module.name != "kinds"]
+
+
 def engine_of(section: EngineSection) -> Engine:
     """The engine of an `engine` section."""
-    kind: type[Engine] = import_module(f"connector_tax.servers.{section['kind']}").KIND
-    return kind(section)
+    return kind_of(section["kind"])(section)
+
+
+def check_engine(engine: EngineSection, source: str) -> None:
+    """Check that an engine has the keys of its kind and no others.
+
+    Raises:
+        ConfigError: one line for each offence; `source` is the file's name.
+    """
+    name = engine["kind"]
+    if name not in kinds():
+        allowed = f"{meant(name, kinds())} allowed: one of {', '.join(kinds())}"
+        raise ConfigError(f"{source}: engine.kind: found {name!r};{allowed}")
+    kind = kind_of(name)
+    lines = [
+        f"engine.{key}: found with engine.kind {name}; allowed: no such key"
+        for key in engine
+        if key not in ("kind", "label", *kind.needs, *kind.may)
+    ]
+    lines += [f"engine.{key}: missing; it is required" for key in kind.needs if key not in engine]
+    device = engine.get("device")
+    if (device == "emulated") != ("device_time" in engine):
+        found = "found" if "device_time" in engine else "none found"
+        lines.append(
+            f"engine.device_time: {found} with engine.device {device}; allowed: with emulated,"
+            " and with that alone"
+        )
+    # Whoever meets a number of it meets these words.
+    if device == "emulated" and "device time emulated" not in engine["label"]:
+        lines.append(
+            f"engine.label: found {engine['label']!r}; allowed: one with the words 'device time "
+            "emulated'"
+        )
+    if lines:
+        raise ConfigError("\n".join(f"{source}: {line}" for line in lines))
 
 
 def command_for(

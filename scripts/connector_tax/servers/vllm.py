@@ -75,6 +75,11 @@ _COMPANION_PORT = re.compile(r"\{([a-z_]+)\.port\}")
 class Vllm(ProbedEngine):
     """vLLM from an environment of this machine, with the step probe in it where that fits."""
 
+    needs = (
+        "device", "python", "model", "served_model_name", "vocab_size", "flags", "environment",
+        "forms",
+    )  # fmt: skip
+    may = ("device_time", "build_python", "revision", "pythonpath")
     configured = True
 
     @property

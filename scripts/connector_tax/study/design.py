@@ -36,7 +36,7 @@ from connector_tax.config import (
 )
 from connector_tax.files import read_json, sha256_json, write_json
 from connector_tax.seeds import named_generator
-from connector_tax.servers.kinds import engine_of
+from connector_tax.servers.kinds import check_engine, engine_of
 from connector_tax.study.device import check_slots
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ def planned(config: Mapping[str, Any], source: str) -> StudyDocument:
     """
     configurations = load_configurations(shipped("config/configurations.yaml"))
     given = check_study(config, source, list(configurations))
+    check_engine(given["engine"], source)
     check_slots(given, source)
     configurations = with_own(configurations, given, source)
     resolved = given

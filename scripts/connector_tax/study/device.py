@@ -358,7 +358,8 @@ POLL_S = 1.0
 def await_free_memory(config: StudyConfig, wait_s: float = FREE_WAIT_S) -> None:
     """Wait until the study's GPUs have the memory free that the server is told to take.
 
-    Without effect where the server runs on no GPU, and for a GPU that does not tell.
+    Without effect where the server runs on no GPU or has no flags that tell it, and for a GPU that
+    does not tell.
 
     Args:
         wait_s: how long a server that has ended may still hold memory.
@@ -367,7 +368,7 @@ def await_free_memory(config: StudyConfig, wait_s: float = FREE_WAIT_S) -> None:
         ServerError: a GPU's memory is still in use after `wait_s`; names it.
     """
     engine = config["engine"]
-    if engine.get("device") != "cuda":
+    if engine.get("device") != "cuda" or "flags" not in engine:
         return
     wanted = float(engine["flags"].get("--gpu-memory-utilization", VLLM_MEMORY_SHARE))
     devices, deadline = devices_of(config), time.monotonic() + wait_s

@@ -81,12 +81,10 @@ def lock_text(name: str) -> str:
 
 def files_of(engine: EngineSection) -> list[str]:
     """The files a study's engine needs that this project makes: environment and model."""
-    if "python" not in engine:
-        return []
     names = "|".join(map(re.escape, NAMES))
     own = (re.match(rf"envs/({names})/\.venv/", p) for p in pythons_of(engine))
     needed = [f"{match[0]}built.json" for match in own if match]
-    if engine["model"].startswith(f"./{MODELS}/"):
+    if engine.get("model", "").startswith(f"./{MODELS}/"):
         needed.append(f"{engine['model'][2:]}/config.json")
     return needed
 

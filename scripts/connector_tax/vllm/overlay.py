@@ -172,8 +172,6 @@ def engine_files(engine: EngineSection) -> dict[str, EngineFiles]:
     Args:
         engine: the `engine` section of a study's configuration.
     """
-    if "python" not in engine:
-        return {}
     return {
         python: {"lock_sha256": _lock(ROOT / python), "sources_sha256": _sources(ROOT / python)}
         for python in pythons_of(engine)
