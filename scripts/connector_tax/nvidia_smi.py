@@ -32,6 +32,8 @@ def query_gpus(
         )
     except subprocess.CalledProcessError as error:
         raise GpuError(f"nvidia-smi: {(error.stdout + error.stderr).strip() or error}") from None
+    except FileNotFoundError:
+        raise GpuError("nvidia-smi is not installed") from None
     except (OSError, subprocess.SubprocessError) as error:
         raise GpuError(f"nvidia-smi: {error}") from None
     rows = list(csv.reader(printed.splitlines(), skipinitialspace=True))

@@ -131,8 +131,10 @@ def test_a_hostile_archive_is_refused(packed: Path, tmp_path: Path, what: str) -
 
 DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "cut off": (lambda data: data[: len(data) // 2], "cut off"),
-    "one byte short": (lambda data: data[:-1], "cut off"),
-    "empty": (lambda _: b"", "not a zstd file"),
+    "one byte short": (lambda data: data[:-1], r"cut off after [\d,]+ bytes; copy it again"),
+    "ten bytes of it": (lambda data: data[:10], "cut off after 10 bytes"),
+    "two bytes of it": (lambda data: data[:2], "cut off after 2 bytes"),
+    "empty": (lambda _: b"", "it is empty"),
     "no archive at all": (lambda _: b"PK\x03\x04" + bytes(1000), "not a zstd file"),
     "a tail": (lambda data: data + b"#!/bin/sh\n", "data behind its end"),
     "a second frame": (
@@ -158,7 +160,7 @@ def test_every_cut_is_noticed(packed: Path, tmp_path: Path) -> None:
     path = tmp_path / "bad.tar.zst"
     for length in range(1, len(data), len(data) // 40):
         path.write_bytes(data[:length])
-        with pytest.raises(ArchiveError, match=r"cut off|not a zstd file"):
+        with pytest.raises(ArchiveError, match="cut off"):
             unpack(path, tmp_path / "x")
 
 

@@ -64,10 +64,10 @@ def test_plan_and_doctor_say_what_the_rehearsal_says(
     assert model in said
     assert plan.main(arguments) == 0
     said = capsys.readouterr().out
-    minutes = re.search(r"still to measure, about (\S+) min", said)
-    assert minutes is not None
-    assert float(minutes[1]) / 60 == hours
-    assert f"Minutes: {model}" in said
+    planned = re.search(r"still to measure, about (\S+) h", said)
+    assert planned is not None
+    assert float(planned[1]) == hours
+    assert f"Seconds: {model}" in said
 
 
 def test_the_step_log_of_a_launch_is_a_model_too(

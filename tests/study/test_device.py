@@ -33,6 +33,7 @@ from connector_tax.study.device import (
     slot_of,
 )
 from connector_tax.study.server_command import launch_script
+from connector_tax.text import duration
 from tests.study.conftest import StandIn
 from tests.study.driving import (
     arguments,
@@ -400,7 +401,7 @@ def test_several_devices_are_told_in_device_hours(
         left = plan.remaining(study, tmp_path)
         told = f", {left.device_s / 3600:.2f} device hours on 2 devices" if slots else ""
         assert plan_command.main(["--study", str(study_file)]) == 0
-        assert f"about {left.wall_s / 60:.1f} min{told} (design" in capsys.readouterr().out
+        assert f"about {duration(left.wall_s)}{told} (design" in capsys.readouterr().out
         launch = launches(study, "A")[0]
         with progress.LaunchProgress(study, tmp_path, launch, tmp_path / "x.log") as seen:
             seen.start_cell("r1", 1, 1, 1.0)

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from connector_tax.config import ROOT
+from connector_tax.study.device import hold_devices
 from tests.workflow.harness import SNAKEMAKE, TINY, ended, prepare, run
 
 MEASURING = ("phase_a", "phase_b", "phase_bp", "preflight")
@@ -187,6 +188,22 @@ def test_a_file_that_cannot_be_laid_over_is_one_line(
     assert done.returncode == 1
     (said,) = [line for line in (done.stdout + done.stderr).splitlines() if "profile" not in line]
     assert words in said
+
+
+@pytest.mark.parametrize("others", [(), ("plan",)])
+def test_the_last_line_of_a_doctor_that_says_no_is_its_own(
+    folder: Path, others: tuple[str, ...]
+) -> None:
+    config = yaml.safe_load((folder / "study.yaml").read_text())
+    config["server"]["device"] = "test_unfit"
+    (folder / "study.yaml").write_text(yaml.safe_dump(config))
+    with hold_devices(["test_unfit"]):
+        done = run(folder, "doctor", *others)
+    assert done.returncode == 1
+    said = done.stdout + done.stderr
+    assert "NOT FIT for this study: device" in said
+    # With other targets it stays a failed job.
+    assert ("RuleException" in said) == bool(others)
 
 
 def test_the_catalogs_own_study_is_planned(tmp_path: Path) -> None:

@@ -108,10 +108,23 @@ def checked_design(wildcards):
     return ""
 
 
+# A module's `onsuccess` is not run.
+IS_MODULE = not workflow.modifier.is_main_snakefile()
+
+
+def ends_by_hook(rule_name):
+    """Whether this rule is all that was asked for, and `onsuccess` will say how it ended."""
+    hooks = not (IS_MODULE or workflow.execution_settings.no_hooks)
+    return hooks and [job.rule.name for job in workflow.dag.targetjobs] == [rule_name]
+
+
 onsuccess:
     # Whatever else was asked for: the answer is told where the report was.
     if "report_html" in {job.rule.name for job in workflow.dag.jobs}:
         shell("python -m connector_tax.report.answer --study {RESULTS}/study.json")
+    if "doctor" in {job.rule.name for job in workflow.dag.jobs}:
+        said = Path(RESULTS, "logs/doctor.log").read_text().splitlines()
+        sys.exit(0 if said and said[-1].startswith("fit ") else 1)
 
 
 onstart:

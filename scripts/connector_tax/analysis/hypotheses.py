@@ -117,7 +117,7 @@ class Question:
         if not held:
             return CANNOT_TELL, self.otherwise
         assert len({verdict for verdict, _ in held}) == 1
-        return held[0][0], ". ".join(tail for _, tail in held)
+        return held[0][0], "; ".join(tail for _, tail in held)
 
     def found(self, name: str | int, effects: Effects) -> tuple[ConclusionRecord, bool]:
         """The finding, and whether more blocks might tell what it cannot."""

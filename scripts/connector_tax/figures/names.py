@@ -38,20 +38,17 @@ FIGURES: dict[str, Words] = {
     "fig3_throughput": Words(
         "rates.throughput",
         "Figure 3: effective vs offered throughput, and what saturates",
-        "Left, effective against offered throughput in Phase A with the line y = x, and their"
-        " ratio, where a loss of a few per cent is visible; shaded, what counts as keeping up."
-        " Right, which criteria of saturation fired: rate (effective over offered throughput),"
-        " queue (median of waiting requests), TTFT (p90 over that at half the rate). A frame marks"
-        " the knee, the lowest saturated rate. Hatched: no number.",
+        "Left, effective against offered throughput in Phase A, and their ratio; shaded, what"
+        " counts as keeping up. Right, which criteria of saturation fired: rate (effective over"
+        " offered throughput), queue (median of waiting requests), TTFT (p90 over that at half the"
+        " rate). A frame marks the knee, the lowest saturated rate. Hatched: no number.",
     ),
     "fig4_tax_bars": Words(
         "taxes.bars",
         "Figure 4: tax at the reference rates, and what queueing adds",
-        "Tax of each configuration over plain on TTFT p90 and TPOT p90: filled at ref_safe, hatched"
-        " at ref_load, with 95 % intervals. At the right the gap between the two, in percentage"
-        " points with its interval: what queueing adds. The grey band is the A/A"
-        " comparison at ref_safe, one launch of plain of each block against the others; a tax"
-        " inside it is not distinguishable from launching plain twice.",
+        "Filled the tax at ref_safe, hatched at ref_load, with 95 % intervals. At the right the gap"
+        " between the two in percentage points: what queueing adds. A tax inside the grey band is"
+        " not distinguishable from launching plain twice (A/A at ref_safe).",
     ),
     "fig5_shape_heatmap": Words(
         "taxes.heat_maps",
@@ -74,11 +71,10 @@ FIGURES: dict[str, Words] = {
     "fig7_decomposition": Words(
         "steps.decomposition",
         "Figure 7: what a step costs at ref_safe, by kind of step",
-        "What an engine step takes over plain's at ref_safe (diamond, with its 95 % interval, in"
-        " figures at the right), by kind: decode steps have tokens of answers, prefill steps of"
-        " prompts, mixed steps of both. The stack adds up to it. Framework: the no-op connector's"
-        " step over plain's. Implementation: the connector's hooks over the no-op's. Left: what is"
-        " in no hook. Means over the steps of a launch. The grey band is the A/A comparison.",
+        "What a step takes over plain's (diamond, with its 95 % interval; the number at the right),"
+        " and the stack that adds up to it. Framework: the no-op connector's step over plain's."
+        " Implementation: the connector's hooks over the no-op's. Left: what is in no hook. Means"
+        " over the steps of a launch. The grey band is the A/A comparison.",
     ),
     "fig8_additivity": Words(
         "taxes.additivity",
@@ -91,11 +87,10 @@ FIGURES: dict[str, Words] = {
     "fig9_forest": Words(
         "taxes.forest",
         "Figure 9: taxes at ref_safe with intervals and verdicts",
-        "Every tax at ref_safe with the 95 % interval of its verdict on a scale of log ratios, over"
-        " the A/A band (grey) and the margin fixed beforehand (dotted). An open triangle marks a"
-        " tax from a cell in which a server was saturated or dropped arrivals: it gets no verdict."
-        " Open diamonds are the prior: the trace replay on eight coupled, saturated instances that"
-        " this study sets out to check.",
+        "Taxes with the 95 % interval of their verdicts, on a scale of log ratios; grey the A/A"
+        " band, dotted the margin fixed beforehand. An open triangle marks a cell in which a server"
+        " was saturated or dropped arrivals: no verdict. Open diamonds are the prior, a trace"
+        " replay on eight coupled, saturated instances.",
     ),
     "fig10_resources": Words(
         "resources.resources",

@@ -416,18 +416,23 @@ def _opened(archive: Path, folder: Path) -> Iterator[tuple[tarfile.TarFile, int]
 def _decompress(file: IO[bytes], content: IO[bytes], most_bytes: int) -> None:
     """The content of the file's one zstd frame, up to a limit."""
     frame = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).decompressobj()
+    data = file.read(len(zstandard.FRAME_HEADER))
+    if not data:
+        raise ArtifactError("it is empty")
+    if not zstandard.FRAME_HEADER.startswith(data):
+        raise ArtifactError("not a zstd file")
+    read_bytes = 0
     while not frame.eof:
-        data = file.read(CHUNK_BYTES)
-        begun = content.tell() > 0
         if not data:
-            raise ArtifactError("it is cut off" if begun else "not a zstd file")
+            raise ArtifactError(f"it is cut off after {read_bytes:,} bytes; copy it again")
+        read_bytes += len(data)
         try:
             content.write(frame.decompress(data))
         except zstandard.ZstdError as error:
-            damage = f"the compressed data is damaged: {error}"
-            raise ArtifactError(damage if begun else "not a zstd file") from None
+            raise ArtifactError(f"the compressed data is damaged: {error}; copy it again") from None
         if content.tell() > most_bytes:
             raise ArtifactError(_too_much(most_bytes))
+        data = b"" if frame.eof else file.read(CHUNK_BYTES)
     if frame.unused_data or file.read(1):
         raise ArtifactError("there is data behind its end")
     content.seek(0)

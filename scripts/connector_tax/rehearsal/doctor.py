@@ -14,6 +14,9 @@ from connector_tax.rehearsal.durations import durations_of
 from connector_tax.study.doctor import of_slots
 from connector_tax.study.plan import remaining
 
+# Begins the last line where a check failed.
+UNFIT = "NOT FIT for this study"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Check the machine for a study; non-zero when a check fails."""
@@ -40,6 +43,8 @@ def _examine(arguments: argparse.Namespace) -> int:
         left = remaining(study, folder, known)
         hours, minutes = divmod(int(left.wall_s // 60), 60)
         print(f"expected duration: {hours} h {minutes:02d} min{left.of_devices}, {known.source}")
+        failed = dict.fromkeys(row.check for row in rows if row.verdict == "fail")
+        print(f"{UNFIT}: {', '.join(failed)}" if failed else "fit for this study")
     return int(any(row.verdict == "fail" for row in rows))
 
 

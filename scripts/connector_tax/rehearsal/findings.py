@@ -18,6 +18,7 @@ from connector_tax.artifacts.tables import POOLED, EffectRow, Row
 from connector_tax.artifacts.verdicts import CANNOT_TELL, DECIDED, MIN_BLOCKS_FOR_VERDICT
 from connector_tax.rehearsal.study import Rehearsal
 from connector_tax.study.plan import Durations, gates_s, probing_s
+from connector_tax.text import duration
 
 PHASE_NAMES = {"A": "Phase A", "B": "Phase B", "Bp": "Phase B'"}
 # Where a phase's cells are chosen.
@@ -89,10 +90,10 @@ def sections(rehearsal: Rehearsal) -> list[Section]:
 def _duration(rehearsal: Rehearsal) -> Section:
     parts = seconds_by_part(rehearsal)
     total = sum(parts.values())
-    rows = [[name, f"{s / 60:.0f}", f"{s / total:.0%}"] for name, s in parts.items()]
+    rows = [[name, duration(s), f"{s / total:.0%}"] for name, s in parts.items()]
     blocks = rehearsal.own_blocks
-    text = f"{total / 3600:.1f} h for {blocks} block{'s' if blocks > 1 else ''}."
-    return Section("Duration", [text, *_looks(rehearsal, total)], ["part", "min", "share"], rows)
+    text = f"{duration(total)} for {blocks} block{'s' if blocks > 1 else ''}."
+    return Section("Duration", [text, *_looks(rehearsal, total)], ["part", "takes", "share"], rows)
 
 
 def _looks(rehearsal: Rehearsal, total_s: float) -> Iterator[str]:
@@ -110,8 +111,8 @@ def _looks(rehearsal: Rehearsal, total_s: float) -> Iterator[str]:
     least_s = total_s - sum(s for (_, block), s in took_s.items() if block >= FIRST_LOOK)
     yield (
         f"Looks leave out {left_out} of the {len(phase)} launches of Phase A here. At most "
-        f"{most_s / 3600:.1f} h, if none decides; at least {least_s / 3600:.1f} h, if the first "
-        "decides all."
+        f"{duration(most_s)}, if none decides; at least {duration(least_s)}, if the first decides "
+        "all."
     )
 
 
@@ -126,7 +127,7 @@ def _machine(rehearsal: Rehearsal) -> Section:
         *machine.source,
         f"Steps differ by {spread:.1%} from launch to launch, and by {noise.drift_sd:.1%} from a "
         f"block's first launch to its last{f' ({noise.source})' if noise.source else ''}.",
-        f"KV cache: {machine.kv_tokens} tokens. Start-up {machine.startup_s:.0f} s.",
+        f"KV cache: {machine.kv_tokens:,} tokens. Start-up {machine.startup_s:.0f} s.",
         "A rehearsed machine is quiet and the load generator never late: nothing is void for that.",
         found,
     ]
@@ -141,11 +142,11 @@ def _cells(rehearsal: Rehearsal) -> Iterator[Section]:
         for row in rehearsal.rows
         if row["configuration"] == rehearsal.study.baseline and row["block"] == POOLED
     }
-    headings = ["cell", "req/s", "min", "load", "in fl.", "TTFT", "TPOT", "+-%", "drop", "state"]
+    headings = ["cell", "req/s", "s", "load", "in fl.", "TTFT", "TPOT", "+-%", "drop", "state"]
     note = (
-        f"{rehearsal.study.baseline}, medians over launches. min: with a second measurement where "
-        "void. load: share of the time in steps. in fl.: requests in flight. TTFT, TPOT: p50, ms. "
-        "+-%: half the interval of the TTFT p90 of one launch."
+        f"{rehearsal.study.baseline}, medians over launches. s: seconds, with a second measurement "
+        "where void. load: share of the time in steps. in fl.: requests in flight. TTFT, TPOT: "
+        "p50, ms. +-%: half the interval of the TTFT p90 of one launch."
     )
     for phase, names in groupby(by_cell, key=lambda name: name[0]):
         rows = [_cell_row(by_cell[name], precision.get(name, {})) for name in names]
@@ -183,7 +184,7 @@ def _cell_row(records: Sequence[CellRecord], row: Row) -> list[str]:
     return [
         first["cell"],
         f"{first['schedule']['rate_rps']:g}",
-        f"{middle('seconds') / 60:.1f}",
+        f"{middle('seconds'):.0f}",
         f"{middle('load'):.0%}",
         f"{middle('inflight_p50'):.0f}",
         shown("ttft_p50_ms"),
@@ -241,20 +242,20 @@ def advice(rehearsal: Rehearsal) -> Iterator[str]:
     """What to change, each sentence with the key it is about."""
     config, rates = rehearsal.study.config, rehearsal.rates
     parts = seconds_by_part(rehearsal)
-    hours = sum(parts.values()) / 3600
-    per_block = (hours - parts["gates"] / 3600) / rehearsal.own_blocks
+    total_s = sum(parts.values())
+    block_s = (total_s - parts["gates"]) / rehearsal.own_blocks
     if rehearsal.own_blocks < MIN_BLOCKS_FOR_VERDICT:
         yield (
             f"blocks: {rehearsal.own_blocks} decides nothing; {MIN_BLOCKS_FOR_VERDICT} take "
-            f"{per_block * MIN_BLOCKS_FOR_VERDICT + parts['gates'] / 3600:.1f} h."
+            f"{duration(block_s * MIN_BLOCKS_FOR_VERDICT + parts['gates'])}."
         )
     needed = [t.blocks_needed for t in _confirmatory(rehearsal) if t.blocks_needed is not None]
     if needed:
-        hours_needed = per_block * max(needed) + parts["gates"] / 3600
-        yield f"blocks: {max(needed)} decide every confirmatory tax, in {hours_needed:.0f} h."
-    if hours > config["hypotheses"]["max_hours"]:
+        needed_s = block_s * max(needed) + parts["gates"]
+        yield f"blocks: {max(needed)} decide every confirmatory tax, in {duration(needed_s)}."
+    if total_s / 3600 > config["hypotheses"]["max_hours"]:
         limit = config["hypotheses"]["max_hours"]
-        yield f"hypotheses.max_hours: {limit:g}; the study takes {hours:.1f} h."
+        yield f"hypotheses.max_hours: {limit:g}; the study takes {duration(total_s)}."
     for (phase, cell), reason in cells_that_cannot_be_valid(rehearsal).items():
         yield f"{KEYS[phase]}: {cell} cannot be valid ({reason})."
     yield from _about_rates(rehearsal)
@@ -290,5 +291,5 @@ def _about_rates(rehearsal: Rehearsal) -> Iterator[str]:
         )
         yield (
             f"phase_a.rates_rps: {baseline} saturates at {first}; {', '.join(beyond)} take "
-            f"{seconds / 60:.0f} min and feed no verdict."
+            f"{duration(seconds)} and feed no verdict."
         )

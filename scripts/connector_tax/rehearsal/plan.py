@@ -1,4 +1,4 @@
-"""The command `plan`: every launch and cell in the seeded order they run, state and minutes."""
+"""The command `plan`: every launch and cell in the seeded order they run, state and seconds."""
 
 import argparse
 import sys
@@ -11,10 +11,11 @@ from connector_tax.artifacts.study_file import read_study
 from connector_tax.commands import run_command, study_parser
 from connector_tax.rehearsal.durations import durations_of
 from connector_tax.study.plan import TO_MEASURE, planned_cells, remaining
+from connector_tax.text import duration
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the seeded run order with state and expected minutes of each cell."""
+    """Print the seeded run order with state and expected seconds of each cell."""
     return run_command(study_parser("rehearsal.plan", main.__doc__), argv, _show)
 
 
@@ -28,7 +29,7 @@ def _show(arguments: argparse.Namespace) -> None:
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
     for heading in ("configuration", "cell", "state"):
         table.add_column(heading, no_wrap=True)
-    table.add_column("min", justify="right")
+    table.add_column("s", justify="right")
     table.add_column("reason", overflow="fold")
     numbers = {launch: n for n, launch in enumerate(dict.fromkeys(r.launch for r in rows), 1)}
     for row in rows:
@@ -39,7 +40,7 @@ def _show(arguments: argparse.Namespace) -> None:
             row.launch.config,
             row.cell,
             row.state,
-            f"{row.expected_s / 60:.2f}" if row.expected_s else "",
+            f"{row.expected_s:.1f}" if row.expected_s else "",
             row.reason.replace("[", "\\["),
         )
     console = Console(width=None if sys.stdout.isatty() else 160)
@@ -48,14 +49,14 @@ def _show(arguments: argparse.Namespace) -> None:
     least = ""
     if "looks" in study["config"]["statistics"]:
         soonest = remaining(study, folder, known, least=True)
-        least = f", at least {soonest.wall_s / 60:.1f} if the first look decides all"
+        least = f", at least {duration(soonest.wall_s)} if the first look decides all"
     console.print(
         f"{len(numbers)} launches, {len(rows)} cells, "
         f"{sum(r.state in TO_MEASURE for r in rows)} still to measure, "
-        f"about {left.wall_s / 60:.1f} min{left.of_devices}{least} "
+        f"about {duration(left.wall_s)}{left.of_devices}{least} "
         f"(design {study['design_sha256'][:12]}, seed {study['seed']})"
     )
-    console.print(f"Minutes: {known.source}.", soft_wrap=True)
+    console.print(f"Seconds: {known.source}.", soft_wrap=True)
 
 
 if __name__ == "__main__":
