@@ -42,16 +42,6 @@ COMMON = {
 WORDS = "there prompts of so many tokens, here of so many words"
 PROGRAM = {VLLM: "bench serve", GUIDELLM: "run", AIPERF: "profile"}
 CHAT = "--url {url} --model m --prompt-words 8 --max-tokens 16 --ignore-eos --chat"
-PRINTS = {
-    "": "requests, tokens/s, failures by kind and text; TTFT, TTFA, TPOT, ITL, E2E: mean, p50, "
-    "p90, p99 with 95% intervals, max; goodput; checks of itself that failed",
-    VLLM: "successes and failures, duration, sums and rates of tokens, peak concurrency; TTFT, "
-    "TPOT, ITL, with `--percentile-metrics` E2EL: mean, median, p99; goodput",
-    GUIDELLM: "requests by outcome, concurrency, tokens/s, latency, TTFT, ITL, TPOT: median, p95, "
-    "in a column for each strategy",
-    AIPERF: "TTFT, TTST, latency, ITL, lengths, tokens/s of a user and of all: avg, min, max, p99, "
-    "p90, p75, std",
-}
 
 
 @dataclass(frozen=True)
@@ -195,8 +185,6 @@ def page(results: list[tuple[str, str]]) -> str:
             for pair, (they, own) in zip(PAIRS, results, strict=True)
             if pair.client == client
         ]
-    lines += ["", "## What each prints", "", "| client | prints |", "| --- | --- |"]
-    lines += [f"| {client or 'this load generator'} | {text} |" for client, text in PRINTS.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -205,6 +205,18 @@ def test_a_broken_configuration_of_its_own_is_refused(entry: dict[str, Any], sai
     assert said in str(error.value)
 
 
+def test_a_connector_of_ones_own_on_the_embedded_engine_is_refused_with_a_way_out() -> None:
+    config = replaced(shipped("config.yaml"), "configurations", ["plain", "mine"])
+    config |= {"connectors": [OWN], "study": "mine"}
+    for phase in ("phase_b", "phase_bp"):
+        config[phase]["configurations"] = ["plain", "mine"]
+    with pytest.raises(ConfigError) as error:
+        resolve(config, "mine.yaml")
+    assert "no entry for mine" in str(error.value)
+    for way_out in ("config/vllm-cpu.yaml MINE.yaml", "`mine: null`", "engine.definition"):
+        assert way_out in str(error.value)
+
+
 def test_the_command_lines_of_the_page_are_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

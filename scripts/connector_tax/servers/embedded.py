@@ -49,8 +49,8 @@ class EmbeddedEngine(Engine):
                 f"{definition}: connectors: no entry for {', '.join(missing)}. The embedded engine "
                 "runs no connector, it adds costs that are set. Measure a connector on a real vLLM "
                 "(--configfile config/vllm-cpu.yaml MINE.yaml -- all), or set a cost: copy the "
-                f"file, add `{missing[0]}: null` (no cost) or numbers such as nixl_both's, and "
-                "name the copy under engine.definition."
+                f"file, add `{missing[0]}: null` (no cost) or numbers as for nixl_both, and name "
+                "the copy under engine.definition."
             )
 
     @property
