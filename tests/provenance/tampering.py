@@ -157,6 +157,24 @@ def other_picture_in_report(root: Path) -> None:
     replace(path, f"{before}{mark}AAAA{picture[4:]}")
 
 
+def pictures_exchanged_in_report(root: Path) -> None:
+    """Each of the first two pictures of the report stands where the other one was."""
+    text = (root / "report.html").read_text()
+    one, other = re.findall(r"data:image[^\s\"]+", text)[:2]
+    assert one != other
+    swapped = text.replace(one, "FIRST").replace(other, one).replace("FIRST", other)
+    replace(root / "report.html", swapped)
+
+
+def plain_picture_in_report(root: Path) -> None:
+    """The first picture of the report is another one, whose text is not encoded."""
+    text = (root / "report.html").read_text()
+    replace(
+        root / "report.html",
+        re.sub(r"data:image[^\s\"]+", "data:image/svg+xml,%3C/%3E", text, count=1),
+    )
+
+
 def labels_exchanged(root: Path) -> None:
     """Two configurations take each other's name, and everything derived is made again."""
     with edited_json(root / "study.json") as study:

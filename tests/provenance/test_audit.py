@@ -143,7 +143,7 @@ def test_the_command_ends_non_zero_and_names_what_fails(
     assert audit.main(arguments(folder)) == 1
     written = read_json(root / "audit.json")
     failed = [c["subject"] for c in written["claims"] if c["verdict"] == FAIL]
-    assert failed == ["report's pictures", "analysis/effects.csv"]
+    assert failed == ["analysis/effects.csv", "report's pictures"]
     assert "FAIL made again analysis/effects.csv" in capsys.readouterr().out
 
 

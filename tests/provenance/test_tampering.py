@@ -57,6 +57,8 @@ from tests.provenance.tampering import (
     other_margin_sealed,
     other_picture,
     other_picture_in_report,
+    pictures_exchanged_in_report,
+    plain_picture_in_report,
     planted,
     records,
     relabelled,
@@ -204,7 +206,15 @@ TAMPERING: dict[str, dict[str, tuple[Tamper, str]]] = {
         "a picture": (other_picture, "not the picture that this code makes of the study"),
         "a picture in the report": (
             other_picture_in_report,
-            r"a image/svg\+xml in the report is none of figures/ or analysis/",
+            r"picture\[\d+\]: published 'data:image/svg\+xml;base64,AAAA",
+        ),
+        "a picture in the report that is not encoded": (
+            plain_picture_in_report,
+            r"picture\[\d+\]: published 'data:image/svg\+xml,%3C/%3E', made again 'figures/",
+        ),
+        "two pictures of the report exchanged": (
+            pictures_exchanged_in_report,
+            r"picture\[\d+\]: published 'figures/\w+\.svg', made again 'figures/",
         ),
         "the report gone": (remove("report.html"), "is missing"),
         "a stamp shifted, still in order": (

@@ -41,7 +41,6 @@ from connector_tax.provenance.records import check_records
 from connector_tax.provenance.remade import (
     KIND,
     TREES,
-    check_inlined,
     check_picture,
     check_remade,
     compare,
@@ -116,8 +115,6 @@ def check_study(study: Study, manifest: Path, ledger: Ledger) -> str:
         check_launches(study, ledger)
     with ledger.guarded("records", "study"):
         check_records(study, ledger)
-    with ledger.guarded(KIND, paths.REPORT):
-        check_inlined(study.root, ledger)
     return told
 
 

@@ -32,7 +32,7 @@ from connector_tax.figures.names import NAMES, draw
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, sha256_file, write_json, write_text
 from connector_tax.provenance import manifest
-from connector_tax.provenance.archive import PICTURES, digest, page_text, versions
+from connector_tax.provenance.archive import DATA, PICTURES, digest, page_text, versions
 from connector_tax.provenance.claims import Ledger
 from connector_tax.report.page import render
 from connector_tax.seals import MADE, read_links, settled_files
@@ -113,6 +113,9 @@ def check_remade(root: Path, made: Path, ledger: Ledger) -> None:
         names += sorted(there)
     for name in names:
         compare(name, root / name, made / name, other, ledger)
+    with ledger.guarded(KIND, paths.REPORT):
+        pictures = differences(inlined(root), inlined(made), "picture")
+        ledger.check(KIND, "report's pictures", pictures, "those beside it, each in its place")
 
 
 def check_looks(root: Path, made: Path, ledger: Ledger) -> None:
@@ -213,15 +216,15 @@ def words(text: str) -> list[Any]:
     return found
 
 
-def check_inlined(root: Path, ledger: Ledger) -> None:
-    """What a report holds of other files, pictures and downloads, is what lies beside it."""
-    page = (root / paths.REPORT).read_text(encoding="utf-8")
+def inlined(root: Path) -> list[str]:
+    """The pictures and downloads that the report holds, by the name of the same file beside it."""
     files = [path for tree in TREES for path in (root / tree).glob("*") if path.is_file()]
-    known = {base64.b64encode(path.read_bytes()).decode() for path in files}
-    inlined = re.findall(r"data:([\w/+]+);base64,([^\s\"')]*)", page)
-    wrong = [f"a {kind} in the report is none of figures/ or analysis/"
-             for kind, content in inlined if content not in known]  # fmt: skip
-    ledger.check(KIND, "report's pictures", wrong, "those beside it")
+    known = {
+        base64.b64encode(path.read_bytes()).decode(): path.relative_to(root).as_posix()
+        for path in files
+    }
+    held = DATA.findall((root / paths.REPORT).read_text(encoding="utf-8"))
+    return [known.get(uri.partition(";base64,")[2], uri[:80]) for uri in held]
 
 
 def other_versions(there: Mapping[str, str]) -> list[str]:
