@@ -17,9 +17,12 @@ import pytest
 import zstandard
 
 from connector_tax.artifacts import paths
-from connector_tax.files import ArtifactError, read_json, sha256_file
+from connector_tax.artifacts.study_file import load_study
+from connector_tax.files import ArtifactError, read_json, sha256_file, write_json
 from connector_tax.provenance import archive, manifest
 from connector_tax.provenance.archive import ArchiveError, pack, read_head, table, unpack
+from connector_tax.provenance.audit import check_archived
+from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, PASS, Ledger
 from tests.provenance.audited_study import linked_copy, replace
 from tests.provenance.forged_archives import (
     Edit,
@@ -252,6 +255,24 @@ def test_the_records_of_one_launch_are_made_without_the_others(
     assert there & records == mine
     assert all(sha256_file(part / name) == sha256_file(whole / name) for name in mine)
     assert header["files"].keys() - records <= there
+
+
+def test_verify_py_of_an_archive_is_this_version_s(packed: Path, tmp_path: Path) -> None:
+    root = tmp_path / "synthetic"
+    unpack(packed, root)
+
+    def verdicts() -> list[str]:
+        ledger = Ledger()
+        check_archived(load_study(root / "study.json"), tmp_path / "MANIFEST.md", ledger)
+        return [claim.verdict for claim in ledger.claims if claim.subject == "verify.py"]
+
+    assert verdicts() == [PASS]
+    (root / "verify.py").write_text("print('all as published')\n")
+    assert verdicts() == [FAIL]
+    header = read_json(root / "archive.json")
+    header["versions"]["connector-tax"] = "0.9"
+    write_json(root / "archive.json", header)
+    assert verdicts() == [NOT_CHECKABLE]
 
 
 def test_any_table_is_one_call(packed: Path, audited: Path) -> None:

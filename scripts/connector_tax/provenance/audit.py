@@ -31,6 +31,7 @@ from connector_tax.provenance.archive import (
     PICTURES,
     PUBLISHED,
     README,
+    VERIFY,
     digest,
     readme,
 )
@@ -298,6 +299,10 @@ def check_archived(study: Study, manifest: Path, ledger: Ledger) -> None:
     ledger.check(KIND, paths.MANIFEST, differences(lines, rows(root / paths.STUDY), "row"))
     of_0_2 = header["format"] == FORMAT_OF_0_2
     other = [*other_versions(header["versions"]), *(["release 0.2"] if of_0_2 else [])]
+    if not of_0_2:
+        _check_verify(
+            root, [version for version in other if version.startswith("connector-tax ")], ledger
+        )
     names = {paths.REPORT}
     for tree in TREES:
         there = [*(root / PUBLISHED / tree).glob("*"), *(root / tree).glob("*")]
@@ -312,6 +317,15 @@ def check_archived(study: Study, manifest: Path, ledger: Ledger) -> None:
         if Path(name).suffix in PICTURES:
             same = (root / name).is_file() and digest(root / name) == sha256
             check_picture(name, same, other, ledger)
+
+
+def _check_verify(root: Path, other: Sequence[str], ledger: Ledger) -> None:
+    """A claim for verify.py of an archive, which a reviewer runs."""
+    same = (root / VERIFY).read_bytes() == Path(__file__).with_name(VERIFY).read_bytes()
+    if not same and other:
+        ledger.not_checkable(KIND, VERIFY, f"differs; packed with {other[0]}")
+    else:
+        ledger.check(KIND, VERIFY, [] if same else ["is not this version's"], "this version's")
 
 
 # ---- the command

@@ -32,6 +32,7 @@ from connector_tax.servers.kinds import command_for, engine_of
 from connector_tax.study.design import cells_of, described, measured_design, run_order
 from connector_tax.study.device import on_slot, slot_at
 from connector_tax.study.launch import LaunchOutcome, index_of
+from connector_tax.study.plan import reference_rate
 from connector_tax.study.server_command import MARKS, OVERLAY
 
 # Of a node, what may change without another device: a reboot, the next job of a scheduler.
@@ -143,11 +144,8 @@ def _launch(
             yield "skipped, though pre-flight includes it and no rule leaves it out"
         if any(folder.glob("*/cell_*.json")):
             yield "skipped, though there are measured cells"
-    else:
-        skipped = [entry.cell for entry in index.cells if entry.status == "skipped"]
-        yield from (f"{cell} is skipped, and its launch is not" for cell in skipped)
-        if index.status == "done":
-            yield from _run_files(study, launch, index)
+    elif index.status == "done":
+        yield from _run_files(study, launch, index)
 
 
 def _left_out(study: Study, launch: Launch, reason: str | None) -> bool:
@@ -166,10 +164,8 @@ def _left_out(study: Study, launch: Launch, reason: str | None) -> bool:
 
 def _index(study: Study, launch: Launch, index: LaunchIndex) -> Iterator[str]:
     """index.json is what the design, attempts.json and the cells' records give."""
-    folder, rate = launch.folder(study.root), None
-    if launch.phase != "A" and index.status != "skipped":
-        rates = read_record(study.root / paths.REFERENCE_RATES, RatesRecord)
-        rate = rates["ref_safe"] if launch.phase == "B" else rates["ref_load"]
+    folder, skipped = launch.folder(study.root), index.status == "skipped"
+    rate = None if skipped else reference_rate(study.root, launch.phase)
     ran = folder / paths.ATTEMPTS
     attempts = read_records(ran, AttemptRecord) if ran.exists() else []
     outcome = LaunchOutcome(index.status, index.reason, rate, attempts)

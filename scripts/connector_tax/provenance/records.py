@@ -21,14 +21,13 @@ from connector_tax.analysis.validity import FAILED, assess, counted, server_coun
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import ServerCounters
 from connector_tax.artifacts.names import PHASES, PLAIN, REQUEST_STATUSES
-from connector_tax.artifacts.record_reader import read_record
-from connector_tax.artifacts.stage_records import RatesRecord
 from connector_tax.artifacts.study_file import Study, every_launch
 from connector_tax.files import ArtifactError, read_json, read_jsonl
 from connector_tax.loadgen import make_offsets
 from connector_tax.provenance.claims import Ledger
 from connector_tax.provenance.remade import KIND, differences
 from connector_tax.servers.kinds import engine_of
+from connector_tax.study.plan import reference_rate
 from connector_tax.study.prompts import planned_requests
 from connector_tax.study.scraper import parse_metrics
 
@@ -122,11 +121,9 @@ def check_cell(records: Records, ledger: Ledger) -> None:
 
 def measured_cells(study: Study, ledger: Ledger) -> Iterator[Cell]:
     """The valid and void cells; a claim that fails for each that has no records and should."""
-    rates = read_record(study.root / paths.REFERENCE_RATES, RatesRecord)
     for phase in PHASES:
         with ledger.guarded("records", f"phase {phase}"):
-            rate = {"A": None, "B": rates["ref_safe"], "Bp": rates["ref_load"]}[phase]
-            for cell in load_cells(study, phase, rate):
+            for cell in load_cells(study, phase, reference_rate(study.root, phase)):
                 if cell.record is not None:
                     yield cell
                 elif cell.status != "skipped":
