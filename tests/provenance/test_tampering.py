@@ -383,7 +383,7 @@ TAMPERING: dict[str, dict[str, tuple[Tamper, str]]] = {
             delete_request_unsealed,
             r"r40/requests_A_r40\.jsonl changed after it was sealed",
         ),
-        "two cells exchanged": (swap_cells, r"r40/cell_A_r40\.json is missing"),
+        "two cells exchanged": (swap_cells, r"r80/engine_step_A_r80\.jsonl is missing"),
         "a file beside the records": (
             planted(f"{NOOP_CELL}/notes.txt"),
             r"r40/notes\.txt came after the seal",
