@@ -86,7 +86,9 @@ def measured_again(root: Path) -> Path:
     index = read_json(folder / "index.json")
     (folder / "index.json").unlink()
     del index["seal"]
-    index["attempts"][0]["supersedes"] = aside.name
+    with edited_json(folder / "attempts.json") as attempts:
+        attempts[0]["supersedes"] = aside.name
+    index["attempts"] = attempts
     seal_launch(root, "noop_connector/block0/A", folder / "index.json", index)
     manifest.write(root / "study.json")
     return aside
