@@ -297,7 +297,7 @@ def huber(launches: Launches, ours: str, base: Sequence[str]) -> Estimate | None
     if df < 1 or not np.allclose(contrast @ inverse @ columns.T @ columns, contrast):
         return None
     y = launches.y - launches.y.mean()
-    beta, scale, residual = _fitted(columns, y)
+    beta, scale, residual = _fitted(columns, y, df)
     if scale == 0:
         return None
     inner = np.abs(residual) <= TUNING * scale
@@ -311,8 +311,12 @@ def huber(launches: Launches, ours: str, base: Sequence[str]) -> Estimate | None
     return Estimate(float(contrast @ beta), error, df, launches.blocks(ours, base))
 
 
-def _fitted(columns: Floats, y: Floats) -> tuple[Floats, float, Floats]:
-    """Coefficients, scale and residuals, by weighted least squares until they settle."""
+def _fitted(columns: Floats, y: Floats, df: int) -> tuple[Floats, float, Floats]:
+    """Coefficients, scale and residuals, by weighted least squares until they settle.
+
+    Residuals spread less than the errors, by the root of `df` in all of them.
+    """
+    unit = QUARTILE * float(np.sqrt(df / len(y)))
     weight = np.ones(len(y))
     beta: Floats = np.zeros(columns.shape[1])
     for _ in range(ROUNDS):
@@ -320,7 +324,7 @@ def _fitted(columns: Floats, y: Floats) -> tuple[Floats, float, Floats]:
         solved = np.linalg.lstsq(columns * root[:, None], y * root, rcond=None)[0]
         new = np.asarray(solved, np.float64)
         residual = y - columns @ new
-        scale = float(np.median(np.abs(residual))) / QUARTILE
+        scale = float(np.median(np.abs(residual))) / unit
         settled = np.abs(columns @ (new - beta)).max() <= SETTLED * max(scale, 1e-12)
         beta = new
         if settled or scale == 0:
