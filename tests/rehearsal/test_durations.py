@@ -11,6 +11,7 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.study_records import RehearsalSection, StudyDocument
 from connector_tax.config import ROOT, load_yaml
 from connector_tax.files import ArtifactError, read_json, write_json
+from connector_tax.provenance.archive import read_head
 from connector_tax.rehearsal import doctor, durations, plan
 from connector_tax.rehearsal.durations import modelled
 from connector_tax.study.design import resolve
@@ -74,7 +75,13 @@ def test_the_step_log_of_a_launch_is_a_model_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    write_json(tmp_path / "study.json", shipped("vllm-cpu"))
+    study = shipped("vllm-cpu")
+    measured = read_head(ROOT / study["config"]["rehearsal"]["archive"])[1]
+    for key in ("blocks", "run_order", "cells"):
+        study[key] = measured[key]
+    for key in ("blocks", "phase_a", "phase_b", "phase_bp"):
+        study["config"][key] = measured["config"][key]  # type: ignore[literal-required]
+    write_json(tmp_path / "study.json", study)
     doctor.main(["--study", str(tmp_path / "study.json")])
     said = capsys.readouterr().out
     # Its launches took 1.04 h; cells measured again and void are not foreseen.
