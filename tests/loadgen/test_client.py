@@ -13,6 +13,7 @@ import pytest
 
 from connector_tax.loadgen import LoadGenerator, LoadGeneratorOptions, Target, endpoint
 from connector_tax.loadgen.__main__ import main
+from connector_tax.loadgen.http import enable_kernel_stamps, hold_kernel_stamps
 from connector_tax.loadgen.summary import check_processes
 from tests.loadgen.fault_server import (
     HEAD,
@@ -308,3 +309,17 @@ def test_headers_that_cannot_be_sent_are_refused_without_their_value(
     with pytest.raises(ValueError, match=named) as caught:
         Target("host", 80, headers=headers)
     assert "Bearer" not in str(caught.value)
+
+
+def test_the_first_segment_of_a_connection_has_a_stamp() -> None:
+    held = hold_kernel_stamps()
+    assert held is not None
+    with held:
+        for _ in range(100):
+            with socket.create_server(("127.0.0.1", 0)) as listener:
+                ours = socket.create_connection(listener.getsockname())
+                peer, _ = listener.accept()
+            with ours, peer:
+                assert enable_kernel_stamps(ours)
+                peer.send(b"x")
+                assert ours.recvmsg(1, socket.CMSG_SPACE(16))[1]

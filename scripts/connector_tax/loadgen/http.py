@@ -76,6 +76,8 @@ CLOCK_GAP_NS = 10_000
 CLOCK_TRIES = 5
 """The two clocks are read between two readings of the one; further apart than CLOCK_GAP_NS, the
 process was interrupted between them, and they are read again, up to CLOCK_TRIES times."""
+STAMPS_ON_NS = 2_000_000_000
+"""The longest wait for the kernel's first stamp; it takes less than a millisecond."""
 
 _SO_TIMESTAMPNS = 35
 _CONTROL_BYTES = socket.CMSG_SPACE(16)
@@ -93,10 +95,28 @@ def enable_kernel_stamps(sock: socket.socket) -> bool:
     return True
 
 
-def kernel_stamps_offered() -> bool:
-    """True if this kernel offers receive stamps on a TCP socket."""
-    with contextlib.closing(socket.socket()) as sock:
-        return enable_kernel_stamps(sock)
+def hold_kernel_stamps() -> socket.socket | None:
+    """Have stamps from the first segment of any later connection on, while the result is open.
+
+    The kernel switches them on a moment after the first socket has asked, and off with the last
+    (net/core/dev.c:net_enable_timestamp): a segment that arrives in that moment has none.
+
+    Returns:
+        A socket to keep; None where the kernel stamps nothing on TCP.
+    """
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        held = socket.create_connection(listener.getsockname())
+        peer, _ = listener.accept()
+    with contextlib.closing(peer):
+        deadline_ns = _monotonic_ns() + STAMPS_ON_NS
+        if enable_kernel_stamps(held):
+            while _monotonic_ns() < deadline_ns:
+                peer.send(b".")
+                if held.recvmsg(1, _CONTROL_BYTES)[1]:
+                    return held
+                time.sleep(1e-4)
+    held.close()
+    return None
 
 
 class StampCounts:

@@ -31,7 +31,7 @@ import zmq
 
 from connector_tax.linux import TimerFd, set_time_slice, signal_at_parents_end
 from connector_tax.loadgen.endpoint import request_head
-from connector_tax.loadgen.http import Connection, TlsClient, kernel_stamps_offered
+from connector_tax.loadgen.http import Connection, TlsClient, hold_kernel_stamps
 from connector_tax.loadgen.messages import (
     DEAD,
     PAUSE_AFTER,
@@ -351,7 +351,8 @@ class Worker:
         pull.connect(f"ipc://{settings.folder}/requests-{settings.worker}")
         self._results = Sender(loop, push, backlog=65536)
         self._requests = Receiver(loop, pull, msgspec.msgpack.Decoder(ToWorker))
-        self._clock: Clock = "kernel" if kernel_stamps_offered() else "worker"
+        self._stamps = hold_kernel_stamps()
+        self._clock: Clock = "kernel" if self._stamps is not None else "worker"
         tls = target.tls
         self._pool = Pool(
             loop,
