@@ -208,8 +208,8 @@ def _tree(pid: int) -> list[int]:
     """
     tree = [pid]
     for parent in tree:
-        for listed in Path(f"/proc/{parent}/task").glob("*/children"):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            for listed in Path(f"/proc/{parent}/task").glob("*/children"):
                 tree += map(int, listed.read_text().split())
     return tree
 
