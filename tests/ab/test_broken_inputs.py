@@ -15,7 +15,8 @@ from tests.workflow.harness import gone
 CHAT = f"{sys.executable} {Path(__file__).with_name('stub_server.py')} {{port}}"
 # As vLLM's processes end: one for a reason, the others since it has ended.
 TRACEBACKS = (
-    'bash -c \'for i in {{1..50}}; do echo "(Worker) ERROR 1: MemoryError: 15 GiB" ; done;'
+    'bash -c \'echo "WARNING 1 [u.py:1] this can cause an (OSError: too many files)";'
+    ' for i in {{1..50}}; do echo "(Worker pid=1) ERROR 1 [w.py:1] MemoryError: 15 GiB"; done;'
     ' for i in {{1..50}}; do echo "RuntimeError: see above {port}"; done; exit 1\''
 )
 RUNNING = {"--baseline": None, "--candidate": None, "--baseline-url": "http://localhost:1",

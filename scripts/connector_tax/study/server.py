@@ -33,7 +33,8 @@ PORTS_TRIED = 5
 ANSWER_S = 5.0
 NO_KEEPALIVE = httpx.Limits(max_keepalive_connections=0)
 # The last line of a traceback, wherever a logger's prefix ends.
-_ERROR = re.compile(r"\b[A-Z]\w*(?:Error|Exception): .+")
+# The last line of a traceback, behind what a logger puts before it; not a warning that names one.
+_ERROR = re.compile(r"(?:^|\] )((?:\w+\.)*[A-Z]\w*(?:Error|Exception): .+)", re.MULTILINE)
 _IN_USE = re.compile("address already in use", re.IGNORECASE)
 
 
@@ -274,7 +275,7 @@ class Server:
         """
         error = _ERROR.search(self.log_text())
         tails = [self._tail_of(name, lines) for name in LOGS if self._size_of(name)]
-        return "\n".join([*([f"first error: {error[0]}"] if error else []), *tails])
+        return "\n".join([*([f"first error: {error[1]}"] if error else []), *tails])
 
     def _size_of(self, name: str) -> int:
         path = self.folder / name
