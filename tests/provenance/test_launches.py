@@ -1,5 +1,6 @@
 """A torn block fails the audit: in another order, beside itself, on two devices."""
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.files import read_json, write_json
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, PASS, Claim, Ledger
-from connector_tax.provenance.launches import check_launches
+from connector_tax.provenance.launches import _comparable, check_launches
 from connector_tax.study.server_command import MARKS
 from tests.provenance.audited_study import edited_json, linked_copy
 from tests.provenance.tampering import LAUNCH, other_command
@@ -188,3 +189,14 @@ def test_a_command_of_another_version_is_not_checkable(audited: Path, tmp_path: 
     assert of_launch(root)["command"][0] == PASS
     other_command(lambda config: config["argv"].append("--new"))(root)
     assert of_launch(root)["command"][0] == NOT_CHECKABLE
+
+
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+def test_a_free_port_is_no_part_of_a_command(separators: tuple[str, str]) -> None:
+    def command(port: int, size: int) -> Any:
+        extra = json.dumps({"mp.port": str(port), "size": size}, separators=separators)
+        argv = ["serve", "--port", str(port), f"--at=127.0.0.1:{port}", extra]
+        return _comparable(argv, {"A_PORT": str(port)})
+
+    assert command(49183, 1) == command(36609, 1)
+    assert command(49183, 1) != command(49183, 2)

@@ -40,7 +40,7 @@ PASSING = ("boot", "job", "exclusive")
 # Of a GPU, what tells it from others of its type.
 OWN = ("uuid", "pci.bus_id")
 # Of a command, what a launch finds free, and where its study lies.
-FREE_PORT = re.compile(r"(port\W{1,4}|(?:127\.0\.0\.1|localhost):)\d+", re.IGNORECASE)
+FREE_PORT = re.compile(r"(port\W{1,8}|(?:127\.0\.0\.1|localhost):)\d+", re.IGNORECASE)
 STUDY_FOLDER = re.compile(rf'[^:"]*(?=/{paths.PATCH}/{OVERLAY})')
 
 
