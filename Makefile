@@ -1,6 +1,7 @@
 # Everything a fresh machine needs is python3 (3.11 or newer, with its venv module) and make.
 PYTHON ?= python3
 BIN := .venv/bin
+INSTALL = $(BIN)/python scripts/connector_tax/install.py
 LOCK = $(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11
 # The packages of envs/pipeline.lock for conda, which takes no file of hashes.
 CONDA = (echo '\# Written by `make lock` from envs/pipeline.lock, for snakemake --sdm conda.' && \
@@ -78,14 +79,14 @@ clean-env:  ## delete .venv
 	  { rm -rf .venv; echo "$(PYTHON) has no venv module (on Debian: apt install python3-venv)" >&2; exit 1; }
 
 .venv/pipeline.stamp: envs/pipeline.lock pyproject.toml | .venv/bin/python
-	$(BIN)/python -m pip install -q --require-hashes -r envs/pipeline.lock
+	$(INSTALL) envs/pipeline.lock
 	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
 	@touch $@
 
 .venv/slurm.stamp: envs/slurm.lock .venv/pipeline.stamp
-	$(BIN)/python -m pip install -q --require-hashes -r envs/slurm.lock
+	$(INSTALL) envs/slurm.lock
 	@touch $@
 
 .venv/dev.stamp: envs/dev.lock .venv/pipeline.stamp
-	$(BIN)/python -m pip install -q --require-hashes -r envs/dev.lock
+	$(INSTALL) envs/dev.lock
 	@touch $@

@@ -161,6 +161,25 @@ def test_what_is_within_the_margin_and_what_would_decide_the_rest_is_said(tmp_pa
     assert "in place of 3; a block takes" in text
 
 
+def test_the_dearest_of_each_metric_is_named_and_what_huber_says_otherwise(tmp_path: Path) -> None:
+    study = _study(tmp_path / "s", Design())
+
+    def raised(rows: list[dict[str, str]]) -> None:
+        for row in select(rows, quantity="tax", cell="all_rates", metric="tpot_p50"):
+            row["estimate"] = "0.9" if row["config"] == "nixl_both" else row["estimate"]
+            if row["config"] == "noop_connector":
+                row |= {"huber": "0.05", "huber_lo": "0.04", "huber_hi": "0.06", "lo": "-0.01"}
+
+    edit_csv(study.root / "analysis" / "effects.csv", raised)
+    said = answer.answer(study)
+    assert re.match(
+        r"Mooncake \+ LMCache costs most: .+ on TTFT p50, NIXL both \+90 % on TPOT", said
+    )
+    assert len(said.split()) <= 25
+    (note,) = (note for note in answer.notes(study) if "Huber" in note)
+    assert note.endswith("says otherwise: no-op connector +5.0 % [+4.0, +6.0] on TPOT p50.")
+
+
 def test_one_block_has_no_verdict(tmp_path: Path) -> None:
     text = Page(render(_study(tmp_path / "s", Design(blocks=1)))).text
     assert "No verdict." in text

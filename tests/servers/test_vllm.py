@@ -301,6 +301,7 @@ def test_launch_sh_resolves_the_root_and_quotes_everything_else(tmp_path: Path) 
     [
         "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.",
         "ERROR 11-21 [core.py:1] EngineCore encountered a fatal error.",
+        "ERROR 11-21 [core.py:1] EngineCore failed to start.",
     ],
 )
 def test_the_log_lines_of_a_dead_engine_are_known(line: str) -> None:

@@ -35,6 +35,7 @@ from connector_tax.commands import run_command, study_parser
 from connector_tax.figures import resources
 from connector_tax.figures.tables import StudyTables
 from connector_tax.figures.taxes import other_waits
+from connector_tax.report.effects import huber_differs
 from connector_tax.report.launches import overhead, read_launches
 
 TABLE_WIDTH = 176
@@ -104,9 +105,11 @@ def answer(study: StudyTables) -> str:
         return f"No verdict{over}."
     first = f"No cost is proven{over}"
     if proven := _chosen(compared, lambda row: costs(row.verdict)):
-        label, rows = max(proven, key=lambda one: sum(row.estimate or 0 for row in one[1]))
         most = "costs most" if len(compared) > 1 else "costs"
+        (label, rows), *others = _dearest(proven)
         first = f"{label} {most}{over}: {_each(rows, lambda row: text.tax(row.estimate))}"
+        for label, rows in others:
+            first += f", {label} {_each(rows, lambda row: text.tax(row.estimate))}"
     cheap = [label for label, rows in compared if rows and all(less(r.verdict) for r in rows)]
     if not cheap:
         return f"{first}."
@@ -119,8 +122,8 @@ def answer(study: StudyTables) -> str:
 def notes(study: StudyTables) -> list[str]:
     """What has no answer, and what would give it: a sentence each."""
     compared = _compared(study)
-    said = (_undecided(study, compared), _point_estimates(study, compared),
-            _without_number(study, compared))  # fmt: skip
+    said = (_undecided(study, compared), _second_opinion(compared),
+            _point_estimates(study, compared), _without_number(study, compared))  # fmt: skip
     return [f"{words[0].upper()}{words[1:]}." for words in said if words]
 
 
@@ -152,6 +155,17 @@ def _chosen(compared: Sequence[Compared], wanted: Callable[[EffectRow], object])
     """The rows that are wanted, of the configurations that have any."""
     chosen = [(label, [row for row in rows if wanted(row)]) for label, rows in compared]
     return [(label, rows) for label, rows in chosen if rows]
+
+
+def _dearest(proven: Sequence[Compared]) -> list[Compared]:
+    """The configurations with the largest tax of a metric, and these taxes."""
+    found: dict[str, list[EffectRow]] = {}
+    for metric in VERDICT_METRICS:
+        taxes = [(row, label) for label, rows in proven for row in rows if row.metric == metric]
+        if taxes:
+            row, label = max(taxes, key=lambda tax: tax[0].estimate or 0)
+            found.setdefault(label, []).append(row)
+    return list(found.items())
 
 
 def _joined(words: Iterable[str]) -> str:
@@ -189,6 +203,17 @@ def _undecided(study: StudyTables, compared: Sequence[Compared]) -> str:
         f"it cannot be told of {names}: in brackets the blocks that decide it in {POWER:.0%} of the"
         f" studies, in place of {had}; a block takes {_block_minutes(study)} min"
     )
+
+
+def _second_opinion(compared: Sequence[Compared]) -> str:
+    chosen = _chosen(compared, huber_differs)
+    sizes = (f"{label} {_each(rows, _by_huber)}" for label, rows in chosen)
+    says = f"Huber's estimate, which one bad launch moves less, says otherwise: {_joined(sizes)}"
+    return says if chosen else ""
+
+
+def _by_huber(row: EffectRow) -> str:
+    return text.tax(row.huber, row.huber_lo, row.huber_hi)
 
 
 def _block_minutes(study: StudyTables) -> str:

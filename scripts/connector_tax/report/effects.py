@@ -69,14 +69,17 @@ def _verdict(study: StudyTables) -> EffectColumn:
     return Column("Verdict", lambda row: judged(study, row))
 
 
+def huber_differs(row: EffectRow) -> bool:
+    """Whether Huber's interval and least squares' lie otherwise to zero."""
+    ends = ((row.huber_lo, row.huber_hi), (row.lo, row.hi))
+    signs = [(lo > 0) - (hi < 0) for lo, hi in ends if lo is not None and hi is not None]
+    return len(set(signs)) > 1
+
+
 def _huber(row: EffectRow) -> TableCell:
     """Huber's estimate with its interval; marked where it says otherwise than least squares."""
-    if row.huber is None or row.huber_lo is None or row.huber_hi is None or row.lo is None:
-        return TableCell(text.DASH)
-    signs = [(lo > 0) - (hi < 0) for lo, hi in
-             ((row.huber_lo, row.huber_hi), (row.lo, row.hi or 0.0))]  # fmt: skip
     said = text.tax(row.huber, row.huber_lo, row.huber_hi)
-    return TableCell(f"{said} differs" if signs[0] != signs[1] else said, row.huber)
+    return TableCell(f"{said} differs" if huber_differs(row) else said, row.huber)
 
 
 def _noise(study: StudyTables, quantity: str) -> dict[tuple[str, str, str], EffectRow]:

@@ -44,7 +44,9 @@ if TYPE_CHECKING:
 ENTRY_POINT = "vllm.entrypoints.launchers.api_server.entry"
 CPU_ADAPTER = f"{ROOT_MARK}/scripts/connector_tax/vllm/cpu_adapter"
 # Lines of a server whose engine is gone though its HTTP process still answers.
-DEAD_ENGINE = re.compile(r"EngineDeadError|EngineCore encountered (?:an issue|a fatal error)")
+DEAD_ENGINE = re.compile(
+    r"EngineDeadError|EngineCore (?:encountered (?:an issue|a fatal error)|failed to start)"
+)
 
 # The same for every configuration, plain included.
 _ENVIRONMENT = {

@@ -32,7 +32,6 @@ LOGS = (paths.STDOUT_LOG, paths.STDERR_LOG)
 PORTS_TRIED = 5
 ANSWER_S = 5.0
 NO_KEEPALIVE = httpx.Limits(max_keepalive_connections=0)
-# The last line of a traceback, wherever a logger's prefix ends.
 # The last line of a traceback, behind what a logger puts before it; not a warning that names one.
 _ERROR = re.compile(r"(?:^|\] )((?:\w+\.)*[A-Z]\w*(?:Error|Exception): .+)", re.MULTILINE)
 _IN_USE = re.compile("address already in use", re.IGNORECASE)

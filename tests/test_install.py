@@ -1,0 +1,72 @@
+"""Locks are installed from where pip's configuration says, each file by its hash."""
+
+import base64
+import hashlib
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from connector_tax.install import from_pip, install
+
+WHEEL = "tiny-1.0-py3-none-any.whl"
+FILES = {
+    "tiny.py": "said = 'installed'\n",
+    "tiny-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n",
+    "tiny-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+}
+
+
+@pytest.fixture
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with one wheel, named by pip's configuration and by nothing else."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    with zipfile.ZipFile(folder / WHEEL, "w") as archive:
+        record = ""
+        for name, content in FILES.items():
+            archive.writestr(name, content)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(content.encode()).digest())
+            record += f"{name},sha256={digest.decode().rstrip('=')},{len(content)}\n"
+        archive.writestr("tiny-1.0.dist-info/RECORD", f"{record}tiny-1.0.dist-info/RECORD,,\n")
+    configuration = tmp_path / "pip.conf"
+    configuration.write_text(f"[global]\nfind-links = {folder}\nindex-url = file://{folder}\n")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(configuration))
+    return folder
+
+
+def test_a_lock_is_installed_from_where_pip_looks(wheels: Path, tmp_path: Path) -> None:
+    python, lock = tmp_path / "env" / "bin" / "python", tmp_path / "lock"
+    venv.create(tmp_path / "env")
+    digest = hashlib.sha256((wheels / WHEEL).read_bytes()).hexdigest()
+    lock.write_text(f"tiny==1.0 \\\n    --hash=sha256:{'0' * 64}\n")
+    with pytest.raises(subprocess.CalledProcessError):
+        install(lock, str(python), ["--offline"])
+    lock.write_text(f"tiny==1.0 \\\n    --hash=sha256:{digest}\n")
+    install(lock, str(python), ["--offline"])
+    said = [str(python), "-c", "import tiny; print(tiny.said)"]
+    assert subprocess.run(said, check=True, capture_output=True).stdout == b"installed\n"
+
+
+def test_a_variable_of_pip_counts_more_than_its_file(
+    wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_FIND_LINKS", "/one /two")
+    monkeypatch.setenv("PIP_CERT", "/ca.pem")
+    options, variables = from_pip()
+    pairs = list(zip(options[::2], options[1::2], strict=True))
+    assert ("--default-index", f"file://{wheels}") in pairs
+    assert [value for name, value in pairs if name == "--find-links"] == ["/one", "/two"]
+    assert variables["SSL_CERT_FILE"] == "/ca.pem"
+
+
+def test_a_lock_that_is_not_there_ends_the_command_with_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "connector_tax.install", str(tmp_path / "none.lock")]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "none.lock" in done.stderr
+    assert "Traceback" not in done.stderr
