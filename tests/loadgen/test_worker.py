@@ -17,6 +17,7 @@ import pytest
 import uvloop
 
 from connector_tax.loadgen import worker as worker_module
+from connector_tax.loadgen.http import FAR_NS, Poller
 from connector_tax.loadgen.messages import (
     Begin,
     Ended,
@@ -82,6 +83,44 @@ def test_dense_requests_leave_turns_to_the_rest_of_the_loop(tmp_path: Path) -> N
     with socket.create_server(("127.0.0.1", 0), backlog=512) as listening:
         uvloop.run(main())
     assert max(sent_in_turn.values()) <= 8
+
+
+class Ready:
+    """A socket with one byte to read, in place of a connection."""
+
+    def __init__(self, number: int, served: list[int]) -> None:
+        self.sock, self._peer = socket.socketpair()
+        self._number, self._served = number, served
+        self._peer.send(b".")
+
+    def on_readable(self) -> None:
+        self.sock.recv(1)
+        self._served.append(self._number)
+
+    def close(self) -> None:
+        self.sock.close()
+        self._peer.close()
+
+
+def test_first_tokens_are_read_before_the_answers_under_way_and_sends_before_both() -> None:
+    served: list[int] = []
+    with contextlib.closing(uvloop.new_event_loop()) as loop:
+        poller = Poller(loop)
+        begun = Poller.BATCH + 10
+        with contextlib.ExitStack() as stack:
+            for number in range(begun + 1):
+                ready = stack.enter_context(contextlib.closing(Ready(number, served)))
+                poller.add(ready)  # type: ignore[arg-type]
+                if number < begun:
+                    poller.streaming.add(ready.sock.fileno())
+            poller.until_ns = 0
+            poller.serve_ready()
+            assert served == [begun, *range(Poller.LEAST - 1)]
+            poller.until_ns = FAR_NS
+            poller.serve_ready()
+            poller.serve_one()
+            assert sorted(served) == [*range(Poller.BATCH + Poller.LEAST), begun]
+            poller.close()
 
 
 @pytest.mark.parametrize(("most", "messages"), [(500, 3), (5000, 1)])

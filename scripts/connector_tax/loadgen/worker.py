@@ -31,7 +31,7 @@ import zmq
 
 from connector_tax.linux import TimerFd, set_time_slice, signal_at_parents_end
 from connector_tax.loadgen.endpoint import request_head
-from connector_tax.loadgen.http import Connection, TlsClient, hold_kernel_stamps
+from connector_tax.loadgen.http import FAR_NS, Connection, TlsClient, hold_kernel_stamps
 from connector_tax.loadgen.messages import (
     DEAD,
     PAUSE_AFTER,
@@ -142,6 +142,8 @@ class HeldRequest:
             if record.t_first_token_ns is None:
                 record.t_first_token_ns = stamp
                 record.first_read_tokens = events
+                if self.connection is not None:
+                    self.connection.has_begun()
             if record.t_first_answer_ns is None and accumulator.answered:
                 record.t_first_answer_ns = stamp
             record.t_last_token_ns = stamp
@@ -487,16 +489,18 @@ class Worker:
         At most one spin and _FIRES_PER_TURN requests in a turn of the loop: where requests are
         dense, results and messages are served between them.
         """
-        held, spun = self._held, False
+        held, spun, poller = self._held, False, self._pool.poller
         for _ in range(_FIRES_PER_TURN):
             if not held:
+                poller.until_ns = FAR_NS
                 return
             due_ns, seq = held[0]
             part_ns = max(due_ns - self._fired_due_ns, 0) // _SPIN_PART
             spin_ns = min(SPIN_NS, part_ns)
             ahead_ns = due_ns - _monotonic_ns()
             if ahead_ns > spin_ns:
-                self._timer.arm(due_ns - spin_ns)
+                poller.until_ns = due_ns - spin_ns
+                self._timer.arm(poller.until_ns)
                 return
             if ahead_ns > 0 and spun:
                 break
@@ -506,8 +510,9 @@ class Worker:
             request = self._requests_by_seq.get(seq)
             if request is not None:  # else cancelled while it was held
                 self._fire(request, due_ns)
+        poller.until_ns = held[0][0] - SPIN_NS if held else FAR_NS
         if held:
-            self._timer.arm(held[0][0] - SPIN_NS)
+            self._timer.arm(poller.until_ns)
 
     def _fire(self, request: HeldRequest, due_ns: int) -> None:
         """Send at `due_ns`: make ready, then spin the rest, reading what answers come meanwhile."""
@@ -522,7 +527,7 @@ class Worker:
         begin_ns = now_ns = _monotonic_ns()
         while now_ns < due_ns:
             if due_ns - now_ns > _READ_MARGIN_NS:
-                self._pool.poller.serve_ready(1)
+                self._pool.poller.serve_one()
             now_ns = _monotonic_ns()
         self._spun_ns += now_ns - begin_ns
         request.sent = True
