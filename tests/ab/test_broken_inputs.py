@@ -79,7 +79,7 @@ def test_a_wrong_command_line_is_refused_with_a_line(
         ([], {"baseline": f"{CHAT} 401"}, "answers 401: it asks for a key, and none is sent"),
         ([], {"candidate": CHAT}, "candidate serves another model: model embedded-model -> stub"),
         ([], {"shape": "8000x800"}, "8800 tokens; allowed: at most 8192"),
-        ([], {"shape": "4000x8", "rate": "5000"}, "--rate: found 5000; the baseline serves about"),
+        ([], {"rate": "5000"}, "--rate: found 5000; the baseline serves about"),
         (["--model", "other"], {}, "/v1/models names embedded-model; --model names other"),
         (["--ready-timeout", "1"], {"baseline": "sleep 99 {port}"}, "not ready after 1 s"),
         # So that what detaches is gone when it is asked.
