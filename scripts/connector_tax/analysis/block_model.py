@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import t as student
+from scipy.special import stdtr, stdtrit
 
 from connector_tax.artifacts.names import configuration_of
 
@@ -80,13 +80,13 @@ class Estimate:
     @property
     def p(self) -> float | None:
         """Two-sided p-value of "the contrast is zero"; None without an error."""
-        return None if self.t is None else float(2 * student.sf(abs(self.t), self.df))
+        return None if self.t is None else float(2 * stdtr(self.df, -abs(self.t)))
 
     def half_width(self, confidence: float) -> float | None:
         """Half the width of the interval of the given confidence; None without an error."""
         if self.error is None:
             return None
-        return float(student.ppf((1 + confidence) / 2, self.df)) * self.error
+        return float(stdtrit(self.df, (1 + confidence) / 2)) * self.error
 
     def interval(self, confidence: float) -> tuple[float, float] | None:
         """Its ends, of the given confidence; None without an error."""
@@ -115,7 +115,7 @@ class Estimate:
             return float(abs(self.point) > reach or least < self.point < most)
         # Within the margin, of what is not off zero as well.
         ends = np.array([-reach, max(least, -reach), min(most, reach), reach])
-        below, lower, upper, above = student.cdf((ends - self.point) / self.error, self.df)
+        below, lower, upper, above = stdtr(self.df, (ends - self.point) / self.error)
         return float(below + max(0.0, upper - lower) + 1 - above)
 
     def blocks_needed(self, added_df: int, margin: float, wide: float, narrow: float) -> int | None:
@@ -151,7 +151,7 @@ def mean_interval(
     mean, n = float(np.mean(values)), len(values)
     if n < 2:
         return mean, None, None
-    half = float(student.ppf((1 + confidence) / 2, n - 1) * np.std(values, ddof=1) / n**0.5)
+    half = float(stdtrit(n - 1, (1 + confidence) / 2) * np.std(values, ddof=1) / n**0.5)
     return mean, mean - half, mean + half
 
 

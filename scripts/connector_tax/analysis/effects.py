@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from connector_tax.analysis.block_model import (
     POWER,
@@ -204,7 +204,7 @@ class Effect:
         if not self.repeats or half is None or self.estimate.error is None:
             return Ahead(-np.inf, np.inf)
         if power is not None:
-            half += float(student.ppf(power, self.estimate.df)) * self.estimate.error
+            half += float(stdtrit(self.estimate.df, power)) * self.estimate.error
         if self.taxes:
             return Ahead(self.point - half, self.point + half)
         return Ahead(*(float(np.expm1(self.estimate.point + side * half)) for side in (-1, 1)))
