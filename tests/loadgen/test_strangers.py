@@ -293,13 +293,13 @@ def start(port: int, output: Path, *arguments: str) -> "subprocess.Popen[bytes]"
     )
 
 
-def until_kept(process: "subprocess.Popen[bytes]", output: Path) -> None:
-    """Wait until records stand in the file while the run goes on."""
+def until_kept(process: "subprocess.Popen[bytes]", output: Path, records: int) -> None:
+    """Wait until so many records stand in the file while the run goes on."""
     deadline = time.monotonic() + 30
-    while not output.exists() or not output.stat().st_size:
+    while not output.exists() or output.read_bytes().count(b"\n") < records:
         assert process.poll() is None
         assert time.monotonic() < deadline
-        os.sched_yield()
+        time.sleep(0.01)  # the server runs in this process
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
@@ -308,9 +308,7 @@ def test_a_signal_to_the_whole_job_costs_no_record(number: signal.Signals, tmp_p
     scripts: dict[str, list[Step]] = {"good": [GOOD], "hang": [Hang]}
     with FaultServer(scripts, lambda _: "good" if len(server.requests) % 5 else "hang") as server:
         process = start(server.port, output)
-        until_kept(process, output)
-        while len(server.requests) < 20:
-            os.sched_yield()
+        until_kept(process, output, 16)
         os.killpg(process.pid, number)
         printed, _ = process.communicate(timeout=20)
     lines = output.read_text().splitlines()
