@@ -57,11 +57,21 @@ def test_a_variable_of_pip_counts_more_than_its_file(
 ) -> None:
     monkeypatch.setenv("PIP_FIND_LINKS", "/one /two")
     monkeypatch.setenv("PIP_CERT", "/ca.pem")
-    options, variables = from_pip()
-    pairs = list(zip(options[::2], options[1::2], strict=True))
-    assert ("--default-index", f"file://{wheels}") in pairs
-    assert [value for name, value in pairs if name == "--find-links"] == ["/one", "/two"]
+    variables = from_pip()
+    assert variables["UV_DEFAULT_INDEX"] == f"file://{wheels}"
+    assert variables["UV_FIND_LINKS"] == "/one,/two"
     assert variables["SSL_CERT_FILE"] == "/ca.pem"
+
+
+def test_what_an_address_holds_is_on_no_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", "http://user:pa55word@127.0.0.1:1/simple")
+    lock = tmp_path / "lock"
+    lock.write_text(f"tiny==1.0 \\\n    --hash=sha256:{'0' * 64}\n")
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        install(lock, sys.executable, ["--offline"])
+    assert "pa55word" not in str(failed.value.cmd)
 
 
 def test_a_lock_that_is_not_there_ends_the_command_with_one_line(tmp_path: Path) -> None:

