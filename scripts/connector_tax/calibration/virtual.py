@@ -23,8 +23,8 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import pandas as pd
+from scipy.special import stdtrit
 from scipy.stats import binomtest, sem
-from scipy.stats import t as student
 
 from connector_tax.analysis.aggregate import sample_cells
 from connector_tax.analysis.block_model import POWER
@@ -291,9 +291,7 @@ def summary(table: pd.DataFrame) -> list[dict[str, Any]]:
             | {
                 "studies": n,
                 "covered": by_study.mean(),
-                "covered_within": (
-                    float(student.ppf(0.975, n - 1) * sem(by_study)) if n > 1 else None
-                ),
+                "covered_within": (float(stdtrit(n - 1, 0.975) * sem(by_study)) if n > 1 else None),
                 "aa": excluded / len(aa),
                 "aa_lo": bounds.low,
                 "aa_hi": bounds.high,

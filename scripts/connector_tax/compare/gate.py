@@ -17,7 +17,7 @@ from typing import NoReturn
 from xml.etree import ElementTree
 
 import numpy as np
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from connector_tax import text
 from connector_tax.analysis.block_model import POWER
@@ -111,7 +111,7 @@ def check(
 
 def decided_bound(error: float, df: float, confidence: float) -> float:
     """The smallest bound that a study without any tax passes in POWER of its repetitions."""
-    reach = quantile(confidence, df) + float(student.ppf(POWER, df))
+    reach = quantile(confidence, df) + float(stdtrit(df, POWER))
     return float(np.expm1(reach * error))
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from connector_tax.analysis.block_model import Estimate, sidak
 from connector_tax.analysis.resources import EXACT
@@ -219,7 +219,7 @@ def _on_scale(gap: Estimate, confidence: float, scale: str) -> list[float | None
 
 def quantile(confidence: float, df: float) -> float:
     """Student's t, two-sided."""
-    return float(student.ppf((1 + confidence) / 2, df))
+    return float(stdtrit(df, (1 + confidence) / 2))
 
 
 def from_interval(
