@@ -37,6 +37,7 @@ class Poller:
     BATCH = 64
     """Served in one turn of the loop: answers end and closed loops go on within it."""
     READY = 4096
+    """Looked at in a turn, to find who waits for a first token."""
     LEAST = 4
     """Served in a turn whatever is due."""
 

@@ -489,18 +489,17 @@ class Worker:
         At most one spin and _FIRES_PER_TURN requests in a turn of the loop: where requests are
         dense, results and messages are served between them.
         """
-        held, spun, poller = self._held, False, self._pool.poller
+        held, spun = self._held, False
+        self._pool.poller.until_ns = FAR_NS
         for _ in range(_FIRES_PER_TURN):
             if not held:
-                poller.until_ns = FAR_NS
                 return
             due_ns, seq = held[0]
             part_ns = max(due_ns - self._fired_due_ns, 0) // _SPIN_PART
             spin_ns = min(SPIN_NS, part_ns)
             ahead_ns = due_ns - _monotonic_ns()
             if ahead_ns > spin_ns:
-                poller.until_ns = due_ns - spin_ns
-                self._timer.arm(poller.until_ns)
+                self._wake_at(due_ns - spin_ns)
                 return
             if ahead_ns > 0 and spun:
                 break
@@ -510,9 +509,13 @@ class Worker:
             request = self._requests_by_seq.get(seq)
             if request is not None:  # else cancelled while it was held
                 self._fire(request, due_ns)
-        poller.until_ns = held[0][0] - SPIN_NS if held else FAR_NS
         if held:
-            self._timer.arm(poller.until_ns)
+            self._wake_at(held[0][0] - SPIN_NS)
+
+    def _wake_at(self, at_ns: int) -> None:
+        """Look for what is due then; reading answers ends for it."""
+        self._pool.poller.until_ns = at_ns
+        self._timer.arm(at_ns)
 
     def _fire(self, request: HeldRequest, due_ns: int) -> None:
         """Send at `due_ns`: make ready, then spin the rest, reading what answers come meanwhile."""
