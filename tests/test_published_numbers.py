@@ -134,7 +134,7 @@ def test_a_wrong_digit_and_a_row_of_another_configuration_are_noticed() -> None:
 
 
 def test_shipped_pictures_are_those_that_the_manifest_names() -> None:
-    named = set(re.findall(r"`fig\w+\.png` ([0-9a-f]{64})", (ROOT / "MANIFEST.md").read_text()))
+    named = set(re.findall(r"`\w+\.png` ([0-9a-f]{64})", (ROOT / "MANIFEST.md").read_text()))
     pictures = sorted((RESULTS / "figures").iterdir())
     assert pictures
     assert [p.name for p in pictures if sha256_file(p) not in named] == []

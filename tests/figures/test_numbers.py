@@ -8,12 +8,13 @@ import matplotlib.pyplot as plt
 import pytest
 from matplotlib.patches import Rectangle
 
-from connector_tax.artifacts.tables import GAP, RESOURCE, STEP, TAX, table_text
+from connector_tax.artifacts.tables import DEVICE, GAP, RESOURCE, STEP, TAX, table_text
 from connector_tax.artifacts.verdicts import COSTS
 from connector_tax.figures import rows, style
 from connector_tax.figures.names import draw
 from connector_tax.figures.resources import scores
 from connector_tax.figures.tables import StudyTables, records
+from connector_tax.report import answer
 from connector_tax.text import number, size
 from tests.analysis.tables import edit_csv, select
 from tests.figures.figure_study import write_study
@@ -354,3 +355,20 @@ def test_the_scorecard_marks_what_takes_much_of_a_column_and_of_plain(tmp_path: 
     assert marked["start-up, s"] == ["LMCache"]
     assert len(marked["TTFT p50"]) == len(study.connectors)
     assert ">▲ +1,455<" in _svg(tmp_path, study, "scorecard")
+
+
+def test_beside_an_emulated_device_the_scorecard_has_what_it_waits_for(tmp_path: Path) -> None:
+    study = StudyTables(write_study(tmp_path / "s", Design()))
+
+    def waited(rows: list[dict[str, str]]) -> None:
+        blank = dict.fromkeys(rows[0], "") | {"quantity": DEVICE, "phase": "A", "status": "valid"}
+        for rate, item, us in ((8, "decode/all/", 2), (1, "decode/all/", 132), (1, "decode/1/", 9)):
+            own = {"rate_rps": f"{rate}", "item": item, "estimate": f"{us}", "scale": "raw"}
+            rows.append(blank | own | {"config": "nixl_both", "metric": "over_plain_us"})
+
+    edit_csv(study.root / "analysis" / "effects.csv", waited)
+    named, lines = scores(StudyTables(study.root / "study.json"))
+    waits = named.index("decode, µs exposed, at 1/s")
+    assert "µs/step" not in " ".join(named)
+    assert dict(lines)["NIXL both"][waits].said == "+132"
+    assert answer.notes(study)[-1].startswith("Exposed: for how long the emulated device waits")

@@ -15,7 +15,13 @@ from connector_tax.artifacts.metrics import LATENCY_METRICS, VERDICT_METRICS
 from connector_tax.artifacts.names import ALL_RATES
 from connector_tax.artifacts.tables import DECODE, LOG, MIXED, PREFILL, RESOURCE, EffectRow
 from connector_tax.figures import rows, style
-from connector_tax.figures.tables import StudyTables, frame, records, steps_over_plain
+from connector_tax.figures.tables import (
+    StudyTables,
+    exposed_over_plain,
+    frame,
+    records,
+    steps_over_plain,
+)
 
 PANELS: Mapping[str, str] = {
     "idle_cpu": "CPU while idle, cores",
@@ -115,6 +121,9 @@ RESOURCES = {
 # A cell is marked where it takes so much of the most that any configuration takes, and of plain's.
 OF_MOST, OF_PLAIN = 0.5, 0.1
 SCORE_IN = 0.3
+EXPOSED = "exposed"
+# What a column of that name says.
+EXPOSED_IS = "exposed: for how long the emulated device waits for the host before a step"
 
 
 @dataclass(frozen=True)
@@ -152,10 +161,13 @@ def scores(study: StudyTables) -> tuple[list[str], list[tuple[str, list[Score]]]
         taxes = study.at(ALL_RATES, metric)
         own = [_latency(taxes.get(item.id)) for item in study.connectors]
         columns[LATENCY_METRICS[metric].label] = own
-    steps = steps_over_plain(study)
+    # With asynchronous scheduling a step of the engine waits for the device's, however long it is.
+    rate, exposed = exposed_over_plain(study)
+    steps = exposed or steps_over_plain(study)
     # Prompts are computed in steps of their own or beside answers.
     kinds = [DECODE, PREFILL if PREFILL in steps else MIXED]
-    taken = {f"{kind}, µs/step": steps.get(kind, {}) for kind in kinds}
+    said = f"µs {EXPOSED}, at {rate:g}/s" if exposed else "µs/step"
+    taken = {f"{kind}, {said}": steps.get(kind, {}) for kind in kinds}
     for name, heading in RESOURCES.items():
         rows = (r for r in study.of(RESOURCE) if r.metric == name and r.status == "valid")
         taken[heading] = {row.config: row for row in rows}
@@ -196,6 +208,7 @@ def scorecard(study: StudyTables) -> style.Picture:
     """The scorecard as a picture: a coloured cell for each answer, with its sign."""
     names, lines = scores(study)
     notes = [study.against("over plain; ▲ costs; ● less than the margin; ? cannot tell")]
+    notes += [EXPOSED_IS] * any(EXPOSED in name for name in names)
     figure = style.new_figure(study, style.PAGE_IN, SCORE_IN * (len(lines) + 1), notes)
     axes = figure.subplots()
     axes.set_axis_off()

@@ -338,8 +338,9 @@ def _scheduling(study: StudyTables) -> str:
     if asynchronous == "true":
         return (
             "Scheduling was asynchronous: a step is prepared while the GPU computes the one before,"
-            " which hides what schedule() and the hooks take as far as the GPU takes longer; a"
-            " request that meets an idle GPU waits for it."
+            " which hides what schedule() and the hooks take as far as the GPU takes longer (the"
+            " engine waits less for it, and what is left is below zero); a request that meets an"
+            " idle GPU waits for it."
         )
     if asynchronous == "false":
         return (

@@ -53,6 +53,20 @@ def steps_over_plain(
     return found
 
 
+def exposed_over_plain(study: "StudyTables") -> tuple[float, dict[str, dict[str, EffectRow]]]:
+    """What an emulated device waits for the host over plain's, and the rate: kinds as above.
+
+    At the lowest rate, where steps are shortest and hide least of the host's work.
+    """
+    found: dict[float, dict[str, dict[str, EffectRow]]] = {}
+    for row in study.of(tables.DEVICE, "A"):
+        group = tables.StepGroup.of(row.item)
+        if row.metric == "over_plain_us" and group == tables.StepGroup(group.kind):
+            at = found.setdefault(row.rate_rps or 0.0, {})
+            at.setdefault(group.kind, {})[row.config] = row
+    return min(found.items(), default=(0.0, {}))
+
+
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
     """The rows of a table as mappings to Python's own values; None where there is none."""
     plain = table.astype(object).where(table.notna(), None)
