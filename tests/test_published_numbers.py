@@ -18,7 +18,7 @@ from connector_tax.files import sha256_file
 
 ARCHIVES = ROOT / "results" / "archive"
 RESULTS = ROOT / "docs" / "results"
-PAGES = [ROOT / "README.md", RESULTS / "vllm-cpu.md"]
+PAGES = [ROOT / "README.md", RESULTS / "vllm-cpu.md", RESULTS / "h20-emulated.md"]
 # A paragraph or a table whose intervals are those of an archive: the comment before it says of
 # which. A row of a table is of the configuration in its first cell.
 MARKED = re.compile(r"<!-- intervals of ([\w-]+) -->\s*(.+?)(?=\n\n|\Z)", re.DOTALL)

@@ -75,6 +75,14 @@ def test_every_number_of_the_archive_is_equal(unpacked: Path) -> None:
     assert max(len(line) for line in result.stdout.splitlines()) <= 100
 
 
+def test_a_shipped_archive_without_phase_b_verifies_itself(tmp_path: Path) -> None:
+    archive = ARCHIVE.with_name("h20-emulated.tar.zst")
+    subprocess.run(["tar", "--zstd", "-xf", archive, "-C", tmp_path], check=True)
+    result = verified(tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert " 0 differ." in result.stdout
+
+
 def test_a_changed_digit_of_a_published_tax_is_named(unpacked: Path, tmp_path: Path) -> None:
     table = changed(unpacked, tmp_path, "published/analysis/effects.csv")
 

@@ -410,14 +410,16 @@ def hypotheses(study: Study, taxes: Taxes, rates: Row) -> Row:
     for name, metric, (x, y) in (("H5", "ttft_p90", axes), ("H6", "tpot_p90", axes[::-1])):
         cells = {(c[x], c[y]): (both, "B", c["cell"], metric) for c in study.planned["B"]}
         lengths, others = (sorted({shape[axis] for shape in cells}) for axis in (0, 1))
-        steps = [] if study.baseline == both else list(itertools.pairwise(lengths))
+        steps = list(itertools.pairwise(lengths))
+        if study.baseline == both or not steps:
+            continue
         changes, alone = [], ((lengths[0], lengths[-1]), 1)  # whole; steps, alone and corrected
         for (a, b), among in (alone, *itertools.product(steps, (1, len(steps)))):
             ends = itertools.product(((b, 1 / len(others)), (a, -1 / len(others))), others)
             terms = [(weight, cells[length, other]) for (length, weight), other in ends]
             changes.append(taxes.effect(*terms, confidence=1 - (1 - study.confidence) / among))
         known = [effect for effect in changes if effect]
-        if steps and len(known) == len(changes):
+        if len(known) == len(changes):
             whole, grows, falls = known[0], known[1::2], known[2::2]
             yes = all(e.lo > 0 for e in grows)
             no = not yes and (any(e.hi < 0 for e in falls) or whole.hi < study.margins[metric])
