@@ -13,6 +13,7 @@ from matplotlib.patches import Patch
 
 from connector_tax.artifacts.names import NOOP
 from connector_tax.artifacts.tables import DEVICE, KINDS, STEP, EffectRow, StepGroup, StepPoint
+from connector_tax.artifacts.verdicts import MIN_BLOCKS_FOR_VERDICT
 from connector_tax.figures import rows, style
 from connector_tax.figures.tables import StudyTables, frame, records, steps_over_plain
 from connector_tax.marks import Mark
@@ -226,9 +227,11 @@ def boundary(study: StudyTables) -> style.Picture:
     """A panel for each size of the batch, the steps of all cells of Phase A in it."""
     table = device_steps(study)
     named = {item.id for item in study.launched}
+    least = min(study.blocks, MIN_BLOCKS_FOR_VERDICT)
     table = table[
         (table["kind"] == "decode") & table["config"].isin(named)
         & ~table["batch"].isin(["all", "0"]) & table["period_us"].notna()
+        & (table["n_launches"] >= least)
     ]  # fmt: skip
     # A size that several cells have is shown from the one with the most steps of it.
     most = table.sort_values("n_steps", kind="stable").drop_duplicates(
@@ -242,7 +245,10 @@ def boundary(study: StudyTables) -> style.Picture:
     most = most.sort_values(["batch", "config", "device_time_us"], kind="stable")
     sizes = sorted(most["batch"].unique(), key=lambda name: int(name.partition("-")[0]))
     lines = math.ceil(len(sizes) / ACROSS)
-    notes = [f"on the diagonal: at most {EXPOSED:.0%} longer than the device's own time"]
+    notes = [
+        f"on the diagonal: at most {EXPOSED:.0%} longer than the device's own time;"
+        f" a point is of at least {least} launches"
+    ]
     figure = style.new_figure(study, style.PAGE_IN, lines * DEVICE_IN + 0.5, notes)
     grid = style.panels(figure, len(sizes), ACROSS, share_x=True)
     times = most["device_time_us"].astype(float) / 1e3
