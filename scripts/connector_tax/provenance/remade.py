@@ -28,7 +28,7 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.study_file import Study, launches, load_study
 from connector_tax.figures import style
-from connector_tax.figures.names import NAMES, draw
+from connector_tax.figures.names import draw, figures_of
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, sha256_file, write_json, write_text
 from connector_tax.provenance import manifest
@@ -60,7 +60,7 @@ def remake(study_file: Path, folder: Path) -> Path:
     write_json(copy / paths.REFERENCE_RATES, rates_again(study))
     write_tables(study)
     tables = StudyTables(copy / paths.STUDY)
-    for name in NAMES:
+    for name in figures_of(study.config["engine"]):
         style.save(draw(tables, name), copy / paths.FIGURES, name)
     write_text(copy / paths.REPORT, render(tables))
     manifest.write(copy / paths.STUDY)
