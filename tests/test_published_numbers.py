@@ -49,7 +49,8 @@ def intervals(archive: str) -> dict[str, list[Interval]]:
     for name, data in members(archive).items():
         if name.endswith(".csv"):
             for row in csv.DictReader(io.StringIO(data.decode())):
-                found[label.get(row["config"], "")] += _of_row(row)
+                again = "A/A" if row["config"].startswith("plain_") else ""
+                found[label.get(row["config"], again)] += _of_row(row)
                 found["A/A"] += _of_row({k[3:]: v for k, v in row.items() if k[:3] == "aa_"})
         elif name.endswith("hypotheses.json"):
             found[""] += _of_tree(json.loads(data))
@@ -61,7 +62,9 @@ def _of_row(row: dict[str, str]) -> Iterator[Interval]:
         words = column.split("_")
         if "lo" in words:
             middle = "_".join(word for word in words if word != "lo")
-            estimate = middle if middle in row else "tax" if "tax" in row else "estimate"
+            estimate = "tax" if "tax" in row else "estimate"
+            # `family` names a family; its interval is about the estimate.
+            estimate = middle if middle in row and middle != "family" else estimate
             values = [row.get(name, "") for name in (estimate, column, column.replace("lo", "hi"))]
             if all(values):
                 yield float(values[0]), float(values[1]), float(values[2])
