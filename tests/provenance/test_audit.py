@@ -7,14 +7,20 @@ import pytest
 
 from connector_tax.artifacts.tables import STEP
 from connector_tax.figures.tables import StudyTables
-from connector_tax.files import read_json
+from connector_tax.files import read_json, write_json
 from connector_tax.provenance import audit
 from connector_tax.provenance.archive import digest
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE
-from connector_tax.provenance.remade import differs
+from connector_tax.provenance.remade import differs, remake
 from connector_tax.report.answer import answer
 from tests.analysis.synthetic import write_analysed_study
-from tests.provenance.audited_study import edited_json, linked_copy, replace, seal_cell
+from tests.provenance.audited_study import (
+    edited_json,
+    linked_copy,
+    replace,
+    seal_cell,
+    write_audited_study,
+)
 from tests.provenance.tampering import EFFECTS, INDEX, NOOP_CELL, Tamper, csv_field, failures
 
 
@@ -110,6 +116,17 @@ MALFORMED: dict[str, tuple[Tamper, str]] = {
         lambda root: replace(root / "seals.jsonl", "x\n"), "seals.jsonl:1: not a link"),
     "a chain of nothing": (lambda root: replace(root / "seals.jsonl", "{}\n"), "key 'files'"),
 }  # fmt: skip
+
+
+def test_a_study_that_sets_the_devices_times_has_its_boundary_made_again(tmp_path: Path) -> None:
+    study_file = write_audited_study(tmp_path)
+    document = read_json(study_file)
+    device_time = {"accelerator": "H20", "model_config": "m.json", "launch_us": 0, "besides_us": 0}
+    document["config"]["engine"]["device_time"] = device_time | {"sweep_us": [300, 1000]}
+    write_json(study_file, document)
+    (tmp_path / "again").mkdir()
+    made = remake(study_file, tmp_path / "again")
+    assert (made / "figures" / "fig12_boundary.png").exists()
 
 
 @pytest.mark.parametrize("what", MALFORMED)
