@@ -16,11 +16,12 @@ from rich.console import Console
 from rich.table import Table
 
 from connector_tax.analysis.ingest import Cell, load_cells
-from connector_tax.analysis.records import DEVICE, REQUESTS, empty_frame, read_records
+from connector_tax.analysis.records import DEVICE, REQUESTS, read_whole
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.commands import run_command
 from connector_tax.files import ArtifactError
+from connector_tax.text import number
 
 STAMPS = ("t_send_ns", "t_since_ns", "t_start_ns", "t_end_ns", "t_first_token_ns")
 HEADINGS = ("send to engine core", "to the device", "device", "to first token")
@@ -32,11 +33,8 @@ def stages(cell: Cell) -> pl.DataFrame:
     Raises:
         ArtifactError: a file is not what the cell's index lists, or a line is malformed.
     """
-    requests, steps = (
-        pl.concat([empty_frame(kind), *read_records(path, kind, digest)])
-        for name, kind in (("requests", REQUESTS), (paths.DEVICE_LOG, DEVICE))
-        for path, digest in [cell.listed(name)]
-    )
+    (path, digest), (log, log_digest) = cell.listed("requests"), cell.listed(paths.DEVICE_LOG)
+    requests, steps = read_whole(path, REQUESTS, digest), read_whole(log, DEVICE, log_digest)
     prefill = steps.filter((pl.col("prefill_tokens") > 0) & pl.col("t_since_ns").is_not_null())
     answered = requests.filter(pl.col("status") == "ok").sort("t_send_ns")
     alone = answered.join_asof(
@@ -67,7 +65,7 @@ def explain(study_file: Path) -> None:
     for (cell_name, config), frames in sorted(found.items()):
         own = pl.concat(frames)
         medians = own.median().row(0)
-        table.add_row(cell_name, config, *(f"{ms or 0:.2f}" for ms in medians), str(len(own)))
+        table.add_row(cell_name, config, *map(number, medians), str(len(own)))
     Console(width=120).print(table)
 
 

@@ -56,7 +56,7 @@ def within_launch(folder: Path, after: int) -> bool:
     done = list(folder.glob("results/tiny/runs/*/block0/A/index.json"))
     return len(done) >= after and any(
         # On a busy machine a cell may be void and stand aside while it is measured again.
-        any(".void" not in path.parent.name for path in launch.glob("r*/cell_*.json"))
+        any(not path.parent.suffix for path in launch.glob("r*/cell_*.json"))
         for launch in launches
         if not (launch / "index.json").exists()
     )

@@ -13,7 +13,7 @@ from typing import Any
 import polars as pl
 
 from connector_tax.analysis.ingest import Cell
-from connector_tax.analysis.records import DEVICE, empty_frame, in_window, read_records
+from connector_tax.analysis.records import DEVICE, in_window, read_whole
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import DeviceLine
 
@@ -66,8 +66,7 @@ def read_device(cell: Cell) -> pl.DataFrame:
     """
     assert cell.record is not None
     path, digest = cell.listed(paths.DEVICE_LOG)
-    frames = read_records(path, DEVICE, digest)
-    steps = device_steps(pl.concat([empty_frame(DEVICE), *frames]))
+    steps = device_steps(read_whole(path, DEVICE, digest))
     return steps.filter(in_window("t_ns", cell.record["window"]))
 
 

@@ -104,6 +104,11 @@ def read_records(path: Path, kind: RecordKind, sha256: str | None) -> Iterator[p
         )
 
 
+def read_whole(path: Path, kind: RecordKind, sha256: str | None) -> pl.DataFrame:
+    """The file's records as one table; arguments and errors are those of `read_records`."""
+    return pl.concat([empty_frame(kind), *read_records(path, kind, sha256)])
+
+
 def empty_frame(kind: RecordKind) -> pl.DataFrame:
     """A table without rows and with the kind's columns."""
     return pl.DataFrame(schema=kind.columns)

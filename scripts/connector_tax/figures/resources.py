@@ -121,9 +121,6 @@ RESOURCES = {
 # A cell is marked where it takes so much of the most that any configuration takes, and of plain's.
 OF_MOST, OF_PLAIN = 0.5, 0.1
 SCORE_IN = 0.3
-EXPOSED = "exposed"
-# What a column of that name says.
-EXPOSED_IS = "exposed: for how long the emulated device waits for the host before a step"
 
 
 @dataclass(frozen=True)
@@ -166,7 +163,7 @@ def scores(study: StudyTables) -> tuple[list[str], list[tuple[str, list[Score]]]
     steps = exposed or steps_over_plain(study)
     # Prompts are computed in steps of their own or beside answers.
     kinds = [DECODE, PREFILL if PREFILL in steps else MIXED]
-    said = f"µs {EXPOSED}, at {rate:g}/s" if exposed else "µs/step"
+    said = f"µs exposed, at {rate:g}/s" if exposed else "µs/step"
     taken = {f"{kind}, {said}": steps.get(kind, {}) for kind in kinds}
     for name, heading in RESOURCES.items():
         rows = (r for r in study.of(RESOURCE) if r.metric == name and r.status == "valid")
@@ -174,6 +171,12 @@ def scores(study: StudyTables) -> tuple[list[str], list[tuple[str, list[Score]]]
     columns |= {heading: _scored(study, of) for heading, of in taken.items() if of}
     cells = zip(study.connectors, *columns.values(), strict=True)
     return list(columns), [(item.label, list(own)) for item, *own in cells]
+
+
+def exposed_words(study: StudyTables) -> str:
+    """What the scorecard's steps are beside an emulated device; empty in another study."""
+    words = "exposed: for how long the emulated device waits for the host before a step"
+    return words if exposed_over_plain(study)[1] else ""
 
 
 def _latency(row: EffectRow | None) -> Score:
@@ -208,7 +211,7 @@ def scorecard(study: StudyTables) -> style.Picture:
     """The scorecard as a picture: a coloured cell for each answer, with its sign."""
     names, lines = scores(study)
     notes = [study.against("over plain; ▲ costs; ● less than the margin; ? cannot tell")]
-    notes += [EXPOSED_IS] * any(EXPOSED in name for name in names)
+    notes += filter(None, [exposed_words(study)])
     figure = style.new_figure(study, style.PAGE_IN, SCORE_IN * (len(lines) + 1), notes)
     axes = figure.subplots()
     axes.set_axis_off()

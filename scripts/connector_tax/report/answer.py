@@ -33,7 +33,7 @@ from connector_tax.artifacts.verdicts import (
 )
 from connector_tax.commands import run_command, study_parser
 from connector_tax.figures import resources
-from connector_tax.figures.tables import StudyTables, exposed_over_plain
+from connector_tax.figures.tables import StudyTables
 from connector_tax.figures.taxes import other_waits
 from connector_tax.report.effects import huber_differs
 from connector_tax.report.launches import overhead, read_launches
@@ -124,7 +124,7 @@ def notes(study: StudyTables) -> list[str]:
     compared = _compared(study)
     said = (_undecided(study, compared), _second_opinion(compared),
             _point_estimates(study, compared), _without_number(study, compared),
-            resources.EXPOSED_IS if exposed_over_plain(study)[1] else "")  # fmt: skip
+            resources.exposed_words(study))  # fmt: skip
     return [f"{words[0].upper()}{words[1:]}." for words in said if words]
 
 

@@ -23,7 +23,13 @@ from numpy.typing import NDArray
 from connector_tax import text
 from connector_tax.analysis.machine import read_machine
 from connector_tax.analysis.measure import WAITING, gauge_values
-from connector_tax.analysis.records import REQUESTS, STEPS, empty_frame, read_records
+from connector_tax.analysis.records import (
+    REQUESTS,
+    STEPS,
+    empty_frame,
+    read_records,
+    read_whole,
+)
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import CellRecord, MeasuredWindow
 from connector_tax.files import ArtifactError, read_jsonl, reading
@@ -154,7 +160,7 @@ def _drawing(t_ns: Floats, values: Floats, edges: Floats) -> Drawing | None:
 
 def _requests(path: Path, sha256: str, edges: Floats) -> list[Samples]:
     """TTFT and TPOT by when a request was due, how many are in flight, and which failed."""
-    table = pl.concat([empty_frame(REQUESTS), *read_records(path, REQUESTS, sha256)])
+    table = read_whole(path, REQUESTS, sha256)
     ok = table.filter(pl.col("status") == "ok")
     due, first, last, sent, done, tokens = (
         ok[name].to_numpy().astype(float)
