@@ -21,7 +21,8 @@ SECTIONS = StudyConfig.__required_keys__ - {"validity"}
 # What a launch ran on.
 NODE: Any = {
     **{"machine": "machine-0123456789ab", "boot": "0b00t", "devices": ["none"], "gpus": []},
-    **{"cpu": "synthetic", "cpus": "0-7", "quota_cpus": None, "job": None},
+    **{"cpu": "synthetic", "cpus": "0-7", "quota_cpus": None, "job": None, "exclusive": None},
+    **{"gpu_numa_nodes": [], "engine_files": {}},
 }
 
 

@@ -131,7 +131,7 @@ def write_synthetic_study(
     _write_phase(writer, "A")
     study = load_study(study_file)
     measured = load_cells(study, "A")
-    # Not by the command, which waits for launches that failed; older studies have rates without.
+    # Not by the command, which waits for launches that failed.
     judged = judge_cells(study, measured, read_loads(measured))
     writer.rates = reference_rates(study, measured, judged)
     write_json(root / paths.REFERENCE_RATES, writer.rates)
@@ -247,6 +247,7 @@ def _write_cell(
         "t_drained_ns": origin + round((rules["warmup_s"] + window_s + 1) * 1e9),
         "started_utc": _utc(origin),
     }
+    window["t_cooldown_end_ns"] = window["t_stop_ns"]
     writer.now_ns = window["t_drained_ns"] + 10**9
     rng = named_generator(f"{writer.seed}/{config}/{block}/{phase}/{name}")
     suffix = f"{phase}_{name}.jsonl"

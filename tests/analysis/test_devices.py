@@ -51,11 +51,9 @@ def with_files(lock: str, sources: str) -> list[Mapping[str, Any]]:
 
 def test_two_environments_are_refused_and_both_named_on_one_device_too() -> None:
     assert block_devices(cells_on(with_files("a", "b"), with_files("a", "b"))) == {}
-    # Of older launches neither is known.
-    assert block_devices(cells_on([NODE], with_files("a", "b"), [NODE])) == {}
-    told = "two environments are never pooled: engine_files is .*'b'.* in block 1 and .*'c'.* in bl"
+    told = "two environments are never pooled: engine_files is .*'b'.* in block 0 and .*'c'.* in bl"
     with pytest.raises(ArtifactError, match=told):
-        block_devices(cells_on([NODE], with_files("a", "b"), with_files("a", "c")))
+        block_devices(cells_on(with_files("a", "b"), with_files("a", "c")))
 
 
 def test_a_block_on_two_devices_is_refused() -> None:

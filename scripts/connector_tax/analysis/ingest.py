@@ -25,7 +25,7 @@ from connector_tax.files import ArtifactError, check_sha256, read_json
 NOT_RECORDED = "a device that was not recorded"
 # Of a GPU, what tells it from others of its type.
 OWN = ("uuid", "pci.bus_id")
-# Of a node, the hashes of the lock and of vLLM's sources; absent in older studies.
+# Of a node, the hashes of the lock and of vLLM's sources.
 FILES = "engine_files"
 
 
@@ -261,7 +261,7 @@ def _check_types(measured: Iterable[tuple[Cell, NodeRecord]]) -> None:
 
 
 def _type(node: NodeRecord) -> dict[str, Any]:
-    """What must be the same for all launches; FILES of those that recorded them."""
+    """What must be the same for all launches."""
     gpus = [{k: v for k, v in gpu.items() if k not in OWN} for gpu in node["gpus"]]
-    files = {FILES: node["engine_files"]} if "engine_files" in node else {}
-    return {"gpus": gpus, "cpu": node["cpu"], "quota_cpus": node["quota_cpus"], **files}
+    same = {"gpus": gpus, "cpu": node["cpu"], "quota_cpus": node["quota_cpus"]}
+    return {**same, FILES: node["engine_files"]}

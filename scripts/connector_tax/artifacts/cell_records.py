@@ -1,7 +1,6 @@
 """The fields of a cell's files, as they lie on disk. What each means: docs/artifacts.md.
 
-Times are CLOCK_MONOTONIC in ns. A key that is NotRequired lacks where it does not apply, or in
-studies measured before it existed.
+Times are CLOCK_MONOTONIC in ns. A key that is NotRequired lacks where it does not apply.
 """
 
 from typing import Annotated, Any, Literal, NotRequired, Required, TypedDict, TypeGuard
@@ -16,7 +15,7 @@ class _Request(TypedDict):
     error_kind: str | None
     error_detail: str | None
     warmup: bool
-    cooldown: NotRequired[bool]
+    cooldown: bool
     t_intended_ns: int
     t_issue_ns: int | None
     t_worker_ns: int | None
@@ -201,7 +200,7 @@ class WindowRecord(MeasuredWindow):
     """`window`: when the cell's parts began and ended."""
 
     t_origin_ns: int
-    t_cooldown_end_ns: NotRequired[int]
+    t_cooldown_end_ns: int
     t_drained_ns: int
     started_utc: str
 
@@ -310,14 +309,12 @@ class MeasuredCellRecord(TypedDict):
             "started_utc in wall time; ns"
         ),
     ]
-    cooldown: NotRequired[
-        Annotated[
-            CooldownRecord,
-            says(
-                "requests (due after the window), ended_by (answered, drain, schedule, "
-                "interrupted, overloaded); absent in studies measured before there was one"
-            ),
-        ]
+    cooldown: Annotated[
+        CooldownRecord,
+        says(
+            "requests (due after the window), ended_by (answered, drain, schedule, interrupted,"
+            " overloaded)"
+        ),
     ]
     counts: Annotated[
         CountsRecord, says("planned, sent, ok, dropped, failed by kind, measured_ok; requests")
@@ -327,13 +324,7 @@ class MeasuredCellRecord(TypedDict):
     clock: Annotated[str, says("kernel or worker: who stamped the reads")]
     attempt: Annotated[int, says("the launch's attempt that measured it")]
     suspended_ms: NotRequired[
-        Annotated[
-            int,
-            says(
-                "how long the machine was suspended during the cell; null: measured before this"
-                " was noted"
-            ),
-        ]
+        Annotated[int, says("how long the machine was suspended during the cell")]
     ]
     quiet: NotRequired[
         Annotated[
@@ -349,8 +340,7 @@ class MeasuredCellRecord(TypedDict):
             CellCpu,
             says(
                 "from_ns, to_ns, cpu_s of all processes of the server, requests by its own "
-                "count, cpu_s_per_1000 (value, parts, reason as in resources.json); absent in "
-                "studies measured before it was kept"
+                "count, cpu_s_per_1000 (value, parts, reason as in resources.json)"
             ),
         ]
     ]

@@ -61,8 +61,7 @@ class LaunchIndex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             "other job may come onto its node; null: not Slurm's, or not told), "
             "engine_files (by interpreter: lock_sha256 of the lock its environment was "
             "built from, null: of none of this project's; sources_sha256 of vLLM's sources,"
-            " null: no vLLM; empty for the embedded engine; absent in studies measured "
-            "before); absent in studies measured before it was kept); supersedes (folder of "
+            " null: no vLLM; empty for the embedded engine)); supersedes (folder of "
             "an earlier run of the launch that was measured again on request, else null)"
         ),
     ]
@@ -70,20 +69,14 @@ class LaunchIndex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         list[CellEntry],
         says("cell, status (valid, void, skipped, missing), reason, files with SHA-256"),
     ]
-    # Absent in studies measured before launches kept these records.
     files: Annotated[
         dict[str, str] | None,
         says(
-            "SHA-256 of every file of the launch outside the cells listed above; in studies"
-            " measured before they were sealed of resources.json and settings.json alone; "
-            "absent in studies measured before launches kept them"
+            "SHA-256 of every file of the launch outside the cells listed above; absent before"
+            " it is sealed"
         ),
     ] = None
-    # Absent in studies measured before they were sealed.
-    seal: Annotated[
-        int | None,
-        says("its link in seals.jsonl; absent in studies measured before they were sealed"),
-    ] = None
+    seal: Annotated[int | None, says("its link in seals.jsonl; absent before it is sealed")] = None
     timing: Annotated[
         dict[str, float], says("startup_s, cells_s, release_s, wall_s, over all attempts; s")
     ]

@@ -1,7 +1,6 @@
 """The fields of a launch's files beside index.json, and of owners/ and devices/, on disk.
 
-What each means: docs/artifacts.md. A key that is NotRequired lacks where it does not apply, or in
-studies measured before it existed.
+What each means: docs/artifacts.md. A key that is NotRequired lacks where it does not apply.
 """
 
 from typing import Annotated, Any, NotRequired, TypedDict
@@ -17,7 +16,7 @@ class ClaimedNode(TypedDict):
     machine: str
     devices: list[str]
     gpus: list[dict[str, str]]
-    gpu_numa_nodes: NotRequired[list[int | None]]
+    gpu_numa_nodes: list[int | None]
     cpu: str
     cpus: str
     quota_cpus: float | None
@@ -35,7 +34,7 @@ class NodeRecord(ClaimedNode):
 
     boot: str
     job: str | None
-    exclusive: NotRequired[bool | None]
+    exclusive: bool | None
     engine_files: NotRequired[dict[str, EngineFiles]]
 
 
@@ -122,7 +121,7 @@ class ServerResources(TypedDict):
         says(
             "from_ns, to_ns, and the quantity: CPU time of the ready server before its "
             "first request; CPU s per s; threads: that of the engine core's busy threads, by "
-            "name and id; absent in studies measured before it was kept"
+            "name and id"
         ),
     ]
     before_load: Annotated[
@@ -170,16 +169,15 @@ class EngineRecord(TypedDict):
         dict[str, dict[str, str | None]],
         says(
             "variables that can change a server, under server: value, or null where "
-            "study/server_command.py:SHOWN does not list the name; studies of 0.2 hold "
-            "cleared and kept here too"
+            "study/server_command.py:SHOWN does not list the name"
         ),
     ]
     cleared: NotRequired[
         Annotated[
             list[str],
             says(
-                "names of the caller's variables that could change a server and did not reach "
-                "it; null: older studies"
+                "names of the caller's variables that could change a server and did not reach it;"
+                " absent in studies of 0.2"
             ),
         ]
     ]

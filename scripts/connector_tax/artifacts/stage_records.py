@@ -29,7 +29,7 @@ class GateRecord(TypedDict):
             says(
                 "the way a connector's data would take, in the words of its log: Mooncake "
                 "protocol, Mooncake RDMA devices, NIXL backend, NIXL transports, LMCache "
-                "kernels; absent without a gate, and in older studies"
+                "kernels; absent without a gate"
             ),
         ]
     ]

@@ -309,8 +309,10 @@ def _device(node: NodeRecord) -> dict[str, Any]:
 
 def _type(node: NodeRecord) -> dict[str, Any]:
     gpus = [{k: v for k, v in gpu.items() if k not in OWN} for gpu in node["gpus"]]
-    files = node.get("engine_files")
-    return {"gpus": gpus, "cpu": node["cpu"], "quota": node["quota_cpus"], "engine files": files}
+    return {
+        "gpus": gpus, "cpu": node["cpu"], "quota": node["quota_cpus"],
+        "engine files": node["engine_files"],
+    }  # fmt: skip
 
 
 def _unlike(
@@ -328,7 +330,7 @@ def _unlike(
 def _not_proved(study: Study, attempts: Sequence[Attempt]) -> Iterator[str]:
     """vLLM's sources are those on which the step probe was proved."""
     proved = read_json(study.root / paths.PATCH_STATUS).get("vllm_sources_sha256_before")
-    files = attempts[0].node.get("engine_files", {}) if attempts else {}
+    files = attempts[0].node["engine_files"] if attempts else {}
     python = study.config["engine"].get("python")
     ran = files[python]["sources_sha256"] if python in files else None
     if None not in (proved, ran) and proved != ran:

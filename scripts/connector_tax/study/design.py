@@ -131,7 +131,6 @@ def measured_design(
     config: StudyConfig, configurations: Sequence[ConfigurationEntry]
 ) -> dict[str, Any]:
     """The part of the configuration a measurement depends on: what the design hash covers."""
-    # A study measured before a section existed has a design without it.
     design: dict[str, Any] = {k: v for k, v in config.items() if k in MEASUREMENT_KEYS}
     beside = ("definition", "build_python")
     design["engine"] = {k: v for k, v in design["engine"].items() if k not in beside}

@@ -45,7 +45,7 @@ def void_cause(launch_folder: Path, cell: str) -> str | None:
     failed = [name for name, check in record["health"].items() if not check["pass"]]
     if not failed:
         return None
-    if record.get("cooldown", {}).get("ended_by") == "overloaded":
+    if record["cooldown"]["ended_by"] == "overloaded":
         return OVERLOADED
     first = next((name for name in MACHINE_CHECKS if name in failed), failed[0])
     return CHECKS[first].void if first in CHECKS else first
