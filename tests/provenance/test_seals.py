@@ -121,6 +121,16 @@ def test_rates_changed_after_phase_b_began_fail(audited: Path, tmp_path: Path) -
     assert any("reference_rates.json changed at link" in text for text in messages)
 
 
+def test_rates_judged_anew_after_a_launch_of_phase_a_pass(audited: Path, tmp_path: Path) -> None:
+    root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
+    measured_again(root)
+    with edited_json(root / "reference_rates.json") as rates:
+        rates["criteria"]["plain"]["40"]["throughput_ratio"]["value"] = 0.99
+    seal_end(root)
+    messages = [claim.message for claim in failures(root / "study.json")]
+    assert not any("changed at link" in text for text in messages)
+
+
 def test_the_time_of_day_may_be_set_back_while_a_study_runs(audited: Path, tmp_path: Path) -> None:
     root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
     ledger = Ledger()

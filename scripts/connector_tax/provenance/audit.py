@@ -212,11 +212,15 @@ def _settings(study: Study, links: Links) -> Iterator[str]:
 
 
 def _rates(links: Links) -> Iterator[str]:
-    """The reference rates stay as they are from the first launch of Phase B on."""
+    """The reference rates stay as they are while Phase B is measured.
+
+    A launch of Phase A that is measured again is judged anew, and its numbers stand in the file.
+    Which rate Phase B ran at its own launches say.
+    """
     settled: str | None = None
     fixed: str | None = None
     for _, link in links:
-        if "settings" in link:
+        if "settings" in link or link.get("launch", "").endswith("/A"):
             fixed = None
         settled = link["files"].get(paths.REFERENCE_RATES, settled)
         if "launch" in link and not link["launch"].endswith("/A"):
