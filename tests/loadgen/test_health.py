@@ -71,6 +71,10 @@ def test_late_early_and_failed_requests_each_fail_their_check() -> None:
     good = [record(k) for k in range(50)]
     late = [*good, *(record(k, t_send_ns=10 * k * MS + 5 * MS) for k in range(50, 53))]
     assert not named(check_requests(late), "schedule_lag_p99_ms").passed
+    # Two of 52 may be chance where 1% are late: in 9 of 100 such runs.
+    held_up = named(check_requests(late[:-1]), "schedule_lag_p99_ms")
+    assert held_up.passed
+    assert held_up.value == pytest.approx(5)
     early = [*good, record(50, t_send_ns=500 * MS - 1)]
     assert not named(check_requests(early), "early_send_ms").passed
     failed = [*good, record(50, status="error", error_kind="http_status")]

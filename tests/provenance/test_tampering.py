@@ -504,7 +504,7 @@ TAMPERING: dict[str, dict[str, tuple[Tamper, str]]] = {
             r"cell\.schedule\.seed: published '9/arrivals/block0/A/r40', made again '\d+/",
         ),
         "a longer window": (
-            forged_record(NOOP_CELL, "window", "t_stop_ns", value=10**18),
+            forged_record(NOOP_CELL, "window", "t_cooldown_end_ns", value=10**18),
             r"arrivals end 9\.99e\+08 s after the origin, allowed: 30\.5 s",
         ),
         "the hash of the prompts": (

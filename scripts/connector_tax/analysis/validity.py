@@ -7,8 +7,6 @@ missing data fails: a check whose value is None never passes.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from connector_tax.analysis.machine import SIDES, WatchedMachine
 from connector_tax.artifacts.cell_records import (
     AnsweredRequest,
@@ -29,6 +27,7 @@ from connector_tax.artifacts.checks import (
     SUSPENDED_MS_MAX,
     at_most,
     generator_checks,
+    schedule_check,
 )
 from connector_tax.artifacts.names import REQUEST_STATUSES
 from connector_tax.artifacts.study_records import CellSection
@@ -191,9 +190,6 @@ def _schedule_checks(
         (sent - r["t_intended_ns"]) / 1e6 for r in measured if (sent := r["t_send_ns"]) is not None
     ]
     ttft = [(r["t_first_token_ns"] - r["t_intended_ns"]) / 1e6 for r in measured if is_answered(r)]
-    bound = bounds["schedule_lag_p99_ms"]
-    if ttft:
-        bound = max(bound, bounds["schedule_lag_ttft_fraction"] * float(np.median(ttft)))
     # A dropped request never reaches the socket; the issuing thread's stamp stands in for it.
     sent_ns = [
         issued if r["t_send_ns"] is None else r["t_send_ns"]
@@ -207,7 +203,7 @@ def _schedule_checks(
         ratio = planned_ns / took_ns if took_ns > 0 else None
     tolerance = bounds["sent_rate_tolerance"]
     return {
-        "schedule_lag_p99_ms": at_most(float(np.percentile(lags, 99)) if lags else None, bound),
+        "schedule_lag_p99_ms": schedule_check(lags, ttft, bounds),
         "early_send_ms": at_most(max(0.0, -min(lags)) if lags else None, 0.0),
         "sent_rate_ratio": _within(ratio, 1 - tolerance, 1 + tolerance),
     }

@@ -6,7 +6,7 @@ generator's own command judges by the same bounds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -63,7 +63,9 @@ CHECKS: Mapping[str, CheckKind] = {
     "schedule_lag_p99_ms": CheckKind(
         "requests were written later than scheduled (p99)",
         {
-            "schedule_lag_p99_ms": Bound(2.0, "how late requests were written, 99th percentile"),
+            "schedule_lag_p99_ms": Bound(
+                2.0, "how late requests were written: all of the 99th percentile's 95% interval"
+            ),
             "schedule_lag_ttft_fraction": Bound(
                 0.02, "or this share of the TTFT median, whichever is larger", most=1
             ),
@@ -102,7 +104,9 @@ CHECKS: Mapping[str, CheckKind] = {
     "loop_lag_p99_ms": CheckKind(
         "an event loop of the load generator lagged", {
             "loop_lag_p99_ms": Bound(
-                5.0, "event-loop lag of each load-generator process, 99th percentile"
+                5.0,
+                "event-loop lag of each load-generator process, lower end of the 99th percentile's"
+                " 95% interval",
             )
         }
     ),
@@ -214,6 +218,34 @@ LOST_COUNTS = ("undecodable", "oversized", "dropped_messages")
 def at_most(value: float | None, bound: float) -> CheckRecord:
     """A check that passes with a value of at most `bound`; None never passes."""
     return {"value": value, "bound": bound, "pass": value is not None and value <= bound}
+
+
+def schedule_check(
+    lags_ms: Sequence[float], ttfts_ms: Sequence[float], bounds: Mapping[str, float]
+) -> CheckRecord:
+    """How late requests were written, p99: it fails where the p99 is shown to be above its bound.
+
+    Among fewer than a hundred requests the p99 is the latest of them, and one that the kernel or
+    the host held up for a moment says nothing about the others. So the lower end of its interval
+    is judged (docs/method.md, "Validity").
+
+    Args:
+        lags_ms: of each request that was sent, from its due time to the socket; ms.
+        ttfts_ms: of the answered ones; ms.
+    """
+    # Imported late: Snakemake plans without numpy.
+    import numpy as np
+
+    from connector_tax.ranks import order_statistic_ranks
+
+    bound = bounds["schedule_lag_p99_ms"]
+    if len(ttfts_ms):
+        bound = max(bound, bounds["schedule_lag_ttft_fraction"] * float(np.median(ttfts_ms)))
+    if not len(lags_ms):
+        return at_most(None, bound)
+    low, _ = order_statistic_ranks(len(lags_ms), 99, 0.95)
+    at_least = sorted(lags_ms)[(low or 1) - 1]
+    return {**at_most(float(np.percentile(lags_ms, 99)), bound), "pass": at_least <= bound}
 
 
 def generator_checks(

@@ -22,7 +22,13 @@ from rich.console import Console
 from rich.table import Table
 
 from connector_tax.artifacts.cell_records import CheckRecord, GeneratorHealth
-from connector_tax.artifacts.checks import BOUNDS, CHECKS, at_most, generator_checks
+from connector_tax.artifacts.checks import (
+    BOUNDS,
+    CHECKS,
+    at_most,
+    generator_checks,
+    schedule_check,
+)
 from connector_tax.files import standard_stream
 from connector_tax.loadgen.generator import CellResult
 from connector_tax.loadgen.messages import (
@@ -271,14 +277,10 @@ def check_requests(records: Sequence[RequestRecord]) -> list[Check]:
     """Check lag, early sends, dropped requests and errors."""
     lags_ms = [(r.t_send_ns - r.t_intended_ns) / 1e6 for r in records if r.t_send_ns is not None]
     ttfts_ms = [row["TTFT"] for row in map(latencies_ms, records) if row]
-    lag_bound_ms = BOUNDS["schedule_lag_p99_ms"]
-    if ttfts_ms:
-        share = BOUNDS["schedule_lag_ttft_fraction"]
-        lag_bound_ms = max(lag_bound_ms, share * float(np.median(ttfts_ms)))
     failed = sum(r.status in ("error", "timeout") for r in records)
     attempted = sum(r.status != "cancelled" for r in records)
     return [
-        _at_most("schedule_lag_p99_ms", _percentile(lags_ms, 99), lag_bound_ms),
+        _shown("schedule_lag_p99_ms", schedule_check(lags_ms, ttfts_ms, BOUNDS)),
         _at_most("early_send_ms", -min(lags_ms) if lags_ms else None, 0.0),
         _at_most("error_rate", failed / attempted if attempted else None, BOUNDS["max_error_rate"]),
         _at_most("dropped", float(sum(r.status == "dropped" for r in records)), 0.0),

@@ -23,6 +23,7 @@ import msgspec
 import zmq
 
 from connector_tax.linux import TimerFd
+from connector_tax.ranks import order_statistic_ranks
 
 MAX_MESSAGE = 16 * 1024 * 1024
 """Largest frame in bytes that travels between the processes."""
@@ -256,11 +257,16 @@ class LoopProbe:
         self._timer.arm(self._due_ns, self.INTERVAL_NS)
 
     def values(self) -> dict[str, float]:
-        """Return lag p99 and max in ms (0 before the first tick) and the process's CPU share."""
+        """Return lag p99 and max in ms (0 before the first tick) and the process's CPU share.
+
+        The p99 is what it at least is, the lower end of its 95% interval: in a cell of three
+        seconds one stall of 30 ms is 1% of the ticks.
+        """
         lags = sorted(self.lags_ns) or [0]
+        low, _ = order_statistic_ranks(len(lags), 99, 0.95)
         wall_ns = max(time.monotonic_ns() - self.start_ns, 1)
         return {
-            "loop_lag_p99_ms": lags[min(len(lags) - 1, int(len(lags) * 0.99))] / 1e6,
+            "loop_lag_p99_ms": lags[(low or 1) - 1] / 1e6,
             "loop_lag_max_ms": lags[-1] / 1e6,
             "cpu_share": (time.process_time_ns() - self._cpu_ns) / wall_ns,
         }
