@@ -71,6 +71,16 @@ def test_a_process_of_the_study_that_ended_unseen_is_nobody_elses_time(tmp_path:
     assert seen.cpus["server"].foreign == pytest.approx(10 / 200)
 
 
+def test_what_the_host_took_is_a_share_of_what_was_asked_for(tmp_path: Path) -> None:
+    # Of 100 ms the load generator's CPU was idle for 70, and 20 of the other 30 were stolen. Of the
+    # server's two CPUs idle and stolen time are more than there was; 40 ms were used.
+    records = lines([([100] * 3, 20, 60)])
+    records[2]["counters"] |= {"idle_ms": [70, 160], "own_ms": [9, 40]}
+    use = machine(records, tmp_path).cpus
+    assert use["loadgen"].stolen == pytest.approx(20 / 30)
+    assert use["server"].stolen == pytest.approx(60 / 100)
+
+
 @pytest.mark.parametrize(
     ("told", "value"),
     [([[], None, []], 0), ([[], [7], [7, 8]], 2), ([None] * 3, None), (None, None)],

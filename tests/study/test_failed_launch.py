@@ -64,6 +64,17 @@ def test_a_failed_connector_goes_on_and_is_missing_at_the_end_of_its_phase(
     assert not (study_file.parent / "complete.json").exists()
 
 
+# A machine file: of 100 ms of the server's CPU the study used 70, and the host took 30.
+COUNTERS = {"idle_ms": [0, 0], "self_us": 0, "throttled": None}
+BEGIN = {"kind": "begin", "elements": 1, "loadgen": [0], "server": [1], "t_ns": 0}
+CHUNK = {"kind": "chunk", "t_ns": 10**8, "at_us": [1], "memory_ns": [1], "compute_ns": [1]}
+STOLEN = "".join(
+    json.dumps({**line, "counters": {**COUNTERS, "own_ms": [own, own], "steal_ms": [0, steal]}})
+    + "\n"
+    for line, own, steal in ((BEGIN, 0, 0), (CHUNK, 70, 30))
+)
+
+
 def test_void_cells_are_counted_by_cause_with_what_to_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -82,7 +93,10 @@ def test_void_cells_are_counted_by_cause_with_what_to_do(
         ended = Launch("plain", block, "A")
         for cell in ("r20", "r40"):
             record = {"health": health, "cooldown": {"ended_by": ended_by}}
-            write_json(ended.folder(study_file.parent) / cell / f"cell_A_{cell}.json", record)
+            folder = ended.folder(study_file.parent) / cell
+            write_json(folder / f"cell_A_{cell}.json", record)
+            if block < 2:
+                (folder / f"machine_A_{cell}.jsonl").write_text(STOLEN)
         entries = [CellEntry(cell, "void", "long words " * 40, {}) for cell in ("r20", "r40")]
         index = launch_index(study, ended, entries, started_utc="")
         write_index(ended.folder(study_file.parent), index)
@@ -93,6 +107,8 @@ def test_void_cells_are_counted_by_cause_with_what_to_do(
         f"end what else runs on the machine; {again}",
         "VOID 2 cells: the server was overloaded. "
         "it would be so again; offer less: `shape_rates`, or lower rates",
+        "In 4 of 6 the host took up to 30% of the CPU time (steal): measure when it is quieter, or"
+        " on another machine",
     ]
     # Nor is what would be overloaded again measured again unasked.
     assert remeasure.main([str(study_file.parent)]) == 0

@@ -20,7 +20,8 @@ rule pack:
         f"{RESULTS}/manifest.md",
         study=f"{RESULTS}/study.json",
     output:
-        ARCHIVED,
+        # An earlier archive stays where this one cannot be packed.
+        update(ARCHIVED),
     log:
         f"{RESULTS}/logs/pack.log",
     conda:

@@ -60,10 +60,15 @@ def machine_use(machine: "WatchedMachine", window: MeasuredWindow) -> MachineUse
 
 @dataclass(frozen=True)
 class CpuUse:
-    """Shares of a CPU set's time while a cell was sampled."""
+    """Shares of a CPU set's time while a cell was sampled.
+
+    Attributes:
+        stolen: of the time that was used or asked for, what the hypervisor gave to others.
+    """
 
     busy: float
     foreign: float
+    stolen: float
 
 
 # Reasons for a low clock in nvidia-smi's mask: the GPU is idle; the hardware slowed it (heat, power
@@ -201,5 +206,8 @@ def _cpu_use(
     for side, name in enumerate(SIDES):
         whole = wall_ms * len(begin[name])
         busy = whole - idle[side] - steal[side]
-        use[name] = CpuUse(busy / whole, max(0.0, busy - own[side]) / whole)
+        # A CPU that waits to be woken counts as stolen and as idle: what is left can be too little.
+        asked = steal[side] + max(busy, own[side])
+        stolen = steal[side] / asked if asked else 0.0
+        use[name] = CpuUse(busy / whole, max(0.0, busy - own[side]) / whole, stolen)
     return use

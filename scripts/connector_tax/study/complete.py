@@ -17,7 +17,14 @@ from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.study_file import launches, read_study
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, make_durable, write_json
-from connector_tax.study.remeasure import MACHINE_CAUSES, OVERLOADED, void_cause, withdraw_failed
+from connector_tax.study.processes import STOLEN_WORTH_SAYING
+from connector_tax.study.remeasure import (
+    MACHINE_CAUSES,
+    OVERLOADED,
+    stolen_share,
+    void_cause,
+    withdraw_failed,
+)
 
 
 def void_lines(ended: Iterable[Launch], study_folder: Path) -> list[str]:
@@ -27,6 +34,7 @@ def void_lines(ended: Iterable[Launch], study_folder: Path) -> list[str]:
         ArtifactError: a launch has no index.json: it has not ended.
     """
     causes: Counter[str] = Counter()
+    stolen = []
     for launch in ended:
         folder = launch.folder(study_folder)
         index = read_index(folder)
@@ -35,13 +43,21 @@ def void_lines(ended: Iterable[Launch], study_folder: Path) -> list[str]:
         for cell in index.cells:
             if cell.status == "void" and (cause := void_cause(folder, cell.cell)) is not None:
                 causes[cause] += 1
+                stolen.append(stolen_share(folder, cell.cell))
     again = f"connector-tax remeasure {study_folder}, then the same command"
     mends = dict.fromkeys(MACHINE_CAUSES, f"end what else runs on the machine; {again}")
     mends[OVERLOADED] = "it would be so again; offer less: `shape_rates`, or lower rates"
-    return [
+    lines = [
         f"VOID {number} {'cell' if number == 1 else 'cells'}: {cause}. {mends.get(cause, again)}"
         for cause, number in causes.most_common()
     ]
+    taken = [share for share in stolen if share >= STOLEN_WORTH_SAYING]
+    if 2 * len(taken) > len(stolen):
+        lines.append(
+            f"In {len(taken)} of {len(stolen)} the host took up to {max(taken):.0%} of the CPU time"
+            " (steal): measure when it is quieter, or on another machine"
+        )
+    return lines
 
 
 def main(argv: Sequence[str] | None = None) -> int:

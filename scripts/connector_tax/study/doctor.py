@@ -41,6 +41,7 @@ from connector_tax.study.device import (
     hold_devices,
 )
 from connector_tax.study.plan import TO_MEASURE, expected_cell_s, planned_cells
+from connector_tax.study.processes import STOLEN_WORTH_SAYING
 from connector_tax.study.server_command import affinity_plan, server_cpus
 from connector_tax.vllm.device_time.clock import Batch
 from connector_tax.vllm.device_time.roofline import device_us
@@ -311,6 +312,11 @@ def _cpus(study: StudyDocument) -> Iterator[Finding]:
     cores = len(server_cpus(plan)) or (os.cpu_count() or 1)
     load = psutil.getloadavg()[0]
     yield _judged("load", load < max(0.5, 0.1 * cores), f"{load:.2f} in the last minute", "warn")
+    times = psutil.cpu_times()
+    asked = sum(times) - times.idle - times.iowait - times.guest - times.guest_nice
+    stolen = times.steal / asked
+    text = f"the host took {stolen:.1%} of the CPU time asked for since the machine started"
+    yield _judged("steal", stolen < STOLEN_WORTH_SAYING, text, "warn")
 
 
 def _clock() -> Finding:

@@ -67,11 +67,17 @@ from connector_tax.study.guard import (
 )
 from connector_tax.study.machine_watch import MachineWatch
 from connector_tax.study.plan import reference_rate
-from connector_tax.study.processes import busiest_other, every_cpu_ms, own_processes
+from connector_tax.study.processes import (
+    STOLEN_WORTH_SAYING,
+    busiest_other,
+    every_cpu_ms,
+    own_processes,
+)
 from connector_tax.study.progress import LaunchProgress
 from connector_tax.study.remeasure import (
     MACHINE_CAUSES,
     refuse_other_design,
+    stolen_share,
     superseded,
     void_cause,
     withdraw_failed,
@@ -491,6 +497,9 @@ class LaunchDriver:
                     break
                 seconds = time.monotonic() - began
                 who = self._disturber(cell["cell"], instruments, used, seconds)
+                stolen = stolen_share(self.folder, cell["cell"])
+                if stolen >= STOLEN_WORTH_SAYING:
+                    who += f"; the host took {stolen:.0%} of the CPU time (steal)"
                 reasons = "; ".join(content["void_reasons"])
                 self.progress.say(f"cell {cell['cell']} VOID: {reasons}{who}")
                 if content["cooldown"]["ended_by"] == "overloaded":

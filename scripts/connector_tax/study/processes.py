@@ -221,6 +221,8 @@ TICK_MS = 1000 / os.sysconf("SC_CLK_TCK")
 _IDLE, _IOWAIT, _STEAL = 4, 5, 8
 # CPUs that a process must have used to be named as what disturbed.
 WORTH_NAMING = 0.02
+# The share of the CPU time asked for that the host must have given to others, to be said.
+STOLEN_WORTH_SAYING = 0.02
 
 
 def own_processes(driver: int, server: int) -> tuple[list[int], list[int]]:

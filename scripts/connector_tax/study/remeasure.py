@@ -51,6 +51,20 @@ def void_cause(launch_folder: Path, cell: str) -> str | None:
     return CHECKS[first].void if first in CHECKS else first
 
 
+def stolen_share(launch_folder: Path, cell: str) -> float:
+    """Of the CPU time asked for in a cell, on the side that lost more, what the host gave away.
+
+    0 where the machine was not watched.
+    """
+    # Imported late: Snakemake plans without numpy.
+    from connector_tax.analysis.machine import read_machine
+
+    file = launch_folder / cell / paths.cell_log("machine", launch_folder.name, cell)
+    if not file.exists():
+        return 0.0
+    return max(use.stolen for use in read_machine(file, None).cpus.values())
+
+
 # ---- moving aside
 
 # Of a study of another design; `--all` keeps them aside with its launches.
