@@ -136,7 +136,7 @@ def test_a_rule_reworded_since_hides_nothing_of_what_is_to_be_made(folder: Path)
 
 
 @pytest.mark.parametrize(
-    ("name", "blocks"), [("config.yaml", 3), ("h20.yaml", 1), ("vllm-cpu.yaml", 4)]
+    ("name", "blocks"), [("config.yaml", 3), ("h20.yaml", 1), ("vllm-cpu.yaml", 3)]
 )
 def test_the_shipped_studies_plan_one_job_for_each_block(
     tmp_path: Path, name: str, blocks: int

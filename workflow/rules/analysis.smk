@@ -6,7 +6,7 @@ rule aggregate:
         launch_indexes("A"),
         launch_indexes("B"),
         launch_indexes("Bp"),
-        modules("analysis", "ranks.py", "seeds.py", *SHARED),
+        modules("analysis", "seeds.py", *SHARED),
         study=f"{RESULTS}/study.json",
         patch=f"{RESULTS}/patch/patch_status.json",
         rates=f"{RESULTS}/reference_rates.json",

@@ -192,7 +192,7 @@ def modules(*names):
 
 
 # What every table and picture goes through.
-SHARED = ["commands.py", "files.py", "text.py", "artifacts"]
+SHARED = ["commands.py", "files.py", "ranks.py", "text.py", "artifacts"]
 
 
 def block_priority(phase):

@@ -4,7 +4,7 @@
 rule reference_rates:
     input:
         launch_indexes("A"),
-        modules("analysis", "ranks.py", "seeds.py", *SHARED),
+        modules("analysis", "seeds.py", *SHARED),
         study=f"{RESULTS}/study.json",
     output:
         f"{RESULTS}/reference_rates.json",

@@ -12,7 +12,6 @@ rule report_html:
             "report",
             "figures",
             "analysis",
-            "ranks.py",
             "seeds.py",
             "marks.py",
             "seals.py",

@@ -497,9 +497,6 @@ class LaunchDriver:
                     break
                 seconds = time.monotonic() - began
                 who = self._disturber(cell["cell"], instruments, used, seconds)
-                stolen = stolen_share(self.folder, cell["cell"])
-                if stolen >= STOLEN_WORTH_SAYING:
-                    who += f"; the host took {stolen:.0%} of the CPU time (steal)"
                 reasons = "; ".join(content["void_reasons"])
                 self.progress.say(f"cell {cell['cell']} VOID: {reasons}{who}")
                 if content["cooldown"]["ended_by"] == "overloaded":
@@ -515,12 +512,17 @@ class LaunchDriver:
     def _disturber(
         self, cell: str, instruments: cells.Instruments, used: Mapping[int, float], seconds: float
     ) -> str:
-        """Who else was busy in a cell that is void for the machine's sake, to be said after why."""
-        if void_cause(self.folder, cell) not in MACHINE_CAUSES:
-            return ""
-        own = own_processes(os.getpid(), instruments.server.pid)
-        who = busiest_other(used, {pid for side in own for pid in side}, seconds)
-        return f"; {who or 'which process it was is not known'}"
+        """What else took CPU time in a void cell, to be said after why."""
+        who = ""
+        stolen = stolen_share(self.folder, cell)
+        if void_cause(self.folder, cell) in MACHINE_CAUSES:
+            own = own_processes(os.getpid(), instruments.server.pid)
+            known = busiest_other(used, {pid for side in own for pid in side}, seconds)
+            if known or stolen < STOLEN_WORTH_SAYING:
+                who = f"; {known or 'which process it was is not known'}"
+        if stolen >= STOLEN_WORTH_SAYING:
+            who += f"; the host took {stolen:.0%} of the CPU time (steal)"
+        return who
 
     def _machine_watch(
         self, stack: contextlib.ExitStack, plan: AffinityPlan, node: NodeRecord
