@@ -15,6 +15,15 @@ def percentile_of(ordered: "Sequence[float] | NDArray[np.floating[Any]]", percen
     return float(below + (above - below) * (position % 1))
 
 
+def at_least(ordered: "Sequence[float]", percent: float) -> float:
+    """What a percentile of an ascending sample is shown to be: the lower end of its 95% interval.
+
+    A sample too small for that end gives its least value; the end is never above the percentile.
+    """
+    low, _ = order_statistic_ranks(len(ordered), percent, 0.95)
+    return min(ordered[(low or 1) - 1], percentile_of(ordered, percent))
+
+
 @lru_cache(maxsize=4096)
 def order_statistic_ranks(
     n: int, percent: float, confidence: float

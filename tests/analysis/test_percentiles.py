@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from connector_tax.analysis.measure import quantile
-from connector_tax.ranks import order_statistic_ranks
+from connector_tax.ranks import at_least, order_statistic_ranks
 
 samples = st.lists(st.floats(0, 1e6), min_size=1, max_size=300).map(np.array)
 
@@ -28,6 +28,20 @@ def test_ranks_cover_by_the_binomial_law_and_no_tighter_pair_would(
         assert binom.sf(high - 2, n, p) > tail or high == 1
     else:
         assert binom.sf(n - 1, n, p) > tail
+
+
+@given(samples, st.sampled_from([50, 90, 99]))
+def test_what_a_percentile_at_least_is_is_the_lower_end_of_its_interval(
+    values: np.ndarray, percent: int
+) -> None:
+    least = quantile(values, percent, 0.95).lo
+    assert at_least(sorted(values), percent) == (min(values) if least is None else least)
+
+
+def test_one_stall_in_three_seconds_of_ticks_is_no_percent_of_them() -> None:
+    ticks = [0.0] * 297
+    assert at_least([*ticks, 10.0, 20.0, 30.0], 99) == 0
+    assert at_least([*ticks, *[10.0] * 9], 99) == 10
 
 
 @given(samples, st.sampled_from([50, 90, 99]))

@@ -550,6 +550,10 @@ TAMPERING: dict[str, dict[str, tuple[Tamper, str]]] = {
         ),
     },
     "requests": {
+        "a later stop": (
+            forged_record(NOOP_CELL, "window", "t_stop_ns", value=10**18),
+            r"origin <= warm-up end < stop <= end of arrivals does not hold",
+        ),
         "a deleted request, hashes forged": (
             records("requests", delete(7)),
             "line 7: seq is 8, by its place 7",

@@ -248,7 +248,7 @@ def device_name(node: ClaimedNode) -> str:
 def _check_types(measured: Iterable[tuple[Cell, NodeRecord]]) -> None:
     known: dict[str, tuple[Cell, Any]] = {}
     for cell, node in measured:
-        for key, value in _type(node).items():
+        for key, value in device_type(node).items():
             first, wanted = known.setdefault(key, (cell, value))
             if value == wanted:
                 continue
@@ -260,8 +260,10 @@ def _check_types(measured: Iterable[tuple[Cell, NodeRecord]]) -> None:
             )
 
 
-def _type(node: NodeRecord) -> dict[str, Any]:
+def device_type(node: NodeRecord) -> dict[str, Any]:
     """What must be the same for all launches."""
     gpus = [{k: v for k, v in gpu.items() if k not in OWN} for gpu in node["gpus"]]
-    same = {"gpus": gpus, "cpu": node["cpu"], "quota_cpus": node["quota_cpus"]}
-    return {**same, FILES: node["engine_files"]}
+    return {
+        "gpus": gpus, "cpu": node["cpu"], "quota_cpus": node["quota_cpus"],
+        FILES: node["engine_files"],
+    }  # fmt: skip

@@ -6,6 +6,7 @@ generator's own command judges by the same bounds.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -234,18 +235,15 @@ def schedule_check(
         ttfts_ms: of the answered ones; ms.
     """
     # Imported late: Snakemake plans without numpy.
-    import numpy as np
-
-    from connector_tax.ranks import order_statistic_ranks
+    from connector_tax.ranks import at_least, percentile_of
 
     bound = bounds["schedule_lag_p99_ms"]
-    if len(ttfts_ms):
-        bound = max(bound, bounds["schedule_lag_ttft_fraction"] * float(np.median(ttfts_ms)))
-    if not len(lags_ms):
+    if ttfts_ms:
+        bound = max(bound, bounds["schedule_lag_ttft_fraction"] * statistics.median(ttfts_ms))
+    if not lags_ms:
         return at_most(None, bound)
-    low, _ = order_statistic_ranks(len(lags_ms), 99, 0.95)
-    at_least = sorted(lags_ms)[(low or 1) - 1]
-    return {**at_most(float(np.percentile(lags_ms, 99)), bound), "pass": at_least <= bound}
+    lags = sorted(lags_ms)
+    return {**at_most(percentile_of(lags, 99), bound), "pass": at_least(lags, 99) <= bound}
 
 
 def generator_checks(

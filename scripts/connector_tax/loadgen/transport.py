@@ -23,7 +23,7 @@ import msgspec
 import zmq
 
 from connector_tax.linux import TimerFd
-from connector_tax.ranks import order_statistic_ranks
+from connector_tax.ranks import at_least
 
 MAX_MESSAGE = 16 * 1024 * 1024
 """Largest frame in bytes that travels between the processes."""
@@ -263,10 +263,9 @@ class LoopProbe:
         seconds one stall of 30 ms is 1% of the ticks.
         """
         lags = sorted(self.lags_ns) or [0]
-        low, _ = order_statistic_ranks(len(lags), 99, 0.95)
         wall_ns = max(time.monotonic_ns() - self.start_ns, 1)
         return {
-            "loop_lag_p99_ms": lags[(low or 1) - 1] / 1e6,
+            "loop_lag_p99_ms": at_least(lags, 99) / 1e6,
             "loop_lag_max_ms": lags[-1] / 1e6,
             "cpu_share": (time.process_time_ns() - self._cpu_ns) / wall_ns,
         }

@@ -220,10 +220,11 @@ def _rates(links: Links) -> Iterator[str]:
     settled: str | None = None
     fixed: str | None = None
     for _, link in links:
-        if "settings" in link or link.get("launch", "").endswith("/A"):
+        phase = link.get("launch", "").rpartition("/")[2]
+        if "settings" in link or phase == "A":
             fixed = None
         settled = link["files"].get(paths.REFERENCE_RATES, settled)
-        if "launch" in link and not link["launch"].endswith("/A"):
+        if phase not in ("", "A"):
             fixed = fixed or settled
         if settled is not None and fixed not in (None, settled):
             yield f"{paths.REFERENCE_RATES} changed at link {link['number']}"

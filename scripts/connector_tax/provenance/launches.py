@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from connector_tax import __version__
+from connector_tax.analysis.ingest import device_type
 from connector_tax.analysis.looks import decided_earlier, read_looks
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import LaunchIndex, read_index
@@ -37,8 +38,6 @@ from connector_tax.study.server_command import MARKS, OVERLAY
 
 # Of a node, what may change without another device: a reboot, the next job of a scheduler.
 PASSING = ("boot", "job", "exclusive")
-# Of a GPU, what tells it from others of its type.
-OWN = ("uuid", "pci.bus_id")
 # Of a command, what a launch finds free, and where its study lies.
 FREE_PORT = re.compile(r"(port\W{1,8}|(?:127\.0\.0\.1|localhost):)\d+", re.IGNORECASE)
 STUDY_FOLDER = re.compile(rf'[^:"]*(?=/{paths.PATCH}/{OVERLAY})')
@@ -308,11 +307,7 @@ def _device(node: NodeRecord) -> dict[str, Any]:
 
 
 def _type(node: NodeRecord) -> dict[str, Any]:
-    gpus = [{k: v for k, v in gpu.items() if k not in OWN} for gpu in node["gpus"]]
-    return {
-        "gpus": gpus, "cpu": node["cpu"], "quota": node["quota_cpus"],
-        "engine files": node["engine_files"],
-    }  # fmt: skip
+    return {key.replace("_", " "): value for key, value in device_type(node).items()}
 
 
 def _unlike(

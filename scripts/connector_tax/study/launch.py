@@ -513,16 +513,17 @@ class LaunchDriver:
         self, cell: str, instruments: cells.Instruments, used: Mapping[int, float], seconds: float
     ) -> str:
         """What else took CPU time in a void cell, to be said after why."""
-        who = ""
-        stolen = stolen_share(self.folder, cell)
-        if void_cause(self.folder, cell) in MACHINE_CAUSES:
+        told = []
+        disturbed = void_cause(self.folder, cell) in MACHINE_CAUSES
+        if disturbed:
             own = own_processes(os.getpid(), instruments.server.pid)
-            known = busiest_other(used, {pid for side in own for pid in side}, seconds)
-            if known or stolen < STOLEN_WORTH_SAYING:
-                who = f"; {known or 'which process it was is not known'}"
-        if stolen >= STOLEN_WORTH_SAYING:
-            who += f"; the host took {stolen:.0%} of the CPU time (steal)"
-        return who
+            told.append(busiest_other(used, {pid for side in own for pid in side}, seconds))
+        if (stolen := stolen_share(self.folder, cell)) >= STOLEN_WORTH_SAYING:
+            told.append(f"the host took {stolen:.0%} of the CPU time (steal)")
+        known = [text for text in told if text]
+        if disturbed and not known:
+            known = ["which process it was is not known"]
+        return "".join(f"; {text}" for text in known)
 
     def _machine_watch(
         self, stack: contextlib.ExitStack, plan: AffinityPlan, node: NodeRecord
