@@ -16,11 +16,13 @@ VLLM_ENVIRONMENT = os.path.normpath(f"{PROJECT}/envs/{{environment}}/.venv")
 MODELS = os.path.normpath(f"{PROJECT}/build/models")
 # No parameter of the rule: another name of the interpreter is no reason to build 3 GB anew.
 os.environ[PYTHON_VARIABLE] = STUDY["config"]["engine"].get("build_python", PYTHON)
-# The tiny model has its own config.json, or that of an emulated device's model.
-DEVICE_TIME = STUDY["config"]["engine"].get("device_time")
-MODEL_OPTION = (
-    ["--config", str(shipped(DEVICE_TIME["model_config"]))] if DEVICE_TIME else []
-)
+
+
+def model_option(wildcards):
+    """The config.json that the project has for a model of this name; the tiny model has its own."""
+    config = shipped(f"config/models/{wildcards.model}.json")
+    return ["--config", str(config)] if config.exists() else []
+
 
 
 rule vllm_environment:
@@ -52,7 +54,7 @@ rule tiny_model:
         CONDA
     params:
         folder=lambda wildcards, output: str(Path(output[0]).parent),
-        config=MODEL_OPTION,
+        config=model_option,
     shell:
         "python -m connector_tax.vllm.tiny_model --out {params.folder:q} {params.config:q} 2>&1 | tee {log}"
 

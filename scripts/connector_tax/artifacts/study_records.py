@@ -153,6 +153,13 @@ class EngineSection(TypedDict, total=False):
             " that its lock is for; absent: python3.11. No part of the design",
         ),
     ]
+    entry_point: Annotated[
+        ModuleName,
+        says(
+            "module that is vLLM's server; absent: that of the newest release, which an older one"
+            " may have elsewhere"
+        ),
+    ]
     model: Annotated[
         Text,
         says(

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         StudyDocument,
     )
 
+# The module that is vLLM's server, from 0.31 on; `engine.entry_point` names that of an older one.
 ENTRY_POINT = "vllm.entrypoints.launchers.api_server.entry"
 CPU_ADAPTER = f"{ROOT_MARK}/scripts/connector_tax/vllm/cpu_adapter"
 # Lines of a server whose engine is gone though its HTTP process still answers.
@@ -81,7 +82,7 @@ class Vllm(ProbedEngine):
         "device", "python", "model", "served_model_name", "vocab_size", "flags", "environment",
         "forms",
     )  # fmt: skip
-    may = ("device_time", "build_python", "revision", "pythonpath")
+    may = ("device_time", "build_python", "revision", "pythonpath", "entry_point")
     configured = True
 
     @property
@@ -115,7 +116,8 @@ class Vllm(ProbedEngine):
         form = engine["forms"].get(configuration, {})
         python = _below_root(form.get("python", engine["python"]))
         host = study["config"]["server"]["host"]
-        argv = [python, "-m", ENTRY_POINT, "--model", _model(engine["model"])]
+        entry_point = engine.get("entry_point", ENTRY_POINT)
+        argv = [python, "-m", entry_point, "--model", _model(engine["model"])]
         argv += ["--served-model-name", engine["served_model_name"], "--host", host]
         emulated, fetched = engine["device"] == "emulated", is_fetched(engine)
         own = {**_FLAGS, **(_emulated_flags(engine) if emulated else {})}
