@@ -1,5 +1,6 @@
 """A kind of engine is one module; a command line becomes a server's command."""
 
+import socket
 import subprocess
 import sys
 import textwrap
@@ -11,7 +12,7 @@ from connector_tax import servers
 from connector_tax.config import ROOT, load_yaml
 from connector_tax.files import read_json, write_json
 from connector_tax.servers.command import server_command, split_command
-from connector_tax.servers.kinds import ServerError
+from connector_tax.servers.kinds import ServerError, lasting_port
 from tests.study.driving import arguments, index_of, launch_folder
 
 STUB = """
@@ -96,3 +97,11 @@ def test_a_companion_that_is_not_there_is_named() -> None:
     with pytest.raises(ServerError, match=r"\{beside2\.port\}"):
         server_command("serve {beside2.port}", 1, beside=["a {port}"], environment={},
                        pythonpath=[], probe=None)  # fmt: skip
+
+
+def test_a_lasting_port_is_the_same_again_until_somebody_has_it() -> None:
+    port = lasting_port("127.0.0.1", "study/name")
+    assert lasting_port("127.0.0.1", "study/name") == port
+    with socket.create_server(("127.0.0.1", port)):
+        other = lasting_port("127.0.0.1", "study/name")
+    assert 20_000 <= port < other < 30_000

@@ -266,6 +266,12 @@ def test_no_path_of_this_machine_is_in_a_command() -> None:
         assert str(ROOT) not in text
 
 
+def test_two_launches_of_a_configuration_differ_in_no_key_of_vllms_compile_cache() -> None:
+    study = STUDIES["h20"]
+    first, again = (command_for(study, Launch("plain", b, "A"), 9000 + b) for b in (0, 1))
+    assert first.environment == again.environment
+
+
 def test_an_unknown_companion_and_a_missing_child_are_refused() -> None:
     forms = {"nixl_both": {"extra_config": {"port": "{nothing.port}"}}}
     with pytest.raises(
@@ -282,10 +288,12 @@ def test_an_unknown_companion_and_a_missing_child_are_refused() -> None:
 def test_launch_sh_resolves_the_root_and_quotes_everything_else(tmp_path: Path) -> None:
     hostile = "{root}/a b;$(touch pwned):{root}'x\""
     whole = ServerCommand(["printf", "%s\\n", hostile], {"VALUE": hostile})
-    script = tmp_path / "launch.sh"
+    for folder in ("launch", "up here"):
+        (tmp_path / folder).mkdir()
+    script = tmp_path / "launch/launch.sh"
     script.write_text(launch_script(whole, "title", "../up here"))
     done = subprocess.run(["bash", script], check=True, capture_output=True, text=True)
-    assert done.stdout == hostile.replace("{root}", "../up here") + "\n"
+    assert done.stdout == hostile.replace("{root}", f"{tmp_path}/up here") + "\n"
     whole = ServerCommand(["printf", "%s", '{"path":"{tmp}/x"}'], {})
     script.write_text(launch_script(whole, "title", "."))
     environment = {"TMPDIR": "/a b", "PATH": os.environ["PATH"]}
@@ -293,7 +301,7 @@ def test_launch_sh_resolves_the_root_and_quotes_everything_else(tmp_path: Path) 
         ["bash", script], check=True, capture_output=True, text=True, env=environment
     )
     assert json.loads(done.stdout) == {"path": "/a b/x"}
-    assert not (tmp_path / "pwned").exists()
+    assert not list(tmp_path.rglob("pwned"))
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,11 @@ Snakemake plans with these modules: what needs more than the standard library is
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -284,6 +286,22 @@ def free_port(host: str) -> int:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]
     return port
+
+
+def lasting_port(host: str, name: str) -> int:
+    """A free TCP port of `host`, for a name the same on the same CPUs while nobody else has it.
+
+    It lies below those that the kernel gives to whoever asks for any (ip(7), ip_local_port_range).
+
+    Raises:
+        ServerError: of the 100 from its own on none is free.
+    """
+    cpus = sorted(os.sched_getaffinity(0))  # of a slot: two of one machine start side by side
+    first = 20_000 + zlib.crc32(f"{name}/{cpus}".encode()) % 100 * 100
+    for port in range(first, first + 100):
+        with contextlib.suppress(OSError), socket.create_server((host, port)):
+            return port
+    raise ServerError(f"{host}: none of the ports {first} to {first + 99} is free")
 
 
 def below_root(path: Path) -> str:

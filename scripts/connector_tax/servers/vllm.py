@@ -30,6 +30,7 @@ from connector_tax.servers.kinds import (
     ServerError,
     below_root,
     free_port,
+    lasting_port,
 )
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ _EMULATED_ENVIRONMENT = {
     "CONNECTOR_TAX_DEVICE_TIME": DEVICE_TIME,
     "VLLM_USE_V2_MODEL_RUNNER": "1",
 }
-# Ports vLLM's connectors listen on, whatever the configuration.
+# Ports vLLM's connectors listen on, whatever the configuration. vLLM's cache of compiled graphs
+# goes by them (vllm/envs.py:compile_factors): with others each launch would compile anew.
 _PORT_VARIABLES = ("VLLM_MOONCAKE_BOOTSTRAP_PORT", "VLLM_NIXL_SIDE_CHANNEL_PORT")
 _COMPANION_PORT = re.compile(r"\{([a-z_]+)\.port\}")
 
@@ -143,7 +145,10 @@ class Vllm(ProbedEngine):
         path += [_below_root(folder) for folder in engine.get("pythonpath", [])]
         environment = {
             **_ENVIRONMENT,
-            **{name: str(free_port(host)) for name in _PORT_VARIABLES},
+            **{
+                name: str(lasting_port(host, f"{study['study']}/{name}"))
+                for name in _PORT_VARIABLES
+            },
             **({"HF_HUB_OFFLINE": "1"} if fetched else {}),
             **(_EMULATED_ENVIRONMENT if emulated else {}),
             **_without_null({**engine["environment"], **form.get("environment", {})}),

@@ -79,10 +79,11 @@ def launch_script(
         f"# {title}".replace("\n", " "),
         "set -euo pipefail",
         'cd -- "$(dirname -- "${BASH_SOURCE[0]}")"',
-        f"root={shlex.quote(root)}",
+        # Absolute: vLLM's cache of compiled graphs goes by the model's path, and a command of the
+        # caller's runs elsewhere.
+        f"root=$(cd -- {shlex.quote(root)} && pwd)",
         "here=$PWD",
-        # It runs elsewhere, where a relative path would lead to something else.
-        *(['root=$(cd -- "$root" && pwd)'] if command.callers else unset_lines()),
+        *([] if command.callers else unset_lines()),
         *(f"export {name}={_quoted(value)}" for name, value in command.environment.items()),
         *([f"cd -- {shlex.quote(callers_folder)}"] if command.callers else []),
         *(
