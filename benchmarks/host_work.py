@@ -7,7 +7,8 @@ the same round; the median over the rounds stands with its bootstrap interval (9
 `sleeps` has a hook of a connector sleep before a step is launched, or after it
 (sleeping_connector); the device's steps take 0.6 and 3 ms in turn. `scheduling` has the API server
 on the engine core's CPU, or on another, with asynchronous scheduling and without; steps take 0.3
-and 2.8 ms.
+and 2.8 ms. `threads` has the engine core's other threads, a connector's among them, on its CPU or
+on another, where a call into one of them wakes that CPU.
 
 Of each request: its TTFT less the device's time; for how long the device had nothing to do before
 its prefill, and before a decode (median); for how much of a step the engine core's thread was ready
@@ -23,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +103,26 @@ def scheduling(folder: Path, rounds: int) -> None:
         _measure(study, "plain", folder, rounds, conditions)
 
 
+def threads(folder: Path, rounds: int) -> None:
+    """Where the threads of the engine core run that take none of its steps."""
+    for configuration in ("plain", "mooncake_both", "nixl_both"):
+        study = _study(SLEEP_STEPS)
+        plan = affinity_plan(study)
+
+        def conditions(server: Server, plan: Any = plan) -> Conditions:
+            core = ServerProcesses(server.pid, {}).read().engine
+            if core is None or not plan.enabled:
+                raise ArtifactError("no engine core, or too few CPUs to pin it")
+            places = {"the engine's": plan.server, "another": plan.loadgen}
+            return {
+                f"its other threads on {name} CPU": partial(_move, core.pid, cpus, but=core.pid)
+                for name, cpus in places.items()
+            }
+
+        _measure(study, configuration, folder, rounds, conditions)
+        shutil.rmtree(folder / "launch")
+
+
 def _study(sweep_us: Sequence[float], **engine: Any) -> StudyDocument:
     """The study of the emulated H20, whose steps take these times."""
     config = load_yaml(ROOT / "config/h20-emulated.yaml")
@@ -113,9 +135,11 @@ def _study(sweep_us: Sequence[float], **engine: Any) -> StudyDocument:
     return resolve(config, "h20-emulated")
 
 
-def _move(pid: int, cpus: Collection[int]) -> None:
-    """Keep each thread of a process on these CPUs."""
+def _move(pid: int, cpus: Collection[int], but: int | None = None) -> None:
+    """Keep each thread of a process `but` one on these CPUs."""
     for task in Path(f"/proc/{pid}/task").iterdir():
+        if int(task.name) == but:
+            continue
         with contextlib.suppress(ProcessLookupError):
             os.sched_setaffinity(int(task.name), cpus)
 
@@ -232,7 +256,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure which of the host's work a request waits for."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.host_work", description=__doc__)
     commands = parser.add_subparsers(required=True)
-    for measure in (sleeps, scheduling):
+    for measure in (sleeps, scheduling, threads):
         command = commands.add_parser(measure.__name__, help=measure.__doc__)
         command.add_argument("--rounds", type=_rounds, default=40, help="default: 40")
         command.set_defaults(measure=measure)
