@@ -142,10 +142,10 @@ def test_what_is_done_is_no_longer_expected_and_a_rate_of_its_own_is_followed(
     cells = {phase: dict.fromkeys(named, 100.0) for phase, named in names.items()}
     known = Durations(50.0, 500.0, "", {"B": 4.0, "Bp": 4.0}, cells)
     before = remaining(study, tmp_path, known)
-    # Gates of five configurations and of the step probe.
+    # Gates of five configurations.
     write_json(tmp_path / paths.PREFLIGHT_STATUS, {})
     gated = remaining(study, tmp_path, known)
-    assert before.wall_s - gated.wall_s == pytest.approx(6 * 60)
+    assert before.wall_s - gated.wall_s == pytest.approx(5 * 60)
     # As expected: B' is left out. At other rates it is not, and its cells are not those expected.
     rates: Any = {"rates_rps": [], "saturation_rate_rps": {}, "criteria": {}, "left_out": {},
                   "fallback_used": False, "ref_safe": 4.0, "ref_load": 4.0}  # fmt: skip

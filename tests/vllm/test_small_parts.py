@@ -11,7 +11,9 @@ import httpx
 import pytest
 
 from connector_tax.config import ROOT
+from connector_tax.files import read_json
 from connector_tax.machine import ABSENT, engine_versions
+from connector_tax.vllm import tiny_model
 from connector_tax.vllm.dummy_bootstrap import make_server
 from connector_tax.vllm.environment import (
     NAMES,
@@ -81,6 +83,11 @@ def test_what_a_gpu_lacks_is_no_failure_of_a_connector_and_what_it_names_is(
     reason = inactive_reason(["NixlConnector"], f"{created}\n{line}\n", None)
     assert (line[:60] in str(reason)) if connectors else reason is None
     assert inactive_reason([], f"{line}\n", None) is None
+
+
+def test_a_model_of_a_name_that_the_project_knows_has_its_config(tmp_path: Path) -> None:
+    assert tiny_model.main(["--out", str(tmp_path / "Qwen3-0.6B")]) == 0
+    assert read_json(tmp_path / "Qwen3-0.6B/config.json")["num_hidden_layers"] == 28
 
 
 def test_the_tiny_model_is_the_same_each_time_and_covers_its_vocabulary(tmp_path: Path) -> None:

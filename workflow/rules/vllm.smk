@@ -16,13 +16,11 @@ VLLM_ENVIRONMENT = os.path.normpath(f"{PROJECT}/envs/{{environment}}/.venv")
 MODELS = os.path.normpath(f"{PROJECT}/build/models")
 # No parameter of the rule: another name of the interpreter is no reason to build 3 GB anew.
 os.environ[PYTHON_VARIABLE] = STUDY["config"]["engine"].get("build_python", PYTHON)
-
-
-def model_option(wildcards):
-    """The config.json that the project has for a model of this name; the tiny model has its own."""
-    config = shipped(f"config/models/{wildcards.model}.json")
-    return ["--config", str(config)] if config.exists() else []
-
+# A model without weights has the config.json of its name, an emulated device's the one that the study names.
+DEVICE_TIME = STUDY["config"]["engine"].get("device_time")
+MODEL_OPTION = (
+    ["--config", str(shipped(DEVICE_TIME["model_config"]))] if DEVICE_TIME else []
+)
 
 
 rule vllm_environment:
@@ -54,7 +52,7 @@ rule tiny_model:
         CONDA
     params:
         folder=lambda wildcards, output: str(Path(output[0]).parent),
-        config=model_option,
+        config=MODEL_OPTION,
     shell:
         "python -m connector_tax.vllm.tiny_model --out {params.folder:q} {params.config:q} 2>&1 | tee {log}"
 

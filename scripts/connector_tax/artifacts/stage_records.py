@@ -33,6 +33,12 @@ class GateRecord(TypedDict):
             ),
         ]
     ]
+    steps: NotRequired[
+        Annotated[
+            dict[str, int],
+            says("recorded of the gate's requests, by process; absent without the step probe"),
+        ]
+    ]
 
 
 class VllmDescription(TypedDict):
@@ -67,7 +73,7 @@ class PatchStatus(TypedDict, total=False):
     ]
     steps_recorded: Annotated[
         dict[str, int],
-        says("by process, in the launch that proved it; steps; absent but for a vLLM"),
+        says("by process, in the baseline's gate; steps; absent but for a vLLM"),
     ]
 
 

@@ -50,10 +50,10 @@ class Durations:
 
 
 def gates_s(study: StudyDocument, startup_s: float) -> float:
-    """Expected seconds of all gates, and of the proof of the step probe, which is a start more."""
+    """Expected seconds of all gates."""
     engine = engine_of(study["config"]["engine"])
     gates = sum(engine.gate_of(entry) is not None for entry in study["configurations"])
-    return float((gates + bool(engine.pythons)) * (startup_s + engine.gate_s))
+    return float(gates * (startup_s + engine.gate_s))
 
 
 def probing_s(study: StudyDocument, known: Durations) -> float:

@@ -34,7 +34,14 @@ from connector_tax.artifacts.study_records import EngineSection, StudyDocument
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT
 from connector_tax.files import ArtifactError, write_json, write_text
-from connector_tax.servers.kinds import ServerError, command_for, engine_of, free_port, without_root
+from connector_tax.servers.kinds import (
+    STEP_LOG_PROCESSES,
+    ServerError,
+    command_for,
+    engine_of,
+    free_port,
+    without_root,
+)
 from connector_tax.servers.vllm import connector_classes, transfer_of
 from connector_tax.study.device import (
     DeviceError,
@@ -97,21 +104,22 @@ def run_gate(
     folder: Path,
     note: Callable[[str], None],
     probe: Path | None,
-) -> dict[str, str]:
+) -> GateRecord:
     """Launch `configuration` in `folder` and put it through the gate called `name`.
 
     Args:
         probe: the step probe's overlay folder, None where it is not available.
 
     Returns:
-        the paths its data would take, as `vllm.evidence.active_paths` has them.
+        its record, with the paths its data would take (`vllm.evidence.active_paths`).
 
     Raises:
         GateError: it did not pass; says at which step and with which value.
     """
     with gated_server(study, Launch(configuration, 0, "A"), name, folder, note, probe) as server:
+        passed: GateRecord = {"include": True, "reason": f"{name} passed", "paths": {}}
         if not engine_of(study["config"]["engine"]).configured:
-            return {}
+            return passed
         steps = steps_of(study, folder) if probe else None
         classes = list(connector_classes(transfer_of(server.command.argv)))
         log = server.log_text()
@@ -124,7 +132,10 @@ def run_gate(
             raise GateError(reason)
         seen = "the step probe is not available" if steps is None else f"{len(steps)} step records"
         note(f"connector: {' > '.join(classes) or 'none'}; {seen}")
-        return paths_taken
+        passed["paths"] = paths_taken
+        if steps is not None:
+            passed["steps"] = steps_by_process(steps)
+        return passed
 
 
 def _unproved_device(
@@ -226,6 +237,11 @@ def steps_of(study: StudyDocument, folder: Path) -> list[StepLine]:
     return [json.loads(line) for line in lines.splitlines()]
 
 
+def steps_by_process(steps: Sequence[StepLine]) -> dict[str, int]:
+    """How many steps each process of the engine has recorded."""
+    return {name: sum(s["process"] == name for s in steps) for name in STEP_LOG_PROCESSES}
+
+
 def _die(server: Server) -> None:
     server.kill()
     os._exit(1)
@@ -311,12 +327,11 @@ def preflight(study_file: Path) -> dict[str, GateRecord]:
 
             if probe_note:
                 note(probe_note)
-            taken: dict[str, str] = {}
             try:
-                taken = run_gate(study, entry["id"], gate, folder / entry["id"], note, probe)
-                include, reason = True, f"{gate} passed"
+                record = run_gate(study, entry["id"], gate, folder / entry["id"], note, probe)
             except GateError as error:
-                include, reason = False, f"{gate}: {error}"
+                record = {"include": False, "reason": f"{gate}: {error}", "paths": {}}
+            include, reason = record["include"], record["reason"]
             note(f"{'INCLUDE' if include else 'SKIP'}: {reason}")
             write_text(folder / f"{gate}.log", "\n".join(log) + "\n")
             print(f"pre-flight {entry['id']}: {'include' if include else 'SKIP'} ({reason})")
@@ -328,9 +343,7 @@ def preflight(study_file: Path) -> dict[str, GateRecord]:
                     f"{study_file.parent / evidence}. When the cause is mended, the same command "
                     "asks again."
                 )
-            status[entry["id"]] = {
-                "include": include, "reason": reason, "evidence": evidence, "paths": taken,
-            }  # fmt: skip
+            status[entry["id"]] = {**record, "evidence": evidence}
     return status
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from connector_tax.config import DEFAULTS
 from connector_tax.files import read_json, write_json
 
 VOCAB_SIZE = 2048
@@ -90,9 +91,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m connector_tax.vllm.tiny_model", description=main.__doc__
     )
     parser.add_argument("--out", type=Path, required=True, help="the model's folder")
-    parser.add_argument("--config", type=Path, help="its config.json (default: the tiny model's)")
+    parser.add_argument(
+        "--config",
+        type=Path,
+        help="its config.json (default: config/models/<its name>.json, else the tiny model's)",
+    )
     arguments = parser.parse_args(argv)
-    config = model_config() if arguments.config is None else read_json(arguments.config)
+    file = arguments.config or DEFAULTS / "models" / f"{arguments.out.name}.json"
+    given = arguments.config is not None or file.exists()
+    config = read_json(file) if given else model_config()
     write_model(arguments.out, config)
     print(json.dumps({"model": str(arguments.out), "vocab_size": config["vocab_size"]}))
     return 0
