@@ -56,6 +56,25 @@ def test_the_default_study_needs_neither_vllm_nor_a_gpu(
     assert [p.name for p in tmp_path.iterdir()] == ["study.json"]
 
 
+@pytest.mark.parametrize(("steal", "verdict"), [(1.0, "ok"), (100.0, "warn")])
+def test_a_host_that_takes_the_cpu_time_is_told(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    steal: float,
+    verdict: str,
+) -> None:
+    times = psutil.cpu_times()._replace(
+        user=900.0, nice=0.0, system=0.0, idle=5000.0, iowait=50.0, irq=0.0, softirq=0.0,
+        steal=steal, guest=0.0, guest_nice=0.0,
+    )  # fmt: skip
+    monkeypatch.setattr(psutil, "cpu_times", lambda: times)
+    row = findings(tmp_path, capsys, "config")[1]["steal"]
+    share = f"{steal / (900 + steal):.1%}"
+    said = f"the host took {share} of the CPU time asked for since the machine started"
+    assert row == (verdict, said)
+
+
 @pytest.mark.skipif(
     (ROOT / "envs/vllm-gpu/.venv").exists(), reason="this machine has the GPU environment"
 )
