@@ -19,6 +19,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,14 +35,7 @@ from connector_tax.artifacts.study_records import EngineSection, StudyDocument
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT
 from connector_tax.files import ArtifactError, write_json, write_text
-from connector_tax.servers.kinds import (
-    STEP_LOG_PROCESSES,
-    ServerError,
-    command_for,
-    engine_of,
-    free_port,
-    without_root,
-)
+from connector_tax.servers.kinds import ServerError, command_for, engine_of, free_port, without_root
 from connector_tax.servers.vllm import connector_classes, transfer_of
 from connector_tax.study.device import (
     DeviceError,
@@ -134,7 +128,7 @@ def run_gate(
         note(f"connector: {' > '.join(classes) or 'none'}; {seen}")
         passed["paths"] = paths_taken
         if steps is not None:
-            passed["steps"] = steps_by_process(steps)
+            passed["steps"] = Counter(step["process"] for step in steps)
         return passed
 
 
@@ -235,11 +229,6 @@ def steps_of(study: StudyDocument, folder: Path) -> list[StepLine]:
     """The step records an idle server in `folder` has written, of both processes."""
     lines = LaunchStepLog(folder, study["config"]["engine"]).take(0, time.monotonic_ns())
     return [json.loads(line) for line in lines.splitlines()]
-
-
-def steps_by_process(steps: Sequence[StepLine]) -> dict[str, int]:
-    """How many steps each process of the engine has recorded."""
-    return {name: sum(s["process"] == name for s in steps) for name in STEP_LOG_PROCESSES}
 
 
 def _die(server: Server) -> None:

@@ -206,7 +206,7 @@ def probe_overlay(study: StudyDocument, study_folder: Path) -> Path | None:
     folder = study_folder / paths.PATCH / OVERLAY
     if overlay.install(folder) != status.get("overlay"):
         raise ArtifactError(
-            f"{path}: the step probe has changed since it was applied; delete this file to apply "
-            "the new one"
+            f"{path}: the step probe has changed since it was applied; delete this file and "
+            f"{study_folder / paths.PREFLIGHT_STATUS} to prove and apply the new one"
         )
     return folder

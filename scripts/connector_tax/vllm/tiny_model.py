@@ -97,9 +97,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="its config.json (default: config/models/<its name>.json, else the tiny model's)",
     )
     arguments = parser.parse_args(argv)
-    file = arguments.config or DEFAULTS / "models" / f"{arguments.out.name}.json"
-    given = arguments.config is not None or file.exists()
-    config = read_json(file) if given else model_config()
+    known = DEFAULTS / "models" / f"{arguments.out.name}.json"
+    file = arguments.config or (known if known.exists() else None)
+    config = model_config() if file is None else read_json(file)
     write_model(arguments.out, config)
     print(json.dumps({"model": str(arguments.out), "vocab_size": config["vocab_size"]}))
     return 0
