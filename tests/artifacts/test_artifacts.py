@@ -39,7 +39,7 @@ def test_an_index_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read_index(tmp_path / "elsewhere") is None
 
 
-def test_an_index_from_before_launches_kept_records_stays_without(tmp_path: Path) -> None:
+def test_an_index_that_is_not_sealed_has_no_files(tmp_path: Path) -> None:
     assert "files" not in written(tmp_path)
 
 

@@ -8,12 +8,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from connector_tax.analysis.aggregate import write_tables
-from connector_tax.artifacts.study_file import load_study
 from connector_tax.config import ROOT
 from connector_tax.provenance import verify
-from connector_tax.provenance.archive import unpack
-from connector_tax.provenance.tables import encode
 from tests.analysis.tables import edit_csv, one
 
 ARCHIVE = ROOT / "results" / "archive" / "default.tar.zst"
@@ -25,17 +21,6 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("archive")
     subprocess.run(["tar", "--zstd", "-xf", ARCHIVE, "-C", folder], check=True)
     shutil.copy(verify.__file__, folder)
-    # The archive is of 0.2, whose intervals were made otherwise: this release's tables of it.
-    study = tmp_path_factory.mktemp("study") / "default"
-    unpack(ARCHIVE, study)
-    write_tables(load_study(study / "study.json"))
-    published = folder / "published/analysis"
-    shutil.rmtree(published)
-    shutil.copytree(study / "analysis", published)
-    # Of one kind this release's table too; the others are as 0.2 wrote them.
-    files = sorted(study.glob("runs/*/*/*/*/requests_*.jsonl"))
-    table, _ = encode({path.relative_to(study).as_posix(): path.read_bytes() for path in files})
-    (folder / "tables/requests.parquet").write_bytes(table)
     return folder
 
 

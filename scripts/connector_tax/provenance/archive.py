@@ -28,7 +28,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path, PurePosixPath
-from typing import IO, Annotated, Any, Literal, NotRequired, TypedDict, cast
+from typing import IO, Annotated, Any, Literal, TypedDict, cast
 
 import polars as pl
 import zstandard
@@ -47,22 +47,18 @@ from connector_tax.provenance.tables import decode, encode, read_table
 from connector_tax.seals import read_links, settled_files
 
 FORMAT = "connector-tax archive 3"
-# Release 0.2 wrote the second: without verify.py and the report.
-FORMAT_OF_0_2 = "connector-tax archive 2"
 HEADER = "archive.json"
 # Beside what was unpacked: of which archive it is.
 ORIGIN = "archive.sha256"
 README, VERIFY, PUBLISHED = "README.md", "verify.py", "published"
-# Release 0.2 packed these too.
-CRATE, WORKFLOW = "ro-crate-metadata.json", "workflow"
 # What lies beside a study that was unpacked.
-BESIDE = (HEADER, ORIGIN, README, VERIFY, CRATE, PUBLISHED, WORKFLOW)
+BESIDE = (HEADER, ORIGIN, README, VERIFY, PUBLISHED)
 REQUIRED = (
     paths.STUDY, paths.ENVIRONMENT, paths.ENV_TEXT, paths.REFERENCE_RATES, paths.MANIFEST,
     paths.SEALS, README,
 )  # fmt: skip
-SINGLE = (*REQUIRED, paths.COMPLETE, paths.MODEL, paths.LOOKS, paths.ARGUMENTS, VERIFY, CRATE)
-FOLDERS = (paths.PREFLIGHT, paths.PATCH, paths.RUNS, PUBLISHED, WORKFLOW)
+SINGLE = (*REQUIRED, paths.COMPLETE, paths.MODEL, paths.LOOKS, paths.ARGUMENTS, VERIFY)
+FOLDERS = (paths.PREFLIGHT, paths.PATCH, paths.RUNS, PUBLISHED)
 MADE_BY_REPLOT = (
     ORIGIN, paths.ANALYSIS, paths.FIGURES, paths.REPORT, paths.AUDIT, paths.LOGS
 )  # fmt: skip
@@ -102,10 +98,10 @@ class TableMember(Member):
 class ArchiveHeader(TypedDict):
     """archive.json: every file of the study, and the tables that hold some of them."""
 
-    format: Literal["connector-tax archive 2", "connector-tax archive 3"]
+    format: Literal["connector-tax archive 3"]
     study: Annotated[str, says(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
     files: dict[str, Member]
-    tables: NotRequired[dict[str, TableMember]]
+    tables: dict[str, TableMember]
 
 
 # ---- what an archive holds
@@ -131,14 +127,8 @@ def check_name(name: str) -> None:
         raise ArtifactError(f"member {name!r} has no place in a study")
 
 
-def readme(study: StudyDocument, form: str) -> str:
-    """README.md of an archive of this format: what it is, and how to check it."""
-    name, verify = "unpack", ""
-    if form != FORMAT_OF_0_2:
-        name = "archive"
-        verify = f"""- `python {VERIFY}` computes percentiles, taxes and hypotheses anew from
-  `tables/`, beside the published ones: one file to read; it needs pandas, scipy and pyarrow.
-"""
+def readme(study: StudyDocument) -> str:
+    """README.md of an archive: what it is, and how to check it."""
     return f"""# Connector-tax study {study["study"]}
 
 Engine: {study["engine_label"]}. Package {study["package_version"]}.
@@ -148,9 +138,10 @@ Design {study["design_sha256"]}.
   figure as they were published, `archive.json` the size and SHA-256 of every file.
 - `tables/` holds the lines of `runs/*/*/*/*/*.jsonl` as parquet, a table for each kind of record;
   unpacked, each is a file again, to the byte. With the project's package installed,
-  `python -c "from connector_tax.provenance.{name} import table; print(table('FILE', 'requests'))"`
+  `python -c "from connector_tax.provenance.archive import table; print(table('FILE', 'requests'))"`
   reads them.
-{verify}\
+- `python {VERIFY}` computes percentiles, taxes and hypotheses anew from
+  `tables/`, beside the published ones: one file to read; it needs pandas, scipy and pyarrow.
 - In a checkout of the project, `snakemake --cores 1 replot --config archive=FILE` checks every
   hash, redraws all figures and the report, and audits each published number against the raw
   records. It starts no server and needs no network.
@@ -261,7 +252,7 @@ def packed_study(root: Path) -> bytes:
         check_name(name)
     contents = {name: path.read_bytes() for name, path in members.items()}
     contents |= {
-        README: readme(study, FORMAT).encode(),
+        README: readme(study).encode(),
         VERIFY: Path(__file__).with_name(VERIFY).read_bytes(),
         f"{PUBLISHED}/{paths.REPORT}": page_text((root / paths.REPORT).read_text("utf-8")).encode(),
     }
@@ -468,7 +459,7 @@ def _header(tar: tarfile.TarFile, folder: Path, most_bytes: int) -> ArchiveHeade
 
 def _members(header: ArchiveHeader) -> dict[str, Member]:
     """The members that archive.json lists after itself: each file, or the table it is made of."""
-    members, tables = dict(header["files"]), header.get("tables", {})
+    members, tables = dict(header["files"]), header["tables"]
     for table, entry in tables.items():
         if table not in TABLES:
             raise ArtifactError(f"{HEADER}: {table!r} is no table of a study")
@@ -525,7 +516,7 @@ def _write(folder: Path, name: str, data: bytes, sha256: str) -> None:
 
 def _restore(header: ArchiveHeader, folder: Path, records_of: str) -> None:
     """Write the files that are in tables, each to the byte that archive.json lists; drop these."""
-    for table, entry in header.get("tables", {}).items():
+    for table, entry in header["tables"].items():
         sizes = {name: header["files"][name]["bytes"] for name in entry["files"]}
         wanted = [name for name in sizes if name.startswith(records_of)]
         try:

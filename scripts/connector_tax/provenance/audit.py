@@ -25,7 +25,6 @@ from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_json
 from connector_tax.provenance.archive import (
     BESIDE,
-    FORMAT_OF_0_2,
     HEADER,
     ORIGIN,
     PICTURES,
@@ -66,9 +65,6 @@ LIMIT = (
     "What was sealed anew from its first link cannot be told from the folder alone: "
     "docs/reviewers.md"
 )
-# Release 0.2 had other tables and figures, but for these.
-KEPT = (paths.STEP_CDF, paths.ENGINE_TABLE)
-OTHER_LAYOUT = "made by release 0.2 in another way; replot it with that version"
 # What release 0.2 did not seal, but for some of the files below patch/.
 LEFT_OUT_BY_0_2 = (
     paths.STUDY, paths.REFERENCE_RATES, paths.MODEL, f"{paths.PATCH}/", f"{paths.RUNS}/"
@@ -297,27 +293,19 @@ def check_archived(study: Study, manifest: Path, ledger: Ledger) -> None:
         wrong = [] if told == own else [f"sha256 is {own}, {manifest.name} names {told}"]
         ledger.check("archive", "file", wrong, f"the one {manifest.name} names")
     page = (root / README).read_text(encoding="utf-8")
-    same = page == readme(study.document, header["format"])
+    same = page == readme(study.document)
     ledger.check(KIND, README, [] if same else ["is not what follows from the study"])
     rates, lines = read_json(root / paths.REFERENCE_RATES), read_json(root / paths.MANIFEST)
     ledger.check(KIND, paths.REFERENCE_RATES, differences(rates, rates_again(study), "rates"))
     ledger.check(KIND, paths.MANIFEST, differences(lines, rows(root / paths.STUDY), "row"))
-    of_0_2 = header["format"] == FORMAT_OF_0_2
-    other = [*other_versions(header["versions"]), *(["release 0.2"] if of_0_2 else [])]
-    if not of_0_2:
-        _check_verify(
-            root, [version for version in other if version.startswith("connector-tax ")], ledger
-        )
+    other = other_versions(header["versions"])
+    _check_verify(root, [v for v in other if v.startswith("connector-tax ")], ledger)
     names = {paths.REPORT}
     for tree in TREES:
         there = [*(root / PUBLISHED / tree).glob("*"), *(root / tree).glob("*")]
         names |= {f"{tree}/{path.name}" for path in there if path.suffix in (".csv", ".json")}
     for name in sorted(names):
-        published = root / PUBLISHED / name
-        if not of_0_2 or Path(name).name in KEPT:
-            compare(name, published, root / name, other, ledger)
-        elif published.exists() or name == paths.REPORT:
-            ledger.not_checkable(KIND, name, OTHER_LAYOUT)
+        compare(name, root / PUBLISHED / name, root / name, other, ledger)
     for name, sha256 in header["redrawn"].items():
         if Path(name).suffix in PICTURES:
             same = (root / name).is_file() and digest(root / name) == sha256

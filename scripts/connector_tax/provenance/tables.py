@@ -5,28 +5,18 @@ of each value; the values stand in columns named by their keys and the mark:
 
     i  integer    b  boolean    s  text    n  null (no column)    j  anything else, as JSON
     r  number; in the column `:e`
-
-Release 0.2 also wrote
-
-    d  integer, minus that of the line before
-    c  a stamp (t_..._ns), minus the stamp before it in the line
-    r1 number, times ten to that power; `:e` holds the value itself where that is not exact
-    t  the list [[ns, n], ...]: its ns, each minus the one before (the first: minus
-       t_first_token_ns), beside `:u` with its n
 """
 
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
 
 MARKS = {int: "i", bool: "b", str: "s", float: "r", type(None): "n"}
 TYPES: dict[str, pl.DataType] = {"i": pl.Int64(), "b": pl.Boolean(), "e": pl.Float64()}
-LIST_FROM = "t_first_token_ns"
 STYLES = ((",", ":"), (", ", ": "))
 
 
@@ -78,8 +68,7 @@ def decode(table: pl.DataFrame, sizes: Mapping[str, int]) -> dict[str, bytes]:
     """
     files: dict[str, bytes] = {}
     for part in table.partition_by("file", maintain_order=True):
-        absolute = _summed(part[[s.name for s in part if s.null_count() < len(s)]])
-        columns = {name: absolute[name].to_list() for name in absolute.columns}
+        columns = {s.name: s.to_list() for s in part if s.null_count() < len(s)}
         readers = {shape: _reader(json.loads(shape), "", columns) for shape in {*columns["shape"]}}
         writers = {shape: _encoder(shape) for shape in readers}
         name, lines, left = columns["file"][0], [], sizes[columns["file"][0]]
@@ -131,22 +120,6 @@ def _shape(value: Any, path: str, row: dict[str, Any]) -> Any:
 # ---- columns to lines
 
 
-def _chained(columns: Sequence[str]) -> list[str]:
-    first = [name for name in columns if name.endswith("_ns:d")][:1]
-    return first + [name for name in columns if name.endswith(":c")]
-
-
-def _summed(part: pl.DataFrame) -> pl.DataFrame:
-    part = part.with_columns(
-        pl.col(name).cast(pl.Int64).cum_sum() for name in part.columns if name.endswith(":d")
-    )
-    chain = _chained(part.columns)
-    for k, name in enumerate(chain):
-        if k:
-            part = part.with_columns(pl.col(name) + pl.coalesce(*reversed(chain[:k])))
-    return part
-
-
 def _encoder(shape: str) -> Callable[[Any], str]:
     """What writes a record in the style of its shape."""
     style = STYLES[shape.find('": ') > 0]
@@ -163,17 +136,5 @@ def _reader(mark: Any, path: str, columns: Mapping[str, list[Any]]) -> Callable[
         return lambda row: {key: read(row) for key, read in readers.items()}
     if mark == "n":
         return lambda _: None
-    if mark == "t":
-        steps, counts, origins = (columns[n] for n in (f"{path}:t", f"{path}:u", f"{LIST_FROM}:c"))
-        return lambda row: list(
-            zip((origins[row] + np.cumsum(steps[row])).tolist(), counts[row], strict=True)
-        )
-    if mark == "r":
-        exact = columns.get(f"{path}:e", [])
-        name = next((name for name in columns if name.startswith(f"{path}:r")), None)
-        if name is None:
-            return exact.__getitem__
-        scaled, scale = columns[name], 10 ** int(name[-1])
-        return lambda row: exact[row] if scaled[row] is None else scaled[row] / scale
-    values = columns[f"{path}:{mark}"]
+    values = columns[f"{path}:{'e' if mark == 'r' else mark}"]
     return values.__getitem__ if mark != "j" else lambda row: json.loads(values[row])

@@ -40,26 +40,20 @@ def read_table(root: Path, kind: str, wanted: str) -> dict[str, pd.DataFrame]:
     """The lines of each file of a kind, with the values whose names match.
 
     A row is a line of a JSON-lines file. A column is `name:mark`, and the mark says how its values
-    are stored: `i`, `e`, `b`, `s` as they are, `j` as JSON. Release 0.2 also stored `d` minus that
-    of the line before, `c` (a stamp) minus the stamp before it in the line, `r3` times 1000 (`e`
-    where that is not exact). Where a line has no such stamp or count, it is 0.
+    are stored: `i`, `e`, `b`, `s` as they are, `j` as JSON. A stamp or count that a line has not
+    is 0.
     """
     frame = pd.read_parquet(root / "tables" / f"{kind}.parquet", dtype_backend="numpy_nullable")
     values: Row = {"file": frame["file"]}
-    stamp: Any = 0
     for column in frame.columns:
         name, _, mark = column.rpartition(":")
         if not re.fullmatch(wanted, name):
             continue
         value: Any = frame[column]
-        if mark[0] in "re":
-            value = value.astype(float) / 10 ** int(mark[1:] or 0)
-            value = values[name].fillna(value) if name in values else value
-        elif mark in "dci":
+        if mark == "e":
+            value = value.astype(float)
+        elif mark == "i":
             value = value.fillna(0).astype(np.int64)
-            value = value.groupby(frame["file"], sort=False).cumsum() if mark == "d" else value
-            value = stamp + value if mark == "c" else value
-            stamp = stamp if mark == "i" else value
         values[name] = value
     return {str(name): lines for name, lines in pd.DataFrame(values).groupby("file", sort=False)}
 
