@@ -112,9 +112,13 @@ def _shape(value: Any, path: str, row: dict[str, Any]) -> Any:
         }
     mark = MARKS.get(type(value), "j")
     if mark != "n":
-        column = f"{path}:{'e' if mark == 'r' else mark}"
-        row[column] = json.dumps(value, separators=STYLES[0]) if mark == "j" else value
+        row[_column(path, mark)] = json.dumps(value, separators=STYLES[0]) if mark == "j" else value
     return mark
+
+
+def _column(path: str, mark: str) -> str:
+    """The column of the values with this mark at a path."""
+    return f"{path}:{'e' if mark == 'r' else mark}"
 
 
 # ---- columns to lines
@@ -136,5 +140,5 @@ def _reader(mark: Any, path: str, columns: Mapping[str, list[Any]]) -> Callable[
         return lambda row: {key: read(row) for key, read in readers.items()}
     if mark == "n":
         return lambda _: None
-    values = columns[f"{path}:{'e' if mark == 'r' else mark}"]
+    values = columns[_column(path, mark)]
     return values.__getitem__ if mark != "j" else lambda row: json.loads(values[row])
