@@ -240,11 +240,21 @@ def test_processes_of_others_on_the_studys_gpus_are_seen(
         watch.open(path, sleeper)
         until(f"{own}GPU-b, 1\n", [])
         until(f"{own}GPU-a, 1\n", [1])
+        # Of another parent, so that it is none of this test's processes.
+        script = "exec sleep 600 >&- & echo $!"
+        other = int(subprocess.run(["sh", "-c", script], stdout=-1, check=True).stdout)
+        try:
+            os.kill(other, signal.SIGSTOP)
+            until(f"{own}GPU-a, {other}\n", [])
+            os.kill(other, signal.SIGCONT)
+            until(f"{own}GPU-a, {other}\n", [other])
+        finally:
+            os.kill(other, signal.SIGKILL)
         # A container of its own: other ids.
         until("GPU-a, 1\n", None)
         until(own, [])
         watch.close()
-    assert read_machine(path, None).foreign_gpu == 1
+    assert read_machine(path, None).foreign_gpu == 2
 
 
 def test_without_nvidia_smi_a_gpu_study_does_not_start(

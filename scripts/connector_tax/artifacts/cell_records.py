@@ -165,7 +165,7 @@ class MachineLine(TypedDict, total=False):
     foreign_gpu_pids: Annotated[
         list[int] | None,
         says(
-            "processes seen on the study's GPUs in the chunk that are not the study's; "
+            "processes seen on the study's GPUs in the chunk, neither the study's nor stopped; "
             "absent without a GPU; null: nvidia-smi named none of the study's processes in "
             "the chunk"
         ),

@@ -32,6 +32,7 @@ from connector_tax.linux import die_with_parent
 from connector_tax.study.child import CommandChild, serve
 from connector_tax.study.processes import (
     cpu_ms,
+    is_stopped,
     own_processes,
     own_use,
     pressure_us,
@@ -291,7 +292,8 @@ class Watcher:
         if pids - own:
             # The study's own may have come since the cell began.
             own = own.union(*own_processes(self._driver, self._server_group))
-        return {"foreign_gpu_pids": sorted(pids - own) if pids & own else None}
+        foreign = sorted(pid for pid in pids - own if not is_stopped(pid))
+        return {"foreign_gpu_pids": foreign if pids & own else None}
 
     def _write(self, kind: str, content: Mapping[str, object]) -> None:
         times = set_times(self._sampled[side] for side in SIDES)

@@ -245,6 +245,12 @@ def own_processes(driver: int, server: int) -> tuple[list[int], list[int]]:
     return sides
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped (SIGSTOP), and so does nothing."""
+    seen = _stat(pid)
+    return seen is not None and seen[1][0] == "T"
+
+
 def every_cpu_ms() -> dict[int, float]:
     """CPU time of every process of the machine that /proc shows, without its children's, in ms."""
     return {
