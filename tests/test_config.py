@@ -221,7 +221,7 @@ OVERLAYS = {
     "short-cpu.yaml": ("vllm-cpu.yaml",),
     "extras.yaml": ("vllm-cpu.yaml",),
     "h100.yaml": ("h20.yaml",),
-    "h100-emulated.yaml": ("h20-emulated.yaml",),
+    "h200-emulated.yaml": ("h20-emulated.yaml",),
     "emulated-boundary.yaml": ("h20-emulated.yaml",),
     "emulated-controls.yaml": ("h20-emulated.yaml",),
     "emulated-cores.yaml": ("h20-emulated.yaml",),
