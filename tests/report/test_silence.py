@@ -73,6 +73,7 @@ def test_an_engine_that_is_stopped_in_a_cell_is_flagged(tmp_path: Path) -> None:
     assert not undisturbed.flagged
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["default", "vllm-cpu"])
 def test_no_cell_of_the_shipped_archives_comes_near_the_bound(tmp_path: Path, name: str) -> None:
     """What LEAST_S is derived from."""

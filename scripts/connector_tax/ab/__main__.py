@@ -212,6 +212,7 @@ def _refuse_beyond(
             if best >= ENOUGH * rate or count >= most or done[-1] > BURST_S:
                 break
             count *= GROWTH
+    server.check_alive("while it was asked how much it serves")
     if best < rate:
         raise Failed(f"--rate: found {rate:g}; the baseline serves about {best:.2g} requests/s of"
                      f" {shape[0]}x{shape[1]}; allowed: a rate that it can serve")  # fmt: skip
