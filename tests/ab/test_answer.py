@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from connector_tax.ab.answer import Answer
-from connector_tax.analysis.looks import Finding
 from connector_tax.artifacts.checks import BOUNDS
+from connector_tax.artifacts.looks import Finding
 from connector_tax.artifacts.study_file import Study
 from connector_tax.artifacts.verdicts import COSTS, MARKED
 from connector_tax.compare.gate import NO_NUMBER, STATUS

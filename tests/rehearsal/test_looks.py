@@ -10,15 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from connector_tax.analysis.looks import (
-    FIRST_LOOK,
-    LEFT_OUT,
-    decided_earlier,
-    decided_in,
-    read_looks,
-    take_due_look,
-)
-from connector_tax.artifacts.names import Launch
+from connector_tax.analysis.looks import FIRST_LOOK, LEFT_OUT, decided_earlier, take_due_look
+from connector_tax.artifacts.looks import decided_in, read_looks
+from connector_tax.artifacts.names import ALL_RATES, Launch
 from connector_tax.artifacts.study_file import launches, load_study
 from connector_tax.config import ConfigError
 from connector_tax.figures.tables import StudyTables
@@ -80,6 +74,18 @@ def test_the_report_says_which_look_decided(rehearsed: Rehearsal) -> None:
     said = looks(StudyTables(rehearsed.study.root / "study.json"))
     assert said.startswith("Decided by the look after so many blocks: Mooncake both after 2;")
     assert "11 of 12 launches" in said
+
+
+def test_the_answer_has_the_interval_of_the_look_that_decided(rehearsed: Rehearsal) -> None:
+    root = rehearsed.study.root
+    tables, found = StudyTables(root / "study.json"), decided_in(read_looks(root)[0])
+    for metric, finding in found["mooncake_both"].items():
+        row = tables.answers(metric)["mooncake_both"]
+        assert (row.verdict, row.estimate) == (finding.verdict, finding.tax)
+        assert (row.family_lo, row.family_hi) == (finding.lo, finding.hi)
+        every = tables.at(ALL_RATES, metric)
+        assert every["mooncake_both"].family_lo != row.family_lo
+        assert tables.answers(metric)["noop_connector"] == every["noop_connector"]
 
 
 def test_the_rehearsal_says_the_most_and_the_least_that_it_takes(rehearsed: Rehearsal) -> None:

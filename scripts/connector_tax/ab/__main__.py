@@ -54,7 +54,7 @@ from connector_tax.vllm import overlay
 # What analyses, compares and draws takes seconds to load: where it is needed.
 if TYPE_CHECKING:
     from connector_tax.ab.answer import Answer
-    from connector_tax.analysis.looks import Finding
+    from connector_tax.artifacts.looks import Finding
 
 STOPPED = 130
 STOPPING = (signal.SIGINT, signal.SIGTERM)
@@ -221,7 +221,8 @@ def _refuse_beyond(
 
 def _measured(options: argparse.Namespace, study: Study, line: Line) -> tuple[int, list[Finding]]:
     """Measure blocks until every candidate is decided or the time is up; how many, and the look."""
-    from connector_tax.analysis.looks import FIRST_LOOK, decided, look, take_look
+    from connector_tax.analysis.looks import FIRST_LOOK, look, take_look
+    from connector_tax.artifacts.looks import decided
 
     planned = launches(study.document, "A")
     blocks = study.document["blocks"]

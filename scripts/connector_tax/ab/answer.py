@@ -8,9 +8,9 @@ from typing import Any
 
 from connector_tax import text
 from connector_tax.analysis.block_model import MOST_BLOCKS
-from connector_tax.analysis.looks import Finding
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import read_index
+from connector_tax.artifacts.looks import Finding
 from connector_tax.artifacts.study_file import Study, launches
 from connector_tax.artifacts.table_reader import read_table
 from connector_tax.artifacts.tables import RAW, RESOURCE, EffectRow

@@ -8,14 +8,14 @@ Candidates and metrics share a level (Bonferroni).
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TypedDict
 
 from connector_tax.analysis.block_model import Launches, LaunchId
 from connector_tax.analysis.effects import over_rates, saturated_in, unsaturated
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import read_index
+from connector_tax.artifacts.looks import Finding, decided_in, findings_in, read_looks
 from connector_tax.artifacts.metrics import VERDICT_METRICS, margin_of
 from connector_tax.artifacts.names import Launch, launched_plains
 from connector_tax.artifacts.study_file import Study, launches
@@ -25,36 +25,6 @@ from connector_tax.files import read_json, write_json
 FIRST_LOOK = 2
 # Begins the reason of a launch that a look has left out.
 LEFT_OUT = "decided after"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What a look says of one configuration in one metric.
-
-    Attributes:
-        tax: a fraction; lo and hi bound it at the look's level; None: nothing repeats yet.
-        verdict: of `artifacts.verdicts.VERDICTS`.
-        base_ms: the baseline's geometric mean.
-        blocks_needed: with which a tax of this size would be decided in POWER of the cases; None
-            where it is, or where MOST_BLOCKS would not do.
-    """
-
-    config: str
-    metric: str
-    tax: float | None
-    lo: float | None
-    hi: float | None
-    verdict: str
-    base_ms: float | None
-    blocks_needed: int | None
-
-
-class Look(TypedDict):
-    """One entry of looks.json."""
-
-    blocks: int
-    level: float
-    findings: list[dict[str, object]]
 
 
 def look(study: Study, blocks: int) -> list[Finding]:
@@ -114,12 +84,6 @@ def findings_of(
     return findings
 
 
-def decided(findings: Sequence[Finding]) -> set[str]:
-    """The configurations of which every metric has a verdict."""
-    open_ = {f.config for f in findings if f.verdict in (CANNOT_TELL, TOO_FEW)}
-    return {finding.config for finding in findings} - open_
-
-
 def _launch_medians(study: Study, blocks: int) -> tuple[dict[str, dict[LaunchId, float]], set[str]]:
     """Mean log median of each launch by metric, and who was saturated at a rate that counts."""
     rows: dict[LaunchId, Mapping[str, Mapping[str, float | None]]] = {}
@@ -162,13 +126,6 @@ def _shares(level: float, candidates: int) -> tuple[float, float]:
     return 1 - level / (candidates * len(VERDICT_METRICS)), 1 - 2 * level / candidates
 
 
-def read_looks(folder: Path) -> list[Look]:
-    """The looks that were taken in a study's folder; none before the second block."""
-    path = folder / paths.LOOKS
-    looks: list[Look] = read_json(path) if path.exists() else []
-    return looks
-
-
 def decided_earlier(folder: Path, launch: Launch) -> str | None:
     """Why a launch is not run any more: a look at earlier blocks has decided; None: it is run.
 
@@ -176,26 +133,13 @@ def decided_earlier(folder: Path, launch: Launch) -> str | None:
     """
     for taken in read_looks(folder):
         if taken["blocks"] <= launch.block:
-            every = {finding.config for finding in _findings(taken)}
+            every = {finding.config for finding in findings_in(taken)}
             done = decided_in(taken).keys()
             if launch.configuration in done or (
                 launch.configuration not in every and done == every
             ):
                 return f"{LEFT_OUT} {taken['blocks']} blocks"
     return None
-
-
-def _findings(taken: Look) -> list[Finding]:
-    return [Finding(**finding) for finding in taken["findings"]]  # type: ignore[arg-type]
-
-
-def decided_in(taken: Look) -> dict[str, dict[str, Finding]]:
-    """The findings of the configurations that a look decided, by metric."""
-    findings = _findings(taken)
-    return {
-        name: {finding.metric: finding for finding in findings if finding.config == name}
-        for name in decided(findings)
-    }
 
 
 def take_look(study: Study, blocks: int) -> list[Finding]:
@@ -207,7 +151,7 @@ def take_look(study: Study, blocks: int) -> list[Finding]:
     looks = read_looks(study.root)
     taken = next((entry for entry in looks if entry["blocks"] == blocks), None)
     if taken is not None:
-        return _findings(taken)
+        return findings_in(taken)
     kept = {name: found for entry in looks for name, found in decided_in(entry).items()}
     findings = [kept.get(f.config, {}).get(f.metric, f) for f in look(study, blocks)]
     levels = study.config["statistics"]["looks"]

@@ -12,7 +12,6 @@ from matplotlib.patches import Rectangle
 from connector_tax import text
 from connector_tax.artifacts import verdicts
 from connector_tax.artifacts.metrics import LATENCY_METRICS, VERDICT_METRICS
-from connector_tax.artifacts.names import ALL_RATES
 from connector_tax.artifacts.tables import DECODE, LOG, MIXED, PREFILL, RESOURCE, EffectRow
 from connector_tax.figures import rows, style
 from connector_tax.figures.tables import (
@@ -155,7 +154,7 @@ def scores(study: StudyTables) -> tuple[list[str], list[tuple[str, list[Score]]]
     """The headings, and each connector's label with a cell below each of them."""
     columns = {}
     for metric in VERDICT_METRICS:
-        taxes = study.at(ALL_RATES, metric)
+        taxes = study.answers(metric)
         own = [_latency(taxes.get(item.id)) for item in study.connectors]
         columns[LATENCY_METRICS[metric].label] = own
     # With asynchronous scheduling a step of the engine waits for the device's, however long it is.

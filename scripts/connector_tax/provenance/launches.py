@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 
 from connector_tax import __version__
 from connector_tax.analysis.ingest import device_type
-from connector_tax.analysis.looks import decided_earlier, read_looks
+from connector_tax.analysis.looks import decided_earlier
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import LaunchIndex, read_index
 from connector_tax.artifacts.launch_files import AttemptRecord, LaunchConfig, NodeRecord
+from connector_tax.artifacts.looks import read_looks
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.rates import most_of_shape
 from connector_tax.artifacts.record_reader import read_record, read_records

@@ -17,7 +17,7 @@ import polars as pl
 
 from connector_tax.analysis.aggregate import write_tables
 from connector_tax.analysis.ingest import load_cells
-from connector_tax.analysis.looks import read_looks, take_look
+from connector_tax.analysis.looks import take_look
 from connector_tax.analysis.reference import (
     judge_cells,
     measured_rates,
@@ -26,6 +26,7 @@ from connector_tax.analysis.reference import (
 )
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import read_index
+from connector_tax.artifacts.looks import read_looks
 from connector_tax.artifacts.study_file import Study, launches, load_study
 from connector_tax.figures import style
 from connector_tax.figures.names import draw, figures_of

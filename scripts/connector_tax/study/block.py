@@ -95,7 +95,8 @@ def _drive(arguments: argparse.Namespace) -> int:
 
 def _look(arguments: argparse.Namespace) -> None:
     """Take the look that is due after this block, and say what it decided."""
-    from connector_tax.analysis.looks import decided, take_due_look
+    from connector_tax.analysis.looks import take_due_look
+    from connector_tax.artifacts.looks import decided
 
     findings = take_due_look(load_study(arguments.study), arguments.block)
     if findings is not None:
