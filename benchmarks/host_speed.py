@@ -3,9 +3,9 @@
 Reads the step logs of a study's Phase A. A step counts where one request was decoded, in it and in
 the next; its time is that to the next one's beginning. The same core's time for schedule(), less
 the hooks in it, tells how fast the host was: within a launch the two go together, and by that slope
-a step is held to one speed. It takes a connector to leave schedule() alone. Where another thread of
-its makes all of the engine core slower, this adjustment takes that away; the last column leaves it
-in, as far as a configuration's fastest half seconds are those of an equally fast host.
+a step is held to one speed. A connector makes schedule() longer itself, and what it does to all of
+the engine core this adjustment takes away: a lower bound. The last column leaves it in, as far as a
+configuration's fastest half seconds are those of an equally fast host.
 
 Cells that were measured again count with both measurements.
 """
@@ -18,14 +18,14 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
-from scipy import stats
 
+from connector_tax.analysis.block_model import Launches, LaunchId
 from connector_tax.artifacts.cell_records import StepLine
-from connector_tax.artifacts.names import baseline_of
+from connector_tax.artifacts.names import baseline_of, configuration_of, launched_plains
 from connector_tax.artifacts.study_file import launches, read_study
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, read_jsonl
 
@@ -51,70 +51,78 @@ def _steps(file: Path) -> Iterable[tuple[int, float, float]]:
 
 
 def half_seconds(study_file: Path, cell: str) -> pl.DataFrame:
-    """A row each: configuration, launch, and the medians of `step` and `schedule` (log us)."""
+    """A row each: launch, configuration, and the medians of `step` and `schedule` (log us)."""
     rows = []
     for launch in launches(read_study(study_file), "A"):
         folder = launch.folder(study_file.parent)
         for file in sorted(folder.glob(f"{cell}*/engine_step_*.jsonl")):
-            name = (launch.configuration, launch.name, file.parent.name)
+            name = (launch.config, launch.block, file.parent.name)
             rows += [(*name, *step) for step in _steps(file)]
     if not rows:
         raise ArtifactError(f"{study_file}: no step of one request alone in cells {cell}*")
-    columns = ["configuration", "launch", "measurement", "half_second", "step", "schedule"]
+    columns = ["config", "block", "measurement", "half_second", "step", "schedule"]
     frame = pl.DataFrame(rows, schema=columns, orient="row")
     grouped = frame.group_by(columns[:4]).agg(pl.len(), pl.col("step", "schedule").median().log())
-    return grouped.filter(pl.col("len") >= ENOUGH)
+    named = pl.col("config").map_elements(configuration_of, pl.String).alias("configuration")
+    return grouped.filter(pl.col("len") >= ENOUGH).with_columns(named)
 
 
 def adjusted(frame: pl.DataFrame, baseline: str) -> tuple[pl.DataFrame, float, float]:
     """Medians of each launch, log us, as measured and at one speed; the slope and r for that."""
-    own = pl.col("step", "schedule") - pl.col("step", "schedule").mean().over("launch")
+    own = pl.col("step", "schedule") - pl.col("step", "schedule").mean().over("config", "block")
     step, schedule = frame.select(own).to_numpy().T
     slope = float(step @ schedule / (schedule @ schedule))
     r = float(np.corrcoef(step, schedule)[0, 1])
     floor = pl.col("schedule").quantile(FASTEST)
     fastest = frame.filter(configuration=baseline).select(floor).item()
     held = frame.select(
-        "configuration", "launch", "step",
+        "configuration", "config", "block", "step",
         own=floor.over("configuration"),
         one=pl.col("step") - slope * (pl.col("schedule") - fastest),
         each=pl.col("step") - slope * (pl.col("schedule") - floor.over("configuration")),
     )  # fmt: skip
     medians = pl.col("own", "step", "one", "each").median()
-    return held.group_by("configuration", "launch").agg(medians), slope, r
+    return held.group_by("configuration", "config", "block").agg(medians), slope, r
 
 
-def _print(title: str, frame: pl.DataFrame, baseline: str) -> None:
+def _print(study: StudyDocument, frame: pl.DataFrame) -> None:
+    baseline = baseline_of(study["config"])
     by_launch, slope, r = adjusted(frame, baseline)
-    table = Table(title=f"{title}: a decode step of one request alone", box=None)
+    table = Table(title=f"{study['study']}: a decode step of one request alone", box=None)
     ways = {"step": "as measured", "one": "at one schedule()", "each": "at each one's fastest"}
     for column in ("configuration", "launches", "fastest schedule()", *ways.values()):
         table.add_column(column, justify="right")
-    plain = by_launch.filter(configuration=baseline)
-    others = by_launch.filter(pl.col("configuration") != baseline)
-    for mine in [plain, *others.partition_by("configuration", maintain_order=True)]:
-        name, floor = mine["configuration"][0], np.exp(mine["own"][0])
+    places = list(itertools.starmap(LaunchId, by_launch.select("config", "block").iter_rows()))
+    launched = {way: Launches.of(dict(zip(places, by_launch[way], strict=True))) for way in ways}
+    others = sorted({*by_launch["configuration"]} - {baseline})
+    for name in (baseline, *others):
+        mine = by_launch.filter(configuration=name)
         said = [
-            _said(mine[way].to_numpy(), plain[way].to_numpy(), name == baseline) for way in ways
+            _said(of, name, baseline, study["config"]["statistics"]["confidence"])
+            for of in launched.values()
         ]
-        table.add_row(name, str(len(mine)), f"{floor:.0f} us", *said)
+        table.add_row(name, str(len(mine)), f"{np.exp(mine['own'][0]):.0f} us", *said)
     Console(width=150).print(table)
     print(f"step over schedule(), logs, within launches: slope {slope:.2f}, r {r:.2f}")
 
 
-def _said(mine: NDArray[np.float64], plain: NDArray[np.float64], is_plain: bool) -> str:
-    if is_plain:
-        return f"{np.exp(plain.mean()):,.0f} us, sd {plain.std(ddof=1):.1%}"
-    low, high = stats.ttest_ind(mine, plain).confidence_interval()
-    middle = mine.mean() - plain.mean()
-    us = np.exp(plain.mean()) * np.expm1(middle)
-    return f"{us:+.0f} us, {np.expm1(middle):+.1%} [{np.expm1(low):+.1%}, {np.expm1(high):+.1%}]"
+def _said(launched: Launches, name: str, baseline: str, confidence: float) -> str:
+    """The baseline's mean and spread, or another's difference from it with its interval."""
+    plain = launched.y[launched.config == baseline]
+    us = np.exp(plain.mean())
+    if name == baseline:
+        return f"{us:,.0f} us, sd {plain.std(ddof=1):.1%}"
+    plains = launched_plains(launched.name.tolist(), baseline)
+    estimate = launched.contrast(name, plains)
+    if estimate is None or (ends := estimate.interval(confidence)) is None:
+        return "no block with both"
+    tax, low, high = np.expm1((estimate.point, *ends))
+    return f"{us * tax:+.0f} us, {tax:+.1%} [{low:+.1%}, {high:+.1%}]"
 
 
 def _run(arguments: argparse.Namespace) -> None:
     study = read_study(arguments.study)
-    frame = half_seconds(arguments.study, arguments.cell)
-    _print(study["study"], frame, baseline_of(study["config"]))
+    _print(study, half_seconds(arguments.study, arguments.cell))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

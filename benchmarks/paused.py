@@ -28,13 +28,13 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import launches, read_study
 from connector_tax.commands import run_command, study_parser
-from connector_tax.files import ArtifactError, write_json, write_text
+from connector_tax.files import ArtifactError, write_json
 from connector_tax.linux import die_with_parent
 from connector_tax.servers.kinds import engine_of
 from connector_tax.study import launch as study_launch
 from connector_tax.study import patch
-from connector_tax.study.guard import utc
-from connector_tax.study.preflight import GateError, run_gate
+from connector_tax.study.launch import launch_skip_reason
+from connector_tax.study.preflight import ask_gate
 from connector_tax.vllm import overlay
 
 READY = "paused"
@@ -72,18 +72,7 @@ def _gate(arguments: argparse.Namespace) -> None:
     entry = next(e for e in study["configurations"] if e["id"] == arguments.config)
     gate = engine_of(study["config"]["engine"]).gate_of(entry)
     assert gate is not None
-    log: list[str] = []
-
-    def note(line: str) -> None:
-        log.append(f"{utc()} {line}")
-
-    try:
-        record = run_gate(study, entry["id"], gate, folder / entry["id"], note, folder / "overlay")
-    except GateError as error:
-        record = {"include": False, "reason": f"{gate}: {error}", "paths": {}}
-    note(f"{'INCLUDE' if record['include'] else 'SKIP'}: {record['reason']}")
-    write_text(folder / f"{gate}.log", "\n".join(log) + "\n")
-    print(json.dumps({**record, "evidence": f"{paths.PREFLIGHT}/{gate}.log"}), flush=True)
+    print(json.dumps(ask_gate(study, entry["id"], gate, folder, folder / "overlay")), flush=True)
 
 
 def _child(study: Path, step: str, *options: str) -> subprocess.Popen[str]:
@@ -125,9 +114,8 @@ def _waves(arguments: argparse.Namespace) -> None:
     study = read_study(arguments.study)
     began = time.monotonic()
     say = functools.partial(_say, began)
-    drawn = list(launches(study, "A"))
-    status = json.loads((arguments.study.parent / paths.PREFLIGHT_STATUS).read_text())
-    drawn = [launch for launch in drawn if status[launch.configuration]["include"]]
+    root = arguments.study.parent
+    drawn = [la for la in launches(study, "A") if launch_skip_reason(root, la) is None]
     for first in range(0, len(drawn), arguments.at_once):
         wave = drawn[first : first + arguments.at_once]
         children = {

@@ -309,31 +309,47 @@ def preflight(study_file: Path) -> dict[str, GateRecord]:
             if gate is None:
                 status[entry["id"]] = {"include": True, "reason": "no gate", "evidence": None}
                 continue
-            log: list[str] = []
-
-            def note(line: str, log: list[str] = log) -> None:
-                log.append(f"{utc()} {line}")
-
-            if probe_note:
-                note(probe_note)
-            try:
-                record = run_gate(study, entry["id"], gate, folder / entry["id"], note, probe)
-            except GateError as error:
-                record = {"include": False, "reason": f"{gate}: {error}", "paths": {}}
+            record = ask_gate(study, entry["id"], gate, folder, probe, probe_note)
             include, reason = record["include"], record["reason"]
-            note(f"{'INCLUDE' if include else 'SKIP'}: {reason}")
-            write_text(folder / f"{gate}.log", "\n".join(log) + "\n")
             print(f"pre-flight {entry['id']}: {'include' if include else 'SKIP'} ({reason})")
-            evidence = f"{paths.PREFLIGHT}/{gate}.log"
             if entry["id"] == baseline and not include:
                 raise NoBaselineError(
                     f"{baseline} did not pass its gate, and every tax is a comparison with it: "
                     f"nothing is measured. {reason}\nThe whole log: "
-                    f"{study_file.parent / evidence}. When the cause is mended, the same command "
+                    f"{folder / gate}.log. When the cause is mended, the same command "
                     "asks again."
                 )
-            status[entry["id"]] = {**record, "evidence": evidence}
+            status[entry["id"]] = record
     return status
+
+
+def ask_gate(
+    study: StudyDocument,
+    configuration: str,
+    gate: str,
+    folder: Path,
+    probe: Path | None,
+    probe_note: str | None = None,
+) -> GateRecord:
+    """The record of a configuration, whether it passes or not; writes <gate>.log into `folder`.
+
+    Args:
+        probe: as for `run_gate`; probe_note: why there is none.
+    """
+    log: list[str] = []
+
+    def note(line: str) -> None:
+        log.append(f"{utc()} {line}")
+
+    if probe_note:
+        note(probe_note)
+    try:
+        record = run_gate(study, configuration, gate, folder / configuration, note, probe)
+    except GateError as error:
+        record = {"include": False, "reason": f"{gate}: {error}", "paths": {}}
+    note(f"{'INCLUDE' if record['include'] else 'SKIP'}: {record['reason']}")
+    write_text(folder / f"{gate}.log", "\n".join(log) + "\n")
+    return {**record, "evidence": f"{paths.PREFLIGHT}/{gate}.log"}
 
 
 def fitting_vllm(engine: EngineSection) -> VllmDescription:
