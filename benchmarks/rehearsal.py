@@ -26,7 +26,7 @@ from connector_tax.artifacts.checks import BOUNDS
 from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.names import ALL_RATES, PHASES, Launch, configuration_of
 from connector_tax.artifacts.record_reader import read_record
-from connector_tax.artifacts.stage_records import RatesRecord
+from connector_tax.artifacts.stage_records import RatesRecord, ShapeRatesRecord
 from connector_tax.artifacts.study_file import Study, every_launch, load_study
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.artifacts.tables import POOLED, TAX
@@ -213,6 +213,10 @@ def _compare(arguments: argparse.Namespace) -> int:
         document = prepare(study, virtual, max(study["blocks"], MIN_BLOCKS_FOR_VERDICT))
         rates = read_record(root / paths.REFERENCE_RATES, RatesRecord)
         write_json(virtual / paths.REFERENCE_RATES, rates)
+        if (root / paths.SHAPE_RATES).exists():
+            shapes = read_record(root / paths.SHAPE_RATES, ShapeRatesRecord)
+            shapes["design_sha256"] = document["design_sha256"]
+            write_json(virtual / paths.SHAPE_RATES, shapes)
         for phase in PHASES:
             rehearse_phase(document, phase, virtual, machine)
         predicted = load_study(virtual / paths.STUDY)

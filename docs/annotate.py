@@ -14,9 +14,9 @@ TARGET = Path(__file__).with_name("figures") / "scorecard-numbered.png"
 MARKS = (
     (0.356, 0.155),  # verdict
     (0.356, 0.369),  # at most
-    (0.6365, 0.6),  # a triangle without a word
+    (0.985, 0.708),  # a triangle without a word
     (0.806, 0.6),  # idle CPU
-    (0.8985, 0.708),  # memory
+    (0.8985, 0.816),  # memory
     (0.358, 0.968),  # engine
 )
 RADIUS = 0.0082

@@ -30,9 +30,7 @@ def lines(chunks: list[tuple[list[int], int, int]], length_ms: int = 100) -> lis
             "kind": "chunk", "t_ns": t_ns, "at_us": at_us, "memory_ns": memory,
             "compute_ns": memory, "counters": {**counters, "steal_ms": totals},
         })  # fmt: skip
-    # Studies until 0.2 have them.
-    looks = [{"kind": "look", "when": w, "memory_ns": [10]} for w in ("before", "after")]
-    return [looks[0], *written, looks[1]]
+    return written
 
 
 def machine(records: list[Row], folder: Path) -> WatchedMachine:
@@ -56,8 +54,7 @@ def test_a_cell_says_how_fast_the_machine_was_in_its_window(tmp_path: Path) -> N
 
 def test_the_periods_are_counted_that_the_group_was_throttled_in(tmp_path: Path) -> None:
     records = lines([([100] * 3, 0, 0)] * 3)
-    marks = [r for r in records if r["kind"] in ("begin", "chunk")]
-    for mark, total in zip(marks, (4, 4, 5, 7), strict=True):
+    for mark, total in zip(records, (4, 4, 5, 7), strict=True):
         mark["counters"] = {**mark["counters"], "throttled": total}
     assert machine(records, tmp_path).throttled == 3
 
@@ -65,8 +62,8 @@ def test_the_periods_are_counted_that_the_group_was_throttled_in(tmp_path: Path)
 def test_a_process_of_the_study_that_ended_unseen_is_nobody_elses_time(tmp_path: Path) -> None:
     records = lines([([100] * 3, 0, 0)])
     # Of 100 ms the server's two CPUs were idle for 190; what ended takes 500 ms along.
-    records[1]["counters"] |= {"idle_ms": [0, 0], "own_ms": [10, 600]}
-    records[2]["counters"] |= {"idle_ms": [100, 190], "own_ms": [10, 100]}
+    records[0]["counters"] |= {"idle_ms": [0, 0], "own_ms": [10, 600]}
+    records[1]["counters"] |= {"idle_ms": [100, 190], "own_ms": [10, 100]}
     seen = machine(records, tmp_path)
     assert seen.cpus["server"].foreign == pytest.approx(10 / 200)
 
@@ -75,7 +72,7 @@ def test_what_the_host_took_is_a_share_of_what_was_asked_for(tmp_path: Path) -> 
     # Of 100 ms the load generator's CPU was idle for 70, and 20 of the other 30 were stolen. Of the
     # server's two CPUs idle and stolen time are more than there was; 40 ms were used.
     records = lines([([100] * 3, 20, 60)])
-    records[2]["counters"] |= {"idle_ms": [70, 160], "own_ms": [9, 40]}
+    records[1]["counters"] |= {"idle_ms": [70, 160], "own_ms": [9, 40]}
     use = machine(records, tmp_path).cpus
     assert use["loadgen"].stolen == pytest.approx(20 / 30)
     assert use["server"].stolen == pytest.approx(60 / 100)
@@ -90,7 +87,7 @@ def test_processes_of_others_on_the_gpus_void_the_cell(
     tmp_path: Path, told: list[list[int] | None] | None, value: int | None
 ) -> None:
     records = lines([([100] * 3, 0, 0)] * 3)
-    for chunk, pids in zip(records[2:-1], told or (), strict=False):
+    for chunk, pids in zip(records[1:], told or (), strict=False):
         chunk["foreign_gpu_pids"] = pids
     seen = machine(records, tmp_path)
     assert seen.foreign_gpu == value
@@ -124,7 +121,7 @@ def test_a_slow_gpu_voids_the_cell(
     tmp_path: Path, readings: list[tuple[Any, str]], found: list[str] | None
 ) -> None:
     records = lines([([100] * 3, 0, 0)] * 3)
-    for chunk, (clock, reasons) in zip(records[2:-1], readings, strict=False):
+    for chunk, (clock, reasons) in zip(records[1:], readings, strict=False):
         other = ["GPU-b", 1980, 1980, "0x0", 2619, 40, 90.0]
         chunk["gpu"] = [["GPU-a", clock, 1980, reasons, 2619, 40, 90.0]]
         chunk["gpu"] += [other] if found is not None else []

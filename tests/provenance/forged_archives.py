@@ -1,4 +1,4 @@
-"""Archives that no packer would write: members, lists and tables changed by hand."""
+"""Archives that no packer would write: members and lists changed by hand."""
 
 import hashlib
 import io
@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import zstandard
 
 Members = list[tuple[tarfile.TarInfo, bytes]]
@@ -144,25 +143,19 @@ def sized(data: bytes) -> dict[str, Any]:
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
-def rows(number: int, **values: str) -> Callable[[], bytes]:
-    def content() -> bytes:
-        stream = io.BytesIO()
-        columns = {name: pl.repeat(value, number, eager=True) for name, value in values.items()}
-        pl.DataFrame(columns).write_parquet(stream)
-        return stream.getvalue()
-
-    return content
-
-
-def other_table(content: bytes | Callable[[], bytes]) -> Edit:
+def other_table(content: bytes) -> Edit:
     def edit(members: Members, header: dict[str, Any]) -> None:
-        data = content if isinstance(content, bytes) else content()
-        name = "tables/requests.parquet"
+        name = "tables/requests"
         number = next(n for n, (info, _) in enumerate(members) if info.name == name)
-        members[number] = plain(name, data)
-        header["tables"][name] |= sized(data)
+        members[number] = plain(name, content)
+        header["tables"][name] |= sized(content)
 
     return edit
+
+
+def columns(files: list[Any], shapes: list[str], *lines: bytes) -> bytes:
+    """A table with these files, shapes and further lines."""
+    return b"\n".join([json.dumps({"files": files, "shapes": shapes}).encode(), *lines])
 
 
 def table_named(name: str) -> Edit:
@@ -174,5 +167,5 @@ def table_named(name: str) -> Edit:
 
 
 def in_two_tables(_: Members, header: dict[str, Any]) -> None:
-    requests, steps = (header["tables"][f"tables/{n}.parquet"] for n in ("requests", "engine_step"))
+    requests, steps = (header["tables"][f"tables/{name}"] for name in ("requests", "engine_step"))
     steps["files"].append(requests["files"][0])

@@ -1,6 +1,5 @@
 """An archive is reproducible, opens to what was packed, and is refused when anything is wrong."""
 
-import json
 import os
 import re
 import shutil
@@ -12,21 +11,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pytest
 import zstandard
 
-from connector_tax.artifacts import paths
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_json
 from connector_tax.provenance import archive, manifest
-from connector_tax.provenance.archive import ArchiveError, pack, read_head, table, unpack
+from connector_tax.provenance.archive import ArchiveError, pack, read_head, unpack
 from connector_tax.provenance.audit import check_archived
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, PASS, Ledger
 from tests.provenance.audited_study import linked_copy, replace
 from tests.provenance.forged_archives import (
     Edit,
     Members,
+    columns,
     declared_huge,
     forged,
     grown,
@@ -42,7 +40,6 @@ from tests.provenance.forged_archives import (
     other_study,
     other_study_name,
     other_table,
-    rows,
     special,
     table_named,
     twice,
@@ -52,6 +49,7 @@ from tests.provenance.forged_archives import (
 )
 from tests.provenance.tampering import NOOP_CELL
 
+REQUESTS = "runs/plain/block0/A/r40/requests_A_r40.jsonl"
 HOSTILE: dict[str, tuple[Edit, str]] = {
     "a path upwards": (listed("runs/../../../evil"), "has no place in a study"),
     "a path upwards, not listed": (unlisted("../evil"), "is not listed"),
@@ -88,17 +86,21 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
     "a million blocks": (in_study("blocks", value=10**6), "allowed: <= 100"),
     "a study that is a list": (whole_study(b"[]"), "allowed: object"),
     "a study of brackets": (whole_study(b"[" * 200_000), "study.json"),
-    "a table that is none": (other_table(b"PAR1" * 100), "member 'tables/requests.parquet'"),
-    "a table of nothing": (other_table(rows(1, file="x")), "member 'tables/requests.parquet'"),
+    "a table that is none": (other_table(b"PAR1" * 100), "member 'tables/requests'"),
+    "a table of nothing": (other_table(columns([], [], b"")), "member 'tables/requests'"),
     "a table of another file": (
-        other_table(rows(1, file="study.json", shape="{}")),
-        "KeyError|sha256 is not",
+        other_table(columns([["study.json", 1]], ["{}"], b"0")),
+        r"KeyError\('study\.json'\)",
     ),
-    "a table of huge columns": (
-        other_table(rows(10**7, file="x", shape="{}")),
-        "rows of 2 columns",
+    "a table of huge lines": (
+        other_table(columns([[REQUESTS, 10**6]], ["x" * 10**6], b"0 " * 10**6)),
+        "more than the .* bytes that are listed",
     ),
-    "a table without a place": (table_named("tables/../x.parquet"), "is no table of a study"),
+    "a table without a column": (
+        other_table(columns([[REQUESTS, 1]], ["\0" * 9], b"0")),
+        "member 'tables/requests'",
+    ),
+    "a table without a place": (table_named("tables/../x"), "is no table of a study"),
     "a file in two tables": (in_two_tables, "is in no or in two tables"),
     "an oversized member": (grown, r"has \d+ bytes, archive.json says"),
     "a member declared huge": (declared_huge, "bytes in all"),
@@ -241,22 +243,6 @@ def test_what_is_unpacked_is_what_was_packed(audited: Path, packed: Path, tmp_pa
     assert read_head(packed)[1] == read_json(source / "study.json")
 
 
-def test_the_records_of_one_launch_are_made_without_the_others(
-    packed: Path, tmp_path: Path
-) -> None:
-    whole, part = tmp_path / "whole", tmp_path / "part"
-    header = unpack(packed, whole)
-    one = "runs/plain/block0/A/"
-    unpack(packed, part, records_of=one)
-    records = {name for entry in header["tables"].values() for name in entry["files"]}
-    mine = {name for name in records if name.startswith(one)}
-    assert 0 < len(mine) < len(records)
-    there = {path.relative_to(part).as_posix() for path in part.rglob("*") if path.is_file()}
-    assert there & records == mine
-    assert all(sha256_file(part / name) == sha256_file(whole / name) for name in mine)
-    assert header["files"].keys() - records <= there
-
-
 def test_verify_py_of_an_archive_is_this_version_s(packed: Path, tmp_path: Path) -> None:
     root = tmp_path / "synthetic"
     unpack(packed, root)
@@ -273,18 +259,6 @@ def test_verify_py_of_an_archive_is_this_version_s(packed: Path, tmp_path: Path)
     header["versions"]["connector-tax"] = "0.9"
     write_json(root / "archive.json", header)
     assert verdicts() == [NOT_CHECKABLE]
-
-
-def test_any_table_is_one_call(packed: Path, audited: Path) -> None:
-    requests = table(str(packed), "requests")
-    name = "runs/plain/block0/A/r40/requests_A_r40.jsonl"
-    lines = (audited / "results" / "synthetic" / name).read_text().splitlines()
-    mine = requests.filter(pl.col("file") == name)
-    assert mine["t_send_ns"].to_list() == [json.loads(line)["t_send_ns"] for line in lines]
-    assert table(packed, "effects.csv").height > 10
-    allowed = ", ".join((*paths.ALL_LOGS, "effects.csv"))
-    with pytest.raises(ArchiveError, match=f"no table 'x'; allowed: {allowed}"):
-        table(packed, "x")
 
 
 def test_the_manifest_names_the_archive_and_its_pictures(packed: Path, tmp_path: Path) -> None:

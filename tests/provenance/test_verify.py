@@ -1,19 +1,22 @@
 """verify.py, by itself in an unpacked archive, finds every number equal, and what was changed."""
 
+import json
 import shutil
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
-import polars as pl
 import pytest
 
 from connector_tax.config import ROOT
 from connector_tax.provenance import verify
+from connector_tax.provenance.columns import decode, encode
 from tests.analysis.tables import edit_csv, one
 
 ARCHIVE = ROOT / "results" / "archive" / "default.tar.zst"
 CELL = "plain/block0/A/r40"
+TABLE = "tables/requests"
 
 
 @pytest.fixture(scope="module")
@@ -84,15 +87,14 @@ def test_a_changed_digit_of_a_published_tax_is_named(unpacked: Path, tmp_path: P
 
 
 def test_a_changed_stamp_of_a_request_is_named(unpacked: Path, tmp_path: Path) -> None:
-    table = changed(unpacked, tmp_path, "tables/requests.parquet")
-    requests = pl.read_parquet(table).with_row_index()
-    ttft = pl.col("t_first_token_ns:i") - pl.col("t_intended_ns:i")
-    mine = pl.col("file") == f"runs/{CELL}/requests_A_r40.jsonl"
-    measured = requests.filter(mine & ~pl.col("warmup:b") & ~pl.col("cooldown:b")).sort(ttft)
-    median = measured["index"][(len(measured) - 1) // 2]
-    shift = pl.when(pl.col("index") == median).then(1000).otherwise(0)
-    later = pl.col("t_first_token_ns:i") + shift
-    requests.with_columns(later).drop("index").write_parquet(table)
+    path, name = changed(unpacked, tmp_path, TABLE), f"runs/{CELL}/requests_A_r40.jsonl"
+    files = decode(path.read_bytes(), defaultdict(lambda: 1 << 30))
+    requests = [json.loads(line) for line in files[name].splitlines()]
+    measured = [r for r in requests if not r["warmup"] and not r["cooldown"]]
+    measured.sort(key=lambda r: r["t_first_token_ns"] - r["t_intended_ns"])
+    measured[(len(measured) - 1) // 2]["t_first_token_ns"] += 1000
+    files[name] = "".join(json.dumps(r) + "\n" for r in requests).encode()
+    path.write_bytes(encode(files))
     result = verified(tmp_path / "archive")
     assert result.returncode == 1, result.stderr
     assert "plain 0 A r40 ttft_p50_ms" in result.stdout
@@ -107,8 +109,8 @@ def test_a_folder_that_is_no_archive_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_damaged_table_is_refused(unpacked: Path, tmp_path: Path) -> None:
-    table = changed(unpacked, tmp_path, "tables/requests.parquet")
-    table.write_bytes(table.read_bytes()[:1000])
+    path = changed(unpacked, tmp_path, TABLE)
+    path.write_bytes(path.read_bytes()[:1000])
     result = verified(tmp_path / "archive")
     assert result.returncode == 2
     assert "a file is damaged or missing" in result.stderr

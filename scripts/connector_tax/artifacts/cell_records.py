@@ -326,12 +326,6 @@ class MeasuredCellRecord(TypedDict):
     suspended_ms: NotRequired[
         Annotated[int, says("how long the machine was suspended during the cell")]
     ]
-    quiet: NotRequired[
-        Annotated[
-            dict[str, Any],
-            says("of release 0.2: the rule by which requests of disturbed time were left out"),
-        ]
-    ]
     server_counters: NotRequired[
         Annotated[ServerCounters, says("before and after: the server's counters the checks use")]
     ]

@@ -172,14 +172,9 @@ class EngineRecord(TypedDict):
             "study/server_command.py:SHOWN does not list the name"
         ),
     ]
-    cleared: NotRequired[
-        Annotated[
-            list[str],
-            says(
-                "names of the caller's variables that could change a server and did not reach it;"
-                " absent in studies of 0.2"
-            ),
-        ]
+    cleared: Annotated[
+        list[str],
+        says("names of the caller's variables that could change a server and did not reach it"),
     ]
 
 

@@ -72,7 +72,6 @@ LAUNCH_FILES = (LAUNCH_CONFIG, LAUNCH_SCRIPT, STDOUT_LOG, STDERR_LOG, ENV_TEXT, 
 CELL_LOGS = ("requests", "metrics", "engine_step", "machine")
 # One more where the device is emulated.
 DEVICE_LOG = "device"
-# An archive has a table of each.
 ALL_LOGS = (*CELL_LOGS, DEVICE_LOG)
 
 

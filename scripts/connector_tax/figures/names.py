@@ -105,7 +105,7 @@ FIGURES: dict[str, Words] = {
         "resources.scorecard",
         "Scorecard",
         "What each configuration costs over plain: latency over all rates with its verdict and"
-        " the upper end of its interval, steps at ref_safe, and what it takes while idle.",
+        " the upper end of its interval, a step at the rate named, and what it takes while idle.",
     ),
 }
 # Of every study; a further one where an emulated device takes times that the study sets.

@@ -48,15 +48,19 @@ def _step(rates: Sequence[float]) -> float:
     return min((b / a for a, b in itertools.pairwise(rates)), default=2.0)
 
 
-def rate_axis(axes: Axes, study: StudyTables, named: bool = False) -> None:
+def rate_axis(axes: Axes, study: StudyTables, named: bool = False, apart: float = 1.0) -> None:
     """A logarithmic rate axis with a tick for each rate, and lines at the reference rates.
 
-    `named`: the names of the reference rates stand above their lines.
+    Args:
+        named: whether the names of the reference rates stand above their lines.
+        apart: a tick has no label where the next rate is less than so many times its own.
     """
     rates = grid_rates(study)
     axes.set_xscale("log", base=2)
     axes.set_xlim(rates[0] / _step(rates) ** 0.55, rates[-1] * _step(rates) ** 0.55)
-    axes.set_xticks(rates, [f"{rate:.10g}" for rate in rates])
+    after = [*rates[1:], math.inf]
+    said = [f"{r:.10g}" if b >= apart * r else "" for r, b in zip(rates, after, strict=True)]
+    axes.set_xticks(rates, said)
     axes.minorticks_off()
     at = {name: study.reference[name] for name in REFERENCES}
     lines = {at[name]: name for name in reversed(REFERENCES) if at[name] is not None}
@@ -252,7 +256,7 @@ def throughput(study: StudyTables) -> style.Picture:
 
 def _limits(upper: Axes, lower: Axes, study: StudyTables, kept: float) -> None:
     for axes in (upper, lower):
-        rate_axis(axes, study, named=axes is upper)
+        rate_axis(axes, study, named=axes is upper, apart=1.4)
         axes.grid(axis="y")
     ends = upper.get_xlim()
     upper.set_yscale("log", base=2)

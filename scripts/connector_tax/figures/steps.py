@@ -219,7 +219,7 @@ DEVICE_COLUMNS = [
     "config", "batch", "device_time_us", "period_us", "period_lo_us", "period_hi_us", "n_steps",
     "n_launches", "hidden_from_us",
 ]  # fmt: skip
-ACROSS = 3
+ACROSS = 2
 DEVICE_IN = 1.9
 
 
@@ -247,15 +247,20 @@ def boundary(study: StudyTables) -> style.Picture:
     lines = math.ceil(len(sizes) / ACROSS)
     notes = [
         f"on the diagonal: at most {EXPOSED:.0%} longer than the device's own time;"
-        f" a point is of at least {least} launches"
+        f" a point is of at least {least} launches; 95 % intervals, cut at the axes"
     ]
     figure = style.new_figure(study, style.PAGE_IN, lines * DEVICE_IN + 0.5, notes)
     grid = style.panels(figure, len(sizes), ACROSS, share_x=True)
-    times = most["device_time_us"].astype(float) / 1e3
-    ends = (0.9 * float(times.min()), 1.1 * float(times.max()))
+    times, periods = (rows.numbers(most, [name]) for name in ("device_time_us", "period_us"))
+    ends, heights = (
+        (0.9 * min(values) / 1e3, 1.1 * max(values) / 1e3) for values in (times, times + periods)
+    )
     for axes, batch in zip(grid.flat, sizes, strict=False):
         _periods(study, axes, most[most["batch"] == batch], ends)
         axes.set_title(f"{batch} sequence{'' if batch == '1' else 's'} in the step")
+    # The panels share this axis, whose ticks each of them has set anew.
+    grid[0, 0].set_ylim(heights)
+    style.log_ticks(grid[0, 0].yaxis, *heights)
     for axes in grid[:, 0]:
         axes.set_ylabel("period of a step (ms)")
     for axes in grid[-1]:
@@ -298,7 +303,6 @@ def _periods(
         axes.vlines(time[known], low[known], high[known], color=mark.color, lw=0.8)
     axes.set(xscale="log", yscale="log", xlim=ends)
     style.log_ticks(axes.xaxis, *ends)
-    style.log_ticks(axes.yaxis, *axes.get_ylim())
     axes.grid()
 
 

@@ -41,6 +41,8 @@ LEGEND_IN = 0.13  # a line of a legend
 LABEL_IN = 1.2  # the longest label of a row
 MUTED = "#5f5f5f"
 BAND = "#e3e6ea"
+# The one column of the numbers of a figure that cannot be drawn.
+ABSENT_BECAUSE = "absent_because"
 # Hatching in place of a number, and the box in which its reason is readable.
 LOST: dict[str, Any] = {"fc": "white", "ec": "#b5b5b5", "hatch": "\\\\\\\\\\\\", "lw": 0.0}
 REASON: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "pad": 0.4}
@@ -246,7 +248,7 @@ def absent(study: StudyTables, name: str, reason: str) -> Picture:
     axes.add_patch(Rectangle((0, 0), 1, 1, **LOST))
     words = "\n".join(textwrap.wrap(reason, 56, break_long_words=True))
     reason_text(axes, 0.5, 0.5, f"{FIGURES[name].title}\nis absent from this study:\n{words}")
-    return picture(figure, pd.DataFrame({"absent_because": [reason]}))
+    return picture(figure, pd.DataFrame({ABSENT_BECAUSE: [reason]}))
 
 
 def save(picture: Picture, folder: Path, name: str, title: str = "") -> None:

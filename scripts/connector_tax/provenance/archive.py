@@ -2,9 +2,9 @@
 
 Layout: a zstd frame over a POSIX ustar archive of plain files. The first member, `archive.json`,
 lists every file of the study with size and SHA-256; then `study.json`; then the rest by name.
-Records stand in one parquet table each kind (`tables`), from which `unpack` writes their files
-again, to the byte. Owners, times and modes are fixed, so the same study gives the same bytes (with
-the same zstd and polars).
+The records of all cells stand by column, a member for each kind (`columns`), from which `unpack`
+writes their files again, to the byte. Owners, times and modes are fixed, so the same study gives
+the same bytes (with the same zstd).
 
 Of an archive that comes from someone else nothing is believed before it is checked. Only plain
 files that archive.json lists, under the few places a study has, with the size and hash it names,
@@ -30,7 +30,6 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath
 from typing import IO, Annotated, Any, Literal, TypedDict, cast
 
-import polars as pl
 import zstandard
 
 from connector_tax import __version__
@@ -42,11 +41,11 @@ from connector_tax.commands import run_command
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_bytes, write_text
 from connector_tax.machine import arithmetic
 from connector_tax.provenance.claims import FAIL
+from connector_tax.provenance.columns import decode, encode, fits
 from connector_tax.provenance.manifest import name_archive, section_of
-from connector_tax.provenance.tables import decode, encode, read_table
 from connector_tax.seals import read_links, settled_files
 
-FORMAT = "connector-tax archive 3"
+FORMAT = "connector-tax archive 4"
 HEADER = "archive.json"
 # Beside what was unpacked: of which archive it is.
 ORIGIN = "archive.sha256"
@@ -62,7 +61,8 @@ FOLDERS = (paths.PREFLIGHT, paths.PATCH, paths.RUNS, PUBLISHED)
 MADE_BY_REPLOT = (
     ORIGIN, paths.ANALYSIS, paths.FIGURES, paths.REPORT, paths.AUDIT, paths.LOGS
 )  # fmt: skip
-TABLES = {f"tables/{kind}.parquet": kind for kind in paths.ALL_LOGS}
+RECORDS = re.compile(rf"{paths.RUNS}/.*/({'|'.join(paths.ALL_LOGS)})_[^/]*\.jsonl")
+TABLES = tuple(f"tables/{kind}" for kind in paths.ALL_LOGS)
 # What `connector-tax remeasure --all` keeps of an earlier design.
 OLD_DESIGN = re.compile(r"(study|environment|env|model|preflight|patch)\.superseded\d+(\.\w+)?")
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
@@ -90,7 +90,7 @@ class Member(TypedDict):
 
 
 class TableMember(Member):
-    """A table, and the files that are made of it."""
+    """The records of a kind, and the files that are made of it."""
 
     files: list[str]
 
@@ -98,7 +98,7 @@ class TableMember(Member):
 class ArchiveHeader(TypedDict):
     """archive.json: every file of the study, and the tables that hold some of them."""
 
-    format: Literal["connector-tax archive 3"]
+    format: Literal["connector-tax archive 4"]
     study: Annotated[str, says(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
     files: dict[str, Member]
     tables: dict[str, TableMember]
@@ -107,11 +107,10 @@ class ArchiveHeader(TypedDict):
 # ---- what an archive holds
 
 
-def kind_of(name: str) -> str | None:
+def table_of(name: str) -> str | None:
     """Which table the file is in; None for one that is in none."""
-    file = name.rpartition("/")[2]
-    fits = name.startswith("runs/") and file.endswith(".jsonl")
-    return next((kind for kind in paths.ALL_LOGS if fits and file.startswith(f"{kind}_")), None)
+    kind = RECORDS.fullmatch(name)
+    return f"tables/{kind[1]}" if kind else None
 
 
 def check_name(name: str) -> None:
@@ -136,12 +135,10 @@ Design {study["design_sha256"]}.
 
 - `runs/` raw records of every server launch, `published/` the tables and the numbers under each
   figure as they were published, `archive.json` the size and SHA-256 of every file.
-- `tables/` holds the lines of `runs/*/*/*/*/*.jsonl` as parquet, a table for each kind of record;
-  unpacked, each is a file again, to the byte. With the project's package installed,
-  `python -c "from connector_tax.provenance.archive import table; print(table('FILE', 'requests'))"`
-  reads them.
+- `tables/` holds the lines of `runs/*/*/*/*/*.jsonl` by column. `read_table` of `{VERIFY}` reads
+  them; with the project's package installed `connector-tax archive unpack` writes the files.
 - `python {VERIFY}` computes percentiles, taxes and hypotheses anew from
-  `tables/`, beside the published ones: one file to read; it needs pandas, scipy and pyarrow.
+  `tables/`, beside the published ones: one file to read; it needs pandas and scipy.
 - In a checkout of the project, `snakemake --cores 1 replot --config archive=FILE` checks every
   hash, redraws all figures and the report, and audits each published number against the raw
   records. It starts no server and needs no network.
@@ -274,14 +271,13 @@ def packed(header: Mapping[str, Any], files: Mapping[str, bytes]) -> bytes:
         header: what archive.json says besides the files.
         files: their content by name.
     """
-    members = dict(files)
-    tables: dict[str, Any] = {}
-    for table, kind in TABLES.items():
-        content, encoded = encode({n: d for n, d in sorted(files.items()) if kind_of(n) == kind})
-        if encoded:
-            tables[table] = _entry(content) | {"files": encoded}
-            members[table] = content
-            for name in encoded:
+    members, tables = dict(files), dict[str, Any]()
+    for table in TABLES:
+        own = {n: files[n] for n in sorted(files) if table_of(n) == table and fits(files[n])}
+        if own:
+            members[table] = encode(own)
+            tables[table] = _entry(members[table]) | {"files": list(own)}
+            for name in own:
                 del members[name]
 
     def order(name: str) -> tuple[bool, str]:
@@ -333,7 +329,7 @@ def read_head(archive: Path) -> tuple[ArchiveHeader, StudyDocument]:
             return header, _study(header, folder)
 
 
-def unpack(archive: Path, target: Path, records_of: str = "") -> ArchiveHeader:
+def unpack(archive: Path, target: Path) -> ArchiveHeader:
     """Check an archive to the last byte, then put the study at `target`.
 
     What `target` held is replaced; it must hold nothing but what an earlier replot made.
@@ -341,8 +337,6 @@ def unpack(archive: Path, target: Path, records_of: str = "") -> ArchiveHeader:
     Args:
         archive: the file.
         target: a study's folder.
-        records_of: how the names of those files begin that are made of the tables, which takes most
-            of the time; the others are left out.
 
     Raises:
         ArchiveError: the archive is damaged or hostile, or `target` is something else. Nothing has
@@ -359,7 +353,7 @@ def unpack(archive: Path, target: Path, records_of: str = "") -> ArchiveHeader:
             header = _header(tar, folder, most)
             for _ in _extracted(tar, header, folder):
                 pass
-            _restore(header, folder, records_of)
+            _restore(header, folder)
             _study(header, folder)
             write_text(folder / ORIGIN, f"{sha256_file(archive)}  {archive.name}\n")
             if target.exists():
@@ -514,16 +508,14 @@ def _write(folder: Path, name: str, data: bytes, sha256: str) -> None:
     path.chmod(_mode(name))
 
 
-def _restore(header: ArchiveHeader, folder: Path, records_of: str) -> None:
+def _restore(header: ArchiveHeader, folder: Path) -> None:
     """Write the files that are in tables, each to the byte that archive.json lists; drop these."""
     for table, entry in header["tables"].items():
-        sizes = {name: header["files"][name]["bytes"] for name in entry["files"]}
-        wanted = [name for name in sizes if name.startswith(records_of)]
         try:
-            rows = read_table(folder / table, sum(sizes.values()))
-            made = decode(rows.filter(pl.col("file").is_in(wanted)), sizes)
-            contents = {name: made[name] for name in wanted}
-        except (Exception, pl.exceptions.PanicException) as error:
+            sizes = {name: header["files"][name]["bytes"] for name in entry["files"]}
+            made = decode((folder / table).read_bytes(), sizes)
+            contents = {name: made[name] for name in sizes}
+        except Exception as error:
             raise ArtifactError(f"member {table!r}: {error!r}") from None
         for name, data in contents.items():
             _write(folder, name, data, header["files"][name]["sha256"])
@@ -540,31 +532,6 @@ def _study(header: ArchiveHeader, folder: Path) -> StudyDocument:
         told = f"study is {study['study']!r}, {HEADER} says {header['study']!r}"
         raise ArtifactError(f"{paths.STUDY}: {told}")
     return study
-
-
-def table(archive: str | Path, name: str) -> pl.DataFrame:
-    """A table of an archive: records of a kind (`requests`), or a published one (`effects.csv`).
-
-    Of records `file` names the file they are of; the other columns are those of docs/artifacts.md.
-
-    Raises:
-        ArchiveError: the archive is damaged or hostile, or holds no such table.
-    """
-    with tempfile.TemporaryDirectory(prefix="archive-") as folder:
-        root = Path(folder) / "study"
-        files = unpack(Path(archive), root)["files"]
-        if f"published/analysis/{name}" in files:
-            return pl.read_csv(root / f"published/analysis/{name}", infer_schema_length=None)
-        frames = [
-            pl.read_ndjson(root / file, infer_schema_length=None).with_columns(file=pl.lit(file))
-            for file, entry in files.items()
-            if kind_of(file) == name and entry["bytes"]
-        ]
-    if not frames:
-        raise ArchiveError(
-            f"{archive}: no table {name!r}; allowed: {', '.join(paths.ALL_LOGS)}, {paths.EFFECTS}"
-        )
-    return pl.concat(frames, how="diagonal_relaxed")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -65,10 +65,6 @@ LIMIT = (
     "What was sealed anew from its first link cannot be told from the folder alone: "
     "docs/reviewers.md"
 )
-# What release 0.2 did not seal, but for some of the files below patch/.
-LEFT_OUT_BY_0_2 = (
-    paths.STUDY, paths.REFERENCE_RATES, paths.MODEL, f"{paths.PATCH}/", f"{paths.RUNS}/"
-)  # fmt: skip
 # The step probe's compiled modules, and what a killed process was writing.
 PASSING = re.compile(rf"{paths.PATCH}/.*__pycache__/|.*\.tmp$")
 
@@ -132,15 +128,7 @@ def check_seals(study: Study, ledger: Ledger, beside: Collection[str] = ()) -> s
     ledger.check("seal", "settings", _settings(study, links), "fixed before the first measurement")
     files, settled = study_files(study.root, beside), settled_files(links)
     ledger.check("seal", "folder", _unknown(study, files, beside), "holds nothing else")
-    if paths.STUDY in links[0][1]["files"]:
-        ledger.check("seal", "reference rates", _rates(links), "fixed before Phase B")
-    else:
-        subject = f"{paths.STUDY}, {paths.REFERENCE_RATES}"
-        reason = "sealed by release 0.2, whose chain left them out"
-        ledger.not_checkable("seal", subject, reason)
-        settled.pop(paths.COMPLETE, None)
-        left_out = {name for name in files if name.startswith(LEFT_OUT_BY_0_2)} - {*settled}
-        files = {name: files[name] for name in files.keys() - left_out}
+    ledger.check("seal", "reference rates", _rates(links), "fixed before Phase B")
     same = _same_files(settled, files)
     ledger.check("seal", "study's own files", same, "as they were when sealed")
     newest = {link["launch"]: link for _, link in links if "launch" in link}

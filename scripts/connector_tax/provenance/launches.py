@@ -240,15 +240,14 @@ class Attempt(NamedTuple):
     """One start of a launch's server: whose, on what, and when by its machine's monotonic clock.
 
     Attributes:
-        start_ns, end_ns: CLOCK_MONOTONIC; of an attempt of release 0.2 those of its cells. None
-            where the attempt was killed before anything was measured.
+        start_ns, end_ns: CLOCK_MONOTONIC; of one that was killed the end of its last cell.
     """
 
     launch: Launch
     node: NodeRecord
     supersedes: bool
-    start_ns: int | None
-    end_ns: int | None
+    start_ns: int
+    end_ns: int
 
     @property
     def clock(self) -> tuple[str, str]:
@@ -257,13 +256,12 @@ class Attempt(NamedTuple):
 
 
 def _attempt(study: Study, launch: Launch, entry: AttemptRecord) -> Attempt:
-    start, end = entry.get("started_ns"), entry.get("ended_ns")
-    if start is None or end is None:
+    start, end = entry["started_ns"], entry.get("ended_ns")
+    if end is None:
         cells = [read_json(p) for p in launch.folder(study.root).glob("*/cell_*.json")]
         windows = [cell["window"] for cell in cells if cell["attempt"] == entry["attempt"]]
-        start = start or min((w["t_origin_ns"] for w in windows), default=None)
         end = max((w["t_drained_ns"] for w in windows), default=start)
-    return Attempt(launch, entry["node"], bool(entry.get("supersedes")), start, end)
+    return Attempt(launch, entry["node"], bool(entry["supersedes"]), start, end)
 
 
 def _check_blocks(study: Study, attempts: Sequence[Attempt], ledger: Ledger) -> None:
@@ -289,18 +287,16 @@ def _check_blocks(study: Study, attempts: Sequence[Attempt], ledger: Ledger) -> 
 def _out_of_order(drawn: Sequence[Attempt]) -> Iterator[str]:
     """Launches that began before one drawn earlier, but for those measured again on request."""
     firsts = [next(group) for _, group in itertools.groupby(drawn, lambda a: a.launch)]
-    begun = [a for a in firsts if a.start_ns is not None and not a.supersedes]
-    for before, after in itertools.pairwise(begun):
-        if before.clock == after.clock and after.start_ns < before.start_ns:  # type: ignore[operator]
+    for before, after in itertools.pairwise(a for a in firsts if not a.supersedes):
+        if before.clock == after.clock and after.start_ns < before.start_ns:
             yield f"{after.launch.name} began before {before.launch.name}, which is drawn first"
 
 
 def _overlapping(group: Sequence[Attempt]) -> Iterator[str]:
-    timed = [(a.clock, a.start_ns, a.end_ns, a.launch.name) for a in group if a.start_ns]
-    timed.sort(key=lambda t: t[:2])
-    for (clock, _, end, before), (other, start, _, name) in itertools.pairwise(timed):
-        if clock == other and end is not None and start < end:
-            yield f"{name} began {(end - start) / 1e9:.1f} s before {before} ended"
+    for before, after in itertools.pairwise(sorted(group, key=lambda a: (a.clock, a.start_ns))):
+        if before.clock == after.clock and after.start_ns < before.end_ns:
+            early_s = (before.end_ns - after.start_ns) / 1e9
+            yield f"{after.launch.name} began {early_s:.1f} s before {before.launch.name} ended"
 
 
 def _device(node: NodeRecord) -> dict[str, Any]:

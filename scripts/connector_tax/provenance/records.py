@@ -40,9 +40,6 @@ HISTOGRAMS = {
 }
 # Wall and monotonic clock may run apart by 500 ppm while one of them is slewed.
 CLOCKS = 1e-3
-# Checks of release 0.2 that judged the requests of quiet time: they are taken as they stand.
-OF_QUIET_TIME = ("schedule_lag_p99_ms", "quiet_requests", "idle_memory_factor")
-LEFT_OUT = "release 0.2 left out the requests of disturbed time"
 
 
 class Records:
@@ -103,9 +100,7 @@ def check_records(study: Study, ledger: Ledger) -> None:
     for launch in every_launch(study.document):
         folder = launch.folder(study.root)
         subject = f"{launch.name}/{paths.SUMMARY}"
-        if _left_out(study):
-            ledger.not_checkable(KIND, subject, LEFT_OUT)
-        elif (folder / paths.SUMMARY).exists():
+        if (folder / paths.SUMMARY).exists():
             with ledger.guarded(KIND, subject):
                 cells = [c["cell"] for c in study.cells(launch.phase)]
                 again = {c: summarise_cell(folder / c) for c in cells if (folder / c).is_dir()}
@@ -148,11 +143,7 @@ def _record(records: Records) -> Iterator[str]:
     ):
         bodies.update(request.body + b"\n")
     checks = _judged(records)
-    given: dict[str, Any] = {}
-    if _left_out(study):
-        given = {name: record["health"][name] for name in OF_QUIET_TIME}
-    reasons = void_reasons({name: check for name, check in checks.items() if name not in given})
-    reasons += [r for r in record["void_reasons"] if any(f": {name} " in r for name in given)]
+    reasons = void_reasons(checks)
     again: dict[str, Any] = {
         "label": study.document["engine_label"],
         "input_tokens": cell.input_tokens,
@@ -171,7 +162,7 @@ def _record(records: Records) -> Iterator[str]:
         },
         "counts": {**counted(records.requests, record["window"]), "planned": len(records.due)},  # type: ignore[arg-type]
         "server_counters": records.counters,
-        "health": {**checks, **given},
+        "health": checks,
         "valid": not reasons,
         "void_reasons": sorted(reasons),
     }
@@ -205,11 +196,6 @@ def _judged(records: Records) -> Mapping[str, Any]:
         watched="quiet" in study.config,
         counted_by_server=records.served.get("counters", True),
     )
-
-
-def _left_out(study: Study) -> bool:
-    """Whether requests of disturbed time were left out, as release 0.2 did."""
-    return "max_factor" in study.config.get("quiet", {})
 
 
 # ---- what was sent, and what came back

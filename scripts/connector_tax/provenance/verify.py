@@ -2,7 +2,7 @@
 
     mkdir X && tar --zstd -xf default.tar.zst -C X && python X/verify.py X
 
-Needs pandas, pyarrow and scipy. It shares no code with the analysis: it is written from
+Needs pandas and scipy. It shares no code with the analysis: it is written from
 docs/method.md, whose sections it names. It ends with 1 where a number differs by more than 1e-8 of
 it or a text at all, and with 2 where the folder cannot be read.
 """
@@ -33,46 +33,59 @@ Key = tuple[str, int, str, str]  # launch name, block, phase, cell
 Row = dict[str, Any]
 Tax = tuple[str, str, str, str]  # launch name, phase, cell, metric
 Sample = tuple[float, int]  # log of a percentile, requests
+COLUMNS = ["t_intended_ns", "t_first_token_ns", "t_last_token_ns", "completion_tokens"]
+WAITING = "vllm:num_requests_waiting"
 RATES = "all_rates"  # the cell of the taxes over all rates of Phase A without saturation
 
 
-def read_table(root: Path, kind: str, wanted: str) -> dict[str, pd.DataFrame]:
-    """The lines of each file of a kind, with the values whose names match.
+def read_table(root: Path, kind: str) -> dict[str, list[Row]]:
+    """The lines of each file of a kind, from its columns.
 
-    A row is a line of a JSON-lines file. A column is `name:mark`, and the mark says how its values
-    are stored: `i`, `e`, `b`, `s` as they are, `j` as JSON. A stamp or count that a line has not
-    is 0.
+    The first line of `tables/<kind>` names files with their number of lines, and shapes of lines
+    with a NUL for each number; the second has each line's shape; a column is its numbers (`=`), or
+    the differences from one to the next (`+`).
     """
-    frame = pd.read_parquet(root / "tables" / f"{kind}.parquet", dtype_backend="numpy_nullable")
-    values: Row = {"file": frame["file"]}
-    for column in frame.columns:
-        name, _, mark = column.rpartition(":")
-        if not re.fullmatch(wanted, name):
-            continue
-        value: Any = frame[column]
-        if mark == "e":
-            value = value.astype(float)
-        elif mark == "i":
-            value = value.fillna(0).astype(np.int64)
-        values[name] = value
-    return {str(name): lines for name, lines in pd.DataFrame(values).groupby("file", sort=False)}
+    head, order, *columns = (root / "tables" / kind).read_bytes().decode("latin-1").split("\n")
+    header, left, kinds = json.loads(head), iter(columns), map(int, order.split())
+    shapes = [shape.split("\0") for shape in header["shapes"]]
+    values = [[iter(numbers(next(left))) for _ in shape[1:]] for shape in shapes]
+
+    def line(of: int) -> Row:
+        parts = zip(values[of], shapes[of][1:], strict=True)
+        text = shapes[of][0] + "".join(next(value) + part for value, part in parts)
+        row: Row = json.loads(text.encode("latin-1"))
+        return row
+
+    files = header["files"]
+    return {name: [line(of) for of in itertools.islice(kinds, count)] for name, count in files}
+
+
+def numbers(column: str) -> list[str]:
+    """The numbers of a column, as they stood in the lines."""
+    values = column[1:].split()
+    return [str(n) for n in itertools.accumulate(map(int, values))] if column[0] == "+" else values
+
+
+def waiting(values: Row) -> float:
+    """How many requests wait in the server by one scrape, in all of its engines."""
+    return float(sum(n for key, n in values.items() if key.partition("{")[0] == WAITING))
 
 
 class Cell:
     """A valid cell: its successes in order of arrival, its arrivals by status, its queue."""
 
-    def __init__(self, record: Row, requests: Any, metrics: Any) -> None:
+    def __init__(self, record: Row, requests: Iterable[Row], metrics: Iterable[Row]) -> None:
         start, stop = (record["window"][name] for name in ("t_warmup_end_ns", "t_stop_ns"))
         self.rate, self.window_s = record["schedule"]["rate_rps"], (stop - start) / 1e9
-        measured = requests[requests["t_intended_ns"].between(start, stop, inclusive="left")]
-        self.arrivals = Counter(measured["status"])
-        ok = measured[measured["status"] == "ok"]
-        due, first, last = (ok[f"t_{s}_ns"] for s in ("intended", "first_token", "last_token"))
-        gaps, self.all = ok["completion_tokens"] - 1, pd.DataFrame({"since_s": (due - start) / 1e9})
+        measured = [r for r in requests if start <= r["t_intended_ns"] < stop]
+        self.arrivals = Counter(r["status"] for r in measured)
+        ok = pd.DataFrame([r for r in measured if r["status"] == "ok"], columns=COLUMNS, dtype="i8")
+        due, first, last, tokens = (ok[name] for name in COLUMNS)
+        gaps, self.all = tokens - 1, pd.DataFrame({"since_s": (due - start) / 1e9})
         self.all["ttft"], self.all["e2e"] = (first - due) / 1e6, (last - due) / 1e6
         self.all["tpot"] = (last - first) / gaps / 1e6 if (gaps > 0).all() else np.nan
-        inside = metrics["ok"] & metrics["t_ns"].between(start, stop, inclusive="left")
-        self.waiting = float(metrics.filter(like="values")[inside].fillna(0).sum(axis=1).median())
+        inside = [m["values"] for m in metrics if m["ok"] and start <= m["t_ns"] < stop]
+        self.waiting = float(pd.Series(map(waiting, inside), dtype=float).median())
         tenth, e2e_s = max(1, len(ok) // 10), self.all["e2e"] / 1e3
         growth = max(0.0, e2e_s[-tenth:].median() - e2e_s[:tenth].median()) if len(ok) else 0.0
         self.effective_rps = len(ok) / (self.window_s + growth)
@@ -105,18 +118,14 @@ class Study:
         order: dict[str, list[Row]] = self.document["run_order"]
         self.names = {p: list(dict.fromkeys(e["config"] for e in order[p])) for p in order}
         self.cells: dict[Key, Cell] = {}
-        wanted = {
-            "requests": r"status|t_\w+_ns|completion_tokens",
-            "metrics": r"t_ns|ok|values\tvllm:num_requests_waiting(\{.*\})?",
-        }
-        tables = {kind: read_table(root, kind, names) for kind, names in wanted.items()}
+        tables = {kind: read_table(root, kind) for kind in ("requests", "metrics")}
         for phase in order:
             for launch, cell in itertools.product(order[phase], self.planned[phase]):
                 key = (launch["config"], launch["block"], phase, cell["cell"])
                 folder, tail = f"runs/{key[0]}/block{key[1]}/{phase}/{key[3]}", f"{phase}_{key[3]}"
                 path = root / folder / f"cell_{tail}.json"
                 if path.exists() and (record := json.loads(path.read_text()))["valid"]:
-                    lines = [t.get(f"{folder}/{kind}_{tail}.jsonl") for kind, t in tables.items()]
+                    lines = [of[f"{folder}/{kind}_{tail}.jsonl"] for kind, of in tables.items()]
                     self.cells[key] = Cell(record, *lines)
 
     def plains(self, phase: str) -> list[str]:

@@ -69,7 +69,9 @@ QUIET = Noise(0.0)
 NOISES: Mapping[str, Noise] = {
     "engine": Noise(0.005, source="config/embedded.yaml: what the engine itself draws"),
     "embedded": Noise(0.006, source="results/archive/default.tar.zst"),
-    "vllm-cpu": Noise(0.026, drift_sd=0.017, source="results/archive/vllm-cpu.tar.zst"),
+    "vllm-cpu": Noise(
+        0.026, drift_sd=0.017, source="results/archive/vllm-cpu.tar.zst of commit b3c47e2"
+    ),
     "hostile": Noise(
         0.026, 0.05, drift_sd=0.05, source="assumed: vllm-cpu's, one launch in 20 bad, more drift"
     ),
@@ -221,7 +223,7 @@ def _fitted(study: StudyDocument, names: RehearsalSection) -> Machine:
         root = Path(place) / "study"
         folder = root / paths.RUNS / launch
         try:
-            unpack(Path(names["archive"]), root, records_of=f"{paths.RUNS}/{launch}/")
+            unpack(Path(names["archive"]), root)
             index = read_index(folder)
             if index is None:
                 raise ArtifactError(f"{folder / paths.INDEX}: no such file")

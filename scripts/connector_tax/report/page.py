@@ -1,6 +1,7 @@
 """What stands in the report, section by section, and the page made of it."""
 
 import base64
+import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from connector_tax import text
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.metrics import criteria_of
 from connector_tax.artifacts.tables import POOLED
-from connector_tax.figures import resources, steps
+from connector_tax.figures import resources, steps, style
 from connector_tax.figures.names import BOUNDARY, FIGURES, figures_of
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, reading
@@ -40,7 +41,10 @@ RAW_FILES = (
 
 @dataclass(frozen=True)
 class FigureView:
-    """One figure of the page: inlined picture, its words, and its numbers as a download."""
+    """One figure of the page: inlined picture, its words, and its numbers as a download.
+
+    `absent_because` says why the study has no such figure; empty where it has one.
+    """
 
     name: str
     title: str
@@ -48,6 +52,7 @@ class FigureView:
     source: str
     numbers: str
     wide: bool
+    absent_because: str
 
 
 def templates(folders: Sequence[Path] = ()) -> Environment:
@@ -149,7 +154,10 @@ def _figure(study: StudyTables, name: str) -> FigureView:
     if name in steps.STEP_FIGURES and (said := steps.hidden(study)):
         caption += f" {said}"
     wide = name not in COLUMN_FIGURES
-    return FigureView(name, words.title, caption, picture, numbers, wide)
+    with reading(table := folder / f"{name}.csv"), table.open(encoding="utf-8") as stream:
+        first = next(csv.DictReader(stream), {})
+    absent = first.get(style.ABSENT_BECAUSE, "")
+    return FigureView(name, words.title, caption, picture, numbers, wide, absent)
 
 
 def _data(path: Path) -> str:

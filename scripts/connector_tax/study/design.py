@@ -61,7 +61,6 @@ MEASUREMENT_KEYS = (
     "phase_bp",
     "shape_rates",
     "cell",
-    "precision",  # of studies of 0.2
     "load_generator",
     "metrics",
     "quiet",
