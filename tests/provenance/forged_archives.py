@@ -1,4 +1,4 @@
-"""Archives that no packer would write: members and lists changed by hand."""
+"""Archives that no packer would write: members, lists and tables changed by hand."""
 
 import hashlib
 import io

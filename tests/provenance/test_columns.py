@@ -1,12 +1,17 @@
 """Files by column come back to the byte, and verify.py reads what they say."""
 
+import io
 import json
+import tarfile
 from pathlib import Path
 
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from connector_tax.artifacts import paths
 from connector_tax.provenance import verify
+from connector_tax.provenance.archive import HEADER, packed
 from connector_tax.provenance.columns import decode, encode, fits
 
 VALUES = st.recursive(
@@ -54,3 +59,15 @@ def test_verify_py_reads_the_same_lines(tmp_path: Path) -> None:
     (tmp_path / "tables").mkdir()
     (tmp_path / "tables" / "requests").write_bytes(encode({"a": text.encode(), "b": b"{}\n"}))
     assert verify.read_table(tmp_path, "requests") == {"a": rows, "b": [{}]}
+
+
+def test_an_archive_has_a_table_of_each_kind_of_log() -> None:
+    name = "runs/plain/block0/A/r1/{}_A_r1.jsonl"
+    files = {name.format(kind): b'{"t_ns":7}\n' for kind in paths.ALL_LOGS}
+    content = zstandard.ZstdDecompressor().decompressobj().decompress(packed({}, files))
+    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+        head = tar.extractfile(HEADER)
+        assert head is not None
+        tables = json.load(head)["tables"]
+    kinds = {table: entry["files"] for table, entry in tables.items()}
+    assert kinds == {f"tables/{kind}": [name.format(kind)] for kind in paths.ALL_LOGS}

@@ -108,9 +108,11 @@ def test_a_folder_that_is_no_archive_is_refused(tmp_path: Path) -> None:
     assert f"{tmp_path} is no unpacked archive: it has no study.json" in result.stderr
 
 
-def test_a_damaged_table_is_refused(unpacked: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("share", [0.001, 0.5, 0.99])
+def test_a_damaged_table_is_refused(unpacked: Path, tmp_path: Path, share: float) -> None:
     path = changed(unpacked, tmp_path, TABLE)
-    path.write_bytes(path.read_bytes()[:1000])
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(share * len(whole))])
     result = verified(tmp_path / "archive")
     assert result.returncode == 2
     assert "a file is damaged or missing" in result.stderr

@@ -526,7 +526,7 @@ def main() -> int:
             parser.error(f"{root} is no unpacked archive: it has no {name}")
     try:
         return 1 if verify(root) else 0
-    except (OSError, LookupError, TypeError, ValueError) as error:
+    except (OSError, LookupError, RuntimeError, StopIteration, TypeError, ValueError) as error:
         parser.error(f"{root}: a file is damaged or missing: {error!r}")
 
 
