@@ -67,6 +67,8 @@ def listed(name: str, data: bytes = b"x") -> Edit:
             "sha256": hashlib.sha256(data).hexdigest(),
         }
         members.append(plain(name, data))
+        # After archive.json and study.json they stand by name.
+        members[2:] = sorted(members[2:], key=lambda member: member[0].name)
 
     return edit
 

@@ -27,8 +27,8 @@ import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
-from pathlib import Path, PurePosixPath
-from typing import IO, Annotated, Any, Literal, TypedDict, cast
+from pathlib import Path
+from typing import IO, Annotated, Any, Literal, TypedDict
 
 import zstandard
 
@@ -61,11 +61,14 @@ FOLDERS = (paths.PREFLIGHT, paths.PATCH, paths.RUNS, PUBLISHED)
 MADE_BY_REPLOT = (
     ORIGIN, paths.ANALYSIS, paths.FIGURES, paths.REPORT, paths.AUDIT, paths.LOGS
 )  # fmt: skip
-RECORDS = re.compile(rf"{paths.RUNS}/.*/({'|'.join(paths.ALL_LOGS)})_[^/]*\.jsonl")
 TABLES = tuple(f"tables/{kind}" for kind in paths.ALL_LOGS)
 # What `connector-tax remeasure --all` keeps of an earlier design.
 OLD_DESIGN = re.compile(r"(study|environment|env|model|preflight|patch)\.superseded\d+(\.\w+)?")
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+PART = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}"
+NAME = re.compile(
+    rf"{'|'.join(map(re.escape, SINGLE))}|{OLD_DESIGN.pattern}(/{PART})*"
+    rf"|({'|'.join(FOLDERS)})(/{PART})+"
+)
 LEVEL = 19
 # An honest study is 15 to 40 times its archive.
 FLOOR_BYTES = 64 << 20
@@ -107,22 +110,13 @@ class ArchiveHeader(TypedDict):
 # ---- what an archive holds
 
 
-def table_of(name: str) -> str | None:
-    """Which table the file is in; None for one that is in none."""
-    kind = RECORDS.fullmatch(name)
-    return f"tables/{kind[1]}" if kind else None
-
-
 def check_name(name: str) -> None:
     """Refuse a member name that is not one of a study's.
 
     Raises:
         ArtifactError: names it.
     """
-    parts = PurePosixPath(name).parts
-    plain = "/".join(parts) == name and all(NAME.fullmatch(part) for part in parts)
-    known = name in SINGLE or OLD_DESIGN.fullmatch(parts[0]) or (parts[0] in FOLDERS and parts[1:])
-    if not plain or not known or len(name) > 200:
+    if not NAME.fullmatch(name) or len(name) > 200:
         raise ArtifactError(f"member {name!r} has no place in a study")
 
 
@@ -222,7 +216,6 @@ def pack(study_file: Path, manifest: Path, target: Path) -> None:
         packed.replace(target)
     study = read_json(study_file)["study"]
     body = section_of((root / paths.MANIFEST_PAGE).read_text(encoding="utf-8"), study)
-    assert body is not None
     pictures = {p.name: sha256_file(p) for p in (root / paths.FIGURES).glob("*.png")}
     name_archive(manifest, study, target, body, pictures)
 
@@ -272,18 +265,13 @@ def packed(header: Mapping[str, Any], files: Mapping[str, bytes]) -> bytes:
         files: their content by name.
     """
     members, tables = dict(files), dict[str, Any]()
-    for table in TABLES:
-        own = {n: files[n] for n in sorted(files) if table_of(n) == table and fits(files[n])}
+    for kind, table in zip(paths.ALL_LOGS, TABLES, strict=True):
+        log = re.compile(rf"{paths.RUNS}/.*/{kind}_[^/]*\.jsonl")
+        own = {n: members.pop(n) for n in sorted(files) if log.fullmatch(n) and fits(files[n])}
         if own:
             members[table] = encode(own)
             tables[table] = _entry(members[table]) | {"files": list(own)}
-            for name in own:
-                del members[name]
-
-    def order(name: str) -> tuple[bool, str]:
-        return name != paths.STUDY, name
-
-    listed = {name: _entry(files[name]) for name in sorted(files, key=order)}
+    listed = {name: _entry(files[name]) for name in sorted(files, key=_place)}
     head = {"format": FORMAT, **header, "files": listed, "tables": tables}
     content = (json.dumps(head, indent=1) + "\n").encode()
     stream = io.BytesIO()
@@ -295,7 +283,7 @@ def packed(header: Mapping[str, Any], files: Mapping[str, bytes]) -> bytes:
         compressor.stream_writer(stream, closefd=False) as writer,
         tarfile.open(fileobj=writer, mode="w|", format=tarfile.USTAR_FORMAT) as tar,
     ):
-        for name in (HEADER, *sorted(members, key=order)):
+        for name in (HEADER, *sorted(members, key=_place)):
             data = content if name == HEADER else members[name]
             info = tarfile.TarInfo(name)
             info.size, info.mode = len(data), _mode(name)
@@ -311,6 +299,11 @@ def _mode(name: str) -> int:
     return 0o755 if name.endswith(".sh") else 0o644
 
 
+def _place(name: str) -> tuple[bool, str]:
+    """By what members are sorted."""
+    return name != paths.STUDY, name
+
+
 # ---- opening
 
 
@@ -320,13 +313,9 @@ def read_head(archive: Path) -> tuple[ArchiveHeader, StudyDocument]:
     Raises:
         ArchiveError: the file is not an archive of this kind.
     """
-    with tempfile.TemporaryDirectory(prefix="archive-") as name:
-        folder = Path(name)
-        with _opened(archive, folder) as (tar, most):
-            header = _header(tar, folder, most)
-            if next(_extracted(tar, header, folder), None) != paths.STUDY:
-                raise ArtifactError(f"{paths.STUDY} is not its second member")
-            return header, _study(header, folder)
+    with _opened(archive) as (content, header, _):
+        _, data = next(_files(content, header))
+        return header, _study(header, data)
 
 
 def unpack(archive: Path, target: Path) -> ArchiveHeader:
@@ -348,13 +337,17 @@ def unpack(archive: Path, target: Path) -> ArchiveHeader:
             raise ArchiveError(f"{target}: holds {path.name}, which no replot makes; move it away")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with private_folder(target) as private, _opened(archive, private) as (tar, most):
+        with private_folder(target) as private, _opened(archive, private) as opened:
+            content, header, listed = opened
             folder = private / "study"
-            header = _header(tar, folder, most)
-            for _ in _extracted(tar, header, folder):
-                pass
-            _restore(header, folder)
-            _study(header, folder)
+            write_bytes(folder / HEADER, listed)
+            for name, data in _files(content, header):
+                if name == paths.STUDY:
+                    _study(header, data)
+                path = folder / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+                path.chmod(_mode(name))
             write_text(folder / ORIGIN, f"{sha256_file(archive)}  {archive.name}\n")
             if target.exists():
                 shutil.rmtree(target)
@@ -374,12 +367,14 @@ def private_folder(target: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _opened(archive: Path, folder: Path) -> Iterator[tuple[tarfile.TarFile, int]]:
-    """The tar archive in the file, and how many bytes a study may have that is packed in it.
+def _opened(
+    archive: Path, folder: Path | None = None
+) -> Iterator[tuple[IO[bytes], ArchiveHeader, bytes]]:
+    """The tar archive in the file, behind its first member; this one, and its text.
 
     Args:
         archive: the file.
-        folder: on whose disk its content is kept meanwhile.
+        folder: on whose disk the tar archive is kept meanwhile.
 
     Raises:
         ArchiveError: what is read in the block is refused.
@@ -388,10 +383,7 @@ def _opened(archive: Path, folder: Path) -> Iterator[tuple[tarfile.TarFile, int]
         with archive.open("rb") as file, tempfile.TemporaryFile(dir=folder) as content:
             most_bytes = FLOOR_BYTES + MOST_TIMES * os.fstat(file.fileno()).st_size
             _decompress(file, content, most_bytes)
-            with tarfile.open(fileobj=content, mode="r:") as tar:
-                yield tar, most_bytes
-    except (tarfile.TarError, UnicodeError) as error:
-        raise ArchiveError(f"{archive}: refused: the tar archive is damaged: {error}") from None
+            yield content, *_header(content, most_bytes)
     except ArtifactError as error:
         raise ArchiveError(f"{archive}: refused: {error}") from None
     except FileNotFoundError as error:
@@ -427,107 +419,73 @@ def _too_much(most_bytes: int) -> str:
     return f"more than {most_bytes} bytes in all, which is {MOST_TIMES} times the archive"
 
 
-def _header(tar: tarfile.TarFile, folder: Path, most_bytes: int) -> ArchiveHeader:
-    """Write and check the first member."""
-    info = tar.next()
-    content = None if info is None or info.name != HEADER else tar.extractfile(info)
-    if content is None:
-        raise ArtifactError(f"its first member is not {HEADER}")
-    data = content.read()
+def _header(content: IO[bytes], most_bytes: int) -> tuple[ArchiveHeader, bytes]:
+    """The first member, checked, and its text."""
+    data = _next(content, HEADER)
     try:
         header = checked(json.loads(data), ArchiveHeader, HEADER)
     except (ValueError, RecursionError) as error:
         raise ArtifactError(f"{HEADER}: {error!r}") from None
-    for name in header["files"]:
+    files, tables = header["files"], header["tables"]
+    for name in files:
         check_name(name)
-    members = _members(header)
-    for listed in (header["files"], members):
-        if sum(entry["bytes"] for entry in listed.values()) > most_bytes:
-            raise ArtifactError(f"{HEADER}: {_too_much(most_bytes)}")
-    missing = [name for name in REQUIRED if name not in members]
-    if missing:
+    if missing := [name for name in REQUIRED if name not in files]:
         raise ArtifactError(f"{HEADER}: {missing[0]!r} is not among the members")
-    write_bytes(folder / HEADER, data)
-    return header
+    if unknown := {*tables} - {*TABLES}:
+        raise ArtifactError(f"{HEADER}: {min(unknown)!r} is no table of a study")
+    rows = [name for entry in tables.values() for name in entry["files"]]
+    if len({*rows} & {*files}) < len(rows):
+        raise ArtifactError(f"{HEADER}: a file is in two tables, or in one and not listed")
+    if any(sum(e["bytes"] for e in listed.values()) > most_bytes for listed in (files, tables)):
+        raise ArtifactError(f"{HEADER}: {_too_much(most_bytes)}")
+    return header, data
 
 
-def _members(header: ArchiveHeader) -> dict[str, Member]:
-    """The members that archive.json lists after itself: each file, or the table it is made of."""
-    members, tables = dict(header["files"]), header["tables"]
-    for table, entry in tables.items():
-        if table not in TABLES:
-            raise ArtifactError(f"{HEADER}: {table!r} is no table of a study")
-        for name in entry["files"]:
-            if members.pop(name, None) is None:
-                raise ArtifactError(f"{HEADER}: {name!r} is in no or in two tables, and not a file")
-    return {**members, **tables}
-
-
-KINDS = {
-    tarfile.SYMTYPE: "a symbolic link", tarfile.LNKTYPE: "a hard link", tarfile.CHRTYPE: "a device",
-    tarfile.BLKTYPE: "a device", tarfile.FIFOTYPE: "a pipe", tarfile.DIRTYPE: "a folder",
-}  # fmt: skip
-
-
-def _extracted(tar: tarfile.TarFile, header: ArchiveHeader, folder: Path) -> Iterator[str]:
-    """Write the further members into `folder`, each checked; yields their names."""
-    members, end = _members(header), 0
-    left = dict(members)
-    for info in iter(tar.next, None):
-        name = info.name
-        if info.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or info.pax_headers:
-            kind = KINDS.get(info.type, f"of type {info.type!r}")
-            raise ArtifactError(f"member {name!r} is {kind}; only plain files are allowed")
-        if name not in left:
-            told = "stands twice" if name in members else f"is not listed in {HEADER}"
-            raise ArtifactError(f"member {name!r} {told}")
-        entry, content = left.pop(name), tar.extractfile(info)
-        if info.size != entry["bytes"]:
-            said = f"{HEADER} says {entry['bytes']}"
-            raise ArtifactError(f"member {name!r} has {info.size} bytes, {said}")
-        assert content is not None
-        _write(folder, name, content.read(), entry["sha256"])
-        end = info.offset_data + -(-info.size // BLOCK) * BLOCK
-        yield name
-    if left:
-        raise ArtifactError(f"{len(left)} members are missing, first {min(left)!r}")
-    stream = cast(IO[bytes], tar.fileobj)
-    size = stream.seek(0, os.SEEK_END)
-    stream.seek(end)
-    if size != -(-(end + 2 * BLOCK) // RECORD) * RECORD or stream.read().strip(b"\0"):
+def _files(content: IO[bytes], header: ArchiveHeader) -> Iterator[tuple[str, bytes]]:
+    """Every file of the study as archive.json lists it, first study.json; nothing else is there."""
+    listed: dict[str, Member] = {**header["files"], **header["tables"]}
+    in_tables = {name for entry in header["tables"].values() for name in entry["files"]}
+    for member in sorted({*listed} - in_tables, key=_place):
+        made = {member: _next(content, member, listed[member]["bytes"])}
+        if member in header["tables"]:
+            sizes = {name: listed[name]["bytes"] for name in header["tables"][member]["files"]}
+            try:
+                rows = decode(made[member], sizes)
+                made |= {name: rows[name] for name in sizes}
+            except Exception as error:
+                raise ArtifactError(f"member {member!r}: {error!r}") from None
+        for name, data in made.items():
+            if hashlib.sha256(data).hexdigest() != listed[name]["sha256"]:
+                raise ArtifactError(f"member {name!r}: sha256 is not what {HEADER} says")
+            if name not in header["tables"]:
+                yield name, data
+    end = content.tell() + 2 * BLOCK
+    if content.read(2 * RECORD) != bytes(2 * BLOCK + -end % RECORD):
         raise ArtifactError("there is data behind the end of the tar archive, or no end")
 
 
-def _write(folder: Path, name: str, data: bytes, sha256: str) -> None:
-    if hashlib.sha256(data).hexdigest() != sha256:
-        raise ArtifactError(f"member {name!r}: sha256 is not what {HEADER} says")
-    path = folder / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("xb") as stream:
-        stream.write(data)
-    path.chmod(_mode(name))
+def _next(content: IO[bytes], name: str, size: int | None = None) -> bytes:
+    """The next member of the tar archive, which must be this plain file; None: of any size."""
+    try:
+        info = tarfile.TarInfo.frombuf(content.read(BLOCK), "utf-8", "strict")
+        found = info.name, info.type, info.size
+    except (tarfile.TarError, UnicodeError):
+        found = "", b"", 0
+    size = found[2] if size is None else size
+    if found != (name, tarfile.REGTYPE, size):
+        told = f"{name!r} is missing, no plain file of the {size} bytes that {HEADER} lists, or not"
+        raise ArtifactError(f"member {told} in its place")
+    data = content.read(size)
+    content.read(-size % BLOCK)
+    return data
 
 
-def _restore(header: ArchiveHeader, folder: Path) -> None:
-    """Write the files that are in tables, each to the byte that archive.json lists; drop these."""
-    for table, entry in header["tables"].items():
-        try:
-            sizes = {name: header["files"][name]["bytes"] for name in entry["files"]}
-            made = decode((folder / table).read_bytes(), sizes)
-            contents = {name: made[name] for name in sizes}
-        except Exception as error:
-            raise ArtifactError(f"member {table!r}: {error!r}") from None
-        for name, data in contents.items():
-            _write(folder, name, data, header["files"][name]["sha256"])
-    shutil.rmtree(folder / "tables", ignore_errors=True)
-
-
-def _study(header: ArchiveHeader, folder: Path) -> StudyDocument:
+def _study(header: ArchiveHeader, data: bytes) -> StudyDocument:
     """study.json, checked before any path is made of what it names."""
     try:
-        study = checked(read_json(folder / paths.STUDY), StudyDocument, paths.STUDY)
-    except RecursionError as error:
-        raise ArtifactError(f"{paths.STUDY}: {error}") from None
+        study = checked(json.loads(data), StudyDocument, paths.STUDY)
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(f"{paths.STUDY}: not valid JSON: {error}") from None
     if study["study"] != header["study"]:
         told = f"study is {study['study']!r}, {HEADER} says {header['study']!r}"
         raise ArtifactError(f"{paths.STUDY}: {told}")
