@@ -24,7 +24,6 @@ def published(folder: Path) -> Path:
     """A copy's study.json, once MANIFEST.md names its seal."""
     root = folder / "results" / "synthetic"
     body = manifest.section_of((root / "manifest.md").read_text(), "synthetic")
-    assert body is not None
     name_archive(folder / "MANIFEST.md", "synthetic", root / "env.txt", body, {})
     return root / "study.json"
 

@@ -128,5 +128,5 @@ def test_the_audit_notices_a_request_moved_into_the_window(crowded: Path, tmp_pa
         record["cooldown"]["requests"] += 1
     seal_cell(folder)
     told = audit_failures(study_file)
-    assert any("cooldown is False, by its place True" in text for text in told)
+    assert any(".cooldown: published False, made again True" in text for text in told)
     assert any("cell.cooldown.requests: published" in text for text in told)

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.index import LaunchIndex, read_index
+from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.stage_records import SealLink
 from connector_tax.artifacts.study_file import Study, every_launch, load_study
 from connector_tax.commands import run_command, study_parser
@@ -27,7 +27,6 @@ from connector_tax.provenance.archive import (
     BESIDE,
     HEADER,
     ORIGIN,
-    PICTURES,
     PUBLISHED,
     README,
     VERIFY,
@@ -101,9 +100,9 @@ def check_study(study: Study, manifest: Path, ledger: Ledger) -> str:
     """Every claim but those about what is made again; where the study comes from."""
     told = "No seal."
     with ledger.guarded("seal", "study"):
-        beside = BESIDE if (study.root / HEADER).is_file() else ()
-        head = check_seals(study, ledger, beside)
-        told = check_published(study, head, manifest, ledger)
+        links = read_links(study.root)
+        check_seals(study, links, ledger)
+        told = check_published(study, [sha256 for sha256, _ in links], manifest, ledger)
     with ledger.guarded("launch", "study"):
         check_launches(study, ledger)
     with ledger.guarded("records", "study"):
@@ -114,57 +113,52 @@ def check_study(study: Study, manifest: Path, ledger: Ledger) -> str:
 # ---- seals
 
 
-def check_seals(study: Study, ledger: Ledger, beside: Collection[str] = ()) -> str | None:
-    """A claim for the chain, the settings, the study's own files, and each launch; the last link.
-
-    Args:
-        beside: what may lie in the folder besides the study, as `replot` puts it there.
-    """
-    links = read_links(study.root)
+def check_seals(study: Study, links: Links, ledger: Ledger) -> None:
+    """A claim for the chain, the settings, the study's own files, and each launch."""
     if not links:
-        ledger.fail("seal", "chain", f"{paths.SEALS} is missing or empty")
-        return None
+        ledger.check("seal", "chain", [f"{paths.SEALS} is missing or empty"])
+        return
+    # What `replot` puts into the folder besides the study.
+    beside = BESIDE if (study.root / HEADER).is_file() else ()
+    newest = {link["launch"]: link for _, link in links if "launch" in link}
     ledger.check("seal", "chain", _chain(links), f"{len(links)} links, each of the one before")
-    ledger.check("seal", "settings", _settings(study, links), "fixed before the first measurement")
+    passed = "fixed before the first measurement"
+    ledger.check("seal", "settings", _settings(study, links, newest), passed)
     files, settled = study_files(study.root, beside), settled_files(links)
     ledger.check("seal", "folder", _unknown(study, files, beside), "holds nothing else")
     ledger.check("seal", "reference rates", _rates(links), "fixed before Phase B")
     same = _same_files(settled, files)
     ledger.check("seal", "study's own files", same, "as they were when sealed")
-    newest = {link["launch"]: link for _, link in links if "launch" in link}
     for launch in every_launch(study.document):
-        with ledger.guarded("seal", launch.name):
-            folder = launch.folder(study.root)
-            link = newest.pop(launch.name, None)
-            ledger.check("seal", launch.name, _launch(folder, read_index(folder), link))
+        link = newest.pop(launch.name, None)
+        ledger.check("seal", launch.name, _launch(launch.folder(study.root), link))
     gone = (f"{name} was measured, and is gone from the design" for name in newest)
     ledger.check("seal", "launches", gone, "all there")
-    return links[-1][0]
 
 
-def check_published(study: Study, head: str | None, markdown: Path, ledger: Ledger) -> str:
-    """Is it the study that MANIFEST.md names? What the audit says of it in its last line."""
-    name, body = study.document["study"], ""
-    if markdown.is_file():
-        body = section_of(markdown.read_text(encoding="utf-8"), name) or ""
-    seal, shown = named(body, "Seal"), (head or "none")[:12]
+def check_published(study: Study, chain: Sequence[str], markdown: Path, ledger: Ledger) -> str:
+    """Is it the study that MANIFEST.md names? What the audit says of it in its last line.
+
+    Args:
+        chain: the SHA-256 of each link.
+    """
+    name, page, head = study.document["study"], markdown.name, chain[-1] if chain else None
+    body = section_of(markdown.read_text(encoding="utf-8") if markdown.is_file() else "", name)
+    seal, shown, doubt = named(body, "Seal"), (head or "none")[:12], ""
     if seal is None or head is None:
-        reason = f"{markdown.name} names no seal of study {name}"
-        ledger.not_checkable("seal", markdown.name, reason)
         told = "published nowhere: whoever can write this folder can have made it"
+        wrong, doubt = [told], f"{page} names no seal of study {name}"
     elif seal == head:
+        told = f"the one {page} names"
         own = section(name, read_json(study.root / paths.MANIFEST), head)
         wrong = [] if own == published_body(body) else [f"its rows are not {paths.MANIFEST}'s"]
-        ledger.check("seal", markdown.name, wrong, f"names seal {shown}")
-        told = f"the one {markdown.name} names"
     else:
-        told = f"not the study that {markdown.name} names, whose seal is {seal[:12]}"
-        digests = [digest for digest, _ in read_links(study.root)]
-        if seal in digests:
-            after = len(digests) - 1 - digests.index(seal)
-            ledger.fail("seal", markdown.name, f"{after} links were added after the published seal")
-        else:
-            ledger.not_checkable("seal", markdown.name, f"seal {shown}: {told}")
+        told = f"not the study that {page} names, whose seal is {seal[:12]}"
+        wrong, doubt = [told], f"seal {shown}"
+        if seal in chain:
+            after = len(chain) - 1 - chain.index(seal)
+            wrong, doubt = [f"{after} links were added after the published seal"], ""
+    ledger.check("seal", page, wrong, f"names seal {shown}", doubt)
     return f"Seal {shown}: {told}. {LIMIT}."
 
 
@@ -178,21 +172,17 @@ def _chain(links: Links) -> Iterator[str]:
         previous = sha256
 
 
-def _settings(study: Study, links: Links) -> Iterator[str]:
-    document = study.document
-    mine = [s for _, s in links if s.get("design_sha256") == document["design_sha256"]]
+def _settings(study: Study, links: Links, newest: Mapping[str, SealLink]) -> Iterator[str]:
+    design = study.document["design_sha256"]
+    mine = [link for _, link in links if link.get("design_sha256") == design]
     if len(mine) != 1:
         yield f"sealed {len(mine)} times for this design"
         return
-    for line in changed_settings(study.root, document):
+    for line in changed_settings(study.root, study.document):
         yield f"changed after the first measurement, sealed {mine[0]['utc']}: {line}"
-    # A launch of this design that is sealed before its settings are.
-    number = mine[0]["number"]
-    later = {s["launch"] for _, s in links[number:] if "launch" in s}
-    for link in (s for _, s in links[:number] if "launch" in s):
-        folder = study.root / paths.RUNS / link["launch"]
-        if link["launch"] not in later and (folder / paths.INDEX).exists():
-            yield f"{link['launch']} was measured before they were sealed"
+    for name, link in newest.items():
+        if link["number"] < mine[0]["number"]:
+            yield f"{name} was measured before they were sealed"
 
 
 def _rates(links: Links) -> Iterator[str]:
@@ -236,16 +226,14 @@ def _unknown(study: Study, files: Collection[str], beside: Collection[str]) -> I
             yield f"{name} is no file of a study"
 
 
-def _launch(folder: Path, index: LaunchIndex | None, link: SealLink | None) -> Iterator[str]:
+def _launch(folder: Path, link: SealLink | None) -> Iterator[str]:
+    index, index_file = read_index(folder), folder / paths.INDEX
     if index is None:
         yield "index.json is missing"
         return
     if link is None:
         yield f"index.json names link {index.seal}, {paths.SEALS} has none of this launch"
         return
-    index_file = folder / paths.INDEX
-    if index.seal != link["number"]:
-        yield f"index.json names link {index.seal}, its newest is {link['number']}"
     if sha256_file(index_file) != link["index_sha256"]:
         yield "index.json changed after it was sealed"
     listed = dict(index.files or {})
@@ -272,22 +260,22 @@ def check_archived(study: Study, manifest: Path, ledger: Ledger) -> None:
     )
     ledger.check("archive", "files", problems, "every hash as listed")
     text = manifest.read_text(encoding="utf-8") if manifest.is_file() else ""
-    told = named(section_of(text, header["study"]) or "", "Archive")
+    told = named(section_of(text, header["study"]), "Archive")
     own = (root / ORIGIN).read_text(encoding="utf-8").split()[0]
-    if told is None:
-        reason = f"{manifest.name} names no archive of study {header['study']}"
-        ledger.not_checkable("archive", "file", reason)
-    else:
-        wrong = [] if told == own else [f"sha256 is {own}, {manifest.name} names {told}"]
-        ledger.check("archive", "file", wrong, f"the one {manifest.name} names")
-    page = (root / README).read_text(encoding="utf-8")
-    same = page == readme(study.document)
+    wrong = [] if told == own else [f"sha256 is {own}, {manifest.name} names {told}"]
+    doubt = "" if told else f"{manifest.name} names no archive of study {header['study']}"
+    ledger.check("archive", "file", wrong, f"the one {manifest.name} names", doubt)
+    same = (root / README).read_text(encoding="utf-8") == readme(study.document)
     ledger.check(KIND, README, [] if same else ["is not what follows from the study"])
     rates, lines = read_json(root / paths.REFERENCE_RATES), read_json(root / paths.MANIFEST)
     ledger.check(KIND, paths.REFERENCE_RATES, differences(rates, rates_again(study), "rates"))
     ledger.check(KIND, paths.MANIFEST, differences(lines, rows(root / paths.STUDY), "row"))
     other = other_versions(header["versions"])
-    _check_verify(root, [v for v in other if v.startswith("connector-tax ")], ledger)
+    # What a reviewer runs.
+    same = (root / VERIFY).read_bytes() == Path(__file__).with_name(VERIFY).read_bytes()
+    doubt = "".join(f"packed with {v}" for v in other if v.startswith("connector-tax "))
+    wrong = [] if same else ["is not this version's"]
+    ledger.check(KIND, VERIFY, wrong, "this version's", doubt)
     names = {paths.REPORT}
     for tree in TREES:
         there = [*(root / PUBLISHED / tree).glob("*"), *(root / tree).glob("*")]
@@ -295,18 +283,8 @@ def check_archived(study: Study, manifest: Path, ledger: Ledger) -> None:
     for name in sorted(names):
         compare(name, root / PUBLISHED / name, root / name, other, ledger)
     for name, sha256 in header["redrawn"].items():
-        if Path(name).suffix in PICTURES:
-            same = (root / name).is_file() and digest(root / name) == sha256
-            check_picture(name, same, other, ledger)
-
-
-def _check_verify(root: Path, other: Sequence[str], ledger: Ledger) -> None:
-    """A claim for verify.py of an archive, which a reviewer runs."""
-    same = (root / VERIFY).read_bytes() == Path(__file__).with_name(VERIFY).read_bytes()
-    if not same and other:
-        ledger.not_checkable(KIND, VERIFY, f"differs; packed with {other[0]}")
-    else:
-        ledger.check(KIND, VERIFY, [] if same else ["is not this version's"], "this version's")
+        same = (root / name).is_file() and digest(root / name) == sha256
+        check_picture(name, same, other, ledger)
 
 
 # ---- the command

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from connector_tax.files import ArtifactError
 
 PASS, FAIL, NOT_CHECKABLE = "PASS", "FAIL", "NOT CHECKABLE"
+MOST_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +26,12 @@ class Ledger:
     def __init__(self) -> None:
         self.claims: list[Claim] = []
 
-    def check(self, kind: str, subject: str, problems: Iterable[str], passed: str = "") -> None:
-        """FAIL with all `problems`, or PASS where there are none.
+    def check(
+        self, kind: str, subject: str, problems: Iterable[str], passed: str = "", doubt: str = ""
+    ) -> None:
+        """PASS where there are no `problems`, else FAIL; with a `doubt` about them NOT CHECKABLE.
 
-        A problem that shows itself by an exception while it is looked for is a FAIL like any other:
+        A problem that shows itself by an exception while it is looked for is one like any other:
         malformed content can raise anything when it is read as if it were well formed.
         """
         wrong: list[str] = []
@@ -36,16 +39,11 @@ class Ledger:
             wrong += problems
         except Exception as error:
             wrong.append(message_of(error))
-        verdict = FAIL if wrong else PASS
-        self.claims.append(Claim(kind, subject, verdict, _joined(wrong) or passed))
-
-    def fail(self, kind: str, subject: str, message: str) -> None:
-        """A claim that is wrong."""
-        self.claims.append(Claim(kind, subject, FAIL, message))
-
-    def not_checkable(self, kind: str, subject: str, reason: str) -> None:
-        """A claim nothing in the folder can confirm or refute."""
-        self.claims.append(Claim(kind, subject, NOT_CHECKABLE, reason))
+        verdict = PASS if not wrong else NOT_CHECKABLE if doubt else FAIL
+        shown = [doubt] * bool(doubt) + wrong[:MOST_SHOWN]
+        if len(wrong) > MOST_SHOWN:
+            shown.append(f"and {len(wrong) - MOST_SHOWN} more")
+        self.claims.append(Claim(kind, subject, verdict, "; ".join(shown) if wrong else passed))
 
     @contextlib.contextmanager
     def guarded(self, kind: str, subject: str) -> Iterator[None]:
@@ -53,7 +51,7 @@ class Ledger:
         try:
             yield
         except Exception as error:
-            self.fail(kind, subject, message_of(error))
+            self.check(kind, subject, [message_of(error)])
 
     def count(self, verdict: str) -> int:
         """How many claims have this verdict."""
@@ -67,8 +65,3 @@ def message_of(error: BaseException) -> str:
     if isinstance(error, KeyError):
         return f"key {error} is missing"
     return f"malformed: {type(error).__name__}: {error}"
-
-
-def _joined(problems: list[str], most: int = 5) -> str:
-    shown = "; ".join(problems[:most])
-    return shown + (f"; and {len(problems) - most} more" if len(problems) > most else "")

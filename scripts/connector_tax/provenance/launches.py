@@ -10,12 +10,11 @@ import json
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from connector_tax import __version__
-from connector_tax.analysis.ingest import device_type
-from connector_tax.analysis.looks import decided_earlier
+from connector_tax.analysis.ingest import block_devices, device_name, load_cells
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import LaunchIndex, read_index
 from connector_tax.artifacts.launch_files import AttemptRecord, LaunchConfig, NodeRecord
@@ -23,7 +22,7 @@ from connector_tax.artifacts.looks import read_looks
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.rates import most_of_shape
 from connector_tax.artifacts.record_reader import read_record, read_records
-from connector_tax.artifacts.stage_records import GateRecord, RatesRecord, ShapeRatesRecord
+from connector_tax.artifacts.stage_records import GateRecord, ShapeRatesRecord
 from connector_tax.artifacts.study_file import Study, every_launch, launches
 from connector_tax.artifacts.study_records import ConfigurationEntry, StudyDocument
 from connector_tax.files import read_json, sha256_json
@@ -33,22 +32,17 @@ from connector_tax.provenance.remade import differences
 from connector_tax.servers.kinds import command_for, engine_of
 from connector_tax.study.design import cells_of, described, measured_design, run_order
 from connector_tax.study.device import on_slot, slot_at
-from connector_tax.study.launch import LaunchOutcome, index_of
+from connector_tax.study.launch import LaunchOutcome, index_of, launch_skip_reason
 from connector_tax.study.plan import reference_rate
 from connector_tax.study.server_command import MARKS, OVERLAY
 
-# Of a node, what may change without another device: a reboot, the next job of a scheduler.
-PASSING = ("boot", "job", "exclusive")
 # Of a command, what a launch finds free, and where its study lies.
 FREE_PORT = re.compile(r"(port\W{1,8}|(?:127\.0\.0\.1|localhost):)\d+", re.IGNORECASE)
 STUDY_FOLDER = re.compile(rf'[^:"]*(?=/{paths.PATCH}/{OVERLAY})')
 
 
 def check_launches(study: Study, ledger: Ledger) -> None:
-    """A claim for the design, each gate, each launch, and the order and device of each block.
-
-    A launch without a readable index.json fails alone.
-    """
+    """A claim for the design, each gate, each launch, and the order and device of each block."""
     ledger.check("design", paths.STUDY, _design(study), "follows from configuration and seed")
     if study.config.get("shape_rates") is not None:
         ledger.check("design", "shape rates", _shape_rates(study), "follow from what was served")
@@ -58,17 +52,14 @@ def check_launches(study: Study, ledger: Ledger) -> None:
     gates: dict[str, GateRecord] = read_json(study.root / paths.PREFLIGHT_STATUS)
     for entry in study.document["configurations"]:
         ledger.check("gate", entry["id"], _gate(study, entry, gates))
-    attempts: list[Attempt] = []
     for launch in every_launch(study.document):
         with ledger.guarded("launch", launch.name):
             index = read_index(launch.folder(study.root))
-            ledger.check("launch", launch.name, _launch(study, launch, index, gates))
-            ran = index.attempts if index is not None else []
-            attempts += [_attempt(study, launch, entry) for entry in ran if "node" in entry]
+            ledger.check("launch", launch.name, _launch(study, launch, index))
             if index is not None and index.status == "done":
                 _check_command(study, launch, index, ledger)
     with ledger.guarded("order", "blocks"):
-        _check_blocks(study, attempts, ledger)
+        _check_blocks(study, ledger)
 
 
 def _design(study: Study) -> Iterator[str]:
@@ -129,51 +120,42 @@ def _gate(study: Study, entry: ConfigurationEntry, gates: dict[str, GateRecord])
 # ---- a launch
 
 
-def _launch(
-    study: Study, launch: Launch, index: LaunchIndex | None, gates: dict[str, GateRecord]
-) -> Iterator[str]:
+def _launch(study: Study, launch: Launch, index: LaunchIndex | None) -> Iterator[str]:
+    """index.json is what the design, attempts.json and the cells' records give."""
     folder = launch.folder(study.root)
     if index is None:
         yield "index.json is missing"
         return
-    yield from _index(study, launch, index)
-    if index.status == "skipped":
-        if not (index.reason or "").strip():
-            yield "skipped without a reason"
-        if gates[launch.configuration]["include"] and not _left_out(study, launch, index.reason):
-            yield "skipped, though pre-flight includes it and no rule leaves it out"
-        if any(folder.glob("*/cell_*.json")):
-            yield "skipped, though there are measured cells"
-    elif index.status == "done":
-        yield from _run_files(study, launch, index)
-
-
-def _left_out(study: Study, launch: Launch, reason: str | None) -> bool:
-    """Whether the rates are the same, or looks had decided the launch or ended the study before."""
-    rates = read_record(study.root / paths.REFERENCE_RATES, RatesRecord)
-    if launch.phase == "Bp":
-        return rates["ref_safe"] == rates["ref_load"]
-    if launch.phase == "B" or not read_looks(study.root):
-        return False
-    if reason == decided_earlier(study.root, launch):
-        return True
-    rest = [la for la in launches(study.document, "A") if la.block >= launch.block]
-    indexes = [read_index(la.folder(study.root)) for la in rest]
-    return all(index is not None and index.status == "skipped" for index in indexes)
-
-
-def _index(study: Study, launch: Launch, index: LaunchIndex) -> Iterator[str]:
-    """index.json is what the design, attempts.json and the cells' records give."""
-    folder, skipped = launch.folder(study.root), index.status == "skipped"
+    skipped = index.status == "skipped"
     rate = None if skipped else reference_rate(study.root, launch.phase)
     ran = folder / paths.ATTEMPTS
     attempts = read_records(ran, AttemptRecord) if ran.exists() else []
     outcome = LaunchOutcome(index.status, index.reason, rate, attempts)
-    again = index_of(study.document, launch, folder, outcome)
     beside = ("files", "seal", *(() if attempts else ("started_utc", "ended_utc")))
-    said = {k: v for k, v in read_json(folder / paths.INDEX).items() if k not in beside}
-    again = {k: v for k, v in again.items() if k not in beside}
+    said, again = (
+        {key: value for key, value in content.items() if key not in beside}
+        for content in (
+            read_json(folder / paths.INDEX), index_of(study.document, launch, folder, outcome)
+        )
+    )  # fmt: skip
     yield from differences(said, again, paths.INDEX)
+    if skipped and any(folder.glob("*/cell_*.json")):
+        yield "skipped, though there are measured cells"
+    if skipped and not _left_out(study, launch, index.reason):
+        yield f"skipped for {index.reason!r}, though no gate, rate or look leaves it out"
+    if index.status == "done":
+        yield from _run_files(study, launch, index)
+
+
+def _left_out(study: Study, launch: Launch, reason: str | None) -> bool:
+    """Whether there is a reason to skip a launch, or looks had ended the study before."""
+    if launch_skip_reason(study.root, launch) is not None:
+        return bool(reason)
+    if launch.phase != "A" or not read_looks(study.root):
+        return False
+    rest = [la for la in launches(study.document, "A") if la.block >= launch.block]
+    indexes = [read_index(la.folder(study.root)) for la in rest]
+    return all(index is not None and index.status == "skipped" for index in indexes)
 
 
 def _run_files(study: Study, launch: Launch, index: LaunchIndex) -> Iterator[str]:
@@ -211,13 +193,10 @@ def _check_command(study: Study, launch: Launch, index: LaunchIndex, ledger: Led
     if made.callers:  # Its PYTHONPATH ends with that of whoever started the study.
         for _, environment in (said, again):
             environment.pop("PYTHONPATH", None)
-    wrong = list(differences(_comparable(*said), _comparable(*again), "config.json"))
+    wrong = differences(_comparable(*said), _comparable(*again), "config.json")
     version = study.document["package_version"]
-    if wrong and version != __version__:
-        reason = f"another than this version's, measured with {version}: {wrong[0]}"
-        ledger.not_checkable("command", launch.name, reason)
-    else:
-        ledger.check("command", launch.name, wrong, "follows from the study")
+    doubt = "" if version == __version__ else f"measured with {version}, which may make another"
+    ledger.check("command", launch.name, wrong, "follows from the study", doubt)
 
 
 def _comparable(argv: Sequence[str], environment: dict[str, str]) -> Any:
@@ -255,33 +234,33 @@ class Attempt(NamedTuple):
         return self.node["machine"], self.node["boot"]
 
 
-def _attempt(study: Study, launch: Launch, entry: AttemptRecord) -> Attempt:
-    start, end = entry["started_ns"], entry.get("ended_ns")
-    if end is None:
-        cells = [read_json(p) for p in launch.folder(study.root).glob("*/cell_*.json")]
-        windows = [cell["window"] for cell in cells if cell["attempt"] == entry["attempt"]]
-        end = max((w["t_drained_ns"] for w in windows), default=start)
-    return Attempt(launch, entry["node"], bool(entry["supersedes"]), start, end)
+def _attempts(study: Study, launch: Launch) -> Iterator[Attempt]:
+    folder = launch.folder(study.root)
+    index = read_index(folder)
+    for entry in index.attempts if index is not None else ():
+        start, end = entry["started_ns"], entry.get("ended_ns")
+        if end is None:
+            cells = [read_json(path) for path in folder.glob("*/cell_*.json")]
+            windows = [cell["window"] for cell in cells if cell["attempt"] == entry["attempt"]]
+            end = max((w["t_drained_ns"] for w in windows), default=start)
+        yield Attempt(launch, entry["node"], bool(entry["supersedes"]), start, end)
 
 
-def _check_blocks(study: Study, attempts: Sequence[Attempt], ledger: Ledger) -> None:
-    """Attempts as `every_launch` has their launches: by phase, and as they were drawn."""
-    drawn, alone, blocks = (defaultdict[str, list[Attempt]](list) for _ in range(3))
-    for attempt in attempts:
-        block, node = f"block{attempt.launch.block}", attempt.node
-        drawn[f"{block}/{attempt.launch.phase}"].append(attempt)
-        blocks[block].append(attempt)
-        own = [f"{node['machine']} {name}, CPUs {node['cpus']}" for name in node["devices"]]
-        for place in (block, *(node["devices"] if node["gpus"] else own)):
-            alone[place].append(attempt)
+def _check_blocks(study: Study, ledger: Ledger) -> None:
+    """Launches of a block began as they were drawn; one ran at a time on a device."""
+    drawn, alone = (defaultdict[str, list[Attempt]](list) for _ in range(2))
+    for launch in every_launch(study.document):
+        for attempt in _attempts(study, launch):
+            drawn[f"block{launch.block}/{launch.phase}"].append(attempt)
+            node = attempt.node
+            for place in node["devices"] if node["gpus"] else [device_name(node)]:
+                alone[place].append(attempt)
     for subject, group in drawn.items():
         ledger.check("order", subject, _out_of_order(group), "as drawn")
     for subject, group in alone.items():
         ledger.check("overlap", subject, _overlapping(group), f"{len(group)} starts")
-    for subject, group in blocks.items():
-        ledger.check("device", subject, _unlike(group, _device), "one device")
-    ledger.check("device", "whole study", _unlike(attempts, _type), "one type, one environment")
-    ledger.check("device", "step probe", _not_proved(study, attempts), "proved on these sources")
+    passed = "one of a block, one type and environment of the study, on which steps were proved"
+    ledger.check("device", "study", _devices(study), passed)
 
 
 def _out_of_order(drawn: Sequence[Attempt]) -> Iterator[str]:
@@ -299,31 +278,15 @@ def _overlapping(group: Sequence[Attempt]) -> Iterator[str]:
             yield f"{after.launch.name} began {early_s:.1f} s before {before.launch.name} ended"
 
 
-def _device(node: NodeRecord) -> dict[str, Any]:
-    return {k: v for k, v in node.items() if k not in ("engine_files", *PASSING)}
-
-
-def _type(node: NodeRecord) -> dict[str, Any]:
-    return {key.replace("_", " "): value for key, value in device_type(node).items()}
-
-
-def _unlike(
-    attempts: Sequence[Attempt], what: Callable[[NodeRecord], dict[str, Any]]
-) -> Iterator[str]:
-    """What differs from the first attempt, with both values."""
-    for attempt in attempts[1:]:
-        wanted, found = what(attempts[0].node), what(attempt.node)
-        for key in wanted:
-            if wanted[key] != found.get(key):
-                first = f"{attempts[0].launch.name} on {wanted[key]!r}"
-                yield f"{key}: {first}, {attempt.launch.name} on {found.get(key)!r}"
-
-
-def _not_proved(study: Study, attempts: Sequence[Attempt]) -> Iterator[str]:
-    """vLLM's sources are those on which the step probe was proved."""
+def _devices(study: Study) -> Iterator[str]:
+    """What `block_devices` raises; vLLM's sources are those the step probe was proved on."""
+    loaded = (load_cells(study, p, reference_rate(study.root, p)) for p in PHASES)
+    cells = [cell for of_phase in loaded for cell in of_phase]
+    block_devices(cells)
     proved = read_json(study.root / paths.PATCH_STATUS).get("vllm_sources_sha256_before")
-    files = attempts[0].node["engine_files"] if attempts else {}
-    python = study.config["engine"].get("python")
+    python = study.config["engine"].get("python", "")
+    # One environment: any launch tells.
+    files = next((node["engine_files"] for cell in cells for node in cell.nodes), {})
     ran = files[python]["sources_sha256"] if python in files else None
     if None not in (proved, ran) and proved != ran:
         yield f"vLLM's sources are {ran}, {proved} where step timing was proved"

@@ -210,9 +210,9 @@ def section(study: str, study_rows: Sequence[Mapping[str, str]], seal: str | Non
     return "\n".join(lines) + "\n"
 
 
-def section_of(text: str, study: str) -> str | None:
-    """The study's part of a manifest's text, markers included; None where it has none."""
-    return _sections(text).get(study)
+def section_of(text: str, study: str) -> str:
+    """The study's part of a manifest's text, markers included; empty where it has none."""
+    return _sections(text).get(study, "")
 
 
 def named(body: str, what: str) -> str | None:
@@ -246,7 +246,7 @@ def name_archive(
         text = manifest.read_text(encoding="utf-8") if manifest.exists() else ""
         head = f"## {study}\n\n"
         added = f"{head}{line}\n\nPictures: {shown}.\n\n"
-        write_text(manifest, merge(text, study, published_body(body).replace(head, added, 1)))
+        write_text(manifest, merge(text, study, body.replace(head, added, 1)))
 
 
 def merge(text: str, study: str, new_section: str) -> str:

@@ -1,8 +1,8 @@
 """What the raw records of each measured cell must be, whatever was made of them.
 
 A cell's own record follows from the design, the seed and the lines of its other files, so it is
-made again, by the code that judged it. Arrivals and prompts follow from the seed; stamps are in
-order; client, server and step records of the same requests agree (docs/method.md, "Clocks,
+made again, by the code that made and judged it. Arrivals and prompts follow from the seed; stamps
+are in order; client, server and step records of the same requests agree (docs/method.md, "Clocks,
 latencies, success").
 """
 
@@ -10,25 +10,27 @@ import hashlib
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from connector_tax.analysis.device_time import device_values
 from connector_tax.analysis.ingest import Cell, load_cells
 from connector_tax.analysis.machine import read_machine
 from connector_tax.analysis.measure import summarise_cell
-from connector_tax.analysis.validity import FAILED, assess, counted, server_counters, void_reasons
+from connector_tax.analysis.validity import assess, server_counters, void_reasons
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import ServerCounters
-from connector_tax.artifacts.names import PHASES, PLAIN, REQUEST_STATUSES
+from connector_tax.artifacts.names import PHASES, PLAIN, Launch
 from connector_tax.artifacts.study_file import Study, every_launch
-from connector_tax.files import ArtifactError, read_json, read_jsonl
-from connector_tax.loadgen import make_offsets
+from connector_tax.files import read_json, read_jsonl
+from connector_tax.loadgen import CellResult, PlannedRequest
 from connector_tax.provenance.claims import Ledger
 from connector_tax.provenance.remade import KIND, differences
 from connector_tax.servers.kinds import engine_of
+from connector_tax.study.cell import cell_record, prepare
 from connector_tax.study.plan import reference_rate
-from connector_tax.study.prompts import planned_requests
 from connector_tax.study.scraper import parse_metrics
 
 Line = dict[str, Any]
@@ -43,7 +45,13 @@ CLOCKS = 1e-3
 
 
 class Records:
-    """A measured cell with its records, each file read once."""
+    """A measured cell with its records, each file read once, and with what was planned of it.
+
+    Attributes:
+        prepared: the cell as it was before it was measured, for the time of its window.
+        due_ns: when each of its requests was to be sent, by the seed; ns after the origin.
+        planned, bodies_sha256: these requests without their bodies, and what these hash to.
+    """
 
     def __init__(self, study: Study, cell: Cell) -> None:
         assert cell.record is not None
@@ -51,6 +59,7 @@ class Records:
         self.requests, self.metrics, self.steps = (
             list[Line](read_jsonl(cell.file(kind))) for kind in paths.CELL_LOGS[:3]
         )
+        self.scheduler = [step for step in self.steps if step["process"] == "scheduler"]
         self.ok = [r for r in self.requests if r["status"] == "ok"]
         self.served = engine_of(study.config["engine"]).served
         self.timed: bool = read_json(study.root / paths.PATCH_STATUS)["step_timing_available"]
@@ -58,45 +67,36 @@ class Records:
             "before": server_counters(self.metrics[0]["values"]),
             "after": server_counters(self.metrics[-1]["values"]),
         }
-
-    @property
-    def arrivals_seed(self) -> str:
-        """Names the stream that the arrivals are drawn from, the same for every configuration."""
-        key = self.cell.key
-        return f"{self.study.seed}/arrivals/block{key.block}/{key.phase}/{key.cell}"
-
-    @property
-    def stream(self) -> str:
-        """What the request ids begin with: it names the stream their prompts are drawn from."""
-        return str(self.requests[0]["request_id"]).rpartition("/")[0] if self.requests else ""
-
-    @cached_property
-    def due(self) -> list[int]:
-        """When each request was to be sent, by the seed; ns after the origin.
-
-        Raises:
-            ArtifactError: arrivals end later than those of any cell.
-        """
-        arrivals, rule = self.study.config["arrivals"], self.study.config["cell"]
-        window: Mapping[str, Any] = self.record["window"]
-        end = window["t_cooldown_end_ns"]
-        lasted = (end - window["t_origin_ns"]) / 1e9
-        longest = rule["warmup_s"] + rule["cap_s"] + rule["drain_s"]
-        # Also keeps a forged stamp from asking for a schedule without end.
-        if not 0 < lasted <= longest + 1e-9:
-            raise ArtifactError(
-                f"arrivals end {lasted:g} s after the origin, allowed: {longest:g} s"
-            )
-        rate, process, shape = self.cell.rate_rps or 0, arrivals["process"], arrivals["gamma_shape"]
-        due: list[int] = make_offsets(process, rate, lasted, self.arrivals_seed, shape).tolist()
-        return due
+        self.launch = Launch(*cell.key[:3])
+        (plan,) = (c for c in study.cells(cell.key.phase) if c["cell"] == cell.key.cell)
+        # An id is <cell>/attempt<attempt><measurement>/<number>.
+        ids = [r["request_id"].rpartition("/")[0] for r in self.requests[:1]]
+        measurement = int(ids[0][-1]) if ids else 1
+        self.prepared = prepare(
+            study.document, self.launch, plan, cell.rate_rps or 0,
+            attempt=self.record["attempt"], measurement=measurement,
+        )  # fmt: skip
+        window = self.record["window"]
+        end_ns = window["t_cooldown_end_ns"] - window["t_origin_ns"]
+        count = int(np.searchsorted(self.prepared.offsets_ns, end_ns))
+        self.due_ns: list[int] = self.prepared.offsets_ns[:count].tolist()
+        self.planned, bodies = list[PlannedRequest](), hashlib.sha256()
+        for request in itertools.islice(self.prepared.requests, count):
+            bodies.update(request.body + b"\n")
+            self.planned.append(replace(request, body=b""))
+        self.bodies_sha256 = bodies.hexdigest()
 
 
 def check_records(study: Study, ledger: Ledger) -> None:
     """A claim of each kind for each measured cell, and one for the summary of each launch."""
-    for cell in measured_cells(study, ledger):
-        with ledger.guarded("records", cell.name):
-            check_cell(Records(study, cell), ledger)
+    for phase in PHASES:
+        with ledger.guarded("records", f"phase {phase}"):
+            for cell in load_cells(study, phase, reference_rate(study.root, phase)):
+                if cell.record is not None:
+                    with ledger.guarded("records", cell.name):
+                        check_cell(Records(study, cell), ledger)
+                elif cell.status != "skipped":
+                    ledger.check("records", cell.name, [str(cell.reason)])
     for launch in every_launch(study.document):
         folder = launch.folder(study.root)
         subject = f"{launch.name}/{paths.SUMMARY}"
@@ -114,75 +114,36 @@ def check_cell(records: Records, ledger: Ledger) -> None:
         ledger.check(kind, records.cell.name, check(records))
 
 
-def measured_cells(study: Study, ledger: Ledger) -> Iterator[Cell]:
-    """The valid and void cells; a claim that fails for each that has no records and should."""
-    for phase in PHASES:
-        with ledger.guarded("records", f"phase {phase}"):
-            for cell in load_cells(study, phase, reference_rate(study.root, phase)):
-                if cell.record is not None:
-                    yield cell
-                elif cell.status != "skipped":
-                    ledger.fail("records", cell.name, str(cell.reason))
-
-
-# ---- what the cell's record says
-
-
 def _record(records: Records) -> Iterator[str]:
-    """What follows from the design, the seed and the raw records, made again and judged again."""
-    study, cell, record = records.study, records.cell, records.record
-    arrivals, stop = study.config["arrivals"], record["window"]["t_stop_ns"]
-    bodies = hashlib.sha256()
-    for request in planned_requests(
-        records.served,
-        input_tokens=cell.input_tokens,
-        output_tokens=cell.output_tokens,
-        count=len(records.requests),
-        seed=study.seed,
-        name=records.stream,
-    ):
-        bodies.update(request.body + b"\n")
-    checks = _judged(records)
-    reasons = void_reasons(checks)
-    again: dict[str, Any] = {
-        "label": study.document["engine_label"],
-        "input_tokens": cell.input_tokens,
-        "output_tokens": cell.output_tokens,
-        "schedule": {
-            "kind": arrivals["process"],
-            "gamma_shape": arrivals["gamma_shape"],
-            "rate_rps": cell.rate_rps,
-            "seed": records.arrivals_seed,
-            "n": len(records.due),
-        },
-        "prompts_sha256": bodies.hexdigest(),
-        "cooldown": {
-            "requests": sum(r["t_intended_ns"] >= stop for r in records.requests),
-            "ended_by": record["cooldown"]["ended_by"],
-        },
-        "counts": {**counted(records.requests, record["window"]), "planned": len(records.due)},  # type: ignore[arg-type]
-        "server_counters": records.counters,
-        "health": checks,
-        "valid": not reasons,
-        "void_reasons": sorted(reasons),
-    }
-    said = {key: record.get(key) for key in again}
-    said["void_reasons"] = sorted(record["void_reasons"])
-    yield from differences(said, again, "cell")
-
-
-def _judged(records: Records) -> Mapping[str, Any]:
-    """The checks of the cell, by the very code that judged it."""
+    """The cell's own record, made and judged again."""
     study, cell, record, device = records.study, records.cell, records.record, None
-    machine = cell.file("machine")
+    machine, window = cell.file("machine"), record["window"]
     if study.config["engine"].get("device") == "emulated":
         log = list(read_jsonl(cell.file(paths.DEVICE_LOG)))
         device = device_values(log, records.steps, cell.configuration == study.baseline)
-    return assess(
+    result = CellResult(
+        records=[],
+        requests=[],
+        bodies_sha256=records.bodies_sha256,
+        t_origin_ns=window["t_origin_ns"],
+        t_warmup_end_ns=window["t_warmup_end_ns"],
+        t_stop_ns=window["t_stop_ns"],
+        t_cooldown_end_ns=window["t_cooldown_end_ns"],
+        cooldown_ended_by=record["cooldown"]["ended_by"],  # type: ignore[arg-type]
+        t_drained_ns=window["t_drained_ns"],
+        extended_s=record["extended_s"],
+        clock=record["clock"],  # type: ignore[arg-type]
+        health=record["load_generator"],
+    )
+    measured = cell_record(
+        study.document, records.launch, records.prepared, result,
+        records.requests, window["started_utc"],  # type: ignore[arg-type]
+    )  # fmt: skip
+    checks = assess(
         records=records.requests,  # type: ignore[arg-type]
-        planned=len(records.due),
+        planned=len(records.planned),
         shape=(cell.input_tokens, cell.output_tokens),
-        window=record["window"],
+        window=window,
         cell=study.config["cell"],
         wanted=study.config["cell"]["min_completed"],
         suspended_ms=record["suspended_ms"],
@@ -196,6 +157,17 @@ def _judged(records: Records) -> Mapping[str, Any]:
         watched="quiet" in study.config,
         counted_by_server=records.served.get("counters", True),
     )
+    reasons = void_reasons(checks)
+    again: dict[str, Any] = {
+        **measured,
+        "server_counters": records.counters,
+        "health": checks,
+        "valid": not reasons,
+        "void_reasons": sorted(reasons),
+    }
+    said = {key: record.get(key) for key in again}
+    said["void_reasons"] = sorted(record["void_reasons"])
+    yield from differences(said, again, "cell")
 
 
 # ---- what was sent, and what came back
@@ -204,63 +176,47 @@ def _judged(records: Records) -> Mapping[str, Any]:
 def _requests(records: Records) -> Iterator[str]:
     """Arrivals are the seed's, at their places in the cell, each with stamps in order."""
     window: Mapping[str, Any] = records.record["window"]
-    due, rule = records.due, records.study.config["cell"]
     origin, warm, stop = (window[f"t_{name}_ns"] for name in ("origin", "warmup_end", "stop"))
     end, drained = window["t_cooldown_end_ns"], window["t_drained_ns"]
+    warmup_s = records.study.config["cell"]["warmup_s"]
     # The last request may be done before the window closes: no order between stop and drained.
     if not origin <= warm < stop <= end or drained < origin:
         yield "origin <= warm-up end < stop <= end of arrivals does not hold"
-    if abs(warm - origin - rule["warmup_s"] * 1e9) > 1:
-        yield f"the warm-up lasts {(warm - origin) / 1e9} s, not {rule['warmup_s']} s"
-    attempt = f"{records.cell.name}/attempt{records.record['attempt']}"
-    if records.requests and re.fullmatch(re.escape(attempt) + r"\d", records.stream) is None:
-        yield f"request ids begin with {records.stream!r}, not with {attempt!r} and one more digit"
-    if len(records.requests) != len(due):
-        yield f"{len(records.requests)} requests, the seed gives {len(due)}"
-    offsets = [r["t_intended_ns"] - origin for r in records.requests]
-    wrong = [k for k, (a, b) in enumerate(zip(offsets, due, strict=False)) if abs(a - b) > 1]
-    if wrong:
-        yield f"{len(wrong)} arrivals are not the seed's, first: seq {wrong[0]}"
-    for number, request in enumerate(records.requests):
+    if abs(warm - origin - warmup_s * 1e9) > 1:
+        yield f"the warm-up lasts {(warm - origin) / 1e9} s, not {warmup_s} s"
+    said, again = list[Line](), list[Line]()
+    lines = zip(records.requests, records.due_ns, records.planned, strict=False)
+    for number, (request, due_ns, planned) in enumerate(lines):
         arrival = request["t_intended_ns"]
-        place = {
-            "seq": number, "request_id": f"{records.stream}/{number}",
+        wanted: Line = {
+            "seq": number, "request_id": planned.request_id,
             "warmup": arrival < warm, "cooldown": arrival >= stop,
         }  # fmt: skip
-        for key, value in place.items():
-            if request[key] != value:
-                yield f"line {number}: {key} is {request[key]!r}, by its place {value!r}"
-        if request["status"] == "ok" and (request["t_last_token_ns"] or 0) > drained:
-            yield f"seq {number}: its last token is after the cell was drained"
-        yield from (f"seq {number}: {problem}" for problem in _of_one(records, request))
+        if request["status"] == "ok":
+            # Of text the server alone knows the length; one that ends where it likes says so.
+            for name in ("prompt_tokens", "completion_tokens"):
+                wanted |= {name: n} if (n := getattr(planned, name)) is not None else {}
+        said.append({name: request[name] for name in wanted} | {"due_ns": arrival - origin})
+        again.append(wanted | {"due_ns": due_ns})
+        yield from (f"seq {number}: {problem}" for problem in _of_one(request, drained))
+    yield from differences(said, again, "requests")
 
 
-def _of_one(records: Records, r: Line) -> Iterator[str]:
-    """What is wrong with one request in itself."""
+def _of_one(r: Line, drained_ns: int) -> Iterator[str]:
+    """What is wrong with the times of one request."""
     stamps = [(name, r[f"t_{name}_ns"]) for name in ORDER if r[f"t_{name}_ns"] is not None]
     for (a, x), (b, y) in itertools.pairwise(stamps):
         if x > y:
             yield f"t_{b}_ns is before t_{a}_ns"
     if r["t_send_ns"] is not None and r["t_send_ns"] < r["t_intended_ns"]:
         yield "written before it was due"
-    if r["status"] not in REQUEST_STATUSES:
-        yield f"status {r['status']!r}"
-    if r["status"] in FAILED and not r["error_kind"]:
-        yield f"{r['status']} without an error_kind"
-    if r["status"] != "ok":
-        return
-    if len(stamps) < len(ORDER):
-        yield "a success lacks a stamp"
-    # Of text the server alone knows the length; one that ends an answer where it likes says so.
-    known = (records.served["vocab_size"] is not None, records.served.get("exact_output", True))
-    found = (r["prompt_tokens"], r["completion_tokens"])
-    asked = (records.cell.input_tokens, records.cell.output_tokens)
-    if any(k and a != b for k, a, b in zip(known, found, asked, strict=True)):
-        yield f"{found[0]}x{found[1]}, asked {asked[0]}x{asked[1]}"
-    times = [t for t, _ in r["reads"] or ()]
-    ends = [r["t_first_token_ns"], r["t_last_token_ns"]]
-    if times and (times != sorted(times) or [times[0], times[-1]] != ends):
-        yield "reads do not run from the first token to the last"
+    if r["status"] == "ok":
+        if r["t_last_token_ns"] > drained_ns:
+            yield "its last token is after the cell was drained"
+        times = [t for t, _ in r["reads"] or ()]
+        ends = [r["t_first_token_ns"], r["t_last_token_ns"]]
+        if times and (times != sorted(times) or [times[0], times[-1]] != ends):
+            yield "reads do not run from the first token to the last"
 
 
 # ---- the server's word for it
@@ -270,41 +226,29 @@ def _identities(records: Records) -> Iterator[str]:
     """What client, server and step records of a valid cell say of the same requests."""
     if records.cell.status != "valid" or not records.served.get("counters", True):
         return
-    after = records.counters["after"]
-    missing = [name for name, n in records.counters["before"].items() if None in (n, after[name])]
-    if missing:
-        yield f"the server's counters lack {', '.join(missing)}"
-        return
-    preempted = records.counters["before"]["preemptions"] != after["preemptions"]
+    before, after = records.counters["before"], records.counters["after"]
     undisturbed = all(r["status"] in ("ok", "dropped") for r in records.requests)
     if records.timed:
-        yield from _step_tokens(records, undisturbed and not preempted)
+        exact = undisturbed and before["preemptions"] == after["preemptions"]
+        # A request's first token is of the step that ends its prefill.
+        served = {
+            "prefill_tokens": sum(r["prompt_tokens"] for r in records.ok),
+            "decode_tokens": sum(r["completion_tokens"] - 1 for r in records.ok),
+        }
+        for name, wanted in served.items():
+            total = sum(step[name] for step in records.scheduler)
+            if total < wanted or (exact and total != wanted):
+                least = "" if exact else "at least "
+                yield f"{name} of the steps add up to {total}, the requests had {least}{wanted}"
     pages = []
-    for moment, scrape in (("before", records.metrics[0]), ("after", records.metrics[-1])):
-        if "raw" not in scrape:
-            yield f"the scrape {moment} the cell holds no text"
-            return
-        pages.append(parse_metrics(scrape["raw"], whole=True))
-        for key, value in scrape["values"].items():
-            if key.startswith("vllm:") and pages[-1].get(key) != value:
-                told = f"{value:g} in the scrape {moment} the cell, its text says"
-                yield f"{key}: {told} {pages[-1].get(key)}"
+    for scrape in (records.metrics[0], records.metrics[-1]):
+        page = parse_metrics(scrape["raw"], whole=True)
+        values = {key: n for key, n in scrape["values"].items() if key.startswith("vllm:")}
+        yield from differences(values, {key: page.get(key) for key in values}, "scrape")
+        pages.append(page)
     for name, (metric, last) in HISTOGRAMS.items():
         seconds = [(r[last] - r["t_send_ns"]) / 1e9 for r in records.ok]
         yield from _no_client_is_faster(name, metric, pages, seconds, undisturbed)
-
-
-def _step_tokens(records: Records, exact: bool) -> Iterator[str]:
-    """A request's first token is of the step that ends its prefill."""
-    served = {
-        "prefill_tokens": sum(r["prompt_tokens"] for r in records.ok),
-        "decode_tokens": sum(r["completion_tokens"] - 1 for r in records.ok),
-    }
-    for name, wanted in served.items():
-        total = sum(step[name] for step in records.steps if step["process"] == "scheduler")
-        if total < wanted or (exact and total != wanted):
-            least = "" if exact else "at least "
-            yield f"{name} of the steps add up to {total}, the requests had {least}{wanted}"
 
 
 def _no_client_is_faster(
@@ -340,14 +284,9 @@ def _histogram(page: Mapping[str, float], metric: str) -> dict[str, float]:
 
 
 def _steps(records: Records) -> Iterator[str]:
-    if not records.timed:
-        return
-    scheduler = [step for step in records.steps if step["process"] == "scheduler"]
-    if len({step["step_id"] for step in scheduler}) != len(scheduler):
+    if len({step["step_id"] for step in records.scheduler}) != len(records.scheduler):
         yield "the scheduler has two records of one step"
-    if not scheduler and records.ok:
-        yield "requests were served and no step is recorded"
-    if any(step["t_ns"] < records.record["window"]["t_origin_ns"] for step in scheduler):
+    if any(step["t_ns"] < records.record["window"]["t_origin_ns"] for step in records.scheduler):
         yield "a step began before the cell did"
     calls = ("build_meta_us", "get_finished_us", "start_load_kv_us")
     if records.cell.configuration == PLAIN and any(
