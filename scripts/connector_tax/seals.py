@@ -51,10 +51,9 @@ def changed_settings(folder: Path, study: StudyDocument) -> list[str]:
     sealed = next((s for _, s in read_links(folder) if s.get("design_sha256") == design), None)
     if sealed is None:
         return []
-    old, new = dict(_leaves(sealed["settings"])), dict(_leaves(analysis_settings(study["config"])))
-    if "configurations" in sealed:
-        old |= dict(_leaves(sealed["configurations"], "configurations"))
-        new |= dict(_leaves(study["configurations"], "configurations"))
+    names = {"configurations": study["configurations"]}
+    old = dict(_leaves({**sealed["settings"], "configurations": sealed["configurations"]}))
+    new = dict(_leaves({**analysis_settings(study["config"]), **names}))
     return [
         f"{name}: {old.get(name, 'absent')} -> {new.get(name, 'absent')}"
         for name in dict.fromkeys((*old, *new))
@@ -159,12 +158,12 @@ def seal_launch(folder: Path, launch: str, index_file: Path, index: dict[str, An
         ArtifactError: launches were sealed, and their chain is gone.
     """
     measured = {entry["cell"] for entry in index["cells"] if entry["files"]}
-    there = sorted(path for path in index_file.parent.rglob("*") if path.is_file())
-    names = {path.relative_to(index_file.parent): path for path in there if path != index_file}
     files = {
         name.as_posix(): sha256_file(path)
-        for name, path in names.items()
-        if name.parts[0] not in measured
+        for path in sorted(index_file.parent.rglob("*"))
+        if path.is_file()
+        and path != index_file
+        and (name := path.relative_to(index_file.parent)).parts[0] not in measured
     }
     with _chain(folder) as links:
         content = {**index, "files": files, "seal": len(links)}

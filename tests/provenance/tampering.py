@@ -316,10 +316,6 @@ def fewer_success(lines: Lines) -> None:
             lines[-1]["values"][key] -= 1
 
 
-def no_text(lines: Lines) -> None:
-    del lines[-1]["raw"]
-
-
 def no_histogram(lines: Lines) -> None:
     for line in (lines[0], lines[-1]):
         line["raw"] = re.sub(r"vllm:e2e_request_latency.*\n", "", line["raw"])
@@ -334,19 +330,11 @@ def every_other_step(lines: Lines) -> None:
     del lines[::2]
 
 
-def second_step(lines: Lines) -> None:
-    lines.insert(1, dict(lines[0]))
-
-
 def faster_steps(lines: Lines) -> None:
     for line in lines:
         line["step_duration_us"] *= 0.5
         if line.get("engine_step_us") is not None:
             line["engine_step_us"] *= 0.5
-
-
-def more_decode(lines: Lines) -> None:
-    lines[0]["decode_tokens"] += 1
 
 
 def no_health(root: Path) -> None:
@@ -403,10 +391,6 @@ def links(change: Change) -> Tamper:
             change(chain)
 
     return tamper
-
-
-def link_gone(chain: Lines) -> None:
-    del chain[4]
 
 
 def last_links_gone(chain: Lines) -> None:

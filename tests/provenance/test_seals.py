@@ -111,25 +111,6 @@ def test_a_launch_measured_again_is_told_and_its_first_run_is_kept(
     assert "A.superseded1/index.json is missing" in messages
 
 
-def test_rates_changed_after_phase_b_began_fail(audited: Path, tmp_path: Path) -> None:
-    root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
-    with edited_json(root / "reference_rates.json") as rates:
-        rates["fallback_used"] = True
-    seal_end(root)
-    messages = [claim.message for claim in failures(root / "study.json")]
-    assert any("reference_rates.json changed at link" in text for text in messages)
-
-
-def test_rates_judged_anew_after_a_launch_of_phase_a_pass(audited: Path, tmp_path: Path) -> None:
-    root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
-    measured_again(root)
-    with edited_json(root / "reference_rates.json") as rates:
-        rates["criteria"]["plain"]["40"]["throughput_ratio"]["value"] = 0.99
-    seal_end(root)
-    messages = [claim.message for claim in failures(root / "study.json")]
-    assert not any("changed at link" in text for text in messages)
-
-
 def test_the_time_of_day_may_be_set_back_while_a_study_runs(audited: Path, tmp_path: Path) -> None:
     root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
     ledger = Ledger()

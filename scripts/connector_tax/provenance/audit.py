@@ -126,7 +126,6 @@ def check_seals(study: Study, links: Links, ledger: Ledger) -> None:
     ledger.check("seal", "settings", _settings(study, links, newest), passed)
     files, settled = study_files(study.root, beside), settled_files(links)
     ledger.check("seal", "folder", _unknown(study, files, beside), "holds nothing else")
-    ledger.check("seal", "reference rates", _rates(links), "fixed before Phase B")
     same = _same_files(settled, files)
     ledger.check("seal", "study's own files", same, "as they were when sealed")
     for launch in every_launch(study.document):
@@ -165,8 +164,6 @@ def check_published(study: Study, chain: Sequence[str], markdown: Path, ledger: 
 def _chain(links: Links) -> Iterator[str]:
     previous = FIRST
     for number, (sha256, link) in enumerate(links):
-        if link["number"] != number:
-            yield f"link {number} says it is number {link['number']}"
         if link["previous"] != previous:
             yield f"link {number} follows {link['previous']}, not link {number - 1}"
         previous = sha256
@@ -183,26 +180,6 @@ def _settings(study: Study, links: Links, newest: Mapping[str, SealLink]) -> Ite
     for name, link in newest.items():
         if link["number"] < mine[0]["number"]:
             yield f"{name} was measured before they were sealed"
-
-
-def _rates(links: Links) -> Iterator[str]:
-    """The reference rates stay as they are while Phase B is measured.
-
-    A launch of Phase A that is measured again is judged anew, and its numbers stand in the file.
-    Which rate Phase B ran at its own launches say.
-    """
-    settled: str | None = None
-    fixed: str | None = None
-    for _, link in links:
-        phase = link.get("launch", "").rpartition("/")[2]
-        if "settings" in link or phase == "A":
-            fixed = None
-        settled = link["files"].get(paths.REFERENCE_RATES, settled)
-        if phase not in ("", "A"):
-            fixed = fixed or settled
-        if settled is not None and fixed not in (None, settled):
-            yield f"{paths.REFERENCE_RATES} changed at link {link['number']}"
-            fixed = settled
 
 
 def _same_files(sealed: Mapping[str, str], there: Mapping[str, str]) -> Iterator[str]:

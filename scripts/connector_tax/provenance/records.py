@@ -11,7 +11,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -117,7 +117,7 @@ def check_cell(records: Records, ledger: Ledger) -> None:
 def _record(records: Records) -> Iterator[str]:
     """The cell's own record, made and judged again."""
     study, cell, record, device = records.study, records.cell, records.record, None
-    machine, window = cell.file("machine"), record["window"]
+    machine, window = cell.file("machine"), cast(Any, record["window"])
     if study.config["engine"].get("device") == "emulated":
         log = list(read_jsonl(cell.file(paths.DEVICE_LOG)))
         device = device_values(log, records.steps, cell.configuration == study.baseline)
@@ -125,12 +125,8 @@ def _record(records: Records) -> Iterator[str]:
         records=[],
         requests=[],
         bodies_sha256=records.bodies_sha256,
-        t_origin_ns=window["t_origin_ns"],
-        t_warmup_end_ns=window["t_warmup_end_ns"],
-        t_stop_ns=window["t_stop_ns"],
-        t_cooldown_end_ns=window["t_cooldown_end_ns"],
+        **{name: ns for name, ns in window.items() if name != "started_utc"},
         cooldown_ended_by=record["cooldown"]["ended_by"],  # type: ignore[arg-type]
-        t_drained_ns=window["t_drained_ns"],
         extended_s=record["extended_s"],
         clock=record["clock"],  # type: ignore[arg-type]
         health=record["load_generator"],
