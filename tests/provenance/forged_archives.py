@@ -47,13 +47,17 @@ def plain(name: str, data: bytes) -> tuple[tarfile.TarInfo, bytes]:
     return info, data
 
 
-def special(kind: bytes, name: str = "runs/plain/block0/A/x", link: str = "") -> Edit:
+def put(members: Members, member: tuple[tarfile.TarInfo, bytes]) -> None:
+    """Add a member in its place: after archive.json and study.json they stand by name."""
+    members[2:] = sorted([*members[2:], member], key=lambda each: each[0].name)
+
+
+def special(kind: bytes) -> Edit:
     def edit(members: Members, header: dict[str, Any]) -> None:
-        info = tarfile.TarInfo(name)
-        info.type = kind
-        info.linkname = link
+        info = tarfile.TarInfo(name := "runs/plain/block0/A/x")
+        info.type, info.linkname = kind, "/etc/passwd"
         header["files"][name] = {"bytes": 0, "sha256": "0" * 64}
-        members.append((info, b""))
+        put(members, (info, b""))
 
     return edit
 
@@ -62,13 +66,8 @@ def listed(name: str, data: bytes = b"x") -> Edit:
     """A member that is in the list, with the right size and hash, under a name that may not be."""
 
     def edit(members: Members, header: dict[str, Any]) -> None:
-        header["files"][name] = {
-            "bytes": len(data),
-            "sha256": hashlib.sha256(data).hexdigest(),
-        }
-        members.append(plain(name, data))
-        # After archive.json and study.json they stand by name.
-        members[2:] = sorted(members[2:], key=lambda member: member[0].name)
+        header["files"][name] = sized(data)
+        put(members, plain(name, data))
 
     return edit
 

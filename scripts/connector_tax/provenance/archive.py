@@ -465,13 +465,13 @@ def _files(content: IO[bytes], header: ArchiveHeader) -> Iterator[tuple[str, byt
 
 
 def _next(content: IO[bytes], name: str, size: int | None = None) -> bytes:
-    """The next member of the tar archive, which must be this plain file; None: of any size."""
+    """The next member of the tar archive, this plain file; None: of any size up to FLOOR_BYTES."""
     try:
         info = tarfile.TarInfo.frombuf(content.read(BLOCK), "utf-8", "strict")
         found = info.name, info.type, info.size
     except (tarfile.TarError, UnicodeError):
         found = "", b"", 0
-    size = found[2] if size is None else size
+    size = min(max(found[2], 0), FLOOR_BYTES) if size is None else size
     if found != (name, tarfile.REGTYPE, size):
         told = f"{name!r} is missing, no plain file of the {size} bytes that {HEADER} lists, or not"
         raise ArtifactError(f"member {told} in its place")
