@@ -115,11 +115,11 @@ def test_a_lost_plain_launch_leaves_the_other_one_as_the_blocks_baseline() -> No
     assert estimate.blocks == (0, 1, 2)
 
 
-def test_one_block_has_a_point_and_an_error_from_plains_launches_alone() -> None:
-    estimate = tax(drawn(9, 1), "a")
-    assert estimate.df == 1
-    without = {launch: v for launch, v in drawn(9, 1).items() if launch.name != "plain_2"}
-    assert tax(without, "a").error is None
+def test_a_contrast_in_a_single_block_has_no_error() -> None:
+    assert tax(drawn(9, 1), "a").error is None
+    values = {la: v for la, v in drawn(9, 3).items() if la.name != "a" or la.block == 1}
+    assert (tax(values, "a").error, tax(values, "a").df) == (None, 0)
+    assert tax(values, "b").error is not None
 
 
 @given(st.integers(0, 2**32))

@@ -14,7 +14,6 @@ from connector_tax.analysis.block_model import Launches, LaunchId
 from connector_tax.analysis.ingest import load_cells
 from connector_tax.analysis.resources import (
     NOT_RECORDED,
-    QUEUED,
     RESOURCES,
     LaunchRecords,
     engine_rows,
@@ -207,8 +206,7 @@ def rows_of(study_file: Path) -> tuple[list[Row], list[Row]]:
 def test_a_study_measured_before_launches_kept_records_says_so(study_file: Path) -> None:
     resources, engine = rows_of(study_file)
     assert {(row["status"], row["reason"]) for row in resources} == {("missing", NOT_RECORDED)}
-    known = {resource.name for resource in RESOURCES} - {QUEUED}
-    assert {row["metric"] for row in resources} == known
+    assert {row["metric"] for row in resources} == {resource.name for resource in RESOURCES}
     assert {row["reason"] for row in engine} == {NOT_RECORDED}
 
 
@@ -220,7 +218,7 @@ def test_records_are_read_from_the_launches_and_a_changed_one_is_refused(study_f
         r.name for r in RESOURCES if r.name != "gpu_memory_mib"
     }
     assert of_noop["cpu_s_per_1000"]["n_blocks"] == 2
-    assert 0 < of_noop[QUEUED]["base"] < 0.1
+    assert 0 < of_noop["engine_queued"]["base"] < 0.1
     assert all("setting" in row for row in engine)
     path = study_file.parent / "runs" / "plain" / "block0" / "A" / "resources.json"
     write_json(path, read_json(path) | {"startup_s": 0.5})

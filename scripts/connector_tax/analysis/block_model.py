@@ -38,6 +38,7 @@ MOST_BLOCKS = 100
 QUARTILE, TUNING = 0.6745, 1.345
 ROUNDS, SETTLED = 200, 1e-10
 MOST_ORDERS, DRAWS = 1 << 20, 100_000
+ONE_LAUNCH = "one launch; launches not included"
 
 
 class LaunchId(NamedTuple):
@@ -53,7 +54,7 @@ class Estimate:
 
     Attributes:
         point: the contrast, in the unit of the values.
-        error: its standard error; None where nothing repeats.
+        error: its standard error; None where nothing repeats, as in a single block.
         df: degrees of freedom behind the error; 0 without one.
         blocks: the blocks it is formed in.
     """
@@ -66,21 +67,14 @@ class Estimate:
     @property
     def method(self) -> str:
         """Whose spread the error is of, and the degrees of freedom."""
-        return f"block model (df {self.df})"
-
-    @property
-    def t(self) -> float | None:
-        """The contrast over its standard error; None without an error."""
-        if self.error is None:
-            return None
-        if self.error == 0:
-            return 0.0 if self.point == 0 else float(np.copysign(np.inf, self.point))
-        return self.point / self.error
+        return ONE_LAUNCH if self.error is None else f"block model (df {self.df})"
 
     @property
     def p(self) -> float | None:
         """Two-sided p-value of "the contrast is zero"; None without an error."""
-        return None if self.t is None else float(2 * stdtr(self.df, -abs(self.t)))
+        if not self.error:
+            return None if self.error is None else float(self.point == 0)
+        return float(2 * stdtr(self.df, -abs(self.point / self.error)))
 
     def half_width(self, confidence: float) -> float | None:
         """Half the width of the interval of the given confidence; None without an error."""
@@ -207,17 +201,19 @@ class Launches:
 
     def blocks(self, ours: str, base: Sequence[str]) -> tuple[int, ...]:
         """The blocks that have the launch `ours` and another one of `base`."""
-        is_base = np.isin(self.name, [name for name in base if name != ours])
+        is_base = self._is_base(ours, base)
         shared = set(self.block[self.name == ours].tolist()) & set(self.block[is_base].tolist())
         return tuple(sorted(shared))
+
+    def _is_base(self, ours: str, base: Sequence[str]) -> Bools:
+        return np.isin(self.name, [name for name in base if name != ours])
 
     def weights(self, ours: str, base: Sequence[str], blocks: Sequence[int]) -> Floats:
         """Of each launch in `ours` minus the mean of the block's other launches of `base`.
 
         The mean of that over the blocks.
         """
-        is_base = np.isin(self.name, [name for name in base if name != ours])
-        weights = np.zeros(len(self))
+        is_base, weights = self._is_base(ours, base), np.zeros(len(self))
         for block in blocks:
             here = self.block == block
             weights[here & (self.name == ours)] = 1 / len(blocks)
@@ -240,7 +236,7 @@ class Launches:
     def estimate(self, weights: Floats, blocks: tuple[int, ...]) -> Estimate:
         """The weighted sum of the launches, with the pooled error of the block model."""
         point, (variance, df) = self.value(weights), self.pooled
-        if df == 0:
+        if df == 0 or len(blocks) < 2:
             return Estimate(point, None, 0, blocks)
         return Estimate(point, float(np.sqrt(variance * (weights**2).sum())), df, blocks)
 

@@ -9,7 +9,7 @@ a tax is not of the connector's code alone: engine.csv, the settings the running
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -23,8 +23,6 @@ from connector_tax.artifacts.tables import LOG, RAW, Row
 from connector_tax.files import ArtifactError, read_json, sha256_file
 
 SERVER = "server"
-# Studies measured before it was kept have no row of it.
-QUEUED: Final = "engine_queued"
 CpuQuantity = Literal["cpu_s_per_1000", "engine_queued"]
 EXACT = "exact"
 NOT_RECORDED = "not recorded: measured before launches kept it"
@@ -146,10 +144,7 @@ def _cell_cpu(name: CpuQuantity) -> Callable[[LaunchRecords, str | None], Quanti
         measured = launch.cells[cell]
         if measured.status != "valid" or measured.record is None:
             return _quantity(None, f"{cell}: {measured.status}: {measured.reason}")
-        use = measured.record["server_cpu"]
-        if name == QUEUED and name not in use:
-            return _quantity(None, f"{cell}: measured before it was kept")
-        return use[name]
+        return measured.record["server_cpu"][name]
 
     return read
 
@@ -168,7 +163,7 @@ RESOURCES = (
     # Zero is possible, so that there are no logs.
     Resource("idle_cpu", "CPU s per s", RAW, _idle_cpu),
     Resource("cpu_s_per_1000", "CPU s per 1000 requests", LOG, _cell_cpu("cpu_s_per_1000")),
-    Resource(QUEUED, "s per s", RAW, _cell_cpu(QUEUED)),
+    Resource("engine_queued", "s per s", RAW, _cell_cpu("engine_queued")),
     Resource("memory_pss_mib", "MiB", LOG, _of("before_load", "memory_pss_mib")),
     Resource("memory_pss_loaded_mib", "MiB", LOG, _of("after_load", "memory_pss_mib")),
     Resource("gpu_memory_mib", "MiB", LOG, _of("before_load", "gpu_memory_mib")),
@@ -202,18 +197,12 @@ def resource_rows(
     """
     plains = list(dict.fromkeys(r.launch.name for r in launches if r.configuration == baseline))
     others = dict.fromkeys(r.configuration for r in launches if r.configuration != baseline)
-    samples = [_sample(resource, launches, cell) for resource in _kept(launches)]
+    samples = [_sample(resource, launches, cell) for resource in RESOURCES]
     return [
         _row(sample, name, plains, confidence)
         for name in (*others, *plains[1:][-1:])
         for sample in samples
     ]
-
-
-def _kept(launches: Sequence[LaunchRecords]) -> list[Resource]:
-    cells = (c.record for launch in launches for c in launch.cells.values())
-    queued = any(QUEUED in record.get("server_cpu", {}) for record in cells if record is not None)
-    return [resource for resource in RESOURCES if queued or resource.name != QUEUED]
 
 
 def _sample(resource: Resource, launches: Sequence[LaunchRecords], cell: str | None) -> _Sample:
@@ -257,8 +246,7 @@ def _row(sample: _Sample, config: str, plains: Sequence[str], confidence: float)
     row |= {"n_blocks": len(estimate.blocks), "status": "valid"}
     weights = scaled.weights(config, plains, estimate.blocks)
     sides = [launches.y[side] for side in (weights < 0, weights > 0)]
-    repeated = len(set(launches.block.tolist())) > 1
-    if repeated and all(len(set(side.tolist())) == 1 for side in sides):
+    if len(estimate.blocks) > 1 and all(len(set(side.tolist())) == 1 for side in sides):
         # A count that never changes is compared without the rounding of a logarithm.
         base, own = (float(side[0]) for side in sides)
         point = own / base - 1 if is_log else own - base
@@ -269,8 +257,7 @@ def _row(sample: _Sample, config: str, plains: Sequence[str], confidence: float)
 
     base, own = (float(np.exp(level)) if is_log else level for level in scaled.levels(weights))
     row |= {"estimate": shown(estimate.point), "base": base, "own": own}
-    ends = estimate.interval(confidence) if repeated else None
-    if ends is None:
+    if (ends := estimate.interval(confidence)) is None:
         return row
     lo, hi = map(shown, ends)
     return row | {
