@@ -183,14 +183,6 @@ def times(hook_times: dict[Hook, Floats], *hook: str) -> list[float]:
     return of_steps
 
 
-def test_a_hook_that_ran_in_some_steps_took_nothing_in_the_others(tmp_path: Path) -> None:
-    records = [scheduler(i, hooks_us={"take_events": 1.5}) for i in (1, 2, 3)]
-    records[1]["hooks_us"]["on_new_request"] = 40.0
-    hook_times = hooks_of(tmp_path, records)
-    assert times(hook_times, *OWN, "on_new_request") == [0.0, 40.0, 0.0]
-    assert times(hook_times, *OWN, "take_events") == [1.5, 1.5, 1.5]
-
-
 def test_the_three_callbacks_are_hooks_like_the_others(tmp_path: Path) -> None:
     hook_times = hooks_of(tmp_path, [scheduler(1), worker(1)])
     assert times(hook_times, *OWN, "build_meta") == [10.0]
@@ -259,11 +251,6 @@ def test_malformed_hooks_stop_with_file_and_step(
     assert "engine_step_A_r1.jsonl: step_id 7, scheduler" in str(error.value)
     assert what in str(error.value)
     assert "allowed:" in str(error.value)
-
-
-def test_records_from_before_hooks_were_kept_have_the_callbacks(tmp_path: Path) -> None:
-    hook_times = hooks_of(tmp_path, [scheduler(1), worker(1)])
-    assert {hook.name for hook in hook_times} == {"build_meta", "get_finished", "start_load_kv"}
 
 
 def test_the_names_are_the_step_probes() -> None:

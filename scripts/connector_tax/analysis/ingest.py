@@ -96,8 +96,6 @@ def load_cells(study: Study, phase: str, rate_rps: float | None = None) -> list[
     """Every planned cell of a phase, in the study's order of configurations, blocks and cells.
 
     Args:
-        study: the study.
-        phase: A, B or Bp.
         rate_rps: the phase's reference rate as of now, which the launches of Phases B and Bp must
             have been measured at; not looked at in Phase A.
 

@@ -16,9 +16,6 @@ from connector_tax.artifacts.cell_records import MachineCounters, MachineLine, M
 from connector_tax.files import ArtifactError, check_sha256, read_jsonl
 
 SIDES: tuple[Literal["loadgen", "server"], ...] = ("loadgen", "server")
-_CPU_COUNTERS: tuple[Literal["idle_ms", "steal_ms", "own_ms"], ...] = (
-    "idle_ms", "steal_ms", "own_ms",
-)  # fmt: skip
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -89,7 +86,6 @@ class WatchedMachine:
             arithmetic.
         elements: loads of a sample.
         cpus: `loadgen` and `server` to the use of their CPU sets.
-        own_share: CPU time of the watching process over the time it sampled.
         throttled: periods the control group was throttled in; None: not counted.
         foreign_gpu: processes of others on the study's GPUs; None: no GPUs, or not told.
         gpu_slowed: readings of a busy GPU that heat or its power supply slowed; None: the same.
@@ -104,7 +100,6 @@ class WatchedMachine:
     compute_ns: Ints
     elements: int
     cpus: Mapping[str, CpuUse]
-    own_share: float
     throttled: int | None
     foreign_gpu: int | None
     gpu_slowed: int | None
@@ -115,7 +110,6 @@ def read_machine(path: Path, sha256: str | None) -> WatchedMachine:
     """Read `machine_<phase>_<cell>.jsonl` (its lines: study.machine_watch).
 
     Args:
-        path: the file.
         sha256: the hash its bytes must have; None: not checked.
 
     Raises:
@@ -158,7 +152,6 @@ def read_machine(path: Path, sha256: str | None) -> WatchedMachine:
             compute_ns=compute,
             elements=int(begin["elements"]),
             cpus=_cpu_use(begin, first, last, wall_ms),
-            own_share=(last["self_us"] - first["self_us"]) / 1e3 / wall_ms,
             throttled=None
             if last["throttled"] is None
             else int(last["throttled"] - first["throttled"]),
@@ -194,14 +187,13 @@ def _gpu_use(lines: Sequence[MachineLine]) -> tuple[int | None, float | None]:
 def _cpu_use(
     begin: MachineLine, first: MachineCounters, last: MachineCounters, wall_ms: float
 ) -> dict[str, CpuUse]:
-    idle, steal, own = (
-        [b - a for a, b in zip(first[name], last[name], strict=True)] for name in _CPU_COUNTERS
-    )
+    idle = np.subtract(last["idle_ms"], first["idle_ms"])
+    steal = np.subtract(last["steal_ms"], first["steal_ms"])
     # A process that ended unwaited for takes its time along, which is nobody else's.
-    own = [max(0.0, ms) for ms in own]
+    own = np.maximum(0.0, np.subtract(last["own_ms"], first["own_ms"]))
     if begin["loadgen"] == begin["server"]:
         # Nothing is pinned: both sides use one set.
-        own = [sum(own)] * len(own)
+        own = np.full_like(own, own.sum())
     use: dict[str, CpuUse] = {}
     for side, name in enumerate(SIDES):
         whole = wall_ms * len(begin[name])
@@ -209,5 +201,6 @@ def _cpu_use(
         # A CPU that waits to be woken counts as stolen and as idle: what is left can be too little.
         asked = steal[side] + max(busy, own[side])
         stolen = steal[side] / asked if asked else 0.0
-        use[name] = CpuUse(busy / whole, max(0.0, busy - own[side]) / whole, stolen)
+        shares = (busy / whole, max(0.0, busy - own[side]) / whole, stolen)
+        use[name] = CpuUse(*map(float, shares))
     return use

@@ -167,14 +167,12 @@ def _first_bad_line(
     path: Path, block: bytes, kind: RecordKind, before: int, why: str
 ) -> ArtifactError:
     """The error of the first line that breaks the kind's rules, found line by line."""
-    for number, line in enumerate(block.split(b"\n")[: block.count(b"\n") + 1], before + 1):
-        if number > before + block.count(b"\n") and not line:
-            break
-        problem = _line_problem(line, kind)
-        if problem is not None:
+    lines = block.removesuffix(b"\n").split(b"\n")
+    for number, line in enumerate(lines, before + 1):
+        if (problem := _line_problem(line, kind)) is not None:
             return ArtifactError(f"{path}:{number}: {problem}")
     if not block.endswith(b"\n"):
-        number = before + block.count(b"\n") + 1
+        number = before + len(lines)
         return ArtifactError(f"{path}:{number}: the last line has no newline: the file is cut off")
     return ArtifactError(f"{path}: {why}")
 
@@ -187,8 +185,7 @@ def _line_problem(line: bytes, kind: RecordKind) -> str | None:
     if not isinstance(record, dict):
         return f"a record must be a JSON object, found {type(record).__name__}"
     for key, dtype in kind.columns.items():
-        problem = _value_problem(record, key, dtype, kind)
-        if problem is not None:
+        if (problem := _value_problem(record, key, dtype, kind)) is not None:
             return problem
     for (key, value), wanted in kind.required_if.items():
         for name in wanted:

@@ -89,9 +89,8 @@ def step_rows(
     """The step taxes of each configuration but the baseline and of its last launch, by cell.
 
     Args:
-        study: the study.
-        planned: every planned cell of it.
-        cells: the steps of its valid cells; empty where the study has no step timing.
+        planned: every planned cell of the study.
+        cells: the steps of the valid ones; empty where the study has no step timing.
         unavailable: why the study has no step timing; None when it has.
     """
     of_cells = by_cell(cells)

@@ -100,10 +100,7 @@ def step_timing_reason(study: Study) -> str | None:
     Raises:
         ArtifactError: patch/patch_status.json is missing or does not say.
     """
-    path = study.root / paths.PATCH_STATUS
-    status = read_record(path, PatchStatus)
-    if not isinstance(status, dict) or not isinstance(status.get("step_timing_available"), bool):
-        raise ArtifactError(f"{path}: step_timing_available must be true or false")
+    status = read_record(study.root / paths.PATCH_STATUS, PatchStatus)
     if status["step_timing_available"]:
         return None
     return f"step timing is not available: {status.get('reason') or 'the patch did not apply'}"

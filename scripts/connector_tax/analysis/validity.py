@@ -120,9 +120,10 @@ def assess(
     measured = in_window(records, window)
     ok = [r for r in records if is_answered(r)]
     failed = [r for r in records if r["status"] in FAILED]
+    unfinished = sum(r["status"] not in REQUEST_STATUSES for r in records)
     checks = {
         **_schedule_checks(measured, bounds),
-        "unaccounted_requests": at_most(abs(planned - len(records)) + _unfinished(records), 0),
+        "unaccounted_requests": at_most(abs(planned - len(records)) + unfinished, 0),
         "error_rate": at_most(_error_rate(ok, failed, window), bounds["max_error_rate"]),
         **_window_checks(measured, window, cell, wanted),
         **generator_checks(health, clock, bounds),
@@ -168,10 +169,6 @@ def _within(value: float | None, low: float, high: float) -> CheckRecord:
         "bound": [low, high],
         "pass": value is not None and low <= value <= high,
     }
-
-
-def _unfinished(records: Sequence[RequestLine]) -> int:
-    return sum(record["status"] not in REQUEST_STATUSES for record in records)
 
 
 def _error_rate(
