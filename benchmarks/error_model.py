@@ -144,9 +144,9 @@ def study(rng: np.random.Generator, generator: Generator, blocks: int = BLOCKS) 
 
 def effect_of(launches: Launches, name: str) -> Effect:
     """A tax, as the analysis has it."""
-    estimate = launches.contrast(name, PLAINS)
-    assert estimate is not None
-    return Effect(float(np.expm1(estimate.point)), estimate, launches.added_df, CONFIDENCE)
+    effect = Effect.of(launches, name, PLAINS, CONFIDENCE)
+    assert effect is not None
+    return effect
 
 
 def generators(studies: int) -> Table:

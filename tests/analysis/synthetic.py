@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from connector_tax.analysis import aggregate
-from connector_tax.analysis.ingest import load_cells
-from connector_tax.analysis.reference import judge_cells, read_loads, reference_rates
+from connector_tax.analysis.reference import rates_of
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import CellEntry, finished_cell, launch_index, write_index
 from connector_tax.artifacts.metrics import METRICS
@@ -129,11 +128,8 @@ def write_synthetic_study(
     writer = Writer(root=root, document=document, seed=seed, **given)
     study_file = write_stages(root, document, writer.skipped, step_timing=writer.step_timing)
     _write_phase(writer, "A")
-    study = load_study(study_file)
-    measured = load_cells(study, "A")
     # Not by the command, which waits for launches that failed.
-    judged = judge_cells(study, measured, read_loads(measured))
-    writer.rates = reference_rates(study, measured, judged)
+    writer.rates = rates_of(load_study(study_file))
     write_json(root / paths.REFERENCE_RATES, writer.rates)
     if document["config"].get("shape_rates"):
         served = {name: [1 / SERVED_RPS[name]] for name in shapes_of(document)}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from connector_tax.analysis.block_model import Estimate
+from connector_tax.analysis.block_model import ONE_LAUNCH, Estimate
 from connector_tax.analysis.effects import (
     Effect,
     LogSample,
@@ -64,7 +64,7 @@ def table_of(
         "cells": {"A": cells},
         "run_order": {"A": order},
     }
-    return TaxTable(Study(Path(), document), [], marked)
+    return TaxTable(Study(Path(), document), [], marked, {})
 
 
 def simulated(
@@ -128,7 +128,7 @@ def test_launches_that_differ_have_the_block_models_interval() -> None:
     values = {name: list(rng.normal(0, 0.05, 3)) for name in ("plain", "plain_2", "x", "y", "z")}
     effect = taxed(agreeing(values), "x")
     d = np.array(values["x"]) - (np.array(values["plain"]) + values["plain_2"]) / 2
-    assert effect.method == "block model (df 9)"
+    assert effect.estimate.method == "block model (df 9)"
     assert effect.point == pytest.approx(np.expm1(d.mean()))
     error = effect.estimate.error
     assert error is not None
@@ -137,8 +137,8 @@ def test_launches_that_differ_have_the_block_models_interval() -> None:
 
 def test_one_block_has_a_point_and_no_interval() -> None:
     effect = taxed(simulated(1, 3, {"x": 0.2, "y": 0.1}, 0.01), "x")
-    assert (effect.method, effect.p) == ("one launch; launches not included", None)
-    assert (effect.ends, effect.df) == ((None, None), None)
+    assert (effect.estimate.method, effect.estimate.p) == (ONE_LAUNCH, None)
+    assert effect.ends == (None, None)
     assert effect.point == pytest.approx(0.2, abs=0.1)
 
 
@@ -153,9 +153,9 @@ def test_the_tax_of_plains_last_launch_is_against_the_others() -> None:
     table = agreeing(values)
     assert taxed(table, "plain_2").point == pytest.approx(np.expm1(0.4 / 3))
     assert taxed(table, "x").point == pytest.approx(np.expm1(0.5 - 0.2 / 3))
-    plain_ms, config_ms, n_plain, n_config = table.levels_ms("x", *WHERE)
-    assert config_ms / plain_ms - 1 == pytest.approx(taxed(table, "x").point)
-    assert (n_config, n_plain) == (300, 600)
+    levels = table.at(*WHERE).levels("x")
+    assert levels["own"] / levels["base"] - 1 == pytest.approx(taxed(table, "x").point)
+    assert (levels["n"], levels["n_base"]) == (300, 600)
 
 
 @pytest.mark.long
@@ -168,8 +168,8 @@ def test_coverage_and_false_positives_over_many_studies(blocks: int, launch_sigm
         table = simulated(blocks, seed, taxes, launch_sigma)
         tax, noise = taxed(table, "x"), taxed(table, "plain_2")
         covered += tax.lo <= 0.2 <= tax.hi
-        assert noise.p is not None
-        false += noise.p < 0.05
+        assert noise.estimate.p is not None
+        false += noise.estimate.p < 0.05
     # Three standard errors at 95% are 2 points.
     assert 0.93 <= covered / studies <= 0.97
     assert false / studies <= 0.07
@@ -270,8 +270,8 @@ def test_a_cost_that_many_comparisons_explain_is_not_proven() -> None:
     assert effect.lo > 0
     assert judge(effect, 1, 0.03).verdict == COSTS
     many = judge(effect, 7, 0.03)
-    assert effect.p is not None
-    assert many.p_adjusted == pytest.approx(1 - (1 - effect.p) ** 7)
+    assert effect.estimate.p is not None
+    assert many.p_adjusted == pytest.approx(1 - (1 - effect.estimate.p) ** 7)
     assert many.verdict == CANNOT_TELL
     # The interval shown beside it holds zero.
     assert many.family_lo is not None
@@ -326,7 +326,8 @@ def test_the_tax_over_all_rates_leaves_out_those_with_saturation() -> None:
     assert low is not None
     assert low.point == pytest.approx((1.1 * 1.2) ** 0.5 - 1, abs=0.01)
     assert (table.rates, low.mark, low.n_blocks) == (["r1", "r2"], "", 3)
-    assert table.levels_ms(*where)[2:] == (1200, 600)
+    levels = table.at(*where[1:]).levels("x")
+    assert (levels["n_base"], levels["n"]) == (1200, 600)
 
 
 def test_a_configuration_saturated_at_the_lowest_rate_is_marked_and_takes_no_rate_away() -> None:

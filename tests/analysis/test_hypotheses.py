@@ -13,8 +13,9 @@ from scipy.stats import t as student
 
 from connector_tax.analysis import hypotheses
 from connector_tax.analysis.aggregate import main as aggregate
-from connector_tax.analysis.effects import Ahead, Tables
+from connector_tax.analysis.effects import Ahead, TaxTable
 from connector_tax.analysis.hypotheses import Question
+from connector_tax.artifacts.names import REFERENCES
 from connector_tax.artifacts.study_file import Study
 from tests.analysis.synthetic import (
     CONFIG,
@@ -221,11 +222,12 @@ def questions() -> dict[str | int, Question]:
         "config": config,
         "configurations": [{"id": name} for name in CONFIGURATIONS],
         "engine_label": "an engine",
+        "blocks": 3,
+        "run_order": {"A": []},
         "cells": {"A": [{"cell": "r1", "rate_rps": 1.0}], "B": cells},
     }
-    rates: Any = {"ref_safe": 1.0, "ref_load": 1.0}
-    made = Tables(Study(Path(), document), None, rates)  # type: ignore[arg-type]
-    asked = hypotheses.questions(made)
+    taxes = TaxTable(Study(Path(), document), [], {}, dict.fromkeys(REFERENCES, 1.0))
+    asked = hypotheses.questions(taxes)
     return {name: question for name, question in asked.items() if isinstance(question, Question)}
 
 

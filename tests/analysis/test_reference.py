@@ -111,7 +111,7 @@ def rates_of(marks: Mapping[tuple[str, int], str], fallback: float | None = None
             if mark != "?":
                 judged[cells[-1].key] = judgements[mark]
     configs = dict.fromkeys(config for config, _ in marks)
-    return reference_rates(study_of(list(configs), fallback), cells, judged)
+    return reference_rates(study_of(list(configs), fallback), cells, judged, {})
 
 
 def test_ref_safe_needs_every_configuration_and_ref_load_only_plain() -> None:

@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
@@ -20,7 +19,6 @@ from connector_tax.analysis.device_time import read_device
 from connector_tax.analysis.effects import (
     COMPUTE,
     LogSample,
-    Tables,
     TaxTable,
     gap_rows,
     sample_launch,
@@ -28,8 +26,8 @@ from connector_tax.analysis.effects import (
 )
 from connector_tax.analysis.hypotheses import criteria, hypotheses
 from connector_tax.analysis.ingest import Cell, load_cells
-from connector_tax.analysis.machine import MachineUse, machine_use, read_machine
-from connector_tax.analysis.measure import Requests, measure_requests, measure_waiting
+from connector_tax.analysis.machine import machine_use, read_machine
+from connector_tax.analysis.measure import measure_requests, measure_waiting
 from connector_tax.analysis.reference import (
     Judgement,
     NoReferenceRateError,
@@ -39,11 +37,10 @@ from connector_tax.analysis.reference import (
     reference_rates,
 )
 from connector_tax.analysis.resources import engine_rows, read_launch_records, resource_rows
-from connector_tax.analysis.rows import cell_rows
+from connector_tax.analysis.rows import MeasuredCell, cell_rows
 from connector_tax.analysis.step_tables import cdf_rows, device_rows, step_rows, wait_rows
-from connector_tax.analysis.steps import Steps, prefill_wait_ms, read_steps, step_timing_reason
+from connector_tax.analysis.steps import prefill_wait_ms, read_steps, step_timing_reason
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.metrics import CellLoad
 from connector_tax.artifacts.names import ALL_RATES, PHASES, REFERENCES, CellKey
 from connector_tax.artifacts.rates import cell_rates, shape_limits
 from connector_tax.artifacts.record_reader import read_record
@@ -53,19 +50,6 @@ from connector_tax.artifacts.table_reader import column_types
 from connector_tax.artifacts.tables import ROW_TYPES, Row, table_text
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, write_bytes, write_json, write_text
-
-
-@dataclass(frozen=True)
-class MeasuredCell:
-    """Everything read from one valid cell."""
-
-    requests: Requests
-    waiting_p50: float | None
-    load: CellLoad | None
-    machine: MachineUse | None
-    steps: Steps | None
-    wait_ms: float | None
-    device: pl.DataFrame | None
 
 
 def measure(cell: Cell, with_steps: bool) -> MeasuredCell:
@@ -86,11 +70,6 @@ def measure(cell: Cell, with_steps: bool) -> MeasuredCell:
     device = read_device(cell) if cell.sha256(paths.DEVICE_LOG) else None
     load = load_of(requests, waiting, cell.rate_rps)
     return MeasuredCell(requests, waiting, load, machine, steps, wait_ms, device)
-
-
-def sample_cells(requests: Mapping[CellKey, Requests]) -> dict[CellKey, dict[str, LogSample]]:
-    """The percentiles of every valid cell, none of them saturated."""
-    return {key: sample_launch(measured) for key, measured in requests.items()}
 
 
 def aggregate(study: Study) -> dict[str, str | HypothesesRecord]:
@@ -119,36 +98,35 @@ def aggregate(study: Study) -> dict[str, str | HypothesesRecord]:
         samples[key] = sample_launch(m.requests, saturated)
         if m.machine is not None and m.machine.compute_ns_p50:
             samples[key][COMPUTE] = LogSample(math.log(m.machine.compute_ns_p50), 0)
-    made = Tables(study, TaxTable(study, cells, samples), rates)
+    taxes = TaxTable(study, cells, samples, {name: rates[name] for name in REFERENCES})
     steps = {key: m.steps for key, m in measured.items() if m.steps is not None}
-    launches, at_safe = read_launch_records(sweep), made.cell_at("ref_safe")
+    launches, at_safe = read_launch_records(sweep), taxes.cell_at("ref_safe")
     confidence = study.config["statistics"]["confidence"]
     waits = {key: m.wait_ms for key, m in measured.items() if m.wait_ms is not None}
     device = {key: m.device for key, m in measured.items() if m.device is not None}
     effects = [
-        *tax_rows(made),
-        *gap_rows(made),
+        *tax_rows(taxes),
+        *gap_rows(taxes),
         *step_rows(study, cells, steps, no_steps),
         *wait_rows(study, waits),
         *(device_rows(study, device) if device else []),
         *resource_rows(launches, study.baseline, at_safe, confidence),
     ]
     places = _places(study, rates)
-    whole = {key: (m.requests, m.waiting_p50, m.machine) for key, m in measured.items()}
     tables_of = {
-        paths.CELLS: cell_rows(study, cells, whole, judged, steps),
+        paths.CELLS: cell_rows(study, cells, measured, judged),
         paths.EFFECTS: [places.get((row["phase"], row.get("cell")), {}) | row for row in effects],
         paths.STEP_CDF: cdf_rows(steps, at_safe),
         paths.ENGINE_TABLE: engine_rows(launches, study.baseline),
     }
-    found = hypotheses(made)
+    found = hypotheses(taxes)
     return {
         **{name: table_text(name, content) for name, content in tables_of.items()},
         paths.HYPOTHESES: {
             "engine_label": study.document["engine_label"],
             "emulated": study.document["emulated"],
             "hypotheses": found,
-            "criteria": criteria(made, found, cells, no_steps is None),
+            "criteria": criteria(taxes, found, cells, no_steps is None),
         },
     }
 

@@ -10,6 +10,7 @@ Source: docs/method.md, "The error model" and "Verdicts"; design, "Substrate tax
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -28,7 +29,7 @@ from connector_tax.analysis.block_model import (
 from connector_tax.analysis.ingest import Cell, merged_reasons
 from connector_tax.analysis.measure import Requests
 from connector_tax.artifacts import tables
-from connector_tax.artifacts.metrics import LATENCY_METRICS, METRICS, margin_of
+from connector_tax.artifacts.metrics import METRICS, margin_of
 from connector_tax.artifacts.names import (
     ALL_RATES,
     PHASES,
@@ -38,7 +39,6 @@ from connector_tax.artifacts.names import (
     configuration_of,
     no_number,
 )
-from connector_tax.artifacts.stage_records import RatesRecord
 from connector_tax.artifacts.study_file import Study
 from connector_tax.artifacts.study_records import Reference
 from connector_tax.artifacts.tables import Row
@@ -49,8 +49,8 @@ from connector_tax.artifacts.verdicts import (
     TOO_FEW,
     verdict_of,
 )
+from connector_tax.text import signed
 
-ONE_LAUNCH = "one launch; launches not included"
 CONFIRMATORY, EXPLORATORY = "confirmatory", "exploratory"
 # Beside the metrics: how long the machine took for the watch's arithmetic.
 COMPUTE = "compute_ns_p50"
@@ -86,14 +86,11 @@ def sample_launch(requests: Requests, saturated: bool = False) -> dict[str, LogS
     Metrics without data (TPOT of one output token) are absent, and those that are 0, which has no
     ratio: TPOT, where all tokens of many requests came in one read.
     """
-    samples = {}
-    for metric in METRICS:
-        values = getattr(requests, LATENCY_METRICS[metric].latency)
-        value = float(np.percentile(values, LATENCY_METRICS[metric].percent)) if len(values) else 0
-        if value > 0:
-            point, dropped = float(np.log(value)), requests.dropped
-            samples[metric] = LogSample(point, len(values), saturated, dropped)
-    return samples
+    return {
+        metric: LogSample(float(np.log(value)), requests.n, saturated, requests.dropped)
+        for metric in METRICS
+        if (value := requests.percentiles_ms.get(metric, 0)) > 0
+    }
 
 
 def unsaturated(cells: Sequence[str], saturated: Mapping[str, Collection[str]]) -> list[str]:
@@ -106,19 +103,8 @@ def unsaturated(cells: Sequence[str], saturated: Mapping[str, Collection[str]]) 
         cells: from the lowest rate to the highest.
         saturated: cell to the configurations that were saturated, or dropped arrivals.
     """
-    broken = set(saturated.get(cells[0], ()))
+    broken = {config for cell in cells[:1] for config in saturated.get(cell, ())}
     return [cell for cell in cells if not set(saturated.get(cell, ())) - broken]
-
-
-def over_rates(
-    logs: Mapping[LaunchId, Mapping[str, float]], cells: Sequence[str]
-) -> dict[LaunchId, float]:
-    """The mean log over these cells of each launch that has all of them."""
-    return {
-        launch: sum(of[cell] for cell in cells) / len(cells)
-        for launch, of in logs.items()
-        if cells and all(cell in of for cell in cells)
-    }
 
 
 def saturated_in(places: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
@@ -168,6 +154,15 @@ class Effect:
     mark: str = ""
     taxes: tuple[float, ...] = ()
 
+    @classmethod
+    def of(
+        cls, launches: Launches, config: str, base: Sequence[str], confidence: float
+    ) -> "Effect | None":
+        """The tax of a configuration, of the logs of launches; None without a shared block."""
+        if (estimate := launches.contrast(config, base)) is None:
+            return None
+        return cls(float(np.expm1(estimate.point)), estimate, launches.added_df, confidence)
+
     @property
     def n_blocks(self) -> int:
         """The blocks it is formed in."""
@@ -176,22 +171,7 @@ class Effect:
     @property
     def repeats(self) -> bool:
         """Whether anything repeats, so that there is an interval."""
-        return self.estimate.error is not None and self.n_blocks > 1
-
-    @property
-    def method(self) -> str:
-        """How the interval was made."""
-        return self.estimate.method if self.repeats else ONE_LAUNCH
-
-    @property
-    def p(self) -> float | None:
-        """Two-sided p-value of "the effect is zero"; None without an interval."""
-        return self.estimate.p if self.repeats else None
-
-    @property
-    def df(self) -> float | None:
-        """Degrees of freedom behind the error; None without an interval."""
-        return self.estimate.df if self.repeats else None
+        return self.estimate.error is not None
 
     def interval(self, confidence: float, power: float | None = None) -> Ahead:
         """Its ends; infinite without an interval.
@@ -201,7 +181,7 @@ class Effect:
             power: with it the ends that are within reach of this share of such studies.
         """
         half = self.estimate.half_width(confidence)
-        if not self.repeats or half is None or self.estimate.error is None:
+        if half is None or self.estimate.error is None:
             return Ahead(-np.inf, np.inf)
         if power is not None:
             half += float(stdtrit(self.estimate.df, power)) * self.estimate.error
@@ -231,10 +211,22 @@ class Effect:
 
     def ahead(self, blocks: int) -> Ahead:
         """As so many blocks would have it, in POWER of the studies."""
-        later = self
-        if self.estimate.error is not None:
-            later = replace(self, estimate=self.estimate.with_blocks(self.added_df, blocks))
+        if not self.repeats:
+            return Ahead(-np.inf, np.inf)
+        later = replace(self, estimate=self.estimate.with_blocks(self.added_df, blocks))
         return later.interval(self.confidence, POWER)
+
+    def __format__(self, unit: str) -> str:
+        """In a sentence: `+12.3% [+10.1%, +14.6%]`; `pp` in points, `point` without interval."""
+
+        def text(value: float) -> str:
+            return f"{signed(100 * value, 1)}{' pp' if unit == 'pp' else '%'}"
+
+        if unit == "point":
+            return text(self.point)
+        if not self.repeats:
+            return f"{text(self.point)} ({self.estimate.method})"
+        return f"{text(self.point)} [{text(self.lo)}, {text(self.hi)}]"
 
 
 class Judged(NamedTuple):
@@ -251,21 +243,19 @@ def judge(effect: Effect, comparisons: int, margin: float) -> Judged:
     """Adjusted p, verdict and blocks needed of a tax.
 
     Args:
-        effect: the tax.
         comparisons: how many are compared with one baseline together.
         margin: of its metric.
     """
     if effect.mark:
         return Judged(None, MARKED)
-    p = None if effect.p is None else sidak(effect.p, comparisons)
+    p = None if effect.estimate.p is None else sidak(effect.estimate.p, comparisons)
     if p is None or effect.n_blocks < MIN_BLOCKS_FOR_VERDICT:
         return Judged(p, TOO_FEW)
     # Off zero where p_adjusted is below 1 - confidence: Sidak's, as an interval.
-    wide = effect.confidence ** (1 / comparisons)
+    wide, narrow = effect.confidence ** (1 / comparisons), 2 * effect.confidence - 1
     ends = effect.interval(wide)
     said, needed = verdict_of(ends, effect.narrow, margin), None
     if said == CANNOT_TELL:
-        narrow = 2 * effect.confidence - 1
         needed = effect.estimate.blocks_needed(effect.added_df, margin, wide, narrow)
     return Judged(p, said, needed, *ends)
 
@@ -279,107 +269,153 @@ def joined(marks: Iterable[str]) -> str:
 # ---- the taxes of a study
 
 
+@dataclass(frozen=True)
+class CellTaxes:
+    """One metric of the launches of a phase's cell, and the taxes that are formed of it.
+
+    Attributes:
+        samples: by launch.
+        plains: the baseline's launches in each block of the phase.
+        confidence: of the intervals.
+    """
+
+    samples: Mapping[LaunchId, LogSample]
+    plains: Sequence[str]
+    confidence: float
+
+    @cached_property
+    def launches(self) -> Launches:
+        """The logs."""
+        return Launches.of({launch: sample.point for launch, sample in self.samples.items()})
+
+    def tax(self, config: str) -> Effect | None:
+        """The tax with its interval, both formed on the log ratio; None without a shared block.
+
+        The tax of a launch of plain is against the block's other launches of plain.
+        """
+        launches = self.launches
+        if (tax := Effect.of(launches, config, self.plains, self.confidence)) is None:
+            return None
+        weights = launches.weights(config, self.plains, tax.estimate.blocks)
+        return replace(tax, mark=self.mark(launches, weights))
+
+    def second_opinions(
+        self, config: str, blocks: tuple[int, ...], speed: Mapping[LaunchId, LogSample]
+    ) -> Row:
+        """A tax by Huber's estimate, with the machine's speed taken out, and p by randomisation.
+
+        Args:
+            config: whose tax.
+            blocks: in which it is formed.
+            speed: of the machine, by launch.
+        """
+        launches = self.launches
+        opinions = {"huber": huber(launches, config, self.plains)}
+        if speed.keys() >= self.samples.keys():
+            x = np.array([speed[launch].point for launch in self.samples])
+            weights = launches.weights(config, self.plains, blocks)
+            opinions["adjusted"] = launches.without(x, weights, blocks)
+        row: Row = {"p_randomised": randomisation_p(launches, config, self.plains, blocks)}
+        for name, found in opinions.items():
+            if found is not None and (ends := found.interval(self.confidence)) is not None:
+                values = map(float, np.expm1((found.point, *ends)))
+                row |= dict(zip((name, f"{name}_lo", f"{name}_hi"), values, strict=True))
+        return row
+
+    def levels(self, config: str) -> Row:
+        """Plain's level and the configuration's over the tax's blocks, and the requests of each.
+
+        Geometric means in ms, of a block's launches of plain too. The tax must have a number.
+        """
+        launches = self.launches
+        weights = launches.weights(config, self.plains, launches.blocks(config, self.plains))
+        base, own = map(float, np.exp(launches.levels(weights)))
+        n_base, n = (
+            sum(self.samples[launch].n for launch in launches.only(side).ids)
+            for side in (weights < 0, weights > 0)
+        )
+        return {"base": base, "own": own, "n": n, "n_base": n_base}
+
+    def mark(self, launches: Launches, weights: Floats) -> str:
+        """What is wrong with the cells a tax is made from, a configuration at a time.
+
+        `mooncake_both saturated; plain dropped 65 arrivals`; "" for nothing.
+        """
+        found: dict[str, list[LogSample]] = {}
+        for side in (weights > 0, weights < 0):
+            for launch in launches.only(side).ids:
+                found.setdefault(configuration_of(launch.name), []).append(self.samples[launch])
+        parts = []
+        for configuration, samples in found.items():
+            if any(sample.saturated for sample in samples):
+                parts.append(f"{configuration} saturated")
+            if dropped := sum(sample.dropped for sample in samples):
+                parts.append(f"{configuration} dropped {dropped} arrivals")
+        return "; ".join(parts)
+
+
 class TaxTable:
     """The samples of every valid cell of a study, and the effects that can be formed from them.
 
     Args:
-        study: the study.
-        cells: its planned cells, for the reasons of those without a sample.
+        cells: the study's planned ones, for the reasons of those without a sample.
         samples: `sample_launch` of each valid cell.
+        references: the reference rates.
+
+    Attributes:
+        rates: the cells of Phase A that the cell ALL_RATES is of, each launch's mean over them.
     """
 
-    def __init__(self, study: Study, cells: Sequence[Cell], samples: Samples) -> None:
+    def __init__(
+        self,
+        study: Study,
+        cells: Sequence[Cell],
+        samples: Samples,
+        references: Mapping[Reference, float],
+    ) -> None:
+        self.study, self._references = study, references
         self._confidence = study.config["statistics"]["confidence"]
         self._cells = {cell.key: cell for cell in cells}
         self._blocks = range(study.document["blocks"])
-        self._baseline = study.baseline
         self._plains = {phase: study.plains(phase) for phase in study.document["run_order"]}
-        self._samples: dict[tuple[str, str, str], dict[LaunchId, LogSample]] = {}
+        by_cell: dict[tuple[str, str, str], dict[LaunchId, LogSample]] = {}
         for key, metrics in samples.items():
             for metric, sample in metrics.items():
                 if key.block in self._blocks:
-                    own = self._samples.setdefault((key.phase, key.cell, metric), {})
+                    own = by_cell.setdefault((key.phase, key.cell, metric), {})
                     own[LaunchId(key.config, key.block)] = sample
-        sweep = [cell for cell in study.document.get("cells", {}).get("A", []) if cell["rate_rps"]]
-        by_rate = sorted(sweep, key=lambda cell: cell["rate_rps"] or 0.0)
-        self.rates = self._over_all_rates([str(cell["cell"]) for cell in by_rate], samples)
-        self._launches: dict[tuple[str, str, str], Launches | None] = {}
-
-    def _over_all_rates(self, rates: Sequence[str], samples: Samples) -> list[str]:
-        """Add the cell ALL_RATES: each launch's mean over the rates of Phase A without saturation.
-
-        Returns these rates.
-        """
-        if not rates:
-            return []
+        sweep = sorted(study.cells("A"), key=lambda cell: cell["rate_rps"] or 0.0)
         hit = saturated_in(
             (key.config, key.cell)
             for key, metrics in samples.items()
             if key.phase == "A" and any(s.saturated or s.dropped for s in metrics.values())
         )
-        kept = unsaturated(rates, hit)
+        self.rates = unsaturated([cell["cell"] for cell in sweep], hit)
         for metric in (*METRICS, COMPUTE):
-            of = {cell: self._samples.get(("A", cell, metric), {}) for cell in kept}
-            logs: dict[LaunchId, dict[str, float]] = {}
-            for cell, launches in of.items():
-                for launch, sample in launches.items():
-                    logs.setdefault(launch, {})[cell] = sample.point
-            if means := over_rates(logs, kept):
-                self._samples["A", ALL_RATES, metric] = {
-                    launch: LogSample(
-                        mean,
-                        sum(of[cell][launch].n for cell in kept),
-                        any(of[cell][launch].saturated for cell in kept),
-                        sum(of[cell][launch].dropped for cell in kept),
-                    )
-                    for launch, mean in means.items()
-                }
-        return kept
+            of = [by_cell.get(("A", cell, metric), {}) for cell in self.rates]
+            by_cell["A", ALL_RATES, metric] = {
+                launch: _over_rates([launches[launch] for launches in of])
+                for launch in (of[0] if of else ())
+                if all(launch in launches for launches in of)
+            }
+        self._at = {
+            where: CellTaxes(launches, self._plains[where[0]], self._confidence)
+            for where, launches in by_cell.items()
+        }
 
-    def launches(self, phase: str, cell: str, metric: str) -> Launches | None:
-        """One metric of a cell's launches; None without any."""
-        where = (phase, cell, metric)
-        if where not in self._launches:
-            samples = self._samples.get(where, {})
-            points = {launch: sample.point for launch, sample in samples.items()}
-            self._launches[where] = Launches.of(points) if points else None
-        return self._launches[where]
+    def cell_at(self, reference: Reference) -> str | None:
+        """The Phase A cell at `ref_safe` or `ref_load`; None when that rate is not in the grid."""
+        names = {cell["rate_rps"]: cell["cell"] for cell in self.study.cells("A")}
+        return names.get(self._references[reference])
+
+    def at(self, phase: str, cell: str, metric: str) -> CellTaxes:
+        """The launches of a cell in a metric."""
+        none = CellTaxes({}, self._plains[phase], self._confidence)
+        return self._at.get((phase, cell, metric), none)
 
     def tax(self, config: str, phase: str, cell: str, metric: str) -> Effect | None:
-        """The tax with its interval, both formed on the log ratio; None without a shared block.
-
-        The tax of a launch of plain is against the block's other launches of plain.
-        """
-        launches, plains = self.launches(phase, cell, metric), self._plains[phase]
-        if launches is None or (estimate := launches.contrast(config, plains)) is None:
-            return None
-        weights = launches.weights(config, plains, estimate.blocks)
-        mark = self._mark(launches, weights, phase, cell, metric)
-        point = float(np.expm1(estimate.point))
-        return Effect(point, estimate, launches.added_df, self._confidence, mark)
-
-    def second_opinions(
-        self, effect: Effect, config: str, phase: str, cell: str, metric: str
-    ) -> Row:
-        """A tax by Huber's estimate, with the machine's speed taken out, and p by randomisation.
-
-        Empty without an interval.
-        """
-        launches, plains = self.launches(phase, cell, metric), self._plains[phase]
-        if launches is None or not effect.repeats:
-            return {}
-        blocks, speed = effect.estimate.blocks, self._samples.get((phase, cell, COMPUTE), {})
-        opinions = {"huber": huber(launches, config, plains)}
-        if all(launch in speed for launch in launches.ids):
-            x = np.array([speed[launch].point for launch in launches.ids])
-            weights = launches.weights(config, plains, blocks)
-            opinions["adjusted"] = launches.without(x, weights, blocks)
-        row: Row = {"p_randomised": randomisation_p(launches, config, plains, blocks)}
-        for name, found in opinions.items():
-            if found is not None and (ends := found.interval(self._confidence)) is not None:
-                values = map(float, np.expm1((found.point, *ends)))
-                row |= dict(zip((name, f"{name}_lo", f"{name}_hi"), values, strict=True))
-        return row
+        """`CellTaxes.tax` of a cell."""
+        return self.at(phase, cell, metric).tax(config)
 
     def combination(
         self, terms: Sequence[WeightedTax], confidence: float | None = None
@@ -392,17 +428,16 @@ class TaxTable:
         Raises:
             ValueError: the taxes are of several configurations in several cells.
         """
-        cells, configs = {term[2:] for term in terms}, {term.config for term in terms}
-        if len(cells) > 1 and len(configs) > 1:
+        of = {term[2:]: self.at(*term[2:]) for term in terms}
+        if len(of) > 1 and len({term.config for term in terms}) > 1:
             raise ValueError("a combination is of one configuration, or in one cell")
-        of = {cell: launches for cell in cells if (launches := self.launches(*cell)) is not None}
-        if len(of) < len(cells):
-            return None
-        shared = set.intersection(*(set(launches.ids) for launches in of.values()))
         parts = {
-            cell: launches.only(np.array([launch in shared for launch in launches.ids]))
-            for cell, launches in of.items()
-        }
+            where: cell.launches.only(np.array(
+                [all(launch in other.samples for other in of.values()) for launch in cell.samples],
+                bool,
+            ))
+            for where, cell in of.items()
+        }  # fmt: skip
         base = self._plains[terms[0].phase]
         by_term = [set(parts[term[2:]].blocks(term.config, base)) for term in terms]
         blocks = tuple(sorted(set.intersection(*by_term)))
@@ -419,43 +454,25 @@ class TaxTable:
             point += term.weight * taxes[-1]
             linear = linear + term.weight * float(np.exp(d)) * weights
             y = y + term.weight * float(np.exp(d)) * launches.y
-            marks.append(self._mark(launches, weights, *term[2:]))
-        if len(cells) > 1:
+            marks.append(of[term[2:]].mark(launches, weights))
+        if len(of) > 1:
             # Of one configuration: the combined values of each launch, compared once.
             first, linear = replace(first, y=y), weights
         estimate = first.estimate(linear, blocks)
         level = self._confidence if confidence is None else confidence
         return Effect(point, estimate, first.added_df, level, joined(marks), tuple(taxes))
 
-    def levels_ms(
-        self, config: str, phase: str, cell: str, metric: str
-    ) -> tuple[float, float, int, int]:
-        """Plain's level and the configuration's over the tax's blocks, and the requests of each.
-
-        Geometric means in ms, of a block's launches of plain too. The tax must have a number.
-        """
-        launches, plains = self.launches(phase, cell, metric), self._plains[phase]
-        assert launches is not None
-        weights = launches.weights(config, plains, launches.blocks(config, plains))
-        base, own = map(float, np.exp(launches.levels(weights)))
-        of = self._samples[phase, cell, metric]
-        n_base, n = (
-            sum(of[launch].n for launch in launches.only(side).ids)
-            for side in (weights < 0, weights > 0)
-        )
-        return base, own, n_base, n
-
     def lost(self, config: str, phase: str, cell: str, metric: str) -> list[tuple[str, int, str]]:
         """(status, block, reason) of every block in which the tax has no number, in block order."""
-        known = self._samples.get((phase, cell, metric), {})
+        known, baseline = self.at(phase, cell, metric).samples, self.study.baseline
         plains = [name for name in self._plains[phase] if name != config]
         reasons: list[tuple[str, int, str]] = []
         for block in self._blocks:
             if LaunchId(config, block) not in known:
                 reasons.append(self._why_lost(config, block, phase, cell, metric))
             elif not any(LaunchId(name, block) in known for name in plains):
-                status, _, reason = self._why_lost(self._baseline, block, phase, cell, metric)
-                reasons.append((status, block, f"{self._baseline}: {reason}"))
+                status, _, reason = self._why_lost(baseline, block, phase, cell, metric)
+                reasons.append((status, block, f"{baseline}: {reason}"))
         return reasons
 
     def _why_lost(
@@ -464,7 +481,7 @@ class TaxTable:
         if cell == ALL_RATES:
             launch = LaunchId(config, block)
             for rate in self.rates:
-                if launch not in self._samples.get((phase, rate, metric), {}):
+                if launch not in self.at(phase, rate, metric).samples:
                     return self._why_lost(config, block, phase, rate, metric)
             return "missing", block, "no rate of Phase A is without saturation"
         state = self._cells.get(CellKey(config, block, phase, cell))
@@ -476,43 +493,15 @@ class TaxTable:
             return "missing", block, f"the launch failed: {state.reason}"
         return state.status, block, str(state.reason)
 
-    def _mark(self, launches: Launches, weights: Floats, phase: str, cell: str, metric: str) -> str:
-        """What is wrong with the cells a tax is made from, a configuration at a time.
 
-        `mooncake_both saturated; plain dropped 65 arrivals`; "" for nothing.
-        """
-        found: dict[str, list[LogSample]] = {}
-        for side in (weights > 0, weights < 0):
-            for launch in launches.only(side).ids:
-                sample = self._samples[phase, cell, metric][launch]
-                found.setdefault(configuration_of(launch.name), []).append(sample)
-        parts = []
-        for configuration, samples in found.items():
-            if any(sample.saturated for sample in samples):
-                parts.append(f"{configuration} saturated")
-            if dropped := sum(sample.dropped for sample in samples):
-                parts.append(f"{configuration} dropped {dropped} arrivals")
-        return "; ".join(parts)
-
-
-@dataclass(frozen=True)
-class Tables:
-    """What every row, hypothesis and criterion is made from.
-
-    Attributes:
-        study: the study.
-        taxes: the samples of its valid cells.
-        rates: reference_rates.json.
-    """
-
-    study: Study
-    taxes: TaxTable
-    rates: RatesRecord
-
-    def cell_at(self, reference: Reference) -> str | None:
-        """The Phase A cell at `ref_safe` or `ref_load`; None when that rate is not in the grid."""
-        names = {cell["rate_rps"]: str(cell["cell"]) for cell in self.study.cells("A")}
-        return names.get(self.rates[reference])
+def _over_rates(samples: Sequence[LogSample]) -> LogSample:
+    """The mean of a launch's samples at several rates."""
+    return LogSample(
+        sum(sample.point for sample in samples) / len(samples),
+        sum(sample.n for sample in samples),
+        any(sample.saturated for sample in samples),
+        sum(sample.dropped for sample in samples),
+    )
 
 
 # ---- rows
@@ -524,7 +513,7 @@ def compared(study: Study, phase: str) -> list[str]:
     return [name for name in study.configs(phase) if name not in baseline]
 
 
-def tax_rows(made: Tables) -> list[Row]:
+def tax_rows(taxes: TaxTable) -> list[Row]:
     """A row for each (configuration but the baseline, phase, cell, metric), valid or with a reason.
 
     Phase A has one over all of its rates without saturation too, the cell ALL_RATES. The A/A row is
@@ -532,61 +521,60 @@ def tax_rows(made: Tables) -> list[Row]:
     """
     rows = []
     for phase in PHASES:
-        cells = [str(planned["cell"]) for planned in made.study.cells(phase)]
+        cells = [str(planned["cell"]) for planned in taxes.study.cells(phase)]
         for cell in [*cells, ALL_RATES] if phase == "A" and cells else cells:
             for metric in METRICS:
-                rows += _family(made, phase, cell, metric)
-    plains = (name for phase in PHASES for name in made.study.plains(phase))
-    order = {name: i for i, name in enumerate((*made.study.configurations, *plains))}
+                rows += _family(taxes, phase, cell, metric)
+    plains = (name for phase in PHASES for name in taxes.study.plains(phase))
+    order = {name: i for i, name in enumerate((*taxes.study.configurations, *plains))}
     return sorted(rows, key=lambda row: order[row["config"]])
 
 
-def _family(made: Tables, phase: str, cell: str, metric: str) -> list[Row]:
+def _family(taxes: TaxTable, phase: str, cell: str, metric: str) -> list[Row]:
     """The taxes of one cell and metric.
 
     The configurations are compared with the baseline together, the A/A row alone.
     """
-    study, statistics = made.study, made.study.config["statistics"]
+    study, statistics = taxes.study, taxes.study.config["statistics"]
     margin = margin_of(statistics["margins"], metric)
-    named = [made.cell_at(name) for name in REFERENCES if name in statistics["confirmatory"]]
+    named = [taxes.cell_at(name) for name in REFERENCES if name in statistics["confirmatory"]]
     confirmatory = phase == "A" and cell in (ALL_RATES, *named)
     here: Row = {
         "quantity": tables.TAX, "phase": phase, "cell": cell, "metric": metric, "unit": "ms",
         "scale": tables.LOG, "margin": margin,
         "family": CONFIRMATORY if confirmatory else EXPLORATORY,
     }  # fmt: skip
-    where = {config: (config, phase, cell, metric) for config in compared(study, phase)}
-    effects = {config: made.taxes.tax(*at) for config, at in where.items()}
-    noise = [config for config in where if configuration_of(config) == study.baseline]
+    at, speed = taxes.at(phase, cell, metric), taxes.at(phase, cell, COMPUTE).samples
+    effects = {config: at.tax(config) for config in compared(study, phase)}
+    noise = [config for config in effects if configuration_of(config) == study.baseline]
     family = [
         config
         for config, effect in effects.items()
-        if effect is not None and effect.p is not None and not effect.mark and config not in noise
+        if effect is not None and effect.repeats and not effect.mark and config not in noise
     ]
     rows = []
     for config, effect in effects.items():
-        row, lost = here | {"config": config}, made.taxes.lost(*where[config])
+        row, lost = here | {"config": config}, taxes.lost(config, phase, cell, metric)
         if effect is None:
             rows.append(row | {"n_blocks": 0, "n": 0, "n_base": 0} | _worst(lost))
             continue
-        base, own, n_base, n = made.taxes.levels_ms(*where[config])
         judged = judge(effect, 1 if config in noise else len(family), margin)
         reason = merged_reasons([(block, reason) for _, block, reason in lost])
-        row |= {"base": base, "own": own, "n": n, "n_base": n_base, **judged._asdict()}
-        if confirmatory:
-            row |= made.taxes.second_opinions(effect, *where[config])
+        row |= at.levels(config) | judged._asdict()
+        if confirmatory and effect.repeats:
+            row |= at.second_opinions(config, effect.estimate.blocks, speed)
         rows.append(row | _numbers(effect) | {"reason": reason or None})
     return rows
 
 
 def _numbers(effect: Effect) -> Row:
-    lo, hi = effect.ends
+    (lo, hi), estimate = effect.ends, effect.estimate
     narrow = effect.narrow if effect.repeats else (None, None)
     return {
         "estimate": effect.point, "lo": lo, "hi": hi,
-        "narrow_lo": narrow[0], "narrow_hi": narrow[1], "p": effect.p, "df": effect.df,
-        "method": effect.method, "n_blocks": effect.n_blocks, "mark": effect.mark,
-        "status": "valid",
+        "narrow_lo": narrow[0], "narrow_hi": narrow[1], "p": estimate.p,
+        "df": estimate.df if effect.repeats else None, "method": estimate.method,
+        "n_blocks": effect.n_blocks, "mark": effect.mark, "status": "valid",
     }  # fmt: skip
 
 
@@ -599,33 +587,33 @@ def _worst(lost: Sequence[tuple[str, int, str]]) -> Row:
     raise AssertionError("a tax without a number has a block that lost it")
 
 
-def gap_rows(made: Tables) -> list[Row]:
+def gap_rows(taxes: TaxTable) -> list[Row]:
     """tax(ref_load) - tax(ref_safe) of each configuration and metric, from Phase A, as fractions.
 
     Source: design, "Reference rate selection": the non-linear queueing amplification.
     """
     return [
         {"quantity": tables.GAP, "config": config, "phase": "A", "metric": metric,
-         "unit": "fraction", "scale": tables.RAW, "n_blocks": 0, **_gap(made, config, metric)}
-        for config in compared(made.study, "A")
+         "unit": "fraction", "scale": tables.RAW, "n_blocks": 0, **_gap(taxes, config, metric)}
+        for config in compared(taxes.study, "A")
         for metric in METRICS
     ]  # fmt: skip
 
 
-def _gap(made: Tables, config: str, metric: str) -> Row:
-    safe, load = made.cell_at("ref_safe"), made.cell_at("ref_load")
+def _gap(taxes: TaxTable, config: str, metric: str) -> Row:
+    safe, load = taxes.cell_at("ref_safe"), taxes.cell_at("ref_load")
     if safe is None or load is None:
         return {"status": "missing", "reason": "a reference rate is not a rate of Phase A"}
     if safe == load:
         return {"status": "missing", "reason": SAME_RATES}
-    gap = made.taxes.combination(
+    gap = taxes.combination(
         [WeightedTax(sign, config, "A", cell, metric) for sign, cell in ((1, load), (-1, safe))]
     )
     if gap is not None:
         at_load, at_safe = gap.taxes
         return {**_numbers(gap), "base": at_safe, "own": at_load}
-    lost = [at for cell in (safe, load) for at in made.taxes.lost(config, "A", cell, metric)]
+    lost = [at for cell in (safe, load) for at in taxes.lost(config, "A", cell, metric)]
     if lost:
         return _worst(lost)
-    why = f"no launch of {made.study.baseline} is valid at both rates in a block"
+    why = f"no launch of {taxes.study.baseline} is valid at both rates in a block"
     return {"status": "missing", "reason": why}

@@ -9,13 +9,13 @@ verdict. Where more blocks would tell, their number stands beside (docs/method.m
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
 from connector_tax.analysis.block_model import MOST_BLOCKS, POWER, fewest_blocks
-from connector_tax.analysis.effects import Ahead, Effect, Tables, WeightedTax, joined
+from connector_tax.analysis.effects import Ahead, Effect, TaxTable, WeightedTax, joined
 from connector_tax.analysis.ingest import Cell
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.metrics import LATENCY_METRICS, margin_of
@@ -24,7 +24,6 @@ from connector_tax.artifacts.stage_records import ConclusionRecord, EffectNumber
 from connector_tax.artifacts.study_file import Study
 from connector_tax.artifacts.verdicts import CANNOT_TELL, MIN_BLOCKS_FOR_VERDICT
 from connector_tax.files import ArtifactError, read_json
-from connector_tax.text import signed
 
 SUPPORTED, REFUTED = "supported", "refuted"
 MET, NOT_MET, UNDECIDED = "met", "not met", "undecided"
@@ -67,48 +66,24 @@ class Answer(NamedTuple):
         )
 
 
-class Shown(NamedTuple):
-    """An effect in a sentence: `+12.3% [+10.1%, +14.6%]`.
-
-    With `:pp` of a difference of taxes, with `:point` without the interval.
-    """
-
-    effect: Effect
-
-    def __format__(self, unit: str) -> str:
-        def text(value: float) -> str:
-            return f"{signed(100 * value, 1)}{' pp' if unit == 'pp' else '%'}"
-
-        lo, hi = self.effect.ends
-        if unit == "point":
-            return text(self.effect.point)
-        if lo is None or hi is None:
-            return f"{text(self.effect.point)} ({self.effect.method})"
-        return f"{text(self.effect.point)} [{text(lo)}, {text(hi)}]"
-
-
 @dataclass(frozen=True)
 class Question:
     """A hypothesis, or a criterion that asks for a label.
 
     Attributes:
-        contrasts: the effects it is about.
-        judged: those of them that must carry a verdict.
+        contrasts: the effects it is about; all must carry a verdict.
         answers: of which at most one verdict holds, in whatever order they stand.
         otherwise: said where none does.
         start: of its sentence; `{tax}` and `{gap:pp}` stand for effects.
-        numbers: which effects hypotheses.json has, by their names there.
-        facts: what else it has.
+        numbers: what hypotheses.json has of it.
         label: what the design calls the point estimate.
     """
 
     contrasts: Mapping[str, Contrast]
-    judged: Sequence[str]
     answers: Sequence[Answer]
     otherwise: str
     start: str
-    numbers: Mapping[str, str]
-    facts: Callable[[Effects], Mapping[str, Any]]
+    numbers: Callable[[Effects], Mapping[str, Any]]
     label: Callable[[Effects], str]
 
     def answer(self, effects: Ends) -> tuple[str, str]:
@@ -119,41 +94,37 @@ class Question:
         assert len({verdict for verdict, _ in held}) == 1
         return held[0][0], "; ".join(tail for _, tail in held)
 
-    def found(self, name: str | int, effects: Effects) -> tuple[ConclusionRecord, bool]:
-        """The finding, and whether more blocks might tell what it cannot."""
-        numbers = {key: numbers_of(effects[of]) for key, of in self.numbers.items()}
+    def found(self, name: str | int, effects: Effects) -> ConclusionRecord:
+        """The finding."""
         label, verdict = self.label(effects), CANNOT_TELL
-        said = self.start.format(**{key: Shown(effect) for key, effect in effects.items()})
-        if why := _undecided(effects[key] for key in self.judged):
+        said = self.start.format(**effects)
+        if why := _undecided(effects):
             said = f"{said}. {why} The point estimate by itself: {label}; no verdict."
         else:
             verdict, tail = self.answer(effects)
             said = f"{said}. {tail[0].upper()}{tail[1:]}."
-        found = conclusion(name, verdict, said, {**numbers, **self.facts(effects)}, label)
-        return found, verdict == CANNOT_TELL and not why
+        return conclusion(name, verdict, said, self.numbers(effects), label)
 
 
-def hypotheses(made: Tables) -> list[ConclusionRecord]:
+def hypotheses(taxes: TaxTable) -> list[ConclusionRecord]:
     """What the study says about each hypothesis, as hypotheses.json has it."""
-    asked = questions(made)
-    return [_hypothesis(made, name, asked[name]) for name in ABOUT]
+    asked = questions(taxes)
+    return [_hypothesis(taxes, name, asked[name]) for name in ABOUT]
 
 
-def _hypothesis(made: Tables, name: str, asked: Question | str) -> ConclusionRecord:
-    if isinstance(asked, str):
-        return conclusion(name, CANNOT_TELL, asked)
-    effects = _effects(made, asked)
-    if effects is None:
-        return conclusion(name, CANNOT_TELL, _no_number(made, asked))
-    found, is_open = asked.found(name, effects)
-    if not is_open:
+def _hypothesis(taxes: TaxTable, name: str, asked: Question | str) -> ConclusionRecord:
+    effects = _effects(taxes, asked)
+    if isinstance(asked, str) or isinstance(effects, str):
+        return conclusion(name, CANNOT_TELL, str(effects))
+    found = asked.found(name, effects)
+    if found["verdict"] != CANNOT_TELL or _undecided(effects):
         return found
 
     def would_tell(blocks: int) -> bool:
         ahead = {key: effect.ahead(blocks) for key, effect in effects.items()}
         return asked.answer(ahead)[0] != CANNOT_TELL
 
-    needed = fewest_blocks(made.study.document["blocks"], would_tell)
+    needed = fewest_blocks(taxes.study.document["blocks"], would_tell)
     more = f"{needed} blocks decide it" if needed else f"{MOST_BLOCKS} blocks would not decide it"
     found["sentence"] += f" With this estimate and spread {more} in {POWER:.0%} of the studies."
     found["numbers"]["blocks_needed"] = needed
@@ -178,43 +149,39 @@ def numbers_of(effect: Effect) -> EffectNumbers:
     """An effect's point, interval, method and blocks for hypotheses.json; fractions."""
     lo, hi = effect.ends
     return {
-        "point": effect.point, "lo": lo, "hi": hi, "method": effect.method,
+        "point": effect.point, "lo": lo, "hi": hi, "method": effect.estimate.method,
         "n_blocks": effect.n_blocks, "mark": effect.mark,
     }  # fmt: skip
 
 
-def _effects(made: Tables, asked: Question) -> Effects | None:
-    """Every contrast by its name; None where one has no number."""
-    found: dict[str, Effect] = {}
+def _effects(taxes: TaxTable, asked: Question | str) -> Effects | str:
+    """Every contrast by its name; why there are none where one has no number."""
+    if isinstance(asked, str):
+        return asked
+    found = dict[str, Effect]()
     for name, (terms, confidence) in asked.contrasts.items():
         alone = len(terms) == 1 and terms[0].weight == 1
-        taxes = made.taxes
         effect = taxes.tax(*terms[0][1:]) if alone else taxes.combination(terms, confidence)
-        if effect is None:
-            return None
-        found[name] = effect
-    return found
-
-
-def _no_number(made: Tables, asked: Question) -> str:
-    terms = [term for contrast, _ in asked.contrasts.values() for term in contrast]
-    wheres = dict.fromkeys(term[1:] for term in terms)
+        if effect is not None:
+            found[name] = effect
+    if len(found) == len(asked.contrasts):
+        return found
+    wheres = dict.fromkeys(term[1:] for terms, _ in asked.contrasts.values() for term in terms)
     why = [
         f"{where[0]}: {status} (block {block}: {reason})"
         for where in wheres
-        if made.taxes.tax(*where) is None
-        for status, block, reason in made.taxes.lost(*where)[:1]
+        if taxes.tax(*where) is None
+        for status, block, reason in taxes.lost(*where)[:1]
     ]
     because = "; ".join(why) or "the taxes it compares have no block in common"
     return f"Cannot tell: no number for {because}."
 
 
-def _undecided(effects: Iterable[Effect]) -> str:
+def _undecided(effects: Effects) -> str:
     """Why effects cannot carry a verdict; empty when they can."""
-    judged = list(effects)
-    if marks := joined(effect.mark for effect in judged):
+    if marks := joined(effect.mark for effect in effects.values()):
         return f"Cannot tell, for these latencies are those of survivors: {marks}."
-    fewest = min(effect.n_blocks for effect in judged)
+    fewest = min(effect.n_blocks for effect in effects.values())
     if fewest >= MIN_BLOCKS_FOR_VERDICT:
         return ""
     return (
@@ -226,20 +193,20 @@ def _undecided(effects: Iterable[Effect]) -> str:
 # ---- what is asked
 
 
-def questions(made: Tables) -> dict[str | int, Question | str]:
+def questions(taxes: TaxTable) -> dict[str | int, Question | str]:
     """H1 to H6 and criteria 1 to 3; a sentence in place of one this study cannot be asked."""
-    baseline, cell = made.study.baseline, made.cell_at("ref_safe")
+    baseline, cell = taxes.study.baseline, taxes.cell_at("ref_safe")
     off = "Cannot tell: ref_safe is not a rate of Phase A."
     asked: dict[str | int, Question | str] = dict.fromkeys((*REPORTED, *ABOUT), off)
     if cell is not None:
-        limits = made.study.config["hypotheses"]
-        engine = made.study.document["engine_label"]
+        limits = taxes.study.config["hypotheses"]
+        engine = taxes.study.document["engine_label"]
         asked["H1"], asked[1] = _persists(cell, limits, engine, baseline)
         asked["H2"], asked[2] = _gap(cell, limits, engine)
         asked["H3"], asked[3] = _framework(cell, limits)
         asked["H4"] = _adds_up(cell, limits)
-    asked["H5"] = _grows(made, "ttft_p90", "input_tokens", "output_tokens")
-    asked["H6"] = _grows(made, "tpot_p90", "output_tokens", "input_tokens")
+    asked["H5"] = _grows(taxes, "ttft_p90", "input_tokens", "output_tokens")
+    asked["H6"] = _grows(taxes, "tpot_p90", "output_tokens", "input_tokens")
     none = f"Cannot tell: taxes are against {baseline} here, which it is about."
     return asked | {name: none for name, about in ABOUT.items() if baseline in about}
 
@@ -250,7 +217,7 @@ def at_rate(cell: str, *weights: tuple[float, str]) -> Contrast:
 
 
 def _in_band(
-    effect: str, band: tuple[float, float], inside: tuple[str, str], outside: tuple[str, str]
+    effect: str, band: Sequence[float], inside: tuple[str, str], outside: tuple[str, str]
 ) -> list[Answer]:
     """Verdict and tail of an interval inside a band, and of one wholly outside."""
     low, high = band
@@ -261,27 +228,25 @@ def _in_band(
     ]
 
 
-def _place(value: float, band: tuple[float, float], name: str) -> str:
+def _place(value: float, band: Sequence[float], name: str) -> str:
     low, high = band
     return f"{'below' if value < low else 'above' if value > high else 'inside'} {name}"
 
 
 def _persists(cell: str, limits: Any, engine: str, baseline: str) -> tuple[Question, Question]:
     """H1: TTFT p90 of mooncake_both at least h1_min_tax; 1: the prior is accepted or revised."""
-    bound, band = limits["h1_min_tax"], tuple(limits["h1_prior_band"])
+    bound, band = limits["h1_min_tax"], limits["h1_prior_band"]
     low, high = band
-    contrasts, numbers = {"tax": at_rate(cell, (1, MOONCAKE))}, {"tax_ttft_p90": "tax"}
+    contrasts = {"tax": at_rate(cell, (1, MOONCAKE))}
     h1 = Question(
         contrasts,
-        ["tax"],
         [Answer(SUPPORTED, f"at least {bound:.0%}: on {engine} a single instance has it",
                 [("tax", "lo >=", bound)]),
          Answer(REFUTED, f"below {bound:.0%}: on {engine} the prior's tax is not there",
                 [("tax", "hi <", bound)])],
         f"the interval holds {bound:.0%}, the least the hypothesis asks",
         f"TTFT p90 of {MOONCAKE} at ref_safe is {{tax}} against {baseline}",
-        numbers,
-        lambda _: {"min_tax": bound},
+        lambda e: {"tax_ttft_p90": numbers_of(e["tax"]), "min_tax": bound},
         lambda e: _place(e["tax"].point, band, f"the {100 * low:g} to {100 * high:g}% band"),
     )  # fmt: skip
     words = f"[{low:.0%}, {high:.0%}]"
@@ -289,24 +254,21 @@ def _persists(cell: str, limits: Any, engine: str, baseline: str) -> tuple[Quest
     revised = ("revised", f"outside {words}: the prior is revised")
     return h1, Question(
         contrasts,
-        ["tax"],
         _in_band("tax", band, accepted, revised),
         f"the interval crosses a border of {words}",
         f"{MOONCAKE} at ref_safe: {{tax}}",
-        numbers,
-        lambda _: {"band": list(band)},
+        lambda e: {"tax_ttft_p90": numbers_of(e["tax"]), "band": band},
         lambda e: f"prior {'accepted' if low <= e['tax'].point <= high else 'revised'}",
     )
 
 
 def _gap(cell: str, limits: Any, engine: str) -> tuple[Question, Question]:
     """H2: the gap between Mooncake and NIXL is inside h2_gap_band_pp; 2: it is the prior's."""
-    low, high = band = tuple(bound / 100 for bound in limits["h2_gap_band_pp"])
+    low, high = band = [bound / 100 for bound in limits["h2_gap_band_pp"]]
     prior, words = limits["h2_prior_gap_pp"], f"{100 * low:g} to {100 * high:g} pp"
     contrasts = {"gap": at_rate(cell, (1, MOONCAKE), (-1, NIXL))}
     h2 = Question(
         contrasts,
-        ["gap"],
         [Answer(SUPPORTED, f"inside {words}: on {engine} a single instance has the gap",
                 [("gap", "lo >=", low), ("gap", "hi <=", high)]),
          Answer(REFUTED, f"the gap is inverted: on {engine} that of the prior is not there",
@@ -317,20 +279,18 @@ def _gap(cell: str, limits: Any, engine: str) -> tuple[Question, Question]:
                 [("gap", "lo >", high)])],
         f"the interval crosses a border of the band {words}",
         f"The TTFT p90 tax of {MOONCAKE} exceeds that of {NIXL} by {{gap:pp}}",
-        {"gap": "gap"},
-        lambda _: {"band_pp": limits["h2_gap_band_pp"], "prior_gap_pp": prior},
+        lambda e: {"gap": numbers_of(e["gap"]), "band_pp": limits["h2_gap_band_pp"],
+                   "prior_gap_pp": prior},
         lambda e: _place(e["gap"].point, band, f"the {words} band"),
     )  # fmt: skip
     agrees = ("agrees", f"agrees with the prior's {prior:g} pp")
     disagrees = ("disagrees", f"disagrees with the prior's {prior:g} pp")
     return h2, Question(
         contrasts,
-        ["gap"],
         _in_band("gap", band, agrees, disagrees),
         "agreement with the prior cannot be told",
         "Gap {gap:pp}",
-        {"gap": "gap"},
-        lambda _: {"prior_gap_pp": prior},
+        lambda e: {"gap": numbers_of(e["gap"]), "prior_gap_pp": prior},
         lambda e: f"{'agrees' if low <= e['gap'].point <= high else 'disagrees'} with the prior",
     )
 
@@ -346,7 +306,9 @@ def _framework(cell: str, limits: Any) -> tuple[Question, Question]:
     of_both = {"noop": at_rate(cell, (1, NOOP)), "mooncake": at_rate(cell, (1, MOONCAKE))}
     split, lower = (at_rate(cell, (1, NOOP), (-share, MOONCAKE)) for share in (most, least))
     zero, taxed = ("mooncake", "lo <=", 0.0), ("mooncake", "lo >", 0.0)
-    numbers = {"noop_tax": "noop", "mooncake_tax": "mooncake"}
+
+    def numbers(effects: Effects) -> dict[str, Any]:
+        return {f"{name}_tax": numbers_of(effects[name]) for name in of_both}
 
     def share(effects: Effects) -> float | None:
         noop, mooncake = effects["noop"].point, effects["mooncake"].point
@@ -362,7 +324,6 @@ def _framework(cell: str, limits: Any) -> tuple[Question, Question]:
 
     h3 = Question(
         {**of_both, "split": split},
-        ["split", "mooncake"],
         [Answer(CANNOT_TELL, nothing, [zero]),
          Answer(SUPPORTED, f"the framework is less than {most:.0%} of the tax",
                 [taxed, ("split", "hi <", 0)]),
@@ -370,8 +331,10 @@ def _framework(cell: str, limits: Any) -> tuple[Question, Question]:
                 [taxed, ("split", "lo >=", 0)])],
         f"the interval of the difference to {most:.0%} of it holds zero",
         f"The no-op connector costs {{noop}} TTFT p90, {MOONCAKE} {{mooncake}}",
-        {**numbers, "noop_minus_share_of_mooncake": "split"},
-        lambda effects: {"share": most, "framework_share": share(effects)},
+        lambda effects: {
+            **numbers(effects), "noop_minus_share_of_mooncake": numbers_of(effects["split"]),
+            "share": most, "framework_share": share(effects),
+        },
         dominance,
     )  # fmt: skip
     partly = (
@@ -380,7 +343,6 @@ def _framework(cell: str, limits: Any) -> tuple[Question, Question]:
     )
     return h3, Question(
         {**of_both, "upper": split, "lower": lower},
-        ["noop", "mooncake", "upper", "lower"],
         [Answer(CANNOT_TELL, nothing, [zero]),
          Answer("framework-cost-dominated", "the tax is framework-cost-dominated",
                 [taxed, ("upper", "lo >=", 0)]),
@@ -392,8 +354,7 @@ def _framework(cell: str, limits: Any) -> tuple[Question, Question]:
                 [taxed, ("upper", "hi <", 0), ("lower", "lo <", 0), ("lower", "hi >=", 0)])],
         "the share of the framework cannot be told",
         f"No-op connector {{noop}}, {MOONCAKE} {{mooncake}}",
-        numbers,
-        lambda effects: {"framework_share": share(effects)},
+        lambda effects: {**numbers(effects), "framework_share": share(effects)},
         dominance,
     )  # fmt: skip
 
@@ -406,6 +367,8 @@ def _adds_up(cell: str, limits: Any) -> Question:
     sub-additive).
     """
     tolerance = limits["h4_tolerance"]
+    stack = {"multi": MULTI, "mooncake": MOONCAKE, "lmcache": LMCACHE}
+    alone = {name: at_rate(cell, (1, config)) for name, config in stack.items()}
 
     def combined(multi: float, parts: float) -> Contrast:
         return at_rate(cell, (multi, MULTI), (parts, MOONCAKE), (parts, LMCACHE))
@@ -415,10 +378,14 @@ def _adds_up(cell: str, limits: Any) -> Question:
         multi = effects["multi"].point
         return (multi - effects["sum"].point) / multi if multi > 0 else None
 
-    def facts(effects: Effects) -> dict[str, Any]:
+    def numbers(effects: Effects) -> dict[str, Any]:
         relative = above(effects)
-        departure = None if relative is None else abs(relative)
-        return {"relative_departure": departure, "tolerance": tolerance}
+        return {
+            **{f"{name}_tax": numbers_of(effects[name]) for name in alone},
+            "multi_minus_sum": numbers_of(effects["excess"]),
+            "relative_departure": None if relative is None else abs(relative),
+            "tolerance": tolerance,
+        }
 
     def label(effects: Effects) -> str:
         relative = above(effects)
@@ -430,11 +397,9 @@ def _adds_up(cell: str, limits: Any) -> Question:
 
     taxed = ("multi", "lo >", 0.0)
     return Question(
-        {"multi": at_rate(cell, (1, MULTI)), "mooncake": at_rate(cell, (1, MOONCAKE)),
-         "lmcache": at_rate(cell, (1, LMCACHE)), "sum": at_rate(cell, (1, MOONCAKE), (1, LMCACHE)),
+        {**alone, "sum": at_rate(cell, (1, MOONCAKE), (1, LMCACHE)),
          "not_super": combined(tolerance - 1, 1),
          "not_sub": combined(1 + tolerance, -1), "excess": combined(1, -1)},
-        ["multi", "not_super", "not_sub"],
         [Answer(CANNOT_TELL, "its tax may be zero, and there is nothing to add up",
                 [("multi", "lo <=", 0)]),
          Answer(SUPPORTED, f"additive within {tolerance:.0%}",
@@ -445,14 +410,12 @@ def _adds_up(cell: str, limits: Any) -> Question:
         f"the interval crosses a border of the {tolerance:.0%} tolerance",
         "The stacked connector costs {multi} TTFT p90 against {sum:point} for the sum of its parts,"
         " apart by {excess:pp}",
-        {"multi_tax": "multi", "mooncake_tax": "mooncake", "lmcache_tax": "lmcache",
-         "multi_minus_sum": "excess"},
-        facts,
+        numbers,
         label,
     )  # fmt: skip
 
 
-def _grows(made: Tables, metric: str, axis: Axis, across: Axis) -> Question | str:
+def _grows(taxes: TaxTable, metric: str, axis: Axis, across: Axis) -> Question | str:
     """H5, H6: whether a tax of mooncake_both grows along one axis of Phase B.
 
     Averaged over the other. Supported: every step from one length to the next is positive (all
@@ -460,9 +423,9 @@ def _grows(made: Tables, metric: str, axis: Axis, across: Axis) -> Question | st
     less than the margin, which is said. Refuted: some step is negative, at a level corrected for
     the number of steps, or not every step is positive and all together are below the margin.
     """
-    cells = {(c[axis], c[across]): str(c["cell"]) for c in made.study.cells("B")}
+    cells = {(c[axis], c[across]): str(c["cell"]) for c in taxes.study.cells("B")}
     lengths, others = (sorted({key[place] for key in cells}) for place in (0, 1))
-    statistics, noun = made.study.config["statistics"], axis.replace("_tokens", "")
+    statistics, noun = taxes.study.config["statistics"], axis.replace("_tokens", "")
     if len(lengths) < 2:
         return f"Cannot tell: Phase B has a single length of {axis.replace('_', ' ')}."
     pairs = list(itertools.pairwise(lengths))
@@ -489,7 +452,6 @@ def _grows(made: Tables, metric: str, axis: Axis, across: Axis) -> Question | st
     words = {"+": "grows", "-": "falls", "0": "does not change"}
     return Question(
         {**steps, **strict, "whole": change(lengths[0], lengths[-1])},
-        ["whole", *steps],
         [Answer(SUPPORTED, growing, [*grows, ("whole", "hi >=", margin)]),
          Answer(SUPPORTED, f"{growing}, less than {margin:.0%}", [*grows, below]),
          *(Answer(REFUTED, f"it falls at a step of the {noun} length", [(step, "hi <", 0)])
@@ -499,9 +461,9 @@ def _grows(made: Tables, metric: str, axis: Axis, across: Axis) -> Question | st
         "at least one step's interval holds zero",
         f"From {lengths[0]} to {lengths[-1]} {noun} tokens the {LATENCY_METRICS[metric].label} tax"
         f" of {MOONCAKE} changes by {{whole:pp}}",
-        {"whole": "whole"},
         lambda effects: {
-            "lengths": lengths, "steps": [numbers_of(effects[step]) for step in steps],
+            "whole": numbers_of(effects["whole"]), "lengths": lengths,
+            "steps": [numbers_of(effects[step]) for step in steps],
             "per_doubling": effects["whole"].point / doublings, "sign": sign(effects),
         },
         lambda effects: f"{words[sign(effects)]} with {noun} length",
@@ -512,31 +474,31 @@ def _grows(made: Tables, metric: str, axis: Axis, across: Axis) -> Question | st
 
 
 def criteria(
-    made: Tables, found: Sequence[ConclusionRecord], cells: Sequence[Cell], step_timing: bool
+    taxes: TaxTable, found: Sequence[ConclusionRecord], cells: Sequence[Cell], step_timing: bool
 ) -> list[ConclusionRecord]:
     """All seven, in order, as hypotheses.json has them; `found` is what `hypotheses` says.
 
     1 to 5 ask that a number is reported and labelled.
     """
-    asked, (h4, *growth) = questions(made), found[3:]
+    asked, (h4, *growth) = questions(taxes), found[3:]
     labels = {SUPPORTED: "linear", REFUTED: "not linear"}
     numbers = _settled(h4) | {"label": labels.get(h4["verdict"], UNDECIDED)}
     told = {str(of["id"]): _settled(of) for of in growth}
     return [
-        *(_labelled(made, number, asked[number]) for number in REPORTED),
+        *(_labelled(taxes, number, asked[number]) for number in REPORTED),
         _reported(4, [h4], numbers),
         _reported(5, growth, told),
-        artifacts(made.study, cells, step_timing),
-        wall_clock(made.study, cells),
+        artifacts(taxes.study, cells, step_timing),
+        wall_clock(taxes.study, cells),
     ]
 
 
-def _labelled(made: Tables, number: int, asked: Question | str) -> ConclusionRecord:
-    effects = None if isinstance(asked, str) else _effects(made, asked)
-    if effects is None or isinstance(asked, str):
+def _labelled(taxes: TaxTable, number: int, asked: Question | str) -> ConclusionRecord:
+    effects = _effects(taxes, asked)
+    if isinstance(asked, str) or isinstance(effects, str):
         said = f"Not reported: there is no number for {REPORTED[number]}."
         return conclusion(number, NOT_MET, said)
-    found, _ = asked.found(number, effects)
+    found = asked.found(number, effects)
     said = found["verdict"]
     found["numbers"]["label"] = UNDECIDED if said == CANNOT_TELL else said
     return {**found, "verdict": MET}

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from connector_tax.analysis.block_model import Launches, LaunchId
-from connector_tax.analysis.effects import over_rates, saturated_in, unsaturated
+from connector_tax.analysis.effects import Effect, saturated_in, unsaturated
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.looks import Finding, decided_in, findings_in, read_looks
@@ -66,20 +66,16 @@ def findings_of(
         base_ms = math.exp(base.mean()) if len(base) else None
         for config in candidates:
             marked = bool({config, baseline} & {*saturated})
-            estimate, lo, hi, needed = medians.contrast(config, plains), None, None, None
-            verdict = CANNOT_TELL if estimate is None else TOO_FEW
-            if estimate is not None and estimate.error is not None:
-                wide, narrow = (
-                    (math.expm1(low), math.expm1(high))
-                    for share in _shares(level, len(candidates))
-                    for low, high in [estimate.interval(share) or (0.0, 0.0)]
-                )
+            effect, lo, hi, needed = Effect.of(medians, config, plains, 1 - level), None, None, None
+            verdict = CANNOT_TELL if effect is None else TOO_FEW
+            if effect is not None and effect.repeats:
+                wide, narrow = map(effect.interval, _shares(level, len(candidates)))
                 (lo, hi), verdict = wide, verdict_of(wide, narrow, margins[metric])
                 if verdict == CANNOT_TELL and not marked:
                     shares = _shares(levels[-1], len(candidates))
-                    needed = estimate.blocks_needed(medians.added_df, margins[metric], *shares)
-            tax = None if estimate is None else math.expm1(estimate.point)
-            said = MARKED if marked else verdict
+                    estimate, margin = effect.estimate, margins[metric]
+                    needed = estimate.blocks_needed(effect.added_df, margin, *shares)
+            tax, said = None if effect is None else effect.point, MARKED if marked else verdict
             findings.append(Finding(config, metric, tax, lo, hi, said, base_ms, needed))
     return findings
 
@@ -105,10 +101,12 @@ def _launch_medians(study: Study, blocks: int) -> tuple[dict[str, dict[LaunchId,
     values = {}
     for metric in VERDICT_METRICS:
         logs = {
-            launch: {cell: math.log(m) for cell, r in row.items() if (m := r.get(f"{metric}_ms"))}
+            launch: [math.log(m) for c in kept if (m := row.get(c, {}).get(f"{metric}_ms"))]
             for launch, row in rows.items()
         }
-        values[metric] = over_rates(logs, kept)
+        values[metric] = {
+            launch: sum(of) / len(of) for launch, of in logs.items() if 0 < len(of) == len(kept)
+        }
     return values, set().union(*(hit.get(cell, ()) for cell in kept or hit))
 
 

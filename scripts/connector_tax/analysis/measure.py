@@ -10,6 +10,7 @@ Sources: docs/method.md, "Clocks, latencies, success"; Hyndman & Fan (1996), def
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -79,6 +80,15 @@ class Requests:
     def n(self) -> int:
         """How many successes there are."""
         return len(self.ttft_ms)
+
+    @cached_property
+    def percentiles_ms(self) -> dict[str, float]:
+        """LATENCY_METRICS, of latencies that the cell has."""
+        return {
+            name: float(np.percentile(values, metric.percent))
+            for name, metric in LATENCY_METRICS.items()
+            if len(values := getattr(self, metric.latency))
+        }
 
     @property
     def backlog_growth_s(self) -> float | None:
@@ -227,12 +237,12 @@ def measure_requests(cell: Cell) -> Requests:
     return read_requests(*cell.listed("requests"), cell.record["window"])
 
 
-def summarise_cell(cell_dir: Path, *, confidence: float = 0.95, p99_min_samples: int = 1000) -> Row:
+def summarise_cell(cell_dir: Path) -> Row:
     """The percentiles of one cell's folder, for the launch's `summary.json`.
 
     Returns:
         n, window_s, requested and effective throughput (1/s), error_rate, and for ttft, tpot and
-        e2e the p50, p90 and p99 in ms with their order-statistic intervals.
+        e2e the p50, p90 and p99 (from 1,000 requests) in ms with their 95% intervals.
 
     Raises:
         ArtifactError: a file is missing or malformed.
@@ -243,7 +253,7 @@ def summarise_cell(cell_dir: Path, *, confidence: float = 0.95, p99_min_samples:
     record: CellRecord = read_json(records[0])
     file = cell_dir / paths.cell_log("requests", record["phase"], record["cell"])
     requests = read_requests(file, None, record["window"])
-    return request_columns(requests, confidence, p99_min_samples)
+    return request_columns(requests, confidence=0.95, p99_min_samples=1000)
 
 
 def request_columns(requests: Requests, confidence: float, p99_min_samples: int) -> Row:

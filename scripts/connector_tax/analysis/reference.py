@@ -25,7 +25,7 @@ from connector_tax.analysis.ingest import Cell, block_devices, load_cells
 from connector_tax.analysis.measure import Requests, measure_requests, measure_waiting
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import read_index
-from connector_tax.artifacts.metrics import LATENCY_METRICS, CellLoad, Sweep, criteria_of
+from connector_tax.artifacts.metrics import CellLoad, Sweep, criteria_of
 from connector_tax.artifacts.names import SAME_RATES, CellKey, Launch, configuration_of
 from connector_tax.artifacts.stage_records import RatesRecord
 from connector_tax.artifacts.study_file import Study, launches, load_study
@@ -67,12 +67,8 @@ def load_of(requests: Requests, waiting: float | None, rate_rps: float | None) -
     ratio = requests.throughput_ratio
     if requests.n == 0 or ratio is None:
         return None
-    ms = {
-        name: float(np.percentile(values, metric.percent))
-        for name, metric in LATENCY_METRICS.items()
-        if len(values := getattr(requests, metric.latency))
-    }
-    return CellLoad(rate_rps, ratio, waiting, ms, requests.backlog_by_quarter_s)
+    growth = requests.backlog_by_quarter_s
+    return CellLoad(rate_rps, ratio, waiting, requests.percentiles_ms, growth)
 
 
 def judge(load: CellLoad, sweep: Sweep, bounds: Mapping[str, float]) -> Judgement:
@@ -91,16 +87,6 @@ def judge(load: CellLoad, sweep: Sweep, bounds: Mapping[str, float]) -> Judgemen
         if value is not None:
             fired[name] = value > bound if criterion.above else value < bound
     return Judgement(load, values, fired)
-
-
-def read_loads(cells: Sequence[Cell]) -> dict[CellKey, CellLoad]:
-    """The load figures of every valid cell in which something succeeded."""
-    loads = {
-        cell.key: load_of(measure_requests(cell), measure_waiting(cell), cell.rate_rps)
-        for cell in cells
-        if cell.status == "valid"
-    }
-    return {key: load for key, load in loads.items() if load is not None}
 
 
 def judge_cells(
@@ -126,16 +112,14 @@ def combine(judgements: Sequence[Judgement], bounds: Mapping[str, float]) -> dic
     """
     quarters = [j.load.backlog_by_quarter_s for j in judgements]
     return {
-        "saturated": _at_least_half([j.saturated for j in judgements]),
+        "saturated": at_least_half([j.saturated for j in judgements]),
         "n_launches": len(judgements),
         "n_saturated": sum(j.saturated for j in judgements),
         **{
             name: {
                 "value": _median_or_none([j.values[name] for j in judgements]),
                 "bound": float(bounds[criterion.bound]),
-                "fired": _at_least_half(
-                    [f for j in judgements if (f := j.fired[name]) is not None]
-                ),
+                "fired": at_least_half([f for j in judgements if (f := j.fired[name]) is not None]),
             }
             for name, criterion in criteria_of(bounds).items()
         },
@@ -143,7 +127,8 @@ def combine(judgements: Sequence[Judgement], bounds: Mapping[str, float]) -> dic
     }
 
 
-def _at_least_half(flags: Sequence[bool]) -> bool | None:
+def at_least_half(flags: Sequence[bool]) -> bool | None:
+    """Whether half of the launches say so; None without any."""
     return 2 * sum(flags) >= len(flags) if flags else None
 
 
@@ -188,19 +173,37 @@ def measured_rates(study: Study) -> dict[Reference, float]:
     return measured
 
 
+def rates_of(study: Study) -> RatesRecord:
+    """`reference_rates` of a study, from the raw records of Phase A.
+
+    Raises:
+        NoReferenceRateError: as `reference_rates`.
+        ArtifactError: a file is not what it was, or the cells are of two types of device.
+    """
+    cells = load_cells(study, "A")
+    # Refuses two types of device before more is measured on them.
+    block_devices(cells)
+    loads = {
+        cell.key: load
+        for cell in cells
+        if cell.status == "valid"
+        and (load := load_of(measure_requests(cell), measure_waiting(cell), cell.rate_rps))
+    }
+    return reference_rates(study, cells, judge_cells(study, cells, loads), measured_rates(study))
+
+
 def reference_rates(
     study: Study,
     cells: Sequence[Cell],
     judged: Mapping[CellKey, Judgement],
-    measured: Mapping[Reference, float] | None = None,
+    measured: Mapping[Reference, float],
 ) -> RatesRecord:
     """The content of reference_rates.json.
 
     Args:
-        study: the study.
-        cells: its Phase A cells, for the reasons of those that are not valid.
+        cells: the study's Phase A cells, for the reasons of those that are not valid.
         judged: `judge_cells` of these cells.
-        measured: `measured_rates` of the study, which stay as they are; None: none yet.
+        measured: `measured_rates` of the study, which stay as they are.
 
     Raises:
         NoReferenceRateError: no rate qualifies and `reference.fallback_rps` is null.
@@ -221,7 +224,7 @@ def reference_rates(
     }
     fallback = study.config["reference"]["fallback_rps"]
     derived = {name: fallback if rate is None else rate for name, rate in qualifying.items()}
-    safe, load = ((measured or {}).get(name, rate) for name, rate in derived.items())
+    safe, load = (measured.get(name, rate) for name, rate in derived.items())
     if safe is None or load is None:
         why = _why_none(rates, states, included, left_out, baseline)
         raise NoReferenceRateError(f"{why}\n{_remedy(study, cells, {baseline, *included})}")
@@ -331,11 +334,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _write_rates(arguments: argparse.Namespace) -> None:
     study = load_study(arguments.study)
     _refuse_unmeasured(study)
-    cells, measured = load_cells(study, "A"), measured_rates(study)
-    # Refuses two types of device before more is measured on them.
-    block_devices(cells)
-    judged = judge_cells(study, cells, read_loads(cells))
-    rates = reference_rates(study, cells, judged, measured)
+    rates = rates_of(study)
     write_json(study.root / paths.REFERENCE_RATES, rates)
     print(f"ref_safe {rates['ref_safe']:g} req/s, ref_load {rates['ref_load']:g} req/s")
     for name, rate in rates.get("derived_now", {}).items():

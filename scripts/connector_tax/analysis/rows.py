@@ -12,8 +12,10 @@ discarded is the design's fixed one, and a cell that is flagged needs a longer o
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 from scipy.stats import mannwhitneyu
 
@@ -21,9 +23,9 @@ from connector_tax.analysis.block_model import mean_interval
 from connector_tax.analysis.ingest import Cell, block_devices, merged_reasons
 from connector_tax.analysis.machine import MachineUse
 from connector_tax.analysis.measure import Requests, request_columns
-from connector_tax.analysis.reference import Judgement
+from connector_tax.analysis.reference import Judgement, at_least_half
 from connector_tax.analysis.steps import Steps, step_columns
-from connector_tax.artifacts.metrics import LATENCY_METRICS, criteria_of, margin_of
+from connector_tax.artifacts.metrics import LATENCY_METRICS, CellLoad, criteria_of, margin_of
 from connector_tax.artifacts.names import CellKey
 from connector_tax.artifacts.study_file import Study
 from connector_tax.artifacts.study_records import StudyConfig
@@ -45,25 +47,40 @@ SUMMED = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class MeasuredCell:
+    """Everything read from one valid cell."""
+
+    requests: Requests
+    waiting_p50: float | None
+    load: CellLoad | None
+    machine: MachineUse | None
+    steps: Steps | None
+    wait_ms: float | None
+    device: pl.DataFrame | None
+
+
 def cell_rows(
     study: Study,
     cells: Sequence[Cell],
-    measured: Mapping[CellKey, tuple[Requests, float | None, MachineUse | None]],
+    measured: Mapping[CellKey, MeasuredCell],
     judged: Mapping[CellKey, Judgement],
-    steps: Mapping[CellKey, Steps],
 ) -> list[Row]:
     """Every planned cell in order, then the pooled rows of every configuration."""
-    devices, rows = block_devices(cells), list[Row]()
+    statistics, devices, rows = study.config["statistics"], block_devices(cells), list[Row]()
+    margin = margin_of(statistics["margins"], "tpot_p50")
     for cell in cells:
         row = _identity(study, cell) | {"device": devices.get(cell.key.block)}
-        if cell.key in measured:
-            requests, waiting, machine = measured[cell.key]
-            row |= _measured_columns(study, requests, waiting)
-            row |= {} if machine is None else machine._asdict()
+        if (of := measured.get(cell.key)) is not None:
+            row |= request_columns(
+                of.requests, statistics["confidence"], statistics["p99_min_samples"]
+            )
+            row["waiting_p50"] = of.waiting_p50
+            row["warming_up"] = warming_up(of.requests.tpot_ms, margin)
+            row |= {} if of.machine is None else of.machine._asdict()
             if (found := judged.get(cell.key)) is not None:
                 row |= {"saturated": found.saturated, "saturation_criteria": found.names}
-            if cell.key in steps:
-                row |= step_columns(steps[cell.key])
+            row |= {} if of.steps is None else step_columns(of.steps)
         rows.append(row)
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
@@ -90,16 +107,6 @@ def _identity(study: Study, cell: Cell) -> Row:
     return row
 
 
-def _measured_columns(study: Study, requests: Requests, waiting: float | None) -> Row:
-    statistics = study.config["statistics"]
-    row = request_columns(requests, statistics["confidence"], statistics["p99_min_samples"])
-    return {
-        **row,
-        "waiting_p50": waiting,
-        "warming_up": warming_up(requests.tpot_ms, margin_of(statistics["margins"], "tpot_p50")),
-    }
-
-
 def _pooled(group: Sequence[Row], config: StudyConfig) -> Row:
     valid = [row for row in group if row["status"] == "valid"]
     lost = [(row["block"], row["reason"]) for row in group if row["status"] != "valid"]
@@ -115,12 +122,12 @@ def _pooled(group: Sequence[Row], config: StudyConfig) -> Row:
         row[name] = (sum(known) if name in SUMMED else float(np.mean(known))) if known else None
     judged = [of for of in valid if of.get("saturated") is not None]
     if judged:
-        row["saturated"] = 2 * sum(of["saturated"] for of in judged) >= len(judged)
+        row["saturated"] = at_least_half([of["saturated"] for of in judged])
         fired = [of["saturation_criteria"].split(";") for of in judged]
         row["saturation_criteria"] = ";".join(
             name
             for name in criteria_of(config["saturation"])
-            if 2 * sum(name in names for names in fired) >= len(fired)
+            if at_least_half([name in names for names in fired])
         )
     warming = [of["warming_up"] for of in valid if of["warming_up"] is not None]
     return row | {"warming_up": any(warming) if warming else None}

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from connector_tax.analysis.aggregate import sample_cells
+from connector_tax.analysis.effects import sample_launch
 from connector_tax.analysis.ingest import load_cells
 from connector_tax.analysis.measure import measure_requests
 from connector_tax.analysis.validity import in_window
@@ -193,9 +193,10 @@ def measure_studies(
         write_json(folder / paths.STUDY, document)
         study = load_study(folder / paths.STUDY)
         measured = load_cells(study, PHASE)
-        valid = {cell.key: measure_requests(cell) for cell in measured if cell.status == "valid"}
-        not_valid += [f"{c.key}: {c.status}, {c.reason}" for c in measured if c.key not in valid]
-        for row in known_taxes(study, measured, sample_cells(valid)):
+        valid = [cell for cell in measured if cell.status == "valid"]
+        not_valid += [f"{c.key}: {c.status}, {c.reason}" for c in measured if c.status != "valid"]
+        samples = {cell.key: sample_launch(measure_requests(cell)) for cell in valid}
+        for row in known_taxes(study, measured, samples):
             truth = float(truths[row["config"], row["metric"]])
             covered = None if row["lo"] is None else bool(row["lo"] <= truth <= row["hi"])
             taxes.append({"study": number, **row, "truth": truth, "covered": covered})

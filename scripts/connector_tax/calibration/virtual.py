@@ -26,14 +26,19 @@ import pandas as pd
 from scipy.special import stdtrit
 from scipy.stats import binomtest, sem
 
-from connector_tax.analysis.aggregate import sample_cells
 from connector_tax.analysis.block_model import POWER
-from connector_tax.analysis.effects import LogSample, Tables, TaxTable, tax_rows
+from connector_tax.analysis.effects import LogSample, TaxTable, sample_launch, tax_rows
 from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.measure import Requests
 from connector_tax.artifacts.metrics import HEADLINE, LATENCY_METRICS
-from connector_tax.artifacts.names import PHASES, PLAIN, CellKey, configuration_of, plain_names
-from connector_tax.artifacts.stage_records import RatesRecord
+from connector_tax.artifacts.names import (
+    PHASES,
+    PLAIN,
+    REFERENCES,
+    CellKey,
+    configuration_of,
+    plain_names,
+)
 from connector_tax.artifacts.study_file import Study, launches
 from connector_tax.artifacts.study_records import CellSection, StudyConfig, StudyDocument
 from connector_tax.artifacts.tables import Row
@@ -63,16 +68,6 @@ STEP_TAX_US: Mapping[str, float] = {
 SPREADS = ("engine", "vllm-cpu", "hostile")
 # The engine knows a tax by its callbacks; the shares are arbitrary, the sum is what counts here.
 CALLBACK_SHARES = {"build_meta_us": 0.5, "get_finished_us": 0.3, "start_load_kv_us": 0.2}
-# What reference_rates.json of a study of one rate holds.
-KNOWN_RATES: RatesRecord = {
-    "ref_safe": RATE_RPS,
-    "ref_load": RATE_RPS,
-    "rates_rps": [RATE_RPS],
-    "saturation_rate_rps": {},
-    "criteria": {},
-    "left_out": {},
-    "fallback_used": False,
-}
 
 # ---- the study
 
@@ -176,11 +171,11 @@ def known_taxes(
     study: Study, cells: Sequence[Cell], samples: Mapping[CellKey, dict[str, LogSample]]
 ) -> list[Row]:
     """The taxes of a study of the calibration, as the analysis finds them."""
-    table = TaxTable(study, cells, samples)
+    taxes = TaxTable(study, cells, samples, dict.fromkeys(REFERENCES, RATE_RPS))
     names = ("config", "metric", "estimate", "lo", "hi", "verdict", "p_adjusted")
     return [
         {name: row.get(name) for name in names}
-        for row in tax_rows(Tables(study, table, KNOWN_RATES))
+        for row in tax_rows(taxes)
         if row["metric"] in HEADLINE and row["cell"] == CELL
     ]
 
@@ -194,18 +189,17 @@ def virtual_study(
     """
     document = study_document(arrivals, seed + number, max(blocks))
     machine, config = machine_with(spread), document["config"]
-    requests: dict[CellKey, Requests] = {}
+    samples: dict[CellKey, dict[str, LogSample]] = {}
     for launch in launches(document, PHASE):
         # As in a study, arrivals are named without the configuration: all get the same.
         name = f"{document['seed']}/arrivals/block{launch.block}/{PHASE}/{CELL}"
         key = CellKey(launch.config, launch.block, PHASE, CELL)
-        requests[key] = serve(virtual_engine(document, launch, machine), config, name)
-    samples = sample_cells(requests)
+        samples[key] = sample_launch(serve(virtual_engine(document, launch, machine), config, name))
     cells = [
         Cell(
             key, configuration_of(key.config), "valid", None, Path(), {}, None, RATE_RPS, *SHAPE, ()
         )
-        for key in requests
+        for key in samples
     ]
     where = {"spread": spread, "arrivals": arrivals, "study": number}
     return [

@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from connector_tax.analysis.reference import rates_of
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.stage_records import SealLink
@@ -45,7 +46,6 @@ from connector_tax.provenance.remade import (
     compare,
     differences,
     other_versions,
-    rates_again,
     remake,
 )
 from connector_tax.seals import (
@@ -245,7 +245,7 @@ def check_archived(study: Study, manifest: Path, ledger: Ledger) -> None:
     same = (root / README).read_text(encoding="utf-8") == readme(study.document)
     ledger.check(KIND, README, [] if same else ["is not what follows from the study"])
     rates, lines = read_json(root / paths.REFERENCE_RATES), read_json(root / paths.MANIFEST)
-    ledger.check(KIND, paths.REFERENCE_RATES, differences(rates, rates_again(study), "rates"))
+    ledger.check(KIND, paths.REFERENCE_RATES, differences(rates, rates_of(study), "rates"))
     ledger.check(KIND, paths.MANIFEST, differences(lines, rows(root / paths.STUDY), "row"))
     other = other_versions(header["versions"])
     # What a reviewer runs.

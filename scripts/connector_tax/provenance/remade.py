@@ -15,14 +15,8 @@ from typing import Any
 import polars as pl
 
 from connector_tax.analysis.aggregate import write_tables
-from connector_tax.analysis.ingest import load_cells
 from connector_tax.analysis.looks import take_look
-from connector_tax.analysis.reference import (
-    judge_cells,
-    measured_rates,
-    read_loads,
-    reference_rates,
-)
+from connector_tax.analysis.reference import rates_of
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.looks import read_looks
@@ -57,7 +51,7 @@ def remake(study_file: Path, folder: Path) -> Path:
             (copy / path.name).symlink_to(path.resolve())
     study = load_study(copy / paths.STUDY)
     take_looks_again(study_file.parent, study)
-    write_json(copy / paths.REFERENCE_RATES, rates_again(study))
+    write_json(copy / paths.REFERENCE_RATES, rates_of(study))
     write_tables(study)
     tables = StudyTables(copy / paths.STUDY)
     for name in figures_of(study.config["engine"]):
@@ -89,13 +83,6 @@ def measured_again(root: Path, copy: Study) -> bool:
             if seal is not None and aside.is_file() and sha256_file(aside) == seal:
                 return True
     return False
-
-
-def rates_again(study: Study) -> Any:
-    """The content of reference_rates.json, from the cells of Phase A."""
-    cells = load_cells(study, "A")
-    judged = judge_cells(study, cells, read_loads(cells))
-    return reference_rates(study, cells, judged, measured_rates(study))
 
 
 def check_remade(root: Path, made: Path, ledger: Ledger) -> None:

@@ -6,14 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from connector_tax.analysis.aggregate import write_tables
-from connector_tax.analysis.ingest import load_cells
 from connector_tax.analysis.looks import take_due_look
-from connector_tax.analysis.reference import (
-    NoReferenceRateError,
-    judge_cells,
-    read_loads,
-    reference_rates,
-)
+from connector_tax.analysis.reference import NoReferenceRateError, rates_of
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import CellRecord
 from connector_tax.artifacts.index import LaunchIndex, read_index
@@ -108,10 +102,8 @@ def run_phases(study: StudyDocument, machine: Machine, root: Path, blocks: int) 
     document = prepare(study, root, blocks)
     found = Rehearsal(load_study(root / paths.STUDY), study["blocks"], machine)
     rehearse_phase(document, "A", root, machine)
-    cells = load_cells(found.study, "A")
-    judged = judge_cells(found.study, cells, read_loads(cells))
     try:
-        found.rates = reference_rates(found.study, cells, judged)
+        found.rates = rates_of(found.study)
     except NoReferenceRateError as error:
         found.no_rate = str(error)
     else:
