@@ -103,26 +103,18 @@ def load_cells(study: Study, phase: str, rate_rps: float | None = None) -> list[
         ArtifactError: a launch belongs to another design or to another reference rate, or an index
             or a cell file is malformed; names the file and what differs.
     """
-    order = study.configs(phase)
-    planned = sorted(
-        launches(study.document, phase), key=lambda e: (order.index(e.config), e.block)
-    )
+    order, cells = study.configs(phase), list[Cell]()
     limits = shape_limits(study.document, study.root, phase)
     rates = cell_rates(study.document, phase, rate_rps, limits)
-    return [cell for launch in planned for cell in _launch_cells(study, launch, rate_rps, rates)]
-
-
-def _launch_cells(
-    study: Study, launch: Launch, rate_rps: float | None, rates: Mapping[str, float | None]
-) -> list[Cell]:
-    folder = launch.folder(study.root)
-    index = read_index(folder)
-    if index is not None:
-        _check_index(index, folder / paths.INDEX, study, launch, rate_rps)
-    return [
-        _cell(launch, planned, index, folder, rates[planned["cell"]])
-        for planned in study.cells(launch.phase)
-    ]
+    planned = launches(study.document, phase)
+    for launch in sorted(planned, key=lambda e: (order.index(e.config), e.block)):
+        folder = launch.folder(study.root)
+        if (index := read_index(folder)) is not None:
+            _check_index(index, folder / paths.INDEX, study, launch, rate_rps)
+        cells += [
+            _cell(launch, cell, index, folder, rates[cell["cell"]]) for cell in study.cells(phase)
+        ]
+    return cells
 
 
 def _check_index(

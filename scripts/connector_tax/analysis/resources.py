@@ -6,10 +6,10 @@ of effects.csv. A connector can make vLLM choose another KV-cache layout or leav
 a tax is not of the connector's code alone: engine.csv, the settings the running engines resolved.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,12 +18,11 @@ from connector_tax.analysis.ingest import Cell, merged_reasons
 from connector_tax.artifacts import paths, tables
 from connector_tax.artifacts.cell_records import QuantityRecord
 from connector_tax.artifacts.index import read_index
-from connector_tax.artifacts.launch_files import IdleCpu, ResourcesRecord, SettingRecord
+from connector_tax.artifacts.launch_files import ResourcesRecord, SettingRecord
 from connector_tax.artifacts.tables import LOG, RAW, Row
 from connector_tax.files import ArtifactError, read_json, sha256_file
 
 SERVER = "server"
-CpuQuantity = Literal["cpu_s_per_1000", "engine_queued"]
 EXACT = "exact"
 NOT_RECORDED = "not recorded: measured before launches kept it"
 VARIES = "differs between launches"
@@ -98,81 +97,70 @@ def _read(path: Path, listed: Mapping[str, str]) -> Any:
 
 
 class Resource(NamedTuple):
-    """A quantity of a launch; `scale` is where its launches are compared: logs, or as they are."""
+    """A quantity of a launch.
+
+    Attributes:
+        scale: where its launches are compared: logs, or as they are.
+        place: where it stands: a key of resources.json, SETTINGS or CELL.
+    """
 
     name: str
     unit: str
     scale: str
-    read: Callable[[LaunchRecords, str | None], QuantityRecord]
+    place: str
 
 
-def _of(*keys: str) -> Callable[[LaunchRecords, str | None], QuantityRecord]:
-    """The quantity under these keys of resources.json."""
-
-    def read(launch: LaunchRecords, _: str | None) -> QuantityRecord:
-        value: Any = launch.resources
-        for key in keys:
-            if value is None:
-                assert launch.resources is not None
-                return _quantity(None, launch.resources["after_load_reason"])
-            value = value[key]
-        return cast(QuantityRecord, value) if isinstance(value, dict) else _quantity(value)
-
-    return read
-
-
-def _idle_cpu(launch: LaunchRecords, cell: str | None) -> QuantityRecord:
-    """CPU of the idle server, with the busy threads of the engine core, by name, as parts."""
-    quantity = cast(IdleCpu, _of("idle_cpu")(launch, cell))
-    parts = dict(quantity["parts"])
-    for thread, share in quantity.get("threads", {}).items():
-        name = f"thread {thread.rpartition(' ')[0]}"
-        parts[name] = parts.get(name, 0.0) + share
-    return {"value": quantity["value"], "parts": parts, "reason": quantity["reason"]}
-
-
-def _quantity(value: float | None, reason: str | None = None) -> QuantityRecord:
-    return {"value": value, "parts": {}, "reason": reason}
-
-
-def _cell_cpu(name: CpuQuantity) -> Callable[[LaunchRecords, str | None], QuantityRecord]:
-    """A quantity of `server_cpu` in the Phase A cell at ref_safe."""
-
-    def read(launch: LaunchRecords, cell: str | None) -> QuantityRecord:
-        if cell is None:
-            return _quantity(None, "ref_safe is not a rate of Phase A")
-        measured = launch.cells[cell]
-        if measured.status != "valid" or measured.record is None:
-            return _quantity(None, f"{cell}: {measured.status}: {measured.reason}")
-        return measured.record["server_cpu"][name]
-
-    return read
-
-
-def _setting(name: str) -> Callable[[LaunchRecords, str | None], QuantityRecord]:
-    def read(launch: LaunchRecords, _: str | None) -> QuantityRecord:
-        if launch.settings is None:
-            return _quantity(None, "no settings.json")
-        setting = launch.settings[name]
-        return _quantity(setting["value"], setting["reason"])
-
-    return read
-
-
+# settings.json, and `server_cpu` of the Phase A cell at ref_safe.
+SETTINGS, CELL = "settings", "cell"
 RESOURCES = (
     # Zero is possible, so that there are no logs.
-    Resource("idle_cpu", "CPU s per s", RAW, _idle_cpu),
-    Resource("cpu_s_per_1000", "CPU s per 1000 requests", LOG, _cell_cpu("cpu_s_per_1000")),
-    Resource("engine_queued", "s per s", RAW, _cell_cpu("engine_queued")),
-    Resource("memory_pss_mib", "MiB", LOG, _of("before_load", "memory_pss_mib")),
-    Resource("memory_pss_loaded_mib", "MiB", LOG, _of("after_load", "memory_pss_mib")),
-    Resource("gpu_memory_mib", "MiB", LOG, _of("before_load", "gpu_memory_mib")),
-    Resource("kv_blocks", "blocks", LOG, _setting("kv_blocks")),
-    Resource("kv_tokens", "tokens", LOG, _setting("kv_tokens")),
-    Resource("threads", "threads", LOG, _of("before_load", "threads")),
-    Resource("processes", "processes", LOG, _of("before_load", "processes")),
-    Resource("startup_s", "s", LOG, _of("startup_s")),
+    Resource("idle_cpu", "CPU s per s", RAW, "idle_cpu"),
+    Resource("cpu_s_per_1000", "CPU s per 1000 requests", LOG, CELL),
+    Resource("engine_queued", "s per s", RAW, CELL),
+    Resource("memory_pss_mib", "MiB", LOG, "before_load"),
+    Resource("memory_pss_loaded_mib", "MiB", LOG, "after_load"),
+    Resource("gpu_memory_mib", "MiB", LOG, "before_load"),
+    Resource("kv_blocks", "blocks", LOG, SETTINGS),
+    Resource("kv_tokens", "tokens", LOG, SETTINGS),
+    Resource("threads", "threads", LOG, "before_load"),
+    Resource("processes", "processes", LOG, "before_load"),
+    Resource("startup_s", "s", LOG, "startup_s"),
 )
+
+
+def _quantity(resource: Resource, launch: LaunchRecords, cell: str | None) -> QuantityRecord:
+    """A resource of a launch that has records; `cell` is the one at ref_safe."""
+
+    def bare(value: float | None, reason: str | None = None) -> QuantityRecord:
+        return {"value": value, "parts": {}, "reason": reason}
+
+    found: Any
+    records: Any = launch.resources
+    name = resource.name
+    if resource.place == SETTINGS:
+        if launch.settings is None:
+            return bare(None, "no settings.json")
+        return bare(launch.settings[name]["value"], launch.settings[name]["reason"])
+    if resource.place == CELL:
+        if cell is None:
+            return bare(None, "ref_safe is not a rate of Phase A")
+        measured = launch.cells[cell]
+        if measured.status != "valid" or measured.record is None:
+            return bare(None, f"{cell}: {measured.status}: {measured.reason}")
+        found = measured.record["server_cpu"]
+    elif (found := records[resource.place]) is None:
+        return bare(None, records["after_load_reason"])
+    if name == "startup_s":
+        return bare(found)
+    if name == "idle_cpu":
+        # With the busy threads of the engine core, by name.
+        parts = dict(found["parts"])
+        for thread, share in found.get("threads", {}).items():
+            named = f"thread {thread.rpartition(' ')[0]}"
+            parts[named] = parts.get(named, 0.0) + share
+        return {"value": found["value"], "parts": parts, "reason": found["reason"]}
+    quantity: QuantityRecord = found[name.replace("_loaded", "")]
+    return quantity
 
 
 @dataclass(frozen=True)
@@ -214,7 +202,7 @@ def _sample(resource: Resource, launches: Sequence[LaunchRecords], cell: str | N
             reasons[records.launch] = records.reason
             continue
         try:
-            quantity = resource.read(records, cell)
+            quantity = _quantity(resource, records, cell)
             value, reason = quantity["value"], quantity["reason"]
             parts[records.launch] = quantity["parts"]
         except (KeyError, TypeError) as error:
