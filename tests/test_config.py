@@ -136,6 +136,7 @@ def test_h20_has_the_designs_numbers() -> None:
             for host in ("localhost", "::1", "0.0.0.0", "192.0.2.1")
         ),
         ("study", "../elsewhere", "study: found '../elsewhere'; allowed: text matching"),
+        ("server.device", "$(rm -rf ~)", "device: found '$(rm -rf ~)'; allowed: text matching"),
         ("cell.cap_s", 1, "cell.cap_s: found 1; allowed: at least cell.floor_s"),
         ("load_generator.connections_per_worker", 8, "must be at least cell.inflight_cap (256)"),
         ("phase_bp.configurations", ["plain", "x"], "phase_bp.configurations[1]: found 'x'"),

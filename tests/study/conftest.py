@@ -1,12 +1,13 @@
 """What tests of the measuring side share: drivers started by hand, stand-ins for programs."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from connector_tax.study.guard import PARENT_VARIABLE
+from tests.study.driving import write_study
 
 StandIn = Callable[[str, str], Path]
 
@@ -15,6 +16,20 @@ StandIn = Callable[[str, str], Path]
 def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """No Snakemake is the parent of a driver."""
     monkeypatch.delenv(PARENT_VARIABLE, raising=False)
+
+
+@pytest.fixture
+def study_file(tmp_path: Path) -> Path:
+    """study.json of a small study of the embedded engine."""
+    return write_study(tmp_path / "results" / "tiny")
+
+
+@pytest.fixture
+def affinity() -> Iterator[set[int]]:
+    """This process's CPUs, which it has again after the test."""
+    before = os.sched_getaffinity(0)
+    yield before
+    os.sched_setaffinity(0, before)
 
 
 @pytest.fixture

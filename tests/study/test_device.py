@@ -171,11 +171,6 @@ def test_a_gpu_study_without_nvidia_smi_is_refused(
         devices_of(config)
 
 
-def test_a_cpu_study_holds_the_device_it_names() -> None:
-    config: Any = {"engine": {"kind": "embedded"}, "server": {"device": "cpu"}}
-    assert devices_of(config) == ["cpu"]
-
-
 # ---- the machine of a launch
 
 NODE_SMI = """case $1 in
@@ -262,14 +257,6 @@ TWO = [{"id": "a", "cpus": "0"}, {"id": "b", "cpus": "1"}]
 def tiny(slots: Sequence[dict[str, Any]] | None, **changes: Any) -> StudyDocument:
     config: dict[str, Any] = load_yaml(TINY) | changes
     return resolve(config if slots is None else {**config, "devices": slots}, "tiny.yaml")
-
-
-@pytest.fixture
-def affinity() -> Iterator[set[int]]:
-    """This process's CPUs, which it has again after the test."""
-    before = os.sched_getaffinity(0)
-    yield before
-    os.sched_setaffinity(0, before)
 
 
 def test_slots_are_no_part_of_the_design() -> None:
@@ -475,17 +462,16 @@ def test_without_a_gpu_or_flags_nothing_is_asked(readings: Path, engine: dict[st
 
 
 @pytest.fixture
-def occupied(readings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def occupied(readings: Path, study_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """study.json of a small study on GPU 1, whose memory stays in use."""
     readings.write_text("1001\n")
     at_once = functools.partial(device.await_free_memory, wait_s=0.0)
     for module in (launch, preflight):
         monkeypatch.setattr(module, "await_free_memory", at_once)
-    file = write_study(tmp_path / "results" / "tiny")
-    study = read_json(file)
+    study = read_json(study_file)
     study["config"]["engine"] |= GPU_CONFIG["engine"]
-    write_json(file, study)
-    return file
+    write_json(study_file, study)
+    return study_file
 
 
 def test_no_launch_is_started_on_memory_that_is_in_use(occupied: Path) -> None:

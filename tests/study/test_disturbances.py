@@ -34,11 +34,6 @@ def private_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", None)
 
 
-@pytest.fixture
-def study_file(tmp_path: Path) -> Path:
-    return write_study(tmp_path / "results" / "tiny")
-
-
 def server_process(study_file: Path) -> psutil.Process | None:
     """The engine of the launch, once it has become one."""
     folder = str(launch_folder(study_file).resolve())

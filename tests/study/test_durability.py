@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from connector_tax.study import cell as cells
 from connector_tax.study import launch, plan
 from connector_tax.study.launch import LaunchOutcome, conclude, missing_cells
 from connector_tax.study.remeasure import withdraw_damaged
-from tests.study.driving import arguments, index_of, launch_folder, write_study
+from tests.study.driving import arguments, index_of, launch_folder
 
 
 class Disk:
@@ -54,18 +53,9 @@ class Disk:
         return synced != (state.st_mtime_ns, state.st_size)
 
 
-@pytest.fixture
-def cpus() -> Iterator[set[int]]:
-    """Those of this process, which as a driver keeps itself to some of them."""
-    every = os.sched_getaffinity(0)
-    yield every
-    os.sched_setaffinity(0, every)
-
-
 def test_all_that_an_index_vouches_for_is_durable_before_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpus: set[int]
+    study_file: Path, monkeypatch: pytest.MonkeyPatch, affinity: set[int]
 ) -> None:
-    study_file = write_study(tmp_path / "results" / "tiny")
     disk = Disk(monkeypatch)
     assert launch.main(arguments(study_file)) == 0
     index = index_of(study_file)
@@ -86,7 +76,7 @@ def test_all_that_an_index_vouches_for_is_durable_before_it(
         "measured again"
     )
     assert withdraw_damaged(study, study_file.parent) == []
-    os.sched_setaffinity(0, cpus)
+    os.sched_setaffinity(0, affinity)
     assert launch.main(arguments(study_file)) == 0
     log = (study_file.parent / "logs" / "plain.block0.A.log").read_text()
     assert "moved to r20.damaged1, measuring the cell again" in log
@@ -122,8 +112,7 @@ WHOLE = {
         {**WHOLE, "valid": "yes"},
     ],
 )
-def test_a_half_edited_cell_is_damaged_and_measured_again(tmp_path: Path, content: Any) -> None:
-    study_file = write_study(tmp_path / "results" / "tiny")
+def test_a_half_edited_cell_is_damaged_and_measured_again(study_file: Path, content: Any) -> None:
     study, folder = read_json(study_file), launch_folder(study_file)
     finished_cell(folder, content)
     with pytest.raises(ArtifactError, match=r"cell_A_r20\.json"):
@@ -143,8 +132,7 @@ def test_a_half_edited_cell_is_damaged_and_measured_again(tmp_path: Path, conten
     assert {c["status"] for c in index_of(study_file)["cells"]} == {"missing"}
 
 
-def test_a_whole_cell_is_kept(tmp_path: Path) -> None:
-    study_file = write_study(tmp_path / "results" / "tiny")
+def test_a_whole_cell_is_kept(study_file: Path) -> None:
     finished_cell(launch_folder(study_file), WHOLE)
     study = read_json(study_file)
     rates = cell_rates(study, "A", None, {})
@@ -152,8 +140,7 @@ def test_a_whole_cell_is_kept(tmp_path: Path) -> None:
     assert [cell["cell"] for cell in missing] == ["r40"]
 
 
-def test_an_index_that_cannot_be_read_is_withdrawn_too(tmp_path: Path) -> None:
-    study_file = write_study(tmp_path / "results" / "tiny")
+def test_an_index_that_cannot_be_read_is_withdrawn_too(study_file: Path) -> None:
     index = launch_folder(study_file) / "index.json"
     write_json(index, {"cells": None})
     (said,) = withdraw_damaged(read_json(study_file), study_file.parent)

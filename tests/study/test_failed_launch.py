@@ -19,10 +19,9 @@ def set_ready_timeout(study_file: Path, seconds: float) -> None:
 
 
 @pytest.fixture
-def study_file(tmp_path: Path) -> Path:
-    file = write_study(tmp_path / "results" / "tiny")
-    set_ready_timeout(file, 0.01)
-    return file
+def study_file(study_file: Path) -> Path:
+    set_ready_timeout(study_file, 0.01)
+    return study_file
 
 
 def test_a_failed_plain_ends_the_run(study_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,14 +32,6 @@ def test_a_failed_plain_ends_the_run(study_file: Path, capsys: pytest.CaptureFix
     folder = launch_folder(study_file)
     assert not (folder / "index.json").exists()
     assert read_json(folder / "index.failed.json")["status"] == "failed"
-
-
-@pytest.mark.long
-def test_a_failed_plain_is_measured_by_the_same_command(study_file: Path) -> None:
-    assert launch.main(arguments(study_file)) == 1
-    set_ready_timeout(study_file, 30)
-    assert launch.main(arguments(study_file)) == 0
-    assert read_json(launch_folder(study_file) / "index.json")["status"] == "done"
 
 
 @pytest.mark.long

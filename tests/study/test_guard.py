@@ -33,7 +33,7 @@ from connector_tax.study.guard import (
     remove_temporaries,
     set_job_environment,
 )
-from tests.study.driving import drive, write_study
+from tests.study.driving import drive
 
 
 def test_a_driver_notices_the_death_of_a_parent_that_is_not_its_own() -> None:
@@ -273,8 +273,7 @@ def test_a_file_system_that_fails_once_does_not_end_the_heartbeat(
         assert several.wait(20)
 
 
-def test_the_driver_refuses_a_launch_that_is_measured_elsewhere(tmp_path: Path) -> None:
-    study_file = write_study(tmp_path)
+def test_the_driver_refuses_a_launch_that_is_measured_elsewhere(study_file: Path) -> None:
     with own_launch(study_file.parent, LAUNCH, never):
         done = drive(study_file)
     assert done.returncode == 2

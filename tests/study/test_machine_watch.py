@@ -141,13 +141,6 @@ def test_the_drivers_children_are_its_own(tmp_path: Path, plan: AffinityPlan, sl
     assert last[1] - first[1] < 100
 
 
-def test_a_watch_that_ended_is_told(tmp_path: Path, plan: AffinityPlan, sleeper: int) -> None:
-    with MachineWatch(QUIET, plan, gpus=()) as watch:
-        os.kill(watch.pid, 9)
-        with pytest.raises(ChildError, match="machine_watch ended with status -9"):
-            watch.open(tmp_path / "machine.jsonl", sleeper)
-
-
 def test_a_watch_that_had_ended_is_told_by_its_name_and_not_as_a_broken_pipe(
     tmp_path: Path, plan: AffinityPlan, sleeper: int
 ) -> None:

@@ -20,7 +20,6 @@ from tests.study.driving import (
     failed_index_of,
     index_of,
     launch_folder,
-    write_study,
 )
 
 IMPOSTOR = """
@@ -65,15 +64,6 @@ def impostor() -> Iterator[tuple[int, int]]:
     process.communicate()
 
 
-def test_an_impostor_is_told(tmp_path: Path, impostor: tuple[int, int]) -> None:
-    pid, port = impostor
-    server = Server(tmp_path, ServerCommand(["sleep", "100"], {}), "t", "127.0.0.1", port)
-    server.start()
-    with pytest.raises(PortTakenError, match=f"port {port} is in use by process {pid}"):
-        server.wait_ready(5)
-    server.stop(1)
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
 def test_another_users_listener_is_not_taken_for_the_server(impostor: tuple[int, int]) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -102,9 +92,8 @@ def test_a_server_that_finds_its_port_taken_is_tried_on_another(
 
 
 @pytest.fixture
-def gated_study(tmp_path: Path) -> Path:
+def gated_study(study_file: Path) -> Path:
     """A study whose only gate is the no-op connector's, and no verdict yet."""
-    study_file = write_study(tmp_path / "results" / "tiny")
     study = read_json(study_file)
     study["configurations"] = [c for c in study["configurations"] if c["gate"]][:1]
     write_json(study_file, study)
@@ -136,11 +125,6 @@ def test_taken_ports_at_a_gate_are_an_error_and_no_skip(
     assert not (gated_study.parent / "preflight" / "preflight_status.json").exists()
 
 
-@pytest.fixture
-def study_file(tmp_path: Path) -> Path:
-    return write_study(tmp_path / "results" / "tiny")
-
-
 def test_a_port_somebody_takes_is_replaced_and_both_are_recorded(
     study_file: Path, impostor: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,5 +149,5 @@ def test_an_impostor_is_never_taken_for_the_server(
     assert launch.main(arguments(study_file)) == 1
     index = failed_index_of(study_file)
     assert index["status"] == "failed"
-    assert f"port {impostor[1]} is in use by process" in index["reason"]
+    assert f"port {impostor[1]} is in use by process {impostor[0]}" in index["reason"]
     assert {entry["status"] for entry in index["cells"]} == {"missing"}

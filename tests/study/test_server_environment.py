@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from connector_tax.config import ROOT
 from connector_tax.servers.kinds import ServerCommand, free_port
 from connector_tax.study.server import Server
 from connector_tax.study.server_command import (
@@ -115,26 +114,6 @@ def test_the_lines_leave_a_shell_without_such_variables_as_it_is(tmp_path: Path)
     )
     seen = dict(line.split("=", 1) for line in done.stdout.split("\0") if line)
     assert kept.items() <= seen.items()
-
-
-def test_the_embedded_engine_finds_its_own_package_whatever_the_caller_has(tmp_path: Path) -> None:
-    wrong = tmp_path / "wrong" / "connector_tax"
-    wrong.mkdir(parents=True)
-    (wrong / "__init__.py").write_text("raise SystemExit('the wrong package')\n")
-    script = tmp_path / "launch.sh"
-    show = "import connector_tax; print(connector_tax.__file__)"
-    root = os.path.relpath(ROOT, tmp_path)
-    command = ServerCommand(["python", "-c", show], {"PYTHONPATH": "{root}/scripts"})
-    script.write_text(launch_script(command, "title", root))
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", str(script)],
-        env={**os.environ, "PATH": path, "PYTHONPATH": str(wrong.parent)},
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    assert Path(done.stdout.strip()).resolve().is_relative_to(ROOT)
 
 
 def test_a_callers_command_finds_the_projects_modules_from_the_callers_folder(

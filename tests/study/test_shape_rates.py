@@ -22,20 +22,19 @@ from connector_tax.study.shape_rates import (
     fastest_burst,
     shape_rates_content,
 )
-from tests.study.driving import arguments, write_study
+from tests.study.driving import arguments
 
 REFERENCE = {"ref_safe": 1000.0, "ref_load": 1000.0, "rates_rps": [], "criteria": {},
              "saturation_rate_rps": {}, "left_out": {}, "fallback_used": False}  # fmt: skip
 
 
 @pytest.fixture
-def study_file(tmp_path: Path) -> Path:
-    file = write_study(tmp_path / "results" / "tiny")
-    study = read_json(file)
+def study_file(study_file: Path) -> Path:
+    study = read_json(study_file)
     study["config"]["shape_rates"] = {"max_share": 0.5, "probe_s": 0.5}
-    write_json(file, study)
-    write_json(file.parent / paths.REFERENCE_RATES, REFERENCE)
-    return file
+    write_json(study_file, study)
+    write_json(study_file.parent / paths.REFERENCE_RATES, REFERENCE)
+    return study_file
 
 
 def probed(study: StudyDocument, root: Path, completed_s: list[float]) -> None:

@@ -98,9 +98,3 @@ def test_every_rank_of_a_worker_has_a_file_of_its_own_and_all_are_taken(tmp_path
     assert log.take(0, 0) == b""
     log.remove()
     assert not list(tmp_path.iterdir())
-
-
-def test_a_second_scheduler_is_refused(tmp_path: Path) -> None:
-    Probe(str(tmp_path / STEP_LOG_PREFIX)).scheduler.write()
-    with pytest.raises(FileExistsError):
-        Probe(str(tmp_path / STEP_LOG_PREFIX)).scheduler.write()

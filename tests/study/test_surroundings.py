@@ -47,21 +47,19 @@ def test_a_user_without_name_and_home_measures_on_one_cpu(open_folder: Path) -> 
     assert not [path for path in open_folder.iterdir() if path.name.startswith("connector-tax")]
 
 
-def test_a_home_that_cannot_be_written_is_no_hindrance(tmp_path: Path) -> None:
-    study_file = write_study(tmp_path / "results" / "tiny")
+def test_a_home_that_cannot_be_written_is_no_hindrance(study_file: Path) -> None:
     done = drive(study_file, {"HOME": "/proc/self"})
     assert done.returncode == 0, done.stdout
     assert index_of(study_file)["status"] == "done"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a tmpfs needs root")
-def test_a_full_temporary_folder_is_left_alone(tmp_path: Path) -> None:
+def test_a_full_temporary_folder_is_left_alone(tmp_path: Path, study_file: Path) -> None:
     full = tmp_path / "full"
     full.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k,nr_inodes=1", "tmpfs", str(full)]
     if subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("mounting a tmpfs is not permitted")
-    study_file = write_study(tmp_path / "results" / "tiny")
     try:
         done = drive(study_file, {"TMPDIR": str(full)})
     finally:
@@ -71,10 +69,9 @@ def test_a_full_temporary_folder_is_left_alone(tmp_path: Path) -> None:
     assert index_of(study_file)["status"] == "done"
 
 
-def test_a_umask_that_forbids_everything_is_told(tmp_path: Path) -> None:
+def test_a_umask_that_forbids_everything_is_told(study_file: Path) -> None:
     if os.geteuid() == 0:
         pytest.skip("root may read and write whatever the mode is")
-    study_file = write_study(tmp_path / "results" / "tiny")
     done = drive(study_file, None, "sh", "-c", 'umask 777; exec "$0" "$@"')
     assert done.returncode == 2
     assert "Permission denied" in done.stdout

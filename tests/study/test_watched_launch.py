@@ -20,7 +20,7 @@ from connector_tax.provenance.claims import FAIL, Ledger
 from connector_tax.provenance.records import Records, check_cell
 from connector_tax.study.processes import busiest_other, every_cpu_ms
 from connector_tax.study.server_command import affinity_plan
-from tests.study.driving import drive, launch_folder, write_study
+from tests.study.driving import drive, launch_folder
 
 
 def edit(study_file: Path, changes: dict[str, Any]) -> None:
@@ -51,8 +51,7 @@ def judged_again(study_file: Path) -> list[str]:
 
 
 @pytest.mark.long
-def test_busy_neighbours_on_the_servers_cores_void_the_cells(tmp_path: Path) -> None:
-    study_file = write_study(tmp_path)
+def test_busy_neighbours_on_the_servers_cores_void_the_cells(study_file: Path) -> None:
     edit(study_file, {"validity": {"max_foreign_cpu": 0.1}})
     plan = affinity_plan(read_json(study_file))
     if not plan.enabled:
@@ -103,9 +102,8 @@ def throttled_group() -> Iterator[Path]:
 
 @pytest.mark.long
 def test_a_control_group_out_of_quota_voids_the_cells(
-    tmp_path: Path, throttled_group: Path
+    study_file: Path, throttled_group: Path
 ) -> None:
-    study_file = write_study(tmp_path)
     join = ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(throttled_group)]
     for cell in measured(study_file, *join):
         assert cell.status == "void"
@@ -113,8 +111,7 @@ def test_a_control_group_out_of_quota_voids_the_cells(
     assert judged_again(study_file) == []
 
 
-def test_a_cell_without_its_machine_file_fails_the_audit(tmp_path: Path) -> None:
-    study_file = write_study(tmp_path)
+def test_a_cell_without_its_machine_file_fails_the_audit(study_file: Path) -> None:
     measured(study_file)
     assert judged_again(study_file) == []
     folder = launch_folder(study_file)
@@ -123,8 +120,7 @@ def test_a_cell_without_its_machine_file_fails_the_audit(tmp_path: Path) -> None
     assert any("health.foreign_cpu_server" in message for message in judged_again(study_file))
 
 
-def test_who_disturbs_is_said_with_a_cell_void_for_the_machines_sake(tmp_path: Path) -> None:
-    study_file = write_study(tmp_path)
+def test_who_disturbs_is_said_with_a_cell_void_for_the_machines_sake(study_file: Path) -> None:
     edit(study_file, {"validity": {"max_foreign_cpu": -1.0}})
     with burning():
         measured(study_file)

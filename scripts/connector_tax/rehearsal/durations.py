@@ -28,7 +28,6 @@ from connector_tax.study.plan import (
     Durations,
     assumed,
     durations_content,
-    machine_named,
     read_durations,
 )
 
@@ -41,7 +40,7 @@ def durations_of(study: StudyDocument, folder: Path) -> Durations:
 
 def modelled(study: StudyDocument) -> Durations:
     """What the model of the study's machine says; where there is none, what is assumed, and why."""
-    names = machine_named(study)
+    names = study["config"].get("rehearsal")
     if engine_of(study["config"]["engine"]).emulated:
         return assumed(study, "no model of this machine")
     if names is None:

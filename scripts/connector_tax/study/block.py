@@ -111,19 +111,16 @@ def _run_launches(
     drawn: Iterable[Launch],
 ) -> int:
     """Run launches until one ends with another status than 0; that status."""
-    commands = (_command(arguments, launch, files) for launch in drawn)
-    return next(filter(None, map(ending.run, commands)), 0)
-
-
-def _command(
-    arguments: argparse.Namespace, launch: Launch, files: dict[str, EngineFiles]
-) -> list[str]:
-    log = arguments.logs / f"{launch.config}.block{launch.block}.{launch.phase}.log"
-    return [
-        *(sys.executable, "-m", "connector_tax.study.launch", "--study", str(arguments.study)),
-        *("--config", launch.config, "--block", str(launch.block), "--phase", launch.phase),
-        *("--log", str(log), "--engine-files", json.dumps(files)),
-    ]
+    for launch in drawn:
+        log = arguments.logs / f"{launch.config}.block{launch.block}.{launch.phase}.log"
+        status = ending.run([
+            *(sys.executable, "-m", "connector_tax.study.launch", "--study", str(arguments.study)),
+            *("--config", launch.config, "--block", str(launch.block), "--phase", launch.phase),
+            *("--log", str(log), "--engine-files", json.dumps(files)),
+        ])  # fmt: skip
+        if status:
+            return status
+    return 0
 
 
 class _Ending:

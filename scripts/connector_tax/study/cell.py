@@ -105,7 +105,7 @@ class Instruments:
     """A running server, whose folder is the launch's, and what measures its cells.
 
     Attributes:
-        watch: None in a study without a `quiet` section, whose machine is not watched.
+        watch: None where the machine is not watched.
     """
 
     server: Server
@@ -125,7 +125,7 @@ def cell_rule(config: StudyConfig, phase: str) -> CellRule:
     return CellRule(
         warmup_s=cell["warmup_s"],
         floor_s=cell["floor_s"],
-        min_completed=config["cell"]["min_completed"],
+        min_completed=cell["min_completed"],
         cap_s=cell["cap_s"],
         drain_s=cell["drain_s"],
         inflight_cap=cell["inflight_cap"],

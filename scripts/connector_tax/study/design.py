@@ -27,6 +27,7 @@ from connector_tax.artifacts.names import (
     members_of,
     plain_names,
 )
+from connector_tax.commands import run_command
 from connector_tax.config import (
     ConfigError,
     check_study,
@@ -92,14 +93,13 @@ def planned(config: Mapping[str, Any], source: str) -> StudyDocument:
         ConfigError: the configuration, config/configurations.yaml or the engine's file is unusable.
     """
     configurations = load_configurations(shipped("config/configurations.yaml"))
-    given = check_study(config, source, list(configurations))
-    check_engine(given["engine"], source)
-    check_slots(given, source)
-    configurations = with_own(configurations, given, source)
-    resolved = given
+    resolved = check_study(config, source, list(configurations))
+    check_engine(resolved["engine"], source)
+    check_slots(resolved, source)
+    configurations = with_own(configurations, resolved, source)
     engine = resolved["engine"]
     bounds = {**BOUNDS, **DEVICE_BOUNDS.get(engine.get("device", ""), {})}
-    resolved["validity"] = {**bounds, **given["validity"]}
+    resolved["validity"] = {**bounds, **resolved["validity"]}
     kind = engine_of(engine)
     kind.resolve(resolved["configurations"])
     chosen = [configurations[identifier] for identifier in resolved["configurations"]]
@@ -271,15 +271,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--config-json", required=True, help="the merged configuration")
     parser.add_argument("--source", required=True, help="configuration file name(s), for errors")
     parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args(argv)
-    try:
-        resolved = resolve(json.loads(arguments.config_json), arguments.source)
-        refuse_changed_design(arguments.out, resolved, arguments.source)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
+    return run_command(parser, argv, _write, (ConfigError,))
+
+
+def _write(arguments: argparse.Namespace) -> None:
+    resolved = resolve(json.loads(arguments.config_json), arguments.source)
+    refuse_changed_design(arguments.out, resolved, arguments.source)
     write_json(arguments.out, resolved)
-    return 0
 
 
 if __name__ == "__main__":

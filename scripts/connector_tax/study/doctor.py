@@ -35,6 +35,7 @@ from connector_tax.nvidia_smi import GpuError, query_gpus
 from connector_tax.servers.kinds import engine_of
 from connector_tax.study.device import (
     VISIBLE_VARIABLE,
+    VLLM_MEMORY_SHARE,
     DeviceError,
     devices_of,
     enter_slot,
@@ -132,12 +133,13 @@ def _packages(engine: EngineSection) -> Iterator[Finding]:
     for name in files_of(engine):
         if name.endswith("built.json"):
             yield _built(ROOT / name, engine.get("build_python", PYTHON))
-    gone = [python for python in pythons_of(engine) if not (ROOT / python).exists()]
+    pythons = pythons_of(engine)
+    gone = [python for python in pythons if not (ROOT / python).exists()]
     for python in gone:
         yield Finding("vLLM", "fail", f"{python} is not there; build the environment")
     if gone:
         return
-    for python in pythons_of(engine)[1:]:
+    for python in pythons[1:]:
         further = engine_versions(python)["vllm"]
         yield _judged("vLLM", further != ABSENT, f"{further} ({python})")
     versions = engine_versions(engine["python"])
@@ -225,7 +227,7 @@ def _gpu(engine: EngineSection, chosen: str) -> Iterator[Finding]:
         text = f"memory total {total}, used {used}, busy {busy}: not known for this GPU"
         yield Finding("GPU memory", "fail", text)
         return
-    share = float(engine["flags"].get("--gpu-memory-utilization", 0.9))
+    share = float(engine["flags"].get("--gpu-memory-utilization", VLLM_MEMORY_SHARE))
     free = 1 - float(used) / float(total)
     text = f"{float(total) - float(used):.0f} of {total} MiB free, {share:.0%} wanted"
     yield _judged("GPU memory", free >= share, text)
@@ -290,11 +292,8 @@ def rdma(study: StudyDocument, root: Path = Path("/")) -> Finding:
 
 def _listening(study: StudyDocument) -> Finding:
     """What the network can reach: all else of a launch listens on 127.0.0.1."""
-    engine, reachable = study["config"]["engine"], []
-    forms = [engine["forms"].get(entry["id"], {}) for entry in study["configurations"]]
-    for entry, form in zip(study["configurations"], forms, strict=True):
-        connector = form.get("connector", entry["connector"]) or ""
-        environment = {**engine["environment"], **form.get("environment", {})}
+    reachable = []
+    for connector, environment in _connectors(study):
         if connector.startswith("Mooncake"):
             reachable.append("Mooncake to every address, whatever is set")
         elif connector.startswith("Nixl") and environment.get(UCX_DEVICES) != "lo":
@@ -303,6 +302,15 @@ def _listening(study: StudyDocument) -> Finding:
         return Finding("listening", "ok", "on 127.0.0.1 alone")
     text = "; ".join(dict.fromkeys(reachable))
     return Finding("listening", "warn", f"{text}: open to the network where no firewall is")
+
+
+def _connectors(study: StudyDocument) -> Iterator[tuple[str, dict[str, str]]]:
+    """Each configuration's connector ("" for none) and environment, on this engine."""
+    engine = study["config"]["engine"]
+    for entry in study["configurations"]:
+        form = engine["forms"].get(entry["id"], {})
+        environment = {**engine["environment"], **form.get("environment", {})}
+        yield form.get("connector", entry["connector"]) or "", environment
 
 
 def _cpus(study: StudyDocument) -> Iterator[Finding]:
@@ -433,12 +441,9 @@ def _lmcache_gib(study: StudyDocument) -> float:
     if not engine_of(engine).configured:
         return 0.0
     largest = 0.0
-    for entry in study["configurations"]:
-        form = engine["forms"].get(entry["id"], {})
-        connector = form.get("connector", entry["connector"])
-        size = LMCACHE_GIB.get(connector or "", 0.0)
+    for connector, environment in _connectors(study):
+        size = LMCACHE_GIB.get(connector, 0.0)
         if connector == "LMCacheConnectorV1":
-            environment = {**engine["environment"], **form.get("environment", {})}
             size = float(environment.get("LMCACHE_MAX_LOCAL_CPU_SIZE") or size)
             size *= int(engine["flags"].get("--tensor-parallel-size", 1))
         largest = max(largest, size)

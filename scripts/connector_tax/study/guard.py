@@ -40,6 +40,7 @@ from connector_tax.files import ArtifactError, write_new_json
 from connector_tax.linux import WARNING
 from connector_tax.machine import boot_id, machine_alias
 from connector_tax.study.device import JOB_VARIABLE
+from connector_tax.study.processes import stat_of
 
 if TYPE_CHECKING:
     from connector_tax.artifacts.launch_files import OwnerRecord
@@ -76,14 +77,10 @@ class ProcessName:
             ProcessLookupError: there is none, or it has ended and nobody waited for it, as where a
                 container's first process waits for none.
         """
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-        except FileNotFoundError:
-            raise ProcessLookupError(pid) from None
-        fields = stat.rpartition(")")[2].split()
-        if fields[0] in ("Z", "X"):
+        stat = stat_of(pid)
+        if stat is None or stat.is_zombie:
             raise ProcessLookupError(pid)
-        return cls(pid, _where(), int(fields[19]))
+        return cls(pid, _where(), stat.started)
 
     @classmethod
     def parse(cls, text: str) -> ProcessName:

@@ -20,7 +20,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,9 +86,9 @@ from connector_tax.study.resources import ServerUse
 from connector_tax.study.scraper import MetricsSampler
 from connector_tax.study.server import (
     LOGS,
-    PORTS_TRIED,
     PortTakenError,
     Server,
+    on_a_free_port,
     remove_root_path,
 )
 from connector_tax.study.server_command import affinity_plan, probe_overlay, server_cpus
@@ -258,26 +258,21 @@ def _is_finished(
 
 
 class Attempts:
-    """attempts.json: each start of the launch's server, one object for each.
-
-    Attributes:
-        entries: the objects, written when one begins and when it ends.
-    """
+    """attempts.json: each start of the launch's server, one object for each."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._path = folder / paths.ATTEMPTS
         self.entries = read_records(self._path, AttemptRecord) if self._path.exists() else []
-        self._begun = 0.0
 
-    def begin(self, node: NodeRecord, supersedes: str | None) -> AttemptRecord:
-        """Add an attempt, the files of the one before renamed; its object."""
+    @contextlib.contextmanager
+    def another(self, node: NodeRecord, supersedes: str | None) -> Iterator[AttemptRecord]:
+        """An attempt, the files of the one before renamed; written when it begins and ends."""
         number = len(self.entries) + 1
         for name in (paths.LAUNCH_SCRIPT, paths.RESOURCES, paths.SETTINGS, *LOGS):
             if (self._folder / name).exists():
                 stem, suffix = name.rsplit(".", 1)
                 (self._folder / name).rename(self._folder / f"{stem}.attempt{number - 1}.{suffix}")
-        self._begun = time.monotonic()
         # `ended_utc` stays as it is when the driver is killed.
         attempt: AttemptRecord = {
             "attempt": number,
@@ -290,16 +285,12 @@ class Attempts:
         }
         self.entries.append(attempt)
         write_json(self._path, self.entries)
-        return attempt
-
-    def end(self) -> None:
-        """The last attempt is over."""
-        self.entries[-1] |= {
-            "ended_utc": utc(),
-            "ended_ns": time.monotonic_ns(),
-            "wall_s": time.monotonic() - self._begun,
-        }
-        write_json(self._path, self.entries)
+        try:
+            yield attempt
+        finally:
+            attempt["ended_utc"], attempt["ended_ns"] = utc(), time.monotonic_ns()
+            attempt["wall_s"] = (attempt["ended_ns"] - attempt["started_ns"]) / 1e9
+            write_json(self._path, self.entries)
 
 
 # ---- the driver
@@ -315,7 +306,6 @@ class LaunchDriver:
     """Runs one launch of a study.
 
     Args:
-        progress: is told what happens.
         files: `engine_files` of the study's engine; None: asked of the machine.
     """
 
@@ -324,7 +314,7 @@ class LaunchDriver:
         study_file: Path,
         launch: Launch,
         progress: LaunchProgress,
-        files: dict[str, EngineFiles] | None = None,
+        files: dict[str, EngineFiles] | None,
     ) -> None:
         self.study = enter_block_slot(read_study(study_file), study_file.parent, launch.block)
         self.folder = launch.folder(study_file.parent)
@@ -386,41 +376,33 @@ class LaunchDriver:
         node = describe_node(self.study["config"])
         node["engine_files"] = engine_files(engine) if self._files is None else self._files
         claim_device(self._study_folder, self.launch.block, design, node)
-        attempt = self._attempts.begin(
-            node=node,
-            supersedes=superseded(self.launch, self._study_folder),
-        )
-        try:
-            self._measure_on_a_free_port(missing, rates, attempt)
-        except (ServerError, LoadGeneratorError) as error:
-            attempt["failure"] = str(error)
-            say(f"FAILED: {error}")
-            return str(error)
-        finally:
-            self._attempts.end()
+        replaced = superseded(self.launch, self._study_folder)
+        with self._attempts.another(node, replaced) as attempt:
+            try:
+                measure = functools.partial(self._measure_on_one_port, missing, rates, attempt)
+                on_a_free_port(measure, say)
+            except (ServerError, LoadGeneratorError) as error:
+                attempt["failure"] = str(error)
+                say(f"FAILED: {error}")
+                return str(error)
         return None
 
-    def _measure_on_a_free_port(
+    def _measure_on_one_port(
         self,
         missing: Sequence[CellPlan],
         rates: Mapping[str, float | None],
         attempt: AttemptRecord,
     ) -> None:
-        """Measure; where somebody else takes the port before the server does, on another one."""
-        for left in reversed(range(PORTS_TRIED)):
-            try:
-                with contextlib.ExitStack() as stack:
-                    instruments, use = self._start(stack, attempt)
-                    self._measure_all(instruments, missing, rates, attempt["attempt"])
-                    use.after_load()
-                return
-            except PortTakenError as error:
-                if "startup_s" in attempt:
-                    raise ServerError(str(error)) from error
-                attempt.setdefault("ports_taken", []).append(attempt["port"])
-                if not left:
-                    raise
-                self.progress.say(f"{str(error).splitlines()[0]}; another port is chosen")
+        try:
+            with contextlib.ExitStack() as stack:
+                instruments, use = self._start(stack, attempt)
+                self._measure_all(instruments, missing, rates, attempt["attempt"])
+                use.after_load()
+        except PortTakenError as error:
+            if "startup_s" in attempt:
+                raise ServerError(str(error)) from error
+            attempt.setdefault("ports_taken", []).append(attempt["port"])
+            raise
 
     def _start(
         self, stack: contextlib.ExitStack, attempt: AttemptRecord
@@ -445,7 +427,8 @@ class LaunchDriver:
         own_cpus = plan.loadgen if plan.enabled else ()
         interval_s = config["metrics"]["interval_s"]
         sampler = stack.enter_context(MetricsSampler(server.url, interval_s, own_cpus))
-        watch = self._machine_watch(stack, plan, attempt["node"])
+        gpus = [gpu["uuid"] for gpu in attempt["node"]["gpus"]]
+        watch = stack.enter_context(MachineWatch(config["quiet"], plan, gpus))
         generator = stack.enter_context(cells.load_generator(self.study, server, plan))
         attempt["load_generator"] = generator.describe()
         summaries.result()
@@ -524,16 +507,6 @@ class LaunchDriver:
         if disturbed and not known:
             known = ["which process it was is not known"]
         return "".join(f"; {text}" for text in known)
-
-    def _machine_watch(
-        self, stack: contextlib.ExitStack, plan: AffinityPlan, node: NodeRecord
-    ) -> MachineWatch | None:
-        """The process that watches the machine; None in a study without a `quiet` section."""
-        config = self.study["config"]
-        if "quiet" not in config:
-            return None
-        gpus = [gpu["uuid"] for gpu in node["gpus"]]
-        return stack.enter_context(MachineWatch(config["quiet"], plan, gpus))
 
     def _start_server(self, attempt: AttemptRecord, plan: AffinityPlan) -> Server:
         await_free_memory(self.study["config"])

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple, cast
 
+import msgspec
+
 from connector_tax.analysis.ingest import device_name
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import LaunchIndex, cell_state, read_index
@@ -21,7 +23,7 @@ from connector_tax.artifacts.rates import cell_rates, shape_limits
 from connector_tax.artifacts.record_reader import read_record
 from connector_tax.artifacts.stage_records import DurationsRecord, RatesRecord
 from connector_tax.artifacts.study_file import launches
-from connector_tax.artifacts.study_records import RehearsalSection, StudyConfig, StudyDocument
+from connector_tax.artifacts.study_records import StudyConfig, StudyDocument
 from connector_tax.files import ArtifactError, read_json
 from connector_tax.servers.kinds import engine_of
 from connector_tax.study.design import cell_order
@@ -76,14 +78,9 @@ def assumed(study: StudyDocument, why: str) -> Durations:
 
 def durations_content(study: StudyDocument, known: Durations) -> DurationsRecord:
     """The content of durations.json."""
-    machine = machine_named(study)
+    machine = study["config"].get("rehearsal")
     content = {"design_sha256": study["design_sha256"], "machine": machine, **asdict(known)}
     return cast(DurationsRecord, content)
-
-
-def machine_named(study: StudyDocument) -> RehearsalSection | None:
-    """The `rehearsal` section, which is no part of the design; None where there is none."""
-    return study["config"].get("rehearsal")
 
 
 def read_durations(study: StudyDocument, folder: Path) -> Durations | None:
@@ -92,13 +89,11 @@ def read_durations(study: StudyDocument, folder: Path) -> Durations | None:
     if not path.exists():
         return None
     content = read_record(path, DurationsRecord)
+    # The section that names the machine is no part of the design.
     known = (content["design_sha256"], content["machine"])
-    if known != (study["design_sha256"], machine_named(study)):
+    if known != (study["design_sha256"], study["config"].get("rehearsal")):
         return None
-    return Durations(
-        content["startup_s"], content["probes_s"], content["source"],
-        content["rates_rps"], content["cells"],
-    )  # fmt: skip
+    return msgspec.convert(content, Durations)
 
 
 def known_durations(study: StudyDocument, folder: Path) -> Durations:
@@ -165,7 +160,7 @@ def expected_cell_s(config: StudyConfig, rate_rps: float | None) -> float:
     cell = config["cell"]
     window = cell["floor_s"]
     if rate_rps is not None:
-        window = min(max(window, config["cell"]["min_completed"] / rate_rps), cell["cap_s"])
+        window = min(max(window, cell["min_completed"] / rate_rps), cell["cap_s"])
     return float(cell["warmup_s"] + window)
 
 

@@ -48,7 +48,7 @@ from connector_tax.study.guard import kill_leftovers, utc, watch_parent
 from connector_tax.study.prompts import planned_requests
 from connector_tax.study.resources import engine_record
 from connector_tax.study.scraper import parse_metrics
-from connector_tax.study.server import PORTS_TRIED, PortTakenError, Server
+from connector_tax.study.server import PortTakenError, Server, on_a_free_port
 from connector_tax.study.server_command import affinity_plan, server_cpus
 from connector_tax.study.steplog import LaunchStepLog
 from connector_tax.vllm import overlay
@@ -166,11 +166,10 @@ def gated_server(
         DeviceError: others hold the GPUs' memory: the same.
     """
     kill_leftovers(folder)
-    step_log = LaunchStepLog(folder, study["config"]["engine"])
-    step_log.remove()
     title = f"{name} of study {study['study']}"
+    start = functools.partial(_ready_server, study, launch, title, folder, note, probe)
     try:
-        server = _ready_server(study, launch, title, folder, note, probe)
+        server = on_a_free_port(start, note)
         try:
             try:
                 _send_requests(study, server, GATES.get(name, OTHER_GATE), name, note)
@@ -180,7 +179,7 @@ def gated_server(
             yield server
         finally:
             note(f"stopped by {server.stop(study['config']['server']['stop_grace_s'])}")
-            step_log.remove()
+            LaunchStepLog(folder, study["config"]["engine"]).remove()
     except PortTakenError:
         raise
     except ServerError as error:
@@ -195,34 +194,29 @@ def _ready_server(
     note: Callable[[str], None],
     probe: Path | None,
 ) -> Server:
-    """Launch the server; where somebody takes its port before it does, on another one."""
     settings, cpus = study["config"]["server"], server_cpus(affinity_plan(study))
     folder.mkdir(parents=True, exist_ok=True)
-    for left in reversed(range(PORTS_TRIED)):
-        port = free_port(settings["host"])
-        command = command_for(study, launch, port, probe)
-        command = replace(command, environment={**UCX_TELLS, **command.environment})
-        server = Server(folder, command, title, settings["host"], port, cpus)
-        watch_parent(functools.partial(_die, server), note)
-        # A server that lost its port before it served has made its log already.
-        LaunchStepLog(folder, study["config"]["engine"]).remove()
-        note(f"launching {launch.configuration} on port {port}: {' '.join(command.argv)}")
-        try:
-            await_free_memory(study["config"])
-        except ServerError as error:
-            # Nothing is known of the configuration: the next run asks again.
-            raise DeviceError(str(error)) from error
-        server.start()
-        try:
-            ready = server.wait_ready(settings["ready_timeout_s"])
-            note(f"/v1/models answered 200 after {ready:.2f} s")
-            return server
-        except BaseException as error:
-            note(f"stopped by {server.stop(settings['stop_grace_s'])}")
-            if not (left and isinstance(error, PortTakenError)):
-                raise
-            note(f"{str(error).splitlines()[0]}; another port is chosen")
-    raise AssertionError("the last port was not refused")
+    port = free_port(settings["host"])
+    command = command_for(study, launch, port, probe)
+    command = replace(command, environment={**UCX_TELLS, **command.environment})
+    server = Server(folder, command, title, settings["host"], port, cpus)
+    watch_parent(functools.partial(_die, server), note)
+    # A server that lost its port before it served has made its log already.
+    LaunchStepLog(folder, study["config"]["engine"]).remove()
+    note(f"launching {launch.configuration} on port {port}: {' '.join(command.argv)}")
+    try:
+        await_free_memory(study["config"])
+    except ServerError as error:
+        # Nothing is known of the configuration: the next run asks again.
+        raise DeviceError(str(error)) from error
+    server.start()
+    try:
+        ready = server.wait_ready(settings["ready_timeout_s"])
+    except BaseException:
+        note(f"stopped by {server.stop(settings['stop_grace_s'])}")
+        raise
+    note(f"/v1/models answered 200 after {ready:.2f} s")
+    return server
 
 
 def steps_of(study: StudyDocument, folder: Path) -> list[StepLine]:

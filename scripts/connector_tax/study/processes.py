@@ -18,13 +18,63 @@ import os
 import re
 import resource
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
+
+# ---- of any process
+
+
+class Stat(NamedTuple):
+    """A process by /proc/<pid>/stat (proc(5)); CPU time in clock ticks.
+
+    Attributes:
+        own_ticks: of its threads.
+        ended_ticks: of the children it has waited for.
+        started: in clock ticks since the boot.
+    """
+
+    name: str
+    state: str
+    parent: int
+    group: int
+    session: int
+    own_ticks: int
+    ended_ticks: int
+    threads: int
+    started: int
+
+    @property
+    def is_zombie(self) -> bool:
+        """Whether it has ended, and nobody has waited for it yet."""
+        return self.state in ("Z", "X")
+
+
+def stat_of(pid: int) -> Stat | None:
+    """The process `pid`; None where there is none."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    # The name in parentheses may hold anything.
+    head, _, rest = text.rpartition(")")
+    state, *fields = rest.split()
+    n = list(map(int, fields))
+    return Stat(
+        head.partition("(")[2], state, parent=n[0], group=n[1], session=n[2],
+        own_ticks=n[10] + n[11], ended_ticks=n[12] + n[13], threads=n[16], started=n[18],
+    )  # fmt: skip
+
+
+def _every_stat() -> dict[int, Stat]:
+    pids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
+    return {pid: stat for pid in pids if (stat := stat_of(pid)) is not None}
+
 
 # ---- of a server
 
-SERVER = "server"
+SERVER, _DRIVER = "server", "driver"
 # The process of vLLM's engine core, as the kernel cuts its name; another engine has one process.
 ENGINE_CORE = "VLLM::EngineCor"
 _READINGS = 5
@@ -98,7 +148,7 @@ class ServerProcesses:
 
     def __init__(self, leader: int, companions: Mapping[str, int]) -> None:
         self._leader = leader
-        self._companions = {pid: name for name, pid in companions.items()}
+        self._names = {leader: SERVER} | {pid: name for name, pid in companions.items()}
 
     def read(self) -> Reading:
         """Read them all; again where one ended meanwhile, whose time could be counted nowhere."""
@@ -106,44 +156,37 @@ class ServerProcesses:
             now = time.monotonic_ns()
             processes: dict[int, Process] = {}
             ended = False
-            for pid, (name, part, fields) in self._members().items():
+            for pid, (part, stat) in _parts(self._names, self._leader).items():
                 try:
                     own_ns = time.clock_gettime_ns(_cpu_clock(pid))
                 except OSError:
                     ended = True
                     continue
-                ended_ns = (int(fields[13]) + int(fields[14])) * _NS_PER_TICK
-                zombie = fields[0] == "Z"
-                threads = 0 if zombie else int(fields[17])
+                ended_ns = stat.ended_ticks * _NS_PER_TICK
+                threads = 0 if stat.is_zombie else stat.threads
                 processes[pid] = Process(
-                    pid, name, part, threads, zombie, own_ns, ended_ns, _queued_ns(pid)
+                    pid, stat.name, part, threads, stat.is_zombie, own_ns, ended_ns, _queued_ns(pid)
                 )
             if not ended or not left:
                 break
         return Reading(now, processes, self._leader)
 
-    def _members(self) -> dict[int, tuple[str, str, list[str]]]:
-        """Process id to name, part and the fields of /proc/<pid>/stat from the state on."""
-        every = _every_stat()
-        parts: dict[int, str | None] = {}
 
-        def part_of(pid: int) -> str | None:
-            if pid in parts or pid not in every:
-                return parts.get(pid)
-            parts[pid] = None  # a loop of parents, read while it changed, ends here
-            if pid in self._companions:
-                parts[pid] = self._companions[pid]
-            else:
-                inherited = part_of(int(every[pid][1][1]))
-                began = self._leader in (pid, int(every[pid][1][3]))
-                parts[pid] = inherited or (SERVER if began else None)
-            return parts[pid]
+def _parts(names: Mapping[int, str], leader: int) -> dict[int, tuple[str, Stat]]:
+    """Process id to part and state: each of `names`, the session of `leader`, their descendants."""
+    every = _every_stat()
+    parts: dict[int, str | None] = {}
 
-        return {
-            pid: (name, part, fields)
-            for pid, (name, fields) in every.items()
-            if (part := part_of(pid)) is not None
-        }
+    def part_of(pid: int) -> str | None:
+        if pid in parts or pid not in every:
+            return parts.get(pid)
+        parts[pid] = None  # a loop of parents, read while it changed, ends here
+        parts[pid] = names.get(pid) or part_of(every[pid].parent)
+        if parts[pid] is None and every[pid].session == leader:
+            parts[pid] = SERVER
+        return parts[pid]
+
+    return {pid: (part, stat) for pid, stat in every.items() if (part := part_of(pid)) is not None}
 
 
 def cpu_between(before: Reading, after: Reading) -> ServerCpu:
@@ -193,27 +236,6 @@ def _cpu_clock(pid: int) -> int:
     return ((~pid) << 3) | 2
 
 
-def _stat(pid: int) -> tuple[str, list[str]] | None:
-    """Name and /proc/<pid>/stat, from the state on, of a process; None where it has ended."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return None
-    # The name in parentheses may hold anything.
-    head, _, rest = text.rpartition(")")
-    return head.partition("(")[2], rest.split()
-
-
-def _every_stat() -> dict[int, tuple[str, list[str]]]:
-    pids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
-    return {pid: seen for pid in pids if (seen := _stat(pid)) is not None}
-
-
-def _cpu_ms(fields: Sequence[str]) -> float:
-    """CPU time of a process and of the children it has waited for."""
-    return sum(map(int, fields[11:15])) * TICK_MS
-
-
 # ---- of the machine
 
 TICK_MS = 1000 / os.sysconf("SC_CLK_TCK")
@@ -228,34 +250,29 @@ STOLEN_WORTH_SAYING = 0.02
 def own_processes(driver: int, server: int) -> tuple[list[int], list[int]]:
     """The study's processes: the load generator's side (driver and descendants), and the server's.
 
-    The server's are `server`, the process group that it leads, and everything that descends from
-    them.
+    The server's are `server`, the session that it leads, and everything that descends from them.
     """
-    # Parent and process group.
-    there = {pid: (int(f[1]), int(f[2])) for pid, (_, f) in _every_stat().items()}
-    sides: tuple[list[int], list[int]] = ([], [])
-    for pid in there:
-        line = [pid]
-        while line[-1] in there and line[-1] != driver:
-            line.append(there[line[-1]][0])
-        if any(p in there and server in (p, there[p][1]) for p in line):
-            sides[1].append(pid)
-        elif line[-1] == driver:
-            sides[0].append(pid)
-    return sides
+    sides: dict[str, list[int]] = {_DRIVER: [], SERVER: []}
+    for pid, (side, _) in _parts({driver: _DRIVER, server: SERVER}, server).items():
+        sides[side].append(pid)
+    return sides[_DRIVER], sides[SERVER]
+
+
+def group_members(group: int) -> list[int]:
+    """The processes of a process group that have not ended."""
+    every = _every_stat().items()
+    return [pid for pid, stat in every if stat.group == group and not stat.is_zombie]
 
 
 def is_stopped(pid: int) -> bool:
     """Whether a process is stopped (SIGSTOP), and so does nothing."""
-    seen = _stat(pid)
-    return seen is not None and seen[1][0] == "T"
+    stat = stat_of(pid)
+    return stat is not None and stat.state == "T"
 
 
 def every_cpu_ms() -> dict[int, float]:
     """CPU time of every process of the machine that /proc shows, without its children's, in ms."""
-    return {
-        pid: sum(map(int, fields[11:13])) * TICK_MS for pid, (_, fields) in _every_stat().items()
-    }
+    return {pid: stat.own_ticks * TICK_MS for pid, stat in _every_stat().items()}
 
 
 def busiest_other(before: Mapping[int, float], own: Collection[int], seconds: float) -> str | None:
@@ -275,13 +292,14 @@ def busiest_other(before: Mapping[int, float], own: Collection[int], seconds: fl
     cpus = used.get(pid, 0.0) / 1e3 / seconds
     if cpus < WORTH_NAMING:
         return None
-    there = _stat(pid)
-    return f"{there[0]} (process {pid}) used {cpus:.2f} CPUs" if there else None
+    stat = stat_of(pid)
+    return f"{stat.name} (process {pid}) used {cpus:.2f} CPUs" if stat else None
 
 
 def cpu_ms(pids: Iterable[int]) -> int:
-    """CPU time of those of the processes that live, in ms."""
-    return round(sum(_cpu_ms(seen[1]) for pid in pids if (seen := _stat(pid)) is not None))
+    """CPU time of those of the processes that live and of the children they waited for, in ms."""
+    stats = filter(None, map(stat_of, pids))
+    return round(sum((stat.own_ticks + stat.ended_ticks) * TICK_MS for stat in stats))
 
 
 def set_times(sets: Iterable[Collection[int]]) -> list[tuple[int, int]]:

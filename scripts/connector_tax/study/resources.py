@@ -93,15 +93,13 @@ def cell_cpu(use: ServerCpu, counters: ServerCounters) -> CellCpu:
         counters: `before` and `after` the cell, as in its record: the server's own counts.
     """
     before, after = counters["before"]["success"], counters["after"]["success"]
-    requests, reason = None, use.reason
+    requests, reason, parts = None, use.reason, {}
     if before is None or after is None:
         reason = reason or "the server does not count its answered requests"
-    else:
-        requests = after - before
-        reason = reason or (None if requests else "no request was answered")
-    parts = {}
-    if requests is not None and reason is None:
+    elif requests := after - before:
         parts = {name: 1000 * cpu / requests for name, cpu in use.parts.items()}
+    else:
+        reason = reason or "no request was answered"
     queued, unknown = {}, "the kernel does not tell for how long the engine's thread had no CPU"
     if use.engine_queued_s is not None:
         queued = {SERVER: use.engine_queued_s / (use.to_ns - use.from_ns) * 1e9}

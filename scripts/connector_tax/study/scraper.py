@@ -136,7 +136,10 @@ class Scraper:
         record: ScrapeLine = {"t_ns": started, "ok": False, "scrape_ms": None, "values": {}}
         text: dict[str, str] = {}
         try:
-            page = self._get()
+            answer = self._http.get("/metrics")
+            if answer.status_code != httpx.codes.OK:
+                raise ValueError(f"/metrics answered {answer.status_code} {answer.reason_phrase}")
+            page = answer.content.decode()
             record["values"] = parse_metrics(page)
             record["ok"] = True
             text = {"raw": page} if raw else {}
@@ -147,18 +150,6 @@ class Scraper:
         self._file.write(json.dumps({**record, **text}) + "\n")
         self._file.flush()
         return record
-
-    def _get(self) -> str:
-        """The text of /metrics.
-
-        Raises:
-            httpx.HTTPError: there was no answer, or not one in HTTP.
-            ValueError: the answer was not 200, or not UTF-8.
-        """
-        answer = self._http.get("/metrics")
-        if answer.status_code != httpx.codes.OK:
-            raise ValueError(f"/metrics answered {answer.status_code} {answer.reason_phrase}")
-        return answer.content.decode()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,7 +8,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import httpx
 import psutil
@@ -25,12 +27,16 @@ from connector_tax.study.guard import (
     remove_temporary_folder,
     temporary_folder,
 )
+from connector_tax.study.processes import group_members
 from connector_tax.study.server_command import launch_script
 
+Result = TypeVar("Result")
 LOGS = (paths.STDOUT_LOG, paths.STDERR_LOG)
 # A port is chosen free; somebody may take it before the server listens on it.
 PORTS_TRIED = 5
 ANSWER_S = 5.0
+# Of a log, in an error.
+TAIL_LINES = 20
 NO_KEEPALIVE = httpx.Limits(max_keepalive_connections=0)
 # The last line of a traceback, behind what a logger puts before it; not a warning that names one.
 _ERROR = re.compile(r"(?:^|\] )((?:\w+\.)*[A-Z]\w*(?:Error|Exception): .+)", re.MULTILINE)
@@ -39,6 +45,20 @@ _IN_USE = re.compile("address already in use", re.IGNORECASE)
 
 class PortTakenError(ServerError):
     """Another process listens on the port that was chosen for the server."""
+
+
+def on_a_free_port(start: Callable[[], Result], say: Callable[[str], object]) -> Result:
+    """What `start` gives, which chooses a port; again where somebody takes that before its server.
+
+    Raises:
+        PortTakenError: so were PORTS_TRIED ports.
+    """
+    for _ in range(PORTS_TRIED - 1):
+        try:
+            return start()
+        except PortTakenError as error:
+            say(f"{str(error).splitlines()[0]}; another port is chosen")
+    return start()
 
 
 def remove_root_path(folder: Path) -> None:
@@ -154,28 +174,26 @@ class Server:
         Raises:
             ServerError: it asks for a key.
         """
-        status = self._status("/v1/models")
+        status, _ = self._answer("/v1/models")
         if status in (401, 403):
             raise ServerError(f"/v1/models answers {status}: it asks for a key, and none is sent")
         if not self.command.callers or status is None:
             return status == httpx.codes.OK
         # There are servers that cannot list their models, and some without /health.
-        health = self._status("/health")
+        health, _ = self._answer("/health")
         return health == 200 or (status == 200 and health == 404)
 
-    def _answer(self, path: str) -> httpx.Response | None:
+    def _answer(self, path: str) -> tuple[int | None, str]:
+        """Status and body of a GET of `path`; None without an answer."""
         with contextlib.suppress(httpx.HTTPError):
-            return self._http.get(path)
-        return None
-
-    def _status(self, path: str) -> int | None:
-        answer = self._answer(path)
-        return None if answer is None else answer.status_code
+            answer = self._http.get(path)
+            return answer.status_code, answer.text
+        return None, ""
 
     def get(self, path: str) -> str | None:
         """The body of a GET of `path`; None where it is not answered 200."""
-        answer = self._answer(path)
-        return answer.text if answer is not None and answer.status_code == httpx.codes.OK else None
+        status, body = self._answer(path)
+        return body if status == httpx.codes.OK else None
 
     def check_alive(self, when: str) -> None:
         """Raise `ServerError` if the server, a companion or the engine behind it has ended.
@@ -189,7 +207,7 @@ class Server:
         # First: launch.sh ends too when a companion does before the server is started.
         for companion in self.command.companions:
             if not self._runs(companion.name):
-                log = self._tail_of(f"{companion.name}.log", 20)
+                log = self._tail_of(f"{companion.name}.log")
                 raise self._end_of_process(f"{companion.name} ended {when}\n{log}")
         if status == 0 and self.command.callers:
             why = "a server has to stay in the foreground, in its own process or its client's"
@@ -267,23 +285,19 @@ class Server:
         texts = ((self.folder / name).read_text(errors="replace") for name in LOGS)
         return without_root("".join(texts))
 
-    def log_tail(self, lines: int = 20) -> str:
+    def log_tail(self) -> str:
         """The last lines of both logs, of those that have some; before them the first error.
 
         vLLM's last lines are tracebacks of the processes that waited for the one that failed.
         """
         error = _ERROR.search(self.log_text())
-        tails = [self._tail_of(name, lines) for name in LOGS if self._size_of(name)]
+        tails = [self._tail_of(name) for name in LOGS if (self.folder / name).stat().st_size]
         return "\n".join([*([f"first error: {error[1]}"] if error else []), *tails])
 
-    def _size_of(self, name: str) -> int:
-        path = self.folder / name
-        return path.stat().st_size if path.exists() else 0
-
-    def _tail_of(self, name: str, lines: int) -> str:
+    def _tail_of(self, name: str) -> str:
         path = self.folder / name
         text = path.read_text(errors="replace") if path.exists() else ""
-        return "\n".join([f"--- end of {name}", *without_root(text).splitlines()[-lines:]])
+        return "\n".join([f"--- end of {name}", *without_root(text).splitlines()[-TAIL_LINES:]])
 
     def stop(self, grace_s: float) -> str:
         """Stop the whole process group and check that it is gone and its port free.
@@ -333,13 +347,7 @@ class Server:
 
     def _group_members(self) -> list[int]:
         assert self._process is not None
-        members = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, ProcessLookupError):
-                group = os.getpgid(process.pid)
-                if group == self._process.pid and process.status() != psutil.STATUS_ZOMBIE:
-                    members.append(process.pid)
-        return members
+        return group_members(self._process.pid)
 
     def _port_taken(self) -> bool:
         with socket.socket() as probe:
