@@ -1,5 +1,6 @@
 """The device of a block: who holds it, what it is, which slot it has, its memory."""
 
+import contextlib
 import functools
 import os
 import subprocess
@@ -58,7 +59,8 @@ with hold_devices([sys.argv[1]]):
 DEVICE = f"test{os.getpid()}"
 
 
-def hold(tmp_path: Path, user: int | None = None) -> subprocess.Popen[str]:
+@contextlib.contextmanager
+def held(tmp_path: Path, user: int | None = None) -> Iterator[subprocess.Popen[str]]:
     """Another process, with a temporary folder of its own, that holds the device."""
     process = subprocess.Popen(
         [*([] if user is None else as_user(user)), sys.executable, "-c", HOLD, DEVICE],
@@ -69,19 +71,17 @@ def hold(tmp_path: Path, user: int | None = None) -> subprocess.Popen[str]:
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
-    return process
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    process.kill()
-    process.communicate()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @pytest.fixture
 def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    process = hold(tmp_path)
-    yield process
-    end(process)
+    with held(tmp_path) as process:
+        yield process
 
 
 def test_a_second_measurement_is_refused_and_told_who_holds_the_device(
@@ -95,15 +95,12 @@ def test_a_second_measurement_is_refused_and_told_who_holds_the_device(
 @pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
 def test_another_users_measurement_holds_the_device_too(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-    process = hold(tmp_path, user=65534)
-    try:
-        with (
-            pytest.raises(DeviceError, match=rf"pid {process.pid}, user nobody: .*{DEVICE}"),
-            hold_devices([DEVICE], wait_s=0.1),
-        ):
-            pytest.fail("two users hold one device")
-    finally:
-        end(process)
+    with (
+        held(tmp_path, user=65534) as process,
+        pytest.raises(DeviceError, match=rf"pid {process.pid}, user nobody: .*{DEVICE}"),
+        hold_devices([DEVICE], wait_s=0.1),
+    ):
+        pytest.fail("two users hold one device")
 
 
 def test_a_killed_holder_frees_the_device(holder: subprocess.Popen[str]) -> None:

@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,27 +27,29 @@ from tests.study.conftest import StandIn
 from tests.study.driving import arguments, launch_folder, write_study
 from tests.study_folder import write_stages
 
-
-def findings(
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
-    name: str,
-    engine: Mapping[str, Any] | None = None,
-    **server: Any,
-) -> tuple[int, dict[str, tuple[str, str]]]:
-    config = filled(load_yaml(ROOT / f"config/{name}.yaml"), "config")
-    config["server"] |= {"device": "doctor_tests", **server}
-    config["engine"] |= engine or {}
-    write_json(folder / "study.json", resolve(config, name))
-    status = doctor_command.main(["--study", str(folder / "study.json"), "--json"])
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    return status, {row["check"]: (row["verdict"], row["text"]) for row in rows}
+Findings = Callable[..., tuple[int, dict[str, tuple[str, str]]]]
 
 
-def test_the_default_study_needs_neither_vllm_nor_a_gpu(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status, rows = findings(tmp_path, capsys, "config")
+@pytest.fixture
+def findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Findings:
+    """Asks the doctor of a shipped study with another engine or server: its status, its rows."""
+
+    def ask(
+        name: str, engine: Mapping[str, Any] | None = None, **server: Any
+    ) -> tuple[int, dict[str, tuple[str, str]]]:
+        config = filled(load_yaml(ROOT / f"config/{name}.yaml"), "config")
+        config["server"] |= {"device": "doctor_tests", **server}
+        config["engine"] |= engine or {}
+        write_json(tmp_path / "study.json", resolve(config, name))
+        status = doctor_command.main(["--study", str(tmp_path / "study.json"), "--json"])
+        rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        return status, {row["check"]: (row["verdict"], row["text"]) for row in rows}
+
+    return ask
+
+
+def test_the_default_study_needs_neither_vllm_nor_a_gpu(findings: Findings, tmp_path: Path) -> None:
+    status, rows = findings("config")
     assert status == 0
     assert rows["device"] == ("ok", "doctor_tests is free")
     assert {"vLLM", "GPU", "model"}.isdisjoint(rows)
@@ -58,18 +60,14 @@ def test_the_default_study_needs_neither_vllm_nor_a_gpu(
 
 @pytest.mark.parametrize(("steal", "verdict"), [(1.0, "ok"), (100.0, "warn")])
 def test_a_host_that_takes_the_cpu_time_is_told(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    steal: float,
-    verdict: str,
+    findings: Findings, monkeypatch: pytest.MonkeyPatch, steal: float, verdict: str
 ) -> None:
     times = psutil.cpu_times()._replace(
         user=900.0, nice=0.0, system=0.0, idle=5000.0, iowait=50.0, irq=0.0, softirq=0.0,
         steal=steal, guest=0.0, guest_nice=0.0,
     )  # fmt: skip
     monkeypatch.setattr(psutil, "cpu_times", lambda: times)
-    row = findings(tmp_path, capsys, "config")[1]["steal"]
+    row = findings("config")[1]["steal"]
     share = f"{steal / (900 + steal):.1%}"
     said = f"the host took {share} of the CPU time asked for since the machine started"
     assert row == (verdict, said)
@@ -78,10 +76,8 @@ def test_a_host_that_takes_the_cpu_time_is_told(
 @pytest.mark.skipif(
     (ROOT / "envs/vllm-gpu/.venv").exists(), reason="this machine has the GPU environment"
 )
-def test_a_machine_without_gpu_and_environment_fails(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status, rows = findings(tmp_path, capsys, "h20")
+def test_a_machine_without_gpu_and_environment_fails(findings: Findings) -> None:
+    status, rows = findings("h20")
     assert status == 1
     assert rows["environment"][0] == rows["vLLM"][0] == "fail"
     assert "build the environment" in rows["vLLM"][1]
@@ -90,20 +86,18 @@ def test_a_machine_without_gpu_and_environment_fails(
 
 @pytest.mark.parametrize("name", ["h20-emulated", "vllm-cpu"])
 def test_a_model_that_the_run_makes_is_not_missed_before_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+    findings: Findings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(doctor, "ROOT", tmp_path / "a fresh checkout")
-    verdict, said = findings(tmp_path, capsys, name)[1]["model"]
+    verdict, said = findings(name)[1]["model"]
     assert (verdict, said.partition(": ")[2]) == ("ok", "not there, made by the run")
     # Once gates have run it must be there.
     write_json(tmp_path / "preflight" / "preflight_status.json", {})
-    assert findings(tmp_path, capsys, name)[1]["model"][0] == "fail"
+    assert findings(name)[1]["model"][0] == "fail"
 
 
-def test_a_model_folder_that_nobody_makes_is_missed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _, rows = findings(tmp_path, capsys, "vllm-cpu", engine={"model": "./elsewhere/model"})
+def test_a_model_folder_that_nobody_makes_is_missed(findings: Findings) -> None:
+    _, rows = findings("vllm-cpu", engine={"model": "./elsewhere/model"})
     assert rows["model"] == ("fail", "./elsewhere/model: not there")
 
 
@@ -116,8 +110,7 @@ def test_a_model_folder_that_nobody_makes_is_missed(
     ],
 )
 def test_the_gpu_the_study_is_to_run_on_is_looked_at(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    findings: Findings,
     monkeypatch: pytest.MonkeyPatch,
     stand_in: StandIn,
     used: int,
@@ -128,7 +121,7 @@ def test_the_gpu_the_study_is_to_run_on_is_looked_at(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     row = f"NVIDIA H20, 570.86.15, 97871, {used}, {busy}, 1980, {persistence}"
     stand_in("nvidia-smi", f"echo '{row}'")
-    _, rows = findings(tmp_path, capsys, "h20")
+    _, rows = findings("h20")
     assert rows["GPU"] == ("ok", "0: NVIDIA H20, driver 570.86.15")
     assert rows["GPU memory"][1] == f"{97871 - used} of 97871 MiB free, 90% wanted"
     assert tuple(rows[c][0] for c in ("GPU memory", "GPU load", "GPU clocks")) == verdicts
@@ -141,10 +134,8 @@ def test_the_gpu_the_study_is_to_run_on_is_looked_at(
         ("h20", "NIXL to the machine's own address, unless UCX_NET_DEVICES is lo"),
     ],
 )
-def test_what_the_network_can_reach_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, said: str
-) -> None:
-    _, rows = findings(tmp_path, capsys, name)
+def test_what_the_network_can_reach_is_said(findings: Findings, name: str, said: str) -> None:
+    _, rows = findings(name)
     verdict, text = rows["listening"]
     assert verdict == "warn"
     assert said in text
@@ -153,11 +144,11 @@ def test_what_the_network_can_reach_is_said(
 
 @pytest.mark.parametrize("status", [0, 6])
 def test_a_gpu_is_named_by_index_or_uuid_as_nvidia_smi_takes_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], stand_in: StandIn, status: int
+    findings: Findings, stand_in: StandIn, status: int
 ) -> None:
     stand_in("nvidia-smi", f'echo "$1, 570, [N/A], 1, 0, 1980, Enabled"; exit {status}')
     visible = {"environment": {"CUDA_VISIBLE_DEVICES": "GPU-5ca1ab1e,1"}}
-    _, rows = findings(tmp_path, capsys, "h20", engine=visible)
+    _, rows = findings("h20", engine=visible)
     if status:
         assert rows["GPU"][0] == "fail"
         assert rows["GPU"][1].startswith("GPU-5ca1ab1e: nvidia-smi: --id=GPU-5ca1ab1e")
@@ -189,11 +180,9 @@ def test_every_cpu_has_a_clock_governor_of_its_own(
     assert (finding.verdict, finding.text) == wanted
 
 
-def test_a_device_in_use_is_told_with_its_holder(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_device_in_use_is_told_with_its_holder(findings: Findings) -> None:
     with hold_devices(["doctor_tests_busy"]):
-        status, rows = findings(tmp_path, capsys, "config", device="doctor_tests_busy")
+        status, rows = findings("config", device="doctor_tests_busy")
     assert status == 1
     assert rows["device"][0] == "fail"
     assert f"pid {os.getpid()}, user " in rows["device"][1]
@@ -209,33 +198,26 @@ def test_the_artifacts_grow_with_the_blocks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("driver", "verdict"), [("570.86.15", "fail"), ("580.65.06", "ok")])
 def test_a_driver_older_than_the_environment_s_cuda_fails(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    stand_in: StandIn,
-    driver: str,
-    verdict: str,
+    findings: Findings, stand_in: StandIn, driver: str, verdict: str
 ) -> None:
     row = f"NVIDIA H20, {driver}, 97871, 512, 0, 1980, Enabled"
     stand_in("nvidia-smi", f"echo '{row}'")
-    _, rows = findings(tmp_path, capsys, "h20")
+    _, rows = findings("h20")
     said = f"{driver}; CUDA 13 of vllm-gpu needs 580 or later"
     assert rows["GPU driver"] == (verdict, said)
 
 
 def test_every_gpu_of_the_ranks_is_looked_at(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    stand_in: StandIn,
+    findings: Findings, monkeypatch: pytest.MonkeyPatch, stand_in: StandIn
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     busy = 'case "$1" in --id=1) busy=90;; *) busy=0;; esac'
     stand_in("nvidia-smi", f'{busy}; echo "$1, 580, 97871, 1, $busy, 1980, Enabled"')
     two = {"flags": {"--tensor-parallel-size": 2}}
-    _, rows = findings(tmp_path, capsys, "h20", engine=two)
+    _, rows = findings("h20", engine=two)
     assert rows["GPU load"] == ("fail", "90% busy; a study needs it idle")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    _, rows = findings(tmp_path, capsys, "h20", engine=two | {"environment": {}})
+    _, rows = findings("h20", engine=two | {"environment": {}})
     assert rows["GPU load"][0] == "ok"
     assert rows["GPU"] == ("ok", "3: --id=3, driver 580")
     assert rows["GPUs"] == ("fail", "CUDA_VISIBLE_DEVICES: found 3; allowed: 2, one for each rank")
@@ -251,26 +233,19 @@ def test_every_gpu_of_the_ranks_is_looked_at(
     ],
 )
 def test_memory_is_measured_against_weights_lmcache_and_request_bodies(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    available_gib: int,
-    verdict: str,
-    said: str,
+    findings: Findings, monkeypatch: pytest.MonkeyPatch, available_gib: int, verdict: str, said: str
 ) -> None:
     memory = SimpleNamespace(available=available_gib * 2**30, total=256 * 2**30)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-    _, rows = findings(tmp_path, capsys, "h20")
+    _, rows = findings("h20")
     assert rows["memory"][0] == verdict
     assert said in rows["memory"][1]
 
 
-def test_each_rank_of_lmcache_has_a_buffer_and_a_cpu_holds_the_weights(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_rank_of_lmcache_has_a_buffer_and_a_cpu_holds_the_weights(findings: Findings) -> None:
     engine = load_yaml(ROOT / "config/h20.yaml")["engine"]
     two = {"flags": engine["flags"] | {"--tensor-parallel-size": 2}}
-    _, rows = findings(tmp_path, capsys, "h20", engine={**two, "environment": {}, "device": "cpu"})
+    _, rows = findings("h20", engine={**two, "environment": {}, "device": "cpu"})
     assert "(server 4.0, LMCache 10.0, weights 56.9, bodies 0.1)" in rows["memory"][1]
 
 

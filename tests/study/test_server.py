@@ -109,28 +109,7 @@ def test_a_server_that_is_never_ready_is_given_up(tmp_path: Path, started: list[
     server.stop(grace_s=5)
 
 
-def test_the_server_dies_with_its_driver(tmp_path: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path;"
-        "from connector_tax.study.server import Server;"
-        "from connector_tax.servers.kinds import ServerCommand;"
-        "s = Server(Path(sys.argv[1]), ServerCommand(['sleep', '1000'], {}), 't', '127.0.0.1', 1);"
-        "s.start(); print(s.pid, flush=True); sys.stdin.read()"
-    )
-    driver = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert driver.stdout is not None
-    server = psutil.Process(int(driver.stdout.readline()))
-    driver.send_signal(signal.SIGKILL)
-    driver.communicate()
-    psutil.wait_procs([server], timeout=20)
-    assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
-
-
-def test_a_companion_dies_with_the_server_and_so_with_the_driver(tmp_path: Path) -> None:
+def test_a_companion_dies_with_the_server_and_both_with_the_driver(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path;"
         "from connector_tax.study.server import Server;"
@@ -140,7 +119,7 @@ def test_a_companion_dies_with_the_server_and_so_with_the_driver(tmp_path: Path)
         "s = Server(Path(sys.argv[1]), c, 't', '127.0.0.1', 1); s.start();"
         "[time.sleep(0.01) for _ in iter(lambda: 'sleep' in"
         " Path(f'/proc/{s.pid}/cmdline').read_text(), True)];"
-        "print(s.companion_pids()['side'], flush=True); sys.stdin.read()"
+        "print(s.pid, s.companion_pids()['side'], flush=True); sys.stdin.read()"
     )
     driver = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path), str(free_port(HOST))],
@@ -148,12 +127,13 @@ def test_a_companion_dies_with_the_server_and_so_with_the_driver(tmp_path: Path)
         stdout=subprocess.PIPE,
     )
     assert driver.stdout is not None
-    companion = psutil.Process(int(driver.stdout.readline()))
-    assert "http.server" in companion.cmdline()
+    started = [psutil.Process(int(pid)) for pid in driver.stdout.readline().split()]
+    assert "http.server" in started[1].cmdline()
     driver.send_signal(signal.SIGKILL)
     driver.communicate()
-    psutil.wait_procs([companion], timeout=20)
-    assert not companion.is_running() or companion.status() == psutil.STATUS_ZOMBIE
+    psutil.wait_procs(started, timeout=20)
+    for process in started:
+        assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_companion_that_answers_http_is_ready_when_it_answers_200(tmp_path: Path) -> None:

@@ -18,12 +18,7 @@ class ChildError(Exception):
 
 
 class CommandChild:
-    """The driver's end of such a process; a context manager. It dies with the driver.
-
-    Args:
-        module: what it runs.
-        arguments: its command line.
-    """
+    """The driver's end of such a process; a context manager. It dies with the driver."""
 
     def __init__(self, module: str, arguments: Sequence[str]) -> None:
         self._module = module
@@ -97,7 +92,6 @@ def serve(name: str, cpus: Collection[int], begin: Callable[[], Task]) -> int:
     Args:
         name: of the process, for errors.
         cpus: the logical CPUs it stays on; empty: wherever its parent may run.
-        begin: makes what it does.
     """
     # On a small machine it shares a core with the load generator, which never waits for it so.
     run_when_idle(cpus)

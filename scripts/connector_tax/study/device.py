@@ -198,7 +198,6 @@ def claim_device(study_folder: Path, block: int, design: str, node: NodeRecord) 
 
     Args:
         design: design_sha256; a claim of another design is void.
-        node: as `describe_node` has it.
 
     Raises:
         DeviceError: the block was begun on another; names what differs, and the ways out.

@@ -70,7 +70,6 @@ class GpuReadings:
     """A child that prints rows once a second and dies with this process.
 
     Args:
-        uuids: the GPUs.
         query: CLOCKS, a row for each GPU, or PROCESSES, one for each process on each.
 
     Raises:
@@ -187,8 +186,6 @@ class MachineWatch(CommandChild):
     """The driver's end of the watching process; a context manager.
 
     Args:
-        quiet: the `quiet` section of the configuration.
-        plan: where load generator and server run.
         gpus: the UUIDs of the GPUs that the engine runs on; empty: on none.
     """
 
@@ -216,7 +213,6 @@ class Watcher:
     Args:
         sampled: the `quiet` section and the logical CPUs of both SIDES, as a file's first line.
         driver: the process whose descendants are the study's.
-        gpus: UUIDs of the study's.
     """
 
     def __init__(self, sampled: Mapping[str, Any], driver: int, gpus: Sequence[str]) -> None:

@@ -279,9 +279,8 @@ def busiest_other(before: Mapping[int, float], own: Collection[int], seconds: fl
     """Name, id and CPUs used of the busiest process that is not the study's; None: none is known.
 
     Args:
-        before: `every_cpu_ms` of some seconds ago.
+        before: `every_cpu_ms` of `seconds` ago.
         own: the study's processes.
-        seconds: how long ago that was.
 
     One that has ended since is not seen, nor what runs outside this machine or container.
     """

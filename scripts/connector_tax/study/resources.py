@@ -198,7 +198,6 @@ def engine_record(
     """The settings and the environment of a server that is ready.
 
     Args:
-        section: the `engine` section of its study.
         caller: the environment launch.sh was started with.
         page: the text of its /metrics; None where it did not answer.
     """

@@ -31,7 +31,6 @@ class MetricsSampler(CommandChild):
     """The driver's end of the sampler process; a context manager.
 
     Args:
-        url: the server's root.
         interval_s: from one scrape to the next, on average.
         cpus: the logical CPUs the sampler stays on; empty: wherever its parent may run.
     """
@@ -66,7 +65,6 @@ def parse_metrics(text: str, whole: bool = False) -> dict[str, float]:
     """`{name{label="value",...}: number}` of a Prometheus text exposition, labels sorted by name.
 
     Args:
-        text: the server's page.
         whole: with the histograms' buckets and the moments at which series began.
 
     Raises:

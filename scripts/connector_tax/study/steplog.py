@@ -31,10 +31,6 @@ class _Stamp(msgspec.Struct):
 class LaunchStepLog:
     """Reads the growing step-log files of the server launched in `folder`.
 
-    Args:
-        folder: where the server runs.
-        engine: the `engine` section of its study.
-
     `mark` and `take` raise ServerError where a process that records does not answer.
     """
 
