@@ -5,14 +5,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from statistics import median
-from typing import Literal
+from typing import Any
 
 import pandas as pd
 
 from connector_tax.analysis.block_model import POWER
 from connector_tax.analysis.effects import CONFIRMATORY
 from connector_tax.analysis.looks import FIRST_LOOK, LEFT_OUT
-from connector_tax.artifacts.cell_records import CellRecord
 from connector_tax.artifacts.names import PHASES, configuration_of
 from connector_tax.artifacts.tables import POOLED, EffectRow, Row
 from connector_tax.artifacts.verdicts import CANNOT_TELL, DECIDED, MIN_BLOCKS_FOR_VERDICT
@@ -23,7 +22,6 @@ from connector_tax.text import duration
 PHASE_NAMES = {"A": "Phase A", "B": "Phase B", "Bp": "Phase B'"}
 # Where a phase's cells are chosen.
 KEYS = {"A": "phase_a.rates_rps", "B": "phase_b", "Bp": "phase_bp.shapes"}
-CellName = tuple[str, str]
 COLUMNS = 80
 
 
@@ -67,16 +65,27 @@ def seconds_by_part(rehearsal: Rehearsal) -> dict[str, float]:
     return {**parts, "start-up and release": around}
 
 
-def cells_that_cannot_be_valid(rehearsal: Rehearsal) -> dict[CellName, str]:
+def _served(rehearsal: Rehearsal) -> pd.DataFrame:
+    """A row for each cell of each launch that ran."""
+    rows = [
+        {
+            "phase": launch.phase, "cell": cell, "block": launch.block,
+            "own": launch.configuration == rehearsal.study.baseline,
+            "valid": record["valid"], "why": "; ".join(record["void_reasons"]),
+            "rate_rps": record["schedule"]["rate_rps"], "dropped": record["counts"]["dropped"],
+            **record["rehearsed"],
+        }
+        for (launch, cell), record in rehearsal.records.items()
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def cells_that_cannot_be_valid(rehearsal: Rehearsal) -> dict[tuple[str, str], str]:
     """Phase and cell to the reason, where no launch has a valid cell."""
-    states: dict[CellName, list[CellRecord]] = {}
-    for (launch, cell), record in rehearsal.records.items():
-        states.setdefault((launch.phase, cell), []).append(record)
-    return {
-        name: "; ".join(records[0]["void_reasons"])
-        for name, records in states.items()
-        if not any(record["valid"] for record in records)
-    }
+    served = _served(rehearsal).groupby(["phase", "cell"], sort=False)
+    cells = served.agg(valid=("valid", "any"), why=("why", "first"))
+    reasons: dict[Any, str] = cells.why[~cells.valid].to_dict()
+    return reasons
 
 
 def sections(rehearsal: Rehearsal) -> list[Section]:
@@ -136,7 +145,7 @@ def _machine(rehearsal: Rehearsal) -> Section:
 
 def _cells(rehearsal: Rehearsal) -> Iterator[Section]:
     """A table for each phase: the baseline's launches, medians over them."""
-    by_cell = _plain_records(rehearsal)
+    served = _served(rehearsal)
     precision = {
         (row["phase"], row["cell"]): row
         for row in rehearsal.rows
@@ -148,49 +157,39 @@ def _cells(rehearsal: Rehearsal) -> Iterator[Section]:
         "where void. load: share of the time in steps. in fl.: requests in flight. TTFT, TPOT: "
         "p50, ms. +-%: half the interval of the TTFT p90 of one launch."
     )
-    for phase, names in groupby(by_cell, key=lambda name: name[0]):
-        rows = [_cell_row(by_cell[name], precision.get(name, {})) for name in names]
-        sentences = [note] if phase == PHASES[0] else []
-        yield Section(PHASE_NAMES[phase], sentences, headings, rows)
+    for phase in PHASES:
+        cells = dict(iter(served[served.own & (served.phase == phase)].groupby("cell")))
+        planned = [c["cell"] for c in rehearsal.study.cells(phase) if c["cell"] in cells]
+        rows = [_cell_row(cells[name], precision.get((phase, name), {})) for name in planned]
+        if rows:
+            sentences = [note] if phase == PHASES[0] else []
+            yield Section(PHASE_NAMES[phase], sentences, headings, rows)
 
 
-def _plain_records(rehearsal: Rehearsal) -> dict[CellName, list[CellRecord]]:
-    """The records of the baseline's launches by phase and cell, in the order of the design."""
-    planned = [(phase, c["cell"]) for phase in PHASES for c in rehearsal.study.cells(phase)]
-    by_cell: dict[CellName, list[CellRecord]] = {name: [] for name in planned}
-    for (launch, cell), record in rehearsal.records.items():
-        if launch.configuration == rehearsal.study.baseline:
-            by_cell[launch.phase, cell].append(record)
-    return {name: records for name, records in by_cell.items() if records}
-
-
-def _cell_row(records: Sequence[CellRecord], row: Row) -> list[str]:
-    def middle(name: Literal["seconds", "load", "inflight_p50"]) -> float:
-        return float(median(record["rehearsed"][name] for record in records))
-
+def _cell_row(launches: pd.DataFrame, row: Row) -> list[str]:
     def shown(name: str) -> str:
         value = row.get(name)
         return "" if value is None else f"{value:.4g}"
 
-    valid = sum(record["valid"] for record in records)
-    state = "valid" if valid == len(records) else f"VOID {len(records) - valid}/{len(records)}"
+    valid, count = int(launches.valid.sum()), len(launches)
+    state = "valid" if valid == count else f"VOID {count - valid}/{count}"
     if row.get("saturated"):
         state = "saturated" if valid else state
     width = ""
     if row.get("ttft_p90_hi_ms") is not None:
         half = (row["ttft_p90_hi_ms"] - row["ttft_p90_lo_ms"]) / 2 / row["ttft_p90_ms"]
         width = f"{100 * half:.1f}"
-    first = records[0]
+    first, middle = launches.iloc[0], launches.median(numeric_only=True)
     return [
-        first["cell"],
-        f"{first['schedule']['rate_rps']:g}",
-        f"{middle('seconds'):.0f}",
-        f"{middle('load'):.0%}",
-        f"{middle('inflight_p50'):.0f}",
+        first.cell,
+        f"{first.rate_rps:g}",
+        f"{middle.seconds:.0f}",
+        f"{middle.load:.0%}",
+        f"{middle.inflight_p50:.0f}",
         shown("ttft_p50_ms"),
         shown("tpot_p50_ms"),
         width,
-        str(round(median(record["counts"]["dropped"] for record in records))),
+        str(round(middle.dropped)),
         state,
     ]
 
@@ -263,8 +262,7 @@ def advice(rehearsal: Rehearsal) -> Iterator[str]:
         yield "phase_a.rates_rps: add lower rates; without a reference rate nothing follows."
     elif rates["ref_safe"] == rates["ref_load"] and "phase_bp" in config:
         yield "phase_bp: skipped where ref_load equals ref_safe, as here."
-    preempted = sum(r["rehearsed"]["preemptions"] for r in rehearsal.records.values())
-    if preempted:
+    if preempted := _served(rehearsal).preemptions.sum():
         yield f"cell.inflight_cap: the KV cache is too small for it; {preempted} preemptions."
 
 
@@ -284,11 +282,8 @@ def _about_rates(rehearsal: Rehearsal) -> Iterator[str]:
         return
     first, *beyond = saturated
     if beyond:
-        seconds = sum(
-            record["rehearsed"]["seconds"]
-            for (launch, cell), record in rehearsal.records.items()
-            if launch.phase == "A" and launch.block < rehearsal.own_blocks and cell in beyond
-        )
+        served = _served(rehearsal).query("phase == 'A' and block < @rehearsal.own_blocks")
+        seconds = served[served.cell.isin(beyond)].seconds.sum()
         yield (
             f"phase_a.rates_rps: {baseline} saturates at {first}; {', '.join(beyond)} take "
             f"{duration(seconds)} and feed no verdict."
