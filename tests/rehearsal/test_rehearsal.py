@@ -25,12 +25,11 @@ from connector_tax.engine.scheduler import StepPlan
 from connector_tax.engine.virtual import VirtualEngine
 from connector_tax.files import read_json, write_json
 from connector_tax.loadgen import CellRule
-from connector_tax.model_size import read_model
 from connector_tax.rehearsal import __main__ as command
 from connector_tax.rehearsal.findings import COLUMNS, Section, page
 from connector_tax.rehearsal.launch import VirtualCell, rehearse_launch, virtual_engine
 from connector_tax.rehearsal.machine import QUIET, Machine, Noise, machine_of
-from connector_tax.roofline import Roofline, read_accelerator
+from connector_tax.roofline import Roofline, read_accelerator, read_model
 from connector_tax.study.design import resolve
 from connector_tax.vllm.device_time.roofline import device_us
 from tests.study_folder import write_stages

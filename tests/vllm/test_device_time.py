@@ -15,8 +15,7 @@ from connector_tax.artifacts.launch_files import SettingRecord
 from connector_tax.artifacts.names import Launch
 from connector_tax.config import ROOT, ConfigError, load_yaml
 from connector_tax.engine.scheduler import StepPlan
-from connector_tax.model_size import read_model
-from connector_tax.roofline import Roofline, read_accelerator
+from connector_tax.roofline import Roofline, read_accelerator, read_model
 from connector_tax.servers.kinds import command_for
 from connector_tax.study.design import resolve
 from connector_tax.vllm import overlay

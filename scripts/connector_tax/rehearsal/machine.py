@@ -27,7 +27,6 @@ from connector_tax.engine.fit import Step, fit, read_steps
 from connector_tax.engine.model import StepCost
 from connector_tax.engine.scheduler import SchedulerOptions, StepPlan
 from connector_tax.files import ArtifactError, read_json, write_json
-from connector_tax.model_size import read_model
 from connector_tax.provenance.archive import unpack
 from connector_tax.roofline import (
     KV_BLOCK,
@@ -35,6 +34,7 @@ from connector_tax.roofline import (
     MEMORY_SHARE,
     Roofline,
     read_accelerator,
+    read_model,
 )
 from connector_tax.seeds import named_generator
 from connector_tax.servers.kinds import engine_of
