@@ -1,6 +1,5 @@
 """Folders that take long to make, made once for all processes of a test run."""
 
-import fcntl
 import os
 import shutil
 from collections.abc import Callable
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from connector_tax.artifacts.study_records import EngineSection
+from connector_tax.files import locked
 
 # The section of a real vLLM where nothing is launched.
 VLLM: EngineSection = {"kind": "vllm", "label": "real vLLM"}
@@ -23,8 +23,7 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
     if "PYTEST_XDIST_WORKER" in os.environ:
         base = base.parent  # each process has a folder of its own in there
     folder, complete = base / name, base / f"{name}.complete"
-    with (base / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(base / f"{name}.lock"):
         if not complete.exists():
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import platform
-import stat
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -91,31 +90,17 @@ def standard_stream(path: Path) -> BinaryIO | None:
     return None
 
 
-@contextlib.contextmanager
-def writing_in_place(path: Path) -> Iterator[BinaryIO]:
-    """Writes to the file at `path` as it stands; a standard stream goes on after them.
-
-    Raises:
-        OSError: it cannot be opened or written.
-    """
-    stream = standard_stream(path)
-    if stream is None:
-        with path.open("wb") as own:
-            yield own
-    else:
-        yield stream
-        stream.flush()
-
-
 def write_bytes(path: Path, data: bytes) -> None:
     """Write `data` to `path` atomically and durably, creating parent folders; links are followed.
 
     What is there and no regular file is written to as it stands, and so is a standard stream.
     """
-    regular = not path.exists() or stat.S_ISREG(path.stat().st_mode)
-    if not regular or standard_stream(path) is not None:
-        with writing_in_place(path) as stream:
-            stream.write(data)
+    if (standard := standard_stream(path)) is not None:
+        standard.write(data)
+        standard.flush()
+        return
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
         return
     path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
