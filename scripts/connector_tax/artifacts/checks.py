@@ -256,24 +256,18 @@ def generator_checks(
         return max(values) if values and len(values) == len(processes) else None
 
     processes = health["processes"]
-    counters = [*((process, key) for process in processes for key in LOST_COUNTS)]
-    counters.append(("main", "late_results"))
-    counts = [processes.get(process, {}).get(key) for process, key in counters]
+    counters = [(process, key) for process in processes for key in LOST_COUNTS]
+    counts = [processes[process].get(key) for process, key in (*counters, ("main", "late_results"))]
     known = [count for count in counts if count is not None]
     lost = sum(known) if len(known) == len(counts) else None
-    workers, each = health.get("workers"), health.get("connections_per_worker")
-    died = health.get("workers_died")
-    silent = unopened = None
-    if workers is not None and each is not None:
-        silent = workers - sum(name != "main" for name in health["processes"])
-        unopened = workers * each - sum(health["connections"].values())
+    connections = health["workers"] * health["connections_per_worker"]
     return {
         "loop_lag_p99_ms": at_most(worst("loop_lag_p99_ms"), bounds["loop_lag_p99_ms"]),
         "loop_lag_max_ms": at_most(worst("loop_lag_max_ms"), bounds["loop_lag_max_ms"]),
         "cpu_share": at_most(worst("cpu_share"), bounds["max_cpu_share"]),
-        "workers_died": at_most(None if died is None else len(died), 0),
-        "silent_workers": at_most(silent, 0),
-        "unopened_connections": at_most(unopened, 0),
+        "workers_died": at_most(len(health["workers_died"]), 0),
+        "silent_workers": at_most(health["workers"] - (len(processes) - 1), 0),
+        "unopened_connections": at_most(connections - sum(health["connections"].values()), 0),
         "lost_messages": at_most(lost, 0),
         "unstamped_reads": at_most(_unstamped_share(health, clock), UNSTAMPED_SHARE_MAX),
     }
