@@ -3,22 +3,26 @@
     python docs/fields.py            write both
     python docs/fields.py --check    write the page; status 1 if a tracked schema is another
 
-A field's meaning stands beside its declaration (artifacts/declare.py). docs/fields.yaml has the
+A field's meaning is the comment of its declaration (artifacts/declare.py). docs/fields.yaml has the
 files, and the fields of those that no such declaration has; one without a meaning, or a meaning
 without a field, is an error. The schemas are tracked: Snakemake plans a study with them, and
 without msgspec. The page is not.
 """
 
 import argparse
+import ast
 import copy
+import inspect
 import itertools
 import json
 import re
 import sys
+import textwrap
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields as dataclass_fields
+from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -30,7 +34,6 @@ from connector_tax.artifacts.metrics import LATENCY_METRICS
 from connector_tax.artifacts.tables import COLUMNS
 from connector_tax.config import ROOT, SCHEMAS, schema_of
 from connector_tax.engine.config import EngineFile
-from connector_tax.loadgen.messages import STUDY_FIELDS
 from connector_tax.provenance import manifest
 from connector_tax.provenance.claims import Claim
 from connector_tax.servers.kinds import kind_of, kinds
@@ -46,7 +49,9 @@ FILES: Mapping[str, type] = {
 }
 # Entry of the dictionary to the record that declares its fields and their meanings.
 RECORDS: Mapping[str, Any] = {
+    "requests": cell_records.RequestLine,
     "metrics": cell_records.ScrapeLine,
+    "engine_step": cell_records.StepLine,
     "device_lines": cell_records.DeviceLine,
     "machine": cell_records.MachineLine,
     "cell": cell_records.CellRecord,
@@ -74,6 +79,30 @@ class FieldsError(Exception):
     """A field has no meaning, or a meaning no field; the text names file and field."""
 
 
+# ---- declarations
+
+
+@cache
+def meanings(kind: type) -> dict[str, str]:
+    """Field to what its comment `#:` says, of a declaration and those it extends."""
+    source = textwrap.dedent(inspect.getsource(kind))
+    lines, known = source.splitlines(), vars(sys.modules[kind.__module__])
+    (definition,) = ast.parse(source).body
+    assert isinstance(definition, ast.ClassDef)
+    said: dict[str, str] = {}
+    for base in map(known.get, map(ast.unparse, definition.bases)):
+        said |= meanings(base) if isinstance(base, type) else {}
+    for field in definition.body:
+        if isinstance(field, ast.AnnAssign):
+            first = field.lineno - 1
+            while lines[first - 1].lstrip().startswith("#:"):
+                first -= 1
+            comments = [line.partition("#:")[2].strip() for line in lines[first : field.end_lineno]]
+            if meaning := " ".join(filter(None, comments)):
+                said[ast.unparse(field.target)] = meaning
+    return said
+
+
 # ---- schemas
 
 
@@ -85,8 +114,12 @@ def made_of(kind: type) -> dict[str, Any]:
     for name, node in definitions.items():
         if "properties" in node:
             # msgspec sorts them.
-            order = typing.get_type_hints(kinds[name])
-            properties = {key: _simple(node["properties"][key]) for key in order}
+            said = meanings(kinds[name])
+            properties = {
+                key: ({"description": said[key]} if key in said else {})
+                | _simple(node["properties"][key])
+                for key in typing.get_type_hints(kinds[name])
+            }
             required = [
                 key
                 for key, child in properties.items()
@@ -242,12 +275,11 @@ def described(name: str, entry: Mapping[str, Any]) -> dict[str, Field]:
         FieldsError: a declared field has no meaning.
     """
     if name in RECORDS:
-        hints = typing.get_type_hints(RECORDS[name], include_extras=True)
-        return {
-            key: _declared(f"{name}: {key}", key, hint)
-            for key, hint in hints.items()
-            if key not in REHEARSED
-        }
+        said = meanings(RECORDS[name])
+        hints = typing.get_type_hints(RECORDS[name])
+        if lost := hints.keys() - said.keys() - REHEARSED:
+            raise FieldsError(f"{name}: {', '.join(sorted(lost))}: declared without a meaning")
+        return {key: Field(key, in_words(hints[key]), said[key]) for key in hints if key in said}
     return {
         key: Field(key, str(kind), "; ".join(filter(None, (meaning, unit, _null(null)))))
         for pattern, (kind, unit, null, meaning) in entry["fields"].items()
@@ -261,26 +293,15 @@ def _null(rule: str) -> str:
     return rule if rule.startswith(("absent", "empty")) else f"null: {rule}"
 
 
-def _declared(where: str, name: str, hint: Any) -> Field:
-    meanings = [m.description for m in getattr(hint, "__metadata__", ()) if m.description]
-    if typing.get_origin(hint) in (typing.NotRequired, typing.Required):
-        return _declared(where, name, typing.get_args(hint)[0])
-    if not meanings:
-        raise FieldsError(f"{where}: declared without a meaning")
-    return Field(name, in_words(hint), meanings[-1])
-
-
 def in_words(hint: Any) -> str:
     """A type as the page says it."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if hasattr(hint, "__metadata__"):
-        return in_words(hint.__origin__)
     if origin in (typing.Union, types.UnionType):
         some = [a for a in arguments if a is not type(None)]
         return " or ".join(dict.fromkeys(map(in_words, some)))
     if origin is typing.Literal:
         return ", ".join(map(str, arguments))
-    if origin is list:
+    if origin in (list, tuple):
         return f"list of {in_words(arguments[0])}"
     words = {str: "text", int: "integer", float: "number", bool: "boolean", Any: "any"}
     return words.get(hint, "object")
@@ -290,8 +311,6 @@ def declared() -> dict[str, set[str]]:
     """Entry of the dictionary to the fields that code names, where the meanings stand there."""
     files = dictionary()["files"]
     return {
-        "requests": {*STUDY_FIELDS},
-        "engine_step": {*typing.get_type_hints(cell_records.StepLine)},
         **{name: {*COLUMNS[e["table"]]} for name, e in files.items() if e.get("table") in COLUMNS},
         "manifest": set(manifest.COLUMNS),
         "audit": {field.name for field in dataclass_fields(Claim)},

@@ -20,10 +20,12 @@ import zstandard
 
 from connector_tax.analysis.aggregate import aggregate
 from connector_tax.analysis.records import REQUESTS
-from connector_tax.artifacts.declare import says
+from connector_tax.artifacts.cell_records import RequestLine
+from connector_tax.artifacts.declare import meta
 from connector_tax.artifacts.record_reader import checked
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.config import ROOT, SCHEMAS
+from connector_tax.loadgen.messages import STUDY_FIELDS
 from tests.analysis.synthetic import write_synthetic_study
 from tests.study_folder import on_machines
 
@@ -231,16 +233,18 @@ def test_a_declaration_is_its_schema_and_its_part_of_the_page(fields: types.Modu
     class Part(TypedDict):
         """A part."""
 
-        at: Annotated[int, says("when", ge=0)]
+        at: Annotated[int, meta(ge=0)]  #: when
 
     class Whole(TypedDict):
         """A file."""
 
-        kind: Annotated[Literal["x"] | None, says("which", default="x")]
-        rates: Annotated[list[Annotated[float, says(gt=0, le=2)]], says("how often", min_length=1)]
-        forms: Annotated[dict[str, Part], says("by id")]
-        rules: Annotated[list[Part], says("in order")]
-        most: NotRequired[Annotated[Annotated[float, says(ge=1)] | None, says("at most")]]
+        kind: Annotated[Literal["x"] | None, meta(default="x")]  #: which
+        #: how
+        #: often
+        rates: Annotated[list[Annotated[float, meta(gt=0, le=2)]], meta(min_length=1)]
+        forms: dict[str, Part]  #: by id
+        rules: list[Part]  #: in order
+        most: NotRequired[Annotated[float, meta(ge=1)] | None]  #: at most
 
     # A reader of a class looks its annotations up where they stand.
     Whole.__annotations__ = typing.get_type_hints(Whole, None, {"Part": Part}, include_extras=True)
@@ -272,15 +276,12 @@ def test_a_declaration_without_a_meaning_is_named(fields: types.ModuleType) -> N
         list(fields.keys_of(fields.made_of(Part)))
 
 
-def test_null_rules_agree_with_the_records_the_analysis_accepts(fields: types.ModuleType) -> None:
-    rules = {
-        name: null
-        for pattern, (_, _, null, _) in fields.dictionary()["files"]["requests"]["fields"].items()
-        for name in fields.expanded(pattern)
-    }
-    assert set(REQUESTS.required) <= {name for name, null in rules.items() if null == "never"}
-    nullable = {name for wanted in REQUESTS.required_if.values() for name in wanted}
-    assert all(rules[name] != "never" for name in nullable)
+def test_a_requests_line_is_declared_as_it_is_written_and_as_the_analysis_accepts_it() -> None:
+    hints = typing.get_type_hints(RequestLine)
+    assert (*hints,) == STUDY_FIELDS
+    nullable = {name for name, hint in hints.items() if type(None) in typing.get_args(hint)}
+    assert nullable.isdisjoint(REQUESTS.required)
+    assert nullable.issuperset(*REQUESTS.required_if.values())
 
 
 def test_every_column_of_the_tables_is_described(fields: types.ModuleType, tmp_path: Path) -> None:

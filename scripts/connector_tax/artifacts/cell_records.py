@@ -3,44 +3,50 @@
 Times are CLOCK_MONOTONIC in ns. A key that is NotRequired lacks where it does not apply.
 """
 
-from typing import Annotated, Any, Literal, NotRequired, Required, TypedDict, TypeGuard
-
-from connector_tax.artifacts.declare import says
+from typing import Any, Literal, NotRequired, Required, TypedDict, TypeGuard
 
 
-class _Request(TypedDict):
-    request_id: str
-    seq: int
-    status: str
+class RequestLine(TypedDict):
+    """One line of requests_*.jsonl; written from loadgen/messages.py:RequestRecord."""
+
+    request_id: str  #: Sent as X-Request-Id; names the stream the prompt is drawn from
+    seq: int  #: Position in the schedule, from 0
+    status: str  #: ok, error, timeout, cancelled or dropped
+    #: The kind of failure; the closed list is loadgen/messages.py:FAILURES; null: status ok
     error_kind: str | None
-    error_detail: str | None
-    warmup: bool
+    error_detail: str | None  #: What was seen; null: status ok, or nothing more is known
+    warmup: bool  #: Due in the warm-up: sent, not measured
+    #: Due after the window, while measured requests were still unanswered: sent, not measured
     cooldown: bool
-    t_intended_ns: int
+    t_intended_ns: int  #: When the schedule has it due; ns
+    #: When the issuing thread handed it on, ahead of its due time; ns; null: never handed to a
+    #: worker
     t_issue_ns: int | None
-    t_worker_ns: int | None
-    t_conn_ns: int | None
+    t_worker_ns: int | None  #: When the worker received it; ns; null: never reached a worker
+    t_conn_ns: int | None  #: When it had its connection; ns; null: no connection was had
+    t_send_ns: int | None  #: Before the first byte was written; ns; null: not sent
+    #: The read that completed the response's head; ns; null: no head of a response came
     t_headers_ns: int | None
+    #: The read that brought the first token event; ns; null: no token came
+    t_first_token_ns: int | None
+    #: The read that brought the last token event; ns; null: no token came
+    t_last_token_ns: int | None
+    #: The end of the response, or of the failed request; ns; null: interrupted before its end
     t_done_ns: int | None
-    inflight_at_send: int | None
-    worker: int | None
+    prompt_tokens: int | None  #: The server's count; tokens; null: no usage came
+    completion_tokens: int | None  #: The server's count; tokens; null: no usage came
+    inflight_at_send: int | None  #: Other requests in flight, over all workers; null: not sent
+    worker: int | None  #: The worker that held it; null: never handed to a worker
+    #: Each socket read with token events: its stamp in ns and how many events it completed; null:
+    #: load_generator.keep_reads false, or no token came
     reads: list[tuple[int, int]] | None
 
 
-class RequestLine(_Request):
-    """One line of requests_*.jsonl; written from loadgen/messages.py:RequestRecord."""
+class AnsweredRequest(TypedDict):
+    """What is read of a line with status ok: there it is never null."""
 
-    t_send_ns: int | None
-    t_first_token_ns: int | None
-    t_last_token_ns: int | None
-    prompt_tokens: int | None
-    completion_tokens: int | None
-
-
-class AnsweredRequest(_Request):
-    """A line with status ok: what the others may lack is there."""
-
-    t_send_ns: int
+    request_id: str
+    t_intended_ns: int
     t_first_token_ns: int
     t_last_token_ns: int
     prompt_tokens: int
@@ -55,77 +61,74 @@ def is_answered(request: RequestLine) -> TypeGuard[AnsweredRequest]:
 class ScrapeMoment(TypedDict):
     """When a scrape was, and whether the page was read and parsed."""
 
-    t_ns: Annotated[int, says("CLOCK_MONOTONIC before the scrape")]
-    ok: Annotated[bool, says("the page was read and parsed")]
+    t_ns: int  #: CLOCK_MONOTONIC before the scrape
+    ok: bool  #: the page was read and parsed
 
 
 class ScrapeLine(ScrapeMoment):
     """One line of metrics_*.jsonl."""
 
-    scrape_ms: Annotated[float | None, says("how long the scrape took")]
-    values: Annotated[
-        dict[str, float],
-        says(
-            '`name{label="value"}` to number; empty when not ok. Histogram buckets and '
-            "`*_created` are left out; as the server's"
-        ),
-    ]
-    raw: NotRequired[
-        Annotated[
-            str, says("the page as it was sent; absent but in a cell's first and last scrape")
-        ]
-    ]
-    error: NotRequired[Annotated[str, says("why the scrape failed; absent when ok")]]
+    scrape_ms: float | None  #: how long the scrape took
+    #: `name{label="value"}` to number; empty when not ok. Histogram buckets and `*_created` are
+    #: left out; as the server's
+    values: dict[str, float]
+    raw: NotRequired[str]  #: the page as it was sent; absent but in a cell's first and last scrape
+    error: NotRequired[str]  #: why the scrape failed; absent when ok
 
 
 class StepLine(TypedDict):
     """One line of engine_step_*.jsonl; what a step has depends on engine, process and connector."""
 
-    t_ns: int
+    t_ns: int  #: CLOCK_MONOTONIC at the start; of a vLLM in steps of 10 µs; ns
+    #: Joins scheduler and worker; counts from 1 within a launch, of data-parallel rank r from r ·
+    #: 10⁹ + 1
     step_id: int
-    process: Literal["scheduler", "worker"]
+    process: Literal["scheduler", "worker"]  #: scheduler or worker
+    #: Scheduler: schedule(), entry to exit. Worker: execute_model(), with sample_tokens() where
+    #: that is a call of its own; µs
     step_duration_us: float
+    #: The engine's whole step; µs; null: the worker's record; a step without a whole one
     engine_step_us: float | None
-    build_meta_us: float | None
+    build_meta_us: float | None  #: build_connector_meta(); µs; null: not called in this process
+    #: get_finished() or get_transfer_results(); µs; null: not called in this process
     get_finished_us: float | None
-    start_load_kv_us: float | None
-    num_running: int | None
-    num_waiting: int | None
+    start_load_kv_us: float | None  #: start_load_kv(); µs; null: not called in this process
+    num_running: int | None  #: Running after schedule(); requests; null: the worker's record
+    num_waiting: int | None  #: Waiting after schedule(); requests; null: the worker's record
+    #: Scheduled for requests whose prompt was not computed yet; tokens; null: the worker's record
+    #: of a vLLM
     prefill_tokens: int | None
+    #: Scheduled for the others; tokens; null: the worker's record of a vLLM
     decode_tokens: int | None
+    #: Embedded engine: KV tokens the decoding sequences read; tokens; absent from a vLLM's
     kv_tokens: NotRequired[int | None]
+    #: update_from_output(); µs; absent from the worker's record and the embedded engine's; null for
+    #: a step without one
     update_us: NotRequired[float | None]
+    #: The connector's other hooks that were called, by name; µs; absent without a connector
     hooks_us: NotRequired[dict[str, float]]
+    #: Timed hooks of its children, by child and hook; µs; absent but for a MultiConnector
     children_us: NotRequired[dict[str, dict[str, float]]]
 
 
 class DeviceLine(TypedDict):
     """One line of device_*.jsonl: a step of an emulated device."""
 
-    t_ns: Annotated[int, says("When the host queued it; ns")]
-    step_id: Annotated[int, says("That of the engine step")]
-    t_start_ns: Annotated[
-        int, says("When the device began it: when it was queued, or when the step before ended; ns")
-    ]
-    t_end_ns: Annotated[int, says("When the device was done with it; ns")]
-    t_since_ns: Annotated[
-        int | None,
-        says(
-            "When the engine core was given the first of its requests; ns; "
-            "null: it carries requests on from the step before"
-        ),
-    ]
-    prefill_tokens: Annotated[int, says("Of prompts; tokens")]
-    decode_seqs: Annotated[int, says("Sequences that decode")]
-    kv_tokens: Annotated[int, says("KV cache of these before the step; tokens")]
-    prefill_pairs: Annotated[int, says("Query and key, over the tokens of the prompts")]
-    t_wait_ns: Annotated[
-        int | None,
-        says("When the host began to wait for its end; ns; null: the host did not wait for it"),
-    ]
-    t_woken_ns: Annotated[
-        int | None, says("When the host went on; ns; null: the host did not wait for it")
-    ]
+    t_ns: int  #: When the host queued it; ns
+    step_id: int  #: That of the engine step
+    #: When the device began it: when it was queued, or when the step before ended; ns
+    t_start_ns: int
+    t_end_ns: int  #: When the device was done with it; ns
+    #: When the engine core was given the first of its requests; ns; null: it carries requests on
+    #: from the step before
+    t_since_ns: int | None
+    prefill_tokens: int  #: Of prompts; tokens
+    decode_seqs: int  #: Sequences that decode
+    kv_tokens: int  #: KV cache of these before the step; tokens
+    prefill_pairs: int  #: Query and key, over the tokens of the prompts
+    #: When the host began to wait for its end; ns; null: the host did not wait for it
+    t_wait_ns: int | None
+    t_woken_ns: int | None  #: When the host went on; ns; null: the host did not wait for it
 
 
 class MachineCounters(TypedDict):
@@ -144,49 +147,31 @@ class MachineCounters(TypedDict):
 class MachineLine(TypedDict, total=False):
     """One line of machine_*.jsonl: which fields it has depends on its kind."""
 
-    kind: Required[Annotated[Literal["begin", "chunk"], says("begin or chunk")]]
-    t_ns: Required[Annotated[int, says("CLOCK_MONOTONIC: when the counters were read")]]
+    kind: Required[Literal["begin", "chunk"]]  #: begin or chunk
+    t_ns: Required[int]  #: CLOCK_MONOTONIC: when the counters were read
     # chunk.
-    memory_ns: Annotated[list[int], says("CPU time of the loads of each sample; absent from begin")]
-    compute_ns: Annotated[
-        list[int], says("CPU time of the arithmetic of each sample; absent from begin")
-    ]
-    at_us: Annotated[
-        list[int],
-        says("when each sample began, after the t_ns of the line before; absent but in a chunk"),
-    ]
-    gpu: Annotated[
-        list[list[Any]],
-        says(
-            "a chunk's rows of nvidia-smi: uuid, SM clock and its highest, throttle reasons, memory"
-            " clock, temperature, power; of the study's GPUs alone; absent without a GPU"
-        ),
-    ]
-    foreign_gpu_pids: Annotated[
-        list[int] | None,
-        says(
-            "processes seen on the study's GPUs in the chunk, neither the study's nor stopped; "
-            "absent without a GPU; null: nvidia-smi named none of the study's processes in "
-            "the chunk"
-        ),
-    ]
+    memory_ns: list[int]  #: CPU time of the loads of each sample; absent from begin
+    compute_ns: list[int]  #: CPU time of the arithmetic of each sample; absent from begin
+    #: when each sample began, after the t_ns of the line before; absent but in a chunk
+    at_us: list[int]
+    #: a chunk's rows of nvidia-smi: uuid, SM clock and its highest, throttle reasons, memory clock,
+    #: temperature, power; of the study's GPUs alone; absent without a GPU
+    gpu: list[list[Any]]
+    #: processes seen on the study's GPUs in the chunk, neither the study's nor stopped; absent
+    #: without a GPU; null: nvidia-smi named none of the study's processes in the chunk
+    foreign_gpu_pids: list[int] | None
     # begin.
-    interval_ms: Annotated[float, says("as in the configuration's quiet; absent but in begin")]
-    working_set_mib: Annotated[float, says("as in the configuration's quiet; absent but in begin")]
-    elements: Annotated[int, says("loads of one sample; absent but in begin")]
-    chunk_ms: Annotated[float, says("as in the configuration's quiet; absent but in begin")]
-    loadgen: Annotated[list[int], says("the logical CPUs of each side; absent but in begin")]
-    server: Annotated[list[int], says("the logical CPUs of each side; absent but in begin")]
+    interval_ms: float  #: as in the configuration's quiet; absent but in begin
+    working_set_mib: float  #: as in the configuration's quiet; absent but in begin
+    elements: int  #: loads of one sample; absent but in begin
+    chunk_ms: float  #: as in the configuration's quiet; absent but in begin
+    loadgen: list[int]  #: the logical CPUs of each side; absent but in begin
+    server: list[int]  #: the logical CPUs of each side; absent but in begin
     # begin and chunk.
-    counters: Annotated[
-        MachineCounters,
-        says(
-            "totals. idle_ms, steal_ms and own_ms (the study's own processes) of both "
-            "sides; pressure_us of cpu and memory, throttled periods, each null where the "
-            "kernel does not tell; suspended_ms; CPU time and page faults of the watching "
-            "process; absent from a look"
-        ),
-    ]
+    #: totals. idle_ms, steal_ms and own_ms (the study's own processes) of both sides; pressure_us
+    #: of cpu and memory, throttled periods, each null where the kernel does not tell; suspended_ms;
+    #: CPU time and page faults of the watching process; absent from a look
+    counters: MachineCounters
 
 
 class MeasuredWindow(TypedDict):
@@ -266,15 +251,15 @@ class CellCpu(TypedDict):
     engine_queued: NotRequired[QuantityRecord]
 
 
-class GeneratorHealth(TypedDict, total=False):
+class GeneratorHealth(TypedDict):
     """`load_generator`: counters by process, who died, connections by worker."""
 
-    processes: Required[dict[str, dict[str, float]]]
+    processes: dict[str, dict[str, float]]
     workers: int
     workers_died: list[int]
     connections_per_worker: int
     connections: dict[str, int]
-    connect_errors: list[str]
+    connect_errors: NotRequired[list[str]]
 
 
 class RehearsedRecord(TypedDict):
@@ -289,73 +274,44 @@ class RehearsedRecord(TypedDict):
 class MeasuredCellRecord(TypedDict):
     """A cell's record before it is judged."""
 
-    phase: Annotated[str, says("A, B or Bp")]
-    cell: Annotated[str, says("its name: r<rate>, or <input>x<output>")]
-    config: Annotated[str, says("the launch's name")]
-    configuration: Annotated[str, says("the configuration its server was started with")]
-    block: Annotated[int, says("from 0")]
-    label: Annotated[str, says("the engine's label")]
-    input_tokens: Annotated[int, says("of every request; tokens")]
-    output_tokens: Annotated[int, says("of every request; tokens")]
-    schedule: Annotated[
-        ScheduleRecord,
-        says("kind, gamma_shape, rate_rps, seed (of the arrivals), n (arrivals planned)"),
-    ]
-    prompts_sha256: Annotated[str, says("over the bodies of the planned requests")]
-    window: Annotated[
-        WindowRecord,
-        says(
-            "t_origin_ns, t_warmup_end_ns, t_stop_ns, t_cooldown_end_ns, t_drained_ns; "
-            "started_utc in wall time; ns"
-        ),
-    ]
-    cooldown: Annotated[
-        CooldownRecord,
-        says(
-            "requests (due after the window), ended_by (answered, drain, schedule, interrupted,"
-            " overloaded)"
-        ),
-    ]
-    counts: Annotated[
-        CountsRecord, says("planned, sent, ok, dropped, failed by kind, measured_ok; requests")
-    ]
-    extended_s: Annotated[float, says("how far the window went beyond its floor")]
-    achieved_rate_rps: Annotated[float, says("measured requests sent, over the window")]
-    clock: Annotated[str, says("kernel or worker: who stamped the reads")]
-    attempt: Annotated[int, says("the launch's attempt that measured it")]
-    suspended_ms: NotRequired[
-        Annotated[int, says("how long the machine was suspended during the cell")]
-    ]
-    server_counters: NotRequired[
-        Annotated[ServerCounters, says("before and after: the server's counters the checks use")]
-    ]
-    server_cpu: NotRequired[
-        Annotated[
-            CellCpu,
-            says(
-                "from_ns, to_ns, cpu_s of all processes of the server, requests by its own "
-                "count, cpu_s_per_1000 (value, parts, reason as in resources.json)"
-            ),
-        ]
-    ]
-    load_generator: NotRequired[
-        Annotated[
-            GeneratorHealth,
-            says(
-                "per process event-loop lag, CPU share and message counters; who died; connections"
-            ),
-        ]
-    ]
+    phase: str  #: A, B or Bp
+    cell: str  #: its name: r<rate>, or <input>x<output>
+    config: str  #: the launch's name
+    configuration: str  #: the configuration its server was started with
+    block: int  #: from 0
+    label: str  #: the engine's label
+    input_tokens: int  #: of every request; tokens
+    output_tokens: int  #: of every request; tokens
+    #: kind, gamma_shape, rate_rps, seed (of the arrivals), n (arrivals planned)
+    schedule: ScheduleRecord
+    prompts_sha256: str  #: over the bodies of the planned requests
+    #: t_origin_ns, t_warmup_end_ns, t_stop_ns, t_cooldown_end_ns, t_drained_ns; started_utc in wall
+    #: time; ns
+    window: WindowRecord
+    #: requests (due after the window), ended_by (answered, drain, schedule, interrupted,
+    #: overloaded)
+    cooldown: CooldownRecord
+    counts: CountsRecord  #: planned, sent, ok, dropped, failed by kind, measured_ok; requests
+    extended_s: float  #: how far the window went beyond its floor
+    achieved_rate_rps: float  #: measured requests sent, over the window
+    clock: str  #: kernel or worker: who stamped the reads
+    attempt: int  #: the launch's attempt that measured it
+    suspended_ms: NotRequired[int]  #: how long the machine was suspended during the cell
+    #: before and after: the server's counters the checks use
+    server_counters: NotRequired[ServerCounters]
+    #: from_ns, to_ns, cpu_s of all processes of the server, requests by its own count,
+    #: cpu_s_per_1000 (value, parts, reason as in resources.json)
+    server_cpu: NotRequired[CellCpu]
+    #: per process event-loop lag, CPU share and message counters; who died; connections
+    load_generator: NotRequired[GeneratorHealth]
     rehearsed: NotRequired[RehearsedRecord]
 
 
 class CellRecord(MeasuredCellRecord):
     """cell_<phase>_<cell>.json; `files` is SHA-256 by name of the cell's other files."""
 
-    health: Annotated[
-        dict[str, CheckRecord],
-        says("validity check to value, bound and pass; the checks are artifacts/checks.py:CHECKS"),
-    ]
-    valid: Annotated[bool, says("every check passed")]
-    void_reasons: Annotated[list[str], says("a sentence per failed check; empty when valid")]
-    files: Annotated[dict[str, str], says("SHA-256 of the cell's other files by name")]
+    #: validity check to value, bound and pass; the checks are artifacts/checks.py:CHECKS
+    health: dict[str, CheckRecord]
+    valid: bool  #: every check passed
+    void_reasons: list[str]  #: a sentence per failed check; empty when valid
+    files: dict[str, str]  #: SHA-256 of the cell's other files by name

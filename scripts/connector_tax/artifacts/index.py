@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import CellRecord
-from connector_tax.artifacts.declare import says
 from connector_tax.artifacts.launch_files import AttemptRecord
 from connector_tax.artifacts.names import CELL_STATUSES, LAUNCH_STATUSES, PHASES, Launch
 from connector_tax.artifacts.study_records import DesignLabel
@@ -35,51 +34,33 @@ class CellEntry(msgspec.Struct, frozen=True):
 class LaunchIndex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One launch. The fields are described in docs/artifacts.md."""
 
-    config: Annotated[str, says("the launch's name")]
-    configuration: Annotated[str, says("the configuration its server was started with")]
-    block: Annotated[int, says("from 0")]
-    phase: Annotated[str, says("A, B or Bp")]
-    label: Annotated[str, says("the engine's label")]
-    status: Annotated[str, says("done, skipped or failed")]
-    reason: Annotated[str | None, says("why it was skipped or failed; null: status done")]
-    rate_rps: Annotated[
-        float | None, says("the reference rate it was measured at; null: Phase A, or skipped")
-    ]
-    depends: Annotated[dict[str, str], says("design_sha256: the design it belongs to")]
-    started_utc: Annotated[str, says("start of the first attempt, ISO 8601")]
-    ended_utc: Annotated[
-        str | None, says("end of the last attempt, ISO 8601; null: the last attempt was killed")
-    ]
-    attempts: Annotated[
-        list[AttemptRecord],
-        says(
-            "as attempts.json: pid, times (UTC, and started_ns and ended_ns of "
-            "CLOCK_MONOTONIC), port, load generator with affinity plan, start-up seconds, "
-            "how it was stopped; node (what it ran on: "
-            "machine, an alias, boot, devices, gpus, gpu_numa_nodes (of each GPU, null: not"
-            " known), cpu, cpus, quota_cpus, job of the scheduler, exclusive (whether no "
-            "other job may come onto its node; null: not Slurm's, or not told), "
-            "engine_files (by interpreter: lock_sha256 of the lock its environment was "
-            "built from, null: of none of this project's; sources_sha256 of vLLM's sources,"
-            " null: no vLLM; empty for the embedded engine)); supersedes (folder of "
-            "an earlier run of the launch that was measured again on request, else null)"
-        ),
-    ]
-    cells: Annotated[
-        list[CellEntry],
-        says("cell, status (valid, void, skipped, missing), reason, files with SHA-256"),
-    ]
-    files: Annotated[
-        dict[str, str] | None,
-        says(
-            "SHA-256 of every file of the launch outside the cells listed above; absent before"
-            " it is sealed"
-        ),
-    ] = None
-    seal: Annotated[int | None, says("its link in seals.jsonl; absent before it is sealed")] = None
-    timing: Annotated[
-        dict[str, float], says("startup_s, cells_s, release_s, wall_s, over all attempts; s")
-    ]
+    config: str  #: the launch's name
+    configuration: str  #: the configuration its server was started with
+    block: int  #: from 0
+    phase: str  #: A, B or Bp
+    label: str  #: the engine's label
+    status: str  #: done, skipped or failed
+    reason: str | None  #: why it was skipped or failed; null: status done
+    rate_rps: float | None  #: the reference rate it was measured at; null: Phase A, or skipped
+    depends: dict[str, str]  #: design_sha256: the design it belongs to
+    started_utc: str  #: start of the first attempt, ISO 8601
+    ended_utc: str | None  #: end of the last attempt, ISO 8601; null: the last attempt was killed
+    #: as attempts.json: pid, times (UTC, and started_ns and ended_ns of CLOCK_MONOTONIC), port,
+    #: load generator with affinity plan, start-up seconds, how it was stopped; node (what it ran
+    #: on: machine, an alias, boot, devices, gpus, gpu_numa_nodes (of each GPU, null: not known),
+    #: cpu, cpus, quota_cpus, job of the scheduler, exclusive (whether no other job may come onto
+    #: its node; null: not Slurm's, or not told), engine_files (by interpreter: lock_sha256 of the
+    #: lock its environment was built from, null: of none of this project's; sources_sha256 of
+    #: vLLM's sources, null: no vLLM; empty for the embedded engine)); supersedes (folder of an
+    #: earlier run of the launch that was measured again on request, else null)
+    attempts: list[AttemptRecord]
+    #: cell, status (valid, void, skipped, missing), reason, files with SHA-256
+    cells: list[CellEntry]
+    #: SHA-256 of every file of the launch outside the cells listed above; absent before it is
+    #: sealed
+    files: dict[str, str] | None = None
+    seal: int | None = None  #: its link in seals.jsonl; absent before it is sealed
+    timing: dict[str, float]  #: startup_s, cells_s, release_s, wall_s, over all attempts; s
 
     def __post_init__(self) -> None:
         _check("phase", self.phase, PHASES)

@@ -3,10 +3,9 @@
 What each means: docs/artifacts.md. A key that is NotRequired lacks where it does not apply.
 """
 
-from typing import Annotated, Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from connector_tax.artifacts.cell_records import QuantityRecord
-from connector_tax.artifacts.declare import says
 from connector_tax.artifacts.study_records import CellPlan, ConfigurationEntry, EngineSection
 
 
@@ -41,12 +40,10 @@ class NodeRecord(ClaimedNode):
 class DeviceClaim(TypedDict):
     """devices/block<k>.json: the device that a block was begun on."""
 
-    design_sha256: Annotated[str, says("of the design; a claim of another is void")]
-    slurm_node: Annotated[
-        str | None,
-        says("the node's name, where the block's later jobs are sent; null: not run by Slurm"),
-    ]
-    node: Annotated[ClaimedNode, says("as node of an attempt, without boot, job and exclusive")]
+    design_sha256: str  #: of the design; a claim of another is void
+    #: the node's name, where the block's later jobs are sent; null: not run by Slurm
+    slurm_node: str | None
+    node: ClaimedNode  #: as node of an attempt, without boot, job and exclusive
 
 
 class OwnerRecord(TypedDict):
@@ -83,16 +80,16 @@ class AttemptRecord(TypedDict, total=False):
 class LaunchConfig(TypedDict):
     """config.json: what was launched."""
 
-    study: Annotated[str, says("the study's name")]
-    design_sha256: Annotated[str, says("of the design")]
-    configuration: Annotated[ConfigurationEntry, says("its entry of config/configurations.yaml")]
-    config: Annotated[str, says("the launch's name")]
-    block: Annotated[int, says("from 0")]
-    phase: Annotated[str, says("A, B or Bp")]
-    engine: Annotated[EngineSection, says("the engine section of the configuration")]
-    argv: Annotated[list[str], says("the server's arguments; {root} is the project's folder")]
-    environment: Annotated[dict[str, str], says("what launch.sh adds to the environment")]
-    cells: Annotated[list[CellPlan], says("the cells in the order they run")]
+    study: str  #: the study's name
+    design_sha256: str  #: of the design
+    configuration: ConfigurationEntry  #: its entry of config/configurations.yaml
+    config: str  #: the launch's name
+    block: int  #: from 0
+    phase: str  #: A, B or Bp
+    engine: EngineSection  #: the engine section of the configuration
+    argv: list[str]  #: the server's arguments; {root} is the project's folder
+    environment: dict[str, str]  #: what launch.sh adds to the environment
+    cells: list[CellPlan]  #: the cells in the order they run
 
 
 class IdleCpu(QuantityRecord):
@@ -116,34 +113,22 @@ class ServerSnapshot(TypedDict):
 class ServerResources(TypedDict):
     """resources.json without what says which launch it is of."""
 
-    idle_cpu: Annotated[
-        IdleCpu,
-        says(
-            "from_ns, to_ns, and the quantity: CPU time of the ready server before its "
-            "first request; CPU s per s; threads: that of the engine core's busy threads, by "
-            "name and id"
-        ),
-    ]
-    before_load: Annotated[
-        ServerSnapshot,
-        says(
-            "quantities memory_pss_mib, gpu_memory_mib, threads, processes, before the "
-            "first request"
-        ),
-    ]
-    after_load: Annotated[
-        ServerSnapshot | None,
-        says("the same after the last cell; null: the launch ended before its last cell"),
-    ]
-    after_load_reason: Annotated[str | None, says("why it is not; null: after_load is there")]
+    #: from_ns, to_ns, and the quantity: CPU time of the ready server before its first request; CPU
+    #: s per s; threads: that of the engine core's busy threads, by name and id
+    idle_cpu: IdleCpu
+    #: quantities memory_pss_mib, gpu_memory_mib, threads, processes, before the first request
+    before_load: ServerSnapshot
+    #: the same after the last cell; null: the launch ended before its last cell
+    after_load: ServerSnapshot | None
+    after_load_reason: str | None  #: why it is not; null: after_load is there
 
 
 class ResourcesRecord(ServerResources):
     """resources.json."""
 
-    launch: Annotated[str, says("the launch's name")]
-    attempt: Annotated[int, says("the attempt it is of")]
-    startup_s: Annotated[float, says("launch.sh to ready")]
+    launch: str  #: the launch's name
+    attempt: int  #: the attempt it is of
+    startup_s: float  #: launch.sh to ready
 
 
 class SettingRecord(TypedDict):
@@ -157,29 +142,18 @@ class SettingRecord(TypedDict):
 class EngineRecord(TypedDict):
     """settings.json without what says which launch it is of."""
 
-    settings: Annotated[
-        dict[str, SettingRecord],
-        says(
-            "setting to value, source (probe, metrics or log; null with the value) and "
-            "reason (why the value is null); the settings are "
-            "study/resources.py:SETTINGS"
-        ),
-    ]
-    environment: Annotated[
-        dict[str, dict[str, str | None]],
-        says(
-            "variables that can change a server, under server: value, or null where "
-            "study/server_command.py:SHOWN does not list the name"
-        ),
-    ]
-    cleared: Annotated[
-        list[str],
-        says("names of the caller's variables that could change a server and did not reach it"),
-    ]
+    #: setting to value, source (probe, metrics or log; null with the value) and reason (why the
+    #: value is null); the settings are study/resources.py:SETTINGS
+    settings: dict[str, SettingRecord]
+    #: variables that can change a server, under server: value, or null where
+    #: study/server_command.py:SHOWN does not list the name
+    environment: dict[str, dict[str, str | None]]
+    #: names of the caller's variables that could change a server and did not reach it
+    cleared: list[str]
 
 
 class SettingsRecord(EngineRecord):
     """settings.json."""
 
-    launch: Annotated[str, says("the launch's name")]
-    attempt: Annotated[int, says("the attempt it is of")]
+    launch: str  #: the launch's name
+    attempt: int  #: the attempt it is of

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NotRequired, TypedDict
 
-from connector_tax.artifacts.declare import says
+from connector_tax.artifacts.declare import meta
 from connector_tax.artifacts.study_records import Count, Text
 from connector_tax.config import ConfigError, load_yaml, validate
 from connector_tax.engine.connectors import ConnectorTax
@@ -17,22 +17,20 @@ from connector_tax.engine.scheduler import Scheduler, SchedulerOptions
 class ModelOptions:
     """What the engine pretends to serve."""
 
-    served_name: Annotated[Text, says("name the server gives the model")]
-    max_model_len: Annotated[Count, says("tokens, prompt and output together")]
-    vocab_size: Annotated[int, says("token ids 0 to vocab_size - 1", ge=2, le=1_000_000)]
+    served_name: Text  #: name the server gives the model
+    max_model_len: Count  #: tokens, prompt and output together
+    vocab_size: Annotated[int, meta(ge=2, le=1_000_000)]  #: token ids 0 to vocab_size - 1
 
 
 class EngineFile(TypedDict):
     """config/embedded.yaml: step cost, connector taxes and faults of the embedded engine."""
 
-    label: Annotated[Text, says("what the numbers are")]
+    label: Text  #: what the numbers are
     model: ModelOptions
     scheduler: SchedulerOptions
     step_cost: StepCost
-    connectors: Annotated[
-        dict[str, ConnectorTax | None],
-        says("taxes by configuration; null is an engine without a connector", min_length=1),
-    ]
+    #: taxes by configuration; null is an engine without a connector
+    connectors: Annotated[dict[str, ConnectorTax | None], meta(min_length=1)]
     faults: NotRequired[FaultsSection]
 
 

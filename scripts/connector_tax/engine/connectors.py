@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Annotated
 
-from connector_tax.artifacts.declare import says
+from connector_tax.artifacts.declare import meta
 from connector_tax.artifacts.study_records import Fraction, NonNegative
 from connector_tax.linux import die_with_parent, ignore_warning
 
@@ -19,25 +19,15 @@ _BURN_PERIOD_S = 0.02
 class ConnectorTax:
     """The taxes of one configuration, in microseconds for each step unless named otherwise."""
 
-    build_meta_us: Annotated[NonNegative, says("in every schedule()")]
-    get_finished_us: Annotated[NonNegative, says("in every step")]
-    start_load_kv_us: Annotated[NonNegative, says("in every step, in the worker")]
-    admission_us_per_request: Annotated[
-        NonNegative, says("in the step that admits it, as part of build_meta")
-    ]
-    build_meta_us_per_cached_block: Annotated[
-        NonNegative, says("H5: walks over the prefix cache's keys")
-    ]
-    kv_capacity_fraction: Annotated[Fraction, says("share of the KV blocks that is left")]
-    background_cpu: Annotated[
-        float,
-        says(
-            "share of one core that a progress thread burns, CPU time over wall time; on a core"
-            " too busy to grant it, less",
-            ge=0,
-            le=0.9,
-        ),
-    ]
+    build_meta_us: NonNegative  #: in every schedule()
+    get_finished_us: NonNegative  #: in every step
+    start_load_kv_us: NonNegative  #: in every step, in the worker
+    admission_us_per_request: NonNegative  #: in the step that admits it, as part of build_meta
+    build_meta_us_per_cached_block: NonNegative  #: H5: walks over the prefix cache's keys
+    kv_capacity_fraction: Fraction  #: share of the KV blocks that is left
+    #: share of one core that a progress thread burns, CPU time over wall time; on a core too busy
+    #: to grant it, less
+    background_cpu: Annotated[float, meta(ge=0, le=0.9)]
 
     def build_meta(self, cached_blocks: int, admitted: int) -> float:
         """The time of build_meta in a step that admits `admitted` requests, in microseconds."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypedDict
 
 import msgspec
 
-from connector_tax.artifacts.declare import says
+from connector_tax.artifacts.declare import meta
 from connector_tax.artifacts.study_records import Share
 
 
@@ -43,29 +43,25 @@ SCRAPE_KINDS = frozenset({FaultKind.SLOW_METRICS, FaultKind.MALFORMED_METRICS})
 class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A fault with its parameters; those that do not apply to the kind have no effect."""
 
-    kind: Annotated[FaultKind, says("what goes wrong")]
-    after_tokens: Annotated[int, says("tokens before it strikes", ge=0)] = 1
-    tokens: Annotated[
-        int, says("tokens concerned (coalesce), or too many or too few (wrong_length)")
-    ] = 0
-    at_byte: Annotated[int, says("where an event is split", ge=0)] = 1
-    ms: Annotated[float, says("how long it takes", ge=0, le=600_000)] = 0.0
+    kind: FaultKind  #: what goes wrong
+    after_tokens: Annotated[int, meta(ge=0)] = 1  #: tokens before it strikes
+    tokens: int = 0  #: tokens concerned (coalesce), or too many or too few (wrong_length)
+    at_byte: Annotated[int, meta(ge=0)] = 1  #: where an event is split
+    ms: Annotated[float, meta(ge=0, le=600_000)] = 0.0  #: how long it takes
 
 
 class Rule(Fault, frozen=True, forbid_unknown_fields=True):
     """A fault of the file, and when it strikes."""
 
-    at: Annotated[
-        frozenset[Annotated[int, says(ge=0)]],
-        says("ordinals it strikes, from 0 in order of arrival"),
-    ] = frozenset()
-    probability: Annotated[Share, says("chance for each")] = 0.0
+    #: ordinals it strikes, from 0 in order of arrival
+    at: frozenset[Annotated[int, meta(ge=0)]] = frozenset()
+    probability: Share = 0.0  #: chance for each
 
 
 class FaultsSection(TypedDict):
     """What is made to go wrong."""
 
-    seed: Annotated[int, says("of the faults that strike by chance")]
+    seed: int  #: of the faults that strike by chance
     rules: list[Rule]
 
 

@@ -12,9 +12,8 @@ import math
 import random
 import time
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
-from connector_tax.artifacts.declare import says
 from connector_tax.artifacts.study_records import NonNegative, Share
 from connector_tax.engine.transformer import VectorTransformer
 from connector_tax.linux import sharpen_timers
@@ -28,13 +27,13 @@ _HAND_OVER_NS = 250_000
 class StepCost:
     """Coefficients of the step's cost, in microseconds; the two spreads are relative."""
 
-    delta_us: Annotated[NonNegative, says("the host's share")]
-    beta0_us: Annotated[NonNegative, says("the device's fixed share of a step")]
-    beta1_us_per_prefill_token: Annotated[NonNegative, says("per prefill token")]
-    beta2_us_per_decode_seq: Annotated[NonNegative, says("per decoding sequence")]
-    beta3_us_per_kv_token: Annotated[NonNegative, says("per KV token that decoding sequences read")]
-    jitter_rel_sd: Annotated[Share, says("relative spread from step to step, seeded")]
-    launch_offset_rel_sd: Annotated[Share, says("relative spread from launch to launch, seeded")]
+    delta_us: NonNegative  #: the host's share
+    beta0_us: NonNegative  #: the device's fixed share of a step
+    beta1_us_per_prefill_token: NonNegative  #: per prefill token
+    beta2_us_per_decode_seq: NonNegative  #: per decoding sequence
+    beta3_us_per_kv_token: NonNegative  #: per KV token that decoding sequences read
+    jitter_rel_sd: Share  #: relative spread from step to step, seeded
+    launch_offset_rel_sd: Share  #: relative spread from launch to launch, seeded
 
     def device_us(self, prefill_tokens: int, decode_seqs: int, kv_tokens: int) -> float:
         """The device's share of a step, without jitter and offset."""

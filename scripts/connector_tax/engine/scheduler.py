@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from connector_tax.artifacts.declare import says
+from connector_tax.artifacts.declare import meta
 from connector_tax.artifacts.study_records import Count
 from connector_tax.engine.kv import BlockPool, Holding
 
@@ -19,34 +19,26 @@ from connector_tax.engine.kv import BlockPool, Holding
 class AdmissionOptions:
     """The options of an admission."""
 
-    prefill_admission_policy: Annotated[
-        Literal["fifo", "pack"], says("which waiting requests start")
-    ] = "fifo"
-    prefill_admission_lookahead: Annotated[Count, says("requests pack looks at")] = 64
-    prefill_force_fifo_every: Annotated[int, says("every n-th round is FIFO; 0: never", ge=0)] = 0
-    prefill_max_tokens: Annotated[
-        Count | None, says("prompt tokens admitted in one round; null: no budget")
-    ] = None
-    prefill_max_batch_size: Annotated[
-        Count | None, says("requests admitted in one round; null: max_num_seqs")
-    ] = None
-    decode_first: Annotated[
-        bool, says("decode takes its share of a step's tokens before prefill")
-    ] = False
+    prefill_admission_policy: Literal["fifo", "pack"] = "fifo"  #: which waiting requests start
+    prefill_admission_lookahead: Count = 64  #: requests pack looks at
+    prefill_force_fifo_every: Annotated[int, meta(ge=0)] = 0  #: every n-th round is FIFO; 0: never
+    prefill_max_tokens: Count | None = None  #: prompt tokens admitted in one round; null: no budget
+    #: requests admitted in one round; null: max_num_seqs
+    prefill_max_batch_size: Count | None = None
+    decode_first: bool = False  #: decode takes its share of a step's tokens before prefill
 
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerOptions(AdmissionOptions):
     """The limits of a step, the KV pool, and the options of the admission."""
 
-    max_num_batched_tokens: Annotated[Count, says("prefill and decode tokens of one step")]
-    max_num_seqs: Annotated[Count, says("sequences that run at once")]
-    max_decode_seqs_per_step: Annotated[
-        Count | None, says("sequences that decode in one step, in turn; null: all, as vLLM")
-    ]
-    kv_blocks: Annotated[Count, says("the KV pool")]
-    kv_block_size: Annotated[Count, says("tokens of a block")]
-    enable_prefix_caching: Annotated[bool, says("prompts share KV blocks of equal beginnings")]
+    max_num_batched_tokens: Count  #: prefill and decode tokens of one step
+    max_num_seqs: Count  #: sequences that run at once
+    #: sequences that decode in one step, in turn; null: all, as vLLM
+    max_decode_seqs_per_step: Count | None
+    kv_blocks: Count  #: the KV pool
+    kv_block_size: Count  #: tokens of a block
+    enable_prefix_caching: bool  #: prompts share KV blocks of equal beginnings
 
 
 @dataclass(slots=True, eq=False)

@@ -34,7 +34,7 @@ import zstandard
 
 from connector_tax import __version__
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.declare import says
+from connector_tax.artifacts.declare import meta
 from connector_tax.artifacts.record_reader import checked
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.commands import run_command
@@ -88,8 +88,8 @@ class ArchiveError(ArtifactError):
 class Member(TypedDict):
     """A file of a study, or a member of the archive."""
 
-    bytes: Annotated[int, says(ge=0)]
-    sha256: Annotated[str, says(pattern="^[0-9a-f]{64}$")]
+    bytes: Annotated[int, meta(ge=0)]
+    sha256: Annotated[str, meta(pattern="^[0-9a-f]{64}$")]
 
 
 class TableMember(Member):
@@ -102,7 +102,7 @@ class ArchiveHeader(TypedDict):
     """archive.json: every file of the study, and the tables that hold some of them."""
 
     format: Literal["connector-tax archive 4"]
-    study: Annotated[str, says(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+    study: Annotated[str, meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
     files: dict[str, Member]
     tables: dict[str, TableMember]
 
