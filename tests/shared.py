@@ -1,11 +1,13 @@
-"""Folders that take long to make, made once for all processes of a test run."""
+"""Folders that take long to make, made once for all processes of a test run; shipped archives."""
 
 import os
 import shutil
-from collections.abc import Callable
+import tarfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from connector_tax.artifacts.study_records import EngineSection
 from connector_tax.files import locked
@@ -30,3 +32,12 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
             make(folder)
             complete.touch()
     return folder
+
+
+def members_of(archive: Path) -> Iterator[tuple[str, bytes]]:
+    """Name and content of every file in an archive of a study."""
+    with zstandard.open(archive, "rb") as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
+        for member in tar:
+            content = tar.extractfile(member)
+            assert content is not None
+            yield member.name, content.read()

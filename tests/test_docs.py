@@ -7,7 +7,6 @@ import io
 import json
 import re
 import sys
-import tarfile
 import types
 import typing
 from collections.abc import Iterator
@@ -16,7 +15,6 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import pytest
 import yaml
-import zstandard
 
 from connector_tax.analysis.aggregate import aggregate
 from connector_tax.analysis.records import REQUESTS
@@ -27,6 +25,7 @@ from connector_tax.artifacts.study_file import load_study
 from connector_tax.config import ROOT, SCHEMAS
 from connector_tax.loadgen.messages import STUDY_FIELDS
 from tests.analysis.synthetic import write_synthetic_study
+from tests.shared import members_of
 from tests.study_folder import on_machines
 
 PACKAGE = ROOT / "scripts" / "connector_tax"
@@ -299,18 +298,6 @@ def test_every_column_of_the_tables_is_described(fields: types.ModuleType, tmp_p
         assert fields.differences(name, set(known), set(head)) == []
 
 
-def _archived(archive: Path) -> Iterator[tuple[str, Any]]:
-    """File name and content of every JSON member that describes something."""
-    with archive.open("rb") as stream:
-        reader = zstandard.ZstdDecompressor().stream_reader(stream)
-        with tarfile.open(fileobj=reader, mode="r|") as tar:
-            for member in tar:
-                name = member.name.rpartition("/")[2]
-                content = tar.extractfile(member)
-                if name.endswith(".json") and content is not None:
-                    yield re.sub(r"^cell_.*", "cell", name), json.load(content)
-
-
 def test_the_shipped_records_are_described_and_keep_to_their_types(
     fields: types.ModuleType,
 ) -> None:
@@ -319,8 +306,10 @@ def test_the_shipped_records_are_described_and_keep_to_their_types(
     kinds = {e["example"]: fields.RECORDS.get(n) for n, e in dictionary.items() if "example" in e}
     seen: dict[str, set[str]] = {}
     for archive in ARCHIVES:
-        for name, content in _archived(archive):
+        for path, data in members_of(archive):
+            name = re.sub(r"^cell_.*\.json", "cell", path.rpartition("/")[2])
             if name in described:
+                content = json.loads(data)
                 each = content.values() if "each" in described[name][1] else [content]
                 seen.setdefault(name, set()).update(*each)
                 for record in each if kinds[name] is not None else ():

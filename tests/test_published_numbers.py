@@ -5,16 +5,15 @@ import functools
 import io
 import json
 import re
-import tarfile
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import zstandard
 
 from connector_tax.config import ROOT
 from connector_tax.files import sha256_file
+from tests.shared import members_of
 
 ARCHIVES = ROOT / "results" / "archive"
 RESULTS = ROOT / "docs" / "results"
@@ -30,14 +29,11 @@ Interval = tuple[float, float, float]
 @functools.cache
 def members(archive: str) -> dict[str, bytes]:
     """The published tables and study.json of an archive."""
-    path = ARCHIVES / f"{archive}.tar.zst"
-    with zstandard.open(path, "rb") as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
-        return {
-            member.name: content.read()
-            for member in tar
-            if re.fullmatch(r"study\.json|published/analysis/.*", member.name)
-            and (content := tar.extractfile(member)) is not None
-        }
+    return {
+        name: data
+        for name, data in members_of(ARCHIVES / f"{archive}.tar.zst")
+        if re.fullmatch(r"study\.json|published/analysis/.*", name)
+    }
 
 
 @functools.cache

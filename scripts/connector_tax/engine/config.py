@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NotRequired, TypedDict
+from typing import Annotated, Any, NotRequired, TypedDict
 
 from connector_tax.artifacts.declare import meta
 from connector_tax.artifacts.study_records import Count, Text
@@ -47,18 +47,22 @@ class EngineConfig:
 
 
 def load_config(path: Path, configuration: str) -> EngineConfig:
-    """Read `path` (YAML or JSON) for one configuration id.
+    """Read `path` (YAML or JSON) for one configuration id; raises as `config_of`."""
+    return config_of(load_yaml(path), configuration, str(path))
+
+
+def config_of(value: Any, configuration: str, source: str) -> EngineConfig:
+    """The content of such a file, read from `source`, for one configuration id.
 
     Raises:
-        ConfigError: schema offences, or an id the file does not define; names file, key path, what
-            was found and what is allowed.
+        ConfigError: schema offences, or an id the file does not define; names source, key path,
+            what was found and what is allowed.
     """
-    value = load_yaml(path)
-    validate(value, "embedded", str(path))
+    validate(value, "embedded", source)
     connectors = value["connectors"]
     if configuration not in connectors:
         raise ConfigError(
-            f"{path}: connectors: found no configuration {configuration!r}; "
+            f"{source}: connectors: found no configuration {configuration!r}; "
             f"allowed: {', '.join(connectors)}"
         )
     tax = ConnectorTax(**connectors[configuration]) if connectors[configuration] else None
@@ -70,7 +74,7 @@ def load_config(path: Path, configuration: str) -> EngineConfig:
     try:
         Scheduler(scheduler, model.max_model_len)
     except ValueError as error:
-        raise ConfigError(f"{path}: scheduler.{error}") from error
+        raise ConfigError(f"{source}: scheduler.{error}") from error
     return EngineConfig(
         configuration=configuration,
         model=model,

@@ -21,12 +21,12 @@ from connector_tax.artifacts.index import LaunchIndex, read_index
 from connector_tax.artifacts.names import Launch, baseline_of
 from connector_tax.artifacts.study_records import RehearsalSection, StudyDocument
 from connector_tax.config import ConfigError, shipped
-from connector_tax.engine.config import EngineConfig, ModelOptions, load_config
+from connector_tax.engine.config import EngineConfig, ModelOptions, config_of
 from connector_tax.engine.faults import FaultPlan
 from connector_tax.engine.fit import Step, fit, read_steps
 from connector_tax.engine.model import StepCost
 from connector_tax.engine.scheduler import SchedulerOptions, StepPlan
-from connector_tax.files import ArtifactError, read_json, write_json
+from connector_tax.files import ArtifactError, read_json
 from connector_tax.provenance.archive import unpack
 from connector_tax.roofline import (
     KV_BLOCK,
@@ -149,10 +149,8 @@ def machine_of(study: StudyDocument) -> Machine:
 
 
 def _embedded(study: StudyDocument) -> Machine:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "engine.json"
-        write_json(path, study["config"]["engine"]["definition_content"])
-        engines = {c["id"]: load_config(path, c["id"]) for c in study["configurations"]}
+    content = study["config"]["engine"]["definition_content"]
+    engines = {c["id"]: config_of(content, c["id"], paths.STUDY) for c in study["configurations"]}
     options = engines[baseline_of(study["config"])].scheduler
     machine = Machine(
         engines=engines,
