@@ -1,14 +1,10 @@
 """Benchmarks: commands that print one table with the machine on it. README.md lists them."""
 
 import argparse
-import asyncio
 import sys
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
 
-import uvloop
-
-from connector_tax.machine import machine
 from connector_tax.study.device import DeviceError, hold_devices
 
 
@@ -24,21 +20,8 @@ def run_alone(main: Callable[[], int | None]) -> int:
         return 2
 
 
-def take_turns(
-    module: str, doc: str | None, run: Callable[[int], Coroutine[Any, Any, None]]
-) -> int:
-    """Run a command whose contenders take turns, alone, as `run(rounds)`; its exit status."""
-    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{module}", description=doc)
-    parser.add_argument(
-        "--rounds", type=int, default=5, help="how often each contender takes its turn (default 5)"
-    )
-    arguments = parser.parse_args()
-    if arguments.rounds < 1:
-        parser.error(f"--rounds: found {arguments.rounds}; allowed: at least 1")
-
-    def main() -> None:
-        print(machine("uvloop"), flush=True)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(run(arguments.rounds))
-
-    return run_alone(main)
+def study_parser(module: str, description: str | None) -> argparse.ArgumentParser:
+    """The parser of `python -m benchmarks.<module> --study FILE`."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{module}", description=description)
+    parser.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
+    return parser

@@ -19,7 +19,6 @@ them, and takes every decision by the engine's own scheduler and admission.
 
 import argparse
 import asyncio
-import json
 import sys
 import time
 from pathlib import Path
@@ -28,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import run_alone
-from benchmarks.running import EngineStartError, running
+from benchmarks.running import EngineStartError, payload, running
 from connector_tax.config import ConfigError, load_yaml
 from connector_tax.engine.scheduler import Scheduler, SchedulerOptions, Sequence
 from connector_tax.files import write_json, write_text
@@ -193,15 +192,6 @@ def replayed(policy: str) -> dict[str, Any]:
 # ---- the engine
 
 
-def _payload(prompt: list[int]) -> bytes:
-    body = {"prompt": prompt, "max_tokens": _NEW_TOKENS, "ignore_eos": True, "stream": True}
-    data = json.dumps(body).encode()
-    return b"POST /v1/completions HTTP/1.1\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b" % (
-        len(data),
-        data,
-    )
-
-
 async def _receive(t_send_ns: int, t_sent_ns: int, reader: asyncio.StreamReader) -> Stream:
     stamps: list[int] = []
     got = b""
@@ -215,12 +205,12 @@ async def _receive(t_send_ns: int, t_sent_ns: int, reader: asyncio.StreamReader)
 
 async def _send_all(port: int) -> list[Stream]:
     """All prompts at once, in their order, each on a connection opened before."""
-    payloads = [_payload(prompt) for prompt in prompts()]
+    payloads = [payload(p, _NEW_TOKENS, b"connection: close\r\n") for p in prompts()]
     connections = [await asyncio.open_connection("127.0.0.1", port) for _ in payloads]
     receiving = []
-    for payload, (reader, writer) in zip(payloads, connections, strict=True):
+    for request, (reader, writer) in zip(payloads, connections, strict=True):
         t_send_ns = time.monotonic_ns()
-        writer.write(payload)
+        writer.write(request)
         receiving.append(_receive(t_send_ns, time.monotonic_ns(), reader))
     try:
         return await asyncio.gather(*receiving)

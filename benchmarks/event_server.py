@@ -33,14 +33,6 @@ def one_cpu_each() -> AffinityPlan:
     return AffinityPlan((client,), ((client,),), (server,), True, (), read_topology())
 
 
-def client_cpus(named: str | None = None) -> list[int]:
-    """The CPUs for a client: those `named` ("0,1"), or all but the last one, the server's."""
-    _, server = two_cpus()
-    if named is not None:
-        return [int(cpu) for cpu in named.split(",")]
-    return [cpu for cpu in sorted(os.sched_getaffinity(0)) if cpu != server]
-
-
 class EventServer:
     """Compiles and runs event_server.c, pinned to `cpu`.
 

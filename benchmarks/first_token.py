@@ -5,7 +5,6 @@ computed in one step: from the client's send to the engine core, to the device's
 and from its end to the first token at the client.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
@@ -15,12 +14,12 @@ import polars as pl
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import study_parser
 from connector_tax.analysis.ingest import Cell, load_cells
 from connector_tax.analysis.records import DEVICE, REQUESTS, read_whole
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.commands import run_command
-from connector_tax.files import ArtifactError
 from connector_tax.text import number
 
 STAMPS = ("t_send_ns", "t_since_ns", "t_start_ns", "t_end_ns", "t_first_token_ns")
@@ -71,11 +70,8 @@ def explain(study_file: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Split the time to first token of requests that were alone, by configuration."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.first_token", description=main.__doc__
-    )
-    parser.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
-    return run_command(parser, argv, lambda given: explain(given.study), (ArtifactError,))
+    parser = study_parser("first_token", main.__doc__)
+    return run_command(parser, argv, lambda given: explain(given.study))
 
 
 if __name__ == "__main__":

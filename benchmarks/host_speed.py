@@ -21,12 +21,13 @@ import polars as pl
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import study_parser
 from connector_tax.analysis.block_model import Launches, LaunchId
 from connector_tax.artifacts.cell_records import StepLine
 from connector_tax.artifacts.names import baseline_of, configuration_of, launched_plains
 from connector_tax.artifacts.study_file import launches, read_study
 from connector_tax.artifacts.study_records import StudyDocument
-from connector_tax.commands import run_command, study_parser
+from connector_tax.commands import run_command
 from connector_tax.files import ArtifactError, read_jsonl
 
 HALF_SECOND_NS = 500_000_000

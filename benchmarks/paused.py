@@ -24,10 +24,11 @@ from typing import Any
 
 import psutil
 
+from benchmarks import study_parser
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import launches, read_study
-from connector_tax.commands import run_command, study_parser
+from connector_tax.commands import run_command
 from connector_tax.files import ArtifactError, write_json
 from connector_tax.linux import die_with_parent
 from connector_tax.servers.kinds import engine_of

@@ -1,23 +1,14 @@
 """The same load from this load generator and from its peers, against the same server.
 
-    python -m benchmarks.peers rates --peer aiperf=PATH --peer guidellm=PATH
-    python -m benchmarks.peers rates --places 8,64 --peer ...
-    python -m benchmarks.peers most --peer "vllm bench serve=PATH" --tokenizer FOLDER
+    python -m benchmarks.peers --peer aiperf=PATH --peer "vllm bench serve=PATH" --tokenizer FOLDER
+    python -m benchmarks.peers --places 8,64 --peer ...
 
 Arrivals are the same for all: constant rate, one short prompt. The C event server has a CPU of its
 own; its log gives the truth: when requests arrived and when each one's first token was written. It
 counts from when it reads a request, a client from when it sends one, so that a busy server's delay
 stands in the error of every client. CPU time is that of the client's whole process tree between
-first arrival and last write, sampled every 100 ms.
-
-`rates`: each client pinned whole to one CPU, at each of the rates, or in closed loops of so many
-requests at once. `most`: each on the CPUs --client-cpus, with short answers and with streams of 64
-tokens; the rate rises by a quarter at a time until it is not sustained (at least 99% of it sent,
-and TTFT p99 within --error-ms of the server's log) in one of two tries. Each client then runs once
-more, at half its best; of this load generator there is also what its stamps alone are off by.
-Workers share CPUs where there are more of them than CPUs. What more CPUs would bring is not
-measured: the model at the end takes a worker on a CPU of its own for as good as the one measured,
-until the main process, whose share of a CPU is known, is full.
+first arrival and last write, sampled every 100 ms. Each client is pinned whole to one CPU and runs
+at each of the rates, or in closed loops of so many requests at once.
 
 `--peer NAME=PROGRAM` names the program of an installed peer; a peer without one is listed as not
 installed. Peers need a tokenizer (`--tokenizer`, a local folder in Hugging Face's format).
@@ -26,7 +17,6 @@ installed. Peers need a tokenizer (`--tokenizer`, a local folder in Hugging Face
 import argparse
 import contextlib
 import json
-import math
 import os
 import subprocess
 import sys
@@ -34,9 +24,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import psutil
@@ -44,35 +34,15 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import run_alone
-from benchmarks.event_server import EventServer, client_cpus, two_cpus
+from benchmarks.event_server import EventServer, two_cpus
 from connector_tax.machine import machine
 
 SUSTAINED_RATE, ERROR_MS = 0.99, 10.0
 GAP_US, FIRST_US = 10_000.0, 1000.0
-ON_TIME_NS = 1_000_000
 COMMAND_TIMEOUT_S = 180.0
-# `most`: how the rate rises, and how often one is tried: one stall of the machine is no verdict.
-STEP, TRIES = 1.25, 2
-MAIN_SHARE_MAX, MODELLED = 0.9, (2, 4, 8)
-# By name: tokens of an answer, and requests/s to begin with.
-SHAPES = {"short answers": (1, 200.0), "64-token streams": (64, 20.0)}
 PROMPT = "w3 w4 w5 w6 w7 w8 w9"
 
 # ---- the clients
-
-
-class OwnWord(NamedTuple):
-    """What only this load generator says of itself, beside the server's log by request id.
-
-    Attributes:
-        on_time: share of requests that left within 1 ms of their due time.
-        stamp_p99_ms: p99 of the distance of a first token's stamp from the server's write.
-        main_share: the main process's share of a CPU.
-    """
-
-    on_time: float
-    stamp_p99_ms: float
-    main_share: float
 
 
 @dataclass(frozen=True)
@@ -97,33 +67,10 @@ class Client:
         return [program, *(word.format_map(load) for word in text.split())]
 
 
-def _own_records(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "own.jsonl").read_text().splitlines()]
-
-
 def _own_ttft(folder: Path) -> tuple[float, float]:
-    ttft = [
-        (r["t_first_token_ns"] - r["t_send_ns"]) / 1e6
-        for r in _own_records(folder)
-        if r["status"] == "ok"
-    ]
+    records = map(json.loads, (folder / "own.jsonl").read_text().splitlines())
+    ttft = [(r["t_first_token_ns"] - r["t_send_ns"]) / 1e6 for r in records if r["status"] == "ok"]
     return float(np.percentile(ttft, 50)), float(np.percentile(ttft, 99))
-
-
-def _own_word(folder: Path, truth: Mapping[str, list[int]]) -> OwnWord:
-    records = _own_records(folder)
-    lags_ns = [(r["t_send_ns"] or math.inf) - r["t_intended_ns"] for r in records]
-    errors_ns = [
-        abs(r["t_first_token_ns"] - truth[r["request_id"]][1])
-        for r in records
-        if r["status"] == "ok"
-    ]
-    summary = json.loads((folder / "summary.json").read_text())
-    return OwnWord(
-        float(np.mean(np.array(lags_ns) < ON_TIME_NS)),
-        float(np.percentile(errors_ns, 99)) / 1e6,
-        float(summary["load_generator"]["processes"]["main"]["cpu_share"]),
-    )
 
 
 def _reported(file: str, *path: Any, p50: str = "p50", p99: str = "p99") -> Any:
@@ -142,8 +89,7 @@ OWN = "this load generator"
 CLIENTS = {
     OWN: Client(
         "-m connector_tax.loadgen --url {url} --model m --requests {count} --prompt-tokens 8"
-        " --max-tokens {tokens} --ignore-eos --no-affinity --output {folder}/own.jsonl"
-        " --summary {folder}/summary.json",
+        " --max-tokens {tokens} --ignore-eos --no-affinity --output {folder}/own.jsonl",
         "--rate {rate!r} --arrivals fixed --connections 2048",
         "--concurrency {places}",
         _own_ttft,
@@ -259,14 +205,14 @@ class Row:
     error_p99_ms: float
     cpu_s_per_1000: float
     peak_mb: float
-    own: OwnWord | None
 
-    def sustains(self, error_ms: float = ERROR_MS) -> bool:
+    @property
+    def sustained(self) -> bool:
         """True if the client kept the rate and its clock did not fall behind."""
-        return self.achieved >= SUSTAINED_RATE and abs(self.error_p99_ms) <= error_ms
+        return self.achieved >= SUSTAINED_RATE and abs(self.error_p99_ms) <= ERROR_MS
 
     def cells(self) -> list[str]:
-        """The row of `rates` as text."""
+        """The row as text."""
         return [
             self.client,
             f"{self.events_per_s:,.0f}",
@@ -277,7 +223,7 @@ class Row:
             f"{self.cpu_s_per_1000:.2f}",
             f"{1000 / self.cpu_s_per_1000:,.0f}",
             f"{self.peak_mb:.0f}",
-            "yes" if self.sustains() else "no",
+            "yes" if self.sustained else "no",
         ]
 
 
@@ -286,16 +232,15 @@ def measure(
     client: Client,
     program: str,
     events_per_s: float,
-    tokens: int,
+    places: int,
     options: argparse.Namespace,
-    cpus: Sequence[int],
-    places: int = 0,
 ) -> Row | str:
-    """Run one client on `cpus` at one rate, or with `places` requests at once.
+    """Run one client at one rate, or with `places` requests at once.
 
     Return its row, or why there is none.
     """
-    _, server_cpu = two_cpus()
+    client_cpu, server_cpu = two_cpus()
+    tokens = options.tokens
     if places:
         # As fast as a client that loses no time between two requests.
         events_per_s = places * tokens / ((FIRST_US + GAP_US * (tokens - 1)) / 1e6)
@@ -313,7 +258,7 @@ def measure(
                 "folder": folder, "prompts": prompts,
             }  # fmt: skip
             process = subprocess.Popen(
-                ["taskset", "-c", ",".join(map(str, cpus)), *client.words(program, load)],
+                ["taskset", "-c", f"{client_cpu}", *client.words(program, load)],
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env={**os.environ, "HF_HUB_OFFLINE": "1"},
@@ -331,7 +276,6 @@ def measure(
             sampler.join()
         try:
             p50, p99 = client.ttft_ms(folder)
-            own = _own_word(folder, server.truth) if client.ttft_ms is _own_ttft else None
         except (OSError, KeyError, ValueError) as error:
             return f"no result (exit status {process.returncode}): {type(error).__name__}"
     # A client may send a request of its own ahead of the load, to see that the server answers.
@@ -352,15 +296,14 @@ def measure(
         p99 - float(np.percentile(true_ttft, 99)),
         busy_s / len(truth) * 1000,
         sampler.peak_mb,
-        own,
     )
 
 
 # ---- at each rate
 
 
-def rates(options: argparse.Namespace, programs: Mapping[str, str], console: Console) -> int:
-    """Each client at each rate."""
+def rates(options: argparse.Namespace, programs: Mapping[str, str]) -> None:
+    """Print a row for each client at each rate."""
     table = Table(
         *("client", "events/s", "requests/s", "sent/plan", "TTFT p50 error ms", "p99 error ms"),
         *("CPU s / 1000 requests", "requests / CPU s", "peak MB", "sustained"),
@@ -375,15 +318,12 @@ def rates(options: argparse.Namespace, programs: Mapping[str, str], console: Con
             continue
         highest = 0.0
         for events_per_s, places in loads:
-            row = measure(
-                name, client, programs[name], events_per_s, options.tokens, options,
-                two_cpus()[:1], places,
-            )  # fmt: skip
+            row = measure(name, client, programs[name], events_per_s, places, options)
             if isinstance(row, str):
                 notes.append(f"{name} at {places or events_per_s:,.0f}: {row}")
                 break
             table.add_row(*row.cells())
-            if row.sustains():
+            if row.sustained:
                 highest = row.events_per_s
             elif not places and events_per_s > 5 * max(highest, 1000):
                 break
@@ -391,133 +331,30 @@ def rates(options: argparse.Namespace, programs: Mapping[str, str], console: Con
             notes.append(f"{name}: sustained {highest:,.0f} events/s")
         table.add_section()
     load = "closed loop" if options.places else "constant rate"
+    console = Console(width=140, highlight=False)
+    console.print(machine("uvloop"))
     console.print(
         f"one CPU for each client, one for the server; {load}, {options.tokens} events "
         f"{GAP_US / 1e3:g} ms apart, {options.seconds:g} s per row; sustained: sent/plan >= "
         f"{SUSTAINED_RATE} and TTFT p99 error within {ERROR_MS:g} ms"
     )
     console.print(table, *notes, sep="\n")
-    return 0
 
 
-# ---- the most
-
-
-def _best_of(
-    name: str, client: Client, program: str, shape: str, options: argparse.Namespace
-) -> tuple[Row, Row | None] | None:
-    """The row of the highest rate that is sustained, and that of half of it; None: no rate is."""
-    tokens, rate_rps = SHAPES[shape]
-
-    def run(rate_rps: float) -> Row | None:
-        cpus = client_cpus(options.client_cpus)
-        row = measure(name, client, program, rate_rps * tokens, tokens, options, cpus)
-        if isinstance(row, str):
-            print(f"{name} at {rate_rps:,.0f} requests/s: {row}")
-            return None
-        return row
-
-    best: Row | None = None
-    failed = 0
-    while failed < TRIES:
-        row = run(rate_rps)
-        if row is not None and row.sustains(options.error_ms):
-            best, failed = row, 0
-            rate_rps *= STEP
-        else:
-            failed += 1
-    return None if best is None else (best, run(best.events_per_s / tokens / 2))
-
-
-def _model(shape: str, one: Row) -> str:
-    """What more workers would do, each on a CPU of its own."""
-    assert one.own is not None
-    rate_rps = one.events_per_s / SHAPES[shape][0]
-    most_rps = rate_rps * MAIN_SHARE_MAX / one.own.main_share
-    said = ", ".join(f"{n} workers {min(n * rate_rps, most_rps):,.0f}" for n in MODELLED)
-    return (
-        f"model, not measured, {shape}: {said} requests/s (main process "
-        f"{one.own.main_share:.2f} of a CPU at {rate_rps:,.0f}, full at {most_rps:,.0f})"
-    )
-
-
-def most(options: argparse.Namespace, programs: Mapping[str, str], console: Console) -> int:
-    """The most each client can do, this load generator by workers; 1 if it sustained nothing."""
-    own = CLIENTS[OWN]
-    clients = {
-        f"{OWN}, {n} workers": (
-            replace(own, command=f"{own.command} --workers {n}"), programs[OWN]
-        )
-        for n in options.workers.split(",")
-    }  # fmt: skip
-    first = next(iter(clients))
-    clients |= {name: (CLIENTS[name], path) for name, path in programs.items() if name != OWN}
-    table = Table(
-        *("client", "answers", "requests/s", "events/s", "TTFT p99 error ms", "at half"),
-        *("stamp p99 error ms, at half", "in 1 ms of due, at half"),
-        *("CPU s / 1000 requests", "peak MB"),
-    )
-    models = []
-    for shape, (tokens, _) in SHAPES.items():
-        for name, (client, program) in clients.items():
-            rows = _best_of(name, client, program, shape, options)
-            if rows is None:
-                table.add_row(name, shape, "none", *["-"] * 7)
-                continue
-            best, half = rows
-            word = None if half is None else half.own
-            table.add_row(
-                name,
-                shape,
-                f"{best.events_per_s / tokens:,.0f}",
-                f"{best.events_per_s:,.0f}",
-                f"{best.error_p99_ms:+.2f}",
-                "-" if half is None else f"{half.error_p99_ms:+.3f}",
-                "-" if word is None else f"{word.stamp_p99_ms:.3f}",
-                "-" if word is None else f"{word.on_time:.4f}",
-                f"{best.cpu_s_per_1000:.2f}",
-                f"{best.peak_mb:.0f}",
-            )
-            if name == first:
-                models.append(_model(shape, best))
-        table.add_section()
-    console.print(
-        f"clients on CPUs {client_cpus(options.client_cpus)}, one for the server; "
-        f"{options.seconds:g} s per run; sustained: 99% sent and TTFT p99 error within "
-        f"{options.error_ms:g} ms"
-    )
-    console.print(table, *models, sep="\n")
-    return 0 if models else 1
-
-
-def main() -> int:
+def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.peers", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    commands = parser.add_subparsers(required=True)
-    command = commands.add_parser("rates", help=rates.__doc__)
-    command.add_argument("--rates", default="1000,5000,20000,40000,60000,80000", help="events/s")
+    parser.add_argument("--rates", default="1000,5000,20000,40000,60000,80000", help="events/s")
     words = "closed loops of so many requests at once, in their place"
-    command.add_argument("--places", help=words)
-    command.add_argument("--tokens", type=int, default=64)
-    command.add_argument("--seconds", type=float, default=4.0, help="of each run")
-    command.set_defaults(run=rates)
-    add_peers(command)
-    command = commands.add_parser("most", help=most.__doc__)
-    command.add_argument("--workers", default="1,2", help="of this load generator")
-    command.add_argument("--client-cpus", help="such as 0,1; default: all but the last")
-    command.add_argument("--seconds", type=float, default=5.0, help="of each run")
-    command.add_argument("--error-ms", type=float, default=ERROR_MS)
-    command.set_defaults(run=most)
-    add_peers(command)
+    parser.add_argument("--places", help=words)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each run")
+    add_peers(parser)
     options = parser.parse_args()
-    programs = {OWN: sys.executable, **named_peers(parser, options.peer, CLIENTS)}
-    console = Console(width=140, highlight=False)
-    console.print(machine("uvloop"))
-    status: int = options.run(options, programs, console)
-    return status
+    rates(options, {OWN: sys.executable, **named_peers(parser, options.peer, CLIENTS)})
 
 
 if __name__ == "__main__":

@@ -10,17 +10,16 @@ those are (difference of the percentiles' logarithms, mean over cells). The seco
 of the block model, each cell name by itself, with nothing and with them left out.
 """
 
-import argparse
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import study_parser
 from connector_tax.analysis.ingest import Cell, load_cells
 from connector_tax.analysis.machine import WatchedMachine, read_machine
 from connector_tax.analysis.measure import measure_requests
@@ -151,15 +150,12 @@ def explain(study: Study, factor: float, steal: float) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Show what leaving out the requests of disturbed time would do to a measured study."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.quiet", description=main.__doc__)
-    parser.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
+    parser = study_parser("quiet", main.__doc__)
     parser.add_argument("--factor", type=float, default=1.1, help="default: %(default)s")
     parser.add_argument("--steal", type=float, default=0.02, help="default: %(default)s")
-    return run_command(parser, argv, _run, (ArtifactError,))
-
-
-def _run(arguments: argparse.Namespace) -> None:
-    explain(load_study(arguments.study), arguments.factor, arguments.steal)
+    return run_command(
+        parser, argv, lambda given: explain(load_study(given.study), given.factor, given.steal)
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Launch an engine as a child process and wait until it is ready."""
+"""Launch an engine as a child process, wait until it is ready, and what to ask it."""
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -58,3 +59,11 @@ async def running(config: Path, *, truth_log: Path | None = None) -> AsyncIterat
             process.send_signal(signal.SIGTERM)
         _, rest = await process.communicate()
         sys.stderr.write(rest.decode())
+
+
+def payload(prompt: list[int], tokens: int, headers: bytes = b"") -> bytes:
+    """A streamed completion of so many tokens, as it goes over the wire."""
+    body = {"prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": True}
+    data = json.dumps(body).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\n%bcontent-length: %d\r\n\r\n"
+    return head % (headers, len(data)) + data

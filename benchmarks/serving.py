@@ -7,6 +7,7 @@ only waits for such deadlines on the same core, as the engine's step device does
 byte. No server on that core can be earlier.
 """
 
+import argparse
 import asyncio
 import json
 import os
@@ -21,13 +22,15 @@ from typing import Any
 
 import numpy as np
 import psutil
+import uvloop
 from numpy.typing import NDArray
 
-from benchmarks import take_turns
-from benchmarks.running import running
+from benchmarks import run_alone
+from benchmarks.running import payload, running
 from connector_tax.config import ROOT, load_yaml
 from connector_tax.files import read_jsonl, write_json
 from connector_tax.linux import sharpen_timers
+from connector_tax.machine import machine
 
 _WARMUP_S = 0.5
 _MEASURE_S = 3.0
@@ -72,21 +75,15 @@ class Result:
 _P99 = 4  # column of Result.row
 
 
-def _payload(tokens: int) -> bytes:
-    body = {"prompt": [1], "max_tokens": tokens, "ignore_eos": True, "stream": True}
-    data = json.dumps(body).encode()
-    return b"POST /v1/completions HTTP/1.1\r\ncontent-length: %d\r\n\r\n%b" % (len(data), data)
-
-
 def _drive(port: int, load: Load, cpu: "_Cpu") -> tuple[float, float, float]:
     """Keep every connection busy; tokens/s, requests/s and CPU share of the measured seconds."""
-    payload = _payload(load.tokens)
+    request = payload([1], load.tokens)
     selector = selectors.EpollSelector()
     tails: dict[socket.socket, bytes] = {}
     for _ in range(load.connections):
         connection = socket.create_connection(("127.0.0.1", port))
         connection.setblocking(False)
-        connection.sendall(payload)
+        connection.sendall(request)
         selector.register(connection, selectors.EVENT_READ)
         tails[connection] = b""
     begin = time.monotonic() + _WARMUP_S
@@ -108,7 +105,7 @@ def _drive(port: int, load: Load, cpu: "_Cpu") -> tuple[float, float, float]:
             if _DONE in seen:
                 requests += 1
                 tails[connection] = b""
-                connection.sendall(payload)
+                connection.sendall(request)
             else:
                 tails[connection] = seen[-len(_DONE) + 1 :]
     share = (cpu.seconds() - cpu_begin) / _MEASURE_S
@@ -237,5 +234,16 @@ def _row(name: str, values: NDArray[np.float64], digits: tuple[int, ...]) -> str
     return f"  {name:38}" + "".join(shown)
 
 
+def main() -> None:
+    """Print the machine and the table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.serving", description=__doc__)
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="how often each contender takes its turn (default 5)"
+    )
+    arguments = parser.parse_args()
+    print(machine("uvloop"), flush=True)
+    uvloop.run(run(arguments.rounds))
+
+
 if __name__ == "__main__":
-    sys.exit(take_turns("serving", __doc__, run))
+    sys.exit(run_alone(main))

@@ -4,7 +4,6 @@ Offline, on the Phase A cell at ref_safe of a study with a step probe. The whole
 what lies outside them, less plain's: by means the two are the step, by medians something is left.
 """
 
-import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import study_parser
 from connector_tax.analysis.ingest import load_cells
 from connector_tax.analysis.steps import Steps, read_steps
 from connector_tax.artifacts import paths
@@ -69,9 +69,8 @@ def explain(study_file: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Split the steps of a study by means and by medians, in us over plain's."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.steps", description=main.__doc__)
-    parser.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
-    return run_command(parser, argv, lambda given: explain(given.study), (ArtifactError,))
+    parser = study_parser("steps", main.__doc__)
+    return run_command(parser, argv, lambda given: explain(given.study))
 
 
 if __name__ == "__main__":

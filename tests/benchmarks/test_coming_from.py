@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.coming_from import PAGE, PAIRS, Pair
 from connector_tax.loadgen.__main__ import main
-from tests.loadgen.fault_server import HEAD, FaultServer, chunked, event, token, usage
+from tests.loadgen.fault_server import HEAD, chunked, event, serve, token, usage
 
 TOKENS = [event(token())] * 15
 ANSWER = HEAD + chunked(
@@ -20,7 +20,7 @@ OURS = {pair.ours: pair for pair in PAIRS}
 @pytest.mark.parametrize("pair", OURS.values(), ids=OURS)
 def test_our_line_sends_what_it_says(pair: Pair, tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
-    with FaultServer({"x": [ANSWER]}, lambda _body: "x") as server:
+    with serve(ANSWER) as server:
         arguments = pair.our_arguments(f"http://127.0.0.1:{server.port}")
         assert main([*arguments, "--no-affinity", "--output", str(output)]) in (0, 1)
         bodies = server.bodies
