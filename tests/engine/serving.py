@@ -59,22 +59,24 @@ class Launched:
         assert status == 200
         return json.loads(body)
 
+    def ask(self, fault: dict[str, Any] | None = None, **fields: Any) -> tuple[int, bytes]:
+        """A completion: status and body."""
+        headers = {"X-Embedded-Fault": json.dumps(fault)} if fault else {}
+        return self.request("POST", "/v1/completions", completion(**fields), headers)
+
     def stream(self, fault: dict[str, Any] | None = None, **fields: Any) -> bytes:
         """A streamed completion's whole body."""
-        headers = {"X-Embedded-Fault": json.dumps(fault)} if fault else {}
-        status, body = self.request("POST", "/v1/completions", completion(**fields), headers)
+        status, body = self.ask(fault, **fields)
         assert status == 200, body
         return body
 
     def raw(self, payload: bytes, fault: dict[str, Any] | None = None) -> Iterator[bytes]:
         """Send a completion and yield what each read brings, until the server closes."""
-        head = (
-            f"POST /v1/completions HTTP/1.1\r\nconnection: close\r\ncontent-length: {len(payload)}"
-        )
+        headers = ["connection: close"]
         if fault:
-            head += f"\r\nx-embedded-fault: {json.dumps(fault)}"
+            headers.append(f"x-embedded-fault: {json.dumps(fault)}")
         with socket.create_connection(("127.0.0.1", self.port), timeout=20) as connection:
-            connection.sendall(head.encode() + b"\r\n\r\n" + payload)
+            connection.sendall(post(payload, *headers))
             while data := connection.recv(1 << 16):
                 yield data
 
@@ -100,6 +102,12 @@ class Launched:
 def _own_labels(labels: dict[str, str]) -> str:
     """The labels that tell the samples of a family apart."""
     return "".join(f"{{{v}}}" for k, v in labels.items() if k not in ("engine", "model_name"))
+
+
+def post(body: bytes, *headers: str, version: str = "1.1") -> bytes:
+    """A completion request as it goes over the wire."""
+    lines = [f"POST /v1/completions HTTP/{version}", *headers, f"content-length: {len(body)}"]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
 def completion(**fields: Any) -> dict[str, Any]:

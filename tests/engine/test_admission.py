@@ -60,11 +60,6 @@ def test_the_rounds_of_a_policy(
     assert taken == rounds
 
 
-def test_a_round_takes_no_more_than_it_may() -> None:
-    waiting = prompts(1, 1, 1)
-    assert len(Admission(AdmissionOptions(), CONTEXT).take(waiting, 2)) == 2
-
-
 def test_every_nth_round_is_fifo() -> None:
     options = AdmissionOptions("pack", 16, 3, 4)
     admission = Admission(options, CONTEXT)

@@ -13,6 +13,7 @@ import psutil
 import pytest
 import uvloop
 
+from connector_tax.engine import batching
 from connector_tax.engine.batching import (
     BatchedService,
     ServiceError,
@@ -240,7 +241,6 @@ def test_a_class_the_worker_cannot_import_is_refused() -> None:
         ("timeout_seconds", 1.5),
         ("max_queue_size", 0),
         ("max_queue_size", 129),
-        ("start_limit_s", 0),
     ],
 )
 def test_options_out_of_range_are_named(option: str, value: float) -> None:
@@ -361,11 +361,14 @@ def test_a_start_that_is_stopped_or_cancelled_leaves_no_worker() -> None:
     asyncio.run(main())
 
 
-def test_a_worker_that_is_not_ready_in_time_is_named_and_ended() -> None:
+def test_a_worker_that_is_not_ready_in_time_is_named_and_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def main() -> None:
-        service = BatchedService(1, start_limit_s=0.5)
+        service = BatchedService(1)
         with pytest.raises(WorkerDied, match=r"was not ready in 0\.5 s"):
             await asyncio.wait_for(service.start(t.NeverReady), 20)
         assert not psutil.Process().children()
 
+    monkeypatch.setattr(batching, "_START_S", 0.5)
     asyncio.run(main())

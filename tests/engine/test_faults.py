@@ -23,10 +23,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
         yield running
 
 
-def raw_reads(server: Launched, fault: dict[str, Any], **fields: Any) -> list[bytes]:
-    return list(server.raw(json.dumps(completion(**fields)).encode(), fault))
-
-
 def truth_of(folder: Path, fault: dict[str, Any], count: int, **fields: Any) -> list[list[int]]:
     """The tokens of each write of so many requests with a fault; every body is still complete."""
     with launched(folder, fault_headers=True) as server:
@@ -68,8 +64,7 @@ def test_delayed_headers(server: Launched) -> None:
 
 @pytest.mark.parametrize(("kind", "status"), [("http_429", 429), ("http_500", 500)])
 def test_error_statuses(server: Launched, kind: str, status: int) -> None:
-    header = {"X-Embedded-Fault": json.dumps({"kind": kind})}
-    got, body = server.request("POST", "/v1/completions", completion(), header)
+    got, body = server.ask({"kind": kind})
     assert (got, json.loads(body)["error"]["code"]) == (status, status)
 
 
@@ -88,7 +83,7 @@ def test_fin_in_the_middle(server: Launched) -> None:
 
 def test_rst_in_the_middle(server: Launched) -> None:
     with pytest.raises(ConnectionResetError):
-        raw_reads(server, {"kind": "rst", "after_tokens": 2})
+        list(server.raw(json.dumps(completion()).encode(), {"kind": "rst", "after_tokens": 2}))
 
 
 def test_missing_done(server: Launched) -> None:
@@ -131,8 +126,7 @@ def test_faults_of_an_answer_that_is_not_streamed(server: Launched) -> None:
 
 
 def test_a_fault_nobody_knows_is_refused(server: Launched) -> None:
-    header = {"X-Embedded-Fault": '{"kind": "gremlin"}'}
-    status, body = server.request("POST", "/v1/completions", completion(), header)
+    status, body = server.ask({"kind": "gremlin"})
     assert status == 400
     assert b"X-Embedded-Fault" in body
 
@@ -140,8 +134,7 @@ def test_a_fault_nobody_knows_is_refused(server: Launched) -> None:
 @pytest.mark.parametrize("kind", ["die", "gremlin"])
 def test_fault_headers_are_refused_unless_switched_on(tmp_path: Path, kind: str) -> None:
     with launched(tmp_path) as server:
-        header = {"X-Embedded-Fault": json.dumps({"kind": kind})}
-        status, body = server.request("POST", "/v1/completions", completion(), header)
+        status, body = server.ask({"kind": kind})
         assert status == 400
         assert b"--fault-headers" in body
         assert server.stream().endswith(b"data: [DONE]\n\n")
@@ -157,7 +150,7 @@ def test_every_fault_is_in_the_truth_log(tmp_path: Path) -> None:
         server.stream()
         with pytest.raises(http.client.IncompleteRead):
             server.stream()
-        assert server.request("POST", "/v1/completions", completion())[0] == 500
+        assert server.ask()[0] == 500
         assert b"[DONE]" not in server.stream()
         assert b"[DONE]" in server.stream()
         server.stop()

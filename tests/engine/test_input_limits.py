@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.engine.serving import Launched, completion, launched
+from tests.engine.serving import Launched, completion, launched, post
 
 OFFERED = 160 << 20  # bytes
 KEPT = 48 << 20  # the limit, 16 MiB, once as it is read and once whole, and room
@@ -28,10 +28,6 @@ def peak_bytes(server: Launched) -> int:
     kib = re.search(r"VmHWM:\s+(\d+) kB", status)
     assert kib is not None
     return int(kib[1]) << 10
-
-
-def post(body: bytes) -> bytes:
-    return b"POST /v1/completions HTTP/1.1\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
 
 
 def offer(connection: socket.socket, pieces: Iterator[bytes]) -> int:

@@ -18,6 +18,7 @@ from tests.engine.serving import (
     Launched,
     completion,
     events,
+    post,
     texts,
 )
 
@@ -138,11 +139,8 @@ def test_errors_have_vllms_shape(
 
 
 def test_a_connection_carries_many_requests_and_pipelined_ones_in_order(server: Launched) -> None:
-    payload = b""
-    for prompt in range(5):
-        body = json.dumps(completion(prompt=[prompt], max_tokens=3)).encode()
-        payload += b"POST /v1/completions HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(body) + body
-    payload += b"GET /health HTTP/1.1\r\nconnection: close\r\n\r\n"
+    asked = [json.dumps(completion(prompt=[p], max_tokens=3)).encode() for p in range(5)]
+    payload = b"".join(map(post, asked)) + b"GET /health HTTP/1.1\r\nconnection: close\r\n\r\n"
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
         connection.sendall(payload)
         got = b"".join(iter(lambda: connection.recv(1 << 16), b""))
@@ -154,11 +152,7 @@ def test_a_connection_carries_many_requests_and_pipelined_ones_in_order(server: 
 @settings(max_examples=25)
 @given(cuts=st.lists(st.integers(1, 250), max_size=4))
 def test_a_request_may_arrive_in_any_pieces(server: Launched, cuts: list[int]) -> None:
-    body = json.dumps(completion(max_tokens=2)).encode()
-    payload = (
-        b"POST /v1/completions HTTP/1.1\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
-        % (len(body), body)
-    )
+    payload = post(json.dumps(completion(max_tokens=2)).encode(), "connection: close")
     edges = [0, *sorted({c for c in cuts if c < len(payload)}), len(payload)]
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -177,9 +171,7 @@ def test_what_is_not_http_is_refused(server: Launched) -> None:
 def test_http_1_0_gets_a_body_that_ends_with_the_connection(server: Launched) -> None:
     body = json.dumps(completion()).encode()
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
-        connection.sendall(
-            b"POST /v1/completions HTTP/1.0\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
-        )
+        connection.sendall(post(body, version="1.0"))
         got = b"".join(iter(lambda: connection.recv(1 << 16), b""))
     head, _, rest = got.partition(b"\r\n\r\n")
     assert b"chunked" not in head
@@ -189,10 +181,8 @@ def test_http_1_0_gets_a_body_that_ends_with_the_connection(server: Launched) ->
 def test_expect_100_continue(server: Launched) -> None:
     body = json.dumps(completion()).encode()
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
-        connection.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nexpect: 100-continue\r\nconnection: close\r\n"
-            b"content-length: %d\r\n\r\n" % len(body)
-        )
+        whole = post(body, "expect: 100-continue", "connection: close")
+        connection.sendall(whole.removesuffix(body))
         assert connection.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
         connection.sendall(body)
         assert b"[DONE]" in b"".join(iter(lambda: connection.recv(1 << 16), b""))
@@ -255,9 +245,7 @@ def test_a_client_that_leaves_aborts_its_request(server: Launched) -> None:
     before = server.metrics()["vllm:request_success_total{abort}"]
     body = json.dumps(completion(max_tokens=5000)).encode()
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
-        connection.sendall(
-            b"POST /v1/completions HTTP/1.1\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
-        )
+        connection.sendall(post(body))
         connection.recv(1 << 16)
     deadline = time.monotonic() + 10
     while server.metrics()["vllm:request_success_total{abort}"] == before:

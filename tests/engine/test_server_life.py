@@ -20,6 +20,7 @@ from tests.engine.serving import (
     completion,
     config_with,
     launched,
+    post,
 )
 
 
@@ -34,9 +35,7 @@ def test_sigterm_ends_everything_orderly_with_requests_in_flight(tmp_path: Path)
         assert len(processes) == 3  # the server, its worker, the background load
         body = json.dumps(completion(max_tokens=5000)).encode()
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
-            connection.sendall(
-                b"POST /v1/completions HTTP/1.1\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
-            )
+            connection.sendall(post(body))
             connection.recv(1 << 16)
             begin = time.monotonic()
             assert server.stop() == 0
@@ -68,6 +67,14 @@ def test_a_dead_worker_fails_requests_and_ends_the_server(tmp_path: Path) -> Non
         assert server.process.wait(10) == 1
     assert any("EngineDeadError" in line for line in server.stderr)
     assert server.records("truth.jsonl")[-1]["outcome"] == "engine dead"
+
+
+def refused(arguments: list[str], status: int = 1) -> str:
+    """What a launch that ends with `status` says."""
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=20, check=False)
+    assert done.returncode == status
+    assert "Traceback" not in done.stderr
+    return done.stderr
 
 
 @pytest.mark.parametrize(
@@ -103,35 +110,17 @@ def test_a_bad_launch_says_why(
 ) -> None:
     path = tmp_path / "engine.json"
     path.write_text(json.dumps(config_with(changes)))
-    done = subprocess.run(
-        command(path, configuration, free_port("127.0.0.1"), tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=20,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert str(path) in done.stderr
-    assert says in done.stderr
-    assert "Traceback" not in done.stderr
+    said = refused(command(path, configuration, free_port("127.0.0.1"), tmp_path))
+    assert str(path) in said
+    assert says in said
 
 
 def test_a_port_in_use_is_named(server: Launched, tmp_path: Path) -> None:
-    done = subprocess.run(
-        command(EMBEDDED, "plain", server.port, tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=20,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert f"127.0.0.1:{server.port}" in done.stderr
-    assert "Traceback" not in done.stderr
+    said = refused(command(EMBEDDED, "plain", server.port, tmp_path))
+    assert f"127.0.0.1:{server.port}" in said
 
 
 def test_only_loopback_is_served(tmp_path: Path) -> None:
     arguments = command(EMBEDDED, "plain", free_port("127.0.0.1"), tmp_path)
     arguments[arguments.index("127.0.0.1")] = "0.0.0.0"
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=20, check=False)
-    assert done.returncode == 2
-    assert "found 0.0.0.0; allowed: a loopback address" in done.stderr
+    assert "found 0.0.0.0; allowed: a loopback address" in refused(arguments, 2)

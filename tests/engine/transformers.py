@@ -6,7 +6,7 @@ import signal
 import time
 from typing import Any
 
-from connector_tax.engine.transformer import VectorTransformer
+from connector_tax.engine.transformer import VectorTransformer, pack
 
 
 class Squares(VectorTransformer):
@@ -62,38 +62,27 @@ class Gated(VectorTransformer):
         return [len(prepared)] * len(prepared)
 
 
-class FailsToBuild(VectorTransformer):
+class FailsToBuild(Squares):
     """Cannot be constructed."""
 
     def __init__(self) -> None:
         raise OSError("no such weights")
 
-    def transform(self, prepared: list[Any]) -> list[Any]:
-        return prepared
 
-
-class DiesWhenBuilt(VectorTransformer):
+class DiesWhenBuilt(Squares):
     """Ends its process in the constructor."""
 
     def __init__(self) -> None:
         os._exit(3)
 
-    def transform(self, prepared: list[Any]) -> list[Any]:
-        return prepared
 
-
-class Stubborn(VectorTransformer):
+class Stubborn(Squares):
     """Does not end when its connection closes."""
 
     def run(self, connection: Any) -> None:
-        from connector_tax.engine.transformer import pack
-
         connection.sendall(pack(["ready"]))
         while True:
             signal.pause()
-
-    def transform(self, prepared: list[Any]) -> list[Any]:
-        return prepared
 
 
 class WrongCount(VectorTransformer):
@@ -122,11 +111,8 @@ class Textless(Exception):
         raise RuntimeError("no text")
 
 
-class NeverReady(VectorTransformer):
+class NeverReady(Squares):
     """Its constructor does not return."""
 
     def __init__(self) -> None:
         signal.pause()
-
-    def transform(self, prepared: list[Any]) -> list[Any]:
-        return prepared

@@ -15,11 +15,12 @@ import uvloop
 
 from connector_tax.config import ConfigError, shipped
 from connector_tax.engine.batching import ServiceError
+from connector_tax.engine.completion import error_body
 from connector_tax.engine.config import EngineConfig, load_config
 from connector_tax.engine.http import serve
 from connector_tax.engine.logs import LineLog, LogError, StepLog
 from connector_tax.engine.loop import Engine
-from connector_tax.engine.server import Application, refusal
+from connector_tax.engine.server import Application
 
 _LOG = logging.getLogger("connector_tax.engine")
 
@@ -58,19 +59,16 @@ async def _serve(arguments: argparse.Namespace, config: EngineConfig) -> int:
         if not ended.done():
             ended.set_result(status)
 
-    def on_death(message: str) -> None:
-        _LOG.error("%s", message)
+    def on_death(cause: object) -> None:
+        _LOG.error("%s", cause)
         end(1)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, end, 0)
     prefix = os.environ.get("AGENTIC_STEP_LOG_PATH")
 
-    def on_log_failure(error: LogError) -> None:
-        on_death(str(error))
-
-    step_log = StepLog(prefix, on_log_failure) if prefix else None
-    truth_log = LineLog(arguments.truth_log, on_log_failure) if arguments.truth_log else None
+    step_log = StepLog(prefix, on_death) if prefix else None
+    truth_log = LineLog(arguments.truth_log, on_death) if arguments.truth_log else None
     engine = Engine(config, arguments.launch_seed, step_log, on_death)
     application = Application(engine, truth_log, fault_headers=arguments.fault_headers)
     try:
@@ -78,7 +76,7 @@ async def _serve(arguments: argparse.Namespace, config: EngineConfig) -> int:
         if truth_log is not None:
             truth_log.write(engine.truth())
         server, connections = await serve(
-            application.handle, refusal, arguments.host, arguments.port
+            application.handle, error_body, arguments.host, arguments.port
         )
         # A full collection in the middle of a step's writes makes its tokens late; requests leave
         # no cycles behind, so collections can be rare.

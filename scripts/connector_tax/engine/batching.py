@@ -37,6 +37,7 @@ from connector_tax.engine.transformer import (
 from connector_tax.linux import TimerFd
 
 _LOG = logging.getLogger(__name__)
+_START_S = 60.0
 _STOP_GRACE_S = 0.5
 # No `-m`: the transformer's class would be there twice.
 _WORKER = "from connector_tax.engine.transformer import main; main()"
@@ -77,7 +78,6 @@ class BatchedService:
         max_batch_size: elements in a batch at most, 1 to 10000.
         timeout_seconds: how long the first element of a partial batch waits, over 0, at most 1.
         max_queue_size: batches in flight at most, 1 to 128.
-        start_limit_s: how long the worker process may take to be ready.
 
     Raises:
         ValueError: an option out of its range; names the option.
@@ -88,17 +88,13 @@ class BatchedService:
         max_batch_size: int,
         timeout_seconds: float = 0.1,
         max_queue_size: int = 32,
-        *,
-        start_limit_s: float = 60.0,
     ) -> None:
         _check("max_batch_size", max_batch_size, 1 <= max_batch_size <= 10000, "1 to 10000")
         _check("timeout_seconds", timeout_seconds, 0 < timeout_seconds <= 1, "over 0, at most 1")
         _check("max_queue_size", max_queue_size, 1 <= max_queue_size <= 128, "1 to 128")
-        _check("start_limit_s", start_limit_s, start_limit_s > 0, "over 0")
         self.max_batch_size = max_batch_size
         self.timeout_seconds = timeout_seconds
         self.max_queue_size = max_queue_size
-        self.start_limit_s = start_limit_s
         self._timeout_ns = round(timeout_seconds * 1e9)
         # Called once when the worker process ends on its own, also while no request waits for it.
         self.on_worker_death: Callable[[WorkerDied], None] | None = None
@@ -234,14 +230,14 @@ class BatchedService:
         try:
             self._process = await self._connection.launch()
             self._connection.write(first)
-            async with asyncio.timeout(self.start_limit_s):
+            async with asyncio.timeout(_START_S):
                 answer = unpack(await self._connection.first)
             if answer[0] == "error":
                 raise TransformError(*answer[1:])
         except TimeoutError:
             await self.stop()
             raise WorkerDied(
-                f"worker process {self.worker_pid} was not ready in {self.start_limit_s:g} s"
+                f"worker process {self.worker_pid} was not ready in {_START_S:g} s"
             ) from None
         except BaseException:
             await self.stop()
@@ -255,13 +251,8 @@ class BatchedService:
 
     @property
     def worker_pid(self) -> int:
-        """The worker's process id.
-
-        Raises:
-            ServiceStopped: the service was never started.
-        """
-        if self._process is None:
-            raise ServiceStopped("the service has not been started")
+        """The worker's process id, once it has been launched."""
+        assert self._process is not None
         return self._process.pid
 
     def _on_worker_closed(self) -> None:
@@ -333,12 +324,10 @@ class WorkerConnection(asyncio.Protocol):
             )
 
     def write(self, frame: bytes) -> None:
-        """Send a frame."""
         assert self._transport is not None
         self._transport.write(frame)
 
     def close(self) -> None:
-        """Close this end."""
         self._closed = True
         if not self.first.done():
             self.first.set_exception(ServiceStopped("the service has been stopped"))

@@ -137,10 +137,6 @@ class Completion:
         else:
             self.respond(500, body, 0, "engine dead")
 
-    def disconnected(self, outcome: str) -> None:
-        """The connection is gone, or is being closed by the server."""
-        self._close(outcome)
-
     # -- writing --------------------------------------------------------------------------------
 
     def closing_events(self) -> list[bytes]:
@@ -162,26 +158,27 @@ class Completion:
         """Send the last events and the end of the body in one write; the response is over."""
         rest = b"".join(self.frame(event) for event in events)
         self.write(rest + (LAST_CHUNK if self._chunked else b""), 0, 0)
-        self._close(outcome)
+        self.close(outcome)
         self._protocol.end()
 
     def cut(self, outcome: str, *, reset: bool) -> None:
         """End the connection in the middle of the body."""
-        self._close(outcome)
+        self.close(outcome)
         self._protocol.drop(reset=reset)
 
     def respond(self, status: int, body: bytes, deadline_ns: int, outcome: str = "ok") -> None:
         """Send the whole response at once."""
         self._t_headers_ns = time.monotonic_ns()
         self._writes.append((self._t_headers_ns, self._sent, deadline_ns))
-        self._close(outcome)
+        self.close(outcome)
         self._protocol.respond(status, body)
 
     def write(self, data: bytes, tokens: int, deadline_ns: int) -> None:
         """Send bytes that carry so many tokens, and remember when."""
         self._writes.append((self._protocol.write(data), tokens, deadline_ns))
 
-    def _close(self, outcome: str) -> None:
+    def close(self, outcome: str) -> None:
+        """The response is over: the truth about it goes to `on_end`."""
         if self._done:
             return
         self._done = True

@@ -64,7 +64,6 @@ class BackgroundCpu:
             raise RuntimeError(f"the background load ended with status {status} before it began")
 
     async def stop(self) -> None:
-        """End the burner."""
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()

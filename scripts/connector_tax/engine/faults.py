@@ -103,12 +103,3 @@ class FaultPlan:
             if struck is None and (chance or ordinal in rule.at):
                 struck = rule
         return struck
-
-
-def parse_header(value: bytes) -> Fault:
-    """The fault a request asks for.
-
-    Raises:
-        ValueError: not a JSON object of a known kind and known parameters.
-    """
-    return msgspec.json.decode(value, type=Fault)

@@ -171,7 +171,6 @@ class HttpProtocol(asyncio.Protocol):
         body: bytes,
         content_type: bytes = b"application/json",
     ) -> None:
-        """Send a whole response."""
         assert self._current is not None
         head = b"%bcontent-length: %d\r\ncontent-type: %b\r\n%b\r\n" % (
             _STATUS[status],

@@ -38,7 +38,6 @@ class Holding:
 
     @property
     def blocks(self) -> int:
-        """All blocks held."""
         return len(self.shared) + self.own
 
 

@@ -155,7 +155,6 @@ class StepLog:
         }
 
     def write(self, record: StepLine) -> None:
-        """Append a record to its process's file."""
         self._logs[record["process"]].write(record)
 
     def close(self) -> None:

@@ -30,8 +30,8 @@ class Histogram:
     """Counts by upper bound, with a sum."""
 
     def __init__(self, name: str, text: str, bounds: tuple[float, ...]) -> None:
-        self.name = name
-        self.text = text
+        self._name = f"vllm:{name}"
+        self._text = text
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
@@ -45,13 +45,14 @@ class Histogram:
         """The family in Prometheus's text format."""
         running = list(accumulate(self._counts))
         bounds = [*(repr(float(b)) for b in self._bounds), "+Inf"]
+        name = self._name
         lines = [
-            f'{self.name}_bucket{{{labels},le="{bound}"}} {count}.0'
+            f'{name}_bucket{{{labels},le="{bound}"}} {count}.0'
             for bound, count in zip(bounds, running, strict=True)
         ]
-        lines.append(f"{self.name}_count{{{labels}}} {running[-1]}.0")
-        lines.append(f"{self.name}_sum{{{labels}}} {self._sum!r}")
-        return _family(self.name, "histogram", self.text, lines)
+        lines.append(f"{name}_count{{{labels}}} {running[-1]}.0")
+        lines.append(f"{name}_sum{{{labels}}} {self._sum!r}")
+        return _family(name, "histogram", self._text, lines)
 
 
 class Metrics:
@@ -64,28 +65,23 @@ class Metrics:
         self.generation_tokens = 0
         self.extra_prefix_hits = 0
         self.finished = dict.fromkeys(_REASONS, 0)
-
-        def times(name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
-            return Histogram(f"vllm:{name}", text, bounds)
-
-        self.ttft = times("time_to_first_token_seconds", "Time to first token.", _TTFT)
-        self.inter_token = times(
+        self.ttft = Histogram("time_to_first_token_seconds", "Time to first token.", _TTFT)
+        self.inter_token = Histogram(
             "inter_token_latency_seconds", "Time between two tokens.", _TOKEN_TIME
         )
-        self.time_per_token = times(
+        self.time_per_token = Histogram(
             "request_time_per_output_token_seconds", "Mean time per output token.", _TOKEN_TIME
         )
-        self.e2e = times("e2e_request_latency_seconds", "End-to-end latency.", _REQUEST_TIME)
-        self.queue = times("request_queue_time_seconds", "Time waiting.", _REQUEST_TIME)
-        self.prefill = times("request_prefill_time_seconds", "Time in prefill.", _REQUEST_TIME)
-        self.decode = times("request_decode_time_seconds", "Time in decode.", _REQUEST_TIME)
-        self.inference = times("request_inference_time_seconds", "Time running.", _REQUEST_TIME)
-        self.iteration = times("iteration_tokens_total", "Tokens of a step.", _ITERATION)
-        self.request_prompt = times("request_prompt_tokens", "Prompt tokens.", _TOKENS)
-        self.request_generation = times("request_generation_tokens", "Generated.", _TOKENS)
+        self.e2e = Histogram("e2e_request_latency_seconds", "End-to-end latency.", _REQUEST_TIME)
+        self.queue = Histogram("request_queue_time_seconds", "Time waiting.", _REQUEST_TIME)
+        self.prefill = Histogram("request_prefill_time_seconds", "Time in prefill.", _REQUEST_TIME)
+        self.decode = Histogram("request_decode_time_seconds", "Time in decode.", _REQUEST_TIME)
+        self.inference = Histogram("request_inference_time_seconds", "Time running.", _REQUEST_TIME)
+        self.iteration = Histogram("iteration_tokens_total", "Tokens of a step.", _ITERATION)
+        self.request_prompt = Histogram("request_prompt_tokens", "Prompt tokens.", _TOKENS)
+        self.request_generation = Histogram("request_generation_tokens", "Generated.", _TOKENS)
 
     def render(self, scheduler: Scheduler, options: SchedulerOptions) -> bytes:
-        """The page."""
         plain, waiting = self._labels, len(scheduler.waiting)
         gauge, counter = "gauge", "counter"
         hits = scheduler.prefix_hits + self.extra_prefix_hits
@@ -105,28 +101,22 @@ class Metrics:
             _family(f"vllm:{name}", kind, text, [f"vllm:{name}{{{plain}}} {float(value)!r}"])
             for name, kind, text, value in scalars
         ]
-        parts.append(
-            _family(
-                "vllm:num_requests_waiting_by_reason",
-                gauge,
-                "Requests waiting, by reason.",
-                [
-                    f'vllm:num_requests_waiting_by_reason{{{plain},reason="capacity"}} {waiting}.0',
-                    f'vllm:num_requests_waiting_by_reason{{{plain},reason="deferred"}} 0.0',
-                ],
-            )
-        )
+        by_reason = {"capacity": waiting, "deferred": 0}
         sources = {
             "local_compute": self.prompt_tokens - hits,
             "local_cache_hit": hits,
             "external_kv_transfer": 0,
         }
-        name = "vllm:prompt_tokens_by_source_total"
-        lines = [f'{name}{{{plain},source="{s}"}} {v}.0' for s, v in sources.items()]
-        parts.append(_family(name, counter, "Prompt tokens by source.", lines))
-        name = "vllm:request_success_total"
-        lines = [f'{name}{{{plain},finished_reason="{r}"}} {n}.0' for r, n in self.finished.items()]
-        parts.append(_family(name, counter, "Requests that ended.", lines))
+        for name, kind, text, label, counts in (
+            ("vllm:num_requests_waiting_by_reason", gauge, "Requests waiting, by reason.",
+             "reason", by_reason),
+            ("vllm:prompt_tokens_by_source_total", counter, "Prompt tokens by source.",
+             "source", sources),
+            ("vllm:request_success_total", counter, "Requests that ended.",
+             "finished_reason", self.finished),
+        ):  # fmt: skip
+            lines = [f'{name}{{{plain},{label}="{of}"}} {n}.0' for of, n in counts.items()]
+            parts.append(_family(name, kind, text, lines))
         name = "vllm:cache_config_info"
         cache_config = {
             "block_size": options.kv_block_size,

@@ -71,7 +71,6 @@ class Sequence:
 
     @property
     def finished(self) -> bool:
-        """Whether every token is generated."""
         return self.generated >= self.output_len
 
 

@@ -12,12 +12,13 @@ import signal
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
+from zlib import crc32
 
 import msgspec
 
 from connector_tax import __version__
 from connector_tax.engine.completion import Answer, Completion, FaultyCompletion, error_body
-from connector_tax.engine.faults import Fault, FaultKind, parse_header
+from connector_tax.engine.faults import Fault, FaultKind
 from connector_tax.engine.http import HttpProtocol, Request
 from connector_tax.engine.kv import block_digests
 from connector_tax.engine.logs import LineLog, RequestTruth
@@ -28,7 +29,6 @@ from connector_tax.engine.tokens import (
     Vocabulary,
     natural_length,
     prompt_bytes,
-    prompt_seed,
 )
 
 _METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -141,7 +141,7 @@ class Application:
     def end_all(self) -> None:
         """The server stops: whatever is being answered ends here."""
         for completion in list(self._live):
-            completion.disconnected("stopped")
+            completion.close("stopped")
 
     # -- the small routes -----------------------------------------------------------------------
 
@@ -195,8 +195,9 @@ class Application:
         if not body.messages:
             raise ApiError(400, "messages must hold at least one message", "messages")
         prompt = self._vocabulary.tokenize(chat_text(body.messages))
-        wanted = body.max_tokens if body.max_completion_tokens is None else None
-        wanted = body.max_completion_tokens if wanted is None else wanted
+        wanted = body.max_completion_tokens
+        if wanted is None:
+            wanted = body.max_tokens
         if wanted is None:
             wanted = max(1, self._model.max_model_len - len(prompt))
         self._generate(request, protocol, body, prompt, wanted, chat=True)
@@ -211,7 +212,8 @@ class Application:
         *,
         chat: bool,
     ) -> None:
-        self._check_model(body.model)
+        if body.model not in (None, self._model.served_name):
+            raise ApiError(404, f"The model `{body.model}` does not exist.", "model")
         self._check_lengths(len(prompt), max_tokens, body.min_tokens or 0)
         if self._engine.dead:
             raise ApiError(500, self._engine.dead)
@@ -220,7 +222,7 @@ class Application:
         request_id = given.decode("latin-1") if given else f"{arrival:016x}"
         fault = self._fault(request)
         packed = prompt_bytes(prompt)
-        seed = prompt_seed(packed)
+        seed = crc32(packed)
         limit = max_tokens
         if not body.ignore_eos:
             limit = min(max_tokens, max(natural_length(seed), body.min_tokens or 0))
@@ -253,7 +255,7 @@ class Application:
             status = 429 if fault.kind is FaultKind.HTTP_429 else 500
             completion.respond(status, error_body(status, "injected fault"), 0, fault.kind)
             return
-        protocol.on_disconnect = lambda: completion.disconnected("disconnected")
+        protocol.on_disconnect = lambda: completion.close("disconnected")
         completion.begin()
         self._engine.submit(sequence)
 
@@ -265,10 +267,6 @@ class Application:
             self._truth_log.write(truth)
 
     # -- checks ---------------------------------------------------------------------------------
-
-    def _check_model(self, name: str | None) -> None:
-        if name is not None and name != self._model.served_name:
-            raise ApiError(404, f"The model `{name}` does not exist.", "model")
 
     def _check_lengths(self, prompt_len: int, max_tokens: int, min_tokens: int) -> None:
         limit = self._model.max_model_len
@@ -316,7 +314,7 @@ class Application:
         if not self._fault_headers:
             raise ApiError(400, "X-Embedded-Fault: start the engine with --fault-headers")
         try:
-            return parse_header(header)
+            return msgspec.json.decode(header, type=Fault)
         except ValueError as error:
             raise ApiError(400, f"X-Embedded-Fault: {error}") from error
 
@@ -349,11 +347,6 @@ def refuse_unsupported(body: Generation, unset: tuple[str, ...], single: tuple[s
     for name in single:
         if getattr(body, name) not in (None, 1):
             raise ApiError(400, f"{name} must be 1 on the embedded engine", name)
-
-
-def refusal(status: int, message: str) -> bytes:
-    """The body for a request that HTTP itself refuses."""
-    return error_body(status, message)
 
 
 def _json(protocol: HttpProtocol, value: Any) -> None:

@@ -48,11 +48,6 @@ def prompt_bytes(ids: Sequence[int]) -> bytes:
     return array("I", ids).tobytes()
 
 
-def prompt_seed(prompt: bytes) -> int:
-    """What the output of this prompt follows from."""
-    return crc32(prompt)
-
-
 def natural_length(seed: int) -> int:
     """Tokens until the emulated model would emit its end-of-sequence token."""
     return 16 + seed % _EOS_SPREAD
