@@ -181,6 +181,11 @@ class FaultServer:
         return True
 
 
+def serve(*script: Step) -> FaultServer:
+    """A server that answers every request with `script`."""
+    return FaultServer({"x": script}, lambda _body: "x")
+
+
 @contextlib.contextmanager
 def refused_port() -> Iterator[int]:
     """Yield a port that refuses connections: bound, but not listening."""

@@ -1,22 +1,32 @@
 """Short runs of the real load generator for the tests, and single requests on a connection."""
 
 import asyncio
+import contextlib
 import heapq
 import json
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from connector_tax.loadgen import CellResult, CellRule, LoadGenerator, Plan, PlannedRequest
+from connector_tax.loadgen import (
+    CellResult,
+    CellRule,
+    LoadGenerator,
+    LoadGeneratorOptions,
+    Plan,
+    PlannedRequest,
+    Target,
+)
 from connector_tax.loadgen.__main__ import main
 from connector_tax.loadgen.http import Connection, Reader
 from connector_tax.loadgen.messages import WAITS, RequestFailed, RequestRecord, Window
 from connector_tax.loadgen.plan import LEAD_NS, PrecisionRule
 from connector_tax.loadgen.traffic import Load
+from tests.loadgen.fault_server import FaultServer, Step
 
 ORIGIN_NS = 1_000_000_000
 
@@ -55,6 +65,17 @@ def planned(script: str, request_id: str | None = None) -> PlannedRequest:
 def spread(count: int, seconds: float) -> "np.ndarray[Any, np.dtype[np.int64]]":
     """Return `count` offsets in ns, evenly over `seconds`."""
     return np.linspace(0, seconds * 1e9, count, endpoint=False).astype(np.int64)
+
+
+@contextlib.contextmanager
+def loading(
+    scripts: Mapping[str, Sequence[Step]], *, stream: bool = True, **options: Any
+) -> Iterator[LoadGenerator]:
+    """A load generator against a server that answers by `scripts`."""
+    with FaultServer(scripts) as server:
+        target = Target("127.0.0.1", server.port, stream=stream)
+        with LoadGenerator(target, LoadGeneratorOptions(**options)) as generator:
+            yield generator
 
 
 def run_scripts(generator: LoadGenerator, scripts: Sequence[str], **changes: Any) -> CellResult:

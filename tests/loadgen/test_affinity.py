@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from connector_tax.loadgen.affinity import (
     read_topology,
 )
 from connector_tax.loadgen.endpoint import is_local
-from tests.loadgen.fault_server import FaultServer, good_answer
-from tests.loadgen.running import run_scripts
+from tests.loadgen.fault_server import good_answer
+from tests.loadgen.running import loading, run_scripts
 from tests.loadgen.sysfs_trees import arm_big_little, hybrid, machine, two_sockets_smt, write_tree
 
 ALL = set(range(1024))
@@ -217,7 +218,7 @@ def test_recorded_machines_get_a_complete_plan(path: Path, tmp_path: Path) -> No
     plan = plan_affinity(topology, 1)
     assert {*plan.loadgen, *plan.workers[0], *plan.server} == set(record["mask"])
     assert set(plan.loadgen).isdisjoint(plan.server)
-    assert json.loads(json.dumps(plan.describe()))["server"] == list(plan.server)
+    assert json.loads(json.dumps(asdict(plan)))["server"] == list(plan.server)
 
 
 def test_malformed_sysfs_is_a_clear_error(tmp_path: Path) -> None:
@@ -241,11 +242,7 @@ def test_workers_pin_every_thread_and_the_calling_thread_stays_free() -> None:
     everyone = os.sched_getaffinity(0)
     first, second, *_ = sorted(everyone)
     plan = AffinityPlan((second,), ((first,),), (second,), True, (), read_topology())
-    options = LoadGeneratorOptions(cpus=plan)
-    with (
-        FaultServer({"good": [good_answer()]}) as server,
-        LoadGenerator(Target("127.0.0.1", server.port), options) as generator,
-    ):
+    with loading({"good": [good_answer()]}, cpus=plan) as generator:
         assert _threads_on(generator.worker_pids[0]) == {frozenset({first})}
         assert frozenset({second}) in _threads_on(os.getpid())  # the event loop and ZMQ
         assert os.sched_getaffinity(0) == everyone

@@ -7,7 +7,17 @@ from typing import Any
 import pytest
 
 from connector_tax.loadgen.__main__ import main
-from tests.loadgen.fault_server import HEAD, FaultServer, Pause, Step, chunked, event, token, usage
+from tests.loadgen.fault_server import (
+    HEAD,
+    FaultServer,
+    Pause,
+    Step,
+    chunked,
+    event,
+    serve,
+    token,
+    usage,
+)
 from tests.loadgen.running import command
 
 
@@ -46,7 +56,7 @@ CHAIN = [
 def test_open_loop_traffic_is_recorded_summarised_and_verified(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with FaultServer({"x": answer("t", 5)}, lambda _body: "x") as server:
+    with serve(*answer("t", 5)) as server:
         status, _, records = run(
             server.port,
             tmp_path,
@@ -161,7 +171,7 @@ def test_whole_responses_work_too(tmp_path: Path) -> None:
         }
     ).encode()
     script: list[Step] = [b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body]
-    with FaultServer({"x": script}, lambda _body: "x") as server:
+    with serve(*script) as server:
         status, _, records = run(
             server.port,
             tmp_path,
@@ -309,7 +319,7 @@ def test_a_bad_session_file_names_file_line_and_fault(
 )
 def test_the_url_names_what_is_posted_to(url: str, chat: bool, posted: bytes) -> None:
     text = "t"
-    with FaultServer({"x": answer(text)}, lambda _body: "x") as server:
+    with serve(*answer(text)) as server:
         arguments = [
             *("--url", f"http://127.0.0.1:{server.port}{url}", "--model", "m", "--prompt", "p"),
             *("--concurrency", "1", "--requests", "1", "--no-affinity"),
@@ -320,7 +330,7 @@ def test_the_url_names_what_is_posted_to(url: str, chat: bool, posted: bytes) ->
 
 
 def test_rates_are_taken_over_the_time_until_the_last_answer(tmp_path: Path) -> None:
-    with FaultServer({"x": [Pause(1.5), *answer("t")]}, lambda _body: "x") as server:
+    with serve(Pause(1.5), *answer("t")) as server:
         load = ("--rate", "20", "--arrivals", "fixed", "--duration", "0.5", "--prompt", "p")
         _, summary, _ = run(server.port, tmp_path, *load)
     assert (summary["ok"], summary["window_s"]) == (10, 0.5)
@@ -333,7 +343,7 @@ def test_sessions_cut_by_the_end_of_the_run_leave_records(tmp_path: Path) -> Non
     slow = {"id": "slow", "nodes": [CHAIN[0], {**CHAIN[1], "wait_after_ready_s": 30.0}]}
     quick = {"id": "quick", "nodes": CHAIN[:1]}
     sessions = tmp_path / "session-records.jsonl"
-    with FaultServer({"x": answer("A")}, lambda _body: "x") as server:
+    with serve(*answer("A")) as server:
         _, _, records = run(
             server.port,
             tmp_path,

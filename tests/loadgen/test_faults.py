@@ -1,12 +1,13 @@
 """Every way in which a server can fail ends in its own failure kind, and never in success."""
 
+from typing import Any
+
 import pytest
 
 from connector_tax.loadgen import LoadGenerator, LoadGeneratorOptions, RequestRecord, Target
 from connector_tax.loadgen.messages import FAILURES
 from tests.loadgen.fault_server import (
     HEAD,
-    FaultServer,
     Fin,
     Hang,
     Pause,
@@ -20,9 +21,9 @@ from tests.loadgen.fault_server import (
     token,
     usage,
 )
-from tests.loadgen.running import run_scripts
+from tests.loadgen.running import loading, run_scripts
 
-OPTIONS = LoadGeneratorOptions(workers=1, connections_per_worker=64, strict=True)
+STRICT: dict[str, Any] = {"connections_per_worker": 64, "strict": True}
 
 GOOD = good_answer()
 BARE_HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
@@ -108,10 +109,7 @@ FAULTS: dict[str, tuple[list[Step], str | None]] = {
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, RequestRecord]:
-    with (
-        FaultServer({name: steps for name, (steps, _) in FAULTS.items()}) as server,
-        LoadGenerator(Target("127.0.0.1", server.port), OPTIONS) as generator,
-    ):
+    with loading({name: steps for name, (steps, _) in FAULTS.items()}, **STRICT) as generator:
         result = run_scripts(generator, list(FAULTS), request_timeout_s=1.0)
     return {record.request_id: record for record in result.records}
 
@@ -150,10 +148,7 @@ def test_a_response_split_at_any_byte_is_the_same_response(ending: str) -> None:
     scripts: dict[str, list[Step]] = {
         f"{k}": [answer[:k], Pause(0.003), answer[k:]] for k in range(1, len(answer))
     }
-    with (
-        FaultServer(scripts) as server,
-        LoadGenerator(Target("127.0.0.1", server.port), OPTIONS) as generator,
-    ):
+    with loading(scripts, **STRICT) as generator:
         result = run_scripts(generator, list(scripts))
     assert len(result.records) == len(answer) - 1
     bad = [r for r in result.records if r.status != "ok" or sum(n for _, n in r.reads or ()) != 3]
@@ -163,10 +158,7 @@ def test_a_response_split_at_any_byte_is_the_same_response(ending: str) -> None:
 @pytest.mark.parametrize("end", [Fin, Reset], ids=["FIN", "RST"])
 def test_a_connection_cut_at_any_byte_is_a_failure(end: Step) -> None:
     scripts: dict[str, list[Step]] = {f"{k}": [GOOD[:k], end] for k in range(len(GOOD) + 1)}
-    with (
-        FaultServer(scripts) as server,
-        LoadGenerator(Target("127.0.0.1", server.port), OPTIONS) as generator,
-    ):
+    with loading(scripts, **STRICT) as generator:
         result = run_scripts(generator, list(scripts))
     word = "closed" if end is Fin else "reset"
     for record in result.records:
@@ -185,17 +177,15 @@ def test_a_connection_cut_at_any_byte_is_a_failure(end: Step) -> None:
 
 
 def test_a_refused_connection_fails_every_request_and_hangs_nothing() -> None:
-    with refused_port() as port, LoadGenerator(Target("127.0.0.1", port), OPTIONS) as generator:
+    options = LoadGeneratorOptions(**STRICT)
+    with refused_port() as port, LoadGenerator(Target("127.0.0.1", port), options) as generator:
         result = run_scripts(generator, ["good"] * 20)
     assert [r.error_kind for r in result.records] == ["connect_refused"] * 20
     assert result.health["connect_errors"]
 
 
 def test_what_outlasts_the_drain_is_a_timeout() -> None:
-    with (
-        FaultServer({"hang": [Hang], "good": [GOOD]}) as server,
-        LoadGenerator(Target("127.0.0.1", server.port), OPTIONS) as generator,
-    ):
+    with loading({"hang": [Hang], "good": [GOOD]}, **STRICT) as generator:
         result = run_scripts(generator, ["good", "hang", "good"], drain_s=0.2, request_timeout_s=60)
         assert [r.error_kind for r in result.records] == [None, "drain_timeout", None]
         assert result.records[1].status == "timeout"
@@ -217,10 +207,7 @@ def test_non_streaming_bodies_succeed_and_fail_like_streams() -> None:
         "error": [_sized(ERROR_OBJECT.encode())],
         "500": [_sized(b"no", "500 Oops")],
     }
-    with (
-        FaultServer(scripts) as server,
-        LoadGenerator(Target("127.0.0.1", server.port, stream=False), OPTIONS) as generator,
-    ):
+    with loading(scripts, stream=False, **STRICT) as generator:
         result = run_scripts(generator, list(scripts))
     kinds = {r.request_id: r.error_kind for r in result.records}
     assert kinds == {
@@ -235,10 +222,6 @@ def test_non_streaming_bodies_succeed_and_fail_like_streams() -> None:
 
 
 def test_a_connection_closed_while_idle_is_not_used_again() -> None:
-    options = LoadGeneratorOptions(workers=1, connections_per_worker=1)
-    with (
-        FaultServer({"bye": [GOOD, Pause(0.02), Fin]}) as server,
-        LoadGenerator(Target("127.0.0.1", server.port), options) as generator,
-    ):
+    with loading({"bye": [GOOD, Pause(0.02), Fin]}, connections_per_worker=1) as generator:
         result = run_scripts(generator, ["bye"] * 10)
     assert [r.status for r in result.records] == ["ok"] * 10

@@ -28,7 +28,7 @@ from connector_tax.loadgen.sessions import AHEAD, History, LookAhead, Node, Pare
 from connector_tax.loadgen.traffic import Load
 from connector_tax.seeds import named_generator
 from tests.loadgen.fault_server import FaultServer, Hang, Pause, Step, good_answer
-from tests.loadgen.running import ORIGIN_NS, planned, play, rule, run_scripts
+from tests.loadgen.running import ORIGIN_NS, loading, planned, play, rule, run_scripts
 
 ONE = Node("0", "", 1)
 
@@ -366,18 +366,12 @@ def test_the_inflight_cap_drops_what_is_due_beyond_it_and_records_it(workers: in
 
 
 def test_reads_are_kept_only_when_asked_for() -> None:
-    with FaultServer({"good": [good_answer()]}) as server:
-        options = LoadGeneratorOptions(keep_reads=False)
-        with LoadGenerator(Target("127.0.0.1", server.port), options) as generator:
-            assert {r.reads for r in run_scripts(generator, ["good"] * 3).records} == {None}
+    with loading({"good": [good_answer()]}, keep_reads=False) as generator:
+        assert {r.reads for r in run_scripts(generator, ["good"] * 3).records} == {None}
 
 
 def test_a_request_that_finds_no_connection_waits_without_holding_up_the_others() -> None:
-    options = LoadGeneratorOptions(workers=1, connections_per_worker=2)
-    with (
-        FaultServer({"good": [good_answer()], "hang": [Hang]}) as server,
-        LoadGenerator(Target("127.0.0.1", server.port), options) as generator,
-    ):
+    with loading({"good": [good_answer()], "hang": [Hang]}, connections_per_worker=2) as generator:
         scripts = ["hang", *["good"] * 20, "hang", *["good"] * 20]
         result = run_scripts(generator, scripts, request_timeout_s=1.3, floor_s=2.0, cap_s=2.0)
     by_kind = [r.error_kind for r in result.records]

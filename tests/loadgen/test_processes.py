@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from connector_tax.artifacts.checks import BOUNDS, generator_checks
 from connector_tax.loadgen import (
     LoadGenerator,
     LoadGeneratorError,
@@ -19,9 +20,8 @@ from connector_tax.loadgen import (
     Target,
     dispatcher,
 )
-from connector_tax.loadgen.summary import check_processes
 from tests.loadgen.fault_server import FaultServer, Fin, Hang, Pause, Step, good_answer
-from tests.loadgen.running import planned, rule, run_scripts, spread
+from tests.loadgen.running import loading, planned, rule, run_scripts, spread
 
 SCRIPTS: dict[str, list[Step]] = {"good": [good_answer()], "hang": [Hang]}
 
@@ -47,11 +47,7 @@ class _KillOnce:
 
 
 def test_a_dead_worker_ends_the_run_and_the_next_says_that_it_lacks() -> None:
-    options = LoadGeneratorOptions(workers=2, connections_per_worker=32)
-    with (
-        FaultServer(SCRIPTS) as server,
-        LoadGenerator(Target("127.0.0.1", server.port), options) as generator,
-    ):
+    with loading(SCRIPTS, workers=2, connections_per_worker=32) as generator:
         result = generator.run_cell(
             spread(2000, 20.0),
             [planned("good" if k % 4 else "hang") for k in range(2000)],
@@ -68,16 +64,13 @@ def test_a_dead_worker_ends_the_run_and_the_next_says_that_it_lacks() -> None:
         # Cells after it run on the worker that is left, and say so.
         after = run_scripts(generator, ["good"] * 10)
     assert {r.status for r in after.records} == {"ok"}
-    failed = [c.name for c in check_processes(after.health, after.clock) if not c.passed]
-    assert set(failed) >= {"silent_workers", "workers_died", "unopened_connections"}
+    checks = generator_checks(after.health, after.clock, BOUNDS)
+    for name in ("silent_workers", "workers_died", "unopened_connections"):
+        assert not checks[name]["pass"]
 
 
 def test_the_death_of_the_only_worker_ends_the_run_and_the_next_is_refused() -> None:
-    options = LoadGeneratorOptions(workers=1, connections_per_worker=32)
-    with (
-        FaultServer(SCRIPTS) as server,
-        LoadGenerator(Target("127.0.0.1", server.port), options) as generator,
-    ):
+    with loading(SCRIPTS, connections_per_worker=32) as generator:
         result = generator.run_cell(
             spread(1000, 20.0),
             [planned("hang")] * 1000,
@@ -164,17 +157,13 @@ def test_an_unknown_host_is_a_clear_error() -> None:
 def test_a_stalled_main_process_does_not_delay_the_sends(monkeypatch: pytest.MonkeyPatch) -> None:
     """The workers fire by their own clock; the lead covers hiccups of the main process."""
     monkeypatch.setattr("connector_tax.loadgen.generator.LEAD_NS", 500_000_000)
-    options = LoadGeneratorOptions(workers=1, connections_per_worker=32)
 
     def stall(_progress: Progress) -> None:
         end = time.perf_counter() + 0.2
         while time.perf_counter() < end:
             sum(range(1000))
 
-    with (
-        FaultServer(SCRIPTS) as server,
-        LoadGenerator(Target("127.0.0.1", server.port), options) as generator,
-    ):
+    with loading(SCRIPTS, connections_per_worker=32) as generator:
         result = generator.run_cell(spread(100, 1.0), [planned("good")] * 100, rule(), stall)
     received = [(r.t_intended_ns - (r.t_worker_ns or 0)) / 1e6 for r in result.records]
     assert min(received) > 0, "a request reached its worker after it was due"
@@ -182,11 +171,7 @@ def test_a_stalled_main_process_does_not_delay_the_sends(monkeypatch: pytest.Mon
 
 def test_a_worker_that_stood_still_loses_no_request_and_no_connection() -> None:
     """Its requests start and time out in one turn of its loop, once it goes on."""
-    options = LoadGeneratorOptions(workers=1, connections_per_worker=8)
-    with (
-        FaultServer({"slow": [Pause(0.02), good_answer()]}) as server,
-        LoadGenerator(Target("127.0.0.1", server.port), options) as generator,
-    ):
+    with loading({"slow": [Pause(0.02), good_answer()]}, connections_per_worker=8) as generator:
         worker = psutil.Process(generator.worker_pids[0])
         stopped_s: list[float] = []
 
@@ -214,11 +199,7 @@ def test_a_worker_silent_at_the_end_costs_itself_and_not_the_records(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(dispatcher, "ANSWER_S", 0.2)
-    options = LoadGeneratorOptions(workers=2, connections_per_worker=4)
-    with (
-        FaultServer(SCRIPTS) as server,
-        LoadGenerator(Target("127.0.0.1", server.port), options) as generator,
-    ):
+    with loading(SCRIPTS, workers=2, connections_per_worker=4) as generator:
         silent = psutil.Process(generator.worker_pids[0])
 
         def stop_at_the_end(progress: Progress) -> None:
@@ -231,7 +212,7 @@ def test_a_worker_silent_at_the_end_costs_itself_and_not_the_records(
         assert {r.status for r in result.records} == {"ok"}
         assert not psutil.pid_exists(silent.pid)
         assert result.health["workers_died"] == [0]
-        assert not all(c.passed for c in check_processes(result.health, result.clock))
+        assert not generator_checks(result.health, result.clock, BOUNDS)["workers_died"]["pass"]
 
 
 @pytest.mark.parametrize("script", ["busy", "cut"])
@@ -242,10 +223,7 @@ def test_failed_requests_keep_nothing_of_their_answers(script: str) -> None:
         "busy": [head % len(body) + body],
         "cut": [head % (len(body) + 1) + body, Fin],
     }
-    with (
-        FaultServer(scripts) as server,
-        LoadGenerator(Target("127.0.0.1", server.port), LoadGeneratorOptions()) as generator,
-    ):
+    with loading(scripts) as generator:
         run_scripts(generator, [script] * 30)
         worker = psutil.Process(generator.worker_pids[0])
         before = worker.memory_info().rss

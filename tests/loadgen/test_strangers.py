@@ -37,9 +37,10 @@ from tests.loadgen.fault_server import (
     good_answer,
     good_events,
     refused_port,
+    serve,
     token,
 )
-from tests.loadgen.running import ask, run_scripts
+from tests.loadgen.running import ask, loading, run_scripts
 
 GOOD = good_answer()
 
@@ -49,10 +50,6 @@ def command(port: int, folder: Path, *arguments: str) -> tuple[int, dict[str, An
     given = ("--model", "m", "--no-ready-check")
     prompt = () if {"--session-file", "--prompt-words"} & {*arguments} else ("--prompt", "p")
     return running.command(port, folder, *given, *prompt, *arguments)
-
-
-def serve(*script: Step) -> FaultServer:
-    return FaultServer({"x": list(script)}, lambda _body: "x")
 
 
 # ---- connections
@@ -231,16 +228,14 @@ SAID: dict[str, tuple[list[Step], str, str]] = {
 def test_failures_say_what_the_server_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with FaultServer({name: script for name, (script, *_) in SAID.items()}) as server:
-        options = LoadGeneratorOptions()
-        with LoadGenerator(Target("127.0.0.1", server.port), options) as generator:
-            records = run_scripts(generator, list(SAID), floor_s=0.3, cap_s=0.3).records
+    scripts = {name: script for name, (script, *_) in SAID.items()}
+    with loading(scripts) as generator:
+        records = run_scripts(generator, list(SAID), floor_s=0.3, cap_s=0.3).records
     for record in records:
         _, kind, text = SAID[record.request_id]
         assert record.error_kind == kind, record
         assert text in (record.error_detail or "")
     several = iter(["429", "429", "307", "302", "cut", "429", "307"])
-    scripts = {name: SAID[name][0] for name in SAID}
     with FaultServer(scripts, lambda _body: next(several)) as server:
         _, summary, _ = command(server.port, tmp_path, "--concurrency", "1", "--requests", "7")
     failed = summary["failed"]["http_status"]

@@ -81,7 +81,7 @@ def test_a_read_is_stamped_before_it_is_decrypted(
         return decrypt(session, data)
 
     async def good(port: int) -> None:
-        client = TlsClient("127.0.0.1", str(pems[0]), insecure=False)
+        client = TlsClient(TlsSettings("127.0.0.1", str(pems[0]), insecure=False))
         loop = asyncio.get_running_loop()
         pool = Pool(loop, socket.AF_INET, ("127.0.0.1", port), 1, client)
         connection = await pool.acquire()

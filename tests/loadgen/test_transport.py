@@ -11,6 +11,7 @@ import pytest
 import uvloop
 import zmq
 
+from connector_tax.loadgen import transport
 from connector_tax.loadgen.messages import Cancel, Ended, FromWorker, RequestRecord, ToWorker
 from connector_tax.loadgen.transport import (
     InFlight,
@@ -39,10 +40,12 @@ async def gather(receiver: Receiver, count: int) -> list[Any]:
         return [await receiver.recv() for _ in range(count)]
 
 
-def test_bad_messages_are_counted_and_the_good_ones_get_through() -> None:
+def test_bad_messages_are_counted_and_the_good_ones_get_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def main(push: "zmq.Socket[bytes]", pull: "zmq.Socket[bytes]") -> None:
         loop = asyncio.get_running_loop()
-        receiver = Receiver(loop, pull, msgspec.msgpack.Decoder(ToWorker), buffer_bytes=1000)
+        receiver = Receiver(loop, pull, msgspec.msgpack.Decoder(ToWorker))
         sender = Sender(loop, push, backlog=10)
         issue = RequestRecord(request_id="r", seq=1, t_intended_ns=2)
         sender.send(b"\xc1 not msgpack")
@@ -61,13 +64,16 @@ def test_bad_messages_are_counted_and_the_good_ones_get_through() -> None:
         sender.close()
         receiver.close()
 
+    monkeypatch.setattr(transport, "MAX_MESSAGE", 1000)
     with_sockets(main)
 
 
-def test_several_pairs_in_one_message_arrive_in_order_and_a_bad_one_alone_is_lost() -> None:
+def test_several_pairs_in_one_message_arrive_in_order_and_a_bad_one_alone_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def main(push: "zmq.Socket[bytes]", pull: "zmq.Socket[bytes]") -> None:
         loop = asyncio.get_running_loop()
-        receiver = Receiver(loop, pull, msgspec.msgpack.Decoder(ToWorker), buffer_bytes=1000)
+        receiver = Receiver(loop, pull, msgspec.msgpack.Decoder(ToWorker))
         sender = Sender(loop, push, backlog=10)
         issues = [RequestRecord(request_id="r", seq=seq, t_intended_ns=2) for seq in range(4)]
         frames = [part for issue in issues for part in (encode(issue), b"%d" % issue.seq)]
@@ -79,6 +85,7 @@ def test_several_pairs_in_one_message_arrive_in_order_and_a_bad_one_alone_is_los
         sender.close()
         receiver.close()
 
+    monkeypatch.setattr(transport, "MAX_MESSAGE", 1000)
     with_sockets(main)
 
 

@@ -38,9 +38,8 @@ def working(folder: Path, port: int, connections: int, begin: Begin) -> Iterator
     inflight = InFlight(descriptor, 1)
     inflight.limit(0)
     settings = WorkerSettings(
-        worker=0, parent=os.getpid(), folder=str(folder), inflight_fd=-1, workers=1,
-        family=socket.AF_INET, host="127.0.0.1", target=Target("127.0.0.1", port), strict=True,
-        connections=connections,
+        worker=0, workers=1, family=socket.AF_INET, host="127.0.0.1",
+        target=Target("127.0.0.1", port), strict=True, connections=connections, folder=str(folder),
     )  # fmt: skip
     worker = Worker(asyncio.get_running_loop(), settings, inflight)
     worker._begin_run(begin)

@@ -260,7 +260,7 @@ def make_target(options: argparse.Namespace) -> Target:
         ca_file = None if options.ca_file is None else str(options.ca_file)
         tls = TlsSettings(parts.hostname, ca_file, options.insecure)
         try:
-            TlsClient(tls.name, tls.ca_file, tls.insecure)
+            TlsClient(tls)
         except OSError as error:
             raise ValueError(f"--ca-file {ca_file}: {error}") from None
     elif options.ca_file is not None or options.insecure:
@@ -501,9 +501,8 @@ def run(
     generator_options = LoadGeneratorOptions(
         workers=options.workers, connections_per_worker=options.connections, cpus=plan
     )
-    precision = None
-    if options.stop_at_precision is not None:
-        precision = PrecisionRule(options.stop_at_precision)
+    target_width = options.stop_at_precision
+    precision = None if target_width is None else PrecisionRule(target_width)
     with LoadGenerator(target, generator_options) as generator:
         sink = RecordSink(options.output)
         signals.generator = generator
@@ -528,7 +527,7 @@ def run(
     with contextlib.suppress(BrokenPipeError):
         print_summary(summary, sys.stderr if to_stdout else sys.stdout)
         sys.stdout.flush()
-    problems = [] if sink.problem is None else [sink.problem]
+    lost = sink.problem is not None
     try:
         if options.summary is not None:
             write_json(options.summary, summary)
@@ -536,15 +535,15 @@ def run(
             lines = map(msgspec.json.encode, session_outcomes(result.requests))
             write_bytes(options.session_output, b"".join(line + b"\n" for line in lines))
     except OSError as error:
-        problems.append(f"{error.filename or options.summary}: {error.strerror}")
-        print(f"error: {problems[-1]}", file=sys.stderr)
+        lost = True
+        print(f"error: {error.filename or options.summary}: {error.strerror}", file=sys.stderr)
     if signals.received is not None:
         return 128 + signals.received
-    if problems:
+    if lost:
         return 4
     if not any(record.status == "ok" for record in result.records):
         return 3
-    return 0 if all(check.passed for check in checks) else 1
+    return 0 if all(check["pass"] for check in checks.values()) else 1
 
 
 def _is_stdout(path: Path | None) -> bool:

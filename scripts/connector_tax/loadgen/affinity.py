@@ -9,9 +9,8 @@ kernel's admin-guide/cputopology.
 import math
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from connector_tax.linux import format_cpus, parse_cpus
 
@@ -55,10 +54,6 @@ class AffinityPlan:
     warnings: tuple[str, ...]
     topology: Topology
 
-    def describe(self) -> dict[str, Any]:
-        """Return the plan as plain data, for the records."""
-        return asdict(self)
-
     def lines(self) -> list[str]:
         """Return the plan as lines to print."""
         if not self.enabled:
@@ -87,12 +82,7 @@ def plan_affinity(
 
     `server_node` is the NUMA node the server belongs on, such as its GPU's: the client is placed
     elsewhere first, and the server gets that node's cores alone, where there are enough.
-
-    Raises:
-        ValueError: workers below 1 or server_cores below 0.
     """
-    if workers < 1 or server_cores < 0:
-        raise ValueError(f"workers is {workers}, server_cores {server_cores}; allowed: >= 1, >= 0")
     warnings: list[str] = []
     cores = list(topology.cores)
     everything = _cpus(cores)
@@ -122,9 +112,8 @@ def plan_affinity(
             f"the load generator's cores lie on NUMA nodes {nodes[0]} and {nodes[1]}: its threads "
             "reach each other's memory across the machine"
         )
-    places = cores[mine : min(mine + workers, client)] or cores[:mine]
     used = min(mine + workers, client)
-    rest = cores[used:]
+    places, rest = cores[mine:used] or cores[:mine], cores[used:]
     near = [core for core in rest if core.node == server_node]
     if server_node is not None and len(near) < max(1, server_cores):
         warnings.append(
@@ -173,10 +162,10 @@ def read_topology(root: Path = Path("/"), inherited: set[int] | None = None) -> 
         inherited = os.sched_getaffinity(0)
     system = root / "sys/devices/system"
     online = parse_cpus(_required(system / "cpu/online"))
-    cgroup = _Cgroup(root)
+    group_cpus, quota_cpus = _cgroup_limits(root)
     allowed = online & inherited
-    if cgroup.cpus is not None:
-        allowed &= cgroup.cpus
+    if group_cpus is not None:
+        allowed &= group_cpus
     if not allowed:
         raise ValueError(f"no CPU is online, in the cgroup and in the mask {sorted(inherited)}")
     ranked_by, performance = _performance(system / "cpu", allowed)
@@ -188,7 +177,7 @@ def read_topology(root: Path = Path("/"), inherited: set[int] | None = None) -> 
     for core in cores:
         best[core.node] = max(core.performance, best.get(core.node, core.performance))
     cores.sort(key=lambda c: (-best[c.node], c.node, -c.performance, c.cpus))
-    return Topology(tuple(cores), cgroup.quota_cpus, ranked_by)
+    return Topology(tuple(cores), quota_cpus, ranked_by)
 
 
 def _required(path: Path) -> str:
@@ -232,60 +221,32 @@ def _performance(cpu_folder: Path, allowed: set[int]) -> tuple[str | None, Calla
     return None, lambda _cpu: 0
 
 
-class _Cgroup:
-    """The CPU set and quota of this process's control group, version 1 or 2.
+def _cgroup_limits(root: Path) -> tuple[set[int] | None, float | None]:
+    """The CPU set and quota of this process's control group, version 1 or 2; None: unlimited.
 
     A limit anywhere on the way to the root binds, so every level is read. Inside a container the
     path of /proc/self/cgroup may be the host's; then the mount's own root is the group.
     """
-
-    def __init__(self, root: Path) -> None:
-        self._mount = root / "sys/fs/cgroup"
-        self.cpus: set[int] | None = None
-        self.quota_cpus: float | None = None
-        for line in (_read(root / "proc/self/cgroup") or "").splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers == "":
-                hybrid = self._mount / "unified"  # version 2 beside version 1 controllers
-                base = hybrid if hybrid.is_dir() else self._mount
-                self._version_2(self._levels(base, path))
-                continue
-            base = self._mount / controllers
-            if "cpuset" in controllers.split(","):
-                self._version_1_cpus(self._levels(base, path))
-            if "cpu" in controllers.split(","):
-                self._version_1_quota(self._levels(base, path))
-
-    @staticmethod
-    def _levels(base: Path, path: str) -> list[Path]:
+    mount = root / "sys/fs/cgroup"
+    cpus: list[set[int]] = []
+    quotas: list[float] = []
+    for line in (_read(root / "proc/self/cgroup") or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        base = mount / controllers
+        if not controllers and (mount / "unified").is_dir():
+            base = mount / "unified"  # version 2 beside version 1 controllers
         folder = base / path.lstrip("/")
         if not folder.is_dir():
             folder = base
-        return [folder, *(p for p in folder.parents if p == base or base in p.parents)]
-
-    def _version_2(self, levels: list[Path]) -> None:
-        for folder in levels:
-            self._limit_cpus(_read(folder / "cpuset.cpus.effective"))
-            quota, _, period = (_read(folder / "cpu.max") or "max").partition(" ")
+        for level in (folder, *(p for p in folder.parents if p == base or base in p.parents)):
+            for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
+                if text := _read(level / name):
+                    cpus.append(parse_cpus(text))
+                    break
+            quota, _, period = (_read(level / "cpu.max") or "max").partition(" ")
             if quota != "max":
-                self._limit_quota(int(quota) / int(period))
-
-    def _version_1_cpus(self, levels: list[Path]) -> None:
-        for folder in levels:
-            self._limit_cpus(
-                _read(folder / "cpuset.effective_cpus") or _read(folder / "cpuset.cpus")
-            )
-
-    def _version_1_quota(self, levels: list[Path]) -> None:
-        for folder in levels:
-            quota = int(_read(folder / "cpu.cfs_quota_us") or -1)
-            if quota > 0:
-                self._limit_quota(quota / int(_required(folder / "cpu.cfs_period_us")))
-
-    def _limit_cpus(self, text: str | None) -> None:
-        if text:
-            cpus = parse_cpus(text)
-            self.cpus = cpus if self.cpus is None else self.cpus & cpus
-
-    def _limit_quota(self, quota: float) -> None:
-        self.quota_cpus = quota if self.quota_cpus is None else min(self.quota_cpus, quota)
+                quotas.append(int(quota) / int(period))
+            quota_us = int(_read(level / "cpu.cfs_quota_us") or -1)
+            if quota_us > 0:
+                quotas.append(quota_us / int(_required(level / "cpu.cfs_period_us")))
+    return set.intersection(*cpus) if cpus else None, min(quotas, default=None)

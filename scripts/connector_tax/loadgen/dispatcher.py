@@ -49,7 +49,6 @@ from connector_tax.loadgen.transport import (
 START_S = 60.0
 ANSWER_S = 10.0
 DEATH_GRACE_S = 0.05
-BACKLOG = 65536
 
 _T = TypeVar("_T")
 
@@ -192,7 +191,11 @@ class Dispatcher:
         for settings in self._settings:
             settings.inflight_fd = descriptor
             settings.parent = os.getpid()
-            self._spawn(settings)
+            cpus = None if self._worker_cpus is None else self._worker_cpus[settings.worker]
+            worker = WorkerProcess(settings, cpus)
+            self._workers.append(worker)
+            self._living.append(worker)
+            self._loop.add_reader(worker.pidfd, self._on_exit, worker)
         os.close(descriptor)
         await asyncio.gather(*(worker.wait_up(self._loop) for worker in self._workers))
         # The folder exists only from here until both directions work, so that a main process that
@@ -211,17 +214,10 @@ class Dispatcher:
         for worker in self._workers:
             push = private_socket(self._context, zmq.PUSH)
             push.bind(f"ipc://{self._folder}/requests-{worker.index}")
-            worker.sender = Sender(self._loop, push, BACKLOG)
+            worker.sender = Sender(self._loop, push)
             worker.tell_settings(self._folder)
         await self._begin(Begin(0, 0, 0, False, "counts"), START_S)  # proves both ways
         self._remove_folder()
-
-    def _spawn(self, settings: WorkerSettings) -> None:
-        cpus = None if self._worker_cpus is None else self._worker_cpus[settings.worker]
-        worker = WorkerProcess(settings, cpus)
-        self._workers.append(worker)
-        self._living.append(worker)
-        self._loop.add_reader(worker.pidfd, self._on_exit, worker)
 
     async def _close(self) -> None:
         for worker in self._workers:

@@ -51,7 +51,7 @@ def find_address(host: str, port: int) -> tuple[int, str]:
 
 def request_head(target: Target) -> str:
     """Return the request head without its per-request headers, which the worker adds."""
-    host = f"[{target.host}]" if ":" in target.host else target.host
+    host = _in_url(target.host)
     default_port = 80 if target.tls is None else 443
     headers = {
         "Host": host if target.port == default_port else f"{host}:{target.port}",
@@ -62,6 +62,10 @@ def request_head(target: Target) -> str:
     lines = [f"{n}: {v}" for n, v in headers.items() if n.lower() not in given]
     lines += [f"{n}: {v}" for n, v in target.headers.items()]
     return "\r\n".join([f"POST {target.path} HTTP/1.1", *lines]) + "\r\n"
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def wait_ready(target: Target, model: str | None, wait_s: float) -> str:
@@ -99,10 +103,9 @@ def wait_ready(target: Target, model: str | None, wait_s: float) -> str:
 
 
 def _answer(target: Target, path: str, wait_s: float) -> httpx.Response:
-    tls = target.tls
-    verify = True if tls is None else TlsClient(tls.name, tls.ca_file, tls.insecure).context
-    host = f"[{target.host}]" if ":" in target.host else target.host
-    url = f"{'http' if tls is None else 'https'}://{host}:{target.port}{path}"
+    verify = True if target.tls is None else TlsClient(target.tls).context
+    scheme = "http" if target.tls is None else "https"
+    url = f"{scheme}://{_in_url(target.host)}:{target.port}{path}"
     headers = {n.encode(): value.encode("latin-1") for n, value in target.headers.items()}
     deadline = time.monotonic() + wait_s
     with httpx.Client(verify=verify, headers=headers, trust_env=False, timeout=ANSWER_S) as client:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -46,7 +46,7 @@ from connector_tax.loadgen.plan import (
     open_loop,
 )
 from connector_tax.loadgen.pool import SPARE
-from connector_tax.loadgen.sessions import RequestSource
+from connector_tax.loadgen.sessions import RequestSource, needed_capture
 from connector_tax.loadgen.traffic import Load
 
 ABORT_GRACE_S = 2.0
@@ -76,7 +76,6 @@ class IssuingThread:
         self.t_drained_ns = 0
 
     def start(self) -> None:
-        """Start the thread."""
         threading.Thread(target=self._run, name="loadgen-issue", daemon=True).start()
 
     def join(self, timeout_s: float) -> bool:
@@ -191,9 +190,6 @@ class LoadGeneratorOptions:
     cpus: AffinityPlan | None = None
 
     def __post_init__(self) -> None:
-        for name in ("workers", "connections_per_worker"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.cpus is not None and len(self.cpus.workers) != self.workers:
             raise ValueError(f"the affinity plan is for {len(self.cpus.workers)} workers")
 
@@ -314,7 +310,7 @@ class LoadGenerator:
             "connections_per_worker": options.connections_per_worker,
             "strict": options.strict,
             "keep_reads": options.keep_reads,
-            "affinity": None if options.cpus is None else options.cpus.describe(),
+            "affinity": None if options.cpus is None else asdict(options.cpus),
         }
 
     def run_cell(
@@ -404,7 +400,7 @@ class LoadGenerator:
             inflight_cap=rule.inflight_cap or 0,
             request_timeout_ns=round(rule.request_timeout_s * 1e9),
             keep_reads=options.keep_reads,
-            capture=load.capture,
+            capture=needed_capture(load.sessions),
             connections=self._ahead,
             prompt=load.waits_for_results,
             closed=load.waits_in_workers,
@@ -449,9 +445,6 @@ class LoadGenerator:
         return [
             WorkerSettings(
                 worker=index,
-                parent=0,
-                folder="",
-                inflight_fd=-1,
                 workers=options.workers,
                 family=family,
                 host=host,

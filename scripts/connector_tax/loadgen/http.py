@@ -17,7 +17,7 @@ from typing import Protocol
 
 import httptools
 
-from connector_tax.loadgen.messages import RequestFailed
+from connector_tax.loadgen.messages import RequestFailed, TlsSettings
 
 FAR_NS = 1 << 63
 _monotonic_ns = time.monotonic_ns
@@ -61,7 +61,6 @@ class Poller:
         self._epoll.modify(connection.sock.fileno(), mask)
 
     def remove(self, connection: "Connection") -> None:
-        """Stop watching."""
         descriptor = connection.sock.fileno()
         if self._connections.pop(descriptor, None) is not None:
             self._epoll.unregister(descriptor)
@@ -158,7 +157,6 @@ class StampCounts:
         self.reset()
 
     def reset(self) -> None:
-        """Count from zero."""
         self.reads = self.unstamped = self.clock_gaps = 0
 
 
@@ -274,17 +272,14 @@ class TlsSession:
 class TlsClient:
     """What every connection to one host shares.
 
-    `ca_file`: PEM certificates to trust instead of the system's. With `insecure` any certificate
-    will do.
-
     Raises:
-        OSError: the file cannot be read; ssl.SSLError, which is one: it holds no certificate.
+        OSError: `ca_file` cannot be read; ssl.SSLError, which is one: it holds no certificate.
     """
 
-    def __init__(self, name: str, ca_file: str | None, insecure: bool) -> None:
-        self._name = name
-        self.context = ssl.create_default_context(cafile=ca_file)
-        if insecure:
+    def __init__(self, settings: TlsSettings) -> None:
+        self._name = settings.name
+        self.context = ssl.create_default_context(cafile=settings.ca_file)
+        if settings.insecure:
             self.context.check_hostname = False
             self.context.verify_mode = ssl.CERT_NONE
 

@@ -218,21 +218,21 @@ class Target:
 
 
 class WorkerSettings(msgspec.Struct):
-    """What a worker is told at its start.
+    """What a worker is told at its start; `family` and `host` are the target's address.
 
-    `folder` holds the two ipc sockets; `family` and `host` are the target's address.
+    The dispatcher fills in the last three; `folder` holds the two ipc sockets.
     """
 
     worker: int
-    parent: int
-    folder: str
-    inflight_fd: int
     workers: int
     family: int
     host: str
     target: Target
     strict: bool
     connections: int
+    parent: int = 0
+    inflight_fd: int = -1
+    folder: str = ""
 
 
 class Begin(msgspec.Struct, array_like=True, tag=2):

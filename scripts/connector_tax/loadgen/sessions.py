@@ -88,11 +88,6 @@ class Turn(msgspec.Struct, frozen=True):
 History = tuple[Turn, ...]
 
 
-def merge_histories(histories: Sequence[History]) -> History:
-    """Join the histories of several parents: each turn once, first come first."""
-    return tuple({turn.node: turn for history in histories for turn in history}.values())
-
-
 def read_sessions(path: Path) -> list[Session]:
     """Read a session file.
 

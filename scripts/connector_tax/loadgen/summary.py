@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from connector_tax.artifacts.cell_records import CheckRecord, GeneratorHealth
+from connector_tax.artifacts.cell_records import CheckRecord
 from connector_tax.artifacts.checks import (
     BOUNDS,
     CHECKS,
@@ -37,7 +37,6 @@ from connector_tax.loadgen.messages import (
     PAUSE_AFTER,
     PAUSE_NS,
     TOLERATED,
-    Clock,
     RequestRecord,
 )
 from connector_tax.loadgen.plan import CONFIDENCE, Progress
@@ -247,47 +246,45 @@ ADVICE = {
 }
 
 
-class Check(msgspec.Struct, frozen=True):
-    """One verified property; `value` is null when there are no data, which fails."""
-
-    name: str
-    value: float | None
-    bound: str
-    passed: bool
+Checks = dict[str, CheckRecord]
+"""By name; a value is null when there are no data, which fails."""
 
 
-def verify(result: CellResult, load: Load) -> list[Check]:
+def verify(result: CellResult, load: Load) -> Checks:
     """Return every check that applies to this load."""
     requests, stop_ns = result.requests, result.t_stop_ns
     measured = [record for record in requests if record.measured]
     checks = check_requests(measured)
     if load.offsets_ns is None:
         ramp = load.concurrency, result.t_origin_ns, load.rampup_ns
-        checks += check_concurrency(requests, len(load.sessions), ramp, stop_ns)
+        checks |= check_concurrency(requests, len(load.sessions), ramp, stop_ns)
     elif len(load.sessions) > 1 and load.offsets_ns[-1] > load.offsets_ns[0]:
         starts_ns = (load.offsets_ns + result.t_origin_ns).tolist()
         due_ns = [t for t in starts_ns if result.t_warmup_end_ns <= t < stop_ns]
-        checks.append(check_sent_rate(measured, due_ns))
+        checks["sent_rate_ratio"] = check_sent_rate(measured, due_ns)
     if any(record.parents for record in requests):
-        checks += check_intra_session(requests)
-    return checks + check_processes(result.health, result.clock)
+        checks |= check_intra_session(requests)
+    return checks | generator_checks(result.health, result.clock, BOUNDS)
 
 
-def check_requests(records: Sequence[RequestRecord]) -> list[Check]:
+def check_requests(records: Sequence[RequestRecord]) -> Checks:
     """Check lag, early sends, dropped requests and errors."""
     lags_ms = [(r.t_send_ns - r.t_intended_ns) / 1e6 for r in records if r.t_send_ns is not None]
     ttfts_ms = [row["TTFT"] for row in map(latencies_ms, records) if row]
     failed = sum(r.status in ("error", "timeout") for r in records)
     attempted = sum(r.status != "cancelled" for r in records)
-    return [
-        _shown("schedule_lag_p99_ms", schedule_check(lags_ms, ttfts_ms, BOUNDS)),
-        _at_most("early_send_ms", -min(lags_ms) if lags_ms else None, 0.0),
-        _at_most("error_rate", failed / attempted if attempted else None, BOUNDS["max_error_rate"]),
-        _at_most("dropped", float(sum(r.status == "dropped" for r in records)), 0.0),
-    ]
+    error_rate = failed / attempted if attempted else None
+    return {
+        "schedule_lag_p99_ms": schedule_check(lags_ms, ttfts_ms, BOUNDS),
+        "early_send_ms": at_most(-min(lags_ms) if lags_ms else None, 0.0),
+        "error_rate": at_most(error_rate, BOUNDS["max_error_rate"]),
+        "dropped": at_most(float(sum(r.status == "dropped" for r in records)), 0.0),
+    }
 
 
-def check_sent_rate(records: Sequence[RequestRecord], planned_starts_ns: Sequence[int]) -> Check:
+def check_sent_rate(
+    records: Sequence[RequestRecord], planned_starts_ns: Sequence[int]
+) -> CheckRecord:
     """Check the rate at which sessions were dispatched against the plan, both ways.
 
     The first request that a session sent stands for its start; `planned_starts_ns` are the starts
@@ -298,43 +295,40 @@ def check_sent_rate(records: Sequence[RequestRecord], planned_starts_ns: Sequenc
         if record.t_send_ns is not None and not record.parents:
             begin_ns = record.t_send_ns - record.wait_after_ready_ns
             first[record.session] = min(begin_ns, first.get(record.session, begin_ns))
-    name = "sent_rate_ratio"
     tolerance = BOUNDS["sent_rate_tolerance"]
-    bound = f"1 ± {tolerance:g}"
-    if len(first) < 2 or len(planned_starts_ns) < 2:
-        return Check(name, None, bound, False)
-    planned_span = planned_starts_ns[-1] - planned_starts_ns[0]
-    span = max(first.values()) - min(first.values())
+    bound = [1 - tolerance, 1 + tolerance]
+    planned_span = planned_starts_ns[-1] - planned_starts_ns[0] if planned_starts_ns else 0
+    span = max(first.values()) - min(first.values()) if first else 0
     if planned_span <= 0 or span <= 0:
-        return Check(name, None, bound, False)
+        return {"value": None, "bound": bound, "pass": False}
     ratio = (len(first) - 1) / span / ((len(planned_starts_ns) - 1) / planned_span)
-    return Check(name, ratio, bound, abs(ratio - 1) <= tolerance)
+    return {"value": ratio, "bound": bound, "pass": abs(ratio - 1) <= tolerance}
 
 
-def check_intra_session(records: Sequence[RequestRecord]) -> list[Check]:
+def check_intra_session(records: Sequence[RequestRecord]) -> Checks:
     """Check that every request with parents was sent when they had ended plus its wait: not before,
     and not late. Computed anew from the stamps of the parents, not from the scheduler's due times.
     """
     ended = {(record.session, record.node): record.t_done_ns for record in records}
     delays_ms: list[float] = []
-    late, early = "intra_session_delay_p99_ms", "intra_session_early_ms"
     for record in records:
         if not record.parents or record.t_send_ns is None:
             continue
         ends = [ended.get((record.session, parent)) for parent in record.parents]
-        if any(end is None for end in ends):
-            return [Check(late, None, "every parent recorded", False)]
+        if None in ends:
+            delays_ms.clear()
+            break
         due_ns = max(end for end in ends if end is not None) + record.wait_after_ready_ns
         delays_ms.append((record.t_send_ns - due_ns) / 1e6)
-    return [
-        _at_most(late, _percentile(delays_ms, 99), SESSION_DELAY_P99_MS),
-        _at_most(early, -min(delays_ms) if delays_ms else None, 0.0),
-    ]
+    return {
+        "intra_session_delay_p99_ms": at_most(_p99(delays_ms), SESSION_DELAY_P99_MS),
+        "intra_session_early_ms": at_most(-min(delays_ms) if delays_ms else None, 0.0),
+    }
 
 
 def check_concurrency(
     records: Sequence[RequestRecord], sessions: int, ramp: tuple[int, int, int], stop_ns: int
-) -> list[Check]:
+) -> Checks:
     """Check that never more than the target's sessions were under way at once, and no fewer: each
     of the `sessions` must start when its place is there, which is when enough others have ended.
     A session that never started though it had a place before `stop_ns` counts as late as that.
@@ -362,30 +356,21 @@ def check_concurrency(
             break
         delays_ms.append(((starts[k] if k < len(starts) else stop_ns) - due_ns) / 1e6)
     # At equal times an end counts before a start.
-    late_ms = _percentile(delays_ms, 99) if starts else None
+    late_ms = _p99(delays_ms) if starts else None
     edges = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans])
     highest = float(np.cumsum([step for _, step in edges]).max()) if edges else None
-    return [
-        _at_most("concurrent_sessions_max", highest, float(target)),
-        _at_most("session_start_delay_p99_ms", late_ms, SESSION_DELAY_P99_MS),
-    ]
+    return {
+        "concurrent_sessions_max": at_most(highest, float(target)),
+        "session_start_delay_p99_ms": at_most(late_ms, SESSION_DELAY_P99_MS),
+    }
 
 
-def check_processes(health: GeneratorHealth, clock: Clock) -> list[Check]:
-    """Check the load generator's processes, as a study's cells do."""
-    return [_shown(name, check) for name, check in generator_checks(health, clock, BOUNDS).items()]
+def _p99(values: Sequence[float]) -> float | None:
+    return float(np.percentile(values, 99)) if values else None
 
 
-def _at_most(name: str, value: float | None, bound: float) -> Check:
-    return _shown(name, at_most(value, bound))
-
-
-def _shown(name: str, check: CheckRecord) -> Check:
-    return Check(name, check["value"], f"<= {check['bound']:g}", check["pass"])
-
-
-def _percentile(values: Sequence[float], q: float) -> float | None:
-    return float(np.percentile(values, q)) if values else None
+def _bound_text(bound: float | list[float]) -> str:
+    return f"1 ± {bound[1] - 1:g}" if isinstance(bound, list) else f"<= {bound:g}"
 
 
 # ---- the summary
@@ -399,7 +384,7 @@ SHARED_FIRST_MAX = 0.01
 
 def summarise(
     result: CellResult,
-    checks: Sequence[Check],
+    checks: Checks,
     itl_ms: "array[float]",
     slos_ms: Sequence[tuple[str, float]],
 ) -> dict[str, Any]:
@@ -445,7 +430,15 @@ def summarise(
         "clock": result.clock,
         "traffic_ended_by": result.cooldown_ended_by,
         "bodies_sha256": result.bodies_sha256,
-        "checks": [msgspec.structs.asdict(check) for check in checks],
+        "checks": [
+            {
+                "name": name,
+                "value": check["value"],
+                "bound": _bound_text(check["bound"]),
+                "passed": check["pass"],
+            }
+            for name, check in checks.items()
+        ],
         "load_generator": result.health,
     }
 

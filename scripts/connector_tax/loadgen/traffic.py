@@ -36,7 +36,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from connector_tax.loadgen.messages import WAITS, Capture
+from connector_tax.loadgen.messages import WAITS
 from connector_tax.loadgen.sessions import (
     Build,
     History,
@@ -45,8 +45,6 @@ from connector_tax.loadgen.sessions import (
     Sessions,
     Singles,
     Turn,
-    merge_histories,
-    needed_capture,
 )
 from connector_tax.seeds import named_generator
 
@@ -144,11 +142,6 @@ class Load:
     rampup_s: float = 0.0
     horizon_s: float = 0.0
     keep_going: bool = False
-
-    @property
-    def capture(self) -> Capture:
-        """What must be kept of the answers."""
-        return needed_capture(self.sessions)
 
     @property
     def rampup_ns(self) -> int:
@@ -353,9 +346,9 @@ class SessionScheduler:
     @staticmethod
     def _history(state: _State, node: Node) -> History:
         # A parent that failed (and did not end the session) has no turn to hand on.
-        return merge_histories(
-            [state.histories.get(parent.node, ()) for parent in node.parents if parent.history]
-        )
+        inherited = (state.histories.get(p.node, ()) for p in node.parents if p.history)
+        # Each turn once, first come first.
+        return tuple({turn.node: turn for history in inherited for turn in history}.values())
 
     def _release_children(self, session: int, state: _State, ended: Node, end_ns: int) -> None:
         for i, node in enumerate(state.session.nodes):

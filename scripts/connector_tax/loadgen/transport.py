@@ -27,6 +27,7 @@ from connector_tax.ranks import at_least
 
 MAX_MESSAGE = 16 * 1024 * 1024
 """Largest frame in bytes that travels between the processes."""
+BACKLOG = 65536
 
 
 def private_socket(context: "zmq.Context[zmq.Socket[bytes]]", kind: int) -> "zmq.Socket[bytes]":
@@ -46,7 +47,10 @@ class Sender:
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, socket: "zmq.Socket[bytes]", backlog: int
+        self,
+        loop: asyncio.AbstractEventLoop,
+        socket: "zmq.Socket[bytes]",
+        backlog: int = BACKLOG,
     ) -> None:
         self._loop = loop
         self._socket = socket
@@ -96,7 +100,7 @@ class Receiver:
     """Receives a decoded header frame with an optional raw frame, or several such pairs at once.
 
     Bad ones are counted, never raised: `undecodable` (header not of the expected type) and
-    `oversized` (a frame longer than `buffer_bytes`). The consumer either awaits `recv`, or gives
+    `oversized` (a frame longer than MAX_MESSAGE). The consumer either awaits `recv`, or gives
     `on_message`, which is then called inside the drain for each message.
     """
 
@@ -106,13 +110,11 @@ class Receiver:
         socket: "zmq.Socket[bytes]",
         decoder: "msgspec.msgpack.Decoder[Any]",
         on_message: Callable[[Any, bytes | None], None] | None = None,
-        buffer_bytes: int = MAX_MESSAGE,
     ) -> None:
         self._loop = loop
         self._socket = socket
         self._decode = decoder.decode
         self._on_message = on_message or self._enqueue
-        self._most_bytes = buffer_bytes
         self._queue: deque[tuple[Any, bytes | None]] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self.undecodable = 0
@@ -151,12 +153,11 @@ class Receiver:
             self._waiter.set_result(None)
 
     def close(self) -> None:
-        """Close the socket."""
         self._loop.remove_reader(self._fd)
         self._socket.close()
 
     def _take(self, frame: zmq.Frame, raw: zmq.Frame | None) -> None:
-        most = self._most_bytes
+        most = MAX_MESSAGE
         try:
             header = None if len(frame) > most else self._decode(frame.buffer)
         except msgspec.DecodeError:  # ValidationError is one
@@ -233,7 +234,6 @@ class InFlight:
             self.leave(worker)
 
     def close(self) -> None:
-        """Unmap the memory."""
         self._counts.release()
         del self._semaphore
         self._memory.close()
@@ -271,7 +271,6 @@ class LoopProbe:
         }
 
     def close(self) -> None:
-        """Stop measuring."""
         self._timer.close()
 
     def _tick(self) -> None:

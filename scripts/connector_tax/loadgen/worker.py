@@ -351,17 +351,16 @@ class Worker:
         push.connect(f"ipc://{settings.folder}/results")
         pull = private_socket(context, zmq.PULL)
         pull.connect(f"ipc://{settings.folder}/requests-{settings.worker}")
-        self._results = Sender(loop, push, backlog=65536)
+        self._results = Sender(loop, push)
         self._requests = Receiver(loop, pull, msgspec.msgpack.Decoder(ToWorker))
         self._stamps = hold_kernel_stamps()
         self._clock: Clock = "kernel" if self._stamps is not None else "worker"
-        tls = target.tls
         self._pool = Pool(
             loop,
             settings.family,
             (settings.host, target.port),
             settings.connections,
-            None if tls is None else TlsClient(tls.name, tls.ca_file, tls.insecure),
+            None if target.tls is None else TlsClient(target.tls),
             settings.strict,
         )
         self._inflight = inflight
