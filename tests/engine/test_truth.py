@@ -10,7 +10,7 @@ import pytest
 
 from connector_tax.config import ROOT, ConfigError, filled, load_yaml
 from connector_tax.engine.config import load_config
-from connector_tax.engine.connectors import ConnectorTax
+from connector_tax.engine.connectors import ConnectorTax, taxes_of_step
 from connector_tax.engine.model import StepClock, StepCost
 from tests.engine.serving import Launched, config_with, launched
 
@@ -54,7 +54,7 @@ def test_the_tax_in_the_step_log_is_the_one_injected(taxed: Launched) -> None:
     cached = 0
     for record in taxed.records("step.scheduler.jsonl"):
         admitted = 1 if record["prefill_tokens"] else 0
-        assert record["build_meta_us"] == pytest.approx(tax.build_meta(cached, admitted))
+        assert record["build_meta_us"] == pytest.approx(taxes_of_step(tax, cached, admitted)[0])
         assert record["get_finished_us"] == tax.get_finished_us
         cached += 3 * admitted  # three full blocks of each prompt
     worker = taxed.records("step.worker.jsonl")

@@ -25,6 +25,7 @@ from connector_tax.loadgen.__main__ import main
 from connector_tax.loadgen.http import Connection, Reader
 from connector_tax.loadgen.messages import WAITS, RequestFailed, RequestRecord, Window
 from connector_tax.loadgen.plan import LEAD_NS, PrecisionRule
+from connector_tax.loadgen.pool import Pool
 from connector_tax.loadgen.traffic import Load
 from tests.loadgen.fault_server import FaultServer, Step
 
@@ -40,6 +41,13 @@ def command(
     files = ("--summary", str(summary), "--output", str(output))
     status = main([*where, *files, *arguments])
     return status, json.loads(summary.read_text()), list(map(json.loads, output.open()))
+
+
+def write_sessions(folder: Path, *sessions: dict[str, Any]) -> str:
+    """Write a session file; its path."""
+    path = folder / "sessions.jsonl"
+    path.write_text("".join(json.dumps(session) + "\n" for session in sessions))
+    return str(path)
 
 
 def rule(**changes: Any) -> CellRule:
@@ -194,4 +202,12 @@ async def ask(connection: Connection, script: str) -> Response:
     head = b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body)
     connection.write(head, body, response)
     await asyncio.wait_for(response.ended.wait(), 5)
+    return response
+
+
+async def answered(pool: Pool, script: str) -> Response:
+    """The response to a request for `script` on a connection of the pool."""
+    connection = await pool.acquire()
+    response = await ask(connection, script)
+    pool.release(connection)
     return response

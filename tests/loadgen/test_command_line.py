@@ -18,7 +18,7 @@ from tests.loadgen.fault_server import (
     token,
     usage,
 )
-from tests.loadgen.running import command
+from tests.loadgen.running import command, write_sessions
 
 
 def answer(text: str, prompt: int = 4) -> list[Step]:
@@ -32,12 +32,6 @@ def run(
 ) -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
     known = ("--model", "m", "--connections", "16", "--drain", "2", "--wait", "0")
     return command(port, folder, *known, *arguments)
-
-
-def write_sessions(folder: Path, *sessions: dict[str, Any]) -> str:
-    path = folder / "sessions.jsonl"
-    path.write_text("".join(json.dumps(session) + "\n" for session in sessions))
-    return str(path)
 
 
 CHAIN = [
@@ -318,8 +312,7 @@ def test_a_bad_session_file_names_file_line_and_fault(
     ],
 )
 def test_the_url_names_what_is_posted_to(url: str, chat: bool, posted: bytes) -> None:
-    text = "t"
-    with serve(*answer(text)) as server:
+    with serve(*answer("t")) as server:
         arguments = [
             *("--url", f"http://127.0.0.1:{server.port}{url}", "--model", "m", "--prompt", "p"),
             *("--concurrency", "1", "--requests", "1", "--no-affinity"),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from connector_tax.loadgen.messages import RequestFailed
 from connector_tax.loadgen.sse import MAX_EVENT_BYTES, EventSplitter, StreamAccumulator
-from tests.loadgen.fault_server import event, good_events, token, usage
+from tests.loadgen.fault_server import event, token, usage
 
 ENDINGS = st.sampled_from(["\n", "\r\n", "\r"])
 LINES = st.lists(
@@ -71,22 +71,6 @@ def test_text_that_imitates_the_protocol_is_only_text(text: str) -> None:
     assert accumulator.feed(b"".join([event(token()), event(token(text)), event(token())])) == 3
     assert not accumulator.done
     assert accumulator.finish_reason is None
-
-
-def test_several_events_in_one_read_with_the_end_among_them_are_all_seen() -> None:
-    accumulator = StreamAccumulator(chat=False, capture="counts")
-    assert accumulator.feed(b"".join(good_events())) == 3
-    assert not accumulator.lacks_done(strict=True)
-
-
-def test_the_role_chunk_of_a_chat_is_not_a_token() -> None:
-    def delta(**fields: str) -> bytes:
-        return event(json.dumps({"choices": [{"delta": fields, "finish_reason": None}]}))
-
-    accumulator = StreamAccumulator(chat=True, capture="counts")
-    assert accumulator.feed(delta(role="assistant", content="")) == 0
-    assert accumulator.feed(delta(content="a")) == 1
-    assert accumulator.feed(delta(content="")) == 1
 
 
 REASONED = [

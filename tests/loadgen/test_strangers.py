@@ -40,7 +40,7 @@ from tests.loadgen.fault_server import (
     serve,
     token,
 )
-from tests.loadgen.running import ask, loading, run_scripts
+from tests.loadgen.running import ask, loading, run_scripts, write_sessions
 
 GOOD = good_answer()
 
@@ -114,13 +114,12 @@ def test_connections_that_a_balancer_has_forgotten_cost_one_retry(tmp_path: Path
         connection.settimeout(None)
         answer(connection, 1)
 
-    sessions = tmp_path / "sessions.jsonl"
     nodes = [{"id": "a", "prompt": "p", "max_tokens": 3}]
     starts = [0.0, *[0.8] * 8]
     lines = [{"id": f"s{k}", "start_s": t, "nodes": nodes} for k, t in enumerate(starts)]
-    sessions.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    sessions = write_sessions(tmp_path, *lines)
     with listening(forgetful, 64) as port:
-        _, said, _ = command(port, tmp_path, "--session-file", str(sessions))
+        _, said, _ = command(port, tmp_path, "--session-file", sessions)
         assert (said["ok"], said["failed"]) == (9, {})
         assert said["retried"] >= 1
         # A server that is judged is not asked twice.
@@ -169,10 +168,9 @@ def test_a_dead_server_is_not_hammered_and_the_run_can_end_for_it(tmp_path: Path
         # Sessions of several requests pause too.
         a = {"id": "a", "prompt": "p", "max_tokens": 3}
         nodes = [a, {**a, "id": "b", "parents": [{"node": "a"}]}]
-        lines = [json.dumps({"id": f"s{k}", "nodes": nodes}) for k in range(1000)]
-        (tmp_path / "sessions.jsonl").write_text("\n".join(lines))
-        sessions = ("--session-file", str(tmp_path / "sessions.jsonl"))
-        _, summary, _ = command(port, tmp_path, *load[:4], *sessions)
+        lines = [{"id": f"s{k}", "nodes": nodes} for k in range(1000)]
+        sessions = write_sessions(tmp_path, *lines)
+        _, summary, _ = command(port, tmp_path, *load[:4], "--session-file", sessions)
         assert 8 <= summary["failed"]["connect_refused"]["count"] <= 16
 
 
@@ -260,13 +258,12 @@ def test_a_ready_check_without_permission_says_so(capsys: pytest.CaptureFixture[
 
 def test_siblings_of_a_failure_in_the_drain_are_cancelled(tmp_path: Path) -> None:
     nodes = [{"id": name, "prompt": name, "max_tokens": 3} for name in ("slow", "bad")]
-    sessions = tmp_path / "sessions.jsonl"
-    sessions.write_text(json.dumps({"id": "s", "nodes": nodes}) + "\n")
+    sessions = write_sessions(tmp_path, {"id": "s", "nodes": nodes})
     scripts: dict[str, list[Step]] = {"slow": [Hang], "bad": [Pause(0.6), *status("500 No", b"")]}
     with FaultServer(scripts, lambda body: body["prompt"]) as server:
         began = time.monotonic()
         load = ("--rate", "5", "--arrivals", "fixed", "--duration", "0.3", "--drain", "30")
-        _, _, records = command(server.port, tmp_path, *load, "--session-file", str(sessions))
+        _, _, records = command(server.port, tmp_path, *load, "--session-file", sessions)
         assert time.monotonic() - began < 20
     assert sorted(r["error_kind"] for r in records) == ["http_status", "session_failed"]
 

@@ -22,7 +22,7 @@ from tests.loadgen.fault_server import (
     chunked,
     good_events,
 )
-from tests.loadgen.running import ask
+from tests.loadgen.running import answered, ask
 
 T = TypeVar("T")
 CLOCK = "connector_tax.loadgen.http._time_ns"
@@ -113,12 +113,10 @@ def test_a_kernel_without_stamps_leaves_them_to_this_process(
     server: FaultServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main(pool: Pool) -> None:
-        connection = await pool.acquire()
         before = time.monotonic_ns()
-        response = await ask(connection, "whole")
+        response = await answered(pool, "whole")
         assert before <= response.head_ns <= time.monotonic_ns()
         assert pool.stamps.unstamped == pool.stamps.reads == 1
-        pool.release(connection)
 
     monkeypatch.setattr("connector_tax.loadgen.pool.enable_kernel_stamps", lambda _: False)
     run(main, server.port)
@@ -129,13 +127,11 @@ def test_a_step_of_the_wall_clock_never_reaches_a_stamp(
     server: FaultServer, monkeypatch: pytest.MonkeyPatch, step_s: int
 ) -> None:
     async def main(pool: Pool) -> None:
-        connection = await pool.acquire()
         monkeypatch.setattr(CLOCK, lambda: time.time_ns() + step_s * 10**9)
         before = time.monotonic_ns()
-        response = await ask(connection, "whole")
+        response = await answered(pool, "whole")
         assert before <= response.head_ns <= time.monotonic_ns()
         assert pool.stamps.unstamped > 0
-        pool.release(connection)
 
     run(main, server.port)
 
@@ -173,23 +169,17 @@ def test_an_interruption_between_the_two_clocks_does_not_move_a_stamp(
 
 def test_each_read_is_told_with_its_stamp(server: FaultServer) -> None:
     async def main(pool: Pool) -> None:
-        for script, body in (("whole", b"0123456789"), ("late", b"0123456789")):
-            connection = await pool.acquire()
-            response = await ask(connection, script)
-            assert (response.status, response.body) == (200, body)
-            pool.release(connection)
-        connection = await pool.acquire()
-        response = await ask(connection, "halves")
+        for script in ("whole", "late"):
+            response = await answered(pool, script)
+            assert (response.status, response.body) == (200, b"0123456789")
+        response = await answered(pool, "halves")
         assert [chunk for chunk, _ in response.chunks] == [b"01234", b"56789"]
-        pool.release(connection)
-        connection = await pool.acquire()
-        response = await ask(connection, "stream")
+        response = await answered(pool, "stream")
         # One for each arrival, with its stamp: two events are one where the reader was held up.
         assert response.body == b"".join(good_events())
         times = [stamp for _, stamp in response.chunks]
         assert times == sorted(set(times))
         assert response.head_ns <= times[0] <= times[-1] <= response.end_ns
-        pool.release(connection)
 
     run(main, server.port)
 

@@ -27,7 +27,7 @@ from tests.loadgen.fault_server import (
     good_answer,
     good_events,
 )
-from tests.loadgen.running import ask, run_scripts
+from tests.loadgen.running import answered, run_scripts
 
 FEW = LoadGeneratorOptions(connections_per_worker=4, strict=True)
 SCRIPTS: dict[str, list[Step]] = {
@@ -84,11 +84,9 @@ def test_a_read_is_stamped_before_it_is_decrypted(
         client = TlsClient(TlsSettings("127.0.0.1", str(pems[0]), insecure=False))
         loop = asyncio.get_running_loop()
         pool = Pool(loop, socket.AF_INET, ("127.0.0.1", port), 1, client)
-        connection = await pool.acquire()
-        response = await ask(connection, "good")
+        response = await answered(pool, "good")
         assert response.status == 200
         assert response.head_ns <= begun_ns[-1]
-        pool.release(connection)
         pool.close()
 
     monkeypatch.setattr(TlsSession, "decrypt", slow)

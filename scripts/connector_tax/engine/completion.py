@@ -61,13 +61,7 @@ class Answer:
 class Completion:
     """Writes one answer to one connection; the engine's sink for the sequence.
 
-    Args:
-        answer: what to answer.
-        request: the HTTP request.
-        protocol: its connection.
-        vocabulary: where the words come from.
-        fault: what is to go wrong, or None.
-        on_end: called once with the truth when the response has ended.
+    `on_end` is called once with the truth when the response has ended.
     """
 
     def __init__(

@@ -29,13 +29,19 @@ class ConnectorTax:
     #: to grant it, less
     background_cpu: Annotated[float, meta(ge=0, le=0.9)]
 
-    def build_meta(self, cached_blocks: int, admitted: int) -> float:
-        """The time of build_meta in a step that admits `admitted` requests, in microseconds."""
-        return (
-            self.build_meta_us
-            + self.build_meta_us_per_cached_block * cached_blocks
-            + self.admission_us_per_request * admitted
-        )
+
+def taxes_of_step(
+    tax: ConnectorTax | None, cached_blocks: int, admitted: int
+) -> tuple[float, float, float]:
+    """build_meta, get_finished and start_load_kv of a step that admits so many requests, in us."""
+    if tax is None:
+        return 0.0, 0.0, 0.0
+    build_meta = (
+        tax.build_meta_us
+        + tax.build_meta_us_per_cached_block * cached_blocks
+        + tax.admission_us_per_request * admitted
+    )
+    return build_meta, tax.get_finished_us, tax.start_load_kv_us
 
 
 class BackgroundCpu:

@@ -66,11 +66,7 @@ class FaultsSection(TypedDict):
 
 
 class FaultPlan:
-    """The rules of one launch, asked once for each request and each scrape in order.
-
-    Args:
-        value: the file's `faults` map, or None.
-    """
+    """The rules of one launch, asked once for each request and each scrape in order."""
 
     def __init__(self, value: dict[str, Any] | None) -> None:
         self._random = random.Random(f"{value['seed']}/faults" if value else "")

@@ -13,13 +13,7 @@ from hashlib import blake2b
 
 
 def block_digests(prompt: bytes, token_bytes: int, block_size: int) -> list[bytes]:
-    """One digest for each full block of a prompt, each covering the prompt up to its end.
-
-    Args:
-        prompt: the token ids, `token_bytes` bytes each.
-        token_bytes: bytes of a token id.
-        block_size: tokens of a block.
-    """
+    """One digest for each full block of `block_size` tokens, covering the prompt up to its end."""
     step = token_bytes * block_size
     chain = blake2b(digest_size=16)
     digests = []

@@ -11,7 +11,7 @@ from typing import Literal
 from connector_tax.engine.batching import BatchedService, ServiceError, WorkerDied
 from connector_tax.engine.completion import Completion
 from connector_tax.engine.config import EngineConfig
-from connector_tax.engine.connectors import BackgroundCpu
+from connector_tax.engine.connectors import BackgroundCpu, taxes_of_step
 from connector_tax.engine.logs import LaunchTruth, StepLog
 from connector_tax.engine.metrics import Metrics
 from connector_tax.engine.model import StepClock, StepDevice
@@ -27,11 +27,8 @@ _SPIN_NS = 60_000
 class Engine:
     """Runs steps while there is work; one instance for each launch.
 
-    Args:
-        config: the launch.
-        launch_seed: of the jitter and the launch offset.
-        step_log: where the steps go, or None.
-        on_death: called once if the worker process dies.
+    `launch_seed` is that of the jitter and the launch offset; `on_death` is called once if the
+    worker process dies.
     """
 
     def __init__(
@@ -154,10 +151,7 @@ class Engine:
 
     async def _step(self, plan: StepPlan, start: int) -> int:
         tax = self.config.tax
-        meta = finished = load = 0.0
-        if tax is not None:
-            meta = tax.build_meta(self.scheduler.pool.cached, len(plan.admitted))
-            finished, load = tax.get_finished_us, tax.start_load_kv_us
+        meta, finished, load = taxes_of_step(tax, self.scheduler.pool.cached, len(plan.admitted))
         for sequence in plan.admitted:
             if not sequence.sink.t_admitted_ns:
                 sequence.sink.t_admitted_ns = start

@@ -97,10 +97,7 @@ class ChatRequest(Generation):
 class Application:
     """Answers the requests of every connection.
 
-    Args:
-        engine: where completions are generated.
-        truth_log: where each request's truth goes, or None.
-        fault_headers: whether a request may ask for a fault; without, such a request is refused.
+    Without `fault_headers` a request that asks for a fault is refused.
     """
 
     def __init__(

@@ -7,6 +7,7 @@ A step is that of `engine.loop.Engine._run` without what waits; everything that 
 from collections.abc import Callable
 
 from connector_tax.engine.config import EngineConfig
+from connector_tax.engine.connectors import taxes_of_step
 from connector_tax.engine.model import StepClock
 from connector_tax.engine.scheduler import Scheduler, Sequence, StepPlan
 
@@ -52,13 +53,11 @@ class VirtualEngine:
     def step(self) -> list[Sequence]:
         """Run a step to its end; the requests that got a token, the number of each in `sink`."""
         plan = self.scheduler.plan()
-        host_tax = load_tax = 0.0
-        if self._tax is not None:
-            meta = self._tax.build_meta(self.scheduler.pool.cached, len(plan.admitted))
-            host_tax, load_tax = meta + self._tax.get_finished_us, self._tax.start_load_kv_us
+        cached, admitted = self.scheduler.pool.cached, len(plan.admitted)
+        meta, finished, load_tax = taxes_of_step(self._tax, cached, admitted)
         factor = self._clock.next_factor() * self._slowness
         host, device = self._cost.delta_us * factor, self._device_us(plan) * factor
-        self.now_ns += round((host + host_tax) * 1000) + round((load_tax + device) * 1000)
+        self.now_ns += round((host + (meta + finished)) * 1000) + round((load_tax + device) * 1000)
         return self.scheduler.commit(plan)
 
     def _linear_us(self, plan: StepPlan) -> float:
