@@ -4,7 +4,6 @@
 with its own verdict; what is between two of them is compared by naming these two.
 """
 
-import base64
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ from connector_tax.figures import style
 from connector_tax.figures.resources import LOST, UNSURE, sign_of
 from connector_tax.figures.tables import StudyTables, frame
 from connector_tax.marks import AA_MARK
-from connector_tax.report.page import templates
+from connector_tax.report.page import SVG, data_url, templates
 
 LOOKS = {
     COSTS: "dearer",
@@ -223,7 +222,7 @@ def html(comparison: Comparison, figure: Path) -> str:
         template.render(
             comparison=comparison, look=look, headings=HEADINGS, tables=tables,
             figure_title=TITLE, caption=CAPTION,
-            figure=f"data:image/svg+xml;base64,{base64.b64encode(figure.read_bytes()).decode()}",
+            figure=data_url(SVG, figure.read_bytes()),
             studies=[("A", comparison.a), ("B", comparison.b)],
         )
         + "\n"

@@ -314,70 +314,61 @@ def _periods(
 DECIDED_BY = ("async_scheduling", "model_runner", "executor")
 STEP_FIGURES = ("fig6_step_cdf", "fig7_decomposition")
 RUNNER_V2 = re.compile(r"\.worker\.\w+\.model_runner\.")
+BY_ASYNC_SCHEDULING = {
+    "true": (
+        "Scheduling was asynchronous: a step is prepared while the GPU computes the one before,"
+        " which hides what schedule() and the hooks take as far as the GPU takes longer (the"
+        " engine waits less for it, and what is left is below zero); a request that meets an"
+        " idle GPU waits for it."
+    ),
+    "false": (
+        "Scheduling was synchronous: the GPU waits for schedule(), and the whole engine step"
+        " holds the GPU's time."
+    ),
+}
+UNKNOWN = "Whether the GPU hides it is not known: no launch recorded how steps were scheduled."
 
 
 def hidden(study: StudyTables) -> str:
     """Whether a request waits for the host's spans: sentences, none of an engine but vLLM."""
-    engine = study.settings.get("engine", {})
-    if "device" not in engine:
+    device = study.settings["engine"].get("device")
+    if device is None:
         return ""
-    if engine["device"] == "cpu":
+    if device == "cpu":
         return "Every span is time of the CPU, which computes the model too: none is hidden."
-    return f"Every span is time of the host, beside which the GPU computes. {_scheduling(study)}"
+    scheduling = BY_ASYNC_SCHEDULING.get(_baselines(study, "async_scheduling"), UNKNOWN)
+    return f"Every span is time of the host, beside which the GPU computes. {scheduling}"
 
 
 def placed(study: StudyTables) -> str:
     """Where the worker's spans lie in a step: sentences, none of an engine but vLLM."""
-    if not hidden(study):
+    device = study.settings["engine"].get("device")
+    if device is None:
         return ""
+    scheduling, runner, executor = (_baselines(study, setting) for setting in DECIDED_BY)
+    said = []
+    if runner and device != "cpu":
+        said.append(
+            "Model runner V2 calls the worker's hooks when forward pass and sampling are with the"
+            " GPU; its record never holds the GPU's time."
+            if RUNNER_V2.search(runner)
+            else "Model runner V1 calls the worker's hooks between forward pass and sampling."
+        )
+    if executor == "uni":
+        said.append(
+            "The worker runs in the engine core's process: its record lies in the engine step."
+        )
+    if executor == "mp":
+        beside = scheduling == "true"
+        share = ": a hook's share of the engine step is a ratio, not a part" if beside else ""
+        said.append(f"The worker runs in processes of its own{share}.")
     other = {row.config for row in study.engine if row.differs and row.setting in DECIDED_BY}
-    labels = [item.label for item in study.configurations if item.id in other]
-    exception = f"Not so of {', '.join(labels)}, whose settings differ."
-    sentences = (_runner(study), _executor(study), exception if labels else "")
-    return " ".join(sentence for sentence in sentences if sentence)
+    if labels := [item.label for item in study.configurations if item.id in other]:
+        said.append(f"Not so of {', '.join(labels)}, whose settings differ.")
+    return " ".join(said)
 
 
 def _baselines(study: StudyTables, setting: str) -> str:
     """The value of a setting in the baseline's launches; empty where it is not known."""
     mine = (row for row in study.engine if row.config == study.baseline)
     return next((row.value for row in mine if row.setting == setting), "")
-
-
-def _scheduling(study: StudyTables) -> str:
-    asynchronous = _baselines(study, "async_scheduling")
-    if asynchronous == "true":
-        return (
-            "Scheduling was asynchronous: a step is prepared while the GPU computes the one before,"
-            " which hides what schedule() and the hooks take as far as the GPU takes longer (the"
-            " engine waits less for it, and what is left is below zero); a request that meets an"
-            " idle GPU waits for it."
-        )
-    if asynchronous == "false":
-        return (
-            "Scheduling was synchronous: the GPU waits for schedule(), and the whole engine step"
-            " holds the GPU's time."
-        )
-    return "Whether the GPU hides it is not known: no launch recorded how steps were scheduled."
-
-
-def _runner(study: StudyTables) -> str:
-    runner = _baselines(study, "model_runner")
-    if not runner or study.settings["engine"]["device"] == "cpu":
-        return ""
-    if RUNNER_V2.search(runner):
-        return (
-            "Model runner V2 calls the worker's hooks when forward pass and sampling are with the"
-            " GPU; its record never holds the GPU's time."
-        )
-    return "Model runner V1 calls the worker's hooks between forward pass and sampling."
-
-
-def _executor(study: StudyTables) -> str:
-    executor = _baselines(study, "executor")
-    if executor == "uni":
-        return "The worker runs in the engine core's process: its record lies in the engine step."
-    if executor != "mp":
-        return ""
-    beside = _baselines(study, "async_scheduling") == "true"
-    share = ": a hook's share of the engine step is a ratio, not a part" if beside else ""
-    return f"The worker runs in processes of its own{share}."

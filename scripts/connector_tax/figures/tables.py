@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from connector_tax.artifacts import paths, tables
-from connector_tax.artifacts.looks import decided_in, read_looks
+from connector_tax.artifacts.looks import Look, decided_in, read_looks
 from connector_tax.artifacts.names import ALL_RATES, PHASES, PLAIN, launched_plains
 from connector_tax.artifacts.record_reader import read_record
 from connector_tax.artifacts.stage_records import (
@@ -21,11 +21,9 @@ from connector_tax.artifacts.stage_records import (
     RatesRecord,
 )
 from connector_tax.artifacts.study_file import load_study
-from connector_tax.artifacts.study_records import CellPlan
 from connector_tax.artifacts.table_reader import read_table
 from connector_tax.artifacts.tables import POOLED, ROW_TYPES, CellRow, EffectRow
 from connector_tax.artifacts.verdicts import MARKED
-from connector_tax.files import ArtifactError
 
 Row = TypeVar("Row")
 
@@ -79,21 +77,14 @@ def records(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 def _table(name: str, _: type[Row]) -> "cached_property[list[Row]]":
     """A table of analysis/ as its rows, read when first asked for."""
-
-    def read(study: "StudyTables") -> list[Row]:
-        rows: list[Row] = read_table(study.root / paths.ANALYSIS / name, ROW_TYPES[name])
-        return rows
-
-    return cached_property(read)
+    return cached_property(
+        lambda study: read_table(study.root / paths.ANALYSIS / name, ROW_TYPES[name])
+    )
 
 
 def _document(name: str, kind: type[Row]) -> "cached_property[Row]":
     """A JSON file of the study, read when first asked for."""
-
-    def read(study: "StudyTables") -> Row:
-        return read_record(study.root / name, kind)
-
-    return cached_property(read)
+    return cached_property(lambda study: read_record(study.root / name, kind))
 
 
 class StudyTables:
@@ -107,17 +98,15 @@ class StudyTables:
         study = load_study(study_file)
         self.root = study.root
         self.document = study.document
-        try:
-            self.name: str = self.document["study"]
-            self.engine_label: str = self.document["engine_label"]
-            self.emulated: bool = self.document["emulated"]
-            self.blocks: int = self.document["blocks"]
-            self.settings = study.config
-            self.configurations = [
-                Configuration(row["id"], row["label"]) for row in self.document["configurations"]
-            ]
-        except KeyError as error:
-            raise ArtifactError(f"{study_file}: missing key {error}") from None
+        self.name: str = self.document["study"]
+        self.engine_label: str = self.document["engine_label"]
+        self.emulated: bool = self.document["emulated"]
+        self.blocks: int = self.document["blocks"]
+        self.settings = study.config
+        self.configurations = [
+            Configuration(row["id"], row.get("label", row["id"]))
+            for row in self.document["configurations"]
+        ]
         self.baseline = study.baseline
         plains = launched_plains(
             (name for phase in PHASES for name in study.plains(phase)), study.baseline
@@ -159,10 +148,6 @@ class StudyTables:
         ids = "|".join(re.escape(item.id) for item in self.launched)
         return re.sub(rf"\b({ids})\b", lambda match: self.label(match[0]), said)
 
-    def cells(self, phase: str) -> list[CellPlan]:
-        """The planned cells of a phase."""
-        return self.document["cells"].get(phase, [])
-
     cell_rows = _table(paths.CELLS, CellRow)
     effects = _table(paths.EFFECTS, EffectRow)
     step_cdf = _table(paths.STEP_CDF, tables.StepPoint)
@@ -171,6 +156,11 @@ class StudyTables:
     reference = _document(paths.REFERENCE_RATES, RatesRecord)
     patch = _document(paths.PATCH_STATUS, PatchStatus)
     preflight = _document(paths.PREFLIGHT_STATUS, dict[str, GateRecord])
+
+    @cached_property
+    def looks(self) -> list[Look]:
+        """The looks that were taken, if any."""
+        return read_looks(self.root)
 
     def of(self, quantity: str, phase: str | None = None) -> list[EffectRow]:
         """The estimates of a quantity, of one phase if it is named."""
@@ -196,7 +186,7 @@ class StudyTables:
         "Looks"). Its upper end is then the most that the tax is.
         """
         rows = self.at(ALL_RATES, metric)
-        for taken in read_looks(self.root)[-1:]:
+        for taken in self.looks[-1:]:
             for name, of in decided_in(taken).items():
                 if name in rows and (found := of[metric]).verdict != MARKED:
                     rows[name] = replace(

@@ -155,7 +155,8 @@ def _by_shape(study: StudyTables) -> pd.DataFrame:
     table = rows.measured(study, "B").query("metric == 'ttft_p90'")
     noise = table[table["config"] == study.aa][["cell", *rows.ENDS[1:]]]
     table = table.merge(noise.set_axis(["cell", *rows.BAND], axis=1), how="left", on="cell")
-    shapes = pd.DataFrame(study.cells("B"), columns=["cell", "input_tokens", "output_tokens"])
+    columns = ["cell", "input_tokens", "output_tokens"]
+    shapes = pd.DataFrame(study.document["cells"]["B"], columns=columns)
     table = table.merge(shapes, how="left", on="cell")
     order = {item.id: place for place, item in enumerate(study.compared)}
     table = table[table["config"].isin(order)].assign(order=table["config"].map(order))

@@ -17,7 +17,7 @@ from connector_tax.analysis.block_model import MOST_BLOCKS, POWER
 from connector_tax.analysis.hypotheses import ABOUT
 from connector_tax.analysis.looks import LEFT_OUT
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.looks import decided_in, read_looks
+from connector_tax.artifacts.looks import decided_in
 from connector_tax.artifacts.metrics import LATENCY_METRICS, VERDICT_METRICS
 from connector_tax.artifacts.names import PLAIN
 from connector_tax.artifacts.stage_records import ConclusionRecord
@@ -95,6 +95,7 @@ CRITERIA: dict[int, tuple[str, tuple[str, ...]]] = {
 
 # Rows of one configuration, and its label.
 Compared = tuple[str, list[EffectRow]]
+Wanted = Callable[[EffectRow], object]
 
 
 def answer(study: StudyTables) -> str:
@@ -108,9 +109,8 @@ def answer(study: StudyTables) -> str:
     if proven := _chosen(compared, lambda row: costs(row.verdict)):
         most = "costs most" if len(compared) > 1 else "costs"
         (label, rows), *others = _dearest(proven)
-        first = f"{label} {most}{over}: {_each(rows, lambda row: text.tax(row.estimate))}"
-        for label, rows in others:
-            first += f", {label} {_each(rows, lambda row: text.tax(row.estimate))}"
+        taxes = [_each(rows, _tax), *_of_each(others, _tax)]
+        first = f"{label} {most}{over}: {', '.join(taxes)}"
     cheap = [label for label, rows in compared if rows and all(less(r.verdict) for r in rows)]
     if not cheap:
         return f"{first}."
@@ -122,11 +122,20 @@ def answer(study: StudyTables) -> str:
 
 def notes(study: StudyTables) -> list[str]:
     """What has no answer, and what would give it: a sentence each."""
+    kinds: Sequence[tuple[Wanted, Callable[[StudyTables, Sequence[Compared]], str]]] = (
+        (lambda row: row.verdict == CANNOT_TELL, _undecided),
+        (huber_differs, _second_opinion),
+        (lambda row: row.verdict == TOO_FEW, _point_estimates),
+        (lambda row: row.mark or row.status != "valid", _without_number),
+    )
     compared = _compared(study)
-    said = (_undecided(study, compared), _second_opinion(compared),
-            _point_estimates(study, compared), _without_number(study, compared),
-            resources.exposed_words(study))  # fmt: skip
-    return [f"{words[0].upper()}{words[1:]}." for words in said if words]
+    said = [
+        sentence(study, chosen)
+        for wanted, sentence in kinds
+        if (chosen := _chosen(compared, wanted))
+    ]
+    said += filter(None, [resources.exposed_words(study)])
+    return [f"{words[0].upper()}{words[1:]}." for words in said]
 
 
 def limits(study: StudyTables) -> str:
@@ -153,7 +162,7 @@ def _compared(study: StudyTables) -> list[Compared]:
     ]
 
 
-def _chosen(compared: Sequence[Compared], wanted: Callable[[EffectRow], object]) -> list[Compared]:
+def _chosen(compared: Sequence[Compared], wanted: Wanted) -> list[Compared]:
     """The rows that are wanted, of the configurations that have any."""
     chosen = [(label, [row for row in rows if wanted(row)]) for label, rows in compared]
     return [(label, rows) for label, rows in chosen if rows]
@@ -184,14 +193,15 @@ def _each(rows: Sequence[EffectRow], said: Callable[[EffectRow], str]) -> str:
     return _joined(f"{words} on {_joined(metrics)}" for words, metrics in by_words.items())
 
 
-def _size(row: EffectRow) -> str:
-    return text.tax(*row.shown)
+def _of_each(compared: Sequence[Compared], said: Callable[[EffectRow], str]) -> list[str]:
+    return [f"{label} {_each(rows, said)}" for label, rows in compared]
 
 
-def _undecided(study: StudyTables, compared: Sequence[Compared]) -> str:
-    chosen = _chosen(compared, lambda row: row.verdict == CANNOT_TELL)
-    if not chosen:
-        return ""
+def _tax(row: EffectRow) -> str:
+    return text.tax(row.estimate)
+
+
+def _undecided(study: StudyTables, chosen: Sequence[Compared]) -> str:
     needed = {
         label: ", ".join(
             f"{LATENCY_METRICS[row.metric].label} {row.blocks_needed or MORE}" for row in rows
@@ -207,28 +217,18 @@ def _undecided(study: StudyTables, compared: Sequence[Compared]) -> str:
     )
 
 
-def _second_opinion(compared: Sequence[Compared]) -> str:
-    chosen = _chosen(compared, huber_differs)
-    sizes = (f"{label} {_each(rows, _by_huber)}" for label, rows in chosen)
-    says = f"Huber's estimate, which one bad launch moves less, says otherwise: {_joined(sizes)}"
-    return says if chosen else ""
-
-
-def _by_huber(row: EffectRow) -> str:
-    return text.tax(row.huber, row.huber_lo, row.huber_hi)
+def _second_opinion(_: StudyTables, chosen: Sequence[Compared]) -> str:
+    sizes = _of_each(chosen, lambda row: text.tax(row.huber, row.huber_lo, row.huber_hi))
+    return f"Huber's estimate, which one bad launch moves less, says otherwise: {_joined(sizes)}"
 
 
 def _block_minutes(study: StudyTables) -> str:
-    indexes = [launch.index for launch in read_launches(study)]
-    minutes = overhead(indexes).wall_s / study.blocks / 60
+    minutes = overhead(read_launches(study)).wall_s / study.blocks / 60
     return f"{minutes:.0f}" if minutes >= 1 else "less than 1"
 
 
-def _point_estimates(study: StudyTables, compared: Sequence[Compared]) -> str:
-    chosen = _chosen(compared, lambda row: row.verdict == TOO_FEW)
-    if not chosen:
-        return ""
-    sizes = _joined(f"{label} {_each(rows, _size)}" for label, rows in chosen)
+def _point_estimates(study: StudyTables, chosen: Sequence[Compared]) -> str:
+    sizes = _joined(_of_each(chosen, lambda row: text.tax(*row.shown)))
     return (
         f"{_too_few(study, chosen)} (a block takes {_block_minutes(study)} min);"
         f" point estimates are {sizes}"
@@ -251,16 +251,14 @@ def _too_few(study: StudyTables, chosen: Sequence[Compared]) -> str:
     return f"of {study.blocks} blocks, valid are {', '.join(counts)}, {can}"
 
 
-def _without_number(study: StudyTables, compared: Sequence[Compared]) -> str:
+def _without_number(study: StudyTables, chosen: Sequence[Compared]) -> str:
     """Marked taxes and lost ones, each reason once with those it holds for."""
-    by_reason: dict[str, list[str]] = {}
-    for label, rows in compared:
+    by_reason: dict[str, dict[str, None]] = {}
+    for label, rows in chosen:
         for row in rows:
-            reason = row.mark or (f"{row.status}: {row.reason}" if row.status != "valid" else "")
-            if reason and label not in by_reason.setdefault(reason, []):
-                by_reason[reason].append(label)
-    words = [f"{_joined(labels)} ({reason})" for reason, labels in by_reason.items() if labels]
-    return study.labelled(f"no verdict on {_joined(words)}" * bool(words))
+            by_reason.setdefault(row.mark or f"{row.status}: {row.reason}", {})[label] = None
+    words = [f"{_joined(labels)} ({reason})" for reason, labels in by_reason.items()]
+    return study.labelled(f"no verdict on {_joined(words)}")
 
 
 # ---- what was asked beforehand
@@ -268,9 +266,9 @@ def _without_number(study: StudyTables, compared: Sequence[Compared]) -> str:
 
 def _asked(study: StudyTables, hypothesis: str) -> bool:
     known = {item.id for item in study.configurations}
-    lengths = {cell[AXES[hypothesis]] for cell in study.cells("B")} if hypothesis in AXES else None
-    enough = lengths is None or len(lengths) > 1
-    return enough and known.issuperset(ABOUT[hypothesis])
+    if (axis := AXES.get(hypothesis)) and len({c[axis] for c in study.document["cells"]["B"]}) < 2:
+        return False
+    return known.issuperset(ABOUT[hypothesis])
 
 
 def hypotheses(study: StudyTables) -> list[tuple[str, str, str, ConclusionRecord]]:
@@ -297,9 +295,10 @@ def looks(study: StudyTables) -> str:
     """Which look decided what, and how many launches that left; empty where none was taken."""
     found: list[str] = []
     known: set[str] = set()
-    for taken in read_looks(study.root):
-        new = [study.label(name) for name in decided_in(taken) if name not in known]
-        known |= decided_in(taken).keys()
+    for taken in study.looks:
+        decided = decided_in(taken).keys()
+        new = [study.label(name) for name in decided if name not in known]
+        known |= decided
         found.append(f"{', '.join(new) or 'nothing'} after {taken['blocks']}")
     if not found:
         return ""

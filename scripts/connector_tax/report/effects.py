@@ -1,7 +1,7 @@
 """What the report says of effects.csv: columns over its rows, by quantity, rate and metric."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 
 from connector_tax import text
 from connector_tax.artifacts import tables
@@ -14,6 +14,7 @@ from connector_tax.figures.tables import StudyTables
 from connector_tax.figures.taxes import priors
 from connector_tax.report.tables import (
     Column,
+    Ends,
     Table,
     TableCell,
     TableRow,
@@ -25,22 +26,14 @@ from connector_tax.report.tables import (
     percent,
     signed_size,
     table,
+    tax,
 )
 
 SHOWN_US = 1.0  # hooks below this mean per step are in effects.csv alone
 
 EffectColumn = Column[EffectRow]
-
-
-@dataclass(frozen=True)
-class Section:
-    """A table of one metric, or of steps, at one reference rate."""
-
-    title: str
-    reference: str
-    rate_rps: float | None
-    rows: Sequence[EffectRow]
-    table: Table
+# A reference rate's name, the rate, and the table of its steps.
+StepTable = tuple[str, float | None, Table]
 
 
 def judged(study: StudyTables, row: EffectRow) -> str:
@@ -78,31 +71,26 @@ def huber_differs(row: EffectRow) -> bool:
 
 def _huber(row: EffectRow) -> TableCell:
     """Huber's estimate with its interval; marked where it says otherwise than least squares."""
-    said = text.tax(row.huber, row.huber_lo, row.huber_hi)
-    return TableCell(f"{said} differs" if huber_differs(row) else said, row.huber)
+    cell = tax(row.huber, row.huber_lo, row.huber_hi)
+    return replace(cell, text=f"{cell.text} differs") if huber_differs(row) else cell
 
 
-def _noise(study: StudyTables, quantity: str) -> dict[tuple[str, str, str], EffectRow]:
-    """The A/A rows of a quantity by phase, cell and metric."""
-    return {
-        (row.phase, row.cell, row.metric): row
-        for row in study.of(quantity)
+def _aa(
+    study: StudyTables, heading: str, says: Callable[[EffectRow | None], TableCell]
+) -> EffectColumn:
+    """What is said of the A/A row of the same quantity, phase, cell and metric."""
+    noise = {
+        (row.quantity, row.phase, row.cell, row.metric): row
+        for row in study.effects
         if row.config == study.aa
     }
+    return Column(
+        heading, lambda row: says(noise.get((row.quantity, row.phase, row.cell, row.metric)))
+    )
 
 
-def _aa(study: StudyTables, quantity: str) -> EffectColumn:
-    noise = _noise(study, quantity)
-
-    def says(row: EffectRow) -> TableCell:
-        aa = noise.get((row.phase, row.cell, row.metric))
-        return percent(None if aa is None else aa.estimate)
-
-    return Column("A/A, %", says)
-
-
-def at_references(study: StudyTables) -> list[Section]:
-    """The taxes over all rates, then p90 at both reference rates (ref_load where it is another)."""
+def at_references(study: StudyTables) -> list[tuple[str, Table]]:
+    """The taxes over all rates, then p90 at both reference rates, each under its title."""
     plain = study.against("plain")
     columns: list[EffectColumn] = [
         _configuration(study),
@@ -115,14 +103,9 @@ def at_references(study: StudyTables) -> list[Section]:
         Column("Huber, %", _huber),
         Column(
             "Machine's speed taken out, %",
-            lambda row: TableCell(
-                text.DASH
-                if row.adjusted is None
-                else text.tax(row.adjusted, row.adjusted_lo, row.adjusted_hi),
-                row.adjusted,
-            ),
+            lambda row: tax(row.adjusted, row.adjusted_lo, row.adjusted_hi),
         ),
-        _aa(study, tables.TAX),
+        _aa(study, "A/A, %", lambda aa: percent(_ends(aa)[0])),
         Column("n", lambda row: number(row.n, 0)),
         Column(f"{plain}'s n", lambda row: number(row.n_base, 0)),
         Column("Blocks", lambda row: number(row.n_blocks, 0)),
@@ -141,8 +124,7 @@ def at_references(study: StudyTables) -> list[Section]:
         if rate is not None:
             at = f"at {reference} ({rate:g} requests/s)"
         title = f"{LATENCY_METRICS[metric].label} {at}, {rows[0].family}"
-        own = of_rows(f"{metric}-{reference}", columns, rows, first=1)
-        sections.append(Section(title, reference, rate, rows, own))
+        sections.append((title, of_rows(f"{metric}-{reference}", columns, rows, first=1)))
     return sections
 
 
@@ -173,7 +155,7 @@ def others(study: StudyTables) -> Table:
         Column("req/s", lambda row: compact(row.rate_rps)),
         _metric(),
         *_tax(),
-        _aa(study, tables.TAX),
+        _aa(study, "A/A, %", lambda aa: percent(_ends(aa)[0])),
         Column("Family", lambda row: row.family),
         Column("n", lambda row: number(row.n, 0)),
         Column(study.against("plain's n"), lambda row: number(row.n_base, 0)),
@@ -195,13 +177,13 @@ def prior(study: StudyTables) -> Table | None:
     plain_s = study.settings["hypotheses"]["prior"]["plain_ttft_p90_s"]
     known, taxes = priors(study), study.at("ref_safe", HEADLINE[0])
 
-    def tax(row: EffectRow) -> float:
+    def expected(row: EffectRow) -> float:
         return known.get(row.config, 0.0)
 
     columns: list[EffectColumn] = [
         _configuration(study),
-        Column("Prior, s", lambda row: number(plain_s * (1 + tax(row)))),
-        Column("Prior tax, %", lambda row: percent(tax(row))),
+        Column("Prior, s", lambda row: number(plain_s * (1 + expected(row)))),
+        Column("Prior tax, %", lambda row: percent(expected(row))),
         Column("Measured, ms", lambda row: number(row.own)),
         Column("Measured tax, %", lambda row: percent(row.estimate)),
         Column("95 % interval, %", lambda row: interval(*row.shown[1:])),
@@ -222,39 +204,34 @@ def prior(study: StudyTables) -> Table | None:
 
 # Metric to row of one configuration and group of steps: STEP's, and HOOK's by the hook's name.
 StepCosts = dict[str, EffectRow]
+# By item and configuration.
+StepGroups = dict[tuple[str, str], StepCosts]
 
 
-def _steps(study: StudyTables, quantity: str, reference: str) -> dict[tuple[str, str], StepCosts]:
-    """(item, configuration) to the rows of Phase A's steps at a reference rate."""
-    groups: dict[tuple[str, str], StepCosts] = {}
+def _steps(study: StudyTables, quantity: str, reference: str) -> StepGroups:
+    """The rows of Phase A's steps at a reference rate."""
+    groups: StepGroups = {}
     for row in study.of(quantity, "A"):
         if row.reference == reference and row.item:
             groups.setdefault((row.item, row.config), {})[row.metric] = row
     return groups
 
 
-def step_kinds(study: StudyTables) -> list[Section]:
+def step_kinds(study: StudyTables) -> list[StepTable]:
     """What a step takes over plain's at each reference rate, by kind, and where it takes it."""
-    sections = []
-    for reference in REFERENCES:
-        rate, groups = study.reference[reference], _steps(study, tables.STEP, reference)
-        if not groups or rate is None:
-            continue
-        columns = _step_columns(study, _steps(study, tables.HOOK, reference))
-        order = [
-            groups[key]
-            for kind in KINDS
-            for item in study.compared
-            if "step_us" in groups.get(key := (StepGroup(kind).item, item.id), {})
-        ]
-        own = of_rows(f"steps-{reference}", columns, order)
-        sections.append(Section("", reference, rate, [], own))
-    return sections
+    order = [(StepGroup(kind).item, item.id) for kind in KINDS for item in study.compared]
+    return [
+        (reference, study.reference[reference],
+         of_rows(f"steps-{reference}", _step_columns(study, reference),
+                 [groups[key] for key in order if "step_us" in groups.get(key, {})]))
+        for reference in REFERENCES
+        if (groups := _steps(study, tables.STEP, reference))
+    ]  # fmt: skip
 
 
-def _step_columns(
-    study: StudyTables, hooks: Mapping[tuple[str, str], StepCosts]
-) -> list[Column[StepCosts]]:
+def _step_columns(study: StudyTables, reference: str) -> list[Column[StepCosts]]:
+    hooks = _steps(study, tables.HOOK, reference)
+
     def share(costs: StepCosts) -> float | None:
         row = costs["step_us"]
         return None if row.estimate is None or not row.base else row.estimate / row.base
@@ -310,16 +287,16 @@ def hooks(study: StudyTables) -> Table | None:
     return table("hooks", columns, rows) if rows else None
 
 
+def _ends(row: EffectRow | None) -> Ends:
+    return (None, None, None) if row is None else (row.estimate, row.lo, row.hi)
+
+
 def _signed(row: EffectRow | None) -> TableCell:
-    return signed_size((None,) if row is None else (row.estimate, row.lo, row.hi))
+    return signed_size(_ends(row))
 
 
 def _mean(row: EffectRow | None) -> TableCell:
-    return mean((None, None, None) if row is None else (row.estimate, row.lo, row.hi))
-
-
-def _share(row: EffectRow | None) -> float | None:
-    return None if row is None or row.estimate is None else 100 * row.estimate
+    return mean(_ends(row))
 
 
 # ---- resources
@@ -327,11 +304,11 @@ def _share(row: EffectRow | None) -> float | None:
 
 def resource_taxes(study: StudyTables) -> Table:
     """Differences from plain: a row for each configuration, a column for each resource read."""
-    valid = {(r.config, r.metric): r for r in study.of(tables.RESOURCE) if r.status == "valid"}
-    columns, rows = ["Configuration"], [[TableCell(f"{study.label(study.baseline)} itself")]]
-    rows += [[TableCell(item.label)] for item in study.connectors]
+    valid = [row for row in study.of(tables.RESOURCE) if row.status == "valid"]
+    labels = [f"{study.label(study.baseline)} itself", *(c.label for c in study.connectors)]
+    columns, rows = ["Configuration"], [[TableCell(label)] for label in labels]
     for name, heading in PANELS.items():
-        own = {config: row for (config, metric), row in valid.items() if metric == name}
+        own = {row.config: row for row in valid if row.metric == name}
         if not own:
             continue
         columns.append(heading)
@@ -348,21 +325,15 @@ def _difference(row: EffectRow | None, digits: int) -> TableCell:
     ends = (None, None, None) if row is None else row.difference
     if ends[0] is None:
         return TableCell(text.DASH)
-    value, *bounds = (None if end is None else text.signed(end, digits) for end in ends)
-    known = [bound for bound in bounds if bound is not None]
-    return TableCell(f"{value} [{', '.join(known)}]" if known else str(value), ends[0])
+    value, *bounds = (text.signed(end, digits) for end in ends if end is not None)
+    return TableCell(f"{value} [{', '.join(bounds)}]" if bounds else value, ends[0])
 
 
 def every_resource(study: StudyTables) -> Table:
     """All numbers of every resource."""
-    noise = _noise(study, tables.RESOURCE)
 
-    def tax(row: EffectRow, value: float | None) -> float | None:
+    def taxed(row: EffectRow, value: float | None) -> float | None:
         return value if row.scale == tables.LOG else None
-
-    def aa(row: EffectRow) -> TableCell:
-        own = noise.get((row.phase, row.cell, row.metric))
-        return compact(None if own is None else own.difference[0])
 
     columns: list[EffectColumn] = [
         _configuration(study),
@@ -373,10 +344,10 @@ def every_resource(study: StudyTables) -> Table:
         Column("Difference", lambda row: compact(row.difference[0])),
         Column("from", lambda row: compact(row.difference[1])),
         Column("to", lambda row: compact(row.difference[2])),
-        Column("Tax, %", lambda row: percent(tax(row, row.estimate))),
-        Column("95 % interval, %", lambda row: interval(tax(row, row.lo), tax(row, row.hi))),
+        Column("Tax, %", lambda row: percent(taxed(row, row.estimate))),
+        Column("95 % interval, %", lambda row: interval(taxed(row, row.lo), taxed(row, row.hi))),
         Column("p", lambda row: number(row.p, 3)),
-        Column("A/A difference", aa),
+        _aa(study, "A/A difference", lambda aa: compact(None if aa is None else aa.difference[0])),
         Column("Companions, threads", lambda row: row.item),
         Column("Blocks", lambda row: number(row.n_blocks, 0)),
         Column("By", lambda row: row.method),
@@ -396,19 +367,19 @@ def resources_missing(study: StudyTables) -> str | None:
 # ---- an emulated device
 
 
-def device_steps(study: StudyTables) -> list[Section]:
-    """The steps of an emulated device at each reference rate: rows by kind and size of batch."""
-    sections: list[Section] = []
-    for reference in REFERENCES:
-        rate, groups = study.reference[reference], _steps(study, tables.DEVICE, reference)
-        if not groups or rate is None:
-            continue
-        # All sizes together first.
-        order = sorted(groups, key=lambda key: StepGroup.of(key[0]).batch != ALL_SIZES)
-        columns = _device_columns(study, reference)
-        own = of_rows(f"device-{reference}", columns, [groups[key] for key in order])
-        sections.append(Section("", reference, rate, [], own))
-    return sections
+def device_steps(study: StudyTables) -> list[StepTable]:
+    """The steps of an emulated device at each reference rate: by size of batch, all sizes first."""
+
+    def of_one_size(key: tuple[str, str]) -> bool:
+        return StepGroup.of(key[0]).batch != ALL_SIZES
+
+    return [
+        (reference, study.reference[reference],
+         of_rows(f"device-{reference}", _device_columns(study, reference),
+                 [groups[key] for key in sorted(groups, key=of_one_size)]))
+        for reference in REFERENCES
+        if (groups := _steps(study, tables.DEVICE, reference))
+    ]  # fmt: skip
 
 
 def _device_columns(study: StudyTables, reference: str) -> list[Column[StepCosts]]:
@@ -424,6 +395,10 @@ def _device_columns(study: StudyTables, reference: str) -> list[Column[StepCosts
             return TableCell(text.DASH)
         return signed_size([None if ms is None else 1e3 * ms for ms in row.difference])
 
+    def exposed_share(steps: StepCosts) -> TableCell:
+        share = _ends(steps.get("exposed_share"))[0]
+        return number(None if share is None else 100 * share, 1)
+
     return [
         Column("Configuration", lambda steps: study.label(steps["device_us"].config)),
         Column("Steps", lambda steps: of(steps).kind),
@@ -431,7 +406,7 @@ def _device_columns(study: StudyTables, reference: str) -> list[Column[StepCosts
         Column("Device, µs", lambda steps: number(steps["device_us"].estimate, 0)),
         Column("Period, µs", lambda steps: _mean(steps.get("period_us"))),
         Column("Exposed, µs", lambda steps: _mean(steps.get("exposed_us"))),
-        Column("Exposed steps, %", lambda steps: number(_share(steps.get("exposed_share")), 1)),
+        Column("Exposed steps, %", exposed_share),
         Column("Host busy, µs", lambda steps: _mean(steps.get("host_busy_us"))),
         Column(
             study.against("Exposed over plain, µs"),

@@ -82,11 +82,12 @@ def read_launches(study: StudyTables) -> list[LaunchReport]:
     """All launches of the run order; one that left no index.json is `missing`."""
     launches = []
     for phase, order in study.document["run_order"].items():
-        for planned in order:
-            launch = names.Launch(planned["config"], planned["block"], phase)
+        planned = [cell["cell"] for cell in study.document["cells"][phase]]
+        for entry in order:
+            launch = names.Launch(entry["config"], entry["block"], phase)
             folder = launch.folder(study.root)
             index = read_index(folder)
-            cells = [_cell(folder, phase, cell["cell"], index) for cell in study.cells(phase)]
+            cells = [_cell(folder, phase, name, index) for name in planned]
             launches.append(LaunchReport(phase, launch.config, launch.block, index, cells))
     return launches
 
@@ -120,11 +121,6 @@ def placements(launches: Sequence[LaunchReport]) -> Counter[str]:
     return warnings
 
 
-def count_states(launches: Sequence[LaunchReport]) -> Counter[str]:
-    """How many cells are valid, void, skipped, missing."""
-    return Counter(cell.status for launch in launches for cell in launch.cells)
-
-
 def void_phases(launches: Sequence[LaunchReport]) -> list[str]:
     """The phases that were measured, and none of whose cells is valid."""
     states: dict[str, set[str]] = {}
@@ -149,13 +145,13 @@ class Overhead:
         return self.wall_s / needed if needed > 0 else None
 
 
-def overhead(indexes: Sequence[LaunchIndex | None]) -> Overhead:
+def overhead(launches: Iterable[LaunchReport]) -> Overhead:
     """Sums over every launch that ran; the wall time counts the moments between launches too.
 
     A gap longer than `PAUSE_S` is an interrupted study, not its overhead; nor is what follows a
     launch whose end nobody saw, because its driver was killed after its last cell.
     """
-    ran = [index for index in indexes if index and index.timing]
+    ran = [launch.index for launch in launches if launch.index and launch.index.timing]
     ran.sort(key=lambda index: index.started_utc)
     gaps = [
         (datetime.fromisoformat(after.started_utc) - datetime.fromisoformat(end)).total_seconds()

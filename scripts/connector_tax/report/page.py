@@ -2,6 +2,8 @@
 
 import base64
 import csv
+import io
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +29,7 @@ COLUMN_FIGURES = (
     "fig7_decomposition",
     "fig8_additivity",
 )
+SVG, CSV = "image/svg+xml", "text/csv"
 DOWNLOADS = (paths.CELLS, paths.EFFECTS, paths.ENGINE_TABLE)
 RAW_FILES = (
     paths.STUDY,
@@ -82,90 +85,68 @@ def render(study: StudyTables) -> str:
 
 
 def context(study: StudyTables) -> dict[str, Any]:
-    """Everything the template shows."""
+    """What the template shows, and the modules whose functions it calls for the rest."""
+    engine = study.settings["engine"]
     launches = runs.read_launches(study)
-    drift = runs.drift_rows(study)
-    step_timing = study.patch["step_timing_available"]
     over_time = [(launch, series.series_of(launch)) for launch in launches]
+    counts = Counter(cell.status for launch in launches for cell in launch.cells)
     return {
         "study": study,
         "plain": study.against("plain"),
-        "watermark": "EMULATED" if study.emulated else None,
-        "headline": answer.answer(study),
-        "notes": answer.notes(study),
-        "limits": answer.limits(study),
+        "answer": answer,
+        "effects": effects,
+        "runs": runs,
+        "series": series,
         "scores": resources.scores(study),
         "changed_settings": changed_settings(study.root, study.document),
-        "figures": {name: _figure(study, name) for name in figures_of(study.settings["engine"])},
-        "hypotheses": answer.hypotheses(study),
-        "looks": answer.looks(study),
-        "not_asked": answer.not_asked(study),
-        "criteria": answer.criteria(study),
-        "prior": effects.prior(study),
-        "tax_tables": effects.at_references(study),
-        "amplification": effects.amplification(study),
-        "other_taxes": effects.others(study),
-        "resources": effects.resource_taxes(study),
-        "all_resources": effects.every_resource(study),
-        "resources_missing": effects.resources_missing(study),
-        "also_differs": effects.also_differs(study),
-        "same_settings": effects.same_everywhere(study),
-        "settings": effects.settings(study),
-        "device_time": effects.device_steps(study),
+        "figures": {name: _figure(study, name) for name in figures_of(engine)},
         "boundary": BOUNDARY,
-        "emulated_device": study.settings["engine"].get("device_time", {}).get("accelerator"),
-        "step_kinds": effects.step_kinds(study) if step_timing else [],
-        "hooks": effects.hooks(study) if step_timing else None,
+        "emulated_device": engine.get("device_time", {}).get("accelerator"),
         "spans": f"{steps.hidden(study)} {steps.placed(study)}".strip(),
-        "launches": [(launch, runs.checks(launch), cells) for launch, cells in over_time],
-        "void_phases": runs.void_phases(launches),
+        "over_time": over_time,
+        "launches": launches,
         "silent": [
             (launch, item)
             for launch, cells in over_time
             for item in cells
             if item.cell.status == "valid" and item.silence and item.silence.flagged
         ],
-        "series_columns": series.COLUMNS,
-        "bins": series.BINS,
-        "counts": (counts := runs.count_states(launches)),
+        "counts": counts,
         "void_share": counts["void"] / (counts.total() or 1),
-        "lost_cells": runs.lost_cells(study, launches),
-        "measured_again": runs.measured_again(study),
-        "reference_rates": runs.reference_rates(study),
         "criteria_said": " / ".join(
             criterion.said for criterion in criteria_of(study.settings["saturation"]).values()
         ),
-        "overhead": runs.overhead([launch.index for launch in launches]),
-        "placements": runs.placements(launches),
         "warming_up": [row for row in study.cell_rows if row.warming_up and row.block != POOLED],
-        "drift": runs.drift_table(drift) if drift else None,
-        "drift_summary": runs.drift_summary(drift),
         "environment": _environment(study, launches),
-        "downloads": [(name, _data(study.root / paths.ANALYSIS / name)) for name in DOWNLOADS],
+        "downloads": [
+            (name, data_url(CSV, _read(study.root / paths.ANALYSIS / name))) for name in DOWNLOADS
+        ],
         "raw_files": [name for name in RAW_FILES if (study.root / name).exists()],
     }
 
 
 def _figure(study: StudyTables, name: str) -> FigureView:
     folder = study.root / paths.FIGURES
-    picture, numbers = _data(folder / f"{name}.svg"), _data(folder / f"{name}.csv")
+    picture, numbers = (_read(folder / f"{name}{kind}") for kind in (".svg", ".csv"))
     words = FIGURES[name]
     caption = study.against(words.caption)
     if name in steps.STEP_FIGURES and (said := steps.hidden(study)):
         caption += f" {said}"
-    wide = name not in COLUMN_FIGURES
-    with reading(table := folder / f"{name}.csv"), table.open(encoding="utf-8") as stream:
-        first = next(csv.DictReader(stream), {})
-    absent = first.get(style.ABSENT_BECAUSE, "")
-    return FigureView(name, words.title, caption, picture, numbers, wide, absent)
+    first = next(csv.DictReader(io.StringIO(numbers.decode())), {})
+    return FigureView(
+        name, words.title, caption, data_url(SVG, picture), data_url(CSV, numbers),
+        wide=name not in COLUMN_FIGURES, absent_because=first.get(style.ABSENT_BECAUSE, ""),
+    )  # fmt: skip
 
 
-def _data(path: Path) -> str:
-    """A file as a URL that holds it."""
-    kinds = {".svg": "image/svg+xml", ".csv": "text/csv"}
+def _read(path: Path) -> bytes:
     with reading(path):
-        content = path.read_bytes()
-    return f"data:{kinds[path.suffix]};base64,{base64.b64encode(content).decode()}"
+        return path.read_bytes()
+
+
+def data_url(kind: str, content: bytes) -> str:
+    """A file as a URL that holds it."""
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def _environment(study: StudyTables, launches: list[runs.LaunchReport]) -> dict[str, list[str]]:

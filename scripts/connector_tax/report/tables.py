@@ -10,6 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from connector_tax import text
 
 Row = TypeVar("Row")
+Ends = Sequence[float | None]  # a number and its interval
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,10 @@ def of_rows(
     made = []
     for row in rows:
         if first is not None and row.status != "valid":
-            named = [column.cell(row).text for column in columns[:first]]
-            made.append(lost(columns, named, f"{row.status}: {row.reason}"))
+            words = [column.cell(row).text for column in columns[:first]]
+            words += [text.DASH] * (len(columns) - first - 1)
+            reason = f"{row.status}: {row.reason}"
+            made.append(TableRow([*map(TableCell, words), TableCell(reason)], lost=True))
         else:
             made.append(TableRow([column.cell(row) for column in columns]))
     return table(name, [column.heading for column in columns], made)
@@ -74,33 +77,24 @@ def table(name: str, columns: Sequence[str], rows: Sequence[TableRow]) -> Table:
     """The table without the columns, but the first, that say the same in every row."""
     full = [row for row in rows if not row.lost]
     texts = [{row.cells[place].text for row in full} for place in range(len(columns))]
+    # The last column of a row without numbers holds the reason.
+    always = {0, len(columns) - 1} if len(full) < len(rows) else {0}
     kept = [
         place
-        for place in range(len(columns))
-        if place == 0
-        or len(full) < 2
-        or len(texts[place]) > 1
-        # The last column of a row without numbers holds the reason.
-        or (len(full) < len(rows) and place == len(columns) - 1)
+        for place, said in enumerate(texts)
+        if place in always or len(full) < 2 or len(said) > 1
     ]
     same = [
-        f"{columns[place]} {next(iter(texts[place]))}"
-        for place in range(len(columns))
-        if place not in kept and not texts[place] <= {"", "–"}
+        f"{columns[place]} {next(iter(said))}"
+        for place, said in enumerate(texts)
+        if place not in kept and not said <= {"", text.DASH}
     ]
-    numeric = [any(row.cells[place].number is not None for row in full) for place in kept]
     return Table(
         name,
-        [(columns[place], number) for place, number in zip(kept, numeric, strict=True)],
-        [TableRow([row.cells[place] for place in kept], row.lost) for row in rows],
+        [(columns[k], any(row.cells[k].number is not None for row in full)) for k in kept],
+        [TableRow([row.cells[k] for k in kept], row.lost) for row in rows],
         same,
     )
-
-
-def lost(columns: Sequence[object], first: Sequence[str], reason: str) -> TableRow:
-    """A row without numbers: what it is about, then dashes, then the reason."""
-    dashes = [TableCell(text.DASH)] * (len(columns) - len(first) - 1)
-    return TableRow([*map(TableCell, first), *dashes, TableCell(reason)], lost=True)
 
 
 # ---- numbers as cells
@@ -126,13 +120,17 @@ def interval(low: float | None, high: float | None) -> TableCell:
     return TableCell(text.interval(low, high), low)
 
 
-def signed_size(ends: Sequence[float | None]) -> TableCell:
+def tax(*ends: float | None) -> TableCell:
+    """`+140 % [+91, +203]` of a tax and its interval."""
+    return TableCell(text.tax(*ends), ends[0])
+
+
+def signed_size(ends: Ends) -> TableCell:
     """`+12 [+10, +14]` of a number and its interval."""
-    value = ends[0]
-    return TableCell(text.DASH if value is None else text.size(*ends), value)
+    return TableCell(text.size(*ends), ends[0])
 
 
-def mean(ends: Sequence[float | None]) -> TableCell:
+def mean(ends: Ends) -> TableCell:
     """`12.3 [10.1, 14.6]`, without brackets where there is no interval."""
     value, low, high = ends
     if value is None:
