@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import json
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -22,9 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from connector_tax.ab.arguments import BASELINE, parse
-from connector_tax.ab.ask import Asked, AskError, ask, differing, running
+from connector_tax.ab.ask import Asked, AskError, asked, differing
 from connector_tax.ab.design import (
-    GRACE_S,
     arguments_of,
     block_s,
     engine_section,
@@ -35,7 +32,7 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import Study, launches, load_study
-from connector_tax.artifacts.study_records import EngineSection, StudyDocument
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.config import ConfigError
 from connector_tax.figures.names import figures_of
 from connector_tax.files import ArtifactError, read_json, write_json
@@ -146,14 +143,17 @@ def _study(options: argparse.Namespace, root: Path, line: Line) -> Study:
 def _resolved(options: argparse.Namespace, root: Path, line: Line) -> StudyDocument:
     """Ask every server; the design."""
     section = engine_section(options)
-    asking = functools.partial(_asked, options, section, root, line)
+
+    def asking(name: str) -> contextlib.AbstractContextManager[tuple[Server, Asked]]:
+        line.show(f"asking {name} what it serves")
+        return asked(name, section, root, timeout_s=options.ready_timeout, model=options.model)
+
     overlay.install(root / paths.PATCH / "overlay")
     with hold_devices([options.device or "cpu"]):
         with asking(BASELINE) as (server, baseline):
             _refuse_too_long(options, baseline)
-            config = study_config(options, section, baseline.served, baseline.label,
-                                  startup_s=baseline.startup_s)  # fmt: skip
-            life_s = _refuse_beyond(options, resolve(config, "ab"), server, line)
+            planned = resolve(study_config(options, section, baseline), "ab")
+            life_s = _refuse_beyond(options, planned, server, line)
         for name, _ in options.candidate:
             with asking(name) as (_, candidate):
                 changed = differing(baseline, candidate)
@@ -163,29 +163,12 @@ def _resolved(options: argparse.Namespace, root: Path, line: Line) -> StudyDocum
                     line.say(f"note: {name} differs from the baseline also in {'; '.join(changed)}")
     if (why := baseline.served["no_steps"]) is not None:
         line.say(f"note: {why}")
-    document = resolve(
-        study_config(options, section, baseline.served, baseline.label,
-                     startup_s=baseline.startup_s, life_s=life_s),
-        "ab",
-    )  # fmt: skip
+    document = resolve(study_config(options, section, baseline, life_s), "ab")
     for warning in affinity_plan(document).warnings:
         line.say(f"warning: {warning}")
     minutes = block_s(options, baseline.startup_s, life_s) / 60
     line.say(f"{root}: up to {document['blocks']} blocks of about {minutes:.1f} min")
     return document
-
-
-@contextlib.contextmanager
-def _asked(
-    options: argparse.Namespace, section: EngineSection, root: Path, line: Line, name: str
-) -> Iterator[tuple[Server, Asked]]:
-    """A running server that has been asked."""
-    line.show(f"asking {name} what it serves")
-    with running(
-        name, section, root / paths.PREFLIGHT / name, root / paths.PATCH / "overlay",
-        beside=name != BASELINE, timeout_s=options.ready_timeout, grace_s=GRACE_S,
-    ) as (server, startup_s):  # fmt: skip
-        yield server, ask(name, section, server, startup_s, options.model)
 
 
 def _refuse_too_long(options: argparse.Namespace, baseline: Asked) -> None:
@@ -362,14 +345,10 @@ def _started(
     """
     log = root / paths.LOGS / f"{module.replace('.', '_')}.ab.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    study = ["--study", str(root / paths.STUDY)]
-    command = [sys.executable, "-m", f"connector_tax.{module}"]
-    # `pack` is a command of its own, whose options come after it.
-    lead = [a for a in arguments if a == "pack"]
-    rest = [a for a in arguments if a not in lead]
+    command = [sys.executable, "-m", f"connector_tax.{module}", *arguments]
+    command += ["--study", str(root / paths.STUDY)]
     with log.open("ab") as stream:
-        process = subprocess.Popen([*command, *lead, *study, *rest], stdout=stream, stderr=stream,
-                                   stdin=subprocess.DEVNULL, env=os.environ)  # fmt: skip
+        process = subprocess.Popen(command, stdout=stream, stderr=stream, stdin=subprocess.DEVNULL)
     try:
         yield process, log
     finally:

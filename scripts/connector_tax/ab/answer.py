@@ -13,9 +13,9 @@ from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.looks import Finding
 from connector_tax.artifacts.study_file import Study, launches
 from connector_tax.artifacts.table_reader import read_table
-from connector_tax.artifacts.tables import RAW, RESOURCE, EffectRow
+from connector_tax.artifacts.tables import RESOURCE, EffectRow
 from connector_tax.artifacts.verdicts import CANNOT_TELL, MARKED, in_words
-from connector_tax.compare.gate import ABOVE, BELOW, NO_NUMBER, STATUS, WORST_FIRST
+from connector_tax.compare.gate import NO_NUMBER, STATUS, WORST_FIRST, where
 from connector_tax.servers.command import running_port
 
 WORDS = {"ttft_p50": "TTFT", "tpot_p50": "TPOT"}
@@ -42,19 +42,19 @@ class Answer:
     def text(self) -> str:
         """Two lines for each candidate, one for how it was measured, and the report's path."""
         lines = []
-        for config in dict.fromkeys(finding.config for finding in self.findings):
-            mine = [finding for finding in self.findings if finding.config == config]
-            lines.append(f"{config}: {'; '.join(self._said(finding) for finding in mine)}")
-            lines.append(f"  besides: {', '.join(self._besides(config)) or 'nothing is known'}")
-        sweep, config_ = self.study.config["phase_a"], self.study.config
+        for name in dict.fromkeys(finding.config for finding in self.findings):
+            mine = [finding for finding in self.findings if finding.config == name]
+            lines.append(f"{name}: {'; '.join(map(self._said, mine))}")
+            lines.append(f"  besides: {', '.join(self._besides(name)) or 'nothing is known'}")
+        config, sweep = self.study.config, self.study.config["phase_a"]
         rates = ", ".join(f"{rate:g}" for rate in sweep["rates_rps"])
         shape = f"{sweep['input_tokens']}x{sweep['output_tokens']}"
         running = "; it says something of these processes only" if self._running else ""
-        tolerant = config_["validity"]["max_foreign_cpu"] >= 1
+        tolerant = config["validity"]["max_foreign_cpu"] >= 1
         shared = "; other processes were tolerated" if tolerant else ""
         lines.append(
             f"{self.blocks} blocks in {self.minutes:.1f} min at {rates} requests/s of {shape}, "
-            f"{config_['engine']['label']}, medians{running}{shared}"
+            f"{config['engine']['label']}, medians{running}{shared}"
         )
         return "\n".join([*lines, f"report: {self.study.root / paths.REPORT}"])
 
@@ -87,7 +87,7 @@ class Answer:
             if self._running and name == "startup_s":
                 continue
             row = next((r for r in self.resources if (r.config, r.metric) == (config, name)), None)
-            if row is not None and (difference := _difference(row)[0]) is not None:
+            if row is not None and (difference := row.difference[0]) is not None:
                 found.append(f"{word} {text.signed(difference, decimals)} {unit}")
         return found
 
@@ -103,7 +103,7 @@ class Answer:
             "findings": [asdict(finding) for finding in self.findings],
             "resources": [
                 {"config": r.config, "resource": r.metric, "unit": r.unit,
-                 **dict(zip(("difference", "lo", "hi"), _difference(r), strict=True))}
+                 **dict(zip(("difference", "lo", "hi"), r.difference, strict=True))}
                 for r in taken
             ],
             "report": str(self.study.root / paths.REPORT),
@@ -123,8 +123,7 @@ class Answer:
             return NO_NUMBER
         if finding.lo is None or finding.hi is None:
             return CANNOT_TELL
-        limit = 0.0 if bound is None else bound
-        return BELOW if finding.hi < limit else ABOVE if finding.lo > limit else CANNOT_TELL
+        return where(bound or 0.0, finding.lo, finding.hi)
 
 
 def answer_of(study: Study, blocks: int, findings: Sequence[Finding], archive: Path) -> Answer:
@@ -134,10 +133,3 @@ def answer_of(study: Study, blocks: int, findings: Sequence[Finding], archive: P
     rows = read_table(study.root / paths.ANALYSIS / paths.EFFECTS, EffectRow)
     resources = [row for row in rows if row.quantity == RESOURCE]
     return Answer(study, blocks, spent_s / 60, findings, resources, archive)
-
-
-def _difference(row: EffectRow) -> list[float | None]:
-    """What a configuration takes more, in the row's unit, and its interval."""
-    scale = 1.0 if row.scale == RAW else row.base
-    ends = (row.estimate, row.lo, row.hi)
-    return [None if end is None or scale is None else end * scale for end in ends]

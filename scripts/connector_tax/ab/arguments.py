@@ -141,21 +141,18 @@ def _words(text: str) -> str | None:
     return text if split_command(text) else None
 
 
-def _named(text: str) -> tuple[str | None, str] | None:
-    match = _NAMED.fullmatch(text)
-    name, command = (match[1], match[2]) if match else (None, text)
-    return (name, command) if _words(command) else None
-
-
 def _running(text: str) -> str | None:
     port = running_port(text)
     return None if port is None or port >= 2**16 else text
 
 
-def _named_running(text: str) -> tuple[str | None, str] | None:
-    match = _NAMED.fullmatch(text)
-    name, url = (match[1], match[2]) if match else (None, text)
-    return (name, url) if _running(url) else None
+def _named(check: Callable[[str], Any]) -> Callable[[str], tuple[str | None, str] | None]:
+    def read(text: str) -> tuple[str | None, str] | None:
+        match = _NAMED.fullmatch(text)
+        name, server = (match[1], match[2]) if match else (None, text)
+        return (name, server) if check(server) else None
+
+    return read
 
 
 def _number(text: str) -> float | None:
@@ -169,9 +166,9 @@ def _share(text: str) -> float | None:
 
 
 _command = _typed(_words, "a command line")
-_candidate = _typed(_named, "a command line, or NAME='COMMAND'")
+_candidate = _typed(_named(_words), "a command line, or NAME='COMMAND'")
 _url = _typed(_running, "http://127.0.0.1:PORT, a server of this machine")
-_named_url = _typed(_named_running, "http://127.0.0.1:PORT, or NAME=http://127.0.0.1:PORT")
+_named_url = _typed(_named(_running), "http://127.0.0.1:PORT, or NAME=http://127.0.0.1:PORT")
 _positive = _typed(_number, "a number above 0")
 _percent = _typed(_share, "a percentage between 0% and 100%")
 _blocks = _typed(lambda t: int(t) if 2 <= int(t) <= 100 else None, "2 to 100")

@@ -15,7 +15,9 @@ from typing import Any, cast
 
 import httpx
 
+from connector_tax.ab.arguments import BASELINE
 from connector_tax.analysis.validity import server_counters
+from connector_tax.artifacts import paths
 from connector_tax.artifacts.launch_files import SettingRecord
 from connector_tax.artifacts.study_records import EngineSection, ServedSection
 from connector_tax.loadgen import random_words
@@ -29,6 +31,7 @@ from connector_tax.study.server import NO_KEEPALIVE, Server
 from connector_tax.vllm.step_records import ask_to_write
 
 HOST = "127.0.0.1"
+GRACE_S = 20.0
 ANSWER_S = 120.0
 PROMPT_TOKENS, ANSWER_TOKENS = 32, 8
 # Words of two prompts, by whose token counts the length of a word is known.
@@ -61,15 +64,21 @@ class Asked:
 
 
 @contextlib.contextmanager
-def running(
-    name: str, section: EngineSection, folder: Path, probe: Path | None, *, beside: bool,
-    timeout_s: float, grace_s: float,
-) -> Iterator[tuple[Server, float]]:  # fmt: skip
-    """The server of a command in `folder`, ready, and the seconds that took; stopped after.
+def asked(
+    name: str, section: EngineSection, root: Path, *, timeout_s: float, model: str | None
+) -> Iterator[tuple[Server, Asked]]:
+    """The server of a command, ready, and what it said; stopped after.
+
+    Args:
+        name: the baseline's or a candidate's, which has the further commands beside it.
+        root: the study's folder, which holds the step probe.
+        timeout_s: how long the server may take to be ready.
+        model: the name of the model to ask for; None: the only one that it serves.
 
     Raises:
-        AskError: it does not start, or does not end.
+        AskError: it does not start, serves no such model, answers no request, or does not end.
     """
+    folder = root / paths.PREFLIGHT / name
     try:
         kill_leftovers(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -79,31 +88,23 @@ def running(
         command = server_command(
             section["commands"][name],
             port,
-            beside=section.get("beside", []) if beside else [],
-            environment=section.get("environment", {}),
-            pythonpath=section.get("pythonpath", []),
-            probe=probe,
+            beside=[] if name == BASELINE else section["beside"],
+            environment=section["environment"],
+            pythonpath=section["pythonpath"],
+            probe=root / paths.PATCH / "overlay",
         )
         server = Server(folder, command, f"{name}, to be asked what it serves", HOST, port)
         server.start()
         try:
-            yield server, server.wait_ready(timeout_s)
+            yield server, _ask(name, section, server, server.wait_ready(timeout_s), model)
         finally:
-            server.stop(grace_s)
+            server.stop(GRACE_S)
     except ServerError as error:
         raise AskError(f"{name}: {error}") from error
 
 
-def ask(name: str, section: EngineSection, server: Server, startup_s: float,
-        model: str | None) -> Asked:  # fmt: skip
-    """Ask a running server.
-
-    Args:
-        model: the name of the model to ask for; None: the only one that it serves.
-
-    Raises:
-        AskError: it serves no such model, or answers no request.
-    """
+def _ask(name: str, section: EngineSection, server: Server, startup_s: float,
+         model: str | None) -> Asked:  # fmt: skip
     # A server may close a connection behind a request that it refuses.
     with httpx.Client(base_url=server.url, trust_env=False, timeout=ANSWER_S,
                       limits=NO_KEEPALIVE) as client:  # fmt: skip
@@ -121,9 +122,8 @@ def ask(name: str, section: EngineSection, server: Server, startup_s: float,
     remove_settings(server.folder)
     owner, version = str(card.get("owned_by", "")), served["version"]
     what = f"vLLM {version}" if version and served["counters"] else "server"
-    running = running_port(section["commands"][name]) is not None
     label = "embedded (emulated)" if "emulated" in owner else f"{what[:30]} by its command"
-    if running:
+    if running_port(section["commands"][name]) is not None:
         label = f"{label.removesuffix(' by its command')}, launches not replicated"
     return Asked(served, settings, startup_s, label)
 
@@ -255,10 +255,10 @@ def _no_steps(folder: Path, served: ServedSection) -> str | None:
     """Why no step is recorded; None: the step probe is in it."""
     if not served["counters"]:
         return "no step times: the step probe is for vLLM"
-    paths = [folder / f"{STEP_LOG_PREFIX}.{process}.steps" for process in STEP_LOG_PROCESSES]
-    for path in paths:
-        ask_to_write(path)
-    if all(path.exists() for path in paths):
+    logs = [folder / f"{STEP_LOG_PREFIX}.{process}.steps" for process in STEP_LOG_PROCESSES]
+    for log in logs:
+        ask_to_write(log)
+    if all(log.exists() for log in logs):
         return None
     return "no step times: the step probe did not load in this server"
 

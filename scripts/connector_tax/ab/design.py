@@ -9,9 +9,9 @@ from typing import Any
 import psutil
 
 from connector_tax.ab.arguments import BASELINE
-from connector_tax.ab.ask import HOST
+from connector_tax.ab.ask import GRACE_S, HOST, Asked
 from connector_tax.artifacts.metrics import METRICS
-from connector_tax.artifacts.study_records import EngineSection, ServedSection
+from connector_tax.artifacts.study_records import EngineSection
 from connector_tax.config import DEFAULTS, filled, load_yaml
 from connector_tax.nvidia_smi import GpuError, query_gpus
 
@@ -24,7 +24,6 @@ SHORTEST_S, LONGEST_S = 8.0, 60.0
 AROUND_A_LAUNCH_S = 8.0
 # More blocks than this seldom decide what these have not.
 MOST_BLOCKS = 12
-GRACE_S = 20.0
 MOST_IN_FLIGHT = 1024
 
 
@@ -76,26 +75,19 @@ def _warmup_s(life_s: float) -> float:
 
 
 def study_config(
-    options: argparse.Namespace,
-    engine: EngineSection,
-    served: ServedSection,
-    label: str,
-    *,
-    startup_s: float = 0.0,
-    life_s: float = 1.0,
+    options: argparse.Namespace, engine: EngineSection, baseline: Asked, life_s: float = 1.0
 ) -> dict[str, Any]:
     """The configuration of the study, as a file would have it.
 
     Args:
-        served: what the baseline said.
-        startup_s: how long a server took to be ready.
+        baseline: what the baseline said.
         life_s: how long a request takes, some being under way.
     """
     config: dict[str, Any] = filled(load_yaml(DEFAULTS / "config.yaml"), "config")
     del config["phase_b"], config["phase_bp"]
     blocks = options.blocks
     if blocks is None:
-        planned = options.minutes * 60 / block_s(options, startup_s, life_s)
+        planned = options.minutes * 60 / block_s(options, baseline.startup_s, life_s)
         blocks = min(max(2, math.floor(planned)), MOST_BLOCKS)
     looks = blocks - 1
     labels = {BASELINE: "baseline", **{name: name for name, _ in options.candidate}}
@@ -109,7 +101,7 @@ def study_config(
         "blocks": blocks,
         "baseline": BASELINE,
         "plain_launches": 2,
-        "engine": {**engine, "label": label, "served": served},
+        "engine": {**engine, "label": baseline.label, "served": baseline.served},
         "server": {
             "host": HOST,
             "ready_timeout_s": options.ready_timeout,

@@ -71,15 +71,9 @@ def check(
     study: StudyTables, config: str, metric: str, bound: float, at: str = "ref_safe",
     comparisons: int = 1,
 ) -> BoundCheck:  # fmt: skip
-    """Judge one tax of Phase A.
+    """Judge one of the `comparisons` taxes of Phase A that are judged together.
 
-    Args:
-        study: analysed.
-        config: a configuration's id.
-        metric: of METRICS.
-        bound: as a fraction.
-        at: the reference rate.
-        comparisons: how many taxes are judged together.
+    `metric` is one of METRICS, `bound` a fraction, `at` a reference rate.
     """
     confidence = study.settings["statistics"]["confidence"]
     row = study.at(at, metric).get(config)
@@ -97,13 +91,17 @@ def check(
     together = 1 - (1 - confidence) / comparisons
     half = quantile(together, known.df) * known.error
     lo, hi = (float(np.expm1(known.point + sign * half)) for sign in (-1, 1))
-    result = BELOW if hi < bound else ABOVE if lo > bound else CANNOT_TELL
-    interval = text.interval(lo, hi)
-    reason = f"the whole interval {interval} is {result}"
+    result = where(bound, lo, hi)
+    reason = f"the whole interval {text.interval(lo, hi)} is {result}"
     if result == CANNOT_TELL:
-        reason = f"the interval {interval} holds the bound"
+        reason = f"the interval {text.interval(lo, hi)} holds the bound"
     decides = decided_bound(known.error, known.df, together)
     return replace(asked, result=result, reason=reason, lo=lo, hi=hi, decides=decides)
+
+
+def where(bound: float, lo: float, hi: float) -> str:
+    """Whether an interval lies below a bound, above it, or holds it."""
+    return BELOW if hi < bound else ABOVE if lo > bound else CANNOT_TELL
 
 
 # ---- what more blocks would decide, from a study as a pilot

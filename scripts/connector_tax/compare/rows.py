@@ -161,12 +161,7 @@ def compared(
 ) -> ComparedRow:
     """`row` with the numbers of both studies, or why there are none, their difference, a verdict.
 
-    Args:
-        row: what is compared.
-        a: the number of A.
-        b: that of B.
-        confidence: of the intervals of all comparisons together.
-        comparisons: how many are made together.
+    `confidence` is that of the intervals of all comparisons that are made together.
     """
     if isinstance(a, Side):
         row = replace(row, a=a.printed, a_lo=a.lo, a_hi=a.hi, blocks_a=a.blocks)
@@ -208,8 +203,7 @@ def difference(a: Estimate, b: Estimate) -> Estimate:
 
 def _on_scale(gap: Estimate, confidence: float, scale: str) -> list[float | None]:
     """The difference with its interval; of logs their ratio."""
-    half = gap.half_width(confidence)
-    ends = [gap.point] if half is None else [gap.point, gap.point - half, gap.point + half]
+    ends = [gap.point, *(gap.interval(confidence) or ())]
     scaled = [float(np.exp(end)) if scale == LOG else end for end in ends]
     return [*scaled, None, None][:3]
 
@@ -228,12 +222,6 @@ def from_interval(
     """What a printed interval says of its estimate, on the same scale.
 
     Its longer arm is `t(df)` standard errors; without an interval there is none.
-
-    Args:
-        ends: the estimate, and the ends of its interval.
-        df: its degrees of freedom.
-        confidence: of the interval.
-        blocks: how many blocks it is formed in.
     """
     point, lo, hi = ends
     assert point is not None
