@@ -11,7 +11,6 @@ from connector_tax.artifacts.study_records import DesignLabel
 from connector_tax.artifacts.tables import table_text
 from connector_tax.files import write_json, write_text
 from tests.figures.figure_tables import (
-    METRICS,
     Design,
     cdf_rows,
     cell_rows,
@@ -22,25 +21,15 @@ from tests.figures.figure_tables import (
     state,
 )
 from tests.figures.resource_tables import engine_rows, resource_rows
-from tests.study_folder import rate_cell, shape_cell, study_document, write_stages
+from tests.study_folder import DEFAULT, rate_cell, shape_cell, study_document, write_stages
 
 
 def _settings(design: Design) -> dict[str, Any]:
     return {
-        "saturation": {"throughput_ratio_min": 0.95, "waiting_p50_max": 1.0,
-                       "ttft_p90_ratio_max": 1.5},
-        "reference": {"fallback_rps": None},
-        "statistics": {"confidence": 0.95,
-                       "margins": dict.fromkeys(METRICS, 0.03),
-                       "confirmatory": ["ref_safe", "ref_load"], "p99_min_samples": 1000},
+        "seed": 1,
+        "blocks": design.blocks,
+        "statistics": DEFAULT["statistics"] | {"margins": {}},  # each metric's own, 3%
         "plain_launches": design.plain_launches,
-        "hypotheses": {
-            "h1_min_tax": 0.10, "h1_prior_band": [0.25, 0.60], "h2_prior_gap_pp": 7.0,
-            "h2_gap_band_pp": [5, 10], "h3_framework_share": 0.5, "h3_implementation_share": 0.3,
-            "h4_tolerance": 0.3, "max_hours": 6.0,
-            "prior": {"plain_ttft_p90_s": 7.35, "nixl_ttft_p90_s": 10.1,
-                      "mooncake_both_ttft_p90_s": 10.67},
-        },
         "phase_a": {"rates_rps": list(design.rates_rps), "input_tokens": 4096,
                     "output_tokens": 256},
         "phase_b": {"input_tokens": list(design.inputs), "output_tokens": list(design.outputs)},
@@ -130,7 +119,7 @@ def write_study(root: Path, design: Design | None = None, runs: bool = False) ->
         cells.setdefault(phase, []).append(planned)
     order = [Launch(*launch, phase) for phase in PHASES for launch in _launches(design, phase)]
     document = study_document(
-        {**_settings(design), "seed": 1, "blocks": design.blocks}, design.labels, cells, order,
+        _settings(design), design.labels, cells, order,
         study=re.sub(r"[^a-z0-9._-]", "-", root.name), engine_label=design.engine_label,
         emulated=design.emulated,
     )  # fmt: skip

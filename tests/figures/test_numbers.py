@@ -53,8 +53,11 @@ def test_rate_figures_plot_the_pooled_value_of_every_cell(
         assert (row["value"] is None) == (row["status"] != "valid")
 
 
-def test_the_knee_and_the_criterion_that_fired_stand_on_the_latency_figures(tmp_path: Path) -> None:
-    study = StudyTables(write_study(tmp_path / "s", Design(rates_rps=(0.5, 1, 2, 4, 8))))
+def test_the_knee_is_the_lowest_saturated_rate_and_stands_beside_what_fired(tmp_path: Path) -> None:
+    study, rows = _rows(tmp_path, Design(rates_rps=(0.5, 1, 2, 4, 8)), "fig3_throughput")
+    knees = {row["config"]: row["knee_rps"] for row in rows}
+    assert knees.pop("multi_mooncake_lmcache") == "8"
+    assert set(knees.values()) == {">8"}
     drawn = _svg(tmp_path, study, "fig1_ttft_vs_rate")
     words = " ".join(reversed(re.findall(r"<text[^>]*>([^<]*)</text>", drawn)))
     assert ">saturated: TTFT<" in drawn
@@ -68,37 +71,24 @@ def test_cells_without_a_number_are_written_on_the_rate_figure(tmp_path: Path) -
     assert ">skipped: NIXL is not installed<" in drawn
 
 
-def test_the_knee_is_the_lowest_saturated_rate_or_above_the_grid(tmp_path: Path) -> None:
-    _, rows = _rows(tmp_path, Design(rates_rps=(0.5, 1, 2, 4, 8)), "fig3_throughput")
-    knees = {row["config"]: row["knee_rps"] for row in rows}
-    assert knees["plain"] == ">8"
-    assert knees["multi_mooncake_lmcache"] == "8"
-
-
-def test_tax_bars_carry_both_references_with_intervals_and_band(tmp_path: Path) -> None:
+def test_tax_bars_carry_both_references_with_intervals_band_and_gap(tmp_path: Path) -> None:
     study, rows = _rows(tmp_path, Design(void=VOID, skipped=SKIPPED), "fig4_tax_bars")
     assert {(row["metric"], row["reference"]) for row in rows} == {
         (metric, reference)
         for metric in ("ttft_p90", "tpot_p90")
         for reference in ("ref_safe", "ref_load")
     }
+    gaps = {(row.config, row.metric): row for row in study.of(GAP)}
     for row in rows:
-        tax = study.at(row["reference"], row["metric"])[row["config"]]
-        noise = study.at(row["reference"], row["metric"])["plain_2"]
+        taxes = study.at(row["reference"], row["metric"])
+        tax, noise, gap = taxes[row["config"]], taxes["plain_2"], gaps[row["config"], row["metric"]]
         assert (row["tax"], row["tax_lo"], row["tax_hi"]) == (tax.estimate, tax.lo, tax.hi)
         assert (row["aa_lo"], row["aa_hi"]) == (noise.lo, noise.hi)
+        assert (row["gap"], row["gap_lo"], row["gap_hi"]) == (gap.estimate, gap.lo, gap.hi)
+    assert "gap, pp" in _svg(tmp_path, study, "fig4_tax_bars")
     lost = {(row["config"], row["reference"]): row for row in rows if row["tax"] is None}
     assert lost["lmcache_only", "ref_safe"]["reason"] == "error_rate 0.2 > 0.01"
     assert lost["nixl_both", "ref_load"]["status"] == "skipped"
-
-
-def test_the_gap_of_both_reference_rates_stands_beside_the_bars(tmp_path: Path) -> None:
-    study, rows = _rows(tmp_path, Design(skipped=SKIPPED), "fig4_tax_bars")
-    gaps = {(row.config, row.metric): row for row in study.of(GAP)}
-    for row in rows:
-        gap = gaps[row["config"], row["metric"]]
-        assert (row["gap"], row["gap_lo"], row["gap_hi"]) == (gap.estimate, gap.lo, gap.hi)
-    assert "gap, pp" in _svg(tmp_path, study, "fig4_tax_bars")
 
 
 def test_the_latency_figures_carry_the_tax_of_every_cell(tmp_path: Path) -> None:
@@ -202,16 +192,21 @@ def test_a_study_without_a_no_op_is_split_into_hooks_and_the_rest(tmp_path: Path
     assert "not split into framework and implementation" in drawn
 
 
-def test_records_without_whole_engine_steps_have_no_decomposition(tmp_path: Path) -> None:
-    _, rows = _rows(tmp_path, Design(engine_steps=False), "fig7_decomposition")
-    assert "no whole engine steps" in rows[0]["absent_because"]
-
-
-@pytest.mark.parametrize("name", ["fig6_step_cdf", "fig7_decomposition"])
-def test_without_step_timing_a_picture_says_why_there_is_none(tmp_path: Path, name: str) -> None:
-    _, rows = _rows(tmp_path, Design(step_timing=False), name)
+@pytest.mark.parametrize(
+    ("name", "design", "said"),
+    [
+        ("fig6_step_cdf", Design(step_timing=False), "no step timing"),
+        ("fig7_decomposition", Design(step_timing=False), "no step timing"),
+        ("fig7_decomposition", Design(engine_steps=False), "no whole engine steps"),
+        ("fig9_forest", Design(ref_safe=3, ref_load=3), "ref_safe, 3 req/s, is not a rate of"),
+    ],
+)
+def test_a_picture_that_cannot_be_drawn_says_why(
+    tmp_path: Path, name: str, design: Design, said: str
+) -> None:
+    _, rows = _rows(tmp_path, design, name)
     (row,) = rows
-    assert "no step timing" in row["absent_because"]
+    assert said in row["absent_because"]
 
 
 def test_the_sum_of_the_parts_has_the_conservative_interval(tmp_path: Path) -> None:
@@ -286,11 +281,6 @@ def test_one_block_is_said_to_have_no_intervals(tmp_path: Path, name: str, famil
     drawn = _svg(tmp_path, study, name)
     assert "no intervals: one launch; launches not included" in drawn
     assert family in drawn
-
-
-def test_a_reference_rate_off_the_grid_is_said_instead_of_drawn(tmp_path: Path) -> None:
-    _, rows = _rows(tmp_path, Design(ref_safe=3, ref_load=3), "fig9_forest")
-    assert rows == [{"absent_because": "ref_safe, 3 req/s, is not a rate of Phase A."}]
 
 
 def test_resources_are_plotted_as_differences_with_their_noise(tmp_path: Path) -> None:
