@@ -183,6 +183,9 @@ def launch_indexes(phase):
     ]
 
 
+INDEXES = [index for phase in PHASES for index in launch_indexes(phase)]
+
+
 def modules(*names):
     """Files of the package, folders whole: inputs of what is cheap to remake when its code changes."""
     package = Path(connector_tax.__file__).parent

@@ -13,9 +13,7 @@ rule unpack:
         f"{RESULTS}/manifest.json",
         f"{RESULTS}/patch/patch_status.json",
         f"{RESULTS}/preflight/preflight_status.json",
-        launch_indexes("A"),
-        launch_indexes("B"),
-        launch_indexes("Bp"),
+        INDEXES,
     log:
         f"{RESULTS}.unpack.log",
     conda:
