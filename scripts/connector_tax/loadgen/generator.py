@@ -2,7 +2,7 @@
 
 The thread walks a plan of due times on an absolute schedule, so that one late wake-up never shifts
 the next. It does not spin: each request travels to its worker LEAD_NS before it is due and the
-worker fires it (docs/decisions/loadgen.md has the measurement of the alternatives).
+worker fires it (docs/decisions.md has the measurement of the alternatives).
 """
 
 import contextlib

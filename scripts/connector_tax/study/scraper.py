@@ -3,7 +3,7 @@ record per scrape to the cell's metrics file (docs/artifacts.md).
 
 A scrape takes the server's CPU. In step with the arrivals it would meet the same share of requests
 at the same point of their life in one launch and none in the next, so the time from one scrape to
-the next is drawn (docs/decisions/quiet-time.md, "The study's own scrapes").
+the next is drawn (docs/decisions.md, "The study's own scrapes").
 
 Histogram buckets and `*_created` series are left out of `values`; the first and last scrape of a
 cell keep the raw text, which holds everything.
