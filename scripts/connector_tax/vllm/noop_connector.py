@@ -1,7 +1,7 @@
 """A KV connector that does nothing: the cost that is left is the framework's own.
 
 Loaded by `--kv-transfer-config` through `kv_connector_module_path`. Every hook of the installed
-vLLM's KVConnectorBase_V1 is overridden here; `uncovered_hooks` compares the two, and a hook that a
+vLLM's KVConnectorBase_V1 is overridden here; `differences` compares the two, and a hook that a
 newer vLLM adds shows up there instead of running the base class's code unnoticed.
 """
 
@@ -39,22 +39,21 @@ class NoOpConnector(KVConnectorBase_V1, SupportsHMA):
         results = getattr(base, "KVConnectorTransferResults", None)
         self._results = results() if results is not None else None
 
+    def _nothing(self) -> None:
+        pass
+
+    def _no(self) -> bool:
+        return False
+
     # ---- what the framework asks once
 
-    @property
-    def supports_divergent_local_hybrid_hits(self) -> bool:
-        return False
-
-    @property
-    def requires_kv_delivery(self) -> bool:
-        return False
-
-    @property
-    def prefer_cross_layer_blocks(self) -> bool:
-        return False
-
-    def get_mem_pool_context(self) -> None:
-        return None
+    supports_divergent_local_hybrid_hits = property(_no)
+    requires_kv_delivery = property(_no)
+    prefer_cross_layer_blocks = property(_no)
+    get_mem_pool_context = _nothing
+    get_handshake_metadata = _nothing
+    get_finished_count = _nothing
+    shutdown = _nothing
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         pass
@@ -71,19 +70,10 @@ class NoOpConnector(KVConnectorBase_V1, SupportsHMA):
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
         pass
 
-    def get_handshake_metadata(self) -> None:
-        return None
-
     def set_xfer_handshake_metadata(self, metadata: Any) -> None:
         pass
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: Any) -> None:
-        pass
-
-    def get_finished_count(self) -> None:
-        return None
-
-    def shutdown(self) -> None:
         pass
 
     @classmethod
@@ -104,6 +94,13 @@ class NoOpConnector(KVConnectorBase_V1, SupportsHMA):
 
     # ---- worker side, each step
 
+    wait_for_save = _nothing
+    finish_forward = _nothing
+    reset_capture_state = _nothing
+    get_kv_connector_stats = _nothing
+    get_kv_connector_kv_cache_events = _nothing
+    build_connector_worker_meta = _nothing
+
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         self._connector_metadata = connector_metadata
 
@@ -121,15 +118,6 @@ class NoOpConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         pass
 
-    def wait_for_save(self) -> None:
-        pass
-
-    def finish_forward(self) -> None:
-        pass
-
-    def reset_capture_state(self) -> None:
-        pass
-
     def handle_preemptions(self, *args: Any, **kwargs: Any) -> None:
         pass
 
@@ -142,16 +130,10 @@ class NoOpConnector(KVConnectorBase_V1, SupportsHMA):
     def get_block_ids_with_load_errors(self) -> set[int]:
         return set()
 
-    def get_kv_connector_stats(self) -> None:
-        return None
-
-    def get_kv_connector_kv_cache_events(self) -> None:
-        return None
-
-    def build_connector_worker_meta(self) -> None:
-        return None
-
     # ---- scheduler side
+
+    has_pending_block_frees = _no
+    has_pending_push_work = _no
 
     def on_new_request(self, request: Any) -> None:
         pass
@@ -192,39 +174,26 @@ class NoOpConnector(KVConnectorBase_V1, SupportsHMA):
     def take_events(self) -> Iterable[Any]:
         return ()
 
-    def has_pending_block_frees(self) -> bool:
-        return False
-
-    def has_pending_push_work(self) -> bool:
-        return False
-
     def reset_cache(self) -> bool:
         return True
 
 
-def uncovered_hooks() -> list[str]:
-    """Hooks of the installed base classes that NoOpConnector does not override."""
-    hooks = {
-        name
-        for owner in (KVConnectorBase_V1, SupportsHMA)
-        for name, value in vars(owner).items()
-        if callable(value) or isinstance(value, property | classmethod | staticmethod)
-        if not name.startswith(("__", "_abc")) and name not in KEPT
-    }
-    return sorted(hooks - set(vars(NoOpConnector)))
-
-
-def signature_differences() -> list[str]:
-    """Hooks whose parameters differ from the base class's in a way a caller could notice."""
-    differences = []
-    for name, own in vars(NoOpConnector).items():
-        theirs = vars(KVConnectorBase_V1).get(name) or vars(SupportsHMA).get(name)
-        if name.startswith("_") or not inspect.isfunction(theirs) or not inspect.isfunction(own):
+def differences() -> list[str]:
+    """Hooks of the installed base classes that are missing here, or take other parameters."""
+    found = []
+    hooks = vars(SupportsHMA) | vars(KVConnectorBase_V1)
+    for name, theirs in hooks.items():
+        if name.startswith(("__", "_abc")) or name in KEPT:
             continue
-        mine = inspect.signature(own).parameters
-        if any(p.kind is p.VAR_POSITIONAL for p in mine.values()):
+        if not (callable(theirs) or isinstance(theirs, property | classmethod | staticmethod)):
             continue
-        wanted = list(inspect.signature(theirs).parameters)
-        if list(mine)[: len(wanted)] != wanted:
-            differences.append(f"{name}: {list(mine)}, the base class has {wanted}")
-    return differences
+        own = vars(NoOpConnector).get(name)
+        if own is None:
+            found.append(f"{name}: not overridden")
+        elif inspect.isfunction(theirs) and inspect.isfunction(own):
+            mine = inspect.signature(own).parameters
+            wanted = list(inspect.signature(theirs).parameters)
+            takes_all = any(p.kind is p.VAR_POSITIONAL for p in mine.values())
+            if not takes_all and list(mine)[: len(wanted)] != wanted:
+                found.append(f"{name}: {list(mine)}, the base class has {wanted}")
+    return found
