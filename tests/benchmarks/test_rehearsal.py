@@ -15,8 +15,7 @@ from connector_tax.files import read_json, read_jsonl
 from connector_tax.rehearsal.machine import Noise, slowness
 from connector_tax.study.design import resolve
 from tests.analysis.synthetic import write_synthetic_study
-from tests.workflow.harness import TINY
-from tests.workflow.small import smaller
+from tests.workflow.harness import TINY, smaller
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,7 @@ from connector_tax.roofline import Roofline, read_accelerator, read_model
 from connector_tax.study.design import resolve
 from connector_tax.vllm.device_time.roofline import device_us
 from tests.study_folder import write_stages
-from tests.workflow.harness import TINY
-from tests.workflow.small import smaller
+from tests.workflow.harness import TINY, smaller
 
 QWEN = ROOT / "config/models/Qwen3-Coder-30B-A3B-Instruct.json"
 

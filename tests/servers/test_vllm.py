@@ -241,12 +241,6 @@ def test_the_manifest_s_adapters_are_read_from_the_command(study: str, adapters:
     assert adapters_of({}) == []
 
 
-def test_the_adapter_is_on_the_path_only_where_there_is_no_accelerator() -> None:
-    on_path = {s: command(s, "plain").environment["PYTHONPATH"] for s in STUDIES}
-    assert "cpu_adapter" in on_path["vllm-cpu"]
-    assert "cpu_adapter" not in on_path["h20"]
-
-
 def test_without_the_probe_no_step_log_is_asked_for() -> None:
     assert "AGENTIC_STEP_LOG_PATH" not in command("vllm-cpu", "plain").environment
     with_probe = command("vllm-cpu", "plain", ROOT / "here").environment

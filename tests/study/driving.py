@@ -13,8 +13,7 @@ from connector_tax.files import read_json
 from connector_tax.study.design import resolve
 from connector_tax.study.guard import PARENT_VARIABLE
 from tests.study_folder import write_stages
-from tests.workflow.harness import TINY, device_for
-from tests.workflow.small import smaller
+from tests.workflow.harness import TINY, device_for, smaller
 
 
 def write_study(

@@ -17,6 +17,8 @@ from connector_tax.vllm import overlay
 from tests.vllm import stub
 
 FAKE = Path(__file__).with_name("fake_vllm.py")
+# The fake has no LMCache server; the companion's own form is tested on the consumer.
+IN_PROCESS = {"lmcache_only": {"connector": "LMCacheConnectorV1"}}
 
 
 class Study:
@@ -86,9 +88,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
     ["plain", "noop_connector", "mooncake_consumer", "nixl_both", "multi_mooncake_lmcache"],
 )
 def test_a_sound_server_passes(study: Study, configuration: str) -> None:
-    # The fake has no LMCache server; the companion's own form is tested on the consumer.
-    forms = {"lmcache_only": {"connector": "LMCacheConnectorV1"}}
-    assert study.gate(configuration, "", forms=forms) is None
+    assert study.gate(configuration, "", forms=IN_PROCESS) is None
 
 
 @pytest.mark.parametrize(
@@ -137,8 +137,7 @@ def test_a_sound_server_passes(study: Study, configuration: str) -> None:
 def test_each_failure_is_a_skip_with_its_reason(
     study: Study, configuration: str, fault: str, reason: str
 ) -> None:
-    forms = {"lmcache_only": {"connector": "LMCacheConnectorV1"}}
-    refusal = study.gate(configuration, fault, forms=forms)
+    refusal = study.gate(configuration, fault, forms=IN_PROCESS)
     assert refusal is not None
     assert reason in refusal
 
@@ -159,8 +158,7 @@ def test_without_the_probe_the_log_alone_decides_and_the_evidence_says_so(study:
 
 
 def test_preflight_gates_every_configuration_and_leaves_no_overlay(study: Study) -> None:
-    forms = {"lmcache_only": {"connector": "LMCacheConnectorV1"}}
-    file = study.write("plain", "dead connector", forms=forms)
+    file = study.write("plain", "dead connector", forms=IN_PROCESS)
     status = preflight.preflight(file)
     folder = study.folder / "preflight"
     included = {i: s["include"] for i, s in status.items()}

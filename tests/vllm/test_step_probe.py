@@ -1,4 +1,4 @@
-"""The step probe on a stub engine: what it records, and that it never gets in the way."""
+"""The step and settings probes on a stub engine: what they write, and that they disturb nothing."""
 
 import json
 import os
@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from connector_tax.files import read_json
 from connector_tax.servers.kinds import STEP_LOG_PREFIX
 from connector_tax.study.steplog import LaunchStepLog
-from connector_tax.vllm import overlay
+from connector_tax.vllm import overlay, settings_probe
 from connector_tax.vllm.step_probe.probe import STEPS_OF_A_RANK
 from connector_tax.vllm.step_records import ask_to_write
 from tests.shared import VLLM
@@ -21,22 +22,35 @@ from tests.vllm import stub
 ROUNDING = 1e-3
 
 
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    return stub.write(tmp_path / "site")
+class Stubbed:
+    """The stub engine with both probes, in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.tree = stub.write(folder / "site")
+        self.log: Path | None = folder / "log"
+        overlay.install(folder / "overlay")
+
+    def drive(self, **options: Any) -> str:
+        return stub.drive(self.tree, self.folder / "overlay", self.log, **options)
+
+    def records(self, process: str) -> list[Any]:
+        assert self.log is not None
+        return stub.records(self.log, process)
+
+    def settings(self, part: str) -> dict[str, Any]:
+        settings: dict[str, Any] = read_json(Path(f"{self.log}.{part}.settings"))["settings"]
+        return settings
 
 
 @pytest.fixture
-def probe(tmp_path: Path) -> Path:
-    overlay.install(tmp_path / "overlay")
-    return tmp_path / "overlay"
+def stubbed(tmp_path: Path) -> Stubbed:
+    return Stubbed(tmp_path)
 
 
-def test_plain_records_each_step_in_both_processes_without_callbacks(
-    tree: Path, probe: Path, tmp_path: Path
-) -> None:
-    stub.drive(tree, probe, tmp_path / "log")
-    scheduler, worker = (stub.records(tmp_path / "log", p) for p in ("scheduler", "worker"))
+def test_plain_records_each_step_in_both_processes_without_callbacks(stubbed: Stubbed) -> None:
+    stubbed.drive()
+    scheduler, worker = (stubbed.records(p) for p in ("scheduler", "worker"))
     assert [r["step_id"] for r in scheduler] == [1, 2, 3, 4, 5, 6]
     assert [r["step_id"] for r in worker] == [1, 2, 3, 4, 5, 6]
     for record in (*scheduler, *worker):
@@ -51,59 +65,50 @@ def test_plain_records_each_step_in_both_processes_without_callbacks(
     assert all(r["num_running"] == 1 for r in scheduler)
 
 
-def test_prefill_chunks_and_decode_tokens_are_told_apart(
-    tree: Path, probe: Path, tmp_path: Path
-) -> None:
-    stub.drive(tree, probe, tmp_path / "log", prompt=201)
-    seen = [
-        (r["prefill_tokens"], r["decode_tokens"])
-        for r in stub.records(tmp_path / "log", "scheduler")
-    ]
+def test_prefill_chunks_and_decode_tokens_are_told_apart(stubbed: Stubbed) -> None:
+    stubbed.drive(prompt=201)
+    seen = [(r["prefill_tokens"], r["decode_tokens"]) for r in stubbed.records("scheduler")]
     # The last chunk of the prompt is one token, like a decode step, and still counts as prefill.
     assert seen == [(100, 0), (100, 0), (1, 0), (0, 1), (0, 1), (0, 1)]
 
 
 @pytest.mark.parametrize("sampling", [True, False])
-def test_each_hook_is_timed_where_it_runs(
-    tree: Path, probe: Path, tmp_path: Path, sampling: bool
-) -> None:
-    stub.drive(tree, probe, tmp_path / "log", connector="One", sampling=sampling)
-    for record in stub.records(tmp_path / "log", "scheduler"):
+def test_each_hook_is_timed_where_it_runs(stubbed: Stubbed, sampling: bool) -> None:
+    stubbed.drive(connector="One", sampling=sampling)
+    for record in stubbed.records("scheduler"):
         assert 300 <= record["build_meta_us"] <= record["step_duration_us"]
         assert record["get_finished_us"] is None
         assert record["start_load_kv_us"] is None
         assert set(record["hooks_us"]) == {"update_connector_output"}
-    for record in stub.records(tmp_path / "log", "worker"):
+    for record in stubbed.records("worker"):
         assert record["build_meta_us"] is None
         assert record["start_load_kv_us"] is not None
         assert 200 <= record["get_finished_us"] <= record["step_duration_us"]
         assert set(record["hooks_us"]) == {"wait_for_save"}
 
 
-def test_under_asynchronous_scheduling_the_update_belongs_to_its_own_step(
-    tree: Path, probe: Path, tmp_path: Path
-) -> None:
-    stub.drive(tree, probe, tmp_path / "log", connector="One", asynchronous=True)
-    scheduler = stub.records(tmp_path / "log", "scheduler")
+def test_under_asynchronous_scheduling_the_update_belongs_to_its_own_step(stubbed: Stubbed) -> None:
+    stubbed.drive(connector="One", asynchronous=True)
+    scheduler = stubbed.records("scheduler")
     # The sixth step was scheduled and not updated before the engine stopped.
     assert [r["step_id"] for r in scheduler] == [1, 2, 3, 4, 5]
     for record in scheduler:
         update = record["hooks_us"]["update_connector_output"]
         assert 100 * record["step_id"] <= update <= record["update_us"]
         assert record["engine_step_us"] is not None
-    assert [r["step_id"] for r in stub.records(tmp_path / "log", "worker")] == [1, 2, 3, 4, 5, 6]
+    assert [r["step_id"] for r in stubbed.records("worker")] == [1, 2, 3, 4, 5, 6]
 
 
 def test_children_of_a_multi_connector_are_timed_under_their_configured_names(
-    tree: Path, probe: Path, tmp_path: Path
+    stubbed: Stubbed,
 ) -> None:
-    output = stub.drive(tree, probe, tmp_path / "log", connector="MultiConnector")
-    for record in stub.records(tmp_path / "log", "scheduler"):
+    output = stubbed.drive(connector="MultiConnector")
+    for record in stubbed.records("scheduler"):
         children = record["children_us"]
         assert list(children) == ["FirstName", "SecondName"]
         spent = sum(times["build_connector_meta"] for times in children.values())
         assert 600 <= spent <= record["build_meta_us"] * (1 + ROUNDING)
-    for record in stub.records(tmp_path / "log", "worker"):
+    for record in stubbed.records("worker"):
         assert all(
             {"get_finished", "start_load_kv"} == set(times)
             for times in record["children_us"].values()
@@ -111,30 +116,31 @@ def test_children_of_a_multi_connector_are_timed_under_their_configured_names(
     assert "watches MultiConnector > FirstName > SecondName (WORKER)" in output
 
 
-def test_without_a_log_path_nothing_is_wrapped(tree: Path, probe: Path, tmp_path: Path) -> None:
+def test_without_a_log_path_nothing_is_wrapped(stubbed: Stubbed) -> None:
     check = "assert type(engine).step.__name__ == 'step', type(engine).step"
-    stub.drive(tree, probe, None, before=check)
-    assert not list(tmp_path.glob("log*"))
+    stubbed.log = None
+    stubbed.drive(before=CONFIG + START + check)
+    written = {path.name for path in stubbed.folder.iterdir()}
+    assert written == {"site", "overlay"}
 
 
 def test_an_error_of_the_probe_is_logged_once_and_never_reaches_the_engine(
-    tree: Path, probe: Path, tmp_path: Path
+    stubbed: Stubbed,
 ) -> None:
     breaks = "type(scheduler).get_request_counts = lambda self: 1 / 0"
-    output = stub.drive(tree, probe, tmp_path / "log", connector="One", before=breaks)
+    output = stubbed.drive(connector="One", before=breaks)
     assert "answers 6" in output
     assert output.count("step probe switched off: ZeroDivisionError") == 1
 
 
-def test_a_missing_folder_is_the_probes_trouble_not_the_engines(
-    tree: Path, probe: Path, tmp_path: Path
-) -> None:
-    output = stub.drive(tree, probe, tmp_path / "missing" / "log")
+def test_a_missing_folder_is_the_probes_trouble_not_the_engines(stubbed: Stubbed) -> None:
+    stubbed.log = stubbed.folder / "missing" / "log"
+    output = stubbed.drive()
     assert "answers 6" in output
     assert output.count("step probe switched off: FileNotFoundError") == 1
 
 
-def test_an_engine_error_passes_through_unchanged(tree: Path, probe: Path, tmp_path: Path) -> None:
+def test_an_engine_error_passes_through_unchanged(stubbed: Stubbed) -> None:
     fails = """
 def broken(self, output):
     raise RuntimeError("the model broke")
@@ -147,7 +153,7 @@ except RuntimeError as error:
 del Worker.execute_model
 Worker.execute_model = lambda self, output: "result"
 """
-    assert "caught the model broke" in stub.drive(tree, probe, tmp_path / "log", before=fails)
+    assert "caught the model broke" in stubbed.drive(before=fails)
 
 
 def described(tree: Path) -> dict[str, Any]:
@@ -174,49 +180,30 @@ def described(tree: Path) -> dict[str, Any]:
     ],
 )
 def test_a_half_known_vllm_is_refused_and_the_missing_hook_named(
-    tmp_path: Path, cut: str, named: str
+    stubbed: Stubbed, cut: str, named: str
 ) -> None:
-    tree = stub.write(tmp_path / "site")
-    for path in tree.rglob("*.py"):
+    for path in stubbed.tree.rglob("*.py"):
         path.write_text(path.read_text().replace(cut, cut.replace("_", "_other_")))
-    missing = described(tree)["missing"]
+    missing = described(stubbed.tree)["missing"]
     assert any(named in entry for entry in missing), missing
 
 
-def test_a_hook_that_cannot_be_called_is_missing(tmp_path: Path) -> None:
-    tree = stub.write(tmp_path / "site")
-    path = tree / "vllm/v1/core/sched/scheduler.py"
+def test_a_hook_that_cannot_be_called_is_missing(stubbed: Stubbed) -> None:
+    path = stubbed.tree / "vllm/v1/core/sched/scheduler.py"
     path.write_text(path.read_text() + "\nScheduler.schedule = None\n")
-    (missing,) = described(tree)["missing"]
+    (missing,) = described(stubbed.tree)["missing"]
     assert "Scheduler.schedule (TypeError: not callable)" in missing
 
 
-def test_on_a_half_known_vllm_nothing_is_wrapped_and_the_log_says_why(
-    tree: Path, probe: Path, tmp_path: Path
-) -> None:
-    path = tree / "vllm/v1/core/sched/output.py"
+def test_on_a_half_known_vllm_nothing_is_wrapped_and_the_log_says_why(stubbed: Stubbed) -> None:
+    path = stubbed.tree / "vllm/v1/core/sched/output.py"
     path.write_text(path.read_text().replace("num_scheduled_tokens: dict", "other_tokens: dict"))
-    output = stub.drive(tree, probe, tmp_path / "log")
+    output = stubbed.drive()
     assert "not installed; this vLLM lacks" in output
     assert "SchedulerOutput.num_scheduled_tokens" in output
     assert "answers 6" in output
     # The settings probe looks at other parts of vLLM.
-    assert [path.name for path in tmp_path.glob("log*")] == ["log.engine.settings"]
-
-
-def test_a_hook_called_twice_in_a_step_is_one_sum(tree: Path, probe: Path, tmp_path: Path) -> None:
-    twice = """
-once = scheduler.connector.build_connector_meta
-def both(output):
-    once(output)
-    return once(output)
-scheduler.connector = SimpleNamespace(
-    build_connector_meta=both, update_connector_output=scheduler.connector.update_connector_output
-)
-"""
-    stub.drive(tree, probe, tmp_path / "log", connector="One", before=twice)
-    for record in stub.records(tmp_path / "log", "scheduler"):
-        assert 600 <= record["build_meta_us"] <= record["step_duration_us"]
+    assert [path.name for path in stubbed.folder.glob("log*")] == ["log.engine.settings"]
 
 
 @pytest.mark.parametrize(
@@ -231,9 +218,9 @@ scheduler.connector = SimpleNamespace(
     ],
 )
 def test_a_hook_is_called_as_it_was_whatever_its_parameters(
-    tree: Path, probe: Path, tmp_path: Path, definition: str
+    stubbed: Stubbed, definition: str
 ) -> None:
-    path = tree / "vllm/distributed/kv_transfer/kv_connector/factory.py"
+    path = stubbed.tree / "vllm/distributed/kv_transfer/kv_connector/factory.py"
     decorator = """
 from functools import wraps
 def given(hook):
@@ -250,15 +237,13 @@ def kept_back(hook):
     method = "\n".join(f"    {line}" for line in definition.splitlines())
     text = path.read_text().replace("class One(", f"{decorator}\nclass One(", 1)
     path.write_text(text.replace("    def get_finished", f"{method}\n\n    def get_finished", 1))
-    assert "answers 6" in stub.drive(tree, probe, tmp_path / "log", connector="One")
-    for record in stub.records(tmp_path / "log", "worker"):
+    assert "answers 6" in stubbed.drive(connector="One")
+    for record in stubbed.records("worker"):
         assert record["start_load_kv_us"] is not None
 
 
 @pytest.mark.parametrize("kind", ["process", "fork"])
-def test_a_terminated_process_writes_what_it_has_recorded(
-    tree: Path, probe: Path, tmp_path: Path, kind: str
-) -> None:
+def test_a_terminated_process_writes_what_it_has_recorded(stubbed: Stubbed, kind: str) -> None:
     # vLLM's processes turn SIGTERM into SystemExit.
     here = """
 import multiprocessing, os, signal
@@ -278,9 +263,9 @@ if options["kind"] == "fork":
     sys.exit(0)
 run()
 """
-    stub.drive(tree, probe, tmp_path / "log", connector="One", before=here, kind=kind)
+    stubbed.drive(connector="One", before=here, kind=kind)
     for process in ("scheduler", "worker"):
-        steps = [record["step_id"] for record in stub.records(tmp_path / "log", process)]
+        steps = [record["step_id"] for record in stubbed.records(process)]
         assert steps == [1, 2, 3, 4, 5, 6]
 
 
@@ -305,34 +290,30 @@ os._exit(0)
 """
 
 
-def test_what_was_asked_for_is_in_the_file_whatever_comes_then(
-    tree: Path, probe: Path, tmp_path: Path
-) -> None:
+def test_what_was_asked_for_is_in_the_file_whatever_comes_then(stubbed: Stubbed) -> None:
     # A folder whose name is too long for a socket's address.
-    folder = tmp_path / ("long" * 30)
+    folder = stubbed.folder / ("long" * 30)
     folder.mkdir()
-    log = folder / "log"
-    output = stub.drive(tree, probe, log, before=KILLED, log=str(log))
+    stubbed.log = folder / "log"
+    output = stubbed.drive(before=KILLED, log=str(stubbed.log))
     assert "switched off" not in output
-    assert [r["step_id"] for r in stub.records(log, "scheduler")] == [1, 2, 3, 4, 5, 6]
+    assert [r["step_id"] for r in stubbed.records("scheduler")] == [1, 2, 3, 4, 5, 6]
     # The first step is written when it opens the file.
-    assert [r["step_id"] for r in stub.records(log, "worker")] == []
+    assert [r["step_id"] for r in stubbed.records("worker")] == []
     assert (folder / "log.scheduler.socket").stat().st_mode & 0o022 == 0
     # Nobody listens any more.
     ask_to_write(folder / "log.scheduler.steps")
 
 
-def test_many_steps_are_written_in_parts_and_all(tree: Path, probe: Path, tmp_path: Path) -> None:
+def test_many_steps_are_written_in_parts_and_all(stubbed: Stubbed) -> None:
     few = "sys.modules['connector_tax_step_probe.log'].HELD_NUMBERS = 100"
-    stub.drive(tree, probe, tmp_path / "log", connector="One", before=few, steps=200)
+    stubbed.drive(connector="One", before=few, steps=200)
     for process in ("scheduler", "worker"):
-        steps = [record["step_id"] for record in stub.records(tmp_path / "log", process)]
+        steps = [record["step_id"] for record in stubbed.records(process)]
         assert steps == list(range(1, 201))
 
 
-def test_a_disk_that_was_full_for_a_while_leaves_no_number_cut(
-    tree: Path, probe: Path, tmp_path: Path
-) -> None:
+def test_a_disk_that_was_full_for_a_while_leaves_no_number_cut(stubbed: Stubbed) -> None:
     # Room again at the end of the process, which writes once more.
     full = """
 import resource
@@ -344,37 +325,110 @@ for _ in range(100):
     engine.step_fn()
 resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
 """
-    output = stub.drive(tree, probe, tmp_path / "log", connector="One", before=full)
+    output = stubbed.drive(connector="One", before=full)
     assert output.count("step probe switched off: OSError: [Errno 27]") == 1
     assert "answers 6" in output
     for process in ("scheduler", "worker"):
-        records = stub.records(tmp_path / "log", process)
+        records = stubbed.records(process)
         assert [record["step_id"] for record in records] == list(range(1, len(records) + 1))
         assert all(0 < record["step_duration_us"] < 1e6 for record in records)
         assert len(records) > 10
 
 
-def test_two_processes_do_not_share_a_file(tree: Path, probe: Path, tmp_path: Path) -> None:
-    stub.drive(tree, probe, tmp_path / "log")
-    first = (tmp_path / "log.worker.steps").read_bytes()
-    output = stub.drive(tree, probe, tmp_path / "log")
+def test_two_processes_do_not_share_a_file(stubbed: Stubbed) -> None:
+    stubbed.drive()
+    file = stubbed.folder / "log.worker.steps"
+    first = file.read_bytes()
+    output = stubbed.drive()
     assert "answers 6" in output
     assert output.count("step probe switched off: FileExistsError") == 1
-    assert (tmp_path / "log.worker.steps").read_bytes() == first
+    assert file.read_bytes() == first
 
 
-def test_data_parallel_engine_cores_have_a_file_each_and_share_no_step(
-    tree: Path, probe: Path, tmp_path: Path
-) -> None:
-    log = LaunchStepLog(tmp_path, VLLM)
+def test_data_parallel_engine_cores_have_a_file_each_and_share_no_step(stubbed: Stubbed) -> None:
+    folder = stubbed.folder
+    stubbed.log = folder / STEP_LOG_PREFIX
+    log = LaunchStepLog(folder, VLLM)
     log.mark()
     for rank in (0, 1):
-        stub.drive(tree, probe, tmp_path / STEP_LOG_PREFIX, rank=rank)
-    names = sorted(path.name.split(".")[1] for path in tmp_path.glob("*.steps"))
+        stubbed.drive(rank=rank)
+    names = sorted(path.name.split(".")[1] for path in folder.glob("*.steps"))
     assert names == ["scheduler", "scheduler2", "worker", "worker2"]
     steps = [json.loads(line) for line in log.take(0, 0).splitlines()]
     wanted = [first + step for first in (0, STEPS_OF_A_RANK) for step in range(1, 7)]
     for process in ("scheduler", "worker"):
         assert [r["step_id"] for r in steps if r["process"] == process] == wanted
     log.remove()
-    assert not list(tmp_path.glob("*.steps"))
+    assert not list(folder.glob("*.steps"))
+
+
+# ---- the settings probe: what a starting vLLM has made of its configuration
+
+# A resolved configuration as vLLM has it; the worker sees more of it than the engine core does.
+CONFIG = """
+import enum
+class Mode(enum.Enum):
+    FULL_AND_PIECEWISE = (2, 1)
+def space(**values):
+    return SimpleNamespace(**values)
+class Uniproc:
+    pass
+config = space(
+    cache_config=space(kv_cache_layout="HND", num_gpu_blocks=100, block_size=16, cache_dtype="auto",
+                       kv_cache_size_tokens=1600, enable_prefix_caching=True),
+    parallel_config=space(distributed_executor_backend=Uniproc, tensor_parallel_size=1),
+    scheduler_config=space(async_scheduling=None, disable_hybrid_kv_cache_manager=True,
+                           enable_chunked_prefill=True, max_num_batched_tokens=8192),
+    model_config=space(max_model_len=4096, enforce_eager=False, dtype="torch.bfloat16"),
+    compilation_config=space(cudagraph_mode=Mode.FULL_AND_PIECEWISE, mode=None),
+)
+class Backend:
+    @staticmethod
+    def get_name():
+        return "FLASH_ATTN"
+class ModelRunner:
+    attn_groups = [[space(backend=Backend), space(backend=Backend)]]
+"""
+START = """
+scheduler = Scheduler(None, config)
+worker.initialize_from_config([(config, ModelRunner())])
+"""
+
+
+def test_it_writes_what_the_engine_resolved_and_why_a_value_is_missing(stubbed: Stubbed) -> None:
+    stubbed.drive(before=CONFIG + START)
+    engine = stubbed.settings("engine")
+    assert engine.keys() == settings_probe.ENGINE.keys()
+    assert engine["kv_cache_layout"] == ["HND", None]
+    assert engine["kv_blocks"] == [100, None]
+    assert engine["executor"] == ["__main__.Uniproc", None]
+    assert engine["hybrid_kv_cache_manager"] == [False, None]
+    assert engine["async_scheduling"] == [None, "this vLLM leaves it unset"]
+    value, reason = engine["max_num_seqs"]
+    assert value is None
+    assert "max_num_seqs" in reason
+    assert stubbed.settings("worker") == {
+        "attention_backend": ["FLASH_ATTN", None],
+        "cudagraph_mode": ["FULL_AND_PIECEWISE", None],
+        "compilation_mode": [None, "this vLLM leaves it unset"],
+        "model_runner": ["__main__.ModelRunner", None],
+    }
+
+
+def test_only_the_first_worker_writes(stubbed: Stubbed) -> None:
+    second = "worker.global_rank = 1\nworker.initialize_from_config([0, (config, ModelRunner())])"
+    stubbed.drive(before=CONFIG + second)
+    assert not (stubbed.folder / "log.worker.settings").exists()
+
+
+def test_an_engine_that_cannot_be_written_about_serves_all_the_same(stubbed: Stubbed) -> None:
+    stubbed.log = stubbed.folder / "missing" / "log"
+    output = stubbed.drive(before=CONFIG + START, steps=0)
+    assert "settings probe: nothing written" in output
+    assert "answers 0" in output
+
+
+def test_of_data_parallel_engine_cores_the_first_writes(stubbed: Stubbed) -> None:
+    second = "config.parallel_config.data_parallel_index = 1\n"
+    stubbed.drive(before=CONFIG + second + START, rank=1)
+    assert not list(stubbed.folder.glob("*.settings"))

@@ -57,12 +57,12 @@ def test_a_hook_within_a_hook_of_its_object_is_the_outer_ones_time_and_a_childs_
     own = ["get_finished", "get_transfer_results", "wait_for_save"]
     groups = [(None, own, 3), ("Child", ["get_finished"], 6)]
     # get_transfer_results (4) for 9 us: get_finished (3) of the same object for 7, in it the
-    # child's (6) for 5; then get_finished alone for 1, and wait_for_save (5) for 3.
+    # child's (6) for 5; then get_finished alone for 1, and wait_for_save (5) for 3 and for 4.
     calls = calls_at(AT, 2, 7, mark(6), 1, 8, mark(3), 0, 9, mark(4), 20, 21, mark(3))
-    calls += calls_at(AT, 30, 33, mark(5))
+    calls += calls_at(AT, 30, 33, mark(5), 40, 44, mark(5))
     content = header(groups=groups) + packed(*calls, *executed(AT, 1, 50e-6))
     (record,) = step_records(content)
-    assert record["hooks_us"] == {"wait_for_save": 3.0}
+    assert record["hooks_us"] == {"wait_for_save": 7.0}
     assert record["get_finished_us"] == 10.0
     assert record["children_us"] == {"Child": {"get_finished": 5.0}}
     assert record["start_load_kv_us"] is None

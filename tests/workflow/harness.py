@@ -14,10 +14,10 @@ from typing import Any
 import psutil
 
 from connector_tax.config import ROOT
-from connector_tax.files import sha256_file
+from connector_tax.files import read_json, sha256_file
 from connector_tax.study.guard import LAUNCH_VARIABLE, PARENT_VARIABLE
 
-TINY = Path(__file__).with_name("tiny.yaml")
+TINY = ROOT / ".test" / "config" / "config.yaml"
 SNAKEMAKE = str(Path(sys.executable).with_name("snakemake"))
 
 
@@ -50,6 +50,21 @@ def temporary_folder(folder: Path) -> Path:
     path = Path(tempfile.gettempdir()) / f"ct-{name}"
     path.mkdir(mode=0o700, exist_ok=True)
     return path
+
+
+def smaller(text: str) -> str:
+    """TINY cut down, for tests that run it often: two configurations, one shape, short cells."""
+    changes = {
+        "[plain, noop_connector, mooncake_both]": "[plain, noop_connector]",
+        "[plain, mooncake_both]": "[plain]",
+        "phase_b: {input_tokens: [32, 64]": "phase_b: {input_tokens: [32]",
+        "warmup_s: 0.2, floor_s: 0.8": "warmup_s: 0.1, floor_s: 0.6",
+        "min_completed: 16": "min_completed: 10",
+    }
+    for old, new in changes.items():
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return text
 
 
 def prepare(folder: Path, edit: Callable[[str], str] = str) -> Path:
@@ -120,6 +135,12 @@ def finished(results: Path) -> dict[str, tuple[str, int]]:
         if not record.parent.suffix and not record.parents[1].suffix
         for path in record.parent.iterdir()
     }
+
+
+def passed_claims(results: Path) -> set[tuple[str, str]]:
+    """Kind and subject of each claim that the audit of a study has passed."""
+    claims = read_json(results / "audit.json")["claims"]
+    return {(claim["kind"], claim["subject"]) for claim in claims if claim["verdict"] == "PASS"}
 
 
 def of_this_study(folder: Path) -> Iterator[psutil.Process]:

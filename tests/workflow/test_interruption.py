@@ -29,10 +29,10 @@ from tests.workflow.harness import (
     prepare,
     resume_after_kill,
     run,
+    smaller,
     start,
     wait_for,
 )
-from tests.workflow.small import smaller
 
 pytestmark = [pytest.mark.workflow, pytest.mark.timeout(300)]
 RESULTS = "results/tiny"

@@ -18,10 +18,10 @@ from tests.workflow.harness import (
     prepare,
     resume_after_kill,
     run,
+    smaller,
     start,
     temporary_folder,
 )
-from tests.workflow.small import smaller
 
 pytestmark = [pytest.mark.workflow, pytest.mark.long, pytest.mark.timeout(600)]
 SEED = 20260607

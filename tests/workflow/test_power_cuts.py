@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from connector_tax.files import sha256_file
-from tests.workflow.harness import prepare, resume_after_kill, run, start
-from tests.workflow.small import smaller
+from tests.workflow.harness import prepare, resume_after_kill, run, smaller, start
 
 pytestmark = [pytest.mark.workflow, pytest.mark.long, pytest.mark.timeout(900)]
 MOMENTS = 20

@@ -1,7 +1,6 @@
 """Two slots of one machine measure a block each, side by side; Snakemake hands the slots out."""
 
 import os
-import re
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -9,12 +8,14 @@ from typing import Any
 import pytest
 
 from connector_tax.files import read_json
-from tests.workflow.harness import prepare, run
-from tests.workflow.small import smaller
+from tests.workflow.harness import passed_claims, prepare, run, smaller
 
 CPUS = sorted(os.sched_getaffinity(0))[:2]
-pytestmark = [pytest.mark.workflow, pytest.mark.long]
-two_cpus = pytest.mark.skipif(len(CPUS) < 2, reason="two slots need two CPUs")
+pytestmark = [
+    pytest.mark.workflow,
+    pytest.mark.long,
+    pytest.mark.skipif(len(CPUS) < 2, reason="two slots need two CPUs"),
+]
 
 
 def with_slots(text: str) -> str:
@@ -36,7 +37,6 @@ def span(begun: list[dict[str, Any]]) -> tuple[datetime, datetime]:
     )
 
 
-@two_cpus
 def test_two_slots_measure_a_block_each_at_a_time(tmp_path: Path) -> None:
     folder = prepare(tmp_path / "study", with_slots)
     # More cores than slots: a slot has one block at a time all the same.
@@ -54,17 +54,6 @@ def test_two_slots_measure_a_block_each_at_a_time(tmp_path: Path) -> None:
     assert max(ends) <= min(span(attempts(folder, block, "B"))[0] for block in range(4))
     done = run(folder, "audit")
     assert done.returncode == 0, done.stdout
-    claims = read_json(folder / "results" / "tiny" / "audit.json")["claims"]
-    passed = {(claim["kind"], claim["subject"]) for claim in claims if claim["verdict"] == "PASS"}
+    passed = passed_claims(folder / "results" / "tiny")
     assert {("device", f"block{k}") for k in range(4)} | {("device", "whole study")} <= passed
     assert sum(kind == "overlap" for kind, _ in passed) == 6, "four blocks and two slots"
-
-
-@two_cpus
-def test_the_blocks_are_handed_the_slots_in_turn(tmp_path: Path) -> None:
-    folder = prepare(tmp_path / "study", with_slots)
-    done = run(folder, "sweep", options=("--dry-run", "--cores", "2"))
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said
-    for slot in "ab":
-        assert len(re.findall(rf"^    resources: .*device_{slot}=1", said, re.M)) == 2, said

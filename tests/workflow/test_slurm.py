@@ -5,7 +5,6 @@ import itertools
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,11 +15,18 @@ import pytest
 
 from connector_tax.config import ROOT
 from connector_tax.files import read_json
-from tests.workflow.harness import environment, prepare, wait_for
-from tests.workflow.small import smaller
+from tests.workflow.harness import (
+    SNAKEMAKE,
+    environment,
+    kill_tree,
+    passed_claims,
+    prepare,
+    smaller,
+    wait_for,
+)
 
 pytestmark = [pytest.mark.workflow, pytest.mark.long, pytest.mark.timeout(900)]
-CLUSTER = Path(__file__).with_name("slurm") / "cluster.sh"
+CLUSTER = Path(__file__).with_name("cluster.sh")
 # A job that holds the GPU it was given until two jobs hold theirs.
 HOLD_GPU = """
 import json, os, sys, time
@@ -57,14 +63,10 @@ class Cluster:
         return prepare(self.folder / name, edit)
 
     def command(
-        self,
-        study: Path,
-        *targets: str,
-        options: tuple[str, ...] = (),
-        config: str = "study.yaml",
+        self, study: Path, *targets: str, config: str, options: tuple[str, ...]
     ) -> list[str]:
         return [
-            str(Path(sys.executable).with_name("snakemake")),
+            SNAKEMAKE,
             *("--snakefile", str(ROOT / "Snakefile"), "--directory", str(study)),
             *("--workflow-profile", str(ROOT / "workflow" / "profiles" / "slurm")),
             *("--slurm-init-seconds-before-status-checks", "3"),
@@ -77,17 +79,22 @@ class Cluster:
         return {**own, "SLURM_CONF": str(self.folder / "etc" / "slurm.conf")}
 
     def run(
-        self,
-        study: Path,
-        *targets: str,
-        options: tuple[str, ...] = (),
-        config: str = "study.yaml",
+        self, study: Path, *targets: str, config: str = "study.yaml", options: tuple[str, ...] = ()
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            self.command(study, *targets, options=options, config=config),
+            self.command(study, *targets, config=config, options=options),
             env=self.environment(study), stdin=subprocess.DEVNULL,
             capture_output=True, text=True, timeout=600,
         )  # fmt: skip
+
+    def start(self, study: Path, config: str = "study.yaml") -> subprocess.Popen[bytes]:
+        """The whole study in a process group of its own; its output goes to `<config>.log`."""
+        with (study / f"{config}.log").open("wb") as log:
+            return subprocess.Popen(
+                self.command(study, "all", config=config, options=()),
+                env=self.environment(study), stdin=subprocess.DEVNULL,
+                stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
 
     def cancel_all(self, study: Path) -> None:
         """End every job, and wait until Slurm has none that runs or waits."""
@@ -140,8 +147,7 @@ def nodes(study: Path, block: int) -> set[str]:
 def audited(cluster: Cluster, study: Path, name: str = "tiny", config: str = "study.yaml") -> None:
     done = cluster.run(study, "audit", config=config)
     assert done.returncode == 0, done.stdout
-    claims = read_json(study / "results" / name / "audit.json")["claims"]
-    passed = {(claim["kind"], claim["subject"]) for claim in claims if claim["verdict"] == "PASS"}
+    passed = passed_claims(study / "results" / name)
     assert {("order", f"block{k}/{phase}") for k in range(2) for phase in "AB"} <= passed
     assert {("device", f"block{k}") for k in range(2)} <= passed
 
@@ -166,15 +172,9 @@ def test_two_studies_at_once_share_a_folder_and_the_nodes(cluster: Cluster) -> N
     files = {"tiny": "study.yaml", "other": "other.yaml"}
     text = (study / "study.yaml").read_text()
     (study / "other.yaml").write_text(text.replace("study: tiny", "study: other"))
-    heads = {}
-    for name, config in files.items():
-        with (study / f"{name}.log").open("wb") as log:
-            heads[name] = subprocess.Popen(
-                cluster.command(study, "all", config=config), env=cluster.environment(study),
-                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-            )  # fmt: skip
+    heads = {name: cluster.start(study, config) for name, config in files.items()}
     for name, head in heads.items():
-        assert head.wait(timeout=800) == 0, (study / f"{name}.log").read_text()
+        assert head.wait(timeout=800) == 0, (study / f"{files[name]}.log").read_text()
     of_machine: dict[str, list[dict[str, Any]]] = {}
     for name, config in files.items():
         audited(cluster, study, name, config)
@@ -212,15 +212,10 @@ def test_jobs_on_one_node_hold_the_gpu_that_each_was_given(cluster: Cluster) -> 
 
 def test_a_lost_head_and_a_cancelled_job_tear_nothing(cluster: Cluster) -> None:
     study = cluster.study("killed", floor_s=6)
-    with (study / "snakemake.log").open("wb") as log:
-        head = subprocess.Popen(
-            cluster.command(study, "all"), env=cluster.environment(study),
-            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+    head = cluster.start(study)
     runs = study / "results" / "tiny" / "runs"
     wait_for(lambda: any(runs.glob("*/block0/A/*.partial/metrics_*")), head, timeout_s=240)
-    os.killpg(head.pid, signal.SIGKILL)
-    head.wait()
+    kill_tree(head)
     begun = nodes(study, 0)
     # The job goes on without its head.
     second = cluster.drive_here(study)
@@ -239,11 +234,7 @@ def test_a_lost_head_and_a_cancelled_job_tear_nothing(cluster: Cluster) -> None:
 
 def test_warned_jobs_end_with_their_cells(cluster: Cluster) -> None:
     study = cluster.study("warned", floor_s=6)
-    with (study / "snakemake.log").open("wb") as log:
-        head = subprocess.Popen(
-            cluster.command(study, "all"), env=cluster.environment(study),
-            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+    head = cluster.start(study)
     runs = study / "results" / "tiny" / "runs"
     wait_for(
         lambda: all(list(runs.glob(f"*/block{k}/A/*.partial/metrics_*")) for k in range(2)),

@@ -25,11 +25,11 @@ from tests.workflow.harness import (
     prepare,
     run,
     server_of,
+    smaller,
     start,
     temporary_folder,
     wait_for,
 )
-from tests.workflow.small import smaller
 from tests.workflow.test_dry_run import MEASURING, planned
 
 pytestmark = [pytest.mark.workflow, pytest.mark.timeout(1200)]

@@ -3,8 +3,7 @@
 # nodes, whose only shared temporary folder is the one named. Root only; needs Debian's slurmctld, slurmd, slurm-client,
 # munge and iproute2. usage: cluster.sh try|up|down FOLDER; `try` leaves nothing, and fails where this machine cannot.
 set -euo pipefail
-here=$(cd "$(dirname "$0")" && pwd)
-checkout=$(realpath "$here/../../..")
+checkout=$(realpath "$(dirname "$0")/../..")
 S=$(realpath -m "${2:?the shared folder}")
 export SLURM_CONF=$S/etc/slurm.conf
 case $1 in
@@ -15,8 +14,40 @@ up)
   mkdir -p "$S"/state/{ctld,n1,n2} "$S"/{etc,dev} /run/munge /etc/slurm
   # GPUs that Slurm hands out: any device file does.
   for gpu in 0 1; do mknod "$S/dev/gpu$gpu" c 1 3; done
-  sed "s#@S@#$S#g" "$here/gres.conf" >"$S/etc/gres.conf"
-  sed "s#@S@#$S#g; s#^SlurmctldHost=.*#SlurmctldHost=$(hostname)(10.77.0.1)#" "$here/slurm.conf" >"$SLURM_CONF"
+  cat >"$S/etc/gres.conf" <<END
+AutoDetect=off
+NodeName=n[1-2] Name=gpu File=$S/dev/gpu[0-1]
+END
+  cat >"$SLURM_CONF" <<END
+ClusterName=ct
+SlurmctldHost=$(hostname)(10.77.0.1)
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+StateSaveLocation=$S/state/ctld
+SlurmdSpoolDir=$S/state/%n
+SlurmctldPidFile=$S/state/slurmctld.pid
+SlurmdPidFile=$S/state/slurmd.%n.pid
+SlurmctldLogFile=$S/state/slurmctld.log
+SlurmdLogFile=$S/state/slurmd.%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/affinity
+SchedulerType=sched/backfill
+SchedulerParameters=sched_interval=1,sched_min_interval=100000,bf_interval=5
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+MinJobAge=600
+ReturnToService=2
+SlurmdTimeout=30
+KillWait=15
+GresTypes=gpu
+NodeName=n1 NodeAddr=10.77.0.11 CPUs=2 RealMemory=4000 Gres=gpu:2 State=UNKNOWN
+NodeName=n2 NodeAddr=10.77.0.12 CPUs=2 RealMemory=4000 Gres=gpu:2 State=UNKNOWN
+PartitionName=bench Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP OverSubscribe=EXCLUSIVE
+PartitionName=shared Nodes=n1,n2 MaxTime=INFINITE State=UP OverSubscribe=NO
+END
   ip link add ctbr0 type bridge; ip addr add 10.77.0.1/24 dev ctbr0; ip link set ctbr0 up
   for i in 1 2; do
     ip netns add n$i
