@@ -45,10 +45,10 @@ lint: .venv/dev.stamp  ## linters and type checks
 	$(BIN)/snakefmt --check Snakefile workflow
 	$(BIN)/snakemake --lint
 
-lock: .venv/dev.stamp  ## resolve pyproject.toml and envs/*.in again into the hashed lock files
-	$(LOCK) -o envs/pipeline.lock pyproject.toml --extra study envs/pipeline.in
-	$(LOCK) -o envs/dev.lock pyproject.toml --extra study envs/pipeline.in envs/dev.in
-	$(LOCK) -o envs/slurm.lock envs/slurm.in
+lock: .venv/dev.stamp  ## resolve pyproject.toml again into the hashed lock files
+	$(LOCK) -o envs/pipeline.lock pyproject.toml --extra study --group build
+	$(LOCK) -o envs/dev.lock pyproject.toml --extra study --group build --group dev -c envs/pipeline.lock
+	$(LOCK) -o envs/slurm.lock --group slurm -c envs/pipeline.lock
 	$(CONDA) > workflow/envs/study.yaml
 
 wheel: .venv/pipeline.stamp  ## build the package into build/
