@@ -33,7 +33,7 @@ def gate(
     config["engine"]["python"] = str(PYTHON)
     config["engine"]["flags"] |= flags
     config["engine"]["environment"] |= dict(environment)
-    config["server"] |= {"device": "vllm_tests", "ready_timeout_s": 500}
+    config["server"] = {"device": "vllm_tests", "ready_timeout_s": 500}
     model = ROOT / config["engine"]["model"]
     if not (model / "config.json").exists():
         write_model(model, read_json(ROOT / config["engine"]["device_time"]["model_config"]))

@@ -59,7 +59,7 @@ def study(folder: Path, overlays: Sequence[Mapping[str, Any]] = (), **engine: An
     for overlaid in overlays:
         update_config(config, overlaid)
     config["engine"] |= {"python": str(PYTHON), "model": str(folder / "model"), **engine}
-    config["server"]["device"] = "vllm_tests"
+    config["server"] = {"device": "vllm_tests"}
     resolved = resolve(config, "vllm-cpu")
     write_json(folder / "study.json", resolved)
     return resolved
