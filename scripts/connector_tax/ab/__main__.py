@@ -162,7 +162,7 @@ def _resolved(options: argparse.Namespace, root: Path, line: Line) -> StudyDocum
                 if changed:
                     line.say(f"note: {name} differs from the baseline also in {'; '.join(changed)}")
     if (why := baseline.served["no_steps"]) is not None:
-        line.say(f"note: {why}")
+        line.say(f"note: no step times: {why}")
     document = resolve(study_config(options, section, baseline, life_s), "ab")
     for warning in affinity_plan(document).warnings:
         line.say(f"warning: {warning}")

@@ -254,13 +254,13 @@ def _words(client: httpx.Client, path: str, model: str, body: str) -> dict[str, 
 def _no_steps(folder: Path, served: ServedSection) -> str | None:
     """Why no step is recorded; None: the step probe is in it."""
     if not served["counters"]:
-        return "no step times: the step probe is for vLLM"
+        return "the step probe is for vLLM"
     logs = [folder / f"{STEP_LOG_PREFIX}.{process}.steps" for process in STEP_LOG_PROCESSES]
     for log in logs:
         ask_to_write(log)
     if all(log.exists() for log in logs):
         return None
-    return "no step times: the step probe did not load in this server"
+    return "the step probe did not load in this server"
 
 
 def differing(baseline: Asked, candidate: Asked) -> list[str]:

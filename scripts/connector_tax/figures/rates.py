@@ -31,8 +31,8 @@ COLUMNS = [
 STROKES = dict(zip(CRITERIA, itertools.cycle("x_|+1234"), strict=False))
 SPREAD = 0.18  # of the distance between neighbouring rates, all configurations together
 PANEL_IN = 1.55
-ROW_IN = 0.34
-PLOTS_IN = 2.2  # the two plots, one above the other, at least
+ROW_IN, AXES_IN = 0.34, 0.85  # a configuration's row; title, ticks and labels
+PLOTS_IN = 2.55  # the two plots, one above the other, at least: room for their labels
 KEPT = "#d8dde3"
 KNEE: dict[str, Any] = {"fill": False, "ec": "black", "lw": 1.2, "zorder": 7, "clip_on": False}
 STROKE: dict[str, Any] = {"ls": "none", "color": "black", "ms": 6, "mew": 0.7}
@@ -232,7 +232,7 @@ def throughput(study: StudyTables) -> style.Picture:
         for c in criteria_of(limits).values()
     )
     notes = [f"saturated: {'; '.join(signs)}", f"hatched: no number; {sample_text(study)}"]
-    height = max(ROW_IN * len(study.configurations) + 0.85, PLOTS_IN)
+    height = max(ROW_IN * len(study.configurations) + AXES_IN, PLOTS_IN)
     figure = style.new_figure(study, style.PAGE_IN, height, notes)
     axes = figure.subplot_mosaic(
         [["throughput", "criteria"], ["ratio", "criteria"]], width_ratios=[1, 1.5]
@@ -300,7 +300,8 @@ def _criteria(axes: Axes, study: StudyTables, table: pd.DataFrame) -> None:
             words.loc[item.id] = ""
             reason = style.fitted(rows.state_text(states[0]), 2.4)
             style.reason_text(axes, len(grid) / 2, line + 0.5, reason)
-    rows.beside(axes, -0.25, "knee")
+    row_in = max(ROW_IN, (PLOTS_IN - AXES_IN) / len(study.configurations))
+    rows.beside(axes, -0.085 / row_in, "knee")
     colors = sns.light_palette("#eba873", as_cmap=True)
     counts.index = [style.fitted(item.label, style.LABEL_IN) for item in study.configurations]
     counts.columns = [f"{rate:.10g}" for rate in grid]
