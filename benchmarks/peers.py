@@ -54,12 +54,14 @@ class Client:
         rate: its options for a constant rate.
         places: its options for a closed loop.
         ttft_ms: TTFT p50 and p99, from its folder.
+        file: its configuration, written to config.yml of its folder as JSON.
     """
 
     command: str
     rate: str
     places: str
     ttft_ms: Callable[[Path], tuple[float, float]]
+    file: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
 
     def words(self, program: str, load: Mapping[str, Any]) -> list[str]:
         """The command line for a load."""
@@ -83,6 +85,44 @@ def _reported(file: str, *path: Any, p50: str = "p50", p99: str = "p99") -> Any:
         return float(report[p50]), float(report[p99])
 
     return read
+
+
+def _veeksha_file(load: Mapping[str, Any]) -> dict[str, Any]:
+    """Chat, since its client for completions does not stream."""
+    interval = {"type": "fixed", "interval": 1 / load["rate"]}
+    traffic: dict[str, Any] = {"type": "rate", "interval_generator": interval}
+    if load["places"]:
+        traffic = {
+            "type": "concurrent",
+            "target_concurrent_sessions": load["places"],
+            "rampup_seconds": 0,
+        }
+    one, tokens = {"type": "fixed", "value": 1}, {"type": "fixed", "value": load["tokens"]}
+    words = {"type": "text", "body_length_generator": {"type": "fixed", "value": 8}}
+    return {
+        "output_dir": str(load["folder"]),
+        "traffic_scheduler": traffic,
+        "session_generator": {
+            "type": "synthetic",
+            "session_graph": {"type": "linear", "num_request_generator": one},
+            "channels": [words],
+            "output_spec": {"text": {"output_length_generator": tokens}},
+        },
+        "client": {
+            "type": "openai_chat_completions",
+            "model": load["tokenizer"],
+            "api_base": f"{load['url']}/v1",
+            "api_key": "none",
+        },
+        "runtime": {"max_sessions": load["count"], "benchmark_timeout": int(COMMAND_TIMEOUT_S)},
+        "trace_recorder": {"enabled": False},
+    }
+
+
+def _veeksha_ttft(folder: Path) -> tuple[float, float]:
+    (path,) = folder.glob("**/request_level_metrics.jsonl")
+    ttft_ms = [1e3 * json.loads(line)["ttfc"] for line in path.read_text().splitlines()]
+    return float(np.percentile(ttft_ms, 50)), float(np.percentile(ttft_ms, 99))
 
 
 OWN = "this load generator"
@@ -123,6 +163,13 @@ CLIENTS = {
         "--request-rate {rate!r} --burstiness 1000000",
         "--max-concurrency {places}",
         _reported("vllm.json", p50="p50_ttft_ms", p99="p99_ttft_ms"),
+    ),
+    "veeksha": Client(  # the program is the Python it is installed in
+        "-m veeksha.benchmark --benchmark-config-from-file {folder}/config.yml",
+        "",
+        "",
+        _veeksha_ttft,
+        _veeksha_file,
     ),
 }  # fmt: skip
 
@@ -257,6 +304,8 @@ def measure(
                 "count": count, "tokens": tokens, "tokenizer": options.tokenizer,
                 "folder": folder, "prompts": prompts,
             }  # fmt: skip
+            if client.file:
+                (folder / "config.yml").write_text(json.dumps(client.file(load)))
             process = subprocess.Popen(
                 ["taskset", "-c", f"{client_cpu}", *client.words(program, load)],
                 stdout=subprocess.DEVNULL,
