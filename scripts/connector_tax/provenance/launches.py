@@ -10,7 +10,7 @@ import json
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from connector_tax import __version__
@@ -36,6 +36,8 @@ from connector_tax.study.launch import LaunchOutcome, index_of, launch_skip_reas
 from connector_tax.study.plan import reference_rate
 from connector_tax.study.server_command import MARKS, OVERLAY
 
+# Of a node, what may change without another device: a reboot, the next job of a scheduler.
+PASSING = ("boot", "job", "exclusive", "engine_files")
 # Of a command, what a launch finds free, and where its study lies.
 FREE_PORT = re.compile(r"(port\W{1,8}|(?:127\.0\.0\.1|localhost):)\d+", re.IGNORECASE)
 STUDY_FOLDER = re.compile(rf'[^:"]*(?=/{paths.PATCH}/{OVERLAY})')
@@ -248,9 +250,10 @@ def _attempts(study: Study, launch: Launch) -> Iterator[Attempt]:
 
 def _check_blocks(study: Study, ledger: Ledger) -> None:
     """Launches of a block began as they were drawn; one ran at a time on a device."""
-    drawn, alone = (defaultdict[str, list[Attempt]](list) for _ in range(2))
+    drawn, alone, blocks = (defaultdict[str, list[Attempt]](list) for _ in range(3))
     for launch in every_launch(study.document):
         for attempt in _attempts(study, launch):
+            blocks[f"block{launch.block}"].append(attempt)
             drawn[f"block{launch.block}/{launch.phase}"].append(attempt)
             node = attempt.node
             for place in node["devices"] if node["gpus"] else [device_name(node)]:
@@ -260,7 +263,8 @@ def _check_blocks(study: Study, ledger: Ledger) -> None:
     for subject, group in alone.items():
         ledger.check("overlap", subject, _overlapping(group), f"{len(group)} starts")
     passed = "one of a block, one type and environment of the study, on which steps were proved"
-    ledger.check("device", "study", _devices(study), passed)
+    wrong = itertools.chain(_devices(study), _moved(blocks.values()))
+    ledger.check("device", "study", wrong, passed)
 
 
 def _out_of_order(drawn: Sequence[Attempt]) -> Iterator[str]:
@@ -276,6 +280,18 @@ def _overlapping(group: Sequence[Attempt]) -> Iterator[str]:
         if before.clock == after.clock and after.start_ns < before.end_ns:
             early_s = (before.end_ns - after.start_ns) / 1e9
             yield f"{after.launch.name} began {early_s:.1f} s before {before.launch.name} ended"
+
+
+def _moved(blocks: Iterable[Sequence[Attempt]]) -> Iterator[str]:
+    """What a block's launches had otherwise than its first: CPUs and NUMA node of a GPU too."""
+    for first, *others in blocks:
+        for attempt in others:
+            for key, wanted in first.node.items():
+                if key not in PASSING and (found := attempt.node.get(key)) != wanted:
+                    yield (
+                        f"{key}: {first.launch.name} on {wanted!r}, "
+                        f"{attempt.launch.name} on {found!r}"
+                    )
 
 
 def _devices(study: Study) -> Iterator[str]:
