@@ -13,6 +13,8 @@ from connector_tax.files import read_json
 from connector_tax.provenance.archive import PUBLISHED, unpack
 from connector_tax.provenance.remade import differences, differs
 
+pytestmark = pytest.mark.workflow
+
 
 @pytest.mark.parametrize("name", ["default", "vllm-cpu", "h20-emulated"])
 def test_every_table_is_as_published(name: str, tmp_path: Path) -> None:

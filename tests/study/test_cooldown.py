@@ -19,6 +19,8 @@ from connector_tax.study.design import resolve
 from tests.provenance.audited_study import edited_json, edited_lines, seal_cell
 from tests.study.driving import drive, launch_folder, write_study
 
+pytestmark = pytest.mark.workflow
+
 # About 9 sequences decode at once; each costs a step 0.35 ms of about 7, so that a server which
 # runs empty is quicker by up to 40%. A request takes 0.5 s.
 CROWDED = {"delta_us": 0.0, "beta0_us": 4000.0, "beta2_us_per_decode_seq": 350.0,

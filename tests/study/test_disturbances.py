@@ -27,6 +27,8 @@ from tests.study.driving import (
     write_study,
 )
 
+pytestmark = pytest.mark.workflow
+
 
 @pytest.fixture(autouse=True)
 def private_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

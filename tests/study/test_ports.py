@@ -125,6 +125,7 @@ def test_taken_ports_at_a_gate_are_an_error_and_no_skip(
     assert not (gated_study.parent / "preflight" / "preflight_status.json").exists()
 
 
+@pytest.mark.workflow
 def test_a_port_somebody_takes_is_replaced_and_both_are_recorded(
     study_file: Path, impostor: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +143,7 @@ def test_a_port_somebody_takes_is_replaced_and_both_are_recorded(
     assert str(index["attempts"][0]["port"]) in argv
 
 
+@pytest.mark.workflow
 def test_an_impostor_is_never_taken_for_the_server(
     study_file: Path, impostor: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,7 @@ def study_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.workflow
 def test_resources_hold_the_server_before_and_after_load(study_file: Path) -> None:
     record = read_json(launch_folder(study_file) / "resources.json")
     assert record["launch"] == "plain/block0/A"
@@ -109,6 +110,7 @@ def test_the_callers_variables_do_not_reach_the_server_and_their_names_are_recor
     assert server["HF_TOKEN"] is None
 
 
+@pytest.mark.workflow
 def test_a_launch_cut_off_keeps_what_it_saw_and_the_next_attempt_sees_anew(tmp_path: Path) -> None:
     # The engine dies in its first cell, once its launch is recorded.
     fault = {"kind": "die", "at": [3]}

@@ -11,6 +11,8 @@ import pytest
 
 from tests.study.driving import arguments, as_user, drive, index_of, write_study
 
+pytestmark = pytest.mark.workflow
+
 UNKNOWN_UID = 54321
 
 

@@ -22,6 +22,8 @@ from connector_tax.study.processes import busiest_other, every_cpu_ms
 from connector_tax.study.server_command import affinity_plan
 from tests.study.driving import drive, launch_folder
 
+pytestmark = pytest.mark.workflow
+
 
 def edit(study_file: Path, changes: dict[str, Any]) -> None:
     """Change study.json before anything is measured."""
