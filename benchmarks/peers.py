@@ -121,7 +121,10 @@ def _veeksha_file(load: Mapping[str, Any]) -> dict[str, Any]:
 
 def _veeksha_ttft(folder: Path) -> tuple[float, float]:
     (path,) = folder.glob("**/request_level_metrics.jsonl")
-    ttft_ms = [1e3 * json.loads(line)["ttfc"] for line in path.read_text().splitlines()]
+    ttft_s = [json.loads(line)["ttfc"] for line in path.read_text().splitlines()]
+    ttft_ms = [1e3 * value for value in ttft_s if value is not None]
+    if not ttft_ms:
+        raise ValueError("no request was answered")
     return float(np.percentile(ttft_ms, 50)), float(np.percentile(ttft_ms, 99))
 
 

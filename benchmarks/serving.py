@@ -241,6 +241,8 @@ def main() -> None:
         "--rounds", type=int, default=5, help="how often each contender takes its turn (default 5)"
     )
     arguments = parser.parse_args()
+    if arguments.rounds < 1:
+        parser.error(f"--rounds: found {arguments.rounds}; allowed: at least 1")
     print(machine("uvloop"), flush=True)
     uvloop.run(run(arguments.rounds))
 

@@ -10,7 +10,7 @@ from connector_tax.engine.transformer import VectorTransformer, pack
 
 
 class Squares(VectorTransformer):
-    """The benchmark's example: squares, with a pause that grows slowly with the batch."""
+    """The example of the tests: squares, with a pause that grows slowly with the batch."""
 
     def __init__(self, pause_s: float = 0.0) -> None:
         self._pause_s = pause_s

@@ -2,7 +2,7 @@
 
 CONNECTOR_TAX_VLLM_PYTHON points at the interpreter of another environment; by default it is
 envs/vllm-cpu, and without either every test here is skipped. The line each test prints with `-s` is
-a row of the table of versions in docs/decisions.md.
+what docs/decisions.md says of a version.
 """
 
 import json

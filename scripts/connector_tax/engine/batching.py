@@ -9,7 +9,7 @@ is for an event: a timer, a frame, a future.
     do_one -> buffer -> preprocess -> worker process -> postprocess -> future of do_one
                 \\__________ futures, in the order of the batches __________/
 
-The batching is a part to use on its own (docs/decisions.md). The engine gives the service one
+The batching is a part to use on its own. The engine gives the service one
 element at a time, a whole step: what a step carries is batched before, by the scheduler, and a step
 cannot wait for the next one. What the engine uses is the worker process, its order and its
 failures.
