@@ -256,7 +256,7 @@ def boundary(study: StudyTables) -> style.Picture:
         (0.9 * min(values) / 1e3, 1.1 * max(values) / 1e3) for values in (times, times + periods)
     )
     for axes, batch in zip(grid.flat, sizes, strict=False):
-        _periods(study, axes, most[most["batch"] == batch], ends)
+        _periods(study, axes, most, batch, ends)
         axes.set_title(f"{batch} sequence{'' if batch == '1' else 's'} in the step")
     # The panels share this axis, whose ticks each of them has set anew.
     grid[0, 0].set_ylim(heights)
@@ -289,11 +289,15 @@ def hidden_from(own: pd.DataFrame) -> float | None:
 
 
 def _periods(
-    study: StudyTables, axes: Axes, table: pd.DataFrame, ends: tuple[float, float]
+    study: StudyTables, axes: Axes, most: pd.DataFrame, batch: str, ends: tuple[float, float]
 ) -> None:
     axes.plot(ends, ends, color="#9aa7b5", lw=0.8, zorder=0.5)
+    times_us = sorted(most["device_time_us"].unique())
     for item in study.configurations:
-        mark, own = style.marks(study)[item.id], table[table["config"] == item.id]
+        mark = style.marks(study)[item.id]
+        own = most[(most["config"] == item.id) & (most["batch"] == batch)]
+        # A line breaks at a time of which too few launches have steps.
+        own = own.set_index("device_time_us").reindex(times_us).reset_index()
         time, period, low, high = (
             own[name].astype(float) / 1e3
             for name in ("device_time_us", "period_us", "period_lo_us", "period_hi_us")
