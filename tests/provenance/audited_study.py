@@ -85,7 +85,7 @@ LOAD_GENERATOR: dict[str, Any] = {
 LAGGING = {**LOAD_GENERATOR, "processes": dict(LOAD_GENERATOR["processes"])}
 LAGGING["processes"]["main"] = {**LAGGING["processes"]["main"], "loop_lag_p99_ms": 9.0}
 LAUNCH = timedelta(seconds=50)
-SKIPPED = {"mooncake_consumer": "verify_kv_consumer: not ready after 30 s"}
+SKIPPED = {"mooncake_consumer": "pre-flight: verify_kv_consumer: not ready after 30 s"}
 
 
 def write_audited_study(folder: Path, **given: Any) -> Path:
@@ -152,6 +152,7 @@ def _decide_gates(root: Path, document: dict[str, Any]) -> None:
         said["evidence"] = None
         if not said["include"]:
             entry["gate"] = gate = "verify_kv_consumer"
+            said["reason"] = said["reason"].removeprefix("pre-flight: ")
         if gate is not None:
             said["evidence"] = f"preflight/{gate}.log"
             decision = f"{'INCLUDE' if said['include'] else 'SKIP'}: {said['reason']}"

@@ -167,6 +167,10 @@ def table_named(name: str) -> Edit:
     return edit
 
 
+def study_in_table(_: Members, header: dict[str, Any]) -> None:
+    header["tables"]["tables/requests"]["files"].append("study.json")
+
+
 def in_two_tables(_: Members, header: dict[str, Any]) -> None:
     requests, steps = (header["tables"][f"tables/{name}"] for name in ("requests", "engine_step"))
     steps["files"].append(requests["files"][0])

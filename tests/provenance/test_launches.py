@@ -103,9 +103,13 @@ def elsewhere(key: str, value: object) -> Callable[[Attempts], None]:
     return change
 
 
-def other_gpu(attempts: Attempts) -> None:
-    for name, gpu in zip(DRAWN, (GPU, GPU, {**GPU, "uuid": "GPU-b"}), strict=True):
-        attempts[name][0]["node"] |= {"gpus": [gpu], "devices": [gpu["uuid"]]}
+def on_gpu(*gpus: dict[str, str], **last: object) -> Callable[[Attempts], None]:
+    def change(attempts: Attempts) -> None:
+        for name, gpu in zip(DRAWN, gpus, strict=True):
+            attempts[name][0]["node"] |= {"gpus": [gpu], "devices": [gpu["uuid"]]}
+        attempts[DRAWN[-1]][0]["node"] |= last
+
+    return change
 
 
 def other_than_proved(attempts: Attempts) -> None:
@@ -124,7 +128,12 @@ TORN: dict[str, tuple[Callable[[Attempts], None], str, str]] = {
     "two launches at once": (beside, "overlap", "plain/block0/A began 1.0 s before noop_conn"),
     "another machine": (elsewhere("machine", "machine-b"), "device", "measured on .* machine-b"),
     "other CPUs": (elsewhere("cpus", "8-15"), "device", "measured on .*CPUs 0-7.* CPUs 8-15"),
-    "another GPU of the machine": (other_gpu, "device", "measured on .*GPU-a.* GPU-b"),
+    "another GPU of the machine": (
+        on_gpu(GPU, GPU, {**GPU, "uuid": "GPU-b"}), "device", "measured on .*GPU-a.* GPU-b"),
+    "other CPUs beside one GPU": (
+        on_gpu(GPU, GPU, GPU, cpus="8-15"), "device", "cpus: .* on '0-7', plain/.* on '8-15'"),
+    "a GPU's other NUMA node": (
+        on_gpu(GPU, GPU, GPU, gpu_numa_nodes=[1]), "device", r"gpu_numa_nodes: .* on \[1\]"),
     "another processor": (elsewhere("cpu", "another"), "device", "types of device.* cpu is"),
     "another vLLM": (
         elsewhere("engine_files", {PYTHON: FILES[PYTHON] | {"sources_sha256": "07e5"}}),

@@ -182,6 +182,10 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
             json_value(SKIPPED_INDEX, "reason", value=""),
             "skipped for '', though no gate, rate or look leaves it out",
         ),
+        "a skip for another reason": (
+            json_value(SKIPPED_INDEX, "reason", value="the operator was tired"),
+            "skipped for 'the operator was tired', though no gate",
+        ),
         "a launch without its index": (by.remove(INDEX), "index.json is missing"),
         "an environment of launch.sh alone": (
             text_replaced(f"{LAUNCH}/launch.sh", "\nexec ", "\nexport A=1\nexec "),
@@ -327,6 +331,8 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
         "the margin changed where it is sealed": (
             by.links(by.other_margin_sealed), "link 1 follows .*, not link 0"),
         "the chain gone": (by.remove(SEALS), "seals.jsonl is missing"),
+        "a link with another number": (
+            by.links(by.set_in(-1, "number", 1)), "link .* says that it is link 1"),
         "a link gone": (by.links(by.delete(4)), "link 4 follows .*, not link 3"),
         "the last links gone": (by.links(by.last_links_gone), "has none of this launch"),
     },
@@ -384,10 +390,6 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
             r"health\.suspended_ms\.value: published 0, made again 5000",
         ),
         "a counter of the load generator gone": (by.no_health, "lost_messages"),
-        "a request put in, hashes forged": (
-            records("requests", lambda r: r.append({**r[-1], "seq": len(r)})),
-            r"cell\.counts\.sent: published 80, made again 81",
-        ),
         "a window cut below its floor": (
             json_value("study.json", "config", "cell", "floor_s", value=9), "window_s"),
         "fewer successes than the design wants": (
@@ -402,6 +404,12 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
         ),
         "a deleted request, hashes forged": (
             records("requests", by.delete(7)), r"requests\[7\]\.seq: published 8, made again 7"),
+        "a request put in, hashes forged": (
+            records("requests", lambda r: r.append({**r[-1], "seq": len(r)})),
+            "81 requests, the seed gives 80",
+        ),
+        "a success without a stamp": (
+            records("requests", set_in(4, "t_headers_ns", None)), "seq 4: a success lacks a stamp"),
         "a stamp out of order": (
             records("requests", by.add_to(5, -(10**9), "t_first_token_ns")),
             "seq 5: t_first_token_ns is before t_headers_ns",
@@ -448,6 +456,8 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
             records("metrics", by.fewer_success), "generation_tokens_total.*: published .*, made"),
         "the page of the server gone": (
             records("metrics", lambda lines: lines[-1].pop("raw")), "key 'raw' is missing"),
+        "the preemptions of the server gone": (
+            records("metrics", by.no_preemptions), "the server's counters lack preemptions"),
         "a histogram of the server gone": (
             records("metrics", by.no_histogram), "vllm:e2e_request_latency_seconds is missing"),
     },

@@ -67,7 +67,8 @@ OLD_DESIGN = re.compile(r"(study|environment|env|model|preflight|patch)\.superse
 PART = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}"
 NAME = re.compile(
     rf"{'|'.join(map(re.escape, SINGLE))}|{OLD_DESIGN.pattern}(/{PART})*"
-    rf"|({'|'.join(FOLDERS)})(/{PART})+"
+    rf"|({'|'.join(FOLDERS)})(/{PART})+",
+    re.ASCII,
 )
 LEVEL = 19
 # An honest study is 15 to 40 times its archive.
@@ -429,11 +430,11 @@ def _header(content: IO[bytes], most_bytes: int) -> tuple[ArchiveHeader, bytes]:
     files, tables = header["files"], header["tables"]
     for name in files:
         check_name(name)
-    if missing := [name for name in REQUIRED if name not in files]:
+    rows = [name for entry in tables.values() for name in entry["files"]]
+    if missing := [name for name in REQUIRED if name not in files or name in rows]:
         raise ArtifactError(f"{HEADER}: {missing[0]!r} is not among the members")
     if unknown := {*tables} - {*TABLES}:
         raise ArtifactError(f"{HEADER}: {min(unknown)!r} is no table of a study")
-    rows = [name for entry in tables.values() for name in entry["files"]]
     if len({*rows} & {*files}) < len(rows):
         raise ArtifactError(f"{HEADER}: a file is in two tables, or in one and not listed")
     if any(sum(e["bytes"] for e in listed.values()) > most_bytes for listed in (files, tables)):
@@ -471,6 +472,8 @@ def _next(content: IO[bytes], name: str, size: int | None = None) -> bytes:
         found = info.name, info.type, info.size
     except (tarfile.TarError, UnicodeError):
         found = "", b"", 0
+    if size is None and found[0] != name:
+        raise ArtifactError(f"its first member is not {name}")
     size = min(max(found[2], 0), FLOOR_BYTES) if size is None else size
     if found != (name, tarfile.REGTYPE, size):
         told = f"{name!r} is missing, no plain file of the {size} bytes that {HEADER} lists, or not"

@@ -166,6 +166,8 @@ def _chain(links: Links) -> Iterator[str]:
     for number, (sha256, link) in enumerate(links):
         if link["previous"] != previous:
             yield f"link {number} follows {link['previous']}, not link {number - 1}"
+        if link["number"] != number:
+            yield f"link {number} says that it is link {link['number']}"
         previous = sha256
 
 

@@ -36,7 +36,8 @@ from connector_tax.study.launch import LaunchOutcome, index_of, launch_skip_reas
 from connector_tax.study.plan import reference_rate
 from connector_tax.study.server_command import MARKS, OVERLAY
 
-# Of a node, what may change without another device: a reboot, the next job of a scheduler.
+# Of a node, what may change without another device (a reboot, the next job of a scheduler), and the
+# environment, which is one for the study.
 PASSING = ("boot", "job", "exclusive", "engine_files")
 # Of a command, what a launch finds free, and where its study lies.
 FREE_PORT = re.compile(r"(port\W{1,8}|(?:127\.0\.0\.1|localhost):)\d+", re.IGNORECASE)
@@ -151,8 +152,9 @@ def _launch(study: Study, launch: Launch, index: LaunchIndex | None) -> Iterator
 
 def _left_out(study: Study, launch: Launch, reason: str | None) -> bool:
     """Whether there is a reason to skip a launch, or looks had ended the study before."""
-    if launch_skip_reason(study.root, launch) is not None:
-        return bool(reason)
+    rule = launch_skip_reason(study.root, launch)
+    if rule is not None or not (reason or "").strip():
+        return reason == rule
     if launch.phase != "A" or not read_looks(study.root):
         return False
     rest = [la for la in launches(study.document, "A") if la.block >= launch.block]

@@ -180,6 +180,8 @@ def _requests(records: Records) -> Iterator[str]:
         yield "origin <= warm-up end < stop <= end of arrivals does not hold"
     if abs(warm - origin - warmup_s * 1e9) > 1:
         yield f"the warm-up lasts {(warm - origin) / 1e9} s, not {warmup_s} s"
+    if len(records.requests) != len(records.due_ns):
+        yield f"{len(records.requests)} requests, the seed gives {len(records.due_ns)}"
     said, again = list[Line](), list[Line]()
     lines = zip(records.requests, records.due_ns, records.planned, strict=False)
     for number, (request, due_ns, planned) in enumerate(lines):
@@ -207,6 +209,8 @@ def _of_one(r: Line, drained_ns: int) -> Iterator[str]:
     if r["t_send_ns"] is not None and r["t_send_ns"] < r["t_intended_ns"]:
         yield "written before it was due"
     if r["status"] == "ok":
+        if len(stamps) < len(ORDER):
+            yield "a success lacks a stamp"
         if r["t_last_token_ns"] > drained_ns:
             yield "its last token is after the cell was drained"
         times = [t for t, _ in r["reads"] or ()]
@@ -223,6 +227,8 @@ def _identities(records: Records) -> Iterator[str]:
     if records.cell.status != "valid" or not records.served.get("counters", True):
         return
     before, after = records.counters["before"], records.counters["after"]
+    if before["preemptions"] is None or after["preemptions"] is None:
+        yield "the server's counters lack preemptions"
     undisturbed = all(r["status"] in ("ok", "dropped") for r in records.requests)
     if records.timed:
         exact = undisturbed and before["preemptions"] == after["preemptions"]
