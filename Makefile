@@ -7,9 +7,9 @@ LOCK = $(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3
 CONDA = (echo '\# Written by `make lock` from envs/pipeline.lock, for snakemake --sdm conda.' && \
   printf 'channels: [conda-forge, nodefaults]\ndependencies:\n  - python =3.11\n  - pip\n  - pip:\n' && \
   sed -n 's/^\([a-z0-9][^;\\]*[^;\\ ]\) *\(;.*[^\\ ]\)\{0,1\} *\\$$/      - "\1\2"/p' envs/pipeline.lock | sed "s/;/ ;/")
-# Two files at a time, in a folder that stays where a test failed and holds what killed programs leave. Unix sockets are
-# made below it, and their paths hold 107 bytes.
-pytest = @folder=$$(mktemp -d) && TMPDIR=$$folder \
+# Two files at a time, in a folder that stays where a test failed and holds what killed programs leave; programs of other
+# users may pass it. Unix sockets are made below it, and their paths hold 107 bytes.
+pytest = @folder=$$(mktemp -d) && chmod 711 $$folder && TMPDIR=$$folder \
   $(BIN)/python -m pytest $(1) -n 2 --dist loadfile --no-loadscope-reorder --basetemp=$$folder/t && \
   rm -rf $$folder
 

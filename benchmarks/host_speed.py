@@ -116,7 +116,7 @@ def _said(launched: Launches, name: str, baseline: str, confidence: float) -> st
     plains = launched_plains(launched.name.tolist(), baseline)
     estimate = launched.contrast(name, plains)
     if estimate is None or (ends := estimate.interval(confidence)) is None:
-        return "no block with both"
+        return "no interval"
     tax, low, high = np.expm1((estimate.point, *ends))
     return f"{us * tax:+.0f} us, {tax:+.1%} [{low:+.1%}, {high:+.1%}]"
 

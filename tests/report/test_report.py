@@ -91,7 +91,6 @@ def text(full: StudyTables) -> str:
         "EMULATED embedded (emulated); 3 blocks. The costs were set in a file",
         # What was fixed beforehand, and which launches are compared.
         "at ref_safe (4 requests/s), confirmatory",
-        "exploratory",
         "plain 2 times; the order of each is below",
         "Plain's later launch of a block against its earlier one",
         # A criterion that asks for a number says reported, not met.

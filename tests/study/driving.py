@@ -26,7 +26,7 @@ def write_study(
     Args:
         root: the study's folder.
         faults: fault rules of the embedded engine (engine/faults.py).
-        engine: in place of the section of tiny.yaml.
+        engine: in place of the section of the study file.
     """
     config = yaml.safe_load(smaller(TINY.read_text()))
     # One device for each folder: tests must not wait for each other.

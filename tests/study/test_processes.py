@@ -1,6 +1,7 @@
 """CPU time of a server's processes: exact, nothing lost that ended, each companion on its own."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,7 +10,14 @@ import pytest
 
 from connector_tax.artifacts.cell_records import ServerCounters
 from connector_tax.study import resources
-from connector_tax.study.processes import Process, Reading, ServerProcesses, cpu_between
+from connector_tax.study.processes import (
+    Process,
+    Reading,
+    ServerProcesses,
+    cpu_between,
+    group_members,
+    own_processes,
+)
 from connector_tax.study.resources import cell_cpu, idle_cpu, snapshot
 from tests.study.conftest import StandIn
 
@@ -94,6 +102,19 @@ def test_what_the_engines_thread_waits_for_a_cpu_is_known(worker: Worker) -> Non
     use = cpu_between(before, processes.read())
     assert use.engine_queued_s is not None
     assert use.engine_queued_s > 0.05
+
+
+def test_a_servers_group_is_its_own_though_it_leads_no_session() -> None:
+    # As a shell starts `server | tee log` under job control: the second descends from neither.
+    command = ["sh", "-c", "(sleep 60 & echo $!); exec sleep 60"]
+    with subprocess.Popen(command, process_group=0, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            other = int(server.stdout.readline())
+            assert set(group_members(server.pid)) == {server.pid, other}
+            assert set(own_processes(os.getpid(), server.pid)[1]) == {server.pid, other}
+        finally:
+            os.killpg(server.pid, signal.SIGKILL)
 
 
 def _when_the_child_has_burned(worker: Worker) -> tuple[ServerProcesses, Reading]:

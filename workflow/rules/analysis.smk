@@ -35,7 +35,7 @@ rule aggregate:
         "python -m connector_tax.analysis.aggregate --study {input.study} 2>&1 | tee {log}"
 
 
-# Default triggers re-plot them.
+# Every figure; Snakemake's default triggers draw it again.
 rule figure:
     input:
         rules.aggregate.output,

@@ -1,5 +1,5 @@
 # What comes before the first launch: vLLM's environment and model, a fit machine, the resolved design and what it runs on,
-# the gates, step timing.
+# the gates, step timing; what plans and rehearses a study, and what is said where a run fails.
 
 import os
 

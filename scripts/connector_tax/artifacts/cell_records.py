@@ -248,7 +248,7 @@ class CellCpu(TypedDict):
     cpu_s: float | None
     requests: float | None
     cpu_s_per_1000: QuantityRecord
-    engine_queued: NotRequired[QuantityRecord]
+    engine_queued: QuantityRecord
 
 
 class GeneratorHealth(TypedDict):

@@ -55,7 +55,7 @@ def stat_of(pid: int) -> Stat | None:
     """The process `pid`; None where there is none."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return None
     # The name in parentheses may hold anything.
     head, _, rest = text.rpartition(")")
@@ -173,7 +173,7 @@ class ServerProcesses:
 
 
 def _parts(names: Mapping[int, str], leader: int) -> dict[int, tuple[str, Stat]]:
-    """Process id to part and state: each of `names`, the session of `leader`, their descendants."""
+    """Process id to part and state: `names`, the session or group of `leader`, descendants."""
     every = _every_stat()
     parts: dict[int, str | None] = {}
 
@@ -182,7 +182,7 @@ def _parts(names: Mapping[int, str], leader: int) -> dict[int, tuple[str, Stat]]
             return parts.get(pid)
         parts[pid] = None  # a loop of parents, read while it changed, ends here
         parts[pid] = names.get(pid) or part_of(every[pid].parent)
-        if parts[pid] is None and every[pid].session == leader:
+        if parts[pid] is None and leader in (every[pid].session, every[pid].group):
             parts[pid] = SERVER
         return parts[pid]
 
@@ -250,7 +250,8 @@ STOLEN_WORTH_SAYING = 0.02
 def own_processes(driver: int, server: int) -> tuple[list[int], list[int]]:
     """The study's processes: the load generator's side (driver and descendants), and the server's.
 
-    The server's are `server`, the session that it leads, and everything that descends from them.
+    The server's are `server`, the session or process group that it leads, and everything that
+    descends from them.
     """
     sides: dict[str, list[int]] = {_DRIVER: [], SERVER: []}
     for pid, (side, _) in _parts({driver: _DRIVER, server: SERVER}, server).items():
