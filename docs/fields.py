@@ -328,9 +328,15 @@ def differences(name: str, known: set[str], existing: set[str]) -> list[str]:
 # ---- the page
 
 
+def _cell(text: str) -> str:
+    """On one line, with no `|` of its own, and no `<` outside code that would begin a tag."""
+    plain = re.sub("(`[^`]*`)|<", lambda hit: hit[1] or "&lt;", " ".join(text.split()))
+    return plain.replace("|", "\\|")
+
+
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        return "| " + " | ".join(map(_cell, cells)) + " |"
 
     return [line(head), "|" + " --- |" * len(head), *map(line, rows), ""]
 
