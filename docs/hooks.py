@@ -19,6 +19,8 @@ CONTENT = {
 }
 PAGE = {
     '<div class="navbar ': '<div role="banner" class="navbar ',
+    '<h4 class="modal-title"': '<h4 class="modal-title" aria-level="2"',
+    'id="mkdocs-search-query"': 'id="mkdocs-search-query" aria-label="Search"',
     '<div class="row-fluid">': '<div class="row-fluid" role="main">',  # of 404.html
 }
 
