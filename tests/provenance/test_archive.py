@@ -261,6 +261,30 @@ def test_verify_py_of_an_archive_is_this_version_s(packed: Path, tmp_path: Path)
     assert verdicts() == [NOT_CHECKABLE]
 
 
+@pytest.mark.parametrize(
+    ("planted", "subject"),
+    [
+        ("published/figures/x.png", "files"),
+        ("published/x.html", "files"),
+        ("figures/fig99.png", "figures/fig99.png"),
+        ("figures/sub/x.csv", "figures/sub/x.csv"),
+        ("analysis/note.txt", "analysis/note.txt"),
+    ],
+)
+def test_a_file_put_beside_what_replot_makes_fails(
+    packed: Path, tmp_path: Path, planted: str, subject: str
+) -> None:
+    root = tmp_path / "synthetic"
+    unpack(packed, root)
+    path = root / planted
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("8x H100")
+    ledger = Ledger()
+    check_archived(load_study(root / "study.json"), tmp_path / "MANIFEST.md", ledger)
+    claims = {claim.subject: claim.verdict for claim in ledger.claims}
+    assert claims[subject] == FAIL
+
+
 def test_the_manifest_names_the_archive_and_its_pictures(packed: Path, tmp_path: Path) -> None:
     path = Path(shutil.copy(packed.with_name("MANIFEST.md"), tmp_path))
     text = path.read_text()

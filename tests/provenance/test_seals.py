@@ -70,6 +70,25 @@ def test_another_seal_than_manifest_md_names_is_not_believed(audited: Path, tmp_
     assert "not the study that MANIFEST.md names" in line
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (
+            "<!-- study",
+            "<!-- study synthetic -->\n## synthetic\n<!-- end of study synthetic -->\n\n<!-- study",
+        ),
+        ("# Manifest\n", "# Manifest\n\nMeasured on 8x H100.\n"),
+    ],
+    ids=["a section before the true one", "text outside the sections"],
+)
+def test_manifest_md_holds_nothing_else(audited: Path, tmp_path: Path, old: str, new: str) -> None:
+    study_file = published(linked_copy(audited, tmp_path / "copy"))
+    page = study_file.parents[2] / "MANIFEST.md"
+    replace(page, page.read_text().replace(old, new, 1))
+    message = "it holds more than its head and a section for each study"
+    assert told(study_file)[1] == [(FAIL, message)]
+
+
 def test_rows_of_manifest_md_are_those_of_the_study(audited: Path, tmp_path: Path) -> None:
     study_file = published(linked_copy(audited, tmp_path / "copy"))
     page = study_file.parents[2] / "MANIFEST.md"

@@ -184,8 +184,8 @@ def test_what_is_within_the_margin_and_what_would_decide_the_rest_is_said(tmp_pa
     assert "; no-op connector costs less than 3%." in text
     assert "● less than 3%" in text
     assert "● costs, less than 3%" in text
-    assert "It cannot be told of LMCache (TTFT p50 12, TPOT p50 over 100): in brackets" in text
-    assert "in place of 3; a block takes" in text
+    assert "Cannot tell of LMCache (TTFT p50 12, TPOT p50 over 100). In brackets" in text
+    assert "This one has 3; a block takes" in text
 
 
 def test_the_dearest_of_each_metric_is_named_and_what_huber_says_otherwise(tmp_path: Path) -> None:

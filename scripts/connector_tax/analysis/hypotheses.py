@@ -271,9 +271,9 @@ def _gap(cell: str, limits: Any, engine: str) -> tuple[Question, Question]:
         contrasts,
         [Answer(SUPPORTED, f"inside {words}: on {engine} a single instance has the gap",
                 [("gap", "lo >=", low), ("gap", "hi <=", high)]),
-         Answer(REFUTED, f"the gap is inverted: on {engine} that of the prior is not there",
+         Answer(REFUTED, f"the gap is inverted: on {engine} the prior's gap is absent",
                 [("gap", "hi <", 0)]),
-         Answer(REFUTED, f"below {words}: on {engine} the gap of the prior is not there",
+         Answer(REFUTED, f"below {words}: on {engine} the prior's gap is absent",
                 [("gap", "hi <", low), ("gap", "hi >=", 0)]),
          Answer(REFUTED, f"above {words}: on {engine} the gap is larger than the prior's",
                 [("gap", "lo >", high)])],
@@ -409,7 +409,7 @@ def _adds_up(cell: str, limits: Any) -> Question:
          Answer(REFUTED, "sub-additive: a cost is shared", [taxed, ("not_sub", "hi <", 0)])],
         f"the interval crosses a border of the {tolerance:.0%} tolerance",
         "The stacked connector costs {multi} TTFT p90 against {sum:point} for the sum of its parts,"
-        " apart by {excess:pp}",
+        " a difference of {excess:pp}",
         numbers,
         label,
     )  # fmt: skip

@@ -271,7 +271,7 @@ def _panel(comparison: Comparison, axes: Axes, rows: Sequence[ComparedRow]) -> N
             said = "" if row.verdict == TOO_FEW else in_words(row.verdict, row.margin)
             off = row.config != AA and bool(sign_of(row.verdict))
             row_plots.beside(axes, y, _ratio_text(row))
-            row_plots.beside(axes, y, "A/A" if row.config == AA else said, bold=off, offset=72)
+            row_plots.beside(axes, y, "A/A" if row.config == AA else said, bold=off, offset=84)
     rate = "over all rates" if rows[0].rate_rps is None else f"at {rows[0].rate_rps:g} req/s"
     labels = comparison.labels | {AA: "plain again (A/A)"}
     row_plots.prepare(axes, [labels[row.config] for row in rows], f"{metric_name(rows[0])} {rate}")

@@ -144,6 +144,8 @@ def tax_label(study: StudyTables, axes: Axes, which: str = "x") -> str:
 
 def _tick(value: float) -> str:
     rounded = round(value, 9)
+    if abs(rounded) >= 10_000:
+        return f"{rounded / 1000:+,.6g}k".replace("-", MINUS)
     return f"{rounded:+,.6g}".replace("-", MINUS) if rounded else "0"
 
 

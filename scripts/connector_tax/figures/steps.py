@@ -320,10 +320,9 @@ STEP_FIGURES = ("fig6_step_cdf", "fig7_decomposition")
 RUNNER_V2 = re.compile(r"\.worker\.\w+\.model_runner\.")
 BY_ASYNC_SCHEDULING = {
     "true": (
-        "Scheduling was asynchronous: a step is prepared while the GPU computes the one before,"
-        " which hides what schedule() and the hooks take as far as the GPU takes longer (the"
-        " engine waits less for it, and what is left is below zero); a request that meets an"
-        " idle GPU waits for it."
+        "Scheduling was asynchronous: a step is prepared while the GPU computes the one before."
+        " That hides schedule() and the hooks as far as the GPU takes longer: the engine waits"
+        " less, and what is left is below zero. A request that meets an idle GPU waits for them."
     ),
     "false": (
         "Scheduling was synchronous: the GPU waits for schedule(), and the whole engine step"

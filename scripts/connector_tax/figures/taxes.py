@@ -208,9 +208,7 @@ def other_waits(study: StudyTables) -> str:
     if not found:
         return ""
     own = "; ".join(f"{label} {', '.join(cells)}" for label, cells in found.items())
-    return (
-        f"Waits for the step with the prompt differ, which is of the arrivals, not the tax: {own}"
-    )
+    return f"Waits for the step with the prompt differ, by arrivals and not by connector: {own}"
 
 
 # ---- figure 8: is the stacked connector's tax the sum of its parts' taxes (H4)?

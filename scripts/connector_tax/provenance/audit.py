@@ -36,7 +36,14 @@ from connector_tax.provenance.archive import (
 )
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, PASS, Ledger
 from connector_tax.provenance.launches import check_launches
-from connector_tax.provenance.manifest import named, published_body, rows, section, section_of
+from connector_tax.provenance.manifest import (
+    merge,
+    named,
+    published_body,
+    rows,
+    section,
+    section_of,
+)
 from connector_tax.provenance.records import check_records
 from connector_tax.provenance.remade import (
     KIND,
@@ -65,7 +72,7 @@ LIMIT = (
     "docs/reviewers.md"
 )
 # The step probe's compiled modules, and what a killed process was writing.
-PASSING = re.compile(rf"{paths.PATCH}/.*__pycache__/|.*\.tmp$")
+PASSING = re.compile(rf"{paths.PATCH}/.*__pycache__/[^/]*\.pyc$|(.*/)?\.[^/]*\.\d+@[^/]*\.tmp$")
 
 
 def audit(study_file: Path, manifest: Path) -> tuple[Ledger, str]:
@@ -142,7 +149,8 @@ def check_published(study: Study, chain: Sequence[str], markdown: Path, ledger: 
         chain: the SHA-256 of each link.
     """
     name, page, head = study.document["study"], markdown.name, chain[-1] if chain else None
-    body = section_of(markdown.read_text(encoding="utf-8") if markdown.is_file() else "", name)
+    text = markdown.read_text(encoding="utf-8") if markdown.is_file() else ""
+    body = section_of(text, name)
     seal, shown, doubt = named(body, "Seal"), (head or "none")[:12], ""
     if seal is None or head is None:
         told = "published nowhere: whoever can write this folder can have made it"
@@ -157,6 +165,8 @@ def check_published(study: Study, chain: Sequence[str], markdown: Path, ledger: 
         if seal in chain:
             after = len(chain) - 1 - chain.index(seal)
             wrong, doubt = [f"{after} links were added after the published seal"], ""
+    if body and text != merge(text, name, body):
+        wrong, doubt = ["it holds more than its head and a section for each study"], ""
     ledger.check("seal", page, wrong, f"names seal {shown}", doubt)
     return f"Seal {shown}: {told}. {LIMIT}."
 
@@ -232,11 +242,13 @@ def _launch(folder: Path, link: SealLink | None) -> Iterator[str]:
 def check_archived(study: Study, manifest: Path, ledger: Ledger) -> None:
     """What an archive published, against what `replot` made of its records."""
     root, header = study.root, read_json(study.root / HEADER)
-    problems = (
+    problems = [
         f"{name}: missing or changed since it was unpacked"
         for name, entry in header["files"].items()
         if not (root / name).is_file() or sha256_file(root / name) != entry["sha256"]
-    )
+    ]
+    names = [f"{PUBLISHED}/{name}" for name in _below(root / PUBLISHED, ".")]
+    problems += [f"{name} is not listed" for name in names if name not in header["files"]]
     ledger.check("archive", "files", problems, "every hash as listed")
     text = manifest.read_text(encoding="utf-8") if manifest.is_file() else ""
     told = named(section_of(text, header["study"]), "Archive")
@@ -255,15 +267,21 @@ def check_archived(study: Study, manifest: Path, ledger: Ledger) -> None:
     doubt = "".join(f"packed with {v}" for v in other if v.startswith("connector-tax "))
     wrong = [] if same else ["is not this version's"]
     ledger.check(KIND, VERIFY, wrong, "this version's", doubt)
-    names = {paths.REPORT}
+    names = [name.removeprefix(f"{PUBLISHED}/") for name in names]
     for tree in TREES:
-        there = [*(root / PUBLISHED / tree).glob("*"), *(root / tree).glob("*")]
-        names |= {f"{tree}/{path.name}" for path in there if path.suffix in (".csv", ".json")}
-    for name in sorted(names):
+        # The tables' parquet form holds what their CSV form does.
+        names += [name for name in _below(root, tree) if not name.endswith(".parquet")]
+    for name in sorted({*names} - {*header["redrawn"]}):
         compare(name, root / PUBLISHED / name, root / name, other, ledger)
     for name, sha256 in header["redrawn"].items():
         same = (root / name).is_file() and digest(root / name) == sha256
         check_picture(name, same, other, ledger)
+
+
+def _below(root: Path, tree: str) -> list[str]:
+    """The files below a folder of `root`, by their names there."""
+    found = (path for path in (root / tree).rglob("*") if path.is_file())
+    return [path.relative_to(root).as_posix() for path in found]
 
 
 # ---- the command

@@ -150,7 +150,7 @@ def limits(study: StudyTables) -> str:
         )
     here = "It says nothing of transfers between servers, nor of other models, loads or machines."
     if engine.get("device") == "cpu":
-        return f"Measured on CPU cores that connectors' threads share: no number of a GPU. {here}"
+        return f"The model and connectors' threads share CPU cores: no number of a GPU. {here}"
     return here
 
 
@@ -212,8 +212,8 @@ def _undecided(study: StudyTables, chosen: Sequence[Compared]) -> str:
     valid = sorted({row.n_blocks or 0 for _, rows in chosen for row in rows})
     had = f"{valid[0]}" if len(valid) == 1 else f"{valid[0]} to {valid[-1]}"
     return (
-        f"it cannot be told of {names}: in brackets the blocks that decide it in {POWER:.0%} of the"
-        f" studies, in place of {had}; a block takes {_block_minutes(study)} min"
+        f"cannot tell of {names}. In brackets: the blocks that decide it in {POWER:.0%} of studies."
+        f" This one has {had}; a block takes {_block_minutes(study)} min"
     )
 
 
