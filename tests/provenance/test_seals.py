@@ -168,7 +168,7 @@ def honest(number: int) -> dict[str, Any]:
         "seed": number,
         "blocks": 1 + number % 3,
         "plain_launches": 1 + number % 2,
-        "skipped": {} if number % 5 == 2 else {"mooncake_consumer": "the gate"},
+        "skipped": {} if number % 5 == 2 else {"mooncake_consumer": "pre-flight: the gate"},
         "step_timing": number % 7 != 3,
         "noise": 0.5 + (number % 6) / 2,
         "launch_sigma": 0.002 * (1 + number % 5),
