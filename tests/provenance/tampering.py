@@ -60,7 +60,11 @@ def remove(name: str) -> Tamper:
 
 
 def planted(name: str) -> Tamper:
-    return lambda root: replace(root / name, "x,y\n1,2\n")
+    def tamper(root: Path) -> None:
+        (root / name).parent.mkdir(exist_ok=True)
+        replace(root / name, "x,y\n1,2\n")
+
+    return tamper
 
 
 def text_replaced(name: str, old: str, new: str) -> Tamper:

@@ -276,6 +276,9 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
         "a file put beside a launch": (by.planted(f"{LAUNCH}/note.txt"), "note.txt came after the"),
         "a file put into the study's folder": (by.planted("notes.txt"), "notes.txt came after the"),
         "a hidden file": (by.planted(".notes"), r"\.notes is no file of a study"),
+        "a file as if half written": (by.planted(".x.tmp"), r"\.x\.tmp is no file of a study"),
+        "a module among compiled ones": (
+            by.planted("patch/__pycache__/x.py"), r"__pycache__/x\.py is no file of a study"),
         "labels of two configurations exchanged, the report made again": (
             by.labels_exchanged,
             r"configurations\.nixl_both\.label: .* -> |configurations\.noop_connector\.label",
