@@ -11,11 +11,15 @@ import hashlib
 import json
 import os
 import platform
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
+
+# The name of what `write_bytes` and `write_new_json` have not finished: of which process, where.
+TEMPORARY = re.compile(r"\..*\.(\d+)@(.*)\.tmp")
 
 
 class ArtifactError(Exception):

@@ -269,6 +269,7 @@ def test_verify_py_of_an_archive_is_this_version_s(packed: Path, tmp_path: Path)
         ("figures/fig99.png", "figures/fig99.png"),
         ("figures/sub/x.csv", "figures/sub/x.csv"),
         ("analysis/note.txt", "analysis/note.txt"),
+        ("analysis/x.parquet", "analysis/x.csv"),
     ],
 )
 def test_a_file_put_beside_what_replot_makes_fails(

@@ -182,6 +182,14 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
             json_value(SKIPPED_INDEX, "reason", value=""),
             "skipped for '', though no gate, rate or look leaves it out",
         ),
+        "a skip that nothing asks for, without a reason": (
+            resealed(
+                json_value("preflight/preflight_status.json", "mooncake_consumer", "include",
+                           value=True),
+                json_value(SKIPPED_INDEX, "reason", value=None),
+            ),
+            "skipped for None, though no gate",
+        ),
         "a skip for another reason": (
             json_value(SKIPPED_INDEX, "reason", value="the operator was tired"),
             "skipped for 'the operator was tired', though no gate",

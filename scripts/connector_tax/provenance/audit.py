@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from connector_tax.analysis.reference import rates_of
 from connector_tax.artifacts import paths
@@ -23,7 +24,7 @@ from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.stage_records import SealLink
 from connector_tax.artifacts.study_file import Study, every_launch, load_study
 from connector_tax.commands import run_command, study_parser
-from connector_tax.files import ArtifactError, read_json, sha256_file, write_json
+from connector_tax.files import TEMPORARY, ArtifactError, read_json, sha256_file, write_json
 from connector_tax.provenance.archive import (
     BESIDE,
     HEADER,
@@ -48,6 +49,7 @@ from connector_tax.provenance.records import check_records
 from connector_tax.provenance.remade import (
     KIND,
     TREES,
+    below,
     check_picture,
     check_remade,
     compare,
@@ -71,8 +73,8 @@ LIMIT = (
     "What was sealed anew from its first link cannot be told from the folder alone: "
     "docs/reviewers.md"
 )
-# The step probe's compiled modules, and what a killed process was writing.
-PASSING = re.compile(rf"{paths.PATCH}/.*__pycache__/[^/]*\.pyc$|(.*/)?\.[^/]*\.\d+@[^/]*\.tmp$")
+# The step probe's compiled modules.
+COMPILED = re.compile(rf"{paths.PATCH}/.*__pycache__/[^/]*\.pyc")
 
 
 def audit(study_file: Path, manifest: Path) -> tuple[Ledger, str]:
@@ -210,7 +212,9 @@ def _unknown(study: Study, files: Collection[str], beside: Collection[str]) -> I
     runs = {launch.folder(study.root) for launch in every_launch(study.document)}
     for path in sorted(study.root.rglob("*")):
         name = path.relative_to(study.root).as_posix()
-        known = name.split("/")[0] in allowed or name in files or PASSING.match(name)
+        # What a killed process was writing is no claim of the study.
+        passing = COMPILED.fullmatch(name) or TEMPORARY.fullmatch(path.name)
+        known = name.split("/")[0] in allowed or name in files or passing
         if (path.is_file() or path.is_symlink()) and not known and runs.isdisjoint(path.parents):
             yield f"{name} is no file of a study"
 
@@ -242,14 +246,8 @@ def _launch(folder: Path, link: SealLink | None) -> Iterator[str]:
 def check_archived(study: Study, manifest: Path, ledger: Ledger) -> None:
     """What an archive published, against what `replot` made of its records."""
     root, header = study.root, read_json(study.root / HEADER)
-    problems = [
-        f"{name}: missing or changed since it was unpacked"
-        for name, entry in header["files"].items()
-        if not (root / name).is_file() or sha256_file(root / name) != entry["sha256"]
-    ]
-    names = [f"{PUBLISHED}/{name}" for name in _below(root / PUBLISHED, ".")]
-    problems += [f"{name} is not listed" for name in names if name not in header["files"]]
-    ledger.check("archive", "files", problems, "every hash as listed")
+    listed = header["files"]
+    ledger.check("archive", "files", _unpacked(root, listed), "every hash as listed")
     text = manifest.read_text(encoding="utf-8") if manifest.is_file() else ""
     told = named(section_of(text, header["study"]), "Archive")
     own = (root / ORIGIN).read_text(encoding="utf-8").split()[0]
@@ -267,21 +265,25 @@ def check_archived(study: Study, manifest: Path, ledger: Ledger) -> None:
     doubt = "".join(f"packed with {v}" for v in other if v.startswith("connector-tax "))
     wrong = [] if same else ["is not this version's"]
     ledger.check(KIND, VERIFY, wrong, "this version's", doubt)
-    names = [name.removeprefix(f"{PUBLISHED}/") for name in names]
+    names = {n.removeprefix(f"{PUBLISHED}/") for n in listed if n.startswith(f"{PUBLISHED}/")}
     for tree in TREES:
         # The tables' parquet form holds what their CSV form does.
-        names += [name for name in _below(root, tree) if not name.endswith(".parquet")]
-    for name in sorted({*names} - {*header["redrawn"]}):
+        names |= {re.sub(r"\.parquet$", ".csv", name) for name in below(root, tree)}
+    for name in sorted(names - {*header["redrawn"]}):
         compare(name, root / PUBLISHED / name, root / name, other, ledger)
     for name, sha256 in header["redrawn"].items():
         same = (root / name).is_file() and digest(root / name) == sha256
         check_picture(name, same, other, ledger)
 
 
-def _below(root: Path, tree: str) -> list[str]:
-    """The files below a folder of `root`, by their names there."""
-    found = (path for path in (root / tree).rglob("*") if path.is_file())
-    return [path.relative_to(root).as_posix() for path in found]
+def _unpacked(root: Path, listed: Mapping[str, Any]) -> Iterator[str]:
+    """What is not as it was unpacked, and what was put beside the published files."""
+    for name, entry in listed.items():
+        if not (root / name).is_file() or sha256_file(root / name) != entry["sha256"]:
+            yield f"{name}: missing or changed since it was unpacked"
+    for name in sorted(below(root, PUBLISHED)):
+        if name not in listed and not (root / name).is_dir():
+            yield f"{name} is not listed"
 
 
 # ---- the command

@@ -153,9 +153,9 @@ def _launch(study: Study, launch: Launch, index: LaunchIndex | None) -> Iterator
 def _left_out(study: Study, launch: Launch, reason: str | None) -> bool:
     """Whether there is a reason to skip a launch, or looks had ended the study before."""
     rule = launch_skip_reason(study.root, launch)
-    if rule is not None or not (reason or "").strip():
+    if rule is not None:
         return reason == rule
-    if launch.phase != "A" or not read_looks(study.root):
+    if launch.phase != "A" or not (reason or "").strip() or not read_looks(study.root):
         return False
     rest = [la for la in launches(study.document, "A") if la.block >= launch.block]
     indexes = [read_index(la.folder(study.root)) for la in rest]

@@ -227,7 +227,7 @@ def _identities(records: Records) -> Iterator[str]:
     if records.cell.status != "valid" or not records.served.get("counters", True):
         return
     before, after = records.counters["before"], records.counters["after"]
-    if before["preemptions"] is None or after["preemptions"] is None:
+    if None in (before["preemptions"], after["preemptions"]):
         yield "the server's counters lack preemptions"
     undisturbed = all(r["status"] in ("ok", "dropped") for r in records.requests)
     if records.timed:

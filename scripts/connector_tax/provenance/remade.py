@@ -95,14 +95,17 @@ def check_remade(root: Path, made: Path, ledger: Ledger) -> None:
     if (root / paths.LOOKS).exists():
         check_looks(root, made, ledger)
     for tree in TREES:
-        there = {path.relative_to(base).as_posix()
-                 for base in (root, made) for path in (base / tree).rglob("*")}  # fmt: skip
-        names += sorted(there)
+        names += sorted(below(root, tree) | below(made, tree))
     for name in names:
         compare(name, root / name, made / name, other, ledger)
     with ledger.guarded(KIND, paths.REPORT):
         pictures = differences(inlined(root), inlined(made), "picture")
         ledger.check(KIND, "report's pictures", pictures, "those beside it, each in its place")
+
+
+def below(root: Path, tree: str) -> set[str]:
+    """Everything below a folder of `root`, by its name there."""
+    return {path.relative_to(root).as_posix() for path in (root / tree).rglob("*")}
 
 
 def check_looks(root: Path, made: Path, ledger: Ledger) -> None:

@@ -36,7 +36,7 @@ import psutil
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.record_reader import read_record
-from connector_tax.files import ArtifactError, write_new_json
+from connector_tax.files import TEMPORARY, ArtifactError, write_new_json
 from connector_tax.linux import WARNING
 from connector_tax.machine import boot_id, machine_alias
 from connector_tax.study.device import JOB_VARIABLE
@@ -241,7 +241,7 @@ def remove_temporaries(folder: Path) -> int:
 
 
 def _is_left(temporary: Path) -> bool:
-    writer = re.fullmatch(r"\..*\.(\d+)@(.*)\.tmp", temporary.name)
+    writer = TEMPORARY.fullmatch(temporary.name)
     if writer is not None and writer[2] == platform.node():
         return not psutil.pid_exists(int(writer[1]))
     with contextlib.suppress(FileNotFoundError):
