@@ -168,6 +168,10 @@ def test_void_cells_from_one_in_twenty_on_are_said_in_red(tmp_path: Path) -> Non
     assert re.search(r'class="alarm"><strong>\d+ % of the cells are void', source)
 
 
+def test_a_tax_that_was_not_fixed_beforehand_is_exploratory(full: StudyTables) -> None:
+    assert "<td>exploratory</td>" in render(full)
+
+
 def test_what_is_within_the_margin_and_what_would_decide_the_rest_is_said(tmp_path: Path) -> None:
     study = _study(tmp_path / "s", Design())
 

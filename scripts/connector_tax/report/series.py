@@ -43,8 +43,9 @@ COLUMNS = (
 STEP_SERIES = COLUMNS.index("engine step, ms")
 KV_USE = "vllm:kv_cache_usage_perc"
 # A silence is flagged beyond LEAST_S, or TTFTS times the cell's shortest TTFT where that is longer:
-# alone, a prompt is silent for as long as its own TTFT. LEAST_S is three times the longest
-# silence in a valid cell of `default` and `vllm-cpu`, 0.31 s (tests/report/test_silence.py).
+# alone, a prompt is silent for as long as its own TTFT. LEAST_S is nine times the longest silence
+# below saturation in the archives `default` and `vllm-cpu`, three times that of saturated cells,
+# 0.31 s (tests/report/test_silence.py).
 LEAST_S = 1.0
 TTFTS = 3.0
 

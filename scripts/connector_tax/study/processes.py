@@ -14,6 +14,7 @@ admin-guide/cgroup-v2 and accounting/psi). Each is a total since some start, so 
 readings can be subtracted.
 """
 
+import contextlib
 import os
 import re
 import resource
@@ -68,8 +69,13 @@ def stat_of(pid: int) -> Stat | None:
 
 
 def _every_stat() -> dict[int, Stat]:
-    pids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
-    return {pid: stat for pid in pids if (stat := stat_of(pid)) is not None}
+    found: dict[int, Stat] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        # Of other users /proc may show a process without its state (hidepid=1).
+        with contextlib.suppress(PermissionError):
+            if (stat := stat_of(int(folder.name))) is not None:
+                found[int(folder.name)] = stat
+    return found
 
 
 # ---- of a server
