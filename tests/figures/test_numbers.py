@@ -61,7 +61,7 @@ def test_the_knee_is_the_lowest_saturated_rate_and_stands_beside_what_fired(tmp_
     drawn = _svg(tmp_path, study, "fig1_ttft_vs_rate")
     words = " ".join(reversed(re.findall(r"<text[^>]*>([^<]*)</text>", drawn)))
     assert ">saturated: TTFT<" in drawn
-    assert "knee, req/s: Mooncake + LMCache 8 (TTFT); others &gt;8 95 % intervals" in words
+    assert "knee, req/s: Mooncake + LMCache 8 (TTFT); others &gt;8 95\u00a0% intervals" in words
 
 
 def test_cells_without_a_number_are_written_on_the_rate_figure(tmp_path: Path) -> None:
@@ -261,9 +261,9 @@ def test_a_tax_of_survivors_carries_its_mark(
     study, rows = _rows(tmp_path, Design(overloaded=OVERLOADED), name)
     assert {row["mark"] for row in rows if row["config"] == config} - {""} == {mark}
     assert all(row["tax"] is not None for row in rows)
-    assert "saturated or dropped arrivals: no verdict" in _svg(tmp_path, study, name)
+    assert "saturated or dropped" in _svg(tmp_path, study, name)
     clean = StudyTables(write_study(tmp_path / "clean", Design()))
-    assert "no verdict" not in _svg(tmp_path, clean, name)
+    assert "saturated or dropped" not in _svg(tmp_path, clean, name)
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,8 @@ def test_resources_are_plotted_as_differences_with_their_noise(tmp_path: Path) -
     assert (skipped["difference"], skipped["reason"]) == (None, SKIPPED["nixl_both"])
     drawn = _svg(tmp_path, study, "fig10_resources")
     assert ">+1,455<" in drawn
-    assert ">CPU while idle, cores (plain 0.0210)<" in drawn
+    assert ">CPU while idle, cores<" in drawn
+    assert ">plain: 0.0210<" in drawn
 
 
 def test_resources_that_no_launch_recorded_are_said_to_be_absent(tmp_path: Path) -> None:

@@ -31,11 +31,12 @@ COLUMNS = [
 STROKES = dict(zip(CRITERIA, itertools.cycle("x_|+1234"), strict=False))
 SPREAD = 0.18  # of the distance between neighbouring rates, all configurations together
 PANEL_IN = 1.55
-ROW_IN, AXES_IN = 0.34, 0.85  # a configuration's row; title, ticks and labels
-PLOTS_IN = 2.55  # the two plots, one above the other, at least: room for their labels
+PLOTS_IN = [1.1, 0.9]  # of Figure 3: throughput, its ratio
+ROW_IN, AXES_IN = 0.17, 1.0  # a configuration's row; title, ticks and labels
+CELLS_IN = 1.7  # all cells of a row
 KEPT = "#d8dde3"
 KNEE: dict[str, Any] = {"fill": False, "ec": "black", "lw": 1.2, "zorder": 7, "clip_on": False}
-STROKE: dict[str, Any] = {"ls": "none", "color": "black", "ms": 6, "mew": 0.7}
+STROKE: dict[str, Any] = {"ls": "none", "color": "black", "ms": 6, "mew": 0.7, "zorder": 4}
 
 
 def grid_rates(study: StudyTables) -> list[float]:
@@ -48,20 +49,28 @@ def _step(rates: Sequence[float]) -> float:
     return min((b / a for a, b in itertools.pairwise(rates)), default=2.0)
 
 
+def rate_ticks(axes: Axes, which: str, rates: Sequence[float], apart: float) -> None:
+    """A logarithmic axis with a tick for each rate.
+
+    It has no words where the next rate is less than `apart` times its own.
+    """
+    after = [*rates[1:], math.inf]
+    said = [f"{r:.10g}" if b >= apart * r else "" for r, b in zip(rates, after, strict=True)]
+    (axes.set_xscale if which == "x" else axes.set_yscale)("log", base=2)
+    axes.set(**{f"{which}ticks": rates, f"{which}ticklabels": said})
+    axes.minorticks_off()
+
+
 def rate_axis(axes: Axes, study: StudyTables, named: bool = False, apart: float = 1.0) -> None:
-    """A logarithmic rate axis with a tick for each rate, and lines at the reference rates.
+    """The offered rates along the x axis, with lines at the reference rates.
 
     Args:
         named: whether the names of the reference rates stand above their lines.
-        apart: a tick has no label where the next rate is less than so many times its own.
+        apart: of `rate_ticks`.
     """
     rates = grid_rates(study)
-    axes.set_xscale("log", base=2)
+    rate_ticks(axes, "x", rates, apart)
     axes.set_xlim(rates[0] / _step(rates) ** 0.55, rates[-1] * _step(rates) ** 0.55)
-    after = [*rates[1:], math.inf]
-    said = [f"{r:.10g}" if b >= apart * r else "" for r, b in zip(rates, after, strict=True)]
-    axes.set_xticks(rates, said)
-    axes.minorticks_off()
     at = {name: study.reference[name] for name in REFERENCES}
     lines = {at[name]: name for name in reversed(REFERENCES) if at[name] is not None}
     for rate, name in lines.items():
@@ -174,6 +183,16 @@ def _knees(table: pd.DataFrame, study: StudyTables) -> str:
     return "; ".join([*named, f"{'others' if named else 'all'} {most}"])
 
 
+def _strokes(table: pd.DataFrame) -> list[Artist]:
+    """Legend entries of the criteria that fired somewhere."""
+    fired = set(";".join(table["saturation_criteria"].dropna()).split(";"))
+    return [
+        Line2D([], [], marker=stroke, label=f"saturated: {CRITERIA[criterion].label}", **STROKE)
+        for criterion, stroke in STROKES.items()
+        if criterion in fired
+    ]
+
+
 def latency_figure(study: StudyTables, metric: str) -> style.Picture:
     """A latency against the rate: above in ms, below its tax over plain."""
     compared = rows.measured(study, "A").dropna(subset="rate_rps").query("metric == @metric")
@@ -196,7 +215,7 @@ def latency_figure(study: StudyTables, metric: str) -> style.Picture:
         own = table[table["config"] == item.id]
         for point in records(curve(upper, study, own, ["value", "lo", "hi"], mark, share)):
             for criterion in filter(None, point["saturation_criteria"].split(";")):
-                upper.plot(point["x"], point["value"], STROKES[criterion], zorder=4, **STROKE)
+                upper.plot(point["x"], point["value"], STROKES[criterion], **STROKE)
         tax_curve(lower, study, compared[compared["config"] == item.id], mark, share)
     upper.set(ylabel=f"{label} (ms)")
     if table["value"].notna().any():
@@ -206,14 +225,8 @@ def latency_figure(study: StudyTables, metric: str) -> style.Picture:
     rate_axis(upper, study, named=True)
     rate_axis(lower, study)
     lower.set(xlabel="offered rate (requests/s)", ylabel=rows.tax_label(study, lower, "y"))
-    fired = set(";".join(table["saturation_criteria"].dropna()).split(";"))
-    strokes: list[Artist] = [
-        Line2D([], [], marker=stroke, label=f"saturated: {CRITERIA[criterion].label}", **STROKE)
-        for criterion, stroke in STROKES.items()
-        if criterion in fired
-    ]
     marked = rows.overload_handles(compared, "saturated, dropped: no verdict")
-    handles = [*style.configuration_handles(study, study.launched), *strokes, *marked]
+    handles = [*style.configuration_handles(study, study.launched), *_strokes(table), *marked]
     columns = ["config", "rate_rps"]
     table = table.merge(compared[[*columns, *rows.ENDS]], how="left", on=columns)
     return style.picture(figure, table[[*COLUMNS, *rows.ENDS]], handles, 2)
@@ -232,26 +245,25 @@ def throughput(study: StudyTables) -> style.Picture:
         for c in criteria_of(limits).values()
     )
     notes = [f"saturated: {'; '.join(signs)}", f"hatched: no number; {sample_text(study)}"]
-    height = max(ROW_IN * len(study.configurations) + AXES_IN, PLOTS_IN)
-    figure = style.new_figure(study, style.PAGE_IN, height, notes)
-    axes = figure.subplot_mosaic(
-        [["throughput", "criteria"], ["ratio", "criteria"]], width_ratios=[1, 1.5]
-    )
+    heights = [*PLOTS_IN, ROW_IN * len(study.configurations)]
+    handles_in = style.LEGEND_IN * (len(study.configurations) + len(STROKES)) / 2
+    height = sum(heights) + AXES_IN + handles_in
+    figure = style.new_figure(study, style.COLUMN_IN, height, notes)
+    upper, lower, criteria = figure.subplots(3, height_ratios=heights)
     table = cells(study, "effective_throughput_rps", "requests/s")
-    upper, lower = axes["throughput"], axes["ratio"]
     drawn = table.assign(ratio=table["value"].astype(float) / table["rate_rps"].astype(float))
     for item in study.configurations:
         mark, own = style.marks(study)[item.id], drawn[drawn["config"] == item.id]
-        for axes_, column in ((upper, "value"), (lower, "ratio")):
-            axes_.plot(
+        for axes, column in ((upper, "value"), (lower, "ratio")):
+            axes.plot(
                 own["rate_rps"], own[column].astype(float), ls=mark.line, zorder=3,
                 **style.marker_style(mark),
             )  # fmt: skip
     _limits(upper, lower, study, kept)
-    _criteria(axes["criteria"], study, table)
+    _criteria(criteria, study, table)
     kept_up = Patch(color=KEPT, label=f"≥ {kept:g} of the rate")
-    handles = [*style.configuration_handles(study), kept_up]
-    return style.picture(figure, table[COLUMNS], handles, 5)
+    handles = [*style.configuration_handles(study), kept_up, *_strokes(table)]
+    return style.picture(figure, table[COLUMNS], handles, 2)
 
 
 def _limits(upper: Axes, lower: Axes, study: StudyTables, kept: float) -> None:
@@ -259,9 +271,7 @@ def _limits(upper: Axes, lower: Axes, study: StudyTables, kept: float) -> None:
         rate_axis(axes, study, named=axes is upper, apart=1.4)
         axes.grid(axis="y")
     ends = upper.get_xlim()
-    upper.set_yscale("log", base=2)
-    upper.set_yticks(grid_rates(study), [f"{r:.10g}" for r in grid_rates(study)])
-    upper.minorticks_off()
+    rate_ticks(upper, "y", grid_rates(study), apart=1.7)
     upper.plot(ends, ends, color="#7a7a7a", lw=0.6, zorder=1)
     upper.fill_between(ends, [kept * end for end in ends], ends, color=KEPT, lw=0, zorder=0.6)
     upper.set(xlim=ends, ylabel="effective (requests/s)")
@@ -273,35 +283,34 @@ def _limits(upper: Axes, lower: Axes, study: StudyTables, kept: float) -> None:
 
 def _criteria(axes: Axes, study: StudyTables, table: pd.DataFrame) -> None:
     """A row per configuration, a column per rate: the criteria that fired, the darker the more."""
-    grid = grid_rates(study)
-    fired = table["saturation_criteria"].map(
-        lambda text: [CRITERIA[c].label for c in text.split(";") if c]
-    )
-    lost = table["blocks_lost"].map(lambda count: [f"{count} lost"] if count else [])
+    grid, order = grid_rates(study), [item.id for item in study.configurations]
     valid = table["status"] == "valid"
-    said = (fired + lost).map("\n".join).where(valid, table["status"])
+    fired = table["saturation_criteria"].map(lambda text: [c for c in text.split(";") if c])
+    lost = table["blocks_lost"].map(lambda count: f"−{count}" if count else "")
+    said = lost.where(valid, table["status"])
     keyed = table.assign(fired=fired.map(len).where(valid), words=said)
-    order = [item.id for item in study.configurations]
     counts, words = (
         keyed.pivot_table(name, "config", "rate_rps", "first").reindex(index=order, columns=grid)
         for name in ("fired", "words")
     )
-    words = words.fillna("missing")
+    words = words.fillna("missing").map(lambda text: style.fitted(text, CELLS_IN / len(grid)))
     for line, item in enumerate(study.configurations):
         knee = knee_text(study, item.id)
         rows.beside(axes, line + 0.5, knee)
+        own = table[table["config"] == item.id]
         for place, rate in enumerate(grid):
             if f"{rate:.10g}" == knee:
                 axes.add_patch(Rectangle((place, line), 1, 1, **KNEE))
-        own = table[table["config"] == item.id]
+            names = [name for at in fired[own.index[own["rate_rps"] == rate]] for name in at]
+            for x, name in zip(np.linspace(0, 1, len(names) + 2)[1:], names, strict=False):
+                axes.plot(place + x, line + 0.5, STROKES[name], **STROKE)
         states = records(own[["status", "reason"]].drop_duplicates())
         if len(own) == len(grid) and len(states) == 1 and states[0]["status"] != "valid":
             # Said once, where the whole row has no number.
             words.loc[item.id] = ""
-            reason = style.fitted(rows.state_text(states[0]), 2.4)
+            reason = style.fitted(rows.state_text(states[0]), CELLS_IN)
             style.reason_text(axes, len(grid) / 2, line + 0.5, reason)
-    row_in = max(ROW_IN, (PLOTS_IN - AXES_IN) / len(study.configurations))
-    rows.beside(axes, -0.085 / row_in, "knee")
+    rows.beside(axes, -0.085 / ROW_IN, "knee")
     colors = sns.light_palette("#eba873", as_cmap=True)
     counts.index = [style.fitted(item.label, style.LABEL_IN) for item in study.configurations]
     counts.columns = [f"{rate:.10g}" for rate in grid]

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
 
 from connector_tax import text
 from connector_tax.artifacts import verdicts
@@ -24,7 +25,7 @@ from connector_tax.figures.tables import (
 
 PANELS: Mapping[str, str] = {
     "idle_cpu": "CPU while idle, cores",
-    "cpu_s_per_1000": "CPU s per 1,000 req.",
+    "cpu_s_per_1000": "CPU s/1,000 req.",
     "memory_pss_mib": "memory (PSS), MiB",
     "gpu_memory_mib": "GPU memory, MiB",
     "kv_blocks": "KV blocks",
@@ -58,9 +59,9 @@ def resources(study: StudyTables) -> style.Picture:
     band = [bands.get(name, (None, None)) if known else (None, None) for name, known in own]
     table[rows.BAND] = pd.DataFrame(band, dtype=object)
     notes = [study.against("differences from plain; grey: A/A, plain against plain")]
-    height = math.ceil(len(shown) / 3) * (RESOURCE_IN * len(study.connectors) + 0.55)
-    figure = style.new_figure(study, style.PAGE_IN, height, notes)
-    grid = style.panels(figure, len(shown), 3, share_x=False)
+    height = math.ceil(len(shown) / 2) * (RESOURCE_IN * len(study.connectors) + 0.6)
+    figure = style.new_figure(study, style.COLUMN_IN, height, notes)
+    grid = style.panels(figure, len(shown), 2, share_x=False)
     for axes, (name, panel) in zip(grid.flat, table.groupby("resource", sort=False), strict=False):
         _panel(study, axes, PANELS[str(name)], panel)
     return style.picture(figure, table[table["status"].notna()][COLUMNS])
@@ -88,16 +89,20 @@ def decimals(values: Sequence[float]) -> int:
 
 def _panel(study: StudyTables, axes: Axes, name: str, panel: pd.DataFrame) -> None:
     drawn = panel[panel["difference"].notna()]
-    rows.scale(axes, rows.numbers(drawn, [*ENDS, *rows.BAND]), room=0.08, ticks=3)
+    rows.scale(axes, rows.numbers(drawn, [*ENDS, *rows.BAND]), room=0.08)
+    # Narrow: room for zero and one number.
+    far = max(reversed(axes.get_xlim()), key=abs)
+    ticks = MaxNLocator(3, steps=[1, 2, 5, 10]).tick_values(0, far)
+    axes.set_xticks([0, max((t for t in ticks if abs(t) <= abs(far)), key=abs)])
     rows.shade(axes, drawn)
     digits = decimals(rows.numbers(drawn, ENDS[:1]))
     for y, row in enumerate(records(panel)):
-        row["status"] = row["status"] or "not launched"
+        row |= {"status": row["status"] or "not launched", "reason": ""}
         if rows.value(axes, y, row, ENDS, style.marks(study)[row["config"]]):
             rows.beside(axes, y, text.signed(row["difference"], digits))
     plain = next(iter(rows.numbers(drawn, ["plain_mean"])), 0.0)
     value = text.signed(plain, decimals([plain])).removeprefix("+")
-    title = f"{name} ({study.against('plain')} {value})"
+    title = f"{name}\n{study.against('plain')}: {value}"
     rows.prepare(axes, [item.label for item in study.connectors], title)
 
 

@@ -127,9 +127,8 @@ def tax_scale(
     span = np.log1p(high) - np.log1p(low)
     ends = (np.expm1(np.log1p(low) - room * span), np.expm1(np.log1p(high) + room * span))
     ticks: list[float] = []
-    apart = APART * (0.4 if logarithmic else 1)  # asked for where the axis is wide
     for tick in LOG_TICKS:
-        near = [abs(np.log1p(tick) - np.log1p(other)) < apart * span for other in ticks]
+        near = [abs(np.log1p(tick) - np.log1p(other)) < APART * span for other in ticks]
         if ends[0] <= tick <= ends[1] and not any(near):
             ticks.append(tick)
     labels = [_tick(100 * tick) for tick in ticks]

@@ -26,7 +26,7 @@ LABELS = {"step_duration_us": "schedule()", "engine_step_us": "whole engine step
 TAXES = {"step_duration_us": "step", "engine_step_us": "engine_step"}
 CDF_COLUMNS = ["config", *LABELS, "cdf", "status", "reason"]
 SHOWN = (0.01, 0.99)  # quantiles the x axes span; the CSV holds all
-PLOT_IN = 1.9
+PLOT_IN = 1.4
 LINE_IN = 0.14
 
 
@@ -42,14 +42,12 @@ def distribution(study: StudyTables) -> style.Picture:
     counts = [row.n_steps for row in study.pooled("A").values() if row.rate_rps == safe]
     steps = rows.n_range(counts).replace("n =", "steps:")
     notes = [f"{steps} per configuration; {safe:g} req/s"]
-    figure = style.new_figure(study, style.PAGE_IN, PLOT_IN + 0.3 + LINE_IN * lines, notes)
-    plots, tables = figure.subplots(
-        2, len(measures), squeeze=False, height_ratios=[PLOT_IN, LINE_IN * lines]
-    )
-    for axes, table, measure in zip(plots, tables, measures, strict=True):
+    heights = [PLOT_IN, LINE_IN * lines] * len(measures)
+    figure = style.new_figure(study, style.COLUMN_IN, sum(heights) + 0.3 * len(measures), notes)
+    grid = figure.subplots(len(heights), height_ratios=heights)
+    for axes, table, measure in zip(grid[::2], grid[1::2], measures, strict=True):
         _curves(study, axes, points, measure)
-        _table(study, table, points, measure, named=measure == measures[0])
-    plots[0].set_ylabel("cumulative share of steps")
+        _table(study, table, points, measure)
     drawn, lost = points[points["cdf"].notna()], points[points["cdf"].isna()]
     reasons = lost["config"].map(study.skip_reason)
     lost = lost.assign(reason=reasons, status=reasons.map(lambda r: "skipped" if r else "missing"))
@@ -73,11 +71,12 @@ def _curves(study: StudyTables, axes: Axes, points: pd.DataFrame, measure: str) 
         axes.set_xlim(low, high)
         style.log_ticks(axes.xaxis, low, high)
     axes.set(ylim=(0, 1), yticks=[0, 0.25, 0.5, 0.75, 1], xlabel=f"{LABELS[measure]} (µs)")
+    axes.set_ylabel("cumulative share of steps")
     axes.grid()
 
 
-def _table(study: StudyTables, axes: Axes, points: pd.DataFrame, measure: str, named: bool) -> None:
-    """Under a plot plain's median and the step taxes, under the first the names and lines too."""
+def _table(study: StudyTables, axes: Axes, points: pd.DataFrame, measure: str) -> None:
+    """Under a plot the names and lines, plain's median and the step taxes."""
     taxes = study.at("ref_safe", TAXES[measure], STEP)
     middle = points[(points["config"] == study.baseline) & (points["cdf"] == 0.5)]
     medians = rows.numbers(middle, [measure])
@@ -100,10 +99,8 @@ def _table(study: StudyTables, axes: Axes, points: pd.DataFrame, measure: str, n
     for y, (label, text, mark) in enumerate(lines):
         color = "black" if mark else style.MUTED
         axes.text(1, y, text, ha="right", va="center_baseline", color=color)
-        if named:
-            name = style.fitted(label, 1.5)
-            axes.text(0.12, y, name, va="center_baseline", color=color)
-        if named and mark:
+        axes.text(0.12, y, style.fitted(label, 1.5), va="center_baseline", color=color)
+        if mark:
             axes.plot(
                 [0, 0.05, 0.1], [y] * 3, ls=mark.line, markevery=[1], **style.marker_style(mark)
             )
@@ -220,7 +217,7 @@ DEVICE_COLUMNS = [
     "n_launches", "hidden_from_us",
 ]  # fmt: skip
 ACROSS = 2
-DEVICE_IN = 1.9
+DEVICE_IN = 1.35
 
 
 def boundary(study: StudyTables) -> style.Picture:
@@ -249,7 +246,7 @@ def boundary(study: StudyTables) -> style.Picture:
         f"on the diagonal: at most {EXPOSED:.0%} longer than the device's own time;"
         f" a point is of at least {least} launches; 95 % intervals, cut at the axes"
     ]
-    figure = style.new_figure(study, style.PAGE_IN, lines * DEVICE_IN + 0.5, notes)
+    figure = style.new_figure(study, style.COLUMN_IN, lines * DEVICE_IN + 0.9, notes)
     grid = style.panels(figure, len(sizes), ACROSS, share_x=True)
     times, periods = (rows.numbers(most, [name]) for name in ("device_time_us", "period_us"))
     ends, heights = (
@@ -265,7 +262,7 @@ def boundary(study: StudyTables) -> style.Picture:
         axes.set_ylabel("period of a step (ms)")
     for axes in grid[-1]:
         axes.set_xlabel("the device's time of a step (ms)")
-    return style.picture(figure, most[DEVICE_COLUMNS], style.configuration_handles(study), 4)
+    return style.picture(figure, most[DEVICE_COLUMNS], style.configuration_handles(study), 2)
 
 
 def device_steps(study: StudyTables) -> pd.DataFrame:

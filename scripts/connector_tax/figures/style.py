@@ -237,7 +237,11 @@ def fitted(text: str, width_in: float, points: float = TEXT_PT) -> str:
 def _broken(text: str, width_in: float) -> list[str]:
     """`text` in lines of at most `width_in`."""
     characters = int(len(text) * width_in / text_width_in(text, TEXT_PT))
-    return [fitted(line, width_in) for line in textwrap.wrap(text, characters - 2)]
+    while True:
+        lines = textwrap.wrap(text.replace(" %", "\u00a0%"), characters)
+        if all(text_width_in(line, TEXT_PT) <= width_in for line in lines):
+            return lines
+        characters -= 1
 
 
 def absent(study: StudyTables, name: str, reason: str) -> Picture:

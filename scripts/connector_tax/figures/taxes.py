@@ -38,7 +38,7 @@ def _panels(
 
 # ---- figure 4: the gap between both reference rates is what queueing adds near saturation
 
-BARS_IN = 0.3
+BARS_IN = 0.24
 HATCH = "//////"
 GAP_ENDS = ["gap", "gap_lo", "gap_hi"]
 
@@ -56,13 +56,13 @@ def bars(study: StudyTables) -> style.Picture:
     table = rows.taxes(study, [item.id for item in study.connectors], references)
     table = table.merge(gaps, how="left", on=keys)
     notes = [f"{rows.tax_text(table)}; {rows.aa_text(study)}"]
-    height = BARS_IN * len(study.connectors) + 0.8
-    figure = style.new_figure(study, style.PAGE_IN, height, notes)
-    grid = figure.subplots(ncols=2, sharey=True)
+    height = 2 * (BARS_IN * len(study.connectors) + 0.25) + 0.75
+    figure = style.new_figure(study, style.COLUMN_IN, height, notes)
+    grid = figure.subplots(2, sharex=True)
     labels = [item.label for item in study.connectors]
     for axes, panel in _panels(grid, table, labels, rows.numbers(table)):
         _bars(study, axes, panel, references)
-        axes.set_xlabel(rows.tax_label(study, axes))
+    grid[-1].set_xlabel(rows.tax_label(study, grid[-1]))
     names = [f"{name}, {rates[name]:g} req/s" for name in references]
     if one_rate:
         names = [f"ref_safe = ref_load, {rates['ref_safe']:g} req/s"]
@@ -71,7 +71,7 @@ def bars(study: StudyTables) -> style.Picture:
         for name, (fill, hatch) in zip(names, (("#606060", None), ("white", HATCH)), strict=False)
     ]
     handles += [rows.band_handle(table), *rows.overload_handles(table)]
-    return style.picture(figure, table, handles, 4)
+    return style.picture(figure, table, handles, 2)
 
 
 def _bars(study: StudyTables, axes: Axes, panel: pd.DataFrame, references: Sequence[str]) -> None:
@@ -98,7 +98,7 @@ SHAPE_COLUMNS = [
     "interval_includes_0", *rows.BAND, "n_config", "n_plain", "family", "mark", "status",
     "reason",
 ]  # fmt: skip
-PER_ROW = 4
+ACROSS = 2
 CELL_IN = 0.22
 CIRCLE, TRIANGLE = "○", "▽"
 
@@ -115,10 +115,10 @@ def heat_maps(study: StudyTables) -> style.Picture:
     margin = margin_of(study.settings["statistics"]["margins"], "ttft_p90")
     limit = max([3 * margin, *map(abs, rows.numbers(table, ["tax"]))])
     colors = _colors(margin / limit)
-    lines = math.ceil(len(shown) / PER_ROW)
+    lines = math.ceil(len(shown) / ACROSS)
     height = lines * (CELL_IN * len(inputs) + 0.42) + 0.3
-    figure = style.new_figure(study, style.PAGE_IN, height, _notes(study, table, margin))
-    grid = style.panels(figure, len(shown), PER_ROW, share_x=True)
+    figure = style.new_figure(study, style.COLUMN_IN, height, _notes(study, table, margin))
+    grid = style.panels(figure, len(shown), ACROSS, share_x=True)
     for axes, config in zip(grid.flat, shown, strict=False):
         own = table[table["config"] == config]
         taxes, words = (
@@ -290,7 +290,7 @@ def _parts(study: StudyTables, axes: Axes, panel: pd.DataFrame) -> None:
 
 # ---- figure 9: what was measured, how sure, and what was expected
 
-FOREST_IN = 0.17
+FOREST_IN = 0.28
 MARGIN: dict[str, Any] = {"color": "#7c6a3c", "lw": 0.8, "ls": (0, (1, 1.5))}
 PRIOR: dict[str, Any] = rows.OVERLOAD | {"marker": "D", "ms": 4}
 
@@ -317,7 +317,7 @@ def forest(study: StudyTables) -> style.Picture:
     ]
     notes = [f"{rows.tax_text(table)}; {study.reference['ref_safe']:g} req/s"]
     height = 2 * (FOREST_IN * len(study.compared) + 0.25) + 0.5
-    figure = style.new_figure(study, style.PAGE_IN, height, notes)
+    figure = style.new_figure(study, style.COLUMN_IN, height, notes)
     grid = figure.subplots(2, sharex=True)
     widest = table["margin"].max()
     ends = [*rows.numbers(table, [*rows.ENDS, "prior_tax"]), -widest, widest]
@@ -333,7 +333,7 @@ def forest(study: StudyTables) -> style.Picture:
         Line2D([], [], label=f"±{margins} % margin", **MARGIN),
         *rows.overload_handles(table),
     ]
-    return style.picture(figure, table, handles, 4)
+    return style.picture(figure, table, handles, 2)
 
 
 def _forest(study: StudyTables, axes: Axes, panel: pd.DataFrame) -> None:
@@ -347,5 +347,5 @@ def _forest(study: StudyTables, axes: Axes, panel: pd.DataFrame) -> None:
             axes.plot(row["prior_tax"], y, zorder=5, **PRIOR)
         untold = row["config"] == study.aa or row["verdict"] == TOO_FEW
         said = "" if untold else in_words(row["verdict"], row["margin"])
-        rows.beside(axes, y, rows.size_text(row))
-        rows.beside(axes, y, said, bold=not untold and costs(row["verdict"]), offset=76)
+        rows.beside(axes, y - 0.22 * bool(said), rows.size_text(row))
+        rows.beside(axes, y + 0.22, said, bold=costs(row["verdict"]))
