@@ -23,12 +23,6 @@ from connector_tax.report import answer, effects, series
 from connector_tax.report import launches as runs
 from connector_tax.seals import changed_settings
 
-COLUMN_FIGURES = (
-    "fig1_ttft_vs_rate",
-    "fig2_tpot_vs_rate",
-    "fig7_decomposition",
-    "fig8_additivity",
-)
 SVG, CSV = "image/svg+xml", "text/csv"
 DOWNLOADS = (paths.CELLS, paths.EFFECTS, paths.ENGINE_TABLE)
 RAW_FILES = (
@@ -54,7 +48,6 @@ class FigureView:
     caption: str
     source: str
     numbers: str
-    wide: bool
     absent_because: str
 
 
@@ -135,7 +128,7 @@ def _figure(study: StudyTables, name: str) -> FigureView:
     first = next(csv.DictReader(io.StringIO(numbers.decode())), {})
     return FigureView(
         name, words.title, caption, data_url(SVG, picture), data_url(CSV, numbers),
-        wide=name not in COLUMN_FIGURES, absent_because=first.get(style.ABSENT_BECAUSE, ""),
+        absent_because=first.get(style.ABSENT_BECAUSE, ""),
     )  # fmt: skip
 
 
