@@ -7,7 +7,7 @@ a step is held to one speed. A connector makes schedule() longer itself, and wha
 the engine core this adjustment takes away: a lower bound. The last column leaves it in, as far as a
 configuration's fastest half seconds are those of an equally fast host.
 
-Cells that were measured again count with both measurements.
+Cells that were measured again count with both measurements. `--picture` draws the half seconds.
 """
 
 import argparse
@@ -18,6 +18,8 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+from matplotlib.figure import Figure
+from matplotlib.ticker import MultipleLocator
 from rich.console import Console
 from rich.table import Table
 
@@ -28,7 +30,9 @@ from connector_tax.artifacts.names import baseline_of, configuration_of, launche
 from connector_tax.artifacts.study_file import launches, read_study
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.commands import run_command
+from connector_tax.figures import style
 from connector_tax.files import ArtifactError, read_jsonl
+from connector_tax.marks import marks_of
 
 HALF_SECOND_NS = 500_000_000
 # Steps in a half second whose median says something; between two of them the engine was not idle.
@@ -121,15 +125,47 @@ def _said(launched: Launches, name: str, baseline: str, confidence: float) -> st
     return f"{us * tax:+.0f} us, {tax:+.1%} [{low:+.1%}, {high:+.1%}]"
 
 
+def _draw(study: StudyDocument, frame: pl.DataFrame, file: Path) -> None:
+    """A point for each half second; the slope that holds a step to one speed, at the baseline."""
+    baseline = baseline_of(study["config"])
+    _, slope, _ = adjusted(frame, baseline)
+    figure = Figure(figsize=(style.COLUMN_IN, 2.6), layout="constrained")
+    axes = figure.subplots()
+    axes.set(xscale="log", yscale="log")
+    axes.set_xlabel("the scheduler's own time for a step, without hooks (µs)")
+    axes.set_ylabel("from one decode step to the next (ms)")
+    labels = {item["id"]: item["label"] for item in study["configurations"]}
+    for name, mark in marks_of(labels).items():
+        mine = frame.filter(configuration=name).select("schedule", "step").to_numpy()
+        if mine.size:
+            x, y = np.exp(mine.T)
+            look = style.marker_style(mark)
+            axes.plot(x, y / 1e3, ls="", ms=2.4, alpha=0.7, label=labels[name], **look)
+    x, y = np.exp(frame.filter(configuration=baseline).select("schedule", "step").to_numpy().T)
+    schedule = frame["schedule"].to_numpy()
+    ends = np.exp([schedule.min(), schedule.max()])
+    line = np.median(y / 1e3 / x**slope) * ends**slope
+    axes.plot(ends, line, color=style.MUTED, lw=0.6, zorder=0, label=f"slope {slope:.2f}")
+    for axis, (low, high) in ((axes.xaxis, ends), (axes.yaxis, axes.get_ylim())):
+        style.log_ticks(axis, low, high)
+    axes.xaxis.set_major_locator(MultipleLocator(10))
+    figure.legend(loc="outside upper left", ncols=3, handletextpad=0.3, columnspacing=1)
+    figure.savefig(file, dpi=200, metadata={"Software": None})
+
+
 def _run(arguments: argparse.Namespace) -> None:
     study = read_study(arguments.study)
-    _print(study, half_seconds(arguments.study, arguments.cell))
+    frame = half_seconds(arguments.study, arguments.cell)
+    _print(study, frame)
+    if arguments.picture:
+        _draw(study, frame, arguments.picture)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare the decode steps of a study's configurations at one speed of the host."""
     parser = study_parser("host_speed", __doc__)
     parser.add_argument("--cell", required=True, help="of Phase A, such as r8")
+    parser.add_argument("--picture", type=Path, help="a PNG to draw")
     return run_command(parser, argv, _run)
 
 
