@@ -95,7 +95,7 @@ class HeldRequest:
     """
 
     __slots__ = (
-        *("_accumulator", "_body", "_owner", "_patience", "_reads", "_size", "_stamp", "_status"),
+        *("_accumulator", "_body", "_owner", "_patience", "_reads", "_size", "_status"),
         *("body", "connection", "head", "record", "sent", "task", "timeout"),
     )
 
@@ -111,7 +111,6 @@ class HeldRequest:
         self._accumulator: StreamAccumulator | None = None
         self._reads = array("q") if owner.run.keep_reads else None
         self._patience: asyncio.TimerHandle | None = None
-        self._stamp = 0
         self._status = 0
         self._body: list[bytes] = []
         self._size = 0
@@ -131,7 +130,6 @@ class HeldRequest:
         if accumulator is None:
             self._keep(chunk)
             return
-        self._stamp = stamp
         try:
             events = accumulator.feed(chunk)
         except Exception as error:  # whatever it is must reach the record
@@ -173,13 +171,11 @@ class HeldRequest:
             self.fail(failure)
         else:
             self.record.tolerated = "not_closed"
-            self.record.t_done_ns = self._stamp
+            self.record.t_done_ns = _monotonic_ns()
             self._check()
 
     def fail(self, failure: RequestFailed) -> None:
         """End it, whatever has come."""
-        if self._stamp:
-            self.record.t_done_ns = self._stamp
         self._owner.on_answered(self, failure)
 
     def stop(self) -> None:
