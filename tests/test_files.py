@@ -53,6 +53,6 @@ def test_standard_output_goes_on_after_what_was_written(path: str, tmp_path: Pat
 
 
 def test_a_full_device_is_an_error_and_stays_a_device() -> None:
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
         write_bytes(Path("/dev/full"), b"data")
     assert Path("/dev/full").is_char_device()

@@ -94,11 +94,27 @@ def standard_stream(path: Path) -> BinaryIO | None:
     return None
 
 
+def is_stdout(path: Path | None) -> bool:
+    """True if there is a path, and it leads to standard output."""
+    return path is not None and standard_stream(path) is sys.stdout.buffer
+
+
 def write_bytes(path: Path, data: bytes) -> None:
     """Write `data` to `path` atomically and durably, creating parent folders; links are followed.
 
     What is there and no regular file is written to as it stands, and so is a standard stream.
+
+    Raises:
+        OSError: it cannot be written; names a file.
     """
+    try:
+        _write_bytes(path, data)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a write has none
+        raise
+
+
+def _write_bytes(path: Path, data: bytes) -> None:
     if (standard := standard_stream(path)) is not None:
         standard.write(data)
         standard.flush()

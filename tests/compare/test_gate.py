@@ -100,6 +100,21 @@ def test_junit_and_markdown_say_what_each_bound_gave(root: Path, tmp_path: Path)
     assert all(result in text for result in (ABOVE, BELOW, CANNOT_TELL, NO_NUMBER))
 
 
+@pytest.mark.parametrize("kind", ["junit", "markdown"])
+def test_a_file_on_standard_output_is_alone_there(
+    root: Path, kind: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    gate(root, [5.0], ["nixl_both"], f"--{kind}=-")
+    printed = capfd.readouterr()
+    assert printed.out.startswith("<?xml" if kind == "junit" else "## Gate")
+    assert printed.out.count("## Gate") == (kind == "markdown")
+    assert "## Gate" in printed.err
+    assert gate(root, [5.0], ["nixl_both"], f"--{kind}=/dev/full") == 3
+    printed = capfd.readouterr()
+    assert "## Gate" in printed.out
+    assert "/dev/full" in printed.err
+
+
 @pytest.mark.parametrize("bound", ["ttft_p90", "ttft_p90=5", "speed=5%", "ttft_p90=x%"])
 def test_a_wrong_command_line_is_none_of_the_answers(
     root: Path, bound: str, capsys: pytest.CaptureFixture[str]

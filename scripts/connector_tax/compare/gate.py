@@ -30,7 +30,7 @@ from connector_tax.compare.page import markdown_table
 from connector_tax.compare.rows import Side, effect_side, quantile
 from connector_tax.compare.studies import opened
 from connector_tax.figures.tables import StudyTables
-from connector_tax.files import ArtifactError, write_bytes, write_text
+from connector_tax.files import ArtifactError, is_stdout, write_bytes, write_text
 from connector_tax.study.plan import expected_cell_s, known_durations, launch_overhead_s
 
 BELOW, ABOVE, NO_NUMBER = "below", "above", "void or missing"
@@ -266,11 +266,12 @@ def _gate(arguments: argparse.Namespace) -> int:
         if arguments.plan:
             metrics = dict.fromkeys(metric for metric, _ in arguments.max_tax)
             summary += "\n".join(plan_lines(study, arguments.config, list(metrics), at))
+        to_stdout = is_stdout(arguments.junit) or is_stdout(arguments.markdown)
+        print(summary, file=sys.stderr if to_stdout else sys.stdout)
         if arguments.junit is not None:
             write_bytes(arguments.junit, junit(study.name, checks))
     if arguments.markdown is not None:
         write_text(arguments.markdown, summary)
-    print(summary)
     return STATUS[overall(checks)]
 
 

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from connector_tax.files import standard_stream, write_bytes, write_json
+from connector_tax.files import is_stdout, standard_stream, write_bytes, write_json
 from connector_tax.loadgen.affinity import plan_affinity, read_topology
 from connector_tax.loadgen.endpoint import is_local, wait_ready
 from connector_tax.loadgen.generator import (
@@ -523,11 +523,16 @@ def run(
     }
     summary = _about(options, target) | times
     summary |= summarise(result, checks, sink.itl_ms, options.goodput)
-    to_stdout = any(_is_stdout(getattr(options, name)) for name in OUTPUTS)
-    with contextlib.suppress(BrokenPipeError):
+    to_stdout = any(is_stdout(getattr(options, name)) for name in OUTPUTS)
+    lost = sink.problem is not None
+    try:
         print_summary(summary, sys.stderr if to_stdout else sys.stdout)
         sys.stdout.flush()
-    lost = sink.problem is not None
+    except (BrokenPipeError, SystemExit):  # nobody reads on, where rich would end the process
+        pass
+    except OSError as error:
+        lost = True
+        print(f"error: standard output: {error.strerror}", file=sys.stderr)
     try:
         if options.summary is not None:
             write_json(options.summary, summary)
@@ -536,7 +541,7 @@ def run(
             write_bytes(options.session_output, b"".join(line + b"\n" for line in lines))
     except OSError as error:
         lost = True
-        print(f"error: {error.filename or options.summary}: {error.strerror}", file=sys.stderr)
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
     if signals.received is not None:
         return 128 + signals.received
     if lost:
@@ -544,10 +549,6 @@ def run(
     if not any(record.status == "ok" for record in result.records):
         return 3
     return 0 if all(check["pass"] for check in checks.values()) else 1
-
-
-def _is_stdout(path: Path | None) -> bool:
-    return path is not None and standard_stream(path) is sys.stdout.buffer
 
 
 def _about(options: argparse.Namespace, target: Target) -> dict[str, Any]:

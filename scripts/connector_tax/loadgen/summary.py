@@ -66,8 +66,11 @@ class RecordSink:
         self._lines = bytearray()
         self._written = 0  # bytes, all of them whole lines
         self._stream: BinaryIO | FileIO | None = None
+        self._file: FileIO | None = None  # none of the standard streams
         if path is not None:
-            self._stream = standard_stream(path) or path.open("wb", buffering=0)
+            self._stream = standard_stream(path)
+            if self._stream is None:
+                self._stream = self._file = path.open("wb", buffering=0)
         self._encode = msgspec.json.Encoder().encode
         self._recent_ms: deque[float] = deque(maxlen=RECENT)
         self._tokens = 0
@@ -116,8 +119,8 @@ class RecordSink:
         """Write what is left; leave the line of progress standing."""
         self._leave_line()
         self._flush()
-        if isinstance(self._stream, FileIO):
-            self._stream.close()
+        if self._file is not None:
+            self._file.close()
         self._stream = None
 
     def _flush(self) -> None:
@@ -133,8 +136,9 @@ class RecordSink:
             self._written += len(data)
         except OSError as error:
             self._stream = None
-            with contextlib.suppress(OSError):  # a pipe or a device
-                stream.truncate(self._written)
+            if self._file is not None:
+                with contextlib.suppress(OSError):  # a pipe or a device
+                    self._file.truncate(self._written)
             self.problem = f"{self._path}: {error.strerror}; it has what came before"
             self._leave_line()
             print(f"error: {self.problem}; the run goes on", file=sys.stderr)
