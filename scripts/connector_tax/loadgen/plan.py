@@ -444,8 +444,9 @@ class Plan:
         elapsed_s, inflight = (now_ns - self.origin_ns) / 1e9, self.outstanding
         if self._load.waits_in_workers:
             inflight = min(inflight, self._scheduler.active)
+        issued = inflight + self.ok + self.failed + self.dropped
         counts = self.ok, self.measured_ok, self.failed, self.dropped
-        return Progress(elapsed_s, len(self._records), inflight, *counts)
+        return Progress(elapsed_s, issued, inflight, *counts)
 
     @property
     def cooldown_end_ns(self) -> int:
