@@ -156,11 +156,17 @@ def test_a_slow_load_finds_young_connections(monkeypatch: pytest.MonkeyPatch) ->
         uvloop.run(main_loop(server))
 
 
-def test_a_dead_server_is_not_hammered_and_the_run_can_end_for_it(tmp_path: Path) -> None:
+def test_a_dead_server_is_not_hammered_and_the_run_can_end_for_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with refused_port() as port:
         load = ("--concurrency", "8", "--duration", "1.5", "--max-errors", "1000")
         status, summary, _ = command(port, tmp_path, *load)
         assert status == 3
+        # What could not be judged is no fault of anybody's.
+        printed = capsys.readouterr().out
+        assert "FAIL concurrent_sessions_max: no data\n" in printed
+        assert "a fault of the load generator" not in printed
         assert summary["failed"]["connect_refused"]["count"] <= 16  # each place once a second
         _, summary, records = command(port, tmp_path, *load[:2], "--max-errors", "5")
         assert 5 <= len(records) <= 16
@@ -396,7 +402,18 @@ def test_requests_are_all_sent_and_end_the_run(tmp_path: Path) -> None:
             _, summary, records = command(server.port, tmp_path, *load, "--requests", "70")
             assert summary["ok"] == len(records) == 70
         _, _, records = command(server.port, tmp_path, "--concurrency", "2", "--duration", "0.3")
+        status, summary, _ = command(
+            server.port, tmp_path, "--rate", "50", "--requests", "5", "--warmup", "9"
+        )
     assert len(records) > 70
+    assert (status, summary["ok"], summary["unmeasured"]) == (3, 0, 5)
+
+
+def test_a_closed_loop_opens_no_more_connections_than_it_has_requests(tmp_path: Path) -> None:
+    with serve(GOOD) as server:
+        _, summary, _ = command(server.port, tmp_path, "--concurrency", "90", "--requests", "3")
+        assert summary["ok"] == 3
+        assert server.connections <= 3 + pool.SPARE
 
 
 def test_the_first_requests_of_a_closed_loop_do_not_wait_for_each_other(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         if action.dest in NEEDS:
             default = NEEDS[action.dest][1]
         text = action.help or ""
-        plain = default in (None, False, argparse.SUPPRESS) or not action.option_strings
+        plain = default in (None, False, argparse.SUPPRESS, []) or not action.option_strings
         return text if plain else f"{text} [{default}]".lstrip()
 
 
@@ -546,7 +546,7 @@ def run(
         return 128 + signals.received
     if lost:
         return 4
-    if not any(record.status == "ok" for record in result.records):
+    if not summary["ok"]:
         return 3
     return 0 if all(check["pass"] for check in checks.values()) else 1
 

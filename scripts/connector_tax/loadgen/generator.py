@@ -394,7 +394,8 @@ class LoadGenerator:
         if not options.strict:
             self._ahead = min(self._ahead, SPARE)
             if load.offsets_ns is None:
-                self._ahead = -(-load.concurrency // options.workers)
+                places = min(load.concurrency, len(load.sessions))
+                self._ahead = -(-places // options.workers)
         begin = Begin(
             run=self._run_number,
             inflight_cap=rule.inflight_cap or 0,

@@ -525,10 +525,11 @@ def print_summary(summary: dict[str, Any], stream: TextIO) -> None:
     checks = summary["checks"]
     console.print(f"{sum(check['passed'] for check in checks)} of {len(checks)} checks pass")
     for check in checks:
-        if not check["passed"]:
-            value = "no data" if check["value"] is None else f"{check['value']:.4g}"
-            name = check["name"]
-            console.print(f"FAIL {name} is {value}, allowed {check['bound']}: {WRONG[name]}")
+        name, value = check["name"], check["value"]
+        if value is None:
+            console.print(f"FAIL {name}: no data")
+        elif not check["passed"]:
+            console.print(f"FAIL {name} is {value:.4g}, allowed {check['bound']}: {WRONG[name]}")
             console.print(f"     {ADVICE[name]}")
 
 
