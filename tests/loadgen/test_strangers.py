@@ -265,6 +265,7 @@ def test_failures_say_what_the_server_said(
     printed = capsys.readouterr().out
     assert "7 http_status" in printed
     assert '3 x 429: {"error":"slow down"}' in printed
+    assert "1 x other texts" in printed
 
 
 def test_a_ready_check_without_permission_says_so(capsys: pytest.CaptureFixture[str]) -> None:
@@ -449,6 +450,7 @@ def test_a_run_ends_when_it_is_precise_or_the_server_overloaded(tmp_path: Path) 
         _, summary, _ = command(server.port, tmp_path, *load, "--stop-at-precision", "99.9%")
     assert summary["ok"] >= 100
     assert summary["window_s"] < 30
+    assert "asked for ±99.9%" in summary["notes"][0]
     with serve(Hang) as server:
         limit = ("--inflight-cap", "3", "--stop-overloaded")
         _, summary, records = command(server.port, tmp_path, *load, *limit)

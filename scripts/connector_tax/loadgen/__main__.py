@@ -137,18 +137,24 @@ def _option(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _slo(text: str) -> tuple[str, float]:
+def latency_limit(text: str) -> tuple[str, float]:
     name, _, limit = text.partition(":")
     if name.upper() not in ("TTFT", "TTFA", "TPOT", "E2E") or not 0 < float(limit) < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r}; allowed: ttft, ttfa, tpot or e2e, :, ms")
     return name.upper(), float(limit)
 
 
-def _share(text: str) -> float:
+def share_of_one(text: str) -> float:
     share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     if not 0 < share < 1:
         raise argparse.ArgumentTypeError(f"{text!r}; allowed: between 0 and 100%")
     return share
+
+
+def json_object(text: str) -> dict[str, Any]:
+    if not isinstance(value := json.loads(text), dict):
+        raise argparse.ArgumentTypeError(f"{text!r}; allowed: a JSON object")
+    return value
 
 
 def _add_endpoint(parser: argparse.ArgumentParser) -> None:
@@ -189,7 +195,7 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     add("--min-completed", type=int, help="measure on until so many have succeeded")
     add("--max-duration", type=float, help="s, the most that --min-completed may take")
     narrow = "end before --duration, when the intervals of TTFT and TPOT p90 are as narrow (half)"
-    add("--stop-at-precision", type=_share, metavar="5%", help=narrow)
+    add("--stop-at-precision", type=share_of_one, metavar="5%", help=narrow)
     add("--stop-overloaded", action="store_true", help="end when --inflight-cap is reached")
     add("--max-errors", type=int, help="end when so many requests have failed")
     goes_on = "load goes on, unmeasured, until what was measured is answered"
@@ -208,7 +214,7 @@ def _add_requests(parser: argparse.ArgumentParser) -> None:
     add("--vocabulary", type=int, help="token ids below this")
     add("--max-tokens", type=int, help="of each answer")
     add("--ignore-eos", action="store_true", help="exactly --max-tokens, checked")
-    add("--body", type=json.loads, default={}, help="JSON merged into every body")
+    add("--body", type=json_object, default={}, help="JSON merged into every body")
     add("--keep-going", action="store_true", help="after a failure in a session")
 
 
@@ -222,7 +228,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     add("--drain", type=float, default=60.0, help="s after the end for what runs")
     add("--no-affinity", action="store_true", help="do not pin to CPUs")
     keep = "ms: how many requests keep all of these"
-    add("--goodput", type=_slo, nargs="+", default=[], metavar="ttft:200", help=keep)
+    add("--goodput", type=latency_limit, nargs="+", default=[], metavar="ttft:200", help=keep)
     add("--summary", type=Path, help="JSON: configuration, checks, percentiles with intervals")
     add("--output", type=Path, help="JSONL, a record per request, as they end (- is stdout)")
     add("--session-output", type=Path, help="JSONL, one record per session")
@@ -419,8 +425,6 @@ def _offsets(options: argparse.Namespace, rule: CellRule, count: int | None) -> 
 
 def _bodies(options: argparse.Namespace, target: Target, sessions: Sessions) -> Build:
     """What makes the body of each request."""
-    if not isinstance(options.body, dict):
-        raise ValueError(f"--body: found {options.body!r}; allowed: a JSON object")
     common: dict[str, Any] = {"model": options.model, "stream": target.stream}
     if target.stream and not options.no_usage:
         common["stream_options"] = {"include_usage": True}
@@ -523,6 +527,10 @@ def run(
     }
     summary = _about(options, target) | times
     summary |= summarise(result, checks, sink.itl_ms, options.goodput)
+    if precision is not None:
+        count, width = precision.seen
+        known = f"of {count} successes TTFT and TPOT p50 are known to ±{width:.1%}"
+        summary["notes"].append(f"{known}; asked for ±{precision.target:.1%}")
     to_stdout = any(is_stdout(getattr(options, name)) for name in OUTPUTS)
     lost = sink.problem is not None
     try:

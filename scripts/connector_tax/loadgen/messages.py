@@ -36,7 +36,7 @@ FAILURES: dict[str, tuple[Status, str]] = {
     "closed_mid_response": ("error", "the server closed the connection in mid-response"),
     "malformed_event": ("error", "an event or body of the response was not the expected JSON"),
     "oversized_event": ("error", "an event of the stream exceeded the size limit"),
-    "error_event": ("error", "the server reported an error inside the stream"),
+    "error_event": ("error", "the server reported an error after status 200"),
     "missing_done": ("error", "the stream ended without [DONE], or the body without finish reason"),
     "missing_finish": ("error", "the stream ended with [DONE], but no choice had a finish reason"),
     "data_after_done": ("error", "tokens followed [DONE]"),

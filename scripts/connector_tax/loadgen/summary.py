@@ -505,8 +505,11 @@ def print_summary(summary: dict[str, Any], stream: TextIO) -> None:
     )
     for kind, failures in summary["failed"].items():
         console.print(f"  {failures['count']} {kind}: {FAILURES[kind][1]}")
-        for text, count in failures["texts"].items():
+        texts = failures["texts"]
+        for text, count in texts.items():
             console.print(f"      {count} x {text}")
+        if texts and (others := failures["count"] - sum(texts.values())):
+            console.print(f"      {others} x other texts")
     for note in (*_notes(summary), *summary.get("notes", ())):
         console.print(f"note: {note}")
     if (goodput := summary["goodput"]) is not None:
