@@ -3,9 +3,10 @@
     python -m benchmarks.coming_from --peer "vllm bench serve=PATH" --tokenizer FOLDER
 
 Both lines of a pair run against the C event server, whose log says what each did: requests, tokens
-of each answer, and the most at once. The page docs/coming-from.md is written
-anew with it; a peer without a program keeps its lines, and what it did is left open. AIPerf takes a
-tokenizer by its name in the Hugging Face cache (`--aiperf-tokenizer`).
+of each answer, and the most at once. Beside it stands the TTFT that the client prints. The page
+docs/coming-from.md is written anew with it; a peer without a program keeps its lines, and what it
+did is left open. AIPerf takes a tokenizer by its name in the Hugging Face cache
+(`--aiperf-tokenizer`).
 """
 
 import argparse
@@ -21,7 +22,15 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.event_server import EventServer, two_cpus
-from benchmarks.peers import FIRST_US, GAP_US, PROMPT, add_peers, named_peers
+from benchmarks.peers import (
+    CLIENTS,
+    FIRST_US,
+    GAP_US,
+    PROMPT,
+    add_peers,
+    named_peers,
+    reported,
+)
 from connector_tax.config import ROOT
 from connector_tax.machine import machine
 
@@ -39,6 +48,14 @@ COMMON = {
     " --use-legacy-max-tokens --extra-inputs ignore_eos:true --ui none",
     "": "--url {url} --model m --prompt-tokens 8 --max-tokens 16 --ignore-eos",
 }
+# By which a client writes what it prints, and who reads p50 and p99 of its TTFT in ms there.
+PRINTED = {
+    VLLM: ("--percentile-metrics ttft --metric-percentiles 50,99 --save-result --result-dir ."
+           " --result-filename vllm.json", CLIENTS["vllm bench serve"].ttft_ms),
+    GUIDELLM: ("--output kind=json,path=guidellm.json", CLIENTS["guidellm"].ttft_ms),
+    AIPERF: ("--artifact-dir .", CLIENTS["aiperf"].ttft_ms),
+    "": ("--no-affinity --summary own.json", reported("own.json", "latency_ms", "TTFT")),
+}  # fmt: skip
 WORDS = "there prompts of so many tokens, here of so many words"
 PROGRAM = {VLLM: "bench serve", GUIDELLM: "run", AIPERF: "profile"}
 CHAT = "--url {url} --model m --prompt-words 8 --max-tokens 16 --ignore-eos --chat"
@@ -113,14 +130,19 @@ PAIRS = (
 )  # fmt: skip
 
 
-def did(arguments: list[str]) -> str:
-    """Run a command against a server of its own; what the server saw, or why it saw nothing."""
+def did(arguments: list[str], client: str = "") -> str:
+    """Run a client's command against a server of its own.
+
+    Return what the server saw and the client printed, or why there is nothing.
+    """
+    write, ttft_ms = PRINTED[client]
     client_cpu, server_cpu = two_cpus()
     with tempfile.TemporaryDirectory(prefix="connector-tax-coming-") as folder:
         prompts = Path(folder, "prompts.jsonl")
         prompts.write_text((json.dumps({"prompt": PROMPT, "output_tokens_count": 16}) + "\n") * 100)
         with EventServer(GAP_US, FIRST_US, server_cpu) as server:
-            command = [word.replace("PORT", f"{server.port}") for word in arguments]
+            words = [*arguments, *write.split()]
+            command = [word.replace("PORT", f"{server.port}") for word in words]
             process = subprocess.Popen(
                 ["taskset", "-c", f"{client_cpu}", *command],
                 cwd=folder,
@@ -138,7 +160,10 @@ def did(arguments: list[str]) -> str:
         if process.returncode not in (0, 1):
             print(said[-2000:], file=sys.stderr)
             return f"exit status {process.returncode}"
-    return seen(sorted(server.responses))
+        printed_ms, _ = ttft_ms(Path(folder))
+    responses = sorted(server.responses)
+    true_ms = np.median([(stamps[1] - stamps[0]) / 1e6 for stamps in responses])
+    return f"{seen(responses)}, {printed_ms:.1f} ({true_ms:.1f}) ms"
 
 
 def seen(responses: list[list[int]]) -> str:
@@ -160,8 +185,9 @@ def page(results: list[tuple[str, str]]) -> str:
         "Twenty command lines of `vllm bench serve`, guidellm and AIPerf, each beside ours for the",
         "same work. `python -m benchmarks.coming_from` runs both and writes this page. What each",
         "did comes from the server's log: requests × tokens, and the most at once. A first",
-        "request, sent to see that the server answers, is counted. How well each keeps a rate:",
-        "[peers](decisions.md#peers).",
+        "request, sent to see that the server answers, is counted. Then the TTFT p50 that each",
+        "prints, in brackets the server's own, from request to first token. How well each keeps",
+        "a rate: [peers](decisions.md#peers).",
         "",
         f"Machine: `{machine()}`.",
         "",
@@ -203,9 +229,9 @@ def main() -> int:
         they = "not run"
         if pair.client in programs:
             name = options.aiperf_tokenizer if pair.client == AIPERF else options.tokenizer
-            they = did([programs[pair.client], *pair.their_arguments(url, name)])
+            they = did([programs[pair.client], *pair.their_arguments(url, name)], pair.client)
         ours = [sys.executable, "-m", "connector_tax.loadgen", *pair.our_arguments(url)]
-        own = did([*ours, "--no-affinity"])
+        own = did(ours)
         results.append((they, own))
         print(f"{pair.client} {pair.theirs}: {they} | {own}", flush=True)
     PAGE.write_text(page(results))

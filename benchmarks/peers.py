@@ -75,7 +75,7 @@ def _own_ttft(folder: Path) -> tuple[float, float]:
     return float(np.percentile(ttft, 50)), float(np.percentile(ttft, 99))
 
 
-def _reported(file: str, *path: Any, p50: str = "p50", p99: str = "p99") -> Any:
+def reported(file: str, *path: Any, p50: str = "p50", p99: str = "p99") -> Any:
     """Reads p50 and p99 from a peer's report, below the keys of `path`."""
 
     def read(folder: Path) -> tuple[float, float]:
@@ -144,7 +144,7 @@ CLIENTS = {
         " --custom-dataset-type single_turn --artifact-dir {folder}",
         "--request-rate {rate!r} --request-rate-mode constant",
         "--concurrency {places}",
-        _reported("profile_export_aiperf.json", "time_to_first_token"),
+        reported("profile_export_aiperf.json", "time_to_first_token"),
     ),
     "guidellm": Client(
         "run --backend kind=openai_http,target={url},model=m,request_format=/v1/completions"
@@ -153,7 +153,7 @@ CLIENTS = {
         " --output kind=json,path={folder}/guidellm.json",
         "--profile kind=constant,rate={rate!r}",
         "--profile kind=concurrent,streams={places}",
-        _reported(
+        reported(
             "guidellm.json", "benchmarks", 0, "metrics", "time_to_first_token_ms", "successful",
             "percentiles",
         ),
@@ -165,7 +165,7 @@ CLIENTS = {
         " --result-dir {folder} --result-filename vllm.json",
         "--request-rate {rate!r} --burstiness 1000000",
         "--max-concurrency {places}",
-        _reported("vllm.json", p50="p50_ttft_ms", p99="p99_ttft_ms"),
+        reported("vllm.json", p50="p50_ttft_ms", p99="p99_ttft_ms"),
     ),
     "veeksha": Client(  # the program is the Python it is installed in
         "-m veeksha.benchmark --benchmark-config-from-file {folder}/config.yml",
