@@ -96,7 +96,6 @@ def _complete(folder: Path, index: dict[str, Any]) -> None:
     settings = {
         "settings": settings_record(layout, None, blocks),
         "environment": {"server": {}},
-        "cleared": ["OMP_NUM_THREADS"],
     }
     write_json(folder / "resources.json", of_launch | resources)
     write_json(folder / "settings.json", of_launch | settings)

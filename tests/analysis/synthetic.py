@@ -273,7 +273,6 @@ def _write_cell(
             "measured_ok": warm,
         },
         "extended_s": window_s - rules["floor_s"],
-        "achieved_rate_rps": rate,
         "health": {"early_send_ms": {"value": 0.0, "bound": 0.0, "pass": True}},
         "valid": reason is None,
         "void_reasons": [] if reason is None else [reason],

@@ -86,7 +86,6 @@ def _write_launch(
                        "started_utc": f"2026-05-26T0{position % 10}:00:00Z"},
             "counts": {"planned": 240, "sent": 240, "ok": 240, "dropped": 0, "failed": {},
                        "measured_ok": 230},
-            "achieved_rate_rps": rate,
             "health": {
                 "schedule_lag_p99_ms": {"value": 0.4, "bound": 2.0, "pass": True},
                 "error_rate": {"value": 0.2 if status == "void" else 0.0, "bound": 0.01,

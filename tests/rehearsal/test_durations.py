@@ -156,7 +156,7 @@ def test_what_is_done_is_no_longer_expected_and_a_rate_of_its_own_is_followed(
     assert rows["A", names["A"][0]].expected_s == 100.0
     assert rows["B", names["B"][0]].expected_s == expected_cell_s(study["config"], 2.0)
     assert rows["Bp", names["Bp"][0]].expected_s == 100.0
-    probed = {"design_sha256": study["design_sha256"], "label": "", "probed_utc": "", "shapes": {}}
+    probed = {"design_sha256": study["design_sha256"], "label": "", "shapes": {}}
     left = remaining(study, tmp_path, known)
     write_json(tmp_path / paths.SHAPE_RATES, probed)
     assert left.wall_s - remaining(study, tmp_path, known).wall_s == pytest.approx(560.0)

@@ -88,7 +88,6 @@ def test_every_request_is_accounted_for_and_the_counters_match_exactly(crowded: 
     assert len(later) == record["cooldown"]["requests"] == sum(r["cooldown"] for r in requests) > 0
     assert counts["planned"] == len(requests) == counts["ok"] == record["schedule"]["n"]
     assert counts["measured_ok"] == 60
-    assert record["achieved_rate_rps"] == pytest.approx(20)
     for check in ("success", "prompt_tokens", "generation_tokens"):
         assert record["health"][f"server_{check}_excess"]["value"] == 0
     assert record["health"]["unaccounted_requests"]["value"] == 0

@@ -7,7 +7,6 @@ server counts.
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,7 +117,7 @@ def _ask(name: str, section: EngineSection, server: Server, startup_s: float,
     values = {} if page is None else _values(page)
     served["counters"] = None not in server_counters(values).values()
     served["no_steps"] = _no_steps(server.folder, served)
-    settings = engine_record(server, {**section, "served": served}, os.environ, page)["settings"]
+    settings = engine_record(server, {**section, "served": served}, page)["settings"]
     remove_settings(server.folder)
     owner, version = str(card.get("owned_by", "")), served["version"]
     what = f"vLLM {version}" if version and served["counters"] else "server"

@@ -137,7 +137,6 @@ class MachineCounters(TypedDict):
     idle_ms: list[float]
     steal_ms: list[float]
     own_ms: list[float]
-    pressure_us: list[float | None]
     throttled: float | None
     suspended_ms: int
     self_us: float
@@ -168,9 +167,9 @@ class MachineLine(TypedDict, total=False):
     loadgen: list[int]  #: the logical CPUs of each side; absent but in begin
     server: list[int]  #: the logical CPUs of each side; absent but in begin
     # begin and chunk.
-    #: totals. idle_ms, steal_ms and own_ms (the study's own processes) of both sides; pressure_us
-    #: of cpu and memory, throttled periods, each null where the kernel does not tell; suspended_ms;
-    #: CPU time and page faults of the watching process; absent from a look
+    #: totals. idle_ms, steal_ms and own_ms (the study's own processes) of both sides; throttled
+    #: periods, null where the kernel does not tell; suspended_ms; CPU time and page faults of the
+    #: watching process
     counters: MachineCounters
 
 
@@ -293,7 +292,8 @@ class MeasuredCellRecord(TypedDict):
     cooldown: CooldownRecord
     counts: CountsRecord  #: planned, sent, ok, dropped, failed by kind, measured_ok; requests
     extended_s: float  #: how far the window went beyond its floor
-    achieved_rate_rps: float  #: measured requests sent, over the window
+    #: measured requests sent, over the window; written until 0.3.0
+    achieved_rate_rps: NotRequired[float]
     clock: str  #: kernel or worker: who stamped the reads
     attempt: int  #: the launch's attempt that measured it
     suspended_ms: NotRequired[int]  #: how long the machine was suspended during the cell

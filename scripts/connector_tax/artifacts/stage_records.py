@@ -136,7 +136,8 @@ class ShapeRatesRecord(TypedDict):
 
     design_sha256: str  #: of the design
     label: str  #: the engine's label
-    probed_utc: str  #: when the probes had ended, ISO 8601
+    #: when the probes had ended, ISO 8601; written until 0.3.0
+    probed_utc: NotRequired[str]
     #: cell name to: completed_s (when each request of the fastest burst was completed), served_rps
     #: (completions over the last of these), most_rps (`max_share` of that)
     shapes: dict[str, ShapeRate]

@@ -20,7 +20,6 @@ from connector_tax.analysis.machine import read_machine
 from connector_tax.analysis.validity import (
     assess,
     counted,
-    in_window,
     server_counters,
     void_reasons,
 )
@@ -357,8 +356,6 @@ def cell_record(
         "t_drained_ns": result.t_drained_ns,
         "started_utc": started_utc,
     }
-    measured = in_window(records, window)
-    window_s = (result.t_stop_ns - result.t_warmup_end_ns) / 1e9
     return {
         "phase": launch.phase,
         "cell": prepared.cell["cell"],
@@ -383,7 +380,6 @@ def cell_record(
         },
         "counts": {**counted(records, window), "planned": planned},
         "extended_s": result.extended_s,
-        "achieved_rate_rps": sum(r["t_send_ns"] is not None for r in measured) / window_s,
         "clock": result.clock,
         "attempt": prepared.attempt,
     }

@@ -401,7 +401,6 @@ class LaunchDriver:
         except PortTakenError as error:
             if "startup_s" in attempt:
                 raise ServerError(str(error)) from error
-            attempt.setdefault("ports_taken", []).append(attempt["port"])
             raise
 
     def _start(

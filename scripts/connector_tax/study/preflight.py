@@ -137,7 +137,7 @@ def _unproved_device(
 ) -> str | None:
     """`vllm.evidence.unproved_device` of a server that has served its gate's requests."""
     engine = study["config"]["engine"]
-    settings = engine_record(server, engine, os.environ, None)["settings"]
+    settings = engine_record(server, engine, None)["settings"]
     steps = LaunchStepLog(server.folder, engine).take_device()
     # A connector may switch asynchronous scheduling off: that is a result.
     scheduling = {"async_scheduling": "--no-async-scheduling" not in server.command.argv}

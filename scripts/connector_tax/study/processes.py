@@ -9,9 +9,9 @@ noticed and told, not counted as no time at all.
 
 How long the engine core's thread was ready to run and had no CPU is in the kernel's account too.
 
-Of the whole machine: CPU time by CPU set and process, steal, pressure (proc(5); the kernel's
-admin-guide/cgroup-v2 and accounting/psi). Each is a total since some start, so that any two
-readings can be subtracted.
+Of the whole machine: CPU time by CPU set and process, steal, throttling (proc(5); the kernel's
+admin-guide/cgroup-v2). Each is a total since some start, so that any two readings can be
+subtracted.
 """
 
 import contextlib
@@ -323,15 +323,6 @@ def set_times(sets: Iterable[Collection[int]]) -> list[tuple[int, int]]:
         (round(sum(by_cpu[c][0] for c in cpus)), round(sum(by_cpu[c][1] for c in cpus)))
         for cpus in sets
     ]
-
-
-def pressure_us(kind: str) -> int | None:
-    """Total time some task waited for `cpu` or `memory`; None where the kernel does not tell."""
-    try:
-        text = Path(f"/proc/pressure/{kind}").read_text(encoding="utf-8")
-    except OSError:
-        return None
-    return int(text.split("\n", 1)[0].rpartition("total=")[2])
 
 
 def throttled_file(root: Path = Path("/")) -> Path | None:

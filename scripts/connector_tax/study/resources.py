@@ -6,13 +6,11 @@ each companion process has in them. A quantity that could not be read is null an
 Two configurations can differ by more than the connector: it may ask for another KV-cache layout, or
 leave fewer blocks. Each setting has its value and where it was read, or null and the reason: from
 the engine's own objects (`probe`: vllm.settings_probe), else `vllm:cache_config_info` (`metrics`),
-else the log. Beside the settings stand the environment variables the server runs with, and the
-names of those of the caller that it has not.
+else the log. Beside the settings stand the environment variables the server runs with.
 """
 
 import contextlib
 import json
-import os
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +40,7 @@ from connector_tax.study.processes import (
     cpu_between,
 )
 from connector_tax.study.server import Server
-from connector_tax.study.server_command import can_change, cleared_names, shown
+from connector_tax.study.server_command import can_change, shown
 
 # ---- quantities
 
@@ -192,13 +190,10 @@ _PARTS = ("engine", "worker")
 Told = dict[str, tuple[Any, str | None]]
 
 
-def engine_record(
-    server: Server, section: EngineSection, caller: Mapping[str, str], page: str | None
-) -> EngineRecord:
+def engine_record(server: Server, section: EngineSection, page: str | None) -> EngineRecord:
     """The settings and the environment of a server that is ready.
 
     Args:
-        caller: the environment launch.sh was started with.
         page: the text of its /metrics; None where it did not answer.
     """
     engine = engine_of(section)
@@ -218,7 +213,6 @@ def engine_record(
     return {
         "settings": {name: _setting(name, sources, engine) for name in SETTINGS},
         "environment": {"server": environment},
-        "cleared": cleared_names(caller, server.command.environment.keys()),
     }
 
 
@@ -308,7 +302,7 @@ class ServerUse:
             }
         )
         page = self._server.get("/metrics")
-        settings = engine_record(self._server, self._engine, os.environ, page)
+        settings = engine_record(self._server, self._engine, page)
         write_json(self._server.folder / paths.SETTINGS, self._of_launch | settings)
         remove_settings(self._server.folder)
 

@@ -2,13 +2,13 @@
 
 A variable that happens to be set in the shell of whoever starts a study can change what is measured
 (a thread count, a log level, a transport). So launch.sh drops all that the study does not set
-itself, whoever runs it, and the launch's records name those there were.
+itself, whoever runs it.
 """
 
 import fnmatch
 import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from connector_tax.artifacts import paths
@@ -159,17 +159,6 @@ def unset_lines() -> list[str]:
         "  esac",
         "done",
     ]
-
-
-def cleared_names(caller: Mapping[str, str], of_the_study: Collection[str]) -> list[str]:
-    """The names of the caller's variables that could change a server and do not reach it.
-
-    Args:
-        caller: the environment launch.sh is started with.
-        of_the_study: the names that launch.sh sets itself, so that the caller's value is lost.
-    """
-    passed = set(KEPT) - set(of_the_study)
-    return sorted(name for name in caller if can_change(name) and name not in passed)
 
 
 def can_change(name: str) -> bool:

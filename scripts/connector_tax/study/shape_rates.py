@@ -11,7 +11,6 @@ import argparse
 import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -98,7 +97,6 @@ def shape_rates_content(
     return {
         "design_sha256": study["design_sha256"],
         "label": study["engine_label"],
-        "probed_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "shapes": {
             name: {
                 "completed_s": list(moments),
