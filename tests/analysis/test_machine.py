@@ -133,11 +133,11 @@ def test_a_slow_gpu_voids_the_cell(
 
 def checks(machine: WatchedMachine | None, watched: bool = True) -> dict[str, CheckRecord]:
     """The checks of a cell without a single record."""
-    cell: Any = {"floor_s": 1, "cap_s": 1}
+    cell: Any = {"floor_s": 1, "cap_s": 1, "min_completed": 10}
     process: Any = {"processes": {"main": {}}, "workers": 0, "workers_died": []}
     return assess(
         records=[], planned=0, shape=(1, 1), counters={"before": {}, "after": {}}, scrapes=[],
-        window={"t_warmup_end_ns": 1, "t_stop_ns": 2}, cell=cell, wanted=10, suspended_ms=0,
+        window={"t_warmup_end_ns": 1, "t_stop_ns": 2}, cell=cell, suspended_ms=0,
         health=process | {"connections_per_worker": 0, "connections": {}}, clock="worker",
         machine=machine, watched=watched,
         bounds={**dict.fromkeys(BOUNDS, 1.0), **DEVICE_BOUNDS["cuda"]},

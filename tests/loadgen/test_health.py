@@ -197,22 +197,20 @@ def test_what_a_cell_and_the_command_find_wrong(changes: dict[str, Any], check: 
     assert failed(generator_checks(WHOLE | changes, "kernel", BOUNDS)) == [check]
 
 
-def judged(health: Any, cell: Any = None, wanted: int = 10, **changes: Any) -> list[str]:
+def judged(health: Any, cell: Any = (), **changes: Any) -> list[str]:
     """The failed checks of a cell of ten successes in a window of 100 ms."""
     totals: dict[str, float | None] = {"success": 10, "prompt_tokens": 10, "generation_tokens": 30,
               "prefix_cache_hits": 0, "external_prefix_cache_hits": 0}  # fmt: skip
     facts: dict[str, Any] = {
         "window": {"t_warmup_end_ns": 0, "t_stop_ns": 100 * MS},
         "suspended_ms": 0,
+        "cell": {"floor_s": 0.1, "cap_s": 1.0, "min_completed": 10, **dict(cell)},
         **changes,
     }
-    cell = cell or {"floor_s": 0.1, "cap_s": 1.0}
     checks = assess(
         records=[cast(RequestLine, record(k).fields(STUDY_FIELDS)) for k in range(10)],
         planned=10,
         shape=(1, 3),
-        cell=cell,
-        wanted=wanted,
         counters={"before": dict.fromkeys(totals, 0), "after": totals},
         scrapes=[{"t_ns": 10 * MS, "ok": True}],
         health=health,
@@ -224,10 +222,10 @@ def judged(health: Any, cell: Any = None, wanted: int = 10, **changes: Any) -> l
 
 
 def test_a_window_ends_between_floor_and_cap_with_enough_successes_or_at_the_cap() -> None:
-    assert judged(WHOLE, {"floor_s": 0.1, "cap_s": 0.1}, wanted=1000) == []
-    assert judged(WHOLE, {"floor_s": 0.1000001, "cap_s": 1.0}) == ["window_s"]
+    assert judged(WHOLE, {"cap_s": 0.1, "min_completed": 1000}) == []
+    assert judged(WHOLE, {"floor_s": 0.1000001}) == ["window_s"]
     assert judged(WHOLE, {"floor_s": 0.01, "cap_s": 0.09}) == ["window_s"]
-    assert judged(WHOLE, wanted=11) == ["measured_ok"]
+    assert judged(WHOLE, {"min_completed": 11}) == ["measured_ok"]
     # A worker's death in the middle of a window ends it.
     cut = {"t_warmup_end_ns": 0, "t_stop_ns": 95 * MS}
     assert judged(WHOLE, window=cut) == ["window_s"]

@@ -239,7 +239,6 @@ def _complete_cell(document: dict[str, Any], folder: Path, index: dict[str, Any]
         shape=(record["input_tokens"], record["output_tokens"]),
         window=record["window"],
         cell=document["config"]["cell"],
-        wanted=document["config"]["cell"]["min_completed"],
         suspended_ms=0,
         counters=counters,
         scrapes=metrics,

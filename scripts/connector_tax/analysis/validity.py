@@ -83,7 +83,6 @@ def assess(
     shape: tuple[int, int],
     window: MeasuredWindow,
     cell: CellSection,
-    wanted: int,
     suspended_ms: int,
     counters: ServerCounters,
     scrapes: Sequence[ScrapeMoment],
@@ -103,7 +102,6 @@ def assess(
         shape: input and output tokens of every request of the cell.
         window: `t_origin_ns, t_warmup_end_ns, t_stop_ns` of the cell.
         cell: the `cell` section of the configuration.
-        wanted: the successes the cell was to have.
         suspended_ms: how long the machine was suspended during the cell.
         counters: server counters `before` and `after` the cell.
         scrapes: the cell's metrics records.
@@ -125,7 +123,7 @@ def assess(
         **_schedule_checks(measured, bounds),
         "unaccounted_requests": at_most(abs(planned - len(records)) + unfinished, 0),
         "error_rate": at_most(_error_rate(ok, failed, window), bounds["max_error_rate"]),
-        **_window_checks(measured, window, cell, wanted),
+        **_window_checks(measured, window, cell),
         **generator_checks(health, clock, bounds),
         "suspended_ms": at_most(suspended_ms, SUSPENDED_MS_MAX),
     }
@@ -207,19 +205,15 @@ def _schedule_checks(
 
 
 def _window_checks(
-    measured: Sequence[RequestLine],
-    window: MeasuredWindow,
-    cell: CellSection,
-    wanted: int,
+    measured: Sequence[RequestLine], window: MeasuredWindow, cell: CellSection
 ) -> dict[str, CheckRecord]:
     """The window ends with enough successes, or at its cap with what there are."""
     low_ns, cap_ns = round(cell["floor_s"] * 1e9), round(cell["cap_s"] * 1e9)
     length_ns = window["t_stop_ns"] - window["t_warmup_end_ns"]
+    wanted = cell["min_completed"] if length_ns < cap_ns else 0
     return {
         "window_s": _within(length_ns / 1e9, low_ns / 1e9, cap_ns / 1e9),
-        "measured_ok": _at_least(
-            sum(r["status"] == "ok" for r in measured), wanted if length_ns < cap_ns else 0
-        ),
+        "measured_ok": _at_least(sum(r["status"] == "ok" for r in measured), wanted),
     }
 
 

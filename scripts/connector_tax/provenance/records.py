@@ -141,7 +141,6 @@ def _record(records: Records) -> Iterator[str]:
         shape=(cell.input_tokens, cell.output_tokens),
         window=window,
         cell=study.config["cell"],
-        wanted=study.config["cell"]["min_completed"],
         suspended_ms=record["suspended_ms"],
         counters=records.counters,
         scrapes=records.metrics,  # type: ignore[arg-type]

@@ -270,7 +270,6 @@ def _rehearse_cell(
         shape=shape,
         window=measured["window"],
         cell=config["cell"],
-        wanted=config["cell"]["min_completed"],
         suspended_ms=0,
         counters={"before": dict.fromkeys(counters, 0), "after": counters},
         scrapes=[{"t_ns": scrape.t_ns, "ok": True} for scrape in cell.scrapes],

@@ -248,7 +248,6 @@ def measure(
         shape=(prepared.cell["input_tokens"], prepared.cell["output_tokens"]),
         window=measured["window"],
         cell=study["config"]["cell"],
-        wanted=study["config"]["cell"]["min_completed"],
         suspended_ms=measured["suspended_ms"],
         counters=counters,
         scrapes=list(read_jsonl(metrics_file)),
