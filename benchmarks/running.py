@@ -34,7 +34,7 @@ async def running(config: Path, *, truth_log: Path | None = None) -> AsyncIterat
     Raises:
         EngineStartError: it ended, or was not ready in time.
     """
-    port = free_port("127.0.0.1")
+    port = free_port()
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "connector_tax.engine", "--config", str(config)),
         *("--configuration", "plain", "--port", str(port), "--launch-seed", "1"),

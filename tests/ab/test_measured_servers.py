@@ -87,7 +87,7 @@ def test_what_a_dead_server_and_ctrl_c_leave_is_carried_on_by_the_same_command(
 @contextlib.contextmanager
 def engine(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """An embedded engine that somebody else has started, and its URL."""
-    port = free_port("127.0.0.1")
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "connector_tax.engine", "--port", str(port), *arguments]
     with subprocess.Popen(command) as process:
@@ -123,7 +123,7 @@ def test_running_servers_are_compared_left_alone_and_archived(tmp_path: Path) ->
 
 
 def test_a_url_where_nothing_listens_is_refused(tmp_path: Path) -> None:
-    nowhere = f"http://127.0.0.1:{free_port('127.0.0.1')}"
+    nowhere = f"http://127.0.0.1:{free_port()}"
     done = Ab(tmp_path, baseline=nowhere, candidate=nowhere).run()
     assert done.returncode == NO_NUMBER
     assert f"nothing listens at {nowhere}" in done.stderr

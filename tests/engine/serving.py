@@ -158,7 +158,7 @@ def launched(
     """A ready server; killed at the end if the test has not stopped it."""
     config = folder / "embedded.json"
     config.write_text(json.dumps(config_with(changes)))
-    port = free_port("127.0.0.1")
+    port = free_port()
     process = subprocess.Popen(
         [
             *command(config, configuration, port, folder),

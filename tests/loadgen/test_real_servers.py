@@ -90,9 +90,9 @@ def vllm(folder: Path) -> Iterator[int]:
     write_json(folder / "study.json", study)
     place = folder / "launch"
     place.mkdir()
-    port = free_port("127.0.0.1")
+    port = free_port()
     command = command_for(study, Launch("plain", 0, "A"), port)
-    server = Server(place, command, "test of the load generator", "127.0.0.1", port)
+    server = Server(place, command, "test of the load generator", port)
     server.start()
     try:
         server.wait_ready(300)
@@ -108,7 +108,7 @@ def proxied(name: str, text: str, back: int, folder: Path) -> Iterator[tuple[int
     if program is None:
         pytest.skip(f"{name} is not installed")
     certificate, key = make_certificate(folder)
-    front = free_port("127.0.0.1")
+    front = free_port()
     file = folder / f"{name}.conf"
     values = {"folder": folder, "front": front, "back": back}
     file.write_text(text.format(**values, certificate=certificate, key=key))

@@ -100,8 +100,8 @@ def test_a_companion_that_is_not_there_is_named() -> None:
 
 
 def test_a_lasting_port_is_the_same_again_until_somebody_has_it() -> None:
-    port = lasting_port("127.0.0.1", "study/name")
-    assert lasting_port("127.0.0.1", "study/name") == port
+    port = lasting_port("study/name")
+    assert lasting_port("study/name") == port
     with socket.create_server(("127.0.0.1", port)):
-        other = lasting_port("127.0.0.1", "study/name")
+        other = lasting_port("study/name")
     assert 20_000 <= port < other < 30_000

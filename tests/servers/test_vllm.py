@@ -31,7 +31,7 @@ def made(study: StudyDocument, configuration: str, probe: Path | None = None) ->
     """The command of a configuration, whose ports are 9001 and on."""
     ports = itertools.count(9001)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vllm, "free_port", lambda _host: next(ports))
+        patch.setattr(vllm, "free_port", lambda: next(ports))
         return command_for(study, Launch(configuration, 0, "A"), 9000, probe)
 
 

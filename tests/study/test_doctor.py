@@ -180,11 +180,12 @@ def test_every_cpu_has_a_clock_governor_of_its_own(
     assert (finding.verdict, finding.text) == wanted
 
 
-def test_a_host_that_is_not_this_machine_s_has_no_free_port() -> None:
-    study = resolve(filled(load_yaml(ROOT / "config/config.yaml"), "config"), "config")
-    # An address of TEST-NET-1, which no machine has; a configuration that names it is refused.
-    study["config"]["server"]["host"] = "192.0.2.1"
-    finding = doctor._ports(study)
+def test_a_host_that_is_not_this_machine_s_has_no_free_port(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # An address of TEST-NET-1, which no machine has.
+    monkeypatch.setattr(doctor, "HOST", "192.0.2.1")
+    finding = doctor._ports()
     assert finding.verdict == "fail"
     assert "192.0.2.1" in finding.text
 
@@ -266,18 +267,16 @@ def test_this_machine_can_measure_the_tiny_study(tmp_path: Path) -> None:
 
 
 def test_a_block_on_an_unfit_machine_ends_before_its_first_launch(tmp_path: Path) -> None:
-    study_file = write_study(tmp_path)
-    study = read_json(study_file)
-    # Of no machine: reserved for documentation (RFC 5737).
-    study["config"]["server"]["host"] = "192.0.2.1"
-    write_json(study_file, study)
+    config = load_yaml(ROOT / "config/vllm-cpu.yaml")
+    config["engine"]["python"] = "envs/nowhere/bin/python"
+    study_file = write_stages(tmp_path, resolve(config, "vllm-cpu"))
     done = subprocess.run(
         [sys.executable, "-m", "connector_tax.study.block", "--study", study_file, "--block", "0",
          "--phase", "A", "--logs", tmp_path / "logs"],
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 2
-    assert "cannot measure tiny:\n  ports: 192.0.2.1: " in done.stderr
+    assert "cannot measure vllm-cpu:\n  vLLM: envs/nowhere/bin/python is not there" in done.stderr
     assert not (tmp_path / paths.RUNS).exists()
 
 

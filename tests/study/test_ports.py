@@ -40,8 +40,7 @@ import sys
 from pathlib import Path
 from connector_tax.study.server import PortTakenError, Server
 from connector_tax.servers.kinds import ServerCommand
-server = Server(Path(sys.argv[1]), ServerCommand(["sleep", "100"], {}), "t", "127.0.0.1",
-                int(sys.argv[2]))
+server = Server(Path(sys.argv[1]), ServerCommand(["sleep", "100"], {}), "t", int(sys.argv[2]))
 server.start()
 try:
     server.wait_ready(5)
@@ -84,7 +83,7 @@ def test_a_server_that_finds_its_port_taken_is_tried_on_another(
     code = "import socket, sys; socket.socket().bind(('127.0.0.1', int(sys.argv[1])))"
     command = ServerCommand(["python", "-c", code, str(impostor[1])], {})
     # Another port is looked at than the one that is taken: a companion's.
-    server = Server(tmp_path, command, "t", "127.0.0.1", kinds.free_port("127.0.0.1"))
+    server = Server(tmp_path, command, "t", kinds.free_port())
     server.start()
     with pytest.raises(PortTakenError, match="Address already in use"):
         server.wait_ready(20)
@@ -105,7 +104,7 @@ def test_a_port_taken_at_a_gate_is_replaced(
     gated_study: Path, impostor: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free, ports = kinds.free_port, iter([impostor[1]])
-    monkeypatch.setattr(preflight, "free_port", lambda host: next(ports, None) or free(host))
+    monkeypatch.setattr(preflight, "free_port", lambda: next(ports, None) or free())
     assert preflight.main(["--study", str(gated_study)]) == 0
     status = read_json(gated_study.parent / "preflight" / "preflight_status.json")
     assert status["noop_connector"]["include"] is True
@@ -119,7 +118,7 @@ def test_taken_ports_at_a_gate_are_an_error_and_no_skip(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(preflight, "free_port", lambda _: impostor[1])
+    monkeypatch.setattr(preflight, "free_port", lambda: impostor[1])
     assert preflight.main(["--study", str(gated_study)]) == 2
     assert f"port {impostor[1]} is in use by process {impostor[0]}" in capsys.readouterr().err
     assert not (gated_study.parent / "preflight" / "preflight_status.json").exists()
@@ -132,7 +131,7 @@ def test_a_port_somebody_takes_is_replaced(
     """The race between choosing a port and listening on it, lost once."""
     free = kinds.free_port
     ports = iter([impostor[1]])
-    monkeypatch.setattr(launch, "free_port", lambda host: next(ports, None) or free(host))
+    monkeypatch.setattr(launch, "free_port", lambda: next(ports, None) or free())
     assert launch.main(arguments(study_file)) == 0
     index = index_of(study_file)
     assert index["status"] == "done", index["reason"]
@@ -146,7 +145,7 @@ def test_a_port_somebody_takes_is_replaced(
 def test_an_impostor_is_never_taken_for_the_server(
     study_file: Path, impostor: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "free_port", lambda _: impostor[1])
+    monkeypatch.setattr(launch, "free_port", lambda: impostor[1])
     assert launch.main(arguments(study_file)) == 1
     index = failed_index_of(study_file)
     assert index["status"] == "failed"

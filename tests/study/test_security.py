@@ -52,8 +52,8 @@ def test_a_hostile_identifier_that_got_through_does_no_harm(tmp_path: Path) -> N
     """Past every schema: a launch whose configuration is a command, started for real."""
     hostile = "$(touch pwned)`touch pwned`;touch pwned"
     study = read_json(write_study(tmp_path / "results" / "tiny"))
-    command = command_for(study, Launch(hostile, 0, "A"), free_port("127.0.0.1"))
-    server = Server(tmp_path, command, f"{hostile}\ntouch pwned", "127.0.0.1", 1)
+    command = command_for(study, Launch(hostile, 0, "A"), free_port())
+    server = Server(tmp_path, command, f"{hostile}\ntouch pwned", 1)
     server.start()
     assert server._process is not None
     server._process.wait(30)
@@ -169,10 +169,8 @@ def test_engine_and_load_generator_listen_on_nothing_but_loopback_and_private_so
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     study = read_json(write_study(tmp_path / "results" / "tiny"))
-    port = free_port("127.0.0.1")
-    server = Server(
-        tmp_path, command_for(study, Launch("plain", 0, "A"), port), "test", "127.0.0.1", port
-    )
+    port = free_port()
+    server = Server(tmp_path, command_for(study, Launch("plain", 0, "A"), port), "test", port)
     server.start()
     try:
         server.wait_ready(30)

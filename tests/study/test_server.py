@@ -16,7 +16,6 @@ from connector_tax.servers.kinds import Companion, ServerCommand, ServerError, f
 from connector_tax.study.server import LOGS, Server
 from connector_tax.study.server_command import launch_script
 
-HOST = "127.0.0.1"
 # Answers /v1/models, and has a child in its process group.
 WEB = """
 import http.server, signal, subprocess, sys
@@ -34,9 +33,9 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 
 
 def web_server(folder: Path, prelude: str = "") -> Server:
-    port = free_port(HOST)
+    port = free_port()
     command = ServerCommand(["python", "-c", WEB.format(prelude=prelude), str(port)], {})
-    return Server(folder, command, "test", HOST, port)
+    return Server(folder, command, "test", port)
 
 
 @pytest.fixture
@@ -78,7 +77,7 @@ def test_a_server_deaf_to_sigterm_is_killed_after_the_grace_time(
 
 def test_a_server_that_dies_before_it_is_ready_is_told_with_its_log(tmp_path: Path) -> None:
     command = ServerCommand(["python", "-c", "raise SystemExit('no such model')"], {})
-    server = Server(tmp_path, command, "test", HOST, free_port(HOST))
+    server = Server(tmp_path, command, "test", free_port())
     server.start()
     with pytest.raises(ServerError, match=r"status 1 before it was ready(.|\n)*no such model"):
         server.wait_ready(20)
@@ -88,7 +87,7 @@ def test_a_server_that_dies_before_it_is_ready_is_told_with_its_log(tmp_path: Pa
 def test_no_failure_and_no_log_names_the_projects_folder(tmp_path: Path) -> None:
     code = "import sys; print(sys.argv[1]); sys.exit(sys.argv[1])"
     command = ServerCommand(["python", "-c", code, f"{ROOT}/models: empty"], {})
-    server = Server(tmp_path, command, "test", HOST, free_port(HOST))
+    server = Server(tmp_path, command, "test", free_port())
     server.start()
     with pytest.raises(ServerError) as failure:
         server.wait_ready(20)
@@ -101,7 +100,7 @@ def test_no_failure_and_no_log_names_the_projects_folder(tmp_path: Path) -> None
 
 def test_a_server_that_is_never_ready_is_given_up(tmp_path: Path, started: list[Server]) -> None:
     command = ServerCommand(["sleep", "1000"], {})
-    server = Server(tmp_path, command, "test", HOST, free_port(HOST))
+    server = Server(tmp_path, command, "test", free_port())
     started.append(server)
     server.start()
     with pytest.raises(ServerError, match=r"not ready after 0\.2 s"):
@@ -116,13 +115,13 @@ def test_a_companion_dies_with_the_server_and_both_with_the_driver(tmp_path: Pat
         "from connector_tax.servers.kinds import Companion, ServerCommand;"
         "port = int(sys.argv[2]); serve = [sys.executable, '-m', 'http.server', str(port)];"
         "c = ServerCommand(['sleep', '1000'], {}, {}, [Companion('side', serve, port)]);"
-        "s = Server(Path(sys.argv[1]), c, 't', '127.0.0.1', 1); s.start();"
+        "s = Server(Path(sys.argv[1]), c, 't', 1); s.start();"
         "[time.sleep(0.01) for _ in iter(lambda: 'sleep' in"
         " Path(f'/proc/{s.pid}/cmdline').read_text(), True)];"
         "print(s.pid, s.companion_pids()['side'], flush=True); sys.stdin.read()"
     )
     driver = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path), str(free_port(HOST))],
+        [sys.executable, "-c", code, str(tmp_path), str(free_port())],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
@@ -151,7 +150,7 @@ def test_a_companion_that_answers_http_is_ready_when_it_answers_200(tmp_path: Pa
         "        pass\n"
         "h.HTTPServer(('127.0.0.1', int(sys.argv[1])), H).serve_forever()\n"
     )
-    port = free_port(HOST)
+    port = free_port()
     companion = Companion("side", [sys.executable, "-c", code, str(port)], port, "/a'b?c=%d")
     script = tmp_path / "launch.sh"
     script.write_text(

@@ -59,7 +59,7 @@ def test_the_driver_and_a_launch_by_hand_give_the_server_the_same_environment(
     for name, value in {**HOSTILE, **MACHINE}.items():
         monkeypatch.setenv(name, value)
     command = ServerCommand(["python", "-c", SHOW], OF_THE_STUDY)
-    server = Server(tmp_path, command, "test", "127.0.0.1", free_port("127.0.0.1"))
+    server = Server(tmp_path, command, "test", free_port())
     server.start()
     os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
     server.stop(1)

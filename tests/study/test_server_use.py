@@ -128,7 +128,7 @@ def test_a_launch_cut_off_keeps_what_it_saw_and_the_next_attempt_sees_anew(tmp_p
 def standing(tmp_path: Path) -> Any:
     """A server that only runs; what it prints is its log."""
     shout = "echo Using FLASH_ATTN attention backend out of potential backends; exec sleep 100"
-    server = Server(tmp_path, ServerCommand(["bash", "-c", shout], {}), "t", "127.0.0.1", 1)
+    server = Server(tmp_path, ServerCommand(["bash", "-c", shout], {}), "t", 1)
     server.start()
     log = tmp_path / "vllm_stdout.log"
     with subprocess.Popen(["tail", "-n", "+1", "-f", str(log)], stdout=subprocess.PIPE) as tail:

@@ -29,7 +29,6 @@ from connector_tax.study.scraper import parse_metrics
 from connector_tax.study.server import NO_KEEPALIVE, Server
 from connector_tax.vllm.step_records import ask_to_write
 
-HOST = "127.0.0.1"
 GRACE_S = 20.0
 ANSWER_S = 120.0
 PROMPT_TOKENS, ANSWER_TOKENS = 32, 8
@@ -83,7 +82,7 @@ def asked(
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.glob(f"{STEP_LOG_PREFIX}.*"):
             path.unlink()
-        port = free_port(HOST)
+        port = free_port()
         command = server_command(
             section["commands"][name],
             port,
@@ -92,7 +91,7 @@ def asked(
             pythonpath=section["pythonpath"],
             probe=root / paths.PATCH / "overlay",
         )
-        server = Server(folder, command, f"{name}, to be asked what it serves", HOST, port)
+        server = Server(folder, command, f"{name}, to be asked what it serves", port)
         server.start()
         try:
             yield server, _ask(name, section, server, server.wait_ready(timeout_s), model)

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 
 from connector_tax.ab.arguments import BASELINE
-from connector_tax.ab.ask import GRACE_S, HOST, Asked
+from connector_tax.ab.ask import GRACE_S, Asked
 from connector_tax.artifacts.metrics import METRICS
 from connector_tax.artifacts.study_records import EngineSection
 from connector_tax.config import DEFAULTS, filled, load_yaml
@@ -103,7 +103,6 @@ def study_config(
         "plain_launches": 2,
         "engine": {**engine, "label": baseline.label, "served": baseline.served},
         "server": {
-            "host": HOST,
             "ready_timeout_s": options.ready_timeout,
             "stop_grace_s": GRACE_S,
             "release_s": 1.0 if engine["device"] == "cuda" else 0.0,

@@ -123,12 +123,11 @@ def measure_launch(document: StudyDocument, launch: Launch, root: Path) -> LiveC
         if plan.enabled:
             stack.callback(os.sched_setaffinity, 0, os.sched_getaffinity(0))
             os.sched_setaffinity(0, plan.loadgen)
-        host = config["server"]["host"]
-        port = free_port(host)
+        port = free_port()
         command = command_for(document, launch, port)
         command = replace(command, argv=[*command.argv, "--truth-log", TRUTH_LOG])
         title = f"calibration {launch.name}"
-        server = Server(folder, command, title, host, port, server_cpus(plan))
+        server = Server(folder, command, title, port, server_cpus(plan))
         server.start()
         stack.callback(server.stop, config["server"]["stop_grace_s"])
         interval_s = config["metrics"]["interval_s"]

@@ -129,8 +129,7 @@ def server_command(
     """
     if (running := running_port(text)) is not None:
         return ServerCommand(["sleep", "infinity"], {}, callers=True, running=running)
-    host = "127.0.0.1"
-    ports = {f"beside{number}": free_port(host) for number in range(1, len(beside) + 1)}
+    ports = {f"beside{number}": free_port() for number in range(1, len(beside) + 1)}
 
     def replaced(line: str, own: int) -> list[str]:
         def port_of(match: re.Match[str]) -> str:

@@ -12,6 +12,7 @@ from connector_tax.config import ConfigError, load_yaml, shipped, validate
 from connector_tax.machine import git_sha
 from connector_tax.seeds import named_generator
 from connector_tax.servers.kinds import (
+    HOST,
     ROOT_MARK,
     STEP_LOG_PREFIX,
     STEP_LOG_VARIABLE,
@@ -65,7 +66,7 @@ class EmbeddedEngine(Engine):
         """The embedded engine with its definition beside launch.sh."""
         argv = ["python", "-m", "connector_tax.engine", "--config", "engine.json"]
         argv += ["--configuration", launch.configuration]
-        argv += ["--host", study["config"]["server"]["host"], "--port", str(port)]
+        argv += ["--host", HOST, "--port", str(port)]
         argv += ["--launch-seed", str(launch_seed(study, launch))]
         return ServerCommand(
             argv,

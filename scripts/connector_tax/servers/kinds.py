@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 # The project's folder, the temporary folder: launch.sh resolves both, so that no path of this
 # machine stands in an artifact.
 ROOT_MARK, TMP_MARK = "{root}", "{tmp}"
+# Where every server of a study listens (`server.host`).
+HOST = "127.0.0.1"
 STEP_LOG_PREFIX = "engine_step"
 STEP_LOG_VARIABLE = "AGENTIC_STEP_LOG_PATH"
 STEP_LOG_PROCESSES = ("scheduler", "worker")
@@ -280,16 +282,16 @@ def command_for(
     return engine_of(study["config"]["engine"]).command(study, launch, port, probe)
 
 
-def free_port(host: str) -> int:
-    """A TCP port of `host` nobody listens on at this moment."""
+def free_port() -> int:
+    """A TCP port of HOST nobody listens on at this moment."""
     with socket.socket() as probe:
-        probe.bind((host, 0))
+        probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
     return port
 
 
-def lasting_port(host: str, name: str) -> int:
-    """A free TCP port of `host`, for a name the same on the same CPUs while nobody else has it.
+def lasting_port(name: str) -> int:
+    """A free TCP port of HOST, for a name the same on the same CPUs while nobody else has it.
 
     It lies below those that the kernel gives to whoever asks for any (ip(7), ip_local_port_range).
 
@@ -299,9 +301,9 @@ def lasting_port(host: str, name: str) -> int:
     cpus = sorted(os.sched_getaffinity(0))  # of a slot: two of one machine start side by side
     first = 20_000 + zlib.crc32(f"{name}/{cpus}".encode()) % 100 * 100
     for port in range(first, first + 100):
-        with contextlib.suppress(OSError), socket.create_server((host, port)):
+        with contextlib.suppress(OSError), socket.create_server((HOST, port)):
             return port
-    raise ServerError(f"{host}: none of the ports {first} to {first + 99} is free")
+    raise ServerError(f"{HOST}: none of the ports {first} to {first + 99} is free")
 
 
 def below_root(path: Path) -> str:

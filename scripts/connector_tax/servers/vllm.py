@@ -21,6 +21,7 @@ from connector_tax.artifacts.paths import DEVICE_TIME
 from connector_tax.config import is_fetched, pythons_of
 from connector_tax.machine import engine_versions
 from connector_tax.servers.kinds import (
+    HOST,
     ROOT_MARK,
     STEP_LOG_PREFIX,
     STEP_LOG_VARIABLE,
@@ -117,10 +118,9 @@ class Vllm(ProbedEngine):
         by_id = {entry["id"]: entry for entry in study["configurations"]}
         form = engine["forms"].get(configuration, {})
         python = _below_root(form.get("python", engine["python"]))
-        host = study["config"]["server"]["host"]
         entry_point = engine.get("entry_point", ENTRY_POINT)
         argv = [python, "-m", entry_point, "--model", _model(engine["model"])]
-        argv += ["--served-model-name", engine["served_model_name"], "--host", host]
+        argv += ["--served-model-name", engine["served_model_name"], "--host", HOST]
         emulated, fetched = engine["device"] == "emulated", is_fetched(engine)
         own = {**_FLAGS, **(_emulated_flags(engine) if emulated else {})}
         flags = _without_null({**own, **engine["flags"], **form.get("flags", {})})
@@ -145,10 +145,7 @@ class Vllm(ProbedEngine):
         path += [_below_root(folder) for folder in engine.get("pythonpath", [])]
         environment = {
             **_ENVIRONMENT,
-            **{
-                name: str(lasting_port(host, f"{study['study']}/{name}"))
-                for name in _PORT_VARIABLES
-            },
+            **{name: str(lasting_port(f"{study['study']}/{name}")) for name in _PORT_VARIABLES},
             **({"HF_HUB_OFFLINE": "1"} if fetched else {}),
             **(_EMULATED_ENVIRONMENT if emulated else {}),
             **_without_null({**engine["environment"], **form.get("environment", {})}),
@@ -266,7 +263,7 @@ class _Companions:
             ServerError: there is none of this name.
         """
         if name not in self.started:
-            port, ready = free_port("127.0.0.1"), None
+            port, ready = free_port(), None
             if name in self._own:
                 asked = self._own[name]
                 asked = asked if isinstance(asked, Mapping) else {"command": asked}
@@ -284,7 +281,7 @@ class _Companions:
         if name == "lmcache_server":
             argv = [str(PurePosixPath(self._python).parent / "lmcache"), "server"]
             argv += ["--host", "localhost", "--port", port]
-            argv += ["--http-host", "127.0.0.1", "--http-port", str(free_port("127.0.0.1"))]
+            argv += ["--http-host", HOST, "--http-port", str(free_port())]
             argv += ["--l1-size-gb", "1", "--eviction-policy", "LRU"]
             return [*argv, "--supported-transfer-mode", "auto", "--disable-observability"]
         raise ServerError(

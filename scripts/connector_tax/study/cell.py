@@ -57,7 +57,7 @@ from connector_tax.loadgen import (
 )
 from connector_tax.loadgen.affinity import AffinityPlan
 from connector_tax.loadgen.messages import STUDY_FIELDS
-from connector_tax.servers.kinds import engine_of
+from connector_tax.servers.kinds import HOST, engine_of
 from connector_tax.study.guard import utc
 from connector_tax.study.machine_watch import MachineWatch
 from connector_tax.study.processes import ServerProcesses, cpu_between, suspended_ms
@@ -139,7 +139,7 @@ def load_generator(study: StudyDocument, server: Server, plan: AffinityPlan) -> 
     served = engine_of(study["config"]["engine"]).served
     path = "/v1/chat/completions" if served.get("chat") else "/v1/completions"
     return LoadGenerator(
-        Target(host=server.host, port=server.port, path=path),
+        Target(host=HOST, port=server.port, path=path),
         LoadGeneratorOptions(
             workers=options["workers"],
             connections_per_worker=options["connections_per_worker"],

@@ -32,7 +32,7 @@ from connector_tax.files import read_json
 from connector_tax.machine import ABSENT, command_output, cpu, engine_versions, machine_alias
 from connector_tax.nvidia_smi import GpuError, query_gpus
 from connector_tax.roofline import read_model
-from connector_tax.servers.kinds import engine_of
+from connector_tax.servers.kinds import HOST, engine_of
 from connector_tax.study.device import (
     VISIBLE_VARIABLE,
     VLLM_MEMORY_SHARE,
@@ -104,7 +104,7 @@ def findings(study: StudyDocument, folder: Path) -> Iterator[Finding]:
     yield governor(CPUS)
     yield _memory(study, folder)
     yield _disk(study, folder)
-    yield _ports(study)
+    yield _ports()
     yield _device(study)
 
 
@@ -386,15 +386,14 @@ def _disk(study: StudyDocument, folder: Path) -> Finding:
     return _judged("disk", free > DISK_RESERVE * needed, text)
 
 
-def _ports(study: StudyDocument) -> Finding:
-    host = study["config"]["server"]["host"]
+def _ports() -> Finding:
     try:
         with contextlib.ExitStack() as stack:
             for _ in range(PORTS_OF_A_LAUNCH):
-                stack.enter_context(socket.create_server((host, 0)))
+                stack.enter_context(socket.create_server((HOST, 0)))
     except OSError as error:
-        return Finding("ports", "fail", f"{host}: {error}")
-    return Finding("ports", "ok", f"{PORTS_OF_A_LAUNCH} free on {host}, as many as a launch takes")
+        return Finding("ports", "fail", f"{HOST}: {error}")
+    return Finding("ports", "ok", f"{PORTS_OF_A_LAUNCH} free on {HOST}, as many as a launch takes")
 
 
 def _device(study: StudyDocument) -> Finding:

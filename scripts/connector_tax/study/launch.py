@@ -509,12 +509,11 @@ class LaunchDriver:
 
     def _start_server(self, attempt: AttemptRecord, plan: AffinityPlan) -> Server:
         await_free_memory(self.study["config"])
-        host = self.study["config"]["server"]["host"]
-        port = free_port(host)
+        port = free_port()
         probe = probe_overlay(self.study, self._study_folder)
         command = command_for(self.study, self.launch, port, probe)
         title = f"{self.launch.name} of study {self.study['study']} ({self.study['engine_label']})"
-        self._server = server = Server(self.folder, command, title, host, port, server_cpus(plan))
+        self._server = server = Server(self.folder, command, title, port, server_cpus(plan))
         attempt["port"] = server.port
         told = {"argv": command.argv, "environment": command.environment}
         design = described(self.study, self.launch)

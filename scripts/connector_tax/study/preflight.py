@@ -196,10 +196,10 @@ def _ready_server(
 ) -> Server:
     settings, cpus = study["config"]["server"], server_cpus(affinity_plan(study))
     folder.mkdir(parents=True, exist_ok=True)
-    port = free_port(settings["host"])
+    port = free_port()
     command = command_for(study, launch, port, probe)
     command = replace(command, environment={**UCX_TELLS, **command.environment})
-    server = Server(folder, command, title, settings["host"], port, cpus)
+    server = Server(folder, command, title, port, cpus)
     watch_parent(functools.partial(_die, server), note)
     # A server that lost its port before it served has made its log already.
     LaunchStepLog(folder, study["config"]["engine"]).remove()

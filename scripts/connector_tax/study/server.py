@@ -19,7 +19,7 @@ from connector_tax.artifacts import paths
 from connector_tax.config import ROOT
 from connector_tax.files import write_json, write_text
 from connector_tax.linux import die_with_parent
-from connector_tax.servers.kinds import ServerCommand, ServerError, without_root
+from connector_tax.servers.kinds import HOST, ServerCommand, ServerError, without_root
 from connector_tax.servers.vllm import DEAD_ENGINE
 from connector_tax.study.guard import (
     LAUNCH_VARIABLE,
@@ -78,12 +78,10 @@ class Server:
         folder: Path,
         command: ServerCommand,
         title: str,
-        host: str,
         port: int,
         cpus: tuple[int, ...] = (),
     ) -> None:
         self.folder = folder
-        self.host = host
         self.port = command.running or port
         self.command = command
         self._listener: int | None = None
@@ -100,7 +98,7 @@ class Server:
     @property
     def url(self) -> str:
         """The server's base address."""
-        return f"http://{self.host}:{self.port}"
+        return f"http://{HOST}:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -249,7 +247,7 @@ class Server:
 
     def _owners(self) -> set[int | None]:
         """Who listens on the port; None: another user's, of whom the kernel tells root alone."""
-        addresses = [(host, self.port) for host in (self.host, "0.0.0.0", "::")]  # noqa: S104
+        addresses = [(host, self.port) for host in (HOST, "0.0.0.0", "::")]  # noqa: S104
         return {
             connection.pid
             for connection in psutil.net_connections("tcp")
@@ -352,4 +350,4 @@ class Server:
     def _port_taken(self) -> bool:
         with socket.socket() as probe:
             probe.settimeout(1.0)
-            return probe.connect_ex((self.host, self.port)) == 0
+            return probe.connect_ex((HOST, self.port)) == 0
