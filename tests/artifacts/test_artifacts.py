@@ -46,10 +46,10 @@ def test_an_index_that_is_not_sealed_has_no_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"status": "ok"}, "status is 'ok'; allowed: done, skipped, failed"),
-        ({"phase": "C"}, "phase is 'C'; allowed: A, B, Bp"),
-        ({"block": "1"}, "Expected `int`, got `str` - at `$.block`"),
-        ({"reason": 3}, "at `$.reason`"),
+        ({"status": "ok"}, "status: found 'ok'; allowed: text matching ^(done|skipped|failed)$"),
+        ({"phase": "C"}, "phase: found 'C'; allowed: text matching ^(A|B|Bp)$"),
+        ({"block": "1"}, "block: found '1'; allowed: integer"),
+        ({"reason": 3}, "reason: found 3; allowed: "),
     ],
 )
 def test_a_malformed_index_is_refused_by_file_and_key(
@@ -70,7 +70,7 @@ def test_a_cut_off_or_incomplete_index_is_refused(tmp_path: Path) -> None:
     del content["depends"]
     content["cells"][0]["status"] = "fine"
     write_json(tmp_path / paths.INDEX, content)
-    with pytest.raises(ArtifactError, match=r"status is 'fine'; allowed: valid, void.*cells\[0\]"):
+    with pytest.raises(ArtifactError, match=r"depends: miss.*cells\[0\]\.status: found 'fine'"):
         read_index(tmp_path)
 
 

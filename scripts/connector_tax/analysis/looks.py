@@ -8,14 +8,15 @@ Candidates and metrics share a level (Bonferroni).
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
+
+import msgspec
 
 from connector_tax.analysis.block_model import Launches, LaunchId
 from connector_tax.analysis.effects import Effect, saturated_in, unsaturated
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import read_index
-from connector_tax.artifacts.looks import Finding, decided_in, findings_in, read_looks
+from connector_tax.artifacts.looks import Finding, decided_in, read_looks
 from connector_tax.artifacts.metrics import VERDICT_METRICS, margin_of
 from connector_tax.artifacts.names import Launch, launched_plains
 from connector_tax.artifacts.study_file import Study, launches
@@ -131,7 +132,7 @@ def decided_earlier(folder: Path, launch: Launch) -> str | None:
     """
     for taken in read_looks(folder):
         if taken["blocks"] <= launch.block:
-            every = {finding.config for finding in findings_in(taken)}
+            every = {finding.config for finding in taken["findings"]}
             done = decided_in(taken).keys()
             if launch.configuration in done or (
                 launch.configuration not in every and done == every
@@ -149,18 +150,12 @@ def take_look(study: Study, blocks: int) -> list[Finding]:
     looks = read_looks(study.root)
     taken = next((entry for entry in looks if entry["blocks"] == blocks), None)
     if taken is not None:
-        return findings_in(taken)
+        return taken["findings"]
     kept = {name: found for entry in looks for name, found in decided_in(entry).items()}
     findings = [kept.get(f.config, {}).get(f.metric, f) for f in look(study, blocks)]
     levels = study.config["statistics"]["looks"]
-    looks.append(
-        {
-            "blocks": blocks,
-            "level": levels[blocks - FIRST_LOOK],
-            "findings": [asdict(finding) for finding in findings],
-        }
-    )
-    write_json(study.root / paths.LOOKS, looks)
+    looks.append({"blocks": blocks, "level": levels[blocks - FIRST_LOOK], "findings": findings})
+    write_json(study.root / paths.LOOKS, msgspec.to_builtins(looks))
     return findings
 
 

@@ -2,33 +2,27 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import CellRecord
+from connector_tax.artifacts.declare import meta
 from connector_tax.artifacts.launch_files import AttemptRecord
-from connector_tax.artifacts.names import CELL_STATUSES, LAUNCH_STATUSES, PHASES, Launch
-from connector_tax.artifacts.study_records import DesignLabel
-from connector_tax.files import ArtifactError, read_json, sha256_file, write_json
-
-
-def _check(key: str, value: str, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{key} is {value!r}; allowed: {', '.join(allowed)}")
+from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.record_reader import converted
+from connector_tax.artifacts.study_records import DesignLabel, Phase
+from connector_tax.files import read_json, sha256_file, write_json
 
 
 class CellEntry(msgspec.Struct, frozen=True):
     """A planned cell: how it ended, why, and the SHA-256 of its files by name."""
 
     cell: str
-    status: str
+    status: Annotated[str, meta(pattern="^(valid|void|skipped|missing)$")]
     reason: str | None
     files: dict[str, str]
-
-    def __post_init__(self) -> None:
-        _check("status", self.status, CELL_STATUSES)
 
 
 class LaunchIndex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -37,9 +31,10 @@ class LaunchIndex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     config: str  #: the launch's name
     configuration: str  #: the configuration its server was started with
     block: int  #: from 0
-    phase: str  #: A, B or Bp
+    phase: Phase  #: A, B or Bp
     label: str  #: the engine's label
-    status: str  #: done, skipped or failed
+    #: done, skipped or failed
+    status: Annotated[str, meta(pattern="^(done|skipped|failed)$")]
     reason: str | None  #: why it was skipped or failed; null: status done
     rate_rps: float | None  #: the reference rate it was measured at; null: Phase A, or skipped
     depends: dict[str, str]  #: design_sha256: the design it belongs to
@@ -62,17 +57,13 @@ class LaunchIndex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     seal: int | None = None  #: its link in seals.jsonl; absent before it is sealed
     timing: dict[str, float]  #: startup_s, cells_s, release_s, wall_s, over all attempts; s
 
-    def __post_init__(self) -> None:
-        _check("phase", self.phase, PHASES)
-        _check("status", self.status, LAUNCH_STATUSES)
-
     def entry(self, cell: str) -> CellEntry | None:
         """What it says of a cell; None where it does not list it."""
         return next((entry for entry in self.cells if entry.cell == cell), None)
 
 
 def cell_state(index: LaunchIndex | None, entry: CellEntry | None) -> tuple[str, str | None]:
-    """How a planned cell ended (a CELL_STATUSES, or failed with its whole launch), and why.
+    """How a planned cell ended (as an entry says, or failed with its whole launch), and why.
 
     Args:
         index: of its launch; None where the launch has not ended.
@@ -126,12 +117,7 @@ def read_index(launch_folder: Path) -> LaunchIndex | None:
         ArtifactError: it is not one; names the file, the key and what is allowed.
     """
     path = launch_folder / paths.INDEX
-    if not path.exists():
-        return None
-    try:
-        return msgspec.convert(read_json(path), LaunchIndex)
-    except msgspec.ValidationError as error:
-        raise ArtifactError(f"{path}: {error}") from error
+    return converted(read_json(path), LaunchIndex, str(path)) if path.exists() else None
 
 
 def write_index(launch_folder: Path, index: LaunchIndex) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.record_reader import converted
 from connector_tax.artifacts.verdicts import CANNOT_TELL, TOO_FEW
 from connector_tax.files import read_json
 
@@ -37,14 +38,13 @@ class Look(TypedDict):
 
     blocks: int
     level: float
-    findings: list[dict[str, object]]
+    findings: list[Finding]
 
 
 def read_looks(folder: Path) -> list[Look]:
     """The looks that were taken in a study's folder; none before the second block."""
     path = folder / paths.LOOKS
-    looks: list[Look] = read_json(path) if path.exists() else []
-    return looks
+    return converted(read_json(path), list[Look], str(path)) if path.exists() else []
 
 
 def decided(findings: Sequence[Finding]) -> set[str]:
@@ -53,15 +53,9 @@ def decided(findings: Sequence[Finding]) -> set[str]:
     return {finding.config for finding in findings} - open_
 
 
-def findings_in(taken: Look) -> list[Finding]:
-    """What a look said."""
-    return [Finding(**finding) for finding in taken["findings"]]  # type: ignore[arg-type]
-
-
 def decided_in(taken: Look) -> dict[str, dict[str, Finding]]:
     """The findings of the configurations that a look decided, by metric."""
-    findings = findings_in(taken)
     return {
-        name: {finding.metric: finding for finding in findings if finding.config == name}
-        for name in decided(findings)
+        name: {finding.metric: finding for finding in taken["findings"] if finding.config == name}
+        for name in decided(taken["findings"])
     }

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 PHASES = ("A", "B", "Bp")
 # The Snakemake rule that measures each.
 PHASE_RULES = {"A": "phase_a", "B": "phase_b", "Bp": "phase_bp"}
-LAUNCH_STATUSES = ("done", "skipped", "failed")
-CELL_STATUSES = ("valid", "void", "skipped", "missing")
 REQUEST_STATUSES = ("ok", "error", "timeout", "cancelled", "dropped")
 # The configuration without a connector, and the baseline where a study names no other.
 PLAIN = "plain"

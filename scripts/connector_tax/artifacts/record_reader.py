@@ -28,6 +28,15 @@ def read_records(path: Path, kind: type[Record]) -> list[Record]:
 def checked(value: Any, kind: type[Record], source: str) -> Record:
     """A value that was read from `source`, as it is: numbers and unknown keys are left alone.
 
+    Raises as `converted`.
+    """
+    converted(value, kind, source)
+    return cast(Record, value)
+
+
+def converted(value: Any, kind: type[Record], source: str) -> Record:
+    """What a declaration makes of a value that was read from `source`.
+
     Raises:
         ArtifactError: it is no such record; names the key, what stands there and what is allowed.
     """
@@ -35,8 +44,7 @@ def checked(value: Any, kind: type[Record], source: str) -> Record:
     import msgspec
 
     try:
-        msgspec.convert(value, kind)
+        return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         lines = offences(value, msgspec.json.schema(kind))
         raise ArtifactError(f"{source}: {'; '.join(lines) or error}") from None
-    return cast(Record, value)
