@@ -14,6 +14,7 @@ from pathlib import Path
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES, baseline_of
+from connector_tax.artifacts.stage_records import Durations
 from connector_tax.artifacts.study_file import read_study
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.commands import run_command, study_parser
@@ -24,12 +25,7 @@ from connector_tax.rehearsal.machine import machine_of
 from connector_tax.rehearsal.study import run_phases
 from connector_tax.servers.kinds import engine_of
 from connector_tax.study.design import run_order
-from connector_tax.study.plan import (
-    Durations,
-    assumed,
-    durations_content,
-    read_durations,
-)
+from connector_tax.study.plan import assumed, durations_content, read_durations
 
 
 def durations_of(study: StudyDocument, folder: Path) -> Durations:

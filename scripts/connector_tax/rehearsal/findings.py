@@ -13,10 +13,11 @@ from connector_tax.analysis.block_model import POWER
 from connector_tax.analysis.effects import CONFIRMATORY
 from connector_tax.analysis.looks import FIRST_LOOK, LEFT_OUT
 from connector_tax.artifacts.names import PHASES, configuration_of
+from connector_tax.artifacts.stage_records import Durations
 from connector_tax.artifacts.tables import POOLED, EffectRow, Row
 from connector_tax.artifacts.verdicts import CANNOT_TELL, DECIDED, MIN_BLOCKS_FOR_VERDICT
 from connector_tax.rehearsal.study import Rehearsal
-from connector_tax.study.plan import Durations, gates_s, probing_s
+from connector_tax.study.plan import gates_s, probing_s
 from connector_tax.text import duration
 
 PHASE_NAMES = {"A": "Phase A", "B": "Phase B", "Bp": "Phase B'"}

@@ -9,19 +9,19 @@ server is taken to keep up with every rate.
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple
 
-import msgspec
+from msgspec.structs import asdict
 
 from connector_tax.analysis.ingest import device_name
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import LaunchIndex, cell_state, read_index
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.rates import cell_rates, shape_limits
-from connector_tax.artifacts.record_reader import read_record
-from connector_tax.artifacts.stage_records import DurationsRecord, RatesRecord
+from connector_tax.artifacts.record_reader import converted, read_record
+from connector_tax.artifacts.stage_records import Durations, DurationsRecord, RatesRecord
 from connector_tax.artifacts.study_file import launches
 from connector_tax.artifacts.study_records import StudyConfig, StudyDocument
 from connector_tax.files import ArtifactError, read_json
@@ -30,25 +30,6 @@ from connector_tax.study.design import cell_order
 from connector_tax.study.device import read_claim, slot_of
 
 # ---- durations
-
-
-@dataclass(frozen=True)
-class Durations:
-    """Expected seconds.
-
-    Attributes:
-        startup_s: from launch to ready.
-        probes_s: all probes of shapes together, without their server's start; 0 where none is made.
-        source: where the numbers are from, for whoever reads them.
-        rates_rps: phase to the reference rate that they hold for; empty where none is expected.
-        cells: phase to cell to seconds; empty where a server is taken to keep up.
-    """
-
-    startup_s: float
-    probes_s: float
-    source: str
-    rates_rps: dict[str, float] = field(default_factory=dict)
-    cells: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 def gates_s(study: StudyDocument, startup_s: float) -> float:
@@ -76,11 +57,10 @@ def assumed(study: StudyDocument, why: str) -> Durations:
     return Durations(startup_s, probe_s, source)
 
 
-def durations_content(study: StudyDocument, known: Durations) -> DurationsRecord:
+def durations_content(study: StudyDocument, known: Durations) -> dict[str, Any]:
     """The content of durations.json."""
     machine = study["config"].get("rehearsal")
-    content = {"design_sha256": study["design_sha256"], "machine": machine, **asdict(known)}
-    return cast(DurationsRecord, content)
+    return {"design_sha256": study["design_sha256"], "machine": machine, **asdict(known)}
 
 
 def read_durations(study: StudyDocument, folder: Path) -> Durations | None:
@@ -88,12 +68,10 @@ def read_durations(study: StudyDocument, folder: Path) -> Durations | None:
     path = folder / paths.DURATIONS
     if not path.exists():
         return None
-    content = read_record(path, DurationsRecord)
+    known = converted(read_json(path), DurationsRecord, str(path))
     # The section that names the machine is no part of the design.
-    known = (content["design_sha256"], content["machine"])
-    if known != (study["design_sha256"], study["config"].get("rehearsal")):
-        return None
-    return msgspec.convert(content, Durations)
+    own = (study["design_sha256"], study["config"].get("rehearsal"))
+    return known if (known.design_sha256, known.machine) == own else None
 
 
 def known_durations(study: StudyDocument, folder: Path) -> Durations:
