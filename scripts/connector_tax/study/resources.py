@@ -41,6 +41,7 @@ from connector_tax.study.processes import (
 )
 from connector_tax.study.server import Server
 from connector_tax.study.server_command import can_change, shown
+from connector_tax.vllm.settings_probe import ENGINE, OF_WORKER
 
 # ---- quantities
 
@@ -168,13 +169,7 @@ def _quantity(parts: Mapping[str, float], reason: str | None = None) -> Quantity
 
 # ---- settings
 
-SETTINGS = (
-    "kv_cache_layout", "kv_blocks", "block_size", "kv_tokens", "kv_cache_dtype",
-    "attention_backend", "cudagraph_mode", "compilation_mode", "executor",
-    "engine_core_process", "tensor_parallel_size", "async_scheduling",
-    "hybrid_kv_cache_manager", "prefix_caching", "chunked_prefill", "max_num_batched_tokens",
-    "max_num_seqs", "max_model_len", "model_runner", "log_level", "enforce_eager", "dtype",
-)  # fmt: skip
+SETTINGS = (*ENGINE, *OF_WORKER, "engine_core_process")
 _METRIC = "vllm:cache_config_info"
 # Label of the metric, and how its text is read.
 _LABELS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
