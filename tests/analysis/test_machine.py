@@ -10,6 +10,7 @@ from connector_tax.analysis.machine import WatchedMachine, machine_use, read_mac
 from connector_tax.analysis.validity import assess, void_reasons
 from connector_tax.artifacts.cell_records import CheckRecord
 from connector_tax.artifacts.checks import BOUNDS, CHECKS, DEVICE_BOUNDS, MACHINE_CHECKS
+from connector_tax.files import ArtifactError
 
 MS = 1_000_000
 Row = dict[str, Any]
@@ -50,6 +51,17 @@ def test_a_cell_says_how_fast_the_machine_was_in_its_window(tmp_path: Path) -> N
     assert use.gpu_clock_share is None
     nothing: Any = {"t_warmup_end_ns": 1, "t_stop_ns": 2}
     assert machine_use(seen, nothing)[:2] == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("kept", "change"),
+    [(0, {}), (1, {}), (3, {"memory_ns": [100]}), (3, {"at_us": [10**9, 11, 12]})],
+)
+def test_a_damaged_file_is_refused(tmp_path: Path, kept: int, change: Row) -> None:
+    records = lines([([100] * 3, 0, 0)] * 2)
+    records[1] |= change
+    with pytest.raises(ArtifactError, match=r"machine\.jsonl: not a machine file"):
+        machine(records[:kept], tmp_path)
 
 
 def test_the_periods_are_counted_that_the_group_was_throttled_in(tmp_path: Path) -> None:

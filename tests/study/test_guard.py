@@ -79,25 +79,20 @@ def test_the_parent_of_another_pid_namespace_is_not_watched() -> None:
     assert "names a process of another machine or container: not watched" in driver.stdout
 
 
-def test_a_pid_that_now_belongs_to_another_process_is_no_parent() -> None:
-    stale = replace(ProcessName.of(os.getpid()), started=1)
-    driver = watched(str(stale))
-    assert driver.returncode == 7
-    assert f"names process {os.getpid()}, which is gone; unset it" in driver.stdout
-
-
-def test_a_process_of_another_machine_or_container_is_told_and_not_watched() -> None:
-    # A pid that is not here: by the pid alone the driver would end.
-    foreign = replace(ProcessName.of(os.getpid()), pid=2**22 + 1, where="another-boot/1")
-    driver = watched(str(foreign))
-    assert driver.returncode == 0
-    assert "names a process of another machine or container: not watched" in driver.stdout
-
-
-def test_a_parent_that_cannot_be_read_is_refused() -> None:
-    driver = watched("4711")
-    assert driver.returncode == 1
-    assert "found '4711'; allowed: what Snakemake's start sets it to" in driver.stderr
+@pytest.mark.parametrize(
+    ("change", "status", "said"),
+    [
+        # The pid belongs to another process by now.
+        ({"started": 1}, 7, f"names process {os.getpid()}, which is gone; unset it"),
+        # A pid that is not here: by the pid alone the driver would end.
+        ({"pid": 2**22 + 1, "where": "another-boot/1"}, 0, "machine or container: not watched"),
+        ({"where": "no place"}, 1, "found '{pid}:no place:"),
+    ],
+)
+def test_what_is_no_parent_is_told(change: dict[str, Any], status: int, said: str) -> None:
+    driver = watched(str(replace(ProcessName.of(os.getpid()), **change)))
+    assert driver.returncode == status
+    assert said.format(pid=os.getpid()) in driver.stdout + driver.stderr
 
 
 def test_jobs_keep_a_running_owner_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,48 +50,35 @@ def child_of(folder: Path) -> int:
     return int((folder / "vllm_stdout.log").read_text().split()[1])
 
 
-def test_stop_takes_the_whole_group_and_frees_the_port(
-    tmp_path: Path, started: list[Server]
+@pytest.mark.parametrize(
+    ("prelude", "grace_s", "how"),
+    [("", 10, "TERM"), ("signal.signal(signal.SIGTERM, signal.SIG_IGN)", 0.2, "KILL")],
+)
+def test_stop_takes_the_whole_group_and_frees_the_port_deaf_to_sigterm_or_not(
+    tmp_path: Path, started: list[Server], prelude: str, grace_s: float, how: str
 ) -> None:
-    server = web_server(tmp_path)
+    server = web_server(tmp_path, prelude)
     started.append(server)
     server.start()
     server.wait_ready(20)
     child = child_of(tmp_path)
     assert psutil.pid_exists(child)
-    assert server.stop(grace_s=10) == "TERM"
+    assert server.stop(grace_s) == how
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
     with pytest.raises(httpx.ConnectError):
         httpx.get(server.url, trust_env=False)
 
 
-def test_a_server_deaf_to_sigterm_is_killed_after_the_grace_time(
-    tmp_path: Path, started: list[Server]
+def test_a_death_before_it_is_ready_is_told_with_its_log_and_without_the_projects_folder(
+    tmp_path: Path,
 ) -> None:
-    server = web_server(tmp_path, prelude="signal.signal(signal.SIGTERM, signal.SIG_IGN)")
-    started.append(server)
-    server.start()
-    server.wait_ready(20)
-    assert server.stop(grace_s=0.2) == "KILL"
-
-
-def test_a_server_that_dies_before_it_is_ready_is_told_with_its_log(tmp_path: Path) -> None:
-    command = ServerCommand(["python", "-c", "raise SystemExit('no such model')"], {})
-    server = Server(tmp_path, command, "test", free_port())
-    server.start()
-    with pytest.raises(ServerError, match=r"status 1 before it was ready(.|\n)*no such model"):
-        server.wait_ready(20)
-    assert server.stop(grace_s=1) == "dead"
-
-
-def test_no_failure_and_no_log_names_the_projects_folder(tmp_path: Path) -> None:
     code = "import sys; print(sys.argv[1]); sys.exit(sys.argv[1])"
     command = ServerCommand(["python", "-c", code, f"{ROOT}/models: empty"], {})
     server = Server(tmp_path, command, "test", free_port())
     server.start()
-    with pytest.raises(ServerError) as failure:
+    with pytest.raises(ServerError, match="status 1 before it was ready") as failure:
         server.wait_ready(20)
-    server.stop(grace_s=1)
+    assert server.stop(grace_s=1) == "dead"
     logs = [(tmp_path / name).read_text() for name in LOGS]
     for text in (str(failure.value), *logs):
         assert "{root}/models: empty" in text

@@ -100,16 +100,25 @@ def test_the_tiny_model_is_the_same_each_time_and_covers_its_vocabulary(tmp_path
     assert json.loads(files["config.json"])["vocab_size"] == VOCAB_SIZE
 
 
+def interpreter(folder: Path, script: str) -> Path:
+    """An executable that does what the script says, whatever it is asked."""
+    python = folder / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    return python
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_every_pin_has_hashes_and_names_no_host(name: str) -> None:
+def test_every_pin_has_hashes_and_names_no_host_and_the_lock_its_python(
+    tmp_path: Path, name: str
+) -> None:
     text = lock_text(name)
     assert "://" not in text
-    blocks = [b for b in text.split("\n") if b and not b.startswith((" ", "#"))]
-    assert len(blocks) > 100
-    for number, line in enumerate(lines := text.splitlines()):
-        if line and not line.startswith((" ", "#")):
-            assert "==" in line
-            assert lines[number + 1].lstrip().startswith("--hash=sha256:"), line
+    pins = re.findall(r"^(?![ #]).+\n.*", text, re.MULTILINE)
+    assert len(pins) > 100
+    for pin in pins:
+        assert re.fullmatch(r"\S+==.*\n +--hash=sha256:.*", pin), pin
+    check_python(str(interpreter(tmp_path, "echo 3.11")), name)
 
 
 def test_a_study_asks_for_the_files_its_engine_needs() -> None:
@@ -130,10 +139,7 @@ def test_a_study_asks_for_the_files_its_engine_needs() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_pin_of_an_environment_has_its_manifest_column(tmp_path: Path, name: str) -> None:
     pins = dict(_pins(lock_text(name)))
-    python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\necho '{json.dumps(pins)}'\n")
-    python.chmod(0o755)
-    versions = engine_versions(str(python))
+    versions = engine_versions(str(interpreter(tmp_path, f"echo '{json.dumps(pins)}'")))
     assert ABSENT not in versions.values()
     # env.txt lists every package; what the study compares has a column. torch comes with vLLM.
     wanted = (ROOT / "envs" / name / "requirements.in").read_text()
@@ -162,19 +168,8 @@ def test_an_environment_over_another_has_each_package_once() -> None:
 def test_an_environment_is_not_built_with_an_interpreter_its_lock_is_not_for(
     tmp_path: Path, script: str | None, said: str
 ) -> None:
-    python = tmp_path / "python"
-    if script is not None:
-        python.write_text(f"#!/bin/sh\n{script}\n")
-        python.chmod(0o755)
+    python = tmp_path / "none" if script is None else interpreter(tmp_path, script)
     with pytest.raises(BuildError) as error:
         build("vllm-gpu", str(python))
     assert said in str(error.value)
     assert "engine.build_python" in str(error.value)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_each_lock_says_which_python_it_is_for(tmp_path: Path, name: str) -> None:
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho 3.11\n")
-    python.chmod(0o755)
-    check_python(str(python), name)
