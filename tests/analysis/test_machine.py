@@ -145,15 +145,17 @@ def test_a_slow_gpu_voids_the_cell(
 
 def checks(machine: WatchedMachine | None, watched: bool = True) -> dict[str, CheckRecord]:
     """The checks of a cell without a single record."""
-    cell: Any = {"floor_s": 1, "cap_s": 1, "min_completed": 10}
-    process: Any = {"processes": {"main": {}}, "workers": 0, "workers_died": []}
-    return assess(
-        records=[], planned=0, shape=(1, 1), counters={"before": {}, "after": {}}, scrapes=[],
-        window={"t_warmup_end_ns": 1, "t_stop_ns": 2}, cell=cell, suspended_ms=0,
-        health=process | {"connections_per_worker": 0, "connections": {}}, clock="worker",
-        machine=machine, watched=watched,
-        bounds={**dict.fromkeys(BOUNDS, 1.0), **DEVICE_BOUNDS["cuda"]},
-    )  # fmt: skip
+    cell = {"floor_s": 1, "cap_s": 1, "min_completed": 10}
+    bounds = {**dict.fromkeys(BOUNDS, 1.0), **DEVICE_BOUNDS["cuda"]}
+    process = {"processes": {"main": {}}, "workers": 0, "workers_died": []}
+    record: Any = {
+        "window": {"t_warmup_end_ns": 1, "t_stop_ns": 2}, "counts": {"planned": 0},
+        "input_tokens": 1, "output_tokens": 1, "suspended_ms": 0, "clock": "worker",
+        "server_counters": {"before": {}, "after": {}},
+        "load_generator": process | {"connections_per_worker": 0, "connections": {}},
+    }  # fmt: skip
+    config: Any = {"cell": cell, "validity": bounds}
+    return assess(record, [], [], config, machine=machine, watched=watched)
 
 
 @pytest.mark.parametrize("name", [n for n in MACHINE_CHECKS if CHECKS[n].device is None])

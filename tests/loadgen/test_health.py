@@ -201,24 +201,16 @@ def judged(health: Any, cell: Any = (), **changes: Any) -> list[str]:
     """The failed checks of a cell of ten successes in a window of 100 ms."""
     totals: dict[str, float | None] = {"success": 10, "prompt_tokens": 10, "generation_tokens": 30,
               "prefix_cache_hits": 0, "external_prefix_cache_hits": 0}  # fmt: skip
-    facts: dict[str, Any] = {
-        "window": {"t_warmup_end_ns": 0, "t_stop_ns": 100 * MS},
-        "suspended_ms": 0,
-        "cell": {"floor_s": 0.1, "cap_s": 1.0, "min_completed": 10, **dict(cell)},
-        **changes,
-    }
-    checks = assess(
-        records=[cast(RequestLine, record(k).fields(STUDY_FIELDS)) for k in range(10)],
-        planned=10,
-        shape=(1, 3),
-        counters={"before": dict.fromkeys(totals, 0), "after": totals},
-        scrapes=[{"t_ns": 10 * MS, "ok": True}],
-        health=health,
-        clock="kernel",
-        bounds=BOUNDS,
-        **facts,
-    )
-    return failed(checks)
+    seen: Any = {
+        "window": {"t_warmup_end_ns": 0, "t_stop_ns": 100 * MS}, "counts": {"planned": 10},
+        "input_tokens": 1, "output_tokens": 3, "suspended_ms": 0, "clock": "kernel",
+        "server_counters": {"before": dict.fromkeys(totals, 0), "after": totals},
+        "load_generator": health, **changes,
+    }  # fmt: skip
+    requests = [cast(RequestLine, record(k).fields(STUDY_FIELDS)) for k in range(10)]
+    cell = {"floor_s": 0.1, "cap_s": 1.0, "min_completed": 10, **dict(cell)}
+    config: Any = {"cell": cell, "validity": BOUNDS}
+    return failed(assess(seen, requests, [{"t_ns": 10 * MS, "ok": True}], config))
 
 
 def test_a_window_ends_between_floor_and_cap_with_enough_successes_or_at_the_cap() -> None:

@@ -197,7 +197,7 @@ def _complete_cell(document: dict[str, Any], folder: Path, index: dict[str, Any]
     suffix = f"{index['phase']}_{folder.name}"
     where = f"{index['config']}/block{index['block']}/{index['phase']}/{folder.name}"
     record_file = folder / f"cell_{suffix}.json"
-    record: dict[str, Any] = read_json(record_file)
+    record = read_json(record_file)
     requests = list(read_jsonl(folder / f"requests_{suffix}.jsonl"))
     planned = list(planned_requests(
         engine_of(document["config"]["engine"]).served,
@@ -233,19 +233,7 @@ def _complete_cell(document: dict[str, Any], folder: Path, index: dict[str, Any]
     record["schedule"] |= {"seed": name, "gamma_shape": None}
     generator = LOAD_GENERATOR if record["valid"] else LAGGING
     record |= {"server_counters": counters, "load_generator": generator, "suspended_ms": 0}
-    record["health"] = assess(
-        records=requests,
-        planned=record["counts"]["planned"],
-        shape=(record["input_tokens"], record["output_tokens"]),
-        window=record["window"],
-        cell=document["config"]["cell"],
-        suspended_ms=0,
-        counters=counters,
-        scrapes=metrics,
-        health=record["load_generator"],
-        clock=record["clock"],
-        bounds=document["config"]["validity"],
-    )
+    record["health"] = assess(record, requests, metrics, document["config"])
     record["void_reasons"] = void_reasons(record["health"])
     assert record["valid"] == (not record["void_reasons"])
     write_lines(folder / f"requests_{suffix}.jsonl", requests)

@@ -12,11 +12,10 @@ from connector_tax.artifacts.cell_records import (
     AnsweredRequest,
     CheckRecord,
     CountsRecord,
-    GeneratorHealth,
+    MeasuredCellRecord,
     MeasuredWindow,
     RequestLine,
     ScrapeMoment,
-    ServerCounters,
     is_answered,
 )
 from connector_tax.artifacts.checks import (
@@ -30,7 +29,7 @@ from connector_tax.artifacts.checks import (
     schedule_check,
 )
 from connector_tax.artifacts.names import REQUEST_STATUSES
-from connector_tax.artifacts.study_records import CellSection
+from connector_tax.artifacts.study_records import CellSection, StudyConfig
 
 FAILED = ("error", "timeout", "cancelled")
 COUNTERS = {
@@ -77,18 +76,11 @@ def counted(records: Sequence[RequestLine], window: MeasuredWindow) -> CountsRec
 
 
 def assess(
-    *,
-    records: Sequence[RequestLine],
-    planned: int,
-    shape: tuple[int, int],
-    window: MeasuredWindow,
-    cell: CellSection,
-    suspended_ms: int,
-    counters: ServerCounters,
+    record: MeasuredCellRecord,
+    requests: Sequence[RequestLine],
     scrapes: Sequence[ScrapeMoment],
-    health: GeneratorHealth,
-    clock: str,
-    bounds: Mapping[str, float],
+    config: StudyConfig,
+    *,
     machine: WatchedMachine | None = None,
     watched: bool = False,
     device: Mapping[str, float | None] | None = None,
@@ -97,17 +89,10 @@ def assess(
     """Every check of `CHECKS` for one cell: `{check: {"value", "bound", "pass"}}`.
 
     Args:
-        records: the cell's request records, warm-up and cool-down included.
-        planned: how many requests the schedule holds before the end of arrivals.
-        shape: input and output tokens of every request of the cell.
-        window: `t_origin_ns, t_warmup_end_ns, t_stop_ns` of the cell.
-        cell: the `cell` section of the configuration.
-        suspended_ms: how long the machine was suspended during the cell.
-        counters: server counters `before` and `after` the cell.
+        record: the cell's, with `suspended_ms`, `server_counters` and `load_generator`.
+        requests: those of the cell, warm-up and cool-down included.
         scrapes: the cell's metrics records.
-        health: the load generator's own record (`CellResult.health`).
-        clock: whose stamps the records hold, `kernel` or `worker`.
-        bounds: the `validity` section of the configuration.
+        config: of the study; its sections `cell` and `validity` count.
         machine: the cell's machine file; None: there is none.
         watched: whether there must be one; False: MACHINE_CHECKS are left out.
         device: what DEVICE_CHECKS judge, by check (`device_time.device_values`; of the baseline
@@ -115,20 +100,22 @@ def assess(
         counted_by_server: whether the server counts under vLLM's names; else COUNTER_CHECKS are
             left out.
     """
-    measured = in_window(records, window)
-    ok = [r for r in records if is_answered(r)]
-    failed = [r for r in records if r["status"] in FAILED]
-    unfinished = sum(r["status"] not in REQUEST_STATUSES for r in records)
+    window, bounds = record["window"], config["validity"]
+    measured = in_window(requests, window)
+    ok = [r for r in requests if is_answered(r)]
+    failed = [r for r in requests if r["status"] in FAILED]
+    lost = abs(record["counts"]["planned"] - len(requests))
+    lost += sum(r["status"] not in REQUEST_STATUSES for r in requests)
     checks = {
         **_schedule_checks(measured, bounds),
-        "unaccounted_requests": at_most(abs(planned - len(records)) + unfinished, 0),
+        "unaccounted_requests": at_most(lost, 0),
         "error_rate": at_most(_error_rate(ok, failed, window), bounds["max_error_rate"]),
-        **_window_checks(measured, window, cell),
-        **generator_checks(health, clock, bounds),
-        "suspended_ms": at_most(suspended_ms, SUSPENDED_MS_MAX),
+        **_window_checks(measured, window, config["cell"]),
+        **generator_checks(record["load_generator"], record["clock"], bounds),
+        "suspended_ms": at_most(record["suspended_ms"], SUSPENDED_MS_MAX),
     }
     if counted_by_server:
-        checks |= _server_checks(ok, len(failed), shape, counters)
+        checks |= _server_checks(ok, len(failed), record)
         checks["metrics_scrapes"] = _scrape_check(scrapes, window)
     absent = () if counted_by_server else COUNTER_CHECKS
     assert checks.keys() == CHECKS.keys() - {*MACHINE_CHECKS, *DEVICE_CHECKS, *absent}
@@ -218,11 +205,11 @@ def _window_checks(
 
 
 def _server_checks(
-    ok: Sequence[AnsweredRequest],
-    failed: int,
-    shape: tuple[int, int],
-    counters: ServerCounters,
+    ok: Sequence[AnsweredRequest], failed: int, record: MeasuredCellRecord
 ) -> dict[str, CheckRecord]:
+    counters = record["server_counters"]
+    shape = record["input_tokens"], record["output_tokens"]
+
     def delta(key: str) -> float | None:
         before, after = counters["before"].get(key), counters["after"].get(key)
         return None if before is None or after is None else after - before

@@ -135,18 +135,15 @@ def _record(records: Records) -> Iterator[str]:
         study.document, records.launch, records.prepared, result,
         records.requests, window["started_utc"],  # type: ignore[arg-type]
     )  # fmt: skip
+    measured["suspended_ms"] = record["suspended_ms"]
+    measured["load_generator"] = record["load_generator"]
+    measured["server_counters"] = records.counters
+    lines = cast(Any, records)
     checks = assess(
-        records=records.requests,  # type: ignore[arg-type]
-        planned=len(records.planned),
-        shape=(cell.input_tokens, cell.output_tokens),
-        window=window,
-        cell=study.config["cell"],
-        suspended_ms=record["suspended_ms"],
-        counters=records.counters,
-        scrapes=records.metrics,  # type: ignore[arg-type]
-        health=record["load_generator"],
-        clock=record["clock"],
-        bounds=study.config["validity"],
+        measured,
+        lines.requests,
+        lines.metrics,
+        study.config,
         device=device,
         machine=read_machine(machine, None) if machine.exists() else None,
         watched="quiet" in study.config,
@@ -155,7 +152,6 @@ def _record(records: Records) -> Iterator[str]:
     reasons = void_reasons(checks)
     again: dict[str, Any] = {
         **measured,
-        "server_counters": records.counters,
         "health": checks,
         "valid": not reasons,
         "void_reasons": sorted(reasons),

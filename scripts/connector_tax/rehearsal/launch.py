@@ -29,6 +29,7 @@ from connector_tax.artifacts.cell_records import (
     CellRecord,
     GeneratorHealth,
     RequestLine,
+    ScrapeMoment,
     is_answered,
 )
 from connector_tax.artifacts.index import CellEntry, finished_cell, launch_index, write_index
@@ -264,19 +265,11 @@ def _rehearse_cell(
         "prefix_cache_hits": 0,
         "external_prefix_cache_hits": 0,
     }
-    checks = assess(
-        records=requests,
-        planned=measured["counts"]["planned"],
-        shape=shape,
-        window=measured["window"],
-        cell=config["cell"],
-        suspended_ms=0,
-        counters={"before": dict.fromkeys(counters, 0), "after": counters},
-        scrapes=[{"t_ns": scrape.t_ns, "ok": True} for scrape in cell.scrapes],
-        health=HEALTHY,
-        clock="worker",
-        bounds=config["validity"],
-    )
+    judged = measured.copy()
+    judged["server_counters"] = {"before": dict.fromkeys(counters, 0), "after": counters}
+    judged["load_generator"], judged["suspended_ms"] = HEALTHY, 0
+    seen: list[ScrapeMoment] = [{"t_ns": scrape.t_ns, "ok": True} for scrape in cell.scrapes]
+    checks = assess(judged, requests, seen, config)
     reasons = void_reasons(checks)
     again = reasons and result.cooldown_ended_by != "overloaded"
     took_ns = engine.now_ns - began_ns

@@ -242,18 +242,12 @@ def measure(
         "before": server_counters(before["values"]),
         "after": server_counters(after["values"]),
     }
+    measured["server_counters"], measured["load_generator"] = counters, result.health
     checks = assess(
-        records=records,
-        planned=measured["counts"]["planned"],
-        shape=(prepared.cell["input_tokens"], prepared.cell["output_tokens"]),
-        window=measured["window"],
-        cell=study["config"]["cell"],
-        suspended_ms=measured["suspended_ms"],
-        counters=counters,
-        scrapes=list(read_jsonl(metrics_file)),
-        health=result.health,
-        clock=result.clock,
-        bounds=study["config"]["validity"],
+        measured,
+        records,
+        list(read_jsonl(metrics_file)),
+        study["config"],
         machine=None if watch is None else read_machine(machine_file, None),
         watched=watch is not None,
         device=device,
@@ -267,9 +261,7 @@ def measure(
         "health": checks,
         "valid": not reasons,
         "void_reasons": reasons,
-        "server_counters": counters,
         "server_cpu": cell_cpu(cpu_between(used_before, used_after), counters),
-        "load_generator": result.health,
         "files": {path.name: sha256_file(path) for path in sorted(partial.iterdir())},
     }
     write_json(partial / paths.cell_record(launch.phase, name), content)
