@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,14 +70,10 @@ def test_a_command_line_is_taken_apart_and_goes_through_no_shell(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", "/theirs")
-    made = server_command(
-        "LEVEL=debug serve --port {port} --cache tcp://x:{beside1.port} '$(touch x); {a}'",
-        8123,
-        beside=["cache --port {port}"],
-        environment={"FIRST": "1"},
-        pythonpath=["mine"],
-        probe=None,
-    )
+    line = "LEVEL=debug serve --port {port} --cache tcp://x:{beside1.port} '$(touch x); {a}'"
+    section: Any = {"commands": {"x": line}, "beside": ["cache --port {port}"],
+                    "environment": {"FIRST": "1"}, "pythonpath": ["mine"]}  # fmt: skip
+    made = server_command(section, "x", "plain", 8123, None)
     (companion,) = made.companions
     assert made.argv == [
         "serve", "--port", "8123", "--cache", f"tcp://x:{companion.port}", "$(touch x); {a}",
@@ -94,9 +91,9 @@ def test_json_in_a_command_line_is_one_word() -> None:
 
 
 def test_a_companion_that_is_not_there_is_named() -> None:
+    section: Any = {"commands": {"x": "serve {beside2.port}"}, "beside": ["a {port}"]}
     with pytest.raises(ServerError, match=r"\{beside2\.port\}"):
-        server_command("serve {beside2.port}", 1, beside=["a {port}"], environment={},
-                       pythonpath=[], probe=None)  # fmt: skip
+        server_command(section, "x", "plain", 1, None)
 
 
 def test_a_lasting_port_is_the_same_again_until_somebody_has_it() -> None:

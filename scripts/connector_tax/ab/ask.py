@@ -83,14 +83,7 @@ def asked(
         for path in folder.glob(f"{STEP_LOG_PREFIX}.*"):
             path.unlink()
         port = free_port()
-        command = server_command(
-            section["commands"][name],
-            port,
-            beside=[] if name == BASELINE else section["beside"],
-            environment=section["environment"],
-            pythonpath=section["pythonpath"],
-            probe=root / paths.PATCH / "overlay",
-        )
+        command = server_command(section, name, BASELINE, port, root / paths.PATCH / "overlay")
         server = Server(folder, command, f"{name}, to be asked what it serves", port)
         server.start()
         try:

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,16 +66,8 @@ class Command(ProbedEngine):
         self, study: StudyDocument, launch: Launch, port: int, probe: Path | None, /
     ) -> ServerCommand:
         """The configuration's command, what runs beside it, and the environment of both."""
-        # What runs beside the candidates is part of what they cost.
-        baseline = launch.configuration == baseline_of(study["config"])
-        return server_command(
-            self.section["commands"][launch.configuration],
-            port,
-            beside=[] if baseline else self.section.get("beside", []),
-            environment=self.section.get("environment", {}),
-            pythonpath=self.section.get("pythonpath", []),
-            probe=probe,
-        )
+        baseline = baseline_of(study["config"])
+        return server_command(self.section, launch.configuration, baseline, port, probe)
 
     def versions(self) -> dict[str, str]:
         """What its /version answered."""
@@ -111,22 +102,18 @@ def running_port(text: str) -> int | None:
 
 
 def server_command(
-    text: str,
-    port: int,
-    *,
-    beside: list[str],
-    environment: Mapping[str, str],
-    pythonpath: list[str],
-    probe: Path | None,
+    section: EngineSection, name: str, baseline: str, port: int, probe: Path | None
 ) -> ServerCommand:
     """What launch.sh runs for a command line of the user's, or for the URL of a running server.
 
     `{port}` is the server's port; of a companion its own, which the server knows as
-    `{beside1.port}` and so on.
+    `{beside1.port}` and so on. The baseline has none: what runs beside the candidates is part of
+    what they cost.
 
     Raises:
         ServerError: the line is not one.
     """
+    text, beside = section["commands"][name], [] if name == baseline else section.get("beside", [])
     if (running := running_port(text)) is not None:
         return ServerCommand(["sleep", "infinity"], {}, callers=True, running=running)
     ports = {f"beside{number}": free_port() for number in range(1, len(beside) + 1)}
@@ -149,9 +136,9 @@ def server_command(
         Companion(name, replaced(line, ports[name]), ports[name])
         for name, line in zip(ports, beside, strict=True)
     ]
-    path = [*([below_root(probe)] if probe else []), *pythonpath]
+    path = [*([below_root(probe)] if probe else []), *section.get("pythonpath", [])]
     given = own.get("PYTHONPATH") or os.environ.get("PYTHONPATH")
-    variables = {**environment, **own}
+    variables = {**section.get("environment", {}), **own}
     if path:
         variables["PYTHONPATH"] = ":".join([*path, *([given] if given else [])])
     if probe:
