@@ -42,7 +42,6 @@ from connector_tax.commands import run_command
 from connector_tax.config import ROOT, load_yaml
 from connector_tax.files import ArtifactError, read_json
 from connector_tax.machine import cpu
-from connector_tax.servers.kinds import engine_of
 from connector_tax.study.design import resolve
 from connector_tax.study.device import DeviceError, devices_of, hold_devices
 from connector_tax.study.preflight import GateError, gated_server
@@ -159,11 +158,8 @@ def _measure(
         os.sched_setaffinity(0, affinity_plan(study).loadgen)
         conditions = conditions_of(server)
         engine = study["config"]["engine"]
-        requests = iter(planned_requests(
-            engine_of(engine).served, input_tokens=INPUT_TOKENS,
-            output_tokens=OUTPUT_TOKENS, count=(rounds + 1) * len(conditions),
-            seed=study["seed"], name="host_work",
-        ))  # fmt: skip
+        shape, count = (INPUT_TOKENS, OUTPUT_TOKENS), (rounds + 1) * len(conditions)
+        requests = iter(planned_requests(study, "host_work", shape, count))
         log, processes = LaunchStepLog(where, engine), ServerProcesses(server.pid, {})
         sweep = engine["device_time"]["sweep_us"]
         values: dict[str, list[NDArray[np.float64]]] = {name: [] for name in conditions}

@@ -45,7 +45,7 @@ from connector_tax.commands import run_command
 from connector_tax.files import ArtifactError, read_json
 from connector_tax.loadgen import PlannedRequest, RequestSource
 from connector_tax.machine import cpu
-from connector_tax.servers.kinds import STEP_LOG_PREFIX, engine_of
+from connector_tax.servers.kinds import STEP_LOG_PREFIX
 from connector_tax.study.device import DeviceError, devices_of, hold_devices
 from connector_tax.study.preflight import GateError, gated_server
 from connector_tax.study.prompts import planned_requests
@@ -431,14 +431,7 @@ def _measure_blocks(
 
 
 def _requests(study: StudyDocument, name: str, tokens: int, count: int) -> RequestSource:
-    return planned_requests(
-        engine_of(study["config"]["engine"]).served,
-        input_tokens=INPUT_TOKENS,
-        output_tokens=tokens,
-        count=count,
-        seed=study["seed"],
-        name=name,
-    )
+    return planned_requests(study, name, (INPUT_TOKENS, tokens), count)
 
 
 def _decoding_s(client: httpx.Client, request: PlannedRequest) -> float:

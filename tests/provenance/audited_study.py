@@ -32,7 +32,7 @@ from connector_tax.provenance import manifest
 from connector_tax.provenance.environment import text as env_text
 from connector_tax.provenance.remade import remake
 from connector_tax.seals import seal_launch, seal_settings
-from connector_tax.servers.kinds import command_for, engine_of
+from connector_tax.servers.kinds import command_for
 from connector_tax.study import complete
 from connector_tax.study.design import described, measured_design, run_order
 from connector_tax.study.launch import LaunchOutcome, index_of
@@ -199,14 +199,9 @@ def _complete_cell(document: dict[str, Any], folder: Path, index: dict[str, Any]
     record_file = folder / f"cell_{suffix}.json"
     record = read_json(record_file)
     requests = list(read_jsonl(folder / f"requests_{suffix}.jsonl"))
-    planned = list(planned_requests(
-        engine_of(document["config"]["engine"]).served,
-        input_tokens=record["input_tokens"],
-        output_tokens=record["output_tokens"],
-        count=len(requests),
-        seed=document["seed"],
-        name=f"{where}/attempt{record['attempt']}1",
-    ))  # fmt: skip
+    shape = record["input_tokens"], record["output_tokens"]
+    content = f"{where}/attempt{record['attempt']}1"
+    planned = list(planned_requests(cast(StudyDocument, document), content, shape, len(requests)))
     record["cooldown"] = {"requests": 0, "ended_by": "answered"}
     for request, sent in zip(requests, planned, strict=True):
         request |= {"request_id": sent.request_id, "cooldown": False}

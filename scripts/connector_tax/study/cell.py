@@ -177,14 +177,9 @@ def prepare(
         arrivals_seed,
         gamma_shape=config["arrivals"]["gamma_shape"],
     )
-    requests = planned_requests(
-        engine_of(config["engine"]).served,
-        input_tokens=cell["input_tokens"],
-        output_tokens=cell["output_tokens"],
-        count=len(offsets),
-        seed=study["seed"],
-        name=f"{launch.name}/{cell['cell']}/attempt{attempt}{measurement}",
-    )
+    name = f"{launch.name}/{cell['cell']}/attempt{attempt}{measurement}"
+    shape = cell["input_tokens"], cell["output_tokens"]
+    requests = planned_requests(study, name, shape, len(offsets))
     return PreparedCell(cell, rate_rps, attempt, arrivals_seed, offsets, requests)
 
 

@@ -233,16 +233,9 @@ def _die(server: Server) -> None:
 def _send_requests(
     study: StudyDocument, server: Server, gate: Gate, name: str, note: Callable[[str], None]
 ) -> None:
-    served = engine_of(study["config"]["engine"]).served
-    model = served["model"]
-    requests = planned_requests(
-        served,
-        input_tokens=PROMPT_TOKENS,
-        output_tokens=gate.max_tokens,
-        count=gate.requests,
-        seed=study["seed"],
-        name=f"preflight/{name}",
-    )
+    model = engine_of(study["config"]["engine"]).served["model"]
+    shape = PROMPT_TOKENS, gate.max_tokens
+    requests = planned_requests(study, f"preflight/{name}", shape, gate.requests)
     deadline = time.monotonic() + gate.within_s
     with httpx.Client(base_url=server.url, trust_env=False) as client:
         models = client.get("/v1/models").json()["data"]

@@ -8,8 +8,9 @@ takes no token ids is sent random words, as many as come to the wanted length by
 from collections.abc import Callable
 from typing import Any
 
-from connector_tax.artifacts.study_records import ServedSection
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.loadgen import RequestSource, random_requests, random_tokens, random_words
+from connector_tax.servers.kinds import engine_of
 
 # Ids below this are special tokens in common tokenizers; a random prompt stays above them.
 FIRST_PLAIN_TOKEN = 10
@@ -22,20 +23,18 @@ _LEFT_OUT = {
 
 
 def planned_requests(
-    served: ServedSection,
-    *,
-    input_tokens: int,
-    output_tokens: int,
-    count: int,
-    seed: int,
-    name: str,
+    study: StudyDocument, name: str, shape: tuple[int, int], count: int
 ) -> RequestSource:
     """`count` streaming completion requests of one shape, made as they are asked for.
 
+    Token ids are drawn uniformly from [10, vocab_size).
+
     Args:
-        served: what the server serves; ids are drawn uniformly from [10, vocab_size).
-        seed, name: the study's seed and the path-like name of this cell's content.
+        name: the path-like name of this cell's content.
+        shape: input and output tokens.
     """
+    input_tokens, output_tokens = shape
+    served = engine_of(study["config"]["engine"]).served
     before = {"model": served["model"]}
     after: dict[str, Any] = {
         "max_tokens": output_tokens,
@@ -47,7 +46,7 @@ def planned_requests(
     }
     for key in _LEFT_OUT[served.get("body", "vllm")]:
         del after[key]
-    stream = f"{seed}/content/{name}"
+    stream = f"{study['seed']}/content/{name}"
     wanted = output_tokens if served.get("exact_output", True) else None
     prompt: Callable[[], str | list[int]]
     vocab_size, prompt_tokens = served["vocab_size"], None

@@ -26,7 +26,6 @@ from connector_tax.config import ConfigError
 from connector_tax.files import ArtifactError, write_json
 from connector_tax.loadgen import CellRule, Load, LoadGenerator, LoadGeneratorError
 from connector_tax.loadgen.sessions import Node, Singles
-from connector_tax.servers.kinds import engine_of
 from connector_tax.study.cell import load_generator
 from connector_tax.study.device import DeviceError, devices_of, enter_block_slot, hold_devices
 from connector_tax.study.preflight import GateError, gated_server
@@ -121,13 +120,7 @@ def burst(
         ShapeRateError: the server refused one.
     """
     longest_s = study["config"]["cell"]["request_timeout_s"]
-    requests = iter(
-        planned_requests(
-            engine_of(study["config"]["engine"]).served,
-            input_tokens=shape[0], output_tokens=shape[1],
-            count=count, seed=study["seed"], name=f"{NAME}/{name}/{count}",
-        )
-    )  # fmt: skip
+    requests = iter(planned_requests(study, f"{NAME}/{name}/{count}", shape, count))
     load = Load(
         Singles(count, Node("0", "", 1)),
         lambda _session, _node, _history: next(requests),
