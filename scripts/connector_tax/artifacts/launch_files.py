@@ -109,9 +109,12 @@ class ServerSnapshot(TypedDict):
     processes: QuantityRecord
 
 
-class ServerResources(TypedDict):
-    """resources.json without what says which launch it is of."""
+class ResourcesRecord(TypedDict):
+    """resources.json."""
 
+    launch: str  #: the launch's name
+    attempt: int  #: the attempt it is of
+    startup_s: float  #: launch.sh to ready
     #: from_ns, to_ns, and the quantity: CPU time of the ready server before its first request; CPU
     #: s per s; threads: that of the engine core's busy threads, by name and id
     idle_cpu: IdleCpu
@@ -120,14 +123,6 @@ class ServerResources(TypedDict):
     #: the same after the last cell; null: the launch ended before its last cell
     after_load: ServerSnapshot | None
     after_load_reason: str | None  #: why it is not; null: after_load is there
-
-
-class ResourcesRecord(ServerResources):
-    """resources.json."""
-
-    launch: str  #: the launch's name
-    attempt: int  #: the attempt it is of
-    startup_s: float  #: launch.sh to ready
 
 
 class SettingRecord(TypedDict):

@@ -23,7 +23,7 @@ from connector_tax.artifacts.launch_files import (
     AttemptRecord,
     EngineRecord,
     IdleCpu,
-    ServerResources,
+    ResourcesRecord,
     ServerSnapshot,
     SettingRecord,
 )
@@ -282,33 +282,28 @@ class ServerUse:
         self._engine = study["config"]["engine"]
         self._device = self._engine.get("device", "cpu")
         self._idle_s = study["config"]["resources"]["idle_s"]
-        self._of_launch = {"launch": launch.name, "attempt": attempt["attempt"]}
-        self._startup_s = attempt["startup_s"]
+        self._launch, self._attempt = launch.name, attempt
 
     def before_load(self) -> None:
         """Record the server as it is ready and has had nothing to do yet."""
-        idle = idle_cpu(self.processes, self._idle_s, self._server.check_alive)
-        self._write(
-            {
-                "idle_cpu": idle,
-                "before_load": snapshot(self.processes, self._device),
-                "after_load": None,
-                "after_load_reason": "the launch ended before its last cell",
-            }
-        )
-        page = self._server.get("/metrics")
-        settings = engine_record(self._server, self._engine, page)
-        write_json(self._server.folder / paths.SETTINGS, self._of_launch | settings)
+        number = self._attempt["attempt"]
+        self._resources: ResourcesRecord = {
+            "launch": self._launch,
+            "attempt": number,
+            "startup_s": self._attempt["startup_s"],
+            "idle_cpu": idle_cpu(self.processes, self._idle_s, self._server.check_alive),
+            "before_load": snapshot(self.processes, self._device),
+            "after_load": None,
+            "after_load_reason": "the launch ended before its last cell",
+        }
+        write_json(self._server.folder / paths.RESOURCES, self._resources)
+        settings = engine_record(self._server, self._engine, self._server.get("/metrics"))
+        content = {"launch": self._launch, "attempt": number, **settings}
+        write_json(self._server.folder / paths.SETTINGS, content)
         remove_settings(self._server.folder)
 
     def after_load(self) -> None:
         """Record the server once more, drained after its last cell."""
-        self._write(
-            self._resources
-            | {"after_load": snapshot(self.processes, self._device), "after_load_reason": None}
-        )
-
-    def _write(self, resources: ServerResources) -> None:
-        self._resources = resources
-        content = self._of_launch | {"startup_s": self._startup_s} | resources
-        write_json(self._server.folder / paths.RESOURCES, content)
+        self._resources["after_load"] = snapshot(self.processes, self._device)
+        self._resources["after_load_reason"] = None
+        write_json(self._server.folder / paths.RESOURCES, self._resources)
