@@ -47,8 +47,16 @@ def apply(study: StudyDocument, folder: Path) -> PatchStatus:
         return {**status, "overlay": overlay.install(folder / OVERLAY)}
     try:
         described = fitting_vllm(engine)
-        overlay.install(folder / OVERLAY)
-        status = {**status, **overlay.status_of(folder / OVERLAY, described)}
+        package = Path(described["package"])
+        status = {
+            **status,
+            "vllm": described["vllm"],
+            "targets": described["targets"],
+            "missing": described["missing"],
+            "overlay": overlay.install(folder / OVERLAY),
+            "vllm_sources_sha256_before": overlay.sources_sha256(package),
+            "leftovers": overlay.leftovers(package),
+        }
         status["steps_recorded"] = _proved(study, folder.parent)
         status["step_timing_available"] = True
     except (overlay.OverlayError, GateError) as error:

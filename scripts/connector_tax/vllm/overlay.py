@@ -13,10 +13,10 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from connector_tax.artifacts.launch_files import EngineFiles
-from connector_tax.artifacts.stage_records import PatchStatus, VllmDescription
+from connector_tax.artifacts.stage_records import VllmDescription
 from connector_tax.artifacts.study_records import EngineSection
 from connector_tax.config import ROOT, pythons_of
 from connector_tax.files import fsync_directory, read_json, sha256_file, write_text
@@ -199,17 +199,3 @@ def leftovers(package: Path) -> list[str]:
         for path in candidates
         if path.is_dir() or MARKER in path.read_text(encoding="utf-8", errors="replace")
     )
-
-
-def status_of(folder: Path, described: VllmDescription) -> PatchStatus:
-    """The part of patch_status.json that says what was installed in `folder`."""
-    package = Path(described["package"])
-    status = {
-        "vllm": described["vllm"],
-        "targets": described["targets"],
-        "missing": described["missing"],
-        "overlay": {name: sha256_file(folder / name) for name in _FILES},
-        "vllm_sources_sha256_before": sources_sha256(package),
-        "leftovers": leftovers(package),
-    }
-    return cast(PatchStatus, status)
