@@ -218,24 +218,17 @@ def load_configurations(path: Path) -> dict[str, ConfigurationEntry]:
     value = load_yaml(path)
     refuse_secrets(value, str(path))
     validate(value, "configurations", str(path))
-    return _by_id(value["configurations"], {}, f"{path}: configurations")
+    return with_entries(value["configurations"], {}, f"{path}: configurations")
 
 
-def with_own(
-    known: Mapping[str, ConfigurationEntry], config: StudyConfig, source: str
+def with_entries(
+    entries: Sequence[ConfigurationEntry], known: Mapping[str, ConfigurationEntry], source: str
 ) -> dict[str, ConfigurationEntry]:
-    """The shipped configurations and those a study defines under `connectors`, by id.
+    """`known` and the entries, filled up, by id.
 
     Raises:
         ConfigError: an id that stands twice, or a child that is not defined.
     """
-    return _by_id(config.get("connectors", []), known, f"{source}: connectors")
-
-
-def _by_id(
-    entries: Sequence[ConfigurationEntry], known: Mapping[str, ConfigurationEntry], source: str
-) -> dict[str, ConfigurationEntry]:
-    """`known` and the entries by id, checked to be unique and to name children that are there."""
     by_id = dict(known)
     for position, entry in enumerate(entries):
         if entry["id"] in by_id:
@@ -276,7 +269,7 @@ def check_study(given: Mapping[str, Any], source: str, known: Sequence[str]) -> 
     plain = json.loads(json.dumps(given))
     validate(plain, "config", source)
     config = cast("StudyConfig", filled(plain, "config"))
-    # Filled by `with_own` where they are looked at: study.json has them as they were given.
+    # Filled by `with_entries` where they are looked at: study.json has them as they were given.
     if "connectors" in plain:
         config["connectors"] = plain["connectors"]
     _check_choices(config, source)

@@ -33,7 +33,7 @@ from connector_tax.config import (
     check_study,
     load_configurations,
     shipped,
-    with_own,
+    with_entries,
 )
 from connector_tax.files import read_json, sha256_json, write_json
 from connector_tax.seeds import named_generator
@@ -96,7 +96,8 @@ def planned(config: Mapping[str, Any], source: str) -> StudyDocument:
     resolved = check_study(config, source, list(configurations))
     check_engine(resolved["engine"], source)
     check_slots(resolved, source)
-    configurations = with_own(configurations, resolved, source)
+    own = resolved.get("connectors", [])
+    configurations = with_entries(own, configurations, f"{source}: connectors")
     engine = resolved["engine"]
     bounds = {**BOUNDS, **DEVICE_BOUNDS.get(engine.get("device", ""), {})}
     resolved["validity"] = {**bounds, **resolved["validity"]}
