@@ -46,10 +46,10 @@ from connector_tax.analysis.block_model import (
 )
 from connector_tax.analysis.effects import Effect, Judged, judge
 from connector_tax.analysis.ingest import Cell
-from connector_tax.analysis.looks import FIRST_LOOK, findings_of
+from connector_tax.analysis.looks import findings_of
 from connector_tax.analysis.step_tables import step_rows
 from connector_tax.analysis.steps import Hook, Steps
-from connector_tax.artifacts.looks import Finding, decided
+from connector_tax.artifacts.looks import FIRST_LOOK, Finding, decided
 from connector_tax.artifacts.metrics import VERDICT_METRICS
 from connector_tax.artifacts.names import CellKey, Launch, configuration_of, plain_names
 from connector_tax.artifacts.study_file import Study

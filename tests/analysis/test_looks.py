@@ -7,8 +7,8 @@ import pytest
 
 from connector_tax.analysis import looks
 from connector_tax.analysis.block_model import LaunchId
-from connector_tax.analysis.looks import decided_earlier, findings_of, take_look
-from connector_tax.artifacts.looks import Finding, decided
+from connector_tax.analysis.looks import findings_of, take_look
+from connector_tax.artifacts.looks import Finding, decided, decided_earlier
 from connector_tax.artifacts.metrics import VERDICT_METRICS
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import Study

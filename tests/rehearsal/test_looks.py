@@ -10,8 +10,14 @@ from typing import Any
 import pytest
 import yaml
 
-from connector_tax.analysis.looks import FIRST_LOOK, LEFT_OUT, decided_earlier, take_due_look
-from connector_tax.artifacts.looks import decided_in, read_looks
+from connector_tax.analysis.looks import take_due_look
+from connector_tax.artifacts.looks import (
+    FIRST_LOOK,
+    LEFT_OUT,
+    decided_earlier,
+    decided_in,
+    read_looks,
+)
 from connector_tax.artifacts.names import ALL_RATES, Launch
 from connector_tax.artifacts.study_file import launches, load_study
 from connector_tax.config import ConfigError

@@ -30,6 +30,7 @@ from connector_tax.ab.design import (
 )
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import read_index
+from connector_tax.artifacts.looks import FIRST_LOOK
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import Study, launches, load_study
 from connector_tax.artifacts.study_records import StudyDocument
@@ -204,7 +205,7 @@ def _refuse_beyond(
 
 def _measured(options: argparse.Namespace, study: Study, line: Line) -> tuple[int, list[Finding]]:
     """Measure blocks until every candidate is decided or the time is up; how many, and the look."""
-    from connector_tax.analysis.looks import FIRST_LOOK, look, take_look
+    from connector_tax.analysis.looks import look, take_look
     from connector_tax.artifacts.looks import decided
 
     planned = launches(study.document, "A")

@@ -8,7 +8,6 @@ Candidates and metrics share a level (Bonferroni).
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -16,16 +15,12 @@ from connector_tax.analysis.block_model import Launches, LaunchId
 from connector_tax.analysis.effects import Effect, saturated_in, unsaturated
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import read_index
-from connector_tax.artifacts.looks import Finding, decided_in, read_looks
+from connector_tax.artifacts.looks import FIRST_LOOK, Finding, decided_in, read_looks
 from connector_tax.artifacts.metrics import VERDICT_METRICS, margin_of
-from connector_tax.artifacts.names import Launch, launched_plains
+from connector_tax.artifacts.names import launched_plains
 from connector_tax.artifacts.study_file import Study, launches
 from connector_tax.artifacts.verdicts import CANNOT_TELL, MARKED, TOO_FEW, verdict_of
 from connector_tax.files import read_json, write_json
-
-FIRST_LOOK = 2
-# Begins the reason of a launch that a look has left out.
-LEFT_OUT = "decided after"
 
 
 def look(study: Study, blocks: int) -> list[Finding]:
@@ -123,22 +118,6 @@ def _shares(level: float, candidates: int) -> tuple[float, float]:
     (intersection-union).
     """
     return 1 - level / (candidates * len(VERDICT_METRICS)), 1 - 2 * level / candidates
-
-
-def decided_earlier(folder: Path, launch: Launch) -> str | None:
-    """Why a launch is not run any more: a look at earlier blocks has decided; None: it is run.
-
-    The baseline is run as long as a candidate is.
-    """
-    for taken in read_looks(folder):
-        if taken["blocks"] <= launch.block:
-            every = {finding.config for finding in taken["findings"]}
-            done = decided_in(taken).keys()
-            if launch.configuration in done or (
-                launch.configuration not in every and done == every
-            ):
-                return f"{LEFT_OUT} {taken['blocks']} blocks"
-    return None
 
 
 def take_look(study: Study, blocks: int) -> list[Finding]:

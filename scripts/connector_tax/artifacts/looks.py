@@ -6,9 +6,14 @@ from pathlib import Path
 from typing import TypedDict
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.record_reader import converted
 from connector_tax.artifacts.verdicts import CANNOT_TELL, TOO_FEW
 from connector_tax.files import read_json
+
+FIRST_LOOK = 2
+# Begins the reason of a launch that a look has left out.
+LEFT_OUT = "decided after"
 
 
 @dataclass(frozen=True)
@@ -59,3 +64,19 @@ def decided_in(taken: Look) -> dict[str, dict[str, Finding]]:
         name: {finding.metric: finding for finding in taken["findings"] if finding.config == name}
         for name in decided(taken["findings"])
     }
+
+
+def decided_earlier(folder: Path, launch: Launch) -> str | None:
+    """Why a launch is not run any more: a look at earlier blocks has decided; None: it is run.
+
+    The baseline is run as long as a candidate is; looks are at Phase A alone.
+    """
+    for taken in read_looks(folder) if launch.phase == "A" else ():
+        if taken["blocks"] <= launch.block:
+            every = {finding.config for finding in taken["findings"]}
+            done = decided_in(taken).keys()
+            if launch.configuration in done or (
+                launch.configuration not in every and done == every
+            ):
+                return f"{LEFT_OUT} {taken['blocks']} blocks"
+    return None

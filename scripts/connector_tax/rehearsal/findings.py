@@ -11,7 +11,7 @@ import pandas as pd
 
 from connector_tax.analysis.block_model import POWER
 from connector_tax.analysis.effects import CONFIRMATORY
-from connector_tax.analysis.looks import FIRST_LOOK, LEFT_OUT
+from connector_tax.artifacts.looks import FIRST_LOOK, LEFT_OUT
 from connector_tax.artifacts.names import PHASES, configuration_of
 from connector_tax.artifacts.stage_records import Durations
 from connector_tax.artifacts.tables import POOLED, EffectRow, Row

@@ -15,9 +15,8 @@ from rich.table import Table
 from connector_tax import text
 from connector_tax.analysis.block_model import MOST_BLOCKS, POWER
 from connector_tax.analysis.hypotheses import ABOUT
-from connector_tax.analysis.looks import LEFT_OUT
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.looks import decided_in
+from connector_tax.artifacts.looks import LEFT_OUT, decided_in
 from connector_tax.artifacts.metrics import LATENCY_METRICS, VERDICT_METRICS
 from connector_tax.artifacts.names import PLAIN
 from connector_tax.artifacts.stage_records import ConclusionRecord

@@ -32,6 +32,7 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import CellRecord, CountsRecord
 from connector_tax.artifacts.index import CellEntry, finished_cell, launch_index
 from connector_tax.artifacts.launch_files import AttemptRecord, EngineFiles, NodeRecord
+from connector_tax.artifacts.looks import decided_earlier
 from connector_tax.artifacts.names import PHASES, SAME_RATES, Launch, baseline_of
 from connector_tax.artifacts.rates import cell_rates, shape_limits
 from connector_tax.artifacts.record_reader import read_records
@@ -192,11 +193,6 @@ def launch_skip_reason(study_folder: Path, launch: Launch) -> str | None:
     if not gate["include"]:
         return f"pre-flight: {gate['reason']}"
     if launch.phase == "A":
-        if not (study_folder / paths.LOOKS).exists():
-            return None
-        # Imported here: what tests a tax takes a second to load, in the process of each launch.
-        from connector_tax.analysis.looks import decided_earlier
-
         return decided_earlier(study_folder, launch)
     rates: RatesRecord = read_json(study_folder / paths.REFERENCE_RATES)
     if launch.phase == "Bp" and rates["ref_load"] == rates["ref_safe"]:

@@ -18,6 +18,7 @@ from msgspec.structs import asdict
 from connector_tax.analysis.ingest import device_name
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import LaunchIndex, cell_state, read_index
+from connector_tax.artifacts.looks import FIRST_LOOK, decided_earlier
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.rates import cell_rates, shape_limits
 from connector_tax.artifacts.record_reader import converted, read_record
@@ -162,16 +163,6 @@ def _is_skipped(folder: Path, known: Durations, phase: str) -> bool:
     return phase == "Bp" and rates[0] is not None and rates[0] == rates[1]
 
 
-def _decided(study: StudyDocument, folder: Path, launch: Launch) -> str | None:
-    """Why a look leaves the launch out; None where none does."""
-    if launch.phase != "A" or "looks" not in study["config"]["statistics"]:
-        return None
-    # Imported late: a study without looks is planned without scipy.
-    from connector_tax.analysis.looks import decided_earlier
-
-    return decided_earlier(folder, launch)
-
-
 def planned_cells(
     study: StudyDocument, folder: Path, known: Durations | None = None
 ) -> Iterator[PlannedCell]:
@@ -192,7 +183,7 @@ def planned_cells(
         for launch in launches(study, phase):
             path = launch.folder(folder)
             index = read_index(path)
-            decided = _decided(study, folder, launch) if index is None else None
+            decided = decided_earlier(folder, launch) if index is None else None
             for cell in cell_order(study, launch):
                 name = cell["cell"]
                 state, reason = _state(path, name, index, launch.phase)
@@ -232,8 +223,6 @@ def remaining(
     known = known or known_durations(study, folder)
     rows = [row for row in planned_cells(study, folder, known) if row.state in TO_MEASURE]
     if least and "looks" in study["config"]["statistics"]:
-        from connector_tax.analysis.looks import FIRST_LOOK
-
         rows = [row for row in rows if row.launch.phase != "A" or row.launch.block < FIRST_LOOK]
     overhead = launch_overhead_s(study, folder, known)
     run = {row.launch for row in rows if not _is_skipped(folder, known, row.launch.phase)}
