@@ -390,7 +390,7 @@ def test_several_devices_are_told_in_device_hours(
         with progress.LaunchProgress(study, tmp_path, launch, tmp_path / "x.log") as seen:
             seen.start_cell("r1", 1, 1, 1.0)
             seen.update(Progress(0.0, 0, 0, 0, 0, 0, 0))
-        assert f"study {progress.duration(left.wall_s)} left{told}\n" in capsys.readouterr().err
+        assert f"study {duration(left.wall_s)} left{told}\n" in capsys.readouterr().err
     half = left.after(left.wall_s / 2)
     assert half == pytest.approx((left.wall_s / 2, left.device_s / 2, 2))
     assert left.after(2 * left.wall_s)[:2] == (0, 0)

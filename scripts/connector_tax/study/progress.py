@@ -13,20 +13,11 @@ from connector_tax.artifacts.study_file import launches
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.loadgen import Progress
 from connector_tax.study.plan import expected_cell_s, remaining
+from connector_tax.text import duration
 
 PLAIN_INTERVAL_S = 5.0
 # To the start of the line, and empty it.
 CLEAR = "\r\033[K"
-
-
-def duration(seconds: float) -> str:
-    """`7s`, `4m05s`, `2h13m`."""
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
 class LaunchProgress:
