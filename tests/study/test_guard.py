@@ -83,7 +83,7 @@ def test_the_parent_of_another_pid_namespace_is_not_watched() -> None:
     ("change", "status", "said"),
     [
         # The pid belongs to another process by now.
-        ({"started": 1}, 7, f"names process {os.getpid()}, which is gone; unset it"),
+        ({"started": 1}, 7, "names process {pid}, which is gone; unset it"),
         # A pid that is not here: by the pid alone the driver would end.
         ({"pid": 2**22 + 1, "where": "another-boot/1"}, 0, "machine or container: not watched"),
         ({"where": "no place"}, 1, "found '{pid}:no place:"),
