@@ -160,10 +160,13 @@ def did(arguments: list[str], client: str = "") -> str:
         if process.returncode not in (0, 1):
             print(said[-2000:], file=sys.stderr)
             return f"exit status {process.returncode}"
-        printed_ms, _ = ttft_ms(Path(folder))
+        try:
+            printed = f"{ttft_ms(Path(folder))[0]:.1f}"
+        except FileNotFoundError:
+            printed = "no report"
     responses = sorted(server.responses)
     true_ms = np.median([(stamps[1] - stamps[0]) / 1e6 for stamps in responses])
-    return f"{seen(responses)}, {printed_ms:.1f} ({true_ms:.1f}) ms"
+    return f"{seen(responses)}, {printed} ({true_ms:.1f}) ms"
 
 
 def seen(responses: list[list[int]]) -> str:
