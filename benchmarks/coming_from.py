@@ -161,12 +161,12 @@ def did(arguments: list[str], client: str = "") -> str:
             print(said[-2000:], file=sys.stderr)
             return f"exit status {process.returncode}"
         try:
-            printed = f"{ttft_ms(Path(folder))[0]:.1f}"
+            printed_ms, _ = ttft_ms(Path(folder))
         except FileNotFoundError:
-            printed = "no report"
+            return f"{seen(sorted(server.responses))}, and wrote no report"
     responses = sorted(server.responses)
     true_ms = np.median([(stamps[1] - stamps[0]) / 1e6 for stamps in responses])
-    return f"{seen(responses)}, {printed} ({true_ms:.1f}) ms"
+    return f"{seen(responses)}, {printed_ms:.1f} ({true_ms:.1f}) ms"
 
 
 def seen(responses: list[list[int]]) -> str:

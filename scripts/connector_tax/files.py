@@ -87,6 +87,8 @@ def locked(lock: Path) -> Iterator[None]:
 def standard_stream(path: Path) -> BinaryIO | None:
     """The standard stream that `path` leads to (`-` is standard output); None: it is no such."""
     for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+        if stream is None:  # closed before the start
+            continue
         with contextlib.suppress(OSError):  # no such file, or a closed descriptor
             if str(path) == "-" or os.path.samestat(path.stat(), os.fstat(number)):
                 stream.flush()
@@ -96,7 +98,8 @@ def standard_stream(path: Path) -> BinaryIO | None:
 
 def is_stdout(path: Path | None) -> bool:
     """True if there is a path, and it leads to standard output."""
-    return path is not None and standard_stream(path) is sys.stdout.buffer
+    stream = None if path is None else standard_stream(path)
+    return stream is not None and stream is sys.stdout.buffer
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -116,7 +119,9 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 def _write_bytes(path: Path, data: bytes) -> None:
     if (standard := standard_stream(path)) is not None:
-        standard.write(data)
+        rest = memoryview(data)
+        while rest:  # an unbuffered stream may take a part
+            rest = rest[standard.write(rest) :]
         standard.flush()
         return
     if path.exists() and not path.is_file():

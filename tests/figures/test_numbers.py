@@ -261,7 +261,10 @@ def test_a_tax_of_survivors_carries_its_mark(
     study, rows = _rows(tmp_path, Design(overloaded=OVERLOADED), name)
     assert {row["mark"] for row in rows if row["config"] == config} - {""} == {mark}
     assert all(row["tax"] is not None for row in rows)
-    assert "saturated or dropped" in _svg(tmp_path, study, name)
+    drawn = _svg(tmp_path, study, name)
+    words = " ".join(reversed(re.findall(r"<text[^>]*>([^<]*)</text>", drawn)))
+    words += " ".join(re.findall(r"<text[^>]*>([^<]*)</text>", drawn))
+    assert "saturated or dropped arrivals: no verdict" in words
     clean = StudyTables(write_study(tmp_path / "clean", Design()))
     assert "saturated or dropped" not in _svg(tmp_path, clean, name)
 

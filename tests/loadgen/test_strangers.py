@@ -203,6 +203,9 @@ def test_a_stream_that_has_said_done_keeps_its_place_no_longer(end: Step, tmp_pa
         )
         assert time.monotonic() - began < 30  # not two time-outs of 600 s
     assert (summary["ok"], summary["tolerated"]) == (4, {"not_closed": 4})
+    first_ns = min(r["t_intended_ns"] for r in records)
+    answered_s = (max(r["t_last_token_ns"] for r in records) - first_ns) / 1e9
+    assert summary["served_s"] < max(summary["window_s"], answered_s) + 0.1
     # The next one is due when its place is free.
     assert all(r["t_send_ns"] - r["t_intended_ns"] < 0.5e9 for r in records)
 
@@ -450,6 +453,7 @@ def test_a_run_ends_when_it_is_precise_or_the_server_overloaded(tmp_path: Path) 
         _, summary, _ = command(server.port, tmp_path, *load, "--stop-at-precision", "99.9%")
     assert summary["ok"] >= 100
     assert summary["window_s"] < 30
+    assert "TTFT and TPOT p90 of" in summary["notes"][0]
     assert "asked for ±99.9%" in summary["notes"][0]
     with serve(Hang) as server:
         limit = ("--inflight-cap", "3", "--stop-overloaded")

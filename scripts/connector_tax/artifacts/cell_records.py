@@ -137,6 +137,7 @@ class MachineCounters(TypedDict):
     idle_ms: list[float]
     steal_ms: list[float]
     own_ms: list[float]
+    pressure_us: NotRequired[list[float | None]]
     throttled: float | None
     suspended_ms: int
     self_us: float
@@ -169,7 +170,7 @@ class MachineLine(TypedDict, total=False):
     # begin and chunk.
     #: totals. idle_ms, steal_ms and own_ms (the study's own processes) of both sides; throttled
     #: periods, null where the kernel does not tell; suspended_ms; CPU time and page faults of the
-    #: watching process
+    #: watching process; pressure_us is no longer written
     counters: MachineCounters
 
 
@@ -292,7 +293,7 @@ class MeasuredCellRecord(TypedDict):
     cooldown: CooldownRecord
     counts: CountsRecord  #: planned, sent, ok, dropped, failed by kind, measured_ok; requests
     extended_s: float  #: how far the window went beyond its floor
-    #: measured requests sent, over the window; written until 0.3.0
+    #: measured requests sent, over the window; no longer written
     achieved_rate_rps: NotRequired[float]
     clock: str  #: kernel or worker: who stamped the reads
     attempt: int  #: the launch's attempt that measured it

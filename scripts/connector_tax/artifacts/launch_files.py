@@ -67,6 +67,7 @@ class AttemptRecord(TypedDict, total=False):
     ended_ns: int
     node: NodeRecord
     supersedes: str | None
+    ports_taken: list[int]  # no longer written
     port: int
     # Its target and options, as it describes itself.
     load_generator: dict[str, Any]
@@ -142,8 +143,8 @@ class EngineRecord(TypedDict):
     #: variables that can change a server, under server: value, or null where
     #: study/server_command.py:SHOWN does not list the name
     environment: dict[str, dict[str, str | None]]
-    #: names of the caller's variables that could change a server and did not reach it; written
-    #: until 0.3.0
+    #: names of the caller's variables that could change a server and did not reach it; no
+    #: longer written
     cleared: NotRequired[list[str]]
 
 

@@ -138,7 +138,7 @@ class ShapeRatesRecord(TypedDict):
 
     design_sha256: str  #: of the design
     label: str  #: the engine's label
-    #: when the probes had ended, ISO 8601; written until 0.3.0
+    #: when the probes had ended, ISO 8601; no longer written
     probed_utc: NotRequired[str]
     #: cell name to: completed_s (when each request of the fastest burst was completed), served_rps
     #: (completions over the last of these), most_rps (`max_share` of that)

@@ -267,11 +267,13 @@ def _gate(arguments: argparse.Namespace) -> int:
             metrics = dict.fromkeys(metric for metric, _ in arguments.max_tax)
             summary += "\n".join(plan_lines(study, arguments.config, list(metrics), at))
         to_stdout = is_stdout(arguments.junit) or is_stdout(arguments.markdown)
-        print(summary, file=sys.stderr if to_stdout else sys.stdout)
-        if arguments.junit is not None:
-            write_bytes(arguments.junit, junit(study.name, checks))
-    if arguments.markdown is not None:
-        write_text(arguments.markdown, summary)
+        try:
+            if arguments.junit is not None:
+                write_bytes(arguments.junit, junit(study.name, checks))
+            if arguments.markdown is not None:
+                write_text(arguments.markdown, summary)
+        finally:
+            print(summary, file=sys.stderr if to_stdout else sys.stdout)
     return STATUS[overall(checks)]
 
 

@@ -529,7 +529,8 @@ def run(
     summary |= summarise(result, checks, sink.itl_ms, options.goodput)
     if precision is not None:
         count, width = precision.seen
-        known = f"of {count} successes TTFT and TPOT p50 are known to ±{width:.1%}"
+        known = f"known to ±{width:.1%}" if math.isfinite(width) else "not known yet"
+        known = f"TTFT and TPOT p90 of {count} successes are {known}"
         summary["notes"].append(f"{known}; asked for ±{precision.target:.1%}")
     to_stdout = any(is_stdout(getattr(options, name)) for name in OUTPUTS)
     lost = sink.problem is not None
@@ -537,7 +538,7 @@ def run(
         print_summary(summary, sys.stderr if to_stdout else sys.stdout)
         sys.stdout.flush()
     except (BrokenPipeError, SystemExit):  # nobody reads on, where rich would end the process
-        pass
+        lost |= to_stdout
     except OSError as error:
         lost = True
         print(f"error: standard output: {error.strerror}", file=sys.stderr)

@@ -442,9 +442,10 @@ class Plan:
     def progress(self, now_ns: int) -> Progress:
         """Return the counts; callable from any thread."""
         elapsed_s, inflight = (now_ns - self.origin_ns) / 1e9, self.outstanding
+        issued = len(self._records)
         if self._load.waits_in_workers:
             inflight = min(inflight, self._scheduler.active)
-        issued = inflight + self.ok + self.failed + self.dropped
+            issued = inflight + self.ok + self.failed + self.dropped
         counts = self.ok, self.measured_ok, self.failed, self.dropped
         return Progress(elapsed_s, issued, inflight, *counts)
 

@@ -402,7 +402,7 @@ def summarise(
     records = [record for record in result.requests if record.measured]
     window_s = max((result.t_stop_ns - result.t_warmup_end_ns) / 1e9, 1e-9)
     ok = [record for record in records if record.status == "ok"]
-    last_ns = max((record.t_done_ns or 0 for record in ok), default=0)
+    last_ns = max((record.t_last_token_ns or 0 for record in ok), default=0)
     served_s = max((last_ns - result.t_warmup_end_ns) / 1e9, window_s)
     tokens = sum(record.completion_tokens or 0 for record in ok)
     latencies = [latencies_ms(record) for record in ok]
