@@ -35,7 +35,9 @@ def test_what_a_percentile_at_least_is_is_the_lower_end_of_its_interval(
     values: np.ndarray, percent: int
 ) -> None:
     least = quantile(values, percent, 0.95).lo
-    assert at_least(sorted(values), percent) == (min(values) if least is None else least)
+    expected = min(values) if least is None else least
+    # NumPy interpolates in another order of operations.
+    assert at_least(sorted(values), percent) == pytest.approx(expected, rel=1e-12)
 
 
 def test_one_stall_in_three_seconds_of_ticks_is_no_percent_of_them() -> None:
