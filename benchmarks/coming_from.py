@@ -50,12 +50,10 @@ COMMON = {
 }
 # By which a client writes what it prints, and who reads p50 and p99 of its TTFT in ms there.
 PRINTED = {
-    VLLM: ("--percentile-metrics ttft --metric-percentiles 50,99 --save-result --result-dir ."
-           " --result-filename vllm.json", CLIENTS["vllm bench serve"].ttft_ms),
-    GUIDELLM: ("--output kind=json,path=guidellm.json", CLIENTS["guidellm"].ttft_ms),
-    AIPERF: ("--artifact-dir .", CLIENTS["aiperf"].ttft_ms),
-    "": ("--no-affinity --summary own.json", reported("own.json", "latency_ms", "TTFT")),
-}  # fmt: skip
+    name: (CLIENTS[peer].report, CLIENTS[peer].ttft_ms)
+    for name, peer in ((VLLM, VLLM), (GUIDELLM, GUIDELLM), (AIPERF, "aiperf"))
+}
+PRINTED[""] = ("--no-affinity --summary own.json", reported("own.json", "latency_ms", "TTFT"))
 WORDS = "there prompts of so many tokens, here of so many words"
 PROGRAM = {VLLM: "bench serve", GUIDELLM: "run", AIPERF: "profile"}
 CHAT = "--url {url} --model m --prompt-words 8 --max-tokens 16 --ignore-eos --chat"
@@ -141,7 +139,7 @@ def did(arguments: list[str], client: str = "") -> str:
         prompts = Path(folder, "prompts.jsonl")
         prompts.write_text((json.dumps({"prompt": PROMPT, "output_tokens_count": 16}) + "\n") * 100)
         with EventServer(GAP_US, FIRST_US, server_cpu) as server:
-            words = [*arguments, *write.split()]
+            words = [*arguments, *write.format(folder=".").split()]
             command = [word.replace("PORT", f"{server.port}") for word in words]
             process = subprocess.Popen(
                 ["taskset", "-c", f"{client_cpu}", *command],

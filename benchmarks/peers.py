@@ -51,6 +51,7 @@ class Client:
 
     Attributes:
         command: what follows the program.
+        report: its options for what `ttft_ms` reads.
         rate: its options for a constant rate.
         places: its options for a closed loop.
         ttft_ms: TTFT p50 and p99, from its folder.
@@ -58,6 +59,7 @@ class Client:
     """
 
     command: str
+    report: str
     rate: str
     places: str
     ttft_ms: Callable[[Path], tuple[float, float]]
@@ -65,7 +67,7 @@ class Client:
 
     def words(self, program: str, load: Mapping[str, Any]) -> list[str]:
         """The command line for a load."""
-        text = f"{self.command} {self.places if load['places'] else self.rate}"
+        text = f"{self.command} {self.report} {self.places if load['places'] else self.rate}"
         return [program, *(word.format_map(load) for word in text.split())]
 
 
@@ -132,7 +134,8 @@ OWN = "this load generator"
 CLIENTS = {
     OWN: Client(
         "-m connector_tax.loadgen --url {url} --model m --requests {count} --prompt-tokens 8"
-        " --max-tokens {tokens} --ignore-eos --no-affinity --output {folder}/own.jsonl",
+        " --max-tokens {tokens} --ignore-eos --no-affinity",
+        "--output {folder}/own.jsonl",
         "--rate {rate!r} --arrivals fixed --connections 2048",
         "--concurrency {places}",
         _own_ttft,
@@ -141,7 +144,8 @@ CLIENTS = {
         "profile --model m --url {url} --ui none --endpoint-type completions --streaming"
         " --use-server-token-count --use-legacy-max-tokens --extra-inputs max_tokens:{tokens}"
         " --request-count {count} --tokenizer {tokenizer} --input-file {prompts}"
-        " --custom-dataset-type single_turn --artifact-dir {folder}",
+        " --custom-dataset-type single_turn",
+        "--artifact-dir {folder}",
         "--request-rate {rate!r} --request-rate-mode constant",
         "--concurrency {places}",
         reported("profile_export_aiperf.json", "time_to_first_token"),
@@ -149,8 +153,8 @@ CLIENTS = {
     "guidellm": Client(
         "run --backend kind=openai_http,target={url},model=m,request_format=/v1/completions"
         " --disable-console --constraint kind=max_requests,count={count}"
-        " --data kind=json_file,path={prompts} --tokenizer kind=hf_auto,model={tokenizer}"
-        " --output kind=json,path={folder}/guidellm.json",
+        " --data kind=json_file,path={prompts} --tokenizer kind=hf_auto,model={tokenizer}",
+        "--output kind=json,path={folder}/guidellm.json",
         "--profile kind=constant,rate={rate!r}",
         "--profile kind=concurrent,streams={places}",
         reported(
@@ -161,14 +165,16 @@ CLIENTS = {
     "vllm bench serve": Client(
         "bench serve --base-url {url} --model m --tokenizer {tokenizer} --dataset-name random"
         " --ignore-eos --random-input-len 8 --random-output-len {tokens} --num-prompts {count}"
-        " --percentile-metrics ttft --metric-percentiles 50,99 --save-result --disable-tqdm"
-        " --result-dir {folder} --result-filename vllm.json",
+        " --disable-tqdm",
+        "--percentile-metrics ttft --metric-percentiles 50,99 --save-result --result-dir {folder}"
+        " --result-filename vllm.json",
         "--request-rate {rate!r} --burstiness 1000000",
         "--max-concurrency {places}",
         reported("vllm.json", p50="p50_ttft_ms", p99="p99_ttft_ms"),
     ),
     "veeksha": Client(  # the program is the Python it is installed in
         "-m veeksha.benchmark --benchmark-config-from-file {folder}/config.yml",
+        "",
         "",
         "",
         _veeksha_ttft,
