@@ -15,6 +15,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -102,6 +103,14 @@ def is_stdout(path: Path | None) -> bool:
     return stream is not None and stream is sys.stdout.buffer
 
 
+def write_all(stream: BinaryIO | FileIO, data: bytes | bytearray) -> None:
+    """Write all of `data` and flush; an unbuffered stream may take a part at a time."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[stream.write(rest) :]
+    stream.flush()
+
+
 def write_bytes(path: Path, data: bytes) -> None:
     """Write `data` to `path` atomically and durably, creating parent folders; links are followed.
 
@@ -119,10 +128,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 def _write_bytes(path: Path, data: bytes) -> None:
     if (standard := standard_stream(path)) is not None:
-        rest = memoryview(data)
-        while rest:  # an unbuffered stream may take a part
-            rest = rest[standard.write(rest) :]
-        standard.flush()
+        write_all(standard, data)
         return
     if path.exists() and not path.is_file():
         path.write_bytes(data)

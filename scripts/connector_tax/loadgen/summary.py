@@ -29,7 +29,7 @@ from connector_tax.artifacts.checks import (
     generator_checks,
     schedule_check,
 )
-from connector_tax.files import standard_stream
+from connector_tax.files import standard_stream, write_all
 from connector_tax.loadgen.generator import CellResult
 from connector_tax.loadgen.messages import (
     FAILURES,
@@ -124,15 +124,12 @@ class RecordSink:
         self._stream = None
 
     def _flush(self) -> None:
-        data, self._lines = memoryview(self._lines), bytearray()
+        data, self._lines = self._lines, bytearray()
         stream = self._stream
         if stream is None or not data:
             return
         try:
-            left = data
-            while left:
-                left = left[stream.write(left) :]
-            stream.flush()
+            write_all(stream, data)
             self._written += len(data)
         except OSError as error:
             self._stream = None
