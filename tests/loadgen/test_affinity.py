@@ -59,9 +59,11 @@ FAST = dict.fromkeys(range(8), 3_000_000) | {6: 3_500_000}
         ),
         (arm_big_little(), (1, 1), [(4, 5), (6,)], (0, 1, 2, 3, 7), "cpu_capacity"),
         (machine([(0, (0,)), (0, (1,))]), (2, 1), [(0,), (0,), (0,)], (1,), "share one core"),
+        (machine([(0, (0,)), (0, (1,))]), (1, 2), [(0,), (0,)], (1,), "the server has 1"),
         (machine([(i, (i,)) for i in range(4)]), (1, 1), [(0, 1), (2,)], (3,), "nodes 0 and 1"),
     ],
-    ids=["one-socket", "smt", "fastest-node", "hybrid", "arm64", "two-cores", "four-nodes"],
+    ids=["one-socket", "smt", "fastest-node", "hybrid", "arm64", "two-cores", "wants-all",
+         "four-nodes"],
 )  # fmt: skip
 def test_each_machine_gets_its_plan(
     files: dict[str, str],

@@ -287,6 +287,10 @@ def test_the_checks_of_a_cell() -> None:
     assert device_values(early, PROBED, is_baseline=True)["device_log_faults"] == 1
     idle = [LINES[0], changed(LINES[1], t_start_ns=1_400_000, t_end_ns=2_400_000), LINES[2]]
     assert device_values(idle, PROBED, is_baseline=True)["device_log_faults"] == 1
+    slow = [changed(step, t_wait_ns=step["t_end_ns"] + 1) for step in LINES]
+    assert device_values(slow, PROBED, is_baseline=False)["device_woken_late_ms"] == 0
+    unknown = [changed(step, t_wait_ns=None) for step in LINES]
+    assert device_values(unknown, PROBED, is_baseline=False)["device_woken_late_ms"] is None
     assert set(device_values([], PROBED, is_baseline=True).values()) == {None}
 
 

@@ -90,9 +90,11 @@ def device_values(
     recorded = [line["step_id"] for line in lines]
     unknown = len(worked.symmetric_difference(recorded)) + len(recorded) - len(set(recorded))
     of_continued = pl.col("exposed_us").filter(pl.col("continued"))
+    # A host that is always slower than the device waits for no step, and is late after none.
+    never_waited = pl.when(pl.col("host_busy_us").is_not_null().any()).then(0.0)
     faults, late_ms, exposed_share = steps.select(
         pl.col("misplaced").sum(),
-        pl.col("woken_late_us").median() / 1e3,
+        pl.coalesce(pl.col("woken_late_us").median() / 1e3, never_waited),
         (of_continued > 0).mean(),
     ).row(0)
     values: dict[str, float | None] = {

@@ -77,8 +77,8 @@ def plan_affinity(
     0 for a server on another machine.
 
     With too few cores the load generator shrinks to one core, then workers share cores, then all of
-    the client shares one; the server keeps its cores to itself as long as there are two cores. On
-    a single core nothing is pinned. Every such step back is a warning.
+    the client shares one, then the server gets fewer; it never shares a core with the client as
+    long as there are two. On a single core nothing is pinned. Every such step back is a warning.
 
     `server_node` is the NUMA node the server belongs on, such as its GPU's: the client is placed
     elsewhere first, and the server gets that node's cores alone, where there are enough.
@@ -105,7 +105,7 @@ def plan_affinity(
         mine = LOADGEN_CORES
     else:
         mine = 1
-        warnings.append(_shortage(len(cores), client, workers, server_cores))
+        warnings.append(_shortage(len(cores), workers, server_cores))
     nodes = sorted({core.node for core in cores[:mine]})
     if len(nodes) > 1:
         warnings.append(
@@ -132,9 +132,12 @@ def plan_affinity(
     )
 
 
-def _shortage(cores: int, client: int, workers: int, server_cores: int) -> str:
+def _shortage(cores: int, workers: int, server_cores: int) -> str:
     wanted = f"{LOADGEN_CORES} + {workers} + {server_cores}"
-    if client == 1:
+    client = cores - server_cores
+    if client < 1:
+        how = f"the load generator and its workers share one core, the server has {cores - 1}"
+    elif client == 1:
         how = "the load generator and its workers share one core"
     elif client < 1 + workers:
         how = "workers share cores"
