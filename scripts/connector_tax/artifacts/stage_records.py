@@ -100,7 +100,7 @@ class EnvironmentRecord(TypedDict):
     cpu_governor: str  #: of CPU 0; unknown where it does not say
     python: str  #: version of the pipeline's
     #: model.json: the model, its revision as asked for, the commit that was fetched, files, bytes,
-    #: seconds; absent where the model is a folder, and in older studies
+    #: seconds; absent where the model is a folder
     model: NotRequired[ModelRecord]
     connector_tax: str  #: version of this package
     connector_tax_git_sha: str  #: commit of this project, if it is a checkout

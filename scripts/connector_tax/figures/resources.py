@@ -219,7 +219,9 @@ def scorecard(study: StudyTables) -> style.Picture:
     figure = style.new_figure(study, style.PAGE_IN, SCORE_IN * (len(lines) + 1), notes)
     axes = figure.subplots()
     axes.set_axis_off()
-    widths = [1.3, *[1.3] * len(VERDICT_METRICS), *[0.62] * (len(names) - len(VERDICT_METRICS))]
+    # The rest is shared by what the longest line of a heading takes.
+    rest = [max(8, *map(len, name.split(", "))) for name in names[len(VERDICT_METRICS) :]]
+    widths = [1.3, *[1.3] * len(VERDICT_METRICS), *(0.62 * len(rest) * n / sum(rest) for n in rest)]
     starts = [sum(widths[:k]) for k in range(len(widths))]
     axes.set(xlim=(0, sum(widths)), ylim=(len(lines) + 0.5, -0.5))
     for x, name in zip(starts[1:], names, strict=True):

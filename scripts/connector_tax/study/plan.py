@@ -134,7 +134,7 @@ def expected_cell_s(config: StudyConfig, rate_rps: float | None) -> float:
     """Expected seconds of a cell of a server that keeps up: warm-up, and the window at this rate.
 
     The window is max(floor, time to the successes wanted), at most the cap; an unknown rate counts
-    as the floor. Overload and what a cell needs for its precision are known to a model only.
+    as the floor. Overload is known to a model only.
     """
     cell = config["cell"]
     window = cell["floor_s"]
