@@ -135,14 +135,14 @@ def plan_affinity(
 def _shortage(cores: int, workers: int, server_cores: int) -> str:
     wanted = f"{LOADGEN_CORES} + {workers} + {server_cores}"
     client = cores - server_cores
-    if client < 1:
-        how = f"the load generator and its workers share one core, the server has {cores - 1}"
-    elif client == 1:
+    if client <= 1:
         how = "the load generator and its workers share one core"
     elif client < 1 + workers:
         how = "workers share cores"
     else:
         how = "the load generator has one core instead of two"
+    if client < 1:
+        how += f", the server has {cores - 1}"
     return f"{cores} cores, {wanted} wanted (load generator, workers, server): {how}"
 
 
