@@ -6,19 +6,19 @@ The step log of one launch is fitted, the whole study is rehearsed with it at it
 rates, and plain's cells are set beside the measured ones, and the widths of its A/A intervals.
 Every other configuration costs more than plain by what such a study is to find out, and is not
 compared; nor is ref_safe, which hangs on the costs of all. A study of the embedded engine is
-rehearsed by the engine's own definition.
+rehearsed by the engine's own definition, one beside an emulated device by its own roofline, with
+the spread of launches that was measured.
 """
 
 import argparse
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
-from scipy.stats import gmean, linregress
+from scipy.stats import gmean
 
 from connector_tax.analysis.aggregate import write_tables
 from connector_tax.artifacts import paths
@@ -29,7 +29,7 @@ from connector_tax.artifacts.record_reader import read_record
 from connector_tax.artifacts.stage_records import RatesRecord, ShapeRatesRecord
 from connector_tax.artifacts.study_file import Study, every_launch, load_study
 from connector_tax.artifacts.study_records import StudyDocument
-from connector_tax.artifacts.tables import POOLED, TAX
+from connector_tax.artifacts.tables import TAX
 from connector_tax.artifacts.verdicts import MIN_BLOCKS_FOR_VERDICT
 from connector_tax.commands import run_command
 from connector_tax.config import ConfigError
@@ -37,24 +37,21 @@ from connector_tax.files import ArtifactError, read_json, write_json
 from connector_tax.provenance.archive import unpack
 from connector_tax.rehearsal.findings import Section, page
 from connector_tax.rehearsal.launch import SimulationError
-from connector_tax.rehearsal.machine import Noise, machine_of
+from connector_tax.rehearsal.machine import Noise, cells_of_launches, machine_of, noise_of
 from connector_tax.rehearsal.study import prepare, rehearse_phase
 
 # How far a prediction may be from what was measured, as a fraction of it.
 AIMS = {"seconds": 0.15, "TTFT p50": 0.20, "A/A": 0.30}
-# A launch is bad where its steps take this much longer than those of its configuration.
-BAD = 0.10
 
 
 def launch_cells(study: Study) -> pd.DataFrame:
-    """The valid cells of single launches, as cells.csv has them, from tables made anew.
+    """The valid cells of single launches, from tables made anew.
 
     Raises:
         ArtifactError: a record is missing or malformed.
     """
     write_tables(study)
-    cells = pd.read_csv(study.root / paths.ANALYSIS / paths.CELLS)
-    return cells[(cells.block != POOLED) & (cells.status == "valid")].astype({"block": int})
+    return cells_of_launches(study.root / paths.ANALYSIS / paths.CELLS)
 
 
 def of_plain(study: Study, cells: pd.DataFrame) -> pd.DataFrame:
@@ -103,40 +100,6 @@ def middle_launch(study: Study, cells: pd.DataFrame) -> str:
     lightest = plain[plain.rate_rps == plain.rate_rps.min()].sort_values("ttft_p50_ms")
     middle = lightest.iloc[(len(lightest) - 1) // 2]
     return Launch(middle.config, int(middle.block), "A").name
-
-
-def noise_of(cells: pd.DataFrame, run_order: Mapping[str, Sequence[Any]]) -> Noise:
-    """The noise of a measured study, of the TPOT p50 of its cells.
-
-    launch_sd: the residual of configuration and block in each cell, over all cells. bad_share: of
-    launches that are BAD in the mean of their cells. drift_sd: of the slope over a block, beyond
-    what launch_sd alone makes of it; 0 where it is not.
-    """
-    free, parts = 0, []
-    for _, part in cells.dropna(subset="tpot_p50_ms").groupby(["phase", "cell"]):
-        design = pd.get_dummies(part[["configuration", "block"]].astype(str)).to_numpy(float)
-        logs = np.log(part.tpot_p50_ms)
-        fitted, _, rank, _ = np.linalg.lstsq(design, logs.to_numpy(), rcond=None)
-        free += len(part) - int(rank)
-        parts.append(part.assign(residual=logs - design @ fitted))
-    left = pd.concat(parts)
-    places = {
-        (phase, entry["block"], entry["config"]): place
-        for phase, entries in run_order.items()
-        for place, entry in enumerate(entries)
-    }
-    launches = left.groupby(["phase", "block", "config"]).residual.mean()
-    slopes = []
-    for _, block in launches.groupby(["phase", "block"]):
-        if len(block) >= 3:
-            place = pd.Series([places[key] for key in block.index]).rank() - 1
-            slopes.append(linregress(place / (len(block) - 1) - 0.5, block.to_numpy()))
-    excess = np.mean([fit.slope**2 for fit in slopes]) - np.mean([fit.stderr**2 for fit in slopes])
-    return Noise(
-        float(np.sqrt((left.residual**2).sum() / free)),
-        float((launches > np.log1p(BAD)).mean()),
-        drift_sd=float(np.sqrt(max(0.0, excess))),
-    )
 
 
 def compare(
@@ -203,11 +166,17 @@ def _compare(arguments: argparse.Namespace) -> int:
         virtual.mkdir()
         measured = load_study(root / paths.STUDY)
         cells = launch_cells(measured)
-        launch = arguments.launch or middle_launch(measured, cells)
         config = measured.config.copy()
         # An older study names fewer bounds than there are checks now.
         config["validity"] = {**BOUNDS, **config["validity"]}
-        config["rehearsal"] = {"archive": str(arguments.archive), "launch": launch}
+        emulated = config["engine"].get("device") == "emulated" and "rehearsal" in config
+        if emulated and not arguments.launch:
+            # An emulated device's steps are the same in every launch; the host's work is not.
+            spread = noise_of(cells, measured.document["run_order"]).launch_sd
+            config["rehearsal"] = {**config["rehearsal"], "launch_sd": spread}
+        else:
+            launch = arguments.launch or middle_launch(measured, cells)
+            config["rehearsal"] = {"archive": str(arguments.archive), "launch": launch}
         study: StudyDocument = {**measured.document, "config": config}
         machine = machine_of(study)
         document = prepare(study, virtual, max(study["blocks"], MIN_BLOCKS_FOR_VERDICT))
@@ -220,7 +189,9 @@ def _compare(arguments: argparse.Namespace) -> int:
         for phase in PHASES:
             rehearse_phase(document, phase, virtual, machine)
         predicted = load_study(virtual / paths.STUDY)
-        sections, good = compare(predicted, measured, cells, machine.noise)
+        drawn = machine.engines[measured.baseline].step_cost.launch_offset_rel_sd
+        noise = machine.noise._replace(launch_sd=drawn)
+        sections, good = compare(predicted, measured, cells, noise)
         mine, real = (study_seconds(each, study) for each in (virtual, root))
     whole = mine / real - 1
     took = f"the study's launches: {mine / 60:.1f} min predicted, {real / 60:.1f} measured "

@@ -147,6 +147,15 @@ def test_broken_configuration_names_key_found_and_allowed(path: str, value: Any,
     assert all(line.startswith("my.yaml: ") for line in str(error.value).splitlines())
 
 
+def test_a_required_key_that_is_mistyped_is_told_once() -> None:
+    config = shipped("config.yaml")
+    config["phase_a"]["rate_rps"] = config["phase_a"].pop("rates_rps")
+    with pytest.raises(ConfigError) as error:
+        resolve(config, "my.yaml")
+    (line,) = str(error.value).splitlines()
+    assert "phase_a.rate_rps: unknown key; did you mean rates_rps?" in line
+
+
 OWN = {"id": "mine", "connector": "Mine", "module_path": "mine.connector"}
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -335,6 +336,12 @@ def _check_choices(config: StudyConfig, source: str) -> None:
         raise ConfigError(
             f"{source}: statistics.looks: found {found} and {blocks} blocks; allowed: a level for"
             f" each block from the second ({blocks - 1}), on one device after the other"
+        )
+    spent, whole = math.fsum(looks or ()), 1 - config["statistics"]["confidence"]
+    if spent > whole and not math.isclose(spent, whole):
+        raise ConfigError(
+            f"{source}: statistics.looks: found levels that add up to {spent:g}; allowed: up to"
+            f" 1 - statistics.confidence ({whole:g})"
         )
     machine = config.get("rehearsal")
     pairs = ({"accelerator", "model_config"}, {"archive", "launch"})

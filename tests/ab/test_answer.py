@@ -19,7 +19,7 @@ def answer(verdict: str, root: Path) -> Answer:
     config = {**DEFAULT, "statistics": {**DEFAULT["statistics"], "margins": {"ttft_p50": 0.03}}}
     engine = {**DEFAULT["engine"], "label": "a server", "commands": {}}
     document: Any = {"config": {**config, "engine": engine, "validity": BOUNDS}}
-    finding = Finding("candidate", "ttft_p50", 0.2, 0.1, 0.3, verdict, 50.0, None)
+    finding = Finding("candidate", "ttft_p50", 0.2, 0.1, 0.3, 0.12, 0.28, verdict, 50.0, None)
     return Answer(Study(root, document), 2, 1.5, [finding], [], root / "x.tar.zst")
 
 
@@ -31,4 +31,7 @@ def test_a_server_that_fell_behind_gets_no_verdict_whatever_the_bound(
     line = "candidate: TTFT +20.0% [+10.0, +30.0] no verdict: a server fell behind this rate"
     assert said.text().splitlines()[0] == line
     assert said.status(bound) == STATUS[NO_NUMBER]
-    assert answer(COSTS, tmp_path).status(bound) != STATUS[NO_NUMBER]
+    costs = answer(COSTS, tmp_path)
+    assert costs.status(bound) != STATUS[NO_NUMBER]
+    line = "candidate: TTFT +20.0% [+10.0, +30.0], at most +28.0%: costs"
+    assert costs.text().splitlines()[0] == line

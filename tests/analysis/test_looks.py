@@ -12,7 +12,7 @@ from connector_tax.artifacts.looks import Finding, decided, decided_earlier
 from connector_tax.artifacts.metrics import VERDICT_METRICS
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import Study
-from connector_tax.artifacts.verdicts import CANNOT_TELL, COSTS, GAINS, LESS, MARKED
+from connector_tax.artifacts.verdicts import CANNOT_TELL, COSTS, GAINS, LESS, MARKED, less
 
 MARGINS = dict.fromkeys(VERDICT_METRICS, 0.03)
 LEVELS = [0.025, 0.025]
@@ -44,6 +44,18 @@ def test_costs_gains_and_equality_are_told_and_noise_is_not() -> None:
     assert verdicts({"noisy": 0.02}, 0.05) == {"noisy": {CANNOT_TELL}}
 
 
+def test_an_end_of_the_equivalence_test_stands_beside_each_interval() -> None:
+    taxes = {"same": 0.0, "other": 0.02, "noisy": 0.005}
+    found = findings_of(medians(taxes, 0.01, 4), "base", list(taxes), 3, LEVELS, MARGINS)
+    assert LESS in {finding.verdict for finding in found}
+    for one in found:
+        assert one.lo is not None and one.narrow_lo is not None  # noqa: PT018
+        assert one.hi is not None and one.narrow_hi is not None  # noqa: PT018
+        assert one.lo < one.narrow_lo < one.narrow_hi < one.hi
+        within = one.narrow_lo >= -0.03 and one.narrow_hi <= 0.03
+        assert less(one.verdict) == within
+
+
 def test_what_cannot_be_told_says_how_many_blocks_would() -> None:
     values = medians({"noisy": 0.0}, 0.02, 3)
     (first, _) = findings_of(values, "base", ["noisy"], 3, LEVELS, MARGINS)
@@ -72,7 +84,7 @@ def test_what_is_decided_leaves_and_stays_decided(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def told(verdict: str) -> list[Finding]:
-        numbers = (0.1, 0.0, 0.2)
+        numbers = (0.1, 0.0, 0.2, 0.0, 0.2)
         return [
             Finding(config, metric, *numbers, verdict if config == "a" else CANNOT_TELL, 1.0,
                     None)

@@ -17,7 +17,7 @@ from connector_tax.artifacts.study_file import load_study
 from connector_tax.figures.tables import StudyTables
 from connector_tax.figures.taxes import other_waits
 from connector_tax.report.answer import hypotheses
-from tests.analysis.tables import edit_csv
+from tests.analysis.tables import edit, edit_csv
 from tests.analysis.test_steps import scheduler, worker
 
 MS = 1_000_000
@@ -102,3 +102,14 @@ def test_a_study_says_by_itself_that_waits_differ(
     text = said(study_file, less_ms, spread_ms)
     assert ("−4.00 ms at 128x16" in text) is told
     assert bool(text) is told
+
+
+@pytest.mark.parametrize("process", ["fixed", "jittered"])
+def test_only_of_fixed_arrivals_the_cause_is_known(study_file: Path, process: str) -> None:
+    def arrive(document: Any) -> None:
+        document["config"]["arrivals"]["process"] = process
+
+    edit(study_file, arrive)
+    text = said(study_file, 4, 0.01)
+    assert text.startswith("Waits for the step with the prompt differ")
+    assert ("by arrivals and not by connector" in text) is (process == "fixed")

@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 import yaml
 
-from benchmarks.rehearsal import launch_cells, middle_launch, noise_of
+from benchmarks.rehearsal import launch_cells, middle_launch
 from connector_tax.artifacts.study_file import launches, load_study
 from connector_tax.files import read_json, read_jsonl
-from connector_tax.rehearsal.machine import Noise, slowness
+from connector_tax.rehearsal.machine import Noise, noise_of, slowness
 from connector_tax.study.design import resolve
 from tests.analysis.synthetic import write_synthetic_study
 from tests.workflow.harness import TINY, smaller

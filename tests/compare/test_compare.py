@@ -15,9 +15,18 @@ from scipy.stats import sem, ttest_ind
 from connector_tax.analysis.block_model import Estimate
 from connector_tax.artifacts.names import ALL_RATES
 from connector_tax.artifacts.tables import POOLED, TAX
-from connector_tax.artifacts.verdicts import CANNOT_TELL, COSTS, GAINS, LESS, MARKED, TOO_FEW
+from connector_tax.artifacts.verdicts import (
+    CANNOT_TELL,
+    COSTS,
+    COSTS_LESS,
+    GAINS,
+    GAINS_LESS,
+    LESS,
+    MARKED,
+    TOO_FEW,
+)
 from connector_tax.compare.__main__ import main
-from connector_tax.compare.page import curve
+from connector_tax.compare.page import curve, look
 from connector_tax.compare.rows import (
     AA,
     LATENCY,
@@ -37,6 +46,7 @@ from connector_tax.compare.studies import (
     refuse_unlike,
     what_differs,
 )
+from connector_tax.figures.resources import LOST, UNSURE
 from connector_tax.figures.tables import StudyTables
 from connector_tax.text import tax
 from tests.analysis.tables import edit, edit_csv, select
@@ -247,16 +257,27 @@ def test_what_differs_is_named_key_by_key(a: Path, b: Path) -> None:
     assert list(told.values()) == [[], [], []]
 
 
+@pytest.mark.parametrize(
+    ("verdict", "kind"),
+    [
+        (COSTS_LESS, COSTS), (GAINS_LESS, GAINS), (LESS, LESS), (CANNOT_TELL, UNSURE),
+        (MARKED, LOST), (TOO_FEW, LOST), ("", LOST),
+    ],
+)  # fmt: skip
+def test_a_cost_below_the_margin_is_counted_as_a_cost(verdict: str, kind: str) -> None:
+    assert look(replace(BLANK, verdict=verdict)) == kind
+
+
 def test_the_command_writes_a_page_that_needs_nothing_else(
     a: Path, b: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
     assert main([str(a), str(b), "--out", str(out)]) == 0
-    assert "2 dearer, most lmcache only (" in capsys.readouterr().out
+    assert ": costs 2 (most lmcache only, " in capsys.readouterr().out
     page = (out / "compare.html").read_text()
     assert "other-study" in page
     assert "EMULATED" in page
-    # What got dearer stands first.
+    # What costs more in B stands first.
     assert page.index('class="costs"') < page.index('class="gains"') < page.index('class="less"')
     assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")
     with (out / "compare.csv").open(newline="") as stream:

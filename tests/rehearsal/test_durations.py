@@ -15,6 +15,7 @@ from connector_tax.files import ArtifactError, read_json, write_json
 from connector_tax.provenance.archive import read_head
 from connector_tax.rehearsal import doctor, durations, plan
 from connector_tax.rehearsal.durations import modelled
+from connector_tax.rehearsal.machine import NOISES, machine_of
 from connector_tax.study.design import resolve
 from connector_tax.study.plan import (
     durations_content,
@@ -87,6 +88,19 @@ def test_the_step_log_of_a_launch_is_a_model_too(
     # Its launches took 1.04 h; cells measured again and void are not foreseen.
     assert 0.8 < said_hours(said) < 1.2
     assert "plain/block0/A of results/archive/vllm-cpu.tar.zst" in said
+
+
+def test_a_fitted_machine_differs_as_the_launches_of_its_archive_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(ROOT)
+    study = shipped("vllm-cpu")
+    machine = machine_of(study)
+    assert machine.noise.source == study["config"]["rehearsal"]["archive"]
+    # The shipped study was measured on a noisier host than release 0.2's.
+    assert machine.noise.launch_sd > NOISES["vllm-cpu"].launch_sd
+    drawn = {engine.step_cost.launch_offset_rel_sd for engine in machine.engines.values()}
+    assert drawn == {machine.noise.launch_sd}
 
 
 @pytest.mark.parametrize(

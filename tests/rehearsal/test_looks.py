@@ -89,6 +89,7 @@ def test_the_answer_has_the_interval_of_the_look_that_decided(rehearsed: Rehears
         row = tables.answers(metric)["mooncake_both"]
         assert (row.verdict, row.estimate) == (finding.verdict, finding.tax)
         assert (row.family_lo, row.family_hi) == (finding.lo, finding.hi)
+        assert (row.narrow_lo, row.narrow_hi) == (finding.narrow_lo, finding.narrow_hi)
         every = tables.at(ALL_RATES, metric)
         assert every["mooncake_both"].family_lo != row.family_lo
         assert tables.answers(metric)["noop_connector"] == every["noop_connector"]
@@ -230,9 +231,10 @@ def test_the_plan_says_the_most_and_the_least(
         ([0.01] * BLOCKS, {}, "found 3 levels and 3 blocks; allowed: a level for each block"),
         ([0.01], {}, "found 1 levels and 3 blocks"),
         ([0.01] * 2, {"devices": [{"id": "a", "cpus": "0"}]}, "found `devices` and 3 blocks"),
+        ([0.02, 0.04], {}, "found levels that add up to 0.06; allowed: up to 1 - statistics.conf"),
     ],
 )
-def test_looks_that_do_not_fit_the_blocks_are_refused(
+def test_looks_that_do_not_fit_the_study_are_refused(
     levels: list[float], changes: dict[str, Any], found: str
 ) -> None:
     with pytest.raises(ConfigError) as error:

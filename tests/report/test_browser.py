@@ -50,14 +50,16 @@ addEventListener("load", async () => {
   const filter = other.querySelector("input");
   filter.value = "LMCache Bp";
   filter.dispatchEvent(new Event("input"));
-  const judged = [...document.querySelectorAll("[data-narrow] b")];
+  const judged = [...document.querySelectorAll("[data-narrow]")]
+    .map((cell) => cell.querySelector("b") || cell);
+  const note = document.querySelector(".planned");
   const verdicts = () => judged.map((word) => word.textContent);
   const planned = verdicts();
   const margin = document.querySelector("#margin");
   const moved = [90, ""].map((value) => {
     margin.value = value;
     margin.dispatchEvent(new Event("input"));
-    return verdicts();
+    return [...verdicts(), note.hidden];
   });
   const height = document.documentElement.scrollHeight;
   for (const part of document.querySelectorAll("details")) part.open = true;
@@ -140,10 +142,12 @@ def test_the_page_asks_for_nothing_and_sorts_filters_copies_and_fits(
     assert told["wide"] <= 0
     assert told["height"] < 8000, told["height"]
     # The margin moves the verdicts, and the study's own comes back.
-    wide, again = told["moved"]
-    assert "● costs, less than 90%" in wide
-    assert "● costs, less than 90%" not in told["planned"]
+    (*wide, named), (*again, hidden) = told["moved"]
+    for words in ("● costs, less than 90%", "costs, less than 90%"):  # scorecard, tables
+        assert words in wide
+        assert words not in told["planned"]
     assert again == told["planned"]
+    assert (named, hidden) == (False, True)
     assert told["dark"] == (scheme == DARK)
     assert (told["paper"] == "rgb(255, 255, 255)") == (scheme == LIGHT)
 

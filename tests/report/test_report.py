@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from connector_tax.artifacts.tables import table_text
-from connector_tax.artifacts.verdicts import CANNOT_TELL, COSTS_LESS, LESS, TOO_FEW
+from connector_tax.artifacts.verdicts import CANNOT_TELL, COSTS, COSTS_LESS, GAINS, LESS, TOO_FEW
 from connector_tax.figures.__main__ import main as draw
 from connector_tax.figures.names import NAMES
 from connector_tax.figures.resources import scores
@@ -211,6 +211,15 @@ def test_the_dearest_of_each_metric_is_named_and_what_huber_says_otherwise(tmp_p
     assert note.endswith("says otherwise: no-op connector +5.0 % [+4.0, +6.0] on TPOT p50.")
 
 
+def test_the_margin_moves_each_verdict_that_hangs_on_it_and_no_other(full: StudyTables) -> None:
+    moved = re.findall(r"<td[^>]* data-narrow=[^>]*>([^<]*)</td>", render(full))
+    assert len(moved) > 2 * len(full.connectors)
+    for verdict in moved:
+        assert verdict == CANNOT_TELL or {COSTS, GAINS, "less than 3%"} & {*verdict.split(", ")}
+    # On the scorecard, its sign and numbers beside it.
+    assert re.search(r"<td[^>]* data-narrow=[^>]*><b>▲ costs</b>", render(full))
+
+
 def test_one_block_has_no_verdict_and_no_interval(tmp_path: Path) -> None:
     text = Page(render(_study(tmp_path / "s", Design(blocks=1)))).text
     assert "No verdict." in text
@@ -243,7 +252,9 @@ def test_lost_blocks_are_not_counted_among_those_that_prove(
             row |= {"verdict": TOO_FEW, "n_blocks": valid.get(row["config"], "2")}
 
     edit_csv(study.root / "analysis" / "effects.csv", lose)
-    text = Page(render(study)).text
+    page = render(study)
+    assert not re.search(r"<td[^>]* data-narrow=", page)
+    text = Page(page).text
     assert said in text
     assert "prove nothing" not in text
 

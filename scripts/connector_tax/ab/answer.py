@@ -73,6 +73,8 @@ class Answer:
             size += f" {text.interval(finding.lo, finding.hi)}"
         if finding.verdict == MARKED:
             return f"{word} {size} no verdict: a server fell behind this rate"
+        if finding.narrow_hi is not None:
+            size += f", at most {text.signed(100 * finding.narrow_hi, 1)}%:"
         said = in_words(finding.verdict, margin[finding.metric])
         if finding.verdict != CANNOT_TELL:
             return f"{word} {size} {said}"

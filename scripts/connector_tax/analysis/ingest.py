@@ -15,7 +15,7 @@ from typing import Any
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import CellRecord
 from connector_tax.artifacts.index import CellEntry, LaunchIndex, cell_state, read_index
-from connector_tax.artifacts.launch_files import ClaimedNode, NodeRecord
+from connector_tax.artifacts.launch_files import ClaimedNode, NodeRecord, nodes_of
 from connector_tax.artifacts.names import CellKey, Launch
 from connector_tax.artifacts.rates import cell_rates, shape_limits
 from connector_tax.artifacts.study_file import Study, launches
@@ -179,7 +179,7 @@ def _cell(
         rate_rps=rate_rps,
         input_tokens=planned["input_tokens"],
         output_tokens=planned["output_tokens"],
-        nodes=tuple(a["node"] for a in attempts if "node" in a),
+        nodes=tuple(nodes_of(attempts)),
     )
 
 

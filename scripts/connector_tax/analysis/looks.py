@@ -22,6 +22,10 @@ from connector_tax.artifacts.study_file import Study, launches
 from connector_tax.artifacts.verdicts import CANNOT_TELL, MARKED, TOO_FEW, verdict_of
 from connector_tax.files import read_json, write_json
 
+End = float | None
+# Of the interval, and of the one of the equivalence test; none where nothing repeats.
+Ends = tuple[End, End, End, End]
+
 
 def look(study: Study, blocks: int) -> list[Finding]:
     """What the first `blocks` blocks say; without an interval before FIRST_LOOK.
@@ -62,17 +66,18 @@ def findings_of(
         base_ms = math.exp(base.mean()) if len(base) else None
         for config in candidates:
             marked = bool({config, baseline} & {*saturated})
-            effect, lo, hi, needed = Effect.of(medians, config, plains, 1 - level), None, None, None
+            effect, needed = Effect.of(medians, config, plains, 1 - level), None
+            ends: Ends = (None, None, None, None)
             verdict = CANNOT_TELL if effect is None else TOO_FEW
             if effect is not None and effect.repeats:
                 wide, narrow = map(effect.interval, _shares(level, len(candidates)))
-                (lo, hi), verdict = wide, verdict_of(wide, narrow, margins[metric])
+                ends, verdict = (*wide, *narrow), verdict_of(wide, narrow, margins[metric])
                 if verdict == CANNOT_TELL and not marked:
                     shares = _shares(levels[-1], len(candidates))
                     estimate, margin = effect.estimate, margins[metric]
                     needed = estimate.blocks_needed(effect.added_df, margin, *shares)
             tax, said = None if effect is None else effect.point, MARKED if marked else verdict
-            findings.append(Finding(config, metric, tax, lo, hi, said, base_ms, needed))
+            findings.append(Finding(config, metric, tax, *ends, said, base_ms, needed))
     return findings
 
 

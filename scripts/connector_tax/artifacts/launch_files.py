@@ -3,6 +3,7 @@
 What each means: docs/artifacts.md. A key that is NotRequired lacks where it does not apply.
 """
 
+from collections.abc import Iterable
 from typing import Any, NotRequired, TypedDict
 
 from connector_tax.artifacts.cell_records import QuantityRecord
@@ -75,6 +76,11 @@ class AttemptRecord(TypedDict, total=False):
     stopped: str
     failure: str
     wall_s: float
+
+
+def nodes_of(attempts: Iterable[AttemptRecord]) -> list[NodeRecord]:
+    """What attempts ran on; an attempt that failed before it knew says nothing."""
+    return [attempt["node"] for attempt in attempts if "node" in attempt]
 
 
 class LaunchConfig(TypedDict):

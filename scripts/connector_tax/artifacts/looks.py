@@ -21,7 +21,8 @@ class Finding:
     """What a look says of one configuration in one metric.
 
     Attributes:
-        tax: a fraction; lo and hi bound it at the look's level; None: nothing repeats yet.
+        tax: a fraction; lo and hi bound it at the look's level, narrow_lo and narrow_hi are the
+            ends of the equivalence test at that level; None: nothing repeats yet.
         verdict: of `artifacts.verdicts.VERDICTS`.
         base_ms: the baseline's geometric mean.
         blocks_needed: with which a tax of this size would be decided in POWER of the cases; None
@@ -33,6 +34,8 @@ class Finding:
     tax: float | None
     lo: float | None
     hi: float | None
+    narrow_lo: float | None
+    narrow_hi: float | None
     verdict: str
     base_ms: float | None
     blocks_needed: int | None
@@ -53,7 +56,10 @@ def read_looks(folder: Path) -> list[Look]:
 
 
 def decided(findings: Sequence[Finding]) -> set[str]:
-    """The configurations of which every metric has a verdict."""
+    """The configurations of which nothing is left to tell.
+
+    What is marked is decided too: a server that fell behind does so in later blocks.
+    """
     open_ = {f.config for f in findings if f.verdict in (CANNOT_TELL, TOO_FEW)}
     return {finding.config for finding in findings} - open_
 

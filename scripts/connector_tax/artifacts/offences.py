@@ -57,7 +57,11 @@ def _lines(error: ValidationError) -> list[str]:
         ]
     if error.validator == "required":
         section: Any = error.instance
-        missing = [key for key in wanted if key not in section]
+        # A key whose name is mistyped is told once, as the unknown one.
+        allowed = schema["properties"] if schema.get("additionalProperties") is False else {}
+        unknown = section.keys() - allowed if allowed else set()
+        mistyped = {name for key in unknown for name in _near(key, allowed)}
+        missing = [key for key in wanted if key not in section and key not in mistyped]
         return [f"{join(where, key)}: missing; it is required" for key in missing]
     near = meant(error.instance, wanted) if error.validator == "enum" else ""
     return [f"{where or 'the file'}: found {error.instance!r};{near} allowed: {_allowed(error)}"]
@@ -65,8 +69,12 @@ def _lines(error: ValidationError) -> list[str]:
 
 def meant(found: Any, known: Iterable[Any]) -> str:
     """` did you mean ...?` where a known word is like the one found; else nothing."""
-    near = difflib.get_close_matches(str(found), map(str, known), 1)
-    return f" did you mean {near[0]}?" if near else ""
+    return "".join(f" did you mean {near}?" for near in _near(found, known))
+
+
+def _near(found: Any, known: Iterable[Any]) -> list[str]:
+    """The known word that is most like the one found, if any is."""
+    return difflib.get_close_matches(str(found), map(str, known), 1)
 
 
 def _allowed(error: ValidationError) -> str:

@@ -37,11 +37,11 @@ from connector_tax.marks import AA_MARK
 from connector_tax.report.page import SVG, data_url, templates
 
 LOOKS = {
-    COSTS: "dearer",
-    GAINS: "cheaper",
-    UNSURE: "cannot be told",
-    LOST: "without a verdict",
-    LESS: "within the margin",
+    COSTS: COSTS,
+    GAINS: GAINS,
+    UNSURE: CANNOT_TELL,
+    LOST: "no verdict",
+    LESS: "less than the margin",
 }
 HEADINGS = ("configuration", "cell", "metric", "A", "B", "B against A", "p adjusted", "verdict")
 TITLE = "Ratio of taxes, B over A"
@@ -89,7 +89,7 @@ class Comparison:
 
     @property
     def headline(self) -> str:
-        """What got dearer in B first, of the taxes over all rates; else of those drawn."""
+        """The verdicts on the taxes over all rates, or on those drawn; what costs more first."""
         cells = self.drawn[:1] if self.drawn[0][1] == ALL_RATES else self.drawn
         judged = [
             row
@@ -100,11 +100,11 @@ class Comparison:
             and row.where in cells
         ]
         counts = Counter(look(row) for row in judged)
-        told = [f"{counts[kind]} {words}" for kind, words in LOOKS.items() if counts[kind]]
+        told = [f"{words} {counts[kind]}" for kind, words in LOOKS.items() if counts[kind]]
         if counts[COSTS]:
             label = self.labels[judged[0].config]
-            told[0] += f", most {label} ({metric_name(judged[0])} ×{judged[0].effect:.3g})"
-        return f"Of {len(judged)} taxes, in B against A: {'; '.join(told)}."
+            told[0] += f" (most {label}, {metric_name(judged[0])} ×{judged[0].effect:.3g})"
+        return f"Verdicts of {len(judged)} taxes, B against A: {'; '.join(told)}."
 
     @property
     def sections(self) -> list[tuple[str, list[ComparedRow]]]:
@@ -142,9 +142,11 @@ def look(row: ComparedRow) -> str:
     """The kind of answer, one of LOOKS; empty for plain against plain."""
     if row.config == AA:
         return ""
-    if less(row.verdict):
-        return LESS
-    return sign_of(row.verdict) or (UNSURE if row.verdict == CANNOT_TELL else LOST)
+    if sign := sign_of(row.verdict):
+        return sign
+    if row.verdict == CANNOT_TELL:
+        return UNSURE
+    return LESS if less(row.verdict) else LOST
 
 
 def dearest_first(rows: Sequence[ComparedRow]) -> list[ComparedRow]:

@@ -55,9 +55,9 @@ FIGURES: dict[str, Words] = {
         "taxes.heat_maps",
         "Figure 5: TTFT p90 tax by input and output length",
         "Tax on TTFT p90 in per cent by input and output length at ref_safe (Phase B), one map per"
-        " configuration, all on one scale; exploratory taxes. Grey is within the margin; a circle"
-        " marks an interval that includes zero. The last map is the A/A comparison: what the"
-        " colours of the others are worth.",
+        " configuration, all on one scale; exploratory taxes. Grey: an estimate smaller than the"
+        " margin; a circle marks an interval that includes zero. The last map is the A/A"
+        " comparison: what the colours of the others are worth.",
     ),
     "fig6_step_cdf": Words(
         "steps.distribution",

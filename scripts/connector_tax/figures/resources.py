@@ -190,7 +190,9 @@ def _latency(row: EffectRow | None) -> Score:
     if row.narrow_lo is None or row.narrow_hi is None or row.mark:
         return Score(said, LOST, verdict, value=row.estimate)
     said += f", at most {text.tax(row.narrow_hi)}"
-    narrow, sign = (row.narrow_lo, row.narrow_hi), sign_of(row.verdict)
+    # Too few blocks are that at any margin.
+    narrow = None if row.verdict == verdicts.TOO_FEW else (row.narrow_lo, row.narrow_hi)
+    sign = sign_of(row.verdict)
     kind = LESS if verdicts.less(row.verdict) else sign or UNSURE
     return Score(said, kind, verdict, sign, narrow, row.margin, row.estimate)
 

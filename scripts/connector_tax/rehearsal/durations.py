@@ -21,7 +21,7 @@ from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ConfigError
 from connector_tax.files import write_json
 from connector_tax.rehearsal.launch import SimulationError
-from connector_tax.rehearsal.machine import machine_of
+from connector_tax.rehearsal.machine import QUIET, machine_of
 from connector_tax.rehearsal.study import run_phases
 from connector_tax.servers.kinds import engine_of
 from connector_tax.study.design import run_order
@@ -42,7 +42,8 @@ def modelled(study: StudyDocument) -> Durations:
     if names is None:
         return assumed(study, "no `rehearsal` section")
     try:
-        machine = machine_of(study)
+        # What a usual launch takes, and not what one draw of its noise makes of it.
+        machine = machine_of(study).noisy(QUIET)
         with tempfile.TemporaryDirectory(prefix="durations-") as folder:
             found = run_phases(_baseline_alone(study), machine, Path(folder), 1)
     except (ConfigError, SimulationError) as error:

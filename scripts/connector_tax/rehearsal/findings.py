@@ -147,7 +147,7 @@ def _machine(rehearsal: Rehearsal) -> Section:
 def _cells(rehearsal: Rehearsal) -> Iterator[Section]:
     """A table for each phase: the baseline's launches, medians over them."""
     served = _served(rehearsal)
-    precision = {
+    pooled = {
         (row["phase"], row["cell"]): row
         for row in rehearsal.rows
         if row["configuration"] == rehearsal.study.baseline and row["block"] == POOLED
@@ -161,7 +161,7 @@ def _cells(rehearsal: Rehearsal) -> Iterator[Section]:
     for phase in PHASES:
         cells = dict(iter(served[served.own & (served.phase == phase)].groupby("cell")))
         planned = [c["cell"] for c in rehearsal.study.cells(phase) if c["cell"] in cells]
-        rows = [_cell_row(cells[name], precision.get((phase, name), {})) for name in planned]
+        rows = [_cell_row(cells[name], pooled.get((phase, name), {})) for name in planned]
         if rows:
             sentences = [note] if phase == PHASES[0] else []
             yield Section(PHASE_NAMES[phase], sentences, headings, rows)

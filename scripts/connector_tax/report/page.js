@@ -87,11 +87,18 @@ margin.addEventListener("input", () => {
     const [lo, hi] = cell.dataset.narrow.split(" ").map(Number);
     const most = margin.value === "" ? Number(cell.dataset.margin) : margin.value / 100;
     const less = -most <= lo && hi <= most;
-    cell.className = less ? "less" : cell.dataset.sign || "unsure";
     const words = [cell.dataset.sign, less && `less than ${Math.round(1000 * most) / 10}%`].filter(Boolean);
+    const said = words.join(", ") || "cannot tell";
+    const score = cell.querySelector("b");
+    if (!score) {
+      cell.textContent = said;
+      continue;
+    }
+    cell.className = less ? "less" : cell.dataset.sign || "unsure";
     const sign = { less: "●", costs: "▲", gains: "▼", unsure: "?" }[cell.className];
-    cell.querySelector("b").textContent = `${sign} ${words.join(", ") || "cannot tell"}`;
+    score.textContent = `${sign} ${said}`;
   }
+  for (const words of document.querySelectorAll(".planned")) words.hidden = margin.value === "";
 });
 // A link to a table in a folded part opens it.
 const reveal = () => {

@@ -91,6 +91,7 @@ def context(study: StudyTables) -> dict[str, Any]:
         "runs": runs,
         "series": series,
         "scores": resources.scores(study),
+        "sign_of": resources.sign_of,
         "changed_settings": changed_settings(study.root, study.document),
         "figures": {name: _figure(study, name) for name in figures_of(engine)},
         "boundary": BOUNDARY,

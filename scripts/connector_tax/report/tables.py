@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from connector_tax import text
+from connector_tax.artifacts.tables import EffectRow
 
 Row = TypeVar("Row")
 Ends = Sequence[float | None]  # a number and its interval
@@ -15,10 +16,14 @@ Ends = Sequence[float | None]  # a number and its interval
 
 @dataclass(frozen=True)
 class TableCell:
-    """What a cell says, and the number it is sorted by; None sorts it by its text."""
+    """What a cell says, and the number it is sorted by; None sorts it by its text.
+
+    `verdict` is the row whose verdict it is, where that depends on the margin.
+    """
 
     text: str
     number: float | None = None
+    verdict: EffectRow | None = None
 
 
 @dataclass(frozen=True)
@@ -74,11 +79,15 @@ def of_rows(
 
 
 def table(name: str, columns: Sequence[str], rows: Sequence[TableRow]) -> Table:
-    """The table without the columns, but the first, that say the same in every row."""
+    """The table without the columns, but the first, that say the same in every row.
+
+    Nor without verdicts that depend on the margin, which the reader moves.
+    """
     full = [row for row in rows if not row.lost]
     texts = [{row.cells[place].text for row in full} for place in range(len(columns))]
+    moved = {k for row in full for k, cell in enumerate(row.cells) if cell.verdict is not None}
     # The last column of a row without numbers holds the reason.
-    always = {0, len(columns) - 1} if len(full) < len(rows) else {0}
+    always = {0, *moved} | ({len(columns) - 1} if len(full) < len(rows) else set())
     kept = [
         place
         for place, said in enumerate(texts)
