@@ -189,9 +189,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         for phase in PHASES:
             rehearse_phase(document, phase, virtual, machine)
         predicted = load_study(virtual / paths.STUDY)
-        drawn = machine.engines[measured.baseline].step_cost.launch_offset_rel_sd
-        noise = machine.noise._replace(launch_sd=drawn)
-        sections, good = compare(predicted, measured, cells, noise)
+        sections, good = compare(predicted, measured, cells, machine.noise)
         mine, real = (study_seconds(each, study) for each in (virtual, root))
     whole = mine / real - 1
     took = f"the study's launches: {mine / 60:.1f} min predicted, {real / 60:.1f} measured "

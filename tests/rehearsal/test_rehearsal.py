@@ -57,6 +57,10 @@ def test_an_emulated_devices_steps_have_no_spread_but_that_of_the_configuration(
     assert (cost.jitter_rel_sd, cost.launch_offset_rel_sd) == (0.0, spread)
     cost = machine_of(study).engines["plain"].step_cost
     assert (cost.jitter_rel_sd, cost.launch_offset_rel_sd) == (0.0, 0.0)
+    study["config"]["rehearsal"]["launch_sd"] = 0.004
+    machine = machine_of(study)
+    assert machine.engines["plain"].step_cost.launch_offset_rel_sd == 0.004
+    assert machine.noise.launch_sd == 0.004
     real = machine_of(resolve(load_yaml(ROOT / "config/h20.yaml"), "h20"))
     cost = real.engines["plain"].step_cost
     assert min(cost.jitter_rel_sd, cost.launch_offset_rel_sd) > 0

@@ -58,9 +58,9 @@ def _lines(error: ValidationError) -> list[str]:
     if error.validator == "required":
         section: Any = error.instance
         # A key whose name is mistyped is told once, as the unknown one.
-        allowed = schema["properties"] if schema.get("additionalProperties") is False else {}
-        unknown = section.keys() - allowed if allowed else set()
-        mistyped = {name for key in unknown for name in _near(key, allowed)}
+        closed = schema.get("additionalProperties") is False
+        unknown = section.keys() - schema["properties"] if closed else set()
+        mistyped = {near for key in unknown for near in _near(key, schema["properties"])}
         missing = [key for key in wanted if key not in section and key not in mistyped]
         return [f"{join(where, key)}: missing; it is required" for key in missing]
     near = meant(error.instance, wanted) if error.validator == "enum" else ""

@@ -14,6 +14,8 @@ COSTS_LESS, GAINS_LESS = f"{COSTS}, {LESS}", f"{GAINS}, {LESS}"
 VERDICTS = (COSTS, COSTS_LESS, GAINS, GAINS_LESS, LESS, CANNOT_TELL, MARKED, TOO_FEW)
 # Those that answer the question.
 DECIDED = VERDICTS[:5]
+# Those that follow from an interval and a margin; another margin may make another of them.
+JUDGED = VERDICTS[:6]
 MIN_BLOCKS_FOR_VERDICT = 3
 
 
@@ -46,6 +48,12 @@ def costs(verdict: str) -> bool:
 def gains(verdict: str) -> bool:
     """Whether it is proven to be faster than what it is compared with."""
     return verdict in (GAINS, GAINS_LESS)
+
+
+def sign_of(verdict: str) -> str:
+    """What a verdict says whatever the margin: costs, gains, or nothing."""
+    sign = verdict.partition(",")[0]
+    return sign if sign in (COSTS, GAINS) else ""
 
 
 def less(verdict: str) -> bool:

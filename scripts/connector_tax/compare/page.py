@@ -26,12 +26,13 @@ from connector_tax.artifacts.verdicts import (
     TOO_FEW,
     in_words,
     less,
+    sign_of,
 )
 from connector_tax.compare.rows import AA, LATENCY, ComparedRow, compare_rows
 from connector_tax.compare.studies import Where, left_out, what_differs
 from connector_tax.figures import rows as row_plots
 from connector_tax.figures import style
-from connector_tax.figures.resources import LOST, UNSURE, sign_of
+from connector_tax.figures.resources import LOST, UNSURE
 from connector_tax.figures.tables import StudyTables, frame
 from connector_tax.marks import AA_MARK
 from connector_tax.report.page import SVG, data_url, templates

@@ -149,12 +149,6 @@ class Score:
         return (sign + self.verdict, self.said) if self.verdict else ("", sign + self.said)
 
 
-def sign_of(verdict: str) -> str:
-    """What a verdict says whatever the margin: costs, gains, or nothing."""
-    sign = verdict.partition(",")[0]
-    return sign if sign in (COSTS, GAINS) else ""
-
-
 def scores(study: StudyTables) -> tuple[list[str], list[tuple[str, list[Score]]]]:
     """The headings, and each connector's label with a cell below each of them."""
     columns = {}
@@ -190,9 +184,8 @@ def _latency(row: EffectRow | None) -> Score:
     if row.narrow_lo is None or row.narrow_hi is None or row.mark:
         return Score(said, LOST, verdict, value=row.estimate)
     said += f", at most {text.tax(row.narrow_hi)}"
-    # Too few blocks are that at any margin.
-    narrow = None if row.verdict == verdicts.TOO_FEW else (row.narrow_lo, row.narrow_hi)
-    sign = sign_of(row.verdict)
+    narrow = (row.narrow_lo, row.narrow_hi) if row.verdict in verdicts.JUDGED else None
+    sign = verdicts.sign_of(row.verdict)
     kind = LESS if verdicts.less(row.verdict) else sign or UNSURE
     return Score(said, kind, verdict, sign, narrow, row.margin, row.estimate)
 

@@ -129,14 +129,13 @@ def _looks(rehearsal: Rehearsal, total_s: float) -> Iterator[str]:
 def _machine(rehearsal: Rehearsal) -> Section:
     machine, rates = rehearsal.machine, rehearsal.rates
     noise = machine.noise
-    spread = machine.engines[rehearsal.study.baseline].step_cost.launch_offset_rel_sd
     found = f"NO REFERENCE RATE: {rehearsal.no_rate}"
     if rates is not None:
         found = f"ref_safe {rates['ref_safe']:g} req/s, ref_load {rates['ref_load']:g} req/s."
     sentences = [
         *machine.source,
-        f"Steps differ by {spread:.1%} from launch to launch, and by {noise.drift_sd:.1%} from a "
-        f"block's first launch to its last{f' ({noise.source})' if noise.source else ''}.",
+        f"Steps differ by {noise.launch_sd:.1%} from launch to launch, and by {noise.drift_sd:.1%} "
+        f"from a block's first launch to its last{f' ({noise.source})' if noise.source else ''}.",
         f"KV cache: {machine.kv_tokens:,} tokens. Start-up {machine.startup_s:.0f} s.",
         "A rehearsed machine is quiet and the load generator never late: nothing is void for that.",
         found,

@@ -243,9 +243,9 @@ def _on_accelerator(study: StudyDocument, names: RehearsalSection) -> Machine:
             f"{model.parameters * model.weight_bytes / 2**30:.1f} GiB of weights"
         )
     launch_sd = names.get("launch_sd", reached["launch_sd"])
-    cost = StepCost(0.0, 0.0, 0.0, 0.0, 0.0, reached["step_sd"], launch_sd)
+    cost = StepCost(0.0, 0.0, 0.0, 0.0, 0.0, reached["step_sd"], 0.0)
     gpu = f"{roof.gpus} x {name}" if roof.gpus > 1 else name
-    return Machine(
+    machine = Machine(
         engines=_same_for_all(study, cost, kv_tokens),
         # The host prepares a step while the device computes the one before.
         device_us=lambda plan: max(reached["host_us"], roof.device_us(plan)),
@@ -268,6 +268,7 @@ def _on_accelerator(study: StudyDocument, names: RehearsalSection) -> Machine:
             f"({names['model_config']}).",
         ),
     )
+    return machine.noisy(Noise(launch_sd))
 
 
 def _fitted(study: StudyDocument, names: RehearsalSection) -> Machine:

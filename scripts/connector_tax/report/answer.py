@@ -23,7 +23,7 @@ from connector_tax.artifacts.stage_records import ConclusionRecord
 from connector_tax.artifacts.tables import POOLED, EffectRow
 from connector_tax.artifacts.verdicts import (
     CANNOT_TELL,
-    DECIDED,
+    JUDGED,
     LESS,
     MIN_BLOCKS_FOR_VERDICT,
     TOO_FEW,
@@ -102,7 +102,7 @@ def answer(study: StudyTables) -> str:
     compared = _compared(study)
     over = study.against(" over plain") if study.baseline != PLAIN else ""
     judged = {row.verdict for _, rows in compared for row in rows}
-    if judged.isdisjoint((*DECIDED, CANNOT_TELL)):
+    if judged.isdisjoint(JUDGED):
         return f"No verdict{over}."
     first = f"No cost is proven{over}"
     if proven := _chosen(compared, lambda row: costs(row.verdict)):

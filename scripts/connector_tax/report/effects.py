@@ -8,7 +8,7 @@ from connector_tax.artifacts import tables
 from connector_tax.artifacts.metrics import HEADLINE, LATENCY_METRICS, VERDICT_METRICS
 from connector_tax.artifacts.names import ALL_RATES, REFERENCES
 from connector_tax.artifacts.tables import ALL_SIZES, KINDS, EffectRow, StepGroup
-from connector_tax.artifacts.verdicts import CANNOT_TELL, DECIDED, in_words
+from connector_tax.artifacts.verdicts import JUDGED, in_words
 from connector_tax.figures.resources import PANELS, decimals
 from connector_tax.figures.tables import StudyTables
 from connector_tax.figures.taxes import priors
@@ -60,8 +60,7 @@ def _tax() -> list[EffectColumn]:
 
 def _verdict(study: StudyTables) -> EffectColumn:
     def says(row: EffectRow) -> TableCell:
-        moved = row.margin is not None and row.config != study.aa and not row.mark
-        moved = moved and row.verdict in (*DECIDED, CANNOT_TELL)
+        moved = row.verdict in JUDGED and row.margin is not None and row.config != study.aa
         return TableCell(judged(study, row), verdict=row if moved else None)
 
     return Column("Verdict", says)

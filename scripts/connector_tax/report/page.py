@@ -15,6 +15,7 @@ from connector_tax import text
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.metrics import criteria_of
 from connector_tax.artifacts.tables import POOLED
+from connector_tax.artifacts.verdicts import sign_of
 from connector_tax.figures import resources, steps, style
 from connector_tax.figures.names import BOUNDARY, FIGURES, figures_of
 from connector_tax.figures.tables import StudyTables
@@ -91,7 +92,7 @@ def context(study: StudyTables) -> dict[str, Any]:
         "runs": runs,
         "series": series,
         "scores": resources.scores(study),
-        "sign_of": resources.sign_of,
+        "sign_of": sign_of,
         "changed_settings": changed_settings(study.root, study.document),
         "figures": {name: _figure(study, name) for name in figures_of(engine)},
         "boundary": BOUNDARY,
