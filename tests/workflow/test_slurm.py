@@ -1,5 +1,6 @@
 """Blocks on the nodes of a real Slurm: whole, on one node each, whoever is killed."""
 
+import fcntl
 import importlib.util
 import itertools
 import os
@@ -126,11 +127,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     if missing:
         pytest.skip(f"two slurmd's need: {', '.join(missing)}")
     folder = tmp_path_factory.mktemp("cluster")
-    try:
-        subprocess.run([CLUSTER, "up", folder], check=True, timeout=60)
-        yield Cluster(folder)
-    finally:
-        subprocess.run([CLUSTER, "down", folder], check=False, timeout=60)
+    # A machine holds one such cluster: its bridge, namespaces and addresses have fixed names.
+    with open("/run/connector-tax-cluster.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            subprocess.run([CLUSTER, "up", folder], check=True, timeout=60)
+            yield Cluster(folder)
+        finally:
+            subprocess.run([CLUSTER, "down", folder], check=False, timeout=60)
 
 
 def attempts(study: Path, name: str = "tiny", block: int | str = "*") -> list[dict[str, Any]]:
