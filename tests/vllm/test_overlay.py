@@ -26,7 +26,7 @@ def test_install_and_remove_can_be_repeated(tmp_path: Path) -> None:
 def test_every_installed_file_carries_the_marker(tmp_path: Path) -> None:
     overlay.install(tmp_path / "overlay")
     files = content(tmp_path / "overlay")
-    assert len(files) == 13
+    assert len(files) == 12
     assert all(overlay.MARKER.encode() in data for data in files.values())
 
 

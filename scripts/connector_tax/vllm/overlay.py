@@ -122,7 +122,7 @@ def refuse_unfit_for_device_time(python: Path) -> None:
     """
     with tempfile.TemporaryDirectory(prefix="overlay-") as folder:
         install(Path(folder))
-        missing = _asked(python, "-m", f"{DEVICE_TIME}.targets", pythonpath=folder)
+        missing = _asked(python, "-m", f"{DEVICE_TIME}.patches", pythonpath=folder)
     if missing:
         raise OverlayError(
             f"{python}: no device can be emulated for this vLLM, which lacks {'; '.join(missing)}"
