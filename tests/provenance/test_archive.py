@@ -17,7 +17,7 @@ import zstandard
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_json
 from connector_tax.provenance import archive, manifest
-from connector_tax.provenance.archive import ArchiveError, pack, read_head, unpack
+from connector_tax.provenance.archive import pack, read_head, unpack
 from connector_tax.provenance.audit import check_archived
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, PASS, Ledger
 from tests.provenance.audited_study import linked_copy, replace
@@ -121,7 +121,7 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
 def assert_refused(path: Path, folder: Path, message: str) -> None:
     """Refused with this message, and the target's folder is as it was: empty."""
     folder.mkdir()
-    with pytest.raises(ArchiveError, match=re.escape(str(path))) as error:
+    with pytest.raises(ArtifactError, match=re.escape(str(path))) as error:
         unpack(path, folder / "replot" / "x")
     assert re.search(message, str(error.value)), error.value
     assert [p for p in folder.rglob("*") if p.name != "replot"] == []
@@ -165,7 +165,7 @@ def test_every_cut_is_noticed(packed: Path, tmp_path: Path) -> None:
     path = tmp_path / "bad.tar.zst"
     for length in range(1, len(data), len(data) // 40):
         path.write_bytes(data[:length])
-        with pytest.raises(ArchiveError, match="cut off"):
+        with pytest.raises(ArtifactError, match="cut off"):
             unpack(path, tmp_path / "x")
 
 
@@ -301,7 +301,7 @@ def test_the_manifest_names_the_archive_and_its_pictures(packed: Path, tmp_path:
 def test_a_folder_of_something_else_is_never_replaced(packed: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("\\documentclass{article}")
-    with pytest.raises(ArchiveError, match=r"holds thesis\.tex"):
+    with pytest.raises(ArtifactError, match=r"holds thesis\.tex"):
         unpack(packed, tmp_path / "mine")
     assert (tmp_path / "mine" / "thesis.tex").exists()
 
