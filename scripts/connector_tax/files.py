@@ -218,6 +218,16 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def sha256_tree(folder: Path, pattern: str = "*") -> str:
+    """One digest over the name and content of every file below `folder` that fits the pattern."""
+    lines = [
+        f"{sha256_file(path)}  {path.relative_to(folder).as_posix()}\n"
+        for path in sorted(folder.rglob(pattern))
+        if path.is_file()
+    ]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
 def check_sha256(path: Path, sha256: str | None) -> None:
     """Refuse a file of a cell whose bytes have another hash; None: not checked."""
     if sha256 is not None and sha256_file(path) != sha256:
