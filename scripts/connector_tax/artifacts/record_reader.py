@@ -106,19 +106,13 @@ def join(where: str, key: str) -> str:
 
 
 def read_record(path: Path, kind: type[Record]) -> Record:
-    """Read a JSON file whose fields a TypedDict declares.
+    """Read a JSON file that holds a record, or records, whose fields a TypedDict declares.
 
     Raises:
         ArtifactError: it is missing or not JSON, or a field is missing or of another type; names
             the file, the key, what stands there and what is allowed.
     """
     return checked(read_json(path), kind, str(path))
-
-
-def read_records(path: Path, kind: type[Record]) -> list[Record]:
-    """Read a JSON file that holds a list of such records; raises as `read_record`."""
-    entries = checked(read_json(path), list[Any], str(path))
-    return [checked(entry, kind, f"{path}[{number}]") for number, entry in enumerate(entries)]
 
 
 def checked(value: Any, kind: type[Record], source: str) -> Record:

@@ -26,7 +26,7 @@ from connector_tax.artifacts.launch_files import (
 from connector_tax.artifacts.looks import read_looks
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.rates import most_of_shape
-from connector_tax.artifacts.record_reader import read_record, read_records
+from connector_tax.artifacts.record_reader import read_record
 from connector_tax.artifacts.stage_records import GateRecord, ShapeRatesRecord
 from connector_tax.artifacts.study_file import Study, every_launch, launches
 from connector_tax.artifacts.study_records import ConfigurationEntry, StudyDocument
@@ -137,7 +137,7 @@ def _launch(study: Study, launch: Launch, index: LaunchIndex | None) -> Iterator
     skipped = index.status == "skipped"
     rate = None if skipped else reference_rate(study.root, launch.phase)
     ran = folder / paths.ATTEMPTS
-    attempts = read_records(ran, AttemptRecord) if ran.exists() else []
+    attempts = read_record(ran, list[AttemptRecord]) if ran.exists() else []
     outcome = LaunchOutcome(index.status, index.reason, rate, attempts)
     beside = ("files", "seal", *(() if attempts else ("started_utc", "ended_utc")))
     said, again = (
