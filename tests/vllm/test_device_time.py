@@ -123,11 +123,6 @@ def test_the_device_takes_what_a_rehearsal_takes_it_to(batch: StepPlan) -> None:
     assert device_us(content, batch) == pytest.approx(rehearsed + besides)
 
 
-def test_it_has_the_memory_of_its_accelerator() -> None:
-    content = resolve(emulated(), "x")["config"]["engine"]["device_time_content"]
-    assert (content["block_size"], content["kv_blocks"]) == (16, 17168)
-
-
 # ---- what a study must say
 
 

@@ -23,13 +23,6 @@ def test_install_and_remove_can_be_repeated(tmp_path: Path) -> None:
     assert overlay.remove(folder) == []
 
 
-def test_every_installed_file_carries_the_marker(tmp_path: Path) -> None:
-    overlay.install(tmp_path / "overlay")
-    files = content(tmp_path / "overlay")
-    assert len(files) == 12
-    assert all(overlay.MARKER.encode() in data for data in files.values())
-
-
 def test_an_overlay_of_another_version_is_replaced(tmp_path: Path) -> None:
     folder = tmp_path / "overlay"
     fresh = overlay.install(folder)
