@@ -5,6 +5,7 @@ counters, health, run files, manifest), then runs analysis, figures, report and 
 """
 
 import contextlib
+import copy
 import hashlib
 import io
 import json
@@ -22,7 +23,6 @@ from connector_tax.analysis.measure import summarise_cell
 from connector_tax.analysis.validity import COUNTERS, assess, server_counters, void_reasons
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import ServerCounters
-from connector_tax.artifacts.checks import BOUNDS
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.study_file import launches
 from connector_tax.artifacts.study_records import StudyDocument
@@ -31,6 +31,7 @@ from connector_tax.machine import packages
 from connector_tax.provenance import manifest
 from connector_tax.provenance.environment import text as env_text
 from connector_tax.provenance.remade import remake
+from connector_tax.rehearsal.launch import HEALTHY
 from connector_tax.seals import seal_launch, seal_settings
 from connector_tax.servers.kinds import command_for
 from connector_tax.study import complete
@@ -40,7 +41,7 @@ from connector_tax.study.prompts import planned_requests
 from connector_tax.study.server_command import launch_script
 from tests.analysis.synthetic import write_synthetic_study
 from tests.launch_records import complete_launch
-from tests.study_folder import NODE
+from tests.study_folder import DEFAULT, NODE
 
 SMALL: dict[str, Any] = {
     "phase_a": {"rates_rps": [40.0, 80.0]},
@@ -56,34 +57,10 @@ SECTIONS: dict[str, Any] = {
         "definition": "config/embedded.yaml",
         "definition_content": {"model": {"served_name": "synthetic", "vocab_size": 32000}},
     },
-    "server": {
-        "host": "127.0.0.1", "ready_timeout_s": 20, "stop_grace_s": 10, "release_s": 0,
-        "device": "none", "cores": 1,
-    },
-    "load_generator": {
-        "workers": 1, "connections_per_worker": 256, "enable_cpu_affinity": True,
-        "keep_reads": True,
-    },
-    "metrics": {"interval_s": 0.5},
-    "resources": {"idle_s": 2.0},
-    "validity": dict(BOUNDS),
-}  # fmt: skip
-QUIET = {
-    **{"loop_lag_p99_ms": 1.0, "loop_lag_max_ms": 2.0, "cpu_share": 0.1},
-    **{"undecodable": 0, "oversized": 0, "dropped_messages": 0},
+    **{name: DEFAULT[name] for name in ("server", "load_generator", "metrics", "resources")},
 }
-LOAD_GENERATOR: dict[str, Any] = {
-    "processes": {
-        "main": {**QUIET, "late_results": 0},
-        "worker0": {**QUIET, "reads": 500, "unstamped_reads": 0},
-    },
-    "workers": 1,
-    "workers_died": [],
-    "connections_per_worker": 256,
-    "connections": {"worker0": 256},
-}
-LAGGING = {**LOAD_GENERATOR, "processes": dict(LOAD_GENERATOR["processes"])}
-LAGGING["processes"]["main"] = {**LAGGING["processes"]["main"], "loop_lag_p99_ms": 9.0}
+LAGGING = copy.deepcopy(HEALTHY)
+LAGGING["processes"]["main"]["loop_lag_p99_ms"] = 9.0
 LAUNCH = timedelta(seconds=50)
 SKIPPED = {"mooncake_consumer": "pre-flight: verify_kv_consumer: not ready after 30 s"}
 
@@ -226,7 +203,7 @@ def _complete_cell(document: dict[str, Any], folder: Path, index: dict[str, Any]
     }
     name = f"{document['seed']}/arrivals/block{index['block']}/{index['phase']}/{folder.name}"
     record["schedule"] |= {"seed": name, "gamma_shape": None}
-    generator = LOAD_GENERATOR if record["valid"] else LAGGING
+    generator = HEALTHY if record["valid"] else LAGGING
     record |= {"server_counters": counters, "load_generator": generator, "suspended_ms": 0}
     record["health"] = assess(record, requests, metrics, document["config"])
     record["void_reasons"] = void_reasons(record["health"])
