@@ -99,10 +99,6 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
     "the study in a table": (study_in_table, "'study.json' is not among the members"),
     "a file in two tables": (in_two_tables, "a file is in two tables"),
     "an oversized member": (grown, "is missing, no plain file"),
-    "a member declared huge": (
-        in_header("files", "manifest.json", "bytes", value=1 << 50),
-        "bytes in all",
-    ),
     "a member twice": (twice, "data behind the end"),
     "a member missing": (one_gone, "'verify.py' is missing"),
     "another content": (other_content, "sha256 is not what archive.json says"),
@@ -140,10 +136,8 @@ def test_a_hostile_archive_is_refused(packed: Path, tmp_path: Path, what: str) -
 
 
 DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    "cut off": (lambda data: data[: len(data) // 2], "cut off"),
     "one byte short": (lambda data: data[:-1], r"cut off after [\d,]+ bytes; copy it again"),
     "ten bytes of it": (lambda data: data[:10], "cut off after 10 bytes"),
-    "two bytes of it": (lambda data: data[:2], "cut off after 2 bytes"),
     "empty": (lambda _: b"", "it is empty"),
     "no archive at all": (lambda _: b"PK\x03\x04" + bytes(1000), "not a zstd file"),
     "a tail": (lambda data: data + b"#!/bin/sh\n", "data behind its end"),

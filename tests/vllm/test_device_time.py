@@ -21,6 +21,7 @@ from connector_tax.vllm.device_time.clock import Batch, Device, Step, event_clas
 from connector_tax.vllm.evidence import unproved_device
 from connector_tax.vllm.step_probe.log import Log, mark
 from connector_tax.vllm.step_records import device_records
+from tests.shared import interpreter
 from tests.vllm import stub
 
 ONE = Batch(0, 1, 100, 0)
@@ -172,9 +173,7 @@ def test_a_vllm_that_lacks_a_target_is_refused_by_name(
 ) -> None:
     site = stub.write(tmp_path / "site")
     (site / "vllm" / "triton_utils.py").write_text(triton)
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{site}" exec {sys.executable} "$@"\n')
-    python.chmod(0o755)
+    python = interpreter(tmp_path, f'PYTHONPATH="$PYTHONPATH:{site}" exec {sys.executable} "$@"')
     with pytest.raises(overlay.OverlayError, match=lacks):
         overlay.refuse_unfit_for_device_time(python)
 

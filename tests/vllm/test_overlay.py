@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from connector_tax.vllm import overlay
+from tests.shared import interpreter
 from tests.vllm import stub
 
 
@@ -74,8 +75,6 @@ def test_a_left_over_patch_in_the_environment_is_recognised(tmp_path: Path, wher
 def test_an_environment_without_vllm_is_told(tmp_path: Path) -> None:
     with pytest.raises(overlay.OverlayError, match="cannot be run"):
         overlay.describe_vllm(tmp_path / "no-python")
-    broken = tmp_path / "python"
-    broken.write_text("#!/bin/sh\necho 'no module vllm' >&2\nexit 1\n")
-    broken.chmod(0o755)
+    broken = interpreter(tmp_path, "echo 'no module vllm' >&2; exit 1")
     with pytest.raises(overlay.OverlayError, match="no module vllm"):
         overlay.describe_vllm(broken)

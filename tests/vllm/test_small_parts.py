@@ -25,6 +25,7 @@ from connector_tax.vllm.environment import (
 )
 from connector_tax.vllm.evidence import inactive_reason
 from connector_tax.vllm.tiny_model import TINY, write_model
+from tests.shared import interpreter
 
 WORKER = {"engine_id": "e", "dp_rank": 0, "tp_rank": 0, "pp_rank": 0, "addr": "tcp://127.0.0.1:1"}
 
@@ -98,14 +99,6 @@ def test_the_tiny_model_is_the_same_each_time_and_covers_its_vocabulary(tmp_path
     vocabulary = json.loads(files["tokenizer.json"])["model"]["vocab"]
     config = json.loads(files["config.json"])
     assert sorted(vocabulary.values()) == list(range(config["vocab_size"]))
-
-
-def interpreter(folder: Path, script: str) -> Path:
-    """An executable that does what the script says, whatever it is asked."""
-    python = folder / "python"
-    python.write_text(f"#!/bin/sh\n{script}\n")
-    python.chmod(0o755)
-    return python
 
 
 @pytest.mark.parametrize("name", NAMES)
