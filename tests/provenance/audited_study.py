@@ -116,8 +116,8 @@ def _complete_design(study_file: Path) -> Any:
     environment |= {"gpu": ["no GPU"], "cpu": "synthetic"}
     write_json(root / "environment.json", environment)
     replace(root / "env.txt", env_text(environment, {"pipeline packages": packages(None)}))
-    for copy in root.glob("runs/*/*/*/env.txt"):
-        replace(copy, (root / "env.txt").read_text())
+    for of_launch in root.glob("runs/*/*/*/env.txt"):
+        replace(of_launch, (root / "env.txt").read_text())
     return document
 
 
