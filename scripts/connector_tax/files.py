@@ -218,13 +218,18 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def sha256_tree(folder: Path, pattern: str = "*") -> str:
-    """One digest over the name and content of every file below `folder` that fits the pattern."""
-    lines = [
-        f"{sha256_file(path)}  {path.relative_to(folder).as_posix()}\n"
+def sha256_below(folder: Path, pattern: str = "*") -> dict[str, str]:
+    """The SHA-256 of every file below `folder` that fits the pattern, by its path there."""
+    return {
+        path.relative_to(folder).as_posix(): sha256_file(path)
         for path in sorted(folder.rglob(pattern))
         if path.is_file()
-    ]
+    }
+
+
+def sha256_tree(folder: Path, pattern: str = "*") -> str:
+    """One digest over the names and contents of these files."""
+    lines = (f"{digest}  {name}\n" for name, digest in sha256_below(folder, pattern).items())
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 

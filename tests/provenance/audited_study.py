@@ -26,7 +26,7 @@ from connector_tax.artifacts.cell_records import ServerCounters
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.study_file import launches
 from connector_tax.artifacts.study_records import StudyDocument
-from connector_tax.files import read_json, read_jsonl, sha256_file, sha256_json, write_json
+from connector_tax.files import read_json, read_jsonl, sha256_below, sha256_json, write_json
 from connector_tax.machine import packages
 from connector_tax.provenance import manifest
 from connector_tax.provenance.environment import text as env_text
@@ -158,7 +158,7 @@ def _complete_launch(document: dict[str, Any], index_file: Path, minute: int) ->
         write_json(folder / "attempts.json", attempts)
         for entry in index["cells"]:
             _complete_cell(document, folder / entry["cell"], index)
-            entry["files"] = hashes(folder / entry["cell"])
+            entry["files"] = sha256_below(folder / entry["cell"])
         write_json(index_file, index)
         complete_launch(index_file)
         summary = {e["cell"]: summarise_cell(folder / e["cell"]) for e in index["cells"]}
@@ -211,7 +211,7 @@ def _complete_cell(document: dict[str, Any], folder: Path, index: dict[str, Any]
     write_lines(folder / f"requests_{suffix}.jsonl", requests)
     write_lines(folder / f"metrics_{suffix}.jsonl", metrics)
     write_lines(folder / f"engine_step_{suffix}.jsonl", steps)
-    record["files"] = {k: v for k, v in hashes(folder).items() if not k.startswith("cell_")}
+    record["files"] = {k: v for k, v in sha256_below(folder).items() if not k.startswith("cell_")}
     write_json(record_file, record)
 
 
@@ -244,11 +244,6 @@ def fit_tokens(steps: list[dict[str, Any]], totals: dict[str, int]) -> None:
         first[name] += total - sum(step[name] for step in scheduler)
 
 
-def hashes(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file of a cell."""
-    return {path.name: sha256_file(path) for path in sorted(folder.iterdir())}
-
-
 def write_lines(path: Path, records: list[dict[str, Any]]) -> None:
     """Write JSON lines, breaking any hard link."""
     replace(path, "".join(json.dumps(record) + "\n" for record in records))
@@ -270,11 +265,11 @@ def seal_cell(cell: Path) -> None:
     """Make the hashes in a changed cell's record and in its launch's index.json fit again."""
     for record_file in cell.glob("cell_*.json"):
         with edited_json(record_file) as record:
-            record["files"] = {k: v for k, v in hashes(cell).items() if not k.startswith("cell_")}
+            record["files"] = {k: v for k, v in sha256_below(cell).items() if not k.startswith("cell_")}
     with edited_json(cell.parent / "index.json") as index:
         for entry in index["cells"]:
             if entry["cell"] == cell.name:
-                entry["files"] = hashes(cell)
+                entry["files"] = sha256_below(cell)
 
 
 @contextlib.contextmanager
