@@ -113,7 +113,8 @@ class Emulation:
         self._coefficients = coefficients
         self._log = log
         self.device = Device(coefficients["launch_us"], self._record)
-        self._output: Any = None
+        # Of the step that the runner executes.
+        self.output: Any = None
         self._batch: Any = None
         self._metadata: dict[str, Any] = {}
         self._steps = 0
@@ -131,7 +132,7 @@ class Emulation:
 
         A GPU replays a step without prefill as one graph, in which no hook of a layer runs.
         """
-        output, batch = self._output, self._batch
+        output, batch = self.output, self._batch
         n = batch.num_scheduled_tokens
         computed, prefilling = batch.num_computed_tokens_np[: len(n)], batch.is_prefilling_np
         new, before = n[prefilling].astype("int64"), computed[prefilling].astype("int64")
@@ -156,10 +157,6 @@ class Emulation:
         # Each for SWEEP_STEPS steps, in turn, whatever the batch.
         self._steps += 1
         return float(sweep[self._steps // SWEEP_STEPS % len(sweep)])
-
-    def executes(self, output: Any) -> None:
-        """The runner is about to execute a step."""
-        self._output = output
 
     def attention(self, batch: Any, kv_cache_config: Any) -> dict[str, Any]:
         """Metadata of every layer's attention: something, for nobody reads it."""
@@ -289,7 +286,7 @@ def _replace_runner(emulation: Emulation) -> None:
     execute = runner.execute_model
 
     def noted_execute(self: Any, output: Any, *args: Any, **options: Any) -> Any:
-        emulation.executes(output)
+        emulation.output = output
         return execute(self, output, *args, **options)
 
     def prepare_attn(
