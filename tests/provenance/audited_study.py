@@ -263,9 +263,10 @@ def linked_copy(source: Path, target: Path) -> Path:
 
 def seal_cell(cell: Path) -> None:
     """Make the hashes in a changed cell's record and in its launch's index.json fit again."""
+    others = {k: v for k, v in sha256_below(cell).items() if not k.startswith("cell_")}
     for record_file in cell.glob("cell_*.json"):
         with edited_json(record_file) as record:
-            record["files"] = {k: v for k, v in sha256_below(cell).items() if not k.startswith("cell_")}
+            record["files"] = others
     with edited_json(cell.parent / "index.json") as index:
         for entry in index["cells"]:
             if entry["cell"] == cell.name:
