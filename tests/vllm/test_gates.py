@@ -32,8 +32,7 @@ class Study:
         (folder / "bin").mkdir()
         self._python = interpreter(
             folder / "bin",
-            f"REAL_PYTHON={sys.executable} exec {sys.executable}"
-            f' {folder / "fake_vllm.py"} "$@"',
+            f'REAL_PYTHON={sys.executable} exec {sys.executable} {folder / "fake_vllm.py"} "$@"',
         )
         stub.write(folder / "site")
         self.half_known = folder / "half_known"
