@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from connector_tax.files import write_bytes
+from connector_tax.files import sha256_tree, write_bytes
 
 WRITE = """
 import sys
@@ -56,3 +56,13 @@ def test_a_full_device_is_an_error_and_stays_a_device() -> None:
     with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
         write_bytes(Path("/dev/full"), b"data")
     assert Path("/dev/full").is_char_device()
+
+
+def test_the_digest_of_a_folder_sees_content_and_names(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("1")
+    digests = {sha256_tree(tmp_path)}
+    (tmp_path / "a").write_text("2")
+    digests.add(sha256_tree(tmp_path))
+    (tmp_path / "a").rename(tmp_path / "b")
+    digests.add(sha256_tree(tmp_path))
+    assert len(digests) == 3

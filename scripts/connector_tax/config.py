@@ -23,7 +23,7 @@ import yaml
 from connector_tax.artifacts.checks import CHECKS
 from connector_tax.artifacts.metrics import CRITERIA, LATENCY_METRICS, METRICS
 from connector_tax.artifacts.names import PHASE_RULES, PHASES, baseline_of, members_of
-from connector_tax.artifacts.offences import join, meant, offences
+from connector_tax.artifacts.record_reader import join, meant, offences
 
 if TYPE_CHECKING:
     from connector_tax.artifacts.study_records import (

@@ -218,6 +218,21 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def sha256_below(folder: Path, pattern: str = "*") -> dict[str, str]:
+    """The SHA-256 of every file below `folder` that fits the pattern, by its path there."""
+    return {
+        path.relative_to(folder).as_posix(): sha256_file(path)
+        for path in sorted(folder.rglob(pattern))
+        if path.is_file()
+    }
+
+
+def sha256_tree(folder: Path, pattern: str = "*") -> str:
+    """One digest over the names and contents of these files."""
+    lines = (f"{digest}  {name}\n" for name, digest in sha256_below(folder, pattern).items())
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
 def check_sha256(path: Path, sha256: str | None) -> None:
     """Refuse a file of a cell whose bytes have another hash; None: not checked."""
     if sha256 is not None and sha256_file(path) != sha256:

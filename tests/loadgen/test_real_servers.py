@@ -20,12 +20,12 @@ import pytest
 
 from connector_tax.artifacts.names import Launch
 from connector_tax.config import ROOT, load_yaml
-from connector_tax.files import write_json
+from connector_tax.files import read_json, write_json
 from connector_tax.loadgen.__main__ import main
 from connector_tax.servers.kinds import command_for, free_port
 from connector_tax.study.design import resolve
 from connector_tax.study.server import Server
-from connector_tax.vllm.tiny_model import model_config, write_model
+from connector_tax.vllm.tiny_model import TINY, write_model
 from tests.engine.serving import launched
 from tests.loadgen.certificates import make_certificate
 
@@ -83,7 +83,7 @@ def vllm(folder: Path) -> Iterator[int]:
     """The port of vLLM's CPU build with a tiny model."""
     if not PYTHON.exists():
         pytest.skip(f"{PYTHON}: no vLLM environment there")
-    write_model(folder / "model", model_config())
+    write_model(folder / "model", read_json(TINY))
     config = load_yaml(ROOT / "config/vllm-cpu.yaml")
     config["engine"] |= {"python": str(PYTHON), "model": str(folder / "model")}
     study = resolve(config, "vllm-cpu")

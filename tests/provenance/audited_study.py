@@ -5,6 +5,7 @@ counters, health, run files, manifest), then runs analysis, figures, report and 
 """
 
 import contextlib
+import copy
 import hashlib
 import io
 import json
@@ -22,15 +23,15 @@ from connector_tax.analysis.measure import summarise_cell
 from connector_tax.analysis.validity import COUNTERS, assess, server_counters, void_reasons
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import ServerCounters
-from connector_tax.artifacts.checks import BOUNDS
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.study_file import launches
 from connector_tax.artifacts.study_records import StudyDocument
-from connector_tax.files import read_json, read_jsonl, sha256_file, sha256_json, write_json
+from connector_tax.files import read_json, read_jsonl, sha256_below, sha256_json, write_json
 from connector_tax.machine import packages
 from connector_tax.provenance import manifest
 from connector_tax.provenance.environment import text as env_text
 from connector_tax.provenance.remade import remake
+from connector_tax.rehearsal.launch import HEALTHY
 from connector_tax.seals import seal_launch, seal_settings
 from connector_tax.servers.kinds import command_for
 from connector_tax.study import complete
@@ -40,7 +41,7 @@ from connector_tax.study.prompts import planned_requests
 from connector_tax.study.server_command import launch_script
 from tests.analysis.synthetic import write_synthetic_study
 from tests.launch_records import complete_launch
-from tests.study_folder import NODE
+from tests.study_folder import DEFAULT, NODE
 
 SMALL: dict[str, Any] = {
     "phase_a": {"rates_rps": [40.0, 80.0]},
@@ -56,34 +57,10 @@ SECTIONS: dict[str, Any] = {
         "definition": "config/embedded.yaml",
         "definition_content": {"model": {"served_name": "synthetic", "vocab_size": 32000}},
     },
-    "server": {
-        "host": "127.0.0.1", "ready_timeout_s": 20, "stop_grace_s": 10, "release_s": 0,
-        "device": "none", "cores": 1,
-    },
-    "load_generator": {
-        "workers": 1, "connections_per_worker": 256, "enable_cpu_affinity": True,
-        "keep_reads": True,
-    },
-    "metrics": {"interval_s": 0.5},
-    "resources": {"idle_s": 2.0},
-    "validity": dict(BOUNDS),
-}  # fmt: skip
-QUIET = {
-    **{"loop_lag_p99_ms": 1.0, "loop_lag_max_ms": 2.0, "cpu_share": 0.1},
-    **{"undecodable": 0, "oversized": 0, "dropped_messages": 0},
+    **{name: DEFAULT[name] for name in ("server", "load_generator", "metrics", "resources")},
 }
-LOAD_GENERATOR: dict[str, Any] = {
-    "processes": {
-        "main": {**QUIET, "late_results": 0},
-        "worker0": {**QUIET, "reads": 500, "unstamped_reads": 0},
-    },
-    "workers": 1,
-    "workers_died": [],
-    "connections_per_worker": 256,
-    "connections": {"worker0": 256},
-}
-LAGGING = {**LOAD_GENERATOR, "processes": dict(LOAD_GENERATOR["processes"])}
-LAGGING["processes"]["main"] = {**LAGGING["processes"]["main"], "loop_lag_p99_ms": 9.0}
+LAGGING = copy.deepcopy(HEALTHY)
+LAGGING["processes"]["main"]["loop_lag_p99_ms"] = 9.0
 LAUNCH = timedelta(seconds=50)
 SKIPPED = {"mooncake_consumer": "pre-flight: verify_kv_consumer: not ready after 30 s"}
 
@@ -139,8 +116,8 @@ def _complete_design(study_file: Path) -> Any:
     environment |= {"gpu": ["no GPU"], "cpu": "synthetic"}
     write_json(root / "environment.json", environment)
     replace(root / "env.txt", env_text(environment, {"pipeline packages": packages(None)}))
-    for copy in root.glob("runs/*/*/*/env.txt"):
-        replace(copy, (root / "env.txt").read_text())
+    for of_launch in root.glob("runs/*/*/*/env.txt"):
+        replace(of_launch, (root / "env.txt").read_text())
     return document
 
 
@@ -181,7 +158,7 @@ def _complete_launch(document: dict[str, Any], index_file: Path, minute: int) ->
         write_json(folder / "attempts.json", attempts)
         for entry in index["cells"]:
             _complete_cell(document, folder / entry["cell"], index)
-            entry["files"] = hashes(folder / entry["cell"])
+            entry["files"] = sha256_below(folder / entry["cell"])
         write_json(index_file, index)
         complete_launch(index_file)
         summary = {e["cell"]: summarise_cell(folder / e["cell"]) for e in index["cells"]}
@@ -226,7 +203,7 @@ def _complete_cell(document: dict[str, Any], folder: Path, index: dict[str, Any]
     }
     name = f"{document['seed']}/arrivals/block{index['block']}/{index['phase']}/{folder.name}"
     record["schedule"] |= {"seed": name, "gamma_shape": None}
-    generator = LOAD_GENERATOR if record["valid"] else LAGGING
+    generator = HEALTHY if record["valid"] else LAGGING
     record |= {"server_counters": counters, "load_generator": generator, "suspended_ms": 0}
     record["health"] = assess(record, requests, metrics, document["config"])
     record["void_reasons"] = void_reasons(record["health"])
@@ -234,7 +211,7 @@ def _complete_cell(document: dict[str, Any], folder: Path, index: dict[str, Any]
     write_lines(folder / f"requests_{suffix}.jsonl", requests)
     write_lines(folder / f"metrics_{suffix}.jsonl", metrics)
     write_lines(folder / f"engine_step_{suffix}.jsonl", steps)
-    record["files"] = {k: v for k, v in hashes(folder).items() if not k.startswith("cell_")}
+    record["files"] = {k: v for k, v in sha256_below(folder).items() if not k.startswith("cell_")}
     write_json(record_file, record)
 
 
@@ -267,11 +244,6 @@ def fit_tokens(steps: list[dict[str, Any]], totals: dict[str, int]) -> None:
         first[name] += total - sum(step[name] for step in scheduler)
 
 
-def hashes(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file of a cell."""
-    return {path.name: sha256_file(path) for path in sorted(folder.iterdir())}
-
-
 def write_lines(path: Path, records: list[dict[str, Any]]) -> None:
     """Write JSON lines, breaking any hard link."""
     replace(path, "".join(json.dumps(record) + "\n" for record in records))
@@ -291,13 +263,14 @@ def linked_copy(source: Path, target: Path) -> Path:
 
 def seal_cell(cell: Path) -> None:
     """Make the hashes in a changed cell's record and in its launch's index.json fit again."""
+    others = {k: v for k, v in sha256_below(cell).items() if not k.startswith("cell_")}
     for record_file in cell.glob("cell_*.json"):
         with edited_json(record_file) as record:
-            record["files"] = {k: v for k, v in hashes(cell).items() if not k.startswith("cell_")}
+            record["files"] = others
     with edited_json(cell.parent / "index.json") as index:
         for entry in index["cells"]:
             if entry["cell"] == cell.name:
-                entry["files"] = hashes(cell)
+                entry["files"] = sha256_below(cell)
 
 
 @contextlib.contextmanager

@@ -82,10 +82,6 @@ def grown(members: Members, _: dict[str, Any]) -> None:
     members[5] = (info, data + bytes(10_000_000))
 
 
-def declared_huge(_: Members, header: dict[str, Any]) -> None:
-    header["files"]["manifest.json"]["bytes"] = 1 << 50
-
-
 def twice(members: Members, _: dict[str, Any]) -> None:
     members.append(members[5])
 
@@ -99,37 +95,30 @@ def other_content(members: Members, _: dict[str, Any]) -> None:
     members[-1] = (info, bytes([data[0] ^ 1]) + data[1:])
 
 
-def other_study_name(_: Members, header: dict[str, Any]) -> None:
-    header["study"] = "../../home"
-
-
-def other_study(_: Members, header: dict[str, Any]) -> None:
-    header["study"] = "another"
-
-
 def header_later(members: Members, _: dict[str, Any]) -> None:
     members.append(members.pop(0))
 
 
-def newer_format(_: Members, header: dict[str, Any]) -> None:
-    header["format"] = "connector-tax archive 9"
-
-
-def no_list(_: Members, header: dict[str, Any]) -> None:
-    header["files"] = ["study.json"]
+def in_header(*path: str, value: Any) -> Edit:
+    """Another value in archive.json."""
+    return lambda _, header: put_value(header, path, value)
 
 
 def in_study(*path: str | int, value: Any) -> Edit:
     """A study.json of which one value is another; its size and hash are as listed."""
 
     def edit(members: Members, header: dict[str, Any]) -> None:
-        study = content = json.loads(members[1][1])
-        for key in path[:-1]:
-            content = content[key]
-        content[path[-1]] = value
+        study = json.loads(members[1][1])
+        put_value(study, path, value)
         whole_study(json.dumps(study).encode())(members, header)
 
     return edit
+
+
+def put_value(content: Any, path: tuple[str | int, ...], value: Any) -> None:
+    for key in path[:-1]:
+        content = content[key]
+    content[path[-1]] = value
 
 
 def whole_study(data: bytes) -> Edit:

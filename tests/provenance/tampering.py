@@ -384,15 +384,6 @@ def other_command(change: Callable[[dict[str, Any]], object]) -> Tamper:
     return tamper
 
 
-def another_machine(root: Path) -> None:
-    """The whole study says that it ran on another machine, in every copy."""
-    text = (root / "env.txt").read_text()
-    for path in (root / "env.txt", *root.glob("runs/*/*/*/env.txt")):
-        replace(path, text.replace("cpu: synthetic", "cpu: H20"))
-    with edited_json(root / "environment.json") as environment:
-        environment["cpu"] = "H20"
-
-
 def links(change: Change) -> Tamper:
     def tamper(root: Path) -> None:
         with edited_lines(root / SEALS) as chain:

@@ -17,7 +17,7 @@ import zstandard
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_json
 from connector_tax.provenance import archive, manifest
-from connector_tax.provenance.archive import ArchiveError, pack, read_head, unpack
+from connector_tax.provenance.archive import pack, read_head, unpack
 from connector_tax.provenance.audit import check_archived
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, PASS, Ledger
 from tests.provenance.audited_study import linked_copy, replace
@@ -25,20 +25,16 @@ from tests.provenance.forged_archives import (
     Edit,
     Members,
     columns,
-    declared_huge,
     forged,
     grown,
     header_later,
+    in_header,
     in_study,
     in_two_tables,
     listed,
     members_of,
-    newer_format,
-    no_list,
     one_gone,
     other_content,
-    other_study,
-    other_study_name,
     other_table,
     special,
     study_in_table,
@@ -103,25 +99,30 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
     "the study in a table": (study_in_table, "'study.json' is not among the members"),
     "a file in two tables": (in_two_tables, "a file is in two tables"),
     "an oversized member": (grown, "is missing, no plain file"),
-    "a member declared huge": (declared_huge, "bytes in all"),
     "a member twice": (twice, "data behind the end"),
     "a member missing": (one_gone, "'verify.py' is missing"),
     "another content": (other_content, "sha256 is not what archive.json says"),
     "a study name that is a path": (
-        other_study_name,
+        in_header("study", value="../../home"),
         "study: found .* allowed: text",
     ),
-    "the name of another study": (other_study, "archive.json says 'another'"),
+    "the name of another study": (
+        in_header("study", value="another"),
+        "archive.json says 'another'",
+    ),
     "the list not first": (header_later, "first member is not archive.json"),
-    "another format": (newer_format, "format: found .* allowed: one of"),
-    "a list that is none": (no_list, "archive.json"),
+    "another format": (
+        in_header("format", value="connector-tax archive 9"),
+        "format: found .* allowed: one of",
+    ),
+    "a list that is none": (in_header("files", value=["study.json"]), "archive.json"),
 }  # fmt: skip
 
 
 def assert_refused(path: Path, folder: Path, message: str) -> None:
     """Refused with this message, and the target's folder is as it was: empty."""
     folder.mkdir()
-    with pytest.raises(ArchiveError, match=re.escape(str(path))) as error:
+    with pytest.raises(ArtifactError, match=re.escape(str(path))) as error:
         unpack(path, folder / "replot" / "x")
     assert re.search(message, str(error.value)), error.value
     assert [p for p in folder.rglob("*") if p.name != "replot"] == []
@@ -135,10 +136,8 @@ def test_a_hostile_archive_is_refused(packed: Path, tmp_path: Path, what: str) -
 
 
 DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    "cut off": (lambda data: data[: len(data) // 2], "cut off"),
     "one byte short": (lambda data: data[:-1], r"cut off after [\d,]+ bytes; copy it again"),
     "ten bytes of it": (lambda data: data[:10], "cut off after 10 bytes"),
-    "two bytes of it": (lambda data: data[:2], "cut off after 2 bytes"),
     "empty": (lambda _: b"", "it is empty"),
     "no archive at all": (lambda _: b"PK\x03\x04" + bytes(1000), "not a zstd file"),
     "a tail": (lambda data: data + b"#!/bin/sh\n", "data behind its end"),
@@ -165,7 +164,7 @@ def test_every_cut_is_noticed(packed: Path, tmp_path: Path) -> None:
     path = tmp_path / "bad.tar.zst"
     for length in range(1, len(data), len(data) // 40):
         path.write_bytes(data[:length])
-        with pytest.raises(ArchiveError, match="cut off"):
+        with pytest.raises(ArtifactError, match="cut off"):
             unpack(path, tmp_path / "x")
 
 
@@ -301,7 +300,7 @@ def test_the_manifest_names_the_archive_and_its_pictures(packed: Path, tmp_path:
 def test_a_folder_of_something_else_is_never_replaced(packed: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("\\documentclass{article}")
-    with pytest.raises(ArchiveError, match=r"holds thesis\.tex"):
+    with pytest.raises(ArtifactError, match=r"holds thesis\.tex"):
         unpack(packed, tmp_path / "mine")
     assert (tmp_path / "mine" / "thesis.tex").exists()
 

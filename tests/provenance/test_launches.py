@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from connector_tax.artifacts.index import launch_index, write_index
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.files import read_json, write_json
@@ -57,16 +58,8 @@ def claims(root: Path, attempts: Attempts) -> list[Claim]:
     write_json(root / "patch/patch_status.json", {"vllm_sources_sha256_before": PROVED})
     write_json(root / "preflight/preflight_status.json", {})
     for launch in order:
-        write_json(
-            launch.folder(root) / "index.json",
-            {
-                **{"config": launch.config, "configuration": launch.configuration, "block": 0},
-                **{"phase": "A", "label": "", "status": "done", "reason": None, "rate_rps": None},
-                **{"depends": {"design_sha256": document["design_sha256"]}, "cells": []},
-                **{"timing": {}, "attempts": attempts[launch.config]},
-                **{"started_utc": "", "ended_utc": ""},
-            },
-        )
+        index = launch_index(document, launch, [], attempts=attempts[launch.config], started_utc="")
+        write_index(launch.folder(root), index)
     ledger = Ledger()
     check_launches(load_study(root / "study.json"), ledger)
     return [c for c in ledger.claims if c.kind in ("order", "overlap", "device")]

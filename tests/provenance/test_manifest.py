@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from connector_tax.provenance.manifest import (
     COLUMNS,
-    artifacts_sha256,
     merge,
     name_archive,
     rows,
@@ -177,13 +176,3 @@ def test_a_launch_s_adapter_is_in_its_row_and_a_skipped_launch_has_none(
             config["environment"]["PYTHONPATH"] += f":{CPU_ADAPTER}"
     adapters = {row["status"]: row["adapters"] for row in rows(root / "study.json")}
     assert adapters == {"done": "connector_tax_cpu_adapter", "SKIPPED": ""}
-
-
-def test_the_artifact_digest_sees_content_and_names(tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("1")
-    digests = {artifacts_sha256(tmp_path)}
-    (tmp_path / "a").write_text("2")
-    digests.add(artifacts_sha256(tmp_path))
-    (tmp_path / "a").rename(tmp_path / "b")
-    digests.add(artifacts_sha256(tmp_path))
-    assert len(digests) == 3

@@ -83,51 +83,24 @@ def sealed(tamper: Tamper, name: str) -> Tampering:
 TAMPERING: dict[str, dict[str, Tampering]] = {
     "made again": {
         "a percentile in cells.csv": field(CELLS, "ttft_p90_ms", "9.5", row=3),
-        "an interval in cells.csv": field(CELLS, "tpot_p50_lo_ms", "1.5"),
-        "a throughput in cells.csv": field(CELLS, "effective_throughput_rps", "41"),
         "a saturation flag": field(CELLS, "saturated", "true", saturated="false"),
         "a row gone from cells.csv": (by.csv_row_gone(CELLS), "row: published 72"),
-        "a void cell made up": field(CELLS, "status", "void", status="valid"),
         "a tax": field(EFFECTS, "estimate", "0.02"),
         "an interval of one launch": field(EFFECTS, "lo", "-0.5", given=False),
-        "a verdict": field(EFFECTS, "verdict", "TAX"),
-        "a p-value of one launch": field(EFFECTS, "p_adjusted", "0.01", given=False),
-        "a margin": field(EFFECTS, "margin", "0.1"),
-        "an exploratory tax called confirmatory": field(
-            EFFECTS, "family", "confirmatory", family="exploratory"
-        ),
-        "a mark made up": field(EFFECTS, "mark", "plain saturated", given=False),
         "a column gone from effects.csv": (
             by.columns_gone(EFFECTS, "verdict"), f"columns: published {COUNT - 1}, "),
-        "the intervals gone from effects.csv": (
-            by.columns_gone(EFFECTS, "lo", "hi"), f"columns: published {COUNT - 2}, "),
-        "a row gone from effects.csv": (by.csv_row_gone(EFFECTS), r"row: published \d+, made"),
         "a tax twice": (by.csv_row_twice(EFFECTS), r"row: published \d+, made"),
-        "a configuration that was never measured": field(EFFECTS, "config", "fast_connector"),
         "a column gone from a figure": (
             by.columns_gone("figures/fig9_forest.csv", "verdict"), "columns: published 18"),
-        "a sample size": field(EFFECTS, "n_base", "5000"),
-        "a step percentile": field(CELLS, "step_duration_us_p50", "7"),
-        "an engine-step tax": field(EFFECTS, "estimate", "7", quantity="step",
-                                    metric="engine_step"),
-        "an engine step's percentile": field(CELLS, "engine_step_us_p50", "7"),
         "a point of the step distribution": field("analysis/step_cdf.csv", "step_duration_us", "7"),
-        "an amplification": field(EFFECTS, "estimate", "9", quantity="gap"),
         "a hypothesis' verdict": value(HYPOTHESES, "hypotheses", 0, "verdict", value="supported"),
         "a hypothesis' number": value(
             HYPOTHESES, "hypotheses", 0, "numbers", "tax_ttft_p90", "point", value=0.1),
         "a hypothesis gone": (
             by.list_entry_gone(HYPOTHESES, "hypotheses"), r"hypotheses\.hypotheses: published 5"),
-        "the engine's label in hypotheses.json": value(
-            HYPOTHESES, "engine_label", value="real vLLM, GPU"),
-        "a success criterion": value(HYPOTHESES, "criteria", 6, "verdict", value="not met"),
         "a criterion of a reference rate": value(
             "reference_rates.json", "criteria", "plain", "40", "throughput_ratio", "value",
             value=0.5),
-        "a saturation rate": value(
-            "reference_rates.json", "saturation_rate_rps", "plain", value=40.0),
-        "a row gone from a figure": (
-            by.csv_row_gone("figures/fig4_tax_bars.csv"), "row: published 27"),
         "a picture": (by.other_picture, "not the picture that this code makes of the study"),
         "a picture in the report": (
             by.other_picture_in_report,
@@ -152,22 +125,10 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
         "a manifest hash": value("manifest.json", 0, "sha256", value="0" * 64),
         "a row of manifest.md": (
             text_replaced("manifest.md", "| 2/0/0/0 |", "| 9/0/0/0 |"), "is not, byte for byte"),
-        "a hypothesis' sentence": value(
-            HYPOTHESES, "hypotheses", 1, "sentence", value="NIXL is free."),
-        "a point's label": value(
-            HYPOTHESES, "hypotheses", 2, "point_label", value="framework-dominated!"),
         "every percentage of the report": (
             by.report_text(r"\+?\d+\.\d+\u2009?\xa0?\u202f? ?%", "0.1 %"), r"published 0\.1"),
         "the report's headline": (
             by.report_text("<h1>.*?</h1>", "<h1>Free of charge</h1>"), "published 'Free of charge"),
-        "a second section before the true one": (
-            text_replaced("manifest.md", "<!-- study", "<!-- study synthetic -->\n<!-- study"),
-            "is not, byte for byte",
-        ),
-        "free text in manifest.md": (
-            text_replaced("manifest.md", "# Manifest", "# Manifest\n\nMeasured on 8x H100."),
-            "is not, byte for byte",
-        ),
         "a file put into figures/": (by.planted("figures/fig99.png"), "no file that is made"),
         "a file put into analysis/": (by.planted("analysis/x.csv"), "no file that is made"),
         "complete.json gone": (by.remove("complete.json"), "is missing"),
@@ -206,11 +167,8 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
         ),
         "the label of index.json, sealed anew": resealed_value(
             INDEX, "label", value="real vLLM, H20"),
-        "the configuration of index.json, sealed anew": resealed_value(
-            INDEX, "configuration", value="plain"),
         "the configuration of a skipped launch, sealed anew": resealed_value(
             SKIPPED_INDEX, "configuration", value="plain"),
-        "the block of index.json, sealed anew": resealed_value(INDEX, "block", value=1),
         "a reason of a cell in index.json, sealed anew": resealed_value(
             INDEX, "cells", 0, "reason", value="a slow disk"),
         "a launch measured again on request, sealed anew": resealed_value(
@@ -281,7 +239,6 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
         "two cells exchanged": (by.swap_cells, r"r80/engine_step_A_r80\.jsonl is missing"),
         "a file beside the records": (
             by.planted(f"{NOOP_CELL}/notes.txt"), r"r40/notes\.txt came after the seal"),
-        "a file put beside a launch": (by.planted(f"{LAUNCH}/note.txt"), "note.txt came after the"),
         "a file put into the study's folder": (by.planted("notes.txt"), "notes.txt came after the"),
         "a hidden file": (by.planted(".notes"), r"\.notes is no file of a study"),
         "a file as if half written": (by.planted(".x.tmp"), r"\.x\.tmp is no file of a study"),
@@ -291,45 +248,22 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
             by.labels_exchanged,
             r"configurations\.nixl_both\.label: .* -> |configurations\.noop_connector\.label",
         ),
-        "a connector of an embedded study": sealed(
-            json_value("study.json", "configurations", 5, "connector", value="MooncakeConnector"),
-            "study.json",
-        ),
-        "the version that measured": sealed(
-            json_value("study.json", "package_version", value="9.9"), "study.json"),
         "when it was made": sealed(
             json_value("study.json", "created_utc", value="2020-01-01"), "study.json"),
-        "a setting of the engine": sealed(
-            json_value(f"{LAUNCH}/settings.json", "attempt", value=7), "settings.json"),
         "what a server took": sealed(
             json_value(f"{LAUNCH}/resources.json", "startup_s", value=0.1), "resources.json"),
-        "a scrape in the middle of a cell": sealed(
-            records("metrics", set_in(2, "scrape_ms", 99.0)), "index.json"),
         "steps halved in time": sealed(records("engine_step", by.faster_steps), "index.json"),
         "a hidden configuration's index": sealed(by.hidden_configuration, "index.json"),
-        "the environment of a run": sealed(
-            text_replaced("runs/plain/block0/A/env.txt", "cpu", "gpu"), "env.txt"),
         "environment.json": sealed(
             json_value("environment.json", "gpu", value=["H20"]), "environment.json"),
-        "the machine of the whole study": sealed(by.another_machine, "environment.json"),
         "a line more in the log of a gate": sealed(
             text_replaced(GATE_LOG, "2026-05-26", "not ready\n2026-05-26"), GATE_LOG),
         "the attempts gone": (by.remove(f"{LAUNCH}/attempts.json"), "attempts.json is missing"),
-        "the server's log gone": (
-            by.remove(f"{LAUNCH}/vllm_stderr.log"), "vllm_stderr.log is missing"),
-        "a line of the server's log": sealed(
-            text_replaced(f"{LAUNCH}/vllm_stderr.log", "synthetic", "an honest server"),
-            "vllm_stderr.log",
-        ),
         "a launch taken out of the design": (
             by.launch_gone, "plain_2/block0/Bp was measured, and is gone"),
         "a margin changed after the data": (
             json_value("study.json", "config", "statistics", "margins", "ttft_p90", value=0.2),
             r"changed after the first measurement, .*statistics.margins.ttft_p90: 0.03 -> 0.2",
-        ),
-        "the confirmatory family changed after the data": (
-            json_value("study.json", "config", "statistics", "confirmatory", value=["ref_load"]),
-            "statistics.confirmatory: .*ref_safe.* -> ",
         ),
         "a bound of a hypothesis changed after the data": (
             json_value("study.json", "config", "hypotheses", "h1_min_tax", value=0.01),

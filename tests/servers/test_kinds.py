@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from connector_tax import servers
 from connector_tax.config import ROOT, load_yaml
 from connector_tax.files import read_json, write_json
 from connector_tax.servers.command import server_command, split_command
@@ -63,7 +62,6 @@ def test_a_kind_of_engine_is_one_file(tmp_path: Path) -> None:
     assert [cell["status"] for cell in index["cells"]] == ["valid"] * len(index["cells"])
     settings = read_json(launch_folder(study_file) / "settings.json")["settings"]
     assert settings["dtype"]["value"] is None
-    assert Path(servers.__file__).parent.name == "servers"
 
 
 def test_a_command_line_is_taken_apart_and_goes_through_no_shell(

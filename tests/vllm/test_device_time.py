@@ -14,16 +14,14 @@ from connector_tax.artifacts.cell_records import DeviceLine
 from connector_tax.artifacts.launch_files import SettingRecord
 from connector_tax.artifacts.names import Launch
 from connector_tax.config import ROOT, ConfigError, load_yaml
-from connector_tax.engine.scheduler import StepPlan
-from connector_tax.roofline import Roofline, read_accelerator, read_model
 from connector_tax.servers.kinds import command_for
 from connector_tax.study.design import resolve
 from connector_tax.vllm import overlay
 from connector_tax.vllm.device_time.clock import Batch, Device, Step, event_class
-from connector_tax.vllm.device_time.roofline import device_us
 from connector_tax.vllm.evidence import unproved_device
 from connector_tax.vllm.step_probe.log import Log, mark
 from connector_tax.vllm.step_records import device_records
+from tests.shared import interpreter
 from tests.vllm import stub
 
 ONE = Batch(0, 1, 100, 0)
@@ -103,31 +101,6 @@ def test_waiting_takes_no_cpu() -> None:
     assert used[0] < 0.05
 
 
-# ---- one formula
-
-
-@pytest.mark.parametrize(
-    "batch",
-    [
-        StepPlan(prefill_tokens=4096, prefill_pairs=4096 * 4097 // 2),
-        StepPlan(decode_seqs=16, kv_tokens=67_200),
-        StepPlan(prefill_tokens=100, prefill_pairs=5050, decode_seqs=3, kv_tokens=12_000),
-    ],
-)
-def test_the_device_takes_what_a_rehearsal_takes_it_to(batch: StepPlan) -> None:
-    content = resolve(emulated(), "x")["config"]["engine"]["device_time_content"]
-    accelerator, reached = read_accelerator("H20")
-    model = read_model(ROOT / "config/models/Qwen3-Coder-30B-A3B-Instruct.json")
-    rehearsed = Roofline(model, accelerator, reached, 1).device_us(batch)
-    besides = content["besides_us"] - reached["besides_us"]
-    assert device_us(content, batch) == pytest.approx(rehearsed + besides)
-
-
-def test_it_has_the_memory_of_its_accelerator() -> None:
-    content = resolve(emulated(), "x")["config"]["engine"]["device_time_content"]
-    assert (content["block_size"], content["kv_blocks"]) == (16, 17168)
-
-
 # ---- what a study must say
 
 
@@ -200,9 +173,7 @@ def test_a_vllm_that_lacks_a_target_is_refused_by_name(
 ) -> None:
     site = stub.write(tmp_path / "site")
     (site / "vllm" / "triton_utils.py").write_text(triton)
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{site}" exec {sys.executable} "$@"\n')
-    python.chmod(0o755)
+    python = interpreter(tmp_path, f'PYTHONPATH="$PYTHONPATH:{site}" exec {sys.executable} "$@"')
     with pytest.raises(overlay.OverlayError, match=lacks):
         overlay.refuse_unfit_for_device_time(python)
 

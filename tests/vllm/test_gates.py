@@ -14,6 +14,7 @@ from connector_tax.study import patch, preflight
 from connector_tax.study.design import resolve
 from connector_tax.study.server_command import probe_overlay
 from connector_tax.vllm import overlay
+from tests.shared import interpreter
 from tests.vllm import stub
 
 FAKE = Path(__file__).with_name("fake_vllm.py")
@@ -27,17 +28,14 @@ class Study:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "study"
         self.notes: list[str] = []
-        python = folder / "bin" / "python"
-        python.parent.mkdir()
         shutil.copy(FAKE, folder / "fake_vllm.py")
-        python.write_text(
-            f"#!/bin/sh\nREAL_PYTHON={sys.executable} exec {sys.executable}"
-            f' {folder / "fake_vllm.py"} "$@"\n'
+        (folder / "bin").mkdir()
+        self._python = interpreter(
+            folder / "bin",
+            f'REAL_PYTHON={sys.executable} exec {sys.executable} {folder / "fake_vllm.py"} "$@"',
         )
-        python.chmod(0o755)
         stub.write(folder / "site")
         self.half_known = folder / "half_known"
-        self._python = python
 
     def write(self, configuration: str, fault: str, **engine: Any) -> Path:
         config = filled(load_yaml(ROOT / "config/vllm-cpu.yaml"), "config")

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from connector_tax.vllm import overlay
+from tests.shared import interpreter
 from tests.vllm import stub
 
 
@@ -21,13 +22,6 @@ def test_install_and_remove_can_be_repeated(tmp_path: Path) -> None:
     assert overlay.remove(folder) == sorted(first)
     assert not folder.exists()
     assert overlay.remove(folder) == []
-
-
-def test_every_installed_file_carries_the_marker(tmp_path: Path) -> None:
-    overlay.install(tmp_path / "overlay")
-    files = content(tmp_path / "overlay")
-    assert len(files) == 13
-    assert all(overlay.MARKER.encode() in data for data in files.values())
 
 
 def test_an_overlay_of_another_version_is_replaced(tmp_path: Path) -> None:
@@ -81,8 +75,6 @@ def test_a_left_over_patch_in_the_environment_is_recognised(tmp_path: Path, wher
 def test_an_environment_without_vllm_is_told(tmp_path: Path) -> None:
     with pytest.raises(overlay.OverlayError, match="cannot be run"):
         overlay.describe_vllm(tmp_path / "no-python")
-    broken = tmp_path / "python"
-    broken.write_text("#!/bin/sh\necho 'no module vllm' >&2\nexit 1\n")
-    broken.chmod(0o755)
+    broken = interpreter(tmp_path, "echo 'no module vllm' >&2; exit 1")
     with pytest.raises(overlay.OverlayError, match="no module vllm"):
         overlay.describe_vllm(broken)

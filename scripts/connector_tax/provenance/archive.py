@@ -82,10 +82,6 @@ BLOCK, RECORD = 512, 10240
 CLEANER = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], ignore_errors=True)"
 
 
-class ArchiveError(ArtifactError):
-    """An archive is refused; the text names it and says why."""
-
-
 class Member(TypedDict):
     """A file of a study, or a member of the archive."""
 
@@ -212,7 +208,7 @@ def pack(study_file: Path, manifest: Path, target: Path) -> None:
         write_bytes(packed, packed_study(root))
         try:
             unpack(packed, folder / "unpacked")
-        except ArchiveError as error:
+        except ArtifactError as error:
             raise ArtifactError(f"{root} is not archived: {error}") from None
         packed.replace(target)
     study = read_json(study_file)["study"]
@@ -312,7 +308,7 @@ def read_head(archive: Path) -> tuple[ArchiveHeader, StudyDocument]:
     """archive.json and study.json of an archive; the rest is decompressed and not checked.
 
     Raises:
-        ArchiveError: the file is not an archive of this kind.
+        ArtifactError: the file is not an archive of this kind.
     """
     with _opened(archive) as (content, header, _):
         _, data = next(_files(content, header))
@@ -329,13 +325,13 @@ def unpack(archive: Path, target: Path) -> ArchiveHeader:
         target: a study's folder.
 
     Raises:
-        ArchiveError: the archive is damaged or hostile, or `target` is something else. Nothing has
+        ArtifactError: the archive is damaged or hostile, or `target` is something else. Nothing has
             been written then but a temporary folder beside `target`, which is removed.
     """
     known = {HEADER, *SINGLE, *FOLDERS, *MADE_BY_REPLOT}
     for path in sorted(target.glob("*")):
         if path.name not in known and not OLD_DESIGN.fullmatch(path.name):
-            raise ArchiveError(f"{target}: holds {path.name}, which no replot makes; move it away")
+            raise ArtifactError(f"{target}: holds {path.name}, which no replot makes; move it away")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with private_folder(target) as private, _opened(archive, private) as opened:
@@ -354,7 +350,7 @@ def unpack(archive: Path, target: Path) -> ArchiveHeader:
                 shutil.rmtree(target)
             folder.rename(target)
     except OSError as error:
-        raise ArchiveError(f"{archive}: cannot be unpacked: {error}") from None
+        raise ArtifactError(f"{archive}: cannot be unpacked: {error}") from None
     return header
 
 
@@ -378,7 +374,7 @@ def _opened(
         folder: on whose disk the tar archive is kept meanwhile.
 
     Raises:
-        ArchiveError: what is read in the block is refused.
+        ArtifactError: what is read in the block is refused.
     """
     try:
         with archive.open("rb") as file, tempfile.TemporaryFile(dir=folder) as content:
@@ -386,9 +382,9 @@ def _opened(
             _decompress(file, content, most_bytes)
             yield content, *_header(content, most_bytes)
     except ArtifactError as error:
-        raise ArchiveError(f"{archive}: refused: {error}") from None
+        raise ArtifactError(f"{archive}: refused: {error}") from None
     except FileNotFoundError as error:
-        raise ArchiveError(f"{archive}: {error.strerror}") from None
+        raise ArtifactError(f"{archive}: {error.strerror}") from None
 
 
 def _decompress(file: IO[bytes], content: IO[bytes], most_bytes: int) -> None:

@@ -24,7 +24,14 @@ from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.stage_records import SealLink
 from connector_tax.artifacts.study_file import Study, every_launch, load_study
 from connector_tax.commands import run_command, study_parser
-from connector_tax.files import TEMPORARY, ArtifactError, read_json, sha256_file, write_json
+from connector_tax.files import (
+    TEMPORARY,
+    ArtifactError,
+    read_json,
+    sha256_below,
+    sha256_file,
+    write_json,
+)
 from connector_tax.provenance.archive import (
     BESIDE,
     HEADER,
@@ -220,23 +227,19 @@ def _unknown(study: Study, files: Collection[str], beside: Collection[str]) -> I
 
 
 def _launch(folder: Path, link: SealLink | None) -> Iterator[str]:
-    index, index_file = read_index(folder), folder / paths.INDEX
+    index = read_index(folder)
     if index is None:
         yield "index.json is missing"
         return
     if link is None:
         yield f"index.json names link {index.seal}, {paths.SEALS} has none of this launch"
         return
-    if sha256_file(index_file) != link["index_sha256"]:
+    there = sha256_below(folder)
+    if there.pop(paths.INDEX) != link["index_sha256"]:
         yield "index.json changed after it was sealed"
     listed = dict(index.files or {})
     for entry in index.cells:
         listed |= {f"{entry.cell}/{name}": sha256 for name, sha256 in entry.files.items()}
-    there = {
-        path.relative_to(folder).as_posix(): sha256_file(path)
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path != index_file
-    }
     yield from _same_files(listed, there)
 
 

@@ -17,16 +17,11 @@ from connector_tax import __version__
 from connector_tax.analysis.ingest import block_devices, device_name, load_cells
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import LaunchIndex, read_index
-from connector_tax.artifacts.launch_files import (
-    AttemptRecord,
-    LaunchConfig,
-    NodeRecord,
-    nodes_of,
-)
+from connector_tax.artifacts.launch_files import LaunchConfig, NodeRecord, nodes_of
 from connector_tax.artifacts.looks import read_looks
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.rates import most_of_shape
-from connector_tax.artifacts.record_reader import read_record, read_records
+from connector_tax.artifacts.record_reader import read_record
 from connector_tax.artifacts.stage_records import GateRecord, ShapeRatesRecord
 from connector_tax.artifacts.study_file import Study, every_launch, launches
 from connector_tax.artifacts.study_records import ConfigurationEntry, StudyDocument
@@ -37,7 +32,7 @@ from connector_tax.provenance.remade import differences
 from connector_tax.servers.kinds import command_for, engine_of
 from connector_tax.study.design import cells_of, described, measured_design, run_order
 from connector_tax.study.device import on_slot, slot_at
-from connector_tax.study.launch import LaunchOutcome, index_of, launch_skip_reason
+from connector_tax.study.launch import Attempts, LaunchOutcome, index_of, launch_skip_reason
 from connector_tax.study.plan import reference_rate
 from connector_tax.study.server_command import MARKS, OVERLAY
 
@@ -136,8 +131,7 @@ def _launch(study: Study, launch: Launch, index: LaunchIndex | None) -> Iterator
         return
     skipped = index.status == "skipped"
     rate = None if skipped else reference_rate(study.root, launch.phase)
-    ran = folder / paths.ATTEMPTS
-    attempts = read_records(ran, AttemptRecord) if ran.exists() else []
+    attempts = Attempts(folder).entries
     outcome = LaunchOutcome(index.status, index.reason, rate, attempts)
     beside = ("files", "seal", *(() if attempts else ("started_utc", "ended_utc")))
     said, again = (

@@ -6,7 +6,6 @@ leaves it as it is.
 """
 
 import argparse
-import hashlib
 import re
 import shlex
 import sys
@@ -22,7 +21,14 @@ from connector_tax.artifacts.stage_records import EnvironmentRecord
 from connector_tax.artifacts.study_file import every_launch, read_study
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.commands import run_command, study_parser
-from connector_tax.files import locked, read_json, sha256_file, write_json, write_text
+from connector_tax.files import (
+    locked,
+    read_json,
+    sha256_file,
+    sha256_tree,
+    write_json,
+    write_text,
+)
 from connector_tax.seals import read_links, seal_end
 
 COLUMNS = {
@@ -126,7 +132,7 @@ def row(study: StudyDocument, folder: Path, launch: Launch, path: Path) -> dict[
         "cells": "/".join(str(states.count(s)) for s in ("valid", "void", "skipped", "missing")),
         "directory": f"results/{study['study']}/{path.relative_to(folder).as_posix()}",
         "command": command,
-        "sha256": artifacts_sha256(path),
+        "sha256": sha256_tree(path),
     }
 
 
@@ -168,16 +174,6 @@ def adapters_of(environment: Mapping[str, str]) -> list[str]:
     folders = environment.get("PYTHONPATH", "").split(":")
     adapted = any(folder.endswith("/connector_tax/vllm/cpu_adapter") for folder in folders)
     return ["connector_tax_cpu_adapter"] if adapted else []
-
-
-def artifacts_sha256(folder: Path) -> str:
-    """One digest over the name and content of every file below `folder`."""
-    lines = [
-        f"{sha256_file(path)}  {path.relative_to(folder).as_posix()}\n"
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    ]
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def section(study: str, study_rows: Sequence[Mapping[str, str]], seal: str | None = None) -> str:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from connector_tax import servers
 from connector_tax.artifacts.names import Launch
-from connector_tax.artifacts.offences import meant
+from connector_tax.artifacts.record_reader import meant
 from connector_tax.config import ROOT, ConfigError
 from connector_tax.machine import ABSENT, ENGINE_PACKAGES
 

@@ -35,7 +35,7 @@ from connector_tax.artifacts.launch_files import AttemptRecord, EngineFiles, Nod
 from connector_tax.artifacts.looks import decided_earlier
 from connector_tax.artifacts.names import PHASES, SAME_RATES, Launch, baseline_of
 from connector_tax.artifacts.rates import cell_rates, shape_limits
-from connector_tax.artifacts.record_reader import read_records
+from connector_tax.artifacts.record_reader import read_record
 from connector_tax.artifacts.stage_records import GateRecord, RatesRecord
 from connector_tax.artifacts.study_file import every_launch, launches, read_study
 from connector_tax.artifacts.study_records import CellPlan, StudyDocument
@@ -259,7 +259,7 @@ class Attempts:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._path = folder / paths.ATTEMPTS
-        self.entries = read_records(self._path, AttemptRecord) if self._path.exists() else []
+        self.entries = read_record(self._path, list[AttemptRecord]) if self._path.exists() else []
 
     @contextlib.contextmanager
     def another(self, node: NodeRecord, supersedes: str | None) -> Iterator[AttemptRecord]:

@@ -6,7 +6,7 @@ in the server's log (the class vLLM created, lines that say a part of it failed)
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from connector_tax.artifacts.cell_records import DeviceLine, StepLine
@@ -92,7 +92,7 @@ def fallback_reason(paths: Mapping[str, str]) -> str | None:
 
 
 def inactive_reason(
-    classes: Sequence[str], log: str, steps: Iterable[StepLine] | None
+    classes: Sequence[str], log: str, steps: Sequence[StepLine] | None
 ) -> str | None:
     """Why the connector is not really active; None when everything says that it is.
 
@@ -152,18 +152,12 @@ def unproved_device(
     return None
 
 
-def _unseen_hook(classes: Sequence[str], steps: Iterable[StepLine]) -> str | None:
-    seen: set[str] = set()
-    children: set[str] = set()
-    count = 0
-    for step in steps:
-        count += 1
-        seen |= {key for key in HOOKS if step[key] is not None}
-        children |= set(step.get("children_us", {}))
-    if not count:
+def _unseen_hook(classes: Sequence[str], steps: Sequence[StepLine]) -> str | None:
+    if not steps:
         return "the step probe recorded no step"
-    if unseen := [key for key in HOOKS if key not in seen]:
-        return f"the step probe saw {count} steps but never {', '.join(unseen)}"
+    if unseen := [key for key in HOOKS if all(step[key] is None for step in steps)]:
+        return f"the step probe saw {len(steps)} steps but never {', '.join(unseen)}"
+    children = {child for step in steps for child in step.get("children_us", {})}
     if idle := [name for name in classes[1:] if name not in children]:
-        return f"no hook of the child {', '.join(idle)} was seen in {count} steps"
+        return f"no hook of the child {', '.join(idle)} was seen in {len(steps)} steps"
     return None

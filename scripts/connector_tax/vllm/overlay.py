@@ -6,7 +6,6 @@ means writing the folder, removing means deleting it, and both can be repeated. 
 environment is touched, which the hash over the installed vLLM's sources shows.
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -19,7 +18,7 @@ from connector_tax.artifacts.launch_files import EngineFiles
 from connector_tax.artifacts.stage_records import VllmDescription
 from connector_tax.artifacts.study_records import EngineSection
 from connector_tax.config import ROOT, pythons_of
-from connector_tax.files import fsync_directory, read_json, sha256_file, write_text
+from connector_tax.files import fsync_directory, read_json, sha256_file, sha256_tree, write_text
 
 MARKER = "CONNECTOR_TAX_PATCH"
 PROBE = "connector_tax_step_probe"
@@ -122,7 +121,7 @@ def refuse_unfit_for_device_time(python: Path) -> None:
     """
     with tempfile.TemporaryDirectory(prefix="overlay-") as folder:
         install(Path(folder))
-        missing = _asked(python, "-m", f"{DEVICE_TIME}.targets", pythonpath=folder)
+        missing = _asked(python, "-m", f"{DEVICE_TIME}.patches", pythonpath=folder)
     if missing:
         raise OverlayError(
             f"{python}: no device can be emulated for this vLLM, which lacks {'; '.join(missing)}"
@@ -145,21 +144,9 @@ def _asked(python: Path, *program: str, pythonpath: str | None = None) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def package_of(python: Path) -> Path:
-    """The folder of the vLLM installed for `python`, which is not imported.
-
-    Raises:
-        OverlayError: the interpreter or vLLM is missing.
-    """
-    return Path(_asked(python, "-c", _PACKAGE))
-
-
 def sources_sha256(package: Path) -> str:
     """One digest over the names and contents of all sources of an installed package."""
-    digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        digest.update(f"{sha256_file(path)}  {path.relative_to(package).as_posix()}\n".encode())
-    return digest.hexdigest()
+    return sha256_tree(package, "*.py")
 
 
 def engine_files(engine: EngineSection) -> dict[str, EngineFiles]:
@@ -185,7 +172,7 @@ def _lock(python: Path) -> str | None:
 
 def _sources(python: Path) -> str | None:
     try:
-        return sources_sha256(package_of(python))
+        return sources_sha256(Path(_asked(python, "-c", _PACKAGE)))
     except OverlayError:
         return None
 

@@ -21,10 +21,9 @@ from typing import Any, cast
 import msgspec
 
 from connector_tax.artifacts.cell_records import DeviceLine, StepLine
-from connector_tax.vllm.step_probe.log import VALUES, socket_address
+from connector_tax.vllm.step_probe.log import COUNTS, socket_address
 from connector_tax.vllm.step_probe.probe import FIELDS
 
-_COUNTS = VALUES["scheduler"]["schedule"][1:]
 # Steps in flight are at most the depth of vLLM's batch queue; beyond this the oldest has no update.
 _PENDING_STEPS = 64
 ANSWER_S = 10.0
@@ -223,8 +222,8 @@ def _fields(header: Header, hooks: Mapping[int, _Hook], step: _Step) -> StepLine
             child: {name: _us(seconds) for name, seconds in times.items()}
             for child, times in connector.items()
         }
-    counts = step.counts or (None,) * len(_COUNTS)
-    record |= dict(zip(_COUNTS, counts, strict=True))
+    counts = step.counts or (None,) * len(COUNTS)
+    record |= dict(zip(COUNTS, counts, strict=True))
     if step.counts:
         record["update_us"] = None if step.update is None else _us(step.update)
         record["engine_step_us"] = None if step.engine_step is None else _us(step.engine_step)

@@ -15,34 +15,9 @@ from typing import Any
 from connector_tax.config import DEFAULTS
 from connector_tax.files import read_json, write_json
 
-VOCAB_SIZE = 2048
-MAX_POSITIONS = 40960
+KNOWN = DEFAULTS / "models"
+TINY = KNOWN / "tiny-qwen3.json"
 UNKNOWN, BEGIN, END = "<unk>", "<s>", "</s>"
-
-
-def model_config() -> dict[str, Any]:
-    """config.json, in the format of Qwen3."""
-    return {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0,
-        "max_position_embeddings": MAX_POSITIONS,
-        "vocab_size": VOCAB_SIZE,
-        "tie_word_embeddings": True,
-        "attention_bias": False,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "torch_dtype": "bfloat16",
-        "use_cache": True,
-    }
 
 
 def tokenizer(vocab_size: int) -> dict[str, Any]:
@@ -97,9 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="its config.json (default: config/models/<its name>.json, else the tiny model's)",
     )
     arguments = parser.parse_args(argv)
-    known = DEFAULTS / "models" / f"{arguments.out.name}.json"
-    file = arguments.config or (known if known.exists() else None)
-    config = model_config() if file is None else read_json(file)
+    known = KNOWN / f"{arguments.out.name}.json"
+    config = read_json(arguments.config or (known if known.exists() else TINY))
     write_model(arguments.out, config)
     print(json.dumps({"model": str(arguments.out), "vocab_size": config["vocab_size"]}))
     return 0

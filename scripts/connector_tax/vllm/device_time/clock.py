@@ -46,7 +46,7 @@ class Step:
     woken_ns: int = 0
 
     def numbers(self) -> tuple[int, ...]:
-        """In the order of step_probe.log.VALUES."""
+        """As they stand in its log."""
         return (self.queued_ns, self.end_ns, self.step_id, self.start_ns, self.since_ns,
                 *self.batch, self.wait_ns, self.woken_ns)  # fmt: skip
 

@@ -5,13 +5,17 @@ Replaced are: Triton's kernels, by calls that do nothing; the model, by one whos
 of the device; CUDA events, by moments of its queue; sampling, by token ids made on the host; the
 metadata of attention, which no kernel reads; the KV cache's memory, by addresses; the restrictions
 of vLLM's CPU platform and CPU attention. All else is what a GPU's server runs.
+
+Also a program of its own, which prints as JSON what of it the vLLM of this interpreter lacks.
 """
 
 # mypy: disable-error-code="import-not-found"
 
 import importlib
+import json
 import mmap
 import os
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +25,6 @@ from connector_tax_step_probe.log import Log, mark
 
 from .clock import Batch, Device, Step, event_class
 from .roofline import device_us
-from .targets import KERNEL_TARGETS, RUNNER_TARGETS, TARGETS
 
 SWEEP_STEPS = 50
 # How vLLM starts the engine core's process; on a CPU it leaves no choice.
@@ -29,6 +32,41 @@ _START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 _STEP = mark(0)
 # Not in Python's mmap before 3.13.
 _MAP_NORESERVE = 0x4000
+_WORKER = "vllm.v1.worker"
+# Module and what is replaced, called or read there, by name. The first are replaced before the
+# others are imported: a kernel is what Triton's `jit` makes of it when its module is.
+KERNEL_TARGETS = (
+    ("vllm.triton_utils", "HAS_TRITON"),
+    ("vllm.triton_utils", "triton"),
+)
+TARGETS = (
+    ("vllm", "ModelRegistry.register_model"),
+    ("vllm.config.vllm", "HAS_TRITON"),
+    ("vllm.model_executor.layers.attention", "Attention"),
+    ("vllm.model_executor.layers.attention.kv_transfer_utils", "maybe_transfer_kv_layer"),
+    ("vllm.platforms.cpu", "CpuPlatform.check_and_update_config"),
+    ("vllm.v1.attention.backend", "MultipleOf"),
+    (
+        "vllm.v1.attention.backends.cpu_attn",
+        "CPUAttentionBackend.get_supported_kernel_block_sizes",
+    ),
+    ("vllm.v1.attention.backends.cpu_attn", "CPUAttentionBackend.supported_kv_cache_layouts"),
+    ("vllm.v1.core.sched.scheduler", "Scheduler.add_request"),
+    ("vllm.v1.kv_cache_layout", "KVCacheLayout.LBNHC"),
+    ("vllm.v1.kv_cache_layout", "KVCacheLayout.LBHNC"),
+    (f"{_WORKER}.cpu_worker", "CPUWorker.determine_available_memory"),
+    (f"{_WORKER}.worker_base", "WorkerWrapperBase.init_device"),
+)
+# Of the model runner of a GPU, which asks for Triton when it is imported.
+RUNNER_TARGETS = (
+    (f"{_WORKER}.cpu.shm", "fake_pin_memory"),
+    (f"{_WORKER}.cpu.model_runner", "CPUModelRunner"),
+    (f"{_WORKER}.gpu.model_runner", "GPUModelRunner.execute_model"),
+    (f"{_WORKER}.gpu.model_runner", "GPUModelRunner.sample"),
+    (f"{_WORKER}.gpu.model_states.default", "DefaultModelState.prepare_attn"),
+    (f"{_WORKER}.gpu.sample.output", "SamplerOutput"),
+    (f"{_WORKER}.utils", "allocate_kv_cache"),
+)
 
 
 class PatchError(Exception):
@@ -75,7 +113,8 @@ class Emulation:
         self._coefficients = coefficients
         self._log = log
         self.device = Device(coefficients["launch_us"], self._record)
-        self._output: Any = None
+        # Of the step that the runner executes.
+        self.output: Any = None
         self._batch: Any = None
         self._metadata: dict[str, Any] = {}
         self._steps = 0
@@ -93,7 +132,7 @@ class Emulation:
 
         A GPU replays a step without prefill as one graph, in which no hook of a layer runs.
         """
-        output, batch = self._output, self._batch
+        output, batch = self.output, self._batch
         n = batch.num_scheduled_tokens
         computed, prefilling = batch.num_computed_tokens_np[: len(n)], batch.is_prefilling_np
         new, before = n[prefilling].astype("int64"), computed[prefilling].astype("int64")
@@ -118,10 +157,6 @@ class Emulation:
         # Each for SWEEP_STEPS steps, in turn, whatever the batch.
         self._steps += 1
         return float(sweep[self._steps // SWEEP_STEPS % len(sweep)])
-
-    def executes(self, output: Any) -> None:
-        """The runner is about to execute a step."""
-        self._output = output
 
     def attention(self, batch: Any, kv_cache_config: Any) -> dict[str, Any]:
         """Metadata of every layer's attention: something, for nobody reads it."""
@@ -251,7 +286,7 @@ def _replace_runner(emulation: Emulation) -> None:
     execute = runner.execute_model
 
     def noted_execute(self: Any, output: Any, *args: Any, **options: Any) -> Any:
-        emulation.executes(output)
+        emulation.output = output
         return execute(self, output, *args, **options)
 
     def prepare_attn(
@@ -264,3 +299,17 @@ def _replace_runner(emulation: Emulation) -> None:
     runner.sample = sample
     state = importlib.import_module("vllm.v1.worker.gpu.model_states.default").DefaultModelState
     state.prepare_attn = prepare_attn
+
+
+def main() -> None:
+    """Print what is missing; what vLLM prints while it is imported comes before."""
+    lacking = missing(KERNEL_TARGETS)
+    if not lacking:
+        without_kernels()
+        lacking = missing(TARGETS)
+    print(json.dumps(lacking or missing(RUNNER_TARGETS)))
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

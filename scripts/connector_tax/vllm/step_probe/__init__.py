@@ -27,7 +27,7 @@ of the probe switches it off in that process, is logged once, and never reaches 
 A file begins with a line of JSON, `{"process", "groups"}`: for each connector object its name
 (null: the connector itself), its hooks and the position of the first. Then, in doubles of the
 machine, what was timed in the order in which it ended: start and end (CLOCK_MONOTONIC, s), its
-values (VALUES), `mark(position)`. A double holds a clock reading to 2 ns on a machine that has run
+values (log.py), `mark(position)`. A double holds a clock reading to 2 ns on a machine that has run
 for a hundred days.
 
 Between a model's kernels the caches are cold, and every line of Python that is run there, every

@@ -13,30 +13,13 @@ from multiprocessing.util import Finalize  # noqa: TID251 (pickles nothing)
 
 HELD_NUMBERS = 16384
 
-# What is timed in every step, and the values that follow start and end; hooks follow in position.
-VALUES: dict[str, dict[str, tuple[str, ...]]] = {
-    "scheduler": {
-        "schedule": ("step_id", "num_running", "num_waiting", "prefill_tokens", "decode_tokens"),
-        "update": ("step_id",),
-        "engine_step": (),
-    },
-    # complete: 1, or 0 where sample_tokens() follows and ends the step.
-    "worker": {"execute_model": ("step_id", "complete"), "sample_tokens": ()},
-    # Of an emulated device, in ns: from when a step was queued to its end.
-    "device": {
-        "step": (
-            "step_id",
-            "t_start_ns",
-            "t_since_ns",
-            "prefill_tokens",
-            "decode_seqs",
-            "kv_tokens",
-            "prefill_pairs",
-            "t_wait_ns",
-            "t_woken_ns",
-        ),
-    },
-}
+# What is timed in every step, by position, and the values that follow start and end:
+# scheduler: 0 schedule (step id, COUNTS), 1 update (step id), 2 engine step;
+# worker: 0 execute_model (step id; 1, or 0 where sample_tokens() follows and ends the step), 1
+# sample_tokens;
+# device, an emulated one: 0 a step from when it was queued to its end (device_time.clock:Step).
+COUNTS = ("num_running", "num_waiting", "prefill_tokens", "decode_tokens")
+# Hooks follow.
 FIRST_HOOK = 3
 
 

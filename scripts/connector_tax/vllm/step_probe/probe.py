@@ -229,12 +229,8 @@ def _data_parallel_rank(scheduler: Any) -> int:
 
 
 def _step_wrapper(probe: Probe, step: Any) -> Any:
-    log, numbers, add, now = (
-        probe.scheduler,
-        probe.scheduler.numbers,
-        probe.scheduler.numbers.extend,
-        _now,
-    )
+    log, now = probe.scheduler, _now
+    numbers, add = log.numbers, log.numbers.extend
 
     def timed_step(self: Any) -> Any:
         start = now()
@@ -252,7 +248,8 @@ def _step_wrapper(probe: Probe, step: Any) -> Any:
 
 
 def _execute_wrapper(probe: Probe, execute: Any) -> Any:
-    log, numbers, add, now = probe.worker, probe.worker.numbers, probe.worker.numbers.extend, _now
+    log, now = probe.worker, _now
+    numbers, add = log.numbers, log.numbers.extend
     watched: Any = None
 
     def timed_execute(self: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
