@@ -27,6 +27,7 @@ from connector_tax.loadgen import (
     RequestRecord,
     Target,
     make_offsets,
+    open_loop,
 )
 from connector_tax.machine import machine
 
@@ -62,7 +63,7 @@ def run_point(
         EventServer(gap_us, 1000.0, server_cpu) as server,
         LoadGenerator(Target("127.0.0.1", server.port), options) as generator,
     ):
-        result = generator.run_cell(offsets, requests, rule)
+        result = generator.run(open_loop(offsets, requests, rule), rule)
     return result, server.truth
 
 

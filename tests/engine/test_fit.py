@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -113,26 +114,21 @@ def test_of_several_ranks_of_a_worker_the_slowest_counts(tmp_path: Path) -> None
     assert fit(read_steps([log])).coefficients["beta0_us"] == pytest.approx(2400, rel=0.02)
 
 
-def test_a_log_without_whole_steps_is_refused(tmp_path: Path) -> None:
-    log = write_log(tmp_path / "log.jsonl", steps=20)
-    log.write_text(log.read_text().replace("engine_step_us", "other"))
-    with pytest.raises(ArtifactError, match="no scheduler record has engine_step_us"):
+@pytest.mark.parametrize(
+    ("steps", "change", "said"),
+    [
+        (20, lambda text: text.replace("engine_step_us", "other"),
+         "no scheduler record has engine_step_us"),
+        (20, lambda text: text * 2, r"log\.jsonl:41: step 0 of scheduler a second time"),
+        (20, lambda text: text + '{"process": "scheduler"}\n',
+         r"log\.jsonl:41: not a step record"),
+        (5, lambda text: text, "found 5 steps"),
+    ],
+)  # fmt: skip
+def test_a_log_that_cannot_be_fitted_says_why(
+    tmp_path: Path, steps: int, change: Callable[[str], str], said: str
+) -> None:
+    log = write_log(tmp_path / "log.jsonl", steps=steps)
+    log.write_text(change(log.read_text()))
+    with pytest.raises(ArtifactError, match=said):
         fit(read_steps([log]))
-
-
-def test_two_launches_in_one_log_are_refused(tmp_path: Path) -> None:
-    log = write_log(tmp_path / "log.jsonl", steps=20)
-    with pytest.raises(ArtifactError, match=r"log\.jsonl:1: step 0 of scheduler a second time"):
-        read_steps([log, log])
-
-
-def test_a_broken_log_is_named_with_its_line(tmp_path: Path) -> None:
-    log = write_log(tmp_path / "log.jsonl", steps=20)
-    log.write_text(log.read_text() + '{"process": "scheduler"}\n')
-    with pytest.raises(ArtifactError, match=r"log\.jsonl:41: not a step record"):
-        read_steps([log])
-
-
-def test_too_few_steps_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match="found 5 steps"):
-        fit(read_steps([write_log(tmp_path / "log.jsonl", steps=5)]))

@@ -19,7 +19,9 @@ from connector_tax.loadgen import (
     LoadGeneratorOptions,
     Plan,
     PlannedRequest,
+    Progress,
     Target,
+    open_loop,
 )
 from connector_tax.loadgen.__main__ import main
 from connector_tax.loadgen.http import Connection, Reader
@@ -70,11 +72,6 @@ def planned(script: str, request_id: str | None = None) -> PlannedRequest:
     return PlannedRequest(request_id or script, body, prompt_tokens=4, completion_tokens=3)
 
 
-def spread(count: int, seconds: float) -> "np.ndarray[Any, np.dtype[np.int64]]":
-    """Return `count` offsets in ns, evenly over `seconds`."""
-    return np.linspace(0, seconds * 1e9, count, endpoint=False).astype(np.int64)
-
-
 @contextlib.contextmanager
 def loading(
     scripts: Mapping[str, Sequence[Step]], *, stream: bool = True, **options: Any
@@ -86,13 +83,18 @@ def loading(
             yield generator
 
 
-def run_scripts(generator: LoadGenerator, scripts: Sequence[str], **changes: Any) -> CellResult:
-    """Send one request per script, evenly over the window."""
+def run_scripts(
+    generator: LoadGenerator,
+    scripts: Sequence[str],
+    on_progress: Callable[[Progress], None] | None = None,
+    **changes: Any,
+) -> CellResult:
+    """Send one request per script, evenly over warm-up and window."""
     cell_rule = rule(**changes)
-    window_s = cell_rule.warmup_s + cell_rule.cap_s
-    return generator.run_cell(
-        spread(len(scripts), window_s), [planned(script) for script in scripts], cell_rule
-    )
+    ends_ns = (cell_rule.warmup_s + cell_rule.cap_s) * 1e9
+    offsets = np.linspace(0, ends_ns, len(scripts), endpoint=False).astype(np.int64)
+    load = open_loop(offsets, [planned(script) for script in scripts], cell_rule)
+    return generator.run(load, cell_rule, on_progress)
 
 
 def play(

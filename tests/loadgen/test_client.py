@@ -35,12 +35,6 @@ WITH_USAGE: list[Step] = [HEAD + chunked(*TOKENS, event(usage()), event("[DONE]"
 LOAD = ("--rate", "40", "--arrivals", "fixed", "--duration", "0.5", "--prompt", "p")
 
 
-def run(server: FaultServer, folder: Path, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
-    """The exit status and the records."""
-    status, _, records = command(server.port, folder, "--connections", "8", *arguments)
-    return status, records
-
-
 def header(head: bytes, name: str) -> str:
     lines = dict(line.split(": ", 1) for line in head.decode("latin-1").splitlines()[1:] if line)
     return lines[name]
@@ -51,9 +45,9 @@ def test_the_model_is_the_one_that_the_endpoint_names(
 ) -> None:
     with serve(*WITH_USAGE) as server:
         server.models = ["only-one"]
-        assert run(server, tmp_path, *LOAD)[0] in (0, 1)
+        assert command(server.port, tmp_path, *LOAD)[0] in (0, 1)
         assert {body["model"] for body in server.bodies} == {"only-one"}
-        assert run(server, tmp_path, *LOAD, "--model", "other")[0] in (0, 1)
+        assert command(server.port, tmp_path, *LOAD, "--model", "other")[0] in (0, 1)
         assert "names only-one, not other" in capsys.readouterr().err
         assert server.bodies[-1]["model"] == "other"
         server.models = ["one", "two"]
@@ -66,7 +60,7 @@ def test_the_model_is_the_one_that_the_endpoint_names(
 def test_a_server_that_is_starting_is_waited_for(tmp_path: Path) -> None:
     with serve(*WITH_USAGE) as server:
         server.starting = 2
-        assert run(server, tmp_path, *LOAD)[0] in (0, 1)
+        assert command(server.port, tmp_path, *LOAD)[0] in (0, 1)
         assert len(server.asked) == 3
         assert len(server.bodies) == 20
 
@@ -82,7 +76,7 @@ def test_headers_are_sent_as_given(tmp_path: Path) -> None:
     with serve(*WITH_USAGE) as server:
         given = ("X-Team: blue: sky", "host: name.example", "X-Name: caf\xe9")
         options = [word for line in given for word in ("--header", line)]
-        assert run(server, tmp_path, *LOAD, *options)[0] in (0, 1)
+        assert command(server.port, tmp_path, *LOAD, *options)[0] in (0, 1)
         for head in (server.heads[0], server.asked[0]):
             assert b"X-Team: blue: sky\r\n" in head
             assert b"X-Name: caf\xe9\r\n" in head
@@ -96,7 +90,8 @@ def test_request_ids_are_of_one_run_alone(tmp_path: Path) -> None:
         for source in (("--prompt", "p"), ("--prompt-tokens", "3")):
             for _ in range(2):
                 server.heads.clear()
-                _, records = run(server, tmp_path, "--rate", "50", "--requests", "5", *source)
+                load = ("--rate", "50", "--requests", "5", *source)
+                _, _, records = command(server.port, tmp_path, *load)
                 runs.append({header(head, "X-Request-Id") for head in server.heads})
                 assert runs[-1] == {record["request_id"] for record in records}
                 assert len(runs[-1]) == 5
@@ -117,16 +112,16 @@ def test_a_response_without_usage_is_counted_by_the_client(
 ) -> None:
     end = [] if counts is None else [event(json.dumps({"choices": [], "usage": counts}))]
     with serve(HEAD + chunked(*TOKENS, *end, event("[DONE]"))) as server:
-        _, records = run(server, tmp_path, *LOAD, "--ignore-eos")
+        _, _, records = command(server.port, tmp_path, *LOAD, "--ignore-eos")
         assert server.bodies[-1]["stream_options"] == {"include_usage": True}
         assert {(r["status"], r["completion_tokens"], r["counted_by"]) for r in records} == {
             ("ok", 3, "client")
         }
         assert "20 of 20 without usage" in capsys.readouterr().out
-        run(server, tmp_path, *LOAD, "--no-usage")
+        command(server.port, tmp_path, *LOAD, "--no-usage")
         assert "stream_options" not in server.bodies[-1]
     with serve(*WITH_USAGE) as server:
-        _, records = run(server, tmp_path, *LOAD, "--no-usage")
+        _, _, records = command(server.port, tmp_path, *LOAD, "--no-usage")
     assert {r["counted_by"] for r in records} == {"server"}
 
 
@@ -141,14 +136,13 @@ def test_the_first_answer_token_is_told_from_the_first_reasoning_token(tmp_path:
         chunked(delta(content="a"), last=False),
         chunked(delta("stop", content="b"), event(usage(4, 4)), event("[DONE]")),
     ]
-    summary_file = tmp_path / "summary.json"
     with serve(*script) as server:
-        _, records = run(server, tmp_path, *LOAD, "--chat", "--summary", str(summary_file))
+        _, summary, records = command(server.port, tmp_path, *LOAD, "--chat")
     for record in records:
         assert record["status"] == "ok"
         waited_ms = (record["t_first_answer_ns"] - record["t_first_token_ns"]) / 1e6
         assert 90 < waited_ms < 2000
-    latency = json.loads(summary_file.read_text())["latency_ms"]
+    latency = summary["latency_ms"]
     assert latency["TTFA"]["p50"] > latency["TTFT"]["p50"] + 90
 
 
@@ -156,17 +150,15 @@ def test_the_summary_says_what_was_asked_and_what_came(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TEST_KEY", "very-secret")
-    path = tmp_path / "summary.json"
     before = datetime.now(UTC)
     with serve(*WITH_USAGE) as server:
         load = ("--rate", "100", "--duration", "1", "--warmup", "0.3", "--prompt", "p")
         secret = ("--header", "X-Secret: hidden", "--api-key-env", "TEST_KEY")
-        status, records = run(server, tmp_path, *load, *secret, "--summary", str(path))
+        status, summary, records = command(server.port, tmp_path, *load, *secret)
     assert b"Authorization: Bearer very-secret\r\n" in server.heads[0]
-    printed, text = capfd.readouterr(), path.read_text()
+    printed = capfd.readouterr()
     for word in ("hidden", "very-secret"):
-        assert word not in printed.out + printed.err + text
-    summary = json.loads(text)
+        assert word not in printed.out + printed.err + json.dumps(summary)
     measured = [r for r in records if not (r["warmup"] or r["cooldown"])]
     assert 0 < summary["requests"] == len(measured) < len(records)
     assert summary["configuration"]["rate"] == 100
@@ -192,7 +184,7 @@ def test_the_summary_says_what_was_asked_and_what_came(
 def test_measuring_goes_on_until_enough_have_succeeded(tmp_path: Path) -> None:
     enough = ("--min-completed", "60", "--max-duration", "20", "--cooldown")
     with serve(*WITH_USAGE) as server:
-        _, records = run(server, tmp_path, *LOAD, *enough)
+        _, _, records = command(server.port, tmp_path, *LOAD, *enough)
         assert len(records) == len(server.bodies)
     measured = [r for r in records if not r["cooldown"]]
     assert 60 <= len(measured) <= 75
@@ -204,7 +196,7 @@ def test_a_closed_loop_of_fixed_lengths_is_told_that_it_runs_in_waves(
 ) -> None:
     load = ("--concurrency", "2", "--requests", "4", "--prompt", "p", "--max-tokens", "3")
     with serve(*WITH_USAGE) as server:
-        run(server, tmp_path, *load, *(["--ignore-eos"] if fixed else []))
+        command(server.port, tmp_path, *load, *(["--ignore-eos"] if fixed else []))
     assert ("stay in step" in capsys.readouterr().out) == fixed
 
 

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,13 +26,6 @@ def answer(text: str, prompt: int = 4) -> list[Step]:
     return [HEAD + chunked(*chunks, event(usage(prompt, 3)), event("[DONE]"))]
 
 
-def run(
-    port: int, folder: Path, *arguments: str
-) -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
-    known = ("--model", "m", "--connections", "16", "--drain", "2", "--wait", "0")
-    return command(port, folder, *known, *arguments)
-
-
 CHAIN = [
     {"id": "a", "prompt": "one", "max_tokens": 3},
     {
@@ -51,7 +43,7 @@ def test_open_loop_traffic_is_recorded_summarised_and_verified(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with serve(*answer("t", 5)) as server:
-        status, _, records = run(
+        status, _, records = command(
             server.port,
             tmp_path,
             *("--rate", "100", "--arrivals", "fixed", "--duration", "1"),
@@ -80,7 +72,7 @@ def test_children_inherit_prompts_and_outputs(load: list[str], tmp_path: Path) -
     scripts = {"one": answer("A"), "two": answer("B"), "three": answer("C")}
     with FaultServer(scripts, lambda body: body["messages"][-1]["content"]) as server:
         sessions = [{"id": f"s{i}", "nodes": CHAIN} for i in range(6)]
-        status, _, records = run(
+        status, _, records = command(
             server.port,
             tmp_path,
             *load,
@@ -125,12 +117,12 @@ def test_token_ids_are_inherited_when_the_server_gives_them(tmp_path: Path) -> N
     load = ("--rate", "50", "--arrivals", "fixed", "--duration", "1", "--session-file", path)
     scripts = {"2": script(2, ids=True), "6": script(6, ids=True)}
     with FaultServer(scripts, lambda body: str(len(body["prompt"]))) as server:
-        status, *_ = run(server.port, tmp_path, *load)
+        status, *_ = command(server.port, tmp_path, *load)
         assert status in (0, 1)
         assert [body["prompt"] for body in server.bodies] == [[1, 2], [1, 2, 7, 8, 9, 3]]
         assert all(body["return_token_ids"] for body in server.bodies)
     with FaultServer({"2": script(2, ids=False)}, lambda body: str(len(body["prompt"]))) as server:
-        status, _, records = run(server.port, tmp_path, *load)
+        status, _, records = command(server.port, tmp_path, *load)
     assert status == 3
     assert [r["error_kind"] for r in records] == ["missing_token_ids", "session_failed"]
 
@@ -142,7 +134,7 @@ def test_a_failure_ends_its_session_unless_told_to_go_on(keep_going: bool, tmp_p
     names = {"one": "one", "oneA.!two": "two", "three": "three", "oneA.!three": "three"}
     with FaultServer(scripts, lambda body: names[body["prompt"]]) as server:
         sessions = [{"id": f"s{i}", "nodes": CHAIN} for i in range(2)]
-        status, _, records = run(
+        status, _, records = command(
             server.port,
             tmp_path,
             *("--rate", "20", "--duration", "3", "--no-affinity"),
@@ -166,7 +158,7 @@ def test_whole_responses_work_too(tmp_path: Path) -> None:
     ).encode()
     script: list[Step] = [b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body]
     with serve(*script) as server:
-        status, _, records = run(
+        status, _, records = command(
             server.port,
             tmp_path,
             *("--concurrency", "3", "--requests", "30", "--prompt", "hi", "--no-stream"),
@@ -325,7 +317,7 @@ def test_the_url_names_what_is_posted_to(url: str, chat: bool, posted: bytes) ->
 def test_rates_are_taken_over_the_time_until_the_last_answer(tmp_path: Path) -> None:
     with serve(Pause(1.5), *answer("t")) as server:
         load = ("--rate", "20", "--arrivals", "fixed", "--duration", "0.5", "--prompt", "p")
-        _, summary, _ = run(server.port, tmp_path, *load)
+        _, summary, _ = command(server.port, tmp_path, *load)
     assert (summary["ok"], summary["window_s"]) == (10, 0.5)
     # The last arrival is at 0.45 s, and its answer takes 1.5 s.
     assert 1.95 <= summary["served_s"] < 10
@@ -337,7 +329,7 @@ def test_sessions_cut_by_the_end_of_the_run_leave_records(tmp_path: Path) -> Non
     quick = {"id": "quick", "nodes": CHAIN[:1]}
     sessions = tmp_path / "session-records.jsonl"
     with serve(*answer("A")) as server:
-        _, _, records = run(
+        _, _, records = command(
             server.port,
             tmp_path,
             *("--concurrency", "2", "--duration", "0.5", "--session-output", str(sessions)),

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,36 +38,33 @@ def build(session: int, node: int, _history: History) -> PlannedRequest:
     return PlannedRequest(f"{session}/{node}", b"{}", None, None)
 
 
+def rules(
+    longest_floor_s: float, enough: st.SearchStrategy[int], **others: Any
+) -> st.SearchStrategy[CellRule]:
+    """Rules with a cap of at most five seconds beyond the floor."""
+
+    def made(floor_s: float, more_s: float, **changes: Any) -> CellRule:
+        return rule(floor_s=floor_s, cap_s=floor_s + more_s, **changes)
+
+    window = {"floor_s": st.floats(0.1, longest_floor_s), "more_s": st.floats(0, 5)}
+    return st.builds(made, **window, warmup_s=st.floats(0, 2), min_completed=enough, **others)
+
+
 @given(
     concurrency=st.integers(1, 8),
-    warmup_s=st.floats(0, 1),
-    floor_s=st.floats(0.1, 2),
-    more_s=st.floats(0, 3),
-    enough=st.integers(0, 100),
+    cell_rule=rules(2, st.integers(0, 100), cooldown=st.booleans()),
     rampup_s=st.floats(0, 2),
-    cooldown=st.booleans(),
     service_ms=st.integers(20, 300),
 )
 def test_a_closed_loop_ends_by_the_same_rule_and_keeps_its_load_until_then(
-    concurrency: int,
-    warmup_s: float,
-    floor_s: float,
-    more_s: float,
-    enough: int,
-    rampup_s: float,
-    cooldown: bool,
-    service_ms: int,
+    concurrency: int, cell_rule: CellRule, rampup_s: float, service_ms: int
 ) -> None:
-    cell_rule = rule(
-        warmup_s=warmup_s, floor_s=floor_s, cap_s=floor_s + more_s, min_completed=enough,
-        cooldown=cooldown,
-    )  # fmt: skip
     load = Load(Singles(10_000, ONE), build, concurrency=concurrency, rampup_s=rampup_s)
     plan = play(load, cell_rule, lambda r: service_ms * (1 + r.seq % 3) / 1000)
     assert plan.stop_ns is not None
     cap_ns = plan.warmup_end_ns + round(cell_rule.cap_s * 1e9)
     assert plan.floor_ns <= plan.stop_ns <= cap_ns
-    assert plan.stop_ns == cap_ns or plan.measured_ok >= enough
+    assert plan.stop_ns == cap_ns or plan.measured_ok >= cell_rule.min_completed
     records = plan.requests()
     spans = [(r.t_intended_ns, r.t_done_ns or 0) for r in records]
     for due_ns, _ in spans:
@@ -76,7 +74,7 @@ def test_a_closed_loop_ends_by_the_same_rule_and_keeps_its_load_until_then(
         if due_ns > ORIGIN_NS + rampup_s * 1e9 + 1e9 and due_ns < plan.stop_ns:
             assert at_once == concurrency
     after = [r for r in records if r.cooldown]
-    if not cooldown:
+    if not cell_rule.cooldown:
         assert all(r.t_intended_ns < plan.stop_ns for r in records)
     assert [r.measured for r in after] == [False] * len(after)
 
@@ -211,27 +209,15 @@ REQUEST = PlannedRequest("r", b"{}", 1, 1)
 
 @given(
     rate=st.floats(1, 200),
-    warmup_s=st.floats(0, 2),
-    floor_s=st.floats(0.1, 4),
-    more_s=st.floats(0, 5),
-    enough=st.integers(0, 400),
+    cell_rule=rules(4, st.integers(0, 400)),
     service_s=st.floats(0.001, 2),
     fail_every=st.integers(0, 3),
     seed=st.integers(0, 5),
 )
 def test_the_window_ends_as_the_rule_says(
-    rate: float,
-    warmup_s: float,
-    floor_s: float,
-    more_s: float,
-    enough: int,
-    service_s: float,
-    fail_every: int,
-    seed: int,
+    rate: float, cell_rule: CellRule, service_s: float, fail_every: int, seed: int
 ) -> None:
-    cell_rule = rule(
-        warmup_s=warmup_s, floor_s=floor_s, cap_s=floor_s + more_s, min_completed=enough
-    )
+    enough = cell_rule.min_completed
     offsets = make_offsets("poisson", rate, cell_rule.schedule_s, f"{seed}/w")
 
     def service(record: RequestRecord) -> float:
@@ -326,9 +312,8 @@ def test_a_real_cell_extends_until_enough_have_completed() -> None:
     ):
         cell_rule = rule(warmup_s=0.2, floor_s=0.3, cap_s=8.0, min_completed=100)
         offsets = make_offsets("poisson", 80, 8.2, "1/real")
-        result = generator.run_cell(
-            offsets, [planned("good")] * len(offsets), cell_rule, progress.append
-        )
+        load = open_loop(offsets, [planned("good")] * len(offsets), cell_rule)
+        result = generator.run(load, cell_rule, progress.append)
         arrived = len(server.requests)
     assert arrived == len(result.records)  # nothing was sent without a record
     assert 0.3 < result.extended_s < 7.7
@@ -408,27 +393,14 @@ def noisy(
 
 @given(
     rate=st.floats(20, 100),
-    warmup_s=st.floats(0, 1),
-    floor_s=st.floats(0.1, 3),
-    more_s=st.floats(0, 5),
-    count=st.integers(36, 200),
+    cell_rule=rules(3, st.integers(36, 200)),
     target=st.floats(0.001, 0.5),
     sigma=st.floats(0.01, 1),
     seed=st.integers(0, 5),
 )
 def test_it_stops_by_its_rule_within_its_bounds_and_again_at_the_same_moment(
-    rate: float,
-    warmup_s: float,
-    floor_s: float,
-    more_s: float,
-    count: int,
-    target: float,
-    sigma: float,
-    seed: int,
+    rate: float, cell_rule: CellRule, target: float, sigma: float, seed: int
 ) -> None:
-    cell_rule = rule(
-        warmup_s=warmup_s, floor_s=floor_s, cap_s=floor_s + more_s, min_completed=count
-    )
     cell, precision = noisy(rate, cell_rule, target, sigma, seed)
     assert precision is not None
     cap_ns = cell.warmup_end_ns + round(cell_rule.cap_s * 1e9)
@@ -436,7 +408,7 @@ def test_it_stops_by_its_rule_within_its_bounds_and_again_at_the_same_moment(
     assert cell.floor_ns <= cell.stop_ns <= cap_ns
     n, half_width = precision.seen
     if cell.stop_ns < cap_ns:
-        assert cell.measured_ok >= n >= count
+        assert cell.measured_ok >= n >= cell_rule.min_completed
         assert half_width <= target
     again, precision = noisy(rate, cell_rule, target, sigma, seed)
     assert precision is not None

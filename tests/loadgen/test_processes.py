@@ -21,7 +21,7 @@ from connector_tax.loadgen import (
     dispatcher,
 )
 from tests.loadgen.fault_server import FaultServer, Fin, Hang, Pause, Step, good_answer
-from tests.loadgen.running import loading, planned, rule, run_scripts, spread
+from tests.loadgen.running import loading, run_scripts
 
 SCRIPTS: dict[str, list[Step]] = {"good": [good_answer()], "hang": [Hang]}
 
@@ -48,12 +48,9 @@ class _KillOnce:
 
 def test_a_dead_worker_ends_the_run_and_the_next_says_that_it_lacks() -> None:
     with loading(SCRIPTS, workers=2, connections_per_worker=32) as generator:
-        result = generator.run_cell(
-            spread(2000, 20.0),
-            [planned("good" if k % 4 else "hang") for k in range(2000)],
-            rule(floor_s=20.0, cap_s=20.0, drain_s=0.3),
-            _KillOnce(generator, 1),
-        )
+        scripts = ["hang", "good", "good", "good"] * 500
+        kill = _KillOnce(generator, 1)
+        result = run_scripts(generator, scripts, kill, floor_s=20.0, cap_s=20.0, drain_s=0.3)
         assert result.t_stop_ns - result.t_origin_ns < 15e9
         assert len(result.records) < 2000
         assert all(r.t_intended_ns < result.t_stop_ns for r in result.records)
@@ -71,12 +68,8 @@ def test_a_dead_worker_ends_the_run_and_the_next_says_that_it_lacks() -> None:
 
 def test_the_death_of_the_only_worker_ends_the_run_and_the_next_is_refused() -> None:
     with loading(SCRIPTS, connections_per_worker=32) as generator:
-        result = generator.run_cell(
-            spread(1000, 20.0),
-            [planned("hang")] * 1000,
-            rule(floor_s=20.0, cap_s=20.0, drain_s=5.0),
-            _KillOnce(generator, 0),
-        )
+        kill = _KillOnce(generator, 0)
+        result = run_scripts(generator, ["hang"] * 1000, kill, floor_s=20.0, cap_s=20.0)
         assert {r.error_kind for r in result.records} == {"worker_died"}
         assert result.t_drained_ns - result.t_origin_ns < 15e9
         with pytest.raises(LoadGeneratorError, match="no worker is left"):
@@ -86,15 +79,13 @@ def test_the_death_of_the_only_worker_ends_the_run_and_the_next_is_refused() -> 
 MAIN = """
 import sys
 from connector_tax.loadgen import LoadGenerator, LoadGeneratorOptions, Target
-from tests.loadgen.running import planned, rule, spread
+from tests.loadgen.running import run_scripts
 options = LoadGeneratorOptions(workers=2, connections_per_worker=8)
 with LoadGenerator(Target("127.0.0.1", int(sys.argv[1])), options) as generator:
     def report(progress):
         if progress.inflight > 2:
             print(*generator.worker_pids, flush=True)
-    generator.run_cell(
-        spread(600, 60.0), [planned("hang")] * 600, rule(floor_s=60, cap_s=60), report
-    )
+    run_scripts(generator, ["hang"] * 600, report, floor_s=60, cap_s=60)
 """
 
 
@@ -164,7 +155,7 @@ def test_a_stalled_main_process_does_not_delay_the_sends(monkeypatch: pytest.Mon
             sum(range(1000))
 
     with loading(SCRIPTS, connections_per_worker=32) as generator:
-        result = generator.run_cell(spread(100, 1.0), [planned("good")] * 100, rule(), stall)
+        result = run_scripts(generator, ["good"] * 100, stall)
     received = [(r.t_intended_ns - (r.t_worker_ns or 0)) / 1e6 for r in result.records]
     assert min(received) > 0, "a request reached its worker after it was due"
 
@@ -182,11 +173,8 @@ def test_a_worker_that_stood_still_loses_no_request_and_no_connection() -> None:
             elif progress.elapsed_s > stopped_s[0] + 1.0:
                 worker.resume()
 
-        result = generator.run_cell(
-            spread(60, 1.0),
-            [planned("slow")] * 60,
-            rule(request_timeout_s=0.3, drain_s=5.0, inflight_cap=60),
-            stand_still,
+        result = run_scripts(
+            generator, ["slow"] * 60, stand_still, request_timeout_s=0.3, inflight_cap=60
         )
         kinds = Counter(r.error_kind for r in result.records)
         assert kinds.keys() <= {None, "request_timeout"}
@@ -206,9 +194,7 @@ def test_a_worker_silent_at_the_end_costs_itself_and_not_the_records(
             if progress.ok == 20:  # as the last look says, after the last answer
                 silent.suspend()
 
-        result = generator.run_cell(
-            spread(20, 0.5), [planned("good")] * 20, rule(floor_s=0.5, cap_s=0.5), stop_at_the_end
-        )
+        result = run_scripts(generator, ["good"] * 20, stop_at_the_end, floor_s=0.5, cap_s=0.5)
         assert {r.status for r in result.records} == {"ok"}
         assert not psutil.pid_exists(silent.pid)
         assert result.health["workers_died"] == [0]
@@ -228,11 +214,12 @@ def test_failed_requests_keep_nothing_of_their_answers(script: str) -> None:
         worker = psutil.Process(generator.worker_pids[0])
         before = worker.memory_info().rss
         during: list[int] = []
-        result = generator.run_cell(
-            spread(400, 2.0),
-            [planned(script)] * 400,
-            rule(floor_s=2.0, cap_s=2.0),
+        result = run_scripts(
+            generator,
+            [script] * 400,
             lambda _: during.append(worker.memory_info().rss),
+            floor_s=2.0,
+            cap_s=2.0,
         )
     assert {r.status for r in result.records} == {"error"}
     assert max(during) - before < 20e6  # all of them together are 86 MB

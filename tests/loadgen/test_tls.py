@@ -13,7 +13,7 @@ import uvloop
 
 from connector_tax.loadgen import LoadGenerator, LoadGeneratorOptions, Target
 from connector_tax.loadgen.__main__ import main
-from connector_tax.loadgen.http import TlsClient, TlsSession
+from connector_tax.loadgen.http import TlsSession
 from connector_tax.loadgen.messages import TlsSettings
 from connector_tax.loadgen.pool import Pool
 from tests.loadgen.certificates import make_certificate, server_context
@@ -81,9 +81,9 @@ def test_a_read_is_stamped_before_it_is_decrypted(
         return decrypt(session, data)
 
     async def good(port: int) -> None:
-        client = TlsClient(TlsSettings("127.0.0.1", str(pems[0]), insecure=False))
+        tls = TlsSettings("127.0.0.1", str(pems[0]), insecure=False)
         loop = asyncio.get_running_loop()
-        pool = Pool(loop, socket.AF_INET, ("127.0.0.1", port), 1, client)
+        pool = Pool(loop, socket.AF_INET, ("127.0.0.1", port), 1, tls)
         response = await answered(pool, "good")
         assert response.status == 200
         assert response.head_ns <= begun_ns[-1]

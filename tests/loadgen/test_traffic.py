@@ -3,6 +3,7 @@
 import heapq
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -134,14 +135,16 @@ def check(sessions: list[Session], log: Log, started: int, cancel: bool) -> None
         assert "cancelled" not in {how for _, how in log.ended.values()}
 
 
-@given(
-    sessions=session_lists(),
-    gaps=st.lists(st.integers(0, 2 * S), min_size=12, max_size=12),
-    seed=st.integers(0, 100),
-    failing=st.sets(st.tuples(st.integers(0, 11), st.integers(0, 5)), max_size=8),
-    cancel=st.booleans(),
-    lead_ns=st.sampled_from([0, 20_000_000]),
-)
+RUN: Any = {
+    "sessions": session_lists(),
+    "seed": st.integers(0, 100),
+    "failing": st.sets(st.tuples(st.integers(0, 11), st.integers(0, 5)), max_size=8),
+    "cancel": st.booleans(),
+    "lead_ns": st.sampled_from([0, 20_000_000]),
+}
+
+
+@given(**RUN, gaps=st.lists(st.integers(0, 2 * S), min_size=12, max_size=12))
 def test_rate_traffic_keeps_its_invariants(
     sessions: list[Session],
     gaps: list[int],
@@ -161,15 +164,7 @@ def test_rate_traffic_keeps_its_invariants(
             assert ready.due_ns == starts[ready.session] + wait
 
 
-@given(
-    sessions=session_lists(),
-    target=st.integers(1, 8),
-    rampup_ns=st.sampled_from([0, S, 10 * S]),
-    seed=st.integers(0, 100),
-    failing=st.sets(st.tuples(st.integers(0, 11), st.integers(0, 5)), max_size=8),
-    cancel=st.booleans(),
-    lead_ns=st.sampled_from([0, 20_000_000]),
-)
+@given(**RUN, target=st.integers(1, 8), rampup_ns=st.sampled_from([0, S, 10 * S]))
 def test_concurrent_traffic_keeps_its_invariants(
     sessions: list[Session],
     target: int,
@@ -287,24 +282,8 @@ def test_history_of_several_parents_holds_each_turn_once() -> None:
     ]
 
 
-@pytest.mark.parametrize("target", [1, 3, 7, 8])
-def test_a_place_is_there_exactly_when_the_ramp_has_reached_it(target: int) -> None:
-    next_start_ns = at_places(target, 100, 1000)
-    for active in range(target):
-        start = next_start_ns(0, active, 0)
-        assert start is not None
-        assert target * (start - 100) // 1000 >= active + 1
-        assert target * (start - 101) // 1000 <= active
-    assert next_start_ns(0, target, 0) is None
-
-
 RATE = 50.0
 HORIZON_S = 4000.0  # 200,000 arrivals
-
-
-def gaps_s(kind: ArrivalKind, shape: float | None = None) -> "np.ndarray[tuple[int], np.dtype]":
-    offsets = make_offsets(kind, RATE, HORIZON_S, "7/moments", shape)
-    return np.diff(offsets, prepend=0) / 1e9
 
 
 def test_fixed_arrivals_stand_on_an_absolute_grid() -> None:
@@ -323,26 +302,19 @@ def test_jittered_arrivals_are_one_in_each_interval() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "shape", "cv"),
-    [("poisson", None, 1.0), ("gamma", 0.25, 2.0), ("gamma", 1.0, 1.0), ("gamma", 4.0, 0.5)],
+    ("kind", "shape"), [("poisson", None), ("gamma", 0.25), ("gamma", 2.5), ("gamma", 4.0)]
 )
-def test_moments_are_exact(kind: ArrivalKind, shape: float | None, cv: float) -> None:
-    gaps = gaps_s(kind, shape)
-    standard_error = cv / math.sqrt(len(gaps))
-    assert gaps.mean() * RATE == pytest.approx(1.0, abs=4 * standard_error)
-    assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.03)
-
-
-def test_poisson_gaps_are_exponential_with_their_whole_tail() -> None:
-    gaps = gaps_s("poisson")
-    assert stats.kstest(gaps, stats.expon(scale=1 / RATE).cdf).pvalue > 0.001
-    # Cut at 3/rate the largest of 200,000 gaps would be 3/rate; it should be near ln(n)/rate.
-    assert gaps.max() * RATE > 9
-
-
-def test_gamma_gaps_have_their_distribution() -> None:
-    law = stats.gamma(2.5, scale=1 / (RATE * 2.5))
-    assert stats.kstest(gaps_s("gamma", 2.5), law.cdf).pvalue > 0.001
+def test_gaps_have_their_distribution_with_its_whole_tail(
+    kind: ArrivalKind, shape: float | None
+) -> None:
+    gaps = np.diff(make_offsets(kind, RATE, HORIZON_S, "7/moments", shape), prepend=0) / 1e9
+    law = stats.gamma(shape or 1.0, scale=1 / (RATE * (shape or 1.0)))  # of 1.0: exponential
+    assert gaps.mean() == pytest.approx(law.mean(), abs=4 * law.std() / math.sqrt(len(gaps)))
+    assert gaps.std() == pytest.approx(law.std(), rel=0.03)
+    # So far out lies the largest of so many, and not at 3/rate.
+    assert law.sf(gaps.max()) * len(gaps) < 50
+    if shape != 0.25:  # of whose gaps one in a hundred is below a nanosecond
+        assert stats.kstest(gaps, law.cdf).pvalue > 0.001
 
 
 @given(

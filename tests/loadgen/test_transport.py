@@ -1,8 +1,9 @@
-"""The wire between the processes: bounded, ordered, counted."""
+"""What the processes share: a wire that is bounded, ordered, counted; places; a loop's lag."""
 
 import asyncio
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from connector_tax.loadgen import transport
 from connector_tax.loadgen.messages import Cancel, Ended, FromWorker, RequestRecord, ToWorker
 from connector_tax.loadgen.transport import (
     InFlight,
+    LoopProbe,
     Receiver,
     Sender,
     private_socket,
@@ -24,15 +26,28 @@ from connector_tax.loadgen.transport import (
 encode = msgspec.msgpack.Encoder().encode
 
 
-def with_sockets(
-    main: Callable[["zmq.Socket[bytes]", "zmq.Socket[bytes]"], Coroutine[Any, Any, None]],
+def issue(seq: int) -> RequestRecord:
+    return RequestRecord(request_id="r", seq=seq, t_intended_ns=2)
+
+
+def receiver_of(pull: "zmq.Socket[bytes]") -> Receiver:
+    return Receiver(asyncio.get_running_loop(), pull, msgspec.msgpack.Decoder(ToWorker))
+
+
+def send_over(
+    backlog: int, main: Callable[[Sender, Callable[[], Receiver]], Coroutine[Any, Any, None]]
 ) -> None:
+    """Run `main` with a sender, and what makes the receiver at the other end."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     pull, push = private_socket(context, zmq.PULL), private_socket(context, zmq.PUSH)
     port = pull.bind_to_random_port("tcp://127.0.0.1")
     push.connect(f"tcp://127.0.0.1:{port}")
-    uvloop.run(main(push, pull))
-    context.term()
+
+    async def with_sender() -> None:
+        await main(Sender(asyncio.get_running_loop(), push, backlog), lambda: receiver_of(pull))
+
+    uvloop.run(with_sender())
+    context.destroy()
 
 
 async def gather(receiver: Receiver, count: int) -> list[Any]:
@@ -43,75 +58,71 @@ async def gather(receiver: Receiver, count: int) -> list[Any]:
 def test_bad_messages_are_counted_and_the_good_ones_get_through(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def main(push: "zmq.Socket[bytes]", pull: "zmq.Socket[bytes]") -> None:
-        loop = asyncio.get_running_loop()
-        receiver = Receiver(loop, pull, msgspec.msgpack.Decoder(ToWorker))
-        sender = Sender(loop, push, backlog=10)
-        issue = RequestRecord(request_id="r", seq=1, t_intended_ns=2)
+    async def main(sender: Sender, receive: Callable[[], Receiver]) -> None:
+        receiver = receive()
         sender.send(b"\xc1 not msgpack")
         sender.send(encode([99, "unknown tag"]))
         sender.send(encode([1, "a", "wrong", "types", 0]), b"its body is skipped too")
         sender.send(b"x" * 5000)
-        sender.send(encode(issue), b"y" * 5000)
-        sender.send(encode(issue), b"z" * 1000)
+        sender.send(encode(issue(1)), b"y" * 5000)
+        sender.send(encode(issue(1)), b"z" * 1000)
         sender.send(encode(Cancel("drain_timeout", None)))
         assert await gather(receiver, 2) == [
-            (issue, b"z" * 1000),
+            (issue(1), b"z" * 1000),
             (Cancel("drain_timeout", None), None),
         ]
-        assert receiver.undecodable == 3
-        assert receiver.oversized == 2
-        sender.close()
-        receiver.close()
+        assert (receiver.undecodable, receiver.oversized) == (3, 2)
 
     monkeypatch.setattr(transport, "MAX_MESSAGE", 1000)
-    with_sockets(main)
+    send_over(10, main)
 
 
 def test_several_pairs_in_one_message_arrive_in_order_and_a_bad_one_alone_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def main(push: "zmq.Socket[bytes]", pull: "zmq.Socket[bytes]") -> None:
-        loop = asyncio.get_running_loop()
-        receiver = Receiver(loop, pull, msgspec.msgpack.Decoder(ToWorker))
-        sender = Sender(loop, push, backlog=10)
-        issues = [RequestRecord(request_id="r", seq=seq, t_intended_ns=2) for seq in range(4)]
-        frames = [part for issue in issues for part in (encode(issue), b"%d" % issue.seq)]
+    async def main(sender: Sender, receive: Callable[[], Receiver]) -> None:
+        receiver = receive()
+        frames = [part for seq in range(4) for part in (encode(issue(seq)), b"%d" % seq)]
         frames[2] = b"\xc1 not msgpack"
         frames[5] = b"y" * 5000
         sender.send(*frames)
-        assert await gather(receiver, 2) == [(issues[0], b"0"), (issues[3], b"3")]
+        assert await gather(receiver, 2) == [(issue(0), b"0"), (issue(3), b"3")]
         assert (receiver.undecodable, receiver.oversized) == (1, 1)
-        sender.close()
-        receiver.close()
 
     monkeypatch.setattr(transport, "MAX_MESSAGE", 1000)
-    with_sockets(main)
+    send_over(10, main)
 
 
 def test_a_slow_peer_gets_everything_in_order_once_it_reads() -> None:
-    async def main(push: "zmq.Socket[bytes]", pull: "zmq.Socket[bytes]") -> None:
-        loop = asyncio.get_running_loop()
-        sender = Sender(loop, push, backlog=50_000)
+    async def main(sender: Sender, receive: Callable[[], Receiver]) -> None:
         count = 40_000  # more than both high-water marks hold
-        for seq in range(count):
-            assert sender.send(
-                encode(RequestRecord(request_id="r", seq=seq, t_intended_ns=2)), b"b" * 500
-            )
-        receiver = Receiver(loop, pull, msgspec.msgpack.Decoder(ToWorker))
-        seqs = [message.seq for message, _ in await gather(receiver, count)]
+        assert all(sender.send(encode(issue(seq)), b"b" * 500) for seq in range(count))
+        seqs = [message.seq for message, _ in await gather(receive(), count)]
         assert seqs == list(range(count))
         assert sender.dropped == 0
-        sender.close()
-        receiver.close()
 
-    with_sockets(main)
+    send_over(50_000, main)
+
+
+def test_what_has_come_is_taken_without_a_turn_of_the_loop() -> None:
+    async def main(sender: Sender, receive: Callable[[], Receiver]) -> None:
+        receiver = receive()
+        for seq in range(100):
+            sender.send(encode(issue(seq)))
+        async with asyncio.timeout(10):
+            while len(receiver._queue) < 100:
+                await asyncio.sleep(0.001)
+        for seq in range(100):
+            with pytest.raises(StopIteration) as taken:
+                receiver.recv().send(None)
+            assert taken.value.value == (issue(seq), None)
+
+    send_over(100, main)
 
 
 def test_a_peer_that_never_reads_costs_bounded_memory_and_is_counted() -> None:
-    async def main(push: "zmq.Socket[bytes]", pull: "zmq.Socket[bytes]") -> None:
+    async def main(sender: Sender, _receive: Callable[[], Receiver]) -> None:
         loop = asyncio.get_running_loop()
-        sender = Sender(loop, push, backlog=100)
         sent = [sender.send(b"x" * 1000) for _ in range(60_000)]
         refused = sent.count(False)
         assert refused == sender.dropped > 0
@@ -124,10 +135,8 @@ def test_a_peer_that_never_reads_costs_bounded_memory_and_is_counted() -> None:
             turns += 1
         assert turns > 10
         assert sender.dropped == refused
-        sender.close()
-        pull.close()
 
-    with_sockets(main)
+    send_over(100, main)
 
 
 def test_a_result_survives_the_wire_unchanged() -> None:
@@ -157,12 +166,11 @@ def test_a_message_leaves_though_its_peer_attaches_while_the_backlog_is_drained(
             return push.getsockopt(option)
 
     async def main() -> None:
-        loop = asyncio.get_running_loop()
-        sender = Sender(loop, cast("zmq.Socket[bytes]", AttachingLate()), backlog=10)
+        late = cast("zmq.Socket[bytes]", AttachingLate())
+        sender = Sender(asyncio.get_running_loop(), late, backlog=10)
         # One message: another would take the first along.
-        assert sender.send(encode(RequestRecord(request_id="r", seq=7, t_intended_ns=2)), b"body")
-        receiver = Receiver(loop, pull, msgspec.msgpack.Decoder(ToWorker))
-        assert [message.seq for message, _ in await gather(receiver, 1)] == [7]
+        assert sender.send(encode(issue(7)), b"body")
+        assert await gather(receiver_of(pull), 1) == [(issue(7), b"body")]
         assert attached == [zmq.EVENTS]
 
     try:
@@ -238,3 +246,20 @@ def test_a_new_limit_counts_what_is_still_in_flight() -> None:
         inflight.leave(0)
     inflight.limit(3)
     assert [inflight.enter(0) for _ in range(2)] == [True, False]
+
+
+def test_a_hold_up_of_the_loop_counts_as_long_as_it_was() -> None:
+    async def main() -> None:
+        begin = time.monotonic()
+        probe = LoopProbe(asyncio.get_running_loop())
+        await asyncio.sleep(0.5)
+        time.sleep(0.1)
+        await asyncio.sleep(0.4)
+        values = probe.values()
+        probe.close()
+        lasted_ms = (time.monotonic() - begin) * 1e3
+        assert 80 < values["loop_lag_max_ms"] <= lasted_ms - 800
+        assert values["loop_lag_p99_ms"] > 50  # a tenth of the time, not one tick of ninety
+        assert len(probe.lags_ns) == pytest.approx(lasted_ms / 10, abs=5)
+
+    uvloop.run(main())

@@ -15,7 +15,6 @@ import uvloop
 
 from connector_tax.config import ConfigError, shipped
 from connector_tax.engine.batching import ServiceError
-from connector_tax.engine.completion import error_body
 from connector_tax.engine.config import EngineConfig, load_config
 from connector_tax.engine.http import serve
 from connector_tax.engine.logs import LineLog, LogError, StepLog
@@ -75,9 +74,7 @@ async def _serve(arguments: argparse.Namespace, config: EngineConfig) -> int:
         await engine.start()
         if truth_log is not None:
             truth_log.write(engine.truth())
-        server, connections = await serve(
-            application.handle, error_body, arguments.host, arguments.port
-        )
+        server, connections = await serve(application.handle, arguments.host, arguments.port)
         # A full collection in the middle of a step's writes makes its tokens late; requests leave
         # no cycles behind, so collections can be rare.
         gc.collect()

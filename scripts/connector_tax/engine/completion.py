@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from connector_tax.engine.faults import Fault, FaultKind
-from connector_tax.engine.http import LAST_CHUNK, HttpProtocol, Request
+from connector_tax.engine.http import LAST_CHUNK, HttpProtocol, Request, error_body
 from connector_tax.engine.logs import RequestTruth
 from connector_tax.engine.tokens import Vocabulary
 
@@ -28,7 +28,6 @@ class Answer:
 
     Attributes:
         request_id: the client's X-Request-Id, or one of the engine's.
-        limit: tokens to generate.
         finish_reason: stop or length.
     """
 
@@ -39,7 +38,6 @@ class Answer:
     stream: bool
     include_usage: bool
     prompt_tokens: int
-    limit: int
     finish_reason: str
     seed: int
 
@@ -298,14 +296,6 @@ class FaultyCompletion(Completion):
         self._paused = False
         if not self._done:
             self._drain()
-
-
-def error_body(status: int, message: str, param: str | None = None) -> bytes:
-    """vLLM's error object."""
-    kinds = {400: "BadRequestError", 404: "NotFoundError", 429: "TooManyRequestsError"}
-    kind = kinds.get(status, "InternalServerError" if status >= 500 else "BadRequestError")
-    error = {"message": message, "type": kind, "param": param, "code": status}
-    return msgspec.json.encode({"error": error})
 
 
 def _opening(answer: Answer) -> bytes:

@@ -16,6 +16,7 @@ from http import HTTPStatus
 from typing import Any, cast
 
 import httptools
+import msgspec
 
 # Of one connection: bytes read since it had nothing to answer. A prompt of 200,000 token ids is
 # about 1.4 MB.
@@ -53,12 +54,9 @@ class HttpProtocol(asyncio.Protocol):
     The handler answers with `respond`, or with `begin_body`, `write` and `end`.
     """
 
-    def __init__(
-        self, handler: Handler, refuse: Callable[[int, str], bytes], open_: set["HttpProtocol"]
-    ) -> None:
+    def __init__(self, handler: Handler, open_: set["HttpProtocol"]) -> None:
         # For the server.
         self._handler = handler
-        self._refuse = refuse
         self._open = open_
         # For the connection.
         self._transport: asyncio.Transport | None = None
@@ -114,7 +112,7 @@ class HttpProtocol(asyncio.Protocol):
             return
         if self._current is None:
             self._current = Request(self._t_read_ns)
-            self.respond(status, self._refuse(status, message))
+            self.respond(status, error_body(status, message))
         else:
             self._transport.close()
 
@@ -242,9 +240,15 @@ class HttpProtocol(asyncio.Protocol):
             self._transport.close()
 
 
-async def serve(
-    handler: Handler, refuse: Callable[[int, str], bytes], host: str, port: int
-) -> tuple[asyncio.Server, set[HttpProtocol]]:
+def error_body(status: int, message: str, param: str | None = None) -> bytes:
+    """vLLM's error object."""
+    kinds = {400: "BadRequestError", 404: "NotFoundError", 429: "TooManyRequestsError"}
+    kind = kinds.get(status, "InternalServerError" if status >= 500 else "BadRequestError")
+    error = {"message": message, "type": kind, "param": param, "code": status}
+    return msgspec.json.encode({"error": error})
+
+
+async def serve(handler: Handler, host: str, port: int) -> tuple[asyncio.Server, set[HttpProtocol]]:
     """Listen; the server and the set of its open connections.
 
     Raises:
@@ -253,6 +257,6 @@ async def serve(
     connections: set[HttpProtocol] = set()
     loop: Any = asyncio.get_running_loop()
     server: asyncio.Server = await loop.create_server(
-        lambda: HttpProtocol(handler, refuse, connections), host, port, backlog=2048
+        lambda: HttpProtocol(handler, connections), host, port, backlog=2048
     )
     return server, connections

@@ -17,9 +17,9 @@ from zlib import crc32
 import msgspec
 
 from connector_tax import __version__
-from connector_tax.engine.completion import Answer, Completion, FaultyCompletion, error_body
+from connector_tax.engine.completion import Answer, Completion, FaultyCompletion
 from connector_tax.engine.faults import Fault, FaultKind
-from connector_tax.engine.http import HttpProtocol, Request
+from connector_tax.engine.http import HttpProtocol, Request, error_body
 from connector_tax.engine.kv import block_digests
 from connector_tax.engine.logs import LineLog, RequestTruth
 from connector_tax.engine.loop import Engine
@@ -234,7 +234,6 @@ class Application:
             stream=bool(body.stream),
             include_usage=bool(body.stream_options and body.stream_options.include_usage),
             prompt_tokens=len(prompt),
-            limit=limit,
             finish_reason=reason,
             seed=seed,
         )

@@ -30,7 +30,7 @@ from connector_tax.loadgen.generator import (
     LoadGenerator,
     LoadGeneratorOptions,
 )
-from connector_tax.loadgen.http import TlsClient
+from connector_tax.loadgen.http import read_clocks, tls_context
 from connector_tax.loadgen.messages import LoadGeneratorError, Target, TlsSettings
 from connector_tax.loadgen.plan import CellRule, PrecisionRule
 from connector_tax.loadgen.sessions import (
@@ -50,7 +50,6 @@ from connector_tax.loadgen.summary import (
     print_summary,
     session_outcomes,
     summarise,
-    utc_offset_ns,
     verify,
 )
 from connector_tax.loadgen.traffic import Load, make_offsets
@@ -266,7 +265,7 @@ def make_target(options: argparse.Namespace) -> Target:
         ca_file = None if options.ca_file is None else str(options.ca_file)
         tls = TlsSettings(parts.hostname, ca_file, options.insecure)
         try:
-            TlsClient(tls)
+            tls_context(tls)
         except OSError as error:
             raise ValueError(f"--ca-file {ca_file}: {error}") from None
     elif options.ca_file is not None or options.insecure:
@@ -510,16 +509,18 @@ def run(
     with LoadGenerator(target, generator_options) as generator:
         sink = RecordSink(options.output)
         signals.generator = generator
-        offsets_ns = [utc_offset_ns()]
+        clocks = [read_clocks()]
         try:
             result = generator.run(load, rule, sink.progress, precision, on_record=sink.take)
         except Interrupted as stop:
             result = stop.result
-        offsets_ns.append(utc_offset_ns())
+        clocks.append(read_clocks())
         sink.close()
     for problem in result.health["connect_errors"]:
         print(f"warning: {problem}", file=sys.stderr)
     checks = verify(result, load)
+    # By this the stamps can be joined to a server's log.
+    offsets_ns = [wall_ns - monotonic_ns for monotonic_ns, wall_ns in clocks]
     begun = datetime.fromtimestamp((result.t_origin_ns + offsets_ns[0]) / 1e9, UTC)
     times = {
         "started_utc": begun.isoformat(timespec="microseconds"),

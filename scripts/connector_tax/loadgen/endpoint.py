@@ -7,7 +7,7 @@ import time
 
 import httpx
 
-from connector_tax.loadgen.http import TlsClient
+from connector_tax.loadgen.http import tls_context
 from connector_tax.loadgen.messages import LoadGeneratorError, Target
 from connector_tax.loadgen.sse import excerpt
 
@@ -103,7 +103,7 @@ def wait_ready(target: Target, model: str | None, wait_s: float) -> str:
 
 
 def _answer(target: Target, path: str, wait_s: float) -> httpx.Response:
-    verify = True if target.tls is None else TlsClient(target.tls).context
+    verify = True if target.tls is None else tls_context(target.tls)
     scheme = "http" if target.tls is None else "https"
     url = f"{scheme}://{_in_url(target.host)}:{target.port}{path}"
     headers = {n.encode(): value.encode("latin-1") for n, value in target.headers.items()}

@@ -16,9 +16,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-import numpy as np
-from numpy.typing import NDArray
-
 from connector_tax.artifacts.cell_records import GeneratorHealth
 from connector_tax.loadgen.affinity import AffinityPlan
 from connector_tax.loadgen.dispatcher import Dispatcher
@@ -43,10 +40,9 @@ from connector_tax.loadgen.plan import (
     Plan,
     PrecisionRule,
     Progress,
-    open_loop,
 )
 from connector_tax.loadgen.pool import SPARE
-from connector_tax.loadgen.sessions import RequestSource, needed_capture
+from connector_tax.loadgen.sessions import needed_capture
 from connector_tax.loadgen.traffic import Load
 
 ABORT_GRACE_S = 2.0
@@ -296,7 +292,8 @@ class LoadGenerator:
 
     def describe(self) -> dict[str, Any]:
         """Return target and options, for the records; header values are left out."""
-        options = self.options
+        options = asdict(self.options)
+        cpus = options.pop("cpus")
         return {
             "target": {
                 "host": self.target.host,
@@ -306,29 +303,9 @@ class LoadGenerator:
                 "stream": self.target.stream,
                 "header_names": sorted(self.target.headers),
             },
-            "workers": options.workers,
-            "connections_per_worker": options.connections_per_worker,
-            "strict": options.strict,
-            "keep_reads": options.keep_reads,
-            "affinity": None if options.cpus is None else asdict(options.cpus),
+            **options,
+            "affinity": cpus,
         }
-
-    def run_cell(
-        self,
-        offsets_ns: NDArray[np.int64],
-        requests: RequestSource,
-        rule: CellRule,
-        on_progress: Callable[[Progress], None] | None = None,
-    ) -> CellResult:
-        """Run one open-loop cell: request k is due `offsets_ns[k]` after the cell's origin.
-
-        `offsets_ns` has shape (n,), ns, ascending, for n requests, must reach to
-        warmup_s + cap_s and should to `rule.schedule_s`. For the rest see `run`.
-
-        Raises:
-            ValueError: as `open_loop`.
-        """
-        return self.run(open_loop(offsets_ns, requests, rule), rule, on_progress)
 
     def run(
         self,

@@ -13,6 +13,7 @@ import ssl
 import struct
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import httptools
@@ -146,21 +147,18 @@ def hold_kernel_stamps() -> socket.socket | None:
     return None
 
 
+@dataclass(slots=True)
 class StampCounts:
     """What a pool's connections read: `reads`, those among them without a stamp of the kernel
     (`unstamped`), and those that read the clocks again (`clock_gaps`).
     """
 
-    __slots__ = ("clock_gaps", "reads", "unstamped")
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        self.reads = self.unstamped = self.clock_gaps = 0
+    reads: int = 0
+    unstamped: int = 0
+    clock_gaps: int = 0
 
 
-def _read_clocks() -> tuple[int, int]:
+def read_clocks() -> tuple[int, int]:
     """Monotonic and wall time in ns, read as close together as some tries allow."""
     best = (1 << 62, 0, 0)
     for _ in range(CLOCK_TRIES):
@@ -169,43 +167,6 @@ def _read_clocks() -> tuple[int, int]:
         if best[0] <= CLOCK_GAP_NS:
             break
     return best[1], best[2]
-
-
-class KernelReader:
-    """Reads `sock` with the kernel's stamps, or this process's own where there are none.
-
-    `not_before_ns`: nothing read from here on can have arrived earlier (the last write, or read).
-    """
-
-    __slots__ = ("_buffer", "_buffers", "_receive", "_stamps", "not_before_ns")
-
-    def __init__(self, sock: socket.socket, buffer: memoryview, stamps: StampCounts) -> None:
-        self._receive = sock.recvmsg_into
-        self._buffer = buffer
-        self._buffers = [buffer]
-        self._stamps = stamps
-        self.not_before_ns = 0
-
-    def __call__(self) -> tuple[memoryview, int]:
-        """Read once; raises OSError."""
-        size, control, _, _ = self._receive(self._buffers, _CONTROL_BYTES)
-        stamp = now = _monotonic_ns()
-        stamps = self._stamps
-        stamps.reads += 1
-        if control:
-            # The kernel stamps in wall time; its age carries over to the monotonic clock.
-            seconds, ns = _timespec(control[0][2])
-            wall = _time_ns()
-            if _monotonic_ns() - now > CLOCK_GAP_NS:
-                stamps.clock_gaps += 1
-                now, wall = _read_clocks()
-            stamp = now - (wall - (seconds * 1_000_000_000 + ns))
-        # A stamp out of these bounds was taken before a step of the wall clock.
-        if size and (not control or not self.not_before_ns <= stamp <= now):
-            stamps.unstamped += 1
-            stamp = now
-        self.not_before_ns = stamp
-        return self._buffer[:size], stamp
 
 
 RECORD_BYTES = 16 * 1024
@@ -269,25 +230,17 @@ class TlsSession:
             self._incoming.write(data)
 
 
-class TlsClient:
-    """What every connection to one host shares.
+def tls_context(settings: TlsSettings) -> ssl.SSLContext:
+    """Return what every connection to one host shares.
 
     Raises:
         OSError: `ca_file` cannot be read; ssl.SSLError, which is one: it holds no certificate.
     """
-
-    def __init__(self, settings: TlsSettings) -> None:
-        self._name = settings.name
-        self.context = ssl.create_default_context(cafile=settings.ca_file)
-        if settings.insecure:
-            self.context.check_hostname = False
-            self.context.verify_mode = ssl.CERT_NONE
-
-    async def handshake(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> TlsSession:
-        """Return the TLS layer of a new connection; raises as TlsSession.handshake."""
-        session = TlsSession(self.context, self._name)
-        await session.handshake(loop, sock)
-        return session
+    context = ssl.create_default_context(cafile=settings.ca_file)
+    if settings.insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
 
 
 def tls_text(error: ssl.SSLError) -> str:
@@ -323,29 +276,35 @@ class Connection:
     The reader is called while a read is handled, and may release the connection then.
 
     The stamp of a read is when the kernel received the last segment in it, or, without kernel
-    stamps, when the read returned.
+    stamps, when the read returned. `_not_before_ns`: nothing read from here on can have arrived
+    earlier (the last write, or read).
     """
 
     __slots__ = (
-        *("_complete", "_framed", "_headers_done", "_keep_alive", "_on_idle_data", "_parser"),
-        *("_parts", "_poisoned", "_poller", "_read", "_status", "_tls", "_unsent", "closed"),
-        *("idle_since_ns", "location", "pooled", "reader", "received", "reused", "sock"),
+        *("_buffer", "_complete", "_framed", "_headers_done", "_keep_alive", "_not_before_ns"),
+        *("_on_idle_data", "_parser", "_parts", "_poisoned", "_poller", "_stamps", "_status"),
+        *("_tls", "_unsent", "closed", "idle_since_ns", "location", "pooled", "reader"),
+        *("received", "reused", "sock"),
     )
 
     def __init__(
         self,
         poller: Poller,
         sock: socket.socket,
-        read: KernelReader,
         tls: TlsSession | None,
+        buffer: memoryview,
+        stamps: StampCounts,
         on_idle_data: "Callable[[Connection], None]",
     ) -> None:
+        """`buffer`: what every read goes to; `stamps`: where the reads are counted."""
         # Of the connection.
         self._poller = poller
         self.sock = sock
         self._on_idle_data = on_idle_data
         self._parser = httptools.HttpResponseParser(self)
-        self._read = read
+        self._buffer = buffer
+        self._stamps = stamps
+        self._not_before_ns = 0
         self._tls = tls
         self.closed = False
         self.idle_since_ns = _monotonic_ns()
@@ -381,7 +340,7 @@ class Connection:
         """
         self._begin(reader)
         parts = (head, body) if self._tls is None else (self._tls.encrypt(head, body),)
-        stamp = self._read.not_before_ns = _monotonic_ns()
+        stamp = self._not_before_ns = _monotonic_ns()
         try:
             sent = self.sock.sendmsg(parts)
         except BlockingIOError:
@@ -415,12 +374,33 @@ class Connection:
         if not self.closed:
             self._poller.streaming.add(self.sock.fileno())
 
+    def read(self) -> tuple[memoryview, int]:
+        """Read once; raises OSError."""
+        size, control, _, _ = self.sock.recvmsg_into((self._buffer,), _CONTROL_BYTES)
+        stamp = now = _monotonic_ns()
+        stamps = self._stamps
+        stamps.reads += 1
+        if control:
+            # The kernel stamps in wall time; its age carries over to the monotonic clock.
+            seconds, ns = _timespec(control[0][2])
+            wall = _time_ns()
+            if _monotonic_ns() - now > CLOCK_GAP_NS:
+                stamps.clock_gaps += 1
+                now, wall = read_clocks()
+            stamp = now - (wall - (seconds * 1_000_000_000 + ns))
+        # A stamp out of these bounds was taken before a step of the wall clock.
+        if size and (not control or not self._not_before_ns <= stamp <= now):
+            stamps.unstamped += 1
+            stamp = now
+        self._not_before_ns = stamp
+        return self._buffer[:size], stamp
+
     def on_readable(self) -> None:
         """Read once, stamp, parse, tell the reader."""
         if self.closed:  # in the same batch, for another socket's sake
             return
         try:
-            data, stamp = self._read()
+            data, stamp = self.read()
         except OSError as error:
             if error.errno not in _WOULD_BLOCK:
                 self._on_reset(error)
@@ -557,7 +537,7 @@ class Connection:
     def is_stale(self) -> bool:
         """True if the server has closed this idle connection, or sent something."""
         try:
-            return not self._is_control(self._read()[0])
+            return not self._is_control(self.read()[0])
         except BlockingIOError:
             return False
         except OSError:
@@ -571,7 +551,7 @@ class Connection:
         self._poller.remove(self)
         self.sock.close()
         # These refer back to the connection; the collector does not run during a cell.
-        del self._parser, self._read, self._tls
+        del self._parser, self._tls
 
 
 def os_text(error: OSError) -> str:

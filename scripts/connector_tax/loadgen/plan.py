@@ -146,9 +146,10 @@ class PrecisionRule:
 
 
 def open_loop(offsets_ns: NDArray[np.int64], requests: RequestSource, rule: CellRule) -> Load:
-    """Independent requests, the k-th due `offsets_ns[k]` (shape (n,), ascending) after the origin.
+    """Independent requests, the k-th due `offsets_ns[k]` after the origin.
 
-    Requests beyond the last offset are not sent.
+    `offsets_ns` has shape (n,), ns, ascending, must reach to warmup_s + cap_s and should to
+    `rule.schedule_s`. Requests beyond its last are not sent.
 
     Raises:
         ValueError: the schedule is empty, not ascending, or ends before the rule's cap; as they are

@@ -9,15 +9,15 @@ from collections.abc import Callable
 
 from connector_tax.loadgen.http import (
     Connection,
-    KernelReader,
     Poller,
     StampCounts,
-    TlsClient,
+    TlsSession,
     enable_kernel_stamps,
     os_text,
+    tls_context,
     tls_text,
 )
-from connector_tax.loadgen.messages import RequestFailed
+from connector_tax.loadgen.messages import RequestFailed, TlsSettings
 
 READ_BYTES = 256 * 1024
 FILL_S = 5.0
@@ -51,7 +51,7 @@ class Pool:
         family: int,
         address: tuple[str, int],
         limit: int,
-        tls: TlsClient | None = None,
+        tls: TlsSettings | None = None,
         strict: bool = False,
     ) -> None:
         self._loop = loop
@@ -59,7 +59,7 @@ class Pool:
         self._address = address
         self._limit = limit
         self.stamps = StampCounts()
-        self._tls = tls
+        self._tls = None if tls is None else (tls_context(tls), tls.name)
         self._strict = strict
         self._buffer = memoryview(bytearray(READ_BYTES))
         self.poller = Poller(loop)
@@ -249,7 +249,8 @@ class Pool:
                 await self._loop.sock_connect(sock, self._address)
                 tls = None
                 if self._tls is not None:
-                    tls = await self._tls.handshake(self._loop, sock)
+                    tls = TlsSession(*self._tls)
+                    await tls.handshake(self._loop, sock)
         except BaseException as error:
             if sock is not None:
                 sock.close()
@@ -262,5 +263,4 @@ class Pool:
             if isinstance(error, OSError):
                 raise RequestFailed("connect_failed", os_text(error)) from None
             raise
-        read = KernelReader(sock, self._buffer, self.stamps)
-        return Connection(self.poller, sock, read, tls, self._on_idle_data)
+        return Connection(self.poller, sock, tls, self._buffer, self.stamps, self._on_idle_data)

@@ -7,7 +7,6 @@ that a study's cells have too have its names, bounds and sentences.
 
 import contextlib
 import sys
-import time
 from array import array
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
@@ -143,17 +142,6 @@ class RecordSink:
     def _leave_line(self) -> None:
         if self._terminal and self._next_s:
             print(file=sys.stderr)
-
-
-def utc_offset_ns() -> int:
-    """UTC less CLOCK_MONOTONIC, in ns: by this the stamps can be joined to a server's log."""
-    tries = []
-    for _ in range(5):
-        before = time.monotonic_ns()
-        wall = time.time_ns()
-        after = time.monotonic_ns()
-        tries.append((after - before, wall - (before + after) // 2))
-    return min(tries)[1]
 
 
 # ---- sessions and latencies

@@ -162,9 +162,9 @@ class Load:
 
     def scheduler(self, origin_ns: int) -> "SessionScheduler | ClosedSingles":
         """What says which requests are due, by the clock."""
-        if self.waits_in_workers:
-            return ClosedSingles(self.sessions, self.concurrency, origin_ns, self.rampup_ns)
         admission = at_places(self.concurrency, origin_ns, self.rampup_ns)
+        if self.waits_in_workers:
+            return ClosedSingles(self.sessions, self.concurrency, admission)
         if self.offsets_ns is not None:
             admission = at_starts((self.offsets_ns + origin_ns).tolist())
         return SessionScheduler(self.sessions, admission, not self.keep_going)
@@ -367,18 +367,17 @@ class SessionScheduler:
 class ClosedSingles:
     """Hands out sessions of one request each, so many at once; asked as SessionScheduler.
 
-    Place k, of `target`, is there at origin + rampup (k + 1) / target: the request that takes it is
-    due then. The others have no due time (WAITS), and wait in a worker for a place: STOCK of them,
-    or as many as there are places, so that none stays empty until the next look here.
+    When a place, of `target`, is there, `admission` says (`at_places`): the request that takes it
+    is due then. The others have no due time (WAITS), and wait in a worker for a place: STOCK of
+    them, or as many as there are places, so that none stays empty until the next look here.
     """
 
     STOCK = 128
 
-    def __init__(self, sessions: Sessions, target: int, origin_ns: int, rampup_ns: int) -> None:
+    def __init__(self, sessions: Sessions, target: int, admission: Admission) -> None:
         self._sessions = sessions
         self._target = target
-        self._origin_ns = origin_ns
-        self._rampup_ns = rampup_ns
+        self._admission = admission
         self._places = 0  # handed out with a due time
         self._handed = 0
         self._ended = 0
@@ -427,9 +426,7 @@ class ClosedSingles:
 
     def next_ns(self, now_ns: int) -> int | None:  # noqa: ARG002
         """Return when the next place is there; None: all are."""
-        if self._places == self._target:
-            return None
-        return self._origin_ns - (-self._rampup_ns * (self._places + 1) // self._target)
+        return self._admission(self._handed, self._places, 0)
 
     def complete(self, *_: object) -> Outcome:
         """Take the end of a request, or its return, if it was never sent."""

@@ -31,7 +31,7 @@ import zmq
 
 from connector_tax.linux import TimerFd, set_time_slice, signal_at_parents_end
 from connector_tax.loadgen.endpoint import request_head
-from connector_tax.loadgen.http import FAR_NS, Connection, TlsClient, hold_kernel_stamps
+from connector_tax.loadgen.http import FAR_NS, Connection, hold_kernel_stamps
 from connector_tax.loadgen.messages import (
     DEAD,
     PAUSE_AFTER,
@@ -356,7 +356,7 @@ class Worker:
             settings.family,
             (settings.host, target.port),
             settings.connections,
-            None if target.tls is None else TlsClient(target.tls),
+            target.tls,
             settings.strict,
         )
         self._inflight = inflight
@@ -402,7 +402,8 @@ class Worker:
         gc.disable()
         self._requests.undecodable = self._requests.oversized = self._results.dropped = 0
         self._pool.waited = 0
-        self._pool.stamps.reset()
+        stamps = self._pool.stamps
+        stamps.reads = stamps.unstamped = stamps.clock_gaps = 0
         self._probe.reset()
         begun = Begun(self._index, self._pool.idle, problem, self._clock)
         self._results.send(self._encode(begun))

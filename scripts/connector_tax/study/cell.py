@@ -54,6 +54,7 @@ from connector_tax.loadgen import (
     RequestSource,
     Target,
     make_offsets,
+    open_loop,
 )
 from connector_tax.loadgen.affinity import AffinityPlan
 from connector_tax.loadgen.messages import STUDY_FIELDS
@@ -215,12 +216,9 @@ def measure(
     step_log.mark()
     suspended_before = suspended_ms()
     used_before = instruments.processes.read()
-    result = instruments.generator.run_cell(
-        prepared.offsets_ns,
-        prepared.requests,
-        cell_rule(study["config"], launch.phase),
-        on_progress,
-    )
+    rule = cell_rule(study["config"], launch.phase)
+    load = open_loop(prepared.offsets_ns, prepared.requests, rule)
+    result = instruments.generator.run(load, rule, on_progress)
     used_after = instruments.processes.read()
     instruments.server.check_alive(f"in cell {name}")
     after = _final_scrape(sampler, before, result)
