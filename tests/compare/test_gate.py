@@ -77,7 +77,7 @@ def test_bounds_judged_together_have_wider_intervals(root: Path) -> None:
 def test_too_few_blocks_cannot_tell(tmp_path: Path) -> None:
     write_study(tmp_path, Design(blocks=1))
     study = StudyTables(tmp_path / "study.json")
-    answer = check(study, "nixl_both", "ttft_p90", 5.0)
+    answer = check(study, "nixl_both", "ttft_p90", 5.0, "ref_safe", 1)
     assert answer.result == CANNOT_TELL
     assert overall([answer]) == CANNOT_TELL
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import CellEntry, launch_index, write_index
-from connector_tax.artifacts.names import PHASES, Launch
+from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_records import DesignLabel
 from connector_tax.artifacts.tables import table_text
 from connector_tax.files import write_json, write_text
@@ -16,11 +16,12 @@ from tests.figures.figure_tables import (
     cell_rows,
     configs,
     effect_rows,
+    engine_rows,
     grid,
     reference_rates,
+    resource_rows,
     state,
 )
-from tests.figures.resource_tables import engine_rows, resource_rows
 from tests.study_folder import DEFAULT, rate_cell, shape_cell, study_document, write_stages
 
 
@@ -37,53 +38,47 @@ def _settings(design: Design) -> dict[str, Any]:
 
 
 def _hypotheses() -> dict[str, Any]:
+    verdicts = ("supported", "refuted", "cannot tell", "supported", "supported", "refuted")
+    none: dict[str, Any] = {"numbers": {}, "point_label": None}
     return {
         "engine_label": "embedded (emulated)", "emulated": True,
         "hypotheses": [
-            {"id": f"H{number}", "verdict": verdict, "sentence": f"Sentence of H{number}.",
-             "numbers": {"tax": 0.31, "tax_lo": 0.27, "tax_hi": 0.35}, "point_label": None}
-            for number, verdict in enumerate(
-                ("supported", "refuted", "cannot tell", "supported", "supported", "refuted"), 1)
+            {"id": f"H{number}", "verdict": verdict, "sentence": f"Sentence of H{number}.", **none}
+            for number, verdict in enumerate(verdicts, 1)
         ],
         "criteria": [
             {"id": number, "verdict": "met" if number != 6 else "not met",
-             "sentence": f"Sentence of criterion {number}.", "numbers": {},
-             "point_label": None}
+             "sentence": f"Sentence of criterion {number}.", **none}
             for number in range(1, 8)
         ],
     }  # fmt: skip
 
 
-def _launches(design: Design, phase: str) -> list[tuple[str, int]]:
-    if phase not in {cell[0] for cell in grid(design)}:
-        return []
-    return [(config, block) for block in range(design.blocks) for config in configs(design)
-            if phase != "Bp" or config in ("plain", "mooncake_both", "plain_2")]  # fmt: skip
+def _launches(design: Design) -> list[Launch]:
+    """In the order they run."""
+    return [
+        Launch(config, block, phase)
+        for phase in dict.fromkeys(cell[0] for cell in grid(design))
+        for block in range(design.blocks)
+        for config in configs(design)
+        if phase != "Bp" or config in ("plain", "mooncake_both", "plain_2")
+    ]
 
 
-def _write_runs(root: Path, design: Design) -> None:
-    for phase in sorted({cell[0] for cell in grid(design)}):
-        for position, (config, block) in enumerate(_launches(design, phase)):
-            _write_launch(root, design, phase, config, block, position)
-
-
-def _write_launch(
-    root: Path, design: Design, phase: str, config: str, block: int, position: int
-) -> None:
-    folder = Launch(config, block, phase).folder(root)
+def _write_launch(root: Path, design: Design, launch: Launch) -> None:
+    folder, phase = launch.folder(root), launch.phase
     cells: list[CellEntry] = []
     for _, cell, rate, input_tokens, output_tokens in (c for c in grid(design) if c[0] == phase):
-        status, reason = state(design, config, phase, cell)
+        status, reason = state(design, launch.config, phase, cell)
         cells.append(CellEntry(cell, status, reason or None, {}))
         if status == "skipped":
             continue
         values = {
-            "phase": phase, "cell": cell, "config": config, "block": block,
+            "phase": phase, "cell": cell, "config": launch.config, "block": launch.block,
             "input_tokens": input_tokens, "output_tokens": output_tokens,
             "schedule": {"kind": "fixed", "rate_rps": rate, "seed": "s", "n": 240},
             "window": {"t_origin_ns": 0, "t_warmup_end_ns": 10**9, "t_stop_ns": 61 * 10**9,
-                       "t_drained_ns": 62 * 10**9,
-                       "started_utc": f"2026-05-26T0{position % 10}:00:00Z"},
+                       "t_drained_ns": 62 * 10**9, "started_utc": "2026-05-26T00:00:00Z"},
             "counts": {"planned": 240, "sent": 240, "ok": 240, "dropped": 0, "failed": {},
                        "measured_ok": 230},
             "health": {
@@ -97,7 +92,7 @@ def _write_launch(
     skipped = all(cell.status == "skipped" for cell in cells)
     document: DesignLabel = {"engine_label": design.engine_label, "design_sha256": "0" * 64}
     index = launch_index(
-        document, Launch(config, block, phase), cells,
+        document, launch, cells,
         status="skipped" if skipped else "done",
         reason=cells[0].reason if skipped else None,
         started_utc="2026-05-26T00:00:00+00:00", ended_utc="2026-05-26T00:01:44+00:00",
@@ -116,9 +111,9 @@ def write_study(root: Path, design: Design | None = None, runs: bool = False) ->
     for phase, _, rate, i, o in grid(design):
         planned = rate_cell(rate, i, o) if phase == "A" else shape_cell(i, o)
         cells.setdefault(phase, []).append(planned)
-    order = [Launch(*launch, phase) for phase in PHASES for launch in _launches(design, phase)]
+    launches = _launches(design)
     document = study_document(
-        _settings(design), design.labels, cells, order,
+        _settings(design), design.labels, cells, launches,
         study=re.sub(r"[^a-z0-9._-]", "-", root.name), engine_label=design.engine_label,
         emulated=design.emulated,
     )  # fmt: skip
@@ -128,18 +123,16 @@ def write_study(root: Path, design: Design | None = None, runs: bool = False) ->
     study_file = write_stages(
         root, document, design.skipped, step_timing=design.step_timing, environment=environment
     )
-    configurations, skipped = list(design.labels), design.skipped
-    resources = resource_rows(configurations, skipped, design.blocks, design.plain_launches)
     tables = {
         paths.CELLS: cell_rows(design),
-        paths.EFFECTS: [*effect_rows(design), *resources],
+        paths.EFFECTS: [*effect_rows(design), *resource_rows(design)],
         paths.STEP_CDF: cdf_rows(design),
-        paths.ENGINE_TABLE: engine_rows(configurations, skipped),
+        paths.ENGINE_TABLE: engine_rows(design),
     }
     for name, rows in tables.items():
         write_text(root / paths.ANALYSIS / name, table_text(name, rows))
-    write_json(root / "analysis" / "hypotheses.json", _hypotheses())
-    write_json(root / "reference_rates.json", reference_rates(design))
-    if runs:
-        _write_runs(root, design)
+    write_json(root / paths.ANALYSIS / paths.HYPOTHESES, _hypotheses())
+    write_json(root / paths.REFERENCE_RATES, reference_rates(design))
+    for launch in launches if runs else ():
+        _write_launch(root, design, launch)
     return study_file

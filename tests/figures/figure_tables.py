@@ -5,11 +5,19 @@ configuration, so a test can say what a figure must show.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from connector_tax.artifacts.names import ALL_RATES, configuration_of, plain_names
+from connector_tax.analysis.resources import RESOURCES
+from connector_tax.artifacts.metrics import CRITERIA, METRICS
+from connector_tax.artifacts.names import (
+    ALL_RATES,
+    cell_of_rate,
+    cell_of_shape,
+    configuration_of,
+    plain_names,
+)
 from connector_tax.artifacts.verdicts import CANNOT_TELL, COSTS, MARKED, TOO_FEW
 
 LABELS = {
@@ -34,7 +42,8 @@ STEP_COST_US = {
     "plain_2": 8.0,
 }
 BASE_STEP_US = 1200.0
-METRICS = ("ttft_p90", "tpot_p90", "ttft_p50", "tpot_p50", "e2e_p90")
+# Phase, cell, rate, input tokens, output tokens.
+Grid = tuple[str, str, float, int, int]
 
 
 @dataclass(frozen=True)
@@ -45,8 +54,8 @@ class Design:
     rates_rps: tuple[float, ...] = (0.5, 1, 2, 4, 8, 16, 32)
     inputs: tuple[int, ...] = (512, 4096, 32768)
     outputs: tuple[int, ...] = (64, 256, 1024)
-    ref_safe: float | None = 4
-    ref_load: float | None = 8
+    ref_safe: float = 4
+    ref_load: float = 8
     step_timing: bool = True
     engine_steps: bool = True
     skipped: Mapping[str, str] = field(default_factory=dict)
@@ -58,22 +67,16 @@ class Design:
     overloaded: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
 
-def _cell(rate: float) -> str:
-    return f"r{rate:g}"
-
-
 def _capacity_rps(config: str) -> float:
     return 22.0 * BASE_STEP_US / (BASE_STEP_US + STEP_COST_US[config])
 
 
 def _values_ms(config: str, rate: float, input_tokens: int, output_tokens: int) -> dict[str, float]:
-    load = min(rate / _capacity_rps(config), 0.995)
-    step_ms = (
-        BASE_STEP_US + STEP_COST_US[config] * (1 + 0.15 * math.log2(input_tokens / 512))
-    ) / 1e3
-    ttft = step_ms * (input_tokens / 512) ** 0.8 * 3 / (1 - load) + max(
-        0.0, 900 * (rate / _capacity_rps(config) - 1)
-    )
+    offered = rate / _capacity_rps(config)
+    load = min(offered, 0.995)
+    cost_us = STEP_COST_US[config] * (1 + 0.15 * math.log2(input_tokens / 512))
+    step_ms = (BASE_STEP_US + cost_us) / 1e3
+    ttft = step_ms * (input_tokens / 512) ** 0.8 * 3 / (1 - load) + max(0.0, 900 * (offered - 1))
     tpot = step_ms * (1 + 0.8 * load) * (1 + 0.01 * output_tokens / 1024)
     return {
         "ttft_p90": ttft,
@@ -85,17 +88,14 @@ def _values_ms(config: str, rate: float, input_tokens: int, output_tokens: int) 
 
 
 def _criteria(config: str, rate: float, rates: tuple[float, ...]) -> list[str]:
-    fired = []
-    ratio = min(1.0, _capacity_rps(config) / rate)
-    if ratio < 0.95:
-        fired.append("throughput_ratio")
-    if rate > 0.9 * _capacity_rps(config):
-        fired.append("waiting")
-    if rate / 2 in rates:
-        now = _values_ms(config, rate, 4096, 256)["ttft_p90"]
-        if now / _values_ms(config, rate / 2, 4096, 256)["ttft_p90"] > 1.5:
-            fired.append("ttft_ratio")
-    return fired
+    """Those of saturation that fired at a rate."""
+    now, half = (_values_ms(config, r, 4096, 256)["ttft_p90"] for r in (rate, rate / 2))
+    fired = {
+        "throughput_ratio": _capacity_rps(config) / rate < 0.95,
+        "waiting": rate > 0.9 * _capacity_rps(config),
+        "ttft_ratio": rate / 2 in rates and now / half > 1.5,
+    }
+    return [name for name, has_fired in fired.items() if has_fired]
 
 
 def configs(design: Design) -> list[str]:
@@ -103,6 +103,7 @@ def configs(design: Design) -> list[str]:
 
 
 def state(design: Design, config: str, phase: str, cell: str) -> tuple[str, str]:
+    """Status and reason of a cell."""
     base = configuration_of(config)
     if base in design.skipped:
         return "skipped", design.skipped[base]
@@ -111,69 +112,55 @@ def state(design: Design, config: str, phase: str, cell: str) -> tuple[str, str]
     return "valid", ""
 
 
-def grid(design: Design) -> list[tuple[str, str, float, int, int]]:
-    """(phase, cell, rate, input tokens, output tokens) of every cell."""
-    grid = [("A", _cell(rate), rate, 4096, 256) for rate in design.rates_rps]
+def grid(design: Design) -> list[Grid]:
+    """Every cell."""
+    cells: list[Grid] = [("A", cell_of_rate(rate), rate, 4096, 256) for rate in design.rates_rps]
     for phase, rate in (("B", design.ref_safe), ("Bp", design.ref_load)):
-        if rate is None or (phase == "Bp" and rate == design.ref_safe):
+        if phase == "Bp" and rate == design.ref_safe:
             continue
         shapes = [(i, o) for i in design.inputs for o in design.outputs if phase == "B" or o == 256]
-        grid += [(phase, f"{i}x{o}", rate, i, o) for i, o in shapes]
-    return grid
+        cells += [(phase, cell_of_shape(*shape), rate, *shape) for shape in shapes]
+    return cells
 
 
-def cell_rows(design: Design) -> Iterable[dict[str, Any]]:
+def cell_rows(design: Design) -> Iterator[dict[str, Any]]:
+    """cells.csv."""
     for config in configs(design):
-        for phase, cell, rate, input_tokens, output_tokens in grid(design):
-            status, reason = state(design, config, phase, cell)
-            base = {
-                "config": config,
-                "configuration": configuration_of(config),
-                "phase": phase,
-                "cell": cell,
-                "rate_rps": rate,
-                "input_tokens": input_tokens,
-                "output_tokens": output_tokens,
-                "status": status,
-                "reason": reason,
+        for cell in grid(design):
+            phase, name, rate, input_tokens, output_tokens = cell
+            status, reason = state(design, config, phase, name)
+            row = {
+                "config": config, "configuration": configuration_of(config), "phase": phase,
+                "cell": name, "rate_rps": rate, "input_tokens": input_tokens,
+                "output_tokens": output_tokens, "status": status, "reason": reason,
                 "label": design.engine_label,
-            }
-            valid = status == "valid"
-            fired = _criteria(config, rate, design.rates_rps) if phase == "A" and valid else []
-            values = _values_ms(config, rate, input_tokens, output_tokens)
+            }  # fmt: skip
             # Plain's pooled row is over all of its launches.
             pooled = ["all"] if config in design.labels else []
             for block in [*map(str, range(design.blocks)), *pooled]:
-                row: dict[str, Any] = {**base, "block": block}
-                for metric in METRICS:
-                    low, high = (0.96, 1.05) if block == "all" else (0.93, 1.08)
-                    value = values[metric]
-                    row[f"{metric}_ms"] = value if valid else None
-                    row[f"{metric}_lo_ms"] = low * value if valid else None
-                    row[f"{metric}_hi_ms"] = high * value if valid else None
-                done = min(rate, _capacity_rps(config))
-                row |= {
-                    "n": int(200 + 10 * rate) * (design.blocks if block == "all" else 1),
-                    "requested_throughput_rps": rate,
-                    "effective_throughput_rps": done if valid else None,
-                    "throughput_ratio": done / rate if valid else None,
-                    "error_rate": 0.0 if valid else None,
-                    "saturated": bool(fired) if phase == "A" and valid else None,
-                    "saturation_criteria": ";".join(fired),
-                    "warming_up": False if valid else None,
-                }
-                row["n"] = row["n"] if valid else None
-                row["n_steps"] = 5 * row["n"] if valid and design.step_timing else None
-                yield row
+                numbers = _measured(design, config, cell, block) if status == "valid" else {}
+                yield row | {"block": block} | numbers
 
 
-Grid = tuple[str, str, float, int, int]
+def _measured(design: Design, config: str, cell: Grid, block: str) -> dict[str, Any]:
+    phase, _, rate, *shape = cell
+    low, high = (0.96, 1.05) if block == "all" else (0.93, 1.08)
+    n = int(200 + 10 * rate) * (design.blocks if block == "all" else 1)
+    row: dict[str, Any] = {
+        "n": n,
+        "n_steps": 5 * n if design.step_timing else None,
+        "effective_throughput_rps": min(rate, _capacity_rps(config)),
+    }
+    if phase == "A":
+        fired = _criteria(config, rate, design.rates_rps)
+        row |= {"saturated": bool(fired), "saturation_criteria": ";".join(fired)}
+    for metric, value in _values_ms(config, rate, *shape).items():
+        ends = {"_lo": low * value, "": value, "_hi": high * value}
+        row |= {f"{metric}{end}_ms": number for end, number in ends.items()}
+    return row
 
 
-def _lost(design: Design, config: str, cell: Grid) -> dict[str, Any] | None:
-    """Status and reason of a cell without a number; None where it has one."""
-    status, reason = state(design, config, cell[0], cell[1])
-    return None if status == "valid" else {"status": status, "reason": reason}
+# ---- effects.csv
 
 
 def _ends(design: Design, value: float, below: float, above: float) -> dict[str, Any]:
@@ -203,90 +190,137 @@ def _tax(design: Design, config: str, cell: Grid, metric: str) -> dict[str, Any]
     return row
 
 
-def _step(design: Design, config: str, cell: Grid, metric: str) -> dict[str, Any]:
-    share = {"step": 1.0, "engine_step": 1.5, "callbacks": 0.7}[metric]
-    if not design.step_timing or (metric == "engine_step" and not design.engine_steps):
-        return {"status": "missing", "reason": "no step tax"}
-    if _lost(design, config, cell):
-        return {"status": "missing", "reason": "no step tax"}
-    below, above = (20, 20) if config == "plain_2" else (60, 70)
-    return _ends(design, share * STEP_COST_US[config], below, above)
-
-
 HOOKS = {"scheduler//build_meta": 0.2, "worker//get_finished": 0.4, "worker//wait_for_save": 0.01}
 # Of the cost of a decode step that of a prefill step.
 PREFILL_COST = 10
 
 
-def _kinds(design: Design, config: str, lost: bool) -> Iterable[dict[str, Any]]:
-    """The steps by kind: 1.5 times the cost over plain's, and all hooks and what is left of it."""
-    if lost or not design.step_timing or not design.engine_steps:
+def _steps(design: Design, config: str) -> Iterator[dict[str, Any]]:
+    """schedule(), and whole steps: 1.5 times the cost over plain's, its hooks and the rest."""
+    below, above = (20, 20) if config == "plain_2" else (60, 70)
+    whole = {"quantity": "step", "unit": "us", "scale": "raw"}
+    cost = STEP_COST_US[config]
+    yield whole | {"metric": "step"} | _ends(design, cost, below, above)
+    if not design.engine_steps:
         return
-    noop = STEP_COST_US["noop_connector"]
+    yield whole | {"metric": "engine_step"} | _ends(design, 1.5 * cost, below, above)
+    noop = 0 if config == "noop_connector" else STEP_COST_US["noop_connector"]
     for kind, times in (("decode", 1), ("prefill", PREFILL_COST)):
-        cost = times * STEP_COST_US[config]
-        both = {"item": f"{kind}/all/", "unit": "us", "scale": "raw", "status": "valid", "n": 900}
-        below, above = (20, 20) if config == "plain_2" else (60, 70)
+        group = whole | {"item": f"{kind}/all/", "n": 900, "base": 6000.0}
         values = {"step_us": 1.5 * cost}
         if config != "plain_2":
-            values |= {"hooks_us": sum(HOOKS.values()) * cost}
-            outside = 1.5 - sum(HOOKS.values())
-            framework = 0 if config == "noop_connector" else times * noop
-            values |= {"left_us": outside * (cost - framework)}
+            in_hooks = sum(HOOKS.values())
+            values |= {"hooks_us": in_hooks * cost, "left_us": (1.5 - in_hooks) * (cost - noop)}
             for name, part in HOOKS.items():
-                us = part * cost
-                ends = {"estimate": us, "lo": 0.9 * us, "hi": 1.1 * us}
-                yield both | {"quantity": "hook", "metric": name, "n_blocks": design.blocks, **ends}
+                us = times * part * cost
+                yield group | {"quantity": "hook", "metric": name, "n_blocks": design.blocks,
+                               "estimate": us, "lo": 0.9 * us, "hi": 1.1 * us,
+                               "status": "valid"}  # fmt: skip
         for metric, value in values.items():
-            own = {"quantity": "step", "metric": metric, "base": 6000.0}
-            yield both | own | _ends(design, value, below, above)
+            yield group | {"metric": metric} | _ends(design, times * value, below, above)
 
 
-def effect_rows(design: Design) -> Iterable[dict[str, Any]]:
+def effect_rows(design: Design) -> Iterator[dict[str, Any]]:
     """effects.csv but for the resources."""
-    rates = {"ref_safe": design.ref_safe, "ref_load": design.ref_load}
+    rates = {design.ref_load: "ref_load", design.ref_safe: "ref_safe"}
+    all_rates: Grid = ("A", ALL_RATES, *grid(design)[0][2:])
     for config in (config for config in configs(design) if config != "plain"):
-        for cell in grid(design):
-            at = {"B": "ref_safe", "Bp": "ref_load"}.get(cell[0]) or next(
-                (name for name, rate in rates.items() if rate == cell[2]), ""
-            )
-            row: dict[str, Any] = {"config": config, "phase": cell[0], "cell": cell[1],
-                                   "rate_rps": cell[2], "reference": at}  # fmt: skip
-            family = "confirmatory" if cell[0] == "A" and at else "exploratory"
+        for cell in (*grid(design), all_rates):
+            phase, name, rate, *_ = cell
+            at = {"B": "ref_safe", "Bp": "ref_load"}.get(phase, rates.get(rate, ""))
+            row: dict[str, Any] = {"config": config, "phase": phase, "cell": name,
+                                   "rate_rps": rate, "reference": at}  # fmt: skip
+            if cell == all_rates:
+                row |= {"rate_rps": None, "reference": ALL_RATES}
+            family = "confirmatory" if phase == "A" and row["reference"] else "exploratory"
+            status, reason = state(design, config, phase, name)
+            tax = {"quantity": "tax", "unit": "ms", "scale": "log", "margin": 0.03}
             for metric in METRICS:
-                numbers = _lost(design, config, cell) or _tax(design, config, cell, metric)
-                yield row | numbers | {"quantity": "tax", "metric": metric, "unit": "ms",
-                                       "scale": "log", "margin": 0.03,
-                                       "family": family}  # fmt: skip
-            for metric in ("step", "engine_step", "callbacks"):
-                if config != "plain_2" or metric != "callbacks":
-                    yield row | _step(design, config, cell, metric) | {
-                        "quantity": "step", "metric": metric, "unit": "us", "scale": "raw",
-                    }  # fmt: skip
-            for own in _kinds(design, config, bool(_lost(design, config, cell))):
-                yield row | own
-        lowest = ("A", ALL_RATES, *grid(design)[0][2:])
+                numbers = _tax(design, config, cell, metric) if status == "valid" else {}
+                yield {"status": status, "reason": reason, "metric": metric, "family": family,
+                       **row, **tax, **numbers}  # fmt: skip
+            if design.step_timing and status == "valid" and cell != all_rates:
+                yield from (row | own for own in _steps(design, config))
         for metric in METRICS:
-            numbers = _lost(design, config, lowest) or _tax(design, config, lowest, metric)
-            yield {"config": config, "phase": "A", "cell": ALL_RATES, "reference": ALL_RATES,
-                   "quantity": "tax", "metric": metric, "unit": "ms", "scale": "log",
-                   "margin": 0.03, "family": "confirmatory", **numbers}  # fmt: skip
-        for metric in METRICS:
-            gap = {"estimate": 0.2, "lo": 0.1, "hi": 0.3, "base": 0.3, "own": 0.5}
             yield {"quantity": "gap", "config": config, "phase": "A", "metric": metric,
-                   "scale": "raw", "n_blocks": design.blocks, "status": "valid", **gap,
+                   "scale": "raw", "n_blocks": design.blocks, "status": "valid", "estimate": 0.2,
+                   "lo": 0.1, "hi": 0.3, "base": 0.3, "own": 0.5,
                    "method": "block model (df 17)"}  # fmt: skip
 
 
-def cdf_rows(design: Design) -> Iterable[dict[str, Any]]:
+# Plain's value and the half width of an interval; None: it never changes.
+PLAIN: Mapping[str, tuple[float, float | None]] = {
+    "idle_cpu": (0.021, 0.004),
+    "cpu_s_per_1000": (34.2, 1.3),
+    "engine_queued": (0.03, 0.01),
+    "memory_pss_mib": (1915.7, 12.0),
+    "memory_pss_loaded_mib": (1958.5, 14.0),
+    "gpu_memory_mib": (88_412.0, 30.0),
+    "kv_blocks": (65_536.0, None),
+    "kv_tokens": (1_048_576.0, None),
+    "threads": (65.0, None),
+    "processes": (4.0, None),
+    "startup_s": (21.4, 0.9),
+}
+ADDED: Mapping[str, Mapping[str, float]] = {
+    "noop_connector": {"cpu_s_per_1000": 1.1},
+    "mooncake_both": {"kv_blocks": -5120, "threads": 9, "startup_s": 2.5, "cpu_s_per_1000": 6.0},
+    "nixl_both": {"idle_cpu": 0.452, "threads": 10, "memory_pss_mib": 61.0},
+    "lmcache_only": {"idle_cpu": 0.03, "memory_pss_mib": 1454.6, "threads": 40, "startup_s": 19.0},
+}
+
+
+def resource_rows(design: Design) -> Iterator[dict[str, Any]]:
+    """A row for each configuration but plain and each resource, and of A/A."""
+    for config in (config for config in configs(design) if config != "plain"):
+        for resource in RESOURCES:
+            row: dict[str, Any] = {
+                "quantity": "resource", "config": config, "phase": "A", "metric": resource.name,
+                "unit": resource.unit, "scale": resource.scale, "n_blocks": 0,
+            }  # fmt: skip
+            if config in design.skipped:
+                yield row | {"status": "missing", "reason": design.skipped[config]}
+                continue
+            plain, half = PLAIN[resource.name]
+            added = ADDED.get(config, {}).get(resource.name, 0.0)
+            own = {"base": plain, "own": plain + added, "n_blocks": design.blocks}
+            # On the scale of logs a share of plain's.
+            whole = plain if resource.scale == "log" else 1.0
+            numbers: dict[str, Any] = {"estimate": added / whole, "method": "exact"}
+            if half is not None:
+                below, above = (1.2 * half, 1.1 * half) if config == "plain_2" else (half, half)
+                numbers = _ends(design, added / whole, below / whole, above / whole)
+            yield row | own | {"status": "valid"} | numbers
+
+
+# ---- the other tables
+
+
+def engine_rows(design: Design) -> Iterator[dict[str, Any]]:
+    """Three settings of each configuration; two connectors force another layout than plain's."""
+    for config in design.labels:
+        if config in design.skipped:
+            yield {"config": config, "reason": design.skipped[config]}
+            continue
+        layout = "HND" if config in ("mooncake_both", "nixl_both") else "NHD"
+        text = f"kv_cache_layout {layout} (plain NHD)" if layout == "HND" else ""
+        for setting, value, plain in (
+            ("kv_cache_layout", layout, "NHD"), ("block_size", "16", "16"),
+            ("attention_backend", "FLASH_ATTN", "FLASH_ATTN"),
+        ):  # fmt: skip
+            yield {"config": config, "setting": setting, "value": value, "plain": plain,
+                   "differs": value != plain, "source": "probe", "also_differs": text}  # fmt: skip
+
+
+def cdf_rows(design: Design) -> Iterator[dict[str, Any]]:
+    """step_cdf.csv."""
     for config in design.labels if design.step_timing else []:
-        if state(design, config, "A", _cell(design.ref_safe or 0))[0] != "valid":
+        if state(design, config, "A", cell_of_rate(design.ref_safe))[0] != "valid":
             continue
         for index in range(1, 201):
             quantile = index / 200
-            middle = BASE_STEP_US + STEP_COST_US[config]
             spread = 0.35 * math.tan(math.pi * (0.94 * quantile - 0.47)) / 3
-            duration = middle * math.exp(max(-1.0, spread))
+            duration = (BASE_STEP_US + STEP_COST_US[config]) * math.exp(max(-1.0, spread))
             yield {
                 "config": config,
                 "step_duration_us": duration,
@@ -296,28 +330,16 @@ def cdf_rows(design: Design) -> Iterable[dict[str, Any]]:
 
 
 def reference_rates(design: Design) -> dict[str, Any]:
-    bounds = {"throughput_ratio": 0.95, "waiting": 1.0, "ttft_ratio": 1.5}
+    """reference_rates.json."""
     criteria: dict[str, Any] = {}
     saturation: dict[str, float | None] = {}
-    for config in design.labels:
-        if state(design, config, "A", "")[0] == "skipped":
-            continue
-        criteria[config] = {}
-        saturation[config] = None
-        for rate in design.rates_rps:
-            fired = _criteria(config, rate, design.rates_rps)
-            criteria[config][f"{rate:g}"] = {
-                "saturated": bool(fired),
-                "n_launches": 1,
-                "n_saturated": int(bool(fired)),
-                **{
-                    name: {"value": 1.0, "bound": bound, "fired": name in fired}
-                    for name, bound in bounds.items()
-                },
-                "backlog_growth": [0.0, 0.0, 0.0, 0.0],
-            }
-            if fired and saturation[config] is None:
-                saturation[config] = rate
+    for config in (config for config in design.labels if config not in design.skipped):
+        fired = {rate: _criteria(config, rate, design.rates_rps) for rate in design.rates_rps}
+        criteria[config] = {
+            f"{rate:g}": {name: {"value": 1.0, "fired": name in names} for name in CRITERIA}
+            for rate, names in fired.items()
+        }
+        saturation[config] = min((rate for rate, names in fired.items() if names), default=None)
     return {
         "ref_safe": design.ref_safe, "ref_load": design.ref_load,
         "rates_rps": list(design.rates_rps), "saturation_rate_rps": saturation,

@@ -44,7 +44,7 @@ def test_rate_figures_plot_the_pooled_value_of_every_cell(
     tmp_path: Path, name: str, field: str
 ) -> None:
     study, rows = _rows(tmp_path, Design(void=VOID, skipped=SKIPPED), name)
-    pooled = study.pooled("A")
+    pooled = {(row.config, row.cell): row for row in study.pooled}
     assert len(rows) == len(pooled) == 8 * 7
     for row in rows:
         cell = pooled[row["config"], f"r{row['rate_rps']:g}"]
@@ -59,9 +59,9 @@ def test_the_knee_is_the_lowest_saturated_rate_and_stands_beside_what_fired(tmp_
     assert knees.pop("multi_mooncake_lmcache") == "8"
     assert set(knees.values()) == {">8"}
     drawn = _svg(tmp_path, study, "fig1_ttft_vs_rate")
-    words = " ".join(reversed(re.findall(r"<text[^>]*>([^<]*)</text>", drawn)))
     assert ">saturated: TTFT<" in drawn
-    assert "knee, req/s: Mooncake + LMCache 8 (TTFT); others &gt;8 95\u00a0% intervals" in words
+    said = "knee, req/s: Mooncake + LMCache 8 (TTFT); others &gt;8 95\u00a0% intervals"
+    assert said in _words(drawn)
 
 
 def test_cells_without_a_number_are_written_on_the_rate_figure(tmp_path: Path) -> None:
@@ -131,6 +131,12 @@ def test_the_step_cdf_holds_every_point_and_names_who_has_none(tmp_path: Path) -
 def _svg(folder: Path, study: StudyTables, name: str) -> str:
     style.save(draw(study, name), folder, name)
     return (folder / f"{name}.svg").read_text()
+
+
+def _words(drawn: str) -> str:
+    """The texts of a picture, on and back: a footer is drawn from its last line upwards."""
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", drawn)
+    return " ".join([*texts, *reversed(texts)])
 
 
 def test_step_taxes_are_drawn_with_their_intervals_in_both_figures(tmp_path: Path) -> None:
@@ -262,9 +268,7 @@ def test_a_tax_of_survivors_carries_its_mark(
     assert {row["mark"] for row in rows if row["config"] == config} - {""} == {mark}
     assert all(row["tax"] is not None for row in rows)
     drawn = _svg(tmp_path, study, name)
-    words = " ".join(reversed(re.findall(r"<text[^>]*>([^<]*)</text>", drawn)))
-    words += " ".join(re.findall(r"<text[^>]*>([^<]*)</text>", drawn))
-    assert "saturated or dropped arrivals: no verdict" in words
+    assert "saturated or dropped arrivals: no verdict" in _words(drawn)
     clean = StudyTables(write_study(tmp_path / "clean", Design()))
     assert "saturated or dropped" not in _svg(tmp_path, clean, name)
 

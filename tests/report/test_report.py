@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from connector_tax.artifacts.index import launch_index
+from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.study_records import DesignLabel
 from connector_tax.artifacts.tables import table_text
 from connector_tax.artifacts.verdicts import CANNOT_TELL, COSTS, COSTS_LESS, GAINS, LESS, TOO_FEW
 from connector_tax.figures.__main__ import main as draw
@@ -17,6 +20,7 @@ from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, write_json, write_text
 from connector_tax.report import answer
 from connector_tax.report.__main__ import main
+from connector_tax.report.launches import LaunchReport, overhead
 from connector_tax.report.page import render
 from tests.analysis.synthetic import CONFIGURATIONS, SMALL_GRID, write_analysed_study
 from tests.analysis.tables import edit_csv, select
@@ -77,8 +81,13 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> StudyTables:
 
 
 @pytest.fixture(scope="module")
-def text(full: StudyTables) -> str:
-    return Page(render(full)).text
+def source(full: StudyTables) -> str:
+    return render(full)
+
+
+@pytest.fixture(scope="module")
+def text(source: str) -> str:
+    return Page(source).text
 
 
 @pytest.mark.parametrize(
@@ -111,8 +120,7 @@ def test_the_page_says(text: str, said: str) -> None:
     assert said in text
 
 
-def test_the_page_is_self_contained(full: StudyTables) -> None:
-    source = render(full)
+def test_the_page_is_self_contained(source: str) -> None:
     page = Page(source)
     assert {"iframe", "object"}.isdisjoint(page.tags)
     assert len(page.sources) == len(NAMES) - 1  # the scorecard is a table, and a download
@@ -123,8 +131,9 @@ def test_the_page_is_self_contained(full: StudyTables) -> None:
     assert not re.search(r"https?://", re.sub(r"data:[^\"]*", "", source))
 
 
-def test_every_link_leads_to_a_place_of_the_page_or_holds_its_file(full: StudyTables) -> None:
-    source = render(full)
+def test_every_link_leads_to_a_place_of_the_page_or_holds_its_file(
+    full: StudyTables, source: str
+) -> None:
     links = Page(source).links
     assert len(links) > 20
     held = []
@@ -140,13 +149,11 @@ def test_every_link_leads_to_a_place_of_the_page_or_holds_its_file(full: StudyTa
     assert (full.root / "analysis" / "effects.csv").read_bytes() in held
 
 
-def test_hostile_text_stays_text(full: StudyTables) -> None:
-    source = render(full)
+def test_hostile_text_stays_text(source: str, text: str) -> None:
     assert HOSTILE not in source
     assert "<b>is</b>" not in source
-    page = Page(source)
-    assert HOSTILE in page.text
-    assert "NIXL <b>is</b> not installed" in page.text
+    assert HOSTILE in text
+    assert "NIXL <b>is</b> not installed" in text
 
 
 def test_the_sentence_on_top_has_at_most_25_words_and_the_scorecard_a_row_each(
@@ -168,8 +175,8 @@ def test_void_cells_from_one_in_twenty_on_are_said_in_red(tmp_path: Path) -> Non
     assert re.search(r'class="alarm"><strong>\d+ % of the cells are void', source)
 
 
-def test_a_tax_that_was_not_fixed_beforehand_is_exploratory(full: StudyTables) -> None:
-    assert "<td>exploratory</td>" in render(full)
+def test_a_tax_that_was_not_fixed_beforehand_is_exploratory(source: str) -> None:
+    assert "<td>exploratory</td>" in source
 
 
 def test_what_is_within_the_margin_and_what_would_decide_the_rest_is_said(tmp_path: Path) -> None:
@@ -211,13 +218,15 @@ def test_the_dearest_of_each_metric_is_named_and_what_huber_says_otherwise(tmp_p
     assert note.endswith("says otherwise: no-op connector +5.0 % [+4.0, +6.0] on TPOT p50.")
 
 
-def test_the_margin_moves_each_verdict_that_hangs_on_it_and_no_other(full: StudyTables) -> None:
-    moved = re.findall(r"<td[^>]* data-narrow=[^>]*>([^<]*)</td>", render(full))
+def test_the_margin_moves_each_verdict_that_hangs_on_it_and_no_other(
+    full: StudyTables, source: str
+) -> None:
+    moved = re.findall(r"<td[^>]* data-narrow=[^>]*>([^<]*)</td>", source)
     assert len(moved) > 2 * len(full.connectors)
     for verdict in moved:
         assert verdict == CANNOT_TELL or {COSTS, GAINS, "less than 3%"} & {*verdict.split(", ")}
     # On the scorecard, its sign and numbers beside it.
-    assert re.search(r"<td[^>]* data-narrow=[^>]*><b>▲ costs</b>", render(full))
+    assert re.search(r"<td[^>]* data-narrow=[^>]*><b>▲ costs</b>", source)
 
 
 def test_one_block_has_no_verdict_and_no_interval(tmp_path: Path) -> None:
@@ -293,9 +302,7 @@ def test_the_terminal_gets_the_headline_of_the_page(
     assert report == f"Report: {full.root / 'report.html'}"
 
 
-def test_every_cell_is_listed_with_its_checks(full: StudyTables) -> None:
-    source = render(full)
-    text = Page(source).text
+def test_every_cell_is_listed_with_its_checks(full: StudyTables, source: str, text: str) -> None:
     planned = sum(
         len(order) * len(full.document["cells"][phase])
         for phase, order in full.document["run_order"].items()
@@ -338,6 +345,31 @@ def test_overhead_is_the_ratio_of_the_summed_times(full: StudyTables, text: str)
         sum(t["startup_s"] + t["cells_s"] + t["release_s"] for t in timings),
     )
     assert f"Overhead: {wall / needed:.3f} = wall time" in text
+
+
+def test_overhead_counts_what_lies_between_launches_but_not_an_interruption() -> None:
+    label: DesignLabel = {"engine_label": "embedded (emulated)", "design_sha256": "0" * 64}
+
+    def launch(started: str, ended: str | None) -> LaunchReport:
+        index = launch_index(
+            label, Launch("plain", 0, "A"), [],
+            started_utc=f"2026-05-26T{started}+00:00",
+            ended_utc=None if ended is None else f"2026-05-26T{ended}+00:00",
+            timing={"wall_s": 60.0, "startup_s": 5.0, "cells_s": 50.0, "release_s": 1.0},
+        )  # fmt: skip
+        return LaunchReport("A", "plain", 0, index, [])
+
+    spent = overhead(
+        [
+            launch("10:01:02", "10:02:02"),  # two seconds after the first
+            launch("10:00:00", "10:01:00"),
+            launch("12:00:00", None),  # resumed two hours later; the power went after its last cell
+            launch("12:01:30", "12:02:30"),
+            LaunchReport("A", "plain", 0, None, []),
+        ]
+    )
+    assert spent.wall_s == 4 * 60 + 2
+    assert spent.ratio == pytest.approx((4 * 60 + 2) / (4 * 56))
 
 
 def test_a_missing_figure_is_an_error_that_names_it(

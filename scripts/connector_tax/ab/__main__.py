@@ -132,11 +132,8 @@ def _study(options: argparse.Namespace, root: Path, line: Line) -> Study:
         document = _resolved(options, root, line)
         write_json(root / paths.ARGUMENTS, told)
         write_json(root / paths.STUDY, document)
-    for stage, made in (
-        ("provenance.environment", paths.ENVIRONMENT),
-        ("study.preflight", paths.PREFLIGHT_STATUS),
-    ):
-        _stage(stage, root, unless=made)
+    _stage("provenance.environment", root, unless=paths.ENVIRONMENT)
+    _stage("study.preflight", root, unless=paths.PREFLIGHT_STATUS)
     _stage("study.patch", root, "apply", unless=paths.PATCH_STATUS)
     return load_study(root / paths.STUDY)
 
@@ -230,12 +227,9 @@ def _measured(options: argparse.Namespace, study: Study, line: Line) -> tuple[in
             findings = take_look(study, block + 1)
             if decided(findings) == {finding.config for finding in findings}:
                 why = f"decided after {block + 1} blocks"
-                blocks = block + 1
                 break
         else:
             findings = look(study, 1)
-    else:
-        return blocks, findings
     measured = max(la.block for la in planned if _is_done(study, la)) + 1
     for launch in planned:
         if read_index(launch.folder(study.root)) is None:

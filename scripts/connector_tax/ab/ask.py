@@ -106,7 +106,9 @@ def _ask(name: str, section: EngineSection, server: Server, startup_s: float,
             server.check_alive("while it was asked")
             raise AskError(f"{name}: {type(error).__name__}: {error}") from error
     page = server.get("/metrics")
-    values = {} if page is None else _values(page)
+    values: dict[str, float] = {}
+    with contextlib.suppress(ValueError):
+        values = parse_metrics(page or "")
     served["counters"] = None not in server_counters(values).values()
     served["no_steps"] = _no_steps(server.folder, served)
     settings = engine_record(server, {**section, "served": served}, page)["settings"]
@@ -117,12 +119,6 @@ def _ask(name: str, section: EngineSection, server: Server, startup_s: float,
     if running_port(section["commands"][name]) is not None:
         label = f"{label.removesuffix(' by its command')}, launches not replicated"
     return Asked(served, settings, startup_s, label)
-
-
-def _values(page: str) -> dict[str, float]:
-    with contextlib.suppress(ValueError):
-        return parse_metrics(page)
-    return {}
 
 
 def _model_card(name: str, client: httpx.Client, model: str | None) -> dict[str, Any]:
@@ -162,7 +158,7 @@ def _served(name: str, client: httpx.Client, card: Mapping[str, Any]) -> ServedS
 
 
 def _as_served(
-    client: httpx.Client, card: Mapping[str, Any], path: str, body: str, answered: "_Answer"
+    client: httpx.Client, card: Mapping[str, Any], path: str, body: str, usage: Mapping[str, Any]
 ) -> ServedSection:
     model, chat = str(card["id"]), path.endswith("chat/completions")
     version = client.get("/version")
@@ -171,29 +167,23 @@ def _as_served(
         "vocab_size": None,
         "chat": chat,
         "body": body,
-        "exact_output": body == "vllm" and answered.completion_tokens == ANSWER_TOKENS,
+        "exact_output": body == "vllm" and usage.get("completion_tokens") == ANSWER_TOKENS,
         "max_model_len": card.get("max_model_len"),
         "version": version.json().get("version") if version.status_code == httpx.codes.OK else None,
     }
-    if answered.prompt_tokens == PROMPT_TOKENS and not chat:
+    if usage.get("prompt_tokens") == PROMPT_TOKENS and not chat:
         served["vocab_size"] = _vocabulary(client, model)
     if served["vocab_size"] is None:
         served |= _words(client, path, model, body)  # type: ignore[typeddict-item]
     return served
 
 
-@dataclass(frozen=True)
-class _Answer:
-    prompt_tokens: int | None
-    completion_tokens: int | None
-
-
 def _chat(text: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}]}
 
 
-def _stream(client: httpx.Client, path: str, body: Mapping[str, Any]) -> _Answer | str:
-    """What the answer to a streamed request counts; why there is none."""
+def _stream(client: httpx.Client, path: str, body: Mapping[str, Any]) -> dict[str, Any] | str:
+    """The `usage` of the answer to a streamed request; why there is no answer."""
     content = {"max_tokens": ANSWER_TOKENS, "temperature": 0, "stream": True, **body}
     usage: dict[str, Any] = {}
     with client.stream("POST", path, json=content) as answer:
@@ -205,7 +195,7 @@ def _stream(client: httpx.Client, path: str, body: Mapping[str, Any]) -> _Answer
                 if "error" in event:
                     return f"error {event['error']}"
                 usage = event.get("usage") or usage
-    return _Answer(usage.get("prompt_tokens"), usage.get("completion_tokens"))
+    return usage
 
 
 def _vocabulary(client: httpx.Client, model: str) -> int | None:
@@ -234,7 +224,7 @@ def _words(client: httpx.Client, path: str, model: str, body: str) -> dict[str, 
         text = random_words(f"ask/{words}", words)()
         asked = _chat(text) if path.endswith("chat/completions") else {"prompt": text}
         answered = _stream(client, path, {"model": model, **asked, **BODIES[body]})
-        counts.append(None if isinstance(answered, str) else answered.prompt_tokens)
+        counts.append(None if isinstance(answered, str) else answered.get("prompt_tokens"))
     few, many = counts
     if few is None or many is None or many <= few:
         return {"tokens_per_word": 1.0, "fixed_tokens": 0}

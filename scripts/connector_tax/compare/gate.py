@@ -61,16 +61,10 @@ class BoundCheck:
     hi: float | None = None
     decides: float | None = None
 
-    @property
-    def name(self) -> str:
-        """What is asserted."""
-        return f"{self.config}: tax of {self.metric} at most {text.percent(self.bound)}"
-
 
 def check(
-    study: StudyTables, config: str, metric: str, bound: float, at: str = "ref_safe",
-    comparisons: int = 1,
-) -> BoundCheck:  # fmt: skip
+    study: StudyTables, config: str, metric: str, bound: float, at: str, comparisons: int
+) -> BoundCheck:
     """Judge one of the `comparisons` taxes of Phase A that are judged together.
 
     `metric` is one of METRICS, `bound` a fraction, `at` a reference rate.
@@ -186,7 +180,8 @@ def junit(study: str, checks: Sequence[BoundCheck]) -> bytes:
     )  # fmt: skip
     tags = {ABOVE: "failure", NO_NUMBER: "error", CANNOT_TELL: "skipped"}
     for one in checks:
-        case = ElementTree.SubElement(suite, "testcase", classname=study, name=one.name)
+        asserted = f"{one.config}: tax of {one.metric} at most {text.percent(one.bound)}"
+        case = ElementTree.SubElement(suite, "testcase", classname=study, name=asserted)
         properties = ElementTree.SubElement(case, "properties")
         for name in ("tax", "lo", "hi", "bound", "decides"):
             if (value := getattr(one, name)) is not None:

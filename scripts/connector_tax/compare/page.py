@@ -35,7 +35,7 @@ from connector_tax.figures import style
 from connector_tax.figures.resources import LOST, UNSURE
 from connector_tax.figures.tables import StudyTables, frame
 from connector_tax.marks import AA_MARK
-from connector_tax.report.page import SVG, data_url, templates
+from connector_tax.report.page import SVG, data_url, filled
 
 LOOKS = {
     COSTS: COSTS,
@@ -220,16 +220,12 @@ def html(comparison: Comparison, figure: Path) -> str:
         (heading, [(row, cells_of(row, comparison.labels)) for row in rows])
         for heading, rows in comparison.sections
     ]
-    template = templates([Path(__file__).parent]).get_template("compare.html.j2")
-    return (
-        template.render(
-            comparison=comparison, look=look, headings=HEADINGS, tables=tables,
-            figure_title=TITLE, caption=CAPTION,
-            figure=data_url(SVG, figure.read_bytes()),
-            studies=[("A", comparison.a), ("B", comparison.b)],
-        )
-        + "\n"
-    )  # fmt: skip
+    shown = {
+        "comparison": comparison, "look": look, "headings": HEADINGS, "tables": tables,
+        "figure_title": TITLE, "caption": CAPTION, "figure": data_url(SVG, figure.read_bytes()),
+        "studies": [("A", comparison.a), ("B", comparison.b)],
+    }  # fmt: skip
+    return filled(Path(__file__).with_name("compare.html.j2"), shown)
 
 
 # ---- the forest plot
@@ -337,7 +333,8 @@ def curve(own: Sequence[EffectRow | None]) -> str:
 
 def versions_html(studies: Sequence[StudyTables]) -> str:
     """The page of many studies; it needs nothing else."""
-    rows = [(*of, curve(of[2])) for of in versions(studies)]
-    template = templates([Path(__file__).parent]).get_template("versions.html.j2")
-    shown = {"words": tax_words, "sign_of": sign_of, "step": STEP, "height": HEIGHT}
-    return template.render(studies=studies, rows=rows, **shown) + "\n"
+    shown = {
+        "studies": studies, "rows": [(*of, curve(of[2])) for of in versions(studies)],
+        "words": tax_words, "sign_of": sign_of, "step": STEP, "height": HEIGHT,
+    }  # fmt: skip
+    return filled(Path(__file__).with_name("versions.html.j2"), shown)

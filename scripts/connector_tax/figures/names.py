@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import pkgutil
 from dataclasses import dataclass
-from importlib import import_module
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from connector_tax.artifacts.study_records import EngineSection
@@ -130,6 +130,5 @@ def figures_of(engine: EngineSection) -> tuple[str, ...]:
 
 def draw(study: StudyTables, name: str) -> Picture:
     """The picture of a figure with its numbers; where it cannot be drawn, one that says why."""
-    module, _, function = FIGURES[name].drawn_by.partition(".")
-    drawer = getattr(import_module(f"connector_tax.figures.{module}"), function)
-    return cast("Picture", drawer(study))
+    picture: Picture = pkgutil.resolve_name(f"{__package__}.{FIGURES[name].drawn_by}")(study)
+    return picture

@@ -71,14 +71,13 @@ def rate_axis(axes: Axes, study: StudyTables, named: bool = False, apart: float 
     rates = grid_rates(study)
     rate_ticks(axes, "x", rates, apart)
     axes.set_xlim(rates[0] / _step(rates) ** 0.55, rates[-1] * _step(rates) ** 0.55)
-    at = {name: study.reference[name] for name in REFERENCES}
-    lines = {at[name]: name for name in reversed(REFERENCES) if at[name] is not None}
+    lines = {study.reference[name]: name for name in reversed(REFERENCES)}
     for rate, name in lines.items():
         dashes = "-" if name == "ref_safe" else (0, (3, 2))
         axes.axvline(rate, color="#9aa7b5", ls=dashes, lw=0.8, zorder=0.5)
         if not named:
             continue
-        words = "ref_safe = ref_load" if len(lines) == 1 and at["ref_load"] else name
+        words = "ref_safe = ref_load" if len(lines) == 1 else name
         last = rate == max(lines)
         side = "center" if len(lines) == 1 else "left" if last else "right"
         axes.annotate(
@@ -129,7 +128,7 @@ def tax_curve(
 
 def knee_text(study: StudyTables, config: str) -> str:
     """The configuration's saturation rate as text; '>32' when no rate of the grid saturates it."""
-    cells = [cell for (name, _), cell in study.pooled("A").items() if name == config]
+    cells = [cell for cell in study.pooled if cell.config == config]
     if not any(cell.status == "valid" for cell in cells):
         return "–"
     knee = study.reference["saturation_rate_rps"].get(config)
@@ -158,12 +157,12 @@ def cells(study: StudyTables, column: str, unit: str) -> pd.DataFrame:
     table["knee_rps"] = table["config"].map({config: knee_text(study, config) for config in order})
     table["order"] = table["config"].map(order.index)
     table = table.sort_values(["order", "rate_rps"])
-    return table.reindex(columns=[*COLUMNS, "saturated"])
+    return table.reindex(columns=COLUMNS)
 
 
 def sample_text(study: StudyTables) -> str:
     """How many requests stand behind a point."""
-    return f"{rows.n_range([cell.n for cell in study.pooled('A').values()])} requests per point"
+    return f"{rows.n_range(cell.n for cell in study.pooled)} requests per point"
 
 
 def _knees(table: pd.DataFrame, study: StudyTables) -> str:
@@ -263,7 +262,7 @@ def throughput(study: StudyTables) -> style.Picture:
     _criteria(criteria, study, table)
     kept_up = Patch(color=KEPT, label=f"≥ {kept:g} of the rate")
     handles = [*style.configuration_handles(study), kept_up, *_strokes(table)]
-    return style.picture(figure, table[COLUMNS], handles, 2)
+    return style.picture(figure, table, handles, 2)
 
 
 def _limits(upper: Axes, lower: Axes, study: StudyTables, kept: float) -> None:

@@ -11,9 +11,9 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from connector_tax import text
-from connector_tax.artifacts import verdicts
 from connector_tax.artifacts.metrics import LATENCY_METRICS, VERDICT_METRICS
 from connector_tax.artifacts.tables import DECODE, LOG, MIXED, PREFILL, RESOURCE, EffectRow
+from connector_tax.artifacts.verdicts import COSTS, GAINS, JUDGED, LESS, in_words, less, sign_of
 from connector_tax.figures import rows, style
 from connector_tax.figures.tables import (
     StudyTables,
@@ -109,7 +109,7 @@ def _panel(study: StudyTables, axes: Axes, name: str, panel: pd.DataFrame) -> No
 # ---- the scorecard
 
 # Sign and colours (paper, ink) of each kind of answer.
-COSTS, GAINS, LESS, UNSURE, LOST, NONE = "costs", "gains", "less", "unsure", "lost", ""
+UNSURE, LOST, NONE = "unsure", "lost", ""
 SIGNS = {COSTS: "▲ ", GAINS: "▼ ", LESS: "● ", UNSURE: "? ", LOST: "", NONE: ""}
 LOOKS = {
     COSTS: ("#fbe3d3", "#8f3500"),
@@ -180,13 +180,13 @@ def exposed_words(study: StudyTables) -> str:
 def _latency(row: EffectRow | None) -> Score:
     if row is None or row.estimate is None:
         return Score("not measured" if row is None else row.status, LOST)
-    said, verdict = text.tax(row.estimate), verdicts.in_words(row.verdict, row.margin)
+    said, verdict = text.tax(row.estimate), in_words(row.verdict, row.margin)
     if row.narrow_lo is None or row.narrow_hi is None or row.mark:
         return Score(said, LOST, verdict, value=row.estimate)
     said += f", at most {text.tax(row.narrow_hi)}"
-    narrow = (row.narrow_lo, row.narrow_hi) if row.verdict in verdicts.JUDGED else None
-    sign = verdicts.sign_of(row.verdict)
-    kind = LESS if verdicts.less(row.verdict) else sign or UNSURE
+    narrow = (row.narrow_lo, row.narrow_hi) if row.verdict in JUDGED else None
+    sign = sign_of(row.verdict)
+    kind = LESS if less(row.verdict) else sign or UNSURE
     return Score(said, kind, verdict, sign, narrow, row.margin, row.estimate)
 
 

@@ -270,8 +270,6 @@ def stand_in(study: StudyTables, name: str, steps: bool = False) -> style.Pictur
         reason = f"no step timing: {why} (patch/patch_status.json)."
     elif study.cell_at("ref_safe"):
         return None
-    elif rate is None:
-        reason = "no rate qualifies as ref_safe (reference_rates.json)."
     else:
         reason = f"ref_safe, {rate:g} req/s, is not a rate of Phase A."
     return style.absent(study, name, reason)

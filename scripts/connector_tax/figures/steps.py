@@ -39,7 +39,7 @@ def distribution(study: StudyTables) -> style.Picture:
     measures = [m for m in LABELS if rows.numbers(points, [m])] or ["step_duration_us"]
     lines = len(study.configurations) + 2
     safe = study.reference["ref_safe"]
-    counts = [row.n_steps for row in study.pooled("A").values() if row.rate_rps == safe]
+    counts = [row.n_steps for row in study.pooled if row.rate_rps == safe]
     steps = rows.n_range(counts).replace("n =", "steps:")
     notes = [f"{steps} per configuration; {safe:g} req/s"]
     heights = [PLOT_IN, LINE_IN * lines] * len(measures)

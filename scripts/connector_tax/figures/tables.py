@@ -200,13 +200,10 @@ class StudyTables:
         """The name of the Phase A cell at a reference rate; None when it is not in the grid."""
         return next((row.cell for row in self.at(reference, "ttft_p90").values()), None)
 
-    def pooled(self, phase: str) -> dict[tuple[str, str], CellRow]:
-        """(configuration, cell) -> the row pooled over blocks, for one phase."""
-        return {
-            (row.config, row.cell): row
-            for row in self.cell_rows
-            if row.phase == phase and row.block == POOLED
-        }
+    @property
+    def pooled(self) -> list[CellRow]:
+        """The rows of Phase A that are pooled over blocks."""
+        return [row for row in self.cell_rows if (row.phase, row.block) == ("A", POOLED)]
 
     def skip_reason(self, config: str) -> str | None:
         """Why pre-flight left a configuration out, or None if it was run."""

@@ -48,7 +48,7 @@ def bars(study: StudyTables) -> style.Picture:
     if absent := rows.stand_in(study, "fig4_tax_bars"):
         return absent
     rates = study.reference
-    one_rate = rates["ref_load"] in (None, rates["ref_safe"])
+    one_rate = rates["ref_load"] == rates["ref_safe"]
     references: list[Reference] = ["ref_safe"] if one_rate else list(REFERENCES)
     keys = ["config", "metric"]
     named = dict(zip(("estimate", "lo", "hi"), GAP_ENDS, strict=True))

@@ -94,7 +94,6 @@ CRITERIA: dict[int, tuple[str, tuple[str, ...]]] = {
 
 # Rows of one configuration, and its label.
 Compared = tuple[str, list[EffectRow]]
-Wanted = Callable[[EffectRow], object]
 
 
 def answer(study: StudyTables) -> str:
@@ -121,18 +120,20 @@ def answer(study: StudyTables) -> str:
 
 def notes(study: StudyTables) -> list[str]:
     """What has no answer, and what would give it: a sentence each."""
-    kinds: Sequence[tuple[Wanted, Callable[[StudyTables, Sequence[Compared]], str]]] = (
-        (lambda row: row.verdict == CANNOT_TELL, _undecided),
-        (huber_differs, _second_opinion),
-        (lambda row: row.verdict == TOO_FEW, _point_estimates),
-        (lambda row: row.mark or row.status != "valid", _without_number),
-    )
     compared = _compared(study)
-    said = [
-        sentence(study, chosen)
-        for wanted, sentence in kinds
-        if (chosen := _chosen(compared, wanted))
-    ]
+    said: list[str] = []
+    if chosen := _chosen(compared, lambda row: row.verdict == CANNOT_TELL):
+        said.append(_undecided(study, chosen))
+    if chosen := _chosen(compared, huber_differs):
+        sizes = _of_each(chosen, lambda row: text.tax(row.huber, row.huber_lo, row.huber_hi))
+        opinion = "Huber's estimate, which one bad launch moves less, says otherwise"
+        said.append(f"{opinion}: {_joined(sizes)}")
+    if chosen := _chosen(compared, lambda row: row.verdict == TOO_FEW):
+        sizes = _of_each(chosen, lambda row: text.tax(*row.shown))
+        few = f"{_too_few(study, chosen)} (a block takes {_block_minutes(study)} min)"
+        said.append(f"{few}; point estimates are {_joined(sizes)}")
+    if chosen := _chosen(compared, lambda row: row.mark or row.status != "valid"):
+        said.append(_without_number(study, chosen))
     said += filter(None, [resources.exposed_words(study)])
     return [f"{words[0].upper()}{words[1:]}." for words in said]
 
@@ -161,7 +162,7 @@ def _compared(study: StudyTables) -> list[Compared]:
     ]
 
 
-def _chosen(compared: Sequence[Compared], wanted: Wanted) -> list[Compared]:
+def _chosen(compared: Sequence[Compared], wanted: Callable[[EffectRow], object]) -> list[Compared]:
     """The rows that are wanted, of the configurations that have any."""
     chosen = [(label, [row for row in rows if wanted(row)]) for label, rows in compared]
     return [(label, rows) for label, rows in chosen if rows]
@@ -216,22 +217,9 @@ def _undecided(study: StudyTables, chosen: Sequence[Compared]) -> str:
     )
 
 
-def _second_opinion(_: StudyTables, chosen: Sequence[Compared]) -> str:
-    sizes = _of_each(chosen, lambda row: text.tax(row.huber, row.huber_lo, row.huber_hi))
-    return f"Huber's estimate, which one bad launch moves less, says otherwise: {_joined(sizes)}"
-
-
 def _block_minutes(study: StudyTables) -> str:
     minutes = overhead(read_launches(study)).wall_s / study.blocks / 60
     return f"{minutes:.0f}" if minutes >= 1 else "less than 1"
-
-
-def _point_estimates(study: StudyTables, chosen: Sequence[Compared]) -> str:
-    sizes = _joined(_of_each(chosen, lambda row: text.tax(*row.shown)))
-    return (
-        f"{_too_few(study, chosen)} (a block takes {_block_minutes(study)} min);"
-        f" point estimates are {sizes}"
-    )
 
 
 def _too_few(study: StudyTables, chosen: Sequence[Compared]) -> str:

@@ -14,13 +14,11 @@ from connector_tax.figures.tables import StudyTables
 from connector_tax.figures.taxes import priors
 from connector_tax.report.tables import (
     Column,
-    Ends,
     Table,
     TableCell,
     TableRow,
     compact,
     interval,
-    mean,
     number,
     of_rows,
     percent,
@@ -33,35 +31,28 @@ SHOWN_US = 1.0  # hooks below this mean per step are in effects.csv alone
 
 EffectColumn = Column[EffectRow]
 # A reference rate's name, the rate, and the table of its steps.
-StepTable = tuple[str, float | None, Table]
-
-
-def judged(study: StudyTables, row: EffectRow) -> str:
-    """The verdict in words, with the mark."""
-    verdict = "A/A" if row.config == study.aa else in_words(row.verdict, row.margin)
-    return f"{verdict} ({study.labelled(row.mark)})" if row.mark else verdict
+StepTable = tuple[str, float, Table]
+METRIC: EffectColumn = Column("Metric", lambda row: LATENCY_METRICS[row.metric].label)
+TAX_COLUMNS: list[EffectColumn] = [
+    Column("Tax, %", lambda row: percent(row.estimate)),
+    Column("95 % interval, %", lambda row: interval(*row.shown[1:])),
+    Column("At most, %", lambda row: percent(row.narrow_hi)),
+]
 
 
 def _configuration(study: StudyTables) -> EffectColumn:
     return Column("Configuration", lambda row: study.label(row.config))
 
 
-def _metric() -> EffectColumn:
-    return Column("Metric", lambda row: LATENCY_METRICS[row.metric].label)
-
-
-def _tax() -> list[EffectColumn]:
-    return [
-        Column("Tax, %", lambda row: percent(row.estimate)),
-        Column("95 % interval, %", lambda row: interval(*row.shown[1:])),
-        Column("At most, %", lambda row: percent(row.narrow_hi)),
-    ]
-
-
 def _verdict(study: StudyTables) -> EffectColumn:
+    """In words, with the mark."""
+
     def says(row: EffectRow) -> TableCell:
-        moved = row.verdict in JUDGED and row.margin is not None and row.config != study.aa
-        return TableCell(judged(study, row), verdict=row if moved else None)
+        is_aa = row.config == study.aa
+        said = "A/A" if is_aa else in_words(row.verdict, row.margin)
+        moved = row.verdict in JUDGED and row.margin is not None and not is_aa
+        words = f"{said} ({study.labelled(row.mark)})" if row.mark else said
+        return TableCell(words, verdict=row if moved else None)
 
     return Column("Verdict", says)
 
@@ -100,7 +91,7 @@ def at_references(study: StudyTables) -> list[tuple[str, Table]]:
         _configuration(study),
         Column("ms", lambda row: number(row.own)),
         Column(f"{plain}, ms", lambda row: number(row.base)),
-        *_tax(),
+        *TAX_COLUMNS,
         Column(f"ms over {plain}", lambda row: number(row.difference[0])),
         Column("p", lambda row: number(row.p_adjusted, 3)),
         Column("p, randomised", lambda row: number(row.p_randomised, 3)),
@@ -139,7 +130,7 @@ def amplification(study: StudyTables) -> Table | None:
         return None
     columns: list[EffectColumn] = [
         _configuration(study),
-        _metric(),
+        METRIC,
         Column("At ref_safe, %", lambda row: percent(row.base)),
         Column("At ref_load, %", lambda row: percent(row.own)),
         Column("Gap, pp", lambda row: percent(row.estimate)),
@@ -157,8 +148,8 @@ def others(study: StudyTables) -> Table:
         Column("Phase", lambda row: row.phase),
         Column("Cell", lambda row: row.cell),
         Column("req/s", lambda row: compact(row.rate_rps)),
-        _metric(),
-        *_tax(),
+        METRIC,
+        *TAX_COLUMNS,
         _aa(study, "A/A, %", lambda aa: percent(_ends(aa)[0])),
         Column("Family", lambda row: row.family),
         Column("n", lambda row: number(row.n, 0)),
@@ -291,16 +282,25 @@ def hooks(study: StudyTables) -> Table | None:
     return table("hooks", columns, rows) if rows else None
 
 
-def _ends(row: EffectRow | None) -> Ends:
+def _ends(row: EffectRow | None) -> tuple[float | None, float | None, float | None]:
     return (None, None, None) if row is None else (row.estimate, row.lo, row.hi)
 
 
 def _signed(row: EffectRow | None) -> TableCell:
-    return signed_size(_ends(row))
+    return signed_size(*_ends(row))
 
 
 def _mean(row: EffectRow | None) -> TableCell:
-    return mean(_ends(row))
+    """`12.3 [10.1, 14.6]`, without brackets where there is no interval."""
+    value, low, high = _ends(row)
+    if value is None:
+        return TableCell(text.DASH)
+
+    def short(number: float) -> str:
+        return text.number(number, 1) if abs(number) < 99.95 else f"{number:,.0f}"
+
+    bounds = "" if low is None or high is None else f" [{short(low)}, {short(high)}]"
+    return TableCell(short(value) + bounds, value)
 
 
 # ---- resources
@@ -397,7 +397,7 @@ def _device_columns(study: StudyTables, reference: str) -> list[Column[StepCosts
         row = tpot.get(steps["device_us"].config)
         if row is None or (of(steps).kind, of(steps).batch) != ("decode", ALL_SIZES):
             return TableCell(text.DASH)
-        return signed_size([None if ms is None else 1e3 * ms for ms in row.difference])
+        return signed_size(*(None if ms is None else 1e3 * ms for ms in row.difference))
 
     def exposed_share(steps: StepCosts) -> TableCell:
         share = _ends(steps.get("exposed_share"))[0]

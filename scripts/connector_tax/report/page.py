@@ -4,8 +4,7 @@ import base64
 import csv
 import io
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,27 +36,14 @@ RAW_FILES = (
 )
 
 
-@dataclass(frozen=True)
-class FigureView:
-    """One figure of the page: inlined picture, its words, and its numbers as a download.
-
-    `absent_because` says why the study has no such figure; empty where it has one.
-    """
-
-    name: str
-    title: str
-    caption: str
-    source: str
-    numbers: str
-    absent_because: str
-
-
-def templates(folders: Sequence[Path] = ()) -> Environment:
-    """The templates of these folders, and those of the report, which hold the pages' style."""
-    return Environment(
-        loader=FileSystemLoader([*folders, Path(__file__).parent]), autoescape=True,
+def filled(template: Path, shown: Mapping[str, Any], **filters: Callable[..., str]) -> str:
+    """A page: a template with what it shows, in the style of all pages, which lies here."""
+    environment = Environment(
+        loader=FileSystemLoader([template.parent, Path(__file__).parent]), autoescape=True,
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
+    environment.filters |= filters
+    return environment.get_template(template.name).render(shown) + "\n"
 
 
 def render(study: StudyTables) -> str:
@@ -66,16 +52,11 @@ def render(study: StudyTables) -> str:
     Raises:
         ArtifactError: a figure, table or record the page is made of is missing or malformed.
     """
-    environment = templates()
-    environment.filters |= {
-        "percent": text.percent,
-        "number": text.number,
-        "compact": text.compact,
-        "duration": text.duration,
-        "labelled": study.labelled,
-        "label": study.label,
-    }
-    return environment.get_template("report.html.j2").render(context(study)) + "\n"
+    return filled(
+        Path(__file__).with_name("report.html.j2"), context(study),
+        percent=text.percent, number=text.number, compact=text.compact, duration=text.duration,
+        labelled=study.labelled, label=study.label,
+    )  # fmt: skip
 
 
 def context(study: StudyTables) -> dict[str, Any]:
@@ -120,7 +101,11 @@ def context(study: StudyTables) -> dict[str, Any]:
     }
 
 
-def _figure(study: StudyTables, name: str) -> FigureView:
+def _figure(study: StudyTables, name: str) -> dict[str, str]:
+    """What the page shows of a figure: inlined picture, its words, its numbers as a download.
+
+    `absent_because` says why the study has no such figure; empty where it has one.
+    """
     folder = study.root / paths.FIGURES
     picture, numbers = (_read(folder / f"{name}{kind}") for kind in (".svg", ".csv"))
     words = FIGURES[name]
@@ -128,10 +113,10 @@ def _figure(study: StudyTables, name: str) -> FigureView:
     if name in steps.STEP_FIGURES and (said := steps.hidden(study)):
         caption += f" {said}"
     first = next(csv.DictReader(io.StringIO(numbers.decode())), {})
-    return FigureView(
-        name, words.title, caption, data_url(SVG, picture), data_url(CSV, numbers),
-        absent_because=first.get(style.ABSENT_BECAUSE, ""),
-    )  # fmt: skip
+    return {
+        "name": name, "title": words.title, "caption": caption, "source": data_url(SVG, picture),
+        "numbers": data_url(CSV, numbers), "absent_because": first.get(style.ABSENT_BECAUSE, ""),
+    }  # fmt: skip
 
 
 def _read(path: Path) -> bytes:

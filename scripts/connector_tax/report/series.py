@@ -40,7 +40,6 @@ COLUMNS = (
     "TTFT, ms", "TPOT, ms", "in flight", "waiting", "KV blocks used, %", "engine step, ms",
     "yardstick, ns",
 )  # fmt: skip
-STEP_SERIES = COLUMNS.index("engine step, ms")
 KV_USE = "vllm:kv_cache_usage_perc"
 # A silence is flagged beyond LEAST_S, or TTFTS times the cell's shortest TTFT where that is longer:
 # alone, a prompt is silent for as long as its own TTFT. LEAST_S is nine times the longest silence
@@ -106,33 +105,24 @@ def _series(cell: CellState, record: CellRecord) -> CellSeries:
     window = record["window"]
     start, stop = window["t_origin_ns"], window["t_stop_ns"]
     edges = np.linspace(start, stop, BINS + 1)
-    samples, failed = _samples(cell.path, record, edges)
+    none = (np.empty(0), np.empty(0))
+
+    def read(kind: str, samples: Callable[[Path, str], list[Samples]], count: int) -> list[Samples]:
+        """What a kind of file holds, in `count` parts; nothing where the cell has no such file."""
+        name = paths.cell_log(kind, record["phase"], record["cell"])
+        digest = record["files"].get(name)
+        return [none] * count if digest is None else samples(cell.path.with_name(name), digest)
+
+    *latencies, (failed, _) = read("requests", lambda file, sha: _requests(file, sha, edges), 4)
+    scraped = read("metrics", lambda file, _: _gauges(file), 2)
+    (steps,) = read("engine_step", _steps, 1)
+    samples = [*latencies, *scraped, steps, *read("machine", _yardstick, 1)]
     warm = round(BINS * (window["t_warmup_end_ns"] - start) / (stop - start))
     hit = np.flatnonzero(np.histogram(failed, edges)[0])
     strokes = "".join(f"M{part}.5 {HEIGHT}v-{HEIGHT}" for part in hit)
-    requests = paths.cell_log("requests", record["phase"], record["cell"])
-    quiet = None
-    if requests in record["files"]:
-        quiet = silence(cell.path.with_name(requests), samples[STEP_SERIES][0], window)
+    requests = cell.path.with_name(paths.cell_log("requests", record["phase"], record["cell"]))
+    quiet = silence(requests, steps[0], window) if requests.name in record["files"] else None
     return CellSeries(cell, warm, strokes, [_drawing(*pair, edges) for pair in samples], quiet)
-
-
-def _samples(path: Path, record: CellRecord, edges: Floats) -> tuple[list[Samples], Floats]:
-    """The samples of each of COLUMNS, and when a request was due that failed or was dropped."""
-
-    def read(kind: str, samples: Callable[[Path, str], list[Samples]]) -> list[Samples]:
-        name = paths.cell_log(kind, record["phase"], record["cell"])
-        digest = record["files"].get(name)
-        return [] if digest is None else samples(path.with_name(name), digest)
-
-    none = (np.empty(0), np.empty(0))
-    *latencies, (failed, _) = (
-        read("requests", lambda file, digest: _requests(file, digest, edges)) or [none] * 4
-    )
-    scraped = read("metrics", lambda file, _: _gauges(file)) or [none] * 2
-    (steps,) = read("engine_step", _steps) or [none]
-    (yardstick,) = read("machine", _yardstick) or [none]
-    return [*latencies, *scraped, steps, yardstick], failed
 
 
 def _drawing(t_ns: Floats, values: Floats, edges: Floats) -> Drawing | None:

@@ -11,7 +11,6 @@ from connector_tax import text
 from connector_tax.artifacts.tables import EffectRow
 
 Row = TypeVar("Row")
-Ends = Sequence[float | None]  # a number and its interval
 
 
 @dataclass(frozen=True)
@@ -134,19 +133,6 @@ def tax(*ends: float | None) -> TableCell:
     return TableCell(text.tax(*ends), ends[0])
 
 
-def signed_size(ends: Ends) -> TableCell:
+def signed_size(*ends: float | None) -> TableCell:
     """`+12 [+10, +14]` of a number and its interval."""
     return TableCell(text.size(*ends), ends[0])
-
-
-def mean(ends: Ends) -> TableCell:
-    """`12.3 [10.1, 14.6]`, without brackets where there is no interval."""
-    value, low, high = ends
-    if value is None:
-        return TableCell(text.DASH)
-
-    def short(number: float) -> str:
-        return text.number(number, 1) if abs(number) < 99.95 else f"{number:,.0f}"
-
-    bounds = "" if low is None or high is None else f" [{short(low)}, {short(high)}]"
-    return TableCell(short(value) + bounds, value)
