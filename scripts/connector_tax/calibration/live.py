@@ -175,7 +175,8 @@ def measure_studies(
         p90_errors: of each cell's TTFT and TPOT p90, measured over true, minus 1.
     """
     config = study_document("jittered", seed, 1, (TAXED,), cell=STUDY_CELL)["config"]
-    truths = true_taxes(log_ratios(config, 0, truth_launches, seed))
+    ratios = (row for launch in range(truth_launches) for row in log_ratios(config, launch, seed))
+    truths = true_taxes([*ratios])
     taxes, stamps, not_valid, again = [], [], [], []
     for number in range(studies):
         own_seed = seed + 10_000 + number
