@@ -18,6 +18,7 @@ from connector_tax.artifacts.index import CellEntry, finished_cell, launch_index
 from connector_tax.artifacts.metrics import METRICS
 from connector_tax.artifacts.names import (
     PHASES,
+    REFERENCE_OF,
     Launch,
     baseline_of,
     configuration_of,
@@ -177,7 +178,7 @@ def _write_phase(writer: Writer, phase: str) -> None:
 def _write_launch(writer: Writer, config: str, block: int, phase: str) -> None:
     folder = Launch(config, block, phase).folder(writer.root)
     folder.mkdir(parents=True)
-    rate = {"A": None, "B": writer.rates.get("ref_safe"), "Bp": writer.rates.get("ref_load")}[phase]
+    rate = writer.rates[REFERENCE_OF[phase]] if phase in REFERENCE_OF else None
     status, reason = "done", None
     if config in writer.skipped:
         status, reason = "skipped", writer.skipped[config]

@@ -31,14 +31,7 @@ from connector_tax.analysis.effects import LogSample, TaxTable, sample_launch, t
 from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.measure import Requests
 from connector_tax.artifacts.metrics import HEADLINE
-from connector_tax.artifacts.names import (
-    PHASES,
-    PLAIN,
-    REFERENCES,
-    CellKey,
-    configuration_of,
-    plain_names,
-)
+from connector_tax.artifacts.names import PHASES, PLAIN, REFERENCES, CellKey, plain_names
 from connector_tax.artifacts.study_file import Study, launches
 from connector_tax.artifacts.study_records import CellSection, StudyConfig, StudyDocument
 from connector_tax.artifacts.tables import Row
@@ -195,12 +188,7 @@ def virtual_study(
         name = f"{document['seed']}/arrivals/block{launch.block}/{PHASE}/{CELL}"
         key = CellKey(launch.config, launch.block, PHASE, CELL)
         samples[key] = sample_launch(serve(virtual_engine(document, launch, machine), config, name))
-    cells = [
-        Cell(
-            key, configuration_of(key.config), "valid", None, Path(), {}, None, RATE_RPS, *SHAPE, ()
-        )
-        for key in samples
-    ]
+    cells = [Cell(key, "valid", None, Path(), {}, None, RATE_RPS, *SHAPE) for key in samples]
     where = {"spread": spread, "arrivals": arrivals, "study": number}
     return [
         {**where, "blocks": count, **row}
