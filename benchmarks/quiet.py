@@ -53,7 +53,7 @@ class Seen:
 
 def slow(machine: WatchedMachine, memory_ns: NDArray[np.int64], factor: float) -> Bools:
     """(chunks,) which are, by these samples; so is one with too few."""
-    parts = np.split(memory_ns, machine.first[1:-1])
+    parts = np.split(memory_ns, np.searchsorted(machine.t_ns, machine.edges_ns[1:-1]))
     values = [np.percentile(p, CHUNK) if len(p) >= LEAST_SAMPLES else np.nan for p in parts]
     # A comparison with NaN is false.
     return ~(np.array(values) <= factor * np.nanpercentile(values, LEVEL))

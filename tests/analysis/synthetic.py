@@ -198,7 +198,6 @@ def _write_launch(writer: Writer, config: str, block: int, phase: str) -> None:
         offset = named_generator(f"{writer.seed}/launch/{config}/{block}/{phase}").normal(
             0, writer.launch_sigma
         )
-        offset += writer.offsets.get((config, block), 0.0)
         cells = [
             _write_cell(writer, folder, config, block, phase, c, rates[c["cell"]], offset)
             for c in planned

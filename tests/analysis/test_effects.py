@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from connector_tax.analysis.block_model import ONE_LAUNCH, Estimate
+from connector_tax.analysis.block_model import Estimate
 from connector_tax.analysis.effects import (
     Effect,
     LogSample,
@@ -132,13 +132,6 @@ def test_launches_that_differ_have_the_block_models_interval() -> None:
     assert effect.point == pytest.approx(np.expm1(d.mean()))
     error = known(effect.estimate.error)
     assert effect.lo == pytest.approx(np.expm1(d.mean() - student.ppf(0.975, 9) * error))
-
-
-def test_one_block_has_a_point_and_no_interval() -> None:
-    effect = taxed(simulated(1, 3, {"x": 0.2, "y": 0.1}, 0.01), "x")
-    assert (effect.estimate.method, effect.estimate.p) == (ONE_LAUNCH, None)
-    assert effect.ends == (None, None)
-    assert effect.point == pytest.approx(0.2, abs=0.1)
 
 
 def test_two_blocks_have_an_interval_and_no_verdict() -> None:
