@@ -166,17 +166,9 @@ def _check_rates(
             )
 
 
-_TYPES: dict[type, type[pl.DataType]] = {
-    str: pl.String,
-    int: pl.Int64,
-    float: pl.Float64,
-    bool: pl.Boolean,
-}
-
-
 def table_parquet(table: str, text: str) -> bytes:
     """A table's CSV as parquet; an empty field is null, a column's type the same in every study."""
-    schema = {name: _TYPES[of] for name, (of, _) in column_types(ROW_TYPES[table]).items()}
+    schema = pl.Schema({name: of for name, (of, _) in column_types(ROW_TYPES[table]).items()})
     stream = io.BytesIO()
     pl.read_csv(io.StringIO(text), schema=schema).write_parquet(stream, compression="zstd")
     return stream.getvalue()
