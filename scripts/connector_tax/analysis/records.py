@@ -92,11 +92,13 @@ def read_records(path: Path, kind: RecordKind, sha256: str | None) -> Iterator[p
     """
     digest = hashlib.sha256()
     lines = 0
-    for block in _blocks(path):
-        digest.update(block)
-        frame = _parse(path, block, kind, lines)
-        lines += frame.height
-        yield frame
+    with reading(path), path.open("rb") as stream:
+        while data := stream.read(BLOCK_BYTES):
+            block = data + stream.readline()
+            digest.update(block)
+            frame = _parse(path, block, kind, lines)
+            lines += frame.height
+            yield frame
     if sha256 is not None and digest.hexdigest() != sha256:
         raise ArtifactError(
             f"{path}: sha256 is {digest.hexdigest()}, index.json says {sha256}: the file changed"
@@ -120,20 +122,6 @@ def in_window(column: str, window: MeasuredWindow) -> pl.Expr:
     return pl.col(column).is_between(start, stop, closed="left")
 
 
-def _blocks(path: Path) -> Iterator[bytes]:
-    with reading(path), path.open("rb") as stream:
-        rest = b""
-        while data := stream.read(BLOCK_BYTES):
-            cut = data.rfind(b"\n") + 1
-            if cut:
-                yield rest + data[:cut]
-                rest = data[cut:]
-            else:
-                rest += data
-        if rest:
-            yield rest
-
-
 def _parse(path: Path, block: bytes, kind: RecordKind, before: int) -> pl.DataFrame:
     try:
         frame = pl.read_ndjson(BytesIO(block), schema=kind.columns)
@@ -150,8 +138,7 @@ def _admissible(frame: pl.DataFrame, kind: RecordKind) -> bool:
     checks += [pl.col(key).is_in(values).all() for key, values in kind.allowed.items()]
     for (key, value), wanted in kind.required_if.items():
         checks += [(pl.col(w).is_not_null() | (pl.col(key) != value)).all() for w in wanted]
-    named = [check.alias(str(position)) for position, check in enumerate(checks)]
-    return all(map(bool, frame.select(named).row(0)))
+    return bool(frame.select(pl.all_horizontal(checks)).item())
 
 
 def _has_keys(block: bytes, kind: RecordKind) -> bool:

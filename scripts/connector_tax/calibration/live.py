@@ -153,7 +153,7 @@ def measure_launch(document: StudyDocument, launch: Launch, root: Path) -> LiveC
 def _read_truth(path: Path) -> dict[str, RequestTruth]:
     """The requests of an engine's truth log, by request id."""
     decoder = msgspec.json.Decoder(LaunchTruth | RequestTruth)
-    records = map(decoder.decode, path.read_bytes().splitlines())
+    records = decoder.decode_lines(path.read_bytes())
     return {r.request_id: r for r in records if isinstance(r, RequestTruth)}
 
 
