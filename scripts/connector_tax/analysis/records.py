@@ -79,7 +79,7 @@ DEVICE = RecordKind(
 
 
 def read_records(path: Path, kind: RecordKind, sha256: str | None) -> Iterator[pl.DataFrame]:
-    """Yield the file's records in order, a block of lines at a time.
+    """Yield an empty table, then the file's records in order, a block of lines at a time.
 
     Args:
         path: a JSON-lines file; every line ends in a newline, no line is blank.
@@ -90,8 +90,8 @@ def read_records(path: Path, kind: RecordKind, sha256: str | None) -> Iterator[p
         ArtifactError: the file is missing or has another hash, or a line is not an object holding
             the wanted keys and types; names the file and, for a line, its number.
     """
-    digest = hashlib.sha256()
-    lines = 0
+    digest, lines = hashlib.sha256(), 0
+    yield pl.DataFrame(schema=kind.columns)
     with reading(path), path.open("rb") as stream:
         while data := stream.read(BLOCK_BYTES):
             block = data + stream.readline()
@@ -108,12 +108,7 @@ def read_records(path: Path, kind: RecordKind, sha256: str | None) -> Iterator[p
 
 def read_whole(path: Path, kind: RecordKind, sha256: str | None) -> pl.DataFrame:
     """The file's records as one table; arguments and errors are those of `read_records`."""
-    return pl.concat([empty_frame(kind), *read_records(path, kind, sha256)])
-
-
-def empty_frame(kind: RecordKind) -> pl.DataFrame:
-    """A table without rows and with the kind's columns."""
-    return pl.DataFrame(schema=kind.columns)
+    return pl.concat(read_records(path, kind, sha256))
 
 
 def in_window(column: str, window: MeasuredWindow) -> pl.Expr:
