@@ -13,20 +13,10 @@ from hypothesis import strategies as st
 from connector_tax.analysis import records
 from connector_tax.analysis.records import REQUESTS, STEPS, read_records, read_whole
 from connector_tax.files import ArtifactError
+from tests.analysis.test_steps import scheduler
 
-STEP: dict[str, Any] = {
-    "t_ns": 10**15,
-    "step_id": 1,
-    "process": "scheduler",
-    "step_duration_us": 900.5,
-    "build_meta_us": None,
-    "get_finished_us": 3,
-    "start_load_kv_us": None,
-    "num_running": 2,
-    "num_waiting": 0,
-    "prefill_tokens": 512,
-    "decode_tokens": 2,
-}
+STEP = scheduler(1, step_duration_us=900.5)
+del STEP["engine_step_us"]
 GOOD = json.dumps(STEP).encode() + b"\n"
 
 

@@ -162,7 +162,7 @@ def _first_bad_line(
 def _line_problem(line: bytes, kind: RecordKind) -> str | None:
     try:
         record: Any = json.loads(line.decode(), parse_constant=_refuse_constant)
-    except (ValueError, UnicodeDecodeError) as error:
+    except ValueError as error:
         return f"not valid JSON: {error}" if line.strip() else "blank line"
     if not isinstance(record, dict):
         return f"a record must be a JSON object, found {type(record).__name__}"
