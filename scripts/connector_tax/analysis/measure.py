@@ -23,6 +23,7 @@ from connector_tax.analysis.records import REQUESTS, in_window, read_records
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import CellRecord, MeasuredWindow, ScrapeLine
 from connector_tax.artifacts.metrics import FAR_TAIL, LATENCY_METRICS
+from connector_tax.artifacts.names import FAILED
 from connector_tax.artifacts.tables import Row
 from connector_tax.files import ArtifactError, check_sha256, read_json, read_jsonl
 from connector_tax.ranks import order_statistic_ranks
@@ -170,7 +171,7 @@ def read_requests(path: Path, sha256: str | None, window: MeasuredWindow) -> Req
         since_warmup_s=(intended - start) / 1e9,
         window_s=(stop - start) / 1e9,
         arrivals=measured.height,
-        failed=int(status.is_in(["error", "timeout", "cancelled"]).sum()),
+        failed=int(status.is_in(FAILED).sum()),
         dropped=int((status == "dropped").sum()),
     )
 

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 PHASES = ("A", "B", "Bp")
 # The Snakemake rule that measures each.
 PHASE_RULES = {"A": "phase_a", "B": "phase_b", "Bp": "phase_bp"}
-REQUEST_STATUSES = ("ok", "error", "timeout", "cancelled", "dropped")
+# How requests end: those that fail, and all.
+FAILED = ("error", "timeout", "cancelled")
+REQUEST_STATUSES = ("ok", *FAILED, "dropped")
 # The configuration without a connector, and the baseline where a study names no other.
 PLAIN = "plain"
 NOOP = "noop_connector"
