@@ -63,9 +63,7 @@ Result = tuple[float, float, float, float, float, float]
 _P99 = 4  # its place in there
 
 
-def _drive(
-    port: int, load: Load, server: Sequence[psutil.Process]
-) -> tuple[float, float, float]:
+def _drive(port: int, load: Load, server: Sequence[psutil.Process]) -> tuple[float, float, float]:
     """Keep every connection busy; tokens/s, requests/s and CPU share of the measured seconds."""
     request = payload([1], load.tokens)
     selector = selectors.EpollSelector()

@@ -31,8 +31,7 @@ def drawn(seed: int, blocks: int, noisy: str = "", factor: float = 1.0) -> dict[
 
 
 def tax(values: dict[LaunchId, float], name: str) -> Estimate:
-    estimate = known(Launches.of(values).contrast(name, BASE))
-    return estimate
+    return known(Launches.of(values).contrast(name, BASE))
 
 
 @given(st.integers(0, 2**32), st.integers(2, 6), st.floats(-1, 1), st.floats(-3, 3))

@@ -119,8 +119,7 @@ def agreeing(points: dict[str, list[float]], overloads: Overloads | None = None)
 
 
 def taxed(table: TaxTable, config: str) -> Effect:
-    effect = known(table.tax(config, *WHERE))
-    return effect
+    return known(table.tax(config, *WHERE))
 
 
 def test_launches_that_differ_have_the_block_models_interval() -> None:
