@@ -22,15 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.event_server import EventServer, two_cpus
-from benchmarks.peers import (
-    CLIENTS,
-    FIRST_US,
-    GAP_US,
-    PROMPT,
-    add_peers,
-    named_peers,
-    reported,
-)
+from benchmarks.peers import CLIENTS, PROMPT, add_peers, named_peers, reported
 from connector_tax.config import ROOT
 from connector_tax.machine import machine
 
@@ -138,7 +130,7 @@ def did(arguments: list[str], client: str = "") -> str:
     with tempfile.TemporaryDirectory(prefix="connector-tax-coming-") as folder:
         prompts = Path(folder, "prompts.jsonl")
         prompts.write_text((json.dumps({"prompt": PROMPT, "output_tokens_count": 16}) + "\n") * 100)
-        with EventServer(GAP_US, FIRST_US, server_cpu) as server:
+        with EventServer(server_cpu) as server:
             words = [*arguments, *write.format(folder=".").split()]
             command = [word.replace("PORT", f"{server.port}") for word in words]
             process = subprocess.Popen(

@@ -51,7 +51,7 @@ from connector_tax.analysis.step_tables import step_rows
 from connector_tax.analysis.steps import Hook, Steps
 from connector_tax.artifacts.looks import FIRST_LOOK, Finding, decided
 from connector_tax.artifacts.metrics import VERDICT_METRICS
-from connector_tax.artifacts.names import CellKey, Launch, configuration_of, plain_names
+from connector_tax.artifacts.names import CellKey, Launch, plain_names
 from connector_tax.artifacts.study_file import Study
 from connector_tax.artifacts.study_file import launches as launches_of
 from connector_tax.artifacts.study_records import StudyDocument
@@ -274,8 +274,7 @@ def steps(studies: int) -> Table:
                 CellKey(launch.config, launch.block, PHASE, CELL): _steps(document, launch, machine)
                 for launch in launches_of(document, PHASE)
             }
-            planned = [Cell(key, configuration_of(key.config), "valid", None, Path(), {}, None,
-                            RATE_RPS, *SHAPE, ()) for key in each]  # fmt: skip
+            planned = [Cell(key, "valid", None, Path(), {}, None, RATE_RPS, *SHAPE) for key in each]
             for row in step_rows(study, planned, each, None):
                 if row["config"] == CONNECTOR and row.get("item") and row["metric"] in truths:
                     held = row["lo"] - 1e-9 <= truths[row["metric"]] <= row["hi"] + 1e-9

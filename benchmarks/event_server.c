@@ -23,6 +23,7 @@
 #include <strings.h>
 #include <sys/epoll.h>
 #include <sys/prctl.h>
+#include <sys/queue.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
@@ -31,19 +32,23 @@
 #define IN_BYTES (256 * 1024)
 #define MAX_TOKENS 4096
 
+TAILQ_HEAD(queue, connection);
+
 struct connection {
     char *in;
     size_t in_used;
-    int streaming, chat;
+    int chat;
     int tokens, sent, prompt_tokens;
     int64_t arrival_ns, due_ns;
     char id[128];
     int64_t *writes;
-    int heap_at; /* position in the heap of deadlines, -1 if none */
+    struct queue *queue; /* in which it waits for its next token, NULL if in none */
+    TAILQ_ENTRY(connection) place;
 };
 
 static struct connection connections[MAX_FD];
-static int heap[MAX_FD], heap_size;
+/* Those before their first token, and after it. In each all wait equally long: the first is due first. */
+static struct queue fresh = TAILQ_HEAD_INITIALIZER(fresh), begun = TAILQ_HEAD_INITIALIZER(begun);
 static int64_t gap_ns, first_ns;
 static FILE *truth;
 static volatile sig_atomic_t stopping;
@@ -54,49 +59,24 @@ static int64_t now_ns(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-static void heap_put(int at, int fd) {
-    heap[at] = fd;
-    connections[fd].heap_at = at;
+static void enter(struct connection *c, struct queue *queue) {
+    TAILQ_INSERT_TAIL(queue, c, place);
+    c->queue = queue;
 }
 
-static void heap_up(int at) {
-    int fd = heap[at];
-    while (at > 0 && connections[heap[(at - 1) / 2]].due_ns > connections[fd].due_ns) {
-        heap_put(at, heap[(at - 1) / 2]);
-        at = (at - 1) / 2;
-    }
-    heap_put(at, fd);
+static void leave(struct connection *c) {
+    if (c->queue) TAILQ_REMOVE(c->queue, c, place);
+    c->queue = NULL;
 }
 
-static void heap_down(int at) {
-    int fd = heap[at];
-    for (;;) {
-        int child = 2 * at + 1;
-        if (child >= heap_size) break;
-        if (child + 1 < heap_size &&
-            connections[heap[child + 1]].due_ns < connections[heap[child]].due_ns)
-            child++;
-        if (connections[heap[child]].due_ns >= connections[fd].due_ns) break;
-        heap_put(at, heap[child]);
-        at = child;
-    }
-    heap_put(at, fd);
-}
-
-static void heap_remove(int fd) {
-    int at = connections[fd].heap_at;
-    if (at < 0) return;
-    connections[fd].heap_at = -1;
-    int moved = heap[--heap_size];
-    if (moved == fd) return;
-    heap_put(at, moved);
-    heap_up(at);
-    heap_down(connections[moved].heap_at);
+/* The connection whose token is due first, NULL if none is. */
+static struct connection *next_due(void) {
+    struct connection *a = TAILQ_FIRST(&fresh), *b = TAILQ_FIRST(&begun);
+    return !b || (a && a->due_ns < b->due_ns) ? a : b;
 }
 
 static void drop(int fd) {
-    heap_remove(fd);
-    connections[fd].streaming = 0;
+    leave(&connections[fd]);
     connections[fd].in_used = 0;
     close(fd);
 }
@@ -131,9 +111,12 @@ static void send_token(int fd) {
     used += chunk(out + used, sizeof out - used, event);
     c->writes[c->sent++] = now_ns();
     if (send_all(fd, out, used) < 0) return;
-    c->due_ns += gap_ns;
-    heap_down(c->heap_at);
-    if (!last) return;
+    leave(c);
+    if (!last) {
+        c->due_ns += gap_ns;
+        enter(c, &begun);
+        return;
+    }
     snprintf(event, sizeof event,
              "data: {\"id\":\"cmpl-0\",\"object\":\"text_completion\",\"created\":1700000000,"
              "\"model\":\"m\",\"choices\":[],\"usage\":{\"prompt_tokens\":%d,\"total_tokens\":%d,"
@@ -145,8 +128,6 @@ static void send_token(int fd) {
     fprintf(truth, "%s %lld", c->id, (long long)c->arrival_ns);
     for (int i = 0; i < c->sent; i++) fprintf(truth, " %lld", (long long)c->writes[i]);
     fputc('\n', truth);
-    c->streaming = 0;
-    heap_remove(fd);
     send_all(fd, out, used);
 }
 
@@ -191,9 +172,7 @@ static void begin(int fd, char *head, char *body, int64_t arrival_ns) {
     c->sent = 0;
     c->arrival_ns = arrival_ns;
     c->due_ns = arrival_ns + first_ns;
-    c->streaming = 1;
-    heap_put(heap_size, fd);
-    heap_up(heap_size++);
+    enter(c, &fresh);
 }
 
 static void on_readable(int fd) {
@@ -208,7 +187,7 @@ static void on_readable(int fd) {
     c->in_used += n;
     c->in[c->in_used] = 0;
     char *end = strstr(c->in, "\r\n\r\n");
-    if (!end || c->streaming) return;
+    if (!end || c->queue) return;
     const char *length = strcasestr(c->in, "content-length:");
     size_t body = length && length < end ? (size_t)atoi(length + 15) : 0;
     size_t whole = (end + 4 - c->in) + body;
@@ -251,7 +230,8 @@ int main(int argc, char **argv) {
     struct epoll_event event = {.events = EPOLLIN, .data.fd = listener}, ready[256];
     epoll_ctl(poller, EPOLL_CTL_ADD, listener, &event);
     while (!stopping) {
-        while (heap_size && connections[heap[0]].due_ns <= now_ns()) send_token(heap[0]);
+        struct connection *due;
+        while ((due = next_due()) && due->due_ns <= now_ns()) send_token(due - connections);
         int count = epoll_wait(poller, ready, 256, 0);
         for (int i = 0; i < count; i++) {
             int fd = ready[i].data.fd;
@@ -269,8 +249,6 @@ int main(int argc, char **argv) {
             if (!c->in) c->in = malloc(IN_BYTES);
             if (!c->writes) c->writes = malloc(MAX_TOKENS * sizeof *c->writes);
             c->in_used = 0;
-            c->streaming = 0;
-            c->heap_at = -1;
             event.data.fd = fd;
             epoll_ctl(poller, EPOLL_CTL_ADD, fd, &event);
         }

@@ -6,9 +6,9 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from connector_tax.loadgen.affinity import AffinityPlan, read_topology
-
 SOURCE = Path(__file__).with_name("event_server.c")
+# From a request to its first token, and from one token to the next.
+FIRST_US, GAP_US = 1000.0, 10_000.0
 
 
 def two_cpus() -> tuple[int, int]:
@@ -23,16 +23,6 @@ def two_cpus() -> tuple[int, int]:
     return cpus[0], cpus[-1]
 
 
-def one_cpu_each() -> AffinityPlan:
-    """The whole load generator on the client's CPU, the server on its own.
-
-    Raises:
-        SystemExit: only one CPU.
-    """
-    client, server = two_cpus()
-    return AffinityPlan((client,), ((client,),), (server,), True, (), read_topology())
-
-
 class EventServer:
     """Compiles and runs event_server.c, pinned to `cpu`.
 
@@ -40,8 +30,7 @@ class EventServer:
         SystemExit: there is no C compiler.
     """
 
-    def __init__(self, gap_us: float, first_us: float, cpu: int) -> None:
-        self._arguments = [f"{gap_us:g}", f"{first_us:g}"]
+    def __init__(self, cpu: int) -> None:
         self._cpu = cpu
         self.responses: list[list[int]] = []
         """After the exit, in the order in which they ended: arrival, then one write stamp per token
@@ -58,7 +47,7 @@ class EventServer:
         binary, self._log = folder / "server", folder / "truth.txt"
         subprocess.run([compiler, "-O2", "-o", str(binary), str(SOURCE)], check=True)
         self._process = subprocess.Popen(
-            ["taskset", "-c", str(self._cpu), str(binary), *self._arguments, str(self._log)],
+            ["taskset", "-c", f"{self._cpu}", binary, f"{GAP_US:g}", f"{FIRST_US:g}", self._log],
             stdout=subprocess.PIPE,
             text=True,
         )

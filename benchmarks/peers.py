@@ -34,11 +34,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import run_alone
-from benchmarks.event_server import EventServer, two_cpus
+from benchmarks.event_server import FIRST_US, GAP_US, EventServer, two_cpus
 from connector_tax.machine import machine
 
 SUSTAINED_RATE, ERROR_MS = 0.99, 10.0
-GAP_US, FIRST_US = 10_000.0, 1000.0
 COMMAND_TIMEOUT_S = 180.0
 PROMPT = "w3 w4 w5 w6 w7 w8 w9"
 
@@ -307,7 +306,7 @@ def measure(
         prompts = folder / "prompts.jsonl"
         line = json.dumps({"text": PROMPT, "output_tokens_count": tokens, "prompt": PROMPT})
         prompts.write_text((line + "\n") * count)
-        with EventServer(GAP_US, FIRST_US, server_cpu) as server:
+        with EventServer(server_cpu) as server:
             load = {
                 "url": f"http://127.0.0.1:{server.port}", "rate": rate_rps, "places": places,
                 "count": count, "tokens": tokens, "tokenizer": options.tokenizer,

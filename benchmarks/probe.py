@@ -43,7 +43,7 @@ from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.commands import run_command
 from connector_tax.files import ArtifactError, read_json
-from connector_tax.loadgen import PlannedRequest, RequestSource
+from connector_tax.loadgen import PlannedRequest
 from connector_tax.machine import cpu
 from connector_tax.servers.kinds import STEP_LOG_PREFIX
 from connector_tax.study.device import DeviceError, devices_of, hold_devices
@@ -412,9 +412,11 @@ def _centre(values: ArrayLike, axis: int = -1) -> Any:
 def _measure_blocks(
     study: StudyDocument, url: str, switches: _Switches, name: str, blocks: int
 ) -> list[Block]:
-    settling = _requests(study, f"{name}/settling", SETTLING_TOKENS, 4 * blocks)
-    requests = _requests(study, name, OUTPUT_TOKENS, 4 * blocks)
-    pairs = zip(settling, requests, strict=True)
+    pairs = zip(
+        planned_requests(study, f"{name}/settling", (INPUT_TOKENS, SETTLING_TOKENS), 4 * blocks),
+        planned_requests(study, name, (INPUT_TOKENS, OUTPUT_TOKENS), 4 * blocks),
+        strict=True,
+    )
     headers = {"Content-Type": "application/json"}
     measured = []
     with httpx.Client(base_url=url, headers=headers, trust_env=False, timeout=60.0) as client:
@@ -428,10 +430,6 @@ def _measure_blocks(
                 values[on].append(_decoding_s(client, request) / (OUTPUT_TOKENS - 1))
             measured.append(Block(tuple(values[True]), tuple(values[False])))
     return measured
-
-
-def _requests(study: StudyDocument, name: str, tokens: int, count: int) -> RequestSource:
-    return planned_requests(study, name, (INPUT_TOKENS, tokens), count)
 
 
 def _decoding_s(client: httpx.Client, request: PlannedRequest) -> float:

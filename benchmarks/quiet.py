@@ -2,8 +2,8 @@
 
 Offline, on Phases A and B of a study whose machine was watched, by the rule of release 0.2. A chunk
 of the machine's file is disturbed when the 75th percentile of its memory samples is above
-`--factor` times the cell's level (10th percentile of its chunks' values), when its steal is above
-`--steal`, or when it holds fewer than three samples; a request that was under way in one is left
+FACTOR times the cell's level (10th percentile of its chunks' values), when its steal is above
+STEAL, or when it holds fewer than three samples; a request that was under way in one is left
 out. "By chance" is the share of chunks that the factor flags when the cell's samples are shuffled.
 The first table has, by configuration, the share left out and how much slower than the kept ones
 those are (difference of the percentiles' logarithms, mean over cells). The second has the residual
@@ -20,9 +20,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import study_parser
+from connector_tax.analysis.block_model import Launches
 from connector_tax.analysis.ingest import Cell, load_cells
 from connector_tax.analysis.machine import WatchedMachine, read_machine
 from connector_tax.analysis.measure import measure_requests
+from connector_tax.analysis.step_tables import by_cell
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.record_reader import read_record
 from connector_tax.artifacts.stage_records import RatesRecord
@@ -34,6 +36,7 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 PERCENTILES = {f"{metric}_p{p}": (metric, p) for metric in ("ttft", "tpot") for p in (50, 90)}
 CHUNK, LEVEL, LEAST_SAMPLES = 75, 10, 3
+FACTOR, STEAL = 1.1, 0.02
 # Fewer requests on one side than this give no percentile here.
 LEAST_REQUESTS = 10
 
@@ -51,15 +54,15 @@ class Seen:
     by_chance: Bools
 
 
-def slow(machine: WatchedMachine, memory_ns: NDArray[np.int64], factor: float) -> Bools:
+def slow(machine: WatchedMachine, memory_ns: NDArray[np.int64]) -> Bools:
     """(chunks,) which are, by these samples; so is one with too few."""
-    parts = np.split(memory_ns, machine.first[1:-1])
+    parts = np.split(memory_ns, np.searchsorted(machine.t_ns, machine.edges_ns[1:-1]))
     values = [np.percentile(p, CHUNK) if len(p) >= LEAST_SAMPLES else np.nan for p in parts]
     # A comparison with NaN is false.
-    return ~(np.array(values) <= factor * np.nanpercentile(values, LEVEL))
+    return ~(np.array(values) <= FACTOR * np.nanpercentile(values, LEVEL))
 
 
-def seen(study: Study, factor: float, steal: float) -> list[Seen]:
+def seen(study: Study) -> list[Seen]:
     """Every valid cell of Phases A and B.
 
     Raises:
@@ -71,8 +74,8 @@ def seen(study: Study, factor: float, steal: float) -> list[Seen]:
         if cell.status != "valid" or cell.record is None:
             continue
         requests, machine = measure_requests(cell), read_machine(*cell.listed("machine"))
-        bad = slow(machine, machine.memory_ns, factor) | (machine.steal > steal)
-        by_chance = slow(machine, shuffle.permutation(machine.memory_ns), factor)
+        bad = slow(machine, machine.memory_ns) | (machine.steal > STEAL)
+        by_chance = slow(machine, shuffle.permutation(machine.memory_ns))
         edges = machine.edges_ns
         start = cell.record["window"]["t_warmup_end_ns"] + requests.since_warmup_s * 1e9
         end = start + requests.e2e_ms * 1e6
@@ -107,25 +110,19 @@ def slower(cells: Sequence[Seen]) -> dict[str, tuple[float, float, int]]:
 def residual(cells: Sequence[Seen], name: str, keeps: Callable[[Seen], Bools]) -> float:
     """Of the log of a percentile, configurations and blocks of each cell name taken out."""
     metric, percent = PERCENTILES[name]
-    left = [c for c in cells if min(c.kept.sum(), keeps(c).sum()) >= LEAST_REQUESTS]
-    keys = [
-        ((k.phase, k.cell, c.cell.configuration), (k.phase, k.cell, k.block))
-        for c in left
-        for k in [c.cell.key]
-    ]
-    design = np.array(
-        [[pair[k] == term for pair in keys]
-         for k in (0, 1) for term in sorted({pair[k] for pair in keys})], float
-    ).T  # fmt: skip
-    y = np.log([np.percentile(c.latencies[metric][keeps(c)], percent) for c in left])
-    rest = y - design @ np.linalg.lstsq(design, y)[0]
-    df = len(left) - int(np.linalg.matrix_rank(design))
-    return float(np.sqrt(rest @ rest / df)) if df else np.nan
+    logs = {
+        c.cell.key: float(np.log(np.percentile(c.latencies[metric][keeps(c)], percent)))
+        for c in cells
+        if min(c.kept.sum(), keeps(c).sum()) >= LEAST_REQUESTS
+    }
+    fits = [Launches.of(launched).residual for launched in by_cell(logs).values()]
+    squares, df = sum(float(rest @ rest) for rest, _ in fits), sum(df for _, df in fits)
+    return float(np.sqrt(squares / df)) if df else np.nan
 
 
-def explain(study: Study, factor: float, steal: float) -> None:
+def explain(study: Study) -> None:
     """Print both tables."""
-    cells, console = seen(study, factor, steal), Console(width=110)
+    cells, console = seen(study), Console(width=110)
     bad = np.concatenate([c.disturbed for c in cells])
     chance = np.concatenate([c.by_chance for c in cells])
     console.print(
@@ -151,11 +148,7 @@ def explain(study: Study, factor: float, steal: float) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Show what leaving out the requests of disturbed time would do to a measured study."""
     parser = study_parser("quiet", main.__doc__)
-    parser.add_argument("--factor", type=float, default=1.1, help="default: %(default)s")
-    parser.add_argument("--steal", type=float, default=0.02, help="default: %(default)s")
-    return run_command(
-        parser, argv, lambda given: explain(load_study(given.study), given.factor, given.steal)
-    )
+    return run_command(parser, argv, lambda given: explain(load_study(given.study)))
 
 
 if __name__ == "__main__":

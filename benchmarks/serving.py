@@ -16,6 +16,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ from typing import Any
 import numpy as np
 import psutil
 import uvloop
-from numpy.typing import NDArray
 
 from benchmarks import run_alone
 from benchmarks.running import payload, running
@@ -57,25 +57,13 @@ _LOADS = (
 )
 
 
-@dataclass(frozen=True)
-class Result:
-    """What the client saw in the measured seconds, and the lateness: p50, p99, p99.9."""
-
-    tokens_s: float
-    requests_s: float
-    cpu_share: float
-    late_ms: tuple[float, float, float]
-
-    @property
-    def row(self) -> NDArray[np.float64]:
-        """The numbers in the table's order."""
-        return np.array([self.tokens_s, self.requests_s, self.cpu_share, *self.late_ms])
+# What the client saw in the measured seconds (tokens/s, requests/s, CPU share), and the lateness in
+# ms: p50, p99, p99.9.
+Result = tuple[float, float, float, float, float, float]
+_P99 = 4  # its place in there
 
 
-_P99 = 4  # column of Result.row
-
-
-def _drive(port: int, load: Load, cpu: "_Cpu") -> tuple[float, float, float]:
+def _drive(port: int, load: Load, server: Sequence[psutil.Process]) -> tuple[float, float, float]:
     """Keep every connection busy; tokens/s, requests/s and CPU share of the measured seconds."""
     request = payload([1], load.tokens)
     selector = selectors.EpollSelector()
@@ -93,7 +81,7 @@ def _drive(port: int, load: Load, cpu: "_Cpu") -> tuple[float, float, float]:
     while (now := time.monotonic()) < end:
         if cpu_begin < 0 and now >= begin:
             tokens = requests = 0
-            cpu_begin = cpu.seconds()
+            cpu_begin = _cpu_s(server)
         for key, _ in selector.select(0.05):
             connection = key.fileobj  # type: ignore[assignment]
             data = connection.recv(1 << 16)
@@ -108,36 +96,26 @@ def _drive(port: int, load: Load, cpu: "_Cpu") -> tuple[float, float, float]:
                 connection.sendall(request)
             else:
                 tails[connection] = seen[-len(_DONE) + 1 :]
-    share = (cpu.seconds() - cpu_begin) / _MEASURE_S
+    share = (_cpu_s(server) - cpu_begin) / _MEASURE_S
     for connection in tails:
         connection.close()
     return tokens / _MEASURE_S, requests / _MEASURE_S, share
 
 
-class _Cpu:
-    """The processor time of a server and its children."""
-
-    def __init__(self, pid: int) -> None:
-        server = psutil.Process(pid)
-        self._processes = [server, *server.children(recursive=True)]
-
-    def pin(self, core: int) -> None:
-        """Keep all of them on one core."""
-        for process in self._processes:
-            process.cpu_affinity([core])
-
-    def seconds(self) -> float:
-        """User and system time so far."""
-        return sum(sum(process.cpu_times()[:2]) for process in self._processes)
+def _cpu_s(processes: Sequence[psutil.Process]) -> float:
+    """Their user and system time so far."""
+    return sum(sum(process.cpu_times()[:2]) for process in processes)
 
 
 async def _measure(pid: int, port: int, load: Load) -> tuple[float, float, float]:
-    cpu = _Cpu(pid)
+    main = psutil.Process(pid)
+    server = [main, *main.children(recursive=True)]
+    for process in server:
+        process.cpu_affinity([_server_core()])
     cores = sorted(os.sched_getaffinity(0))
-    cpu.pin(_server_core())
     os.sched_setaffinity(0, {cores[0]})
     try:
-        return await asyncio.to_thread(_drive, port, load, cpu)
+        return await asyncio.to_thread(_drive, port, load, server)
     finally:
         os.sched_setaffinity(0, cores)
 
@@ -165,7 +143,7 @@ async def _engine(load: Load, folder: Path) -> Result:
         for written, tokens, deadline in record.get("writes", [])
         if tokens
     ]
-    return Result(*seen, _late_ms(late_ns))
+    return *seen, *_late_ms(late_ns)
 
 
 # A sleep ends some tens of microseconds late; the last stretch before a deadline is spun.
@@ -197,8 +175,7 @@ async def _floor(load: Load, _folder: Path) -> Result:
     printed, _ = await process.communicate()
     if process.returncode:
         raise RuntimeError(f"the floor's process ended with status {process.returncode}")
-    nothing = float("nan")
-    return Result(nothing, nothing, nothing, _late_ms(json.loads(printed)))
+    return np.nan, np.nan, np.nan, *_late_ms(json.loads(printed))
 
 
 _CONTENDERS = {"engine": _engine, "machine floor": _floor}
@@ -214,21 +191,23 @@ async def run(rounds: int) -> None:
         f"{'CPU share':>11}{'lateness p50':>14}{'p99':>8}{'p99.9 ms':>10}"
     )
     for load in _LOADS:
-        taken: dict[str, list[NDArray[np.float64]]] = {name: [] for name in _CONTENDERS}
+        taken: dict[str, list[Result]] = {name: [] for name in _CONTENDERS}
         for _ in range(rounds):
             for name, contender in _CONTENDERS.items():
                 with tempfile.TemporaryDirectory(prefix="engine-bench-") as folder:
-                    taken[name].append((await contender(load, Path(folder))).row)
+                    taken[name].append(await contender(load, Path(folder)))
         medians = {name: np.median(rows, axis=0) for name, rows in taken.items()}
-        best = {name: min(rows, key=lambda row: float(row[_P99])) for name, rows in taken.items()}
+        best = {
+            name: np.array(min(rows, key=lambda row: row[_P99])) for name, rows in taken.items()
+        }
         print(load.name)
         for which, table in (("median", medians), ("best round", best)):
             for name, values in table.items():
-                print(_row(f"{name}, {which}", values, (0, 0, 2, 3, 3, 3)))
+                print(_row(f"{name}, {which}", values))
 
 
-def _row(name: str, values: NDArray[np.float64], digits: tuple[int, ...]) -> str:
-    widths = (10, 12, 11, 14, 8, 10)
+def _row(name: str, values: Iterable[float]) -> str:
+    widths, digits = (10, 12, 11, 14, 8, 10), (0, 0, 2, 3, 3, 3)
     cells = zip(values, widths, digits, strict=True)
     shown = ("-".rjust(w) if np.isnan(v) else f"{v:{w}.{d}f}" for v, w, d in cells)
     return f"  {name:38}" + "".join(shown)

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import run_alone
-from benchmarks.event_server import EventServer, one_cpu_each
+from benchmarks.event_server import GAP_US, EventServer, two_cpus
 from connector_tax.loadgen import (
     CellResult,
     CellRule,
@@ -29,6 +29,7 @@ from connector_tax.loadgen import (
     make_offsets,
     open_loop,
 )
+from connector_tax.loadgen.affinity import AffinityPlan, read_topology
 from connector_tax.machine import machine
 
 Floats = NDArray[np.float64]
@@ -37,11 +38,11 @@ PROMPT_TOKENS = 16
 
 
 def run_point(
-    events_per_s: float, tokens: int, gap_us: float, seconds: float
+    events_per_s: float, tokens: int, seconds: float
 ) -> tuple[CellResult, dict[str, list[int]]]:
     """Run one cell; return its records and the server's truth by request id."""
-    plan = one_cpu_each()
-    (server_cpu,) = plan.server
+    client_cpu, server_cpu = two_cpus()
+    cpus = AffinityPlan((client_cpu,), ((client_cpu,),), (server_cpu,), True, (), read_topology())
     rate = events_per_s / tokens
     rule = CellRule(
         warmup_s=0.5, floor_s=seconds, min_completed=0, cap_s=seconds, drain_s=5.0,
@@ -52,15 +53,15 @@ def run_point(
         PlannedRequest(f"t{k}", _body(k, tokens), PROMPT_TOKENS, tokens)
         for k in range(len(offsets))
     ]
-    inflight = round(rate * tokens * gap_us / 1e6 * 1.5) + 32
+    inflight = round(rate * tokens * GAP_US / 1e6 * 1.5) + 32
     options = LoadGeneratorOptions(
         workers=1,
         connections_per_worker=min(inflight, 4000),
-        cpus=plan,
+        cpus=cpus,
         strict=True,
     )
     with (
-        EventServer(gap_us, 1000.0, server_cpu) as server,
+        EventServer(server_cpu) as server,
         LoadGenerator(Target("127.0.0.1", server.port), options) as generator,
     ):
         result = generator.run(open_loop(offsets, requests, rule), rule)
@@ -142,7 +143,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rates", default="1000,5000,20000,40000,60000,80000,100000,120000")
     parser.add_argument("--tokens", type=int, default=64, help="token events per request")
-    parser.add_argument("--gap-us", type=float, default=10_000.0, help="between a stream's events")
     parser.add_argument("--seconds", type=float, default=4.0, help="measured window per cell")
     options = parser.parse_args()
     table = Table(
@@ -152,7 +152,7 @@ def main() -> int:
     )
     limit = 0.0
     for events_per_s in (float(text) for text in options.rates.split(",")):
-        result, truth = run_point(events_per_s, options.tokens, options.gap_us, options.seconds)
+        result, truth = run_point(events_per_s, options.tokens, options.seconds)
         table.add_row(*_row(events_per_s, result, truth))
         if not kept_schedule(result):
             break
@@ -161,7 +161,7 @@ def main() -> int:
     console.print(machine("uvloop"))
     console.print(
         f"client on one CPU, server on another; {options.tokens} events per request, "
-        f"{options.gap_us / 1e3:g} ms apart, Poisson arrivals, {options.seconds:g} s per row"
+        f"{GAP_US / 1e3:g} ms apart, Poisson arrivals, {options.seconds:g} s per row"
     )
     console.print(table)
     console.print(f"highest rate with at most 1% lost schedule: {limit:,.0f} events/s")

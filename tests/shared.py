@@ -5,6 +5,7 @@ import shutil
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import zstandard
@@ -14,6 +15,13 @@ from connector_tax.files import locked
 
 # The section of a real vLLM where nothing is launched.
 VLLM: EngineSection = {"kind": "vllm", "label": "real vLLM"}
+Value = TypeVar("Value")
+
+
+def known(value: Value | None) -> Value:
+    """A value that is there."""
+    assert value is not None
+    return value
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:

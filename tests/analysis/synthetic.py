@@ -18,6 +18,7 @@ from connector_tax.artifacts.index import CellEntry, finished_cell, launch_index
 from connector_tax.artifacts.metrics import METRICS
 from connector_tax.artifacts.names import (
     PHASES,
+    REFERENCE_OF,
     Launch,
     baseline_of,
     configuration_of,
@@ -177,7 +178,7 @@ def _write_phase(writer: Writer, phase: str) -> None:
 def _write_launch(writer: Writer, config: str, block: int, phase: str) -> None:
     folder = Launch(config, block, phase).folder(writer.root)
     folder.mkdir(parents=True)
-    rate = {"A": None, "B": writer.rates.get("ref_safe"), "Bp": writer.rates.get("ref_load")}[phase]
+    rate = writer.rates[REFERENCE_OF[phase]] if phase in REFERENCE_OF else None
     status, reason = "done", None
     if config in writer.skipped:
         status, reason = "skipped", writer.skipped[config]
@@ -197,7 +198,6 @@ def _write_launch(writer: Writer, config: str, block: int, phase: str) -> None:
         offset = named_generator(f"{writer.seed}/launch/{config}/{block}/{phase}").normal(
             0, writer.launch_sigma
         )
-        offset += writer.offsets.get((config, block), 0.0)
         cells = [
             _write_cell(writer, folder, config, block, phase, c, rates[c["cell"]], offset)
             for c in planned

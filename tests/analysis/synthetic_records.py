@@ -50,7 +50,6 @@ class Writer:
         steps_per_cell: scheduler steps in each cell; as many worker records.
         noise: factor on the standard deviations of requests and steps.
         nodes: what the launches of each block ran on; empty: not recorded.
-        offsets: (config, block) to what its launches' log offset has besides.
     """
 
     root: Path
@@ -67,7 +66,6 @@ class Writer:
     steps_per_cell: int = 300
     noise: float = 1.0
     nodes: Sequence[Mapping[str, Any]] = ()
-    offsets: Mapping[tuple[str, int], float] = field(default_factory=dict)
     now_ns: int = 10**15
     rates: Mapping[str, Any] = field(default_factory=dict)
 

@@ -17,7 +17,7 @@ GPU = {"uuid": "GPU-a", "name": "H100", "pci.bus_id": "1", "driver_version": "58
 def cells_on(*nodes: Sequence[Any]) -> list[Cell]:
     """A cell of each block, whose launch had attempts on the given nodes."""
     return [
-        Cell(CellKey("x", block, "A", "r1"), "x", "valid", None, Path("x"), {}, None, 1.0, 1, 1,
+        Cell(CellKey("x", block, "A", "r1"), "valid", None, Path("x"), {}, None, 1.0, 1, 1,
              tuple(mine))
         for block, mine in enumerate(nodes)
     ]  # fmt: skip

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from connector_tax.analysis.block_model import ONE_LAUNCH, Estimate
+from connector_tax.analysis.block_model import Estimate
 from connector_tax.analysis.effects import (
     Effect,
     LogSample,
@@ -30,6 +30,7 @@ from connector_tax.artifacts.verdicts import (
     MARKED,
     TOO_FEW,
 )
+from tests.shared import known
 
 LONG = pytest.mark.long
 WHERE = ("A", "r1", "ttft_p90")
@@ -118,9 +119,7 @@ def agreeing(points: dict[str, list[float]], overloads: Overloads | None = None)
 
 
 def taxed(table: TaxTable, config: str) -> Effect:
-    effect = table.tax(config, *WHERE)
-    assert effect is not None
-    return effect
+    return known(table.tax(config, *WHERE))
 
 
 def test_launches_that_differ_have_the_block_models_interval() -> None:
@@ -130,16 +129,8 @@ def test_launches_that_differ_have_the_block_models_interval() -> None:
     d = np.array(values["x"]) - (np.array(values["plain"]) + values["plain_2"]) / 2
     assert effect.estimate.method == "block model (df 9)"
     assert effect.point == pytest.approx(np.expm1(d.mean()))
-    error = effect.estimate.error
-    assert error is not None
+    error = known(effect.estimate.error)
     assert effect.lo == pytest.approx(np.expm1(d.mean() - student.ppf(0.975, 9) * error))
-
-
-def test_one_block_has_a_point_and_no_interval() -> None:
-    effect = taxed(simulated(1, 3, {"x": 0.2, "y": 0.1}, 0.01), "x")
-    assert (effect.estimate.method, effect.estimate.p) == (ONE_LAUNCH, None)
-    assert effect.ends == (None, None)
-    assert effect.point == pytest.approx(0.2, abs=0.1)
 
 
 def test_two_blocks_have_an_interval_and_no_verdict() -> None:
@@ -168,8 +159,7 @@ def test_coverage_and_false_positives_over_many_studies(blocks: int, launch_sigm
         table = simulated(blocks, seed, taxes, launch_sigma)
         tax, noise = taxed(table, "x"), taxed(table, "plain_2")
         covered += tax.lo <= 0.2 <= tax.hi
-        assert noise.estimate.p is not None
-        false += noise.estimate.p < 0.05
+        false += known(noise.estimate.p) < 0.05
     # Three standard errors at 95% are 2 points.
     assert 0.93 <= covered / studies <= 0.97
     assert false / studies <= 0.07
@@ -178,11 +168,9 @@ def test_coverage_and_false_positives_over_many_studies(blocks: int, launch_sigm
 def test_a_combination_cancels_what_its_terms_share() -> None:
     table = simulated(4, 1, {"x": 0.3, "y": 0.2}, 0.01)
     terms = [WeightedTax(1, "x", *WHERE), WeightedTax(-1, "y", *WHERE)]
-    gap = table.combination(terms)
-    assert gap is not None
+    gap = known(table.combination(terms))
     assert gap.point == pytest.approx(taxed(table, "x").point - taxed(table, "y").point)
-    zero = table.combination([terms[0], WeightedTax(-1, *terms[0][1:])])
-    assert zero is not None
+    zero = known(table.combination([terms[0], WeightedTax(-1, *terms[0][1:])]))
     assert (zero.point, zero.lo, zero.hi) == (0.0, 0.0, 0.0)
 
 
@@ -193,8 +181,7 @@ def test_combinations_cover_their_truth(across: str) -> None:
         table = simulated(3, seed, {"x": 0.3, "y": 0.1, "z": 0.0}, 0.02, ("r1", "r2"))
         first = WeightedTax(1, "x", "A", "r1", "ttft_p90")
         other = first._replace(weight=-1, cell="r2") if across == "cells" else None
-        gap = table.combination([first, other or WeightedTax(-1, "y", *WHERE)])
-        assert gap is not None
+        gap = known(table.combination([first, other or WeightedTax(-1, "y", *WHERE)]))
         truth = 0.0 if across == "cells" else 0.2
         covered += gap.lo <= truth <= gap.hi
         widths.append(gap.hi - gap.lo)
@@ -207,16 +194,13 @@ def test_a_combination_over_cells_uses_the_launches_that_have_them_all() -> None
     samples = drawn(3, 3, {"x": 0.3, "y": 0.1, "z": 0.0}, 0.02, ("r1", "r2"))
     table = table_of(samples, 3)
     terms = [WeightedTax(w, "x", "A", cell, "ttft_p90") for w, cell in ((1, "r2"), (-1, "r1"))]
-    whole = table.combination(terms)
+    whole = known(table.combination(terms))
     del samples[CellKey("plain_2", 1, "A", "r2")]
-    fewer = table_of(samples, 3).combination(terms)
-    assert whole is not None
-    assert fewer is not None
+    fewer = known(table_of(samples, 3).combination(terms))
     assert fewer.n_blocks == 3
     assert fewer.estimate.df == whole.estimate.df - 1
     del samples[CellKey("plain", 1, "A", "r1")]
-    two = table_of(samples, 3).combination(terms)
-    assert two is not None
+    two = known(table_of(samples, 3).combination(terms))
     assert two.n_blocks == 2
 
 
@@ -238,8 +222,7 @@ def test_marks_name_who_was_saturated_or_dropped_arrivals() -> None:
     assert taxed(table, "x").mark == "x saturated; plain dropped 65 arrivals"
     assert taxed(table, "y").mark == "plain dropped 65 arrivals"
     assert taxed(table, "plain_2").mark == "plain dropped 65 arrivals"
-    gap = table.combination([WeightedTax(1, "x", *WHERE), WeightedTax(-1, "y", *WHERE)])
-    assert gap is not None
+    gap = known(table.combination([WeightedTax(1, "x", *WHERE), WeightedTax(-1, "y", *WHERE)]))
     assert gap.mark == "x saturated; plain dropped 65 arrivals"
 
 
@@ -270,19 +253,15 @@ def test_a_cost_that_many_comparisons_explain_is_not_proven() -> None:
     assert effect.lo > 0
     assert judge(effect, 1, 0.03).verdict == COSTS
     many = judge(effect, 7, 0.03)
-    assert effect.estimate.p is not None
-    assert many.p_adjusted == pytest.approx(1 - (1 - effect.estimate.p) ** 7)
+    assert many.p_adjusted == pytest.approx(1 - (1 - known(effect.estimate.p)) ** 7)
     assert many.verdict == CANNOT_TELL
     # The interval shown beside it holds zero.
-    assert many.family_lo is not None
-    assert many.family_hi is not None
-    assert many.family_lo < 0 < effect.lo < effect.hi < many.family_hi
+    assert known(many.family_lo) < 0 < effect.lo < effect.hi < known(many.family_hi)
 
 
 def test_the_blocks_needed_are_the_first_that_decide_in_most_studies() -> None:
     effect = effect_of(0.05, 0.03, df=17)
-    needed = judge(effect, 7, 0.03).blocks_needed
-    assert needed is not None
+    needed = known(judge(effect, 7, 0.03).blocks_needed)
 
     def power(blocks: int) -> float:
         later = effect.estimate.with_blocks(effect.added_df, blocks)
@@ -318,12 +297,10 @@ def over_rates(overloads: Overloads, lost: tuple[CellKey, ...] = ()) -> TaxTable
 
 def test_the_tax_over_all_rates_leaves_out_those_with_saturation() -> None:
     where = ("x", "A", ALL_RATES, "ttft_p90")
-    every = over_rates({}).tax(*where)
-    assert every is not None
+    every = known(over_rates({}).tax(*where))
     assert every.point == pytest.approx((1.1 * 1.2 * 1.6) ** (1 / 3) - 1, abs=0.01)
     table = over_rates({CellKey("plain_2", 1, "A", "r4"): (False, 3)})
-    low = table.tax(*where)
-    assert low is not None
+    low = known(table.tax(*where))
     assert low.point == pytest.approx((1.1 * 1.2) ** 0.5 - 1, abs=0.01)
     assert (table.rates, low.mark, low.n_blocks) == (["r1", "r2"], "", 3)
     levels = table.at(*where[1:]).levels("x")
@@ -339,8 +316,7 @@ def test_a_configuration_saturated_at_the_lowest_rate_is_marked_and_takes_no_rat
 
 def test_a_launch_without_one_of_the_rates_is_not_in_the_mean_over_them() -> None:
     table = over_rates({}, (CellKey("x", 1, "A", "r2"),))
-    tax = table.tax("x", "A", ALL_RATES, "ttft_p90")
-    assert tax is not None
+    tax = known(table.tax("x", "A", ALL_RATES, "ttft_p90"))
     assert tax.estimate.blocks == (0, 2)
     lost = table.lost("x", "A", ALL_RATES, "ttft_p90")
     assert lost == [("missing", 1, "the launch is not part of the design")]

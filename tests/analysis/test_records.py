@@ -11,22 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from connector_tax.analysis import records
-from connector_tax.analysis.records import REQUESTS, STEPS, read_records
+from connector_tax.analysis.records import REQUESTS, STEPS, read_records, read_whole
 from connector_tax.files import ArtifactError
+from tests.analysis.test_steps import scheduler
 
-STEP: dict[str, Any] = {
-    "t_ns": 10**15,
-    "step_id": 1,
-    "process": "scheduler",
-    "step_duration_us": 900.5,
-    "build_meta_us": None,
-    "get_finished_us": 3,
-    "start_load_kv_us": None,
-    "num_running": 2,
-    "num_waiting": 0,
-    "prefill_tokens": 512,
-    "decode_tokens": 2,
-}
+STEP = scheduler(1, step_duration_us=900.5)
+del STEP["engine_step_us"]
 GOOD = json.dumps(STEP).encode() + b"\n"
 
 
@@ -116,7 +106,7 @@ def test_a_success_without_its_stamps_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r":1: t_first_token_ns is null"):
         list(read_records(path, REQUESTS, None))
     path.write_text(json.dumps({**record, "status": "timeout", "t_first_token_ns": None}) + "\n")
-    assert next(read_records(path, REQUESTS, None))["t_first_token_ns"][0] is None
+    assert read_whole(path, REQUESTS, None)["t_first_token_ns"][0] is None
 
 
 duration = st.floats(min_value=0, max_value=1e9) | st.integers(0, 10**9)

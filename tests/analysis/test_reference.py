@@ -92,7 +92,7 @@ def study_of(configs: list[str], fallback: float | None = None) -> Study:
 def cell_of(config: str, block: int, rate: float, reason: str | None = None) -> Cell:
     """A cell of Phase A."""
     key = CellKey(config, block, "A", f"r{rate:g}")
-    return Cell(key, config, "", reason, Path(), {}, None, rate, 1, 1)
+    return Cell(key, "", reason, Path(), {}, None, rate, 1, 1)
 
 
 def choose(fallback: float | None = None, **marks: str) -> RatesRecord:

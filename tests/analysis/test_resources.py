@@ -25,6 +25,7 @@ from connector_tax.artifacts.tables import Row
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_json
 from tests.analysis.synthetic import write_synthetic_study
 from tests.launch_records import complete_launches, resources_record, settings_record
+from tests.shared import known
 
 PLAINS = ("plain", "plain_2")
 BLANK: Row = dict.fromkeys(("estimate", "lo", "hi", "p", "method", "item"))
@@ -96,17 +97,14 @@ def test_tax_interval_and_p_are_the_block_models() -> None:
     }
     row = row_of(study_of(values, "startup_s"), "a", "startup_s")
     launches = Launches.of({LaunchId(*key): math.log(value) for key, value in values.items()})
-    estimate = launches.contrast("a", PLAINS)
-    assert estimate is not None
-    half = estimate.half_width(0.95)
-    assert half is not None
+    estimate = known(launches.contrast("a", PLAINS))
+    half = known(estimate.half_width(0.95))
     assert row["estimate"] == pytest.approx(math.expm1(estimate.point))
     assert row["lo"] == pytest.approx(math.expm1(estimate.point - half))
     assert (row["p"], row["df"], row["method"]) == (estimate.p, estimate.df, estimate.method)
     assert row["own"] == pytest.approx(row["base"] * (1 + row["estimate"]))
     assert row["n_blocks"] == 4
-    noise = launches.contrast("plain_2", ("plain",))
-    assert noise is not None
+    noise = known(launches.contrast("plain_2", ("plain",)))
     again = row_of(study_of(values, "startup_s"), "plain_2", "startup_s")
     assert again["estimate"] == pytest.approx(math.expm1(noise.point))
 
@@ -235,7 +233,6 @@ def test_records_are_read_from_the_launches_and_a_changed_one_is_refused(study_f
 
 def test_busy_threads_of_the_idle_engine_stand_beside_its_cpu_time_by_name() -> None:
     launches = study_of({("plain", 0): 0.0, ("a", 0): 1.0}, "idle_cpu")
-    resources = launches[1].resources
-    assert resources is not None
+    resources = known(launches[1].resources)
     resources["idle_cpu"]["threads"] = {"python (7)": 0.5, "python (8)": 0.25, "poll me (9)": 0.2}
     assert row_of(launches, "a", "idle_cpu")["item"] == "thread poll me 0.2; thread python 0.75"

@@ -59,7 +59,7 @@ def steps_of(folder: Path, records: list[dict[str, Any]]) -> Steps:
     record: Any = {"window": {"t_warmup_end_ns": START, "t_stop_ns": STOP}}
     files = {path.name: hashlib.sha256(data).hexdigest()}
     key = CellKey("x", 0, "A", "r1")
-    return read_steps(Cell(key, "x", "valid", None, folder, files, record, 1.0, 1, 1))
+    return read_steps(Cell(key, "valid", None, folder, files, record, 1.0, 1, 1))
 
 
 def test_empty_polling_steps_are_counted_apart(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def cell_of(folder: Path, due_ms: list[float], steps: list[dict[str, Any]]) -> C
         path.write_text("".join(json.dumps(record) + "\n" for record in records))
         files[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
     record: Any = {"window": {"t_warmup_end_ns": 10 * MS, "t_stop_ns": 80 * MS}}
-    return Cell(key, "plain", "valid", None, folder, files, record, 16.0, 128, 8)
+    return Cell(key, "valid", None, folder, files, record, 16.0, 128, 8)
 
 
 def test_a_request_waits_for_the_first_step_with_prompt_tokens(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_the_launch_seed_decides_everything() -> None:
 
 def test_true_taxes_grow_with_the_injected_tax() -> None:
     config = virtual.study_document("poisson", 0, 1)["config"]
-    ratios = [row for first in (0, 5) for row in log_ratios(config, first, 5, 1)]
+    ratios = [row for number in range(10) for row in log_ratios(config, number, 1)]
     of_plain = [row["log_ratio"] for row in ratios if row["config"] == "plain"]
     assert of_plain == [0.0] * 10 * len(HEADLINE)
     truths = true_taxes(ratios)

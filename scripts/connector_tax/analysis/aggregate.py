@@ -41,7 +41,7 @@ from connector_tax.analysis.rows import MeasuredCell, cell_rows
 from connector_tax.analysis.step_tables import cdf_rows, device_rows, step_rows, wait_rows
 from connector_tax.analysis.steps import prefill_wait_ms, read_steps, step_timing_reason
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.names import ALL_RATES, PHASES, REFERENCES, CellKey
+from connector_tax.artifacts.names import ALL_RATES, REFERENCE_OF, REFERENCES, CellKey
 from connector_tax.artifacts.rates import cell_rates, shape_limits
 from connector_tax.artifacts.record_reader import read_record
 from connector_tax.artifacts.stage_records import HypothesesRecord, RatesRecord
@@ -80,8 +80,10 @@ def aggregate(study: Study) -> dict[str, str | HypothesesRecord]:
     """
     rates_file = study.root / paths.REFERENCE_RATES
     rates = read_record(rates_file, RatesRecord)
-    rate_of = {"A": None, "B": rates["ref_safe"], "Bp": rates["ref_load"]}
-    cells = [cell for phase in PHASES for cell in load_cells(study, phase, rate_of[phase])]
+    sweep = load_cells(study, "A")
+    cells = list(sweep)
+    for phase, name in REFERENCE_OF.items():
+        cells += load_cells(study, phase, rates[name])
     no_steps = step_timing_reason(study)
     valid = [cell for cell in cells if cell.status == "valid"]
     # Hashing, parsing and large array operations release the interpreter lock.
@@ -90,7 +92,6 @@ def aggregate(study: Study) -> dict[str, str | HypothesesRecord]:
         measured = {cell.key: m for cell, m in zip(valid, results, strict=True)}
     loads = {key: m.load for key, m in measured.items() if m.load is not None}
     judged = judge_cells(study, cells, loads)
-    sweep = [cell for cell in cells if cell.key.phase == "A"]
     _check_rates(study, rates, rates_file, sweep, judged)
     samples = {}
     for key, m in measured.items():
@@ -139,7 +140,7 @@ def _places(study: Study, rates: RatesRecord) -> dict[tuple[str, str | None], Ro
         name = names.get(planned["rate_rps"] or 0.0, "")
         places["A", planned["cell"]] = {"rate_rps": planned["rate_rps"], "reference": name}
     limits = shape_limits(study.document, study.root, "B")
-    for phase, reference in (("B", REFERENCES[0]), ("Bp", REFERENCES[1])):
+    for phase, reference in REFERENCE_OF.items():
         for cell, rate in cell_rates(study.document, phase, rates[reference], limits).items():
             places[phase, cell] = {"rate_rps": rate, "reference": reference}
     return places
@@ -165,17 +166,9 @@ def _check_rates(
             )
 
 
-_TYPES: dict[type, type[pl.DataType]] = {
-    str: pl.String,
-    int: pl.Int64,
-    float: pl.Float64,
-    bool: pl.Boolean,
-}
-
-
 def table_parquet(table: str, text: str) -> bytes:
     """A table's CSV as parquet; an empty field is null, a column's type the same in every study."""
-    schema = {name: _TYPES[of] for name, (of, _) in column_types(ROW_TYPES[table]).items()}
+    schema = pl.Schema({name: of for name, (of, _) in column_types(ROW_TYPES[table]).items()})
     stream = io.BytesIO()
     pl.read_csv(io.StringIO(text), schema=schema).write_parquet(stream, compression="zstd")
     return stream.getvalue()

@@ -201,11 +201,12 @@ class Launches:
 
     def blocks(self, ours: str, base: Sequence[str]) -> tuple[int, ...]:
         """The blocks that have the launch `ours` and another one of `base`."""
-        is_base = self._is_base(ours, base)
+        is_base = self.is_base(ours, base)
         shared = set(self.block[self.name == ours].tolist()) & set(self.block[is_base].tolist())
         return tuple(sorted(shared))
 
-    def _is_base(self, ours: str, base: Sequence[str]) -> Bools:
+    def is_base(self, ours: str, base: Sequence[str]) -> Bools:
+        """Which are of `base`, but for the launch `ours`."""
         return np.isin(self.name, [name for name in base if name != ours])
 
     def weights(self, ours: str, base: Sequence[str], blocks: Sequence[int]) -> Floats:
@@ -213,7 +214,7 @@ class Launches:
 
         The mean of that over the blocks.
         """
-        is_base, weights = self._is_base(ours, base), np.zeros(len(self))
+        is_base, weights = self.is_base(ours, base), np.zeros(len(self))
         for block in blocks:
             here = self.block == block
             weights[here & (self.name == ours)] = 1 / len(blocks)
@@ -337,13 +338,12 @@ def randomisation_p(
     In each block, of the launches of `base` and `ours`, each could have been `ours`. Exact up to
     MOST_ORDERS exchanges, of DRAWS random ones beyond.
     """
-    each = []
+    each, is_base = [], launches.is_base(ours, base)
     for block in blocks:
         here = launches.block == block
         own = launches.y[here & (launches.name == ours)]
-        rest = launches.y[here & np.isin(launches.name, [n for n in base if n != ours])]
-        values = np.concatenate([own, rest])
-        each.append((values * len(values) - values.sum()) / len(rest))
+        values = np.concatenate([own, launches.y[here & is_base]])
+        each.append((values * len(values) - values.sum()) / (len(values) - 1))
     observed = sum(float(d[0]) for d in each)
     if np.prod([float(len(d)) for d in each]) <= MOST_ORDERS:
         sums = np.zeros(1)

@@ -93,26 +93,22 @@ def sample_launch(requests: Requests, saturated: bool = False) -> dict[str, LogS
     }
 
 
-def unsaturated(cells: Sequence[str], saturated: Mapping[str, Collection[str]]) -> list[str]:
-    """The cells of Phase A in which nothing was saturated, of all launches of all configurations.
+def unsaturated(
+    rates: Mapping[str, float | None], overloaded: Collection[tuple[str, str]]
+) -> list[str]:
+    """The cells of Phase A in which nothing was saturated, from the lowest rate to the highest.
 
-    A configuration that is saturated at the lowest rate has no say, or one broken connector would
-    leave no rate to anybody.
+    Of all launches of all configurations. A configuration that is saturated at the lowest rate has
+    no say, or one broken connector would leave no rate to anybody.
 
     Args:
-        cells: from the lowest rate to the highest.
-        saturated: cell to the configurations that were saturated, or dropped arrivals.
+        rates: of the cells.
+        overloaded: launch and cell, where one was saturated or dropped arrivals.
     """
-    broken = {config for cell in cells[:1] for config in saturated.get(cell, ())}
-    return [cell for cell in cells if not set(saturated.get(cell, ())) - broken]
-
-
-def saturated_in(places: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
-    """Cell to the configurations that were overloaded there, of launch names and cells."""
-    found: dict[str, set[str]] = {}
-    for name, cell in places:
-        found.setdefault(cell, set()).add(configuration_of(name))
-    return found
+    cells = sorted(rates, key=lambda cell: rates[cell] or 0.0)
+    broken = {configuration_of(name) for name, cell in overloaded if cell in cells[:1]}
+    hit = {cell for name, cell in overloaded if configuration_of(name) not in broken}
+    return [cell for cell in cells if cell not in hit]
 
 
 # ---- one effect
@@ -384,13 +380,13 @@ class TaxTable:
                 if key.block in self._blocks:
                     own = by_cell.setdefault((key.phase, key.cell, metric), {})
                     own[LaunchId(key.config, key.block)] = sample
-        sweep = sorted(study.cells("A"), key=lambda cell: cell["rate_rps"] or 0.0)
-        hit = saturated_in(
+        overloaded = [
             (key.config, key.cell)
             for key, metrics in samples.items()
             if key.phase == "A" and any(s.saturated or s.dropped for s in metrics.values())
-        )
-        self.rates = unsaturated([cell["cell"] for cell in sweep], hit)
+        ]
+        rates = {cell["cell"]: cell["rate_rps"] for cell in study.cells("A")}
+        self.rates = unsaturated(rates, overloaded)
         for metric in (*METRICS, COMPUTE):
             of = [by_cell.get(("A", cell, metric), {}) for cell in self.rates]
             by_cell["A", ALL_RATES, metric] = {

@@ -16,7 +16,7 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import CellRecord
 from connector_tax.artifacts.index import CellEntry, LaunchIndex, cell_state, read_index
 from connector_tax.artifacts.launch_files import ClaimedNode, NodeRecord, nodes_of
-from connector_tax.artifacts.names import CellKey, Launch
+from connector_tax.artifacts.names import CellKey, Launch, configuration_of
 from connector_tax.artifacts.rates import cell_rates, shape_limits
 from connector_tax.artifacts.study_file import Study, launches
 from connector_tax.artifacts.study_records import CellPlan
@@ -45,7 +45,6 @@ class Cell:
     """
 
     key: CellKey
-    configuration: str
     status: str
     reason: str | None
     folder: Path
@@ -55,6 +54,11 @@ class Cell:
     input_tokens: int
     output_tokens: int
     nodes: tuple[NodeRecord, ...] = ()
+
+    @property
+    def configuration(self) -> str:
+        """What its server was started with."""
+        return configuration_of(self.key.config)
 
     @property
     def name(self) -> str:
@@ -170,7 +174,6 @@ def _cell(
             )
     return Cell(
         key=key,
-        configuration=launch.configuration,
         status=status,
         reason=reason,
         folder=folder / key.cell,

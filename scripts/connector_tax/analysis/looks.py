@@ -12,12 +12,12 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from connector_tax.analysis.block_model import Launches, LaunchId
-from connector_tax.analysis.effects import Effect, saturated_in, unsaturated
+from connector_tax.analysis.effects import Effect, unsaturated
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.looks import FIRST_LOOK, Finding, decided_in, read_looks
 from connector_tax.artifacts.metrics import VERDICT_METRICS, margin_of
-from connector_tax.artifacts.names import launched_plains
+from connector_tax.artifacts.names import configuration_of, launched_plains
 from connector_tax.artifacts.study_file import Study, launches
 from connector_tax.artifacts.verdicts import CANNOT_TELL, MARKED, TOO_FEW, verdict_of
 from connector_tax.files import read_json, write_json
@@ -92,13 +92,13 @@ def _launch_medians(study: Study, blocks: int) -> tuple[dict[str, dict[LaunchId,
             summary = read_json(folder / paths.SUMMARY)
             of_cells = {cell: row for cell, row in summary.items() if cell in valid}
             rows[LaunchId(launch.config, launch.block)] = of_cells
-    sweep = sorted(study.cells("A"), key=lambda cell: cell["rate_rps"] or 0.0)
     least = study.config["saturation"]["throughput_ratio_min"]
-    hit = saturated_in(
+    overloaded = [
         (launch.name, cell) for launch, of in rows.items() for cell, row in of.items()
         if _saturated(row, least)
-    )  # fmt: skip
-    kept = unsaturated([cell["cell"] for cell in sweep], hit)
+    ]  # fmt: skip
+    rates = {cell["cell"]: cell["rate_rps"] for cell in study.cells("A")}
+    kept = unsaturated(rates, overloaded)
     values = {}
     for metric in VERDICT_METRICS:
         logs = {
@@ -108,7 +108,8 @@ def _launch_medians(study: Study, blocks: int) -> tuple[dict[str, dict[LaunchId,
         values[metric] = {
             launch: sum(of) / len(of) for launch, of in logs.items() if 0 < len(of) == len(kept)
         }
-    return values, set().union(*(hit.get(cell, ()) for cell in kept or hit))
+    counted = [name for name, cell in overloaded if cell in kept or not kept]
+    return values, set(map(configuration_of, counted))
 
 
 def _saturated(row: Mapping[str, float | None], least: float) -> bool:

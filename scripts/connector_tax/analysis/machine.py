@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from connector_tax.artifacts.cell_records import MachineCounters, MachineLine, MeasuredWindow
+from connector_tax.artifacts.cell_records import MachineLine, MeasuredWindow
 from connector_tax.files import ArtifactError, check_sha256, read_jsonl
 
 SIDES: tuple[Literal["loadgen", "server"], ...] = ("loadgen", "server")
@@ -81,7 +81,6 @@ class WatchedMachine:
     Attributes:
         edges_ns: (k + 1,) of the chunks.
         steal: (k,) of each chunk.
-        first: (k + 1,) each chunk's first sample.
         t_ns, memory_ns, compute_ns: (n,) the samples: when, CPU time of `elements` loads, of the
             arithmetic.
         elements: loads of a sample.
@@ -94,7 +93,6 @@ class WatchedMachine:
 
     edges_ns: Ints
     steal: Floats
-    first: Ints
     t_ns: Ints
     memory_ns: Ints
     compute_ns: Ints
@@ -133,25 +131,23 @@ def read_machine(path: Path, sha256: str | None) -> WatchedMachine:
             np.array([v for line in lines for v in line[name]], np.int64)
             for name in ("memory_ns", "compute_ns")
         )
-        counts = [len(line["at_us"]) for line in lines]
-        if counts != [len(line["memory_ns"]) for line in lines] or len(t_ns) != len(compute):
+        uneven = any(len(line["at_us"]) != len(line["memory_ns"]) for line in lines)
+        if uneven or len(t_ns) != len(compute):
             raise ValueError("at_us, memory_ns and compute_ns differ in length")
         edges = np.array([line["t_ns"] for line in (begin, *lines)], np.int64)
         if np.any(np.diff(t_ns) < 0) or np.any(np.diff(edges) <= 0):
             raise ValueError("the samples are not in order of time")
         end = lines[-1]
         first, last = begin["counters"], end["counters"]
-        wall_ms = (end["t_ns"] - begin["t_ns"]) / 1e6
         gpu_slowed, gpu_clock_share = _gpu_use(lines)
         return WatchedMachine(
             edges_ns=edges,
             steal=np.array(steal),
-            first=np.cumsum([0, *counts]),
             t_ns=np.array(t_ns, np.int64),
             memory_ns=memory,
             compute_ns=compute,
             elements=int(begin["elements"]),
-            cpus=_cpu_use(begin, first, last, wall_ms),
+            cpus=_cpu_use(begin, end),
             throttled=None
             if last["throttled"] is None
             else int(last["throttled"] - first["throttled"]),
@@ -184,9 +180,9 @@ def _gpu_use(lines: Sequence[MachineLine]) -> tuple[int | None, float | None]:
     return slowed, min(float(np.median(of_gpu)) for of_gpu in shares.values())
 
 
-def _cpu_use(
-    begin: MachineLine, first: MachineCounters, last: MachineCounters, wall_ms: float
-) -> dict[str, CpuUse]:
+def _cpu_use(begin: MachineLine, end: MachineLine) -> dict[str, CpuUse]:
+    first, last = begin["counters"], end["counters"]
+    wall_ms = (end["t_ns"] - begin["t_ns"]) / 1e6
     idle = np.subtract(last["idle_ms"], first["idle_ms"])
     steal = np.subtract(last["steal_ms"], first["steal_ms"])
     # A process that ended unwaited for takes its time along, which is nobody else's.

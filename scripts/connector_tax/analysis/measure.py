@@ -19,10 +19,11 @@ import polars as pl
 from numpy.typing import NDArray
 
 from connector_tax.analysis.ingest import Cell
-from connector_tax.analysis.records import REQUESTS, empty_frame, in_window, read_records
+from connector_tax.analysis.records import REQUESTS, in_window, read_records
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import CellRecord, MeasuredWindow, ScrapeLine
 from connector_tax.artifacts.metrics import FAR_TAIL, LATENCY_METRICS
+from connector_tax.artifacts.names import FAILED
 from connector_tax.artifacts.tables import Row
 from connector_tax.files import ArtifactError, check_sha256, read_json, read_jsonl
 from connector_tax.ranks import order_statistic_ranks
@@ -149,9 +150,9 @@ def read_requests(path: Path, sha256: str | None, window: MeasuredWindow) -> Req
         raise ArtifactError(
             f"{path}: the cell's window ends at {stop}, before it starts at {start}"
         )
-    frames = (empty_frame(REQUESTS), *read_records(path, REQUESTS, sha256))
     inside = in_window("t_intended_ns", window)
-    measured = pl.concat([frame.filter(inside) for frame in frames]).sort("t_intended_ns", "seq")
+    frames = (frame.filter(inside) for frame in read_records(path, REQUESTS, sha256))
+    measured = pl.concat(frames).sort("t_intended_ns", "seq")
     status = measured["status"]
     ok = measured.filter(status == "ok")
     _check_stamps(path, ok)
@@ -170,7 +171,7 @@ def read_requests(path: Path, sha256: str | None, window: MeasuredWindow) -> Req
         since_warmup_s=(intended - start) / 1e9,
         window_s=(stop - start) / 1e9,
         arrivals=measured.height,
-        failed=int(status.is_in(["error", "timeout", "cancelled"]).sum()),
+        failed=int(status.is_in(FAILED).sum()),
         dropped=int((status == "dropped").sum()),
     )
 

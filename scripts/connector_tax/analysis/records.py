@@ -79,7 +79,7 @@ DEVICE = RecordKind(
 
 
 def read_records(path: Path, kind: RecordKind, sha256: str | None) -> Iterator[pl.DataFrame]:
-    """Yield the file's records in order, a block of lines at a time.
+    """Yield an empty table, then the file's records in order, a block of lines at a time.
 
     Args:
         path: a JSON-lines file; every line ends in a newline, no line is blank.
@@ -90,13 +90,15 @@ def read_records(path: Path, kind: RecordKind, sha256: str | None) -> Iterator[p
         ArtifactError: the file is missing or has another hash, or a line is not an object holding
             the wanted keys and types; names the file and, for a line, its number.
     """
-    digest = hashlib.sha256()
-    lines = 0
-    for block in _blocks(path):
-        digest.update(block)
-        frame = _parse(path, block, kind, lines)
-        lines += frame.height
-        yield frame
+    digest, lines = hashlib.sha256(), 0
+    yield pl.DataFrame(schema=kind.columns)
+    with reading(path), path.open("rb") as stream:
+        while data := stream.read(BLOCK_BYTES):
+            block = data + stream.readline()
+            digest.update(block)
+            frame = _parse(path, block, kind, lines)
+            lines += frame.height
+            yield frame
     if sha256 is not None and digest.hexdigest() != sha256:
         raise ArtifactError(
             f"{path}: sha256 is {digest.hexdigest()}, index.json says {sha256}: the file changed"
@@ -106,32 +108,13 @@ def read_records(path: Path, kind: RecordKind, sha256: str | None) -> Iterator[p
 
 def read_whole(path: Path, kind: RecordKind, sha256: str | None) -> pl.DataFrame:
     """The file's records as one table; arguments and errors are those of `read_records`."""
-    return pl.concat([empty_frame(kind), *read_records(path, kind, sha256)])
-
-
-def empty_frame(kind: RecordKind) -> pl.DataFrame:
-    """A table without rows and with the kind's columns."""
-    return pl.DataFrame(schema=kind.columns)
+    return pl.concat(read_records(path, kind, sha256))
 
 
 def in_window(column: str, window: MeasuredWindow) -> pl.Expr:
     """Whether a time, in ns, lies in a cell's measured window."""
     start, stop = window["t_warmup_end_ns"], window["t_stop_ns"]
     return pl.col(column).is_between(start, stop, closed="left")
-
-
-def _blocks(path: Path) -> Iterator[bytes]:
-    with reading(path), path.open("rb") as stream:
-        rest = b""
-        while data := stream.read(BLOCK_BYTES):
-            cut = data.rfind(b"\n") + 1
-            if cut:
-                yield rest + data[:cut]
-                rest = data[cut:]
-            else:
-                rest += data
-        if rest:
-            yield rest
 
 
 def _parse(path: Path, block: bytes, kind: RecordKind, before: int) -> pl.DataFrame:
@@ -150,8 +133,7 @@ def _admissible(frame: pl.DataFrame, kind: RecordKind) -> bool:
     checks += [pl.col(key).is_in(values).all() for key, values in kind.allowed.items()]
     for (key, value), wanted in kind.required_if.items():
         checks += [(pl.col(w).is_not_null() | (pl.col(key) != value)).all() for w in wanted]
-    named = [check.alias(str(position)) for position, check in enumerate(checks)]
-    return all(map(bool, frame.select(named).row(0)))
+    return bool(frame.select(pl.all_horizontal(checks)).item())
 
 
 def _has_keys(block: bytes, kind: RecordKind) -> bool:
@@ -180,7 +162,7 @@ def _first_bad_line(
 def _line_problem(line: bytes, kind: RecordKind) -> str | None:
     try:
         record: Any = json.loads(line.decode(), parse_constant=_refuse_constant)
-    except (ValueError, UnicodeDecodeError) as error:
+    except ValueError as error:
         return f"not valid JSON: {error}" if line.strip() else "blank line"
     if not isinstance(record, dict):
         return f"a record must be a JSON object, found {type(record).__name__}"

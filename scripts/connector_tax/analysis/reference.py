@@ -26,7 +26,7 @@ from connector_tax.analysis.measure import Requests, measure_requests, measure_w
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.metrics import CellLoad, Sweep, criteria_of
-from connector_tax.artifacts.names import SAME_RATES, CellKey, Launch, configuration_of
+from connector_tax.artifacts.names import REFERENCE_OF, SAME_RATES, CellKey, Launch
 from connector_tax.artifacts.stage_records import RatesRecord
 from connector_tax.artifacts.study_file import Study, launches, load_study
 from connector_tax.artifacts.study_records import Reference
@@ -35,8 +35,6 @@ from connector_tax.files import ArtifactError, read_json, write_json
 
 # Of each configuration whether it is saturated, by rate (1/s); None: no valid cell.
 States = dict[str, dict[float, bool | None]]
-# The phase that is measured at each.
-PHASE_OF: Mapping[Reference, str] = {"ref_safe": "B", "ref_load": "Bp"}
 
 
 class NoReferenceRateError(Exception):
@@ -147,7 +145,7 @@ def measured_rates(study: Study) -> dict[Reference, float]:
         ArtifactError: launches of a phase were measured at several.
     """
     measured: dict[Reference, float] = {}
-    for name, phase in PHASE_OF.items():
+    for phase, name in REFERENCE_OF.items():
         folders = [launch.folder(study.root) for launch in launches(study.document, phase)]
         indexes = [index for folder in folders if (index := read_index(folder)) is not None]
         of_cells = (i.rate_rps for i in indexes if any(entry.files for entry in i.cells))
@@ -257,7 +255,7 @@ def _criteria(
     launched: dict[tuple[str, float | None], list[Judgement]] = {}
     for cell in cells:
         if cell.key in judged:
-            own = launched.setdefault((configuration_of(cell.key.config), cell.rate_rps), [])
+            own = launched.setdefault((cell.configuration, cell.rate_rps), [])
             own.append(judged[cell.key])
     criteria: dict[str, dict[str, dict[str, Any]]] = {}
     states: States = {}
@@ -337,8 +335,11 @@ def _write_rates(arguments: argparse.Namespace) -> None:
     rates = rates_of(study)
     write_json(study.root / paths.REFERENCE_RATES, rates)
     print(f"ref_safe {rates['ref_safe']:g} req/s, ref_load {rates['ref_load']:g} req/s")
-    for name, rate in rates.get("derived_now", {}).items():
-        phase = PHASE_OF[name]
+    derived_now = rates.get("derived_now", {})
+    for phase, name in REFERENCE_OF.items():
+        if name not in derived_now:
+            continue
+        rate = derived_now[name]
         now = "no rate" if rate is None else f"{rate:g} req/s"
         print(
             f"{name} stays {rates[name]:g} req/s, which Phase {phase} was measured at; Phase A as"

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.measure import Requests
-from connector_tax.analysis.records import STEPS, empty_frame, in_window, read_records
+from connector_tax.analysis.records import STEPS, in_window, read_records
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import MeasuredWindow
 from connector_tax.artifacts.record_reader import read_record
@@ -116,7 +116,7 @@ def read_steps(cell: Cell) -> Steps:
     assert cell.record is not None
     path, digest = cell.listed("engine_step")
     frames, calls = [], []
-    for frame in (empty_frame(STEPS), *read_records(path, STEPS, digest)):
+    for frame in read_records(path, STEPS, digest):
         frames.append(frame.drop(STEPS.nested))
         calls.append(_hook_calls(path, frame))
     records, of_scheduler = pl.concat(frames), pl.col("process") == "scheduler"

@@ -28,10 +28,9 @@ from connector_tax.artifacts.checks import (
     generator_checks,
     schedule_check,
 )
-from connector_tax.artifacts.names import REQUEST_STATUSES
+from connector_tax.artifacts.names import FAILED, REQUEST_STATUSES
 from connector_tax.artifacts.study_records import CellSection, StudyConfig
 
-FAILED = ("error", "timeout", "cancelled")
 COUNTERS = {
     "success": "vllm:request_success_total",
     "prompt_tokens": "vllm:prompt_tokens_total",

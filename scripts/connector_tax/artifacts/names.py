@@ -7,7 +7,7 @@ the names `plain`, `plain_2`, `plain_3` and so on where it is `plain`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,11 +20,15 @@ if TYPE_CHECKING:
 PHASES = ("A", "B", "Bp")
 # The Snakemake rule that measures each.
 PHASE_RULES = {"A": "phase_a", "B": "phase_b", "Bp": "phase_bp"}
-REQUEST_STATUSES = ("ok", "error", "timeout", "cancelled", "dropped")
+# How requests end: those that fail, and all.
+FAILED = ("error", "timeout", "cancelled")
+REQUEST_STATUSES = ("ok", *FAILED, "dropped")
 # The configuration without a connector, and the baseline where a study names no other.
 PLAIN = "plain"
 NOOP = "noop_connector"
-REFERENCES: tuple[Reference, ...] = ("ref_safe", "ref_load")
+# The reference rate that each of these phases is measured at.
+REFERENCE_OF: Mapping[str, Reference] = {"B": "ref_safe", "Bp": "ref_load"}
+REFERENCES = tuple(REFERENCE_OF.values())
 # Why Phase B' is skipped.
 SAME_RATES = "ref_load equals ref_safe"
 # The tax over all rates of Phase A without saturation, as a cell and as a reference.

@@ -28,8 +28,6 @@ from connector_tax.rehearsal.machine import NOISES
 from connector_tax.study.device import DeviceError
 
 BLOCKS = (3, 5)
-# Launches of one task for the true taxes.
-TRUTH_SHARE = 50
 SIMULATE = "connector_tax.calibration.virtual"
 STAMPS = {
     "first_us": "first token",
@@ -74,12 +72,9 @@ def virtual(_: Path, scale: Scale, seed: int, say: Say) -> dict[str, Any]:
     for arrivals in ARRIVALS:
         say(f"virtual: true taxes, {arrivals} arrivals, from {scale.truth_launches} launches")
         config = study_document(arrivals, seed, 1)["config"]
-        starts = range(0, scale.truth_launches, TRUTH_SHARE)
-        tasks = [
-            ("truth", config, k, min(TRUTH_SHARE, scale.truth_launches - k), seed) for k in starts
-        ]
-        shares = in_processes(SIMULATE, [], tasks)
-        truths[arrivals] = true_taxes([*chain.from_iterable(shares)])
+        tasks = [("truth", config, number, seed) for number in range(scale.truth_launches)]
+        ratios = chain.from_iterable(in_processes(SIMULATE, [], tasks))
+        truths[arrivals] = true_taxes([*ratios])
     rows: list[Any] = []
     for spread, arrivals in ((s, a) for s in scale.spreads for a in ARRIVALS):
         say(f"virtual: {scale.studies} studies, {spread}, {arrivals} arrivals")

@@ -153,7 +153,7 @@ def measure_launch(document: StudyDocument, launch: Launch, root: Path) -> LiveC
 def _read_truth(path: Path) -> dict[str, RequestTruth]:
     """The requests of an engine's truth log, by request id."""
     decoder = msgspec.json.Decoder(LaunchTruth | RequestTruth)
-    records = map(decoder.decode, path.read_bytes().splitlines())
+    records = decoder.decode_lines(path.read_bytes())
     return {r.request_id: r for r in records if isinstance(r, RequestTruth)}
 
 
@@ -175,7 +175,8 @@ def measure_studies(
         p90_errors: of each cell's TTFT and TPOT p90, measured over true, minus 1.
     """
     config = study_document("jittered", seed, 1, (TAXED,), cell=STUDY_CELL)["config"]
-    truths = true_taxes(log_ratios(config, 0, truth_launches, seed))
+    ratios = (row for launch in range(truth_launches) for row in log_ratios(config, launch, seed))
+    truths = true_taxes([*ratios])
     taxes, stamps, not_valid, again = [], [], [], []
     for number in range(studies):
         own_seed = seed + 10_000 + number

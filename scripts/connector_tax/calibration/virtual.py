@@ -30,15 +30,8 @@ from connector_tax.analysis.block_model import POWER
 from connector_tax.analysis.effects import LogSample, TaxTable, sample_launch, tax_rows
 from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.measure import Requests
-from connector_tax.artifacts.metrics import HEADLINE, LATENCY_METRICS
-from connector_tax.artifacts.names import (
-    PHASES,
-    PLAIN,
-    REFERENCES,
-    CellKey,
-    configuration_of,
-    plain_names,
-)
+from connector_tax.artifacts.metrics import HEADLINE
+from connector_tax.artifacts.names import PHASES, PLAIN, REFERENCES, CellKey, plain_names
 from connector_tax.artifacts.study_file import Study, launches
 from connector_tax.artifacts.study_records import CellSection, StudyConfig, StudyDocument
 from connector_tax.artifacts.tables import Row
@@ -195,12 +188,7 @@ def virtual_study(
         name = f"{document['seed']}/arrivals/block{launch.block}/{PHASE}/{CELL}"
         key = CellKey(launch.config, launch.block, PHASE, CELL)
         samples[key] = sample_launch(serve(virtual_engine(document, launch, machine), config, name))
-    cells = [
-        Cell(
-            key, configuration_of(key.config), "valid", None, Path(), {}, None, RATE_RPS, *SHAPE, ()
-        )
-        for key in samples
-    ]
+    cells = [Cell(key, "valid", None, Path(), {}, None, RATE_RPS, *SHAPE) for key in samples]
     where = {"spread": spread, "arrivals": arrivals, "study": number}
     return [
         {**where, "blocks": count, **row}
@@ -209,33 +197,29 @@ def virtual_study(
     ]
 
 
-def log_ratios(config: StudyConfig, first: int, count: int, seed: int) -> list[Row]:
-    """Each launch's log percentile minus plain's, a row for each configuration and metric.
+def log_ratios(config: StudyConfig, number: int, seed: int) -> list[Row]:
+    """A launch's log percentiles minus plain's, a row for each configuration and metric.
 
     Args:
         config: of `study_document`; its arrivals and its cell are meant.
-        first, count: numbers of the launches.
+        number: of the launch.
         seed: names the random streams; another seed is an independent estimate.
     """
-    rows: list[Row] = []
-    for launch in range(first, first + count):
-        name = f"{seed}/truth/{config['arrivals']['process']}/launch{launch}"
-        drawn = int(named_generator(f"{name}/offset").integers(2**31))
-        served = {
-            config_id: serve(VirtualEngine(engine, drawn), config, f"{name}/arrivals")
-            for config_id, engine in machine_with("engine").engines.items()
+    name = f"{seed}/truth/{config['arrivals']['process']}/launch{number}"
+    drawn = int(named_generator(f"{name}/offset").integers(2**31))
+    served = {
+        config_id: sample_launch(serve(VirtualEngine(engine, drawn), config, f"{name}/arrivals"))
+        for config_id, engine in machine_with("engine").engines.items()
+    }
+    return [
+        {
+            "config": config_id,
+            "metric": metric,
+            "log_ratio": own[metric].point - served[PLAIN][metric].point,
         }
-        for metric in HEADLINE:
-            of = LATENCY_METRICS[metric]
-            logs = {
-                config_id: float(np.log(np.percentile(getattr(cell, of.latency), of.percent)))
-                for config_id, cell in served.items()
-            }
-            rows += [
-                {"config": config_id, "metric": metric, "log_ratio": log - logs[PLAIN]}
-                for config_id, log in logs.items()
-            ]
-    return rows
+        for metric in HEADLINE
+        for config_id, own in served.items()
+    ]
 
 
 def true_taxes(ratios: Sequence[Row]) -> pd.Series:

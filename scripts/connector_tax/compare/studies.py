@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from connector_tax.analysis.aggregate import write_tables
-from connector_tax.analysis.effects import saturated_in, unsaturated
+from connector_tax.analysis.effects import unsaturated
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import ALL_RATES
 from connector_tax.artifacts.study_file import load_study
@@ -145,13 +145,13 @@ def all_rates(study: StudyTables) -> list[Load]:
     """Rate and shape of each cell that the taxes over all rates are formed from."""
     sweep = [row for (phase, _), row in _cells(study).items() if phase == "A" and row.rate_rps]
     sweep.sort(key=lambda row: row.rate_rps or 0.0)
-    hit = saturated_in(
+    overloaded = [
         (row.config, row.cell)
         for row in study.cell_rows
         if (row.phase, row.status) == ("A", "valid") and (row.saturated or row.dropped)
         if row.block != POOLED
-    )
-    kept = unsaturated([row.cell for row in sweep], hit) if sweep else []
+    ]
+    kept = unsaturated({row.cell: row.rate_rps for row in sweep}, overloaded)
     return [load_of(row) for row in sweep if row.cell in kept]
 
 

@@ -282,7 +282,7 @@ def _rehearse_cell(
     )
     lines: dict[str, Iterable[Any]] = {"requests": requests, "metrics": scrapes, "engine_step": ()}
     for kind, values in lines.items():
-        content = b"".join(msgspec.json.encode(value) + b"\n" for value in values)
+        content = msgspec.json.Encoder().encode_lines(values)
         write_bytes(folder / paths.cell_log(kind, launch.phase, name), content)
     record: CellRecord = {
         **measured,

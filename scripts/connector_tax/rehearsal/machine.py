@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import linregress
 
+from connector_tax.analysis.block_model import Launches
 from connector_tax.analysis.measure import read_requests
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import LaunchIndex, read_index
@@ -111,11 +112,10 @@ def noise_of(cells: pd.DataFrame, run_order: Mapping[str, Sequence[Any]]) -> Noi
     """
     free, parts = 0, []
     for _, part in cells.dropna(subset="tpot_p50_ms").groupby(["phase", "cell"]):
-        design = pd.get_dummies(part[["configuration", "block"]].astype(str)).to_numpy(float)
-        logs = np.log(part.tpot_p50_ms)
-        fitted, _, rank, _ = np.linalg.lstsq(design, logs.to_numpy(), rcond=None)
-        free += len(part) - int(rank)
-        parts.append(part.assign(residual=logs - design @ fitted))
+        logs = np.log(part.tpot_p50_ms).to_numpy()
+        residual, df = Launches(part.config.to_numpy(str), part.block.to_numpy(), logs).residual
+        free += df
+        parts.append(part.assign(residual=residual))
     if free <= 0:
         raise ArtifactError("too few launches to tell how they differ; set rehearsal.launch_sd")
     left = pd.concat(parts)

@@ -23,13 +23,7 @@ from numpy.typing import NDArray
 from connector_tax import text
 from connector_tax.analysis.machine import read_machine
 from connector_tax.analysis.measure import WAITING, gauge_values
-from connector_tax.analysis.records import (
-    REQUESTS,
-    STEPS,
-    empty_frame,
-    read_records,
-    read_whole,
-)
+from connector_tax.analysis.records import REQUESTS, STEPS, read_records, read_whole
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import CellRecord, MeasuredWindow
 from connector_tax.files import ArtifactError, read_jsonl, reading
@@ -197,7 +191,7 @@ def _steps(path: Path, sha256: str) -> list[Samples]:
     spent = pl.coalesce("engine_step_us", "step_duration_us") / 1e3
     frames = [
         frame.filter(busy).select("t_ns", spent=spent)
-        for frame in (empty_frame(STEPS), *read_records(path, STEPS, sha256))
+        for frame in read_records(path, STEPS, sha256)
     ]
     table = pl.concat(frames)
     return [(table["t_ns"].to_numpy().astype(float), table["spent"].to_numpy())]

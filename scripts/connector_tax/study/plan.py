@@ -19,7 +19,7 @@ from connector_tax.analysis.ingest import device_name
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import LaunchIndex, cell_state, read_index
 from connector_tax.artifacts.looks import FIRST_LOOK, decided_earlier
-from connector_tax.artifacts.names import PHASES, Launch
+from connector_tax.artifacts.names import PHASES, REFERENCE_OF, Launch
 from connector_tax.artifacts.rates import cell_rates, shape_limits
 from connector_tax.artifacts.record_reader import converted, read_record
 from connector_tax.artifacts.stage_records import Durations, DurationsRecord, RatesRecord
@@ -127,7 +127,7 @@ def reference_rate(folder: Path, phase: str) -> float | None:
     path = folder / paths.REFERENCE_RATES
     if phase == "A" or not path.exists():
         return None
-    return read_record(path, RatesRecord)["ref_safe" if phase == "B" else "ref_load"]
+    return read_record(path, RatesRecord)[REFERENCE_OF[phase]]
 
 
 def expected_cell_s(config: StudyConfig, rate_rps: float | None) -> float:
