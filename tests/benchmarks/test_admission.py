@@ -3,12 +3,20 @@
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from benchmarks.admission import Stream, replayed, summarize, table
+from benchmarks.admission import Stream, prompts, replayed, summarize, table
 from tests.engine.serving import EMBEDDED
+
+
+def test_the_prompts_are_the_sources() -> None:
+    made = prompts()
+    assert Counter(map(len, made)) == {515: 32, 4: 96}
+    assert sum(map(len, made)) == 16864
+    assert len({tuple(prompt[:3]) for prompt in made}) == 128
 
 
 def test_figures_of_known_streams() -> None:

@@ -128,7 +128,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         pytest.skip(f"two slurmd's need: {', '.join(missing)}")
     folder = tmp_path_factory.mktemp("cluster")
     # A machine holds one such cluster: its bridge, namespaces and addresses have fixed names.
-    with open("/run/connector-tax-cluster.lock", "w") as lock:
+    with Path("/run/connector-tax-cluster.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             subprocess.run([CLUSTER, "up", folder], check=True, timeout=60)
