@@ -34,8 +34,7 @@ from connector_tax.artifacts import paths
 from connector_tax.config import ConfigError
 from connector_tax.files import read_json, write_json, write_new_json
 from connector_tax.linux import format_cpus, parse_cpus
-from connector_tax.machine import boot_id, command_output, cpu, machine_alias
-from connector_tax.nvidia_smi import GpuError, query_gpus
+from connector_tax.machine import GpuError, boot_id, command_output, cpu, machine_alias, query_gpus
 from connector_tax.servers.kinds import ServerError
 
 if TYPE_CHECKING:

@@ -29,8 +29,15 @@ from connector_tax.artifacts.stage_records import GateRecord, PatchStatus
 from connector_tax.artifacts.study_records import EngineSection, StudyDocument
 from connector_tax.config import ROOT, ConfigError, is_fetched, pythons_of, shipped
 from connector_tax.files import read_json
-from connector_tax.machine import ABSENT, command_output, cpu, engine_versions, machine_alias
-from connector_tax.nvidia_smi import GpuError, query_gpus
+from connector_tax.machine import (
+    ABSENT,
+    GpuError,
+    command_output,
+    cpu,
+    engine_versions,
+    machine_alias,
+    query_gpus,
+)
 from connector_tax.roofline import read_model
 from connector_tax.servers.kinds import HOST, engine_of
 from connector_tax.study.device import (
