@@ -37,7 +37,7 @@ from connector_tax.artifacts.record_reader import checked
 from connector_tax.artifacts.study_records import CellPlan, StudyConfig, StudyDocument
 from connector_tax.files import (
     ArtifactError,
-    fsync_directory,
+    fsync,
     make_durable,
     read_json,
     read_jsonl,
@@ -262,9 +262,9 @@ def measure(
     write_json(partial / paths.cell_record(launch.phase, name), content)
     for path in partial.iterdir():
         path.chmod(0o444)
-    fsync_directory(partial)
+    fsync(partial)
     partial.rename(folder / name)
-    fsync_directory(folder)
+    fsync(folder)
     return content
 
 
@@ -305,7 +305,7 @@ def move_aside(folder: Path, name: str, label: str) -> Path:
     """Rename a cell's folder to `<cell>.<label><k>`, keeping what it holds; the new path."""
     target = paths.set_aside(folder / name, label)
     (folder / name).rename(target)
-    fsync_directory(folder)
+    fsync(folder)
     return target
 
 

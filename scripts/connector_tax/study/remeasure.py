@@ -22,7 +22,7 @@ from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.study_file import every_launch, read_study
 from connector_tax.commands import run_command
 from connector_tax.config import ConfigError
-from connector_tax.files import ArtifactError, fsync_directory, read_json, sha256_file
+from connector_tax.files import ArtifactError, fsync, read_json, sha256_file
 
 if TYPE_CHECKING:
     from connector_tax.artifacts.cell_records import CellRecord
@@ -127,7 +127,7 @@ def _remeasure(arguments: argparse.Namespace) -> None:
     for path in (folder / name for name in aside):
         if path.exists():
             path.rename(paths.set_aside(path, "superseded"))
-    fsync_directory(folder)
+    fsync(folder)
     for launch, reason in failed.items():
         print(f"{launch.name} failed: {reason}")
     done = [f"{len(moved)} launches moved aside and kept"]
@@ -162,7 +162,7 @@ def supersede(launch: Launch, study_folder: Path) -> bool:
     if not folder.exists():
         return False
     folder.rename(paths.set_aside(folder, "superseded"))
-    fsync_directory(folder.parent)
+    fsync(folder.parent)
     return True
 
 
@@ -223,7 +223,7 @@ def _index(launch_folder: Path) -> LaunchIndex | None:
 
 def _withdraw(launch_folder: Path, name: str) -> None:
     (launch_folder / paths.INDEX).rename(launch_folder / name)
-    fsync_directory(launch_folder)
+    fsync(launch_folder)
 
 
 def _damage(launch_folder: Path) -> str | None:
