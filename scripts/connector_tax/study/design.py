@@ -71,23 +71,14 @@ MEASUREMENT_KEYS = (
 COSMETIC_KEYS = ("label", "purpose")
 
 
-def resolve(config: Mapping[str, Any], source: str) -> StudyDocument:
+def resolve(config: Mapping[str, Any], source: str, *, shuffled: bool = True) -> StudyDocument:
     """Turn a checked-in configuration into the content of `study.json`.
-
-    Takes and raises what `planned` does.
-    """
-    document = planned(config, source)
-    return {**document, "run_order": run_order(document["config"])}
-
-
-def planned(config: Mapping[str, Any], source: str) -> StudyDocument:
-    """What `resolve` gives, but the launches of a block in the configuration's order.
-
-    Snakemake plans with it: which launches there are, and not when each runs, which takes numpy.
 
     Args:
         config: the merged Snakemake configuration.
         source: the configuration file's name, for errors.
+        shuffled: as for `run_order`. Snakemake plans without: which launches there are, and not
+            when each runs, which takes numpy.
 
     Raises:
         ConfigError: the configuration, config/configurations.yaml or the engine's file is unusable.
@@ -115,14 +106,7 @@ def planned(config: Mapping[str, Any], source: str) -> StudyDocument:
         "blocks": resolved["blocks"],
         "config": resolved,
         "configurations": chosen,
-        "run_order": {
-            phase: [
-                {"config": name, "block": block}
-                for block in range(resolved["blocks"])
-                for name in _names_of(resolved, phase)
-            ]
-            for phase in PHASES
-        },
+        "run_order": run_order(resolved, shuffled=shuffled),
         "cells": {phase: cells_of(resolved, phase) for phase in PHASES},
     }
 
@@ -146,29 +130,26 @@ def measured_design(
     return design
 
 
-def run_order(config: StudyConfig) -> dict[str, list[LaunchPlan]]:
+def run_order(config: StudyConfig, *, shuffled: bool = True) -> dict[str, list[LaunchPlan]]:
     """The launches of each phase in the order they run: seeded randomised complete blocks.
 
     Each block holds the baseline `plain_launches` times and each other configuration once, all in
     random order: no launch has a place of its own, so that a drift within blocks meets all alike.
+    A phase that the study leaves has none.
+
+    Args:
+        shuffled: false: those of a block in the configuration's order.
     """
-    orders: dict[str, list[LaunchPlan]] = {}
-    for phase in PHASES:
-        orders[phase] = []
+    baseline = baseline_of(config)
+    orders: dict[str, list[LaunchPlan]] = {phase: [] for phase in PHASES}
+    for phase in (phase for phase in PHASES if cells_of(config, phase)):
         for block in range(config["blocks"]):
-            names = _names_of(config, phase)
-            named_generator(f"{config['seed']}/run_order/{phase}/block{block}").shuffle(names)
+            names = [member for member in members_of(config, phase) if member != baseline]
+            names += plain_names(config["plain_launches"], baseline)
+            if shuffled:
+                named_generator(f"{config['seed']}/run_order/{phase}/block{block}").shuffle(names)
             orders[phase] += [{"config": name, "block": block} for name in names]
     return orders
-
-
-def _names_of(config: StudyConfig, phase: str) -> list[str]:
-    """The launches of a block in no order of their own; none of a phase that the study leaves."""
-    if not cells_of(config, phase):
-        return []
-    baseline = baseline_of(config)
-    names = [member for member in members_of(config, phase) if member != baseline]
-    return names + plain_names(config["plain_launches"], baseline)
 
 
 def cells_of(config: StudyConfig, phase: str) -> list[CellPlan]:
