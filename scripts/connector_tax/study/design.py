@@ -159,24 +159,25 @@ def cells_of(config: StudyConfig, phase: str) -> list[CellPlan]:
     """
     if phase == "A":
         sweep = config["phase_a"]
-        return [
-            {
-                "cell": cell_of_rate(rate),
-                "rate_rps": float(rate),
-                "input_tokens": sweep["input_tokens"],
-                "output_tokens": sweep["output_tokens"],
-            }
-            for rate in sweep["rates_rps"]
-        ]
+        shape = sweep["input_tokens"], sweep["output_tokens"]
+        return [planned_cell(*shape, rate) for rate in sweep["rates_rps"]]
     if phase == "B":
         grid = config.get("phase_b") or {"input_tokens": [], "output_tokens": []}
         shapes = [[i, o] for i in grid["input_tokens"] for o in grid["output_tokens"]]
     else:
         shapes = config["phase_bp"]["shapes"] if "phase_bp" in config else []
-    return [
-        {"cell": cell_of_shape(i, o), "rate_rps": None, "input_tokens": i, "output_tokens": o}
-        for i, o in shapes
-    ]
+    return [planned_cell(i, o) for i, o in shapes]
+
+
+def planned_cell(input_tokens: int, output_tokens: int, rate_rps: float | None = None) -> CellPlan:
+    """A cell of Phase A by its rate, of Phases B and B' by its shape."""
+    shape = cell_of_shape(input_tokens, output_tokens)
+    return {
+        "cell": shape if rate_rps is None else cell_of_rate(rate_rps),
+        "rate_rps": None if rate_rps is None else float(rate_rps),
+        "input_tokens": input_tokens,
+        "output_tokens": output_tokens,
+    }
 
 
 def cell_order(study: StudyDocument, launch: Launch) -> list[CellPlan]:
