@@ -176,7 +176,7 @@ def test_what_a_server_leaves_in_its_temporary_folder_is_gone_with_it(
 # ---- what of the caller's environment reaches a server
 
 SHOW = "import json, os; print(json.dumps({**os.environ, 'cwd': os.getcwd()}))"
-# One of each pattern; what it is set to is of no interest.
+# What each is set to is of no interest.
 HOSTILE = {"LD_PRELOAD": "", **dict.fromkeys((
     "AGENTIC_STEP_LOG_PATH", "CUDA_LAUNCH_BLOCKING", "FLASHINFER_WORKSPACE_BASE",
     "GOMP_CPU_AFFINITY", "HF_HUB_OFFLINE", "KMP_AFFINITY", "LD_LIBRARY_PATH",
