@@ -358,14 +358,6 @@ def read_intact(folder: Path, phase: str, name: str) -> CellRecord | None:
     return content
 
 
-def move_aside(folder: Path, name: str, label: str) -> Path:
-    """Rename a cell's folder to `<cell>.<label><k>`, keeping what it holds; the new path."""
-    target = paths.set_aside(folder / name, label)
-    (folder / name).rename(target)
-    fsync(folder)
-    return target
-
-
 def _final_scrape(sampler: MetricsSampler, before: ScrapeLine, result: CellResult) -> ScrapeLine:
     start = server_counters(before["values"])["success"]
     ok = sum(record.status == "ok" for record in result.records)

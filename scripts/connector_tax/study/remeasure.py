@@ -114,7 +114,9 @@ def _remeasure(arguments: argparse.Namespace) -> None:
         chosen = [launch for launch in launches if arguments.phase in (None, launch.phase)]
     else:
         chosen = [launch for launch in launches if _worth_measuring(launch.folder(folder))]
-    moved = [launch for launch in chosen if supersede(launch, folder)]
+    moved = [launch for launch in chosen if launch.folder(folder).exists()]
+    for launch in moved:
+        move_aside(launch.folder(folder), "superseded")
     failed = withdraw_failed(launches, folder)
     if moved or arguments.all:
         # Made again from what is measured then.
@@ -126,7 +128,7 @@ def _remeasure(arguments: argparse.Namespace) -> None:
         aside.append(paths.LOOKS)
     for path in (folder / name for name in aside):
         if path.exists():
-            path.rename(paths.set_aside(path, "superseded"))
+            move_aside(path, "superseded")
     fsync(folder)
     for launch, reason in failed.items():
         print(f"{launch.name} failed: {reason}")
@@ -156,14 +158,12 @@ def _worth_measuring(launch_folder: Path) -> bool:
     return any(void_cause(launch_folder, cell) != OVERLOADED for cell in void)
 
 
-def supersede(launch: Launch, study_folder: Path) -> bool:
-    """Move the launch's folder aside; False where there is none."""
-    folder = launch.folder(study_folder)
-    if not folder.exists():
-        return False
-    folder.rename(paths.set_aside(folder, "superseded"))
-    fsync(folder.parent)
-    return True
+def move_aside(path: Path, label: str) -> Path:
+    """Rename a folder or file to `<name>.<label><k>`, keeping what it holds; the new path."""
+    target = paths.set_aside(path, label)
+    path.rename(target)
+    fsync(path.parent)
+    return target
 
 
 def superseded(launch: Launch, study_folder: Path) -> str | None:
