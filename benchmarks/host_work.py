@@ -42,11 +42,11 @@ from connector_tax.commands import run_command
 from connector_tax.config import ROOT, load_yaml
 from connector_tax.files import ArtifactError, read_json
 from connector_tax.machine import cpu
+from connector_tax.study.cell import planned_requests
 from connector_tax.study.design import resolve
 from connector_tax.study.device import DeviceError, devices_of, hold_devices
 from connector_tax.study.preflight import GateError, gated_server
 from connector_tax.study.processes import ServerProcesses
-from connector_tax.study.prompts import planned_requests
 from connector_tax.study.server import Server
 from connector_tax.study.server_command import affinity_plan
 from connector_tax.study.steplog import LaunchStepLog

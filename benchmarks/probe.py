@@ -46,9 +46,9 @@ from connector_tax.files import ArtifactError, read_json
 from connector_tax.loadgen import PlannedRequest
 from connector_tax.machine import cpu
 from connector_tax.servers.kinds import STEP_LOG_PREFIX
+from connector_tax.study.cell import planned_requests
 from connector_tax.study.device import DeviceError, devices_of, hold_devices
 from connector_tax.study.preflight import GateError, gated_server
-from connector_tax.study.prompts import planned_requests
 from connector_tax.vllm.step_probe.hook_points import FACTORY, OWNERS
 from connector_tax.vllm.step_probe.log import socket_address
 from connector_tax.vllm.step_probe.probe import Probe, install

@@ -9,12 +9,11 @@ from typing import Any
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.checks import BOUNDS
 from connector_tax.artifacts.launch_files import NodeRecord
-from connector_tax.artifacts.names import PHASES, PLAIN, Launch, cell_of_rate, cell_of_shape
-from connector_tax.artifacts.study_records import StudyConfig
+from connector_tax.artifacts.names import PHASES, PLAIN, Launch
+from connector_tax.artifacts.study_records import CellPlan, StudyConfig
 from connector_tax.config import DEFAULTS, filled, load_yaml
 from connector_tax.files import write_json, write_text
 
-Planned = dict[str, Any]
 DEFAULT: Mapping[str, Any] = filled(load_yaml(DEFAULTS / "config.yaml"), "config")
 # Sections that a study of any age has.
 SECTIONS = StudyConfig.__required_keys__ - {"validity"}
@@ -26,26 +25,6 @@ NODE: Any = {
 }
 
 
-def rate_cell(rate_rps: float, input_tokens: int, output_tokens: int) -> Planned:
-    """A planned cell of Phase A."""
-    return {
-        "cell": cell_of_rate(rate_rps),
-        "rate_rps": float(rate_rps),
-        "input_tokens": input_tokens,
-        "output_tokens": output_tokens,
-    }
-
-
-def shape_cell(input_tokens: int, output_tokens: int) -> Planned:
-    """A planned cell of Phases B and B'."""
-    return {
-        "cell": cell_of_shape(input_tokens, output_tokens),
-        "rate_rps": None,
-        "input_tokens": input_tokens,
-        "output_tokens": output_tokens,
-    }
-
-
 def on_machines(*blocks: str) -> list[NodeRecord]:
     """The node of each block, measured on machines of these names."""
     return [NODE | {"machine": f"machine-{name}"} for name in blocks]
@@ -54,7 +33,7 @@ def on_machines(*blocks: str) -> list[NodeRecord]:
 def study_document(
     config: Mapping[str, Any],
     labels: Mapping[str, str],
-    cells: Mapping[str, Sequence[Planned]],
+    cells: Mapping[str, Sequence[CellPlan]],
     order: Sequence[Launch],
     **rest: Any,
 ) -> Any:

@@ -262,6 +262,8 @@ def test_unparsable_yaml_names_file_and_line(tmp_path: Path) -> None:
         ("a: 1\nb: [1,\n", "line 3: not valid YAML: "),
         ("a:\n\tb: 1\n", "line 2: not valid YAML: found character that cannot start any token"),
         ("a: {b: 1}\nc: {d: 1,\n  d: 2}\n", "line 3: not valid YAML: found key 'd' a second time"),
+        # No tag builds an object.
+        ("a: !!python/object/apply:os.system [true]\n", "line 1: not valid YAML: could not det"),
     ):
         path.write_text(text)
         with pytest.raises(ConfigError) as error:
@@ -276,10 +278,3 @@ def test_unknown_child_of_a_stacked_connector_is_refused(tmp_path: Path) -> None
     path.write_text(text.replace("[mooncake_both, lmcache_only]", "[mooncake_both, lmcache]"))
     with pytest.raises(ConfigError, match=r"multi_mooncake_lmcache\.children: found 'lmcache'"):
         load_configurations(path)
-
-
-def test_yaml_tags_do_not_build_objects(tmp_path: Path) -> None:
-    path = tmp_path / "evil.yaml"
-    path.write_text("study: !!python/object/apply:os.system ['true']\n")
-    with pytest.raises(ConfigError, match="could not determine a constructor"):
-        load_yaml(path)

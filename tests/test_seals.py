@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from connector_tax.artifacts import paths
-from connector_tax.files import read_json, write_json
+from connector_tax.files import read_json
 from connector_tax.seals import FIRST, changed_settings, read_links, seal_launch, seal_settings
 
 
@@ -73,4 +73,3 @@ def test_writing_an_index_leaves_no_other_keys(folder: Path) -> None:
     index = launched(folder, "plain/block0/A")
     assert index.keys() == {"cells", "files", "seal"}
     assert list(index["files"]) == ["server.log"]
-    write_json(folder / "x.json", index)

@@ -63,10 +63,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"connector-tax: found {name!r}; allowed: {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
-    return _start(name, rest)
-
-
-def _start(name: str, arguments: Sequence[str]) -> int:
     command = COMMANDS[name]
     try:
         module = import_module(f"connector_tax.{command.module}")
@@ -79,7 +75,7 @@ def _start(name: str, arguments: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return 2
-    sys.argv = [f"connector-tax {name}", *arguments]
+    sys.argv = [f"connector-tax {name}", *rest]
     status: int = module.main()
     return status
 

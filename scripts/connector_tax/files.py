@@ -42,9 +42,9 @@ def reading(path: Path) -> Iterator[None]:
         raise ArtifactError(f"{path}: {error.strerror}; allowed: a file") from None
 
 
-def fsync_directory(path: Path) -> None:
-    """Make renames inside `path` durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def fsync(path: Path) -> None:
+    """Make what a file holds durable, or the renames inside a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -59,16 +59,12 @@ def make_durable(folder: Path) -> None:
     for parent, _, names in os.walk(folder):
         for name in names:
             if (path := Path(parent, name)).is_file() and not path.is_symlink():
-                descriptor = os.open(path, os.O_RDONLY)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
-        fsync_directory(Path(parent))
+                fsync(path)
+        fsync(Path(parent))
     for ancestor in folder.resolve().parents:
         # A folder that may be passed and not read is not the study's.
         with contextlib.suppress(PermissionError):
-            fsync_directory(ancestor)
+            fsync(ancestor)
 
 
 @contextlib.contextmanager
@@ -149,7 +145,7 @@ def _write_bytes(path: Path, data: bytes) -> None:
         with contextlib.suppress(FileNotFoundError):
             Path(temporary).unlink()
         raise
-    fsync_directory(path.parent)
+    fsync(path.parent)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -23,9 +23,12 @@ if TYPE_CHECKING:
 TABLE = "config/accelerators.yaml"
 # vLLM's on a GPU, where its flags do not say.
 KV_BLOCK = 16
-MEMORY_FLAG = "--gpu-memory-utilization"
-MEMORY_SHARE = 0.9
 BYTES_OF_BF16 = 2
+
+
+def memory_share(flags: Mapping[str, Any]) -> float:
+    """What a vLLM with these flags takes of a GPU's memory."""
+    return float(flags.get("--gpu-memory-utilization", 0.9))
 
 
 @dataclass(frozen=True)
@@ -216,7 +219,7 @@ def device_time(engine: EngineSection) -> dict[str, Any]:
         )
     accelerator, reached = read_accelerator(asked["accelerator"], "engine.device_time.accelerator")
     roof = Roofline(read_model(path, "engine.device_time.model_config"), accelerator, reached, 1)
-    blocks = roof.kv_tokens(float(flags.get(MEMORY_FLAG, MEMORY_SHARE))) // KV_BLOCK
+    blocks = roof.kv_tokens(memory_share(flags)) // KV_BLOCK
     if blocks <= 0:
         raise ConfigError(
             f"engine.device_time.accelerator: found {asked['accelerator']}; allowed: one whose "

@@ -29,6 +29,7 @@ from connector_tax.artifacts.study_file import load_study
 from connector_tax.artifacts.study_records import EIGHT
 from connector_tax.files import sha256_file, write_json
 from connector_tax.seeds import named_generator
+from connector_tax.study.design import cells_of
 from connector_tax.study.shape_rates import shape_rates_content, shapes_of
 from tests.analysis.synthetic_records import (
     Writer,
@@ -36,7 +37,7 @@ from tests.analysis.synthetic_records import (
     write_metrics,
     write_steps,
 )
-from tests.study_folder import rate_cell, shape_cell, study_document, write_stages
+from tests.study_folder import study_document, write_stages
 
 CONFIGURATIONS = tuple(EIGHT)
 CONFIG: dict[str, Any] = {
@@ -148,15 +149,7 @@ def _document(seed: int, blocks: int, plain_launches: int, overrides: Mapping[st
     config |= {key: value for key, value in overrides.items() if key not in CONFIG}
     config |= {"seed": seed, "blocks": blocks, "plain_launches": plain_launches}
     config["configurations"] = list(CONFIGURATIONS)
-    sweep, grid = config["phase_a"], config["phase_b"]
-    cells = {
-        "A": [
-            rate_cell(rate, sweep["input_tokens"], sweep["output_tokens"])
-            for rate in sweep["rates_rps"]
-        ],
-        "B": [shape_cell(i, o) for i in grid["input_tokens"] for o in grid["output_tokens"]],
-        "Bp": [shape_cell(i, o) for i, o in config["phase_bp"]["shapes"]],
-    }
+    cells = {phase: cells_of(config, phase) for phase in PHASES}
     members = {phase: list(CONFIGURATIONS) for phase in PHASES}
     members["Bp"] = config["phase_bp"]["configurations"]
     order = [

@@ -7,9 +7,10 @@ from typing import Any
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import CellEntry, launch_index, write_index
 from connector_tax.artifacts.names import Launch
-from connector_tax.artifacts.study_records import DesignLabel
+from connector_tax.artifacts.study_records import CellPlan, DesignLabel
 from connector_tax.artifacts.tables import table_text
 from connector_tax.files import write_json, write_text
+from connector_tax.study.design import planned_cell
 from tests.figures.figure_tables import (
     Design,
     cdf_rows,
@@ -22,7 +23,7 @@ from tests.figures.figure_tables import (
     resource_rows,
     state,
 )
-from tests.study_folder import DEFAULT, rate_cell, shape_cell, study_document, write_stages
+from tests.study_folder import DEFAULT, study_document, write_stages
 
 
 def _settings(design: Design) -> dict[str, Any]:
@@ -107,9 +108,9 @@ def write_study(root: Path, design: Design | None = None, runs: bool = False) ->
     Returns the path of its study.json.
     """
     design = design or Design()
-    cells: dict[str, list[dict[str, Any]]] = {}
+    cells: dict[str, list[CellPlan]] = {}
     for phase, _, rate, i, o in grid(design):
-        planned = rate_cell(rate, i, o) if phase == "A" else shape_cell(i, o)
+        planned = planned_cell(i, o, rate if phase == "A" else None)
         cells.setdefault(phase, []).append(planned)
     launches = _launches(design)
     document = study_document(

@@ -35,9 +35,9 @@ from connector_tax.rehearsal.launch import HEALTHY
 from connector_tax.seals import seal_launch, seal_settings
 from connector_tax.servers.kinds import command_for
 from connector_tax.study import complete
+from connector_tax.study.cell import planned_requests
 from connector_tax.study.design import described, measured_design, run_order
 from connector_tax.study.launch import LaunchOutcome, index_of
-from connector_tax.study.prompts import planned_requests
 from connector_tax.study.server_command import launch_script
 from tests.analysis.synthetic import write_synthetic_study
 from tests.launch_records import complete_launch

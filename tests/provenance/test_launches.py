@@ -14,10 +14,11 @@ from connector_tax.artifacts.study_file import load_study
 from connector_tax.files import read_json, write_json
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, PASS, Claim, Ledger
 from connector_tax.provenance.launches import _comparable, check_launches
+from connector_tax.study.design import planned_cell
 from connector_tax.study.server_command import MARKS
 from tests.provenance.audited_study import edited_json, linked_copy
 from tests.provenance.tampering import LAUNCH, other_command
-from tests.study_folder import NODE, rate_cell, study_document
+from tests.study_folder import NODE, study_document
 
 PROVED = "50ce"
 SECOND = 10**9
@@ -53,7 +54,7 @@ def claims(root: Path, attempts: Attempts) -> list[Claim]:
     config = {"seed": 1, "blocks": 1, "plain_launches": 2, "configurations": list(DRAWN)}
     config["engine"] = {"kind": "vllm", "label": "a vLLM", "python": PYTHON}
     labels = {"plain": "plain", "noop_connector": "no-op"}
-    document = study_document(config, labels, {"A": [rate_cell(1, 1, 1)]}, order, emulated=False)
+    document = study_document(config, labels, {"A": [planned_cell(1, 1, 1)]}, order, emulated=False)
     write_json(root / "study.json", document)
     write_json(root / "patch/patch_status.json", {"vllm_sources_sha256_before": PROVED})
     write_json(root / "preflight/preflight_status.json", {})

@@ -5,7 +5,7 @@ import functools
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,13 +109,7 @@ def test_a_killed_holder_frees_the_device(holder: subprocess.Popen[str]) -> None
         pass
 
 
-@pytest.mark.usefixtures("holder")
-def test_two_devices_do_not_exclude_each_other() -> None:
-    with hold_devices([f"{DEVICE}b"], wait_s=0.1):
-        pass
-
-
-def test_what_was_taken_before_a_refusal_is_free_again(
+def test_another_device_is_free_and_so_is_what_was_taken_before_a_refusal(
     holder: subprocess.Popen[str],
 ) -> None:
     first = f"a{DEVICE}"
@@ -127,6 +121,13 @@ def test_what_was_taken_before_a_refusal_is_free_again(
 
 
 SMI = "echo 0, GPU-aaaa; echo 1, GPU-bbbb"
+
+
+def on_gpus(visible: str | None = None, **engine: Any) -> Any:
+    """The configuration of a study on GPUs, of which its engine names some."""
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    section = {"device": "cuda", "environment": environment, **engine}
+    return {"engine": section, "server": {"device": "gpu"}}
 
 
 @pytest.mark.parametrize(
@@ -144,14 +145,10 @@ def test_gpus_are_held_by_their_uuids(
 ) -> None:
     stand_in("nvidia-smi", SMI)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    own: Mapping[str, str] = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    engine = {"kind": "vllm", "device": "cuda", "environment": own}
-    config: Any = {"engine": engine, "server": {"device": "gpu0"}}
-    assert devices_of(config) == uuids
+    assert devices_of(on_gpus(visible)) == uuids
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    engine["environment"] = {}
     with pytest.raises(DeviceError, match=r"found '7'; allowed: some of .*GPU-aaaa"):
-        devices_of(config)
+        devices_of(on_gpus())
 
 
 def test_a_gpu_study_without_nvidia_smi_is_refused(
@@ -159,13 +156,11 @@ def test_a_gpu_study_without_nvidia_smi_is_refused(
 ) -> None:
     program = stand_in("nvidia-smi", "echo No devices were found")
     monkeypatch.setenv("PATH", str(program.parent))
-    engine = {"kind": "vllm", "device": "cuda", "environment": {}}
-    config: Any = {"engine": engine, "server": {"device": "gpu0"}}
     with pytest.raises(DeviceError, match=r"found 'No devices.*'; allowed: lines of index"):
-        devices_of(config)
+        devices_of(on_gpus())
     program.unlink()
     with pytest.raises(DeviceError, match=r"the GPUs are not known.*nvidia-smi"):
-        devices_of(config)
+        devices_of(on_gpus())
 
 
 # ---- the machine of a launch
@@ -197,9 +192,7 @@ def test_the_gpus_and_the_job_of_a_launch_are_described(
         '[ "$*" = "show job --oneliner 17" ] || exit 9\n'
         f'echo "JobId=17 JobName=x NumNodes=1 {shared} Contiguous=0"',
     )
-    engine = {"kind": "vllm", "device": "cuda", "environment": {}}
-    config: Any = {"engine": engine, "server": {"device": "gpu"}}
-    node = describe_node(config)
+    node = describe_node(on_gpus())
     assert node["devices"] == ["GPU-bbbb"]
     assert [(gpu["uuid"], gpu["name"], gpu["power.limit"]) for gpu in node["gpus"]] == [
         ("GPU-bbbb", "NVIDIA H100", "700.00 W")
@@ -398,14 +391,7 @@ def test_several_devices_are_told_in_device_hours(
 
 # ---- free memory
 
-GPU_CONFIG: Any = {
-    "engine": {
-        "device": "cuda",
-        "flags": {"--gpu-memory-utilization": 0.9},
-        "environment": {"CUDA_VISIBLE_DEVICES": "1"},
-    },
-    "server": {"device": "gpu"},
-}
+GPU_CONFIG = on_gpus("1", flags={"--gpu-memory-utilization": 0.9})
 
 
 @pytest.fixture
@@ -489,11 +475,6 @@ def test_no_gate_is_started_on_memory_that_is_in_use(occupied: Path, tmp_path: P
 # ---- NUMA
 
 
-def config(visible: str) -> Any:
-    engine = {"device": "cuda", "environment": {"CUDA_VISIBLE_DEVICES": visible}}
-    return {"engine": engine, "server": {"device": "gpu"}}
-
-
 @pytest.fixture
 def machine(tmp_path: Path, stand_in: StandIn) -> Path:
     """Three GPUs, on the nodes 0, 1 and nobody knows which."""
@@ -516,7 +497,7 @@ def machine(tmp_path: Path, stand_in: StandIn) -> Path:
     ("visible", "node"), [("0", 0), ("GPU-b", 1), ("0,1", None), ("2", None), ("7", None)]
 )
 def test_the_node_of_the_gpus_that_are_used(machine: Path, visible: str, node: int | None) -> None:
-    assert gpu_node(config(visible), machine) == node
+    assert gpu_node(on_gpus(visible), machine) == node
 
 
 def test_a_study_without_a_gpu_has_no_node(machine: Path) -> None:

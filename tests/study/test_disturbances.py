@@ -15,7 +15,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from connector_tax.config import ROOT
 from connector_tax.files import read_json, sha256_file, write_json
 from connector_tax.study import guard, launch
-from connector_tax.study.guard import LAUNCH_VARIABLE
 from connector_tax.study.server import LOGS
 from tests.study.driving import (
     arguments,
@@ -26,6 +25,7 @@ from tests.study.driving import (
     start_driver,
     write_study,
 )
+from tests.workflow.harness import server_of, wait_for
 
 pytestmark = pytest.mark.workflow
 
@@ -34,19 +34,6 @@ pytestmark = pytest.mark.workflow
 def private_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-
-
-def server_process(study_file: Path) -> psutil.Process | None:
-    """The engine of the launch, once it has become one."""
-    folder = str(launch_folder(study_file).resolve())
-    for process in psutil.process_iter():
-        try:
-            mine = process.environ().get(LAUNCH_VARIABLE) == folder
-            if mine and "connector_tax.engine" in process.cmdline():
-                return process
-        except psutil.Error:
-            continue
-    return None
 
 
 def generated_tokens(url: str) -> float:
@@ -68,8 +55,10 @@ def cell_hashes(study_file: Path) -> dict[str, str]:
 # ---- a server that dies
 
 
-def starting(_: Path) -> bool:
-    return True
+def starting(study_file: Path) -> bool:
+    """launch.sh has become the engine."""
+    server = server_of(launch_folder(study_file))
+    return server is not None and "connector_tax.engine" in server.cmdline()
 
 
 def in_first_cell(study_file: Path) -> bool:
@@ -85,10 +74,10 @@ def test_a_server_that_dies_ends_its_launch_and_the_next_run_completes_it(
     study_file: Path, stage: Callable[[Path], bool]
 ) -> None:
     driver = start_driver(study_file)
-    while not ((engine := server_process(study_file)) and stage(study_file)):
-        assert driver.poll() is None, driver.communicate()
-        time.sleep(0.005)
+    wait_for(lambda: stage(study_file), driver)
     kept = cell_hashes(study_file)
+    engine = server_of(launch_folder(study_file))
+    assert engine is not None
     engine.kill()
     output, _ = driver.communicate(timeout=60)
     # Plain's: without it there is nothing to compare with, and the run ends.
@@ -109,20 +98,16 @@ def test_a_server_that_dies_ends_its_launch_and_the_next_run_completes_it(
 
 def test_a_load_generator_that_loses_a_worker_measures_nothing_more(study_file: Path) -> None:
     driver = start_driver(study_file)
-    while not in_first_cell(study_file):
-        assert driver.poll() is None, driver.communicate()
-        time.sleep(0.005)
+    wait_for(lambda: in_first_cell(study_file), driver)
     # Before the cell's first request the worker would be missed, not lost.
-    server = server_process(study_file)
+    server = server_of(launch_folder(study_file))
     assert server is not None
     (url,) = (
         f"http://127.0.0.1:{connection.laddr.port}/metrics"
         for connection in server.net_connections("tcp")
         if connection.status == psutil.CONN_LISTEN
     )
-    while not generated_tokens(url):
-        assert driver.poll() is None, driver.communicate()
-        time.sleep(0.005)
+    wait_for(lambda: generated_tokens(url) > 0, driver)
     children = psutil.Process(driver.pid).children(recursive=True)
     (worker,) = (p for p in children if "connector_tax.loadgen.worker" in " ".join(p.cmdline()))
     worker.kill()
@@ -202,7 +187,7 @@ def test_a_full_disk_is_told_and_the_next_run_completes(small_disk: Path) -> Non
         assert "No space left on device" in failed["reason"]
     else:
         assert not (launch_folder(study_file) / "index.json").exists()
-    assert server_process(study_file) is None
+    assert server_of(launch_folder(study_file)) is None
 
     filler.unlink()
     remount(small_disk, "size=20m")
@@ -225,7 +210,7 @@ def test_read_only_results_are_told(small_disk: Path) -> None:
     assert "Read-only file system" in done.stdout
     assert str(small_disk) in done.stdout
     assert "Traceback" not in done.stdout
-    assert server_process(study_file) is None
+    assert server_of(launch_folder(study_file)) is None
 
 
 # ---- the wall clock

@@ -102,29 +102,32 @@ def test_a_model_folder_that_nobody_makes_is_missed(findings: Findings) -> None:
 
 
 @pytest.mark.parametrize(
-    ("used", "busy", "persistence", "verdicts"),
+    ("driver", "used", "busy", "persistence", "verdicts"),
     [
-        (512, 0, "Enabled", ("ok", "ok", "ok")),
-        (30000, 0, "Enabled", ("fail", "ok", "ok")),
-        (512, 37, "Disabled", ("ok", "fail", "warn")),
+        ("580.65.06", 512, 0, "Enabled", ("ok", "ok", "ok", "ok")),
+        ("570.86.15", 30000, 0, "Enabled", ("fail", "fail", "ok", "ok")),
+        ("580.65.06", 512, 37, "Disabled", ("ok", "ok", "fail", "warn")),
     ],
 )
 def test_the_gpu_the_study_is_to_run_on_is_looked_at(
     findings: Findings,
     monkeypatch: pytest.MonkeyPatch,
     stand_in: StandIn,
+    driver: str,
     used: int,
     busy: int,
     persistence: str,
-    verdicts: tuple[str, str, str],
+    verdicts: tuple[str, str, str, str],
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    row = f"NVIDIA H20, 570.86.15, 97871, {used}, {busy}, 1980, {persistence}"
+    row = f"NVIDIA H20, {driver}, 97871, {used}, {busy}, 1980, {persistence}"
     stand_in("nvidia-smi", f"echo '{row}'")
     _, rows = findings("h20")
-    assert rows["GPU"] == ("ok", "0: NVIDIA H20, driver 570.86.15")
+    assert rows["GPU"] == ("ok", f"0: NVIDIA H20, driver {driver}")
+    assert rows["GPU driver"][1] == f"{driver}; CUDA 13 of vllm-gpu needs 580 or later"
     assert rows["GPU memory"][1] == f"{97871 - used} of 97871 MiB free, 90% wanted"
-    assert tuple(rows[c][0] for c in ("GPU memory", "GPU load", "GPU clocks")) == verdicts
+    checks = ("GPU driver", "GPU memory", "GPU load", "GPU clocks")
+    assert tuple(rows[check][0] for check in checks) == verdicts
 
 
 @pytest.mark.parametrize(
@@ -204,17 +207,6 @@ def test_the_artifacts_grow_with_the_blocks(tmp_path: Path) -> None:
     three = resolve({**config, "blocks": 3}, "h20")
     sizes = [doctor.artifact_bytes(study, tmp_path) for study in (one, three)]
     assert sizes[1] == pytest.approx(3 * sizes[0])
-
-
-@pytest.mark.parametrize(("driver", "verdict"), [("570.86.15", "fail"), ("580.65.06", "ok")])
-def test_a_driver_older_than_the_environment_s_cuda_fails(
-    findings: Findings, stand_in: StandIn, driver: str, verdict: str
-) -> None:
-    row = f"NVIDIA H20, {driver}, 97871, 512, 0, 1980, Enabled"
-    stand_in("nvidia-smi", f"echo '{row}'")
-    _, rows = findings("h20")
-    said = f"{driver}; CUDA 13 of vllm-gpu needs 580 or later"
-    assert rows["GPU driver"] == (verdict, said)
 
 
 def test_every_gpu_of_the_ranks_is_looked_at(

@@ -118,7 +118,7 @@ def test_a_temporary_file_is_deleted_when_its_writer_is_gone(tmp_path: Path) -> 
         (tmp_path / name).write_text("half")
     for name in left[1:]:
         os.utime(tmp_path / name, (old, old))
-    assert remove_temporaries(tmp_path) == len(left)
+    remove_temporaries(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
 
 

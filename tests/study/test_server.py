@@ -1,5 +1,9 @@
-"""A server launch: launch.sh starts it, its whole group goes, a death is told with its log."""
+"""A server launch: launch.sh starts it, its whole group goes, a death is told with its log.
 
+What of the caller's environment reaches it is the same by the driver and by hand.
+"""
+
+import json
 import os
 import signal
 import subprocess
@@ -14,7 +18,7 @@ import pytest
 from connector_tax.config import ROOT
 from connector_tax.servers.kinds import Companion, ServerCommand, ServerError, free_port
 from connector_tax.study.server import LOGS, Server
-from connector_tax.study.server_command import launch_script
+from connector_tax.study.server_command import can_change, launch_script, shown, unset_lines
 
 # Answers /v1/models, and has a child in its process group.
 WEB = """
@@ -169,8 +173,96 @@ def test_what_a_server_leaves_in_its_temporary_folder_is_gone_with_it(
     assert sorted(tmp_path.iterdir()) == [folder]
 
 
-def test_launch_sh_runs_by_hand_from_any_folder(tmp_path: Path) -> None:
-    script = tmp_path / "launch.sh"
-    script.write_text(launch_script(ServerCommand(["pwd"], {}), "title", "."))
-    done = subprocess.run(["bash", script], check=True, capture_output=True, text=True, cwd="/")
-    assert done.stdout.strip() == os.path.realpath(tmp_path)
+# ---- what of the caller's environment reaches a server
+
+SHOW = "import json, os; print(json.dumps({**os.environ, 'cwd': os.getcwd()}))"
+# What each is set to is of no interest.
+HOSTILE = {"LD_PRELOAD": "", **dict.fromkeys((
+    "AGENTIC_STEP_LOG_PATH", "CUDA_LAUNCH_BLOCKING", "FLASHINFER_WORKSPACE_BASE",
+    "GOMP_CPU_AFFINITY", "HF_HUB_OFFLINE", "KMP_AFFINITY", "LD_LIBRARY_PATH",
+    "LMCACHE_CHUNK_SIZE", "MALLOC_ARENA_MAX", "MC_LOG_LEVEL", "MKL_NUM_THREADS",
+    "MOONCAKE_CONFIG_PATH", "NCCL_DEBUG", "NIXL_LOG_LEVEL", "OMP_NUM_THREADS", "PYTHONDEVMODE",
+    "PYTHONPATH", "PYTORCH_CUDA_ALLOC_CONF", "TORCHINDUCTOR_CACHE_DIR", "TORCH_LOGS",
+    "TRANSFORMERS_CACHE", "TRITON_CACHE_DIR", "UCX_TLS", "VLLM_LOGGING_LEVEL",
+), "/x")}  # fmt: skip
+MACHINE = {"CUDA_VISIBLE_DEVICES": "3", "HF_HOME": "/models", "HF_TOKEN": "hf_secret"}
+OF_THE_STUDY = {"OMP_NUM_THREADS": "1", "VLLM_API_KEY": "", "ODD": "a b;$(x)"}
+
+
+def relevant(environment: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if can_change(name)}
+
+
+def test_the_driver_and_a_launch_by_hand_give_the_server_the_same_environment_and_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {**HOSTILE, **MACHINE}.items():
+        monkeypatch.setenv(name, value)
+    command = ServerCommand(["python", "-c", SHOW], OF_THE_STUDY)
+    server = Server(tmp_path, command, "test", free_port())
+    server.start()
+    os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
+    server.stop(1)
+    assert all(map(can_change, HOSTILE))
+    driven = json.loads((tmp_path / "vllm_stdout.log").read_text())
+    by_hand = subprocess.run(
+        ["bash", str(tmp_path / "launch.sh")],
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd="/",
+    )
+    wanted = {"OMP_NUM_THREADS": "1", "VLLM_API_KEY": "", **MACHINE}
+    assert relevant(driven) == wanted
+    again = json.loads(by_hand.stdout)
+    assert relevant(again) == wanted
+    assert driven["cwd"] == again["cwd"] == os.path.realpath(tmp_path)
+    assert driven["ODD"] == OF_THE_STUDY["ODD"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "recorded"),
+    [
+        ("OMP_NUM_THREADS", "1", "1"),
+        ("CUDA_VISIBLE_DEVICES", "3", "3"),
+        ("VLLM_API_KEY", "", ""),
+        ("VLLM_API_KEY", "abc", None),
+        ("HF_TOKEN", "hf_secret", None),
+        ("HF_ENDPOINT", "https://hub/?signature=abc", None),
+        ("LMCACHE_EXTRA_CONFIG", '{"access": "abc"}', None),
+        ("UCX_OF_A_LATER_VERSION", "abc", None),
+    ],
+)
+def test_a_value_is_recorded_where_its_name_is_listed_or_it_is_empty(
+    name: str, value: str, recorded: str | None
+) -> None:
+    assert shown({name: value}) == {name: recorded}
+
+
+def test_the_lines_leave_a_shell_without_such_variables_as_it_is(tmp_path: Path) -> None:
+    script = "\n".join(["set -euo pipefail", *unset_lines(), "env -0"])
+    kept = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "LANG": "C", "MCX": "1"}
+    done = subprocess.run(
+        ["bash", "-c", script], env=kept, check=True, capture_output=True, text=True
+    )
+    seen = dict(line.split("=", 1) for line in done.stdout.split("\0") if line)
+    assert kept.items() <= seen.items()
+
+
+def test_a_callers_command_finds_the_projects_modules_from_the_callers_folder(
+    tmp_path: Path,
+) -> None:
+    here, elsewhere, modules = (tmp_path / name for name in ("results/here", "a/b/c", "overlay"))
+    for folder in (here, elsewhere, modules):
+        folder.mkdir(parents=True)
+    (modules / "found_it.py").touch()
+    command = ServerCommand(
+        [sys.executable, "-c", "import found_it, os; print(os.getcwd())"],
+        {"PYTHONPATH": "{root}/overlay"},
+        callers=True,
+    )
+    script = here / "launch.sh"
+    script.write_text(launch_script(command, "title", "../..", callers_folder="../../a/b/c"))
+    done = subprocess.run(["bash", str(script)], capture_output=True, text=True)
+    assert done.stdout.strip() == str(elsewhere), done.stderr

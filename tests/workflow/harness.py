@@ -98,10 +98,19 @@ def run(
 
 
 def resume_after_kill(folder: Path, target: str = "all") -> None:
-    """Complete a study whose Snakemake was killed."""
+    """Complete a study whose Snakemake was killed, or a part of it."""
     assert run(folder, target, options=("--unlock",)).returncode == 0
     done = run(folder, target, options=("--rerun-incomplete",))
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def complete_after_kill(folder: Path) -> None:
+    """The same of a whole study, which passes the audit; nothing half done is left of it."""
+    resume_after_kill(folder)
+    assert read_json(folder / "results/tiny/complete.json") == {"complete": True}
+    assert [p for p in folder.rglob("*") if p.name.endswith((".partial", ".tmp"))] == []
+    audited = run(folder, "audit")
+    assert audited.returncode == 0, audited.stdout
 
 
 def start(folder: Path, *targets: str) -> subprocess.Popen[bytes]:

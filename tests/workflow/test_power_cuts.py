@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from connector_tax.files import sha256_file
-from tests.workflow.harness import prepare, resume_after_kill, run, smaller, start
+from tests.workflow.harness import complete_after_kill, prepare, run, smaller, start
 
 pytestmark = [pytest.mark.workflow, pytest.mark.long, pytest.mark.timeout(900)]
 MOMENTS = 20
@@ -92,11 +92,6 @@ def test_after_a_power_cut_the_study_completes(
                 for name, digest in cell["files"].items():
                     assert sha256_file(path.parent / cell["cell"] / name) == digest
         print(f"{len(indexes)} launches had an index")
-        resume_after_kill(folder)
-        results = folder / "results" / "tiny"
-        assert json.loads((results / "complete.json").read_text()) == {"complete": True}
-        assert [p for p in folder.rglob("*") if p.name.endswith((".partial", ".tmp"))] == []
-        audited = run(folder, "audit")
-        assert audited.returncode == 0, audited.stdout
+        complete_after_kill(folder)
     finally:
         unmount(disk)

@@ -34,7 +34,7 @@ from connector_tax.artifacts.names import PHASES
 from connector_tax.artifacts.study_file import every_launch, launches
 from connector_tax.files import ArtifactError
 from connector_tax.study.block import end_s
-from connector_tax.study.design import planned, refuse_changed_design
+from connector_tax.study.design import refuse_changed_design, resolve
 from connector_tax.study.guard import (
     pass_warnings_on,
     remove_temporaries,
@@ -62,7 +62,7 @@ try:
         # Snakemake takes a key that stands twice for the second.
         for file in workflow.configfiles:
             load_yaml(Path(file))
-        STUDY = planned(config, SOURCE)
+        STUDY = resolve(config, SOURCE, shuffled=False)
         RESULTS = f"results/{STUDY['study']}"
     else:
         if LACKING:

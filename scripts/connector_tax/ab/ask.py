@@ -22,8 +22,8 @@ from connector_tax.artifacts.study_records import EngineSection, ServedSection
 from connector_tax.loadgen import random_words
 from connector_tax.servers.command import running_port, server_command
 from connector_tax.servers.kinds import STEP_LOG_PREFIX, STEP_LOG_PROCESSES, ServerError, free_port
+from connector_tax.study.cell import FIRST_PLAIN_TOKEN
 from connector_tax.study.guard import kill_leftovers
-from connector_tax.study.prompts import FIRST_PLAIN_TOKEN
 from connector_tax.study.resources import engine_record, remove_settings
 from connector_tax.study.scraper import parse_metrics
 from connector_tax.study.server import NO_KEEPALIVE, Server

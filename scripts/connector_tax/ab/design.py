@@ -13,7 +13,7 @@ from connector_tax.ab.ask import GRACE_S, Asked
 from connector_tax.artifacts.metrics import METRICS
 from connector_tax.artifacts.study_records import EngineSection
 from connector_tax.config import DEFAULTS, filled, load_yaml
-from connector_tax.nvidia_smi import GpuError, query_gpus
+from connector_tax.machine import GpuError, query_gpus
 
 # Of the whole: the levels of its looks add up to it.
 FAMILY_LEVEL = 0.05

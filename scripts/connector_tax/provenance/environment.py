@@ -22,8 +22,15 @@ from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT, is_fetched
 from connector_tax.files import ArtifactError, write_json, write_text
-from connector_tax.machine import command_output, cpu, engine_versions, git_sha, packages
-from connector_tax.nvidia_smi import GpuError, query_gpus
+from connector_tax.machine import (
+    GpuError,
+    command_output,
+    cpu,
+    engine_versions,
+    git_sha,
+    packages,
+    query_gpus,
+)
 from connector_tax.servers.kinds import engine_of
 
 

@@ -34,9 +34,8 @@ from connector_tax.files import ArtifactError, read_json, reading
 from connector_tax.provenance.archive import PUBLISHED, unpack
 from connector_tax.roofline import (
     KV_BLOCK,
-    MEMORY_FLAG,
-    MEMORY_SHARE,
     Roofline,
+    memory_share,
     read_accelerator,
     read_model,
 )
@@ -234,7 +233,7 @@ def _on_accelerator(study: StudyDocument, names: RehearsalSection) -> Machine:
         reached = {**reached, "besides_us": besides_us, "step_sd": 0.0, "launch_sd": 0.0}
     model = read_model(shipped(names["model_config"]))
     roof = Roofline(model, accelerator, reached, int(flags.get("--tensor-parallel-size", 1)))
-    share = float(flags.get(MEMORY_FLAG, MEMORY_SHARE))
+    share = memory_share(flags)
     kv_tokens, longest = roof.kv_tokens(share), int(flags.get("--max-model-len", 0))
     if kv_tokens < longest or kv_tokens <= 0:
         raise ConfigError(

@@ -37,7 +37,7 @@ from connector_tax.artifacts.record_reader import checked
 from connector_tax.artifacts.study_records import CellPlan, StudyConfig, StudyDocument
 from connector_tax.files import (
     ArtifactError,
-    fsync_directory,
+    fsync,
     make_durable,
     read_json,
     read_jsonl,
@@ -55,6 +55,9 @@ from connector_tax.loadgen import (
     Target,
     make_offsets,
     open_loop,
+    random_requests,
+    random_tokens,
+    random_words,
 )
 from connector_tax.loadgen.affinity import AffinityPlan
 from connector_tax.loadgen.messages import STUDY_FIELDS
@@ -62,11 +65,65 @@ from connector_tax.servers.kinds import HOST, engine_of
 from connector_tax.study.guard import utc
 from connector_tax.study.machine_watch import MachineWatch
 from connector_tax.study.processes import ServerProcesses, cpu_between, suspended_ms
-from connector_tax.study.prompts import planned_requests
 from connector_tax.study.resources import cell_cpu
 from connector_tax.study.scraper import MetricsSampler
 from connector_tax.study.server import Server
 from connector_tax.study.steplog import LaunchStepLog
+
+# ---- what is sent
+
+# Ids below this are special tokens in common tokenizers; a random prompt stays above them.
+FIRST_PLAIN_TOKEN = 10
+# By what a server takes.
+_LEFT_OUT = {
+    "vllm": (),
+    "openai": ("min_tokens", "ignore_eos"),
+    "bare": ("min_tokens", "ignore_eos", "stream_options"),
+}
+
+
+def planned_requests(
+    study: StudyDocument, name: str, shape: tuple[int, int], count: int
+) -> RequestSource:
+    """`count` streaming completion requests of one shape, made as they are asked for.
+
+    The same work for all, and no reuse: same lengths for every configuration, fresh random ids so
+    that no cache can hit, `ignore_eos` with `max_tokens` = `min_tokens`, usage asked for. Token ids
+    are drawn uniformly from [10, vocab_size). A server that takes none is sent random words, as
+    many as come to the wanted length by its own count.
+
+    Args:
+        name: the path-like name of this cell's content.
+        shape: input and output tokens.
+    """
+    input_tokens, output_tokens = shape
+    served = engine_of(study["config"]["engine"]).served
+    before = {"model": served["model"]}
+    after: dict[str, Any] = {
+        "max_tokens": output_tokens,
+        "min_tokens": output_tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    for key in _LEFT_OUT[served.get("body", "vllm")]:
+        del after[key]
+    stream = f"{study['seed']}/content/{name}"
+    wanted = output_tokens if served.get("exact_output", True) else None
+    prompt: Callable[[], str | list[int]]
+    vocab_size, prompt_tokens = served["vocab_size"], None
+    if vocab_size is None:
+        words = (input_tokens - served["fixed_tokens"]) / served["tokens_per_word"]
+        prompt = random_words(stream, max(1, round(words)))
+    else:
+        prompt = random_tokens(stream, input_tokens, FIRST_PLAIN_TOKEN, vocab_size)
+        prompt_tokens = input_tokens
+    chat = vocab_size is None and served["chat"]
+    return random_requests(name, count, prompt, chat, before, after, prompt_tokens, wanted)
+
+
+# ---- a cell
 
 # A server may count a request just after its last byte: how often and how long to look again.
 COUNTER_READS = 20
@@ -260,9 +317,9 @@ def measure(
     write_json(partial / paths.cell_record(launch.phase, name), content)
     for path in partial.iterdir():
         path.chmod(0o444)
-    fsync_directory(partial)
+    fsync(partial)
     partial.rename(folder / name)
-    fsync_directory(folder)
+    fsync(folder)
     return content
 
 
@@ -297,14 +354,6 @@ def read_intact(folder: Path, phase: str, name: str) -> CellRecord | None:
         if not (path / file).exists() or sha256_file(path / file) != digest:
             raise ArtifactError(f"{path / file}: missing or changed since it was measured")
     return content
-
-
-def move_aside(folder: Path, name: str, label: str) -> Path:
-    """Rename a cell's folder to `<cell>.<label><k>`, keeping what it holds; the new path."""
-    target = paths.set_aside(folder / name, label)
-    (folder / name).rename(target)
-    fsync_directory(folder)
-    return target
 
 
 def _final_scrape(sampler: MetricsSampler, before: ScrapeLine, result: CellResult) -> ScrapeLine:

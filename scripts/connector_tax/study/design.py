@@ -71,23 +71,14 @@ MEASUREMENT_KEYS = (
 COSMETIC_KEYS = ("label", "purpose")
 
 
-def resolve(config: Mapping[str, Any], source: str) -> StudyDocument:
+def resolve(config: Mapping[str, Any], source: str, *, shuffled: bool = True) -> StudyDocument:
     """Turn a checked-in configuration into the content of `study.json`.
-
-    Takes and raises what `planned` does.
-    """
-    document = planned(config, source)
-    return {**document, "run_order": run_order(document["config"])}
-
-
-def planned(config: Mapping[str, Any], source: str) -> StudyDocument:
-    """What `resolve` gives, but the launches of a block in the configuration's order.
-
-    Snakemake plans with it: which launches there are, and not when each runs, which takes numpy.
 
     Args:
         config: the merged Snakemake configuration.
         source: the configuration file's name, for errors.
+        shuffled: as for `run_order`. Snakemake plans without: which launches there are, and not
+            when each runs, which takes numpy.
 
     Raises:
         ConfigError: the configuration, config/configurations.yaml or the engine's file is unusable.
@@ -115,14 +106,7 @@ def planned(config: Mapping[str, Any], source: str) -> StudyDocument:
         "blocks": resolved["blocks"],
         "config": resolved,
         "configurations": chosen,
-        "run_order": {
-            phase: [
-                {"config": name, "block": block}
-                for block in range(resolved["blocks"])
-                for name in _names_of(resolved, phase)
-            ]
-            for phase in PHASES
-        },
+        "run_order": run_order(resolved, shuffled=shuffled),
         "cells": {phase: cells_of(resolved, phase) for phase in PHASES},
     }
 
@@ -146,29 +130,26 @@ def measured_design(
     return design
 
 
-def run_order(config: StudyConfig) -> dict[str, list[LaunchPlan]]:
+def run_order(config: StudyConfig, *, shuffled: bool = True) -> dict[str, list[LaunchPlan]]:
     """The launches of each phase in the order they run: seeded randomised complete blocks.
 
     Each block holds the baseline `plain_launches` times and each other configuration once, all in
     random order: no launch has a place of its own, so that a drift within blocks meets all alike.
+    A phase that the study leaves has none.
+
+    Args:
+        shuffled: false: those of a block in the configuration's order.
     """
-    orders: dict[str, list[LaunchPlan]] = {}
-    for phase in PHASES:
-        orders[phase] = []
+    baseline = baseline_of(config)
+    orders: dict[str, list[LaunchPlan]] = {phase: [] for phase in PHASES}
+    for phase in (phase for phase in PHASES if cells_of(config, phase)):
         for block in range(config["blocks"]):
-            names = _names_of(config, phase)
-            named_generator(f"{config['seed']}/run_order/{phase}/block{block}").shuffle(names)
+            names = [member for member in members_of(config, phase) if member != baseline]
+            names += plain_names(config["plain_launches"], baseline)
+            if shuffled:
+                named_generator(f"{config['seed']}/run_order/{phase}/block{block}").shuffle(names)
             orders[phase] += [{"config": name, "block": block} for name in names]
     return orders
-
-
-def _names_of(config: StudyConfig, phase: str) -> list[str]:
-    """The launches of a block in no order of their own; none of a phase that the study leaves."""
-    if not cells_of(config, phase):
-        return []
-    baseline = baseline_of(config)
-    names = [member for member in members_of(config, phase) if member != baseline]
-    return names + plain_names(config["plain_launches"], baseline)
 
 
 def cells_of(config: StudyConfig, phase: str) -> list[CellPlan]:
@@ -178,24 +159,25 @@ def cells_of(config: StudyConfig, phase: str) -> list[CellPlan]:
     """
     if phase == "A":
         sweep = config["phase_a"]
-        return [
-            {
-                "cell": cell_of_rate(rate),
-                "rate_rps": float(rate),
-                "input_tokens": sweep["input_tokens"],
-                "output_tokens": sweep["output_tokens"],
-            }
-            for rate in sweep["rates_rps"]
-        ]
+        shape = sweep["input_tokens"], sweep["output_tokens"]
+        return [planned_cell(*shape, rate) for rate in sweep["rates_rps"]]
     if phase == "B":
         grid = config.get("phase_b") or {"input_tokens": [], "output_tokens": []}
         shapes = [[i, o] for i in grid["input_tokens"] for o in grid["output_tokens"]]
     else:
         shapes = config["phase_bp"]["shapes"] if "phase_bp" in config else []
-    return [
-        {"cell": cell_of_shape(i, o), "rate_rps": None, "input_tokens": i, "output_tokens": o}
-        for i, o in shapes
-    ]
+    return [planned_cell(i, o) for i, o in shapes]
+
+
+def planned_cell(input_tokens: int, output_tokens: int, rate_rps: float | None = None) -> CellPlan:
+    """A cell of Phase A by its rate, of Phases B and B' by its shape."""
+    shape = cell_of_shape(input_tokens, output_tokens)
+    return {
+        "cell": shape if rate_rps is None else cell_of_rate(rate_rps),
+        "rate_rps": None if rate_rps is None else float(rate_rps),
+        "input_tokens": input_tokens,
+        "output_tokens": output_tokens,
+    }
 
 
 def cell_order(study: StudyDocument, launch: Launch) -> list[CellPlan]:

@@ -34,8 +34,8 @@ from connector_tax.artifacts import paths
 from connector_tax.config import ConfigError
 from connector_tax.files import read_json, write_json, write_new_json
 from connector_tax.linux import format_cpus, parse_cpus
-from connector_tax.machine import boot_id, command_output, cpu, machine_alias
-from connector_tax.nvidia_smi import GpuError, query_gpus
+from connector_tax.machine import GpuError, boot_id, command_output, cpu, machine_alias, query_gpus
+from connector_tax.roofline import memory_share
 from connector_tax.servers.kinds import ServerError
 
 if TYPE_CHECKING:
@@ -348,8 +348,6 @@ def on_slot(study: StudyDocument, slot: SlotSection) -> StudyDocument:
 
 # ---- free memory
 
-# What vLLM takes where its flags do not say.
-VLLM_MEMORY_SHARE = 0.9
 FREE_WAIT_S = 60.0
 POLL_S = 1.0
 
@@ -369,7 +367,7 @@ def await_free_memory(config: StudyConfig, wait_s: float = FREE_WAIT_S) -> None:
     engine = config["engine"]
     if engine.get("device") != "cuda" or "flags" not in engine:
         return
-    wanted = float(engine["flags"].get("--gpu-memory-utilization", VLLM_MEMORY_SHARE))
+    wanted = memory_share(engine["flags"])
     devices, deadline = devices_of(config), time.monotonic() + wait_s
     while occupied := _occupied(devices, wanted):
         if time.monotonic() > deadline:

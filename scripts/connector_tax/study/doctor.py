@@ -29,13 +29,19 @@ from connector_tax.artifacts.stage_records import GateRecord, PatchStatus
 from connector_tax.artifacts.study_records import EngineSection, StudyDocument
 from connector_tax.config import ROOT, ConfigError, is_fetched, pythons_of, shipped
 from connector_tax.files import read_json
-from connector_tax.machine import ABSENT, command_output, cpu, engine_versions, machine_alias
-from connector_tax.nvidia_smi import GpuError, query_gpus
-from connector_tax.roofline import read_model
+from connector_tax.machine import (
+    ABSENT,
+    GpuError,
+    command_output,
+    cpu,
+    engine_versions,
+    machine_alias,
+    query_gpus,
+)
+from connector_tax.roofline import memory_share, read_model
 from connector_tax.servers.kinds import HOST, engine_of
 from connector_tax.study.device import (
     VISIBLE_VARIABLE,
-    VLLM_MEMORY_SHARE,
     DeviceError,
     devices_of,
     enter_slot,
@@ -227,7 +233,7 @@ def _gpu(engine: EngineSection, chosen: str) -> Iterator[Finding]:
         text = f"memory total {total}, used {used}, busy {busy}: not known for this GPU"
         yield Finding("GPU memory", "fail", text)
         return
-    share = float(engine["flags"].get("--gpu-memory-utilization", VLLM_MEMORY_SHARE))
+    share = memory_share(engine["flags"])
     free = 1 - float(used) / float(total)
     text = f"{float(total) - float(used):.0f} of {total} MiB free, {share:.0%} wanted"
     yield _judged("GPU memory", free >= share, text)

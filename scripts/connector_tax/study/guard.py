@@ -229,15 +229,13 @@ def remove_temporary_folder(launch_folder: Path) -> None:
         shutil.rmtree(folder)
 
 
-def remove_temporaries(folder: Path) -> int:
-    """Delete what killed writes left below `folder` (files.write_bytes); how many there were.
+def remove_temporaries(folder: Path) -> None:
+    """Delete what killed writes left below `folder` (files.write_bytes).
 
     A process of this machine that still runs is not done yet; nor may one of another machine be.
     """
-    left = [path for path in folder.rglob(".*.tmp") if path.is_file() and _is_left(path)]
-    for path in left:
+    for path in [p for p in folder.rglob(".*.tmp") if p.is_file() and _is_left(p)]:
         path.unlink(missing_ok=True)
-    return len(left)
 
 
 def _is_left(temporary: Path) -> bool:

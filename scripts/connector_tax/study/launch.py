@@ -77,6 +77,7 @@ from connector_tax.study.processes import (
 from connector_tax.study.progress import LaunchProgress
 from connector_tax.study.remeasure import (
     MACHINE_CAUSES,
+    move_aside,
     refuse_other_design,
     stolen_share,
     superseded,
@@ -237,13 +238,13 @@ def _is_finished(
     try:
         content = cells.read_intact(folder, phase, name)
     except ArtifactError as error:
-        aside = cells.move_aside(folder, name, "damaged")
+        aside = move_aside(folder / name, "damaged")
         say(f"{error}; moved to {aside.name}, measuring the cell again")
         return False
     if content is None:
         return False
     if content["schedule"]["rate_rps"] != rate_rps:
-        aside = cells.move_aside(folder, name, "otherrate")
+        aside = move_aside(folder / name, "otherrate")
         say(
             f"cell {name} was measured at {content['schedule']['rate_rps']:g} req/s, its "
             f"rate is now {rate_rps:g}; kept as {aside.name}, measuring the cell again"
@@ -463,7 +464,7 @@ class LaunchDriver:
                     self.study, self.launch, prepared, instruments, self.progress.update
                 )
                 if content["load_generator"]["workers_died"]:
-                    aside = cells.move_aside(self.folder, cell["cell"], "void")
+                    aside = move_aside(self.folder / cell["cell"], "void")
                     raise LoadGeneratorError(
                         f"a worker of the load generator died in cell {cell['cell']} (kept as "
                         f"{aside.name}); out of memory, or killed. Nothing more is measured with "
@@ -481,7 +482,7 @@ class LaunchDriver:
                     self.progress.say("overloaded: it would be so again, and is not measured again")
                     break
                 if measurement < MEASUREMENTS_OF_A_VOID_CELL:
-                    cells.move_aside(self.folder, cell["cell"], "void")
+                    move_aside(self.folder / cell["cell"], "void")
         if measured:
             self.progress.say("; ".join(measured))
         elif self.launch.configuration == baseline_of(self.study["config"]):

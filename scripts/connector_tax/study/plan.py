@@ -23,7 +23,7 @@ from connector_tax.artifacts.names import PHASES, REFERENCE_OF, Launch
 from connector_tax.artifacts.rates import cell_rates, shape_limits
 from connector_tax.artifacts.record_reader import converted, read_record
 from connector_tax.artifacts.stage_records import Durations, DurationsRecord, RatesRecord
-from connector_tax.artifacts.study_file import launches
+from connector_tax.artifacts.study_file import every_launch, launches
 from connector_tax.artifacts.study_records import StudyConfig, StudyDocument
 from connector_tax.files import ArtifactError, read_json
 from connector_tax.servers.kinds import engine_of
@@ -147,8 +147,7 @@ def launch_overhead_s(study: StudyDocument, folder: Path, known: Durations) -> f
     """Expected seconds of a launch beside its cells: start-up as seen, else known, and release."""
     seen = [
         attempt["startup_s"]
-        for phase in PHASES
-        for launch in launches(study, phase)
+        for launch in every_launch(study)
         if (index := read_index(launch.folder(folder))) is not None
         for attempt in index.attempts
         if attempt.get("startup_s") is not None

@@ -37,6 +37,7 @@ from connector_tax.config import ROOT
 from connector_tax.files import ArtifactError, write_json, write_text
 from connector_tax.servers.kinds import ServerError, command_for, engine_of, free_port, without_root
 from connector_tax.servers.vllm import connector_classes, transfer_of
+from connector_tax.study.cell import planned_requests
 from connector_tax.study.device import (
     DeviceError,
     await_free_memory,
@@ -45,7 +46,6 @@ from connector_tax.study.device import (
     hold_devices,
 )
 from connector_tax.study.guard import kill_leftovers, utc, watch_parent
-from connector_tax.study.prompts import planned_requests
 from connector_tax.study.resources import engine_record
 from connector_tax.study.scraper import parse_metrics
 from connector_tax.study.server import PortTakenError, Server, on_a_free_port

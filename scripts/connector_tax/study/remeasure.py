@@ -22,7 +22,7 @@ from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.study_file import every_launch, read_study
 from connector_tax.commands import run_command
 from connector_tax.config import ConfigError
-from connector_tax.files import ArtifactError, fsync_directory, read_json, sha256_file
+from connector_tax.files import ArtifactError, fsync, read_json, sha256_file
 
 if TYPE_CHECKING:
     from connector_tax.artifacts.cell_records import CellRecord
@@ -114,7 +114,9 @@ def _remeasure(arguments: argparse.Namespace) -> None:
         chosen = [launch for launch in launches if arguments.phase in (None, launch.phase)]
     else:
         chosen = [launch for launch in launches if _worth_measuring(launch.folder(folder))]
-    moved = [launch for launch in chosen if supersede(launch, folder)]
+    moved = [launch for launch in chosen if launch.folder(folder).exists()]
+    for launch in moved:
+        move_aside(launch.folder(folder), "superseded")
     failed = withdraw_failed(launches, folder)
     if moved or arguments.all:
         # Made again from what is measured then.
@@ -126,8 +128,8 @@ def _remeasure(arguments: argparse.Namespace) -> None:
         aside.append(paths.LOOKS)
     for path in (folder / name for name in aside):
         if path.exists():
-            path.rename(paths.set_aside(path, "superseded"))
-    fsync_directory(folder)
+            move_aside(path, "superseded")
+    fsync(folder)
     for launch, reason in failed.items():
         print(f"{launch.name} failed: {reason}")
     done = [f"{len(moved)} launches moved aside and kept"]
@@ -156,14 +158,12 @@ def _worth_measuring(launch_folder: Path) -> bool:
     return any(void_cause(launch_folder, cell) != OVERLOADED for cell in void)
 
 
-def supersede(launch: Launch, study_folder: Path) -> bool:
-    """Move the launch's folder aside; False where there is none."""
-    folder = launch.folder(study_folder)
-    if not folder.exists():
-        return False
-    folder.rename(paths.set_aside(folder, "superseded"))
-    fsync_directory(folder.parent)
-    return True
+def move_aside(path: Path, label: str) -> Path:
+    """Rename a folder or file to `<name>.<label><k>`, keeping what it holds; the new path."""
+    target = paths.set_aside(path, label)
+    path.rename(target)
+    fsync(path.parent)
+    return target
 
 
 def superseded(launch: Launch, study_folder: Path) -> str | None:
@@ -223,7 +223,7 @@ def _index(launch_folder: Path) -> LaunchIndex | None:
 
 def _withdraw(launch_folder: Path, name: str) -> None:
     (launch_folder / paths.INDEX).rename(launch_folder / name)
-    fsync_directory(launch_folder)
+    fsync(launch_folder)
 
 
 def _damage(launch_folder: Path) -> str | None:

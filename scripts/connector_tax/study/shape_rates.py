@@ -26,10 +26,9 @@ from connector_tax.config import ConfigError
 from connector_tax.files import ArtifactError, write_json
 from connector_tax.loadgen import CellRule, Load, LoadGenerator, LoadGeneratorError
 from connector_tax.loadgen.sessions import Node, Singles
-from connector_tax.study.cell import load_generator
+from connector_tax.study.cell import load_generator, planned_requests
 from connector_tax.study.device import DeviceError, devices_of, enter_block_slot, hold_devices
 from connector_tax.study.preflight import GateError, gated_server
-from connector_tax.study.prompts import planned_requests
 from connector_tax.study.server import PortTakenError
 from connector_tax.study.server_command import affinity_plan, probe_overlay
 

@@ -18,7 +18,7 @@ from connector_tax.artifacts.launch_files import EngineFiles
 from connector_tax.artifacts.stage_records import VllmDescription
 from connector_tax.artifacts.study_records import EngineSection
 from connector_tax.config import ROOT, pythons_of
-from connector_tax.files import fsync_directory, read_json, sha256_file, sha256_tree, write_text
+from connector_tax.files import fsync, read_json, sha256_file, sha256_tree, write_text
 
 MARKER = "CONNECTOR_TAX_PATCH"
 PROBE = "connector_tax_step_probe"
@@ -84,7 +84,7 @@ def remove(folder: Path) -> list[str]:
     _refuse_strangers(folder)
     names = sorted(str(p.relative_to(folder)) for p in _files_of(folder))
     shutil.rmtree(folder)
-    fsync_directory(folder.parent)
+    fsync(folder.parent)
     return names
 
 
