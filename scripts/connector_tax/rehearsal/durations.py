@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.names import PHASES, baseline_of
+from connector_tax.artifacts.names import PHASES, REFERENCE_OF, baseline_of
 from connector_tax.artifacts.stage_records import Durations
 from connector_tax.artifacts.study_file import read_study
 from connector_tax.artifacts.study_records import StudyDocument
@@ -63,7 +63,9 @@ def modelled(study: StudyDocument) -> Durations:
         probes_s=found.probes_s or 0.0,
         source=source,
         rates_rps=(
-            {"B": found.rates["ref_safe"], "Bp": found.rates["ref_load"]} if found.rates else {}
+            {phase: found.rates[name] for phase, name in REFERENCE_OF.items()}
+            if found.rates
+            else {}
         ),
         cells=cells,
     )
