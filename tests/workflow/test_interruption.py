@@ -80,6 +80,12 @@ def hashes(folder: Path) -> dict[str, str]:
     return {p.name: sha256_file(p) for p in folder.rglob("*") if p.is_file()}
 
 
+def void_cells(folder: Path) -> dict[str, list[str]]:
+    """Each void cell of Phase A, and why."""
+    records = folder.glob("results/tiny/runs/*/block0/A/r??/cell_*.json")
+    return {p.name: c["void_reasons"] for p in records if not (c := read_json(p))["valid"]}
+
+
 @dataclass
 class Interrupted:
     """A study whose Phase A is measured, and what of it was finished after each end."""
@@ -110,9 +116,17 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Interrupted:
     return Interrupted(folder, after_ctrl_c, after_kill)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def folder(interrupted: Interrupted) -> Path:
-    return interrupted.folder
+    """The study, all of its Phase A valid: what voided a cell of a test before is no test's."""
+    folder = interrupted.folder
+    for _ in range(3):
+        if not (reasons := void_cells(folder)):
+            return folder
+        assert remeasure(folder).returncode == 0
+        done = run(folder, PLAIN_A)
+        assert done.returncode == 0, text_of(done)
+    pytest.fail(f"a machine on which the tiny study is void: {reasons}")
 
 
 def test_after_ctrl_c_and_a_sigkill_the_study_resumes_at_the_lost_cell(
@@ -165,12 +179,13 @@ def test_a_launch_with_a_void_cell_is_measured_again_and_the_old_one_kept(folder
     launch = (folder / PLAIN_A).parent
     make_void(launch, "r20")
     old = {cell: hashes(launch / cell) for cell in ("r20", "r40")}
+    others = set(folder.glob("results/tiny/runs/noop_connector/block0/*"))
     done = remeasure(folder)
     assert done.returncode == 0, text_of(done)
     assert done.stdout.endswith(
         "results/tiny: 1 launches moved aside and kept; the study's own command measures them\n"
     )
-    aside = launch.with_name("A.superseded1")
+    aside = sorted(launch.parent.glob("A.superseded*"))[-1]
     assert {cell: hashes(aside / cell) for cell in old} == old
     done = run(folder, PLAIN_A)
     assert done.returncode == 0, text_of(done)
@@ -178,9 +193,9 @@ def test_a_launch_with_a_void_cell_is_measured_again_and_the_old_one_kept(folder
     assert all(hashes(launch / cell) != files for cell, files in old.items())
     assert read_json(launch / "index.json")["status"] == "done"
     (attempt,) = read_json(launch / "attempts.json")
-    assert attempt["supersedes"] == "A.superseded1"
+    assert attempt["supersedes"] == aside.name
     # The other launch of the block stands as it was.
-    assert not list(folder.glob("results/tiny/runs/noop_connector/block0/A.superseded*"))
+    assert set(folder.glob("results/tiny/runs/noop_connector/block0/*")) == others
 
 
 def test_nothing_is_moved_or_measured_where_nothing_is_void(folder: Path) -> None:
