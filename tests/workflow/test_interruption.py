@@ -83,7 +83,7 @@ def hashes(folder: Path) -> dict[str, str]:
 def void_cells(folder: Path) -> dict[str, list[str]]:
     """Each void cell of Phase A, and why."""
     records = folder.glob("results/tiny/runs/*/block0/A/r??/cell_*.json")
-    return {p.name: c["void_reasons"] for p in records if not (c := read_json(p))["valid"]}
+    return {str(p): c["void_reasons"] for p in records if not (c := read_json(p))["valid"]}
 
 
 @dataclass
@@ -121,12 +121,12 @@ def folder(interrupted: Interrupted) -> Path:
     """The study, all of its Phase A valid: what voided a cell of a test before is no test's."""
     folder = interrupted.folder
     for _ in range(3):
-        if not (reasons := void_cells(folder)):
-            return folder
-        assert remeasure(folder).returncode == 0
-        done = run(folder, PLAIN_A)
-        assert done.returncode == 0, text_of(done)
-    pytest.fail(f"a machine on which the tiny study is void: {reasons}")
+        if void_cells(folder):
+            assert remeasure(folder).returncode == 0
+            done = run(folder, PLAIN_A)
+            assert done.returncode == 0, text_of(done)
+    assert void_cells(folder) == {}
+    return folder
 
 
 def test_after_ctrl_c_and_a_sigkill_the_study_resumes_at_the_lost_cell(
