@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,7 @@ from tests.workflow.harness import (
 pytestmark = [pytest.mark.workflow, pytest.mark.timeout(300)]
 RESULTS = "results/tiny"
 PLAIN_A = f"{RESULTS}/runs/plain/block0/A/index.json"
+BOTH_A = (PLAIN_A, f"{RESULTS}/runs/noop_connector/block0/A/index.json")
 RATES = f"{RESULTS}/reference_rates.json"
 # Of Phase A: plain, noop_connector; two rates; the files of a cell.
 LAUNCHES, CELLS, FILES = 2, 2, 5
@@ -121,11 +123,14 @@ def folder(interrupted: Interrupted) -> Path:
     """The study, all of its Phase A valid: what voided a cell of a test before is no test's."""
     folder = interrupted.folder
     for _ in range(3):
-        if void_cells(folder):
+        if void := void_cells(folder):
+            # Shown though nothing fails: what voids cells of so small a study is worth knowing.
+            warnings.warn(f"measured again: {void}", stacklevel=1)
             assert remeasure(folder).returncode == 0
-            done = run(folder, PLAIN_A)
+            done = run(folder, *BOTH_A)
             assert done.returncode == 0, text_of(done)
     assert void_cells(folder) == {}
+    assert all((folder / index).exists() for index in BOTH_A)
     return folder
 
 
@@ -367,6 +372,7 @@ def test_a_launch_that_fails_at_each_of_its_cells_is_measured_before_a_rate_is_d
     assert again in output
     rates = read_json(results / "reference_rates.json")
     assert "derived_now" not in rates
-    assert rates["criteria"]["noop_connector"]["20"]["n_launches"] == 1
-    assert rates["criteria"]["noop_connector"]["40"]["n_launches"] == 1
+    void = " ".join(void_cells(folder))
+    for rate, criteria in rates["criteria"]["noop_connector"].items():
+        assert criteria["n_launches"] == (f"noop_connector/block0/A/r{rate}/" not in void)
     assert gone(folder, timeout_s=5) == []
