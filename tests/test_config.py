@@ -133,6 +133,7 @@ def test_h20_has_the_designs_numbers() -> None:
         ("study", "../elsewhere", "study: found '../elsewhere'; allowed: text matching"),
         ("server.device", "$(rm -rf ~)", "device: found '$(rm -rf ~)'; allowed: text matching"),
         ("cell.cap_s", 1, "cell.cap_s: found 1; allowed: at least cell.floor_s"),
+        ("metrics.interval_s", 1.1, "found 1.1; allowed: at most cell.floor_s / 1.5 (1), else"),
         ("load_generator.connections_per_worker", 8, "must be at least cell.inflight_cap (256)"),
         ("phase_bp.configurations", ["plain", "x"], "phase_bp.configurations[1]: found 'x'"),
         ("phase_b.configurations", ["plain", "x"], "phase_b.configurations[1]: found 'x'"),

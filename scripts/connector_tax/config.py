@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import yaml
 
-from connector_tax.artifacts.checks import CHECKS
+from connector_tax.artifacts.checks import CHECKS, SCRAPE_GAPS
 from connector_tax.artifacts.metrics import CRITERIA, LATENCY_METRICS, METRICS
 from connector_tax.artifacts.names import PHASE_RULES, PHASES, baseline_of, members_of
 from connector_tax.artifacts.record_reader import join, meant, offences
@@ -309,6 +309,12 @@ def check_study(given: Mapping[str, Any], source: str, known: Sequence[str]) -> 
         raise ConfigError(
             f"{source}: cell.cap_s: found {cell['cap_s']}; "
             f"allowed: at least cell.floor_s ({cell['floor_s']})"
+        )
+    interval_s, longest = config["metrics"]["interval_s"], max(SCRAPE_GAPS)
+    if longest * interval_s > cell["floor_s"]:
+        raise ConfigError(
+            f"{source}: metrics.interval_s: found {interval_s}; allowed: at most cell.floor_s / "
+            f"{longest} ({cell['floor_s'] / longest:.3g}), else a cell may hold no scrape"
         )
     generator = config["load_generator"]
     connections = generator["workers"] * generator["connections_per_worker"]

@@ -212,6 +212,8 @@ DEVICE_BOUNDS: Mapping[str, Mapping[str, float]] = {d: _bounds(d) for d in ("cud
 UNSTAMPED_SHARE_MAX = 0.01
 # Two clocks cannot be read at one moment; a suspend lasts seconds.
 SUSPENDED_MS_MAX = 100
+# The shortest and longest time between two scrapes of /metrics, as multiples of the interval.
+SCRAPE_GAPS = (0.5, 1.5)
 # What every process of the load generator counts; the session's also counts late results.
 LOST_COUNTS = ("undecodable", "oversized", "dropped_messages")
 

@@ -19,6 +19,7 @@ from typing import TextIO, cast
 import httpx
 
 from connector_tax.artifacts.cell_records import ScrapeLine
+from connector_tax.artifacts.checks import SCRAPE_GAPS
 from connector_tax.seeds import named_generator
 from connector_tax.study.child import CommandChild, serve
 
@@ -57,8 +58,6 @@ class MetricsSampler(CommandChild):
 # ---- the process
 
 TIMEOUT_S = 5.0
-# The shortest and longest time between two scrapes, as multiples of the interval.
-GAPS = (0.5, 1.5)
 
 
 def parse_metrics(text: str, whole: bool = False) -> dict[str, float]:
@@ -126,7 +125,7 @@ class Scraper:
         return last
 
     def _wait_from(self, origin_ns: int) -> None:
-        self.due_ns = origin_ns + int(self._interval_ns * self._gaps.uniform(*GAPS))
+        self.due_ns = origin_ns + int(self._interval_ns * self._gaps.uniform(*SCRAPE_GAPS))
 
     def _scrape(self, *, raw: bool = False) -> ScrapeLine:
         """Add a scrape to the file, with its text where `raw`; its record without."""
