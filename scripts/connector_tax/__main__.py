@@ -1,5 +1,6 @@
 """`connector-tax COMMAND ...`: one command that lists and starts the others."""
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -51,8 +52,19 @@ def usage() -> str:
     )
 
 
+def _open_closed_streams() -> None:
+    """Lead standard streams that were closed before the start to /dev/null.
+
+    Else a socket gets their number, and libuv ends a process that closes such a one.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that is named; its exit status, 2 where there is no such command."""
+    _open_closed_streams()
     name, *rest = [*(sys.argv[1:] if argv is None else argv)] or ["--help"]
     if name in ("--help", "-h"):
         print(usage())

@@ -1,6 +1,8 @@
 """The stand-alone command: sessions end to end, output, checks and exit codes."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -180,7 +182,8 @@ GOOD_LOAD = [*GOOD_URL, "--rate", "1", "--prompt", "p"]
         ([*GOOD_URL, "--prompt", "p"], "--rate"),
         ([*GOOD_URL, "--rate", "1", "--concurrency", "1", "--prompt", "p"], "--concurrency"),
         ([*GOOD_URL, "--rate", "-1", "--prompt", "p"], "--rate"),
-        ([*GOOD_LOAD, "--duration", "0"], "--duration"),
+        ([*GOOD_LOAD, "--duration", "0"], "--duration: found 0.0; allowed: above 0"),
+        ([*GOOD_LOAD, "--workers", "257"], "--workers: found 257; allowed: up to 256"),
         ([*GOOD_URL, "--concurrency", "1", "--prompt", "p", "--arrivals", "fixed"], "--arrivals"),
         ([*GOOD_LOAD, "--rampup", "1"], "--rampup"),
         ([*GOOD_LOAD, "--vocabulary", "9"], "--vocabulary"),
@@ -205,6 +208,24 @@ GOOD_LOAD = [*GOOD_URL, "--rate", "1", "--prompt", "p"]
             [*GOOD_URL, "--concurrency", "9", "--prompt", "p", "--connections", "4"],
             "--concurrency 9 needs 9",
         ),
+        (
+            [*GOOD_URL, "--concurrency", "2", "--prompt", "p", "--workers", "3"],
+            "--workers: found 3; allowed: up to --concurrency (2)",
+        ),
+        ([*GOOD_LOAD, "--wait", "nan"], "--wait: found nan; allowed: 0 to 1e+08 s"),
+        ([*GOOD_LOAD, "--timeout", "inf"], "--timeout: found inf; allowed: above 0"),
+        ([*GOOD_URL, "--rate", "1e10", "--prompt", "p"], "found 6e+11 sessions; allowed: up to"),
+        ([*GOOD_URL, "--rate", "1", "--prompt-tokens", "4", "--vocabulary", "9" * 20], "2^31"),
+        ([*GOOD_LOAD, "--arrivals", "fixed", "--seed", "1"], "--seed has no effect"),
+        ([*GOOD_LOAD, "--header", "X-A: 1", "--header", "x-a: 2"], "found x-a twice"),
+        (
+            [*GOOD_LOAD, "--api-key-env", "FOREIGN_KEY", "--header", "authorization: x"],
+            "--api-key-env has no effect beside --header",
+        ),
+        ([*GOOD_LOAD, "--body", '{"prompt": "x"}'], "--body: found 'prompt'"),
+        ([*GOOD_LOAD, "--chat", "--body", '{"messages": []}'], "--body: found 'messages'"),
+        ([*GOOD_LOAD, "--body", '{"top_p": NaN}'], "a JSON object"),
+        ([*GOOD_LOAD, "--output", "x", "--summary", "./x"], "found it for two outputs"),
         ([*GOOD_URL, "--rate", "1", "--arrivals", "gamma", "--prompt", "p"], "gamma_shape"),
         ([*GOOD_URL, "--rate", "1", "--session-file", "/nonexistent"], "/nonexistent"),
         ([*GOOD_LOAD, "--api-key-env", "NO_SUCH"], "NO_SUCH"),
@@ -255,6 +276,9 @@ def test_bad_arguments_are_named_and_exit_with_2(
     ("line", "named"),
     [
         ("{", "truncated"),
+        ("", "found a blank line"),
+        ('{"id":"first","nodes":[{"id":"a","prompt":"x","max_tokens":1}]}', "used twice"),
+        ('{"id":"s","start_s":1e300,"nodes":[{"id":"a","prompt":"x","max_tokens":1}]}', "<= 1"),
         ('{"id":"café","nodes":[{"id":"a","prompt":"x","max_tokens":1}]}', "printable ASCII"),
         ('{"id":"s","nodes":[{"id":"a\\n","prompt":"x","max_tokens":1}]}', "printable ASCII"),
         ('{"id":"s","nodes":[]}', "length >= 1"),
@@ -312,6 +336,22 @@ def test_the_url_names_what_is_posted_to(url: str, chat: bool, posted: bytes) ->
         main([*arguments, *(["--chat"] if chat else [])])
         assert server.heads[0].splitlines()[0] == posted
         assert f"Host: 127.0.0.1:{server.port}".encode() in server.heads[0].splitlines()
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_standard_stream_closed_before_the_start_loses_no_output(
+    closed: str, tmp_path: Path
+) -> None:
+    summary = tmp_path / "summary.json"
+    with serve(*answer("t")) as server:
+        arguments = (
+            *(sys.executable, "-m", "connector_tax", "loadgen", "--model", "m", "--no-ready-check"),
+            *("--url", f"http://127.0.0.1:{server.port}", "--prompt", "p", "--concurrency", "1"),
+            *("--requests", "2", "--no-affinity", "--summary", str(summary)),
+        )
+        done = subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *arguments], timeout=60)
+    assert done.returncode in (0, 1)
+    assert json.loads(summary.read_text())["ok"] == 2
 
 
 def test_rates_are_taken_over_the_time_until_the_last_answer(tmp_path: Path) -> None:

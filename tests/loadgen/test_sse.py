@@ -109,7 +109,9 @@ def test_reasoning_and_tool_calls_are_tokens_and_the_first_answer_is_told_apart(
         if first is None and accumulator.answered:
             first = accumulator.token_events
     assert (accumulator.token_events, first) == (tokens, answer)
+    # An event without content says why it ended, and is no token.
     accumulator.feed(event(end))
+    assert accumulator.token_events == tokens
     assert accumulator.answered == (answer is not None)
     if whole:  # all in one read
         together = StreamAccumulator(chat=True, capture="counts")

@@ -36,6 +36,8 @@ Environment = dict[
     Annotated[str, meta(pattern="^(?!(PYTHONPATH|AGENTIC_STEP_LOG_PATH)$)[A-Z_][A-Z0-9_]*$")],
     Variable,
 ]
+# Each is a process, and starts at once with the others.
+MOST_WORKERS = 256
 Ids = Annotated[list[Identifier], meta(min_length=1, uniqueItems=True)]
 
 
@@ -294,7 +296,7 @@ class CellSection(TypedDict):
 class LoadGeneratorSection(TypedDict):
     """Its processes and connections."""
 
-    workers: Annotated[int, meta(ge=1, le=256, default=1)]  #: worker processes
+    workers: Annotated[int, meta(ge=1, le=MOST_WORKERS, default=1)]  #: worker processes
     #: at least inflight_cap / workers
     connections_per_worker: Annotated[int, meta(ge=1, le=65536, default=256)]
     #: pin session, workers and server apart

@@ -2,7 +2,7 @@
 
 import argparse
 import contextlib
-import json
+import itertools
 import math
 import os
 import resource
@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from connector_tax.artifacts.study_records import MOST_WORKERS
 from connector_tax.files import is_stdout, standard_stream, write_bytes, write_json
 from connector_tax.loadgen.affinity import plan_affinity, read_topology
 from connector_tax.loadgen.endpoint import is_local, wait_ready
@@ -34,6 +35,7 @@ from connector_tax.loadgen.http import read_clocks, tls_context
 from connector_tax.loadgen.messages import LoadGeneratorError, Target, TlsSettings
 from connector_tax.loadgen.plan import CellRule, PrecisionRule
 from connector_tax.loadgen.sessions import (
+    LONGEST_S,
     Build,
     Node,
     Session,
@@ -117,6 +119,13 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
             parser.error(
                 f"{_option(name)} has no effect without {' or '.join(map(_option, needed))}"
             )
+    drawn = options.prompt_tokens or options.prompt_words
+    if (
+        options.seed is not None
+        and not drawn
+        and (options.rate == math.inf or options.arrivals == "fixed")
+    ):
+        parser.error("--seed has no effect: neither arrivals nor prompts are drawn")
     if options.rate == math.inf and options.arrivals is not None:
         parser.error("--arrivals has no effect with --rate inf")
     ends = ("duration", "min_completed", "stop_at_precision")
@@ -151,9 +160,11 @@ def share_of_one(text: str) -> float:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    if not isinstance(value := json.loads(text), dict):
-        raise argparse.ArgumentTypeError(f"{text!r}; allowed: a JSON object")
-    return value
+    # Unlike json's, msgspec's JSON has no NaN.
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}; allowed: a JSON object") from None
 
 
 def _add_endpoint(parser: argparse.ArgumentParser) -> None:
@@ -212,7 +223,7 @@ def _add_requests(parser: argparse.ArgumentParser) -> None:
     add = what.add_argument
     add("--vocabulary", type=int, help="token ids below this")
     add("--max-tokens", type=int, help="of each answer")
-    add("--ignore-eos", action="store_true", help="exactly --max-tokens, checked")
+    add("--ignore-eos", action="store_true", help="exactly --max-tokens; checked by the usage")
     add("--body", type=json_object, default={}, help="JSON merged into every body")
     add("--keep-going", action="store_true", help="after a failure in a session")
 
@@ -235,7 +246,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 # ---- what the options say
 
-UNLIMITED_S = 1e8
+MOST_SESSIONS = 10**8
 CONNECTIONS = 4096
 """What a worker may open, unless told or limited: in open loop a slow server needs many."""
 MANY = 10**12
@@ -272,12 +283,13 @@ def make_target(options: argparse.Namespace) -> Target:
         raise ValueError("--ca-file and --insecure need an https URL")
     if options.no_ready_check and options.model is None:
         raise ValueError("--no-ready-check needs --model")
+    headers = _headers(options)
     try:
         return Target(
             host=parts.hostname,
             port=parts.port or (80 if tls is None else 443),
             path=path,
-            headers=_headers(options),
+            headers=headers,
             stream=not options.no_stream,
             tls=tls,
         )
@@ -286,13 +298,18 @@ def make_target(options: argparse.Namespace) -> Target:
 
 
 def _headers(options: argparse.Namespace) -> dict[str, str]:
-    headers = {}
+    headers: dict[str, str] = {}
     for line in options.header:
         name, colon, value = line.partition(":")
+        name = name.strip()
         if not colon:
             raise ValueError(f"{name!r} is no header; write 'Name: value'")
-        headers[name.strip()] = value.strip()
+        if name.lower() in map(str.lower, headers):
+            raise ValueError(f"--header: found {name} twice; allowed: once")
+        headers[name] = value.strip()
     if options.api_key_env is not None:
+        if "authorization" in map(str.lower, headers):
+            raise ValueError("--api-key-env has no effect beside --header 'Authorization: ...'")
         key = os.environ.get(options.api_key_env)
         if not key:
             raise ValueError(f"--api-key-env: {options.api_key_env} is not set in the environment")
@@ -310,18 +327,29 @@ def make_rule(options: argparse.Namespace) -> CellRule:
     Raises:
         ValueError: the options make no sense; names the option.
     """
-    for name in ("duration", "timeout", "max_tokens", "workers", "connections", "requests",
-                 "concurrency", "rate", "max_errors", "inflight_cap"):  # fmt: skip
+    for name in ("max_tokens", "workers", "connections", "requests", "concurrency", "rate",
+                 "max_errors", "inflight_cap"):  # fmt: skip
         value = getattr(options, name)
         if value is not None and not value > 0:
-            raise ValueError(f"{_option(name)} must be positive")
-    for name in ("warmup", "min_completed", "drain", "rampup"):
-        if not 0 <= getattr(options, name) < math.inf:
-            raise ValueError(f"{_option(name)} must not be negative")
+            raise ValueError(f"{_option(name)}: found {value}; allowed: above 0")
+    for name in ("warmup", "drain", "rampup", "wait"):
+        value = getattr(options, name)
+        if not 0 <= value <= LONGEST_S:
+            raise ValueError(f"{_option(name)}: found {value}; allowed: 0 to {LONGEST_S:g} s")
+    for name in ("duration", "max_duration", "timeout"):
+        value = getattr(options, name)
+        if value is not None and not 0 < value <= LONGEST_S:
+            raise ValueError(
+                f"{_option(name)}: found {value}; allowed: above 0, to {LONGEST_S:g} s"
+            )
+    if options.min_completed < 0:
+        raise ValueError(f"--min-completed: found {options.min_completed}; allowed: at least 0")
+    if options.workers > MOST_WORKERS:
+        raise ValueError(f"--workers: found {options.workers}; allowed: up to {MOST_WORKERS}")
     floor_s, longest_s = options.duration, options.max_duration
     if floor_s is None:
-        floor_s = 60.0 if options.requests is None else UNLIMITED_S
-        floor_s = min(floor_s, longest_s or UNLIMITED_S)
+        floor_s = 60.0 if options.requests is None else LONGEST_S
+        floor_s = min(floor_s, longest_s or LONGEST_S)
     if longest_s is None:
         longest_s = floor_s
     if longest_s < floor_s:
@@ -350,6 +378,11 @@ def most_connections(options: argparse.Namespace) -> int:
     Raises:
         ValueError: a closed loop needs more than --connections allows.
     """
+    if options.concurrency is not None and options.workers > options.concurrency:
+        raise ValueError(
+            f"--workers: found {options.workers}; allowed: up to --concurrency "
+            f"({options.concurrency}), a place for each"
+        )
     places: int = -(-(options.concurrency or 0) // options.workers)
     if options.connections is None:
         _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -405,10 +438,16 @@ def make_load(options: argparse.Namespace, target: Target, rule: CellRule) -> Lo
 
 def _offsets(options: argparse.Namespace, rule: CellRule, count: int | None) -> NDArray[np.int64]:
     """The arrivals of --rate: `count` at most, and as far as the run may last."""
+    wanted = min(options.rate * rule.schedule_s, math.inf if count is None else count)
+    if math.isinf(wanted):
+        raise ValueError("--rate inf needs --requests or --session-file")
+    if wanted > MOST_SESSIONS:
+        raise ValueError(
+            f"--rate, --duration and --requests: found {wanted:.3g} sessions; allowed: up to "
+            f"{MOST_SESSIONS:g}"
+        )
     if math.isinf(options.rate):
-        if count is None:
-            raise ValueError("--rate inf needs --requests or --session-file")
-        return np.zeros(count, np.int64)
+        return np.zeros(int(wanted), np.int64)
     offsets = make_offsets(
         options.arrivals,
         options.rate,
@@ -435,6 +474,11 @@ def _bodies(options: argparse.Namespace, target: Target, sessions: Sessions) -> 
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ValueError(f"{_option(name)}: found {value}; allowed: at least 1")
+    if options.vocabulary is not None and options.vocabulary > 2**31:
+        raise ValueError(f"--vocabulary: found {options.vocabulary}; allowed: up to 2^31")
+    made = "messages" if target.chat else "prompt"
+    if made in options.body:
+        raise ValueError(f"--body: found {made!r}; the session file or --prompt... give it")
     fresh: Callable[[], str | list[int]] | None = None
     stream = f"{options.seed}/prompts"
     if options.prompt_words is not None:
@@ -582,6 +626,10 @@ def _about(options: argparse.Namespace, target: Target) -> dict[str, Any]:
 
 def _check_outputs(options: argparse.Namespace) -> None:
     """Refuse outputs that cannot be written before anything is sent; raises ValueError."""
+    paths = [path for name in OUTPUTS if (path := getattr(options, name)) is not None]
+    for first, second in itertools.combinations(paths, 2):
+        if first.resolve() == second.resolve():
+            raise ValueError(f"{first}: found it for two outputs; allowed: one")
     for path in (getattr(options, name) for name in OUTPUTS):
         if path is None or standard_stream(path) is not None:
             continue

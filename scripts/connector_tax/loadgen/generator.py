@@ -371,6 +371,11 @@ class LoadGenerator:
         if not options.strict:
             self._ahead = min(self._ahead, SPARE)
             if load.offsets_ns is None:
+                if load.concurrency < options.workers:
+                    raise ValueError(
+                        f"concurrency is {load.concurrency}; allowed: at least the "
+                        f"{options.workers} workers, since places do not move between them"
+                    )
                 places = min(load.concurrency, len(load.sessions))
                 self._ahead = -(-places // options.workers)
         begin = Begin(

@@ -25,6 +25,8 @@ from msgspec import Meta
 from connector_tax.loadgen.messages import Capture
 from connector_tax.seeds import named_generator
 
+# Three years, of which ns are exact integers.
+LONGEST_S = 1e8
 TokenIds = list[Annotated[int, Meta(ge=0)]]
 
 
@@ -41,7 +43,7 @@ class Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: str
     prompt: str | TokenIds
     max_tokens: Annotated[int, Meta(ge=1)]
-    wait_after_ready_s: Annotated[float, Meta(ge=0)] = 0.0
+    wait_after_ready_s: Annotated[float, Meta(ge=0, le=LONGEST_S)] = 0.0
     parents: tuple[Parent, ...] = ()
 
 
@@ -53,7 +55,7 @@ class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     id: str
     nodes: Annotated[tuple[Node, ...], Meta(min_length=1)]
-    start_s: Annotated[float, Meta(ge=0)] | None = None
+    start_s: Annotated[float, Meta(ge=0, le=LONGEST_S)] | None = None
 
     def __post_init__(self) -> None:
         for name in (self.id, *(node.id for node in self.nodes)):
@@ -95,20 +97,21 @@ def read_sessions(path: Path) -> list[Session]:
         ValueError: a line is no session; names file, line, key and what was found.
     """
     decoder = msgspec.json.Decoder(Session)
-    sessions: list[Session] = []
+    sessions: dict[str, Session] = {}
     with path.open("rb") as stream:
         for number, line in enumerate(stream, 1):
+            if not line.strip():
+                raise ValueError(f"{path}:{number}: found a blank line; allowed: a session")
             try:
-                sessions.append(decoder.decode(line))
+                session = decoder.decode(line)
             except msgspec.DecodeError as error:
                 raise ValueError(f"{path}:{number}: {error}") from None
+            if session.id in sessions:
+                raise ValueError(f"{path}:{number}: session id {session.id!r} is used twice")
+            sessions[session.id] = session
     if not sessions:
         raise ValueError(f"{path}: holds no session")
-    ids = [session.id for session in sessions]
-    if len(set(ids)) != len(ids):
-        twice = next(name for name in ids if ids.count(name) > 1)
-        raise ValueError(f"{path}: session id {twice!r} is used twice")
-    return sessions
+    return [*sessions.values()]
 
 
 def needed_capture(sessions: "Sessions") -> Capture:

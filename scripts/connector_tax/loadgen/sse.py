@@ -5,7 +5,7 @@ a blank line dispatches the event; lines that begin with a colon are comments).
 """
 
 import re
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -88,8 +88,8 @@ class EventSplitter:
 class Usage(msgspec.Struct):
     """`usage` of a response."""
 
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    completion_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
 class Message(msgspec.Struct):
@@ -297,7 +297,7 @@ class StreamAccumulator:
         delta = choice.delta
         if delta is not None:
             named = delta.reasons or delta.answers
-            if delta.role and not named and not choice.finish_reason:
+            if not named and (delta.content is None or (delta.role and not choice.finish_reason)):
                 return
             self._plain_field = _CONTENT
             if delta.reasons and not delta.answers:

@@ -526,9 +526,12 @@ def _notes(summary: dict[str, Any]) -> list[str]:
     ok, shared = summary["ok"], summary["first_token_shared"]
     notes = [f"{count} of {ok}: {TOLERATED[name]}" for name, count in summary["tolerated"].items()]
     if summary["counted_by_client"]:
+        counted = f"{summary['counted_by_client']} of {ok} without usage: tokens are"
         notes.append(
-            f"{summary['counted_by_client']} of {ok} without usage: tokens are the token events "
-            "that came, so a server that puts two tokens into one event is counted short"
+            f"{counted} the token events that came: too few where two tokens share an event, one "
+            "too many where the last event is none"
+            if not summary["configuration"]["no_stream"]
+            else f"{counted} not known"
         )
     if shared > SHARED_FIRST_MAX * ok:
         notes.append(
