@@ -56,7 +56,9 @@ def intervals(archive: str) -> dict[str, list[Interval]]:
 def _of_row(row: dict[str, str]) -> Iterator[Interval]:
     for column in row:
         words = column.split("_")
-        if "lo" in words:
+        # The interval beside a verdict is the one that decides it.
+        decides = column != "lo" or row.get("quantity") != "tax" or not row["family_lo"]
+        if "lo" in words and decides:
             middle = "_".join(word for word in words if word != "lo")
             estimate = "tax" if "tax" in row else "estimate"
             # `family` names a family; its interval is about the estimate.
