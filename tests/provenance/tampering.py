@@ -8,6 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
+from connector_tax.analysis.aggregate import table_parquet
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, sha256_json
@@ -63,6 +66,15 @@ def planted(name: str) -> Tamper:
     def tamper(root: Path) -> None:
         (root / name).parent.mkdir(exist_ok=True)
         replace(root / name, "x,y\n1,2\n")
+
+    return tamper
+
+
+def link(name: str, target: str) -> Tamper:
+    def tamper(root: Path) -> None:
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).unlink(missing_ok=True)
+        (root / name).symlink_to(target)
 
     return tamper
 
@@ -128,6 +140,30 @@ def csv_field(
         matching[row][column] = value
 
     return table_changed(name, change)
+
+
+def parquet_of(name: str, csv_name: str) -> Tamper:
+    """A parquet file holds another table."""
+
+    def tamper(root: Path) -> None:
+        (root / name).unlink()
+        text = (root / name).with_name(csv_name).read_text()
+        (root / name).write_bytes(table_parquet(csv_name, text))
+
+    return tamper
+
+
+def parquet_changed(name: str) -> Tamper:
+    """The first estimate of a parquet file is another."""
+
+    def tamper(root: Path) -> None:
+        table = pl.read_parquet(root / name)
+        (root / name).unlink()
+        first = pl.int_range(pl.len()) == 0
+        changed = pl.when(first).then(0.123).otherwise("estimate").alias("estimate")
+        table.with_columns(changed).write_parquet(root / name)
+
+    return tamper
 
 
 def columns_gone(name: str, *columns: str) -> Tamper:

@@ -44,7 +44,8 @@ from tests.provenance.forged_archives import (
     whole_study,
     write_archive,
 )
-from tests.provenance.tampering import NOOP_CELL
+from tests.provenance.tampering import NOOP_CELL, Tamper, failures, parquet_of, remove
+from tests.provenance.tampering import planted as planted_file
 
 REQUESTS = "runs/plain/block0/A/r40/requests_A_r40.jsonl"
 NOT_PLAIN = "'runs/plain/block0/A/x' is missing, no plain file of the 0 bytes"
@@ -268,7 +269,8 @@ def test_verify_py_of_an_archive_is_this_version_s(packed: Path, tmp_path: Path)
         ("figures/fig99.png", "figures/fig99.png"),
         ("figures/sub/x.csv", "figures/sub/x.csv"),
         ("analysis/note.txt", "analysis/note.txt"),
-        ("analysis/x.parquet", "analysis/x.csv"),
+        ("analysis/x.parquet", "analysis/x.parquet"),
+        ("analysis/effects.parquet", "analysis/effects.parquet"),
     ],
 )
 def test_a_file_put_beside_what_replot_makes_fails(
@@ -283,6 +285,92 @@ def test_a_file_put_beside_what_replot_makes_fails(
     check_archived(load_study(root / "study.json"), tmp_path / "MANIFEST.md", ledger)
     claims = {claim.subject: claim.verdict for claim in ledger.claims}
     assert claims[subject] == FAIL
+
+
+def claims_of(root: Path) -> dict[str, str]:
+    """Verdict by subject of what is checked of an unpacked study."""
+    ledger = Ledger()
+    check_archived(load_study(root / "study.json"), root.with_name("MANIFEST.md"), ledger)
+    return {claim.subject: claim.verdict for claim in ledger.claims}
+
+
+def redrawn(audited: Path, packed: Path, folder: Path) -> Path:
+    """The archive's study, unpacked, with the tables and figures that `replot` makes of it."""
+    root = folder / "synthetic"
+    unpack(packed, root)
+    for tree in ("analysis", "figures"):
+        linked_copy(audited / "results" / "synthetic" / tree, root / tree)
+    return root
+
+
+TABLE_TAMPERING: dict[str, Tamper] = {
+    "effects": planted_file("analysis/effects.parquet"),
+    "cells": remove("analysis/cells.parquet"),
+    "step_cdf": parquet_of("analysis/step_cdf.parquet", "cells.csv"),
+}
+
+
+@pytest.mark.parametrize("table", TABLE_TAMPERING)
+def test_the_parquet_form_of_a_table_that_was_unpacked_is_as_its_csv(
+    audited: Path, packed: Path, tmp_path: Path, table: str
+) -> None:
+    root, name = redrawn(audited, packed, tmp_path), f"analysis/{table}.parquet"
+    assert claims_of(root)[name] == PASS
+    TABLE_TAMPERING[table](root)
+    assert claims_of(root)[name] == FAIL
+    for path in root.glob("analysis/*.parquet"):
+        path.unlink()
+    assert not any(subject.endswith(".parquet") for subject in claims_of(root))
+
+
+def test_a_picture_fails_only_where_it_is_drawn_as_published(
+    audited: Path, packed: Path, tmp_path: Path
+) -> None:
+    """Other versions are a doubt about a picture that they draw otherwise."""
+    root, forest = redrawn(audited, packed, tmp_path), "figures/fig9_forest"
+    header = read_json(root / "archive.json")
+    header["versions"]["drawing"] = "another"
+    write_json(root / "archive.json", header)
+    for name in (f"{forest}.png", f"{forest}.svg"):
+        content = (root / name).read_bytes()
+        (root / name).unlink()
+        (root / name).write_bytes(content + b"\n")
+    (root / "figures/scorecard.png").unlink()
+    claims = claims_of(root)
+    pictures = {name: verdict for name, verdict in claims.items() if name in header["redrawn"]}
+    changed = [f"{forest}.png", f"{forest}.svg", "figures/scorecard.png"]
+    assert sorted(name for name, verdict in pictures.items() if verdict == FAIL) == changed
+    assert {*pictures.values()} == {PASS, FAIL}
+    header["redrawn"][f"{forest}.png"] = "0" * 64
+    write_json(root / "archive.json", header)
+    claims = claims_of(root)
+    assert (claims[f"{forest}.png"], claims[f"{forest}.svg"]) == (NOT_CHECKABLE, FAIL)
+
+
+def test_what_only_a_measured_study_has_is_no_file_of_an_archive(
+    packed: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "results" / "synthetic"
+    unpack(packed, root)
+    shutil.copy(packed.with_name("MANIFEST.md"), tmp_path)
+    planted_file("logs/replot.log")(root)
+    assert failures(root / "study.json") == []
+    for name in ("owners/plain.block0.A.json", "manifest.md"):
+        planted_file(name)(root)
+    (claim,) = failures(root / "study.json")
+    assert "manifest.md is no file of a study; owners/plain.block0.A.json is no" in claim.message
+
+
+def test_manifest_md_contradicts_an_archive_by_its_seal_or_a_picture(
+    packed: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "results" / "synthetic"
+    unpack(packed, root)
+    text = packed.with_name("MANIFEST.md").read_text()
+    page = tmp_path / "MANIFEST.md"
+    for pattern, subject in (("Seal: sha256 `", "MANIFEST.md"), ("`scorecard.png` ", "figures")):
+        page.write_text(re.sub(rf"({pattern})\w{{64}}", rf"\g<1>{'0' * 64}", text))
+        assert [claim.subject for claim in failures(root / "study.json")] == [subject]
 
 
 def test_the_manifest_names_the_archive_and_its_pictures(packed: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from connector_tax.artifacts.study_file import load_study
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import ArtifactError, read_json
 from connector_tax.provenance import audit, manifest
+from connector_tax.provenance.archive import png_digests
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, Ledger
 from connector_tax.provenance.launches import check_launches
 from connector_tax.provenance.manifest import name_archive
@@ -24,7 +25,7 @@ def published(folder: Path) -> Path:
     """A copy's study.json, once MANIFEST.md names its seal."""
     root = folder / "results" / "synthetic"
     body = manifest.section_of((root / "manifest.md").read_text(), "synthetic")
-    name_archive(folder / "MANIFEST.md", "synthetic", root / "env.txt", body, {})
+    name_archive(folder / "MANIFEST.md", "synthetic", root / "env.txt", body, png_digests(root))
     return root / "study.json"
 
 
@@ -61,13 +62,53 @@ def test_a_link_added_after_the_published_one_fails(audited: Path, tmp_path: Pat
 
 
 def test_another_seal_than_manifest_md_names_is_not_believed(audited: Path, tmp_path: Path) -> None:
-    """Sealed anew from the first link the folder is right in itself: only MANIFEST.md tells."""
+    """Sealed anew from the first link the folder is right in itself: only MANIFEST.md tells.
+
+    A study of the same name that shares no launch with the published one is another measurement.
+    """
     study_file = published(linked_copy(audited, tmp_path / "copy"))
     whole_chain_forged(study_file.parent)
     manifest.write(study_file)
     line, claims = told(study_file)
+    assert [verdict for verdict, _ in claims] == [FAIL]
+    assert "not the study that MANIFEST.md names" in line
+    page = study_file.parents[2] / "MANIFEST.md"
+    replace(page, re.sub(r"[0-9a-f]{64} \|$", f"{'0' * 64} |", page.read_text(), flags=re.M))
+    line, claims = told(study_file)
     assert [verdict for verdict, _ in claims] == [NOT_CHECKABLE]
     assert "not the study that MANIFEST.md names" in line
+
+
+def test_a_seal_taken_out_of_manifest_md_fails(audited: Path, tmp_path: Path) -> None:
+    study_file = published(linked_copy(audited, tmp_path / "copy"))
+    page = study_file.parents[2] / "MANIFEST.md"
+    replace(page, re.sub("^Seal: .*\n\n", "", page.read_text(), flags=re.M))
+    assert [verdict for verdict, _ in told(study_file)[1]] == [FAIL]
+
+
+PICTURE = "`fig9_forest.png` "
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "message"),
+    [
+        (rf"{PICTURE}\w+", PICTURE + "0" * 64, f"fig9_forest.png has .* listed is {'0' * 64}"),
+        (rf"{PICTURE}\w+, ", "", "fig9_forest.png has .* listed is None"),
+        ("^Pictures: ", "Pictures: `x.png` 0, ", "x.png has sha256 None, listed is 0"),
+        ("^Pictures: ", "Pictures: of 8x H100, ", "the line says more"),
+        ("^Pictures: ", "Pictures: of 8x H100.\n\nPictures: ", "malformed"),
+        ("^Pictures: .*\n\n", "", "listed is None"),
+    ],
+)
+def test_manifest_md_names_the_pictures_of_the_study(
+    audited: Path, tmp_path: Path, pattern: str, text: str, message: str
+) -> None:
+    study_file = published(linked_copy(audited, tmp_path / "copy"))
+    page = study_file.parents[2] / "MANIFEST.md"
+    assert failures(study_file) == []
+    replace(page, re.sub(pattern, text, page.read_text(), count=1, flags=re.M))
+    (claim,) = [claim for claim in failures(study_file) if claim.subject == "figures"]
+    assert re.search(message, claim.message)
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,12 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
         "a criterion of a reference rate": value(
             "reference_rates.json", "criteria", "plain", "40", "throughput_ratio", "value",
             value=0.5),
+        "a parquet that is none": (by.planted("analysis/effects.parquet"), "ComputeError"),
+        "a parquet of another table": (
+            by.parquet_of("analysis/effects.parquet", "cells.csv"), r"effects\.columns"),
+        "a parquet with another number": (
+            by.parquet_changed("analysis/effects.parquet"), r"effects\.row\[0\]\.estimate"),
+        "a parquet gone": (by.remove("analysis/cells.parquet"), "is missing"),
         "a picture": (by.other_picture, "not the picture that this code makes of the study"),
         "a picture in the report": (
             by.other_picture_in_report,
@@ -240,6 +246,17 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
         "a file beside the records": (
             by.planted(f"{NOOP_CELL}/notes.txt"), r"r40/notes\.txt came after the seal"),
         "a file put into the study's folder": (by.planted("notes.txt"), "notes.txt came after the"),
+        "no log among the logs": (by.planted("logs/x.csv"), r"logs/x\.csv is no file of a study"),
+        "no owner among the owners": (
+            by.planted("owners/x.txt"), r"owners/x\.txt is no file of a study"),
+        "no device among the devices": (
+            by.planted("devices/x.json"), r"devices/x\.json is no file of a study"),
+        "a link out of the study as a log": (
+            by.link("logs/x.log", "/etc/hostname"), r"logs/x\.log leads outside of the study"),
+        "a link out of the study as a table": (
+            by.link(EFFECTS, "../../x.csv"), r"effects\.csv leads outside of the study"),
+        "a link to a folder among the records": (
+            by.link(f"{LAUNCH}/x", "/etc"), r"block0/A/x leads outside of the study"),
         "a hidden file": (by.planted(".notes"), r"\.notes is no file of a study"),
         "a file as if half written": (by.planted(".x.tmp"), r"\.x\.tmp is no file of a study"),
         "a module among compiled ones": (
@@ -437,8 +454,13 @@ def _told(claims: list[Claim], kind: str, message: str) -> bool:
     return any(claim.kind == kind and re.search(message, claim.message) for claim in claims)
 
 
-def test_nothing_fails_where_nothing_was_changed(audited: Path, remade: Path) -> None:
-    root = audited / "results" / "synthetic"
+def test_nothing_fails_where_nothing_was_changed(
+    audited: Path, remade: Path, tmp_path: Path
+) -> None:
+    root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
+    for note in ("logs/audit.log", "owners/plain_2.block0.A.json", "devices/block0.json"):
+        by.planted(note)(root)
+    by.link("logs/latest.log", "audit.log")(root)
     assert failures(root / "study.json") + derived_failures(root, remade) == []
 
 

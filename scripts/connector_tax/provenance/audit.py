@@ -24,6 +24,7 @@ from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.stage_records import SealLink
 from connector_tax.artifacts.study_file import Study, every_launch, load_study
 from connector_tax.commands import run_command, study_parser
+from connector_tax.figures.tables import StudyTables
 from connector_tax.files import (
     TEMPORARY,
     ArtifactError,
@@ -35,11 +36,14 @@ from connector_tax.files import (
 from connector_tax.provenance.archive import (
     BESIDE,
     HEADER,
+    LISTED,
+    MADE_BY_REPLOT,
     ORIGIN,
     PUBLISHED,
     README,
     VERIFY,
     digest,
+    png_digests,
     readme,
 )
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, PASS, Ledger
@@ -51,6 +55,7 @@ from connector_tax.provenance.manifest import (
     rows,
     section,
     section_of,
+    wrong_pictures,
 )
 from connector_tax.provenance.records import check_records
 from connector_tax.provenance.remade import (
@@ -61,13 +66,14 @@ from connector_tax.provenance.remade import (
     check_remade,
     compare,
     differences,
+    differs_from_csv,
     other_versions,
+    redraw,
     remake,
 )
 from connector_tax.seals import (
     FIRST,
     MADE,
-    RUNNING,
     Links,
     changed_settings,
     read_links,
@@ -80,6 +86,14 @@ LIMIT = (
     "What was sealed anew from its first link cannot be told from the folder alone: "
     "docs/reviewers.md"
 )
+# What a command that ran on the study said, and who measures what on which device. None of it is
+# sealed, and nothing is made of it.
+LOG = re.compile(rf"{paths.LOGS}/[^/]+\.log")
+NOTE = re.compile(
+    rf"{LOG.pattern}|{paths.OWNERS}/[^/]+\.block\d+\.[^/]+\.json|{paths.DEVICES}/block\d+\.json"
+)
+# What `replot` finds and makes beside what is sealed, but for its logs.
+REPLOTTED = {*MADE_BY_REPLOT, *BESIDE, paths.MANIFEST, paths.COMPLETE, paths.SEALS} - {paths.LOGS}
 # The step probe's compiled modules.
 COMPILED = re.compile(rf"{paths.PATCH}/.*__pycache__/[^/]*\.pyc")
 
@@ -134,14 +148,14 @@ def check_seals(study: Study, links: Links, ledger: Ledger) -> None:
     if not links:
         ledger.check("seal", "chain", [f"{paths.SEALS} is missing or empty"])
         return
-    # What `replot` puts into the folder besides the study.
-    beside = BESIDE if (study.root / HEADER).is_file() else ()
+    archived = (study.root / HEADER).is_file()
     newest = {link["launch"]: link for _, link in links if "launch" in link}
     ledger.check("seal", "chain", _chain(links), f"{len(links)} links, each of the one before")
     passed = "fixed before the first measurement"
     ledger.check("seal", "settings", _settings(study, links, newest), passed)
-    files, settled = study_files(study.root, beside), settled_files(links)
-    ledger.check("seal", "folder", _unknown(study, files, beside), "holds nothing else")
+    files = study_files(study.root, BESIDE if archived else ())
+    settled = settled_files(links)
+    ledger.check("seal", "folder", _unknown(study, files, archived), "holds nothing else")
     same = _same_files(settled, files)
     ledger.check("seal", "study's own files", same, "as they were when sealed")
     for launch in every_launch(study.document):
@@ -164,13 +178,16 @@ def check_published(study: Study, chain: Sequence[str], markdown: Path, ledger: 
     if seal is None or head is None:
         told = "published nowhere: whoever can write this folder can have made it"
         wrong, doubt = [told], f"{page} names no seal of study {name}"
+        doubt *= not _is_published(study, body)
     elif seal == head:
         told = f"the one {page} names"
         own = section(name, read_json(study.root / paths.MANIFEST), head)
         wrong = [] if own == published_body(body) else [f"its rows are not {paths.MANIFEST}'s"]
+        pictures = wrong_pictures(body, _own_pictures(study.root))
+        ledger.check(LISTED, paths.FIGURES, pictures, f"as {page} names them")
     else:
         told = f"not the study that {page} names, whose seal is {seal[:12]}"
-        wrong, doubt = [told], f"seal {shown}"
+        wrong, doubt = [told], f"seal {shown}" * (not _is_published(study, body))
         if seal in chain:
             after = len(chain) - 1 - chain.index(seal)
             wrong, doubt = [f"{after} links were added after the published seal"], ""
@@ -178,6 +195,24 @@ def check_published(study: Study, chain: Sequence[str], markdown: Path, ledger: 
         wrong, doubt = ["it holds more than its head and a section for each study"], ""
     ledger.check("seal", page, wrong, f"names seal {shown}", doubt)
     return f"Seal {shown}: {told}. {LIMIT}."
+
+
+def _is_published(study: Study, body: str) -> bool:
+    """Whether the study is the one of this section: of an archive, or with a launch listed there.
+
+    Whoever measures a study of the same name has launches of his own, and another seal.
+    """
+    if not body or (study.root / HEADER).is_file():
+        return bool(body)
+    return any(row["sha256"] in body for row in read_json(study.root / paths.MANIFEST))
+
+
+def _own_pictures(root: Path) -> dict[str, str]:
+    """SHA-256 of each PNG of a study; as they were packed, where it comes from an archive."""
+    if not (root / HEADER).is_file():
+        return png_digests(root)
+    drawn = read_json(root / HEADER)["redrawn"]
+    return {Path(name).name: sha256 for name, sha256 in drawn.items() if name.endswith(".png")}
 
 
 def _chain(links: Links) -> Iterator[str]:
@@ -213,14 +248,18 @@ def _same_files(sealed: Mapping[str, str], there: Mapping[str, str]) -> Iterator
             yield f"{name} changed after it was sealed"
 
 
-def _unknown(study: Study, files: Collection[str], beside: Collection[str]) -> Iterator[str]:
+def _unknown(study: Study, files: Collection[str], archived: bool) -> Iterator[str]:
     """What is neither sealed, nor made again, nor kept while a study runs."""
-    allowed = {*MADE, *RUNNING, *beside}
+    allowed = REPLOTTED if archived else {*MADE, paths.SEALS, paths.SEALS_LOCK}
+    note = LOG if archived else NOTE
+    root = study.root.resolve()
     runs = {launch.folder(study.root) for launch in every_launch(study.document)}
     for path in sorted(study.root.rglob("*")):
         name = path.relative_to(study.root).as_posix()
         # What a killed process was writing is no claim of the study.
-        passing = COMPILED.fullmatch(name) or TEMPORARY.fullmatch(path.name)
+        passing = COMPILED.fullmatch(name) or TEMPORARY.fullmatch(path.name) or note.fullmatch(name)
+        if path.is_symlink() and not path.resolve().is_relative_to(root):
+            yield f"{name} leads outside of the study"
         known = name.split("/")[0] in allowed or name in files or passing
         if (path.is_file() or path.is_symlink()) and not known and runs.isdisjoint(path.parents):
             yield f"{name} is no file of a study"
@@ -270,13 +309,32 @@ def check_archived(study: Study, manifest: Path, ledger: Ledger) -> None:
     ledger.check(KIND, VERIFY, wrong, "this version's", doubt)
     names = {n.removeprefix(f"{PUBLISHED}/") for n in listed if n.startswith(f"{PUBLISHED}/")}
     for tree in TREES:
-        # The tables' parquet form holds what their CSV form does.
-        names |= {re.sub(r"\.parquet$", ".csv", name) for name in below(root, tree)}
-    for name in sorted(names - {*header["redrawn"]}):
+        names |= below(root, tree)
+    typed = {name for name in names if name.endswith(".parquet")}
+    for name in sorted(names - typed - {*header["redrawn"]}):
         compare(name, root / PUBLISHED / name, root / name, other, ledger)
-    for name, sha256 in header["redrawn"].items():
-        same = (root / name).is_file() and digest(root / name) == sha256
-        check_picture(name, same, other, ledger)
+    # An archive leaves them out; where one is made, all are.
+    wanted = {f"{paths.ANALYSIS}/{name}" for name in paths.PARQUET_FILES if typed}
+    for name in sorted(typed | wanted):
+        ledger.check(KIND, name, differs_from_csv(root / name), "as its CSV")
+    check_pictures(root, header["redrawn"], other, ledger)
+
+
+def check_pictures(
+    root: Path, published: Mapping[str, str], other: Sequence[str], ledger: Ledger
+) -> None:
+    """A claim for each picture; `other` is a doubt only if it is not drawn here as published."""
+    same = {n: (root / n).is_file() and digest(root / n) == published[n] for n in published}
+    doubtful = [name for name in published if other and (root / name).is_file() and not same[name]]
+    with tempfile.TemporaryDirectory(prefix="audit-") as folder:
+        with ledger.guarded(KIND, paths.FIGURES):
+            figures = dict.fromkeys(Path(name).stem for name in doubtful)
+            redraw(StudyTables(root / paths.STUDY), figures, Path(folder))
+        for name, sha256 in published.items():
+            here = Path(folder, Path(name).name)
+            differs_here = here.is_file() and digest(here) != sha256
+            doubt = other if name in doubtful and differs_here else ()
+            check_picture(name, same[name], doubt, ledger)
 
 
 def _unpacked(root: Path, listed: Mapping[str, Any]) -> Iterator[str]:

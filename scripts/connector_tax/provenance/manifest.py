@@ -219,7 +219,25 @@ def named(body: str, what: str) -> str | None:
 
 def published_body(body: str) -> str:
     """A study's section of MANIFEST.md without what packing adds: its archive and pictures."""
-    return re.sub(r"^(Archive: .*|Pictures: .*)\n\n", "", body, flags=re.MULTILINE)
+    for line in (r"Archive: `[^`]+`, \d+ bytes, sha256 `[0-9a-f]{64}`\.", "Pictures: .*"):
+        body = re.sub(rf"^{line}\n\n", "", body, count=1, flags=re.MULTILINE)
+    return body
+
+
+def pictures_line(pictures: Mapping[str, str]) -> str:
+    """The line of MANIFEST.md that names the SHA-256 of each picture of a study."""
+    return f"Pictures: {', '.join(f'`{name}` {pictures[name]}' for name in sorted(pictures))}."
+
+
+def wrong_pictures(body: str, own: Mapping[str, str]) -> Iterator[str]:
+    """What a study's section says of its pictures that is not so; `own`: SHA-256 by file name."""
+    (line,) = re.findall(r"^Pictures: .*$", body, re.MULTILINE) or [""]
+    listed = dict(re.findall(r"`([^`]+)` (\w+)", line))
+    for name in sorted({*listed, *own}):
+        if listed.get(name) != own.get(name):
+            yield f"{name} has sha256 {own.get(name)}, listed is {listed.get(name)}"
+    if listed == own and line != pictures_line(own):
+        yield "the line says more than the SHA-256 of each picture"
 
 
 def name_archive(
@@ -236,12 +254,11 @@ def name_archive(
         f"Archive: `results/archive/{archive.name}`, {archive.stat().st_size} bytes, "
         f"sha256 `{sha256_file(archive)}`."
     )
-    shown = ", ".join(f"`{name}` {digest}" for name, digest in sorted(pictures.items()))
     # Beside the manifest, which itself is replaced when it is written.
     with locked(manifest.with_name(f".{manifest.name}.lock")):
         text = manifest.read_text(encoding="utf-8") if manifest.exists() else ""
         head = f"## {study}\n\n"
-        added = f"{head}{line}\n\nPictures: {shown}.\n\n"
+        added = f"{head}{line}\n\n{pictures_line(pictures)}\n\n"
         write_text(manifest, merge(text, study, body.replace(head, added, 1)))
 
 

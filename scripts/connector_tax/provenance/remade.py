@@ -6,15 +6,16 @@ differ from those of the study, a picture that differs is NOT CHECKABLE.
 """
 
 import base64
+import io
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from connector_tax.analysis.aggregate import write_tables
+from connector_tax.analysis.aggregate import table_parquet, write_tables
 from connector_tax.analysis.looks import take_look
 from connector_tax.analysis.reference import rates_of
 from connector_tax.artifacts import paths
@@ -24,7 +25,7 @@ from connector_tax.artifacts.study_file import Study, launches, load_study
 from connector_tax.figures import style
 from connector_tax.figures.names import draw, figures_of
 from connector_tax.figures.tables import StudyTables
-from connector_tax.files import read_json, sha256_file, write_json, write_text
+from connector_tax.files import ArtifactError, read_json, sha256_file, write_json, write_text
 from connector_tax.provenance import manifest
 from connector_tax.provenance.archive import DATA, PICTURES, digest, page_text, versions
 from connector_tax.provenance.claims import Ledger
@@ -54,12 +55,17 @@ def remake(study_file: Path, folder: Path) -> Path:
     write_json(copy / paths.REFERENCE_RATES, rates_of(study))
     write_tables(study)
     tables = StudyTables(copy / paths.STUDY)
-    for name in figures_of(study.config["engine"]):
-        style.save(draw(tables, name), copy / paths.FIGURES, name)
+    redraw(tables, figures_of(study.config["engine"]), copy / paths.FIGURES)
     write_text(copy / paths.REPORT, render(tables))
     manifest.write(copy / paths.STUDY)
     write_json(copy / paths.COMPLETE, {"complete": True})
     return copy
+
+
+def redraw(tables: StudyTables, names: Iterable[str], folder: Path) -> None:
+    """Draw figures of a study again, from its tables as they are, into `folder`."""
+    for name in names:
+        style.save(draw(tables, name), folder, name)
 
 
 def take_looks_again(root: Path, copy: Study) -> None:
@@ -148,12 +154,33 @@ def _content(path: Path) -> Any:
         return read_json(path)
     if path.suffix == ".html":
         return {"word": words(page_text(path.read_text(encoding="utf-8")))}
-    text = path.suffix == ".csv"
-    table = pl.read_csv(path, infer_schema=False) if text else pl.read_parquet(path)
-    rows = table.to_dicts()
-    if text:
-        rows = [{key: _value(field) for key, field in row.items()} for row in rows]
+    if path.suffix == ".parquet":
+        return _parquet(path.read_bytes(), path.name)
+    table = pl.read_csv(path, infer_schema=False)
+    rows = [{key: _value(field) for key, field in row.items()} for row in table.to_dicts()]
     return {"columns": table.columns, "row": rows}
+
+
+def _parquet(content: bytes, name: str) -> Any:
+    try:
+        table = pl.read_parquet(io.BytesIO(content))
+        return {"columns": table.columns, "row": table.to_dicts()}
+    # Damaged content makes polars panic, which is no Exception.
+    except pl.exceptions.PanicException as error:
+        raise ArtifactError(f"{name}: cannot be read: {error}") from None
+
+
+def differs_from_csv(parquet: Path) -> Iterator[str]:
+    """What differs between a table's parquet form and the CSV beside it."""
+    csv = parquet.with_suffix(".csv")
+    if csv.name not in paths.ANALYSIS_FILES:
+        yield "no file that is made of a study"
+    elif not parquet.is_file():
+        yield "is missing"
+    else:
+        again = table_parquet(csv.name, csv.read_text(encoding="utf-8"))
+        published = _parquet(parquet.read_bytes(), parquet.name)
+        yield from differences(published, _parquet(again, parquet.name), parquet.stem)
 
 
 def differences(published: Any, made: Any, where: str) -> Iterator[str]:
