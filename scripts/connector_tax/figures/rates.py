@@ -58,7 +58,7 @@ def rate_ticks(axes: Axes, which: str, rates: Sequence[float], apart: float) -> 
     said = [f"{r:.10g}" if b >= apart * r else "" for r, b in zip(rates, after, strict=True)]
     (axes.set_xscale if which == "x" else axes.set_yscale)("log", base=2)
     axes.set(**{f"{which}ticks": rates, f"{which}ticklabels": said})
-    axes.minorticks_off()
+    (axes.xaxis if which == "x" else axes.yaxis).minorticks_off()
 
 
 def rate_axis(axes: Axes, study: StudyTables, named: bool = False, apart: float = 1.0) -> None:
