@@ -90,7 +90,8 @@ FIGURES: dict[str, Words] = {
         "Figure 9: taxes at ref_safe with intervals and verdicts",
         "Taxes with the 95 % interval of their verdicts, on a scale of log ratios; grey the A/A"
         " band, dotted the margin fixed beforehand. An open triangle marks a cell in which a server"
-        " was saturated or dropped arrivals: no verdict. Open diamonds are the prior, a trace"
+        " was saturated or dropped arrivals: no verdict, and an interval of this tax alone, not"
+        " widened for the configurations together. Open diamonds are the prior, a trace"
         " replay on eight coupled, saturated instances.",
     ),
     "fig10_resources": Words(
