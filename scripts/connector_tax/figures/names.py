@@ -38,9 +38,10 @@ FIGURES: dict[str, Words] = {
     "fig3_throughput": Words(
         "rates.throughput",
         "Figure 3: effective vs offered throughput, and what saturates",
-        "Above, effective against offered throughput in Phase A, and their ratio; shaded, what"
-        " counts as keeping up. Below, a stroke for each criterion of saturation that fired: rate"
-        " (effective over offered throughput), queue (median of waiting requests), TTFT (p90 over"
+        "Above, effective throughput against the offered rate in Phase A, and over the arrivals of"
+        " the window, as the criterion has it; shaded, what counts as keeping up. Below, a stroke"
+        " for each criterion of saturation that fired: rate (effective throughput over the"
+        " arrivals of the window), queue (median of waiting requests), TTFT (p90 over"
         " that at half the rate). A frame marks the knee, the lowest saturated rate. A negative"
         " number counts the blocks that lost the cell. Hatched: no number.",
     ),
