@@ -75,8 +75,9 @@ FIGURES: dict[str, Words] = {
         "Figure 7: what a step costs at ref_safe, by kind of step",
         "What a step takes over plain's (diamond, with its 95 % interval; the number at the right),"
         " and the stack that adds up to it. Framework: the no-op connector's step over plain's."
-        " Implementation: the connector's hooks over the no-op's. Left: what is in no hook. Means"
-        " over the steps of a launch. The grey band is the A/A comparison.",
+        " Implementation: the connector's hooks over the no-op's. Left: what is in no hook. A"
+        " configuration without a connector has the diamond alone. Means over the steps of a"
+        " launch. The grey band is the A/A comparison.",
     ),
     "fig8_additivity": Words(
         "taxes.additivity",
