@@ -173,6 +173,20 @@ def test_one_block_is_drawn_without_intervals(tmp_path: Path) -> None:
     assert ">+630<" in _svg(tmp_path, study, "fig6_step_cdf")
 
 
+def test_without_a_connector_no_step_is_split(tmp_path: Path) -> None:
+    study = StudyTables(write_study(tmp_path / "s"))
+    study.unconnected.add("lmcache_only")
+    drawn = draw(study, "fig7_decomposition")
+    (own,) = {
+        (row["framework_us"], row["implementation_us"], row["left_us"])
+        for row in records(drawn.table)
+        if row["config"] == "lmcache_only"
+    }
+    assert own == (None, None, None)
+    said = [text.get_text() for text in drawn.figure.texts]
+    assert f"no connector, so not split: {study.label('lmcache_only')}" in said
+
+
 def test_what_is_below_zero_stands_left_of_it(tmp_path: Path) -> None:
     study_file = write_study(tmp_path / "s")
 

@@ -63,6 +63,12 @@ def study_with(
             ["Model runner", "The worker"],
         ),
         (
+            "emulated",
+            {"async_scheduling": "true", "model_runner": V2},
+            ["beside which the device computes", "an idle device", "V2 calls"],
+            ["GPU"],
+        ),
+        (
             "cpu",
             {"async_scheduling": "false", "executor": "uni", "model_runner": V1},
             ["none is hidden", "lies in the engine step"],
@@ -83,6 +89,13 @@ def test_a_configuration_that_was_served_in_another_way_is_named(root: Path) -> 
     other = {"config": "noop_connector", "setting": "executor", "value": "mp", "differs": True}
     study = study_with(root, "cuda", {"executor": "uni"}, other)
     assert f"Not so of {LABELS['noop_connector']}, whose settings differ." in steps.placed(study)
+
+
+def test_a_configuration_that_was_scheduled_in_another_way_is_named(root: Path) -> None:
+    setting = {"setting": "async_scheduling", "value": "false", "differs": True}
+    other = {"config": "noop_connector", **setting}
+    study = study_with(root, "cuda", {"async_scheduling": "true"}, other)
+    assert f"Synchronous instead: {LABELS['noop_connector']}." in steps.hidden(study)
 
 
 def test_of_the_embedded_engine_nothing_is_said(root: Path) -> None:

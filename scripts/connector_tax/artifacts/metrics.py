@@ -110,7 +110,7 @@ class SaturationCriterion(NamedTuple):
 CRITERIA = {
     "throughput_ratio": SaturationCriterion(
         lambda cell, _: cell.throughput_ratio,
-        "throughput_ratio_min", 0.95, False, "rate", "effective throughput / rate",
+        "throughput_ratio_min", 0.95, False, "rate", "effective throughput / arrivals",
     ),
     "waiting": SaturationCriterion(
         lambda cell, _: cell.waiting_p50,

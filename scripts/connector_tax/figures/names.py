@@ -38,9 +38,10 @@ FIGURES: dict[str, Words] = {
     "fig3_throughput": Words(
         "rates.throughput",
         "Figure 3: effective vs offered throughput, and what saturates",
-        "Above, effective against offered throughput in Phase A, and their ratio; shaded, what"
-        " counts as keeping up. Below, a stroke for each criterion of saturation that fired: rate"
-        " (effective over offered throughput), queue (median of waiting requests), TTFT (p90 over"
+        "Above, effective throughput against the offered rate in Phase A, and over the arrivals of"
+        " the window, as the criterion has it; shaded, what counts as keeping up. Below, a stroke"
+        " for each criterion of saturation that fired: rate (effective throughput over the"
+        " arrivals of the window), queue (median of waiting requests), TTFT (p90 over"
         " that at half the rate). A frame marks the knee, the lowest saturated rate. A negative"
         " number counts the blocks that lost the cell. Hatched: no number.",
     ),
@@ -74,8 +75,9 @@ FIGURES: dict[str, Words] = {
         "Figure 7: what a step costs at ref_safe, by kind of step",
         "What a step takes over plain's (diamond, with its 95 % interval; the number at the right),"
         " and the stack that adds up to it. Framework: the no-op connector's step over plain's."
-        " Implementation: the connector's hooks over the no-op's. Left: what is in no hook. Means"
-        " over the steps of a launch. The grey band is the A/A comparison.",
+        " Implementation: the connector's hooks over the no-op's. Left: what is in no hook. A"
+        " configuration without a connector has the diamond alone. Means over the steps of a"
+        " launch. The grey band is the A/A comparison.",
     ),
     "fig8_additivity": Words(
         "taxes.additivity",
@@ -90,7 +92,8 @@ FIGURES: dict[str, Words] = {
         "Figure 9: taxes at ref_safe with intervals and verdicts",
         "Taxes with the 95 % interval of their verdicts, on a scale of log ratios; grey the A/A"
         " band, dotted the margin fixed beforehand. An open triangle marks a cell in which a server"
-        " was saturated or dropped arrivals: no verdict. Open diamonds are the prior, a trace"
+        " was saturated or dropped arrivals: no verdict, and an interval of this tax alone, not"
+        " widened for the configurations together. Open diamonds are the prior, a trace"
         " replay on eight coupled, saturated instances.",
     ),
     "fig10_resources": Words(

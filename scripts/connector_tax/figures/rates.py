@@ -58,7 +58,7 @@ def rate_ticks(axes: Axes, which: str, rates: Sequence[float], apart: float) -> 
     said = [f"{r:.10g}" if b >= apart * r else "" for r, b in zip(rates, after, strict=True)]
     (axes.set_xscale if which == "x" else axes.set_yscale)("log", base=2)
     axes.set(**{f"{which}ticks": rates, f"{which}ticklabels": said})
-    axes.minorticks_off()
+    (axes.xaxis if which == "x" else axes.yaxis).minorticks_off()
 
 
 def rate_axis(axes: Axes, study: StudyTables, named: bool = False, apart: float = 1.0) -> None:
@@ -236,7 +236,7 @@ tpot = partial(latency_figure, metric="tpot_p90")
 
 
 def throughput(study: StudyTables) -> style.Picture:
-    """Throughput with the line y = x and the ratio of the two, beside the criteria that fired."""
+    """Throughput with the line y = x, its ratio to what arrived, and the criteria that fired."""
     limits = study.settings["saturation"]
     kept = limits["throughput_ratio_min"]
     signs = (
@@ -250,7 +250,7 @@ def throughput(study: StudyTables) -> style.Picture:
     figure = style.new_figure(study, style.COLUMN_IN, height, notes)
     upper, lower, criteria = figure.subplots(3, height_ratios=heights)
     table = cells(study, "effective_throughput_rps", "requests/s")
-    drawn = table.assign(ratio=table["value"].astype(float) / table["rate_rps"].astype(float))
+    drawn = table.assign(ratio=cells(study, "throughput_ratio", "")["value"])
     for item in study.configurations:
         mark, own = style.marks(study)[item.id], drawn[drawn["config"] == item.id]
         for axes, column in ((upper, "value"), (lower, "ratio")):
@@ -260,7 +260,7 @@ def throughput(study: StudyTables) -> style.Picture:
             )  # fmt: skip
     _limits(upper, lower, study, kept)
     _criteria(criteria, study, table)
-    kept_up = Patch(color=KEPT, label=f"≥ {kept:g} of the rate")
+    kept_up = Patch(color=KEPT, label=f"≥ {kept:g} of the arrivals")
     handles = [*style.configuration_handles(study), kept_up, *_strokes(table)]
     return style.picture(figure, table, handles, 2)
 
@@ -272,11 +272,10 @@ def _limits(upper: Axes, lower: Axes, study: StudyTables, kept: float) -> None:
     ends = upper.get_xlim()
     rate_ticks(upper, "y", grid_rates(study), apart=1.7)
     upper.plot(ends, ends, color="#7a7a7a", lw=0.6, zorder=1)
-    upper.fill_between(ends, [kept * end for end in ends], ends, color=KEPT, lw=0, zorder=0.6)
     upper.set(xlim=ends, ylabel="effective (requests/s)")
     upper.tick_params(labelbottom=False)
     lower.axhspan(kept, 1, color=KEPT, lw=0, zorder=0.6)
-    lower.set(ylabel="effective / offered", xlabel="offered rate (requests/s)")
+    lower.set(ylabel="effective / arrivals", xlabel="offered rate (requests/s)")
     lower.set_ylim(top=1.04)
 
 

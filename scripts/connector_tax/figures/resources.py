@@ -209,7 +209,13 @@ def _difference(row: EffectRow | None, digits: int, least: float) -> Score:
 def scorecard(study: StudyTables) -> style.Picture:
     """The scorecard as a picture: a coloured cell for each answer, with its sign."""
     names, lines = scores(study)
-    notes = [study.against("over plain; ▲ costs; ● less than the margin; ? cannot tell")]
+    notes = [
+        study.against("over plain; latency: ▲ costs; ● less than the margin; ? cannot tell"),
+        study.against(
+            f"the rest has no verdict: ▲ is at least {OF_MOST:.0%} of the most in its column and"
+            f" {OF_PLAIN:.0%} of plain's, its interval above zero"
+        ),
+    ]
     notes += filter(None, [exposed_words(study)])
     figure = style.new_figure(study, style.PAGE_IN, SCORE_IN * (len(lines) + 1), notes)
     axes = figure.subplots()

@@ -178,7 +178,9 @@ def aa_text(study: StudyTables) -> str:
 def interval_text(table: pd.DataFrame) -> str:
     """What the intervals of taxes are, or why there is none."""
     if numbers(table, ["tax_lo"]):
-        return "95 % intervals, of a cell's configurations together"
+        marked = numbers(table[table["mark"] != ""], ["tax_lo"])
+        alone = ", a marked one's alone" if marked else ""
+        return f"95 % intervals, of a cell's configurations together{alone}"
     return "no intervals: one launch; launches not included"
 
 

@@ -134,7 +134,11 @@ def decomposition(study: StudyTables) -> style.Picture:
         return style.absent(study, "fig7_decomposition", reason)
     table = table[table["kind"].isin(shown)]
     split = bool(rows.numbers(table, ["framework_us"]))
-    notes = [study.against("means over steps; diamond: the step over plain's, 95 % interval")]
+    means = study.against("means over steps; diamond: the step over plain's, 95 % interval")
+    notes = [f"ref_safe, {study.reference['ref_safe']:g} req/s; {means}"]
+    whole = "; ".join(item.label for item in study.connectors if item.id in study.unconnected)
+    if whole:
+        notes.append(f"no connector, so not split: {whole}")
     if not split:
         notes.append("not split into framework and implementation: no step of the no-op")
     labels = [item.label for item in study.connectors]
@@ -157,6 +161,7 @@ def decomposition(study: StudyTables) -> style.Picture:
         if split or part != "framework_us"
     ]
     handles.append(Line2D([], [], lw=0.7, label="step", **style.marker_style(TOTAL)))
+    handles.append(rows.band_handle(table))
     return style.picture(figure, table[PART_COLUMNS], handles, 2)
 
 
@@ -176,7 +181,8 @@ def _parts(study: StudyTables) -> pd.DataFrame:
             if step := own[0]:
                 row |= dict(zip(STEP_ENDS, (step.estimate, step.lo, step.hi), strict=True))
                 row |= {"n_blocks": step.n_blocks, "n_steps": step.n, "status": "valid"}
-                row |= _split(connector.id, own, hooks.get(kind, {}).get(NOOP))
+                if connector.id not in study.unconnected:
+                    row |= _split(connector.id, own, hooks.get(kind, {}).get(NOOP))
             else:
                 row["status"] = "skipped" if study.skip_reason(connector.id) else "missing"
             table.append(row)
@@ -336,8 +342,15 @@ def hidden(study: StudyTables) -> str:
         return ""
     if device == "cpu":
         return "Every span is time of the CPU, which computes the model too: none is hidden."
-    scheduling = BY_ASYNC_SCHEDULING.get(_baselines(study, "async_scheduling"), UNKNOWN)
-    return f"Every span is time of the host, beside which the GPU computes. {scheduling}"
+    scheduled = _baselines(study, "async_scheduling")
+    said = [
+        "Every span is time of the host, beside which the GPU computes.",
+        BY_ASYNC_SCHEDULING.get(scheduled, UNKNOWN),
+    ]
+    if labels := _differing(study, "async_scheduling"):
+        other = "Synchronous" if scheduled == "true" else "Asynchronous"
+        said.append(f"{other} instead: {labels}.")
+    return _of_device(study, " ".join(said))
 
 
 def placed(study: StudyTables) -> str:
@@ -362,10 +375,21 @@ def placed(study: StudyTables) -> str:
         beside = scheduling == "true"
         share = ": a hook's share of the engine step is a ratio, not a part" if beside else ""
         said.append(f"The worker runs in processes of its own{share}.")
-    other = {row.config for row in study.engine if row.differs and row.setting in DECIDED_BY}
-    if labels := [item.label for item in study.configurations if item.id in other]:
-        said.append(f"Not so of {', '.join(labels)}, whose settings differ.")
-    return " ".join(said)
+    if labels := _differing(study, "model_runner", "executor"):
+        said.append(f"Not so of {labels}, whose settings differ.")
+    return _of_device(study, " ".join(said))
+
+
+def _of_device(study: StudyTables, said: str) -> str:
+    """Sentences about the GPU, of a device where that is emulated."""
+    emulated = study.settings["engine"]["device"] == "emulated"
+    return said.replace("GPU", "device") if emulated else said
+
+
+def _differing(study: StudyTables, *settings: str) -> str:
+    """The labels of the configurations with another value of one of the settings than plain."""
+    other = {row.config for row in study.engine if row.differs and row.setting in settings}
+    return ", ".join(item.label for item in study.configurations if item.id in other)
 
 
 def _baselines(study: StudyTables, setting: str) -> str:

@@ -25,7 +25,7 @@ from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from connector_tax.figures.names import FIGURES
 from connector_tax.figures.tables import Configuration, StudyTables, records
@@ -74,8 +74,9 @@ sns.set_theme(
         ("font.size", "axes.labelsize", "axes.titlesize", "xtick.labelsize", "ytick.labelsize",
          "legend.fontsize"), TEXT_PT,
     )
-    | {f"{axis}tick.major.{what}": value for axis in "xy" for what, value in (
-        ("width", 0.6), ("size", 2.5), ("pad", 2))},
+    | {f"{axis}tick.{what}": value for axis in "xy" for what, value in (
+        ("major.width", 0.6), ("major.size", 2.5), ("major.pad", 2),
+        ("minor.width", 0.4), ("minor.size", 1.5))},
 )  # fmt: skip
 
 
@@ -205,13 +206,17 @@ def reason_text(axes: Axes, x: float, y: float, text: str, **place: Any) -> None
 
 
 def log_ticks(axis: Axis, low: float, high: float) -> None:
-    """Plain numbers on a logarithmic axis, fewer per decade the more decades there are."""
+    """Plain numbers on a logarithmic axis, fewer per decade the more decades there are.
+
+    Ticks without a number stand between them, and show by their distances what axis it is.
+    """
     decades = math.log10(high / low)
     each: tuple[float, ...] = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
     if decades > 0.8:
         each = (1.0,) if decades > 2.5 else (1.0, 2.0, 5.0)
     axis.set_major_locator(LogLocator(base=10, subs=each, numticks=30))
-    axis.set_minor_locator(NullLocator())
+    axis.set_minor_locator(LogLocator(base=10, subs=range(2, 10), numticks=30))
+    axis.set_minor_formatter(NullFormatter())
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
 
 

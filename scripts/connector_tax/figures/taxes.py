@@ -100,6 +100,7 @@ SHAPE_COLUMNS = [
 ]  # fmt: skip
 ACROSS = 2
 CELL_IN = 0.22
+MAP_IN = 1.05  # the least width of a map
 CIRCLE, TRIANGLE = "○", "▽"
 
 
@@ -113,10 +114,16 @@ def heat_maps(study: StudyTables) -> style.Picture:
     inputs = sorted(table["input_tokens"].unique(), reverse=True)
     outputs = sorted(table["output_tokens"].unique())
     margin = margin_of(study.settings["statistics"]["margins"], "ttft_p90")
+    widest = max(style.text_width_in(words, style.TEXT_PT) for words in table["words"])
+    cell_in = CELL_IN
+    if widest > MAP_IN / len(outputs):
+        # The marks stand on a line of their own.
+        table["words"] = table["words"].str.replace(" ", "\n")
+        cell_in = 1.2 * CELL_IN
     limit = max([3 * margin, *map(abs, rows.numbers(table, ["tax"]))])
     colors = _colors(margin / limit)
     lines = math.ceil(len(shown) / ACROSS)
-    height = lines * (CELL_IN * len(inputs) + 0.42) + 0.3
+    height = lines * (cell_in * len(inputs) + 0.42) + 0.3
     figure = style.new_figure(study, style.COLUMN_IN, height, _notes(study, table, margin))
     grid = style.panels(figure, len(shown), ACROSS, share_x=True)
     for axes, config in zip(grid.flat, shown, strict=False):
