@@ -107,8 +107,17 @@ def test_running_servers_are_compared_left_alone_and_archived(tmp_path: Path) ->
         assert done.returncode == 0, done.stdout + done.stderr
         assert plain.poll() is None
         assert dear.poll() is None
+        # Without an archive the answer is printed all the same.
+        (tmp_path / "results" / "archive").rename(tmp_path / "archive")
+        (tmp_path / "results" / "archive").touch()
+        again = Ab(tmp_path, "--json", baseline=baseline, candidate=f"dear={candidate}").run()
+        (tmp_path / "results" / "archive").unlink()
+        (tmp_path / "archive").rename(tmp_path / "results" / "archive")
+        assert again.returncode == NO_NUMBER, again.stdout + again.stderr
     answer = json.loads(done.stdout)
     assert {finding["config"] for finding in answer["findings"]} == {"dear"}
+    assert json.loads(again.stdout) == {**answer, "archive": None}
+    assert "ab: provenance.archive ended with status" in again.stderr
     tpot = next(f for f in answer["findings"] if f["metric"] == "tpot_p50")
     assert tpot["lo"] < tpot["tax"] < tpot["hi"]
     study = read_json(tmp_path / "results" / answer["study"] / "study.json")

@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         study = _study(options, root, line)
         blocks, findings = _measured(options, study, line)
-        answer = _finished(study, blocks, findings, line)
+        answer, problem = _finished(study, blocks, findings, line)
     except KeyboardInterrupt:
         kill_leftovers(root)
         line.say("ab: stopped; what was measured is kept, and the same command carries on")
@@ -109,7 +109,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         line.say(f"ab: {error}")
         return NO_NUMBER
     print(json.dumps(answer.as_dict()) if options.json else answer.text())
-    return answer.status(options.max)
+    if problem:
+        line.say(f"ab: {problem}")
+    return NO_NUMBER if problem else answer.status(options.max)
 
 
 def _stop(*_: object) -> None:
@@ -295,25 +297,35 @@ def _run_block(
         line.say(f"note: {len(void)} cells of block {block + 1} are void: {void[0]}")
 
 
-def _finished(study: Study, blocks: int, findings: Sequence[Finding], line: Line) -> Answer:
-    """Make what is made of a study, unless it is there; the answer."""
+def _finished(
+    study: Study, blocks: int, findings: Sequence[Finding], line: Line
+) -> tuple[Answer, str]:
+    """Make what is made of a study, unless it is there; the answer, and why there is no archive."""
     from connector_tax.ab.answer import answer_of
 
     root, name = study.root, study.document["study"]
-    archive = Path("results", "archive", f"{name}.tar.zst")
+    archive, problem = Path("results", "archive", f"{name}.tar.zst"), ""
     if not archive.exists():
         line.show("making tables, figures, report and archive")
         _stage("analysis.reference", root)
         _stage("analysis.aggregate", root)
-        _stage("figures", root, *figures_of(study.config["engine"]))
-        _stage("report", root)
-        _stage("study.patch", root, "revert", unless=paths.REVERT_STATUS)
-        _stage("provenance.manifest", root)
-        _stage("study.complete", root, "--out", str(root / paths.COMPLETE))
-        _stage("provenance.archive", root, "pack", "--manifest", "results/MANIFEST.md", "--out",
-               str(archive))  # fmt: skip
+        try:
+            _archive(study, archive)
+        except Failed as error:
+            problem = str(error)
         line.show("")
-    return answer_of(study, blocks, findings, archive)
+    return answer_of(study, blocks, findings, None if problem else archive), problem
+
+
+def _archive(study: Study, archive: Path) -> None:
+    root = study.root
+    _stage("figures", root, *figures_of(study.config["engine"]))
+    _stage("report", root)
+    _stage("study.patch", root, "revert", unless=paths.REVERT_STATUS)
+    _stage("provenance.manifest", root)
+    _stage("study.complete", root, "--out", str(root / paths.COMPLETE))
+    _stage("provenance.archive", root, "pack", "--manifest", "results/MANIFEST.md", "--out",
+           str(archive))  # fmt: skip
 
 
 def _stage(module: str, root: Path, *arguments: str, unless: str | None = None) -> None:

@@ -37,7 +37,7 @@ class Answer:
     minutes: float
     findings: Sequence[Finding]
     resources: Sequence[EffectRow]
-    archive: Path
+    archive: Path | None
 
     def text(self) -> str:
         """Two lines for each candidate, one for how it was measured, and the report's path."""
@@ -109,7 +109,7 @@ class Answer:
                 for r in taken
             ],
             "report": str(self.study.root / paths.REPORT),
-            "archive": str(self.archive),
+            "archive": str(self.archive) if self.archive else None,
         }  # fmt: skip
 
     def status(self, bound: float | None) -> int:
@@ -128,7 +128,9 @@ class Answer:
         return where(bound or 0.0, finding.lo, finding.hi)
 
 
-def answer_of(study: Study, blocks: int, findings: Sequence[Finding], archive: Path) -> Answer:
+def answer_of(
+    study: Study, blocks: int, findings: Sequence[Finding], archive: Path | None
+) -> Answer:
     """The answer, what the servers took read from the analysed study."""
     indexes = (read_index(launch.folder(study.root)) for launch in launches(study.document, "A"))
     spent_s = sum(index.timing["wall_s"] for index in indexes if index is not None)
