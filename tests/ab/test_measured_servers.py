@@ -114,6 +114,14 @@ def test_running_servers_are_compared_left_alone_and_archived(tmp_path: Path) ->
         (tmp_path / "results" / "archive").unlink()
         (tmp_path / "archive").rename(tmp_path / "results" / "archive")
         assert again.returncode == NO_NUMBER, again.stdout + again.stderr
+        # Whoever reads the answer has seen enough.
+        command = Ab(tmp_path, "--json", baseline=baseline, candidate=f"dear={candidate}")
+        with command.start(subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            process.stdout.close()
+            assert "BrokenPipe" not in process.stderr.read()
+        assert process.returncode == 0
     answer = json.loads(done.stdout)
     assert {finding["config"] for finding in answer["findings"]} == {"dear"}
     assert json.loads(again.stdout) == {**answer, "archive": None}

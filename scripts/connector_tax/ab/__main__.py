@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -108,7 +109,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             ShapeRateError, overlay.OverlayError, OSError) as error:  # fmt: skip
         line.say(f"ab: {error}")
         return NO_NUMBER
-    print(json.dumps(answer.as_dict()) if options.json else answer.text())
+    try:
+        print(json.dumps(answer.as_dict()) if options.json else answer.text(), flush=True)
+    except BrokenPipeError:
+        # Nobody reads on; what is left is not written when the process ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if problem:
         line.say(f"ab: {problem}")
     return NO_NUMBER if problem else answer.status(options.max)
