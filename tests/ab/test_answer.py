@@ -1,10 +1,16 @@
-"""What the answer says of a server that fell behind, and how the command ends for it."""
+"""What the answer says, and how the command ends for it."""
 
+import fcntl
+import os
+import struct
+import sys
+import termios
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from connector_tax.ab.__main__ import Line
 from connector_tax.ab.answer import Answer
 from connector_tax.artifacts.checks import BOUNDS
 from connector_tax.artifacts.looks import Finding
@@ -35,3 +41,13 @@ def test_a_server_that_fell_behind_gets_no_verdict_whatever_the_bound(
     assert costs.status(bound) != STATUS[NO_NUMBER]
     line = "candidate: TTFT +20.0% [+10.0, +30.0], at most +28.0%: costs"
     assert costs.text().splitlines()[0] == line
+
+
+def test_the_line_is_cut_to_the_terminals_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 30, 0, 0))
+    with os.fdopen(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        Line().show("x" * 100)
+        assert os.read(ours, 1000).count(b"x") == 29
+    os.close(ours)

@@ -75,7 +75,10 @@ class Line:
     def show(self, text: str, *, passing: bool = False) -> None:
         """Replace the line; `passing`: nothing but the time has changed."""
         if self._live:
-            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+            # The cursor has the last column. A terminal may not tell its width.
+            width = os.get_terminal_size(sys.stderr.fileno()).columns - 1
+            cut = text[:width] if width > 0 else text
+            print(f"\r\033[K{cut}", end="", file=sys.stderr, flush=True)
         elif text and not passing and text != self._shown:
             print(text, file=sys.stderr, flush=True)
         self._shown = text
