@@ -130,6 +130,7 @@ def test_running_servers_are_compared_left_alone_and_archived(tmp_path: Path) ->
     assert tpot["lo"] < tpot["tax"] < tpot["hi"]
     study = read_json(tmp_path / "results" / answer["study"] / "study.json")
     assert study["engine_label"] == "embedded (emulated), launches not replicated"
+    assert "startup_s" not in {row["resource"] for row in answer["resources"]}
     memory = next(r for r in answer["resources"] if r["resource"] == "memory_pss_mib")
     assert memory["difference"] > 1, "the memory is that of the process that waits"
     members = {info.name for info, _ in members_of(tmp_path / answer["archive"])}
