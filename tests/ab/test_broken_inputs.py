@@ -78,6 +78,8 @@ def test_a_wrong_command_line_is_refused_with_a_line(
         ([], {"baseline": TRACEBACKS}, "before it was ready\nfirst error: MemoryError: 15 GiB\n"),
         ([], {"baseline": f"{CHAT} 401"}, "answers 401: it asks for a key, and none is sent"),
         ([], {"candidate": CHAT}, "candidate serves another model: model embedded-model -> stub"),
+        ([], {"candidate": f"{CHAT} same"}, "candidate: its answers have not the length asked for"),
+        ([], {"candidate": f"{CHAT} same short"}, "at most 40, by /v1/models of candidate"),
         ([], {"shape": "8000x800"}, "8800 tokens; allowed: at most 8192"),
         ([], {"rate": "5000"}, "--rate: found 5000; the baseline serves about"),
         (["--model", "other"], {}, "/v1/models names embedded-model; --model names other"),

@@ -159,14 +159,18 @@ def _resolved(options: argparse.Namespace, root: Path, line: Line) -> StudyDocum
     overlay.install(root / paths.PATCH / "overlay")
     with hold_devices([options.device or "cpu"]):
         with asking(BASELINE) as (server, baseline):
-            _refuse_too_long(options, baseline)
-            planned = resolve(study_config(options, section, baseline), "ab")
+            _refuse_too_long(options, BASELINE, baseline)
+            planned = resolve(study_config(options, section, baseline), "design")
             life_s = _refuse_beyond(options, planned, server, line)
         for name, _ in options.candidate:
             with asking(name) as (_, candidate):
                 changed = differing(baseline, candidate)
                 if candidate.served["model"] != baseline.served["model"]:
                     raise AskError(f"{name} serves another model: {changed[0]}")
+                _refuse_too_long(options, name, candidate)
+                if baseline.served["exact_output"] and not candidate.served["exact_output"]:
+                    raise AskError(f"{name}: its answers have not the length asked for, those of"
+                                   " the baseline have")  # fmt: skip
                 if changed:
                     line.say(f"note: {name} differs from the baseline also in {'; '.join(changed)}")
     if (why := baseline.served["no_steps"]) is not None:
@@ -179,11 +183,11 @@ def _resolved(options: argparse.Namespace, root: Path, line: Line) -> StudyDocum
     return document
 
 
-def _refuse_too_long(options: argparse.Namespace, baseline: Asked) -> None:
-    longest, wanted = baseline.served.get("max_model_len"), sum(options.shape)
+def _refuse_too_long(options: argparse.Namespace, name: str, said: Asked) -> None:
+    longest, wanted = said.served.get("max_model_len"), sum(options.shape)
     if longest is not None and wanted > longest:
         raise Failed(f"--shape: found {options.shape[0]}x{options.shape[1]}, {wanted} tokens;"
-                     f" allowed: at most {longest}, by /v1/models of the baseline")  # fmt: skip
+                     f" allowed: at most {longest}, by /v1/models of {name}")  # fmt: skip
 
 
 def _refuse_beyond(
