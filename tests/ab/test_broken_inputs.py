@@ -118,6 +118,21 @@ def test_ctrl_c_while_a_server_is_asked_leaves_nothing_running(tmp_path: Path) -
     assert gone(tmp_path, timeout_s=2) == []
 
 
+def test_fewer_minutes_than_two_blocks_take_are_told_before_the_first(tmp_path: Path) -> None:
+    command = Ab(tmp_path)
+    at = command.command.index("--blocks")
+    command.command[at : at + 2] = ["--minutes", "0.01"]
+    told = []
+    with command.start(subprocess.PIPE) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            told.append(line)
+            if line.startswith("block 1"):
+                process.terminate()
+    assert any(line.startswith("warning: --minutes: found 0.01; 2 blocks") for line in told), told
+    assert gone(tmp_path, timeout_s=2) == []
+
+
 def test_other_arguments_under_the_same_name_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "results" / "mine"
     folder.mkdir(parents=True)

@@ -179,6 +179,9 @@ def _resolved(options: argparse.Namespace, root: Path, line: Line) -> StudyDocum
     for warning in affinity_plan(document).warnings:
         line.say(f"warning: {warning}")
     minutes = block_s(options, baseline.startup_s, life_s) / 60
+    if options.minutes is not None and FIRST_LOOK * minutes > options.minutes:
+        line.say(f"warning: --minutes: found {options.minutes:g}; {FIRST_LOOK} blocks, the fewest"
+                 f" that give an interval, take about {FIRST_LOOK * minutes:.1f}")  # fmt: skip
     line.say(f"{root}: up to {document['blocks']} blocks of about {minutes:.1f} min")
     return document
 
