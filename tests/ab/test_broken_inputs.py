@@ -46,6 +46,13 @@ RUNNING = {"--baseline": None, "--candidate": None, "--baseline-url": "http://lo
         ({"--candidate-url": "http://127.0.0.1:1"}, "not allowed with argument --candidate"),
         ({"--baseline-url": "http://127.0.0.1:1"}, "not allowed with argument --baseline"),
         ({**RUNNING, "--beside": "cache {port}"}, "--beside: found with a URL"),
+        ({**RUNNING, "--candidate-url": "http://127.0.0.1:1"}, "127.0.0.1:1' again; allowed: each"),
+        (
+            {"--beside": "cache {port} --api-key sk-abcdefghijklmnop0123"},
+            "--beside: found what looks",
+        ),
+        ({"--candidate": "Fast=serve {port}"}, "--candidate: found the name 'Fast'; allowed: at"),
+        ({"--candidate": "with-dash=serve {port}"}, "--candidate: found the name 'with-dash'"),
         ({**RUNNING, "--candidate-url": "x=https://example.com"}, "allowed: http://127.0.0.1:PORT"),
     ],
 )
@@ -68,6 +75,12 @@ def test_a_wrong_command_line_is_refused_with_a_line(
     assert words in said
     assert "abcdefghijklmnop" not in said
     assert len(said.splitlines()) == 1
+
+
+def test_a_variable_before_a_command_is_no_name() -> None:
+    options = parse(["--baseline", "Level=1 serve {port}", "--candidate", "LEVEL=1 serve {port}",
+                     "--rate", "1", "--shape", "8x8"])  # fmt: skip
+    assert options.candidate == [("candidate", "LEVEL=1 serve {port}")]
 
 
 @pytest.mark.parametrize(

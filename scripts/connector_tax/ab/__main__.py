@@ -175,7 +175,7 @@ def _resolved(options: argparse.Namespace, root: Path, line: Line) -> StudyDocum
                     line.say(f"note: {name} differs from the baseline also in {'; '.join(changed)}")
     if (why := baseline.served["no_steps"]) is not None:
         line.say(f"note: no step times: {why}")
-    document = resolve(study_config(options, section, baseline, life_s), "ab")
+    document = resolve(study_config(options, section, baseline, life_s), "design")
     for warning in affinity_plan(document).warnings:
         line.say(f"warning: {warning}")
     minutes = block_s(options, baseline.startup_s, life_s) / 60
