@@ -22,6 +22,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if REFUSES:
             self._send(401, {"error": "no key"})
+        elif "garbage" in sys.argv:
+            self._send(200, "Hello")
         elif self.path == "/v1/models":
             self._send(200, MODELS)
         else:

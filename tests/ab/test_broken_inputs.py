@@ -93,10 +93,19 @@ def test_a_variable_before_a_command_is_no_name() -> None:
         ([], {"candidate": CHAT}, "candidate serves another model: model embedded-model -> stub"),
         ([], {"candidate": f"{CHAT} same"}, "candidate: its answers have not the length asked for"),
         ([], {"candidate": f"{CHAT} same short"}, "at most 40, by /v1/models of candidate"),
+        (
+            [],
+            {"candidate": f"{CHAT} garbage"},
+            "candidate: /v1/models answers '\"Hello\"'; allowed",
+        ),
         ([], {"shape": "8000x800"}, "8800 tokens; allowed: at most 8192"),
         ([], {"rate": "5000"}, "--rate: found 5000; the baseline serves about"),
         (["--model", "other"], {}, "/v1/models names embedded-model; --model names other"),
-        (["--ready-timeout", "1"], {"baseline": "sleep 99 {port}"}, "not ready after 1 s"),
+        (
+            ["--ready-timeout", "1"],
+            {"baseline": "sleep 99 {port}"},
+            "not ready after 1 s (--ready-timeout)",
+        ),
         # So that what detaches is gone when it is asked.
         (
             [],
@@ -144,6 +153,14 @@ def test_fewer_minutes_than_two_blocks_take_are_told_before_the_first(tmp_path: 
                 process.terminate()
     assert any(line.startswith("warning: --minutes: found 0.01; 2 blocks") for line in told), told
     assert gone(tmp_path, timeout_s=2) == []
+
+
+def test_a_file_in_the_place_of_the_studys_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "mine").touch()
+    done = Ab(tmp_path).run()
+    assert done.returncode == NO_NUMBER
+    assert done.stderr == "ab: results/mine is no folder; give this comparison another --name\n"
 
 
 def test_other_arguments_under_the_same_name_are_refused(tmp_path: Path) -> None:
