@@ -120,3 +120,18 @@ def test_a_wheel_is_enough_to_load_a_server_and_resolve_a_study(tmp_path: Path) 
         text=True,
     )
     assert done.stdout.split() == [str(package / "connector_tax" / "__init__.py"), "default"]
+
+
+def test_ctrl_c_while_a_command_is_loaded_ends_without_a_traceback() -> None:
+    program = """
+import sys
+class Stopped:
+    def find_spec(self, name, path=None, target=None):
+        if name == "connector_tax.ab":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Stopped())
+from connector_tax.__main__ import main
+sys.exit(main(["ab"]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "")

@@ -37,6 +37,7 @@ COMMANDS = {
     "tiny-model": Command("vllm.tiny_model", "study", "write the tiny model of the CPU study"),
     "vllm-environment": Command("vllm.environment", "study", "build a pinned vLLM environment"),
 }
+STOPPED = 130
 # How many these are.
 FOR_USERS = 6
 
@@ -78,6 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = COMMANDS[name]
     try:
         module = import_module(f"connector_tax.{command.module}")
+    except KeyboardInterrupt:
+        return STOPPED
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("connector_tax"):
             raise

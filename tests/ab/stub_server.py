@@ -1,6 +1,6 @@
 """A server nobody would mistake for vLLM: chat only, words for tokens, no usage, no metrics.
 
-python stub_server.py PORT [401]
+python stub_server.py PORT [401] [garbage] [same [short]]
 """
 
 import json
@@ -8,7 +8,8 @@ import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-MODELS = {"object": "list", "data": [{"id": "stub", "object": "model"}]}
+CARD = {"id": "embedded-model" if "same" in sys.argv else "stub", "object": "model"}
+MODELS = {"object": "list", "data": [CARD | ({"max_model_len": 40} if "short" in sys.argv else {})]}
 KNOWN = {"model", "messages", "max_tokens", "temperature", "stream"}
 REFUSES = "401" in sys.argv
 
@@ -21,6 +22,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if REFUSES:
             self._send(401, {"error": "no key"})
+        elif "garbage" in sys.argv:
+            self._send(200, "Hello")
         elif self.path == "/v1/models":
             self._send(200, MODELS)
         else:

@@ -1,15 +1,23 @@
-"""What the answer says of a server that fell behind, and how the command ends for it."""
+"""What the answer says, and how the command ends for it."""
 
+import fcntl
+import os
+import struct
+import sys
+import termios
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from connector_tax.ab.answer import Answer
+from connector_tax.ab.__main__ import Line
+from connector_tax.ab.answer import Answer, all_void
 from connector_tax.artifacts.checks import BOUNDS
 from connector_tax.artifacts.looks import Finding
 from connector_tax.artifacts.study_file import Study
-from connector_tax.artifacts.verdicts import COSTS, MARKED
+from connector_tax.artifacts.verdicts import CANNOT_TELL, COSTS, MARKED
 from connector_tax.compare.gate import NO_NUMBER, STATUS
 from tests.study_folder import DEFAULT
 
@@ -35,3 +43,47 @@ def test_a_server_that_fell_behind_gets_no_verdict_whatever_the_bound(
     assert costs.status(bound) != STATUS[NO_NUMBER]
     line = "candidate: TTFT +20.0% [+10.0, +30.0], at most +28.0%: costs"
     assert costs.text().splitlines()[0] == line
+
+
+def test_where_every_cell_is_void_there_is_no_number_and_a_reason(tmp_path: Path) -> None:
+    def launch(name: str, *cells: tuple[str, str | None]) -> Any:
+        entries = [SimpleNamespace(status=status, reason=reason) for status, reason in cells]
+        return SimpleNamespace(configuration=name, status="done", cells=entries)
+
+    void = all_void([
+        launch("candidate", ("void", "short answers"), ("void", "again")),
+        launch("candidate", ("void", "again")),
+        launch("baseline", ("void", "busy"), ("valid", None)),
+    ])  # fmt: skip
+    assert void == {"candidate": "short answers"}
+    known = answer(CANNOT_TELL, tmp_path)
+    (finding,) = known.findings
+    none = replace(known, findings=[replace(finding, tax=None, lo=None, hi=None)], void=void)
+    line = "candidate: no number: every cell is void: short answers"
+    assert none.text().splitlines()[0] == line
+    assert none.status(None) == STATUS[NO_NUMBER]
+    assert replace(none, void={}).text().splitlines()[0] == "candidate: TTFT no number"
+    line = "candidate: no number: every cell is void: baseline: busy"
+    assert replace(none, void={"baseline": "busy"}).text().splitlines()[0] == line
+
+
+def test_only_what_is_off_zero_is_taken_besides(tmp_path: Path) -> None:
+    def said(*rows: tuple[str, tuple[float, float, float]]) -> str:
+        taken: Any = [SimpleNamespace(config="candidate", metric=metric, difference=difference)
+                      for metric, difference in rows]  # fmt: skip
+        return replace(answer(COSTS, tmp_path), resources=taken).text().splitlines()[1].strip()
+
+    start = ("startup_s", (0.1, -0.04, 0.25))
+    assert said(start, ("memory_pss_mib", (13.0, 12.0, 14.0))) == "besides: memory +13 MiB"
+    assert said(start) == "besides: nothing off zero"
+    assert said() == "besides: nothing is known"
+
+
+def test_the_line_is_cut_to_the_terminals_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 30, 0, 0))
+    with os.fdopen(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        Line().show("x" * 100)
+        assert os.read(ours, 1000).count(b"x") == 29
+    os.close(ours)

@@ -46,6 +46,13 @@ RUNNING = {"--baseline": None, "--candidate": None, "--baseline-url": "http://lo
         ({"--candidate-url": "http://127.0.0.1:1"}, "not allowed with argument --candidate"),
         ({"--baseline-url": "http://127.0.0.1:1"}, "not allowed with argument --baseline"),
         ({**RUNNING, "--beside": "cache {port}"}, "--beside: found with a URL"),
+        ({**RUNNING, "--candidate-url": "http://127.0.0.1:1"}, "127.0.0.1:1' again; allowed: each"),
+        (
+            {"--beside": "cache {port} --api-key sk-abcdefghijklmnop0123"},
+            "--beside: found what looks",
+        ),
+        ({"--candidate": "Fast=serve {port}"}, "--candidate: found the name 'Fast'; allowed: at"),
+        ({"--candidate": "with-dash=serve {port}"}, "--candidate: found the name 'with-dash'"),
         ({**RUNNING, "--candidate-url": "x=https://example.com"}, "allowed: http://127.0.0.1:PORT"),
     ],
 )
@@ -70,6 +77,12 @@ def test_a_wrong_command_line_is_refused_with_a_line(
     assert len(said.splitlines()) == 1
 
 
+def test_a_variable_before_a_command_is_no_name() -> None:
+    options = parse(["--baseline", "Level=1 serve {port}", "--candidate", "LEVEL=1 serve {port}",
+                     "--rate", "1", "--shape", "8x8"])  # fmt: skip
+    assert options.candidate == [("candidate", "LEVEL=1 serve {port}")]
+
+
 @pytest.mark.parametrize(
     ("further", "changed", "words"),
     [
@@ -78,10 +91,21 @@ def test_a_wrong_command_line_is_refused_with_a_line(
         ([], {"baseline": TRACEBACKS}, "before it was ready\nfirst error: MemoryError: 15 GiB\n"),
         ([], {"baseline": f"{CHAT} 401"}, "answers 401: it asks for a key, and none is sent"),
         ([], {"candidate": CHAT}, "candidate serves another model: model embedded-model -> stub"),
+        ([], {"candidate": f"{CHAT} same"}, "candidate: its answers have not the length asked for"),
+        ([], {"candidate": f"{CHAT} same short"}, "at most 40, by /v1/models of candidate"),
+        (
+            [],
+            {"candidate": f"{CHAT} garbage"},
+            "candidate: /v1/models answers '\"Hello\"'; allowed",
+        ),
         ([], {"shape": "8000x800"}, "8800 tokens; allowed: at most 8192"),
         ([], {"rate": "5000"}, "--rate: found 5000; the baseline serves about"),
         (["--model", "other"], {}, "/v1/models names embedded-model; --model names other"),
-        (["--ready-timeout", "1"], {"baseline": "sleep 99 {port}"}, "not ready after 1 s"),
+        (
+            ["--ready-timeout", "1"],
+            {"baseline": "sleep 99 {port}"},
+            "not ready after 1 s (--ready-timeout)",
+        ),
         # So that what detaches is gone when it is asked.
         (
             [],
@@ -114,6 +138,29 @@ def test_ctrl_c_while_a_server_is_asked_leaves_nothing_running(tmp_path: Path) -
     assert told[-1] == STOPPED_LINE
     assert "Traceback" not in "".join(told)
     assert gone(tmp_path, timeout_s=2) == []
+
+
+def test_fewer_minutes_than_two_blocks_take_are_told_before_the_first(tmp_path: Path) -> None:
+    command = Ab(tmp_path)
+    at = command.command.index("--blocks")
+    command.command[at : at + 2] = ["--minutes", "0.01"]
+    told = []
+    with command.start(subprocess.PIPE) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            told.append(line)
+            if line.startswith("block 1"):
+                process.terminate()
+    assert any(line.startswith("warning: --minutes: found 0.01; 2 blocks") for line in told), told
+    assert gone(tmp_path, timeout_s=2) == []
+
+
+def test_a_file_in_the_place_of_the_studys_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "mine").touch()
+    done = Ab(tmp_path).run()
+    assert done.returncode == NO_NUMBER
+    assert done.stderr == "ab: results/mine is no folder; give this comparison another --name\n"
 
 
 def test_other_arguments_under_the_same_name_are_refused(tmp_path: Path) -> None:

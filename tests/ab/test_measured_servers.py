@@ -107,12 +107,30 @@ def test_running_servers_are_compared_left_alone_and_archived(tmp_path: Path) ->
         assert done.returncode == 0, done.stdout + done.stderr
         assert plain.poll() is None
         assert dear.poll() is None
+        # Without an archive the answer is printed all the same.
+        (tmp_path / "results" / "archive").rename(tmp_path / "archive")
+        (tmp_path / "results" / "archive").touch()
+        again = Ab(tmp_path, "--json", baseline=baseline, candidate=f"dear={candidate}").run()
+        (tmp_path / "results" / "archive").unlink()
+        (tmp_path / "archive").rename(tmp_path / "results" / "archive")
+        assert again.returncode == NO_NUMBER, again.stdout + again.stderr
+        # Whoever reads the answer has seen enough.
+        command = Ab(tmp_path, "--json", baseline=baseline, candidate=f"dear={candidate}")
+        with command.start(subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            process.stdout.close()
+            assert "BrokenPipe" not in process.stderr.read()
+        assert process.returncode == 0
     answer = json.loads(done.stdout)
     assert {finding["config"] for finding in answer["findings"]} == {"dear"}
+    assert json.loads(again.stdout) == {**answer, "archive": None}
+    assert "ab: provenance.archive ended with status" in again.stderr
     tpot = next(f for f in answer["findings"] if f["metric"] == "tpot_p50")
     assert tpot["lo"] < tpot["tax"] < tpot["hi"]
     study = read_json(tmp_path / "results" / answer["study"] / "study.json")
     assert study["engine_label"] == "embedded (emulated), launches not replicated"
+    assert "startup_s" not in {row["resource"] for row in answer["resources"]}
     memory = next(r for r in answer["resources"] if r["resource"] == "memory_pss_mib")
     assert memory["difference"] > 1, "the memory is that of the process that waits"
     members = {info.name for info, _ in members_of(tmp_path / answer["archive"])}
@@ -123,8 +141,8 @@ def test_running_servers_are_compared_left_alone_and_archived(tmp_path: Path) ->
 
 
 def test_a_url_where_nothing_listens_is_refused(tmp_path: Path) -> None:
-    nowhere = f"http://127.0.0.1:{free_port()}"
-    done = Ab(tmp_path, baseline=nowhere, candidate=nowhere).run()
+    nowhere, other = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+    done = Ab(tmp_path, baseline=nowhere, candidate=other).run()
     assert done.returncode == NO_NUMBER
     assert f"nothing listens at {nowhere}" in done.stderr
     assert gone(tmp_path, timeout_s=2) == []

@@ -8,7 +8,7 @@ import pytest
 from connector_tax.analysis import looks
 from connector_tax.analysis.block_model import LaunchId
 from connector_tax.analysis.looks import findings_of, take_look
-from connector_tax.artifacts.looks import Finding, decided, decided_earlier
+from connector_tax.artifacts.looks import Finding, decided, decided_earlier, decided_in
 from connector_tax.artifacts.metrics import VERDICT_METRICS
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import Study
@@ -99,3 +99,13 @@ def test_what_is_decided_leaves_and_stays_decided(
     assert decided_earlier(tmp_path, Launch("a", 2, "A")) == "decided after 2 blocks"
     assert decided_earlier(tmp_path, Launch("b", 2, "A")) is None
     assert decided_earlier(tmp_path, Launch("base_2", 2, "A")) is None
+
+
+def test_what_one_look_decides_keeps_the_order_of_the_configurations() -> None:
+    names = [f"{letter}_candidate" for letter in "zyxwvuts"]
+    numbers = (0.1, 0.0, 0.2, 0.0, 0.2)
+    findings = [
+        Finding(name, metric, *numbers, COSTS, 1.0, None)
+        for metric in VERDICT_METRICS for name in names
+    ]  # fmt: skip
+    assert list(decided_in({"blocks": 2, "level": 0.05, "findings": findings})) == names

@@ -12,7 +12,7 @@ import pytest
 from connector_tax.config import ROOT, load_yaml
 from connector_tax.files import read_json, write_json
 from connector_tax.servers.command import server_command, split_command
-from connector_tax.servers.kinds import ServerError, lasting_port
+from connector_tax.servers.kinds import ServerError, lasting_port, without_root
 from tests.study.driving import arguments, index_of, launch_folder
 
 STUB = """
@@ -100,3 +100,10 @@ def test_a_lasting_port_is_the_same_again_until_somebody_has_it() -> None:
     with socket.create_server(("127.0.0.1", port)):
         other = lasting_port("study/name")
     assert 20_000 <= port < other < 30_000
+
+
+def test_only_the_projects_own_folder_is_left_out_of_a_text() -> None:
+    text = f"{ROOT}/x, {ROOT}: {ROOT}."
+    assert without_root(text) == "{root}/x, {root}: {root}."
+    for other in (f"{ROOT}-tmp/x", f"{ROOT}2/x", f"{ROOT}.old/x"):
+        assert "{root}" not in without_root(other)

@@ -87,7 +87,7 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 def test_a_second_measurement_is_refused_and_told_who_holds_the_device(
     holder: subprocess.Popen[str],
 ) -> None:
-    wanted = rf"'{DEVICE}' is in use .*\(pid {holder.pid}, user \w+: .*{DEVICE}\)"
+    wanted = rf"'{DEVICE}' is in use .*\(pid {holder.pid}, user \w+: .*{DEVICE}\).*--device"
     with pytest.raises(DeviceError, match=wanted), hold_devices([DEVICE], wait_s=0.1):
         pytest.fail("two measurements hold one device")
 

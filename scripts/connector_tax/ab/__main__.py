@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -74,7 +75,10 @@ class Line:
     def show(self, text: str, *, passing: bool = False) -> None:
         """Replace the line; `passing`: nothing but the time has changed."""
         if self._live:
-            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+            # The cursor has the last column. A terminal may not tell its width.
+            width = os.get_terminal_size(sys.stderr.fileno()).columns - 1
+            cut = text[:width] if width > 0 else text
+            print(f"\r\033[K{cut}", end="", file=sys.stderr, flush=True)
         elif text and not passing and text != self._shown:
             print(text, file=sys.stderr, flush=True)
         self._shown = text
@@ -99,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         study = _study(options, root, line)
         blocks, findings = _measured(options, study, line)
-        answer = _finished(study, blocks, findings, line)
+        answer, problem = _finished(study, blocks, findings, line)
     except KeyboardInterrupt:
         kill_leftovers(root)
         line.say("ab: stopped; what was measured is kept, and the same command carries on")
@@ -108,8 +112,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             ShapeRateError, overlay.OverlayError, OSError) as error:  # fmt: skip
         line.say(f"ab: {error}")
         return NO_NUMBER
-    print(json.dumps(answer.as_dict()) if options.json else answer.text())
-    return answer.status(options.max)
+    try:
+        print(json.dumps(answer.as_dict()) if options.json else answer.text(), flush=True)
+    except BrokenPipeError:
+        # Nobody reads on; what is left is not written when the process ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if problem:
+        line.say(f"ab: {problem}")
+    return NO_NUMBER if problem else answer.status(options.max)
 
 
 def _stop(*_: object) -> None:
@@ -122,6 +132,8 @@ def _stop(*_: object) -> None:
 
 def _study(options: argparse.Namespace, root: Path, line: Line) -> Study:
     """The study of these arguments: the one that was begun, or a new one, its servers asked."""
+    if root.exists() and not root.is_dir():
+        raise Failed(f"{root} is no folder; give this comparison another --name")
     told = json.loads(json.dumps(arguments_of(options)))
     if (root / paths.ARGUMENTS).exists():
         changed = list(differences(read_json(root / paths.ARGUMENTS), told))
@@ -149,31 +161,38 @@ def _resolved(options: argparse.Namespace, root: Path, line: Line) -> StudyDocum
     overlay.install(root / paths.PATCH / "overlay")
     with hold_devices([options.device or "cpu"]):
         with asking(BASELINE) as (server, baseline):
-            _refuse_too_long(options, baseline)
-            planned = resolve(study_config(options, section, baseline), "ab")
+            _refuse_too_long(options, BASELINE, baseline)
+            planned = resolve(study_config(options, section, baseline), "design")
             life_s = _refuse_beyond(options, planned, server, line)
         for name, _ in options.candidate:
             with asking(name) as (_, candidate):
                 changed = differing(baseline, candidate)
                 if candidate.served["model"] != baseline.served["model"]:
                     raise AskError(f"{name} serves another model: {changed[0]}")
+                _refuse_too_long(options, name, candidate)
+                if baseline.served["exact_output"] and not candidate.served["exact_output"]:
+                    raise AskError(f"{name}: its answers have not the length asked for, those of"
+                                   " the baseline have")  # fmt: skip
                 if changed:
                     line.say(f"note: {name} differs from the baseline also in {'; '.join(changed)}")
     if (why := baseline.served["no_steps"]) is not None:
         line.say(f"note: no step times: {why}")
-    document = resolve(study_config(options, section, baseline, life_s), "ab")
+    document = resolve(study_config(options, section, baseline, life_s), "design")
     for warning in affinity_plan(document).warnings:
         line.say(f"warning: {warning}")
     minutes = block_s(options, baseline.startup_s, life_s) / 60
+    if options.minutes is not None and FIRST_LOOK * minutes > options.minutes:
+        line.say(f"warning: --minutes: found {options.minutes:g}; {FIRST_LOOK} blocks, the fewest"
+                 f" that give an interval, take about {FIRST_LOOK * minutes:.1f}")  # fmt: skip
     line.say(f"{root}: up to {document['blocks']} blocks of about {minutes:.1f} min")
     return document
 
 
-def _refuse_too_long(options: argparse.Namespace, baseline: Asked) -> None:
-    longest, wanted = baseline.served.get("max_model_len"), sum(options.shape)
+def _refuse_too_long(options: argparse.Namespace, name: str, said: Asked) -> None:
+    longest, wanted = said.served.get("max_model_len"), sum(options.shape)
     if longest is not None and wanted > longest:
         raise Failed(f"--shape: found {options.shape[0]}x{options.shape[1]}, {wanted} tokens;"
-                     f" allowed: at most {longest}, by /v1/models of the baseline")  # fmt: skip
+                     f" allowed: at most {longest}, by /v1/models of {name}")  # fmt: skip
 
 
 def _refuse_beyond(
@@ -295,25 +314,35 @@ def _run_block(
         line.say(f"note: {len(void)} cells of block {block + 1} are void: {void[0]}")
 
 
-def _finished(study: Study, blocks: int, findings: Sequence[Finding], line: Line) -> Answer:
-    """Make what is made of a study, unless it is there; the answer."""
+def _finished(
+    study: Study, blocks: int, findings: Sequence[Finding], line: Line
+) -> tuple[Answer, str]:
+    """Make what is made of a study, unless it is there; the answer, and why there is no archive."""
     from connector_tax.ab.answer import answer_of
 
     root, name = study.root, study.document["study"]
-    archive = Path("results", "archive", f"{name}.tar.zst")
+    archive, problem = Path("results", "archive", f"{name}.tar.zst"), ""
     if not archive.exists():
         line.show("making tables, figures, report and archive")
         _stage("analysis.reference", root)
         _stage("analysis.aggregate", root)
-        _stage("figures", root, *figures_of(study.config["engine"]))
-        _stage("report", root)
-        _stage("study.patch", root, "revert", unless=paths.REVERT_STATUS)
-        _stage("provenance.manifest", root)
-        _stage("study.complete", root, "--out", str(root / paths.COMPLETE))
-        _stage("provenance.archive", root, "pack", "--manifest", "results/MANIFEST.md", "--out",
-               str(archive))  # fmt: skip
+        try:
+            _archive(study, archive)
+        except Failed as error:
+            problem = str(error)
         line.show("")
-    return answer_of(study, blocks, findings, archive)
+    return answer_of(study, blocks, findings, None if problem else archive), problem
+
+
+def _archive(study: Study, archive: Path) -> None:
+    root = study.root
+    _stage("figures", root, *figures_of(study.config["engine"]))
+    _stage("report", root)
+    _stage("study.patch", root, "revert", unless=paths.REVERT_STATUS)
+    _stage("provenance.manifest", root)
+    _stage("study.complete", root, "--out", str(root / paths.COMPLETE))
+    _stage("provenance.archive", root, "pack", "--manifest", "results/MANIFEST.md", "--out",
+           str(archive))  # fmt: skip
 
 
 def _stage(module: str, root: Path, *arguments: str, unless: str | None = None) -> None:

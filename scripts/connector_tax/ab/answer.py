@@ -1,15 +1,16 @@
 """What was found, in three lines: cost, interval and verdict of each candidate, and the report."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from connector_tax import text
+from connector_tax.ab.arguments import BASELINE
 from connector_tax.analysis.block_model import MOST_BLOCKS
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.index import read_index
+from connector_tax.artifacts.index import CellEntry, LaunchIndex, read_index
 from connector_tax.artifacts.looks import Finding
 from connector_tax.artifacts.study_file import Study, launches
 from connector_tax.artifacts.table_reader import read_table
@@ -30,22 +31,30 @@ BESIDES = (
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer of a finished comparison."""
+    """The answer of a finished comparison.
+
+    Attributes:
+        void: why the configurations have no valid cell that have none.
+    """
 
     study: Study
     blocks: int
     minutes: float
     findings: Sequence[Finding]
     resources: Sequence[EffectRow]
-    archive: Path
+    archive: Path | None
+    void: Mapping[str, str] = field(default_factory=dict)
 
     def text(self) -> str:
         """Two lines for each candidate, one for how it was measured, and the report's path."""
         lines = []
         for name in dict.fromkeys(finding.config for finding in self.findings):
             mine = [finding for finding in self.findings if finding.config == name]
+            if why := self._void(name):
+                lines.append(f"{name}: no number: every cell is void: {why}")
+                continue
             lines.append(f"{name}: {'; '.join(map(self._said, mine))}")
-            lines.append(f"  besides: {', '.join(self._besides(name)) or 'nothing is known'}")
+            lines.append(f"  besides: {self._besides(name)}")
         config, sweep = self.study.config, self.study.config["phase_a"]
         rates = ", ".join(f"{rate:g}" for rate in sweep["rates_rps"])
         shape = f"{sweep['input_tokens']}x{sweep['output_tokens']}"
@@ -67,7 +76,8 @@ class Answer:
     def _said(self, finding: Finding) -> str:
         word, margin = WORDS[finding.metric], self.study.config["statistics"]["margins"]
         if finding.tax is None:
-            return f"{word} {finding.verdict}"
+            fell = ": a server fell behind this rate" if finding.verdict == MARKED else ""
+            return f"{word} no number{fell}"
         size = f"{text.signed(100 * finding.tax, 1)}%"
         if finding.lo is not None:
             size += f" {text.interval(finding.lo, finding.hi)}"
@@ -83,19 +93,34 @@ class Answer:
         minutes = self.minutes / self.blocks * finding.blocks_needed
         return f"{word} {size} {said}, about {math.ceil(minutes)} min would"
 
-    def _besides(self, config: str) -> list[str]:
-        found = []
+    def _void(self, config: str) -> str:
+        """Why a candidate, or else the baseline, has no valid cell; empty where both have one."""
+        baseline = self.void.get(BASELINE)
+        return self.void.get(config) or (f"{BASELINE}: {baseline}" if baseline else "")
+
+    def _besides(self, config: str) -> str:
+        """What is off zero."""
+        rows = {row.metric: row.difference for row in self._taken if row.config == config}
+        found, known = [], False
         for name, word, unit, decimals in BESIDES:
-            if self._running and name == "startup_s":
-                continue
-            row = next((r for r in self.resources if (r.config, r.metric) == (config, name)), None)
-            if row is not None and (difference := row.difference[0]) is not None:
-                found.append(f"{word} {text.signed(difference, decimals)} {unit}")
-        return found
+            value, lo, hi = rows.get(name, (None, None, None))
+            if value is not None and lo is not None and hi is not None:
+                known = True
+                if lo > 0 or hi < 0:
+                    found.append(f"{word} {text.signed(value, decimals)} {unit}")
+        return ", ".join(found) or ("nothing off zero" if known else "nothing is known")
+
+    @property
+    def _taken(self) -> list[EffectRow]:
+        """What the candidates take; a server that ran already has no start-up."""
+        names = {finding.config for finding in self.findings}
+        return [
+            row for row in self.resources
+            if row.config in names and not (self._running and row.metric == "startup_s")
+        ]  # fmt: skip
 
     def as_dict(self) -> dict[str, Any]:
         """The answer for a program."""
-        taken = [row for row in self.resources if row.config in {f.config for f in self.findings}]
         return {
             "study": self.study.document["study"],
             "blocks": self.blocks,
@@ -106,10 +131,11 @@ class Answer:
             "resources": [
                 {"config": r.config, "resource": r.metric, "unit": r.unit,
                  **dict(zip(("difference", "lo", "hi"), r.difference, strict=True))}
-                for r in taken
+                for r in self._taken
             ],
+            "void": dict(self.void),
             "report": str(self.study.root / paths.REPORT),
-            "archive": str(self.archive),
+            "archive": str(self.archive) if self.archive else None,
         }  # fmt: skip
 
     def status(self, bound: float | None) -> int:
@@ -128,10 +154,26 @@ class Answer:
         return where(bound or 0.0, finding.lo, finding.hi)
 
 
-def answer_of(study: Study, blocks: int, findings: Sequence[Finding], archive: Path) -> Answer:
+def answer_of(
+    study: Study, blocks: int, findings: Sequence[Finding], archive: Path | None
+) -> Answer:
     """The answer, what the servers took read from the analysed study."""
-    indexes = (read_index(launch.folder(study.root)) for launch in launches(study.document, "A"))
-    spent_s = sum(index.timing["wall_s"] for index in indexes if index is not None)
+    found = (read_index(launch.folder(study.root)) for launch in launches(study.document, "A"))
+    indexes = [index for index in found if index is not None]
+    spent_s = sum(index.timing["wall_s"] for index in indexes)
     rows = read_table(study.root / paths.ANALYSIS / paths.EFFECTS, EffectRow)
     resources = [row for row in rows if row.quantity == RESOURCE]
-    return Answer(study, blocks, spent_s / 60, findings, resources, archive)
+    return Answer(study, blocks, spent_s / 60, findings, resources, archive, all_void(indexes))
+
+
+def all_void(indexes: Sequence[LaunchIndex]) -> dict[str, str]:
+    """Why the configurations have no valid cell that have none."""
+    cells: dict[str, list[CellEntry]] = {}
+    for index in indexes:
+        if index.status == "done":
+            cells.setdefault(index.configuration, []).extend(index.cells)
+    return {
+        name: next((cell.reason for cell in of if cell.reason), "no reason is known")
+        for name, of in cells.items()
+        if all(cell.status != "valid" for cell in of)
+    }

@@ -16,6 +16,8 @@ EPILOG = """exit status: 0 answered (with --max: every tax lies below it), 1 one
 2 cannot tell, 3 a candidate has no number, 64 the command line is wrong, 130 stopped.
 The same command carries on where it was stopped, and prints the answer again when it is there."""
 _NAMED = re.compile(r"([a-z][a-z0-9_]{0,39})=(.*)", re.DOTALL)
+# A name, or an attempt at one.
+_BEGUN = re.compile(r"([\w.-]+)=")
 _SHAPE = re.compile(r"([1-9]\d*)x([1-9]\d*)")
 _VARIABLE = re.compile(r"([A-Z_][A-Z0-9_]*)=(.*)", re.DOTALL)
 _TAKEN = re.compile(r".*_([2-9]|1\d|20|last)")
@@ -106,10 +108,16 @@ def _check(parser: _Parser, options: argparse.Namespace) -> None:
             if getattr(options, key):
                 parser.error(f"--{key}: found with a URL; allowed: with commands, since a server"
                              " that runs already is not started")  # fmt: skip
+        ports = [running_port(url) for _, url in servers]
+        for number, (_, url) in enumerate(servers):
+            if ports.index(ports[number]) < number:
+                parser.error(f"--candidate-url: found {url!r} again; allowed: each server once")
     for name, command in servers if not any(running) else ():
         if PORT_MARK not in command:
             parser.error(f"--{name if name == BASELINE else 'candidate'}: found no {PORT_MARK} in"
                          f" {command!r}; allowed: a command that serves on it")  # fmt: skip
+    commands = [*servers, *(("--beside", line) for line in options.beside)]
+    for name, command in commands if not any(running) else ():
         if is_secret("command", command):
             parser.error(f"{name}: found what looks like a secret (not shown); allowed: none, the"
                          " command is recorded; export it in your shell")  # fmt: skip
@@ -149,6 +157,12 @@ def _running(text: str) -> str | None:
 def _named(check: Callable[[str], Any]) -> Callable[[str], tuple[str | None, str] | None]:
     def read(text: str) -> tuple[str | None, str] | None:
         match = _NAMED.fullmatch(text)
+        begun = _BEGUN.match(text)
+        if begun and not match and not _VARIABLE.fullmatch(text):
+            raise argparse.ArgumentTypeError(
+                f"found the name {begun[1]!r}; allowed: at most 40 small letters, digits and _,"
+                " a letter first (NAME in capitals sets an environment variable)"
+            )
         name, server = (match[1], match[2]) if match else (None, text)
         return (name, server) if check(server) else None
 

@@ -51,6 +51,10 @@ class AskError(Exception):
     """A server cannot be measured; the text says which and why."""
 
 
+class _WrongAnswer(Exception):
+    """An answer is not what the protocol says; the text says to which request."""
+
+
 @dataclass(frozen=True)
 class Asked:
     """What one server said: what it serves, what it resolved, and its label."""
@@ -102,6 +106,8 @@ def _ask(name: str, section: EngineSection, server: Server, startup_s: float,
         try:
             card = _model_card(name, client, model)
             served = _served(name, client, card)
+        except _WrongAnswer as error:
+            raise AskError(f"{name}: {error}") from error
         except (httpx.HTTPError, ValueError, KeyError, TypeError, IndexError) as error:
             server.check_alive("while it was asked")
             raise AskError(f"{name}: {type(error).__name__}: {error}") from error
@@ -128,7 +134,11 @@ def _model_card(name: str, client: httpx.Client, model: str | None) -> dict[str,
             raise AskError(f"{name}: /v1/models answers {listed.status_code}; say which model to"
                            " ask for with --model")  # fmt: skip
         return {"id": model}
-    cards = {str(card["id"]): card for card in listed.json()["data"]}
+    try:
+        cards = {str(card["id"]): card for card in listed.json()["data"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise _WrongAnswer(f"/v1/models answers {listed.text[:200]!r}; allowed: a list of"
+                           " models") from error  # fmt: skip
     if model is None and len(cards) == 1:
         return dict(next(iter(cards.values())))
     if model not in cards:
@@ -169,7 +179,9 @@ def _as_served(
         "body": body,
         "exact_output": body == "vllm" and usage.get("completion_tokens") == ANSWER_TOKENS,
         "max_model_len": card.get("max_model_len"),
-        "version": version.json().get("version") if version.status_code == httpx.codes.OK else None,
+        "version": _object("/version", version.text).get("version")
+        if version.status_code == httpx.codes.OK
+        else None,
     }
     if usage.get("prompt_tokens") == PROMPT_TOKENS and not chat:
         served["vocab_size"] = _vocabulary(client, model)
@@ -191,11 +203,18 @@ def _stream(client: httpx.Client, path: str, body: Mapping[str, Any]) -> dict[st
             return f"status {answer.status_code}: {answer.read()[:300].decode(errors='replace')}"
         for line in answer.iter_lines():
             if line.startswith("data:") and line[5:].strip() != "[DONE]":
-                event = json.loads(line[5:])
+                event = _object(path, line[5:])
                 if "error" in event:
                     return f"error {event['error']}"
                 usage = event.get("usage") or usage
     return usage
+
+
+def _object(path: str, text: str) -> dict[str, Any]:
+    with contextlib.suppress(ValueError):
+        if isinstance(read := json.loads(text), dict):
+            return read
+    raise _WrongAnswer(f"{path} answers {text.strip()[:200]!r}; allowed: a JSON object")
 
 
 def _vocabulary(client: httpx.Client, model: str) -> int | None:

@@ -65,11 +65,13 @@ def decided(findings: Sequence[Finding]) -> set[str]:
 
 
 def decided_in(taken: Look) -> dict[str, dict[str, Finding]]:
-    """The findings of the configurations that a look decided, by metric."""
-    return {
-        name: {finding.metric: finding for finding in taken["findings"] if finding.config == name}
-        for name in decided(taken["findings"])
-    }
+    """The findings of the configurations that a look decided, by metric, in the study's order."""
+    done = decided(taken["findings"])
+    found: dict[str, dict[str, Finding]] = {}
+    for finding in taken["findings"]:
+        if finding.config in done:
+            found.setdefault(finding.config, {})[finding.metric] = finding
+    return found
 
 
 def decided_earlier(folder: Path, launch: Launch) -> str | None:

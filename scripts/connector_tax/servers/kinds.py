@@ -320,7 +320,8 @@ def without_root(text: str) -> str:
     What is recorded is published. Of the machine's name only what UCX puts before each line of its
     log is known: `[host:pid:thread]`.
     """
-    text = text.replace(str(ROOT), ROOT_MARK)
+    # Not of a folder whose name begins as the project's does.
+    text = re.sub(rf"{re.escape(str(ROOT))}(?![\w-]|\.\w)", lambda _: ROOT_MARK, text)
     text = re.sub(rf"\[{re.escape(socket.gethostname())}(?=:\d+ *:\d+\])", "[host", text)
     # `~` itself: no HOME is set, and the user has no entry in the password file.
     home = os.path.expanduser("~")  # noqa: PTH111 - Path.home() raises there

@@ -118,7 +118,7 @@ def _held(name: str, deadline: float) -> socket.socket:
                 raise DeviceError(
                     f"device {name!r} is in use by another measurement ({_holder(address)}); two "
                     "on one device would measure each other. Wait for it, or choose another: "
-                    "`server.device`, with GPUs CUDA_VISIBLE_DEVICES."
+                    "`server.device` (of `ab` --device), with GPUs CUDA_VISIBLE_DEVICES."
                 ) from None
             time.sleep(_POLL_S)
     holder.listen(_BACKLOG)

@@ -162,8 +162,8 @@ class Server:
             if self._answers():
                 return time.monotonic() - self._started
             if time.monotonic() - self._started > timeout_s:
-                limit = f"{timeout_s:g} s (server.ready_timeout_s)"
-                raise ServerError(f"not ready after {limit}\n{self.log_tail()}")
+                name = "--ready-timeout" if self.command.callers else "server.ready_timeout_s"
+                raise ServerError(f"not ready after {timeout_s:g} s ({name})\n{self.log_tail()}")
             time.sleep(0.02)
 
     def _answers(self) -> bool:
