@@ -209,8 +209,11 @@ def _difference(row: EffectRow | None, digits: int, least: float) -> Score:
 def scorecard(study: StudyTables) -> style.Picture:
     """The scorecard as a picture: a coloured cell for each answer, with its sign."""
     names, lines = scores(study)
+    gains = "▼ gains; " * any(cell.kind == GAINS for _, cells in lines for cell in cells)
     notes = [
-        study.against("over plain; latency: ▲ costs; ● less than the margin; ? cannot tell"),
+        study.against(
+            f"over plain; latency: ▲ costs; {gains}● less than the margin; ? cannot tell"
+        ),
         study.against(
             f"the rest has no verdict: ▲ is at least {OF_MOST:.0%} of the most in its column and"
             f" {OF_PLAIN:.0%} of plain's, its interval above zero"
