@@ -1,12 +1,13 @@
 """`connector-tax COMMAND ...`: one command that lists and starts the others."""
 
-import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from typing import NamedTuple
 
 from connector_tax import __version__
+from connector_tax.files import open_closed_streams
 
 
 class Command(NamedTuple):
@@ -37,7 +38,6 @@ COMMANDS = {
     "tiny-model": Command("vllm.tiny_model", "study", "write the tiny model of the CPU study"),
     "vllm-environment": Command("vllm.environment", "study", "build a pinned vLLM environment"),
 }
-STOPPED = 130
 # How many these are.
 FOR_USERS = 6
 
@@ -53,19 +53,9 @@ def usage() -> str:
     )
 
 
-def _open_closed_streams() -> None:
-    """Lead standard streams that were closed before the start to /dev/null.
-
-    Else a socket gets their number, and libuv ends a process that closes such a one.
-    """
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that is named; its exit status, 2 where there is no such command."""
-    _open_closed_streams()
+    open_closed_streams()
     name, *rest = [*(sys.argv[1:] if argv is None else argv)] or ["--help"]
     if name in ("--help", "-h"):
         print(usage())
@@ -80,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         module = import_module(f"connector_tax.{command.module}")
     except KeyboardInterrupt:
-        return STOPPED
+        return 128 + signal.SIGINT
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("connector_tax"):
             raise

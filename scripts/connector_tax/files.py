@@ -81,6 +81,16 @@ def locked(lock: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def open_closed_streams() -> None:
+    """Lead standard streams that were closed before the start to /dev/null.
+
+    Else a socket gets their number, and libuv ends a process that closes such a one.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+
+
 def standard_stream(path: Path) -> BinaryIO | None:
     """The standard stream that `path` leads to (`-` is standard output); None: it is no such."""
     for number, stream in ((1, sys.stdout), (2, sys.stderr)):

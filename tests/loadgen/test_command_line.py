@@ -339,13 +339,14 @@ def test_the_url_names_what_is_posted_to(url: str, chat: bool, posted: bytes) ->
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("module", [["connector_tax", "loadgen"], ["connector_tax.loadgen"]])
 def test_a_standard_stream_closed_before_the_start_loses_no_output(
-    closed: str, tmp_path: Path
+    module: list[str], closed: str, tmp_path: Path
 ) -> None:
     summary = tmp_path / "summary.json"
     with serve(*answer("t")) as server:
         arguments = (
-            *(sys.executable, "-m", "connector_tax", "loadgen", "--model", "m", "--no-ready-check"),
+            *(sys.executable, "-m", *module, "--model", "m", "--no-ready-check"),
             *("--url", f"http://127.0.0.1:{server.port}", "--prompt", "p", "--concurrency", "1"),
             *("--requests", "2", "--no-affinity", "--summary", str(summary)),
         )

@@ -22,7 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from connector_tax.artifacts.study_records import MOST_WORKERS
-from connector_tax.files import is_stdout, standard_stream, write_bytes, write_json
+from connector_tax.files import (
+    is_stdout,
+    open_closed_streams,
+    standard_stream,
+    write_bytes,
+    write_json,
+)
 from connector_tax.loadgen.affinity import plan_affinity, read_topology
 from connector_tax.loadgen.endpoint import is_local, wait_ready
 from connector_tax.loadgen.generator import (
@@ -478,7 +484,9 @@ def _bodies(options: argparse.Namespace, target: Target, sessions: Sessions) -> 
         raise ValueError(f"--vocabulary: found {options.vocabulary}; allowed: up to 2^31")
     made = "messages" if target.chat else "prompt"
     if made in options.body:
-        raise ValueError(f"--body: found {made!r}; the session file or --prompt... give it")
+        raise ValueError(
+            f"--body: found {made!r}; allowed: any other key, since each request has its own"
+        )
     fresh: Callable[[], str | list[int]] | None = None
     stream = f"{options.seed}/prompts"
     if options.prompt_words is not None:
@@ -628,7 +636,7 @@ def _check_outputs(options: argparse.Namespace) -> None:
     """Refuse outputs that cannot be written before anything is sent; raises ValueError."""
     paths = [path for name in OUTPUTS if (path := getattr(options, name)) is not None]
     for first, second in itertools.combinations(paths, 2):
-        if first.resolve() == second.resolve():
+        if first.resolve() == second.resolve() and not first.is_char_device():
             raise ValueError(f"{first}: found it for two outputs; allowed: one")
     for path in (getattr(options, name) for name in OUTPUTS):
         if path is None or standard_stream(path) is not None:
@@ -641,6 +649,7 @@ def _check_outputs(options: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
+    open_closed_streams()
     options = parse_arguments(sys.argv[1:] if arguments is None else arguments)
     try:
         target, rule = make_target(options), make_rule(options)
