@@ -82,6 +82,7 @@ def test_headers_are_sent_as_given(tmp_path: Path) -> None:
             assert b"X-Name: caf\xe9\r\n" in head
             assert head.lower().count(b"\r\nhost:") == 1
         assert header(server.heads[0], "host") == "name.example"
+        assert header(server.heads[0], "Accept-Encoding") == "identity"
 
 
 def test_request_ids_are_of_one_run_alone(tmp_path: Path) -> None:

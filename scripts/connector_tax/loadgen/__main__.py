@@ -360,6 +360,11 @@ def make_rule(options: argparse.Namespace) -> CellRule:
         longest_s = floor_s
     if longest_s < floor_s:
         raise ValueError("--max-duration must not be below --duration")
+    if options.rampup > options.warmup + longest_s:
+        raise ValueError(
+            f"--rampup: found {options.rampup:g}; allowed: up to {options.warmup + longest_s:g} s,"
+            " --warmup and the longest run: else --concurrency is never reached"
+        )
     least = options.min_completed
     if options.stop_at_precision is not None:
         # So many that an interval has some meaning; its ends are seen again and again.

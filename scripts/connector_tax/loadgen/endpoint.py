@@ -57,6 +57,7 @@ def request_head(target: Target) -> str:
         "Host": host if target.port == default_port else f"{host}:{target.port}",
         "Content-Type": "application/json",
         "Accept": "text/event-stream" if target.stream else "application/json",
+        "Accept-Encoding": "identity",
     }
     given = {name.lower() for name in target.headers}
     lines = [f"{n}: {v}" for n, v in headers.items() if n.lower() not in given]
