@@ -92,6 +92,7 @@ def _drawn_texts(picture: Picture, monkeypatch: pytest.MonkeyPatch) -> list[tupl
     return [(text, box) for (text, _), box in placed.items()]
 
 
+@pytest.mark.parametrize("pictures", ["full"], indirect=True)
 def test_each_figure_has_three_files_and_says_what_engine_it_shows(
     pictures: dict[str, Picture], tmp_path: Path
 ) -> None:

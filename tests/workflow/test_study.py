@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -262,12 +263,22 @@ def test_a_second_run_has_nothing_to_do_though_the_code_was_touched(study: Study
     assert "Nothing to be done" in done.stdout + done.stderr
 
 
-def test_the_plan_shows_every_cell_done(study: Study) -> None:
+def test_the_plan_shows_the_state_of_every_cell(study: Study) -> None:
     done = run(study.folder, "plan")
     lines = [line.split() for line in done.stdout.splitlines()]
     rows = [words for words in lines if words[1:2] in (["A"], ["B"], ["Bp"])]
     assert len(rows) == 3 * 2 + 3 + 2
-    assert {row[5] for row in rows} <= {"done", "skipped"}
+    # On a busy machine a cell may be void.
+    void = {
+        (index.parent.name, index.parents[2].name, cell["cell"]): cell["reason"]
+        for index in study.results.glob("runs/*/block0/*/index.json")
+        for cell in read_json(index)["cells"]
+        if cell["status"] == "void"
+    }
+    assert {(row[1], row[3], row[4]) for row in rows if row[5] == "void"} == void.keys()
+    if void:
+        warnings.warn(f"void: {void}", stacklevel=1)
+    assert {row[5] for row in rows} - {"void"} <= {"done", "skipped"}
     assert "0 still to measure" in done.stdout
 
 
