@@ -28,7 +28,7 @@ resume: .venv/pipeline.stamp  ## after a kill or a power cut: release the stale 
 test: .venv/dev.stamp lint  ## linters, then the default tests, two at a time
 	$(call pytest,-m "not long and not workflow")
 
-test-workflow: .venv/dev.stamp  ## whole studies and launches: Snakemake and `ab` end to end, Ctrl-C, kills, full disks, replot
+test-workflow: .venv/dev.stamp  ## whole studies and launches: Snakemake and `ab` end to end, Ctrl-C, kills, full disks, replot, tampering
 	$(call pytest,-m "workflow and not long")
 
 test-long: .venv/dev.stamp  ## the slow suites: kills at 20 moments, coverage, real vLLM where it is installed

@@ -195,6 +195,7 @@ def content(path: Path) -> bytes:
     return re.sub(rb"\d+\.\d{5,}", lambda found: b"%.4f" % float(found[0]), named)
 
 
+@pytest.mark.workflow
 def test_same_inputs_give_the_same_bytes_in_another_process(tmp_path: Path) -> None:
     study_file = write_study(tmp_path / "s", DESIGNS["one_block"])
     command = [sys.executable, "-m", "connector_tax.figures", *NAMES, "--study", str(study_file)]

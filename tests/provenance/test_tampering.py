@@ -39,6 +39,7 @@ SKIPPED_INDEX = "runs/mooncake_consumer/block0/A/index.json"
 GATE_LOG = "preflight/verify_kv_consumer.log"
 COUNT = len(tables.COLUMNS[paths.EFFECTS])
 Tampering = tuple[Tamper, str]
+pytestmark = pytest.mark.workflow
 
 
 def field(name: str, column: str, value: str, row: int = 0, given: bool = True,
