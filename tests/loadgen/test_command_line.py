@@ -173,6 +173,7 @@ def test_whole_responses_work_too(tmp_path: Path) -> None:
 
 GOOD_URL = ["--url", "http://127.0.0.1:1", "--model", "m"]
 GOOD_LOAD = [*GOOD_URL, "--rate", "1", "--prompt", "p"]
+GOOD_PLACES = [*GOOD_URL, "--concurrency", "2", "--prompt", "p"]
 
 
 @pytest.mark.parametrize(
@@ -209,23 +210,11 @@ GOOD_LOAD = [*GOOD_URL, "--rate", "1", "--prompt", "p"]
             "--concurrency 9 needs 9",
         ),
         (
-            [*GOOD_URL, "--concurrency", "2", "--prompt", "p", "--workers", "3"],
+            [*GOOD_PLACES, "--workers", "3"],
             "--workers: found 3; allowed: up to --concurrency (2)",
         ),
         (
-            [
-                *GOOD_URL,
-                "--concurrency",
-                "2",
-                "--prompt",
-                "p",
-                "--duration",
-                "9",
-                "--warmup",
-                "1",
-                "--rampup",
-                "11",
-            ],
+            [*GOOD_PLACES, "--duration", "9", "--warmup", "1", "--rampup", "11"],
             "--rampup: found 11; allowed: up to 10 s",
         ),
         ([*GOOD_LOAD, "--wait", "nan"], "--wait: found nan; allowed: 0 to 1e+08 s"),
