@@ -18,35 +18,22 @@ def machine(
     *,
     ranks: Mapping[int, int] | None = None,
     source: str = "cpufreq/cpuinfo_max_freq",
-    offline: Iterable[int] = (),
 ) -> dict[str, str]:
     """Return the files of a machine of `cores`: (NUMA node, logical CPUs of the core).
 
-    `ranks` is the content of `source` per CPU. An offline CPU keeps its folder but loses its
-    topology, as on a real kernel.
+    `ranks` is the content of `source` per CPU.
     """
-    gone = set(offline)
-    files: dict[str, str] = {}
+    files = {"proc/self/cgroup": "0::/\n"}
     nodes: dict[int, list[int]] = {}
-    online: list[int] = []
     for node, cpus in cores:
-        here = [cpu for cpu in cpus if cpu not in gone]
-        online += here
-        nodes.setdefault(node, []).extend(here)
-        listed = ",".join(map(str, here)) + "\n"
+        nodes.setdefault(node, []).extend(cpus)
         for cpu in cpus:
             folder = f"sys/devices/system/cpu/cpu{cpu}"
-            files[f"{folder}/uevent"] = ""
-            if cpu in gone:
-                continue
-            files[f"{folder}/topology/core_cpus_list"] = listed
-            files[f"{folder}/topology/thread_siblings_list"] = listed
+            files[f"{folder}/topology/core_cpus_list"] = ",".join(map(str, cpus)) + "\n"
             if ranks is not None:
                 files[f"{folder}/{source}"] = f"{ranks[cpu]}\n"
     for node, here in nodes.items():
         files[f"sys/devices/system/node/node{node}/cpulist"] = ",".join(map(str, here)) + "\n"
-    files["sys/devices/system/cpu/online"] = ",".join(map(str, sorted(online))) + "\n"
-    files["proc/self/cgroup"] = "0::/\n"
     return files
 
 

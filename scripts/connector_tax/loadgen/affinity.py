@@ -154,40 +154,23 @@ def _cpus(cores: list[Core]) -> tuple[int, ...]:
 
 
 def read_topology(root: Path = Path("/"), inherited: set[int] | None = None) -> Topology:
-    """Read the cores that are online, allowed by the cgroup and in the inherited mask.
+    """Read the cores of the inherited mask, which holds no CPU that is offline or not the cgroup's.
 
     `root` is where /sys and /proc are found; `inherited` is this process's mask unless given.
 
     Raises:
-        ValueError: sysfs is unreadable or malformed, or no CPU is left.
+        ValueError: sysfs is malformed.
     """
-    if inherited is None:
-        inherited = os.sched_getaffinity(0)
+    allowed = os.sched_getaffinity(0) if inherited is None else inherited
     system = root / "sys/devices/system"
-    online = parse_cpus(_required(system / "cpu/online"))
-    group_cpus, quota_cpus = _cgroup_limits(root)
-    allowed = online & inherited
-    if group_cpus is not None:
-        allowed &= group_cpus
-    if not allowed:
-        raise ValueError(f"no CPU is online, in the cgroup and in the mask {sorted(inherited)}")
     ranked_by, performance = _performance(system / "cpu", allowed)
     cores = [
         Core(siblings, _node_of(system / "node", siblings[0]), max(map(performance, siblings)))
         for siblings in _physical_cores(system / "cpu", allowed)
     ]
-    best: dict[int, int] = {}
-    for core in cores:
-        best[core.node] = max(core.performance, best.get(core.node, core.performance))
+    best = {core.node: core.performance for core in sorted(cores, key=lambda c: c.performance)}
     cores.sort(key=lambda c: (-best[c.node], c.node, -c.performance, c.cpus))
-    return Topology(tuple(cores), quota_cpus, ranked_by)
-
-
-def _required(path: Path) -> str:
-    text = _read(path)
-    if text is None:
-        raise ValueError(f"{path} cannot be read")
-    return text
+    return Topology(tuple(cores), _cgroup_quota(root), ranked_by)
 
 
 def _read(path: Path) -> str | None:
@@ -200,8 +183,7 @@ def _read(path: Path) -> str | None:
 def _physical_cores(cpu_folder: Path, allowed: set[int]) -> list[tuple[int, ...]]:
     groups: set[tuple[int, ...]] = set()
     for cpu in allowed:
-        topology = cpu_folder / f"cpu{cpu}/topology"
-        listed = _read(topology / "core_cpus_list") or _read(topology / "thread_siblings_list")
+        listed = _read(cpu_folder / f"cpu{cpu}/topology/core_cpus_list")
         siblings = parse_cpus(listed) & allowed if listed is not None else {cpu}
         groups.add(tuple(sorted(siblings | {cpu})))
     return sorted(groups)
@@ -224,14 +206,13 @@ def _performance(cpu_folder: Path, allowed: set[int]) -> tuple[str | None, Calla
     return None, lambda _cpu: 0
 
 
-def _cgroup_limits(root: Path) -> tuple[set[int] | None, float | None]:
-    """The CPU set and quota of this process's control group, version 1 or 2; None: unlimited.
+def _cgroup_quota(root: Path) -> float | None:
+    """The CPU quota of this process's control group, version 1 or 2; None: unlimited.
 
     A limit anywhere on the way to the root binds, so every level is read. Inside a container the
     path of /proc/self/cgroup may be the host's; then the mount's own root is the group.
     """
     mount = root / "sys/fs/cgroup"
-    cpus: list[set[int]] = []
     quotas: list[float] = []
     for line in (_read(root / "proc/self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -242,14 +223,10 @@ def _cgroup_limits(root: Path) -> tuple[set[int] | None, float | None]:
         if not folder.is_dir():
             folder = base
         for level in (folder, *(p for p in folder.parents if p == base or base in p.parents)):
-            for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
-                if text := _read(level / name):
-                    cpus.append(parse_cpus(text))
-                    break
             quota, _, period = (_read(level / "cpu.max") or "max").partition(" ")
             if quota != "max":
                 quotas.append(int(quota) / int(period))
             quota_us = int(_read(level / "cpu.cfs_quota_us") or -1)
             if quota_us > 0:
-                quotas.append(quota_us / int(_required(level / "cpu.cfs_period_us")))
-    return set.intersection(*cpus) if cpus else None, min(quotas, default=None)
+                quotas.append(quota_us / int(_read(level / "cpu.cfs_period_us") or 100_000))
+    return min(quotas, default=None)
