@@ -653,7 +653,6 @@ def _check_outputs(options: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit status."""
     open_closed_streams()
     options = parse_arguments(sys.argv[1:] if arguments is None else arguments)
     try:

@@ -101,14 +101,12 @@ class WorkerProcess:
             raise LoadGeneratorError(f"worker {self.index} ended at its start; see its stderr")
 
     def tell_settings(self, folder: str) -> None:
-        """Write its settings with the `folder` of the sockets to its standard input."""
         self.settings.folder = folder
         assert self.process.stdin is not None
         self.process.stdin.write(msgspec.json.encode(self.settings) + b"\n")
         self.process.stdin.flush()
 
     def close(self) -> None:
-        """End the process and let go of it."""
         os.close(self.pidfd)
         self.process.kill()
         self.process.wait()
@@ -163,7 +161,6 @@ class Dispatcher:
             raise
 
     def close(self) -> None:
-        """End the workers, remove the sockets and the folder, end the thread."""
         if not self._thread.is_alive():
             return
         self._call(self._close())
@@ -284,7 +281,6 @@ class Dispatcher:
         return [health for health in answers if health is not None]
 
     def submit(self, items: Iterable[Item]) -> None:
-        """Hand over, in order."""
         self._inbox.extend(items)
         if not self._wake_pending:  # one wake-up for however many were appended meanwhile
             self._wake_pending = True
@@ -303,7 +299,6 @@ class Dispatcher:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the workers, by index."""
         return [worker.process.pid for worker in self._workers]
 
     def _flush(self) -> None:

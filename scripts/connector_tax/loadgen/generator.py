@@ -283,7 +283,6 @@ class LoadGenerator:
 
     @property
     def worker_pids(self) -> list[int]:
-        """Process ids of the workers, by index."""
         return self._dispatcher.pids
 
     def describe(self) -> dict[str, Any]:
@@ -359,7 +358,6 @@ class LoadGenerator:
     # ---- the parts of a run
 
     def _begin(self, load: Load, rule: CellRule, issuer: IssuingThread) -> list[Begun]:
-        """Prepare the workers for a run, whose results go to `issuer`."""
         options = self.options
         self._run_number += 1
         self._issuer = None

@@ -68,7 +68,6 @@ class Poller:
             self.streaming.discard(descriptor)
 
     def close(self) -> None:
-        """Let go of the loop."""
         self._loop.remove_reader(self._epoll.fileno())
         self._epoll.close()
 
@@ -184,7 +183,6 @@ class TlsSession:
         self.ended = False
 
     def encrypt(self, head: bytes, body: bytes) -> bytes:
-        """Return what to send."""
         self._tls.write(head + body)
         return self._outgoing.read()
 
@@ -244,7 +242,6 @@ def tls_context(settings: TlsSettings) -> ssl.SSLContext:
 
 
 def tls_text(error: ssl.SSLError) -> str:
-    """Return what an error says to a user."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"certificate: {error.verify_message}"
     # Only the errors of the C library have a reason.
@@ -353,7 +350,6 @@ class Connection:
         return stamp
 
     def on_writable(self) -> None:
-        """Send more of a request that the kernel did not take at once."""
         if self._unsent is None:
             return
         try:
@@ -396,7 +392,6 @@ class Connection:
         return self._buffer[:size], stamp
 
     def on_readable(self) -> None:
-        """Read once, stamp, parse, tell the reader."""
         if self.closed:  # in the same batch, for another socket's sake
             return
         try:
@@ -508,12 +503,10 @@ class Connection:
             self._headers_done = True
 
     def on_body(self, part: bytes) -> None:
-        """Collect what one read brings."""
         if not self._complete:
             self._parts.append(part)
 
     def on_message_complete(self) -> None:
-        """The response is whole."""
         if self._headers_done and not self._complete:
             self._complete = True
             self._keep_alive = self._parser.should_keep_alive()
@@ -544,7 +537,6 @@ class Connection:
             return True
 
     def close(self) -> None:
-        """Close the socket and let go of the loop."""
         if self.closed:
             return
         self.closed = True
@@ -555,6 +547,5 @@ class Connection:
 
 
 def os_text(error: OSError) -> str:
-    """Return the name and the text of an error."""
     name = errno.errorcode.get(error.errno or 0, "")
     return f"{name} {error.strerror}".strip()

@@ -134,7 +134,6 @@ class RequestRecord(msgspec.Struct, kw_only=True, array_like=True, tag=0):
 
     @property
     def measured(self) -> bool:
-        """True if the request was due in the measured window."""
         return not (self.warmup or self.cooldown)
 
     @property
@@ -146,11 +145,9 @@ class RequestRecord(msgspec.Struct, kw_only=True, array_like=True, tag=0):
         return list(zip(numbers[::2], numbers[1::2], strict=True))
 
     def fail(self, kind: str, detail: str | None = None) -> None:
-        """Note that it ended in failure `kind`, a key of FAILURES."""
         self.status, self.error_kind, self.error_detail = FAILURES[kind][0], kind, detail
 
     def fields(self, names: Iterable[str]) -> dict[str, Any]:
-        """The named fields, in that order."""
         return {name: getattr(self, name) for name in names}
 
 
@@ -213,7 +210,6 @@ class Target:
 
     @property
     def chat(self) -> bool:
-        """True for a chat-completions endpoint."""
         return self.path.partition("?")[0].endswith("/chat/completions")
 
 

@@ -179,7 +179,6 @@ class Plan:
         precision: PrecisionRule | None = None,
         keeps_ended: bool = False,
     ) -> None:
-        """See LoadGenerator.run for the arguments."""
         self._load = load
         self._rule = rule
         self._precision = precision
@@ -217,7 +216,6 @@ class Plan:
 
     @property
     def outstanding(self) -> int:
-        """How many requests were handed out and have not ended."""
         return len(self._open)
 
     # ---- what the issuing thread asks
@@ -260,7 +258,6 @@ class Plan:
         return [Cancel("session_failed", cancels)] if cancels else []
 
     def take(self, record: RequestRecord) -> None:
-        """Take a request that has ended."""
         seq = record.seq
         ready = self._open.pop(seq)
         self._unanswered.discard(seq)
@@ -453,7 +450,6 @@ class Plan:
 
 
 def _record(seq: int, due_ns: int, session: str, node: Node) -> RequestRecord:
-    """A request that has no outcome yet."""
     return RequestRecord(
         request_id=f"{session}/{node.id}",
         seq=seq,

@@ -74,11 +74,9 @@ class Pool:
 
     @property
     def idle(self) -> int:
-        """How many connections wait for a request."""
         return len(self._idle)
 
     def take(self) -> Connection | None:
-        """An idle connection, or None."""
         connection = self._take()
         if self._look is not None:
             self._open_spares()
@@ -171,7 +169,6 @@ class Pool:
             self._look = None
 
     def drop_idle(self, which: Callable[[Connection], bool] = lambda _: True) -> None:
-        """Close idle connections."""
         for connection in [c for c in self._idle if which(c)]:
             self._idle.remove(connection)
             self._discard(connection)

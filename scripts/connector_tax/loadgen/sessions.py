@@ -38,8 +38,6 @@ class Parent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One request of a session."""
-
     id: str
     prompt: str | TokenIds
     max_tokens: Annotated[int, Meta(ge=1)]

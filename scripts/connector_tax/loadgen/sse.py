@@ -86,8 +86,6 @@ class EventSplitter:
 
 
 class Usage(msgspec.Struct):
-    """`usage` of a response."""
-
     prompt_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
     completion_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
@@ -106,7 +104,6 @@ class Message(msgspec.Struct):
 
     @property
     def reasons(self) -> bool:
-        """True if it brings reasoning."""
         return bool(self.reasoning or self.reasoning_content)
 
     @property

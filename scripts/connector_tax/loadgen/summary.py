@@ -78,7 +78,6 @@ class RecordSink:
         self._next_s = 0.0
 
     def take(self, record: RequestRecord) -> None:
-        """Take a request that has ended."""
         if self._stream is not None:
             self._lines += self._encode(record.fields(LINE_FIELDS)) + b"\n"
             if len(self._lines) > PENDING_BYTES:
@@ -240,7 +239,6 @@ Checks = dict[str, CheckRecord]
 
 
 def verify(result: CellResult, load: Load) -> Checks:
-    """Return every check that applies to this load."""
     requests, stop_ns = result.requests, result.t_stop_ns
     measured = [record for record in requests if record.measured]
     checks = check_requests(measured)
@@ -481,7 +479,6 @@ def _quantiles(name: str, ordered: "NDArray[np.floating[Any]]") -> dict[str, Any
 
 
 def print_summary(summary: dict[str, Any], stream: TextIO) -> None:
-    """Print outcome counts, latencies and what the checks found."""
     console = Console(file=stream, width=110, highlight=False, markup=False)
     console.print(
         f"{summary['requests']} requests in {summary['window_s']:.1f} s, answered in "

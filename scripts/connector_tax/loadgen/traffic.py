@@ -139,7 +139,6 @@ class Load:
 
     @property
     def rampup_ns(self) -> int:
-        """How long the sessions of a closed loop take to be there."""
         return max(round(self.rampup_s * 1e9), self.concurrency * START_GAP_NS)
 
     @property
@@ -155,7 +154,6 @@ class Load:
         return self.offsets_ns is None and not self.waits_for_results
 
     def scheduler(self, origin_ns: int) -> "SessionScheduler | ClosedSingles":
-        """What says which requests are due, by the clock."""
         admission = at_places(self.concurrency, origin_ns, self.rampup_ns)
         if self.waits_in_workers:
             return ClosedSingles(self.sessions, self.concurrency, admission)
@@ -166,8 +164,6 @@ class Load:
 
 @dataclass(slots=True)
 class _State:
-    """One active session."""
-
     session: Session
     waits_for: list[int]  # per node: parents that have not ended
     ready_ns: list[int]  # per node: latest end of a parent so far
@@ -223,12 +219,10 @@ class SessionScheduler:
 
     @property
     def active(self) -> int:
-        """How many sessions have started and not ended."""
         return len(self._active)
 
     @property
     def finished(self) -> bool:
-        """True when nothing is active and no session will start."""
         return self.started >= len(self._sessions) and not self._active
 
     @property
@@ -378,17 +372,14 @@ class ClosedSingles:
 
     @property
     def active(self) -> int:
-        """How many sessions have started and not ended."""
         return min(self._places, self._handed - self._ended)
 
     @property
     def finished(self) -> bool:
-        """True when nothing is active and no session will start."""
         return self.exhausted and self._ended == self._handed
 
     @property
     def exhausted(self) -> bool:
-        """True when all sessions have been handed out."""
         return self._handed >= len(self._sessions)
 
     def pop_ready(self, now_ns: int, horizon_ns: int) -> list[Ready]:  # noqa: ARG002
@@ -428,7 +419,6 @@ class ClosedSingles:
         return _NOTHING_MORE
 
     def unsent(self) -> list[tuple[int, int]]:
-        """As for sessions: none has requests to come."""
         return []
 
 

@@ -221,7 +221,6 @@ class InFlight:
         return True
 
     def leave(self, worker: int) -> None:
-        """A request that entered is over."""
         self._counts[worker] -= 1
         _sem_post(self._address)
 
@@ -249,7 +248,6 @@ class LoopProbe:
         self.reset()
 
     def reset(self) -> None:
-        """Start a new series."""
         self.lags_ns: list[int] = []
         self._cpu_ns = time.process_time_ns()
         self.start_ns = time.monotonic_ns()

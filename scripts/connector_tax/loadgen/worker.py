@@ -118,7 +118,6 @@ class HeldRequest:
     # ---- what the connection tells
 
     def on_head(self, status: int, stamp: int) -> None:
-        """Take the status."""
         self._status, self.record.t_headers_ns = status, stamp
         owner = self._owner
         if status == 200 and owner.stream:
@@ -175,11 +174,9 @@ class HeldRequest:
             self._check()
 
     def fail(self, failure: RequestFailed) -> None:
-        """End it, whatever has come."""
         self._owner.on_answered(self, failure)
 
     def stop(self) -> None:
-        """Take no more."""
         if self._patience is not None:
             self._patience.cancel()
         if self._reads:
@@ -286,7 +283,6 @@ class Places:
         self.stop_ns: int | None = None
 
     def add(self, request: HeldRequest) -> None:
-        """Take a request, which starts when there is a place."""
         self._waiting.append(request)
         if self._free:
             self._next(self._free.popleft())
