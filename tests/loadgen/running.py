@@ -35,13 +35,16 @@ ORIGIN_NS = 1_000_000_000
 
 
 def command(
-    port: int, folder: Path, *arguments: str
+    port: int, folder: Path, options: str, *more: str
 ) -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
-    """The exit status, the summary and the records of a run against the server on `port`."""
+    """The exit status, the summary and the records of a run against the server on `port`.
+
+    `more`: options that hold spaces, word by word.
+    """
     summary, output = folder / "summary.json", folder / "out.jsonl"
     where = ("--url", f"http://127.0.0.1:{port}", "--no-affinity")
     files = ("--summary", str(summary), "--output", str(output))
-    status = main([*where, *files, *arguments])
+    status = main([*where, *files, *options.split(), *more])
     return status, json.loads(summary.read_text()), list(map(json.loads, output.open()))
 
 

@@ -1,9 +1,11 @@
 """The stand-alone command: sessions end to end, output, checks and exit codes."""
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,30 +30,21 @@ def answer(text: str, prompt: int = 4) -> list[Step]:
     return [HEAD + chunked(*chunks, event(usage(prompt, 3)), event("[DONE]"))]
 
 
-CHAIN = [
+CHAIN: list[dict[str, Any]] = [
     {"id": "a", "prompt": "one", "max_tokens": 3},
-    {
-        "id": "b",
-        "prompt": "two",
-        "max_tokens": 3,
-        "wait_after_ready_s": 0.05,
-        "parents": [{"node": "a"}],
-    },
+    {"id": "b", "prompt": "two", "max_tokens": 3, "parents": [{"node": "a"}]},
     {"id": "c", "prompt": "three", "max_tokens": 3, "parents": [{"node": "b"}]},
 ]
+CHAIN[1]["wait_after_ready_s"] = 0.05
 
 
 def test_open_loop_traffic_is_recorded_summarised_and_verified(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with serve(*answer("t", 5)) as server:
-        status, _, records = command(
-            server.port,
-            tmp_path,
-            *("--rate", "100", "--arrivals", "fixed", "--duration", "1"),
-            *("--prompt-tokens", "5", "--vocabulary", "50", "--max-tokens", "3"),
-            "--ignore-eos",
-        )
+        load = "--rate 100 --arrivals fixed --duration 1 --prompt-tokens 5 --vocabulary 50"
+        what = "--max-tokens 3 --ignore-eos"
+        status, _, records = command(server.port, tmp_path, f"{load} {what}")
         bodies = server.bodies
     printed = capsys.readouterr()
     # On a busy machine the timing may be off; then the run has to say so.
@@ -67,21 +60,13 @@ def test_open_loop_traffic_is_recorded_summarised_and_verified(
     assert " sent" in printed.err
 
 
-@pytest.mark.parametrize(
-    "load", [["--rate", "20", "--arrivals", "fixed"], ["--concurrency", "2", "--rampup", "0.2"]]
-)
-def test_children_inherit_prompts_and_outputs(load: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("load", ["--rate 20 --arrivals fixed", "--concurrency 2 --rampup 0.2"])
+def test_children_inherit_prompts_and_outputs(load: str, tmp_path: Path) -> None:
     scripts = {"one": answer("A"), "two": answer("B"), "three": answer("C")}
     with FaultServer(scripts, lambda body: body["messages"][-1]["content"]) as server:
-        sessions = [{"id": f"s{i}", "nodes": CHAIN} for i in range(6)]
-        status, _, records = command(
-            server.port,
-            tmp_path,
-            *load,
-            *("--chat", "--duration", "5"),
-            *("--session-file", write_sessions(tmp_path, *sessions)),
-            *("--url", f"http://127.0.0.1:{server.port}/v1/chat/completions"),
-        )
+        sessions = write_sessions(tmp_path, *({"id": f"s{i}", "nodes": CHAIN} for i in range(6)))
+        options = f"{load} --chat --duration 5 --session-file {sessions}"
+        status, _, records = command(server.port, tmp_path, options)
         last = [body for body in server.bodies if len(body["messages"]) == 5]
     assert status in (0, 1)  # 1: the machine was too busy to keep the timing
     assert len(records) == 18
@@ -116,15 +101,15 @@ def test_token_ids_are_inherited_when_the_server_gives_them(tmp_path: Path) -> N
         {"id": "b", "prompt": [3], "max_tokens": 3, "parents": [{"node": "a"}]},
     ]
     path = write_sessions(tmp_path, {"id": "s", "nodes": nodes})
-    load = ("--rate", "50", "--arrivals", "fixed", "--duration", "1", "--session-file", path)
+    load = f"--rate 50 --arrivals fixed --duration 1 --session-file {path}"
     scripts = {"2": script(2, ids=True), "6": script(6, ids=True)}
     with FaultServer(scripts, lambda body: str(len(body["prompt"]))) as server:
-        status, *_ = command(server.port, tmp_path, *load)
+        status, *_ = command(server.port, tmp_path, load)
         assert status in (0, 1)
         assert [body["prompt"] for body in server.bodies] == [[1, 2], [1, 2, 7, 8, 9, 3]]
         assert all(body["return_token_ids"] for body in server.bodies)
     with FaultServer({"2": script(2, ids=False)}, lambda body: str(len(body["prompt"]))) as server:
-        status, _, records = command(server.port, tmp_path, *load)
+        status, _, records = command(server.port, tmp_path, load)
     assert status == 3
     assert [r["error_kind"] for r in records] == ["missing_token_ids", "session_failed"]
 
@@ -135,14 +120,10 @@ def test_a_failure_ends_its_session_unless_told_to_go_on(keep_going: bool, tmp_p
     scripts = {"one": answer("A"), "two": bad, "three": answer("C")}
     names = {"one": "one", "oneA.!two": "two", "three": "three", "oneA.!three": "three"}
     with FaultServer(scripts, lambda body: names[body["prompt"]]) as server:
-        sessions = [{"id": f"s{i}", "nodes": CHAIN} for i in range(2)]
-        status, _, records = command(
-            server.port,
-            tmp_path,
-            *("--rate", "20", "--duration", "3", "--no-affinity"),
-            *("--session-file", write_sessions(tmp_path, *sessions)),
-            *(["--keep-going"] if keep_going else []),
-        )
+        sessions = write_sessions(tmp_path, *({"id": f"s{i}", "nodes": CHAIN} for i in range(2)))
+        options = f"--rate 20 --duration 3 --session-file {sessions}"
+        goes_on = " --keep-going" if keep_going else ""
+        status, _, records = command(server.port, tmp_path, options + goes_on)
     assert status == 1  # a third of the requests failed
     kinds = sorted((r["node"], r["error_kind"]) for r in records)
     last = None if keep_going else "session_failed"
@@ -152,171 +133,143 @@ def test_a_failure_ends_its_session_unless_told_to_go_on(keep_going: bool, tmp_p
 
 
 def test_whole_responses_work_too(tmp_path: Path) -> None:
-    body = json.dumps(
-        {
-            "choices": [{"text": "abc", "finish_reason": "stop"}],
-            "usage": {"prompt_tokens": 1, "completion_tokens": 3},
-        }
-    ).encode()
-    script: list[Step] = [b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body]
-    with serve(*script) as server:
-        status, _, records = command(
-            server.port,
-            tmp_path,
-            *("--concurrency", "3", "--requests", "30", "--prompt", "hi", "--no-stream"),
-        )
+    choices = [{"text": "abc", "finish_reason": "stop"}]
+    body = json.dumps({"choices": choices, "usage": json.loads(usage(1, 3))["usage"]}).encode()
+    with serve(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)) as server:
+        load = "--concurrency 3 --requests 30 --prompt hi --no-stream"
+        _, summary, _ = command(server.port, tmp_path, load)
         assert server.bodies[0]["stream"] is False
         assert "stream_options" not in server.bodies[0]
-    assert status in (0, 1)
-    assert {r["status"] for r in records} == {"ok"}
+    assert summary["ok"] == 30
 
 
-GOOD_URL = ["--url", "http://127.0.0.1:1", "--model", "m"]
-GOOD_LOAD = [*GOOD_URL, "--rate", "1", "--prompt", "p"]
-GOOD_PLACES = [*GOOD_URL, "--concurrency", "2", "--prompt", "p"]
+GOOD = "--rate 1 --prompt p"
+PLACES = "--concurrency 2 --prompt p"
+DRAWN = "--rate 1 --prompt-tokens 4"
 
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--url", "ftp://x", "--model", "m", "--rate", "1", "--prompt", "p"], "--url"),
-        ([*GOOD_URL, "--prompt", "p"], "--rate"),
-        ([*GOOD_URL, "--rate", "1", "--concurrency", "1", "--prompt", "p"], "--concurrency"),
-        ([*GOOD_URL, "--rate", "-1", "--prompt", "p"], "--rate"),
-        ([*GOOD_LOAD, "--duration", "0"], "--duration: found 0.0; allowed: above 0"),
-        ([*GOOD_LOAD, "--workers", "257"], "--workers: found 257; allowed: up to 256"),
-        ([*GOOD_URL, "--concurrency", "1", "--prompt", "p", "--arrivals", "fixed"], "--arrivals"),
-        ([*GOOD_LOAD, "--rampup", "1"], "--rampup"),
-        ([*GOOD_LOAD, "--vocabulary", "9"], "--vocabulary"),
-        ([*GOOD_LOAD, "--keep-going"], "--keep-going"),
-        ([*GOOD_LOAD, "--stop-overloaded"], "--inflight-cap"),
-        ([*GOOD_URL, "--rate", "1", "--session-file", "x", "--max-tokens", "3"], "--max-tokens"),
-        ([*GOOD_URL, "--rate", "inf", "--prompt", "p"], "--requests"),
+        (f"{GOOD} --url ftp://x", "--url"),
+        (f"{GOOD} --url http://x/#top", "--url"),
+        (f"{GOOD} --url http://u:p@x", "user name"),
+        (f"{GOOD} --url 'http://x/a b'", "%-encoded"),
+        (f"{GOOD} --url http://x/v1/completions --chat", "--chat has no effect"),
+        (f"{GOOD} --url https://x --ca-file /nonexistent.pem", "/nonexistent.pem"),
+        (f"{GOOD} --ca-file x.pem", "need an https URL"),
+        (f"{GOOD} --insecure", "need an https URL"),
+        (f"{GOOD} --no-ready-check", "--model"),
+        (f"{GOOD} --wait 10 --no-ready-check", "--wait"),
+        (f"{GOOD} --wait nan", "--wait: found nan; allowed: 0 to 1e+08 s"),
+        (f"{GOOD} --header no-colon", "'no-colon' is no header"),
+        (f"{GOOD} --header 'Content-Length: 3'", "'Content-Length' is set for each request"),
+        (f"{GOOD} --header 'bad name: 3'", "'bad name'"),
+        (f"{GOOD} --header 'X-A: 1' --header 'x-a: 2'", "found x-a twice"),
+        (f"{GOOD} --header 'A: b\r\nC: d'", "line break"),
+        (f"{GOOD} --header 'A: \u0161'", "Latin-1"),
+        (f"{GOOD} --api-key-env NO_SUCH", "NO_SUCH"),
+        (f"{GOOD} --api-key-env FOREIGN_KEY", "FOREIGN_KEY holds characters"),
         (
-            [*GOOD_URL, "--rate", "inf", "--prompt", "p", "--requests", "9", "--arrivals", "fixed"],
-            "--arrivals has no effect",
-        ),
-        ([*GOOD_LOAD, "--requests", "9", "--cooldown"], "--cooldown has no effect"),
-        ([*GOOD_URL, "--concurrency", "1", "--prompt", "p", "--seed", "0"], "--seed"),
-        ([*GOOD_LOAD, "--wait", "10", "--no-ready-check"], "--wait"),
-        ([*GOOD_LOAD, "--no-stream", "--no-usage"], "--no-stream"),
-        (
-            ["--url", "http://x/v1/completions", "--rate", "1", "--prompt", "p", "--chat"],
-            "--chat has no effect",
-        ),
-        ([*GOOD_LOAD, "--goodput", "tfft:3"], "ttft, ttfa, tpot"),
-        (
-            [*GOOD_URL, "--concurrency", "9", "--prompt", "p", "--connections", "4"],
-            "--concurrency 9 needs 9",
-        ),
-        (
-            [*GOOD_PLACES, "--workers", "3"],
-            "--workers: found 3; allowed: up to --concurrency (2)",
-        ),
-        (
-            [*GOOD_PLACES, "--duration", "9", "--warmup", "1", "--rampup", "11"],
-            "--rampup: found 11; allowed: up to 10 s",
-        ),
-        ([*GOOD_LOAD, "--wait", "nan"], "--wait: found nan; allowed: 0 to 1e+08 s"),
-        ([*GOOD_LOAD, "--timeout", "inf"], "--timeout: found inf; allowed: above 0"),
-        ([*GOOD_URL, "--rate", "1e10", "--prompt", "p"], "found 6e+11 sessions; allowed: up to"),
-        ([*GOOD_URL, "--rate", "1", "--prompt-tokens", "4", "--vocabulary", "9" * 20], "2^31"),
-        ([*GOOD_LOAD, "--arrivals", "fixed", "--seed", "1"], "--seed has no effect"),
-        ([*GOOD_LOAD, "--header", "X-A: 1", "--header", "x-a: 2"], "found x-a twice"),
-        (
-            [*GOOD_LOAD, "--api-key-env", "FOREIGN_KEY", "--header", "authorization: x"],
+            f"{GOOD} --api-key-env FOREIGN_KEY --header 'authorization: x'",
             "--api-key-env has no effect beside --header",
         ),
-        ([*GOOD_LOAD, "--body", '{"prompt": "x"}'], "--body: found 'prompt'"),
-        ([*GOOD_LOAD, "--chat", "--body", '{"messages": []}'], "--body: found 'messages'"),
-        ([*GOOD_LOAD, "--body", '{"top_p": NaN}'], "a JSON object"),
-        ([*GOOD_LOAD, "--output", "x", "--summary", "./x"], "found it for two outputs"),
-        ([*GOOD_LOAD, "--arrivals", "gamma"], "gamma_shape"),
-        ([*GOOD_LOAD, "--arrivals", "gamma", "--gamma-shape", "-1"], "gamma_shape"),
-        ([*GOOD_LOAD, "--arrivals", "poisson", "--gamma-shape", "2"], "gamma_shape"),
-        ([*GOOD_URL, "--rate", "1", "--session-file", "/nonexistent"], "/nonexistent"),
-        ([*GOOD_LOAD, "--api-key-env", "NO_SUCH"], "NO_SUCH"),
-        ([*GOOD_LOAD, "--api-key-env", "FOREIGN_KEY"], "FOREIGN_KEY holds characters"),
+        (f"{GOOD} --no-stream --no-usage", "--no-stream"),
+        ("--prompt p", "--rate"),
+        (f"{GOOD} --concurrency 1", "--concurrency"),
+        ("--rate -1 --prompt p", "--rate"),
+        ("--rate inf --prompt p", "--requests"),
+        ("--rate 1e10 --prompt p", "found 6e+11 sessions; allowed: up to"),
+        ("--rate inf --prompt p --requests 9 --arrivals fixed", "--arrivals has no effect"),
+        (f"{PLACES} --arrivals fixed", "--arrivals"),
+        (f"{PLACES} --seed 0", "--seed"),
+        (f"{PLACES} --connections 1", "--concurrency 2 needs 2"),
+        (f"{PLACES} --workers 3", "--workers: found 3; allowed: up to --concurrency (2)"),
         (
-            [*GOOD_URL, "--rate", "1", "--chat", "--prompt-tokens", "4"],
-            "a chat endpoint takes text",
+            f"{PLACES} --duration 9 --warmup 1 --rampup 11",
+            "--rampup: found 11; allowed: up to 10 s",
         ),
-        ([*GOOD_LOAD, "--header", "no-colon"], "'no-colon' is no header"),
-        ([*GOOD_LOAD, "--header", "Content-Length: 3"], "'Content-Length' is set for each request"),
-        ([*GOOD_LOAD, "--header", "bad name: 3"], "'bad name'"),
-        ([*GOOD_LOAD, "--ca-file", "x.pem"], "need an https URL"),
-        ([*GOOD_LOAD, "--insecure"], "need an https URL"),
-        ([*GOOD_LOAD, "--min-completed", "5"], "--max-duration"),
+        (f"{GOOD} --arrivals fixed --seed 1", "--seed has no effect"),
+        (f"{GOOD} --arrivals gamma", "gamma_shape"),
+        (f"{GOOD} --arrivals gamma --gamma-shape -1", "gamma_shape"),
+        (f"{GOOD} --arrivals poisson --gamma-shape 2", "gamma_shape"),
+        (f"{GOOD} --rampup 1", "--rampup"),
+        (f"{GOOD} --duration 0", "--duration: found 0.0; allowed: above 0"),
+        (f"{GOOD} --timeout inf", "--timeout: found inf; allowed: above 0"),
+        (f"{GOOD} --warmup -1", "--warmup"),
+        (f"{GOOD} --min-completed 5", "--max-duration"),
+        (f"{GOOD} --min-completed 5 --max-duration 0.1 --duration 1", "--max-duration"),
+        (f"{GOOD} --requests 9 --cooldown", "--cooldown has no effect"),
+        (f"{GOOD} --stop-overloaded", "--inflight-cap"),
+        (f"{GOOD} --keep-going", "--keep-going"),
+        (f"{GOOD} --vocabulary 9", "--vocabulary"),
+        (f"{DRAWN} --vocabulary 0", "--vocabulary"),
+        (f"{DRAWN} --vocabulary 99999999999", "2^31"),
+        (f"{DRAWN} --chat", "a chat endpoint takes text"),
+        ("--rate 1 --prompt-tokens 0", "--prompt-tokens: found 0"),
+        ("--rate 1 --session-file x --max-tokens 3", "--max-tokens"),
+        ("--rate 1 --session-file /nonexistent", "/nonexistent"),
+        (GOOD + """ --body '{"prompt": "x"}'""", "--body: found 'prompt'"),
+        (GOOD + """ --chat --body '{"messages": []}'""", "--body: found 'messages'"),
+        (GOOD + """ --body '{"top_p": NaN}'""", "a JSON object"),
+        (f"{GOOD} --body [1]", "a JSON object"),
+        (f"{GOOD} --workers 257", "--workers: found 257; allowed: up to 256"),
+        (f"{GOOD} --goodput tfft:3", "ttft, ttfa, tpot"),
+        (f"{GOOD} --output x --summary ./x", "found it for two outputs"),
         (
-            [*GOOD_LOAD, "--min-completed", "5", "--max-duration", "0.1", "--duration", "1"],
-            "--max-duration",
-        ),
-        ([*GOOD_LOAD, "--warmup", "-1"], "--warmup"),
-        ([*GOOD_LOAD, "--url", "https://x", "--ca-file", "/nonexistent.pem"], "/nonexistent.pem"),
-        (["--url", "http://x", "--rate", "1", "--prompt", "p", "--no-ready-check"], "--model"),
-        (["--url", "http://x/a b", "--model", "m", "--rate", "1", "--prompt", "p"], "%-encoded"),
-        (["--url", "http://x/#top", "--model", "m", "--rate", "1", "--prompt", "p"], "--url"),
-        (["--url", "http://u:p@x", "--model", "m", "--rate", "1", "--prompt", "p"], "user name"),
-        ([*GOOD_LOAD, "--body", "[1]"], "a JSON object"),
-        ([*GOOD_URL, "--rate", "1", "--prompt-tokens", "0"], "--prompt-tokens: found 0"),
-        ([*GOOD_URL, "--rate", "1", "--prompt-tokens", "4", "--vocabulary", "0"], "--vocabulary"),
-        (
-            [*GOOD_LOAD, "--summary", "/nonexistent/s.json"],
+            f"{GOOD} --summary /nonexistent/s.json",
             "/nonexistent/s.json: the folder cannot be written to",
         ),
     ],
 )
 def test_bad_arguments_are_named_and_exit_with_2(
-    arguments: list[str],
+    arguments: str,
     named: str,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("FOREIGN_KEY", "s\u0161ecret")
     with pytest.raises(SystemExit) as caught:
-        main(arguments)
+        main(["--url", "http://127.0.0.1:1", *shlex.split(arguments)])
     assert caught.value.code == 2
-    assert named in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert named in said
+    assert "\u0161" not in said
+
+
+A: dict[str, Any] = {"id": "a", "prompt": "x", "max_tokens": 1}
+B = {**A, "id": "b"}
+
+
+def line(*nodes: dict[str, Any], **changes: Any) -> str:
+    return json.dumps({"id": "s", "nodes": nodes, **changes}, ensure_ascii=False)
 
 
 @pytest.mark.parametrize(
-    ("line", "named"),
+    ("second", "named"),
     [
         ("{", "truncated"),
         ("", "found a blank line"),
-        ('{"id":"first","nodes":[{"id":"a","prompt":"x","max_tokens":1}]}', "used twice"),
-        ('{"id":"s","start_s":1e300,"nodes":[{"id":"a","prompt":"x","max_tokens":1}]}', "<= 1"),
-        ('{"id":"café","nodes":[{"id":"a","prompt":"x","max_tokens":1}]}', "printable ASCII"),
-        ('{"id":"s","nodes":[{"id":"a\\n","prompt":"x","max_tokens":1}]}', "printable ASCII"),
-        ('{"id":"s","nodes":[]}', "length >= 1"),
-        ('{"id":"s","nodes":[{"id":"a","prompt":"x"}]}', "max_tokens"),
-        ('{"id":"s","nodes":[{"id":"a","prompt":"x","max_tokens":0}]}', ">= 1"),
-        ('{"id":"s","nodes":[{"id":"a","prompt":"x","max_tokens":1,"parent":1}]}', "parent"),
-        (
-            '{"id":"s","nodes":[{"id":"a","prompt":"x","max_tokens":1,"parents":[{"node":"b"}]},'
-            '{"id":"b","prompt":"x","max_tokens":1}]}',
-            "'b' must stand before",
-        ),
-        (
-            '{"id":"s","nodes":[{"id":"a","prompt":"x","max_tokens":1},'
-            '{"id":"a","prompt":"x","max_tokens":1}]}',
-            "defined twice",
-        ),
-        (
-            '{"id":"s","nodes":[{"id":"a","prompt":"x","max_tokens":1},'
-            '{"id":"b","prompt":[1],"max_tokens":1,"parents":[{"node":"a"}]}]}',
-            "mixed",
-        ),
+        (line(A, id="first"), "used twice"),
+        (line(A, start_s=1e300), "<= 1"),
+        (line(A, id="café"), "printable ASCII"),
+        (line({**A, "id": "a\n"}), "printable ASCII"),
+        (line(), "length >= 1"),
+        (line({"id": "a", "prompt": "x"}), "max_tokens"),
+        (line({**A, "max_tokens": 0}), ">= 1"),
+        (line({**A, "parent": 1}), "parent"),
+        (line({**A, "parents": [{"node": "b"}]}, B), "'b' must stand before"),
+        (line(A, A), "defined twice"),
+        (line(A, {**B, "prompt": [1], "parents": [{"node": "a"}]}), "mixed"),
     ],
 )
 def test_a_bad_session_file_names_file_line_and_fault(
-    line: str, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    second: str, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "sessions.jsonl"
-    good = '{"id":"first","nodes":[{"id":"a","prompt":"x","max_tokens":1}]}\n'
-    path.write_text(good + line + "\n")
+    path.write_text(f"{line(A, id='first')}\n{second}\n")
     with pytest.raises(SystemExit) as caught:
-        main([*GOOD_URL, "--rate", "1", "--session-file", str(path)])
+        main(["--url", "http://127.0.0.1:1", "--rate", "1", "--session-file", str(path)])
     assert caught.value.code == 2
     printed = capsys.readouterr().err
     assert f"{path}:2:" in printed
@@ -336,11 +289,9 @@ def test_a_bad_session_file_names_file_line_and_fault(
 )
 def test_the_url_names_what_is_posted_to(url: str, chat: bool, posted: bytes) -> None:
     with serve(*answer("t")) as server:
-        arguments = [
-            *("--url", f"http://127.0.0.1:{server.port}{url}", "--model", "m", "--prompt", "p"),
-            *("--concurrency", "1", "--requests", "1", "--no-affinity"),
-        ]
-        main([*arguments, *(["--chat"] if chat else [])])
+        options = f"--url http://127.0.0.1:{server.port}{url} --model m --prompt p --no-affinity"
+        load = " --concurrency 1 --requests 1" + " --chat" * chat
+        main((options + load).split())
         assert server.heads[0].splitlines()[0] == posted
         assert f"Host: 127.0.0.1:{server.port}".encode() in server.heads[0].splitlines()
 
@@ -364,8 +315,8 @@ def test_a_standard_stream_closed_before_the_start_loses_no_output(
 
 def test_rates_are_taken_over_the_time_until_the_last_answer(tmp_path: Path) -> None:
     with serve(Pause(1.5), *answer("t")) as server:
-        load = ("--rate", "20", "--arrivals", "fixed", "--duration", "0.5", "--prompt", "p")
-        _, summary, _ = command(server.port, tmp_path, *load)
+        load = "--rate 20 --arrivals fixed --duration 0.5 --prompt p"
+        _, summary, _ = command(server.port, tmp_path, load)
     assert (summary["ok"], summary["window_s"]) == (10, 0.5)
     # The last arrival is at 0.45 s, and its answer takes 1.5 s.
     assert 1.95 <= summary["served_s"] < 10
@@ -377,12 +328,9 @@ def test_sessions_cut_by_the_end_of_the_run_leave_records(tmp_path: Path) -> Non
     quick = {"id": "quick", "nodes": CHAIN[:1]}
     sessions = tmp_path / "session-records.jsonl"
     with serve(*answer("A")) as server:
-        _, _, records = command(
-            server.port,
-            tmp_path,
-            *("--concurrency", "2", "--duration", "0.5", "--session-output", str(sessions)),
-            *("--session-file", write_sessions(tmp_path, slow, quick)),
-        )
+        load = f"--concurrency 2 --duration 0.5 --session-output {sessions}"
+        given = write_sessions(tmp_path, slow, quick)
+        _, _, records = command(server.port, tmp_path, f"{load} --session-file {given}")
     assert [(r["session"], r["node"], r["status"], r["error_kind"]) for r in records] == [
         ("slow", "a", "ok", None),
         ("quick", "a", "ok", None),

@@ -43,13 +43,14 @@ from tests.loadgen.fault_server import (
 from tests.loadgen.running import ask, loading, run_scripts, write_sessions
 
 GOOD = good_answer()
+MODEL = "--model m --no-ready-check"
+ANY = f"{MODEL} --prompt p"
 
 
-def command(port: int, folder: Path, *arguments: str) -> tuple[int, dict[str, Any], list[Any]]:
+def command(port: int, folder: Path, options: str) -> tuple[int, dict[str, Any], list[Any]]:
     """The exit status, the summary and the records of a run with one prompt."""
-    given = ("--model", "m", "--no-ready-check")
-    prompt = () if {"--session-file", "--prompt-words"} & {*arguments} else ("--prompt", "p")
-    return running.command(port, folder, *given, *prompt, *arguments)
+    other = "--session-file" in options or "--prompt-words" in options
+    return running.command(port, folder, f"{MODEL if other else ANY} {options}")
 
 
 # ---- connections
@@ -92,9 +93,7 @@ def answer(connection: socket.socket, times: int | None = None) -> None:
 
 def test_a_server_with_eight_threads_serves_what_it_can(tmp_path: Path) -> None:
     with listening(answer, 8) as port:
-        _, summary, _ = command(
-            port, tmp_path, "--rate", "20", "--requests", "10", "--timeout", "5"
-        )
+        _, summary, _ = command(port, tmp_path, "--rate 20 --requests 10 --timeout 5")
     assert (summary["ok"], summary["retried"]) == (10, 0)
 
 
@@ -119,7 +118,7 @@ def test_connections_that_a_balancer_has_forgotten_cost_one_retry(tmp_path: Path
     lines = [{"id": f"s{k}", "start_s": t, "nodes": nodes} for k, t in enumerate(starts)]
     sessions = write_sessions(tmp_path, *lines)
     with listening(forgetful, 64) as port:
-        _, said, _ = command(port, tmp_path, "--session-file", sessions)
+        _, said, _ = command(port, tmp_path, f"--session-file {sessions}")
         assert (said["ok"], said["failed"]) == (9, {})
         assert said["retried"] >= 1
         # A server that is judged is not asked twice.
@@ -160,15 +159,15 @@ def test_a_dead_server_is_not_hammered_and_the_run_can_end_for_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with refused_port() as port:
-        load = ("--concurrency", "8", "--duration", "1.5", "--max-errors", "1000")
-        status, summary, _ = command(port, tmp_path, *load)
+        load = "--concurrency 8 --duration 1.5"
+        status, summary, _ = command(port, tmp_path, f"{load} --max-errors 1000")
         assert status == 3
         # What could not be judged is no fault of anybody's.
         printed = capsys.readouterr().out
         assert "FAIL concurrent_sessions_max: no data\n" in printed
         assert "a fault of the load generator" not in printed
         assert summary["failed"]["connect_refused"]["count"] <= 16  # each place once a second
-        _, summary, records = command(port, tmp_path, *load[:2], "--max-errors", "5")
+        _, summary, records = command(port, tmp_path, "--concurrency 8 --max-errors 5")
         assert 5 <= len(records) <= 16
         assert summary["traffic_ended_by"] == "errors"
         # Sessions of several requests pause too.
@@ -176,7 +175,7 @@ def test_a_dead_server_is_not_hammered_and_the_run_can_end_for_it(
         nodes = [a, {**a, "id": "b", "parents": [{"node": "a"}]}]
         lines = [{"id": f"s{k}", "nodes": nodes} for k in range(1000)]
         sessions = write_sessions(tmp_path, *lines)
-        _, summary, _ = command(port, tmp_path, *load[:4], "--session-file", sessions)
+        _, summary, _ = command(port, tmp_path, f"{load} --session-file {sessions}")
         assert 8 <= summary["failed"]["connect_refused"]["count"] <= 16
 
 
@@ -187,7 +186,7 @@ def test_a_stream_without_done_is_a_success_that_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with serve(HEAD + chunked(*good_events()[:-1])) as server:
-        status, summary, records = command(server.port, tmp_path, "--rate", "50", "--requests", "5")
+        status, summary, records = command(server.port, tmp_path, "--rate 50 --requests 5")
     assert status in (0, 1)
     assert summary["tolerated"] == {"no_done": 5}
     assert {r["tolerated"] for r in records} == {"no_done"}
@@ -198,9 +197,7 @@ def test_a_stream_without_done_is_a_success_that_says_so(
 def test_a_stream_that_has_said_done_keeps_its_place_no_longer(end: Step, tmp_path: Path) -> None:
     with serve(HEAD + chunked(*good_events(), last=False), end) as server:
         began = time.monotonic()
-        _, summary, records = command(
-            server.port, tmp_path, "--concurrency", "2", "--requests", "4"
-        )
+        _, summary, records = command(server.port, tmp_path, "--concurrency 2 --requests 4")
         assert time.monotonic() - began < 30  # not two time-outs of 600 s
     assert (summary["ok"], summary["tolerated"]) == (4, {"not_closed": 4})
     first_ns = min(r["t_intended_ns"] for r in records)
@@ -212,18 +209,18 @@ def test_a_stream_that_has_said_done_keeps_its_place_no_longer(end: Step, tmp_pa
 
 def test_a_stream_that_hangs_is_in_no_latency_of_the_next(tmp_path: Path) -> None:
     scripts: dict[str, list[Step]] = {"good": [GOOD], "hang": [GOOD[:-200], Hang]}
-    load = ("--concurrency", "1", "--requests", "3", "--timeout", "1")
+    load = "--concurrency 1 --requests 3 --timeout 1"
     several = iter(["hang", "good", "good"])
     with FaultServer(scripts, lambda _body: next(several)) as server:
-        _, summary, records = command(server.port, tmp_path, *load)
+        _, summary, records = command(server.port, tmp_path, load)
     assert [r["error_kind"] for r in records] == ["request_timeout", None, None]
     assert all(r["t_send_ns"] - r["t_intended_ns"] < 0.5e9 for r in records)
     assert summary["latency_ms"]["TTFT"]["max"] < 500
     # Nor in the rates, which end with the last answer.
-    steady = ("--rate", "20", "--arrivals", "fixed", "--duration", "0.2", "--timeout", "2")
+    steady = "--rate 20 --arrivals fixed --duration 0.2 --timeout 2"
     several = iter(["good", "good", "hang", "good"])
     with FaultServer(scripts, lambda _body: next(several)) as server:
-        _, summary, _ = command(server.port, tmp_path, *steady)
+        _, summary, _ = command(server.port, tmp_path, steady)
     assert (summary["ok"], summary["served_s"] < 1) == (3, True)
 
 
@@ -261,7 +258,7 @@ def test_failures_say_what_the_server_said(
         assert text in (record.error_detail or "")
     several = iter(["429", "429", "307", "302", "cut", "429", "307"])
     with FaultServer(scripts, lambda _body: next(several)) as server:
-        _, summary, _ = command(server.port, tmp_path, "--concurrency", "1", "--requests", "7")
+        _, summary, _ = command(server.port, tmp_path, "--concurrency 1 --requests 7")
     failed = summary["failed"]["http_status"]
     assert failed["count"] == 7
     assert list(failed["texts"].values()) == [3, 2, 1]
@@ -289,8 +286,8 @@ def test_siblings_of_a_failure_in_the_drain_are_cancelled(tmp_path: Path) -> Non
     scripts: dict[str, list[Step]] = {"slow": [Hang], "bad": [Pause(0.6), *status("500 No", b"")]}
     with FaultServer(scripts, lambda body: body["prompt"]) as server:
         began = time.monotonic()
-        load = ("--rate", "5", "--arrivals", "fixed", "--duration", "0.3", "--drain", "30")
-        _, _, records = command(server.port, tmp_path, *load, "--session-file", sessions)
+        load = f"--rate 5 --arrivals fixed --duration 0.3 --drain 30 --session-file {sessions}"
+        _, _, records = command(server.port, tmp_path, load)
         assert time.monotonic() - began < 20
     assert sorted(r["error_kind"] for r in records) == ["http_status", "session_failed"]
 
@@ -298,12 +295,11 @@ def test_siblings_of_a_failure_in_the_drain_are_cancelled(tmp_path: Path) -> Non
 # ---- what is kept
 
 
-def start(port: int, output: Path, *arguments: str) -> "subprocess.Popen[bytes]":
+def start(port: int, output: Path) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
         [
-            *(sys.executable, "-m", "connector_tax.loadgen", "--model", "m", "--no-ready-check"),
-            *("--url", f"http://127.0.0.1:{port}", "--prompt", "p", "--rate", "50"),
-            *("--duration", "60", "--output", str(output), *arguments),
+            *(sys.executable, "-m", "connector_tax.loadgen", *ANY.split(), "--rate", "50"),
+            *("--url", f"http://127.0.0.1:{port}", "--duration", "60", "--output", str(output)),
         ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -344,9 +340,9 @@ def test_a_signal_to_the_whole_job_costs_no_record(number: signal.Signals, tmp_p
 
 def test_a_full_disk_costs_the_file_and_not_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     with serve(GOOD) as server:
-        load = ("--rate", "50", "--requests", "5", "--prompt", "p", "--output", "/dev/full")
-        url = f"http://127.0.0.1:{server.port}"
-        assert main(["--url", url, "--model", "m", "--no-ready-check", *load]) == 4
+        load = "--rate 50 --requests 5 --output /dev/full"
+        where = f"--url http://127.0.0.1:{server.port} {ANY}"
+        assert main(f"{where} {load}".split()) == 4
     printed = capsys.readouterr()
     assert "5 requests" in printed.out
     assert f"/dev/full: {os.strerror(errno.ENOSPC)}" in printed.err
@@ -357,9 +353,8 @@ def test_records_go_to_standard_output_and_the_table_elsewhere(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with serve(GOOD) as server:
-        url = f"http://127.0.0.1:{server.port}"
-        load = ("--rate", "inf", "--requests", "5", "--prompt", "p", "--output", "-")
-        main(["--url", url, "--model", "m", "--no-ready-check", *load])
+        where = f"--url http://127.0.0.1:{server.port} {ANY}"
+        main(f"{where} --rate inf --requests 5 --output -".split())
     printed = capsys.readouterr()
     records = [json.loads(line) for line in printed.out.splitlines()]
     assert {r["status"] for r in records} == {"ok"}
@@ -381,9 +376,9 @@ def test_unbuffered_standard_output_costs_no_file(stdout: str, status: int, tmp_
         stack.callback(os.close, out)
         process = subprocess.run(
             [
-                *(sys.executable, "-u", "-m", "connector_tax.loadgen", "--model", "m"),
-                *("--url", f"http://127.0.0.1:{port}", "--prompt", "p", "--rate", "50"),
-                *("--requests", "5", "--summary", str(summary), "--no-ready-check"),
+                *(sys.executable, "-u", "-m", "connector_tax.loadgen", *ANY.split()),
+                *("--url", f"http://127.0.0.1:{port}", "--rate", "50"),
+                *("--requests", "5", "--summary", str(summary)),
                 *(("--output", "-") if stdout == "records" else ()),
             ],
             stdout=out,
@@ -402,20 +397,18 @@ def test_unbuffered_standard_output_costs_no_file(stdout: str, status: int, tmp_
 
 def test_requests_are_all_sent_and_end_the_run(tmp_path: Path) -> None:
     with serve(GOOD) as server:
-        for load in (("--rate", "200"), ("--concurrency", "3"), ("--rate", "inf")):
-            _, summary, records = command(server.port, tmp_path, *load, "--requests", "70")
+        for load in ("--rate 200", "--concurrency 3", "--rate inf"):
+            _, summary, records = command(server.port, tmp_path, f"{load} --requests 70")
             assert summary["ok"] == len(records) == 70
-        _, _, records = command(server.port, tmp_path, "--concurrency", "2", "--duration", "0.3")
-        status, summary, _ = command(
-            server.port, tmp_path, "--rate", "50", "--requests", "5", "--warmup", "9"
-        )
+        _, _, records = command(server.port, tmp_path, "--concurrency 2 --duration 0.3")
+        status, summary, _ = command(server.port, tmp_path, "--rate 50 --requests 5 --warmup 9")
     assert len(records) > 70
     assert (status, summary["ok"], summary["unmeasured"]) == (3, 0, 5)
 
 
 def test_a_closed_loop_opens_no_more_connections_than_it_has_requests(tmp_path: Path) -> None:
     with serve(GOOD) as server:
-        _, summary, _ = command(server.port, tmp_path, "--concurrency", "90", "--requests", "3")
+        _, summary, _ = command(server.port, tmp_path, "--concurrency 90 --requests 3")
         assert summary["ok"] == 3
         assert server.connections <= 3 + pool.SPARE
 
@@ -423,8 +416,8 @@ def test_a_closed_loop_opens_no_more_connections_than_it_has_requests(tmp_path: 
 def test_the_first_requests_of_a_closed_loop_do_not_wait_for_each_other(tmp_path: Path) -> None:
     """Each has its own due time, so that the run's own burst is in no lag and in no latency."""
     with serve(Pause(0.05), GOOD) as server:
-        load = ("--concurrency", "64", "--requests", "320")
-        _, summary, records = command(server.port, tmp_path, *load)
+        load = "--concurrency 64 --requests 320"
+        _, summary, records = command(server.port, tmp_path, load)
     assert summary["ok"] == 320
     first_ns = sorted(record["t_intended_ns"] for record in records)[:64]
     assert {later - before for before, later in pairwise(first_ns)} == {200_000}
@@ -435,9 +428,9 @@ def test_the_first_requests_of_a_closed_loop_do_not_wait_for_each_other(tmp_path
 
 def test_prompts_of_words_are_distinct_and_goodput_counts(tmp_path: Path) -> None:
     with serve(Pause(0.05), GOOD) as server:
-        load = ("--chat", "--prompt-words", "12", "--concurrency", "4", "--requests", "20")
-        slos = (("ttft:10000", "tpot:10000"), ("e2e:40",))
-        runs = [command(server.port, tmp_path, *load, "--goodput", *slo)[1] for slo in slos]
+        load = "--chat --prompt-words 12 --concurrency 4 --requests 20 --goodput "
+        slos = ("ttft:10000 tpot:10000", "e2e:40")
+        runs = [command(server.port, tmp_path, load + slo)[1] for slo in slos]
         all_good, none_good = (summary["goodput"] for summary in runs)
         prompts = [body["messages"][0]["content"] for body in server.bodies[:20]]
     assert {len(prompt.split()) for prompt in prompts} == {12}
@@ -448,15 +441,15 @@ def test_prompts_of_words_are_distinct_and_goodput_counts(tmp_path: Path) -> Non
 
 def test_a_run_ends_when_it_is_precise_or_the_server_overloaded(tmp_path: Path) -> None:
     with serve(GOOD[:-200], Pause(0.005), GOOD[-200:]) as server:
-        load = ("--rate", "300", "--duration", "30")
+        load = "--rate 300 --duration 30"
         # Intervals that any sample of a hundred has.
-        _, summary, _ = command(server.port, tmp_path, *load, "--stop-at-precision", "99.9%")
+        _, summary, _ = command(server.port, tmp_path, f"{load} --stop-at-precision 99.9%")
     assert summary["ok"] >= 100
     assert summary["window_s"] < 30
     assert "TTFT and TPOT p90 of" in summary["notes"][0]
     assert "asked for ±99.9%" in summary["notes"][0]
     with serve(Hang) as server:
-        limit = ("--inflight-cap", "3", "--stop-overloaded")
-        _, summary, records = command(server.port, tmp_path, *load, *limit)
+        limit = "--inflight-cap 3 --stop-overloaded"
+        _, summary, records = command(server.port, tmp_path, f"{load} {limit}")
     assert summary["traffic_ended_by"] == "overloaded"
     assert "inflight_cap" in {r["error_kind"] for r in records}
