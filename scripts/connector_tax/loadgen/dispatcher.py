@@ -184,10 +184,8 @@ class Dispatcher:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         descriptor = shared_memory(len(self._settings))
         self._inflight = InFlight(descriptor, len(self._settings))
-        # Spawned from this thread: PR_SET_PDEATHSIG fires when the *thread* that forked ends.
         for settings in self._settings:
             settings.inflight_fd = descriptor
-            settings.parent = os.getpid()
             cpus = None if self._worker_cpus is None else self._worker_cpus[settings.worker]
             worker = WorkerProcess(settings, cpus)
             self._workers.append(worker)

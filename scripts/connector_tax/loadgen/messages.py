@@ -216,7 +216,7 @@ class Target:
 class WorkerSettings(msgspec.Struct):
     """What a worker is told at its start; `family` and `host` are the target's address.
 
-    The dispatcher fills in the last three; `folder` holds the two ipc sockets.
+    The dispatcher fills in the last two; `folder` holds the two ipc sockets.
     """
 
     worker: int
@@ -226,7 +226,6 @@ class WorkerSettings(msgspec.Struct):
     target: Target
     strict: bool
     connections: int
-    parent: int = 0
     inflight_fd: int = -1
     folder: str = ""
 

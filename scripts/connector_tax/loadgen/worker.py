@@ -8,7 +8,7 @@ Stamps are taken here and nowhere else. `HeldRequest` reads an answer as it arri
 
 Started as `python -m connector_tax.loadgen.worker`, with its settings as one line of JSON on stdin
 (headers may hold credentials, which a command line would show to every user). The pipe stays open:
-its end is one of two signs that the main process is gone, the other is PR_SET_PDEATHSIG.
+its end is the sign that the main process is gone.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ import msgspec
 import uvloop
 import zmq
 
-from connector_tax.linux import TimerFd, set_time_slice, signal_at_parents_end
+from connector_tax.linux import TimerFd, set_time_slice
 from connector_tax.loadgen.endpoint import request_head
 from connector_tax.loadgen.http import FAR_NS, Connection, hold_kernel_stamps
 from connector_tax.loadgen.messages import (
@@ -655,9 +655,6 @@ class Worker:
 
 # ---- the process
 
-# Not SIGTERM, which whoever ends a job sends to all of its processes.
-PARENT_ENDED = signal.SIGRTMIN
-
 
 def peak_memory_mb() -> float:
     """Not getrusage, whose maximum begins with that of the process which started this one."""
@@ -684,11 +681,7 @@ def main() -> None:
         shutil.rmtree(Path(settings.folder), ignore_errors=True)
         os._exit(0)
 
-    loop.add_signal_handler(PARENT_ENDED, leave)
-    signal_at_parents_end(PARENT_ENDED)
     loop.add_reader(sys.stdin.fileno(), leave)
-    if os.getppid() != settings.parent:  # it ended before prctl took effect
-        leave()
     loop.run_until_complete(Worker(loop, settings, inflight).main_loop())
 
 
