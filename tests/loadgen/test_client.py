@@ -174,6 +174,7 @@ def test_the_summary_says_what_was_asked_and_what_came(
     assert low in [pytest.approx(value) for value in values]
     assert ttft["p90"] < ttft["p99"] < ttft["max"]
     assert ttft["p99_interval"] is None
+    assert summary["latency_ms"]["ITL"]["p50_interval"] is None
     began = datetime.fromisoformat(summary["started_utc"])
     assert before <= began <= datetime.now(UTC) - timedelta(seconds=1.2)
     first_ns = min(r["t_intended_ns"] for r in records)

@@ -19,8 +19,6 @@ from connector_tax.loadgen import (
     Target,
     make_offsets,
     open_loop,
-    random_requests,
-    random_tokens,
 )
 from connector_tax.loadgen.messages import RequestRecord
 from connector_tax.loadgen.plan import LEAD_NS, PrecisionRule, relative_half_width
@@ -164,43 +162,6 @@ def test_bodies_are_made_ahead_in_bounded_number_and_each_once() -> None:
         assert len(made) <= session + 1 + AHEAD
     assert made == list(range(3 * AHEAD))
     assert not ahead.make_one()
-
-
-def test_random_prompts_are_the_same_every_time_and_fresh_in_each_request() -> None:
-    def made() -> list[PlannedRequest]:
-        prompt, after = random_tokens("1/p", 8, 10, 1000), {"max_tokens": 3}
-        return [*random_requests("n", 50, prompt, False, {"model": "m"}, after, 8, 3)]
-
-    first, second = made(), made()
-    assert first == second
-    assert len({request.body for request in first}) == 50
-    assert first[3].body.startswith(b'{"model":"m","prompt":[')
-    assert first[3].request_id == "n/3"
-
-
-@pytest.mark.parametrize("end_overloaded", [False, True])
-def test_a_drop_ends_an_overloaded_cell_at_once_where_asked(end_overloaded: bool) -> None:
-    limits = CellRule(1.0, 2.0, 10, 30.0, 30.0, 1, 60.0, end_overloaded=end_overloaded)
-    offsets = (np.arange(0, limits.schedule_s, 0.1) * 1e9).astype(np.int64)
-    requests = [PlannedRequest("r", b"{}", 1, 1)] * len(offsets)
-    plan = Plan(open_loop(offsets, requests, limits), limits)
-    plan.start(0)
-    items, _ = plan.step(0, 500_000_000)
-    assert len(items) == 6
-    # Dropped in the warm-up: the cell lasts until the first measured moment, and ends there.
-    record = items[1][0]  # type: ignore[index]
-    record.fail("inflight_cap")
-    plan.take(record)
-    assert plan.step(900_000_000, 950_000_000)[1] is not None
-    _, next_ns = plan.step(1_200_000_000, 1_200_000_000)
-    if not end_overloaded:
-        assert next_ns is not None
-        assert plan.stop_ns is None
-        return
-    assert next_ns is None
-    assert plan.cooldown_ended_by == "overloaded"
-    assert plan.stop_ns == 1_200_000_000
-    assert plan.drain_s == 0.0
 
 
 REQUEST = PlannedRequest("r", b"{}", 1, 1)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -32,24 +33,21 @@ def _gone(pids: list[int], timeout_s: float = 5.0) -> bool:
     return not alive
 
 
-class _KillOnce:
-    """A progress callback that kills one worker once it holds requests."""
+def _kill_once(pid: int) -> Callable[[Progress], None]:
+    """A progress callback that kills one worker once requests are in flight."""
+    left = [pid]
 
-    def __init__(self, generator: LoadGenerator, worker: int) -> None:
-        self._generator = generator
-        self._worker = worker
-        self.done = False
+    def kill(progress: Progress) -> None:
+        if left and progress.inflight > 1:
+            os.kill(left.pop(), signal.SIGKILL)
 
-    def __call__(self, progress: Progress) -> None:
-        if not self.done and progress.inflight > 1:
-            os.kill(self._generator.worker_pids[self._worker], signal.SIGKILL)
-            self.done = True
+    return kill
 
 
 def test_a_dead_worker_ends_the_run_and_the_next_says_that_it_lacks() -> None:
     with loading(SCRIPTS, workers=2, connections_per_worker=32) as generator:
         scripts = ["hang", "good", "good", "good"] * 500
-        kill = _KillOnce(generator, 1)
+        kill = _kill_once(generator.worker_pids[1])
         result = run_scripts(generator, scripts, kill, floor_s=20.0, cap_s=20.0, drain_s=0.3)
         assert result.t_stop_ns - result.t_origin_ns < 15e9
         assert len(result.records) < 2000
@@ -68,7 +66,7 @@ def test_a_dead_worker_ends_the_run_and_the_next_says_that_it_lacks() -> None:
 
 def test_the_death_of_the_only_worker_ends_the_run_and_the_next_is_refused() -> None:
     with loading(SCRIPTS, connections_per_worker=32) as generator:
-        kill = _KillOnce(generator, 0)
+        kill = _kill_once(generator.worker_pids[0])
         result = run_scripts(generator, ["hang"] * 1000, kill, floor_s=20.0, cap_s=20.0)
         assert {r.error_kind for r in result.records} == {"worker_died"}
         assert result.t_drained_ns - result.t_origin_ns < 15e9

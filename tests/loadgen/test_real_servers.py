@@ -1,7 +1,7 @@
-"""The command against real servers: the embedded engine, vLLM's CPU build, TLS proxies before them.
+"""The command against real servers: the embedded engine, vLLM's CPU build, a TLS proxy before them.
 
-A proxy that is not installed (`apt install nginx stunnel4`) is skipped, and so is vLLM without its
-environment (see tests/vllm/test_real.py).
+Where nginx is not installed it is skipped, and so is vLLM without its environment (see
+tests/vllm/test_real.py).
 """
 
 import contextlib
@@ -59,16 +59,6 @@ http {{
   }}
 }}
 """
-STUNNEL = """
-foreground = yes
-debug = err
-pid =
-[engine]
-accept = 127.0.0.1:{front}
-connect = 127.0.0.1:{back}
-cert = {certificate}
-key = {key}
-"""
 
 
 @contextlib.contextmanager
@@ -102,18 +92,17 @@ def vllm(folder: Path) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def proxied(name: str, text: str, back: int, folder: Path) -> Iterator[tuple[int, Path]]:
+def proxied(back: int, folder: Path) -> Iterator[tuple[int, Path]]:
     """A TLS proxy before the port `back`: its port, and its certificate."""
-    program = shutil.which(name, path=PATHS)
+    program = shutil.which("nginx", path=PATHS)
     if program is None:
-        pytest.skip(f"{name} is not installed")
+        pytest.skip("nginx is not installed")
     certificate, key = make_certificate(folder)
     front = free_port()
-    file = folder / f"{name}.conf"
+    file = folder / "nginx.conf"
     values = {"folder": folder, "front": front, "back": back}
-    file.write_text(text.format(**values, certificate=certificate, key=key))
-    arguments = ["-c", str(file)] if name == "nginx" else [str(file)]
-    process = subprocess.Popen([program, *arguments], stderr=subprocess.PIPE, text=True)
+    file.write_text(NGINX.format(**values, certificate=certificate, key=key))
+    process = subprocess.Popen([program, "-c", str(file)], stderr=subprocess.PIPE, text=True)
     try:
         _wait_listening(front, process)
         yield front, certificate
@@ -180,11 +169,10 @@ def test_vllm_is_measured(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("engine", [embedded, vllm])
-@pytest.mark.parametrize(("name", "text"), [("nginx", NGINX), ("stunnel", STUNNEL)])
 def test_a_tls_proxy_in_front_changes_nothing_but_the_way(
-    engine: Callable[[Path], AbstractContextManager[int]], name: str, text: str, tmp_path: Path
+    engine: Callable[[Path], AbstractContextManager[int]], tmp_path: Path
 ) -> None:
-    with engine(tmp_path) as back, proxied(name, text, back, tmp_path) as (front, certificate):
+    with engine(tmp_path) as back, proxied(back, tmp_path) as (front, certificate):
         trusted = ("--ca-file", str(certificate))
         summary, records = run(f"https://localhost:{front}", tmp_path, *trusted)
     check(summary, records)

@@ -449,7 +449,11 @@ def test_a_run_ends_when_it_is_precise_or_the_server_overloaded(tmp_path: Path) 
     assert "TTFT and TPOT p90 of" in summary["notes"][0]
     assert "asked for ±99.9%" in summary["notes"][0]
     with serve(Hang) as server:
-        limit = "--inflight-cap 3 --stop-overloaded"
+        limit = "--inflight-cap 3 --stop-overloaded --warmup 0.5"
         _, summary, records = command(server.port, tmp_path, f"{load} {limit}")
     assert summary["traffic_ended_by"] == "overloaded"
     assert "inflight_cap" in {r["error_kind"] for r in records}
+    # Not before the warm-up is over.
+    due_ns = [record["t_intended_ns"] for record in records]
+    assert max(due_ns) - min(due_ns) > 0.4e9
+    assert summary["window_s"] < 15

@@ -205,18 +205,6 @@ def test_a_place_that_was_paused_is_taken_before_the_next_step_of_the_ramp() -> 
     assert scheduler.next_ns(12 * S) == 20 * S
 
 
-def test_after_the_ramp_the_target_is_held() -> None:
-    scheduler = SessionScheduler(_endless(200), at_places(4, 0, S), True)
-    log = simulate(scheduler, ServiceTimes(3), set(), 0)
-    last_start = log.sent[-1].due_ns
-    for ready in log.sent:
-        if S <= ready.due_ns < last_start:
-            running = sum(
-                1 for r in log.sent if r.due_ns <= ready.due_ns < log.ended[r.session, 0][0]
-            )
-            assert running == 4
-
-
 def test_the_ready_queue_is_stable() -> None:
     nodes = tuple(Node(f"n{i}", "p", 1) for i in range(6))
     scheduler = SessionScheduler(
@@ -226,38 +214,6 @@ def test_the_ready_queue_is_stable() -> None:
     assert [(r.session, r.node_index) for r in ready] == [
         (s, n) for s in range(2) for n in range(6)
     ]
-
-
-def test_a_failure_cancels_siblings_in_flight_and_gives_up_the_rest() -> None:
-    nodes = (
-        Node("n0", "p", 1),
-        Node("n1", "p", 1),
-        Node("n2", "p", 1, 0.0, (Parent("n0"), Parent("n1"))),
-    )
-    scheduler = SessionScheduler([Session("a", nodes)], at_starts([0]), True)
-    assert len(scheduler.pop_ready(0, 0)) == 2
-    outcome = scheduler.complete(0, 0, S, None)
-    assert (outcome.cancel, outcome.given_up) == ((1,), (2,))
-    assert not scheduler.finished  # its sibling has not yet ended
-    assert scheduler.complete(0, 1, S, None).cancel == ()
-    assert scheduler.finished
-
-
-def test_without_cancellation_children_of_a_failure_are_still_attempted() -> None:
-    nodes = (
-        Node("n0", "p0", 1),
-        Node("n1", "p1", 1, 0.5, (Parent("n0"),)),
-        Node("n2", "p2", 1, 0.0, (Parent("n1"),)),
-    )
-    scheduler = SessionScheduler([Session("a", nodes)], at_starts([0]), False)
-    scheduler.pop_ready(0, 0)
-    scheduler.complete(0, 0, S, None)
-    (second,) = scheduler.pop_ready(2 * S, 2 * S)
-    assert second.due_ns == S + S // 2
-    assert second.history == ()
-    scheduler.complete(0, 1, 3 * S, "out")
-    (third,) = scheduler.pop_ready(3 * S, 3 * S)
-    assert [(turn.prompt, turn.output) for turn in third.history] == [("p1", "out")]
 
 
 def test_history_of_several_parents_holds_each_turn_once() -> None:
