@@ -69,10 +69,10 @@ def rule(**changes: Any) -> CellRule:
     return CellRule(**(values | changes))
 
 
-def planned(script: str, request_id: str | None = None) -> PlannedRequest:
+def planned(script: str) -> PlannedRequest:
     """Return a request that asks the fault server for `script`; a good answer is 4 in, 3 out."""
     body = json.dumps({"script": script}).encode()
-    return PlannedRequest(request_id or script, body, prompt_tokens=4, completion_tokens=3)
+    return PlannedRequest(script, body, prompt_tokens=4, completion_tokens=3)
 
 
 @contextlib.contextmanager

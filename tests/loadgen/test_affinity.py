@@ -137,18 +137,14 @@ def test_cgroup_limits_bind(
         assert len(planned) == max(1, int(quota)) or not plan.enabled
 
 
-def test_one_core_is_not_pinned_and_warns(tmp_path: Path) -> None:
-    plan = plan_affinity(read(machine([(0, (0, 1))]), tmp_path), 1)
-    assert not plan.enabled
-    assert plan.server == (0, 1)
-    assert "one core" in plan.warnings[0]
-
-
-def test_switched_off_pins_nothing_and_does_not_warn(tmp_path: Path) -> None:
-    plan = plan_affinity(read(two_sockets_smt(), tmp_path), 2, enable_cpu_affinity=False)
-    assert not plan.enabled
-    assert plan.warnings == ()
-    assert plan.lines() == ["CPU affinity: off"]
+def test_one_core_is_not_pinned_and_warns_and_switched_off_does_not(tmp_path: Path) -> None:
+    topology = read(machine([(0, (0, 1))]), tmp_path)
+    one, off = plan_affinity(topology, 1), plan_affinity(topology, 1, enable_cpu_affinity=False)
+    assert not one.enabled
+    assert one.server == (0, 1)
+    assert "one core" in one.warnings[0]
+    assert not off.enabled
+    assert off.lines() == ["CPU affinity: off"]
 
 
 @given(

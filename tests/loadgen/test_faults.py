@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from connector_tax.loadgen import LoadGenerator, LoadGeneratorOptions, RequestRecord, Target
+from connector_tax.loadgen import RequestRecord
 from connector_tax.loadgen.messages import FAILURES
 from tests.loadgen.fault_server import (
     HEAD,
@@ -17,7 +17,6 @@ from tests.loadgen.fault_server import (
     event,
     good_answer,
     good_events,
-    refused_port,
     token,
     usage,
 )
@@ -167,14 +166,6 @@ def test_a_connection_cut_at_any_byte_is_a_failure(end: Step) -> None:
             # The reset may overtake the bytes before it; it never hides that the answer was cut.
             allowed |= {"reset_before_headers", "reset_mid_response"}
         assert record.error_kind in allowed, record
-
-
-def test_a_refused_connection_fails_every_request_and_hangs_nothing() -> None:
-    options = LoadGeneratorOptions(**STRICT)
-    with refused_port() as port, LoadGenerator(Target("127.0.0.1", port), options) as generator:
-        result = run_scripts(generator, ["good"] * 20)
-    assert [r.error_kind for r in result.records] == ["connect_refused"] * 20
-    assert result.health["connect_errors"]
 
 
 def test_what_outlasts_the_drain_is_a_timeout() -> None:

@@ -103,15 +103,9 @@ def test_sessions_go_on_in_the_cool_down_until_what_was_measured_is_answered() -
     )
     assert plan.cooldown_ended_by == "answered"
     entries = plan.requests()
-    assert [(e.node, e.cooldown, e.error_kind) for e in entries] == [
-        ("n0", False, None),
-        ("a", False, None),
-        ("n1", False, None),
-        ("n2", True, None),
-        ("n3", True, None),
-        ("n4", True, "run_ended"),
-        ("n5", True, "run_ended"),
-    ]
+    assert [entry.node for entry in entries] == ["n0", "a", "n1", "n2", "n3", "n4", "n5"]
+    assert [entry.cooldown for entry in entries] == [False] * 3 + [True] * 4
+    assert [entry.error_kind for entry in entries] == [None] * 5 + ["run_ended"] * 2
 
 
 @pytest.mark.parametrize("cooldown", [True, False])

@@ -167,6 +167,7 @@ def test_a_dead_server_is_not_hammered_and_the_run_can_end_for_it(
         assert "FAIL concurrent_sessions_max: no data\n" in printed
         assert "a fault of the load generator" not in printed
         assert summary["failed"]["connect_refused"]["count"] <= 16  # each place once a second
+        assert summary["load_generator"]["connect_errors"]
         _, summary, records = command(port, tmp_path, "--concurrency 8 --max-errors 5")
         assert 5 <= len(records) <= 16
         assert summary["traffic_ended_by"] == "errors"

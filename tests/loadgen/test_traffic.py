@@ -2,6 +2,7 @@
 
 import heapq
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +30,6 @@ class Log:
     """What happened in a simulated run."""
 
     sent: list[Ready] = field(default_factory=list)
-    popped_ns: list[int] = field(default_factory=list)
     ended: dict[tuple[int, int], tuple[int, str]] = field(default_factory=dict)
     given_up: set[tuple[int, int]] = field(default_factory=set)
     active: list[tuple[int, int]] = field(default_factory=list)  # (time, sessions)
@@ -37,7 +37,7 @@ class Log:
 
 def simulate(
     scheduler: SessionScheduler,
-    service_ns: "ServiceTimes",
+    service_ns: Callable[[int, int], int],
     failing: set[tuple[int, int]],
     lead_ns: int,
 ) -> Log:
@@ -50,7 +50,6 @@ def simulate(
         for ready in scheduler.pop_ready(now, now + lead_ns):
             assert ready.due_ns <= now + lead_ns
             log.sent.append(ready)
-            log.popped_ns.append(now)
             # Handed out ahead: with it count others that start later within the lead.
             log.active.append((now + lead_ns, scheduler.active))
             end = ready.due_ns + service_ns(ready.session, ready.node_index)
@@ -78,17 +77,11 @@ def simulate(
     return log
 
 
-class ServiceTimes:
+def service_times(seed: int) -> Callable[[int, int], int]:
     """Deterministic service times between 1 ms and 3 s, different per request."""
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-
-    def __call__(self, session: int, node: int) -> int:
-        return (
-            1_000_000
-            + (self._seed * 7919 + session * 104_729 + node * 1_299_709) % 3000 * 1_000_000
-        )
+    return lambda session, node: (
+        1_000_000 + (seed * 7919 + session * 104_729 + node * 1_299_709) % 3000 * 1_000_000
+    )
 
 
 @st.composite
@@ -155,7 +148,7 @@ def test_rate_traffic_keeps_its_invariants(
 ) -> None:
     starts = [sum(gaps[: k + 1]) for k in range(len(sessions))]
     scheduler = SessionScheduler(sessions, at_starts(starts), cancel)
-    log = simulate(scheduler, ServiceTimes(seed), failing, lead_ns)
+    log = simulate(scheduler, service_times(seed), failing, lead_ns)
     assert scheduler.started == len(sessions)
     check(sessions, log, scheduler.started, cancel)
     for ready in log.sent:
@@ -175,7 +168,7 @@ def test_concurrent_traffic_keeps_its_invariants(
     lead_ns: int,
 ) -> None:
     scheduler = SessionScheduler(sessions, at_places(target, 0, rampup_ns), cancel)
-    log = simulate(scheduler, ServiceTimes(seed), failing, lead_ns)
+    log = simulate(scheduler, service_times(seed), failing, lead_ns)
     assert scheduler.started == len(sessions)
     check(sessions, log, scheduler.started, cancel)
     for latest_ns, active in log.active:
@@ -190,7 +183,7 @@ def _endless(count: int) -> list[Session]:
 
 def test_the_ramp_is_linear_also_for_sessions_longer_than_it() -> None:
     scheduler = SessionScheduler(_endless(50), at_places(8, 0, 10 * S), True)
-    log = simulate(scheduler, lambda _s, _n: 60 * S, set(), 0)  # type: ignore[arg-type]
+    log = simulate(scheduler, lambda _s, _n: 60 * S, set(), 0)
     first = [ready.due_ns / S for ready in log.sent[:8]]
     assert first == [1.25 * (k + 1) for k in range(8)]  # int(8 t / 10) steps up each 1.25 s
     assert [ready.due_ns / S for ready in log.sent[8:16]] == [t + 60 for t in first]
