@@ -334,7 +334,8 @@ def make_rule(options: argparse.Namespace) -> CellRule:
         ValueError: the options make no sense; names the option.
     """
     for name in ("max_tokens", "workers", "connections", "requests", "concurrency", "rate",
-                 "max_errors", "inflight_cap"):  # fmt: skip
+                 "max_errors", "inflight_cap", "prompt_tokens", "prompt_words",
+                 "vocabulary"):  # fmt: skip
         value = getattr(options, name)
         if value is not None and not value > 0:
             raise ValueError(f"{_option(name)}: found {value}; allowed: above 0")
@@ -481,10 +482,6 @@ def _bodies(options: argparse.Namespace, target: Target, sessions: Sessions) -> 
         common["return_token_ids"] = True
     run_id = secrets.token_hex(4)  # of this run alone, so that a server's log can tell runs apart
     extra = {**({"ignore_eos": True} if options.ignore_eos else {}), **options.body}
-    for name in ("prompt_tokens", "prompt_words", "vocabulary"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise ValueError(f"{_option(name)}: found {value}; allowed: at least 1")
     if options.vocabulary is not None and options.vocabulary > 2**31:
         raise ValueError(f"--vocabulary: found {options.vocabulary}; allowed: up to 2^31")
     made = "messages" if target.chat else "prompt"
@@ -643,8 +640,8 @@ def _check_outputs(options: argparse.Namespace) -> None:
     for first, second in itertools.combinations(paths, 2):
         if first.resolve() == second.resolve() and not first.is_char_device():
             raise ValueError(f"{first}: found it for two outputs; allowed: one")
-    for path in (getattr(options, name) for name in OUTPUTS):
-        if path is None or standard_stream(path) is not None:
+    for path in paths:
+        if standard_stream(path) is not None:
             continue
         place = path if path.exists() else path.resolve().parent
         if path.is_dir() or not os.access(place, os.W_OK):

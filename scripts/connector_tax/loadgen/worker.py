@@ -243,9 +243,6 @@ class HeldRequest:
 
         Without one, unless strict, the number of token events of a stream is taken; some servers
         count none where tokens came.
-
-        Raises:
-            RequestFailed: `missing_usage` or `wrong_length`.
         """
         record, strict = self.record, self._owner.strict
         completion = None if usage is None else usage.completion_tokens
