@@ -1,6 +1,7 @@
 """One plan for every traffic under the rule that ends a cell: windows, ramps, precision."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -179,11 +180,12 @@ def test_the_window_ends_as_the_rule_says(
             record.fail("http_status")
         return service_s
 
-    if len(offsets) == 0:
-        with pytest.raises(ValueError, match="the schedule is empty"):
-            open_loop(offsets, [], cell_rule)
+    try:
+        load = open_loop(offsets, [REQUEST] * len(offsets), cell_rule)
+        cell = play(load, cell_rule, service)
+    except ValueError:  # so few arrivals that the schedule looks, or is, empty
+        assert len(offsets) < 12
         return
-    cell = play(open_loop(offsets, [REQUEST] * len(offsets), cell_rule), cell_rule, service)
     assert cell.stop_ns is not None
     cap_ns = cell.warmup_end_ns + round(cell_rule.cap_s * 1e9)
     assert cell.floor_ns <= cell.stop_ns <= cap_ns
@@ -217,6 +219,44 @@ def test_the_window_ends_as_the_rule_says(
     else:
         late_ns = cell.stop_ns - max(cell.floor_ns, reached_ns)
         assert 0 <= late_ns <= LEAD_NS + 10_000_001 or cell.stop_ns == cap_ns
+
+
+@pytest.mark.parametrize(
+    ("offsets", "count", "named"),
+    [
+        ([0, 10, 5], 3, "ascending"),
+        ([-1, 10], 2, "not negative"),
+        ([], 0, "empty"),
+        ([0, 10_000_000, 20_000_000], 3, r"must reach warmup_s \+ cap_s = 1.000 s"),
+    ],
+)
+def test_a_schedule_that_does_not_fit_is_refused(
+    offsets: list[int], count: int, named: str
+) -> None:
+    with pytest.raises(ValueError, match=named):
+        open_loop(np.array(offsets, np.int64), [REQUEST] * count, rule())
+
+
+def test_fewer_requests_than_offsets_are_named_when_the_first_is_wanted() -> None:
+    load = open_loop(np.arange(10) * 100_000_000, [REQUEST] * 2, rule())
+    assert [load.build(k, 0, ()) for k in range(2)] == [REQUEST] * 2
+    with pytest.raises(ValueError, match="10 offsets for 2 requests"):
+        load.build(2, 0, ())
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"cap_s": 0.5}, "cap_s 0.5 is below floor_s"),
+        ({"inflight_cap": 0}, "inflight_cap"),
+        ({"warmup_s": -1.0}, "warmup_s"),
+        ({"request_timeout_s": 0.0}, "request_timeout_s"),
+        ({"drain_s": float("nan")}, "drain_s"),
+    ],
+)
+def test_a_rule_that_makes_no_sense_is_refused(changes: dict[str, float], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        replace(rule(), **changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("workers", [1, 2])

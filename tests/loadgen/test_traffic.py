@@ -289,3 +289,23 @@ def test_the_seed_is_its_whole_name() -> None:
     for other in ("8/A/r10/arrivals", "7/A/r1/0arrivals", "7/A/r10/arrivals/"):
         changed = make_offsets("poisson", 10, 10, other)
         assert len(changed) != len(first) or (changed != first).any()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (
+            ("uniform", 1.0, 1.0, "s", None),
+            "arrival kind is 'uniform'; allowed: fixed, jittered, poisson",
+        ),
+        (("poisson", 0.0, 1.0, "s", None), "rate_rps"),
+        (("poisson", math.nan, 1.0, "s", None), "rate_rps"),
+        (("fixed", 1.0, math.inf, "s", None), "horizon_s"),
+        (("gamma", 1.0, 1.0, "s", None), "gamma_shape"),
+        (("gamma", 1.0, 1.0, "s", -1.0), "gamma_shape"),
+        (("poisson", 1.0, 1.0, "s", 2.0), "gamma_shape"),
+    ],
+)
+def test_bad_arguments_are_named(arguments: tuple[object, ...], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        make_offsets(*arguments)  # type: ignore[arg-type]

@@ -185,6 +185,10 @@ class LoadGeneratorOptions:
     keep_reads: bool = True
     cpus: AffinityPlan | None = None
 
+    def __post_init__(self) -> None:
+        if self.cpus is not None and len(self.cpus.workers) != self.workers:
+            raise ValueError(f"the affinity plan is for {len(self.cpus.workers)} workers")
+
 
 @dataclass(frozen=True, slots=True)
 class CellResult:

@@ -10,7 +10,7 @@ import math
 from bisect import insort
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import numpy as np
@@ -69,6 +69,19 @@ class CellRule:
     cooldown: bool = True
     end_overloaded: bool = False
     max_errors: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in ("inflight_cap", "max_errors") and value is None:
+                continue
+            least = 1 if field.name in ("inflight_cap", "max_errors") else 0
+            if not (math.isfinite(value) and value >= least):
+                raise ValueError(f"{field.name} is {value!r}; it must be a number >= {least}")
+        if self.cap_s < self.floor_s:
+            raise ValueError(f"cap_s {self.cap_s} is below floor_s {self.floor_s}")
+        if self.request_timeout_s == 0 or self.cap_s == 0:
+            raise ValueError("request_timeout_s and cap_s must be positive")
 
     @property
     def schedule_s(self) -> float:
@@ -135,20 +148,35 @@ class PrecisionRule:
 def open_loop(offsets_ns: NDArray[np.int64], requests: RequestSource, rule: CellRule) -> Load:
     """Independent requests, the k-th due `offsets_ns[k]` after the origin.
 
-    `offsets_ns` has shape (n,), ns, ascending, and reaches to `rule.schedule_s`.
+    `offsets_ns` has shape (n,), ns, ascending, must reach to warmup_s + cap_s and should to
+    `rule.schedule_s`. Requests beyond its last are not sent.
 
     Raises:
-        ValueError: the schedule is empty.
+        ValueError: the schedule is empty, not ascending, or ends before the rule's cap; as they are
+            made, fewer requests than offsets.
     """
     if len(offsets_ns) == 0:
         raise ValueError("the schedule is empty")
+    if offsets_ns[0] < 0 or (np.diff(offsets_ns) < 0).any():
+        raise ValueError("offsets_ns must be ascending and not negative")
+    # The horizon is not known here; a tail far longer than any gap shows that it was too short.
+    end_ns = round((rule.warmup_s + rule.cap_s) * 1e9)
+    tail_ns = end_ns - int(offsets_ns[-1])
+    if len(offsets_ns) > 1 and tail_ns > 10 * max(int(np.diff(offsets_ns).max()), 1):
+        raise ValueError(
+            f"the last offset is at {offsets_ns[-1] / 1e9:.3f} s; the schedule must reach "
+            f"warmup_s + cap_s = {end_ns / 1e9:.3f} s"
+        )
     in_order = iter(requests)
 
-    def build(_session: int, _node: int, _history: History) -> PlannedRequest:
-        return next(in_order)
+    def build(session: int, _node: int, _history: History) -> PlannedRequest:
+        request = next(in_order, None)
+        if request is None:
+            raise ValueError(f"{len(offsets_ns)} offsets for {session} requests")
+        return request
 
     nodes = Singles(len(offsets_ns), Node("0", "", 1))
-    return Load(nodes, build, offsets_ns, horizon_s=rule.warmup_s + rule.cap_s)
+    return Load(nodes, build, offsets_ns, horizon_s=end_ns / 1e9)
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,6 +168,10 @@ class PlannedRequest:
     prompt_tokens: int | None
     completion_tokens: int | None
 
+    def __post_init__(self) -> None:
+        if not (self.request_id.isascii() and self.request_id.isprintable()):
+            raise ValueError(f"request_id {self.request_id!r} is not printable ASCII")
+
 
 RequestSource = Iterable[PlannedRequest]
 """Requests to send in order, each made when the iteration comes to it."""

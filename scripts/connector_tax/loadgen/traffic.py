@@ -31,7 +31,7 @@ import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,8 +70,14 @@ def make_offsets(
     Lengthening the horizon keeps the arrivals already there (the process is extended, not redrawn).
 
     Raises:
-        ValueError: a gamma shape that is missing for `gamma`, given for another kind, or bad.
+        ValueError: unknown kind, rate or horizon not positive and finite, or a gamma shape that is
+            missing for `gamma` or given for another kind.
     """
+    if kind not in get_args(ArrivalKind):
+        raise ValueError(f"arrival kind is {kind!r}; allowed: {', '.join(get_args(ArrivalKind))}")
+    for name, value in (("rate_rps", rate_rps), ("horizon_s", horizon_s)):
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{name} is {value!r}; it must be a positive number")
     if (kind == "gamma") != (gamma_shape is not None):
         raise ValueError(f"gamma_shape is {gamma_shape!r} for kind {kind!r}; gamma alone has one")
     if gamma_shape is not None and not (math.isfinite(gamma_shape) and gamma_shape > 0):
