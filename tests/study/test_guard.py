@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,10 @@ from connector_tax.study.guard import (
     OTHERS_TEMPORARY_S,
     PARENT_VARIABLE,
     OwnerError,
-    ProcessName,
     kill_leftovers,
     leftovers,
     own_launch,
+    process_name,
     remove_temporaries,
     set_job_environment,
 )
@@ -46,7 +45,7 @@ def test_a_driver_notices_the_death_of_a_parent_that_is_not_its_own() -> None:
         "watch_parent(lambda: os._exit(7), print);"
         "print('watching', flush=True); signal.pause()"
     )
-    environment = {**os.environ, PARENT_VARIABLE: str(ProcessName.of(owner.pid))}
+    environment = {**os.environ, PARENT_VARIABLE: process_name(owner.pid)}
     driver = subprocess.Popen(
         [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True
     )
@@ -74,38 +73,40 @@ def watched(parent: str, *prefix: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.skipif(os.geteuid() != 0, reason="making a pid namespace needs root")
 def test_the_parent_of_another_pid_namespace_is_not_watched() -> None:
     # As on a node of a scheduler: the same boot, and no process of this number.
-    driver = watched(str(ProcessName.of(os.getpid())), "unshare", "--pid", "--fork", "--mount-proc")
+    driver = watched(process_name(os.getpid()), "unshare", "--pid", "--fork", "--mount-proc")
     assert driver.returncode == 0, driver.stdout + driver.stderr
     assert "names a process of another machine or container: not watched" in driver.stdout
 
 
 @pytest.mark.parametrize(
-    ("change", "status", "said"),
+    ("named", "status", "said"),
     [
         # The pid belongs to another process by now.
-        ({"started": 1}, 7, "names process {pid}, which is gone; unset it"),
+        ("{pid}:{where}:1", 7, "names process {pid}, which is gone; unset it"),
         # A pid that is not here: by the pid alone the driver would end.
-        ({"pid": 2**22 + 1, "where": "another-boot/1"}, 0, "machine or container: not watched"),
-        ({"where": "no place"}, 1, "allowed: what Snakemake's start sets it to"),
+        (f"{2**22 + 1}:another-boot/1:1", 0, "machine or container: not watched"),
+        ("{pid}:no place:1", 1, "allowed: what Snakemake's start sets it to"),
     ],
 )
-def test_what_is_no_parent_is_told(change: dict[str, Any], status: int, said: str) -> None:
-    driver = watched(str(replace(ProcessName.of(os.getpid()), **change)))
+def test_what_is_no_parent_is_told(named: str, status: int, said: str) -> None:
+    where = process_name(os.getpid()).split(":")[1]
+    driver = watched(named.format(pid=os.getpid(), where=where))
     assert driver.returncode == status
     assert said.format(pid=os.getpid()) in driver.stdout + driver.stderr
 
 
 def test_jobs_keep_a_running_owner_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", os.environ["PATH"])
-    mine, owner = ProcessName.of(os.getpid()), ProcessName.of(os.getppid())
+    mine, owner = process_name(os.getpid()), process_name(os.getppid())
+    pid, where, started = owner.split(":")
     for named, kept in (
         (owner, owner),
-        (replace(owner, started=1), mine),
-        (replace(owner, where="another-boot/1"), mine),
+        (f"{pid}:{where}:1", mine),
+        (f"{pid}:another-boot/1:{started}", mine),
     ):
-        monkeypatch.setenv(PARENT_VARIABLE, str(named))
+        monkeypatch.setenv(PARENT_VARIABLE, named)
         set_job_environment(None)
-        assert os.environ[PARENT_VARIABLE] == str(kept)
+        assert os.environ[PARENT_VARIABLE] == kept
 
 
 def test_a_temporary_file_is_deleted_when_its_writer_is_gone(tmp_path: Path) -> None:
@@ -187,7 +188,7 @@ def test_a_second_driver_on_this_machine_is_refused_and_told_who_measures(tmp_pa
 @pytest.mark.parametrize("waited_for", [True, False])
 def test_a_driver_of_this_machine_that_ended_is_no_owner(tmp_path: Path, waited_for: bool) -> None:
     ended = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    process = str(ProcessName.of(ended.pid))
+    process = process_name(ended.pid)
     if waited_for:
         ended.communicate(b"")
     else:
@@ -195,7 +196,7 @@ def test_a_driver_of_this_machine_that_ended_is_no_owner(tmp_path: Path, waited_
         os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
     owned_by(tmp_path, machine=machine_alias(), process=process)
     with own_launch(tmp_path, LAUNCH, never):
-        assert read_json(owner_file(tmp_path))["process"] == str(ProcessName.of(os.getpid()))
+        assert read_json(owner_file(tmp_path))["process"] == process_name(os.getpid())
     ended.wait()
 
 

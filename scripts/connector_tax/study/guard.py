@@ -26,7 +26,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,69 +55,49 @@ OTHERS_TEMPORARY_S = 3600
 _on_death: list[Callable[[], None]] = []
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessName:
-    """A process that its pid alone does not name: of which machine, container and lifetime.
+def process_name(pid: int) -> str:
+    """What names the running process `pid` on any machine: pid, boot and PID namespace, start.
 
-    Attributes:
-        where: boot id of the machine and inode of its PID namespace.
-        started: its start time, in clock ticks since the boot.
+    Raises:
+        ProcessLookupError: there is none, or it has ended and nobody waited for it, as where a
+            container's first process waits for none.
     """
+    stat = stat_of(pid)
+    if stat is None or stat.is_zombie:
+        raise ProcessLookupError(pid)
+    return f"{pid}:{_where()}:{stat.started}"
 
-    pid: int
-    where: str
-    started: int
 
-    @classmethod
-    def of(cls, pid: int) -> ProcessName:
-        """The running process `pid`.
+def _where() -> str:
+    return f"{boot_id()}/{Path('/proc/self/ns/pid').stat().st_ino}"
 
-        Raises:
-            ProcessLookupError: there is none, or it has ended and nobody waited for it, as where a
-                container's first process waits for none.
-        """
-        stat = stat_of(pid)
-        if stat is None or stat.is_zombie:
-            raise ProcessLookupError(pid)
-        return cls(pid, _where(), stat.started)
 
-    @classmethod
-    def parse(cls, text: str) -> ProcessName:
-        """The process that `str` wrote.
+def _is_here(process: str) -> bool:
+    """Whether it is of this boot of this machine, and of this container."""
+    return f":{_where()}:" in process
 
-        Raises:
-            SystemExit: it is none; says what is allowed.
-        """
-        match = re.fullmatch(r"(\d+):(\S+):(\d+)", text)
-        if match is None:
-            raise SystemExit(
-                f"{PARENT_VARIABLE}: found {text!r}; allowed: what Snakemake's start sets it to. "
-                "Unset it to run by hand."
-            )
-        return cls(int(match[1]), match[2], int(match[3]))
 
-    def __str__(self) -> str:
-        return f"{self.pid}:{self.where}:{self.started}"
+def _runs(process: str) -> bool:
+    """Whether it still runs; for one that `_is_here` only."""
+    try:
+        return process_name(int(process.partition(":")[0])) == process
+    except ProcessLookupError:
+        return False
 
-    def is_here(self) -> bool:
-        """Whether it is of this boot of this machine, and of this container."""
-        return self.where == _where()
 
-    def runs(self) -> bool:
-        """Whether it still runs; for a process that `is_here` only."""
-        try:
-            return ProcessName.of(self.pid) == self
-        except ProcessLookupError:
-            return False
+def _named_parent() -> str | None:
+    named = os.environ.get(PARENT_VARIABLE)
+    if named and re.fullmatch(r"\d+:\S+:\d+", named) is None:
+        raise SystemExit(
+            f"{PARENT_VARIABLE}: found {named!r}; allowed: what Snakemake's start sets it to. "
+            "Unset it to run by hand."
+        )
+    return named or None
 
 
 def utc() -> str:
     """The time of day, ISO 8601, to the millisecond."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-def _where() -> str:
-    return f"{boot_id()}/{Path('/proc/self/ns/pid').stat().st_ino}"
 
 
 def set_job_environment(sources: str | None) -> None:
@@ -133,10 +112,9 @@ def set_job_environment(sources: str | None) -> None:
     for name, folder in first.items():
         if folder is not None:
             os.environ[name] = os.pathsep.join(filter(None, [folder, os.environ.get(name)]))
-    named = os.environ.get(PARENT_VARIABLE)
-    owner = ProcessName.parse(named) if named else None
-    if owner is None or not owner.is_here() or not owner.runs():
-        os.environ[PARENT_VARIABLE] = str(ProcessName.of(os.getpid()))
+    owner = _named_parent()
+    if owner is None or not _is_here(owner) or not _runs(owner):
+        os.environ[PARENT_VARIABLE] = process_name(os.getpid())
 
 
 def pass_warnings_on() -> None:
@@ -168,23 +146,23 @@ def watch_parent(on_death: Callable[[], None], say: Callable[[str], object]) -> 
         on_death: must not return.
         say: is told why nothing is watched, or that the process was gone from the start.
     """
-    named = os.environ.get(PARENT_VARIABLE)
-    if named is None:
+    parent = _named_parent()
+    if parent is None:
         return
-    parent = ProcessName.parse(named)
-    if not parent.is_here():
+    if not _is_here(parent):
         say(f"{PARENT_VARIABLE} names a process of another machine or container: not watched")
         return
     _on_death.append(on_death)
     if len(_on_death) > 1:
         return
+    pid = int(parent.partition(":")[0])
     try:
-        descriptor = os.pidfd_open(parent.pid)
+        descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         descriptor = -1
     # Looked at when it can no longer become another's pid unnoticed.
-    if not parent.runs():
-        say(f"{PARENT_VARIABLE} names process {parent.pid}, which is gone; unset it to run by hand")
+    if not _runs(parent):
+        say(f"{PARENT_VARIABLE} names process {pid}, which is gone; unset it to run by hand")
         on_death()
 
     def wait() -> None:
@@ -272,7 +250,7 @@ def own_launch(study_folder: Path, launch: Launch, on_loss: Callable[[], None]) 
     path = study_folder / paths.OWNERS / f"{launch.config}.block{launch.block}.{launch.phase}.json"
     mine: OwnerRecord = {
         "launch": launch.name,
-        "process": str(ProcessName.of(os.getpid())),
+        "process": process_name(os.getpid()),
         "machine": machine_alias(),
         "job": os.environ.get(JOB_VARIABLE),
         "since_utc": utc(),
@@ -321,9 +299,8 @@ def _remove_ended(path: Path) -> None:
 
 
 def _lives(path: Path, owner: OwnerRecord) -> bool:
-    process = ProcessName.parse(owner["process"])
-    if process.is_here() and owner["machine"] == machine_alias():
-        return process.runs()
+    if _is_here(owner["process"]) and owner["machine"] == machine_alias():
+        return _runs(owner["process"])
     touched, deadline = _touched(path), time.monotonic() + MISSED * HEARTBEAT_S
     while time.monotonic() < deadline:
         time.sleep(HEARTBEAT_S / 4)
