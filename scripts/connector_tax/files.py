@@ -126,20 +126,18 @@ def write_bytes(path: Path, data: bytes) -> None:
         OSError: it cannot be written; names a file.
     """
     try:
-        _write_bytes(path, data)
+        if (standard := standard_stream(path)) is not None:
+            write_all(standard, data)
+        elif path.exists() and not path.is_file():
+            path.write_bytes(data)
+        else:
+            _replace(path.resolve(), data)
     except OSError as error:
         error.filename = error.filename or str(path)  # a write has none
         raise
 
 
-def _write_bytes(path: Path, data: bytes) -> None:
-    if (standard := standard_stream(path)) is not None:
-        write_all(standard, data)
-        return
-    if path.exists() and not path.is_file():
-        path.write_bytes(data)
-        return
-    path = path.resolve()
+def _replace(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(
         prefix=f".{path.name}.", suffix=f".{os.getpid()}@{platform.node()}.tmp", dir=path.parent
@@ -151,10 +149,8 @@ def _write_bytes(path: Path, data: bytes) -> None:
             os.fchmod(stream.fileno(), 0o644)
             os.fsync(stream.fileno())
         Path(temporary).replace(path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            Path(temporary).unlink()
-        raise
+    finally:
+        Path(temporary).unlink(missing_ok=True)
     fsync(path.parent)
 
 

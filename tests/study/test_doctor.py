@@ -183,16 +183,6 @@ def test_every_cpu_has_a_clock_governor_of_its_own(
     assert (finding.verdict, finding.text) == wanted
 
 
-def test_a_host_that_is_not_this_machine_s_has_no_free_port(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # An address of TEST-NET-1, which no machine has.
-    monkeypatch.setattr(doctor, "HOST", "192.0.2.1")
-    finding = doctor._ports()
-    assert finding.verdict == "fail"
-    assert "192.0.2.1" in finding.text
-
-
 def test_a_device_in_use_is_told_with_its_holder(findings: Findings) -> None:
     with hold_devices(["doctor_tests_busy"]):
         status, rows = findings("config", device="doctor_tests_busy")

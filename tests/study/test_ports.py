@@ -14,13 +14,7 @@ from connector_tax.servers import kinds
 from connector_tax.servers.kinds import ServerCommand
 from connector_tax.study import launch, preflight
 from connector_tax.study.server import PortTakenError, Server
-from tests.study.driving import (
-    arguments,
-    as_user,
-    failed_index_of,
-    index_of,
-    launch_folder,
-)
+from tests.study.driving import arguments, as_user, failed_index_of, index_of, launch_folder
 
 IMPOSTOR = """
 import http.server

@@ -9,13 +9,7 @@ import pytest
 import yaml
 
 from connector_tax.artifacts.names import Launch
-from connector_tax.config import (
-    ROOT,
-    ConfigError,
-    check_study,
-    load_configurations,
-    load_yaml,
-)
+from connector_tax.config import ROOT, ConfigError, check_study, load_configurations, load_yaml
 from connector_tax.files import read_json
 from connector_tax.loadgen import LoadGenerator, LoadGeneratorOptions, Target
 from connector_tax.servers.kinds import command_for, free_port

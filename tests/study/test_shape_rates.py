@@ -17,11 +17,7 @@ from connector_tax.rehearsal.launch import rehearse_launch
 from connector_tax.rehearsal.machine import machine_of
 from connector_tax.rehearsal.study import rehearse_shapes
 from connector_tax.study import launch, shape_rates
-from connector_tax.study.shape_rates import (
-    ShapeRateError,
-    fastest_burst,
-    shape_rates_content,
-)
+from connector_tax.study.shape_rates import ShapeRateError, fastest_burst, shape_rates_content
 from tests.study.driving import arguments
 
 REFERENCE = {"ref_safe": 1000.0, "ref_load": 1000.0, "rates_rps": [], "criteria": {},

@@ -17,12 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from connector_tax.analysis.machine import read_machine
-from connector_tax.analysis.validity import (
-    assess,
-    counted,
-    server_counters,
-    void_reasons,
-)
+from connector_tax.analysis.validity import assess, counted, server_counters, void_reasons
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import (
     CellRecord,

@@ -194,10 +194,7 @@ def describe_node(config: StudyConfig) -> NodeRecord:
 
 
 def claim_device(study_folder: Path, block: int, design: str, node: NodeRecord) -> None:
-    """Make the device the block's, of all its phases; the first launch's is.
-
-    Args:
-        design: design_sha256; a claim of another design is void.
+    """Make the device the block's, of all its phases and of this design; the first launch's is.
 
     Raises:
         DeviceError: the block was begun on another; names what differs, and the ways out.
@@ -310,11 +307,7 @@ def slot_at(study: StudyDocument, cpus: str) -> SlotSection | None:
 
 
 def enter_block_slot(study: StudyDocument, study_folder: Path, block: int = 0) -> StudyDocument:
-    """Enter the slot of a block, where the study names slots; the study as it is there.
-
-    Raises:
-        DeviceError: this process may not use a CPU of the slot.
-    """
+    """Enter the slot of a block, where the study names slots; the study as it is there."""
     slot = slot_of(study, study_folder, block)
     return study if slot is None else enter_slot(study, slot)
 
@@ -348,27 +341,25 @@ def on_slot(study: StudyDocument, slot: SlotSection) -> StudyDocument:
 
 # ---- free memory
 
+# How long a server that has ended may still hold memory.
 FREE_WAIT_S = 60.0
 POLL_S = 1.0
 
 
-def await_free_memory(config: StudyConfig, wait_s: float = FREE_WAIT_S) -> None:
+def await_free_memory(config: StudyConfig) -> None:
     """Wait until the study's GPUs have the memory free that the server is told to take.
 
     Without effect where the server runs on no GPU or has no flags that tell it, and for a GPU that
     does not tell.
 
-    Args:
-        wait_s: how long a server that has ended may still hold memory.
-
     Raises:
-        ServerError: a GPU's memory is still in use after `wait_s`; names it.
+        ServerError: a GPU's memory is still in use after FREE_WAIT_S; names it.
     """
     engine = config["engine"]
     if engine.get("device") != "cuda" or "flags" not in engine:
         return
     wanted = memory_share(engine["flags"])
-    devices, deadline = devices_of(config), time.monotonic() + wait_s
+    devices, deadline = devices_of(config), time.monotonic() + FREE_WAIT_S
     while occupied := _occupied(devices, wanted):
         if time.monotonic() > deadline:
             raise ServerError(

@@ -7,13 +7,11 @@ A scheduler gives each job a machine that nobody has looked at. So a block asks 
 first launch: one that would fail on it, or run on another vLLM than its neighbours, ends at once.
 """
 
-import contextlib
 import hashlib
 import math
 import os
 import re
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -39,7 +37,7 @@ from connector_tax.machine import (
     query_gpus,
 )
 from connector_tax.roofline import memory_share, read_model
-from connector_tax.servers.kinds import HOST, engine_of
+from connector_tax.servers.kinds import engine_of
 from connector_tax.study.device import (
     VISIBLE_VARIABLE,
     DeviceError,
@@ -74,9 +72,6 @@ GPU_FIELDS = (
 )  # fmt: skip
 # The first driver of each CUDA release, by NVIDIA's release notes.
 LEAST_DRIVERS = {"12": 525, "13": 580}
-# At most: the server, Mooncake's bootstrap, NIXL's side channel, the LMCache server's two, and the
-# dummy bootstrap.
-PORTS_OF_A_LAUNCH = 6
 CPUS = Path("/sys/devices/system/cpu")
 # What Triton builds its launchers with: one of these, and the headers of the interpreter.
 COMPILERS = ("cc", "gcc", "clang")
@@ -110,7 +105,6 @@ def findings(study: StudyDocument, folder: Path) -> Iterator[Finding]:
     yield governor(CPUS)
     yield _memory(study, folder)
     yield _disk(study, folder)
-    yield _ports()
     yield _device(study)
 
 
@@ -392,16 +386,6 @@ def _disk(study: StudyDocument, folder: Path) -> Finding:
     return _judged("disk", free > DISK_RESERVE * needed, text)
 
 
-def _ports() -> Finding:
-    try:
-        with contextlib.ExitStack() as stack:
-            for _ in range(PORTS_OF_A_LAUNCH):
-                stack.enter_context(socket.create_server((HOST, 0)))
-    except OSError as error:
-        return Finding("ports", "fail", f"{HOST}: {error}")
-    return Finding("ports", "ok", f"{PORTS_OF_A_LAUNCH} free on {HOST}, as many as a launch takes")
-
-
 def _device(study: StudyDocument) -> Finding:
     try:
         names = devices_of(study["config"])
@@ -478,9 +462,6 @@ class UnfitError(DeviceError):
 
 def require_fit(study: StudyDocument, folder: Path) -> dict[str, EngineFiles]:
     """Make the doctor's checks, and compare vLLM's sources with those of the patch stage.
-
-    Args:
-        study: the content of study.json; within its slot where it names slots.
 
     Returns:
         `engine_files`, which each of the block's launches records.

@@ -32,13 +32,7 @@ from connector_tax.artifacts.study_records import EngineSection, StudyDocument
 from connector_tax.files import write_json
 from connector_tax.machine import command_output
 from connector_tax.servers.kinds import STEP_LOG_PREFIX, Engine, engine_of, without_root
-from connector_tax.study.processes import (
-    SERVER,
-    Process,
-    ServerCpu,
-    ServerProcesses,
-    cpu_between,
-)
+from connector_tax.study.processes import SERVER, Process, ServerCpu, ServerProcesses, cpu_between
 from connector_tax.study.server import Server
 from connector_tax.study.server_command import can_change, shown
 from connector_tax.vllm.settings_probe import ENGINE, OF_WORKER

@@ -17,18 +17,8 @@ from connector_tax.artifacts.stage_records import PatchStatus
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.files import ArtifactError
 from connector_tax.linux import format_cpus
-from connector_tax.loadgen.affinity import (
-    AffinityPlan,
-    plan_affinity,
-    read_topology,
-)
-from connector_tax.servers.kinds import (
-    ROOT_MARK,
-    TMP_MARK,
-    Companion,
-    ServerCommand,
-    engine_of,
-)
+from connector_tax.loadgen.affinity import AffinityPlan, plan_affinity, read_topology
+from connector_tax.servers.kinds import ROOT_MARK, TMP_MARK, Companion, ServerCommand, engine_of
 from connector_tax.study.device import gpu_node
 from connector_tax.vllm import overlay
 
