@@ -330,12 +330,6 @@ def test_a_slot_of_cpus_that_are_not_there_is_refused(affinity: set[int]) -> Non
     assert os.sched_getaffinity(0) == affinity
 
 
-def test_a_study_without_slots_is_left_as_it_is(tmp_path: Path, affinity: set[int]) -> None:
-    study = tiny(None)
-    assert enter_block_slot(study, tmp_path) is study
-    assert os.sched_getaffinity(0) == affinity
-
-
 def test_slots_work_side_by_side_and_phase_a_ends_before_phase_b(tmp_path: Path) -> None:
     study_file = write_study(tmp_path)
     left = {}
@@ -487,8 +481,3 @@ def machine(tmp_path: Path, stand_in: StandIn) -> Path:
 )
 def test_the_node_of_the_gpus_that_are_used(machine: Path, visible: str, node: int | None) -> None:
     assert gpu_node(on_gpus(visible), machine) == node
-
-
-def test_a_study_without_a_gpu_has_no_node(machine: Path) -> None:
-    embedded: Any = {"engine": {"kind": "embedded"}}
-    assert gpu_node(embedded, machine) is None

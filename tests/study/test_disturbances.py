@@ -25,15 +25,9 @@ from tests.study.driving import (
     start_driver,
     write_study,
 )
-from tests.workflow.harness import server_of, wait_for
+from tests.workflow.harness import finished, server_of, wait_for
 
 pytestmark = pytest.mark.workflow
-
-
-@pytest.fixture(autouse=True)
-def private_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
 
 
 def generated_tokens(url: str) -> float:
@@ -41,15 +35,6 @@ def generated_tokens(url: str) -> float:
     families = text_string_to_metric_families(httpx.get(url).text)
     (family,) = (f for f in families if f.name == "vllm:generation_tokens")
     return sum(s.value for s in family.samples if s.name.endswith("_total"))
-
-
-def cell_hashes(study_file: Path) -> dict[str, str]:
-    return {
-        str(path): sha256_file(path)
-        for folder in launch_folder(study_file).glob("r*")
-        if not folder.suffix
-        for path in folder.iterdir()
-    }
 
 
 # ---- a server that dies
@@ -75,7 +60,7 @@ def test_a_server_that_dies_ends_its_launch_and_the_next_run_completes_it(
 ) -> None:
     driver = start_driver(study_file)
     wait_for(lambda: stage(study_file), driver)
-    kept = cell_hashes(study_file)
+    kept = finished(study_file.parent)
     engine = server_of(launch_folder(study_file))
     assert engine is not None
     engine.kill()
@@ -87,12 +72,12 @@ def test_a_server_that_dies_ends_its_launch_and_the_next_run_completes_it(
     assert "the server ended with status -9" in index["reason"]
     assert "missing" in {entry["status"] for entry in index["cells"]}
     assert not list(launch_folder(study_file).glob("*.partial/cell_*"))
-    assert kept.items() <= cell_hashes(study_file).items()
+    assert kept.items() <= finished(study_file.parent).items()
 
     again = drive(study_file)
     assert again.returncode == 0, again.stdout
     assert index_of(study_file)["status"] == "done"
-    assert kept.items() <= cell_hashes(study_file).items()
+    assert kept.items() <= finished(study_file.parent).items()
     assert not list(launch_folder(study_file).glob("*.partial"))
 
 

@@ -23,8 +23,9 @@ from connector_tax.study.design import resolve
 from connector_tax.study.device import hold_devices
 from connector_tax.study.doctor import UnfitError, _other_sources, rdma, require_fit, triton
 from connector_tax.vllm.overlay import engine_files, sources_sha256
+from tests.shared import interpreter
 from tests.study.conftest import StandIn
-from tests.study.driving import arguments, launch_folder, write_study
+from tests.study.driving import arguments, launch_folder
 from tests.study_folder import write_stages
 
 Findings = Callable[..., tuple[int, dict[str, tuple[str, str]]]]
@@ -244,10 +245,6 @@ def test_each_rank_of_lmcache_has_a_buffer_and_a_cpu_holds_the_weights(findings:
 # ---- a block's machine
 
 
-def test_this_machine_can_measure_the_tiny_study(tmp_path: Path) -> None:
-    require_fit(read_json(write_study(tmp_path)), tmp_path)
-
-
 def test_a_block_on_an_unfit_machine_ends_before_its_first_launch(tmp_path: Path) -> None:
     config = load_yaml(ROOT / "config/vllm-cpu.yaml")
     config["engine"]["python"] = "envs/nowhere/bin/python"
@@ -279,12 +276,8 @@ def interpreter_of(package: Path) -> Path:
     """An interpreter that finds a vLLM there, which cannot be imported."""
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise ImportError('to be found, not imported')\n")
-    python = package.parents[1] / "python"
-    python.write_text(
-        f'#!/bin/sh\nexport PYTHONPATH={package.parent}\nexec {sys.executable} "$@"\n'
-    )
-    python.chmod(0o755)
-    return python
+    script = f'PYTHONPATH={package.parent} exec {sys.executable} "$@"'
+    return interpreter(package.parents[1], script)
 
 
 def test_another_vllm_than_step_timing_was_proved_on_is_told(tmp_path: Path) -> None:
@@ -352,9 +345,7 @@ def test_each_environment_of_a_study_has_its_lock(tmp_path: Path) -> None:
 def test_triton_needs_a_compiler_and_the_interpreters_headers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bare = tmp_path / "python"
-    bare.write_text(f"#!/bin/sh\necho {tmp_path}\n")
-    bare.chmod(0o755)
+    bare = interpreter(tmp_path, f"echo {tmp_path}")
     one: Any = {"python": str(bare), "forms": {}}
     two: Any = {"python": str(bare), "forms": {"nixl_both": {"python": str(tmp_path / "none")}}}
     monkeypatch.setenv("PATH", f"{tmp_path}:/nowhere")

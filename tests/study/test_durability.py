@@ -53,8 +53,9 @@ class Disk:
         return synced != (state.st_mtime_ns, state.st_size)
 
 
+@pytest.mark.usefixtures("affinity")
 def test_all_that_an_index_vouches_for_is_durable_before_it(
-    study_file: Path, monkeypatch: pytest.MonkeyPatch, affinity: set[int]
+    study_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(monkeypatch)
     assert launch.main(arguments(study_file)) == 0
@@ -62,28 +63,6 @@ def test_all_that_an_index_vouches_for_is_durable_before_it(
     assert index["status"] == "done"
     assert disk.unsafe == {str(launch_folder(study_file) / "index.json"): []}
     assert not disk.lost(launch_folder(study_file))
-
-    # The same study: a cell that was damaged later is measured again, the others are not.
-    damaged, kept = (launch_folder(study_file) / name for name in ("r20", "r40"))
-    before = {path.name: path.stat().st_mtime_ns for path in kept.iterdir()}
-    metrics = damaged / "metrics_A_r20.jsonl"
-    metrics.chmod(0o644)
-    metrics.write_bytes(b"")
-    study = read_json(study_file)
-    (said,) = withdraw_damaged(study, study_file.parent)
-    assert said == (
-        f"plain/block0/A: {metrics} is missing or not what index.json says; what is damaged is "
-        "measured again"
-    )
-    assert withdraw_damaged(study, study_file.parent) == []
-    os.sched_setaffinity(0, affinity)
-    assert launch.main(arguments(study_file)) == 0
-    log = (study_file.parent / "logs" / "plain.block0.A.log").read_text()
-    assert "moved to r20.damaged1, measuring the cell again" in log
-    index = index_of(study_file)
-    assert index["status"] == "done"
-    assert {path.name: path.stat().st_mtime_ns for path in kept.iterdir()} == before
-    assert withdraw_damaged(study, study_file.parent) == []
 
 
 def finished_cell(folder: Path, content: Any) -> None:
@@ -132,12 +111,16 @@ def test_a_half_edited_cell_is_damaged_and_measured_again(study_file: Path, cont
     assert {c["status"] for c in index_of(study_file)["cells"]} == {"missing"}
 
 
-def test_a_whole_cell_is_kept(study_file: Path) -> None:
+def test_a_whole_cell_is_kept_and_one_of_another_rate_is_not(study_file: Path) -> None:
     finished_cell(launch_folder(study_file), WHOLE)
     study = read_json(study_file)
     rates = cell_rates(study, "A", None, {})
     missing = missing_cells(study, Launch("plain", 0, "A"), launch_folder(study_file), rates, print)
     assert [cell["cell"] for cell in missing] == ["r40"]
+    rates = {**rates, "r20": 21.0}
+    missing = missing_cells(study, Launch("plain", 0, "A"), launch_folder(study_file), rates, print)
+    assert [cell["cell"] for cell in missing] == ["r20", "r40"]
+    assert (launch_folder(study_file) / "r20.otherrate1").is_dir()
 
 
 def test_an_index_that_cannot_be_read_is_withdrawn_too(study_file: Path) -> None:

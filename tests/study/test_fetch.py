@@ -12,6 +12,7 @@ from connector_tax.files import read_json, write_json
 from connector_tax.servers.kinds import command_for
 from connector_tax.study import fetch
 from connector_tax.study.design import resolve
+from tests.shared import interpreter
 
 HUB = """
 import os, types
@@ -35,9 +36,7 @@ def snapshot_download(model, revision=None, ignore_patterns=(), dry_run=False):
 def study_file(folder: Path, size: int = 1000, **engine: Any) -> Path:
     (folder / "site").mkdir()
     (folder / "site/huggingface_hub.py").write_text(HUB.format(cache=folder, size=size))
-    python = folder / "python"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={folder}/site exec {sys.executable} "$@"\n')
-    python.chmod(0o755)
+    python = interpreter(folder, f'PYTHONPATH={folder}/site exec {sys.executable} "$@"')
     config = load_yaml(ROOT / "config/h20.yaml")
     config["engine"] |= {"python": str(python), **engine}
     write_json(folder / "study.json", resolve(config, "h20.yaml"))

@@ -1,5 +1,6 @@
 """The processes that watch a cell: what they write is what happened."""
 
+import functools
 import json
 import os
 import signal
@@ -8,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -315,32 +316,16 @@ INTERVAL_S = 0.3
 SCRAPES = 17
 
 
-class _Metrics(BaseHTTPRequestHandler):
-    enough = threading.Event()
-    answered = 0
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(PAGE)))
-        self.end_headers()
-        self.wfile.write(PAGE)
-        type(self).answered += 1
-        if self.answered >= SCRAPES:
-            self.enough.set()
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.fixture
-def url() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Metrics)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+def url(tmp_path: Path) -> Iterator[str]:
+    (tmp_path / "metrics").write_bytes(PAGE)
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=tmp_path)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
 
 
 def test_scrapes_keep_no_step_with_regular_arrivals(url: str, tmp_path: Path) -> None:
@@ -348,7 +333,8 @@ def test_scrapes_keep_no_step_with_regular_arrivals(url: str, tmp_path: Path) ->
     with MetricsSampler(url, INTERVAL_S, ()) as sampler:
         began = time.monotonic()
         sampler.open(log, "7/arrivals/block0/A/r8/scrapes")
-        assert _Metrics.enough.wait(60)
+        while len(written(log)) < SCRAPES:
+            time.sleep(0.02)
         took = time.monotonic() - began
         sampler.close()
     records = list(read_jsonl(log))

@@ -18,7 +18,7 @@ import pytest
 from connector_tax.config import ROOT
 from connector_tax.servers.kinds import Companion, ServerCommand, ServerError, free_port
 from connector_tax.study.server import LOGS, Server
-from connector_tax.study.server_command import can_change, launch_script, shown, unset_lines
+from connector_tax.study.server_command import can_change, launch_script, shown
 
 # Answers /v1/models, and has a child in its process group.
 WEB = """
@@ -238,16 +238,6 @@ def test_a_value_is_recorded_where_its_name_is_listed_or_it_is_empty(
     name: str, value: str, recorded: str | None
 ) -> None:
     assert shown({name: value}) == {name: recorded}
-
-
-def test_the_lines_leave_a_shell_without_such_variables_as_it_is(tmp_path: Path) -> None:
-    script = "\n".join(["set -euo pipefail", *unset_lines(), "env -0"])
-    kept = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "LANG": "C", "MCX": "1"}
-    done = subprocess.run(
-        ["bash", "-c", script], env=kept, check=True, capture_output=True, text=True
-    )
-    seen = dict(line.split("=", 1) for line in done.stdout.split("\0") if line)
-    assert kept.items() <= seen.items()
 
 
 def test_a_callers_command_finds_the_projects_modules_from_the_callers_folder(

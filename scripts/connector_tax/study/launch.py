@@ -104,13 +104,9 @@ SUMMARY_MODULE = "connector_tax.analysis.measure"
 
 @dataclass(frozen=True, slots=True)
 class LaunchOutcome:
-    """How a launch ended.
+    """How a launch ended: `done`, or why it is `failed` or `skipped`.
 
-    Attributes:
-        status: `done`, `failed` or `skipped`.
-        reason: why it failed or was skipped.
-        rate_rps: the rate of the cells that have none of their own; None in Phase A.
-        attempts: the content of attempts.json.
+    `rate_rps` is that of the cells that have none of their own; None in Phase A.
     """
 
     status: str
@@ -225,33 +221,27 @@ def missing_cells(
     Args:
         rates: by cell, in requests/s.
     """
-    return [
-        cell
-        for cell in cell_order(study, launch)
-        if not _is_finished(folder, launch.phase, cell["cell"], rates[cell["cell"]], say)
-    ]
-
-
-def _is_finished(
-    folder: Path, phase: str, name: str, rate_rps: float | None, say: Callable[[str], None]
-) -> bool:
-    try:
-        content = cells.read_intact(folder, phase, name)
-    except ArtifactError as error:
-        aside = move_aside(folder / name, "damaged")
-        say(f"{error}; moved to {aside.name}, measuring the cell again")
-        return False
-    if content is None:
-        return False
-    if content["schedule"]["rate_rps"] != rate_rps:
-        aside = move_aside(folder / name, "otherrate")
-        say(
-            f"cell {name} was measured at {content['schedule']['rate_rps']:g} req/s, its "
-            f"rate is now {rate_rps:g}; kept as {aside.name}, measuring the cell again"
-        )
-        return False
-    say(f"cell {name} is there and intact; kept")
-    return True
+    missing = []
+    for cell in cell_order(study, launch):
+        name, rate_rps = cell["cell"], rates[cell["cell"]]
+        try:
+            content = cells.read_intact(folder, launch.phase, name)
+        except ArtifactError as error:
+            aside = move_aside(folder / name, "damaged")
+            say(f"{error}; moved to {aside.name}, measuring the cell again")
+            content = None
+        if content is not None:
+            measured_rps = content["schedule"]["rate_rps"]
+            if measured_rps == rate_rps:
+                say(f"cell {name} is there and intact; kept")
+                continue
+            aside = move_aside(folder / name, "otherrate")
+            say(
+                f"cell {name} was measured at {measured_rps:g} req/s, its "
+                f"rate is now {rate_rps:g}; kept as {aside.name}, measuring the cell again"
+            )
+        missing.append(cell)
+    return missing
 
 
 class Attempts:
@@ -535,11 +525,7 @@ def _counted(counts: CountsRecord) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one server launch of a study: every missing cell of (configuration, block, phase)."""
     parser = study_parser("study.launch", main.__doc__)
-    parser.add_argument(
-        "--config",
-        required=True,
-        help="configuration id, or plain_2 and so on",
-    )
+    parser.add_argument("--config", required=True, help="configuration id, or plain_2 and so on")
     parser.add_argument("--block", type=int, required=True)
     parser.add_argument("--phase", choices=PHASES, required=True)
     parser.add_argument("--log", type=Path, required=True)

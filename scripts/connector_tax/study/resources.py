@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import CellCpu, QuantityRecord, ServerCounters
 from connector_tax.artifacts.launch_files import (
@@ -118,15 +120,11 @@ def _threads(process: Process | None) -> dict[str, int]:
 
 
 def _memory(running: list[Process]) -> QuantityRecord:
-    sizes = []
-    for process in running:
-        path = Path(f"/proc/{process.pid}/smaps_rollup")
-        try:
-            lines = path.read_text().splitlines()
-            sizes.append(next(int(line.split()[1]) for line in lines if line.startswith("Pss:")))
-        except (OSError, StopIteration) as error:
-            return _quantity({}, f"{process.name}: {path}: {error or 'no line Pss'}")
-    return _quantity(_by_part(running, [kib / 1024 for kib in sizes]))
+    try:
+        sizes = [psutil.Process(process.pid).memory_full_info().pss for process in running]
+    except psutil.Error as error:
+        return _quantity({}, str(error))
+    return _quantity(_by_part(running, [size / 2**20 for size in sizes]))
 
 
 def _gpu_memory(running: list[Process], device: str) -> QuantityRecord:
