@@ -31,11 +31,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def signal_at_parents_end(number: int) -> None:
-    """Have the kernel send this process a signal when the thread that started it ends.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Have the kernel send this process a signal when the thread that started it ends."""
     _prctl(_PR_SET_PDEATHSIG, number)
 
 
@@ -46,7 +42,6 @@ def die_with_parent(parent: int | None = None) -> None:
         parent: pid of the parent, where it may have ended before this call: no signal comes then.
 
     Raises:
-        OSError: the kernel refuses.
         SystemExit: the parent is gone.
     """
     signal_at_parents_end(signal.SIGKILL)
@@ -130,9 +125,6 @@ class TimerFd:
     early); a timerfd is a high-resolution kernel timer that wakes the loop like any readable file.
     Python has it in `os` from 3.13 on. The callback may come once more than a time was reached, if
     the timer is armed anew just when the loop has woken up.
-
-    Raises:
-        OSError: the kernel gives no timer.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:

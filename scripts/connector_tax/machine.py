@@ -71,11 +71,7 @@ def _cpuinfo(key: str) -> str:
 
 
 def machine(*packages: str) -> str:
-    """One line to stand above a table: processor, kernel, Python, `packages`, load averages.
-
-    Raises:
-        importlib.metadata.PackageNotFoundError: a package is not installed.
-    """
+    """One line to stand above a table: processor, kernel, Python, `packages`, load averages."""
     versions = "".join(f", {name} {metadata.version(name)}" for name in packages)
     one, five, _ = os.getloadavg()
     return (
@@ -141,9 +137,7 @@ def query_gpus(
     """These fields of every GPU, by the names of `nvidia-smi --help-query-gpu`.
 
     Args:
-        fields: the names.
         gpu: only this GPU, by its index or UUID.
-        units: whether values stand with their units.
 
     Raises:
         GpuError: the GPUs are not known.

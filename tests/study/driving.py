@@ -15,6 +15,20 @@ from connector_tax.study.guard import PARENT_VARIABLE
 from tests.study_folder import write_stages
 from tests.workflow.harness import TINY, device_for, smaller
 
+# Answers 200 to everything on a port of 127.0.0.1, which it prints; 0: one that is free.
+ANSWERS = """
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def log_message(self, *args):
+        pass
+server = http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+
 
 def write_study(
     root: Path,

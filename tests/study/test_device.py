@@ -83,12 +83,15 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         yield process
 
 
-def test_a_second_measurement_is_refused_and_told_who_holds_the_device(
+def test_a_second_measurement_is_refused_and_told_who_holds_the_device_until_that_is_killed(
     holder: subprocess.Popen[str],
 ) -> None:
     wanted = rf"'{DEVICE}' is in use .*\(pid {holder.pid}, user \w+: .*{DEVICE}\).*--device"
     with pytest.raises(DeviceError, match=wanted), hold_devices([DEVICE], wait_s=0.1):
         pytest.fail("two measurements hold one device")
+    holder.kill()
+    with hold_devices([DEVICE]):
+        pass
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
@@ -100,12 +103,6 @@ def test_another_users_measurement_holds_the_device_too(tmp_path: Path) -> None:
         hold_devices([DEVICE], wait_s=0.1),
     ):
         pytest.fail("two users hold one device")
-
-
-def test_a_killed_holder_frees_the_device(holder: subprocess.Popen[str]) -> None:
-    holder.kill()
-    with hold_devices([DEVICE]):
-        pass
 
 
 def test_another_device_is_free_and_so_is_what_was_taken_before_a_refusal(
@@ -360,7 +357,7 @@ def test_blocks_that_nodes_have_begun_are_measured_side_by_side(tmp_path: Path) 
     assert plan.remaining(study, tmp_path) == left
 
 
-def test_several_devices_are_told_in_device_hours(
+def test_a_launch_and_the_time_left_are_told_of_several_devices_in_device_hours(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "PLAIN_INTERVAL_S", 0.0)
@@ -372,11 +369,14 @@ def test_several_devices_are_told_in_device_hours(
         told = f", {left.device_s / 3600:.2f} device hours on 2 devices" if slots else ""
         assert plan_command.main(["--study", str(study_file)]) == 0
         assert f"about {duration(left.wall_s)}{told} (design" in capsys.readouterr().out
-        launch = launches(study, "A")[0]
-        with progress.LaunchProgress(study, tmp_path, launch, tmp_path / "x.log") as seen:
-            seen.start_cell("r1", 1, 1, 1.0)
+        # Counted within its phase.
+        order = launches(study, "B")
+        with progress.LaunchProgress(study, tmp_path, order[1], tmp_path / "x.log") as seen:
+            seen.start_cell("32x8", 1, 1, 1.0)
             seen.update(Progress(0.0, 0, 0, 0, 0, 0, 0))
-        assert f"study {duration(left.wall_s)} left{told}\n" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert f" Phase B  launch 2 of {len(order)}  {order[1].config}  cell 32x8 (1/1)" in said
+        assert f"study {duration(left.wall_s)} left{told}\n" in said
     half = left.after(left.wall_s / 2)
     assert half == pytest.approx((left.wall_s / 2, left.device_s / 2, 2))
     assert left.after(2 * left.wall_s)[:2] == (0, 0)

@@ -43,20 +43,19 @@ def study_file(folder: Path, size: int = 1000, **engine: Any) -> Path:
     return folder / "study.json"
 
 
-def test_what_was_fetched_is_told_with_its_commit(tmp_path: Path) -> None:
-    file = study_file(tmp_path)
-    assert fetch.main(["--study", str(file)]) == 0
-    told = read_json(tmp_path / "model.json")
-    assert (told["commit"], told["files"], told["bytes"]) == ("c0ffee", 2, 5)
-    assert told["revision"] is None
+DUMMY = load_yaml(ROOT / "config/h20.yaml")["engine"]["flags"] | {"--load-format": "dummy"}
 
 
-def test_a_revision_is_asked_for_and_dummy_weights_are_not_fetched(tmp_path: Path) -> None:
-    flags = load_yaml(ROOT / "config/h20.yaml")["engine"]["flags"] | {"--load-format": "dummy"}
-    file = study_file(tmp_path, revision="v1", flags=flags)
-    assert fetch.main(["--study", str(file)]) == 0
-    told = read_json(tmp_path / "model.json")
-    assert (told["commit"], told["revision"], told["files"]) == ("v1", "v1", 1)
+@pytest.mark.parametrize(
+    ("engine", "told"),
+    [({}, ("c0ffee", None, 2, 5)), ({"revision": "v1", "flags": DUMMY}, ("v1", "v1", 1, 2))],
+)
+def test_what_was_fetched_is_told_and_dummy_weights_are_not(
+    tmp_path: Path, engine: dict[str, Any], told: tuple[object, ...]
+) -> None:
+    assert fetch.main(["--study", str(study_file(tmp_path, **engine))]) == 0
+    model = read_json(tmp_path / "model.json")
+    assert tuple(model[key] for key in ("commit", "revision", "files", "bytes")) == told
 
 
 @pytest.mark.parametrize(

@@ -151,9 +151,11 @@ def test_leftovers_of_a_launch_are_found_by_their_folder_and_killed(tmp_path: Pa
 # ---- the owner of a launch
 
 LAUNCH = Launch("plain", 0, "A")
-ELSEWHERE = ("another machine", {"machine": "machine-b", "process": "7:boot/1:7"})
-# Another container of this boot, as a second node of a scheduler may be one.
-BESIDE = ("another container", {"machine": machine_alias(), "process": "7:boot/2:7"})
+ELSEWHERE = {
+    "another machine": {"machine": "machine-b", "process": "7:boot/1:7"},
+    # Of this boot, as a second node of a scheduler may be one.
+    "another container": {"machine": machine_alias(), "process": "7:boot/2:7"},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -218,7 +220,7 @@ def touching(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("touching")
-@pytest.mark.parametrize("who", [ELSEWHERE[1], BESIDE[1]], ids=[ELSEWHERE[0], BESIDE[0]])
+@pytest.mark.parametrize("who", ELSEWHERE.values(), ids=ELSEWHERE)
 def test_an_owner_elsewhere_lives_as_long_as_its_file_is_touched(
     tmp_path: Path, who: dict[str, str]
 ) -> None:
@@ -229,26 +231,20 @@ def test_an_owner_elsewhere_lives_as_long_as_its_file_is_touched(
     assert read_json(path)["process"] == who["process"]
 
 
-@pytest.mark.parametrize("who", [ELSEWHERE[1], BESIDE[1]], ids=[ELSEWHERE[0], BESIDE[0]])
+@pytest.mark.parametrize("who", ELSEWHERE.values(), ids=ELSEWHERE)
 def test_an_owner_elsewhere_that_is_silent_has_ended(tmp_path: Path, who: dict[str, str]) -> None:
     owned_by(tmp_path, **who)
     with own_launch(tmp_path, LAUNCH, never):
         assert read_json(owner_file(tmp_path))["machine"] == machine_alias()
 
 
-def test_a_driver_that_was_taken_for_dead_ends(tmp_path: Path) -> None:
+def test_a_driver_that_was_taken_for_dead_ends_and_leaves_the_file_of_the_new_owner(
+    tmp_path: Path,
+) -> None:
     lost = threading.Event()
     with own_launch(tmp_path, LAUNCH, lost.set):
-        owned_by(tmp_path, **ELSEWHERE[1])
+        theirs = owned_by(tmp_path, **ELSEWHERE["another machine"])
         assert lost.wait(20)
-
-
-def test_a_driver_that_lost_its_launch_leaves_the_file_of_the_new_owner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(guard, "HEARTBEAT_S", 60)
-    with own_launch(tmp_path, LAUNCH, never):
-        theirs = owned_by(tmp_path, **ELSEWHERE[1])
     assert read_json(theirs)["machine"] == "machine-b"
 
 

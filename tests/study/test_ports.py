@@ -14,20 +14,15 @@ from connector_tax.servers import kinds
 from connector_tax.servers.kinds import ServerCommand
 from connector_tax.study import launch, preflight
 from connector_tax.study.server import PortTakenError, Server
-from tests.study.driving import arguments, as_user, failed_index_of, index_of, launch_folder
+from tests.study.driving import (
+    ANSWERS,
+    arguments,
+    as_user,
+    failed_index_of,
+    index_of,
+    launch_folder,
+)
 
-IMPOSTOR = """
-import http.server
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-    def log_message(self, *args):
-        pass
-server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-print(server.server_port, flush=True)
-server.serve_forever()
-"""
 # Waits for a server on a port where another user's process answers.
 WAIT = """
 import sys
@@ -50,7 +45,8 @@ finally:
 @pytest.fixture
 def impostor() -> Iterator[tuple[int, int]]:
     """Process id and port of a process that answers 200 to everything."""
-    process = subprocess.Popen([sys.executable, "-c", IMPOSTOR], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", ANSWERS, "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     yield process.pid, int(process.stdout.readline())
     process.kill()

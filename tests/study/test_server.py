@@ -19,26 +19,21 @@ from connector_tax.config import ROOT
 from connector_tax.servers.kinds import Companion, ServerCommand, ServerError, free_port
 from connector_tax.study.server import LOGS, Server
 from connector_tax.study.server_command import can_change, launch_script, shown
+from tests.study.driving import ANSWERS
 
-# Answers /v1/models, and has a child in its process group.
-WEB = """
-import http.server, signal, subprocess, sys
+# Has a child in its process group.
+PARENT = """
+import signal, subprocess, sys
 {prelude}
 child = subprocess.Popen(["sleep", "1000"])
 print("child", child.pid, flush=True)
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-    def log_message(self, *args):
-        pass
-http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 
 
 def web_server(folder: Path, prelude: str = "") -> Server:
     port = free_port()
-    command = ServerCommand(["python", "-c", WEB.format(prelude=prelude), str(port)], {})
+    code = PARENT.format(prelude=prelude) + ANSWERS
+    command = ServerCommand(["python", "-c", code, str(port)], {})
     return Server(folder, command, "test", port)
 
 

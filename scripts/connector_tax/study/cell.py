@@ -173,17 +173,10 @@ def cell_rule(config: StudyConfig, phase: str) -> CellRule:
 
     Phase A is to show where saturation begins: none of its cells ends for it.
     """
-    cell = config["cell"]
-    return CellRule(
-        warmup_s=cell["warmup_s"],
-        floor_s=cell["floor_s"],
-        min_completed=cell["min_completed"],
-        cap_s=cell["cap_s"],
-        drain_s=cell["drain_s"],
-        inflight_cap=cell["inflight_cap"],
-        request_timeout_s=cell["request_timeout_s"],
-        end_overloaded=phase != "A" and cell.get("end_overloaded", False),
-    )
+    cell: dict[str, Any] = {**config["cell"]}
+    if phase == "A":
+        cell["end_overloaded"] = False
+    return CellRule(**cell)
 
 
 def load_generator(study: StudyDocument, server: Server, plan: AffinityPlan) -> LoadGenerator:

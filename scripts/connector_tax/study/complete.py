@@ -28,17 +28,13 @@ from connector_tax.study.remeasure import (
 
 
 def void_lines(ended: Iterable[Launch], study_folder: Path) -> list[str]:
-    """A line for each cause of void cells: how many, why, and what to do.
-
-    Raises:
-        ArtifactError: a launch has no index.json: it has not ended.
-    """
+    """A line for each cause of void cells: how many, why, and what to do."""
     causes: Counter[str] = Counter()
     stolen = []
     for launch in ended:
         folder = launch.folder(study_folder)
         index = read_index(folder)
-        if index is None:
+        if index is None:  # the launch has not ended
             raise ArtifactError(f"{folder / paths.INDEX}: no such file")
         for cell in index.cells:
             if cell.status == "void" and (cause := void_cause(folder, cell.cell)) is not None:

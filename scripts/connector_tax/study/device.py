@@ -92,7 +92,6 @@ def hold_devices(names: Collection[str], wait_s: float = 10.0) -> Iterator[None]
     """Hold the devices for one measurement.
 
     Args:
-        names: as `devices_of` gives them.
         wait_s: how long a holder that is just going away is waited for.
 
     Raises:

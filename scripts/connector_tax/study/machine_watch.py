@@ -195,12 +195,7 @@ class MachineWatch(CommandChild):
         super().__init__(WATCH_MODULE, list(map(json.dumps, (sampled, home, os.getpid(), [*gpus]))))
 
     def open(self, path: Path, server_group: int) -> None:
-        """Begin to sample into a cell's file.
-
-        Args:
-            path: of the file.
-            server_group: the process that leads the server's session or process group.
-        """
+        """Begin a cell's file; `server_group` leads the server's session or process group."""
         self.ask("open", path=str(path), server_group=server_group)
 
     def close(self) -> None:

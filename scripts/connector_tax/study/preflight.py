@@ -99,13 +99,10 @@ def run_gate(
     note: Callable[[str], None],
     probe: Path | None,
 ) -> GateRecord:
-    """Launch `configuration` in `folder` and put it through the gate called `name`.
+    """Launch `configuration` in `folder` and put it through the gate called `name`; its record.
 
     Args:
         probe: the step probe's overlay folder, None where it is not available.
-
-    Returns:
-        its record, with the paths its data would take (`vllm.evidence.active_paths`).
 
     Raises:
         GateError: it did not pass; says at which step and with which value.
@@ -356,11 +353,7 @@ def fitting_vllm(engine: EngineSection) -> VllmDescription:
 
 @contextlib.contextmanager
 def _probe(study: StudyDocument, folder: Path) -> Iterator[tuple[Path | None, str | None]]:
-    """The step probe for the gates of a real vLLM, removed after; else None and why.
-
-    Raises:
-        NoBaselineError: the device is to be emulated, and cannot.
-    """
+    """The step probe for the gates of a real vLLM, removed after; else None and why."""
     engine = study["config"]["engine"]
     pythons = engine_of(engine).pythons
     if not pythons:

@@ -167,10 +167,7 @@ def move_aside(path: Path, label: str) -> Path:
 
 
 def superseded(launch: Launch, study_folder: Path) -> str | None:
-    """The folder's name of the run that the present one takes the place of; None: it is the first.
-
-    Of several the last.
-    """
+    """The folder's name of the last run that the present one takes the place of; None: of none."""
     folder = launch.folder(study_folder)
     label = f"{folder.name}.superseded"
     names = [path.name.removeprefix(label) for path in folder.parent.glob(f"{label}*")]
@@ -180,8 +177,6 @@ def superseded(launch: Launch, study_folder: Path) -> str | None:
 
 def withdraw_damaged(study: StudyDocument, folder: Path) -> list[str]:
     """Have damaged cells measured again: their launch's index.json becomes index.damaged.json.
-
-    The launch's driver keeps what is intact.
 
     Returns:
         A line for each index withdrawn, with the file that is not what it says.
@@ -198,8 +193,6 @@ def withdraw_damaged(study: StudyDocument, folder: Path) -> list[str]:
 
 def withdraw_failed(among: Iterable[Launch], folder: Path) -> dict[Launch, str]:
     """Have failed launches measured again: their index.json becomes index.failed.json.
-
-    The launch's driver keeps what is intact.
 
     Returns:
         Each launch whose index was withdrawn, and why it failed.

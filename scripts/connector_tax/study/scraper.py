@@ -40,10 +40,7 @@ class MetricsSampler(CommandChild):
         super().__init__(SCRAPER_MODULE, [url, str(interval_s), *map(str, cpus)])
 
     def open(self, path: Path, seed: str) -> ScrapeLine:
-        """Start a cell's file with a first scrape; that scrape's record.
-
-        The times from one scrape to the next are drawn from `seed`.
-        """
+        """Start a cell's file with a first scrape, its record; times to the next are of `seed`."""
         return cast(ScrapeLine, self.ask("open", path=str(path), seed=seed))
 
     def peek(self) -> ScrapeLine:

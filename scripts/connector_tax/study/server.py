@@ -167,11 +167,7 @@ class Server:
             time.sleep(0.02)
 
     def _answers(self) -> bool:
-        """Whether it serves; one of the caller's may list its model before it has loaded it.
-
-        Raises:
-            ServerError: it asks for a key.
-        """
+        """Whether it serves; one of the caller's may list its model before it has loaded it."""
         status, _ = self._answer("/v1/models")
         if status in (401, 403):
             raise ServerError(f"/v1/models answers {status}: it asks for a key, and none is sent")

@@ -113,11 +113,7 @@ def burst(
     shape: tuple[int, int],
     count: int,
 ) -> list[float]:
-    """When `count` requests of a shape that all arrive at once are completed, s.
-
-    Raises:
-        ShapeRateError: the server refused one.
-    """
+    """When `count` requests of a shape that all arrive at once are completed, s."""
     longest_s = study["config"]["cell"]["request_timeout_s"]
     requests = iter(planned_requests(study, f"{NAME}/{name}/{count}", shape, count))
     load = Load(

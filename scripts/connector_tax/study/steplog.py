@@ -1,11 +1,9 @@
 """The engine's step log, cut into cells.
 
 The server writes one file per process (of a worker: per rank) for its whole life, the embedded
-engine JSON lines
-(`<prefix>.<process>.jsonl`, flushed every 20 ms), the step probe in a vLLM its own records
-(`<prefix>.<process>.steps`, written when asked); a cell keeps the records written while it ran, as
-JSON lines. Between two cells the server is drained, so a cell's records are those appended
-between its start and its end.
+engine JSON lines (`<prefix>.<process>.jsonl`, flushed every 20 ms), the step probe in a vLLM its
+own records (`<prefix>.<process>.steps`, written when asked). Between two cells the server is
+drained, so a cell's records are those appended between its start and its end.
 """
 
 import time
