@@ -11,12 +11,11 @@ other hooks (`hooks_us`) and those timed of a MultiConnector's children (`childr
 names of their methods.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
-import msgspec
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
@@ -37,7 +36,6 @@ TOKENS = ("prefill_tokens", "decode_tokens")
 CDF_POINTS = 400
 
 Floats = NDArray[np.float64]
-_Microseconds = Annotated[float, msgspec.Meta(ge=0)]
 # Hooks with a field of their own in the step records, by the name that children_us has for them: as
 # in connector_tax.vllm.step_probe, which an archive is replotted without.
 FIELDS = {
@@ -46,8 +44,6 @@ FIELDS = {
     "get_transfer_results": "get_finished_us",
     "start_load_kv": "start_load_kv_us",
 }
-_OWN = msgspec.json.Decoder(dict[str, _Microseconds])
-_CHILDREN = msgspec.json.Decoder(dict[str, dict[str, _Microseconds]])
 _CALL = {
     "step_id": pl.Int64(), "process": pl.String(), "child": pl.String(), "hook": pl.String(),
     "us": pl.Float64(),
@@ -117,8 +113,8 @@ def read_steps(cell: Cell) -> Steps:
     path, digest = cell.listed("engine_step")
     frames, calls = [], []
     for frame in read_records(path, STEPS, digest):
-        frames.append(frame.drop(STEPS.nested))
-        calls.append(_hook_calls(path, frame))
+        frames.append(frame.drop("hooks_us", "children_us"))
+        calls.append(_hook_calls(frame))
     records, of_scheduler = pl.concat(frames), pl.col("process") == "scheduler"
     scheduler = records.filter(of_scheduler & in_window("t_ns", cell.record["window"]))
     if scheduler["step_id"].n_unique() != scheduler.height:
@@ -206,21 +202,13 @@ def step_cdf(samples: Mapping[str, Sequence[Floats]]) -> list[Row]:
 # ---- hooks
 
 
-def _hook_calls(path: Path, frame: pl.DataFrame) -> pl.DataFrame:
-    """Every hook of every step record: columns step_id, process, child, hook, us.
-
-    Args:
-        path: the file the records are from, for errors.
-        frame: step records with `hooks_us` and `children_us` as JSON text.
-
-    Raises:
-        ArtifactError: a `hooks_us` or `children_us` is not an object of times in us, 0 or more.
-    """
+def _hook_calls(frame: pl.DataFrame) -> pl.DataFrame:
+    """Every hook of every step record: columns step_id, process, child, hook, us."""
     callbacks = [
         frame.select("step_id", "process", child=pl.lit(""), hook=pl.lit(_hook(name)), us=name)
         for name in CALLBACKS
     ]
-    others = pl.DataFrame(list(_others(path, frame)), schema=_CALL, orient="row")
+    others = pl.DataFrame(list(_others(frame)), schema=_CALL, orient="row")
     return pl.concat([*callbacks, others]).drop_nulls("us")
 
 
@@ -242,19 +230,12 @@ def _hook_times(calls: pl.DataFrame, steps: pl.Series) -> dict[Hook, Floats]:
     return times
 
 
-def _others(path: Path, frame: pl.DataFrame) -> Iterator[tuple[int, str, str, str, float]]:
+def _others(frame: pl.DataFrame) -> Iterator[tuple[int, str, str, str, float]]:
     wanted = frame.filter(pl.col("hooks_us").is_not_null() | pl.col("children_us").is_not_null())
     for step_id, process, own, children in wanted.select(
         "step_id", "process", "hooks_us", "children_us"
     ).iter_rows():
-        try:
-            by_child = {"": _OWN.decode(own)} if own is not None else {}
-            by_child |= _CHILDREN.decode(children) if children is not None else {}
-        except msgspec.DecodeError as error:
-            raise ArtifactError(
-                f"{path}: step_id {step_id}, {process}: hooks_us or children_us: {error};"
-                " allowed: hook names (children_us: by child) with times in us"
-            ) from None
+        by_child = {"": json.loads(own or "{}")} | json.loads(children or "{}")
         for child, times in by_child.items():
             # A child has the names of its methods: the callbacks get those of their fields.
             named: dict[str, float] = {}
