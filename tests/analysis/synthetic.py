@@ -37,7 +37,7 @@ from tests.analysis.synthetic_records import (
     write_metrics,
     write_steps,
 )
-from tests.study_folder import study_document, write_stages
+from tests.study_folder import DEFAULT, study_document, write_stages
 
 CONFIGURATIONS = tuple(EIGHT)
 CONFIG: dict[str, Any] = {
@@ -50,37 +50,13 @@ CONFIG: dict[str, Any] = {
         "shapes": [[128, 16], [256, 32], [512, 64]],
     },
     "cell": {
-        "warmup_s": 0.5,
-        "floor_s": 3.0,
-        "cap_s": 10.0,
-        "min_completed": 80,
-        "drain_s": 20.0,
-        "inflight_cap": 256,
-        "request_timeout_s": 30.0,
+        **DEFAULT["cell"],
+        **{"warmup_s": 0.5, "floor_s": 3.0, "cap_s": 10.0, "min_completed": 80},
     },
-    "saturation": {"throughput_ratio_min": 0.95, "waiting_p50_max": 1.0, "ttft_p90_ratio_max": 1.5},
+    "saturation": DEFAULT["saturation"],
     "reference": {"fallback_rps": None},
-    "statistics": {
-        "confidence": 0.95,
-        "margins": dict.fromkeys(METRICS, 0.03),
-        "confirmatory": ["ref_safe", "ref_load"],
-        "p99_min_samples": 1000,
-    },
-    "hypotheses": {
-        "h1_min_tax": 0.10,
-        "h1_prior_band": [0.25, 0.60],
-        "h2_prior_gap_pp": 7.0,
-        "h2_gap_band_pp": [5.0, 10.0],
-        "h3_framework_share": 0.50,
-        "h3_implementation_share": 0.30,
-        "h4_tolerance": 0.30,
-        "max_hours": 6.0,
-        "prior": {
-            "plain_ttft_p90_s": 7.35,
-            "nixl_ttft_p90_s": 10.1,
-            "mooncake_both_ttft_p90_s": 10.67,
-        },
-    },
+    "statistics": {**DEFAULT["statistics"], "margins": dict.fromkeys(METRICS, 0.03)},
+    "hypotheses": DEFAULT["hypotheses"],
 }
 
 # A grid for what needs no curve: two rates, two shapes, one of them at high load.
@@ -94,12 +70,7 @@ SERVED_RPS = {"128x16": 200.0, "512x16": 60.0}
 
 
 def write_analysed_study(root: Path, **given: Any) -> Path:
-    """Write a synthetic study and its analysis; returns the path of study.json.
-
-    Args:
-        root: the study's folder.
-        given: arguments of write_synthetic_study.
-    """
+    """`write_synthetic_study`, and its analysis."""
     study_file = write_synthetic_study(root, **given)
     assert aggregate.main(["--study", str(study_file)]) == 0
     return study_file
@@ -117,10 +88,7 @@ def write_synthetic_study(
     """Write `root/study.json` and everything around it; returns the path of study.json.
 
     Args:
-        root: the study's folder, e.g. `tmp_path / "results" / "x"`.
         seed: same seed and arguments, same bytes.
-        blocks: launches of each configuration.
-        plain_launches: launches of plain in each block.
         config: sections that replace those of CONFIG, merged key by key.
         given: fields of Writer.
 

@@ -48,18 +48,6 @@ def test_block_shifts_cancel_and_a_shift_of_the_configuration_is_the_tax(
     assert after.error == pytest.approx(before.error, rel=1e-6)
 
 
-def test_the_error_of_a_balanced_layout_is_the_textbooks() -> None:
-    values = {launch: v for launch, v in drawn(10, 4).items() if launch.name != "plain_2"}
-    names = [name for name in NAMES if name != "plain_2"]
-    table = np.array([[values[LaunchId(n, b)] for b in range(4)] for n in names])
-    residual = table - table.mean(0) - table.mean(1, keepdims=True) + table.mean()
-    df = (len(names) - 1) * 3
-    estimate = known(Launches.of(values).contrast("a", ("plain",)))
-    assert estimate.df == df
-    assert estimate.error == pytest.approx(np.sqrt(2 / 4 * (residual**2).sum() / df))
-    assert estimate.half_width(0.95) == pytest.approx(student.ppf(0.975, df) * estimate.error)
-
-
 @given(st.integers(0, 2**32), st.integers(1, 6), st.floats(0, 0.7))
 def test_the_error_of_a_torn_layout_is_that_of_least_squares(
     seed: int, blocks: int, lost: float

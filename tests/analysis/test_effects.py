@@ -204,13 +204,6 @@ def test_a_combination_over_cells_uses_the_launches_that_have_them_all() -> None
     assert two.n_blocks == 2
 
 
-def test_several_configurations_in_several_cells_are_refused() -> None:
-    table = simulated(2, 1, {"x": 0.3, "y": 0.2}, 0.01, ("r1", "r2"))
-    mixed = [WeightedTax(1, "x", "A", "r1", "ttft_p90"), WeightedTax(1, "y", "A", "r2", "ttft_p90")]
-    with pytest.raises(ValueError, match="one configuration, or in one cell"):
-        table.combination(mixed)
-
-
 def test_marks_name_who_was_saturated_or_dropped_arrivals() -> None:
     values = {"plain": [0.0] * 3, "plain_2": [0.0] * 3, "x": [0.2] * 3, "y": [0.1] * 3}
     overloads = {

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -159,32 +160,17 @@ def test_the_curve_s_middle_is_the_mean_of_the_launches_medians(launches: list[A
     assert by_share[1.0] == pytest.approx(np.mean([launch.max() for launch in launches]))
 
 
-@given(samples)
-def test_the_curve_of_one_launch_is_the_sample_s_own(sample: Any) -> None:
-    values = [point["us"] for point in step_cdf({"us": [sample]})]
-    assert values == sorted(values)
-    for share, value in zip(np.arange(1, 401) / 400, values, strict=True):
-        # One step's worth of either side: the definition interpolates between two steps.
-        below, at_most = np.mean(sample < value - 1e-6), np.mean(sample <= value + 1e-6)
-        assert below - 1 / len(sample) <= share <= at_most + 1 / len(sample)
-
-
 # ---- hooks
 
 
-def hooks_of(folder: Path, records: list[dict[str, Any]]) -> dict[Hook, Floats]:
-    """The hooks of a cell with these records."""
-    return dict(steps_of(folder, records).hooks)
-
-
-def times(hook_times: dict[Hook, Floats], *hook: str) -> list[float]:
+def times(hook_times: Mapping[Hook, Floats], *hook: str) -> list[float]:
     """A hook's times in the steps with tokens, 0 where it did not run."""
     of_steps: list[float] = hook_times[Hook(*hook)].tolist()
     return of_steps
 
 
 def test_the_three_callbacks_are_hooks_like_the_others(tmp_path: Path) -> None:
-    hook_times = hooks_of(tmp_path, [scheduler(1), worker(1)])
+    hook_times = steps_of(tmp_path, [scheduler(1), worker(1)]).hooks
     assert times(hook_times, *OWN, "build_meta") == [10.0]
     assert times(hook_times, "worker", "", "start_load_kv") == [2.0]
     assert Hook(*OWN, "start_load_kv") not in hook_times
@@ -192,7 +178,7 @@ def test_the_three_callbacks_are_hooks_like_the_others(tmp_path: Path) -> None:
 
 def test_a_hook_of_both_processes_is_two_hooks(tmp_path: Path) -> None:
     records = [scheduler(1, hooks_us={"stats": 1.0}), worker(1, hooks_us={"stats": 7.0})]
-    hook_times = hooks_of(tmp_path, records)
+    hook_times = steps_of(tmp_path, records).hooks
     assert times(hook_times, *OWN, "stats") == [1.0]
     assert times(hook_times, "worker", "", "stats") == [7.0]
 
@@ -202,7 +188,7 @@ def test_a_child_s_callbacks_have_the_names_of_the_parent_s(tmp_path: Path) -> N
         "A": {"build_connector_meta": 3.0, "get_num_new_matched_tokens": 5.0},
         "B": {"get_finished": 1.0, "get_transfer_results": 2.0},
     }
-    hook_times = hooks_of(tmp_path, [scheduler(1, children_us=children, hooks_us={})])
+    hook_times = steps_of(tmp_path, [scheduler(1, children_us=children, hooks_us={})]).hooks
     assert times(hook_times, "scheduler", "A", "build_meta") == [3.0]
     assert times(hook_times, "scheduler", "A", "get_num_new_matched_tokens") == [5.0]
     assert times(hook_times, "scheduler", "B", "get_finished") == [3.0]
@@ -211,7 +197,7 @@ def test_a_child_s_callbacks_have_the_names_of_the_parent_s(tmp_path: Path) -> N
 def test_what_a_hook_takes_in_empty_polling_steps_is_of_no_step(tmp_path: Path) -> None:
     idle = {"decode_tokens": 0, "hooks_us": {"get_num_new_matched_tokens": 400.0}}
     records = [scheduler(1, hooks_us={}), scheduler(2, **idle), scheduler(3, **idle)]
-    hook_times = hooks_of(tmp_path, records)
+    hook_times = steps_of(tmp_path, records).hooks
     assert Hook(*OWN, "get_num_new_matched_tokens") not in hook_times
     assert times(hook_times, *OWN, "build_meta") == [10.0]
 
@@ -219,18 +205,8 @@ def test_what_a_hook_takes_in_empty_polling_steps_is_of_no_step(tmp_path: Path) 
 def test_hooks_outside_the_measured_window_do_not_count(tmp_path: Path) -> None:
     before = {"t_ns": START - 1, "hooks_us": {"on_new_request": 9.0}}
     after = worker(1, hooks_us={"wait_for_save": 9.0})
-    hook_times = hooks_of(tmp_path, [scheduler(1, **before), after, scheduler(2)])
+    hook_times = steps_of(tmp_path, [scheduler(1, **before), after, scheduler(2)]).hooks
     assert {hook.name for hook in hook_times} == {"build_meta", "get_finished"}
-
-
-def test_the_slowest_tensor_parallel_rank_counts_hook_by_hook(tmp_path: Path) -> None:
-    ranks = [
-        worker(1, hooks_us={"wait_for_save": 2.0, "bind": 9.0}),
-        worker(1, hooks_us={"wait_for_save": 8.0, "bind": 1.0}),
-    ]
-    hook_times = hooks_of(tmp_path, [scheduler(1), *ranks])
-    assert times(hook_times, "worker", "", "wait_for_save") == [8.0]
-    assert times(hook_times, "worker", "", "bind") == [9.0]
 
 
 def test_the_names_are_the_step_probes() -> None:

@@ -420,13 +420,9 @@ class TaxTable:
 
         Of several configurations in one cell, or of one configuration in several cells of a phase:
         then over the launches that have all of these cells.
-
-        Raises:
-            ValueError: the taxes are of several configurations in several cells.
         """
         of = {term[2:]: self.at(*term[2:]) for term in terms}
-        if len(of) > 1 and len({term.config for term in terms}) > 1:
-            raise ValueError("a combination is of one configuration, or in one cell")
+        assert len(of) == 1 or len({term.config for term in terms}) == 1
         parts = {
             where: cell.launches.only(np.array(
                 [all(launch in other.samples for other in of.values()) for launch in cell.samples],
