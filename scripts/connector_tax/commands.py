@@ -3,11 +3,21 @@ for what the user can mend.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from connector_tax.files import ArtifactError
+
+
+class AnsweringParser(argparse.ArgumentParser):
+    """A parser whose status for a wrong command line is none of a command's answers: 64."""
+
+    def error(self, message: str) -> NoReturn:
+        """End the process with a line that says what is wrong."""
+        self.exit(os.EX_USAGE, f"{self.prog}: {message}\n")
 
 
 def study_parser(module: str, description: str | None) -> argparse.ArgumentParser:

@@ -49,10 +49,8 @@ def marks_of(configurations: Iterable[str]) -> dict[str, Mark]:
     Open marks pair the same colours and markers anew, so that there is one for every configuration.
     """
     known = [*DESIGN_MARKS.values(), *SPARE_MARKS]
-    spare = (
-        SPARE_MARKS[k] if k < len(SPARE_MARKS) else _open_mark(known, k - len(SPARE_MARKS))
-        for k in itertools.count()
-    )
+    open_marks = (_open_mark(known, number) for number in itertools.count())
+    spare = itertools.chain(SPARE_MARKS, open_marks)
     return {i: DESIGN_MARKS[i] if i in DESIGN_MARKS else next(spare) for i in configurations}
 
 

@@ -1,13 +1,13 @@
 """The command line of `connector-tax ab`."""
 
 import argparse
-import os
 import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from connector_tax.commands import AnsweringParser
 from connector_tax.config import is_secret
 from connector_tax.servers.command import PORT_MARK, running_port, split_command
 
@@ -23,16 +23,9 @@ _VARIABLE = re.compile(r"([A-Z_][A-Z0-9_]*)=(.*)", re.DOTALL)
 _TAKEN = re.compile(r".*_([2-9]|1\d|20|last)")
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser whose status for a wrong command line is none of the answers."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(os.EX_USAGE, f"{self.prog}: {message}\n")
-
-
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The options, checked; ends the process with status 64 and a line where one is wrong."""
-    parser = _Parser(
+    parser = AnsweringParser(
         prog="connector-tax ab",
         description="What does a candidate server cost against a baseline, for whom uses it?",
         epilog=EPILOG,
@@ -84,7 +77,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def _check(parser: _Parser, options: argparse.Namespace) -> None:
+def _check(parser: AnsweringParser, options: argparse.Namespace) -> None:
     names = [name for name, _ in options.candidate]
     if None in names and len(names) > 1:
         parser.error("--candidate: found several without a name; allowed: NAME='COMMAND'")

@@ -50,7 +50,7 @@ def _compare(arguments: argparse.Namespace) -> None:
             print(out / "versions.html")
             return
         comparison = page.Comparison(studies[0], studies[1])
-        save(page.draw(comparison), out, "forest", page.TITLE)
+        save(page.draw(comparison), out, "forest")
         write_text(out / "compare.csv", csv_text(frame(comparison.rows, ComparedRow)))
         write_text(out / "compare.md", page.markdown(comparison))
         write_text(out / "compare.html", page.html(comparison, out / "forest.svg"))

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
 from xml.etree import ElementTree
 
 import numpy as np
@@ -26,6 +25,7 @@ from connector_tax.artifacts.metrics import METRICS
 from connector_tax.artifacts.names import REFERENCES
 from connector_tax.artifacts.study_file import Study
 from connector_tax.artifacts.verdicts import CANNOT_TELL, MIN_BLOCKS_FOR_VERDICT
+from connector_tax.commands import AnsweringParser
 from connector_tax.compare.page import markdown_table
 from connector_tax.compare.rows import Side, effect_side, quantile
 from connector_tax.compare.studies import opened
@@ -37,7 +37,6 @@ BELOW, ABOVE, NO_NUMBER = "below", "above", "void or missing"
 STATUS = {BELOW: 0, ABOVE: 1, CANNOT_TELL: 2, NO_NUMBER: 3}
 # A bound that is broken stays broken, whatever else could not be measured.
 WORST_FIRST = (ABOVE, NO_NUMBER, CANNOT_TELL, BELOW)
-WRONG_COMMAND = 64
 PLANNED_BLOCKS = range(MIN_BLOCKS_FOR_VERDICT, 11)
 _BOUND = re.compile(r"(\w+)=([-+]?\d+(?:\.\d+)?)\s*%")
 
@@ -214,17 +213,9 @@ def _bound(argument: str) -> tuple[str, float]:
     return match[1], float(match[2]) / 100
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser whose status for a wrong command line is none of the gate's answers."""
-
-    def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
-        self.exit(WRONG_COMMAND, f"{self.prog}: {message}\n")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Judge taxes of a study, or of an archive, against bounds."""
-    parser = _Parser(prog="python -m connector_tax.compare.gate", description=main.__doc__)
+    parser = AnsweringParser(prog="python -m connector_tax.compare.gate", description=main.__doc__)
     parser.add_argument("study", type=Path, metavar="STUDY", help="results/<study>, or an archive")
     parser.add_argument("--max-tax", type=_bound, action="append", required=True,
                         metavar="METRIC=N%", help="may be given several times")  # fmt: skip

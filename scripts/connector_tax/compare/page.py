@@ -6,7 +6,7 @@ with its own verdict; what is between two of them is compared by naming these tw
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -249,7 +249,8 @@ def draw(comparison: Comparison) -> style.Picture:
     grid = figure.subplots(len(panels), squeeze=False, height_ratios=heights)[:, 0]
     for axes, panel in zip(grid, panels, strict=True):
         _panel(comparison, axes, panel)
-    return style.picture(figure, frame([row for panel in panels for row in panel], ComparedRow))
+    drawn = frame([row for panel in panels for row in panel], ComparedRow)
+    return replace(style.picture(figure, drawn), title=TITLE)
 
 
 def _panel(comparison: Comparison, axes: Axes, rows: Sequence[ComparedRow]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -133,5 +133,11 @@ def figures_of(engine: EngineSection) -> tuple[str, ...]:
 
 def draw(study: StudyTables, name: str) -> Picture:
     """The picture of a figure with its numbers; where it cannot be drawn, one that says why."""
-    picture: Picture = pkgutil.resolve_name(f"{__package__}.{FIGURES[name].drawn_by}")(study)
-    return picture
+    from connector_tax.figures import style
+
+    words = FIGURES[name]
+    try:
+        picture: Picture = pkgutil.resolve_name(f"{__package__}.{words.drawn_by}")(study)
+    except style.AbsentError as reason:
+        picture = style.absent(study, words.title, str(reason))
+    return replace(picture, title=words.title)

@@ -49,8 +49,7 @@ def resources(study: StudyTables) -> style.Picture:
     shown = [name for name in PANELS if name in known]
     if not shown:
         reasons = [reason for reason in measured["reason"] if reason]
-        reason = next(iter(reasons), "no launch of Phase A was measured")
-        return style.absent(study, "fig10_resources", reason)
+        raise style.AbsentError(next(iter(reasons), "no launch of Phase A was measured"))
     keys = ["resource", "config"]
     wanted = pd.MultiIndex.from_product([shown, [item.id for item in study.connectors]], names=keys)
     table = wanted.to_frame(index=False).merge(measured, how="left", on=keys)

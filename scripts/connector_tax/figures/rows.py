@@ -261,17 +261,16 @@ def beside(axes: Axes, y: float, text: str, bold: bool = False, offset: float = 
     )  # fmt: skip
 
 
-def stand_in(study: StudyTables, name: str, steps: bool = False) -> style.Picture | None:
-    """The stand-in for a figure at ref_safe where Phase A has no cell at that rate, else None.
+def need_ref_safe(study: StudyTables) -> None:
+    """Refuse a figure at ref_safe where Phase A has no cell at that rate."""
+    if not study.cell_at("ref_safe"):
+        rate = study.reference["ref_safe"]
+        raise style.AbsentError(f"ref_safe, {rate:g} req/s, is not a rate of Phase A.")
 
-    Of engine steps also where there are no step records.
-    """
-    rate = study.reference["ref_safe"]
-    if steps and not study.patch["step_timing_available"]:
+
+def need_steps(study: StudyTables) -> None:
+    """Refuse a figure of engine steps at ref_safe where there are no step records."""
+    if not study.patch["step_timing_available"]:
         why = study.patch.get("reason") or "the step probe could not be installed"
-        reason = f"no step timing: {why} (patch/patch_status.json)."
-    elif study.cell_at("ref_safe"):
-        return None
-    else:
-        reason = f"ref_safe, {rate:g} req/s, is not a rate of Phase A."
-    return style.absent(study, name, reason)
+        raise style.AbsentError(f"no step timing: {why} (patch/patch_status.json).")
+    need_ref_safe(study)

@@ -32,8 +32,7 @@ LINE_IN = 0.14
 
 def distribution(study: StudyTables) -> style.Picture:
     """Cumulative share of non-empty steps against their duration in µs, logarithmic."""
-    if absent := rows.stand_in(study, "fig6_step_cdf", steps=True):
-        return absent
+    rows.need_steps(study)
     configs = pd.DataFrame({"config": [item.id for item in study.configurations]})
     points = configs.merge(frame(study.step_cdf, StepPoint), "left", on="config")
     measures = [m for m in LABELS if rows.numbers(points, [m])] or ["step_duration_us"]
@@ -125,13 +124,11 @@ ROW_IN = 0.16
 
 def decomposition(study: StudyTables) -> style.Picture:
     """A stack for each configuration with its total and interval, a panel for each kind of step."""
-    if absent := rows.stand_in(study, "fig7_decomposition", steps=True):
-        return absent
+    rows.need_steps(study)
     table = _parts(study)
     shown = [kind for kind in KINDS if rows.numbers(table[table["kind"] == kind], ["step_us"])]
     if not shown:
-        reason = "the records have no whole engine steps at ref_safe."
-        return style.absent(study, "fig7_decomposition", reason)
+        raise style.AbsentError("the records have no whole engine steps at ref_safe.")
     table = table[table["kind"].isin(shown)]
     split = bool(rows.numbers(table, ["framework_us"]))
     means = study.against("means over steps; diamond: the step over plain's, 95 % interval")
@@ -241,7 +238,7 @@ def boundary(study: StudyTables) -> style.Picture:
         ["config", "batch", "device_time_us"], keep="last"
     )
     if most.empty:
-        return style.absent(study, "fig12_boundary", "no steps of the emulated device")
+        raise style.AbsentError("no steps of the emulated device")
     hidden = {key: hidden_from(own) for key, own in most.groupby(["config", "batch"], sort=False)}
     of_rows = [hidden[row["config"], row["batch"]] for row in records(most)]
     most = most.assign(hidden_from_us=pd.Series(of_rows, index=most.index, dtype=object))

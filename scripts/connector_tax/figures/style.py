@@ -27,7 +27,6 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from connector_tax.figures.names import FIGURES
 from connector_tax.figures.tables import Configuration, StudyTables, records
 from connector_tax.files import write_bytes, write_text
 from connector_tax.marks import AA_MARK, Mark, marks_of
@@ -98,6 +97,11 @@ class Picture:
 
     figure: Figure
     table: pd.DataFrame
+    title: str = ""
+
+
+class AbsentError(Exception):
+    """A figure cannot be drawn of this study; the text says why."""
 
 
 def picture(
@@ -249,26 +253,22 @@ def _broken(text: str, width_in: float) -> list[str]:
         characters -= 1
 
 
-def absent(study: StudyTables, name: str, reason: str) -> Picture:
+def absent(study: StudyTables, title: str, reason: str) -> Picture:
     """The picture that stands in for a figure that cannot be drawn, and says why."""
     figure = new_figure(study, COLUMN_IN, 1.1)
     axes = figure.subplots()
     axes.set_axis_off()
     axes.add_patch(Rectangle((0, 0), 1, 1, **LOST))
     words = "\n".join(textwrap.wrap(reason, 56, break_long_words=True))
-    reason_text(axes, 0.5, 0.5, f"{FIGURES[name].title}\nis absent from this study:\n{words}")
+    reason_text(axes, 0.5, 0.5, f"{title}\nis absent from this study:\n{words}")
     return picture(figure, pd.DataFrame({ABSENT_BECAUSE: [reason]}))
 
 
-def save(picture: Picture, folder: Path, name: str, title: str = "") -> None:
-    """Write `name`.png, .svg and .csv; equal pictures give equal bytes (no date, fixed ids).
-
-    The title is that of the study's figure of this name, where none is given.
-    """
-    title = title or FIGURES[name].title
+def save(picture: Picture, folder: Path, name: str) -> None:
+    """Write `name`.png, .svg and .csv; equal pictures give equal bytes (no date, fixed ids)."""
     for suffix, metadata in (
-        ("png", {"Software": None, "Title": title}),
-        ("svg", {"Date": None, "Creator": None, "Title": title}),
+        ("png", {"Software": None, "Title": picture.title}),
+        ("svg", {"Date": None, "Creator": None, "Title": picture.title}),
     ):
         stream = io.BytesIO()
         with mpl.rc_context({"svg.hashsalt": name}):

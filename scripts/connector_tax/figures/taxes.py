@@ -45,8 +45,7 @@ GAP_ENDS = ["gap", "gap_lo", "gap_hi"]
 
 def bars(study: StudyTables) -> style.Picture:
     """Bars of tax(config) with intervals over the A/A band; one panel per metric, on one scale."""
-    if absent := rows.stand_in(study, "fig4_tax_bars"):
-        return absent
+    rows.need_ref_safe(study)
     rates = study.reference
     one_rate = rates["ref_load"] == rates["ref_safe"]
     references: list[Reference] = ["ref_safe"] if one_rate else list(REFERENCES)
@@ -108,8 +107,7 @@ def heat_maps(study: StudyTables) -> style.Picture:
     """Heat maps on one diverging scale centred at 0; a circle marks intervals with 0."""
     table = _by_shape(study)
     if table.empty:
-        name = "fig5_shape_heatmap"
-        return style.absent(study, name, "the study has no Phase B, the sweep over shapes.")
+        raise style.AbsentError("the study has no Phase B, the sweep over shapes.")
     shown = list(table["config"].unique())
     inputs = sorted(table["input_tokens"].unique(), reverse=True)
     outputs = sorted(table["output_tokens"].unique())
@@ -233,14 +231,12 @@ DOTTED: dict[str, Any] = {"color": "black", "lw": 0.9, "ls": (0, (1, 1.2)), "zor
 
 def additivity(study: StudyTables) -> style.Picture:
     """Bars of both parts, of their sum with its interval, and of the stack, over the A/A band."""
-    if absent := rows.stand_in(study, "fig8_additivity"):
-        return absent
+    rows.need_ref_safe(study)
     labels = {item.id: item.label for item in study.configurations} | {SUM: SUM}
     shown = (*PARTS, SUM, STACKED)
     missing = [config for config in shown if config not in labels]
     if missing:
-        reason = f"not in this study: {', '.join(missing)}."
-        return style.absent(study, "fig8_additivity", reason)
+        raise style.AbsentError(f"not in this study: {', '.join(missing)}.")
     tolerance = study.settings["hypotheses"]["h4_tolerance"]
     table = rows.taxes(study, shown)
     measured = table[table["config"] != SUM]
@@ -317,8 +313,7 @@ def priors(study: StudyTables) -> dict[str, float]:
 
 def forest(study: StudyTables) -> style.Picture:
     """A forest plot per metric, with the numbers, their intervals and verdicts written out."""
-    if absent := rows.stand_in(study, "fig9_forest"):
-        return absent
+    rows.need_ref_safe(study)
     table = rows.taxes(study, [item.id for item in study.compared])
     expected = table["metric"] == "ttft_p90"
     table["prior_tax"] = table["config"].map(priors(study)).where(expected)

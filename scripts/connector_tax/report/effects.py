@@ -32,16 +32,16 @@ SHOWN_US = 1.0  # hooks below this mean per step are in effects.csv alone
 EffectColumn = Column[EffectRow]
 # A reference rate's name, the rate, and the table of its steps.
 StepTable = tuple[str, float, Table]
-METRIC: EffectColumn = Column("Metric", lambda row: LATENCY_METRICS[row.metric].label)
+METRIC: EffectColumn = ("Metric", lambda row: LATENCY_METRICS[row.metric].label)
 TAX_COLUMNS: list[EffectColumn] = [
-    Column("Tax, %", lambda row: percent(row.estimate)),
-    Column("95 % interval, %", lambda row: interval(*row.shown[1:])),
-    Column("At most, %", lambda row: percent(row.narrow_hi)),
+    ("Tax, %", lambda row: percent(row.estimate)),
+    ("95 % interval, %", lambda row: interval(*row.shown[1:])),
+    ("At most, %", lambda row: percent(row.narrow_hi)),
 ]
 
 
 def _configuration(study: StudyTables) -> EffectColumn:
-    return Column("Configuration", lambda row: study.label(row.config))
+    return ("Configuration", lambda row: study.label(row.config))
 
 
 def _verdict(study: StudyTables) -> EffectColumn:
@@ -54,7 +54,7 @@ def _verdict(study: StudyTables) -> EffectColumn:
         words = f"{said} ({study.labelled(row.mark)})" if row.mark else said
         return TableCell(words, verdict=row if moved else None)
 
-    return Column("Verdict", says)
+    return ("Verdict", says)
 
 
 def huber_differs(row: EffectRow) -> bool:
@@ -79,9 +79,7 @@ def _aa(
         for row in study.effects
         if row.config == study.aa
     }
-    return Column(
-        heading, lambda row: says(noise.get((row.quantity, row.phase, row.cell, row.metric)))
-    )
+    return (heading, lambda row: says(noise.get((row.quantity, row.phase, row.cell, row.metric))))
 
 
 def at_references(study: StudyTables) -> list[tuple[str, Table]]:
@@ -89,23 +87,23 @@ def at_references(study: StudyTables) -> list[tuple[str, Table]]:
     plain = study.against("plain")
     columns: list[EffectColumn] = [
         _configuration(study),
-        Column("ms", lambda row: number(row.own)),
-        Column(f"{plain}, ms", lambda row: number(row.base)),
+        ("ms", lambda row: number(row.own)),
+        (f"{plain}, ms", lambda row: number(row.base)),
         *TAX_COLUMNS,
-        Column(f"ms over {plain}", lambda row: number(row.difference[0])),
-        Column("p", lambda row: number(row.p_adjusted, 3)),
-        Column("p, randomised", lambda row: number(row.p_randomised, 3)),
-        Column("Huber, %", _huber),
-        Column(
+        (f"ms over {plain}", lambda row: number(row.difference[0])),
+        ("p", lambda row: number(row.p_adjusted, 3)),
+        ("p, randomised", lambda row: number(row.p_randomised, 3)),
+        ("Huber, %", _huber),
+        (
             "Machine's speed taken out, %",
             lambda row: tax(row.adjusted, row.adjusted_lo, row.adjusted_hi),
         ),
         _aa(study, "A/A, %", lambda aa: percent(_ends(aa)[0])),
-        Column("n", lambda row: number(row.n, 0)),
-        Column(f"{plain}'s n", lambda row: number(row.n_base, 0)),
-        Column("Blocks", lambda row: number(row.n_blocks, 0)),
-        Column("Blocks to decide", lambda row: number(row.blocks_needed, 0)),
-        Column("By", lambda row: row.method),
+        ("n", lambda row: number(row.n, 0)),
+        (f"{plain}'s n", lambda row: number(row.n_base, 0)),
+        ("Blocks", lambda row: number(row.n_blocks, 0)),
+        ("Blocks to decide", lambda row: number(row.blocks_needed, 0)),
+        ("By", lambda row: row.method),
         _verdict(study),
     ]
     sections = []
@@ -131,12 +129,12 @@ def amplification(study: StudyTables) -> Table | None:
     columns: list[EffectColumn] = [
         _configuration(study),
         METRIC,
-        Column("At ref_safe, %", lambda row: percent(row.base)),
-        Column("At ref_load, %", lambda row: percent(row.own)),
-        Column("Gap, pp", lambda row: percent(row.estimate)),
-        Column("95 % interval, pp", lambda row: interval(row.lo, row.hi)),
-        Column("By", lambda row: row.method),
-        Column("Mark", lambda r: f"no verdict: {study.labelled(r.mark)}" if r.mark else ""),
+        ("At ref_safe, %", lambda row: percent(row.base)),
+        ("At ref_load, %", lambda row: percent(row.own)),
+        ("Gap, pp", lambda row: percent(row.estimate)),
+        ("95 % interval, pp", lambda row: interval(row.lo, row.hi)),
+        ("By", lambda row: row.method),
+        ("Mark", lambda r: f"no verdict: {study.labelled(r.mark)}" if r.mark else ""),
     ]
     return of_rows("amplification", columns, rows, first=2)
 
@@ -145,15 +143,15 @@ def others(study: StudyTables) -> Table:
     """Every other tax: each rate, shape and metric."""
     columns: list[EffectColumn] = [
         _configuration(study),
-        Column("Phase", lambda row: row.phase),
-        Column("Cell", lambda row: row.cell),
-        Column("req/s", lambda row: compact(row.rate_rps)),
+        ("Phase", lambda row: row.phase),
+        ("Cell", lambda row: row.cell),
+        ("req/s", lambda row: compact(row.rate_rps)),
         METRIC,
         *TAX_COLUMNS,
         _aa(study, "A/A, %", lambda aa: percent(_ends(aa)[0])),
-        Column("Family", lambda row: row.family),
-        Column("n", lambda row: number(row.n, 0)),
-        Column(study.against("plain's n"), lambda row: number(row.n_base, 0)),
+        ("Family", lambda row: row.family),
+        ("n", lambda row: number(row.n, 0)),
+        (study.against("plain's n"), lambda row: number(row.n_base, 0)),
         _verdict(study),
     ]
     rows = [
@@ -177,11 +175,11 @@ def prior(study: StudyTables) -> Table | None:
 
     columns: list[EffectColumn] = [
         _configuration(study),
-        Column("Prior, s", lambda row: number(plain_s * (1 + expected(row)))),
-        Column("Prior tax, %", lambda row: percent(expected(row))),
-        Column("Measured, ms", lambda row: number(row.own)),
-        Column("Measured tax, %", lambda row: percent(row.estimate)),
-        Column("95 % interval, %", lambda row: interval(*row.shown[1:])),
+        ("Prior, s", lambda row: number(plain_s * (1 + expected(row)))),
+        ("Prior tax, %", lambda row: percent(expected(row))),
+        ("Measured, ms", lambda row: number(row.own)),
+        ("Measured tax, %", lambda row: percent(row.estimate)),
+        ("95 % interval, %", lambda row: interval(*row.shown[1:])),
         _verdict(study),
     ]
     base = [
@@ -243,14 +241,14 @@ def _step_columns(study: StudyTables, reference: str) -> list[Column[StepCosts]]
         return TableCell(f"{name} {_mean(most).text}", most.estimate)
 
     return [
-        Column("Configuration", lambda costs: study.label(costs["step_us"].config)),
-        Column("Steps", lambda costs: StepGroup.of(costs["step_us"].item).kind),
-        Column(study.against("Step over plain's, µs"), lambda costs: _signed(costs["step_us"])),
-        Column(study.against("% of plain's step"), lambda costs: percent(share(costs))),
-        Column("Hooks, µs", lambda costs: _mean(costs.get("hooks_us"))),
-        Column("Left, µs", lambda costs: _signed(costs.get("left_us"))),
-        Column("Dearest hook, µs", dearest),
-        Column("n", lambda costs: number(costs["step_us"].n, 0)),
+        ("Configuration", lambda costs: study.label(costs["step_us"].config)),
+        ("Steps", lambda costs: StepGroup.of(costs["step_us"].item).kind),
+        (study.against("Step over plain's, µs"), lambda costs: _signed(costs["step_us"])),
+        (study.against("% of plain's step"), lambda costs: percent(share(costs))),
+        ("Hooks, µs", lambda costs: _mean(costs.get("hooks_us"))),
+        ("Left, µs", lambda costs: _signed(costs.get("left_us"))),
+        ("Dearest hook, µs", dearest),
+        ("n", lambda costs: number(costs["step_us"].n, 0)),
     ]
 
 
@@ -341,20 +339,20 @@ def every_resource(study: StudyTables) -> Table:
 
     columns: list[EffectColumn] = [
         _configuration(study),
-        Column("Resource", lambda row: row.metric),
-        Column("Unit", lambda row: row.unit),
-        Column(study.against("plain"), lambda row: compact(row.base)),
-        Column("Mean", lambda row: compact(row.own)),
-        Column("Difference", lambda row: compact(row.difference[0])),
-        Column("from", lambda row: compact(row.difference[1])),
-        Column("to", lambda row: compact(row.difference[2])),
-        Column("Tax, %", lambda row: percent(taxed(row, row.estimate))),
-        Column("95 % interval, %", lambda row: interval(taxed(row, row.lo), taxed(row, row.hi))),
-        Column("p", lambda row: number(row.p, 3)),
+        ("Resource", lambda row: row.metric),
+        ("Unit", lambda row: row.unit),
+        (study.against("plain"), lambda row: compact(row.base)),
+        ("Mean", lambda row: compact(row.own)),
+        ("Difference", lambda row: compact(row.difference[0])),
+        ("from", lambda row: compact(row.difference[1])),
+        ("to", lambda row: compact(row.difference[2])),
+        ("Tax, %", lambda row: percent(taxed(row, row.estimate))),
+        ("95 % interval, %", lambda row: interval(taxed(row, row.lo), taxed(row, row.hi))),
+        ("p", lambda row: number(row.p, 3)),
         _aa(study, "A/A difference", lambda aa: compact(None if aa is None else aa.difference[0])),
-        Column("Companions, threads", lambda row: row.item),
-        Column("Blocks", lambda row: number(row.n_blocks, 0)),
-        Column("By", lambda row: row.method),
+        ("Companions, threads", lambda row: row.item),
+        ("Blocks", lambda row: number(row.n_blocks, 0)),
+        ("By", lambda row: row.method),
     ]
     rows = [row for row in study.of(tables.RESOURCE) if row.config != study.aa]
     return of_rows("all-resources", columns, rows, first=3)
@@ -404,19 +402,19 @@ def _device_columns(study: StudyTables, reference: str) -> list[Column[StepCosts
         return number(None if share is None else 100 * share, 1)
 
     return [
-        Column("Configuration", lambda steps: study.label(steps["device_us"].config)),
-        Column("Steps", lambda steps: of(steps).kind),
-        Column("Sequences", lambda steps: of(steps).batch),
-        Column("Device, µs", lambda steps: number(steps["device_us"].estimate, 0)),
-        Column("Period, µs", lambda steps: _mean(steps.get("period_us"))),
-        Column("Exposed, µs", lambda steps: _mean(steps.get("exposed_us"))),
-        Column("Exposed steps, %", exposed_share),
-        Column("Host busy, µs", lambda steps: _mean(steps.get("host_busy_us"))),
-        Column(
+        ("Configuration", lambda steps: study.label(steps["device_us"].config)),
+        ("Steps", lambda steps: of(steps).kind),
+        ("Sequences", lambda steps: of(steps).batch),
+        ("Device, µs", lambda steps: number(steps["device_us"].estimate, 0)),
+        ("Period, µs", lambda steps: _mean(steps.get("period_us"))),
+        ("Exposed, µs", lambda steps: _mean(steps.get("exposed_us"))),
+        ("Exposed steps, %", exposed_share),
+        ("Host busy, µs", lambda steps: _mean(steps.get("host_busy_us"))),
+        (
             study.against("Exposed over plain, µs"),
             lambda steps: _signed(steps.get("over_plain_us")),
         ),
-        Column(study.against("TPOT over plain (A/B), µs"), tpot_us),
+        (study.against("TPOT over plain (A/B), µs"), tpot_us),
     ]
 
 
@@ -442,12 +440,12 @@ def same_everywhere(study: StudyTables) -> list[tables.EngineRow]:
 def settings(study: StudyTables) -> Table:
     """Every setting of every configuration's running engine."""
     columns: list[Column[tables.EngineRow]] = [
-        Column("Configuration", lambda row: study.label(row.config)),
-        Column("Setting", lambda row: row.setting or text.DASH),
-        Column("Value", lambda row: row.value or text.DASH),
-        Column(study.against("plain"), lambda row: row.plain or text.DASH),
-        Column("Differs", lambda row: text.compact(row.differs)),
-        Column("Read from", lambda row: row.source or text.DASH),
-        Column("Remark", lambda row: row.reason),
+        ("Configuration", lambda row: study.label(row.config)),
+        ("Setting", lambda row: row.setting or text.DASH),
+        ("Value", lambda row: row.value or text.DASH),
+        (study.against("plain"), lambda row: row.plain or text.DASH),
+        ("Differs", lambda row: text.compact(row.differs)),
+        ("Read from", lambda row: row.source or text.DASH),
+        ("Remark", lambda row: row.reason),
     ]
     return of_rows("settings", columns, study.engine)

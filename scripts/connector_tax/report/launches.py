@@ -175,12 +175,12 @@ Measured = tuple[CellState, CellRecord]
 def lost_cells(study: StudyTables, launches: Sequence[LaunchReport]) -> Table | None:
     """Every cell that has no number, with its reason; None where all have."""
     columns: list[Column[tuple[LaunchReport, CellState]]] = [
-        Column("Configuration", lambda row: study.label(row[0].config)),
-        Column("Block", lambda row: number(row[0].block, 0)),
-        Column("Phase", lambda row: row[0].phase),
-        Column("Cell", lambda row: row[1].name),
-        Column("State", lambda row: row[1].status),
-        Column("Reason", lambda row: row[1].reason or row[0].reason),
+        ("Configuration", lambda row: study.label(row[0].config)),
+        ("Block", lambda row: number(row[0].block, 0)),
+        ("Phase", lambda row: row[0].phase),
+        ("Cell", lambda row: row[1].name),
+        ("State", lambda row: row[1].status),
+        ("Reason", lambda row: row[1].reason or row[0].reason),
     ]
     rows = [(la, cell) for la in launches for cell in la.cells if cell.status != "valid"]
     return of_rows("lost-cells", columns, rows) if rows else None
@@ -193,17 +193,17 @@ def checks(launch: LaunchReport) -> Table | None:
         return None
     known = dict.fromkeys(name for _, record in measured for name in record["health"])
     columns: list[Column[Measured]] = [
-        Column("Cell", lambda row: row[0].name),
-        Column("State", lambda row: row[0].status),
+        ("Cell", lambda row: row[0].name),
+        ("State", lambda row: row[0].status),
         *map(_counted, COUNTS),
-        Column("failed", lambda row: text.compact(row[1]["counts"]["failed"]) or "none"),
+        ("failed", lambda row: text.compact(row[1]["counts"]["failed"]) or "none"),
         *map(_checked, known),
     ]
     return of_rows(f"checks-{launch.phase}-{launch.block}-{launch.config}", columns, measured)
 
 
 def _counted(name: CountName) -> Column[Measured]:
-    return Column(name, lambda row: number(row[1]["counts"][name], 0))
+    return (name, lambda row: number(row[1]["counts"][name], 0))
 
 
 def _checked(name: str) -> Column[Measured]:
@@ -218,7 +218,7 @@ def _checked(name: str) -> Column[Measured]:
         key = float(value) if isinstance(value, int | float) else None
         return TableCell(words if result["pass"] else f"{words} FAILED", key)
 
-    return Column(name, says)
+    return (name, says)
 
 
 def reference_rates(study: StudyTables) -> Table:
@@ -300,12 +300,12 @@ def drift_summary(drift: Sequence[DriftRow]) -> list[tuple[str, int, float, Drif
 def drift_table(drift: Sequence[DriftRow]) -> Table:
     """Every comparison of plain with itself later in the block."""
     columns: list[Column[DriftRow]] = [
-        Column("Block", lambda row: number(int(row.block), 0)),
-        Column("Phase", lambda row: row.phase),
-        Column("Cell", lambda row: row.cell),
-        Column("Metric", lambda row: row.metric),
-        Column("Earlier, ms", lambda row: number(row.earlier_ms, 3)),
-        Column("Later, ms", lambda row: number(row.later_ms, 3)),
-        Column("Change, %", lambda row: percent(row.change)),
+        ("Block", lambda row: number(int(row.block), 0)),
+        ("Phase", lambda row: row.phase),
+        ("Cell", lambda row: row.cell),
+        ("Metric", lambda row: row.metric),
+        ("Earlier, ms", lambda row: number(row.earlier_ms, 3)),
+        ("Later, ms", lambda row: number(row.later_ms, 3)),
+        ("Change, %", lambda row: percent(row.change)),
     ]
     return of_rows("drift", columns, drift)

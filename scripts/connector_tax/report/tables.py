@@ -5,7 +5,7 @@ Columns that say the same in every row are taken out, and told in words.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from connector_tax import text
 from connector_tax.artifacts.tables import EffectRow
@@ -49,16 +49,8 @@ class Table:
     same: Sequence[str]
 
 
-class Column(NamedTuple, Generic[Row]):
-    """A heading, and what stands below it: a cell, or its text, of each row."""
-
-    heading: str
-    says: Callable[[Row], TableCell | str]
-
-    def cell(self, row: Row) -> TableCell:
-        """What stands in the row."""
-        said = self.says(row)
-        return TableCell(said) if isinstance(said, str) else said
+# A heading, and what stands below it: a cell, or its text, of each row.
+Column = tuple[str, Callable[[Row], TableCell | str]]
 
 
 def of_rows(
@@ -67,14 +59,14 @@ def of_rows(
     """A table of rows; those whose status is not valid say `first` columns and then the reason."""
     made = []
     for row in rows:
-        if first is not None and row.status != "valid":
-            words = [column.cell(row).text for column in columns[:first]]
-            words += [text.DASH] * (len(columns) - first - 1)
-            reason = f"{row.status}: {row.reason}"
-            made.append(TableRow([*map(TableCell, words), TableCell(reason)], lost=True))
-        else:
-            made.append(TableRow([column.cell(row) for column in columns]))
-    return table(name, [column.heading for column in columns], made)
+        lost = first is not None and row.status != "valid"
+        said = [says(row) for _, says in (columns[:first] if lost else columns)]
+        cells = [TableCell(words) if isinstance(words, str) else words for words in said]
+        if lost:
+            words = [cell.text for cell in cells] + [text.DASH] * (len(columns) - len(cells) - 1)
+            cells = [*map(TableCell, words), TableCell(f"{row.status}: {row.reason}")]
+        made.append(TableRow(cells, lost))
+    return table(name, [heading for heading, _ in columns], made)
 
 
 def table(name: str, columns: Sequence[str], rows: Sequence[TableRow]) -> Table:
