@@ -138,11 +138,3 @@ def test_running_servers_are_compared_left_alone_and_archived(tmp_path: Path) ->
     assert "ab.json" in members
     assert not any(name.startswith("workflow/") for name in members)
     assert gone(tmp_path, timeout_s=2) == []
-
-
-def test_a_url_where_nothing_listens_is_refused(tmp_path: Path) -> None:
-    nowhere, other = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
-    done = Ab(tmp_path, baseline=nowhere, candidate=other).run()
-    assert done.returncode == NO_NUMBER
-    assert f"nothing listens at {nowhere}" in done.stderr
-    assert gone(tmp_path, timeout_s=2) == []

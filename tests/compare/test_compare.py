@@ -26,7 +26,7 @@ from connector_tax.artifacts.verdicts import (
     TOO_FEW,
 )
 from connector_tax.compare.__main__ import main
-from connector_tax.compare.page import curve, look
+from connector_tax.compare.page import look
 from connector_tax.compare.rows import (
     AA,
     LATENCY,
@@ -73,21 +73,6 @@ def test_the_difference_is_welchs(a: list[float], b: list[float]) -> None:
     half = ours.half_width(0.95)
     assert half is not None
     assert (ours.point - half, ours.point + half) == pytest.approx((interval.low, interval.high))
-
-
-def test_intervals_cover_with_very_unequal_degrees_of_freedom() -> None:
-    random = np.random.default_rng(7)
-    hits = 0
-    for _ in range(3000):
-        sides = []
-        for sd, df in ((1.0, 3), (0.4, 25)):
-            error = sd * np.sqrt(random.chisquare(df) / df)
-            sides.append(known(random.normal(0, sd), float(error), df))
-        gap = difference(*sides)
-        half = gap.half_width(0.95)
-        assert half is not None
-        hits += abs(gap.point) < half
-    assert 0.93 < hits / 3000 < 0.97
 
 
 def test_a_printed_interval_gives_back_its_error_and_the_longer_arm_counts() -> None:
@@ -170,16 +155,11 @@ def test_each_study_brings_its_own_degrees_of_freedom(a: Path, b: Path) -> None:
     tables = [next(r for r in s.of(TAX) if (r.config, r.phase, r.metric) == where) for s in studies]
     row = next(r for r in compare_rows(studies[0], studies[1])
                if r.quantity == TAX and (r.config, r.phase, r.metric) == where)  # fmt: skip
-    dfs = [t.df for t in tables]
-    assert dfs[0] != dfs[1]
-    errors = []
-    for t in tables:
-        assert t.estimate is not None
-        assert t.hi is not None
-        assert t.df is not None
-        errors.append(np.log((1 + t.hi) / (1 + t.estimate)) / quantile(0.95, t.df))
-    parts = [e**4 / df for e, df in zip(errors, dfs, strict=True) if df]
-    assert row.error_df == pytest.approx(sum(e**2 for e in errors) ** 2 / sum(parts), rel=1e-6)
+    values: Any = [(t.estimate, t.hi, t.df) for t in tables]
+    assert values[0][2] != values[1][2]
+    errors = [(np.log((1 + hi) / (1 + tax)) / quantile(0.95, df), df) for tax, hi, df in values]
+    whole = sum(e**2 for e, _ in errors) ** 2 / sum(e**4 / df for e, df in errors)
+    assert row.error_df == pytest.approx(whole, rel=1e-6)
 
 
 def test_a_percentile_of_zero_has_no_ratio_and_says_so(a: Path, b: Path, tmp_path: Path) -> None:
@@ -222,18 +202,11 @@ def test_one_block_has_no_interval_and_no_verdict(a: Path, tmp_path: Path) -> No
         (lambda d: d.update(emulated=False), "emulated"),
         (lambda d: d["config"]["arrivals"].update(process="poisson"), "arrival process"),
         (lambda d: d["config"]["statistics"].update(confidence=0.9), "confidence"),
-        (
-            lambda d: d["config"]["engine"].update(
-                definition_content={"model": {"served_name": 1}}
-            ),
-            "model",
-        ),
-        (
-            lambda d: d.update(configurations=d["configurations"][:1]),
-            "no configuration in common",
-        ),
+        (lambda d: d["config"]["engine"].update(definition_content={"model": {"served_name": 1}}),
+         "model"),
+        (lambda d: d.update(configurations=d["configurations"][:1]), "no configuration in common"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_compared_is_refused(
     a: Path, b: Path, change: Any, reason: str, tmp_path: Path
 ) -> None:
@@ -299,15 +272,8 @@ def test_many_studies_are_a_table_over_versions(
     said = tax(*rows["nixl_both"].shown)
     assert f"other-study {said} costs; third-study {said} costs" in told
     page = (tmp_path / "out" / "versions.html").read_text()
-    assert page.count("<svg") == 2 * len(StudyTables(a / "study.json").connectors)
+    assert page.count('<th scope="row">') == 2 * len(StudyTables(a / "study.json").connectors)
     assert "EMULATED" in page
-
-
-def test_a_curve_breaks_where_a_study_has_no_number(a: Path) -> None:
-    row = StudyTables(a / "study.json").at(ALL_RATES, "tpot_p50")["nixl_both"]
-    assert curve([row, None, row]).count("M") == 5
-    assert "L" not in curve([row, None, row])
-    assert curve([row, row]).count("L") == 1
 
 
 def test_taxes_over_other_rates_are_named_and_not_compared(

@@ -56,10 +56,8 @@ def test_the_exit_status_is_the_answer(root: Path) -> None:
     assert gate(root, [5.0], ["lmcache_only"]) == 3
     assert gate(root, [5.0], ["no_such_configuration"]) == 3
     assert gate(root, [5.0], ["mooncake_both"]) == 3
-
-
-def test_a_broken_bound_outweighs_what_is_not_known(root: Path) -> None:
-    lo, hi = interval(root)
+    assert gate(root / "none", [0.05], ["nixl_both"]) == 3
+    # A broken bound outweighs what is not known.
     assert gate(root, [lo - 0.2], ["nixl_both", "lmcache_only"]) == 1
     assert gate(root, [hi + 0.2], ["nixl_both", "lmcache_only"]) == 3
 
@@ -123,10 +121,6 @@ def test_a_wrong_command_line_is_none_of_the_answers(
         main([str(root), "--max-tax", bound, "--config", "nixl_both"])
     assert stopped.value.code == 64
     assert "allowed: METRIC=NUMBER%" in capsys.readouterr().err
-
-
-def test_a_study_that_is_not_there_is_missing(tmp_path: Path) -> None:
-    assert gate(tmp_path / "none", [0.05], ["nixl_both"]) == 3
 
 
 def test_the_decided_bound_is_the_interval_and_the_reach_of_its_power() -> None:

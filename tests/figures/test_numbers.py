@@ -45,12 +45,18 @@ def test_rate_figures_plot_the_pooled_value_of_every_cell(
 ) -> None:
     study, rows = _rows(tmp_path, Design(void=VOID, skipped=SKIPPED), name)
     pooled = {(row.config, row.cell): row for row in study.pooled}
+    taxes = {(row.config, row.cell): row.estimate for row in study.of(TAX, "A")
+             if f"{row.metric}_ms" == field}  # fmt: skip
     assert len(rows) == len(pooled) == 8 * 7
     for row in rows:
         cell = pooled[row["config"], f"r{row['rate_rps']:g}"]
         assert row["value"] == getattr(cell, field)
         assert (row["status"], row["reason"], row["n"]) == (cell.status, cell.reason, cell.n)
         assert (row["value"] is None) == (row["status"] != "valid")
+        assert row.get("tax") == taxes.get((cell.config, cell.cell))
+    drawn = _svg(tmp_path, study, "fig3_throughput")
+    assert ">void<" in drawn
+    assert ">skipped: NIXL is not installed<" in drawn
 
 
 def test_the_knee_is_the_lowest_saturated_rate_and_stands_beside_what_fired(tmp_path: Path) -> None:
@@ -62,13 +68,6 @@ def test_the_knee_is_the_lowest_saturated_rate_and_stands_beside_what_fired(tmp_
     assert ">saturated: TTFT<" in drawn
     said = "knee, req/s: Mooncake + LMCache 8 (TTFT); others &gt;8 95\u00a0% intervals"
     assert said in _words(drawn)
-
-
-def test_cells_without_a_number_are_written_on_the_rate_figure(tmp_path: Path) -> None:
-    study = StudyTables(write_study(tmp_path / "s", Design(void=VOID, skipped=SKIPPED)))
-    drawn = _svg(tmp_path, study, "fig3_throughput")
-    assert ">void<" in drawn
-    assert ">skipped: NIXL is not installed<" in drawn
 
 
 def test_tax_bars_carry_both_references_with_intervals_band_and_gap(tmp_path: Path) -> None:
@@ -89,14 +88,6 @@ def test_tax_bars_carry_both_references_with_intervals_band_and_gap(tmp_path: Pa
     lost = {(row["config"], row["reference"]): row for row in rows if row["tax"] is None}
     assert lost["lmcache_only", "ref_safe"]["reason"] == "error_rate 0.2 > 0.01"
     assert lost["nixl_both", "ref_load"]["status"] == "skipped"
-
-
-def test_the_latency_figures_carry_the_tax_of_every_cell(tmp_path: Path) -> None:
-    study, rows = _rows(tmp_path, Design(skipped=SKIPPED), "fig2_tpot_vs_rate")
-    taxes = {(r.config, r.rate_rps): r.estimate for r in study.of(TAX, "A")
-             if r.metric == "tpot_p90"}  # fmt: skip
-    for row in rows:
-        assert row["tax"] == taxes.get((row["config"], row["rate_rps"]))
 
 
 def test_one_reference_rate_gives_one_bar_per_configuration(tmp_path: Path) -> None:
@@ -287,21 +278,13 @@ def test_a_tax_of_survivors_carries_its_mark(
     assert "saturated or dropped" not in _svg(tmp_path, clean, name)
 
 
-@pytest.mark.parametrize(
-    ("name", "family"),
-    [
-        ("fig4_tax_bars", "confirmatory taxes"),
-        ("fig5_shape_heatmap", "exploratory taxes"),
-        ("fig8_additivity", "confirmatory taxes"),
-        ("fig9_forest", "confirmatory taxes"),
-    ],
-)
-def test_one_block_is_said_to_have_no_intervals(tmp_path: Path, name: str, family: str) -> None:
+@pytest.mark.parametrize("name", ["fig4_tax_bars", "fig5_shape_heatmap", "fig8_additivity"])
+def test_one_block_is_said_to_have_no_intervals(tmp_path: Path, name: str) -> None:
     study, rows = _rows(tmp_path, Design(blocks=1), name)
     assert {row["tax_lo"] for row in rows} == {None}
     drawn = _svg(tmp_path, study, name)
     assert "no intervals: one launch; launches not included" in drawn
-    assert family in drawn
+    assert f"{'exploratory' if 'heatmap' in name else 'confirmatory'} taxes" in drawn
 
 
 def test_resources_are_plotted_as_differences_with_their_noise(tmp_path: Path) -> None:

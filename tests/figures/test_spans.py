@@ -35,47 +35,29 @@ def study_with(
     return StudyTables(root / "study.json")
 
 
+SCHEDULED, EXECUTED = "async_scheduling", "executor"
+
+
 @pytest.mark.parametrize(
     ("device", "settings", "said", "unsaid"),
     [
-        (
-            "cuda",
-            {"async_scheduling": "true", "executor": "uni", "model_runner": V2},
-            ["was asynchronous", "V2 calls the worker's hooks", "lies in the engine step"],
-            ["a ratio, not a part", "none is hidden"],
-        ),
-        (
-            "cuda",
-            {"async_scheduling": "true", "executor": "mp", "model_runner": V1},
-            ["was asynchronous", "V1 calls the worker's hooks", "a ratio, not a part"],
-            ["lies in the engine step"],
-        ),
-        (
-            "cuda",
-            {"async_scheduling": "false", "executor": "mp"},
-            ["was synchronous", "in processes of its own."],
-            ["Model runner", "a ratio, not a part", "asynchronous"],
-        ),
-        (
-            "cuda",
-            {},
-            ["no launch recorded how steps were scheduled"],
-            ["Model runner", "The worker"],
-        ),
-        (
-            "emulated",
-            {"async_scheduling": "true", "model_runner": V2},
-            ["beside which the device computes", "an idle device", "V2 calls"],
-            ["GPU"],
-        ),
-        (
-            "cpu",
-            {"async_scheduling": "false", "executor": "uni", "model_runner": V1},
-            ["none is hidden", "lies in the engine step"],
-            ["the GPU", "Model runner"],
-        ),
+        ("cuda", {SCHEDULED: "true", EXECUTED: "uni", "model_runner": V2},
+         ["was asynchronous", "V2 calls the worker's hooks", "lies in the engine step"],
+         ["a ratio, not a part", "none is hidden"]),
+        ("cuda", {SCHEDULED: "true", EXECUTED: "mp", "model_runner": V1},
+         ["was asynchronous", "V1 calls the worker's hooks", "a ratio, not a part"],
+         ["lies in the engine step"]),
+        ("cuda", {SCHEDULED: "false", EXECUTED: "mp"},
+         ["was synchronous", "in processes of its own."],
+         ["Model runner", "a ratio, not a part", "asynchronous"]),
+        ("cuda", {}, ["no launch recorded how steps were scheduled"],
+         ["Model runner", "The worker"]),
+        ("emulated", {SCHEDULED: "true", "model_runner": V2},
+         ["beside which the device computes", "an idle device", "V2 calls"], ["GPU"]),
+        ("cpu", {SCHEDULED: "false", EXECUTED: "uni", "model_runner": V1},
+         ["none is hidden", "lies in the engine step"], ["the GPU", "Model runner"]),
     ],
-)
+)  # fmt: skip
 def test_what_is_said_follows_what_was_recorded(
     root: Path, device: str, settings: dict[str, str], said: list[str], unsaid: list[str]
 ) -> None:
@@ -85,17 +67,20 @@ def test_what_is_said_follows_what_was_recorded(
     assert [words for words in unsaid if words in text] == []
 
 
-def test_a_configuration_that_was_served_in_another_way_is_named(root: Path) -> None:
-    other = {"config": "noop_connector", "setting": "executor", "value": "mp", "differs": True}
-    study = study_with(root, "cuda", {"executor": "uni"}, other)
-    assert f"Not so of {LABELS['noop_connector']}, whose settings differ." in steps.placed(study)
-
-
-def test_a_configuration_that_was_scheduled_in_another_way_is_named(root: Path) -> None:
-    setting = {"setting": "async_scheduling", "value": "false", "differs": True}
-    other = {"config": "noop_connector", **setting}
-    study = study_with(root, "cuda", {"async_scheduling": "true"}, other)
-    assert f"Synchronous instead: {LABELS['noop_connector']}." in steps.hidden(study)
+@pytest.mark.parametrize(
+    ("setting", "mine", "other", "said"),
+    [
+        (EXECUTED, "uni", "mp", "Not so of {}, whose settings differ."),
+        (SCHEDULED, "true", "false", "Synchronous instead: {}."),
+    ],
+)
+def test_a_configuration_that_was_served_in_another_way_is_named(
+    root: Path, setting: str, mine: str, other: str, said: str
+) -> None:
+    row = {"config": "noop_connector", "setting": setting, "value": other, "differs": True}
+    study = study_with(root, "cuda", {setting: mine}, row)
+    named = said.format(LABELS["noop_connector"])
+    assert named in f"{steps.hidden(study)} {steps.placed(study)}"
 
 
 def test_of_the_embedded_engine_nothing_is_said(root: Path) -> None:
