@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("a", type=Path, metavar="A", help="the study that stands below the line")
     parser.add_argument("b", type=Path, metavar="B", help="the study that stands above it")
-    more = "further studies of the same question: a table of all, with curves"
+    more = "further studies of the same question: a table of all"
     parser.add_argument("more", type=Path, nargs="*", metavar="C", help=more)
     parser.add_argument("--out", type=Path, help="default: results/compare/<A>-<B>")
     refusals = (ArtifactError, NotComparableError)

@@ -7,7 +7,6 @@ taxes are asked for, their intervals are widened so that all of them hold togeth
 
 import argparse
 import itertools
-import math
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,6 @@ from scipy.special import stdtrit
 
 from connector_tax import text
 from connector_tax.analysis.block_model import POWER
-from connector_tax.artifacts import tables
 from connector_tax.artifacts.metrics import METRICS
 from connector_tax.artifacts.names import REFERENCES
 from connector_tax.artifacts.study_file import Study
@@ -115,20 +113,6 @@ def block_minutes(study: StudyTables) -> float:
     return float(launched * (launch_overhead_s(study.document, study.root, known) + cells) / 60)
 
 
-def yardstick_spread(study: StudyTables, at: str) -> float | None:
-    """How much the machine's memory latency differed between launches: standard deviation of logs.
-
-    None where the machine was not watched in two launches of that cell.
-    """
-    cell = study.cell_at(at)
-    seen = [
-        math.log(row.memory_ns_p50)
-        for row in study.cell_rows
-        if (row.phase, row.cell) == ("A", cell) and row.block != tables.POOLED and row.memory_ns_p50
-    ]
-    return float(np.std(seen, ddof=1)) if len(seen) > 1 else None
-
-
 def plan_lines(
     study: StudyTables, configs: Sequence[str], metrics: Sequence[str], at: str
 ) -> Iterator[str]:
@@ -140,24 +124,17 @@ def plan_lines(
         if isinstance(side, Side) and side.known.error is not None:
             estimates[f"{config} {metric}"] = side.known
     confidence = 1 - (1 - level) / max(1, len(estimates))
-    launches = Study(study.root, study.document).configs("A")
+    others = len(Study(study.root, study.document).configs("A")) - 1
     minutes = block_minutes(study)
-    spread = yardstick_spread(study, at)
-    plains = len(launches) - len(study.connectors)
     rows = []
     for blocks in PLANNED_BLOCKS:
-        grown = [e.with_blocks(len(launches) - 1, blocks) for e in estimates.values()]
+        grown = [e.with_blocks(others, blocks) for e in estimates.values()]
         bounds = [decided_bound(e.error or 0.0, e.df, confidence) for e in grown]
-        if spread is not None:
-            error = spread * math.sqrt((1 + 1 / plains) / blocks)
-            bounds.append(decided_bound(error, (len(launches) - 1) * (blocks - 1), confidence))
-        told = [text.percent(bound) for bound in bounds]
-        rows.append([str(blocks), f"{blocks * minutes:.0f}", *told])
+        rows.append([str(blocks), f"{blocks * minutes:.0f}", *map(text.percent, bounds)])
     yield ""
     yield f"Bounds that {POWER:.0%} of studies without a tax would pass, from this one as a pilot:"
     yield ""
-    yard = [] if spread is None else ["the yardstick's part"]
-    yield from markdown_table(["blocks", "minutes", *estimates, *yard], rows)
+    yield from markdown_table(["blocks", "minutes", *estimates], rows)
     yield ""
 
 

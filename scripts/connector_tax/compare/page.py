@@ -52,7 +52,6 @@ CAPTION = (
     "a panel is plain against plain, which should be 1."
 )
 ROW_IN = 0.165
-STEP, HEIGHT, EDGE = 24, 36, 4  # of a curve over many studies, in its own units
 
 
 @dataclass(frozen=True)
@@ -310,32 +309,7 @@ def tax_words(row: EffectRow | None) -> str:
     return f"{text.tax(*row.shown)} {row.mark or in_words(row.verdict, row.margin)}"
 
 
-def curve(own: Sequence[EffectRow | None]) -> str:
-    """An SVG path: the estimates joined, an upright stroke for each interval, a line at zero."""
-    shown = [(None, None, None) if row is None else row.shown for row in own]
-    ends = [0.0, *(end for of in shown for end in of if end is not None)]
-    low, scale = min(ends), (HEIGHT - 2 * EDGE) / ((max(ends) - min(ends)) or 1.0)
-
-    def y(value: float) -> str:
-        return f"{HEIGHT - EDGE - scale * (value - low):.1f}"
-
-    path, strokes, move = f"M0 {y(0.0)}H{STEP * len(own)}", "", "M"
-    for place, (value, lo, hi) in enumerate(shown):
-        x = STEP * place + STEP // 2
-        if value is None:
-            move = "M"
-            continue
-        path += f"{move}{x} {y(value)}"
-        move = "L"
-        if lo is not None and hi is not None:
-            strokes += f"M{x} {y(lo)}V{y(hi)}"
-    return path + strokes
-
-
 def versions_html(studies: Sequence[StudyTables]) -> str:
     """The page of many studies; it needs nothing else."""
-    shown = {
-        "studies": studies, "rows": [(*of, curve(of[2])) for of in versions(studies)],
-        "words": tax_words, "sign_of": sign_of, "step": STEP, "height": HEIGHT,
-    }  # fmt: skip
+    shown = {"studies": studies, "rows": versions(studies), "words": tax_words, "sign_of": sign_of}
     return filled(Path(__file__).with_name("versions.html.j2"), shown)
