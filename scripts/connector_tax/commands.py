@@ -39,8 +39,6 @@ def run_command(
     """Parse `argv` and do the work; the exit status of the command.
 
     Args:
-        parser: knows the command's options.
-        argv: the command line without the program's name; None: this process's.
         work: its result is the exit status, None is 0.
         refusals: what `work` raises where the user can help; the text goes to stderr, status 2.
         label: stands before that text.

@@ -74,7 +74,6 @@ def asked(
     Args:
         name: the baseline's or a candidate's, which has the further commands beside it.
         root: the study's folder, which holds the step probe.
-        timeout_s: how long the server may take to be ready.
         model: the name of the model to ask for; None: the only one that it serves.
 
     Raises:

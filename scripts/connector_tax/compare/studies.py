@@ -54,11 +54,7 @@ def opened(path: Path) -> Iterator[StudyTables]:
 
 
 def refuse_unlike(a: StudyTables, b: StudyTables) -> None:
-    """Stop where a ratio of the two studies would mean nothing.
-
-    Raises:
-        NotComparableError: with the reason.
-    """
+    """Raise NotComparableError where a ratio of the two studies would mean nothing."""
     if a.document == b.document:
         raise NotComparableError("A and B are the same study: they share every launch")
     if a.emulated != b.emulated:
@@ -86,11 +82,7 @@ def refuse_unlike(a: StudyTables, b: StudyTables) -> None:
 
 
 def refuse_other_rates(studies: Sequence[StudyTables]) -> None:
-    """Stop where a tax over all rates is over other rates in one of the studies.
-
-    Raises:
-        NotComparableError: with the study.
-    """
+    """Raise NotComparableError where a tax over all rates is over other rates in a study."""
     for study in studies[1:]:
         if all_rates(study) != all_rates(studies[0]):
             raise NotComparableError(

@@ -21,6 +21,7 @@ class Words:
     caption: str
 
 
+BOUNDARY = "fig12_boundary"
 FIGURES: dict[str, Words] = {
     "fig1_ttft_vs_rate": Words(
         "rates.ttft",
@@ -111,24 +112,24 @@ FIGURES: dict[str, Words] = {
         "What each configuration costs over plain: latency over all rates with its verdict and"
         " the upper end of its interval, a step at the rate named, and what it takes while idle.",
     ),
+    # Where an emulated device takes times that the study sets.
+    BOUNDARY: Words(
+        "steps.boundary",
+        "Figure 12: from which length of a step on the host's work is hidden",
+        "Period of a decode step, from the end of the step before to its own, against the time that"
+        " the emulated device takes for it, by the number of sequences in the step, with 95 %"
+        " intervals over launches. On the line y = x all of the host's work is hidden behind the"
+        " device; above it the device waits for the host.",
+    ),
 }
-# Of every study; a further one where an emulated device takes times that the study sets.
-NAMES = tuple(FIGURES)
-BOUNDARY = "fig12_boundary"
-FIGURES[BOUNDARY] = Words(
-    "steps.boundary",
-    "Figure 12: from which length of a step on the host's work is hidden",
-    "Period of a decode step, from the end of the step before to its own, against the time that the"
-    " emulated device takes for it, by the number of sequences in the step, with 95 % intervals"
-    " over launches. On the line y = x all of the host's work is hidden behind the device; above it"
-    " the device waits for the host.",
-)
+# Of every study.
+NAMES = tuple(name for name in FIGURES if name != BOUNDARY)
 
 
 def figures_of(engine: EngineSection) -> tuple[str, ...]:
     """The figures of a study with this `engine` section."""
     sets_times = "sweep_us" in engine.get("device_time", {})
-    return (*NAMES, BOUNDARY) if sets_times else NAMES
+    return tuple(FIGURES) if sets_times else NAMES
 
 
 def draw(study: StudyTables, name: str) -> Picture:

@@ -109,16 +109,16 @@ def scale(
 
 
 def tax_scale(
-    axes: Axes, values: Iterable[float], which: str = "x", room: float = 0.04,
-    logarithmic: bool = False,
-) -> None:  # fmt: skip
-    """Scale an axis for taxes, ticks in per cent; `room` as of `scale`.
+    axes: Axes, values: Iterable[float], which: str = "x", logarithmic: bool = False
+) -> None:
+    """Scale an axis for taxes, ticks in per cent.
 
     Linear, or, if asked or when a tax exceeds +150 %, logarithmic in config/plain (zero stays the
     base line); a difference of two taxes below -100 % is no ratio, and keeps the axis linear.
     """
     listed = [0.0, *values]
     low, high = min(listed), max(listed)
+    room = 0.04
     scale(axes, listed, room, which, factor=100, least=0.05)
     if (high <= LOG_ABOVE and not logarithmic) or low <= -1.0:
         return

@@ -220,7 +220,6 @@ def silence(path: Path, steps_ns: Floats, window: MeasuredWindow) -> Silence | N
     Args:
         path: its requests file, of which the hash has been checked.
         steps_ns: when steps that scheduled tokens were logged.
-        window: when the cell's parts began and ended.
     """
     with reading(path):
         lines = path.read_bytes().splitlines()
