@@ -19,17 +19,11 @@ from connector_tax.artifacts.names import (
     plain_names,
 )
 from connector_tax.artifacts.verdicts import CANNOT_TELL, COSTS, MARKED, TOO_FEW
+from connector_tax.config import ROOT, load_configurations
+from connector_tax.marks import DESIGN_MARKS
 
-LABELS = {
-    "plain": "plain",
-    "noop_connector": "no-op connector",
-    "mooncake_producer": "Mooncake producer",
-    "mooncake_consumer": "Mooncake consumer",
-    "mooncake_both": "Mooncake both",
-    "nixl_both": "NIXL both",
-    "lmcache_only": "LMCache",
-    "multi_mooncake_lmcache": "Mooncake + LMCache",
-}
+KNOWN = load_configurations(ROOT / "config" / "configurations.yaml")
+LABELS = {name: KNOWN[name]["label"] for name in DESIGN_MARKS}
 STEP_COST_US = {
     "plain": 0.0,
     "noop_connector": 60.0,

@@ -73,6 +73,11 @@ def _study(root: Path, design: Design) -> StudyTables:
     return study
 
 
+@pytest.fixture
+def study(tmp_path: Path) -> StudyTables:
+    return _study(tmp_path / "s", Design())
+
+
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> StudyTables:
     labels = LABELS | {"mooncake_both": HOSTILE}
@@ -181,9 +186,9 @@ def test_a_tax_that_was_not_fixed_beforehand_is_exploratory(source: str) -> None
     assert "<td>exploratory</td>" in source
 
 
-def test_what_is_within_the_margin_and_what_would_decide_the_rest_is_said(tmp_path: Path) -> None:
-    study = _study(tmp_path / "s", Design())
-
+def test_what_is_within_the_margin_and_what_would_decide_the_rest_is_said(
+    study: StudyTables,
+) -> None:
     def judge(rows: list[dict[str, str]]) -> None:
         for row in select(rows, quantity="tax"):
             if row["config"] == "noop_connector":
@@ -201,9 +206,9 @@ def test_what_is_within_the_margin_and_what_would_decide_the_rest_is_said(tmp_pa
     assert "This one has 3; a block takes" in text
 
 
-def test_the_dearest_of_each_metric_is_named_and_what_huber_says_otherwise(tmp_path: Path) -> None:
-    study = _study(tmp_path / "s", Design())
-
+def test_the_dearest_of_each_metric_is_named_and_what_huber_says_otherwise(
+    study: StudyTables,
+) -> None:
     def raised(rows: list[dict[str, str]]) -> None:
         for row in select(rows, quantity="tax", cell="all_rates", metric="tpot_p50"):
             row["estimate"] = "0.9" if row["config"] == "nixl_both" else row["estimate"]
@@ -248,10 +253,8 @@ def test_one_block_has_no_verdict_and_no_interval(tmp_path: Path) -> None:
     ],
 )
 def test_lost_blocks_are_not_counted_among_those_that_prove(
-    tmp_path: Path, valid: dict[str, str], said: str
+    study: StudyTables, valid: dict[str, str], said: str
 ) -> None:
-    study = _study(tmp_path / "s", Design())
-
     def lose(rows: list[dict[str, str]]) -> None:
         for row in select(rows, quantity="tax"):
             row |= {"verdict": TOO_FEW, "n_blocks": valid.get(row["config"], "2")}
@@ -313,16 +316,14 @@ def test_every_cell_is_listed_with_its_checks(full: StudyTables, source: str, te
     assert "block 0, LMCache: done: r8 void, error_rate 0.2 > 0.01" in text
 
 
-def test_a_launch_that_left_nothing_is_missing_not_absent(tmp_path: Path) -> None:
-    study = _study(tmp_path / "s", Design())
-    (tmp_path / "s" / "runs" / "nixl_both" / "block1" / "A" / "index.json").unlink()
+def test_a_launch_that_left_nothing_is_missing_not_absent(study: StudyTables) -> None:
+    (study.root / "runs" / "nixl_both" / "block1" / "A" / "index.json").unlink()
     text = Page(render(study)).text
     assert "7 missing, of" in text
     assert "no index.json" in text
 
 
-def test_what_disturbs_by_the_cpus_given_stands_in_the_report(tmp_path: Path) -> None:
-    study = _study(tmp_path, Design())
+def test_what_disturbs_by_the_cpus_given_stands_in_the_report(study: StudyTables) -> None:
     assert "CPUs" not in Page(render(study)).text
     shared = "3 cores: the load generator and its workers share one core"
     paths = sorted(study.root.glob("runs/*/*/*/index.json"))
@@ -360,13 +361,12 @@ def test_overhead_counts_what_lies_between_launches_but_not_an_interruption() ->
 
 
 def test_a_missing_figure_is_an_error_that_names_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    study: StudyTables, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    study = _study(tmp_path / "s", Design())
-    (tmp_path / "s" / "figures" / "fig6_step_cdf.svg").unlink()
+    (study.root / "figures" / "fig6_step_cdf.svg").unlink()
     assert main(["--study", str(study.root / "study.json")]) == 2
     assert "fig6_step_cdf.svg: no such file" in capsys.readouterr().err
-    assert not (tmp_path / "s" / "report.html").exists()
+    assert not (study.root / "report.html").exists()
 
 
 @pytest.mark.parametrize("phase", ["A", "B", "Bp"])
@@ -400,8 +400,7 @@ def test_what_else_differs_from_plain_is_said_once(text: str) -> None:
     assert "The same in all: block_size 16, attention_backend FLASH_ATTN." in text
 
 
-def test_a_study_without_records_of_its_launches_says_not_recorded(tmp_path: Path) -> None:
-    study = _study(tmp_path / "s", Design())
+def test_a_study_without_records_of_its_launches_says_not_recorded(study: StudyTables) -> None:
     numbers = ("estimate", "lo", "hi", "base", "own", "setting", "value", "also_differs")
 
     def forget(rows: list[dict[str, str]]) -> None:
@@ -418,8 +417,7 @@ def test_a_study_without_records_of_its_launches_says_not_recorded(tmp_path: Pat
     assert "Settings: not recorded: too old." in text
 
 
-def test_steps_and_hooks_stand_by_kind_with_their_intervals(tmp_path: Path) -> None:
-    study = _study(tmp_path / "s", Design())
+def test_steps_and_hooks_stand_by_kind_with_their_intervals(study: StudyTables) -> None:
     page = Page(render(study)).text
     # 1.5 times the 420 us of mooncake_both, of plain's 6,000, ten times as much in a prefill step.
     assert "Mooncake bothdecode+630 [+570, +700]+10.5256 [196, 326]" in page
