@@ -3,7 +3,7 @@
 import argparse
 import sys
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import PurePath
 
 from connector_tax.study.device import DeviceError, hold_devices
 
@@ -20,8 +20,10 @@ def run_alone(main: Callable[[], int | None]) -> int:
         return 2
 
 
-def study_parser(module: str, description: str | None) -> argparse.ArgumentParser:
-    """The parser of `python -m benchmarks.<module> --study FILE`."""
-    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{module}", description=description)
-    parser.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
-    return parser
+def parser_of(module: str, description: str | None) -> argparse.ArgumentParser:
+    """The parser of the command in this file."""
+    return argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{PurePath(module).stem}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )

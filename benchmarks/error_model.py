@@ -1,13 +1,11 @@
 """How often the error model is right about launches whose taxes are known.
 
-    python -m benchmarks.error_model [--studies 500] [TABLE ...]
-
 A launch is a number here, the log of a percentile; what is made of it is the analysis's own code.
 
 `generators`: studies of six blocks, plain twice and configurations with TAXES, in random order.
 Launches differ by SD and by what the row says. Shares in %: 95% intervals that hold the tax, of all
-configurations; A/A intervals without zero; studies that find the tax of 5%. Each by least squares
-and by Huber's estimate, the tax after Sidak; the last by randomisation.
+configurations; A/A intervals without zero; studies that find the tax of 5% after Sidak. Each by
+least squares and by Huber's estimate.
 
 `plans`: studies of as many blocks as are planned for a power of 80%, by the true spread and tax,
 and how many of them decide. With few blocks, one of them more is much: only plans of many come
@@ -21,7 +19,6 @@ and 30 outside; shares of 95% intervals that hold the step's tax, the hooks' and
 Hooks take in virtual time exactly what they are told to.
 """
 
-import argparse
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -35,6 +32,7 @@ import polars as pl
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import parser_of
 from connector_tax.ab.design import FAMILY_LEVEL
 from connector_tax.analysis.block_model import (
     Estimate,
@@ -42,7 +40,6 @@ from connector_tax.analysis.block_model import (
     Launches,
     LaunchId,
     huber,
-    randomisation_p,
 )
 from connector_tax.analysis.effects import Effect, Judged, judge
 from connector_tax.analysis.ingest import Cell
@@ -151,7 +148,7 @@ def effect_of(launches: Launches, name: str) -> Effect:
 
 def generators(studies: int) -> Table:
     """Coverage, false positives and power under errors that the model does not have."""
-    table = Table("launches", "held", "Huber", "A/A", "Huber", "5% found", "Huber", "random.", "s")
+    table = Table("launches", "held", "Huber", "A/A", "Huber", "5% found", "Huber", "s")
     for name, generator in GENERATORS.items():
         rng, began = named_generator(f"error model/{name}"), time.monotonic()
         shares = np.mean([_answers(study(rng, generator)) for _ in range(studies)], axis=0)
@@ -170,7 +167,6 @@ def _answers(launches: Launches) -> list[float]:
     aa, robust_aa = effects[PLAINS[-1]], robust[PLAINS[-1]]
     found = huber(launches, "sought", PLAINS)
     sought = found.interval(CONFIDENCE ** (1 / len(TAXES))) if found else None
-    p_random = randomisation_p(launches, "sought", PLAINS, range(BLOCKS))
     return [
         float(np.mean([effects[n].lo <= tax <= effects[n].hi for n, tax in TAXES.items()])),
         float(np.mean([
@@ -180,7 +176,6 @@ def _answers(launches: Launches) -> list[float]:
         not robust_aa[0] <= 0 <= robust_aa[1],
         costs(judge(effects["sought"], len(TAXES), MARGIN).verdict),
         sought is not None and sought[0] > 0,
-        p_random < 1 - CONFIDENCE,
     ]  # fmt: skip
 
 
@@ -312,10 +307,7 @@ TABLES = {"generators": generators, "plans": plans, "looks": looks, "steps": ste
 
 def main() -> int:
     """Print the tables."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.error_model", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = parser_of(__file__, __doc__)
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(TABLES)}; all")
     parser.add_argument("--studies", type=int, default=500, help="of each row")
     arguments = parser.parse_args()

@@ -23,7 +23,7 @@ from matplotlib.ticker import MultipleLocator
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import study_parser
+from benchmarks import parser_of
 from connector_tax.analysis.block_model import Launches, LaunchId
 from connector_tax.artifacts.cell_records import StepLine
 from connector_tax.artifacts.names import baseline_of, configuration_of, launched_plains
@@ -82,11 +82,10 @@ def adjusted(frame: pl.DataFrame, baseline: str) -> tuple[pl.DataFrame, float, f
     fastest = frame.filter(configuration=baseline).select(floor).item()
     held = frame.select(
         "configuration", "config", "block", "step",
-        own=floor.over("configuration"),
         one=pl.col("step") - slope * (pl.col("schedule") - fastest),
         each=pl.col("step") - slope * (pl.col("schedule") - floor.over("configuration")),
     )  # fmt: skip
-    medians = pl.col("own", "step", "one", "each").median()
+    medians = pl.col("step", "one", "each").median()
     return held.group_by("configuration", "config", "block").agg(medians), slope, r
 
 
@@ -95,7 +94,7 @@ def _print(study: StudyDocument, frame: pl.DataFrame) -> None:
     by_launch, slope, r = adjusted(frame, baseline)
     table = Table(title=f"{study['study']}: a decode step of one request alone", box=None)
     ways = {"step": "as measured", "one": "at one schedule()", "each": "at each one's fastest"}
-    for column in ("configuration", "launches", "fastest schedule()", *ways.values()):
+    for column in ("configuration", "launches", *ways.values()):
         table.add_column(column, justify="right")
     places = list(itertools.starmap(LaunchId, by_launch.select("config", "block").iter_rows()))
     launched = {way: Launches.of(dict(zip(places, by_launch[way], strict=True))) for way in ways}
@@ -106,7 +105,7 @@ def _print(study: StudyDocument, frame: pl.DataFrame) -> None:
             _said(of, name, baseline, study["config"]["statistics"]["confidence"])
             for of in launched.values()
         ]
-        table.add_row(name, str(len(mine)), f"{np.exp(mine['own'][0]):.0f} us", *said)
+        table.add_row(name, str(len(mine)), *said)
     Console(width=150).print(table)
     print(f"step over schedule(), logs, within launches: slope {slope:.2f}, r {r:.2f}")
 
@@ -163,7 +162,8 @@ def _run(arguments: argparse.Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare the decode steps of a study's configurations at one speed of the host."""
-    parser = study_parser("host_speed", __doc__)
+    parser = parser_of(__file__, __doc__)
+    parser.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
     parser.add_argument("--cell", required=True, help="of Phase A, such as r8")
     parser.add_argument("--picture", type=Path, help="a PNG to draw")
     return run_command(parser, argv, _run)

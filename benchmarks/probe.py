@@ -1,20 +1,16 @@
 """What the step probe costs: microseconds a step on its path, and a real vLLM with it and without.
 
 `cost` drives the probe's own wrappers with classes that do nothing, so all that is left is the
-probe. Warm: steps in a loop, the thread's CPU time of the round in which it was shortest, since
-what makes it longer (other processes in the caches, a slower clock of the processor) is the
-machine's. Cold: each step after EVICTED_BYTES of other memory were read, as a model's kernels do
-between two steps, the median of each round and the shortest of them. The bound is 5 us per step in
-each process.
+probe. Warm: steps in a loop, the thread's CPU time of the shortest round, since what makes others
+longer is the machine's. Cold: each step after EVICTED_BYTES of other memory were read, as a model's
+kernels do, the median of each round and the shortest of them. The bound is 5 us per step in each
+process.
 
-`serving`: two launches of a server on a small machine differ by tens of per cent, and the speed of
-a virtual machine's processors changes from minute to minute; the probe costs a few thousandths of a
-step. So one server answers the same requests, one at a time, with the probe taken out and put back
-between them (probe_switch): four requests make a block, on-off-off-on or off-on-on-off in turn, so
-that a drift falls on both alike. A request's value is its mean time per token after the first; a
-block's is the logarithm of the ratio of on to off; their mean without the outer tenths stands with
-its bootstrap interval (95%, BCa). The speed of the processors changes within tenths of a second
-too, so many short requests tell more than few long ones.
+`serving`: launches of a server differ by far more than the probe costs. So one server answers short
+requests, one at a time, with the probe taken out and put back between them (probe_switch): four
+make a block, on-off-off-on or off-on-on-off in turn, so that a drift falls on both alike. A
+request's value is its mean time per token after the first; a block's is the logarithm of the ratio
+of on to off; their mean without the outer tenths stands with its bootstrap interval (95%, BCa).
 """
 
 import argparse
@@ -27,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -39,6 +35,7 @@ from rich.console import Console
 from rich.table import Table
 from scipy import stats
 
+from benchmarks import parser_of
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.commands import run_command
@@ -65,11 +62,7 @@ ROUNDS = 10
 
 
 class _Connector:
-    """The hooks that a step of vLLM 0.32 calls, doing nothing, with the parameters they have there.
-
-    Who calls them there: Scheduler.schedule and update_from_output; for the worker,
-    kv_connector_model_runner_mixin.
-    """
+    """The hooks that a step of vLLM 0.32 calls, doing nothing, with the parameters they have."""
 
     def build_connector_meta(self, scheduler_output: Any) -> None: ...
     def update_connector_output(self, connector_output: Any) -> None: ...
@@ -195,11 +188,7 @@ class Cost(NamedTuple):
 
 
 def step_cost(children: int | None, *, probed: bool) -> dict[str, Cost]:
-    """What a step costs by process, with the probe or without.
-
-    Args:
-        children: children of the connector; None for plain.
-    """
+    """What a step costs by process; `children` of the connector, None for plain."""
     engine_class, worker_class = _engine()
     with tempfile.TemporaryDirectory() as folder:
         if probed:
@@ -277,14 +266,17 @@ class Block(NamedTuple):
         return statistics.fmean(map(math.log, self.on)) - statistics.fmean(map(math.log, self.off))
 
 
-class _Switches:
+class _Switches(contextlib.ExitStack):
     """The switch of every process of a server that runs steps."""
 
-    def __init__(self, folder: Path, peers: Sequence[socket.socket]) -> None:
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
         self._log = folder / f"{STEP_LOG_PREFIX}.scheduler.steps"
-        self._peers = peers
         self._recorded = 0
         self._on = True
+        self._peers = [self.enter_context(_connected(path)) for path in folder.glob("*.switch")]
+        if not self._peers:
+            raise GateError(f"{folder}: no process of the server has a switch; see its log")
 
     def turn(self, on: bool) -> None:
         """Put the probe in or take it out everywhere.
@@ -314,18 +306,12 @@ class _Switches:
         self._recorded, self._on = recorded, on
 
 
-@contextlib.contextmanager
-def _switches(folder: Path) -> Iterator[_Switches]:
-    paths = sorted(folder.glob("*.switch"))
-    if not paths:
-        raise GateError(f"{folder}: no process of the server has a switch; see its log")
-    with contextlib.ExitStack() as stack:
-        peers = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in paths]
-        for peer, path in zip(peers, paths, strict=True):
-            peer.settimeout(10.0)
-            with socket_address(str(path)) as address:
-                peer.connect(address)
-        yield _Switches(folder, peers)
+def _connected(path: Path) -> socket.socket:
+    peer = socket.socket(socket.AF_UNIX)
+    peer.settimeout(10.0)
+    with socket_address(str(path)) as address:
+        peer.connect(address)
+    return peer
 
 
 def serving(
@@ -333,20 +319,11 @@ def serving(
 ) -> None:
     """Print the ratio of the time per token with the probe to that without, by configuration.
 
-    Args:
-        configurations: ids of the study's.
-        launches, blocks: of each configuration, and of each launch; 2 or more.
-
     Raises:
-        ArtifactError: the study holds no such configuration.
         GateError: a server did not start, serve or stop as it must, or the probe did not record
             when it was in, or recorded when it was out.
         DeviceError: another study or benchmark measures on the device.
     """
-    known = [entry["id"] for entry in study["configurations"]]
-    for configuration in configurations:
-        if configuration not in known:
-            raise ArtifactError(f"{configuration}: not in the study, which has {', '.join(known)}")
     print(
         f"{cpu()}; {launches} launches of {blocks} blocks of four requests, one at a time, of "
         f"{INPUT_TOKENS} + {OUTPUT_TOKENS} tokens"
@@ -370,7 +347,7 @@ def serving(
                         lambda _: None,
                         folder / "plugin",
                     ) as server,
-                    _switches(where) as switches,
+                    _Switches(where) as switches,
                 ):
                     of_launch = _measure_blocks(
                         study, server.url, switches, f"probe/{number}", blocks
@@ -446,7 +423,7 @@ def _decoding_s(client: httpx.Client, request: PlannedRequest) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure the step probe."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.probe", description=main.__doc__)
+    parser = parser_of(__file__, __doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("cost", help="us per step on the probe's own path")
     real = commands.add_parser("serving", help="a real vLLM with the probe and without")
@@ -454,23 +431,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     real.add_argument(
         "--configurations", nargs="+", default=["plain"], help="of the study (default: plain)"
     )
-    real.add_argument("--launches", type=_several, default=2, help="of each (default: 2)")
-    real.add_argument(
-        "--blocks", type=_several, default=500, help="of four requests a launch (default: 500)"
-    )
+    real.add_argument("--launches", type=int, default=2, help="of each (default: 2)")
+    words = "of four requests a launch, 2 or more (default: 500)"
+    real.add_argument("--blocks", type=int, default=500, help=words)
     return run_command(parser, argv, _measure, (ArtifactError, DeviceError, GateError))
-
-
-def _several(text: str) -> int:
-    if not text.isdecimal() or int(text) < 2:
-        raise argparse.ArgumentTypeError(f"{text}: an integer of 2 or more")
-    return int(text)
 
 
 def _measure(arguments: argparse.Namespace) -> int:
     if arguments.command == "cost":
         return int(not cost())
     study = read_json(arguments.study)
+    if unknown := {*arguments.configurations} - {c["id"] for c in study["configurations"]}:
+        raise ArtifactError(f"--configurations: {', '.join(sorted(unknown))}: not in the study")
+    if arguments.blocks < 2:
+        raise ArtifactError(f"--blocks: found {arguments.blocks}; allowed: 2 or more")
     serving(study, arguments.configurations, arguments.launches, arguments.blocks)
     return 0
 

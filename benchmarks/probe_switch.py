@@ -1,12 +1,9 @@
 """The step probe with a switch, for the benchmark that compares one vLLM with it and without it.
 
-Loaded by vLLM as a plugin in place of the probe (benchmark `probe`): it installs the probe and
-remembers what stood where the probe stands now. Every process that runs steps then listens on the
-Unix socket `<prefix>.<pid>.switch`: the byte `1` puts the probe in, `0` takes it out, and the same
-byte is the answer when that is done. Out means vLLM's own functions, none of the probe's around
-them.
-
-To be switched while the engine is idle: a step under way would be recorded in part.
+Loaded by vLLM as a plugin in place of the probe (benchmark `probe`). Every process that runs steps
+listens on the Unix socket `<prefix>.<pid>.switch`: the byte `1` puts the probe in, `0` takes it out
+(vLLM's own functions, none of the probe's around them), and the same byte is the answer. To be
+switched while the engine is idle: a step under way would be recorded in part.
 """
 
 import contextlib

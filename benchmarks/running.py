@@ -1,64 +1,49 @@
 """Launch an engine as a child process, wait until it is ready, and what to ask it."""
 
-import asyncio
 import contextlib
 import json
 import os
-import signal
+import subprocess
 import sys
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from connector_tax.servers.kinds import free_port
 
-_READY_S = 20.0
 
-
-class EngineStartError(Exception):
-    """The engine did not become ready."""
-
-
-@dataclass(frozen=True)
-class Running:
+class Running(NamedTuple):
     """A ready engine's process id and port."""
 
     pid: int
     port: int
 
 
-@contextlib.asynccontextmanager
-async def running(config: Path, *, truth_log: Path | None = None) -> AsyncIterator[Running]:
-    """A ready engine, configuration `plain`; what it logs later goes to standard error at the end.
+@contextlib.contextmanager
+def running(config: Path, *, truth_log: Path | None = None) -> Iterator[Running]:
+    """A ready engine, configuration `plain`; what it logs goes to standard error.
 
     Raises:
-        EngineStartError: it ended, or was not ready in time.
+        RuntimeError: it ended before it was ready.
     """
     port = free_port()
-    process = await asyncio.create_subprocess_exec(
+    command = [
         *(sys.executable, "-m", "connector_tax.engine", "--config", str(config)),
         *("--configuration", "plain", "--port", str(port), "--launch-seed", "1"),
         *(("--truth-log", str(truth_log)) if truth_log else ()),
-        env={k: v for k, v in os.environ.items() if k != "AGENTIC_STEP_LOG_PATH"},
-        stderr=asyncio.subprocess.PIPE,
-    )
+    ]
+    environment = {k: v for k, v in os.environ.items() if k != "AGENTIC_STEP_LOG_PATH"}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
-    seen = b""
     try:
-        try:
-            async with asyncio.timeout(_READY_S):
-                while b"ready on port" not in (line := await process.stderr.readline()):
-                    seen += line
-                    if not line:
-                        raise EngineStartError(f"the engine did not start: {seen.decode()}")
-        except TimeoutError:
-            raise EngineStartError(f"the engine was not ready in {_READY_S:g} s") from None
+        while "ready on port" not in (line := process.stderr.readline()):
+            sys.stderr.write(line)
+            if not line:
+                raise RuntimeError("the engine did not start")
         yield Running(process.pid, port)
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGTERM)
-        _, rest = await process.communicate()
-        sys.stderr.write(rest.decode())
+        process.terminate()
+        sys.stderr.write(process.communicate()[1])
 
 
 def payload(prompt: list[int], tokens: int, headers: bytes = b"") -> bytes:

@@ -1,13 +1,10 @@
 """How far the load generator's stamps are from the truth, and how many events it can take.
 
-    python -m benchmarks.truth
-
 The C event server runs on one CPU and logs when it writes each token event; the whole client runs
 on one other CPU. Per event rate: error of the reported first token, last token and
 ITL (client minus server, µs), schedule lag, achieved rate. Rates rise until the schedule is lost.
 """
 
-import argparse
 import json
 from collections.abc import Sequence
 
@@ -16,7 +13,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import run_alone
+from benchmarks import parser_of, run_alone
 from benchmarks.event_server import GAP_US, EventServer, two_cpus
 from connector_tax.loadgen import (
     CellResult,
@@ -55,10 +52,7 @@ def run_point(
     ]
     inflight = round(rate * tokens * GAP_US / 1e6 * 1.5) + 32
     options = LoadGeneratorOptions(
-        workers=1,
-        connections_per_worker=min(inflight, 4000),
-        cpus=cpus,
-        strict=True,
+        workers=1, connections_per_worker=min(inflight, 4000), cpus=cpus, strict=True
     )
     with (
         EventServer(server_cpu) as server,
@@ -89,12 +83,8 @@ def errors_us(records: Sequence[RequestRecord], truth: dict[str, list[int]]) -> 
         last.append(record.t_last_token_ns - writes[-1])
         stamps = [t_ns for t_ns, events in record.reads for _ in range(events)]
         itl.append(np.diff(stamps) - np.diff(writes))
-    gaps = np.concatenate(itl) if itl else np.array([])
-    return {
-        "first": np.array(first) / 1e3,
-        "last": np.array(last) / 1e3,
-        "itl": np.abs(gaps) / 1e3,
-    }
+    columns = {"first": first, "last": last, "itl": np.abs(np.concatenate(itl))}
+    return {name: np.array(values) / 1e3 for name, values in columns.items()}
 
 
 def kept_schedule(result: CellResult) -> bool:
@@ -107,8 +97,6 @@ def kept_schedule(result: CellResult) -> bool:
 
 
 def _cells(values: Floats) -> str:
-    if len(values) == 0:
-        return "-"
     p50, p90, p99 = np.percentile(values, [50, 90, 99])
     return f"{p50:.0f}/{p90:.0f}/{p99:.0f}"
 
@@ -140,7 +128,7 @@ def _row(events_per_s: float, result: CellResult, truth: dict[str, list[int]]) -
 
 def main() -> int:
     """Print the table; exit status 1 if not even the lowest rate was sustained."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = parser_of(__file__, __doc__)
     parser.add_argument("--rates", default="1000,5000,20000,40000,60000,80000,100000,120000")
     parser.add_argument("--tokens", type=int, default=64, help="token events per request")
     parser.add_argument("--seconds", type=float, default=4.0, help="measured window per cell")

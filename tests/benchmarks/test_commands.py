@@ -21,8 +21,6 @@ def test_the_list_has_every_command() -> None:
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
 def test_every_file_can_be_imported_where_its_packages_are(path: Path) -> None:
-    if path.stem == "sleeping_connector":
-        pytest.importorskip("vllm")
     import_module(f"benchmarks.{path.stem}")
 
 
