@@ -59,24 +59,21 @@ class Launched:
         assert status == 200
         return json.loads(body)
 
-    def ask(self, fault: dict[str, Any] | None = None, **fields: Any) -> tuple[int, bytes]:
+    def ask(self, **fields: Any) -> tuple[int, bytes]:
         """A completion: status and body."""
-        headers = {"X-Embedded-Fault": json.dumps(fault)} if fault else {}
-        return self.request("POST", "/v1/completions", completion(**fields), headers)
+        return self.request("POST", "/v1/completions", completion(**fields))
 
-    def stream(self, fault: dict[str, Any] | None = None, **fields: Any) -> bytes:
+    def stream(self, **fields: Any) -> bytes:
         """A streamed completion's whole body."""
-        status, body = self.ask(fault, **fields)
+        status, body = self.ask(**fields)
         assert status == 200, body
         return body
 
-    def raw(self, payload: bytes, fault: dict[str, Any] | None = None) -> Iterator[bytes]:
+    def raw(self, **fields: Any) -> Iterator[bytes]:
         """Send a completion and yield what each read brings, until the server closes."""
-        headers = ["connection: close"]
-        if fault:
-            headers.append(f"x-embedded-fault: {json.dumps(fault)}")
+        body = json.dumps(completion(**fields)).encode()
         with socket.create_connection(("127.0.0.1", self.port), timeout=20) as connection:
-            connection.sendall(post(payload, *headers))
+            connection.sendall(post(body, "connection: close"))
             while data := connection.recv(1 << 16):
                 yield data
 
@@ -153,17 +150,13 @@ def launched(
     changes: dict[str, Any] | None = None,
     *,
     step_log: bool = True,
-    fault_headers: bool = False,
 ) -> Iterator[Launched]:
     """A ready server; killed at the end if the test has not stopped it."""
     config = folder / "embedded.json"
     config.write_text(json.dumps(config_with(changes)))
     port = free_port()
     process = subprocess.Popen(
-        [
-            *command(config, configuration, port, folder),
-            *(["--fault-headers"] if fault_headers else []),
-        ],
+        command(config, configuration, port, folder),
         env={**os.environ, **({"AGENTIC_STEP_LOG_PATH": str(folder / "step")} if step_log else {})},
         stderr=subprocess.PIPE,
         text=True,

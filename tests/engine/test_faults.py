@@ -1,5 +1,6 @@
 """The fault switches: each does its harm, to the request it is meant for, and is on record."""
 
+import contextlib
 import http.client
 import itertools
 import json
@@ -13,131 +14,100 @@ from typing import Any
 import pytest
 
 from connector_tax.engine.faults import FaultKind, FaultPlan
-from tests.engine.serving import Launched, completion, events, launched, texts
+from tests.engine.serving import Launched, events, launched, texts
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
-    """A server that lets requests ask for faults."""
-    with launched(tmp_path_factory.mktemp("faults"), fault_headers=True) as running:
+@contextlib.contextmanager
+def faulty(folder: Path, *rules: dict[str, Any]) -> Iterator[Launched]:
+    """A server with these rules; one that does not say when strikes at its place in the list."""
+    numbered = [{"at": [number], **rule} for number, rule in enumerate(rules)]
+    with launched(folder, changes={"faults": {"seed": 1, "rules": numbered}}) as running:
         yield running
 
 
-def truth_of(folder: Path, fault: dict[str, Any], count: int, **fields: Any) -> list[list[int]]:
-    """The tokens of each write of so many requests with a fault; every body is still complete."""
-    with launched(folder, fault_headers=True) as server:
+def truth_of(folder: Path, *rules: dict[str, Any], **fields: Any) -> list[list[int]]:
+    """The tokens of each write of a request for each rule; every body is still complete."""
+    with faulty(folder, *rules) as server:
+        got = [server.stream(**fields) for _ in rules]
         wanted = texts(server.stream(**fields))
-        for at_byte in range(count):
-            got = server.stream({**fault, "at_byte": at_byte}, **fields)
-            assert texts(got) == wanted
-            assert events(got)[-1] == "[DONE]"
         server.stop()
-    return [[w[1] for w in record["writes"]] for record in server.records("truth.jsonl")[2:]]
+    assert all(texts(body) == wanted and events(body)[-1] == "[DONE]" for body in got)
+    return [[w[1] for w in record["writes"]] for record in server.records("truth.jsonl")[1:-1]]
 
 
 def test_coalesced_tokens_share_a_write(tmp_path: Path) -> None:
-    writes = truth_of(tmp_path, {"kind": "coalesce", "tokens": 3}, 1)
-    assert writes == [[3, 3, 2, 0]]
+    assert truth_of(tmp_path, {"kind": "coalesce", "tokens": 3}) == [[3, 3, 2, 0]]
 
 
 def test_an_event_can_be_split_at_any_byte(tmp_path: Path) -> None:
-    fault = {"kind": "split_event", "ms": 0.1}
-    writes = truth_of(tmp_path, fault, 230, max_tokens=2, stream_options=None)
+    rules = [{"kind": "split_event", "ms": 0.1, "at_byte": byte} for byte in range(230)]
+    writes = truth_of(tmp_path, *rules, max_tokens=2, stream_options=None)
     # Each event in two writes, the token counted with its last byte.
     assert writes == [[0, 1, 0, 1, 0]] * 230
 
 
-def test_crlf_line_ends(server: Launched) -> None:
-    body = server.stream({"kind": "crlf"})
-    assert body.count(b"\r\n\r\n") == body.count(b"data: ") == 10
-    assert texts(body) == texts(server.stream())
+def test_what_a_client_is_told_otherwise(tmp_path: Path) -> None:
+    rules = ("crlf", "http_429", "http_500", "no_done", "prefix_hit")
+    with faulty(tmp_path, *({"kind": kind} for kind in rules)) as server:
+        crlf = server.stream()
+        assert crlf.count(b"\r\n\r\n") == crlf.count(b"data: ") == 10
+        for status in (429, 500):
+            got, body = server.ask()
+            assert (got, json.loads(body)["error"]["code"]) == (status, status)
+        without = server.stream()
+        assert b"[DONE]" not in without
+        assert len(texts(without)) == 8
+        before = server.metrics()["vllm:prefix_cache_hits_total"]
+        server.stream(prompt=[31000])
+        assert server.metrics()["vllm:prefix_cache_hits_total"] == before + 16
+        assert texts(server.stream()) == texts(crlf)
 
 
-def test_delayed_headers(server: Launched) -> None:
-    begin = time.monotonic()
-    first = next(
-        server.raw(json.dumps(completion()).encode(), {"kind": "delay_headers", "ms": 150})
-    )
-    assert time.monotonic() - begin >= 0.15
-    assert first.startswith(b"HTTP/1.1 200 OK\r\n")
+def test_bodies_that_end_early_or_have_another_length(tmp_path: Path) -> None:
+    rules: list[dict[str, Any]] = [
+        {"kind": "error_event", "after_tokens": 3},
+        {"kind": "fin", "after_tokens": 2},
+        {"kind": "rst", "after_tokens": 2},
+        {"kind": "wrong_length", "tokens": -2},
+        {"kind": "wrong_length", "tokens": 3},
+        {"kind": "fin"},
+    ]
+    with faulty(tmp_path, *rules) as server:
+        got = events(server.stream())
+        assert len(got) == 5
+        assert got[3]["error"]["message"] == "injected fault"
+        assert got[4] == "[DONE]"
+        with pytest.raises(http.client.IncompleteRead) as error:
+            server.stream()
+        assert len(texts(error.value.partial)) == 2
+        with pytest.raises(ConnectionResetError):
+            list(server.raw())
+        for delta in (-2, 3):
+            got = events(server.stream())
+            assert got[-2]["usage"]["completion_tokens"] == 8 + delta
+            assert len(got) == 8 + delta + 2
+        with pytest.raises(http.client.RemoteDisconnected):
+            server.stream(stream=False, stream_options=None)
 
 
-@pytest.mark.parametrize(("kind", "status"), [("http_429", 429), ("http_500", 500)])
-def test_error_statuses(server: Launched, kind: str, status: int) -> None:
-    got, body = server.ask({"kind": kind})
-    assert (got, json.loads(body)["error"]["code"]) == (status, status)
-
-
-def test_an_error_event_in_the_stream(server: Launched) -> None:
-    got = events(server.stream({"kind": "error_event", "after_tokens": 3}))
-    assert len(got) == 5
-    assert got[3]["error"]["message"] == "injected fault"
-    assert got[4] == "[DONE]"
-
-
-def test_fin_in_the_middle(server: Launched) -> None:
-    with pytest.raises(http.client.IncompleteRead) as error:
-        server.stream({"kind": "fin", "after_tokens": 2})
-    assert len(texts(error.value.partial)) == 2
-
-
-def test_rst_in_the_middle(server: Launched) -> None:
-    with pytest.raises(ConnectionResetError):
-        list(server.raw(json.dumps(completion()).encode(), {"kind": "rst", "after_tokens": 2}))
-
-
-def test_missing_done(server: Launched) -> None:
-    body = server.stream({"kind": "no_done"})
-    assert b"[DONE]" not in body
-    assert len(texts(body)) == 8
-
-
-@pytest.mark.parametrize("delta", [-2, 3])
-def test_a_wrong_output_length(server: Launched, delta: int) -> None:
-    got = events(server.stream({"kind": "wrong_length", "tokens": delta}))
-    assert got[-2]["usage"]["completion_tokens"] == 8 + delta
-    assert len(got) == 8 + delta + 2
-
-
-def test_a_stall(server: Launched) -> None:
-    stamps = []
-    fault = {"kind": "stall", "after_tokens": 4, "ms": 400}
-    for read in server.raw(json.dumps(completion()).encode(), fault):
-        stamps += [time.monotonic()] * read.count(b'"text"')
+def test_delayed_headers_and_a_stall(tmp_path: Path) -> None:
+    delayed = {"kind": "delay_headers", "ms": 150}
+    stalled = {"kind": "stall", "after_tokens": 4, "ms": 400}
+    with faulty(tmp_path, delayed, delayed, stalled) as server:
+        begin = time.monotonic()
+        assert next(server.raw()).startswith(b"HTTP/1.1 200 OK\r\n")
+        assert time.monotonic() - begin >= 0.15
+        begin = time.monotonic()
+        body = server.stream(stream=False, stream_options=None)
+        assert time.monotonic() - begin >= 0.15
+        assert json.loads(body)["usage"]["completion_tokens"] == 8
+        stamps = []
+        for read in server.raw():
+            stamps += [time.monotonic()] * read.count(b'"text"')
     gaps = [b - a for a, b in itertools.pairwise(stamps)]
     assert len(stamps) == 8
     assert gaps.index(max(gaps)) == 3
     assert gaps[3] >= 0.39
-
-
-def test_a_prefix_hit_that_is_none(server: Launched) -> None:
-    before = server.metrics()["vllm:prefix_cache_hits_total"]
-    server.stream({"kind": "prefix_hit"}, prompt=[31000])
-    assert server.metrics()["vllm:prefix_cache_hits_total"] == before + 16
-
-
-def test_faults_of_an_answer_that_is_not_streamed(server: Launched) -> None:
-    begin = time.monotonic()
-    body = server.stream({"kind": "delay_headers", "ms": 120}, stream=False, stream_options=None)
-    assert time.monotonic() - begin >= 0.12
-    assert json.loads(body)["usage"]["completion_tokens"] == 8
-    with pytest.raises(http.client.RemoteDisconnected):
-        server.stream({"kind": "fin"}, stream=False, stream_options=None)
-
-
-def test_a_fault_nobody_knows_is_refused(server: Launched) -> None:
-    status, body = server.ask({"kind": "gremlin"})
-    assert status == 400
-    assert b"X-Embedded-Fault" in body
-
-
-@pytest.mark.parametrize("kind", ["die", "gremlin"])
-def test_fault_headers_are_refused_unless_switched_on(tmp_path: Path, kind: str) -> None:
-    with launched(tmp_path) as server:
-        status, body = server.ask({"kind": kind})
-        assert status == 400
-        assert b"--fault-headers" in body
-        assert server.stream().endswith(b"data: [DONE]\n\n")
 
 
 def test_every_fault_is_in_the_truth_log(tmp_path: Path) -> None:
@@ -146,7 +116,7 @@ def test_every_fault_is_in_the_truth_log(tmp_path: Path) -> None:
         {"kind": "http_500", "at": [2]},
         {"kind": "no_done", "at": [3]},
     ]
-    with launched(tmp_path, changes={"faults": {"seed": 1, "rules": rules}}) as server:
+    with faulty(tmp_path, *rules) as server:
         server.stream()
         with pytest.raises(http.client.IncompleteRead):
             server.stream()
@@ -180,11 +150,11 @@ def test_random_faults_follow_from_their_seed_and_their_probability() -> None:
 
 
 def test_metrics_can_be_slow_and_malformed(tmp_path: Path) -> None:
-    rules = [
-        {"kind": "slow_metrics", "at": [0], "ms": 150},
-        {"kind": "malformed_metrics", "at": [1]},
+    rules: list[dict[str, Any]] = [
+        {"kind": "slow_metrics", "ms": 150},
+        {"kind": "malformed_metrics"},
     ]
-    with launched(tmp_path, changes={"faults": {"seed": 1, "rules": rules}}) as server:
+    with faulty(tmp_path, *rules) as server:
         begin = time.monotonic()
         assert "vllm:num_requests_running" in server.metrics()
         assert time.monotonic() - begin >= 0.15
@@ -195,10 +165,8 @@ def test_metrics_can_be_slow_and_malformed(tmp_path: Path) -> None:
 
 
 def test_the_server_can_die_under_load(tmp_path: Path) -> None:
-    changes = {"faults": {"seed": 1, "rules": [{"kind": "die", "at": [1]}]}}
-    with launched(tmp_path, changes=changes) as server:
-        body = json.dumps(completion(max_tokens=5000)).encode()
-        stream = server.raw(body)
+    with faulty(tmp_path, {"kind": "die", "at": [1]}) as server:
+        stream = server.raw(max_tokens=5000)
         next(stream)
         with pytest.raises((http.client.RemoteDisconnected, ConnectionResetError)):
             server.stream()

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from connector_tax.engine.logs import LineLog, LogError
-from tests.engine.serving import Launched, completion, launched
+from tests.engine.serving import Launched, launched
 
 LIMIT = 2000  # bytes; a record of the step log has about 280
 
@@ -35,9 +35,8 @@ def test_a_log_that_cannot_be_written_ends_the_launch_and_is_named(
     with launched(tmp_path, step_log=steps) as server:
         limit_files(server, LIMIT)
         # Steps fill their log during the request, its truth is written at its end.
-        body = json.dumps(completion(max_tokens=5000 if steps else 200)).encode()
         with contextlib.suppress(ConnectionResetError):
-            list(server.raw(body))
+            list(server.raw(max_tokens=5000 if steps else 200))
         assert server.process.wait(10) == 1
     assert any(f"{tmp_path / log}: " in line for line in server.stderr), server.stderr
     assert "Traceback" not in "".join(server.stderr)

@@ -58,7 +58,7 @@ def test_killing_the_server_takes_its_children(tmp_path: Path) -> None:
 
 def test_a_dead_worker_fails_requests_and_ends_the_server(tmp_path: Path) -> None:
     with launched(tmp_path) as server:
-        stream = server.raw(json.dumps(completion(max_tokens=5000)).encode())
+        stream = server.raw(max_tokens=5000)
         next(stream)
         os.kill(tree(server.process.pid)[1].pid, signal.SIGKILL)
         rest = b"".join(stream)

@@ -36,11 +36,6 @@ def _arguments() -> argparse.Namespace:
     words = "of the launch's own speed and of each step's [drawn]"
     parser.add_argument("--launch-seed", type=int, default=secrets.randbits(31), help=words)
     parser.add_argument("--truth-log", type=Path, help="JSON lines; must not exist yet")
-    parser.add_argument(
-        "--fault-headers",
-        action="store_true",
-        help="let requests ask for faults (X-Embedded-Fault), which can end the engine",
-    )
     arguments = parser.parse_args()
     try:
         if not ipaddress.ip_address(arguments.host).is_loopback:
@@ -69,7 +64,7 @@ async def _serve(arguments: argparse.Namespace, config: EngineConfig) -> int:
     step_log = StepLog(prefix, on_death) if prefix else None
     truth_log = LineLog(arguments.truth_log, on_death) if arguments.truth_log else None
     engine = Engine(config, arguments.launch_seed, step_log, on_death)
-    application = Application(engine, truth_log, fault_headers=arguments.fault_headers)
+    application = Application(engine, truth_log)
     try:
         await engine.start()
         if truth_log is not None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from connector_tax.engine.faults import Fault, FaultKind
+from connector_tax.engine.faults import FaultKind, Rule
 from connector_tax.engine.http import LAST_CHUNK, HttpProtocol, Request, error_body
 from connector_tax.engine.logs import RequestTruth
 from connector_tax.engine.tokens import Vocabulary
@@ -68,7 +68,7 @@ class Completion:
         request: Request,
         protocol: HttpProtocol,
         vocabulary: Vocabulary,
-        fault: Fault | None,
+        fault: Rule | None,
         on_end: Callable[["Completion", RequestTruth], None],
     ) -> None:
         self.answer = answer
@@ -212,7 +212,7 @@ class Completion:
 class FaultyCompletion(Completion):
     """Whatever leaves passes a queue of operations, which the fault can pause, change or cut."""
 
-    _fault: Fault
+    _fault: Rule
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)

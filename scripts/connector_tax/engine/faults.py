@@ -1,8 +1,7 @@
 """Fault switches: what can be made to go wrong, for one request, at random, or for the launch.
 
 A rule of the file's `faults` map strikes by ordinal (`at`, counting from 0 in the order of arrival)
-or by seeded chance (`probability`). An engine started with `--fault-headers` also lets a request
-ask for a fault by the header `X-Embedded-Fault` with a JSON object, for example `{"kind": "rst"}`.
+or by seeded chance (`probability`).
 """
 
 import random
@@ -40,19 +39,14 @@ class FaultKind(StrEnum):
 SCRAPE_KINDS = frozenset({FaultKind.SLOW_METRICS, FaultKind.MALFORMED_METRICS})
 
 
-class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A fault with its parameters; those that do not apply to the kind have no effect."""
+class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A fault of the file, and when it strikes."""
 
     kind: FaultKind  #: what goes wrong
     after_tokens: Annotated[int, meta(ge=0)] = 1  #: tokens before it strikes
     tokens: int = 0  #: tokens concerned (coalesce), or too many or too few (wrong_length)
     at_byte: Annotated[int, meta(ge=0)] = 1  #: where an event is split
     ms: Annotated[float, meta(ge=0, le=600_000)] = 0.0  #: how long it takes
-
-
-class Rule(Fault, frozen=True, forbid_unknown_fields=True):
-    """A fault of the file, and when it strikes."""
-
     #: ordinals it strikes, from 0 in order of arrival
     at: frozenset[Annotated[int, meta(ge=0)]] = frozenset()
     probability: Share = 0.0  #: chance for each
@@ -79,18 +73,18 @@ class FaultPlan:
         """Whether the launch is to fail."""
         return any(rule.kind is FaultKind.REFUSE_START for rule in self._rules)
 
-    def for_request(self) -> Fault | None:
+    def for_request(self) -> Rule | None:
         """The fault of the next request, if any; the first rule that strikes wins."""
         ordinal, self._requests = self._requests, self._requests + 1
         return self._strike(ordinal, scrape=False)
 
-    def for_scrape(self) -> Fault | None:
+    def for_scrape(self) -> Rule | None:
         """The fault of the next scrape of /metrics, if any."""
         ordinal, self._scrapes = self._scrapes, self._scrapes + 1
         return self._strike(ordinal, scrape=True)
 
-    def _strike(self, ordinal: int, *, scrape: bool) -> Fault | None:
-        struck: Fault | None = None
+    def _strike(self, ordinal: int, *, scrape: bool) -> Rule | None:
+        struck: Rule | None = None
         for rule in self._rules:
             if (rule.kind in SCRAPE_KINDS) is not scrape:
                 continue

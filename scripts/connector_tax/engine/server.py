@@ -18,7 +18,7 @@ import msgspec
 
 from connector_tax import __version__
 from connector_tax.engine.completion import Answer, Completion, FaultyCompletion
-from connector_tax.engine.faults import Fault, FaultKind
+from connector_tax.engine.faults import FaultKind
 from connector_tax.engine.http import HttpProtocol, Request, error_body
 from connector_tax.engine.kv import block_digests
 from connector_tax.engine.logs import LineLog, RequestTruth
@@ -95,17 +95,11 @@ class ChatRequest(Generation):
 
 
 class Application:
-    """Answers the requests of every connection.
+    """Answers the requests of every connection."""
 
-    Without `fault_headers` a request that asks for a fault is refused.
-    """
-
-    def __init__(
-        self, engine: Engine, truth_log: LineLog | None, *, fault_headers: bool = False
-    ) -> None:
+    def __init__(self, engine: Engine, truth_log: LineLog | None) -> None:
         self._engine = engine
         self._truth_log = truth_log
-        self._fault_headers = fault_headers
         self._model = engine.config.model
         self._faults = engine.config.faults
         self._vocabulary = Vocabulary(self._model.vocab_size)
@@ -217,7 +211,7 @@ class Application:
         arrival = next(self._arrivals)
         given = request.headers.get(b"x-request-id")
         request_id = given.decode("latin-1") if given else f"{arrival:016x}"
-        fault = self._fault(request)
+        fault = self._faults.for_request()
         packed = prompt_bytes(prompt)
         seed = crc32(packed)
         limit = max_tokens
@@ -298,21 +292,6 @@ class Application:
         if outside is not None:
             raise ApiError(400, f"Token id {outside} is out of vocabulary", "prompt")
         return prompt
-
-    # -- faults ---------------------------------------------------------------------------------
-
-    def _fault(self, request: Request) -> Fault | None:
-        # Asked first, so that a header does not shift the ordinals of the file's rules.
-        planned = self._faults.for_request()
-        header = request.headers.get(b"x-embedded-fault")
-        if header is None:
-            return planned
-        if not self._fault_headers:
-            raise ApiError(400, "X-Embedded-Fault: start the engine with --fault-headers")
-        try:
-            return msgspec.json.decode(header, type=Fault)
-        except ValueError as error:
-            raise ApiError(400, f"X-Embedded-Fault: {error}") from error
 
 
 def parse_body(body: bytes, kind: type[Body]) -> Body:
