@@ -111,7 +111,7 @@ def test_delayed_headers_and_a_stall(tmp_path: Path) -> None:
 
 
 def test_every_fault_is_in_the_truth_log(tmp_path: Path) -> None:
-    rules = [
+    rules: list[dict[str, Any]] = [
         {"kind": "fin", "at": [1], "after_tokens": 2},
         {"kind": "http_500", "at": [2]},
         {"kind": "no_done", "at": [3]},

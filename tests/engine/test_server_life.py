@@ -1,17 +1,25 @@
-"""The embedded engine's server: how it is launched, and how it ends."""
+"""The embedded engine's server: how it is launched, what runs beside it, and how it ends."""
 
+import asyncio
+import contextlib
+import ctypes
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from connector_tax.engine.connectors import BackgroundCpu
+from connector_tax.engine.logs import LineLog, LogError
 from connector_tax.servers.kinds import free_port
 from tests.engine.serving import (
     EMBEDDED,
@@ -124,3 +132,108 @@ def test_only_loopback_is_served(tmp_path: Path) -> None:
     arguments = command(EMBEDDED, "plain", free_port(), tmp_path)
     arguments[arguments.index("127.0.0.1")] = "0.0.0.0"
     assert "found 0.0.0.0; allowed: a loopback address" in refused(arguments, 2)
+
+
+WINDOW_S = 1.0
+
+
+@pytest.fixture
+def one_core() -> Iterator[None]:
+    """This process and its children share one core, so that one's CPU time is taken from both."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    yield
+    os.sched_setaffinity(0, before)
+
+
+def cpu_clock(pid: int) -> int:
+    """The clock of a process's CPU time, for time.clock_gettime."""
+    clock = ctypes.c_int()
+    assert ctypes.CDLL(None).clock_getcpuclockid(pid, ctypes.byref(clock)) == 0
+    return clock.value
+
+
+@pytest.mark.usefixtures("one_core")
+@pytest.mark.parametrize("share", [0.1, 0.3])
+def test_the_background_load_takes_its_share_of_a_core(share: float) -> None:
+    async def measure() -> tuple[float, float, float]:
+        load = BackgroundCpu(share)
+        others = set(psutil.Process().children())
+        await load.start()
+        try:
+            (child,) = set(psutil.Process().children()) - others
+            clock = cpu_clock(child.pid)
+            begin, own, burnt = time.monotonic(), time.process_time(), time.clock_gettime(clock)
+            # This loop is the control: it takes all that the core grants beside the load.
+            while True:
+                spent = time.clock_gettime(clock) - burnt
+                granted = spent + time.process_time() - own
+                if granted >= WINDOW_S:
+                    return spent, granted, time.monotonic() - begin
+        finally:
+            await load.stop()
+
+    spent, granted, wall = asyncio.run(measure())
+    assert spent <= 1.05 * share * wall
+    # A core that other work or a hypervisor takes away grants the pair less than the wall time.
+    assert spent >= 0.8 * share * granted
+
+
+def test_a_load_that_does_not_begin_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(RuntimeError, match="ended with status 1 before it began"):
+        asyncio.run(BackgroundCpu(0.1).start())
+
+
+LIMIT = 2000  # bytes; a record of the step log has about 280
+
+
+def whole_lines(path: Path) -> list[object]:
+    """The records of a log; an error if its last line is torn."""
+    data = path.read_bytes()
+    assert data.endswith(b"\n")
+    return [json.loads(line) for line in data.splitlines()]
+
+
+def limit_files(server: Launched, size: int) -> None:
+    """Writes beyond `size` bytes of any file are cut short, then refused, as on a full disk."""
+    psutil.Process(server.process.pid).rlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+@pytest.mark.parametrize("log", ["step.scheduler.jsonl", "truth.jsonl"])
+def test_a_log_that_cannot_be_written_ends_the_launch_and_is_named(
+    tmp_path: Path, log: str
+) -> None:
+    steps = log.startswith("step")
+    with launched(tmp_path, step_log=steps) as server:
+        limit_files(server, LIMIT)
+        # Steps fill their log during the request, its truth is written at its end.
+        with contextlib.suppress(ConnectionResetError):
+            list(server.raw(max_tokens=5000 if steps else 200))
+        assert server.process.wait(10) == 1
+    assert any(f"{tmp_path / log}: " in line for line in server.stderr), server.stderr
+    assert "Traceback" not in "".join(server.stderr)
+    assert whole_lines(tmp_path / log)
+
+
+def test_a_log_that_fails_at_its_end_raises(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    async def main() -> None:
+        failures: list[LogError] = []
+        log = LineLog(path, failures.append)
+        for i in range(50):
+            log.write({"i": i, "text": "x" * 90})
+        resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, before[1]))
+        try:
+            with pytest.raises(LogError, match=r"log\.jsonl: .*File too large"):
+                log.close()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert not failures
+
+    asyncio.run(main())
+    records = whole_lines(path)
+    assert records == [{"i": i, "text": "x" * 90} for i in range(len(records))]
+    assert 0 < len(records) < 50

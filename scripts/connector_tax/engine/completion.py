@@ -6,20 +6,58 @@ from token to token are put together once for each request.
 
 import asyncio
 import time
+from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from zlib import crc32
 
 import msgspec
 
 from connector_tax.engine.faults import FaultKind, Rule
 from connector_tax.engine.http import LAST_CHUNK, HttpProtocol, Request, error_body
 from connector_tax.engine.logs import RequestTruth
-from connector_tax.engine.tokens import Vocabulary
 
 _SSE = b"text/event-stream; charset=utf-8"
+TOKEN_BYTES = array("I").itemsize
+# Odd, so that successive tokens of one output walk through a vocabulary of any even size.
+_STRIDE = 2_654_435_761
+_EOS_SPREAD = 256
+
+
+class Vocabulary:
+    """The emulated one: token i is the word `wi`; text is split at white space.
+
+    Output tokens follow from the prompt alone, so the same prompt always gets the same text.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._words = [b" w%d" % i for i in range(size)]
+
+    def tokenize(self, text: str) -> list[int]:
+        """One id for each word; a word that is none of the vocabulary's own is hashed."""
+        return [self._id(word) for word in text.split()]
+
+    def _id(self, word: str) -> int:
+        if word.startswith("w") and word[1:].isascii() and word[1:].isdigit():
+            number = int(word[1:])
+            if number < self.size:
+                return number
+        return crc32(word.encode()) % self.size
+
+    def output_word(self, seed: int, position: int) -> bytes:
+        """The word at `position` of the output for a prompt with this seed; plain ASCII."""
+        return self._words[(seed + position * _STRIDE) % self.size]
+
+    def outside(self, ids: Sequence[int]) -> int | None:
+        """An id that is none of the vocabulary's, if there is one."""
+        for extreme in (min(ids), max(ids)):
+            if not 0 <= extreme < self.size:
+                return extreme
+        return None
 
 
 @dataclass(frozen=True)
@@ -328,3 +366,13 @@ def _chat_opening(answer: Answer) -> bytes:
 def _usage_event(answer: Answer, completion_tokens: int) -> bytes:
     usage = msgspec.json.encode(answer.usage(completion_tokens))
     return b'data: %b,"choices":[],"usage":%b}\n\n' % (_opening(answer), usage)
+
+
+def prompt_bytes(ids: Sequence[int]) -> bytes:
+    """The ids as bytes, `TOKEN_BYTES` each."""
+    return array("I", ids).tobytes()
+
+
+def natural_length(seed: int) -> int:
+    """Tokens until the emulated model would emit its end-of-sequence token."""
+    return 16 + seed % _EOS_SPREAD

@@ -17,19 +17,21 @@ from zlib import crc32
 import msgspec
 
 from connector_tax import __version__
-from connector_tax.engine.completion import Answer, Completion, FaultyCompletion
+from connector_tax.engine.completion import (
+    TOKEN_BYTES,
+    Answer,
+    Completion,
+    FaultyCompletion,
+    Vocabulary,
+    natural_length,
+    prompt_bytes,
+)
 from connector_tax.engine.faults import FaultKind
 from connector_tax.engine.http import HttpProtocol, Request, error_body
 from connector_tax.engine.kv import block_digests
 from connector_tax.engine.logs import LineLog, RequestTruth
 from connector_tax.engine.loop import Engine
 from connector_tax.engine.scheduler import Sequence
-from connector_tax.engine.tokens import (
-    TOKEN_BYTES,
-    Vocabulary,
-    natural_length,
-    prompt_bytes,
-)
 
 _METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 _DEFAULT_MAX_TOKENS = 16
