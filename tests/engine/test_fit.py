@@ -15,7 +15,7 @@ from connector_tax.files import ArtifactError
 COST = StepCost(300.0, 2000.0, 15.0, 40.0, 0.05, 0.01, 0.0)
 
 
-def write_log(path: Path, *, worker: bool = True, kv: bool = True, steps: int = 2000) -> Path:
+def write_log(path: Path, *, kv: bool = True, steps: int = 2000) -> Path:
     shapes = random.Random(1)
     clock = StepClock(COST, 1)
     lines = []
@@ -27,7 +27,7 @@ def write_log(path: Path, *, worker: bool = True, kv: bool = True, steps: int = 
         shared: dict[str, Any] = {"step_id": step_id, "prefill_tokens": prefill}
         shared |= {"decode_tokens": decodes, "t_ns": step_id}
         shared |= {"kv_tokens": tokens} if kv else {}
-        lines.append(
+        lines += [
             {
                 **shared,
                 "process": "scheduler",
@@ -35,20 +35,17 @@ def write_log(path: Path, *, worker: bool = True, kv: bool = True, steps: int = 
                 "engine_step_us": host + 70.0 + 55.0 + device,
                 "build_meta_us": 40.0,
                 "get_finished_us": 30.0,
-                "start_load_kv_us": None if worker else 55.0,
-            }
-        )
-        if worker:
-            lines.append(
-                {
-                    **shared,
-                    "process": "worker",
-                    "step_duration_us": device + 55.0,
-                    "build_meta_us": None,
-                    "get_finished_us": None,
-                    "start_load_kv_us": 55.0,
-                }
-            )
+                "start_load_kv_us": None,
+            },
+            {
+                **shared,
+                "process": "worker",
+                "step_duration_us": device + 55.0,
+                "build_meta_us": None,
+                "get_finished_us": None,
+                "start_load_kv_us": 55.0,
+            },
+        ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
@@ -64,12 +61,6 @@ def test_every_coefficient_comes_back_without_the_tax(tmp_path: Path) -> None:
     }
     assert result.r2 > 0.99
     assert result.relative_sd == pytest.approx(0.01, rel=0.1)
-
-
-def test_without_worker_records_delta_is_part_of_beta0(tmp_path: Path) -> None:
-    result = fit(read_steps([write_log(tmp_path / "log.jsonl", worker=False)]))
-    assert result.coefficients["delta_us"] is None
-    assert result.coefficients["beta0_us"] == pytest.approx(2300, rel=0.02)
 
 
 def test_what_the_log_does_not_tell_costs_nothing(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ import uvloop
 from connector_tax.config import ConfigError, shipped
 from connector_tax.engine.batching import ServiceError
 from connector_tax.engine.config import EngineConfig, load_config
-from connector_tax.engine.http import serve
-from connector_tax.engine.logs import LineLog, LogError, StepLog
+from connector_tax.engine.http import HttpProtocol
+from connector_tax.engine.logs import LineLog, LogError, step_logs
 from connector_tax.engine.loop import Engine
 from connector_tax.engine.server import Application
 
@@ -47,7 +47,8 @@ def _arguments() -> argparse.Namespace:
 
 async def _serve(arguments: argparse.Namespace, config: EngineConfig) -> int:
     """Serve until SIGTERM or SIGINT (0), or until the engine dies (1)."""
-    ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[int] = loop.create_future()
 
     def end(status: int) -> None:
         if not ended.done():
@@ -58,18 +59,24 @@ async def _serve(arguments: argparse.Namespace, config: EngineConfig) -> int:
         end(1)
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, end, 0)
+        loop.add_signal_handler(number, end, 0)
     prefix = os.environ.get("AGENTIC_STEP_LOG_PATH")
 
-    step_log = StepLog(prefix, on_death) if prefix else None
+    steps = step_logs(prefix, on_death) if prefix else {}
     truth_log = LineLog(arguments.truth_log, on_death) if arguments.truth_log else None
-    engine = Engine(config, arguments.launch_seed, step_log, on_death)
+    engine = Engine(config, arguments.launch_seed, steps, on_death)
     application = Application(engine, truth_log)
+    connections: set[HttpProtocol] = set()
     try:
         await engine.start()
         if truth_log is not None:
             truth_log.write(engine.truth())
-        server, connections = await serve(application.handle, arguments.host, arguments.port)
+        server = await loop.create_server(
+            lambda: HttpProtocol(application.handle, connections),
+            arguments.host,
+            arguments.port,
+            backlog=2048,
+        )
         # A full collection in the middle of a step's writes makes its tokens late; requests leave
         # no cycles behind, so collections can be rare.
         gc.collect()

@@ -8,7 +8,7 @@ Works on any log in the format of docs/artifacts.md (engine_step) whose schedule
 `engine_step_us`, the whole step, as the step probe and the embedded engine write it. The callbacks
 of the connector are known in the log and taken off first. The betas are fitted to the worker's
 records by non-negative least squares, delta is the mean of what the whole step has beyond the
-worker's record. Without worker records delta and beta0 cannot be told apart and are given as one.
+worker's record.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,14 +42,14 @@ class Fit:
     """The fitted cost.
 
     Attributes:
-        coefficients: microseconds by the name the configuration gives them; delta_us is None where
-            it cannot be told from beta0_us, a beta 0 where the log says nothing of it.
+        coefficients: microseconds by the name the configuration gives them; a beta is 0 where the
+            log says nothing of it.
         steps: steps fitted.
         r2: share of the variance explained.
         relative_sd: standard deviation of the residuals relative to the fitted time.
     """
 
-    coefficients: dict[str, float | None]
+    coefficients: dict[str, float]
     steps: int
     r2: float
     relative_sd: float
@@ -87,7 +87,7 @@ def fit(steps: Mapping[str, Mapping[int, Step]]) -> Fit:
     """Fit the cost to the steps of one launch.
 
     Raises:
-        ArtifactError: no whole step, or fewer than 10 steps.
+        ArtifactError: no whole step, or fewer than 10 steps of both processes.
     """
     worker = {i: r for i, r in steps["worker"].items() if not _is_empty(r)}
     scheduler = {i: r for i, r in steps["scheduler"].items() if r.get("engine_step_us") is not None}
@@ -98,19 +98,13 @@ def fit(steps: Mapping[str, Mapping[int, Step]]) -> Fit:
         )
     scheduler = {i: r for i, r in scheduler.items() if not _is_empty(r)}
     joined = sorted(scheduler.keys() & worker.keys())
-    if joined:
-        rows = [{**scheduler[i], **_known(worker[i])} for i in joined]
-        durations = np.array([_without_callbacks_us(worker[i], "step_duration_us") for i in joined])
-        whole = np.array([_without_callbacks_us(scheduler[i], "engine_step_us") for i in joined])
-        executing = np.array([worker[i]["step_duration_us"] for i in joined], dtype=float)
-        delta: float | None = max(0.0, float((whole - executing).mean()))
-    else:
-        column = "engine_step_us" if scheduler else "step_duration_us"
-        rows = [dict(record) for record in (scheduler or worker).values()]
-        durations = np.array([_without_callbacks_us(row, column) for row in rows])
-        delta = None
-    if len(rows) < _MIN_STEPS:
-        raise ArtifactError(f"found {len(rows)} steps; a fit needs at least {_MIN_STEPS}")
+    if len(joined) < _MIN_STEPS:
+        raise ArtifactError(f"found {len(joined)} steps; a fit needs at least {_MIN_STEPS}")
+    rows = [{**scheduler[i], **_known(worker[i])} for i in joined]
+    durations = np.array([_without_callbacks_us(worker[i], "step_duration_us") for i in joined])
+    whole = np.array([_without_callbacks_us(scheduler[i], "engine_step_us") for i in joined])
+    executing = np.array([worker[i]["step_duration_us"] for i in joined], dtype=float)
+    delta = max(0.0, float((whole - executing).mean()))
     return _least_squares(rows, durations, delta)
 
 
@@ -128,7 +122,7 @@ def _without_callbacks_us(record: Step, column: str) -> float:
     return float(record[column]) - sum(record[name] or 0.0 for name in _CALLBACKS)
 
 
-def _least_squares(rows: Sequence[Step], durations: Array, delta: float | None) -> Fit:
+def _least_squares(rows: Sequence[Step], durations: Array, delta: float) -> Fit:
     columns: dict[str, Array] = {_NAMES[0]: np.ones(len(rows))}
     for name, key in zip(_NAMES[1:], _COLUMNS, strict=True):
         values = np.array([row.get(key) for row in rows], dtype=float)
@@ -141,10 +135,8 @@ def _least_squares(rows: Sequence[Step], durations: Array, delta: float | None) 
     residuals = durations - fitted
     spread = float(((durations - durations.mean()) ** 2).sum())
     costs = dict(zip(columns, (float(value) for value in solution / scale), strict=True))
-    coefficients: dict[str, float | None] = {"delta_us": delta}
-    coefficients |= {name: costs.get(name, 0.0) for name in _NAMES}
     return Fit(
-        coefficients=coefficients,
+        coefficients={"delta_us": delta, **{name: costs.get(name, 0.0) for name in _NAMES}},
         steps=len(rows),
         r2=1.0 - float((residuals**2).sum()) / spread if spread else float("nan"),
         relative_sd=float((residuals / np.maximum(fitted, 1.0)).std()),

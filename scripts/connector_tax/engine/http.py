@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, cast
+from typing import cast
 
 import httptools
 import msgspec
@@ -246,17 +246,3 @@ def error_body(status: int, message: str, param: str | None = None) -> bytes:
     kind = kinds.get(status, "InternalServerError" if status >= 500 else "BadRequestError")
     error = {"message": message, "type": kind, "param": param, "code": status}
     return msgspec.json.encode({"error": error})
-
-
-async def serve(handler: Handler, host: str, port: int) -> tuple[asyncio.Server, set[HttpProtocol]]:
-    """Listen; the server and the set of its open connections.
-
-    Raises:
-        OSError: the address cannot be bound.
-    """
-    connections: set[HttpProtocol] = set()
-    loop: Any = asyncio.get_running_loop()
-    server: asyncio.Server = await loop.create_server(
-        lambda: HttpProtocol(handler, connections), host, port, backlog=2048
-    )
-    return server, connections

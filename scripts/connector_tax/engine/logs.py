@@ -11,14 +11,11 @@ The truth log has the launch, then each request when its response has ended, in 
 """
 
 import asyncio
-import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-
-from connector_tax.artifacts.cell_records import StepLine
 
 _FLUSH_S = 0.02
 
@@ -140,29 +137,7 @@ class LineLog:
             self._file.close()
 
 
-class StepLog:
-    """The two files of a launch.
-
-    Args:
-        prefix: path and name of both, before `.scheduler.jsonl` and `.worker.jsonl`.
-        on_failure: as for LineLog.
-    """
-
-    def __init__(self, prefix: str, on_failure: Callable[[LogError], None]) -> None:
-        self._logs = {
-            process: LineLog(Path(f"{prefix}.{process}.jsonl"), on_failure)
-            for process in ("scheduler", "worker")
-        }
-
-    def write(self, record: StepLine) -> None:
-        self._logs[record["process"]].write(record)
-
-    def close(self) -> None:
-        """Write what is left and close both files.
-
-        Raises:
-            LogError: what was left could not be written.
-        """
-        with contextlib.ExitStack() as closing:
-            for log in self._logs.values():
-                closing.callback(log.close)
+def step_logs(prefix: str, on_failure: Callable[[LogError], None]) -> dict[str, LineLog]:
+    """The step log's file of each process; their paths begin with `prefix`."""
+    names = ("scheduler", "worker")
+    return {name: LineLog(Path(f"{prefix}.{name}.jsonl"), on_failure) for name in names}

@@ -1,18 +1,18 @@
 """The engine: arrivals into the scheduler, step by step through the batched service, tokens out."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Literal
 
 from connector_tax.engine.batching import BatchedService, ServiceError, WorkerDied
 from connector_tax.engine.completion import Completion
 from connector_tax.engine.config import EngineConfig
 from connector_tax.engine.connectors import BackgroundCpu, taxes_of_step
-from connector_tax.engine.logs import LaunchTruth, StepLog
+from connector_tax.engine.logs import LaunchTruth, LineLog
 from connector_tax.engine.metrics import Metrics
 from connector_tax.engine.model import StepClock, StepDevice
 from connector_tax.engine.scheduler import Scheduler, Sequence, StepPlan
@@ -35,7 +35,7 @@ class Engine:
         self,
         config: EngineConfig,
         launch_seed: int,
-        step_log: StepLog | None,
+        step_logs: Mapping[str, LineLog],
         on_death: Callable[[str], None],
     ) -> None:
         self.config = config
@@ -44,7 +44,7 @@ class Engine:
         self.dead: str | None = None
         self.overruns = 0
         self._launch_seed = launch_seed
-        self._step_log = step_log
+        self._step_logs = step_logs
         self._on_death = on_death
         # One element is one step: the scheduler has batched already.
         self._service = BatchedService(max_batch_size=1, timeout_seconds=1.0, max_queue_size=1)
@@ -70,8 +70,9 @@ class Engine:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await asyncio.gather(self._service.stop(), self._burner.stop())
-        if self._step_log is not None:
-            self._step_log.close()
+        with contextlib.ExitStack() as closing:
+            for log in self._step_logs.values():
+                closing.callback(log.close)
         if self.overruns:
             _LOG.warning(
                 "the engine fell over %d ms behind its own schedule %d times: this machine was too "
@@ -167,29 +168,27 @@ class Engine:
                 sequence.generated - 1, last=sequence.finished, deadline_ns=deadline
             )
         self._step_id += 1
-        if self._step_log is not None:
-            processes: tuple[Literal["scheduler", "worker"], ...] = ("scheduler", "worker")
-            for process in processes:
-                host = process == "scheduler"
-                # get_finished is the host's too, and outside schedule(), as in vLLM.
-                schedule_us = (device_start - start) / 1000 - finished
-                self._step_log.write(
-                    {
-                        "t_ns": start if host else device_start,
-                        "step_id": self._step_id,
-                        "process": process,
-                        "step_duration_us": schedule_us if host else (end - device_start) / 1000,
-                        "engine_step_us": (end - start) / 1000 if host else None,
-                        "build_meta_us": meta if host and tax else None,
-                        "get_finished_us": finished if host and tax else None,
-                        "start_load_kv_us": None if host or not tax else load,
-                        "num_running": running if host else None,
-                        "num_waiting": waiting if host else None,
-                        "prefill_tokens": plan.prefill_tokens,
-                        "decode_tokens": plan.decode_seqs,
-                        "kv_tokens": plan.kv_tokens,
-                    }
-                )
+        for process, log in self._step_logs.items():
+            host = process == "scheduler"
+            # get_finished is the host's too, and outside schedule(), as in vLLM.
+            schedule_us = (device_start - start) / 1000 - finished
+            log.write(
+                {
+                    "t_ns": start if host else device_start,
+                    "step_id": self._step_id,
+                    "process": process,
+                    "step_duration_us": schedule_us if host else (end - device_start) / 1000,
+                    "engine_step_us": (end - start) / 1000 if host else None,
+                    "build_meta_us": meta if host and tax else None,
+                    "get_finished_us": finished if host and tax else None,
+                    "start_load_kv_us": None if host or not tax else load,
+                    "num_running": running if host else None,
+                    "num_waiting": waiting if host else None,
+                    "prefill_tokens": plan.prefill_tokens,
+                    "decode_tokens": plan.decode_seqs,
+                    "kv_tokens": plan.kv_tokens,
+                }
+            )
         return int(deadline)
 
     def _prepare(self, plan: StepPlan, end: int) -> list[Sequence]:

@@ -291,7 +291,7 @@ def _fitted(study: StudyDocument, names: RehearsalSection) -> Machine:
                 if entry.status == "valid"
             ])  # fmt: skip
             fitted = fit(steps)
-            values = {name: value or 0.0 for name, value in fitted.coefficients.items()}
+            values = dict(fitted.coefficients)
             values["delta_us"] += _between_us(steps["scheduler"])
             cost = StepCost(**values, jitter_rel_sd=fitted.relative_sd, launch_offset_rel_sd=0.0)
             front_ns = _front_ns(cost, folder, index)
