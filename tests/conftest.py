@@ -34,7 +34,7 @@ def remade(audited: Path) -> Path:
 @pytest.fixture(scope="session")
 def packed(audited: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The archive of that study, in a folder which is otherwise a copy of it."""
-    from connector_tax.provenance.archive import pack
+    from connector_tax.provenance.pack import pack
     from tests.provenance.audited_study import linked_copy
 
     def make(folder: Path) -> None:

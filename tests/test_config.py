@@ -51,7 +51,7 @@ def test_what_a_file_leaves_out_has_its_default_and_what_it_says_stays() -> None
 
 
 def test_the_default_study_is_the_one_that_was_archived() -> None:
-    archived: Any = read_head(ROOT / "results" / "archive" / "default.tar.zst")[1]
+    archived: Any = read_head(ROOT / "results" / "archive" / "default.tar.zst")
     study: Any = resolve(shipped("config.yaml"), "config.yaml")
     for key in ("config", "configurations", "run_order", "cells"):
         assert study[key] == archived[key]

@@ -25,7 +25,7 @@ COMMANDS = {
     "engine": Command("engine.__main__", "study", "serve the embedded engine"),
     "compare": Command("compare.__main__", "study", "two studies or archives, beside each other"),
     "gate": Command("compare.gate", "study", "is every tax of a study below its bound?"),
-    "archive": Command("provenance.archive", "study", "pack a study into one file, or unpack one"),
+    "archive": Command("provenance.pack", "study", "pack a study into one file, or unpack one"),
     "doctor": Command("rehearsal.doctor", "study", "is this machine fit for a study?"),
     "rehearse": Command("rehearsal.__main__", "study", "a study in virtual time"),
     "remeasure": Command("study.remeasure", "study", "measure void launches of a study again"),

@@ -125,7 +125,7 @@ def test_running_servers_are_compared_left_alone_and_archived(tmp_path: Path) ->
     answer = json.loads(done.stdout)
     assert {finding["config"] for finding in answer["findings"]} == {"dear"}
     assert json.loads(again.stdout) == {**answer, "archive": None}
-    assert "ab: provenance.archive ended with status" in again.stderr
+    assert "ab: provenance.pack ended with status" in again.stderr
     tpot = next(f for f in answer["findings"] if f["metric"] == "tpot_p50")
     assert tpot["lo"] < tpot["tax"] < tpot["hi"]
     study = read_json(tmp_path / "results" / answer["study"] / "study.json")

@@ -16,10 +16,12 @@ import zstandard
 
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_json
-from connector_tax.provenance import archive, manifest
-from connector_tax.provenance.archive import pack, read_head, unpack
+from connector_tax.provenance import manifest
+from connector_tax.provenance import pack as packing
+from connector_tax.provenance.archive import read_head, unpack
 from connector_tax.provenance.audit import check_archived
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, PASS, Ledger
+from connector_tax.provenance.pack import pack
 from tests.provenance.audited_study import linked_copy, replace
 from tests.provenance.forged_archives import (
     Edit,
@@ -189,7 +191,7 @@ def test_data_behind_the_tar_is_refused(
 def test_a_killed_unpack_leaves_nothing(packed: Path, tmp_path: Path) -> None:
     pipe, target = tmp_path / "archive.tar.zst", tmp_path / "replot" / "x"
     os.mkfifo(pipe)
-    command = [sys.executable, "-m", "connector_tax.provenance.archive", "unpack"]
+    command = [sys.executable, "-m", "connector_tax.provenance.pack", "unpack"]
     process = subprocess.Popen([*command, "--archive", str(pipe), "--out", str(target)])
     data = packed.read_bytes()
     with pipe.open("wb") as stream:
@@ -240,7 +242,7 @@ def test_what_is_unpacked_is_what_was_packed(audited: Path, packed: Path, tmp_pa
     } - {"archive.json", "archive.sha256"}
     assert [p.name for p in target.parent.iterdir()] == ["synthetic"]
     unpack(packed, target)
-    assert read_head(packed)[1] == read_json(source / "study.json")
+    assert read_head(packed) == read_json(source / "study.json")
 
 
 def test_verify_py_of_an_archive_is_this_version_s(packed: Path, tmp_path: Path) -> None:
@@ -409,7 +411,7 @@ def test_the_command_says_what_is_wrong(
     path = tmp_path / "bad.tar.zst"
     path.write_bytes(packed.read_bytes()[:-9])
     arguments = ["unpack", "--archive", str(path), "--out", str(tmp_path / "x")]
-    assert archive.main(arguments) == 2
+    assert packing.main(arguments) == 2
     assert "bad.tar.zst: refused: it is cut off" in capsys.readouterr().err
-    assert archive.main(["unpack", "--archive", "nowhere", "--out", str(tmp_path / "x")]) == 2
+    assert packing.main(["unpack", "--archive", "nowhere", "--out", str(tmp_path / "x")]) == 2
     assert "nowhere" in capsys.readouterr().err

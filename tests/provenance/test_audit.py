@@ -9,9 +9,8 @@ from connector_tax.artifacts.tables import STEP
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, write_json
 from connector_tax.provenance import audit
-from connector_tax.provenance.archive import digest
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE
-from connector_tax.provenance.remade import differs, remake
+from connector_tax.provenance.remade import differs, digest, remake
 from connector_tax.report.answer import answer
 from tests.analysis.synthetic import write_analysed_study
 from tests.provenance.audited_study import (

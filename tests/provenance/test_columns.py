@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from connector_tax.artifacts import paths
 from connector_tax.provenance import verify
-from connector_tax.provenance.archive import HEADER, packed
-from connector_tax.provenance.columns import decode, encode, fits
+from connector_tax.provenance.archive import HEADER, decode, encode, fits, packed
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),

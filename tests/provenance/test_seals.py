@@ -11,10 +11,9 @@ from connector_tax.artifacts.study_file import load_study
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import ArtifactError, read_json
 from connector_tax.provenance import audit, manifest
-from connector_tax.provenance.archive import png_digests
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, Ledger
 from connector_tax.provenance.launches import check_launches
-from connector_tax.provenance.manifest import name_archive
+from connector_tax.provenance.manifest import name_archive, png_digests
 from connector_tax.report.page import render
 from connector_tax.seals import seal_end, seal_launch, seal_settings
 from tests.provenance.audited_study import edited_json, linked_copy, replace, write_audited_study

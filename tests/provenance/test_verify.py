@@ -11,7 +11,7 @@ import pytest
 
 from connector_tax.config import ROOT
 from connector_tax.provenance import verify
-from connector_tax.provenance.columns import decode, encode
+from connector_tax.provenance.archive import decode, encode
 from tests.analysis.tables import edit_csv, one
 
 ARCHIVE = ROOT / "results" / "archive" / "default.tar.zst"

@@ -77,7 +77,7 @@ def test_the_step_log_of_a_launch_is_a_model_too(
 ) -> None:
     monkeypatch.chdir(ROOT)
     study = shipped("vllm-cpu")
-    measured = read_head(ROOT / study["config"]["rehearsal"]["archive"])[1]
+    measured = read_head(ROOT / study["config"]["rehearsal"]["archive"])
     for key in ("blocks", "run_order", "cells"):
         study[key] = measured[key]
     for key in ("blocks", "phase_a", "phase_b", "phase_bp"):

@@ -11,9 +11,9 @@ import pytest
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.config import ROOT
 from connector_tax.files import read_json, write_json
-from connector_tax.provenance.archive import digest
 from connector_tax.provenance.audit import check_archived
 from connector_tax.provenance.claims import NOT_CHECKABLE, PASS, Ledger
+from connector_tax.provenance.remade import digest
 from tests.workflow.harness import SNAKEMAKE, ended
 from tests.workflow.test_dry_run import planned
 

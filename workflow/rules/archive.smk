@@ -64,7 +64,7 @@ rule pack:
     conda:
         CONDA
     shell:
-        "python -m connector_tax.provenance.archive pack --study {input.study} --manifest MANIFEST.md"
+        "python -m connector_tax.provenance.pack pack --study {input.study} --manifest MANIFEST.md"
         " --out {output} 2>&1 | tee {log}"
 
 

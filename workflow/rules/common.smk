@@ -70,7 +70,7 @@ try:
         # Imported here: it brings polars along, which planning a study does without.
         from connector_tax.provenance.archive import read_head
 
-        STUDY = read_head(Path(ARCHIVE))[1]
+        STUDY = read_head(Path(ARCHIVE))
         RESULTS = f"results/replot/{STUDY['study']}"
 except (ConfigError, ArtifactError) as error:
     raise WorkflowError(str(error)) from None

@@ -21,5 +21,5 @@ rule unpack:
     params:
         folder=RESULTS,
     shell:
-        "python -m connector_tax.provenance.archive unpack --archive {input:q} --out {params.folder}"
+        "python -m connector_tax.provenance.pack unpack --archive {input:q} --out {params.folder}"
         " 2>&1 | tee {log}"

@@ -341,7 +341,7 @@ def _archive(study: Study, archive: Path) -> None:
     _stage("study.patch", root, "revert", unless=paths.REVERT_STATUS)
     _stage("provenance.manifest", root)
     _stage("study.complete", root, "--out", str(root / paths.COMPLETE))
-    _stage("provenance.archive", root, "pack", "--manifest", "results/MANIFEST.md", "--out",
+    _stage("provenance.pack", root, "pack", "--manifest", "results/MANIFEST.md", "--out",
            str(archive))  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 Layout: a zstd frame over a POSIX ustar archive of plain files. The first member, `archive.json`,
 lists every file of the study with size and SHA-256; then `study.json`; then the rest by name.
-The records of all cells stand by column, a member for each kind (`columns`), from which `unpack`
+The records of all cells stand by column, a member for each kind (`encode`), from which `unpack`
 writes their files again, to the byte. Owners, times and modes are fixed, so the same study gives
 the same bytes (with the same zstd).
 
@@ -12,13 +12,12 @@ are written, and only into a private temporary folder; the study's folder appear
 is right.
 """
 
-import argparse
 import contextlib
 import hashlib
 import io
+import itertools
 import json
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -26,24 +25,16 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal, TypedDict
 
 import zstandard
 
-from connector_tax import __version__
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.declare import meta
 from connector_tax.artifacts.record_reader import checked
 from connector_tax.artifacts.study_records import StudyDocument
-from connector_tax.commands import run_command
-from connector_tax.files import ArtifactError, read_json, sha256_file, write_bytes, write_text
-from connector_tax.machine import arithmetic
-from connector_tax.provenance.claims import FAIL
-from connector_tax.provenance.columns import decode, encode, fits
-from connector_tax.provenance.manifest import name_archive, section_of
-from connector_tax.seals import read_links, settled_files
+from connector_tax.files import ArtifactError, sha256_file, write_bytes, write_text
 
 FORMAT = "connector-tax archive 4"
 HEADER = "archive.json"
@@ -61,8 +52,6 @@ FOLDERS = (paths.PREFLIGHT, paths.PATCH, paths.RUNS, PUBLISHED)
 MADE_BY_REPLOT = (
     ORIGIN, paths.ANALYSIS, paths.FIGURES, paths.REPORT, paths.AUDIT, paths.LOGS
 )  # fmt: skip
-# Kind of the claim about what MANIFEST.md says of a study's pictures.
-LISTED = "pictures"
 TABLES = tuple(f"tables/{kind}" for kind in paths.ALL_LOGS)
 # What `connector-tax remeasure --all` keeps of an earlier design.
 OLD_DESIGN = re.compile(r"(study|environment|env|model|preflight|patch)\.superseded\d+(\.\w+)?")
@@ -72,6 +61,9 @@ NAME = re.compile(
     rf"|({'|'.join(FOLDERS)})(/{PART})+",
     re.ASCII,
 )
+NUMBER = re.compile(rb"\d+(?:\.\d+)?")
+# Of these nothing is lost as an integer, nor does a difference of two take many digits.
+INTEGER = re.compile(rb"(?:0|[1-9]\d{0,17})")
 LEVEL = 19
 # An honest study is 15 to 40 times its archive.
 FLOOR_BYTES = 64 << 20
@@ -138,128 +130,80 @@ Design {study["design_sha256"]}.
 """
 
 
-# What pictures depend on besides the raw records.
-PACKAGES = (
-    "numpy", "scipy", "polars", "pandas", "matplotlib", "pillow", "contourpy", "kiwisolver",
-    "fonttools", "seaborn", "jinja2", "markupsafe",
-)  # fmt: skip
-PICTURES = (".png", ".svg")
-# matplotlib names a clip path by a hash of its coordinates, whose last bits the layout's solver
-# leaves to where variables lie in memory: the same picture, drawn again, may name it otherwise.
-CLIP_PATH = re.compile(rb'(?<=["#])p[0-9a-f]{10}(?=[")])')
-DATA = re.compile(r"data:[^\s\"')]+")
+# ---- JSON lines by column, which compress to half of the lines
+#
+# The text of such files is cut at its numbers. A line is then one of few *shapes*, with a NUL in
+# place of each number, and the numbers of a shape are columns. Lines of text, the last without end:
+#
+#   {"files": [[name, lines], ...], "shapes": [shape, ...]}
+#   the number of its shape for each line of all files, in order
+#   a column for each NUL of each shape: `=` and its numbers, or `+` and their differences
 
 
-def versions() -> dict[str, str]:
-    """What pictures depend on besides the records: versions, the code that draws, the processor."""
-    package = Path(__file__).parents[1]
-    drawing = (package / "marks.py", *sorted((package / "figures").glob("*.py")))
-    own = {
-        "drawing": hashlib.sha256(b"".join(p.read_bytes() for p in drawing)).hexdigest()[:12],
-        "python": platform.python_version(),
-        "connector-tax": __version__,
-        "processor": arithmetic(),
-    }
-    installed = {(d.metadata["Name"] or "").lower(): d.version for d in metadata.distributions()}
-    return own | {name: installed.get(name, "absent") for name in PACKAGES}
+def fits(data: bytes) -> bool:
+    """Whether a file can be written by column."""
+    return data.endswith(b"\n") and b"\0" not in data
 
 
-def digest(path: Path) -> str:
-    """SHA-256 of a picture in which clip paths are named by number."""
-    content = path.read_bytes()
-    names: dict[bytes, int] = {}
-    if path.suffix == ".svg":
-        content = CLIP_PATH.sub(
-            lambda name: b"p%d" % names.setdefault(name[0], len(names)), content
-        )
-    return hashlib.sha256(content).hexdigest()
-
-
-def page_text(html: str) -> str:
-    """A page without its pictures and downloads."""
-    return DATA.sub("data:", html)
-
-
-# ---- packing
-
-
-def pack(study_file: Path, manifest: Path, target: Path) -> None:
-    """Write the archive of a complete study.
-
-    Args:
-        study_file: results/<study>/study.json.
-        manifest: MANIFEST.md; it gets the study's rows, and names the archive.
-        target: results/archive/<study>.tar.zst.
-
-    Raises:
-        ArtifactError: the study is incomplete, a claim of it fails the audit, or what was packed
-            would be refused by whoever unpacks it.
-    """
-    # Imported late: it draws figures, which opening an archive does without.
-    from connector_tax.provenance.audit import audit
-
-    root = study_file.parent
-    claims = audit(study_file, manifest)[0].claims
-    # The line of the pictures is written anew below.
-    failed = [claim for claim in claims if claim.verdict == FAIL and claim.kind != LISTED]
-    if failed:
-        lines = [f"{claim.kind} {claim.subject}: {claim.message}" for claim in failed[:10]]
-        told = f"{root} is not archived: {len(failed)} claims fail the audit"
-        raise ArtifactError("\n  ".join([f"{told}:", *lines]))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with private_folder(target) as folder:
-        packed = folder / target.name
-        write_bytes(packed, packed_study(root))
-        try:
-            unpack(packed, folder / "unpacked")
-        except ArtifactError as error:
-            raise ArtifactError(f"{root} is not archived: {error}") from None
-        packed.replace(target)
-    study = read_json(study_file)["study"]
-    body = section_of((root / paths.MANIFEST_PAGE).read_text(encoding="utf-8"), study)
-    name_archive(manifest, study, target, body, png_digests(root))
-
-
-def png_digests(root: Path) -> dict[str, str]:
-    """SHA-256 of a study's PNG files by name."""
-    return {path.name: sha256_file(path) for path in (root / paths.FIGURES).glob("*.png")}
-
-
-def packed_study(root: Path) -> bytes:
-    """The bytes of the archive of the study in `root`: all that is sealed, and what was published.
-
-    Raises:
-        ArtifactError: a file is missing, or has no place in a study.
-    """
-    study = read_json(root / paths.STUDY)
-    names = [paths.SEALS, paths.MANIFEST, paths.COMPLETE, *settled_files(read_links(root))]
-    members = {name: root / name for name in names}
-    for path in sorted((root / paths.RUNS).rglob("*")):
-        if not path.is_dir() or path.is_symlink():
-            members[path.relative_to(root).as_posix()] = path
-    # The CSVs are enough of the tables: their parquet form holds the same.
-    for tree in (paths.ANALYSIS, paths.FIGURES):
-        published = (path for path in (root / tree).iterdir() if path.suffix in (".csv", ".json"))
-        members |= {f"{PUBLISHED}/{tree}/{path.name}": path for path in published}
-    for name, path in members.items():
-        if path.is_symlink() or not path.is_file():
-            raise ArtifactError(f"{path}: missing, or not a plain file")
-        check_name(name)
-    contents = {name: path.read_bytes() for name, path in members.items()}
-    contents |= {
-        README: readme(study).encode(),
-        VERIFY: Path(__file__).with_name(VERIFY).read_bytes(),
-        f"{PUBLISHED}/{paths.REPORT}": page_text((root / paths.REPORT).read_text("utf-8")).encode(),
-    }
-    drawn = sorted(path for path in (root / paths.FIGURES).iterdir() if path.suffix in PICTURES)
+def encode(files: Mapping[str, bytes]) -> bytes:
+    """Files that fit, by column."""
+    shapes: dict[bytes, list[list[bytes]]] = {}
+    numbers: dict[bytes, int] = {}
+    order = []
+    for data in files.values():
+        for line in data.split(b"\n")[:-1]:
+            shape, values = NUMBER.sub(b"\0", line), NUMBER.findall(line)
+            columns = shapes.setdefault(shape, [[] for _ in values])
+            for column, value in zip(columns, values, strict=True):
+                column.append(value)
+            order.append(b"%d" % numbers.setdefault(shape, len(numbers)))
     header = {
-        "study": study["study"],
-        "engine_label": study["engine_label"],
-        "design_sha256": study["design_sha256"],
-        "versions": versions(),
-        "redrawn": {f"{paths.FIGURES}/{path.name}": digest(path) for path in drawn},
+        "files": [(name, data.count(b"\n")) for name, data in files.items()],
+        "shapes": [shape.decode("latin-1") for shape in shapes],
     }
-    return packed(header, contents)
+    columns = [column for of_shape in shapes.values() for column in of_shape]
+    return b"\n".join([json.dumps(header).encode(), b" ".join(order), *map(_written, columns)])
+
+
+def _written(column: Sequence[bytes]) -> bytes:
+    if not all(map(INTEGER.fullmatch, column)):
+        return b"=" + b" ".join(column)
+    values = list(map(int, column))
+    return b"+" + b" ".join(b"%d" % (b - a) for a, b in itertools.pairwise((0, *values)))
+
+
+def _read(column: bytes) -> Iterator[bytes]:
+    values = column[1:].split()
+    if column[:1] != b"+":
+        return iter(values)
+    return (b"%d" % value for value in itertools.accumulate(map(int, values)))
+
+
+def decode(data: bytes, sizes: Mapping[str, int]) -> dict[str, bytes]:
+    """The files, each of at most the size that is listed for it.
+
+    Raises:
+        Exception: it is nothing that `encode` made.
+    """
+    head, order, *rest = data.split(b"\n")
+    header, columns, numbers = json.loads(head), iter(rest), map(int, order.split())
+    shapes = [shape.encode("latin-1").split(b"\0") for shape in header["shapes"]]
+    values = [[_read(next(columns)) for _ in shape[1:]] for shape in shapes]
+    files = {}
+    for name, count in header["files"]:
+        lines, left = [], sizes[name]
+        for number in itertools.islice(numbers, count):
+            first, *parts = shapes[number]
+            between = zip(values[number], parts, strict=True)
+            lines.append(first + b"".join(next(value) + part for value, part in between) + b"\n")
+            left -= len(lines[-1])
+            if left < 0:
+                raise ValueError(f"{name}: more than the {sizes[name]} bytes that are listed")
+        files[name] = b"".join(lines)
+    return files
+
+
+# ---- writing
 
 
 def packed(header: Mapping[str, Any], files: Mapping[str, bytes]) -> bytes:
@@ -312,15 +256,15 @@ def _place(name: str) -> tuple[bool, str]:
 # ---- opening
 
 
-def read_head(archive: Path) -> tuple[ArchiveHeader, StudyDocument]:
-    """archive.json and study.json of an archive; the rest is decompressed and not checked.
+def read_head(archive: Path) -> StudyDocument:
+    """study.json of an archive; the rest is decompressed and not checked.
 
     Raises:
         ArtifactError: the file is not an archive of this kind.
     """
     with _opened(archive) as (content, header, _):
         _, data = next(_files(content, header))
-        return header, _study(header, data)
+        return _study(header, data)
 
 
 def unpack(archive: Path, target: Path) -> ArchiveHeader:
@@ -497,34 +441,3 @@ def _study(header: ArchiveHeader, data: bytes) -> StudyDocument:
         told = f"study is {study['study']!r}, {HEADER} says {header['study']!r}"
         raise ArtifactError(f"{paths.STUDY}: {told}")
     return study
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Pack a study into an archive, or unpack one."""
-    parser = argparse.ArgumentParser(
-        prog="python -m connector_tax.provenance.archive", description=main.__doc__
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    packing = commands.add_parser("pack", help="write results/archive/<study>.tar.zst")
-    packing.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
-    packing.add_argument("--manifest", type=Path, required=True, help="MANIFEST.md")
-    packing.add_argument("--out", type=Path, required=True)
-    unpacking = commands.add_parser("unpack", help="check an archive and put it into a folder")
-    unpacking.add_argument("--archive", type=Path, required=True)
-    unpacking.add_argument("--out", type=Path, required=True)
-    return run_command(parser, argv, _carry_out)
-
-
-def _carry_out(arguments: argparse.Namespace) -> None:
-    if arguments.command == "pack":
-        pack(arguments.study, arguments.manifest, arguments.out)
-        size = arguments.out.stat().st_size
-        print(f"{arguments.out}: {size} bytes, sha256 {sha256_file(arguments.out)}")
-    else:
-        header = unpack(arguments.archive, arguments.out)
-        print(f"{arguments.out}: {len(header['files'])} files, every hash as listed")
-        print(f"{arguments.archive}: sha256 {sha256_file(arguments.archive)}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

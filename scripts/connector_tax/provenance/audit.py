@@ -36,14 +36,11 @@ from connector_tax.files import (
 from connector_tax.provenance.archive import (
     BESIDE,
     HEADER,
-    LISTED,
     MADE_BY_REPLOT,
     ORIGIN,
     PUBLISHED,
     README,
     VERIFY,
-    digest,
-    png_digests,
     readme,
 )
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, PASS, Ledger
@@ -51,6 +48,7 @@ from connector_tax.provenance.launches import check_launches
 from connector_tax.provenance.manifest import (
     merge,
     named,
+    png_digests,
     published_body,
     rows,
     section,
@@ -67,6 +65,7 @@ from connector_tax.provenance.remade import (
     compare,
     differences,
     differs_from_csv,
+    digest,
     other_versions,
     redraw,
     remake,
@@ -81,6 +80,8 @@ from connector_tax.seals import (
     study_files,
 )
 
+# Kind of the claim about what MANIFEST.md says of a study's pictures.
+LISTED = "pictures"
 VERDICTS = (PASS, FAIL, NOT_CHECKABLE)
 LIMIT = (
     "What was sealed anew from its first link cannot be told from the folder alone: "

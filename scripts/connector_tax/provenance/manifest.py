@@ -229,6 +229,11 @@ def pictures_line(pictures: Mapping[str, str]) -> str:
     return f"Pictures: {', '.join(f'`{name}` {pictures[name]}' for name in sorted(pictures))}."
 
 
+def png_digests(root: Path) -> dict[str, str]:
+    """SHA-256 of a study's PNG files by name."""
+    return {path.name: sha256_file(path) for path in (root / paths.FIGURES).glob("*.png")}
+
+
 def wrong_pictures(body: str, own: Mapping[str, str]) -> Iterator[str]:
     """What a study's section says of its pictures that is not so; `own`: SHA-256 by file name."""
     (line,) = re.findall(r"^Pictures: .*$", body, re.MULTILINE) or [""]

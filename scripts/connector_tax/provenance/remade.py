@@ -6,15 +6,19 @@ differ from those of the study, a picture that differs is NOT CHECKABLE.
 """
 
 import base64
+import hashlib
 import io
 import math
+import platform
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
+from connector_tax import __version__
 from connector_tax.analysis.aggregate import table_parquet, write_tables
 from connector_tax.analysis.looks import take_look
 from connector_tax.analysis.reference import rates_of
@@ -26,8 +30,8 @@ from connector_tax.figures import style
 from connector_tax.figures.names import draw, figures_of
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_json, write_text
+from connector_tax.machine import arithmetic
 from connector_tax.provenance import manifest
-from connector_tax.provenance.archive import DATA, PICTURES, digest, page_text, versions
 from connector_tax.provenance.claims import Ledger
 from connector_tax.report.page import render
 from connector_tax.seals import MADE, read_links, settled_files
@@ -36,6 +40,16 @@ KIND = "made again"
 TREES = (paths.ANALYSIS, paths.FIGURES)
 RELATIVE, ABSOLUTE = 1e-8, 1e-10
 LOOKED_EARLIER = "a launch it saw was measured again since"
+# What pictures depend on besides the raw records.
+DRAWN_WITH = (
+    "numpy", "scipy", "polars", "pandas", "matplotlib", "pillow", "contourpy", "kiwisolver",
+    "fonttools", "seaborn", "jinja2", "markupsafe",
+)  # fmt: skip
+PICTURES = (".png", ".svg")
+# matplotlib names a clip path by a hash of its coordinates, whose last bits the layout's solver
+# leaves to where variables lie in memory: the same picture, drawn again, may name it otherwise.
+CLIP_PATH = re.compile(rb'(?<=["#])p[0-9a-f]{10}(?=[")])')
+DATA = re.compile(r"data:[^\s\"')]+")
 NUMBER = re.compile(r"([−-]?\d[\d,]*\.?\d*(?:e[+-]?\d+)?)")
 
 
@@ -245,3 +259,33 @@ def other_versions(there: Mapping[str, str]) -> list[str]:
         for name, version in versions().items()
         if there.get(name, version) != version
     ]
+
+
+def versions() -> dict[str, str]:
+    """What pictures depend on besides the records: versions, the code that draws, the processor."""
+    package = Path(__file__).parents[1]
+    drawing = (package / "marks.py", *sorted((package / "figures").glob("*.py")))
+    own = {
+        "drawing": hashlib.sha256(b"".join(p.read_bytes() for p in drawing)).hexdigest()[:12],
+        "python": platform.python_version(),
+        "connector-tax": __version__,
+        "processor": arithmetic(),
+    }
+    installed = {(d.metadata["Name"] or "").lower(): d.version for d in metadata.distributions()}
+    return own | {name: installed.get(name, "absent") for name in DRAWN_WITH}
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a picture in which clip paths are named by number."""
+    content = path.read_bytes()
+    names: dict[bytes, int] = {}
+    if path.suffix == ".svg":
+        content = CLIP_PATH.sub(
+            lambda name: b"p%d" % names.setdefault(name[0], len(names)), content
+        )
+    return hashlib.sha256(content).hexdigest()
+
+
+def page_text(html: str) -> str:
+    """A page without its pictures and downloads."""
+    return DATA.sub("data:", html)

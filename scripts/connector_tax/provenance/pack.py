@@ -1,0 +1,127 @@
+"""Pack a study that passes its audit into one file, or unpack one."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from connector_tax.artifacts import paths
+from connector_tax.commands import run_command
+from connector_tax.files import ArtifactError, read_json, sha256_file, write_bytes
+from connector_tax.provenance.archive import (
+    PUBLISHED,
+    README,
+    VERIFY,
+    check_name,
+    packed,
+    private_folder,
+    readme,
+    unpack,
+)
+from connector_tax.provenance.audit import LISTED, audit
+from connector_tax.provenance.claims import FAIL
+from connector_tax.provenance.manifest import name_archive, png_digests, section_of
+from connector_tax.provenance.remade import PICTURES, digest, page_text, versions
+from connector_tax.seals import read_links, settled_files
+
+
+def pack(study_file: Path, manifest: Path, target: Path) -> None:
+    """Write the archive of a complete study.
+
+    Args:
+        study_file: results/<study>/study.json.
+        manifest: MANIFEST.md; it gets the study's rows, and names the archive.
+        target: results/archive/<study>.tar.zst.
+
+    Raises:
+        ArtifactError: the study is incomplete, a claim of it fails the audit, or what was packed
+            would be refused by whoever unpacks it.
+    """
+    root = study_file.parent
+    claims = audit(study_file, manifest)[0].claims
+    # The line of the pictures is written anew below.
+    failed = [claim for claim in claims if claim.verdict == FAIL and claim.kind != LISTED]
+    if failed:
+        lines = [f"{claim.kind} {claim.subject}: {claim.message}" for claim in failed[:10]]
+        told = f"{root} is not archived: {len(failed)} claims fail the audit"
+        raise ArtifactError("\n  ".join([f"{told}:", *lines]))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with private_folder(target) as folder:
+        packed = folder / target.name
+        write_bytes(packed, packed_study(root))
+        try:
+            unpack(packed, folder / "unpacked")
+        except ArtifactError as error:
+            raise ArtifactError(f"{root} is not archived: {error}") from None
+        packed.replace(target)
+    study = read_json(study_file)["study"]
+    body = section_of((root / paths.MANIFEST_PAGE).read_text(encoding="utf-8"), study)
+    name_archive(manifest, study, target, body, png_digests(root))
+
+
+def packed_study(root: Path) -> bytes:
+    """The bytes of the archive of the study in `root`: all that is sealed, and what was published.
+
+    Raises:
+        ArtifactError: a file is missing, or has no place in a study.
+    """
+    study = read_json(root / paths.STUDY)
+    names = [paths.SEALS, paths.MANIFEST, paths.COMPLETE, *settled_files(read_links(root))]
+    members = {name: root / name for name in names}
+    for path in sorted((root / paths.RUNS).rglob("*")):
+        if not path.is_dir() or path.is_symlink():
+            members[path.relative_to(root).as_posix()] = path
+    # The CSVs are enough of the tables: their parquet form holds the same.
+    for tree in (paths.ANALYSIS, paths.FIGURES):
+        published = (path for path in (root / tree).iterdir() if path.suffix in (".csv", ".json"))
+        members |= {f"{PUBLISHED}/{tree}/{path.name}": path for path in published}
+    for name, path in members.items():
+        if path.is_symlink() or not path.is_file():
+            raise ArtifactError(f"{path}: missing, or not a plain file")
+        check_name(name)
+    contents = {name: path.read_bytes() for name, path in members.items()}
+    contents |= {
+        README: readme(study).encode(),
+        VERIFY: Path(__file__).with_name(VERIFY).read_bytes(),
+        f"{PUBLISHED}/{paths.REPORT}": page_text((root / paths.REPORT).read_text("utf-8")).encode(),
+    }
+    drawn = sorted(path for path in (root / paths.FIGURES).iterdir() if path.suffix in PICTURES)
+    header = {
+        "study": study["study"],
+        "engine_label": study["engine_label"],
+        "design_sha256": study["design_sha256"],
+        "versions": versions(),
+        "redrawn": {f"{paths.FIGURES}/{path.name}": digest(path) for path in drawn},
+    }
+    return packed(header, contents)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Pack a study into an archive, or unpack one."""
+    parser = argparse.ArgumentParser(
+        prog="python -m connector_tax.provenance.pack", description=main.__doc__
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    packing = commands.add_parser("pack", help="write results/archive/<study>.tar.zst")
+    packing.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
+    packing.add_argument("--manifest", type=Path, required=True, help="MANIFEST.md")
+    packing.add_argument("--out", type=Path, required=True)
+    unpacking = commands.add_parser("unpack", help="check an archive and put it into a folder")
+    unpacking.add_argument("--archive", type=Path, required=True)
+    unpacking.add_argument("--out", type=Path, required=True)
+    return run_command(parser, argv, _carry_out)
+
+
+def _carry_out(arguments: argparse.Namespace) -> None:
+    if arguments.command == "pack":
+        pack(arguments.study, arguments.manifest, arguments.out)
+        size = arguments.out.stat().st_size
+        print(f"{arguments.out}: {size} bytes, sha256 {sha256_file(arguments.out)}")
+    else:
+        header = unpack(arguments.archive, arguments.out)
+        print(f"{arguments.out}: {len(header['files'])} files, every hash as listed")
+        print(f"{arguments.archive}: sha256 {sha256_file(arguments.archive)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
