@@ -24,8 +24,7 @@ from connector_tax.artifacts.names import (
     configuration_of,
     plain_names,
 )
-from connector_tax.artifacts.rates import cell_rates, shape_limits
-from connector_tax.artifacts.study_file import load_study
+from connector_tax.artifacts.study_file import cell_rates, load_study, shape_limits
 from connector_tax.artifacts.study_records import EIGHT
 from connector_tax.files import sha256_file, write_json
 from connector_tax.seeds import named_generator

@@ -17,8 +17,7 @@ from connector_tax.analysis.measure import summarise_cell
 from connector_tax.analysis.reference import main as reference
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.metrics import METRICS
-from connector_tax.artifacts.table_reader import read_table
-from connector_tax.artifacts.tables import COLUMNS, ROW_TYPES, EffectRow, table_text
+from connector_tax.artifacts.tables import COLUMNS, ROW_TYPES, EffectRow, read_table, table_text
 from connector_tax.files import ArtifactError, sha256_file
 from tests.analysis.conftest import FAIL_REASON, SKIP_REASON, VOID_REASON
 from tests.analysis.synthetic import SMALL_GRID, write_analysed_study, write_synthetic_study

@@ -14,8 +14,7 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import CellKey
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.artifacts.study_records import DeviceTimeSection
-from connector_tax.artifacts.table_reader import read_table
-from connector_tax.artifacts.tables import EffectRow, StepGroup, table_text
+from connector_tax.artifacts.tables import EffectRow, StepGroup, read_table, table_text
 from connector_tax.figures.steps import hidden_from
 from tests.analysis.synthetic import write_synthetic_study
 from tests.shared import known

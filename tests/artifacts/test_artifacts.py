@@ -12,8 +12,7 @@ from connector_tax.artifacts.index import CellEntry, launch_index, read_index, w
 from connector_tax.artifacts.names import Launch, configuration_of, launched_plains, plain_names
 from connector_tax.artifacts.record_reader import read_record
 from connector_tax.artifacts.study_records import DesignLabel
-from connector_tax.artifacts.table_reader import read_table
-from connector_tax.artifacts.tables import COLUMNS, EffectRow, table_text
+from connector_tax.artifacts.tables import COLUMNS, EffectRow, read_table, table_text
 from connector_tax.files import ArtifactError, read_json, write_json
 
 STUDY: DesignLabel = {"engine_label": "embedded (emulated)", "design_sha256": "0" * 64}

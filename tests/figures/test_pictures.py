@@ -14,8 +14,7 @@ from matplotlib.backend_bases import RendererBase
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from connector_tax.artifacts.table_reader import read_table
-from connector_tax.artifacts.tables import ROW_TYPES
+from connector_tax.artifacts.tables import ROW_TYPES, read_table
 from connector_tax.figures import style
 from connector_tax.figures.__main__ import main
 from connector_tax.figures.names import NAMES, draw

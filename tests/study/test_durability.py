@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from connector_tax.artifacts.names import Launch
-from connector_tax.artifacts.rates import cell_rates
+from connector_tax.artifacts.study_file import cell_rates
 from connector_tax.files import ArtifactError, make_durable, read_json, write_json
 from connector_tax.seals import seal_settings
 from connector_tax.study import cell as cells

@@ -9,8 +9,7 @@ import pytest
 from connector_tax.analysis.ingest import load_cells
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import Launch
-from connector_tax.artifacts.rates import cell_rates, shape_limits
-from connector_tax.artifacts.study_file import load_study
+from connector_tax.artifacts.study_file import cell_rates, load_study, shape_limits
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.files import ArtifactError, read_json, write_json
 from connector_tax.rehearsal.launch import rehearse_launch

@@ -13,8 +13,7 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import CellEntry, LaunchIndex, read_index
 from connector_tax.artifacts.looks import Finding
 from connector_tax.artifacts.study_file import Study, launches
-from connector_tax.artifacts.table_reader import read_table
-from connector_tax.artifacts.tables import RESOURCE, EffectRow
+from connector_tax.artifacts.tables import RESOURCE, EffectRow, read_table
 from connector_tax.artifacts.verdicts import CANNOT_TELL, MARKED, in_words
 from connector_tax.compare.gate import NO_NUMBER, STATUS, WORST_FIRST, where
 from connector_tax.servers.command import running_port

@@ -42,12 +42,10 @@ from connector_tax.analysis.step_tables import cdf_rows, device_rows, step_rows,
 from connector_tax.analysis.steps import prefill_wait_ms, read_steps, step_timing_reason
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import ALL_RATES, REFERENCE_OF, REFERENCES, CellKey
-from connector_tax.artifacts.rates import cell_rates, shape_limits
 from connector_tax.artifacts.record_reader import read_record
 from connector_tax.artifacts.stage_records import HypothesesRecord, RatesRecord
-from connector_tax.artifacts.study_file import Study, load_study
-from connector_tax.artifacts.table_reader import column_types
-from connector_tax.artifacts.tables import ROW_TYPES, Row, table_text
+from connector_tax.artifacts.study_file import Study, cell_rates, load_study, shape_limits
+from connector_tax.artifacts.tables import ROW_TYPES, Row, column_types, table_text
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, write_bytes, write_json, write_text
 

@@ -17,8 +17,7 @@ from connector_tax.artifacts.cell_records import CellRecord
 from connector_tax.artifacts.index import CellEntry, LaunchIndex, cell_state, read_index
 from connector_tax.artifacts.launch_files import ClaimedNode, NodeRecord, nodes_of
 from connector_tax.artifacts.names import CellKey, Launch, configuration_of
-from connector_tax.artifacts.rates import cell_rates, shape_limits
-from connector_tax.artifacts.study_file import Study, launches
+from connector_tax.artifacts.study_file import Study, cell_rates, launches, shape_limits
 from connector_tax.artifacts.study_records import CellPlan
 from connector_tax.files import ArtifactError, check_sha256, read_json
 

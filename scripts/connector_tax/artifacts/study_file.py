@@ -1,19 +1,21 @@
-"""study.json as its readers take it."""
+"""study.json as its readers take it, and the rate of every cell.
+
+A rate is the cell's own in Phase A, else the phase's reference rate, or its shape's. In a study
+with a `shape_rates` section plain is asked, once Phase A is over, how much of each shape it can
+serve (study.shape_rates); `max_share` of that is the most that any configuration is offered.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from connector_tax.artifacts.names import (
-    PHASES,
-    Launch,
-    baseline_of,
-    launched_plains,
-)
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.names import PHASES, Launch, baseline_of, launched_plains
 from connector_tax.artifacts.record_reader import read_record
+from connector_tax.files import ArtifactError
 
 if TYPE_CHECKING:
     from connector_tax.artifacts.study_records import CellPlan, StudyConfig, StudyDocument
@@ -93,3 +95,56 @@ def load_study(path: Path) -> Study:
 def launches(study: StudyDocument, phase: str) -> list[Launch]:
     """The launches of a phase in run order."""
     return [Launch(e["config"], e["block"], phase) for e in study["run_order"][phase]]
+
+
+# ---- rates
+
+
+def shape_limits(study: StudyDocument, root: Path, phase: str) -> dict[str, float]:
+    """Cell name to the most requests/s of that shape.
+
+    Empty for Phase A, after which the shapes are probed, and in a study without `shape_rates`.
+
+    Raises:
+        ArtifactError: shape_rates.json is missing, or of another design.
+    """
+    if phase == "A" or study["config"].get("shape_rates") is None:
+        return {}
+    # Imported late: Snakemake plans without msgspec.
+    from connector_tax.artifacts.stage_records import ShapeRatesRecord
+
+    path = root / paths.SHAPE_RATES
+    content = read_record(path, ShapeRatesRecord)
+    if content["design_sha256"] != study["design_sha256"]:
+        raise ArtifactError(f"{path}: of another design than {paths.STUDY}; delete it")
+    return {name: shape["most_rps"] for name, shape in content["shapes"].items()}
+
+
+def cell_rates(
+    study: StudyDocument, phase: str, reference_rps: float | None, limits: Mapping[str, float]
+) -> dict[str, float | None]:
+    """Cell name to requests/s, for each cell of a phase; None where no rate was chosen.
+
+    Args:
+        study: study.json.
+        phase: A, B or Bp.
+        reference_rps: the phase's reference rate; None in Phase A, and before it is known.
+        limits: `shape_limits`.
+    """
+    rates = {}
+    for planned in study["cells"][phase]:
+        name, rate = planned["cell"], planned["rate_rps"]
+        if rate is None and reference_rps is not None:
+            rate = min(reference_rps, limits.get(name, reference_rps))
+        rates[name] = rate
+    return rates
+
+
+def most_of_shape(max_share: float, completed_s: Sequence[float]) -> float:
+    """The most requests/s of a shape, to three digits: a share of what was served of it.
+
+    Args:
+        max_share: of the `shape_rates` section.
+        completed_s: when requests that had arrived at 0 s had all their tokens; at least one.
+    """
+    return float(f"{max_share * len(completed_s) / max(completed_s):.3g}")

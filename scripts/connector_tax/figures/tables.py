@@ -21,8 +21,7 @@ from connector_tax.artifacts.stage_records import (
     RatesRecord,
 )
 from connector_tax.artifacts.study_file import load_study
-from connector_tax.artifacts.table_reader import read_table
-from connector_tax.artifacts.tables import POOLED, ROW_TYPES, CellRow, EffectRow
+from connector_tax.artifacts.tables import POOLED, ROW_TYPES, CellRow, EffectRow, read_table
 from connector_tax.artifacts.verdicts import MARKED
 
 Row = TypeVar("Row")

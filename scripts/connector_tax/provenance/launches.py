@@ -20,10 +20,9 @@ from connector_tax.artifacts.index import LaunchIndex, read_index
 from connector_tax.artifacts.launch_files import LaunchConfig, NodeRecord, nodes_of
 from connector_tax.artifacts.looks import read_looks
 from connector_tax.artifacts.names import PHASES, Launch
-from connector_tax.artifacts.rates import most_of_shape
 from connector_tax.artifacts.record_reader import read_record
 from connector_tax.artifacts.stage_records import GateRecord, ShapeRatesRecord
-from connector_tax.artifacts.study_file import Study, every_launch, launches
+from connector_tax.artifacts.study_file import Study, every_launch, launches, most_of_shape
 from connector_tax.artifacts.study_records import ConfigurationEntry, StudyDocument
 from connector_tax.files import read_json, sha256_json
 from connector_tax.provenance.claims import Ledger

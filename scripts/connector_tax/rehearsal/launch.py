@@ -34,8 +34,7 @@ from connector_tax.artifacts.cell_records import (
 )
 from connector_tax.artifacts.index import CellEntry, finished_cell, launch_index, write_index
 from connector_tax.artifacts.names import Launch
-from connector_tax.artifacts.rates import cell_rates, shape_limits
-from connector_tax.artifacts.study_file import read_study
+from connector_tax.artifacts.study_file import cell_rates, read_study, shape_limits
 from connector_tax.artifacts.study_records import CellPlan, StudyDocument
 from connector_tax.engine.scheduler import Sequence as Served
 from connector_tax.engine.virtual import VirtualEngine

@@ -16,8 +16,7 @@ from connector_tax.artifacts.record_reader import read_record
 from connector_tax.artifacts.stage_records import ConclusionRecord, HypothesesRecord, RatesRecord
 from connector_tax.artifacts.study_file import Study, every_launch, launches, load_study
 from connector_tax.artifacts.study_records import StudyDocument
-from connector_tax.artifacts.table_reader import read_table
-from connector_tax.artifacts.tables import ROW_TYPES, TAX, EffectRow, Row
+from connector_tax.artifacts.tables import ROW_TYPES, TAX, EffectRow, Row, read_table
 from connector_tax.artifacts.verdicts import MIN_BLOCKS_FOR_VERDICT
 from connector_tax.engine.virtual import VirtualEngine
 from connector_tax.files import read_json, write_json

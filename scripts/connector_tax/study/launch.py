@@ -34,10 +34,15 @@ from connector_tax.artifacts.index import CellEntry, finished_cell, launch_index
 from connector_tax.artifacts.launch_files import AttemptRecord, EngineFiles, NodeRecord
 from connector_tax.artifacts.looks import decided_earlier
 from connector_tax.artifacts.names import PHASES, SAME_RATES, Launch, baseline_of
-from connector_tax.artifacts.rates import cell_rates, shape_limits
 from connector_tax.artifacts.record_reader import read_record
 from connector_tax.artifacts.stage_records import GateRecord, RatesRecord
-from connector_tax.artifacts.study_file import every_launch, launches, read_study
+from connector_tax.artifacts.study_file import (
+    cell_rates,
+    every_launch,
+    launches,
+    read_study,
+    shape_limits,
+)
 from connector_tax.artifacts.study_records import CellPlan, StudyDocument
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ConfigError

@@ -20,10 +20,9 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import LaunchIndex, cell_state, read_index
 from connector_tax.artifacts.looks import FIRST_LOOK, decided_earlier
 from connector_tax.artifacts.names import PHASES, REFERENCE_OF, Launch
-from connector_tax.artifacts.rates import cell_rates, shape_limits
 from connector_tax.artifacts.record_reader import converted, read_record
 from connector_tax.artifacts.stage_records import Durations, DurationsRecord, RatesRecord
-from connector_tax.artifacts.study_file import every_launch, launches
+from connector_tax.artifacts.study_file import cell_rates, every_launch, launches, shape_limits
 from connector_tax.artifacts.study_records import StudyConfig, StudyDocument
 from connector_tax.files import ArtifactError, read_json
 from connector_tax.servers.kinds import engine_of

@@ -17,9 +17,8 @@ import numpy as np
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import Launch, baseline_of
-from connector_tax.artifacts.rates import most_of_shape
 from connector_tax.artifacts.stage_records import ShapeRatesRecord
-from connector_tax.artifacts.study_file import read_study
+from connector_tax.artifacts.study_file import most_of_shape, read_study
 from connector_tax.artifacts.study_records import ShapeRatesSection, StudyConfig, StudyDocument
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ConfigError
