@@ -3,10 +3,10 @@
     python docs/fields.py            write both
     python docs/fields.py --check    write the page; status 1 if a tracked schema is another
 
-A field's meaning is the comment of its declaration (artifacts/declare.py). docs/fields.yaml has the
-files, and the fields of those that no such declaration has; one without a meaning, or a meaning
-without a field, is an error. The schemas are tracked: Snakemake plans a study with them, and
-without msgspec. The page is not.
+A field's meaning is the comment of its declaration (artifacts/study_records.py). docs/fields.yaml
+has the files, and the fields of those that no such declaration has; one without a meaning, or a
+meaning without a field, is an error. The schemas are tracked: Snakemake plans a study with them,
+and without msgspec. The page is not.
 """
 
 import argparse

@@ -25,6 +25,14 @@ def audited(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_once(tmp_path_factory, "published", write_published_study) / "audited"
 
 
+@pytest.fixture
+def root(audited: Path, tmp_path: Path) -> Path:
+    """A copy of that study's folder, to be changed."""
+    from tests.provenance.audited_study import linked_copy
+
+    return linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
+
+
 @pytest.fixture(scope="session")
 def remade(audited: Path) -> Path:
     """Everything that is derived of that study, made again: its folder."""

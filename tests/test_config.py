@@ -66,28 +66,6 @@ def test_a_bound_holds_as_declared_unless_the_study_sets_it() -> None:
     assert emulated == {**BOUNDS, **DEVICE_BOUNDS["emulated"]}
 
 
-def test_h20_has_the_designs_numbers() -> None:
-    config: Any = resolve(shipped("h20.yaml"), "h20.yaml")["config"]
-    assert config["phase_a"] == {
-        "rates_rps": [0.5, 1, 2, 4, 8, 16, 32],
-        "input_tokens": 4096,
-        "output_tokens": 256,
-    }
-    assert config["phase_b"] == {
-        "input_tokens": [512, 4096, 32768],
-        "output_tokens": [64, 256, 1024],
-    }
-    assert config["phase_bp"]["shapes"] == [[512, 256], [4096, 256], [32768, 256]]
-    assert len(config["configurations"]) == 8
-    cell = config["cell"]
-    assert (cell["floor_s"], cell["warmup_s"], cell["min_completed"]) == (60, 10, 200)
-    assert cell["inflight_cap"] == 256
-    # The slowest rate needs 400 s for its 200 requests; the cap must not cut it off.
-    assert cell["cap_s"] >= 400
-    assert config["engine"]["flags"]["--max-num-batched-tokens"] == 8192
-    assert config["server"]["release_s"] == 60
-
-
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [

@@ -19,9 +19,9 @@ import yaml
 from connector_tax.analysis.aggregate import aggregate
 from connector_tax.analysis.records import RequestRow
 from connector_tax.artifacts.cell_records import RequestLine
-from connector_tax.artifacts.declare import meta
 from connector_tax.artifacts.record_reader import checked
 from connector_tax.artifacts.study_file import load_study
+from connector_tax.artifacts.study_records import meta
 from connector_tax.config import ROOT, SCHEMAS
 from connector_tax.loadgen.messages import STUDY_FIELDS
 from tests.analysis.synthetic import write_synthetic_study

@@ -1,5 +1,7 @@
 """An archive is reproducible, opens to what was packed, and is refused when anything is wrong."""
 
+import io
+import json
 import os
 import re
 import shutil
@@ -13,112 +15,95 @@ from typing import Any
 
 import pytest
 import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
 
+from connector_tax.artifacts import paths
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_json
-from connector_tax.provenance import manifest
+from connector_tax.provenance import manifest, verify
 from connector_tax.provenance import pack as packing
-from connector_tax.provenance.archive import read_head, unpack
+from connector_tax.provenance.archive import HEADER, decode, encode, fits, read_head, unpack
+from connector_tax.provenance.archive import packed as packed_bytes
 from connector_tax.provenance.audit import check_archived
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, PASS, Ledger
 from connector_tax.provenance.pack import pack
+from tests.provenance import forged_archives as by
 from tests.provenance.audited_study import linked_copy, replace
-from tests.provenance.forged_archives import (
-    Edit,
-    Members,
-    columns,
-    forged,
-    grown,
-    header_later,
-    in_header,
-    in_study,
-    in_two_tables,
-    listed,
-    members_of,
-    one_gone,
-    other_content,
-    other_table,
-    special,
-    study_in_table,
-    table_named,
-    twice,
-    unlisted,
-    whole_study,
-    write_archive,
-)
+from tests.provenance.forged_archives import Edit, Members
 from tests.provenance.tampering import NOOP_CELL, Tamper, failures, parquet_of, remove
 from tests.provenance.tampering import planted as planted_file
 
 REQUESTS = "runs/plain/block0/A/r40/requests_A_r40.jsonl"
 NOT_PLAIN = "'runs/plain/block0/A/x' is missing, no plain file of the 0 bytes"
 HOSTILE: dict[str, tuple[Edit, str]] = {
-    "a path upwards": (listed("runs/../../../evil"), "has no place in a study"),
-    "a path upwards, not listed": (unlisted("../evil"), "data behind the end"),
-    "an absolute path": (listed("/etc/cron.d/evil"), "has no place in a study"),
-    "a hidden file": (listed("runs/.bashrc"), "has no place in a study"),
-    "a line break in a name": (listed("runs/a\nb"), "has no place in a study"),
-    "an unknown place": (listed("bin/evil"), "has no place in a study"),
+    "a path upwards": (by.listed("runs/../../../evil"), "has no place in a study"),
+    "a path upwards, not listed": (by.unlisted("../evil"), "data behind the end"),
+    "an absolute path": (by.listed("/etc/cron.d/evil"), "has no place in a study"),
+    "a hidden file": (by.listed("runs/.bashrc"), "has no place in a study"),
+    "a line break in a name": (by.listed("runs/a\nb"), "has no place in a study"),
+    "an unknown place": (by.listed("bin/evil"), "has no place in a study"),
     **{
-        f"a member of type {kind!r}": (special(kind), NOT_PLAIN)
+        f"a member of type {kind!r}": (by.special(kind), NOT_PLAIN)
         for kind in (
             tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE,
             tarfile.DIRTYPE, tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_SPARSE,
         )
     },
-    "a file where a folder is": (listed("runs/plain/block0/A"), "cannot be unpacked"),
+    "a file where a folder is": (by.listed("runs/plain/block0/A"), "cannot be unpacked"),
     "a launch that is a path": (
-        in_study("run_order", "A", 0, "config", value="/etc/cron.d/x"),
+        by.in_study("run_order", "A", 0, "config", value="/etc/cron.d/x"),
         "run_order.A.0..config: fo",
     ),
     "a launch that goes upwards": (
-        in_study("run_order", "B", 1, "config", value="../../default/runs/plain"),
+        by.in_study("run_order", "B", 1, "config", value="../../default/runs/plain"),
         "text matching",
     ),
     "a block that is a path": (
-        in_study("run_order", "A", 0, "block", value="0/../.."),
+        by.in_study("run_order", "A", 0, "block", value="0/../.."),
         "allowed: integer",
     ),
-    "a cell that is a path": (in_study("cells", "A", 0, "cell", value="../x"), "text matching"),
-    "a study in study.json that is a path": (in_study("study", value="../x"), "text matching"),
-    "a study without cells": (in_study("cells", value={}), "cells: found {}; allowed: at"),
-    "a million blocks": (in_study("blocks", value=10**6), "allowed: <= 100"),
-    "a study that is a list": (whole_study(b"[]"), "allowed: object"),
-    "a study of brackets": (whole_study(b"[" * 200_000), "study.json"),
-    "a table that is none": (other_table(b"PAR1" * 100), "member 'tables/requests'"),
-    "a table of nothing": (other_table(columns([], [], b"")), "member 'tables/requests'"),
+    "a cell that is a path": (by.in_study("cells", "A", 0, "cell", value="../x"), "text matching"),
+    "a study in study.json that is a path": (by.in_study("study", value="../x"), "text matching"),
+    "a study without cells": (by.in_study("cells", value={}), "cells: found {}; allowed: at"),
+    "a million blocks": (by.in_study("blocks", value=10**6), "allowed: <= 100"),
+    "a study that is a list": (by.whole_study(b"[]"), "allowed: object"),
+    "a study of brackets": (by.whole_study(b"[" * 200_000), "study.json"),
+    "a table that is none": (by.other_table(b"PAR1" * 100), "member 'tables/requests'"),
+    "a table of nothing": (by.other_table(by.columns([], [], b"")), "member 'tables/requests'"),
     "a table of another file": (
-        other_table(columns([["study.json", 1]], ["{}"], b"0")),
+        by.other_table(by.columns([["study.json", 1]], ["{}"], b"0")),
         r"KeyError\('study\.json'\)",
     ),
     "a table of huge lines": (
-        other_table(columns([[REQUESTS, 10**6]], ["x" * 10**6], b"0 " * 10**6)),
+        by.other_table(by.columns([[REQUESTS, 10**6]], ["x" * 10**6], b"0 " * 10**6)),
         "more than the .* bytes that are listed",
     ),
     "a table without a column": (
-        other_table(columns([[REQUESTS, 1]], ["\0" * 9], b"0")),
+        by.other_table(by.columns([[REQUESTS, 1]], ["\0" * 9], b"0")),
         "member 'tables/requests'",
     ),
-    "a table without a place": (table_named("tables/../x"), "is no table of a study"),
-    "the study in a table": (study_in_table, "'study.json' is not among the members"),
-    "a file in two tables": (in_two_tables, "a file is in two tables"),
-    "an oversized member": (grown, "is missing, no plain file"),
-    "a member twice": (twice, "data behind the end"),
-    "a member missing": (one_gone, "'verify.py' is missing"),
-    "another content": (other_content, "sha256 is not what archive.json says"),
+    "a table without a place": (by.table_named("tables/../x"), "is no table of a study"),
+    "the study in a table": (by.study_in_table, "'study.json' is not among the members"),
+    "a file in two tables": (by.in_two_tables, "a file is in two tables"),
+    "an oversized member": (by.grown, "is missing, no plain file"),
+    "a member twice": (by.twice, "data behind the end"),
+    "a member missing": (by.one_gone, "'verify.py' is missing"),
+    "another content": (by.other_content, "sha256 is not what archive.json says"),
     "a study name that is a path": (
-        in_header("study", value="../../home"),
+        by.in_header("study", value="../../home"),
         "study: found .* allowed: text",
     ),
     "the name of another study": (
-        in_header("study", value="another"),
+        by.in_header("study", value="another"),
         "archive.json says 'another'",
     ),
-    "the list not first": (header_later, "first member is not archive.json"),
+    "the list not first": (by.header_later, "first member is not archive.json"),
     "another format": (
-        in_header("format", value="connector-tax archive 9"),
+        by.in_header("format", value="connector-tax archive 9"),
         "format: found .* allowed: one of",
     ),
-    "a list that is none": (in_header("files", value=["study.json"]), "archive.json"),
+    "a list that is none": (by.in_header("files", value=["study.json"]), "archive.json"),
 }  # fmt: skip
 
 
@@ -134,7 +119,7 @@ def assert_refused(path: Path, folder: Path, message: str) -> None:
 @pytest.mark.parametrize("what", HOSTILE)
 def test_a_hostile_archive_is_refused(packed: Path, tmp_path: Path, what: str) -> None:
     edit, message = HOSTILE[what]
-    path = forged(packed, tmp_path / "bad.tar.zst", edit)
+    path = by.forged(packed, tmp_path / "bad.tar.zst", edit)
     assert_refused(path, tmp_path / "here", message)
 
 
@@ -183,7 +168,7 @@ def test_every_cut_is_noticed(packed: Path, tmp_path: Path) -> None:
 def test_data_behind_the_tar_is_refused(
     packed: Path, tmp_path: Path, tail: bytes, message: str
 ) -> None:
-    path = write_archive(tmp_path / "bad.tar.zst", members_of(packed), tail=tail)
+    path = by.write_archive(tmp_path / "bad.tar.zst", by.members_of(packed), tail=tail)
     assert path.stat().st_size < 2 * packed.stat().st_size + 100_000
     assert_refused(path, tmp_path / "here", message)
 
@@ -212,7 +197,7 @@ def test_a_bomb_is_refused_before_it_fills_the_disk(packed: Path, tmp_path: Path
         for number in range(20):
             header["files"][f"runs/zeros{number}"] = {"bytes": 50_000_000, "sha256": "0" * 64}
 
-    path = forged(packed, tmp_path / "bad.tar.zst", edit)
+    path = by.forged(packed, tmp_path / "bad.tar.zst", edit)
     assert_refused(path, tmp_path / "here", "more than .* bytes in all")
 
 
@@ -415,3 +400,64 @@ def test_the_command_says_what_is_wrong(
     assert "bad.tar.zst: refused: it is cut off" in capsys.readouterr().err
     assert packing.main(["unpack", "--archive", "nowhere", "--out", str(tmp_path / "x")]) == 2
     assert "nowhere" in capsys.readouterr().err
+
+
+# ---- lines by column
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+LINES = st.builds(
+    lambda value, unicode: json.dumps(value, ensure_ascii=not unicode).encode(),
+    VALUES,
+    st.booleans(),
+) | st.binary().filter(lambda line: not {0, 10} & {*line})
+FILES = st.dictionaries(st.text(), st.lists(LINES, min_size=1), max_size=4)
+
+
+def sizes(files: dict[str, bytes]) -> dict[str, int]:
+    return {name: len(data) for name, data in files.items()}
+
+
+@given(FILES)
+def test_files_come_back_to_the_byte(lines: dict[str, list[bytes]]) -> None:
+    files = {name: b"".join(line + b"\n" for line in of) for name, of in lines.items()}
+    assert all(map(fits, files.values()))
+    assert decode(encode(files), sizes(files)) == files
+
+
+def test_numbers_of_every_form_and_a_column_that_rises_come_back() -> None:
+    lines = [
+        *(b'{"t_ns":%d,"us":%d.50}' % (585793010000 + 7 * k, k) for k in range(50)),
+        b'{"t_ns":null,"us":-0}', b'{"t_ns":007,"us":1e-7}', b'{"n":%d}' % 10**40,
+    ]  # fmt: skip
+    files = {"x": b"\n".join(lines) + b"\n"}
+    assert decode(encode(files), sizes(files)) == files
+    assert b"\n+585793010000 7 7 7" in encode(files)
+
+
+def test_a_file_without_a_last_line_break_or_with_a_nul_does_not_fit() -> None:
+    assert not fits(b"{}")
+    assert not fits(b'{"a":"\0"}\n')
+
+
+def test_verify_py_reads_the_same_lines(tmp_path: Path) -> None:
+    rows = [{"t_ns": 10**11 + k, "us": k / 10, "of": "Grüße 7", "reads": [k, 3]} for k in range(9)]
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "requests").write_bytes(encode({"a": text.encode(), "b": b"{}\n"}))
+    assert verify.read_table(tmp_path, "requests") == {"a": rows, "b": [{}]}
+
+
+def test_an_archive_has_a_table_of_each_kind_of_log() -> None:
+    name = "runs/plain/block0/A/r1/{}_A_r1.jsonl"
+    files = {name.format(kind): b'{"t_ns":7}\n' for kind in paths.ALL_LOGS}
+    content = zstandard.ZstdDecompressor().decompressobj().decompress(packed_bytes({}, files))
+    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+        head = tar.extractfile(HEADER)
+        assert head is not None
+        tables = json.load(head)["tables"]
+    kinds = {table: entry["files"] for table, entry in tables.items()}
+    assert kinds == {f"tables/{kind}": [name.format(kind)] for kind in paths.ALL_LOGS}

@@ -16,7 +16,7 @@ from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, PASS, Claim, Le
 from connector_tax.provenance.launches import _comparable, check_launches
 from connector_tax.study.design import planned_cell
 from connector_tax.study.server_command import MARKS
-from tests.provenance.audited_study import edited_json, linked_copy
+from tests.provenance.audited_study import edited_json
 from tests.provenance.tampering import LAUNCH, other_command
 from tests.study_folder import NODE, study_document
 
@@ -163,8 +163,7 @@ def of_launch(root: Path) -> dict[str, tuple[str, str]]:
     return {c.kind: (c.verdict, c.message) for c in ledger.claims if c.subject == name}
 
 
-def test_a_launch_on_a_slot_has_the_slot_s_gpus(audited: Path, tmp_path: Path) -> None:
-    root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
+def test_a_launch_on_a_slot_has_the_slot_s_gpus(root: Path) -> None:
     with edited_json(root / "study.json") as study:
         study["config"]["engine"]["environment"] = {}
         study["config"]["devices"] = [{"id": "a", "cpus": NODE["cpus"], "visible": "3"}]
@@ -178,16 +177,12 @@ def test_a_launch_on_a_slot_has_the_slot_s_gpus(audited: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("mark", MARKS)
-def test_what_launch_sh_has_in_a_variable_is_read_back(
-    audited: Path, tmp_path: Path, mark: str
-) -> None:
-    root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
+def test_what_launch_sh_has_in_a_variable_is_read_back(root: Path, mark: str) -> None:
     other_command(lambda config: config["environment"].update(PLACE=f"{mark}/x"))(root)
     assert of_launch(root)["launch"][0] == PASS
 
 
-def test_a_command_of_another_version_is_not_checkable(audited: Path, tmp_path: Path) -> None:
-    root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
+def test_a_command_of_another_version_is_not_checkable(root: Path) -> None:
     with edited_json(root / "study.json") as study:
         study["package_version"] = "0.1.0"
     assert of_launch(root)["command"][0] == PASS

@@ -18,7 +18,7 @@ from connector_tax.provenance.manifest import (
     section_of,
 )
 from connector_tax.servers.vllm import CPU_ADAPTER
-from tests.provenance.audited_study import edited_json, linked_copy
+from tests.provenance.audited_study import edited_json
 
 Row = dict[str, str]
 
@@ -167,10 +167,7 @@ def test_a_process_that_is_killed_holds_the_manifest_no_longer(tmp_path: Path) -
     assert reasons(tmp_path / "MANIFEST.md") == ["a0"]
 
 
-def test_a_launch_s_adapter_is_in_its_row_and_a_skipped_launch_has_none(
-    audited: Path, tmp_path: Path
-) -> None:
-    root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
+def test_a_launch_s_adapter_is_in_its_row_and_a_skipped_launch_has_none(root: Path) -> None:
     for path in root.glob("runs/*/*/*/config.json"):
         with edited_json(path) as config:
             config["environment"]["PYTHONPATH"] += f":{CPU_ADAPTER}"

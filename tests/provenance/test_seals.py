@@ -16,13 +16,14 @@ from connector_tax.provenance.launches import check_launches
 from connector_tax.provenance.manifest import name_archive, png_digests
 from connector_tax.report.page import render
 from connector_tax.seals import seal_end, seal_launch, seal_settings
-from tests.provenance.audited_study import edited_json, linked_copy, replace, write_audited_study
+from tests.provenance.audited_study import edited_json, replace, write_audited_study
 from tests.provenance.tampering import LAUNCH, SEALS, failures, json_value, whole_chain_forged
 
 
-def published(folder: Path) -> Path:
-    """A copy's study.json, once MANIFEST.md names its seal."""
-    root = folder / "results" / "synthetic"
+@pytest.fixture
+def published(root: Path) -> Path:
+    """Its study.json, once MANIFEST.md names its seal."""
+    folder = root.parents[1]
     body = manifest.section_of((root / "manifest.md").read_text(), "synthetic")
     name_archive(folder / "MANIFEST.md", "synthetic", root / "env.txt", body, png_digests(root))
     return root / "study.json"
@@ -37,52 +38,50 @@ def told(study_file: Path) -> tuple[str, list[tuple[str, str]]]:
     return line, mine
 
 
-def test_the_audit_says_whether_the_seal_was_published(audited: Path, tmp_path: Path) -> None:
-    folder = linked_copy(audited, tmp_path / "copy")
-    line, claims = told(folder / "results" / "synthetic" / "study.json")
+def test_the_audit_says_whether_the_seal_was_published(
+    root: Path, request: pytest.FixtureRequest
+) -> None:
+    line, claims = told(root / "study.json")
     assert "published nowhere: whoever can write this folder can have made it" in line
     assert [verdict for verdict, _ in claims] == [NOT_CHECKABLE]
-    line, claims = told(published(folder))
+    line, claims = told(request.getfixturevalue("published"))
     assert "the one MANIFEST.md names" in line
     assert "cannot be told from the folder alone" in line
     assert [verdict for verdict, _ in claims] == ["PASS"]
 
 
-def test_a_link_added_after_the_published_one_fails(audited: Path, tmp_path: Path) -> None:
-    study_file = published(linked_copy(audited, tmp_path / "copy"))
-    root = study_file.parent
+def test_a_link_added_after_the_published_one_fails(published: Path) -> None:
+    root = published.parent
     with edited_json(root / "study.json") as study:
         study["created_utc"] = "2020-01-01"
     seal_end(root)
     manifest.write(root / "study.json")
-    line, claims = told(study_file)
+    line, claims = told(published)
     assert claims == [(FAIL, "1 links were added after the published seal")]
     assert "not the study that MANIFEST.md names" in line
 
 
-def test_another_seal_than_manifest_md_names_is_not_believed(audited: Path, tmp_path: Path) -> None:
+def test_another_seal_than_manifest_md_names_is_not_believed(published: Path) -> None:
     """Sealed anew from the first link the folder is right in itself: only MANIFEST.md tells.
 
     A study of the same name that shares no launch with the published one is another measurement.
     """
-    study_file = published(linked_copy(audited, tmp_path / "copy"))
-    whole_chain_forged(study_file.parent)
-    manifest.write(study_file)
-    line, claims = told(study_file)
+    whole_chain_forged(published.parent)
+    manifest.write(published)
+    line, claims = told(published)
     assert [verdict for verdict, _ in claims] == [FAIL]
     assert "not the study that MANIFEST.md names" in line
-    page = study_file.parents[2] / "MANIFEST.md"
+    page = published.parents[2] / "MANIFEST.md"
     replace(page, re.sub(r"[0-9a-f]{64} \|$", f"{'0' * 64} |", page.read_text(), flags=re.M))
-    line, claims = told(study_file)
+    line, claims = told(published)
     assert [verdict for verdict, _ in claims] == [NOT_CHECKABLE]
     assert "not the study that MANIFEST.md names" in line
 
 
-def test_a_seal_taken_out_of_manifest_md_fails(audited: Path, tmp_path: Path) -> None:
-    study_file = published(linked_copy(audited, tmp_path / "copy"))
-    page = study_file.parents[2] / "MANIFEST.md"
+def test_a_seal_taken_out_of_manifest_md_fails(published: Path) -> None:
+    page = published.parents[2] / "MANIFEST.md"
     replace(page, re.sub("^Seal: .*\n\n", "", page.read_text(), flags=re.M))
-    assert [verdict for verdict, _ in told(study_file)[1]] == [FAIL]
+    assert [verdict for verdict, _ in told(published)[1]] == [FAIL]
 
 
 PICTURE = "`fig9_forest.png` "
@@ -100,13 +99,12 @@ PICTURE = "`fig9_forest.png` "
     ],
 )
 def test_manifest_md_names_the_pictures_of_the_study(
-    audited: Path, tmp_path: Path, pattern: str, text: str, message: str
+    published: Path, pattern: str, text: str, message: str
 ) -> None:
-    study_file = published(linked_copy(audited, tmp_path / "copy"))
-    page = study_file.parents[2] / "MANIFEST.md"
-    assert failures(study_file) == []
+    page = published.parents[2] / "MANIFEST.md"
+    assert failures(published) == []
     replace(page, re.sub(pattern, text, page.read_text(), count=1, flags=re.M))
-    (claim,) = [claim for claim in failures(study_file) if claim.subject == "figures"]
+    (claim,) = [claim for claim in failures(published) if claim.subject == "figures"]
     assert re.search(message, claim.message)
 
 
@@ -121,19 +119,17 @@ def test_manifest_md_names_the_pictures_of_the_study(
     ],
     ids=["a section before the true one", "text outside the sections"],
 )
-def test_manifest_md_holds_nothing_else(audited: Path, tmp_path: Path, old: str, new: str) -> None:
-    study_file = published(linked_copy(audited, tmp_path / "copy"))
-    page = study_file.parents[2] / "MANIFEST.md"
+def test_manifest_md_holds_nothing_else(published: Path, old: str, new: str) -> None:
+    page = published.parents[2] / "MANIFEST.md"
     replace(page, page.read_text().replace(old, new, 1))
     message = "it holds more than its head and a section for each study"
-    assert told(study_file)[1] == [(FAIL, message)]
+    assert told(published)[1] == [(FAIL, message)]
 
 
-def test_rows_of_manifest_md_are_those_of_the_study(audited: Path, tmp_path: Path) -> None:
-    study_file = published(linked_copy(audited, tmp_path / "copy"))
-    page = study_file.parents[2] / "MANIFEST.md"
+def test_rows_of_manifest_md_are_those_of_the_study(published: Path) -> None:
+    page = published.parents[2] / "MANIFEST.md"
     replace(page, page.read_text().replace("| 2/0/0/0 |", "| 9/0/0/0 |", 1))
-    assert told(study_file)[1] == [(FAIL, "its rows are not manifest.json's")]
+    assert told(published)[1] == [(FAIL, "its rows are not manifest.json's")]
 
 
 def measured_again(root: Path) -> Path:
@@ -152,10 +148,7 @@ def measured_again(root: Path) -> Path:
     return aside
 
 
-def test_a_launch_measured_again_is_told_and_its_first_run_is_kept(
-    audited: Path, tmp_path: Path
-) -> None:
-    root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
+def test_a_launch_measured_again_is_told_and_its_first_run_is_kept(root: Path) -> None:
     aside = measured_again(root)
     assert failures(root / "study.json") == []
     rows = read_json(root / "manifest.json")
@@ -170,8 +163,7 @@ def test_a_launch_measured_again_is_told_and_its_first_run_is_kept(
     assert "A.superseded1/index.json is missing" in messages
 
 
-def test_the_time_of_day_may_be_set_back_while_a_study_runs(audited: Path, tmp_path: Path) -> None:
-    root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
+def test_the_time_of_day_may_be_set_back_while_a_study_runs(root: Path) -> None:
     ledger = Ledger()
     for index_file in root.glob("runs/plain/block0/*/index.json"):
         with edited_json(index_file) as index:
@@ -181,8 +173,7 @@ def test_the_time_of_day_may_be_set_back_while_a_study_runs(audited: Path, tmp_p
     assert wrong == []
 
 
-def test_a_chain_that_was_emptied_is_not_begun_anew(audited: Path, tmp_path: Path) -> None:
-    root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
+def test_a_chain_that_was_emptied_is_not_begun_anew(root: Path) -> None:
     replace(root / SEALS, "")
     with pytest.raises(ArtifactError, match=r"holds no link, .* Put the file back"):
         seal_settings(root, read_json(root / "study.json"))
@@ -191,8 +182,7 @@ def test_a_chain_that_was_emptied_is_not_begun_anew(audited: Path, tmp_path: Pat
         seal_settings(root, read_json(root / "study.json"))
 
 
-def test_a_changed_setting_is_told_in_the_report(audited: Path, tmp_path: Path) -> None:
-    root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
+def test_a_changed_setting_is_told_in_the_report(root: Path) -> None:
     assert "Changed after the first measurement" not in render(StudyTables(root / "study.json"))
     json_value("study.json", "config", "statistics", "margins", "tpot_p90", value=0.5)(root)
     page = render(StudyTables(root / "study.json"))

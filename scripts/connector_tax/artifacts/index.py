@@ -8,11 +8,10 @@ import msgspec
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import CellRecord
-from connector_tax.artifacts.declare import meta
 from connector_tax.artifacts.launch_files import AttemptRecord
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.record_reader import converted
-from connector_tax.artifacts.study_records import DesignLabel, Phase
+from connector_tax.artifacts.study_records import DesignLabel, Phase, meta
 from connector_tax.files import read_json, sha256_file, write_json
 
 

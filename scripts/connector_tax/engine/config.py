@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict
 
-from connector_tax.artifacts.declare import meta
-from connector_tax.artifacts.study_records import Count, Text
+from connector_tax.artifacts.study_records import Count, Text, meta
 from connector_tax.config import ConfigError, load_yaml, validate
 from connector_tax.engine.connectors import ConnectorTax
 from connector_tax.engine.faults import FaultPlan, FaultsSection

@@ -8,8 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Annotated
 
-from connector_tax.artifacts.declare import meta
-from connector_tax.artifacts.study_records import Fraction, NonNegative
+from connector_tax.artifacts.study_records import Fraction, NonNegative, meta
 from connector_tax.linux import die_with_parent, ignore_warning
 
 _BURN_PERIOD_S = 0.02

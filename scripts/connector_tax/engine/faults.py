@@ -10,8 +10,7 @@ from typing import Annotated, Any, TypedDict
 
 import msgspec
 
-from connector_tax.artifacts.declare import meta
-from connector_tax.artifacts.study_records import Share
+from connector_tax.artifacts.study_records import Share, meta
 
 
 class FaultKind(StrEnum):

@@ -10,8 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from connector_tax.artifacts.declare import meta
-from connector_tax.artifacts.study_records import Count
+from connector_tax.artifacts.study_records import Count, meta
 from connector_tax.engine.kv import BlockPool, Holding
 
 

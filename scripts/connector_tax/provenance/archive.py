@@ -31,9 +31,8 @@ from typing import IO, Annotated, Any, Literal, TypedDict
 import zstandard
 
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.declare import meta
 from connector_tax.artifacts.record_reader import checked
-from connector_tax.artifacts.study_records import StudyDocument
+from connector_tax.artifacts.study_records import StudyDocument, meta
 from connector_tax.files import ArtifactError, sha256_file, write_bytes, write_text
 
 FORMAT = "connector-tax archive 4"
