@@ -230,22 +230,23 @@ def test_what_is_unpacked_is_what_was_packed(audited: Path, packed: Path, tmp_pa
     assert read_head(packed) == read_json(source / "study.json")
 
 
+def claims_of(root: Path) -> dict[str, str]:
+    """Verdict by subject of what is checked of an unpacked study."""
+    ledger = Ledger()
+    check_archived(load_study(root / "study.json"), root.with_name("MANIFEST.md"), ledger)
+    return {claim.subject: claim.verdict for claim in ledger.claims}
+
+
 def test_verify_py_of_an_archive_is_this_version_s(packed: Path, tmp_path: Path) -> None:
     root = tmp_path / "synthetic"
     unpack(packed, root)
-
-    def verdicts() -> list[str]:
-        ledger = Ledger()
-        check_archived(load_study(root / "study.json"), tmp_path / "MANIFEST.md", ledger)
-        return [claim.verdict for claim in ledger.claims if claim.subject == "verify.py"]
-
-    assert verdicts() == [PASS]
+    assert claims_of(root)["verify.py"] == PASS
     (root / "verify.py").write_text("print('all as published')\n")
-    assert verdicts() == [FAIL]
+    assert claims_of(root)["verify.py"] == FAIL
     header = read_json(root / "archive.json")
     header["versions"]["connector-tax"] = "0.9"
     write_json(root / "archive.json", header)
-    assert verdicts() == [NOT_CHECKABLE]
+    assert claims_of(root)["verify.py"] == NOT_CHECKABLE
 
 
 @pytest.mark.parametrize(
@@ -268,17 +269,7 @@ def test_a_file_put_beside_what_replot_makes_fails(
     path = root / planted
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("8x H100")
-    ledger = Ledger()
-    check_archived(load_study(root / "study.json"), tmp_path / "MANIFEST.md", ledger)
-    claims = {claim.subject: claim.verdict for claim in ledger.claims}
-    assert claims[subject] == FAIL
-
-
-def claims_of(root: Path) -> dict[str, str]:
-    """Verdict by subject of what is checked of an unpacked study."""
-    ledger = Ledger()
-    check_archived(load_study(root / "study.json"), root.with_name("MANIFEST.md"), ledger)
-    return {claim.subject: claim.verdict for claim in ledger.claims}
+    assert claims_of(root)[subject] == FAIL
 
 
 def redrawn(audited: Path, packed: Path, folder: Path) -> Path:
@@ -380,13 +371,11 @@ def test_a_folder_of_something_else_is_never_replaced(packed: Path, tmp_path: Pa
     assert (tmp_path / "mine" / "thesis.tex").exists()
 
 
-def test_a_study_that_fails_the_audit_is_not_archived(audited: Path, tmp_path: Path) -> None:
-    folder = linked_copy(audited, tmp_path / "copy")
-    root = folder / "results" / "synthetic"
+def test_a_study_that_fails_the_audit_is_not_archived(root: Path, tmp_path: Path) -> None:
     replace(root / NOOP_CELL / "requests_A_r40.jsonl", "x\n")
     changed = r"claims fail the audit:(.|\n)*requests_A_r40.jsonl changed"
     with pytest.raises(ArtifactError, match=changed):
-        pack(root / "study.json", folder / "MANIFEST.md", tmp_path / "x.tar.zst")
+        pack(root / "study.json", root.parents[1] / "MANIFEST.md", tmp_path / "x.tar.zst")
     assert not (tmp_path / "x.tar.zst").exists()
 
 

@@ -15,7 +15,6 @@ from connector_tax.report.answer import answer
 from tests.analysis.synthetic import write_analysed_study
 from tests.provenance.audited_study import (
     edited_json,
-    linked_copy,
     replace,
     seal_cell,
     write_audited_study,
@@ -23,15 +22,13 @@ from tests.provenance.audited_study import (
 from tests.provenance.tampering import EFFECTS, INDEX, NOOP_CELL, Tamper, csv_field, failures
 
 
-def arguments(folder: Path) -> list[str]:
-    study_file = folder / "results" / "synthetic" / "study.json"
-    return ["--study", str(study_file), "--manifest", str(folder / "MANIFEST.md")]
+def arguments(root: Path) -> list[str]:
+    return ["--study", str(root / "study.json"), "--manifest", str(root.parents[1] / "MANIFEST.md")]
 
 
-def test_an_honest_study_passes_and_every_claim_is_written(audited: Path, tmp_path: Path) -> None:
-    folder = linked_copy(audited, tmp_path / "copy")
-    assert audit.main(arguments(folder)) == 0
-    written = read_json(folder / "results" / "synthetic" / "audit.json")
+def test_an_honest_study_passes_and_every_claim_is_written(root: Path) -> None:
+    assert audit.main(arguments(root)) == 0
+    written = read_json(root / "audit.json")
     assert written["counts"][FAIL] == 0
     assert sum(written["counts"].values()) == len(written["claims"])
     kinds = {claim["kind"] for claim in written["claims"]}
@@ -122,9 +119,7 @@ def test_a_study_that_sets_the_devices_times_has_its_boundary_made_again(tmp_pat
 
 
 @pytest.mark.parametrize("what", MALFORMED)
-def test_what_is_malformed_fails_by_name(audited: Path, tmp_path: Path, what: str) -> None:
-    folder = linked_copy(audited, tmp_path / "copy")
-    root = folder / "results" / "synthetic"
+def test_what_is_malformed_fails_by_name(root: Path, what: str) -> None:
     tamper, message = MALFORMED[what]
     tamper(root)
     shown = [f"{c.subject}: {c.message}" for c in failures(root / "study.json")]
@@ -132,24 +127,20 @@ def test_what_is_malformed_fails_by_name(audited: Path, tmp_path: Path, what: st
 
 
 def test_a_malformed_study_replaces_the_audit_that_passed(
-    audited: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = linked_copy(audited, tmp_path / "copy")
-    root = folder / "results" / "synthetic"
     replace(root / "audit.json", '{"counts": {"FAIL": 0}}')
     replace(root / "study.json", "[" * 200_000)
-    assert audit.main(arguments(folder)) == 1
+    assert audit.main(arguments(root)) == 1
     assert read_json(root / "audit.json")["counts"][FAIL] == 1
     assert "FAIL study study.json" in capsys.readouterr().out
 
 
 def test_the_command_ends_non_zero_and_names_what_fails(
-    audited: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = linked_copy(audited, tmp_path / "copy")
-    root = folder / "results" / "synthetic"
     csv_field(EFFECTS, "estimate", "0.02")(root)
-    assert audit.main(arguments(folder)) == 1
+    assert audit.main(arguments(root)) == 1
     written = read_json(root / "audit.json")
     failed = [c["subject"] for c in written["claims"] if c["verdict"] == FAIL]
     assert failed == ["analysis/effects.csv", "report's pictures"]
@@ -159,7 +150,7 @@ def test_the_command_ends_non_zero_and_names_what_fails(
 def test_without_a_study_there_is_a_clear_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert audit.main(arguments(tmp_path)) == 2
+    assert audit.main(arguments(tmp_path / "results" / "x")) == 2
     assert "no such file" in capsys.readouterr().err
 
 
