@@ -175,6 +175,17 @@ def test_only_the_names_of_clip_paths_may_differ(
     assert (digest(one) == digest(other)) == same
 
 
+def test_the_numbers_of_a_tables_tuple_are_compared_nearly(tmp_path: Path) -> None:
+    texts = ["(0.1, None)", "(0.10000000000000002, None)", "(0.11, None)"]
+    published, near, far = (tmp_path / f"{name}.csv" for name in ("published", "near", "far"))
+    for file, text in zip((published, near, far), texts, strict=True):
+        file.write_text(f'narrow,label\n"{text}",(emulated)\n')
+    assert list(differs(published, near)) == []
+    assert list(differs(published, far)) == [
+        "published.row[0].narrow[0]: published 0.1, made again 0.11"
+    ]
+
+
 @pytest.mark.parametrize(
     ("published", "made", "wrong"),
     [

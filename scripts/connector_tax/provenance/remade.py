@@ -224,10 +224,15 @@ def same(published: Any, made: Any) -> bool:
     return type(published) is type(made) and bool(published == made)
 
 
-def _value(text: Any) -> Any:
+def _value(text: str | None) -> Any:
+    """A field of a table: its number, the numbers of a tuple, else its text."""
+    if text is None:
+        return None
+    if text.startswith("(") and text.endswith(")"):
+        return [_value(part) for part in text[1:-1].split(", ")]
     try:
         return float(text)
-    except (TypeError, ValueError):
+    except ValueError:
         return text
 
 
