@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -169,6 +170,10 @@ def columns_gone(name: str, *columns: str) -> Tamper:
     return table_changed(name, lambda table: [row.pop(c) for row in table for c in columns])
 
 
+def csv_row_twice(name: str) -> Tamper:
+    return table_changed(name, lambda table: table.append(table[3]))
+
+
 def csv_row_gone(name: str) -> Tamper:
     return table_changed(name, list.pop)
 
@@ -288,6 +293,13 @@ def delay_all(records: Lines) -> None:
                 record[key] += 1_000_000
 
 
+def late(records: Lines) -> None:
+    """As of a cell that is not valid."""
+    keys = [f"t_{n}_ns" for n in ("conn", "send", "headers", "first_token", "last_token", "done")]
+    for number in range(25, len(records)):
+        add_to(number, 300_000_000, *keys)(records)
+
+
 def shorter(name: str, share: float) -> Change:
     def change(lines: Lines) -> None:
         for line in lines:
@@ -303,6 +315,11 @@ def rename_requests(cell: str, attempt: str) -> Change:
             record["request_id"] = f"{cell.removeprefix('runs/')}/{attempt}/{number}"
 
     return change
+
+
+def copy_request_id(root: Path) -> None:
+    taken = json.loads(next((root / PLAIN_CELL).glob("requests_*")).read_text().split("\n")[0])
+    records("requests", set_in(3, "request_id", taken["request_id"]))(root)
 
 
 def cut_off(root: Path) -> None:

@@ -13,6 +13,7 @@ from connector_tax.provenance.claims import Claim
 from connector_tax.provenance.manifest import COLUMNS, LEFT_OUT
 from connector_tax.provenance.remade import KIND, differs
 from tests.provenance import tampering as by
+from tests.provenance.audited_study import linked_copy
 from tests.provenance.tampering import (
     CELLS,
     EFFECTS,
@@ -83,10 +84,19 @@ def sealed(tamper: Tamper, name: str) -> Tampering:
 TAMPERING: dict[str, dict[str, Tampering]] = {
     "made again": {
         "a percentile in cells.csv": field(CELLS, "ttft_p90_ms", "9.5", row=3),
+        "a saturation flag": field(CELLS, "saturated", "true", saturated="false"),
         "a row gone from cells.csv": (by.csv_row_gone(CELLS), "row: published 72"),
+        "a tax": field(EFFECTS, "estimate", "0.02"),
+        "an interval of one launch": field(EFFECTS, "lo", "-0.5", given=False),
         "a column gone from effects.csv": (
             by.columns_gone(EFFECTS, "verdict"), f"columns: published {COUNT - 1}, "),
+        "a tax twice": (by.csv_row_twice(EFFECTS), r"row: published \d+, made"),
+        "a column gone from a figure": (
+            by.columns_gone("figures/fig9_forest.csv", "verdict"), "columns: published 18"),
+        "a point of the step distribution": field("analysis/step_cdf.csv", "step_duration_us", "7"),
         "a hypothesis' verdict": value(HYPOTHESES, "hypotheses", 0, "verdict", value="supported"),
+        "a hypothesis' number": value(
+            HYPOTHESES, "hypotheses", 0, "numbers", "tax_ttft_p90", "point", value=0.1),
         "a hypothesis gone": (
             by.list_entry_gone(HYPOTHESES, "hypotheses"), r"hypotheses\.hypotheses: published 5"),
         "a criterion of a reference rate": value(
@@ -97,6 +107,7 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
             by.parquet_of("analysis/effects.parquet", "cells.csv"), r"effects\.columns"),
         "a parquet with another number": (
             by.parquet_changed("analysis/effects.parquet"), r"effects\.row\[0\]\.estimate"),
+        "a parquet gone": (by.remove("analysis/cells.parquet"), "is missing"),
         "a picture": (by.other_picture, "not the picture that this code makes of the study"),
         "a picture in the report": (
             by.other_picture_in_report,
@@ -121,16 +132,23 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
         "a manifest hash": value("manifest.json", 0, "sha256", value="0" * 64),
         "a row of manifest.md": (
             text_replaced("manifest.md", "| 2/0/0/0 |", "| 9/0/0/0 |"), "is not, byte for byte"),
+        "every percentage of the report": (
+            by.report_text(r"\+?\d+\.\d+\u2009?\xa0?\u202f? ?%", "0.1 %"), r"published 0\.1"),
         "the report's headline": (
             by.report_text("<h1>.*?</h1>", "<h1>Free of charge</h1>"), "published 'Free of charge"),
         "a file put into figures/": (by.planted("figures/fig99.png"), "no file that is made"),
         "a file put into analysis/": (by.planted("analysis/x.csv"), "no file that is made"),
+        "complete.json gone": (by.remove("complete.json"), "is missing"),
         "steps halved in time, the chain forged": (by.whole_chain_forged, "is not, byte for byte"),
     },
     "launch": {
         "another launch command": (
             text_replaced(f"{LAUNCH}/launch.sh", "--configuration noop_connector", "--x plain"),
             r"launch\.sh does not run config\.json's argv",
+        ),
+        "a skip without its reason": (
+            json_value(SKIPPED_INDEX, "reason", value=""),
+            "skipped for '', though no gate, rate or look leaves it out",
         ),
         "a skip that nothing asks for, without a reason": (
             resealed(
@@ -158,6 +176,11 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
             INDEX, "label", value="real vLLM, H20"),
         "the configuration of a skipped launch, sealed anew": resealed_value(
             SKIPPED_INDEX, "configuration", value="plain"),
+        "a reason of a cell in index.json, sealed anew": resealed_value(
+            INDEX, "cells", 0, "reason", value="a slow disk"),
+        "a launch measured again on request, sealed anew": resealed_value(
+            INDEX, "attempts", 0, "supersedes", value="A.superseded1"),
+        "how long a launch took, sealed anew": resealed_value(INDEX, "timing", "wall_s", value=9.0),
     },
     "command": {
         "the environment of config.json and launch.sh, sealed anew": (
@@ -206,6 +229,10 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
             json_value("study.json", "config", "cell", "floor_s", value=60),
             r"study\.design_sha256: published '\w+', made again",
         ),
+        "the study's seed": (
+            json_value("study.json", "config", "seed", value=2),
+            r"study\.seed: published \d+, made again 2",
+        ),
         "the run order": value("study.json", "run_order", "A", 1, "config", value="plain"),
         "the engine's label": (
             json_value("study.json", "engine_label", value="real vLLM, GPU"),
@@ -243,6 +270,12 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
             json_value("study.json", "created_utc", value="2020-01-01"), "study.json"),
         "what a server took": sealed(
             json_value(f"{LAUNCH}/resources.json", "startup_s", value=0.1), "resources.json"),
+        "steps halved in time": sealed(records("engine_step", by.faster_steps), "index.json"),
+        "a hidden configuration's index": sealed(by.hidden_configuration, "index.json"),
+        "environment.json": sealed(
+            json_value("environment.json", "gpu", value=["H20"]), "environment.json"),
+        "a line more in the log of a gate": sealed(
+            text_replaced(GATE_LOG, "2026-05-26", "not ready\n2026-05-26"), GATE_LOG),
         "the attempts gone": (by.remove(f"{LAUNCH}/attempts.json"), "attempts.json is missing"),
         "a launch taken out of the design": (
             by.launch_gone, "plain_2/block0/Bp was measured, and is gone"),
@@ -309,13 +342,23 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
             r"server_counters\.after\.preemptions: published 0\.0, made again None",
         ),
         "a health value": of_cell("health", "schedule_lag_p99_ms", "value", value=0.01),
+        "a late cell that says it is valid": (
+            records("requests", by.late), r"health\.schedule_lag_p99_ms\.value: published"),
         "a worker that died": (
             forged_record(NOOP_CELL, "load_generator", "workers_died", value=[0]),
             r"health\.workers_died\.value: published 0, made again 1",
         ),
+        "a machine that was suspended": (
+            forged_record(NOOP_CELL, "suspended_ms", value=5000),
+            r"health\.suspended_ms\.value: published 0, made again 5000",
+        ),
         "a counter of the load generator gone": (by.no_health, "lost_messages"),
         "a window cut below its floor": (
             json_value("study.json", "config", "cell", "floor_s", value=9), "window_s"),
+        "fewer successes than the design wants": (
+            json_value("study.json", "config", "cell", "min_completed", value=10**6),
+            "measured_ok",
+        ),
     },
     "requests": {
         "a later stop": (
@@ -349,6 +392,15 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
             records("requests", by.delay_all), r"requests\[0\]\.due_ns: published"),
         "requests of another configuration": (
             by.swap_files, r"requests\[0\]\.request_id: published 'plain/"),
+        "a request id used twice": (
+            by.copy_request_id,
+            r"requests\[3\]\.request_id: published 'plain/block0/A/r40/attempt11/0'",
+        ),
+        "prompts of another launch": (
+            records("requests", by.rename_requests(PLAIN_CELL, "attempt11")),
+            r"requests\[0\]\.request_id: published 'plain/.*, made again 'noop_",
+        ),
+        "a request id of no prompt": of_request(5, "request_id", "other"),
     },
     "identities": {
         "half of the steps deleted": (
@@ -357,6 +409,8 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
             records("engine_step", by.add_to(0, 1, "decode_tokens")),
             "decode_tokens of the steps add up",
         ),
+        "TTFTs shortened": (
+            records("requests", by.shorter("first", 0.6)), "TTFT: .*faster than its server"),
         "TTFTs shortened a little": (
             records("requests", by.shorter("first", 0.74)), "TTFT: .*faster than its server"),
         "E2Es shortened": (
@@ -384,7 +438,10 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
 
 
 @pytest.mark.parametrize(("kind", "what"), [(k, what) for k in TAMPERING for what in TAMPERING[k]])
-def test_tampering_is_caught(root: Path, remade: Path, kind: str, what: str) -> None:
+def test_tampering_is_caught(
+    audited: Path, remade: Path, tmp_path: Path, kind: str, what: str
+) -> None:
+    root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
     tamper, message = TAMPERING[kind][what]
     tamper(root)
     claims = derived_failures(root, remade) if kind == KIND else []
@@ -398,7 +455,10 @@ def _told(claims: list[Claim], kind: str, message: str) -> bool:
     return any(claim.kind == kind and re.search(message, claim.message) for claim in claims)
 
 
-def test_nothing_fails_where_nothing_was_changed(root: Path, remade: Path) -> None:
+def test_nothing_fails_where_nothing_was_changed(
+    audited: Path, remade: Path, tmp_path: Path
+) -> None:
+    root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
     for note in ("logs/audit.log", "owners/plain_2.block0.A.json", "devices/block0.json"):
         by.planted(note)(root)
     by.link("logs/latest.log", "audit.log")(root)
@@ -419,7 +479,10 @@ def test_every_column_of_the_manifest_has_a_source(
         assert same == (column in LEFT_OUT)
 
 
-def test_an_edited_number_of_each_figure_is_caught(root: Path, remade: Path) -> None:
+def test_an_edited_number_of_each_figure_is_caught(
+    audited: Path, remade: Path, tmp_path: Path
+) -> None:
+    root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
     columns = {"fig1": "value", "fig2": "hi", "fig3": "n", "fig6": "step_duration_us"}
     columns |= {"fig7": "step_us", "fig10": "difference", "scorecard": "value"}
     wanted = {name: columns.get(name.partition("_")[0], "tax") for name in NAMES}
