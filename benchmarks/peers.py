@@ -1,5 +1,8 @@
 """The same load from this load generator and from its peers, against the same server.
 
+    python -m benchmarks.peers --peer aiperf=PATH --peer "vllm bench serve=PATH" --tokenizer FOLDER
+    python -m benchmarks.peers --places 8,64 --peer ...
+
 Arrivals are the same for all: constant rate, one short prompt. The C event server has a CPU of its
 own; its log gives the truth: when requests arrived and when each one's first token was written. It
 counts from when it reads a request, a client from when it sends one, so that a busy server's delay
@@ -8,7 +11,7 @@ first arrival and last write, sampled every 100 ms. Each client is pinned whole 
 at each of the rates, or in closed loops of so many requests at once.
 
 `--peer NAME=PROGRAM` names the program of an installed peer; a peer without one is listed as not
-installed. Peers need a tokenizer in Hugging Face's format.
+installed. Peers need a tokenizer (`--tokenizer`, a local folder in Hugging Face's format).
 """
 
 import argparse
@@ -20,7 +23,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,13 +33,15 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import parser_of, run_alone
+from benchmarks import run_alone
 from benchmarks.event_server import FIRST_US, GAP_US, EventServer, two_cpus
 from connector_tax.machine import machine
 
 SUSTAINED_RATE, ERROR_MS = 0.99, 10.0
 COMMAND_TIMEOUT_S = 180.0
 PROMPT = "w3 w4 w5 w6 w7 w8 w9"
+
+# ---- the clients
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,7 @@ class Client:
 
     Attributes:
         command: what follows the program.
+        report: its options for what `ttft_ms` reads.
         rate: its options for a constant rate.
         places: its options for a closed loop.
         ttft_ms: TTFT p50 and p99, from its folder.
@@ -52,6 +58,7 @@ class Client:
     """
 
     command: str
+    report: str
     rate: str
     places: str
     ttft_ms: Callable[[Path], tuple[float, float]]
@@ -59,7 +66,7 @@ class Client:
 
     def words(self, program: str, load: Mapping[str, Any]) -> list[str]:
         """The command line for a load."""
-        text = f"{self.command} {self.places if load['places'] else self.rate}"
+        text = f"{self.command} {self.report} {self.places if load['places'] else self.rate}"
         return [program, *(word.format_map(load) for word in text.split())]
 
 
@@ -69,7 +76,7 @@ def _own_ttft(folder: Path) -> tuple[float, float]:
     return float(np.percentile(ttft, 50)), float(np.percentile(ttft, 99))
 
 
-def _reported(file: str, *path: Any, p50: str = "p50", p99: str = "p99") -> Any:
+def reported(file: str, *path: Any, p50: str = "p50", p99: str = "p99") -> Any:
     """Reads p50 and p99 from a peer's report, below the keys of `path`."""
 
     def read(folder: Path) -> tuple[float, float]:
@@ -126,7 +133,8 @@ OWN = "this load generator"
 CLIENTS = {
     OWN: Client(
         "-m connector_tax.loadgen --url {url} --model m --requests {count} --prompt-tokens 8"
-        " --max-tokens {tokens} --ignore-eos --no-affinity --output {folder}/own.jsonl",
+        " --max-tokens {tokens} --ignore-eos --no-affinity",
+        "--output {folder}/own.jsonl",
         "--rate {rate!r} --arrivals fixed --connections 2048",
         "--concurrency {places}",
         _own_ttft,
@@ -135,19 +143,20 @@ CLIENTS = {
         "profile --model m --url {url} --ui none --endpoint-type completions --streaming"
         " --use-server-token-count --use-legacy-max-tokens --extra-inputs max_tokens:{tokens}"
         " --request-count {count} --tokenizer {tokenizer} --input-file {prompts}"
-        " --custom-dataset-type single_turn --artifact-dir {folder}",
+        " --custom-dataset-type single_turn",
+        "--artifact-dir {folder}",
         "--request-rate {rate!r} --request-rate-mode constant",
         "--concurrency {places}",
-        _reported("profile_export_aiperf.json", "time_to_first_token"),
+        reported("profile_export_aiperf.json", "time_to_first_token"),
     ),
     "guidellm": Client(
         "run --backend kind=openai_http,target={url},model=m,request_format=/v1/completions"
         " --disable-console --constraint kind=max_requests,count={count}"
-        " --data kind=json_file,path={prompts} --tokenizer kind=hf_auto,model={tokenizer}"
-        " --output kind=json,path={folder}/guidellm.json",
+        " --data kind=json_file,path={prompts} --tokenizer kind=hf_auto,model={tokenizer}",
+        "--output kind=json,path={folder}/guidellm.json",
         "--profile kind=constant,rate={rate!r}",
         "--profile kind=concurrent,streams={places}",
-        _reported(
+        reported(
             "guidellm.json", "benchmarks", 0, "metrics", "time_to_first_token_ms", "successful",
             "percentiles",
         ),
@@ -155,14 +164,16 @@ CLIENTS = {
     "vllm bench serve": Client(
         "bench serve --base-url {url} --model m --tokenizer {tokenizer} --dataset-name random"
         " --ignore-eos --random-input-len 8 --random-output-len {tokens} --num-prompts {count}"
-        " --disable-tqdm --percentile-metrics ttft --metric-percentiles 50,99 --save-result"
-        " --result-dir {folder} --result-filename vllm.json",
+        " --disable-tqdm",
+        "--percentile-metrics ttft --metric-percentiles 50,99 --save-result --result-dir {folder}"
+        " --result-filename vllm.json",
         "--request-rate {rate!r} --burstiness 1000000",
         "--max-concurrency {places}",
-        _reported("vllm.json", p50="p50_ttft_ms", p99="p99_ttft_ms"),
+        reported("vllm.json", p50="p50_ttft_ms", p99="p99_ttft_ms"),
     ),
     "veeksha": Client(  # the program is the Python it is installed in
         "-m veeksha.benchmark --benchmark-config-from-file {folder}/config.yml",
+        "",
         "",
         "",
         _veeksha_ttft,
@@ -171,8 +182,31 @@ CLIENTS = {
 }  # fmt: skip
 
 
+def add_peers(parser: argparse.ArgumentParser) -> None:
+    """The options by which peers are named."""
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PROGRAM")
+    words = "folder, or a name in the Hugging Face cache, which AIPerf insists on"
+    parser.add_argument("--tokenizer", default="tokenizer", help=words)
+
+
+def named_peers(
+    parser: argparse.ArgumentParser, peers: Sequence[str], known: Collection[str]
+) -> dict[str, str]:
+    """Program by name of each --peer; ends the command at one that is not known."""
+    programs = dict(text.partition("=")[::2] for text in peers)
+    if unknown := set(programs) - set(known):
+        parser.error(f"--peer: {sorted(unknown)} unknown; allowed: {sorted(known)}")
+    return programs
+
+
+# ---- one run
+
+
 def _tree(pid: int) -> list[int]:
-    """A process and all its descendants; psutil would take milliseconds of the client's CPU."""
+    """A process and all its descendants.
+
+    psutil looks at every process of the machine for this: milliseconds of the client's CPU.
+    """
     tree = [pid]
     for parent in tree:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -218,6 +252,7 @@ class _TreeSampler(threading.Thread):
 class Row:
     """What one client did at one event rate; in closed loop, at the rate that came of it."""
 
+    client: str
     events_per_s: float
     requests_per_s: float
     achieved: float
@@ -234,6 +269,7 @@ class Row:
     def cells(self) -> list[str]:
         """The row as text."""
         return [
+            self.client,
             f"{self.events_per_s:,.0f}",
             f"{self.requests_per_s:,.0f}",
             f"{self.achieved:.3f}",
@@ -247,9 +283,17 @@ class Row:
 
 
 def measure(
-    client: Client, program: str, events_per_s: float, places: int, options: argparse.Namespace
+    name: str,
+    client: Client,
+    program: str,
+    events_per_s: float,
+    places: int,
+    options: argparse.Namespace,
 ) -> Row | str:
-    """One client at one rate, or with `places` requests at once: its row, or why there is none."""
+    """Run one client at one rate, or with `places` requests at once.
+
+    Return its row, or why there is none.
+    """
     client_cpu, server_cpu = two_cpus()
     tokens = options.tokens
     if places:
@@ -301,6 +345,7 @@ def measure(
     true_ttft = [(stamps[1] - stamps[0]) / 1e6 for stamps in truth]
     busy_s = sampler.between(int(arrivals[0]), max(stamps[-1] for stamps in truth))
     return Row(
+        name,
         events_per_s,
         requests_per_s,
         requests_per_s / rate_rps,
@@ -311,13 +356,16 @@ def measure(
     )
 
 
+# ---- at each rate
+
+
 def rates(options: argparse.Namespace, programs: Mapping[str, str]) -> None:
     """Print a row for each client at each rate."""
     table = Table(
         *("client", "events/s", "requests/s", "sent/plan", "TTFT p50 error ms", "p99 error ms"),
         *("CPU s / 1000 requests", "requests / CPU s", "peak MB", "sustained"),
     )
-    notes = []
+    notes = ["MLPerf endpoints (inference-endpoint): not on PyPI"]
     loads = [(float(text), 0) for text in options.rates.split(",")]
     if options.places:
         loads = [(0.0, int(text)) for text in options.places.split(",")]
@@ -327,11 +375,11 @@ def rates(options: argparse.Namespace, programs: Mapping[str, str]) -> None:
             continue
         highest = 0.0
         for events_per_s, places in loads:
-            row = measure(client, programs[name], events_per_s, places, options)
+            row = measure(name, client, programs[name], events_per_s, places, options)
             if isinstance(row, str):
                 notes.append(f"{name} at {places or events_per_s:,.0f}: {row}")
                 break
-            table.add_row(name, *row.cells())
+            table.add_row(*row.cells())
             if row.sustained:
                 highest = row.events_per_s
             elif not places and events_per_s > 5 * max(highest, 1000):
@@ -352,19 +400,18 @@ def rates(options: argparse.Namespace, programs: Mapping[str, str]) -> None:
 
 def main() -> None:
     """Print the table."""
-    parser = parser_of(__file__, __doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.peers", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
     parser.add_argument("--rates", default="1000,5000,20000,40000,60000,80000", help="events/s")
-    parser.add_argument("--places", help="closed loops of so many requests at once, in their place")
+    words = "closed loops of so many requests at once, in their place"
+    parser.add_argument("--places", help=words)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=4.0, help="of each run")
-    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PROGRAM")
-    words = "folder, or a name in the Hugging Face cache, which AIPerf insists on"
-    parser.add_argument("--tokenizer", default="tokenizer", help=words)
+    add_peers(parser)
     options = parser.parse_args()
-    programs = dict(text.partition("=")[::2] for text in options.peer)
-    if unknown := sorted(programs.keys() - CLIENTS):
-        parser.error(f"--peer: {unknown} unknown; allowed: {sorted(CLIENTS)}")
-    rates(options, {OWN: sys.executable, **programs})
+    rates(options, {OWN: sys.executable, **named_peers(parser, options.peer, CLIENTS)})
 
 
 if __name__ == "__main__":

@@ -1,0 +1,235 @@
+"""Command lines of other clients, this load generator's beside them, on the same server.
+
+    python -m benchmarks.coming_from --peer "vllm bench serve=PATH" --tokenizer FOLDER
+
+Both lines of a pair run against the C event server, whose log says what each did: requests, tokens
+of each answer, and the most at once. Beside it stands the TTFT that the client prints. The page
+docs/coming-from.md is written anew with it; a peer without a program keeps its lines, and what it
+did is left open. AIPerf takes a tokenizer by its name in the Hugging Face cache
+(`--aiperf-tokenizer`).
+"""
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.event_server import EventServer, two_cpus
+from benchmarks.peers import CLIENTS, PROMPT, add_peers, named_peers, reported
+from connector_tax.config import ROOT
+from connector_tax.machine import machine
+
+PAGE = ROOT / "docs/coming-from.md"
+TIMEOUT_S = 180.0
+VLLM, GUIDELLM, AIPERF = "vllm bench serve", "guidellm", "AIPerf"
+# What every line of a client begins with; the file of prompts is made by the run.
+COMMON = {
+    VLLM: "--base-url {url} --model m --tokenizer {tokenizer} --dataset-name random"
+    " --random-input-len 8 --random-output-len 16 --ignore-eos",
+    GUIDELLM: "--backend kind=openai_http,target={url},model=m,request_format=/v1/completions"
+    " --data kind=json_file,path=prompts.jsonl"
+    " --tokenizer kind=hf_auto,model={tokenizer}",
+    AIPERF: "--model m --url {url} --streaming --tokenizer {tokenizer} --isl 8 --osl 16"
+    " --use-legacy-max-tokens --extra-inputs ignore_eos:true --ui none",
+    "": "--url {url} --model m --prompt-tokens 8 --max-tokens 16 --ignore-eos",
+}
+# By which a client writes what it prints, and who reads p50 and p99 of its TTFT in ms there.
+PRINTED = {
+    name: (CLIENTS[peer].report, CLIENTS[peer].ttft_ms)
+    for name, peer in ((VLLM, VLLM), (GUIDELLM, GUIDELLM), (AIPERF, "aiperf"))
+}
+PRINTED[""] = ("--no-affinity --summary own.json", reported("own.json", "latency_ms", "TTFT"))
+WORDS = "there prompts of so many tokens, here of so many words"
+PROGRAM = {VLLM: "bench serve", GUIDELLM: "run", AIPERF: "profile"}
+CHAT = "--url {url} --model m --prompt-words 8 --max-tokens 16 --ignore-eos --chat"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One line of another client and ours; `requests` that it sends, None: as many as fit."""
+
+    client: str
+    theirs: str
+    ours: str
+    requests: int | None = 40
+    differs: str = ""
+
+    def our_arguments(self, url: str) -> list[str]:
+        """What follows `python -m connector_tax.loadgen`."""
+        common = CHAT if "--chat" in self.ours else COMMON[""]
+        return shlex.split(f"{common.format(url=url)} {self.ours.replace('--chat', '')}")
+
+    def their_arguments(self, url: str, tokenizer: str) -> list[str]:
+        """What follows the other program's name."""
+        common = COMMON[self.client].format(url=url, tokenizer=tokenizer)
+        return shlex.split(f"{PROGRAM[self.client]} {common} {self.theirs}")
+
+
+AT_40 = "--constraint kind=max_requests,count=40"
+COMPLETIONS = "--endpoint-type completions --request-count 40"
+PAIRS = (
+    Pair(VLLM, "--num-prompts 40", "--rate inf --requests 40"),
+    Pair(VLLM, "--num-prompts 40 --request-rate 20", "--requests 40 --rate 20 --arrivals poisson"),
+    Pair(VLLM, "--num-prompts 40 --request-rate 20 --burstiness 1000000",
+         "--requests 40 --rate 20 --arrivals fixed",
+         differs="there a gamma process with a huge shape, here exact gaps"),
+    Pair(VLLM, "--num-prompts 40 --request-rate 20 --burstiness 0.5",
+         "--requests 40 --rate 20 --arrivals gamma --gamma-shape 0.5",
+         differs="vLLM stretches its gaps, so that the last request comes at count / rate"),
+    Pair(VLLM, "--num-prompts 40 --max-concurrency 8", "--requests 40 --concurrency 8"),
+    Pair(VLLM, "--num-prompts 40 --request-rate 20 --goodput ttft:200 tpot:20",
+         "--requests 40 --rate 20 --arrivals poisson --goodput ttft:200 tpot:20",
+         differs="here TTFT begins at the due time"),
+    Pair(VLLM, "--backend openai-chat --endpoint /v1/chat/completions --num-prompts 40 "
+         "--max-concurrency 8", "--chat --requests 40 --concurrency 8", differs=WORDS),
+    Pair(GUIDELLM, "--profile kind=synchronous --constraint kind=max_requests,count=10",
+         "--requests 10 --concurrency 1", 10),
+    Pair(GUIDELLM, f"--profile kind=concurrent,streams=8 {AT_40}",
+         "--requests 40 --concurrency 8"),
+    Pair(GUIDELLM, f"--profile kind=throughput,max_concurrency=40 {AT_40}",
+         "--requests 40 --rate inf"),
+    Pair(GUIDELLM, f"--profile kind=constant,rate=20 {AT_40}",
+         "--requests 40 --rate 20 --arrivals fixed"),
+    Pair(GUIDELLM, f"--profile kind=poisson,rate=20 {AT_40}",
+         "--requests 40 --rate 20 --arrivals poisson"),
+    Pair(GUIDELLM, "--profile kind=constant,rate=20 --constraint kind=max_duration,seconds=2",
+         "--duration 2 --rate 20 --arrivals fixed", None,
+         "there what still runs at the end is cancelled, here it has --drain to end"),
+    Pair(GUIDELLM, f"--profile kind=concurrent,streams=8 {AT_40} "
+         "--constraint kind=max_errors,count=5", "--requests 40 --concurrency 8 --max-errors 5"),
+    Pair(AIPERF, f"{COMPLETIONS} --concurrency 8", "--requests 40 --concurrency 8"),
+    Pair(AIPERF, f"{COMPLETIONS} --request-rate 20 --arrival-pattern poisson",
+         "--requests 40 --rate 20 --arrivals poisson"),
+    Pair(AIPERF, f"{COMPLETIONS} --request-rate 20 --arrival-pattern constant",
+         "--requests 40 --rate 20 --arrivals fixed"),
+    Pair(AIPERF, f"{COMPLETIONS} --request-rate 20 --arrival-pattern gamma --arrival-smoothness 2",
+         "--requests 40 --rate 20 --arrivals gamma --gamma-shape 2"),
+    Pair(AIPERF, "--endpoint-type completions --benchmark-duration 2 --concurrency 8",
+         "--duration 2 --concurrency 8", None,
+         "there --benchmark-grace-period, here --drain for what runs at the end"),
+    Pair(AIPERF, "--endpoint-type chat --request-count 40 --concurrency 8 "
+         "--concurrency-ramp-duration 1", "--chat --requests 40 --concurrency 8 --rampup 1",
+         differs=WORDS),
+)  # fmt: skip
+
+
+def did(arguments: list[str], client: str = "") -> str:
+    """Run a client's command against a server of its own.
+
+    Return what the server saw and the client printed, or why there is nothing.
+    """
+    write, ttft_ms = PRINTED[client]
+    client_cpu, server_cpu = two_cpus()
+    with tempfile.TemporaryDirectory(prefix="connector-tax-coming-") as folder:
+        prompts = Path(folder, "prompts.jsonl")
+        prompts.write_text((json.dumps({"prompt": PROMPT, "output_tokens_count": 16}) + "\n") * 100)
+        with EventServer(server_cpu) as server:
+            words = [*arguments, *write.format(folder=".").split()]
+            command = [word.replace("PORT", f"{server.port}") for word in words]
+            process = subprocess.Popen(
+                ["taskset", "-c", f"{client_cpu}", *command],
+                cwd=folder,
+                env={**os.environ, "HF_HUB_OFFLINE": "1"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            try:
+                said, _ = process.communicate(timeout=TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+                return f"no end within {TIMEOUT_S:g} s"
+        if process.returncode not in (0, 1):
+            print(said[-2000:], file=sys.stderr)
+            return f"exit status {process.returncode}"
+        try:
+            printed_ms, _ = ttft_ms(Path(folder))
+        except FileNotFoundError:
+            return f"{seen(sorted(server.responses))}, and wrote no report"
+    responses = sorted(server.responses)
+    true_ms = np.median([(stamps[1] - stamps[0]) / 1e6 for stamps in responses])
+    return f"{seen(responses)}, {printed_ms:.1f} ({true_ms:.1f}) ms"
+
+
+def seen(responses: list[list[int]]) -> str:
+    """Requests, tokens of each, the most at once."""
+    if len(responses) < 2:
+        return f"{len(responses)} requests"
+    tokens = np.unique([len(stamps) - 1 for stamps in responses])
+    edges = sorted([(t[0], 1) for t in responses] + [(t[-1], -1) for t in responses])
+    most = int(np.cumsum([step for _, step in edges]).max())
+    each = "/".join(f"{count}" for count in tokens)
+    return f"{len(responses)} × {each}, {most} at once"
+
+
+def page(results: list[tuple[str, str]]) -> str:
+    """The page, with what each line of each pair did."""
+    lines = [
+        "# Coming from another client",
+        "",
+        "Twenty command lines of `vllm bench serve`, guidellm and AIPerf, each beside ours for the",
+        "same work. `python -m benchmarks.coming_from` runs both and writes this page. What each",
+        "did comes from the server's log: requests × tokens, and the most at once. A first",
+        "request, sent to see that the server answers, is counted. Then the TTFT p50 that each",
+        "prints, in brackets the server's own, from request to first token. How well each keeps",
+        "a rate: [peers](decisions.md#peers).",
+        "",
+        f"Machine: `{machine()}`.",
+        "",
+        f"Ours begin with `python -m connector_tax.loadgen {COMMON[''].format(url='URL')}`,",
+        "with `--prompt-words` in place of `--prompt-tokens` for `--chat`.",
+    ]
+    for client in (VLLM, GUIDELLM, AIPERF):
+        begin = COMMON[client].format(url="URL", tokenizer="TOKENIZER")
+        program = client.lower() if client != VLLM else "vllm"
+        lines += [
+            "",
+            f"## {client}",
+            "",
+            f"Theirs begin with `{program} {PROGRAM[client]} {begin}`.",
+            "",
+            "| theirs | ours | they did | ours did | differs |",
+            "| --- | --- | --- | --- | --- |",
+        ]
+        lines += [
+            f"| `{pair.theirs}` | `{pair.ours}` | {they} | {own} | {pair.differs} |"
+            for pair, (they, own) in zip(PAIRS, results, strict=True)
+            if pair.client == client
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Run all pairs; write the page."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_peers(parser)
+    parser.add_argument("--aiperf-tokenizer", default="gpt2", help="a name")
+    options = parser.parse_args()
+    programs = named_peers(parser, options.peer, PROGRAM)
+    url = "http://127.0.0.1:PORT"
+    results = []
+    for pair in PAIRS:
+        they = "not run"
+        if pair.client in programs:
+            name = options.aiperf_tokenizer if pair.client == AIPERF else options.tokenizer
+            they = did([programs[pair.client], *pair.their_arguments(url, name)], pair.client)
+        ours = [sys.executable, "-m", "connector_tax.loadgen", *pair.our_arguments(url)]
+        own = did(ours)
+        results.append((they, own))
+        print(f"{pair.client} {pair.theirs}: {they} | {own}", flush=True)
+    PAGE.write_text(page(results))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
