@@ -9,7 +9,6 @@ did is left open. AIPerf takes a tokenizer by its name in the Hugging Face cache
 (`--aiperf-tokenizer`).
 """
 
-import argparse
 import json
 import os
 import shlex
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks import parser_of
 from benchmarks.event_server import EventServer, two_cpus
 from benchmarks.peers import CLIENTS, PROMPT, add_peers, named_peers, reported
 from connector_tax.config import ROOT
@@ -209,9 +209,7 @@ def page(results: list[tuple[str, str]]) -> str:
 
 def main() -> int:
     """Run all pairs; write the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__file__, __doc__)
     add_peers(parser)
     parser.add_argument("--aiperf-tokenizer", default="gpt2", help="a name")
     options = parser.parse_args()

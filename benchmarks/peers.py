@@ -33,7 +33,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import run_alone
+from benchmarks import parser_of, run_alone
 from benchmarks.event_server import FIRST_US, GAP_US, EventServer, two_cpus
 from connector_tax.machine import machine
 
@@ -400,10 +400,7 @@ def rates(options: argparse.Namespace, programs: Mapping[str, str]) -> None:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.peers", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = parser_of(__file__, __doc__)
     parser.add_argument("--rates", default="1000,5000,20000,40000,60000,80000", help="events/s")
     words = "closed loops of so many requests at once, in their place"
     parser.add_argument("--places", help=words)

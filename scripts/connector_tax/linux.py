@@ -30,11 +30,6 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(number, f"prctl({option}): {os.strerror(number)}")
 
 
-def signal_at_parents_end(number: int) -> None:
-    """Have the kernel send this process a signal when the thread that started it ends."""
-    _prctl(_PR_SET_PDEATHSIG, number)
-
-
 def die_with_parent(parent: int | None = None) -> None:
     """Have the kernel kill this process when the thread that started it ends; a pre-exec hook.
 
@@ -44,7 +39,7 @@ def die_with_parent(parent: int | None = None) -> None:
     Raises:
         SystemExit: the parent is gone.
     """
-    signal_at_parents_end(signal.SIGKILL)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent is not None and os.getppid() != parent:
         sys.exit(f"parent process {parent} is gone")
 

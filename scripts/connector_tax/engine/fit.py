@@ -99,7 +99,9 @@ def fit(steps: Mapping[str, Mapping[int, Step]]) -> Fit:
     scheduler = {i: r for i, r in scheduler.items() if not _is_empty(r)}
     joined = sorted(scheduler.keys() & worker.keys())
     if len(joined) < _MIN_STEPS:
-        raise ArtifactError(f"found {len(joined)} steps; a fit needs at least {_MIN_STEPS}")
+        raise ArtifactError(
+            f"found {len(joined)} steps of both processes; a fit needs at least {_MIN_STEPS}"
+        )
     rows = [{**scheduler[i], **_known(worker[i])} for i in joined]
     durations = np.array([_without_callbacks_us(worker[i], "step_duration_us") for i in joined])
     whole = np.array([_without_callbacks_us(scheduler[i], "engine_step_us") for i in joined])

@@ -47,13 +47,13 @@ def pack(study_file: Path, manifest: Path, target: Path) -> None:
         raise ArtifactError("\n  ".join([f"{told}:", *lines]))
     target.parent.mkdir(parents=True, exist_ok=True)
     with private_folder(target) as folder:
-        packed = folder / target.name
-        write_bytes(packed, packed_study(root))
+        made = folder / target.name
+        write_bytes(made, packed_study(root))
         try:
-            unpack(packed, folder / "unpacked")
+            unpack(made, folder / "unpacked")
         except ArtifactError as error:
             raise ArtifactError(f"{root} is not archived: {error}") from None
-        packed.replace(target)
+        made.replace(target)
     study = read_json(study_file)["study"]
     body = section_of((root / paths.MANIFEST_PAGE).read_text(encoding="utf-8"), study)
     name_archive(manifest, study, target, body, png_digests(root))

@@ -5,13 +5,12 @@ Columns that say the same in every row are taken out, and told in words.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from connector_tax import text
 from connector_tax.artifacts.tables import EffectRow
 
 Row = TypeVar("Row")
-P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
@@ -106,18 +105,26 @@ def percent(value: float | None) -> TableCell:
     return TableCell(text.DASH if value is None else text.signed(100 * value, 1), value)
 
 
-def _number(
-    said: Callable[Concatenate[float | None, P], str],
-) -> Callable[Concatenate[float | None, P], TableCell]:
-    """A cell of a number that is said so, and of what stands beside it; it is sorted by it."""
-
-    def cell(value: float | None, /, *args: P.args, **kwargs: P.kwargs) -> TableCell:
-        return TableCell(said(value, *args, **kwargs), value)
-
-    return cell
+def number(value: float | None, decimals: int = 2) -> TableCell:
+    """A plain number."""
+    return TableCell(text.number(value, decimals), value)
 
 
-number, compact = _number(text.number), _number(text.compact)
-# Of taxes in per cent; sorted by the first.
-interval, tax = _number(text.interval), _number(text.tax)
-signed_size = _number(text.size)
+def compact(value: float | None) -> TableCell:
+    """A number with as many digits as it needs."""
+    return TableCell(text.compact(value), value)
+
+
+def interval(low: float | None, high: float | None) -> TableCell:
+    """An interval of taxes, sorted by its lower end."""
+    return TableCell(text.interval(low, high), low)
+
+
+def tax(*ends: float | None) -> TableCell:
+    """`+140 % [+91, +203]` of a tax and its interval."""
+    return TableCell(text.tax(*ends), ends[0])
+
+
+def signed_size(*ends: float | None) -> TableCell:
+    """`+12 [+10, +14]` of a number and its interval."""
+    return TableCell(text.size(*ends), ends[0])
