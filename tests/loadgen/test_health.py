@@ -8,14 +8,14 @@ from connector_tax.analysis.validity import assess
 from connector_tax.artifacts.cell_records import RequestLine
 from connector_tax.artifacts.checks import BOUNDS, generator_checks
 from connector_tax.loadgen import RequestRecord
-from connector_tax.loadgen.messages import STUDY_FIELDS
-from connector_tax.loadgen.summary import (
-    Checks,
+from connector_tax.loadgen.checks import (
     check_concurrency,
     check_intra_session,
     check_requests,
     check_sent_rate,
 )
+from connector_tax.loadgen.messages import STUDY_FIELDS
+from connector_tax.loadgen.summary import Checks
 
 MS = 1_000_000
 GOOD = {"loop_lag_p99_ms": 0.1, "loop_lag_max_ms": 1.0, "cpu_share": 0.2, "reads": 100,

@@ -24,7 +24,7 @@ from connector_tax.loadgen.messages import (
     Target,
     WorkerSettings,
 )
-from connector_tax.loadgen.summary import PENDING_BYTES, RecordSink
+from connector_tax.loadgen.sink import PENDING_BYTES, RecordSink
 from connector_tax.loadgen.transport import InFlight, shared_memory
 from connector_tax.loadgen.worker import HeldRequest, Worker
 

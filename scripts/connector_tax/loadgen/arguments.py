@@ -1,0 +1,195 @@
+"""The command line of `connector-tax loadgen`: its options, and which need which."""
+
+import argparse
+import math
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+EXIT_CODES = """exit status:
+  0  every check passed and at most 1% of the requests failed
+  1  a check failed: the numbers are printed, but do not believe them
+  2  bad arguments or session file
+  3  the endpoint did not answer, no request succeeded, or the load generator could not run
+  4  an output could not be written
+  130, 143, 129  ended by Ctrl-C, SIGTERM or SIGHUP; what had ended until then is kept
+
+Times of requests begin at their due time, also where they were sent late. In closed loop
+(--concurrency) a slow server is asked less often, and requests of one fixed length that start
+together end together and stay in step: for latencies under a given load use --rate."""
+
+# Option -> what it has no effect without (one of these), and its default where it has an effect.
+NEEDS: dict[str, tuple[tuple[str, ...], object]] = {
+    "arrivals": (("rate",), "jittered"),
+    "gamma_shape": (("arrivals",), None),
+    "inflight_cap": (("rate", "session_file"), None),
+    "stop_overloaded": (("inflight_cap",), False),
+    "rampup": (("concurrency",), 0.0),
+    "min_completed": (("max_duration", "stop_at_precision"), 0),
+    "max_duration": (("min_completed",), None),
+    "vocabulary": (("prompt_tokens",), 1000),
+    "seed": (("rate", "prompt_tokens", "prompt_words"), 0),
+    "keep_going": (("session_file",), False),
+    "requests": (("prompt", "prompt_tokens", "prompt_words"), None),
+    "max_tokens": (("prompt", "prompt_tokens", "prompt_words"), 64),
+}
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Shows the default of every option that has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        default = action.default
+        if action.dest in NEEDS:
+            default = NEEDS[action.dest][1]
+        text = action.help or ""
+        plain = default in (None, False, argparse.SUPPRESS, []) or not action.option_strings
+        return text if plain else f"{text} [{default}]".lstrip()
+
+
+def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse the command line; exits with status 2 and a message if it is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="connector-tax loadgen",
+        description="Send requests to an OpenAI-compatible endpoint; report when everything came.",
+        epilog=EXIT_CODES,
+        formatter_class=_Help,
+    )
+    parser.add_argument("--version", action="version", version=version("connector-tax"))
+    _add_endpoint(parser)
+    _add_load(parser)
+    _add_requests(parser)
+    _add_output(parser)
+    options = parser.parse_args(arguments)
+    absent = [name for name in NEEDS if not given(options, name)]
+    for name, (needed, _) in NEEDS.items():
+        if name not in absent and not any(given(options, other) for other in needed):
+            parser.error(
+                f"{option_name(name)} has no effect without {' or '.join(map(option_name, needed))}"
+            )
+    drawn = options.prompt_tokens or options.prompt_words
+    if (
+        options.seed is not None
+        and not drawn
+        and (options.rate == math.inf or options.arrivals == "fixed")
+    ):
+        parser.error("--seed has no effect: neither arrivals nor prompts are drawn")
+    if options.rate == math.inf and options.arrivals is not None:
+        parser.error("--arrivals has no effect with --rate inf")
+    ends = ("duration", "min_completed", "stop_at_precision")
+    if options.cooldown and options.requests and not any(given(options, end) for end in ends):
+        parser.error("--cooldown has no effect where only --requests end the run: no load is left")
+    for name in absent:
+        setattr(options, name, NEEDS[name][1])
+    return options
+
+
+def given(options: argparse.Namespace, name: str) -> bool:
+    value = getattr(options, name)
+    return value is not None and value is not False
+
+
+def option_name(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def latency_limit(text: str) -> tuple[str, float]:
+    name, _, limit = text.partition(":")
+    if name.upper() not in ("TTFT", "TTFA", "TPOT", "E2E") or not 0 < float(limit) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}; allowed: ttft, ttfa, tpot or e2e, :, ms")
+    return name.upper(), float(limit)
+
+
+def share_of_one(text: str) -> float:
+    share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    if not 0 < share < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}; allowed: between 0 and 100%")
+    return share
+
+
+def json_object(text: str) -> dict[str, Any]:
+    # Unlike json's, msgspec's JSON has no NaN.
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}; allowed: a JSON object") from None
+
+
+def _add_endpoint(parser: argparse.ArgumentParser) -> None:
+    where = parser.add_argument_group("endpoint")
+    add = where.add_argument
+    urls = "http[s]://host[:port], a base that ends in /v1, or a path to POST to"
+    add("--url", required=True, help=urls)
+    add("--chat", action="store_true", help="/v1/chat/completions, not completions")
+    add("--model", help="default: the one that /v1/models names")
+    add("--header", action="append", default=[], metavar="'NAME: VALUE'", help="may be repeated")
+    add("--api-key-env", metavar="NAME", help="variable that holds the bearer token")
+    # Of a pair, each makes the other one void.
+    add = where.add_mutually_exclusive_group().add_argument
+    add("--ca-file", type=Path, help="PEM certificates to trust instead of the system's")
+    add("--insecure", action="store_true", help="trust any certificate")
+    add = where.add_mutually_exclusive_group().add_argument
+    add("--wait", type=float, default=10.0, help="s for the endpoint to answer before the run")
+    add("--no-ready-check", action="store_true", help="do not ask it; needs --model")
+    add = where.add_mutually_exclusive_group().add_argument
+    add("--no-stream", action="store_true", help="ask for whole responses")
+    add("--no-usage", action="store_true", help="do not ask for token usage; events are counted")
+
+
+def _add_load(parser: argparse.ArgumentParser) -> None:
+    load = parser.add_argument_group(
+        "load (--rate, --concurrency, or a session file with start times)"
+    )
+    kind = load.add_mutually_exclusive_group()
+    kind.add_argument("--rate", type=float, help="sessions a second, open loop; inf: all at once")
+    kind.add_argument("--concurrency", type=int, help="sessions kept active, closed loop")
+    add = load.add_argument
+    add("--requests", type=int, help="end when so many have been sent and have ended")
+    add("--duration", type=float, help="s that are measured [60, or until --requests are done]")
+    add("--arrivals", choices=["fixed", "jittered", "poisson", "gamma"], help="for --rate")
+    add("--gamma-shape", type=float, help="1/shape is the squared variation; for --arrivals gamma")
+    add("--rampup", type=float, help="s until all of --concurrency run; 0.2 ms each at least")
+    add("--warmup", type=float, default=0.0, help="s of load before what is measured")
+    add("--min-completed", type=int, help="measure on until so many have succeeded")
+    add("--max-duration", type=float, help="s, the most that --min-completed may take")
+    narrow = "end before --duration, when the intervals of TTFT and TPOT p90 are as narrow (half)"
+    add("--stop-at-precision", type=share_of_one, metavar="5%", help=narrow)
+    add("--stop-overloaded", action="store_true", help="end when --inflight-cap is reached")
+    add("--max-errors", type=int, help="end when so many requests have failed")
+    goes_on = "load goes on, unmeasured, until what was measured is answered"
+    add("--cooldown", action="store_true", help=goes_on)
+    add("--seed", type=int, help="of arrivals and prompts")
+
+
+def _add_requests(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_argument_group("what to send (one of the first four)")
+    source = what.add_mutually_exclusive_group(required=True)
+    source.add_argument("--session-file", type=Path, help="one session (a graph) per line")
+    source.add_argument("--prompt", help="the same text in every request")
+    source.add_argument("--prompt-words", type=int, help="random words, fresh per request")
+    source.add_argument("--prompt-tokens", type=int, help="random token ids, fresh per request")
+    add = what.add_argument
+    add("--vocabulary", type=int, help="token ids below this")
+    add("--max-tokens", type=int, help="of each answer")
+    add("--ignore-eos", action="store_true", help="exactly --max-tokens; checked by the usage")
+    add("--body", type=json_object, default={}, help="JSON merged into every body")
+    add("--keep-going", action="store_true", help="after a failure in a session")
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    how = parser.add_argument_group("how")
+    add = how.add_argument
+    add("--workers", type=int, default=1, help="processes that send")
+    add("--connections", type=int, help="the most of a worker [4096, or what open files allow]")
+    add("--inflight-cap", type=int, help="drop what is due beyond")
+    add("--timeout", type=float, default=600.0, help="s per request")
+    add("--drain", type=float, default=60.0, help="s after the end for what runs")
+    add("--no-affinity", action="store_true", help="do not pin to CPUs")
+    keep = "ms: how many requests keep all of these"
+    add("--goodput", type=latency_limit, nargs="+", default=[], metavar="ttft:200", help=keep)
+    add("--summary", type=Path, help="JSON: configuration, checks, percentiles with intervals")
+    add("--output", type=Path, help="JSONL, a record per request, as they end (- is stdout)")
+    add("--session-output", type=Path, help="JSONL, one record per session")

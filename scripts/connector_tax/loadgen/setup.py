@@ -1,0 +1,293 @@
+"""Turn the options of the command into an endpoint, a rule for its end, and traffic."""
+
+import argparse
+import math
+import os
+import resource
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+from numpy.typing import NDArray
+
+from connector_tax.artifacts.study_records import MOST_WORKERS
+from connector_tax.loadgen.arguments import option_name
+from connector_tax.loadgen.generator import OTHER_FILES
+from connector_tax.loadgen.http import tls_context
+from connector_tax.loadgen.messages import Target, TlsSettings
+from connector_tax.loadgen.plan import CellRule
+from connector_tax.loadgen.sessions import (
+    LONGEST_S,
+    Build,
+    Node,
+    Session,
+    Sessions,
+    Singles,
+    needed_capture,
+    random_tokens,
+    random_words,
+    read_sessions,
+    session_bodies,
+)
+from connector_tax.loadgen.traffic import Load, make_offsets
+
+MOST_SESSIONS = 10**8
+CONNECTIONS = 4096
+"""What a worker may open, unless told or limited: in open loop a slow server needs many."""
+MANY = 10**12
+"""Sessions of a closed loop whose number nobody has limited."""
+
+
+def make_target(options: argparse.Namespace) -> Target:
+    """Return the endpoint that the options name.
+
+    Raises:
+        ValueError: the options make no sense; names the option.
+    """
+    parts = urlsplit(options.url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.fragment:
+        raise ValueError(f"--url is {options.url!r}; allowed: http[s]://host[:port][/path][?query]")
+    path = parts.path.rstrip("/") or "/v1"
+    if path.endswith("/v1"):
+        path += "/chat/completions" if options.chat else "/completions"
+    elif options.chat and not path.endswith("/chat/completions"):
+        raise ValueError(f"--chat has no effect: --url names the path {path} to POST to")
+    if parts.username is not None:
+        raise ValueError("--url holds a user name; give it with --header 'Authorization: ...'")
+    if parts.query:
+        path += f"?{parts.query}"
+    tls = None
+    if parts.scheme == "https":
+        ca_file = None if options.ca_file is None else str(options.ca_file)
+        tls = TlsSettings(parts.hostname, ca_file, options.insecure)
+        try:
+            tls_context(tls)
+        except OSError as error:
+            raise ValueError(f"--ca-file {ca_file}: {error}") from None
+    elif options.ca_file is not None or options.insecure:
+        raise ValueError("--ca-file and --insecure need an https URL")
+    if options.no_ready_check and options.model is None:
+        raise ValueError("--no-ready-check needs --model")
+    headers = _headers(options)
+    try:
+        return Target(
+            host=parts.hostname,
+            port=parts.port or (80 if tls is None else 443),
+            path=path,
+            headers=headers,
+            stream=not options.no_stream,
+            tls=tls,
+        )
+    except ValueError as error:
+        raise ValueError(f"--url or --header: {error}") from None
+
+
+def _headers(options: argparse.Namespace) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for line in options.header:
+        name, colon, value = line.partition(":")
+        name = name.strip()
+        if not colon:
+            raise ValueError(f"{name!r} is no header; write 'Name: value'")
+        if name.lower() in map(str.lower, headers):
+            raise ValueError(f"--header: found {name} twice; allowed: once")
+        headers[name] = value.strip()
+    if options.api_key_env is not None:
+        if "authorization" in map(str.lower, headers):
+            raise ValueError("--api-key-env has no effect beside --header 'Authorization: ...'")
+        key = os.environ.get(options.api_key_env)
+        if not key:
+            raise ValueError(f"--api-key-env: {options.api_key_env} is not set in the environment")
+        if not (key.isascii() and key.isprintable()):
+            raise ValueError(
+                f"--api-key-env: {options.api_key_env} holds characters beyond printable ASCII"
+            )
+        headers["Authorization"] = f"Bearer {key}"
+    return headers
+
+
+def make_rule(options: argparse.Namespace) -> CellRule:
+    """Return when to stop.
+
+    Raises:
+        ValueError: the options make no sense; names the option.
+    """
+    for name in ("max_tokens", "workers", "connections", "requests", "concurrency", "rate",
+                 "max_errors", "inflight_cap", "prompt_tokens", "prompt_words",
+                 "vocabulary"):  # fmt: skip
+        value = getattr(options, name)
+        if value is not None and not value > 0:
+            raise ValueError(f"{option_name(name)}: found {value}; allowed: above 0")
+    for name in ("warmup", "drain", "rampup", "wait"):
+        value = getattr(options, name)
+        if not 0 <= value <= LONGEST_S:
+            raise ValueError(f"{option_name(name)}: found {value}; allowed: 0 to {LONGEST_S:g} s")
+    for name in ("duration", "max_duration", "timeout"):
+        value = getattr(options, name)
+        if value is not None and not 0 < value <= LONGEST_S:
+            raise ValueError(
+                f"{option_name(name)}: found {value}; allowed: above 0, to {LONGEST_S:g} s"
+            )
+    if options.min_completed < 0:
+        raise ValueError(f"--min-completed: found {options.min_completed}; allowed: at least 0")
+    if options.workers > MOST_WORKERS:
+        raise ValueError(f"--workers: found {options.workers}; allowed: up to {MOST_WORKERS}")
+    floor_s, longest_s = options.duration, options.max_duration
+    if floor_s is None:
+        floor_s = 60.0 if options.requests is None else LONGEST_S
+        floor_s = min(floor_s, longest_s or LONGEST_S)
+    if longest_s is None:
+        longest_s = floor_s
+    if longest_s < floor_s:
+        raise ValueError("--max-duration must not be below --duration")
+    if options.rampup > options.warmup + longest_s:
+        raise ValueError(
+            f"--rampup: found {options.rampup:g}; allowed: up to {options.warmup + longest_s:g} s,"
+            " --warmup and the longest run: else --concurrency is never reached"
+        )
+    least = options.min_completed
+    if options.stop_at_precision is not None:
+        # So many that an interval has some meaning; its ends are seen again and again.
+        floor_s, least = 0.0, max(least, 100)
+    return CellRule(
+        warmup_s=options.warmup,
+        floor_s=floor_s,
+        min_completed=least,
+        cap_s=longest_s,
+        drain_s=options.drain,
+        inflight_cap=options.inflight_cap,
+        request_timeout_s=options.timeout,
+        cooldown=options.cooldown,
+        end_overloaded=options.stop_overloaded,
+        max_errors=options.max_errors,
+    )
+
+
+def most_connections(options: argparse.Namespace) -> int:
+    """Return how many connections a worker may open.
+
+    Raises:
+        ValueError: a closed loop needs more than --connections allows.
+    """
+    if options.concurrency is not None and options.workers > options.concurrency:
+        raise ValueError(
+            f"--workers: found {options.workers}; allowed: up to --concurrency "
+            f"({options.concurrency}), a place for each"
+        )
+    places: int = -(-(options.concurrency or 0) // options.workers)
+    if options.connections is None:
+        _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+        room = CONNECTIONS if files == resource.RLIM_INFINITY else files - OTHER_FILES
+        return max(1, places, min(CONNECTIONS, room))
+    if options.connections < places:
+        raise ValueError(
+            f"--connections is {options.connections}; --concurrency {options.concurrency} needs "
+            f"{places} for each of {options.workers} workers"
+        )
+    return int(options.connections)
+
+
+def make_load(options: argparse.Namespace, target: Target, rule: CellRule) -> Load:
+    """Make arrivals, sessions and what makes their bodies.
+
+    Raises:
+        ValueError, OSError: the options or the session file are wrong.
+    """
+    graphs: list[Session] = []
+    if options.session_file is not None:
+        graphs = read_sessions(options.session_file)
+        _check_prompts(graphs, target)
+    starts_s = [session.start_s for session in graphs if session.start_s is not None]
+    if sum((options.rate is not None, options.concurrency is not None, bool(starts_s))) != 1:
+        raise ValueError("one of --rate, --concurrency and start_s in --session-file is needed")
+    count = len(graphs) or options.requests
+    offsets: NDArray[np.int64] | None = None
+    if options.rate is not None:
+        offsets = _offsets(options, rule, count)
+        count = len(offsets)
+    elif starts_s:
+        if len(starts_s) < len(graphs):
+            raise ValueError(f"{options.session_file}: start_s stands in some sessions only")
+        graphs.sort(key=lambda session: session.start_s or 0.0)
+        offsets = np.rint(np.sort(starts_s) * 1e9).astype(np.int64)
+    sessions: Sessions = graphs[:count]
+    if not graphs:
+        node = Node("0", options.prompt or "", options.max_tokens)
+        sessions = Singles(MANY if count is None else count, node)
+    # Where sessions are fewer than arrivals, the run ends with the last of them.
+    all_arrive = options.session_file is None and options.requests is None
+    return Load(
+        sessions,
+        _bodies(options, target, sessions),
+        offsets,
+        concurrency=options.concurrency or 0,
+        rampup_s=options.rampup,
+        horizon_s=rule.warmup_s + rule.cap_s if all_arrive else 0.0,
+        keep_going=options.keep_going,
+    )
+
+
+def _offsets(options: argparse.Namespace, rule: CellRule, count: int | None) -> NDArray[np.int64]:
+    """The arrivals of --rate: `count` at most, and as far as the run may last."""
+    wanted = min(options.rate * rule.schedule_s, math.inf if count is None else count)
+    if math.isinf(wanted):
+        raise ValueError("--rate inf needs --requests or --session-file")
+    if wanted > MOST_SESSIONS:
+        raise ValueError(
+            f"--rate, --duration and --requests: found {wanted:.3g} sessions; allowed: up to "
+            f"{MOST_SESSIONS:g}"
+        )
+    if math.isinf(options.rate):
+        return np.zeros(int(wanted), np.int64)
+    offsets = make_offsets(
+        options.arrivals,
+        options.rate,
+        rule.schedule_s,
+        f"{options.seed}/arrivals",
+        options.gamma_shape,
+        most=count,
+    )
+    if len(offsets) == 0:
+        raise ValueError("no session starts within --duration")
+    return offsets
+
+
+def _bodies(options: argparse.Namespace, target: Target, sessions: Sessions) -> Build:
+    """What makes the body of each request."""
+    common: dict[str, Any] = {"model": options.model, "stream": target.stream}
+    if target.stream and not options.no_usage:
+        common["stream_options"] = {"include_usage": True}
+    if needed_capture(sessions) == "token_ids":
+        common["return_token_ids"] = True
+    run_id = secrets.token_hex(4)  # of this run alone, so that a server's log can tell runs apart
+    extra = {**({"ignore_eos": True} if options.ignore_eos else {}), **options.body}
+    if options.vocabulary is not None and options.vocabulary > 2**31:
+        raise ValueError(f"--vocabulary: found {options.vocabulary}; allowed: up to 2^31")
+    made = "messages" if target.chat else "prompt"
+    if made in options.body:
+        raise ValueError(
+            f"--body: found {made!r}; allowed: any other key, since each request has its own"
+        )
+    fresh: Callable[[], str | list[int]] | None = None
+    stream = f"{options.seed}/prompts"
+    if options.prompt_words is not None:
+        fresh = random_words(stream, options.prompt_words)
+    elif options.prompt_tokens is not None:
+        if target.chat:
+            raise ValueError(
+                "--prompt-tokens makes ids; a chat endpoint takes text: --prompt-words"
+            )
+        fresh = random_tokens(stream, options.prompt_tokens, 0, options.vocabulary)
+    return session_bodies(sessions, run_id, common, target.chat, extra, fresh)
+
+
+def _check_prompts(sessions: Sequence[Session], target: Target) -> None:
+    for session in sessions if target.chat else ():
+        for node in session.nodes:
+            if not isinstance(node.prompt, str):
+                raise ValueError(
+                    f"session {session.id!r}, node {node.id!r}: the prompt is token ids; a chat "
+                    "endpoint takes text"
+                )

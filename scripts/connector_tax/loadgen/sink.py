@@ -1,0 +1,114 @@
+"""Requests as they end: to a file, and to the eye."""
+
+import contextlib
+import sys
+from array import array
+from collections import deque
+from io import FileIO
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+import numpy as np
+
+from connector_tax.files import standard_stream, write_all
+from connector_tax.loadgen.messages import LINE_FIELDS, RequestRecord
+from connector_tax.loadgen.plan import Progress
+
+PENDING_BYTES = 1 << 20
+"""Of lines before they are written, whether or not it is time to show how the run goes."""
+RECENT = 200
+"""Successes over which the running percentiles are taken."""
+
+
+class RecordSink:
+    """Takes each request once, writes its line, and drops the stamps of its reads.
+
+    `itl_ms`: the gaps between successive reads that brought tokens, of the measured successes; 4
+    bytes each, where the records would keep 16. `problem`: why the file could not be written.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        """Open the file, which is written as it stands; raises OSError."""
+        self.itl_ms = array("f")
+        self.problem: str | None = None
+        self._path = path
+        self._lines = bytearray()
+        self._written = 0  # bytes, all of them whole lines
+        self._stream: BinaryIO | FileIO | None = None
+        self._file: FileIO | None = None  # none of the standard streams
+        if path is not None:
+            self._stream = standard_stream(path)
+            if self._stream is None:
+                self._stream = self._file = path.open("wb", buffering=0)
+        self._encode = msgspec.json.Encoder().encode
+        self._recent_ms: deque[float] = deque(maxlen=RECENT)
+        self._tokens = 0
+        self._told = (0.0, 0)
+        self._terminal = sys.stderr.isatty()
+        self._next_s = 0.0
+
+    def take(self, record: RequestRecord) -> None:
+        if self._stream is not None:
+            self._lines += self._encode(record.fields(LINE_FIELDS)) + b"\n"
+            if len(self._lines) > PENDING_BYTES:
+                self._flush()
+        if record.status == "ok" and record.t_first_token_ns is not None:
+            self._recent_ms.append((record.t_first_token_ns - record.t_intended_ns) / 1e6)
+            self._tokens += record.completion_tokens or 0
+        if record.raw_reads is not None:
+            if record.status == "ok" and record.measured:
+                stamps = np.frombuffer(record.raw_reads, np.int64)[::2]
+                self.itl_ms.frombytes((np.diff(stamps) / 1e6).astype(np.float32).tobytes())
+            record.raw_reads = None
+
+    def progress(self, progress: Progress) -> None:
+        """Let what was written reach the file; show how the run goes.
+
+        By a line that is rewritten in a terminal, and a new one every five seconds elsewhere.
+        """
+        self._flush()
+        if progress.elapsed_s < self._next_s:
+            return
+        self._next_s = progress.elapsed_s + (1.0 if self._terminal else 5.0)
+        since_s, tokens = self._told
+        self._told = progress.elapsed_s, self._tokens
+        rate = (self._tokens - tokens) / max(progress.elapsed_s - since_s, 1e-9)
+        latest = ""
+        if self._recent_ms:
+            p50, p90 = np.percentile(self._recent_ms, (50, 90))
+            latest = f", TTFT p50 {p50:.1f} p90 {p90:.1f} ms, {rate:,.0f} tokens/s"
+        print(
+            f"{progress.elapsed_s:7.1f} s  {progress.issued} sent, {progress.inflight} in "
+            f"flight, {progress.ok} ok, {progress.failed} failed{latest}",
+            end="\x1b[K\r" if self._terminal else "\n", file=sys.stderr, flush=True,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Write what is left; leave the line of progress standing."""
+        self._leave_line()
+        self._flush()
+        if self._file is not None:
+            self._file.close()
+        self._stream = None
+
+    def _flush(self) -> None:
+        data, self._lines = self._lines, bytearray()
+        stream = self._stream
+        if stream is None or not data:
+            return
+        try:
+            write_all(stream, data)
+            self._written += len(data)
+        except OSError as error:
+            self._stream = None
+            if self._file is not None:
+                with contextlib.suppress(OSError):  # a pipe or a device
+                    self._file.truncate(self._written)
+            self.problem = f"{self._path}: {error.strerror}; it has what came before"
+            self._leave_line()
+            print(f"error: {self.problem}; the run goes on", file=sys.stderr)
+
+    def _leave_line(self) -> None:
+        if self._terminal and self._next_s:
+            print(file=sys.stderr)
