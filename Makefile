@@ -67,7 +67,7 @@ calibration: .venv/pipeline.stamp  ## many small studies with known taxes: cover
 
 docs: .venv/dev.stamp  ## build docs/ into build/docs; a dangling link is an error
 	$(BIN)/python docs/fields.py --check
-	$(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 clean-env:  ## delete .venv
 	rm -rf .venv

@@ -1,7 +1,6 @@
-"""What the built pages need and the theme lacks (mkdocs.yml, `hooks`).
+"""Render formulas and make tables and commands scrollable by keyboard (mkdocs.yml, `hooks`).
 
-Landmarks for screen readers, tables and commands that a keyboard can scroll, no empty headers;
-formulas between dollars, as the forges set them, become MathML, which needs no script.
+Formulas between dollars, as the forges set them, become MathML, which needs no script.
 """
 
 import re
@@ -10,25 +9,6 @@ from latex2mathml.converter import convert
 from markdown import Extension, Markdown
 from markdown.inlinepatterns import InlineProcessor
 from mkdocs.config.defaults import MkDocsConfig
-
-CONTENT = {
-    "<pre>": '<pre tabindex="0">',
-    "<table>": '<div class="table-responsive" tabindex="0"><table>',
-    "</table>": "</table></div>",
-    "<th></th>": "<td></td>",
-}
-PAGE = {
-    '<div class="navbar ': '<div role="banner" class="navbar ',
-    '<h4 class="modal-title"': '<h4 class="modal-title" aria-level="2"',
-    'id="mkdocs-search-query"': 'id="mkdocs-search-query" aria-label="Search"',
-    '<div class="row-fluid">': '<div class="row-fluid" role="main">',  # of 404.html
-}
-
-
-def _replaced(text: str, words: dict[str, str]) -> str:
-    for old, new in words.items():
-        text = text.replace(old, new)
-    return text
 
 
 class _Formula(InlineProcessor):
@@ -43,21 +23,22 @@ class _Formulas(Extension):
         md.inlinePatterns.register(_Formula(r"(\$\$?)(\S|\S[^$]*\S)\1", md), "formula", 185)
 
 
+# The theme scrolls code and tables in elements that a keyboard reaches only where a mouse hovers.
+CONTENT = {
+    "<th></th>": "<td></td>",
+    "<pre><span>": '<pre tabindex="0"><span>',
+    "<table>": '<div class="scrolled" tabindex="0"><table>',
+    "</table>": "</table></div>",
+}
+
+
 def on_config(config: MkDocsConfig, **_: object) -> None:
-    """Formulas, wherever Markdown stands outside code."""
+    """Add the formulas to Markdown's extensions."""
     config.markdown_extensions.append(_Formulas())  # type: ignore[arg-type]
 
 
 def on_page_content(html: str, **_: object) -> str:
-    """The page's own part."""
-    return _replaced(html, CONTENT)
-
-
-def on_post_page(output: str, **_: object) -> str:
-    """The whole page."""
-    return _replaced(output, PAGE)
-
-
-def on_post_template(output_content: str, **_: object) -> str:
-    """A page without a Markdown file: 404.html."""
-    return _replaced(output_content, PAGE)
+    """Return a page's content with its tables and commands in the tab order."""
+    for old, new in CONTENT.items():
+        html = html.replace(old, new)
+    return html
