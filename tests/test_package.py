@@ -61,6 +61,9 @@ def test_arguments_and_exit_status_are_the_commands_own() -> None:
     unknown = call("lodgen")
     assert unknown.returncode == 2
     assert "found 'lodgen'; allowed: ab, loadgen, engine," in unknown.stderr
+    removed = call("calibrate")
+    assert removed.returncode == 2
+    assert "calibrate was removed; run `python -m benchmarks.error_model virtual`" in removed.stderr
 
 
 def test_a_missing_dependency_is_named_with_its_extra(tmp_path: Path) -> None:

@@ -34,12 +34,13 @@ COMMANDS = {
     "figures": Command("figures.__main__", "study", "tables to pictures"),
     "report": Command("report.__main__", "study", "tables and pictures to one HTML page"),
     "audit": Command("provenance.audit", "study", "seals, everything derived made again, records"),
-    "calibrate": Command("calibration.__main__", "study", "studies with known taxes"),
     "tiny-model": Command("vllm.tiny_model", "study", "write the tiny model of the CPU study"),
     "vllm-environment": Command("vllm.environment", "study", "build a pinned vLLM environment"),
 }
 # How many these are.
 FOR_USERS = 6
+# Removed commands, and what replaces them.
+REMOVED = {"calibrate": "run `python -m benchmarks.error_model virtual` in a checkout instead"}
 
 
 def usage() -> str:
@@ -63,6 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name == "--version":
         print(f"connector-tax {__version__}")
         return 0
+    if name in REMOVED:
+        print(f"connector-tax: {name} was removed; {REMOVED[name]}", file=sys.stderr)
+        return 2
     if name not in COMMANDS:
         print(f"connector-tax: found {name!r}; allowed: {', '.join(COMMANDS)}", file=sys.stderr)
         return 2

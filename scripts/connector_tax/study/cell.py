@@ -157,7 +157,7 @@ class Instruments:
     """A running server, whose folder is the launch's, and what measures its cells.
 
     Attributes:
-        watch: None where the machine is not watched, as in a calibration.
+        watch: None where the machine is not watched.
     """
 
     server: Server

@@ -1,0 +1,217 @@
+"""Seeded studies in virtual time whose taxes are known, and the analysis of them.
+
+A study has one cell, plain and seven configurations of known step tax, as many as the real study,
+so that the adjustment for them costs what it costs there. Cell and statistics are those of
+config/config.yaml, step costs those of config/embedded.yaml.
+
+The true tax is exp(mean over launches of log(p_X / p_plain)) - 1 over many virtual launches. Plain
+and the taxed configuration of such a launch share arrivals, launch offset and jitter, which takes
+most of the noise away. How launches differ moves it by less than a hundredth of itself, so it is
+that of equal ones.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from copy import deepcopy
+from dataclasses import replace
+from functools import cache, partial
+from itertools import chain, pairwise, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from connector_tax.analysis.block_model import POWER
+from connector_tax.analysis.effects import LogSample, TaxTable, sample_launch, tax_rows
+from connector_tax.analysis.ingest import Cell
+from connector_tax.analysis.measure import Requests
+from connector_tax.artifacts.metrics import HEADLINE
+from connector_tax.artifacts.names import PHASES, PLAIN, REFERENCES, CellKey, plain_names
+from connector_tax.artifacts.study_file import Study, launches
+from connector_tax.artifacts.study_records import StudyConfig, StudyDocument
+from connector_tax.artifacts.tables import Row
+from connector_tax.artifacts.verdicts import costs
+from connector_tax.config import DEFAULTS, load_yaml, validate
+from connector_tax.engine.virtual import VirtualEngine
+from connector_tax.loadgen import make_offsets
+from connector_tax.rehearsal.launch import VirtualCell, virtual_engine
+from connector_tax.rehearsal.machine import NOISES, Machine, machine_of
+from connector_tax.seeds import named_generator
+from connector_tax.study.cell import cell_rule
+from connector_tax.study.design import cells_of, resolve, run_order
+
+AA = plain_names(2)[-1]
+PHASE, CELL, RATE_RPS, SHAPE = "A", "r60", 60.0, (64, 8)
+ARRIVALS = ("jittered", "poisson")
+BLOCKS = (3, 5)
+# Added to every step; 3.03 ms is the emulated step without prefill.
+STEP_TAX_US = {f"step_tax_{us}us": float(us) for us in (15, 30, 60, 90, 150, 240, 360)}
+# How launches differ: rows of `rehearsal.machine.NOISES`.
+SPREADS = ("engine", "vllm-cpu", "hostile")
+# The engine knows a tax by its callbacks; the shares are arbitrary, the sum is what counts here.
+CALLBACK_SHARES = {"build_meta_us": 0.5, "get_finished_us": 0.3, "start_load_kv_us": 0.2}
+
+
+def study_document(
+    arrivals: str, seed: int, blocks: int, taxed: Sequence[str] = tuple(STEP_TAX_US)
+) -> StudyDocument:
+    """Return the content of `study.json` of one study of `taxed`, ids of STEP_TAX_US."""
+    document = deepcopy(_default())
+    config: Any = document["config"]
+    config["engine"]["definition_content"] = _engine_definition()
+    config |= {"seed": seed, "blocks": blocks, "plain_launches": 2}
+    config["configurations"] = [PLAIN, *taxed]
+    config["arrivals"]["process"] = arrivals
+    shape = {"input_tokens": SHAPE[0], "output_tokens": SHAPE[1]}
+    config["phase_a"] = {"rates_rps": [RATE_RPS], **shape}
+    config.pop("phase_b", None)
+    config.pop("phase_bp", None)
+    entry = document["configurations"][0]
+    document["configurations"] = [
+        {**entry, "id": name, "label": name} for name in config["configurations"]
+    ]
+    document["seed"], document["blocks"], document["run_order"] = seed, blocks, run_order(config)
+    document["cells"] = {phase: cells_of(config, phase) for phase in PHASES}
+    return document
+
+
+@cache
+def _default() -> StudyDocument:
+    return resolve({**load_yaml(DEFAULTS / "config.yaml"), "study": "virtual"}, "virtual")
+
+
+@cache
+def _engine_definition() -> dict[str, Any]:
+    definition: dict[str, Any] = load_yaml(DEFAULTS / "embedded.yaml")
+    nothing = {
+        "admission_us_per_request": 0.0,
+        "build_meta_us_per_cached_block": 0.0,
+        "kv_capacity_fraction": 1.0,
+        "background_cpu": 0.0,
+    }
+    definition["connectors"] = {PLAIN: None} | {
+        name: {**{key: share * tax for key, share in CALLBACK_SHARES.items()}, **nothing}
+        for name, tax in STEP_TAX_US.items()
+    }
+    validate(definition, "embedded", "virtual")
+    return definition
+
+
+@cache
+def machine_with(spread: str) -> Machine:
+    """Return the engine of these studies with launches that differ as `spread` of SPREADS says."""
+    return machine_of(study_document("jittered", 0, 1)).noisy(NOISES[spread])
+
+
+def serve(engine: VirtualEngine, config: StudyConfig, arrivals: str) -> Requests:
+    """Return the requests of one cell; `arrivals` names the stream of their offsets."""
+    rule = replace(cell_rule(config, PHASE), cooldown=False)
+    process = config["arrivals"]["process"]
+    offsets = make_offsets(process, RATE_RPS, rule.schedule_s, arrivals)
+    cell = VirtualCell(offsets, rule, SHAPE, round(config["metrics"]["interval_s"] * 1e9))
+    cell.serve(engine)
+    plan = cell.plan
+    assert plan.stop_ns is not None
+    records = [record for record in plan.requests() if record.measured]
+    names = ("t_intended_ns", "t_first_token_ns", "t_last_token_ns")
+    due, first, last = np.array([[getattr(r, n) for n in names] for r in records], np.int64).T
+    ttft_ms, gaps = (first - due) / 1e6, SHAPE[1] - 1
+    start_ns = plan.warmup_end_ns
+    return Requests(
+        ttft_ms, ttft_ms, (last - first) / gaps / 1e6, (last - due) / 1e6, (due - start_ns) / 1e9,
+        (plan.stop_ns - start_ns) / 1e9, len(records), failed=0, dropped=0,
+    )  # fmt: skip
+
+
+def virtual_study(spread: str, arrivals: str, number: int) -> list[Row]:
+    """Run study `number` and return a row for each count of BLOCKS, tax and metric.
+
+    A study of fewer blocks is the first blocks of the largest one.
+    """
+    document = study_document(arrivals, number, max(BLOCKS))
+    machine, config = machine_with(spread), document["config"]
+    samples: dict[CellKey, dict[str, LogSample]] = {}
+    for launch in launches(document, PHASE):
+        # As in a study, arrivals are named without the configuration: all get the same.
+        name = f"{document['seed']}/arrivals/block{launch.block}/{PHASE}/{CELL}"
+        key = CellKey(launch.config, launch.block, PHASE, CELL)
+        samples[key] = sample_launch(serve(virtual_engine(document, launch, machine), config, name))
+    cells = [Cell(key, "valid", None, Path(), {}, None, RATE_RPS, *SHAPE) for key in samples]
+    rows = []
+    for count in BLOCKS:
+        study = Study(Path(), document | {"blocks": count})
+        taxes = TaxTable(study, cells, samples, dict.fromkeys(REFERENCES, RATE_RPS))
+        rows += [
+            {"number": number, "blocks": count, **row}
+            for row in tax_rows(taxes)
+            if row["metric"] in HEADLINE and row["cell"] == CELL
+        ]
+    return rows
+
+
+def log_ratios(arrivals: str, number: int) -> list[tuple[str, str, float]]:
+    """Return each configuration's log percentile minus plain's in one launch, by metric."""
+    config, name = study_document(arrivals, 0, 1)["config"], f"truth/{arrivals}/launch{number}"
+    drawn = int(named_generator(f"{name}/offset").integers(2**31))
+    served = {
+        config_id: sample_launch(serve(VirtualEngine(engine, drawn), config, f"{name}/arrivals"))
+        for config_id, engine in machine_with("engine").engines.items()
+    }
+    return [
+        (config_id, metric, own[metric].point - served[PLAIN][metric].point)
+        for metric in HEADLINE
+        for config_id, own in served.items()
+    ]
+
+
+def true_taxes(ratios: Sequence[tuple[str, str, float]]) -> dict[tuple[str, str], float]:
+    """Return the true tax as a fraction (0.1 is +10%) by configuration and metric."""
+    values: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+    for config, metric, ratio in ratios:
+        values[config, metric].append(ratio)
+    return {(AA, metric): 0.0 for metric in HEADLINE} | {
+        key: float(np.expm1(np.mean(own))) for key, own in values.items()
+    }
+
+
+def smallest_found(rows: Sequence[Row], truths: Mapping[tuple[str, str], float]) -> float | None:
+    """Return the tax that is said to cost in 80% of studies; None where the largest is not.
+
+    Between two levels it is read off a straight line.
+    """
+    found: defaultdict[float, list[bool]] = defaultdict(list)
+    for row in rows:
+        found[truths[row["config"], row["metric"]]].append(costs(row["verdict"]))
+    curve = [(0.0, 0.0), *sorted((tax, float(np.mean(own))) for tax, own in found.items())]
+    for (left, below), (right, above) in pairwise(curve):
+        if below < POWER <= above:
+            return left + (right - left) * (POWER - below) / (above - below)
+    return None
+
+
+def table(studies: int) -> Table:
+    """Make the table of coverage, A/A intervals without zero and the smallest tax found, in %."""
+    table = Table("launches", "arrivals", "metric", "blocks", "held", "A/A", "found in 80%")
+    with ProcessPoolExecutor() as pool:
+        for arrivals in ARRIVALS:
+            launched = pool.map(partial(log_ratios, arrivals), range(3 * studies), chunksize=8)
+            truths = true_taxes([*chain.from_iterable(launched)])
+            for spread in SPREADS:
+                made = pool.map(partial(virtual_study, spread, arrivals), range(studies))
+                rows = [*chain.from_iterable(made)]
+                for metric, count in product(HEADLINE, BLOCKS):
+                    own = [r for r in rows if (r["metric"], r["blocks"]) == (metric, count)]
+                    table.add_row(spread, arrivals, metric, str(count), *_shares(own, truths))
+    return table
+
+
+def _shares(rows: Sequence[Row], truths: Mapping[tuple[str, str], float]) -> list[str]:
+    aa, taxed = [r for r in rows if r["config"] == AA], [r for r in rows if r["config"] != AA]
+    held = [r["lo"] <= truths[r["config"], r["metric"]] <= r["hi"] for r in taxed]
+    off = [not row["lo"] <= 0 <= row["hi"] for row in aa]
+    smallest = smallest_found(taxed, truths)
+    largest = max(tax for (_, metric), tax in truths.items() if metric == rows[0]["metric"])
+    found = f"more than {100 * largest:.1f}" if smallest is None else f"{100 * smallest:.1f}"
+    return [f"{100 * np.mean(held):.1f}", f"{100 * np.mean(off):.1f}", found]

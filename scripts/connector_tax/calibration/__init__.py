@@ -1,1 +1,0 @@
-"""Calibration: does the pipeline recover connector taxes that are known exactly?"""
