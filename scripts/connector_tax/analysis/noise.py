@@ -1,0 +1,278 @@
+"""The error model: how well launches know a contrast when some configurations may be noisier.
+
+y = block + configuration + error. The standard deviation of a launch's error is sigma times its
+configuration's ratio: 1, or with probability NOISY one of RATIOS, which the noisy configurations of
+a study share. Blocks, means and sigma are integrated out under flat priors (of log sigma), which
+leaves the restricted likelihood. A contrast is then a mixture of t distributions, one for each
+model of which configurations are noisier.
+
+Sources: docs/method.md, "The error model"; Patterson & Thompson, Biometrika 58 (1971) 545
+(restricted likelihood); Harville, Biometrika 61 (1974) 383 (as a posterior); Abramowitz & Stegun,
+26.7.3 and 26.7.4 (tails of t).
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.special import gammaln, stdtrit
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+# The prior: docs/decisions.md, "The error model".
+NOISY, MOST_NOISY = 0.15, 3
+RATIOS = (2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
+# A posterior probability of being noisier from which a configuration's own blocks are asked too.
+SUSPECT = 0.25
+# Degrees of freedom of the equivalent t, and the models that count.
+LEAST_DF, MOST_DF, NEGLIGIBLE = 0.3, 1e5, 1e-16
+TOLERANCE, SMALL_STEP, ROUNDS = 1e-12, 1e-7, 200
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A t distribution: standard error and degrees of freedom."""
+
+    error: float
+    df: float
+
+    def half_width(self, confidence: float) -> float:
+        """Return half the width of its interval."""
+        return float(stdtrit(self.df, (1 + confidence) / 2)) * self.error
+
+
+@lru_cache(maxsize=64)
+def models(configurations: int) -> tuple[Floats, Floats]:
+    """Return the ratios (models, configurations) and the log of each model's prior probability."""
+    rows, weights = [np.ones(configurations)], [(1 - NOISY) ** configurations]
+    for size in range(1, min(MOST_NOISY, configurations) + 1):
+        weight = NOISY**size * (1 - NOISY) ** (configurations - size) / len(RATIOS)
+        for noisy in itertools.combinations(range(configurations), size):
+            for ratio in RATIOS:
+                row = np.ones(configurations)
+                row[list(noisy)] = ratio
+                rows.append(row)
+                weights.append(weight)
+    prior = np.array(weights)
+    return np.array(rows), np.log(prior / prior.sum())
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which configuration was launched how often in which block, and what each model makes of it.
+
+    Attributes:
+        counts: launches, (configurations, blocks).
+        ratios: (models, configurations).
+        weights: 1 / ratio squared.
+        log_prior: (models).
+        log_det: half the log of |V| / |X'VX|, up to what all models share (models).
+        of_block: the weights of a block's launches, summed (models, blocks).
+        kept: the configurations whose means are free; the others' are fixed, one for each group
+            that no block connects with the rest.
+        inverse: of X'VX with blocks eliminated (models, kept, kept).
+        df: launches minus the rank of X.
+    """
+
+    counts: Floats
+    ratios: Floats
+    weights: Floats
+    log_prior: Floats
+    log_det: Floats
+    of_block: Floats
+    kept: Integers
+    inverse: Floats
+    df: int
+
+
+@lru_cache(maxsize=8)
+def _layout(configurations: int, blocks: int, launches: tuple[int, ...]) -> Layout:
+    counts = np.array(launches, float).reshape(configurations, blocks)
+    ratios, log_prior = models(configurations)
+    weights = 1 / ratios**2
+    own = weights[:, :, None] * counts
+    of_block = own.sum(1)
+    # The weighted Laplacian, its diagonal summed without cancellation.
+    system = -np.matmul(own / of_block[:, None, :], own.transpose(0, 2, 1))
+    diagonal = np.arange(configurations)
+    system[:, diagonal, diagonal] = 0
+    system[:, diagonal, diagonal] = -system.sum(2)
+    fixed = _first_of_groups(counts)
+    kept = np.setdiff1d(diagonal, fixed)
+    system = system[:, kept[:, None], kept]
+    factor = np.linalg.cholesky(system)
+    log_system = 2 * np.log(np.diagonal(factor, axis1=1, axis2=2)).sum(1)
+    log_det = 0.5 * (np.log(weights) @ counts.sum(1) - np.log(of_block).sum(1) - log_system)
+    df = int(counts.sum()) - blocks - len(kept)
+    inverse = np.linalg.inv(system)
+    return Layout(counts, ratios, weights, log_prior, log_det, of_block, kept, inverse, df)
+
+
+def _first_of_groups(counts: Floats) -> Integers:
+    """Return one configuration of each group that shares blocks, directly or through others."""
+    linked = (counts @ counts.T) > 0
+    while not np.array_equal(further := (linked.astype(int) @ linked.astype(int)) > 0, linked):
+        linked = further
+    return np.unique(linked.argmax(1))
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The posterior over the models.
+
+    Attributes:
+        rss: the weighted residual sum of squares (models).
+        log_det: as of the layout.
+        df: degrees of freedom under each model.
+    """
+
+    layout: Layout
+    rss: Floats
+    log_det: Floats
+    df: int
+
+    @classmethod
+    def of(cls, config: Integers, block: Integers, residual: Floats) -> "Mixture":
+        """Weigh the models by launches.
+
+        Args:
+            config: number of each launch's configuration, from 0 without gaps.
+            block: of its block, likewise.
+            residual: by least squares; not all zero.
+        """
+        k, blocks = int(config.max()) + 1, int(block.max()) + 1
+        counts, sums = np.zeros((k, blocks), int), np.zeros((k, blocks))
+        np.add.at(counts, (config, block), 1)
+        np.add.at(sums, (config, block), residual)
+        layout = _layout(k, blocks, tuple(counts.ravel().tolist()))
+        squares = np.bincount(config, residual**2, k)
+        of_block = layout.weights @ sums
+        means = of_block / layout.of_block
+        rest = layout.weights * (sums.sum(1) - means @ layout.counts.T)
+        rest = rest[:, layout.kept]
+        fitted = (np.matmul(layout.inverse, rest[:, :, None])[:, :, 0] * rest).sum(1)
+        rss = layout.weights @ squares - (of_block * means).sum(1) - fitted
+        # Weights of at least w leave at least w times the unweighted residuals; rounding may not.
+        least = layout.weights.min(1) * squares.sum()
+        return cls(layout, np.maximum(rss, least), layout.log_det, layout.df)
+
+    @cached_property
+    def weights(self) -> Floats:
+        """The posterior probability of each model."""
+        log = self.layout.log_prior + self.log_det - 0.5 * self.df * np.log(self.rss)
+        weights = np.exp(log - log.max())
+        return np.asarray(weights / weights.sum())
+
+    @cached_property
+    def _counted(self) -> tuple[Floats, Floats, Floats]:
+        """Weights, ratios squared and sigma squared of the models that are not NEGLIGIBLE."""
+        counted = self.weights > NEGLIGIBLE
+        variances = self.rss[counted] / self.df
+        return self.weights[counted], self.layout.ratios[counted] ** 2, variances
+
+    def noisier(self, config: int) -> float:
+        """Return the posterior probability that a configuration is noisier than others."""
+        return float(self.weights @ (self.layout.ratios[:, config] > 1))
+
+    def spread(self, squares: Floats, levels: tuple[float, float]) -> Spread:
+        """Return the t distribution with the mixture's quantiles at two levels.
+
+        Where no t distribution has both, it has the second.
+
+        Args:
+            squares: of a contrast's weights, summed by configuration.
+            levels: one-sided, the lower first.
+        """
+        weights, ratios, variances = self._counted
+        errors = np.sqrt(variances * (ratios @ squares))
+        return equivalent(quantiles(weights, errors, self.df, levels), levels)
+
+    def planned(self, present: int, blocks: int) -> "Mixture":
+        """Return the mixture as a study of so many blocks would have it, instead of `present`.
+
+        Each further block has all launches, and its residuals scatter as these.
+        """
+        per_block, more = self.layout.counts.max(1), blocks - present
+        of_block = np.log(self.layout.weights) @ per_block - np.log(self.layout.weights @ per_block)
+        return replace(
+            self,
+            rss=self.rss * (blocks - 1) / (present - 1),
+            log_det=self.log_det + 0.5 * more * of_block,
+            df=self.df + more * (int(per_block.sum()) - 1),
+        )
+
+
+def upper_tail(df: int, x: Floats) -> Floats:
+    """Return P(T > x) of Student's t, x at least 0, to about 1e-15.
+
+    Source: Abramowitz & Stegun, 26.7.3 and 26.7.4, series in the cosine of atan(x / sqrt(df)).
+    """
+    cos2 = df / (df + x * x)
+    series = np.ones_like(x)
+    for j in range(df - 2, 1 + df % 2, -2):
+        series = 1 + series * cos2 * ((j - 1) / j)
+    sine = x / np.sqrt(df + x * x)
+    if df % 2 == 0:
+        return np.asarray((1 - sine * series) / 2)
+    inner = sine * np.sqrt(cos2) * series if df > 1 else 0.0
+    return np.asarray(0.5 - (np.arctan(x / np.sqrt(df)) + inner) / np.pi)
+
+
+def quantiles(weights: Floats, errors: Floats, df: int, levels: Sequence[float]) -> Floats:
+    """Return the quantiles of a mixture of t distributions about 0, to TOLERANCE.
+
+    Newton's method on the logs of tail and quantile, within ends that each step narrows.
+
+    Args:
+        weights: of the distributions.
+        errors: their standard errors.
+        levels: one-sided, above 0.5.
+    """
+    alphas = 1 - np.array(levels)
+    of_one = np.log(stdtrit(df, levels))
+    low, high = of_one + np.log(errors.min()), of_one + np.log(errors.max())
+    at, step = of_one + weights @ np.log(errors), high - low
+    scale = gamma_ratio(df)
+    for _ in range(ROUNDS):
+        x = np.exp(at)[:, None] / errors
+        tail = upper_tail(df, x) @ weights
+        slope = (x * (1 + x * x / df) ** (-(df + 1) / 2)) @ weights * scale / tail
+        miss = np.log(tail / alphas)
+        low, high = np.where(miss > 0, at, low), np.where(miss > 0, high, at)
+        newton = at + miss / slope
+        settled = np.abs(newton - at) <= SMALL_STEP
+        slow = (newton <= low) | (newton >= high) | (np.abs(newton - at) > 0.5 * np.abs(step))
+        following = np.where(slow & ~settled, (low + high) / 2, newton)
+        step, at = following - at, following
+        # What a further step would change is the square of this one.
+        if settled.all():
+            return np.asarray(np.exp(at))
+    raise ArithmeticError(f"no quantile of the mixture at {levels} in {ROUNDS} rounds")
+
+
+def gamma_ratio(df: int) -> float:
+    """Return the density of Student's t at 0."""
+    return float(np.exp(gammaln((df + 1) / 2) - gammaln(df / 2)) / np.sqrt(df * np.pi))
+
+
+def equivalent(ends: Floats, levels: tuple[float, float]) -> Spread:
+    """Return the t distribution with two quantiles; at the ends of its df the second alone."""
+    ratio = np.log(ends[1] / ends[0])
+
+    def above(log_df: float) -> float:
+        low, high = stdtrit(np.exp(log_df), levels)
+        return float(np.log(high / low) - ratio)
+
+    bounds = np.log(LEAST_DF), np.log(MOST_DF)
+    if above(bounds[0]) <= 0:
+        df = LEAST_DF
+    elif above(bounds[1]) >= 0:
+        df = MOST_DF
+    else:
+        df = float(np.exp(brentq(above, *bounds, xtol=TOLERANCE, rtol=4 * np.finfo(float).eps)))
+    return Spread(float(ends[1] / stdtrit(df, levels[1])), df)
