@@ -24,7 +24,7 @@ from scipy.special import gammaln, stdtrit
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-# The prior: docs/decisions.md, "The error model".
+# The prior: docs/decisions.md, "Error model".
 NOISY, MOST_NOISY = 0.15, 3
 RATIOS = (2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 # A posterior probability of being noisier from which a configuration's own blocks are asked too.
