@@ -31,9 +31,16 @@ from connector_tax.loadgen.generator import Interrupted, LoadGenerator, LoadGene
 from connector_tax.loadgen.http import read_clocks
 from connector_tax.loadgen.messages import LoadGeneratorError, Target
 from connector_tax.loadgen.plan import CellRule, PrecisionRule
-from connector_tax.loadgen.setup import make_load, make_rule, make_target, most_connections
+from connector_tax.loadgen.setup import (
+    check_numbers,
+    make_load,
+    make_rule,
+    make_target,
+    most_connections,
+)
 from connector_tax.loadgen.show import print_summary
 from connector_tax.loadgen.sink import RecordSink
+from connector_tax.loadgen.source import Source, read_source
 from connector_tax.loadgen.summary import session_outcomes, summarise
 from connector_tax.loadgen.traffic import Load
 
@@ -72,7 +79,12 @@ class _Signals:
 
 
 def run(
-    options: argparse.Namespace, target: Target, load: Load, rule: CellRule, signals: _Signals
+    options: argparse.Namespace,
+    target: Target,
+    load: Load,
+    rule: CellRule,
+    source: Source,
+    signals: _Signals,
 ) -> int:
     """Run, print, write; return the exit status."""
     server_cores = 1 if is_local(target.host) else 0
@@ -105,6 +117,8 @@ def run(
     }
     summary = _about(options, target) | times
     summary |= summarise(result, checks, sink.itl_ms, options.goodput)
+    started = len({r.session for r in result.records if r.t_send_ns is not None})
+    summary["notes"] += [*source.notes, *filter(None, [source.use(started)])]
     if precision is not None:
         count, width = precision.seen
         known = f"known to ±{width:.1%}" if math.isfinite(width) else "not known yet"
@@ -176,10 +190,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     open_closed_streams()
     options = parse_arguments(sys.argv[1:] if arguments is None else arguments)
     try:
-        target, rule = make_target(options), make_rule(options)
+        check_numbers(options)
+        target = make_target(options)
+        source = read_source(options, target)
+        rule = make_rule(options, source)
         options.connections = most_connections(options)
         # Before anything is asked of the endpoint, so that bad arguments are seen at once.
-        make_load(options, target, rule)
+        make_load(options, target, rule, source)
         _check_outputs(options)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -189,7 +206,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with signals.handled():
             if not options.no_ready_check:
                 options.model = wait_ready(target, options.model, options.wait)
-            return run(options, target, make_load(options, target, rule), rule, signals)
+            load = make_load(options, target, rule, source)
+            return run(options, target, load, rule, source, signals)
     except KeyboardInterrupt:
         print("interrupted before anything was measured", file=sys.stderr)
         return 128 + (signals.received or signal.SIGINT)

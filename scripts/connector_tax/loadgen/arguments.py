@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from connector_tax.loadgen.trace import BLOCK
+
 EXIT_CODES = """exit status:
   0  every check passed and at most 1% of the requests failed
   1  a check failed: the numbers are printed, but do not believe them
@@ -25,16 +27,21 @@ together end together and stay in step: for latencies under a given load use --r
 NEEDS: dict[str, tuple[tuple[str, ...], object]] = {
     "arrivals": (("rate",), "jittered"),
     "gamma_shape": (("arrivals",), None),
-    "inflight_cap": (("rate", "session_file"), None),
+    "inflight_cap": (("rate", "session_file", "trace"), None),
     "stop_overloaded": (("inflight_cap",), False),
     "rampup": (("concurrency",), 0.0),
     "min_completed": (("max_duration", "stop_at_precision"), 0),
     "max_duration": (("min_completed",), None),
-    "vocabulary": (("prompt_tokens",), 1000),
-    "seed": (("rate", "prompt_tokens", "prompt_words"), 0),
+    "vocabulary": (("prompt_tokens", "trace"), 1000),
+    "seed": (("rate", "prompt_tokens", "prompt_words", "trace"), 0),
     "keep_going": (("session_file",), False),
-    "requests": (("prompt", "prompt_tokens", "prompt_words"), None),
-    "max_tokens": (("prompt", "prompt_tokens", "prompt_words"), 64),
+    "requests": (("prompt", "prompt_tokens", "prompt_words", "prompts"), None),
+    "max_tokens": (("prompt", "prompt_tokens", "prompt_words", "prompts"), 64),
+    "repeat": (("prompts",), False),
+    "trace_speed": (("trace",), 1.0),
+    "trace_limit": (("trace",), None),
+    "trace_block": (("trace",), BLOCK),
+    "trace_words": (("trace",), False),
 }
 
 
@@ -70,7 +77,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
             parser.error(
                 f"{option_name(name)} has no effect without {' or '.join(map(option_name, needed))}"
             )
-    drawn = options.prompt_tokens or options.prompt_words
+    drawn = options.prompt_tokens or options.prompt_words or options.trace
     if (
         options.seed is not None
         and not drawn
@@ -140,15 +147,17 @@ def _add_endpoint(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_load(parser: argparse.ArgumentParser) -> None:
-    load = parser.add_argument_group(
-        "load (--rate, --concurrency, or a session file with start times)"
-    )
+    load = parser.add_argument_group("load (--rate, --concurrency, or a file with start times)")
     kind = load.add_mutually_exclusive_group()
     kind.add_argument("--rate", type=float, help="sessions a second, open loop; inf: all at once")
     kind.add_argument("--concurrency", type=int, help="sessions kept active, closed loop")
     add = load.add_argument
     add("--requests", type=int, help="end when so many have been sent and have ended")
-    add("--duration", type=float, help="s that are measured [60, or until --requests are done]")
+    add(
+        "--duration",
+        type=float,
+        help="s that are measured [60, or until a file or --requests end]",
+    )
     add("--arrivals", choices=["fixed", "jittered", "poisson", "gamma"], help="for --rate")
     add("--gamma-shape", type=float, help="1/shape is the squared variation; for --arrivals gamma")
     add("--rampup", type=float, help="s until all of --concurrency run; 0.2 ms each at least")
@@ -165,13 +174,22 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_requests(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_argument_group("what to send (one of the first four)")
+    what = parser.add_argument_group("what to send (one of the first six)")
     source = what.add_mutually_exclusive_group(required=True)
     source.add_argument("--session-file", type=Path, help="one session (a graph) per line")
     source.add_argument("--prompt", help="the same text in every request")
     source.add_argument("--prompt-words", type=int, help="random words, fresh per request")
     source.add_argument("--prompt-tokens", type=int, help="random token ids, fresh per request")
+    mooncake = "a trace (Mooncake format): its times, lengths and shared prefixes"
+    source.add_argument("--trace", type=Path, metavar="FILE", help=mooncake)
+    lines = "JSONL with prompt or messages, and max_tokens: each is sent once"
+    source.add_argument("--prompts", type=Path, metavar="FILE", help=lines)
     add = what.add_argument
+    add("--repeat", action="store_true", help="begin --prompts again when they are used up")
+    add("--trace-speed", type=float, help="2: twice as fast")
+    add("--trace-limit", type=int, metavar="N", help="only the first N requests")
+    add("--trace-block", type=int, help="prompt tokens that a hash id stands for")
+    add("--trace-words", action="store_true", help="words for tokens, as with --chat")
     add("--vocabulary", type=int, help="token ids below this")
     add("--max-tokens", type=int, help="of each answer")
     add("--ignore-eos", action="store_true", help="exactly --max-tokens; checked by the usage")

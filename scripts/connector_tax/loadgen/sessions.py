@@ -28,6 +28,8 @@ from connector_tax.seeds import named_generator
 # Three years, of which ns are exact integers.
 LONGEST_S = 1e8
 TokenIds = list[Annotated[int, Meta(ge=0)]]
+Messages = list[dict[str, Any]]
+Prompt = str | list[int] | Messages
 
 
 class Parent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -135,16 +137,23 @@ def needed_capture(sessions: "Sessions") -> Capture:
 
 @dataclass(frozen=True, slots=True)
 class Singles:
-    """`count` sessions `r0`, `r1`, ... of one request each."""
+    """`count` sessions `r0`, `r1`, ... of one request each.
+
+    `lengths`: the output tokens of each in turn, in place of the node's `max_tokens`.
+    """
 
     count: int
     node: Node
+    lengths: Sequence[int] | None = None
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, index: int) -> Session:
-        return Session(f"r{index}", (self.node,))
+        node = self.node
+        if self.lengths is not None:
+            node = msgspec.structs.replace(node, max_tokens=self.lengths[index % len(self.lengths)])
+        return Session(f"r{index}", (node,))
 
 
 Sessions = Singles | Sequence[Session]
@@ -262,22 +271,24 @@ def session_bodies(
     common: dict[str, Any],
     chat: bool,
     extra: dict[str, Any],
-    fresh_prompt: Callable[[], str | list[int]] | None = None,
+    prompt_of: Callable[[int], Prompt] | None = None,
 ) -> Build:
     """Return what makes the requests `<name>/<session>/<node>`, each with the history it inherits.
 
     `common` begins every body and `extra` is merged into it last (temperature, ...).
-    `fresh_prompt` makes a prompt for each request, in place of its node's. Completion tokens are
-    checked only if `ignore_eos` fixes them.
+    `prompt_of` makes the prompt of each session's request, in place of its node's; messages are
+    sent as they are. Completion tokens are checked only if `ignore_eos` fixes them.
     """
 
     def build(session: int, node: int, history: History) -> PlannedRequest:
         graph = sessions[session]
         planned = graph.nodes[node]
-        prompt = planned.prompt if fresh_prompt is None else fresh_prompt()
+        prompt: Prompt = planned.prompt if prompt_of is None else prompt_of(session)
         body = {**common, "max_tokens": planned.max_tokens, **extra}
         prompt_tokens: int | None = None
-        if chat:
+        if chat and not isinstance(prompt, str):
+            body["messages"] = prompt
+        elif chat:
             said = [text for turn in history for text in (turn.prompt, turn.output)]
             roles = itertools.cycle(("user", "assistant"))
             body["messages"] = [
@@ -297,7 +308,7 @@ def session_bodies(
     return build
 
 
-def _joined(prompt: str | TokenIds, history: History) -> str | TokenIds:
+def _joined(prompt: Prompt, history: History) -> Prompt:
     pieces = [piece for turn in history for piece in (turn.prompt, turn.output)]
     if isinstance(prompt, str):
         return "".join([*map(str, pieces), prompt])

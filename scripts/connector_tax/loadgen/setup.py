@@ -5,7 +5,7 @@ import math
 import os
 import resource
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,23 +21,17 @@ from connector_tax.loadgen.plan import CellRule
 from connector_tax.loadgen.sessions import (
     LONGEST_S,
     Build,
-    Node,
-    Session,
+    Prompt,
     Sessions,
-    Singles,
     needed_capture,
-    random_tokens,
-    random_words,
-    read_sessions,
     session_bodies,
 )
+from connector_tax.loadgen.source import Source
 from connector_tax.loadgen.traffic import Load, make_offsets
 
 MOST_SESSIONS = 10**8
 CONNECTIONS = 4096
 """What a worker may open, unless told or limited: in open loop a slow server needs many."""
-MANY = 10**12
-"""Sessions of a closed loop whose number nobody has limited."""
 
 
 def make_target(options: argparse.Namespace) -> Target:
@@ -108,15 +102,15 @@ def _headers(options: argparse.Namespace) -> dict[str, str]:
     return headers
 
 
-def make_rule(options: argparse.Namespace) -> CellRule:
-    """Return when to stop.
+def check_numbers(options: argparse.Namespace) -> None:
+    """Refuse numbers beyond what an option allows.
 
     Raises:
-        ValueError: the options make no sense; names the option.
+        ValueError: names the option.
     """
     for name in ("max_tokens", "workers", "connections", "requests", "concurrency", "rate",
                  "max_errors", "inflight_cap", "prompt_tokens", "prompt_words",
-                 "vocabulary"):  # fmt: skip
+                 "vocabulary", "trace_speed", "trace_limit", "trace_block"):  # fmt: skip
         value = getattr(options, name)
         if value is not None and not value > 0:
             raise ValueError(f"{option_name(name)}: found {value}; allowed: above 0")
@@ -134,9 +128,17 @@ def make_rule(options: argparse.Namespace) -> CellRule:
         raise ValueError(f"--min-completed: found {options.min_completed}; allowed: at least 0")
     if options.workers > MOST_WORKERS:
         raise ValueError(f"--workers: found {options.workers}; allowed: up to {MOST_WORKERS}")
+
+
+def make_rule(options: argparse.Namespace, source: Source) -> CellRule:
+    """Return when to stop: unless told, after 60 s or when the source is used up.
+
+    Raises:
+        ValueError: the options make no sense; names the option.
+    """
     floor_s, longest_s = options.duration, options.max_duration
     if floor_s is None:
-        floor_s = 60.0 if options.requests is None else LONGEST_S
+        floor_s = 60.0 if source.limit is None else LONGEST_S
         floor_s = min(floor_s, longest_s or LONGEST_S)
     if longest_s is None:
         longest_s = floor_s
@@ -189,42 +191,29 @@ def most_connections(options: argparse.Namespace) -> int:
     return int(options.connections)
 
 
-def make_load(options: argparse.Namespace, target: Target, rule: CellRule) -> Load:
+def make_load(options: argparse.Namespace, target: Target, rule: CellRule, source: Source) -> Load:
     """Make arrivals, sessions and what makes their bodies.
 
     Raises:
-        ValueError, OSError: the options or the session file are wrong.
+        ValueError: the options make no sense; names the option.
     """
-    graphs: list[Session] = []
-    if options.session_file is not None:
-        graphs = read_sessions(options.session_file)
-        _check_prompts(graphs, target)
-    starts_s = [session.start_s for session in graphs if session.start_s is not None]
-    if sum((options.rate is not None, options.concurrency is not None, bool(starts_s))) != 1:
-        raise ValueError("one of --rate, --concurrency and start_s in --session-file is needed")
-    count = len(graphs) or options.requests
-    offsets: NDArray[np.int64] | None = None
+    timed = source.starts_ns is not None
+    if sum((options.rate is not None, options.concurrency is not None, timed)) != 1:
+        raise ValueError(
+            "one of --rate, --concurrency, --trace and start_s in --session-file is needed"
+        )
+    offsets, sessions = source.starts_ns, source.sessions
     if options.rate is not None:
-        offsets = _offsets(options, rule, count)
-        count = len(offsets)
-    elif starts_s:
-        if len(starts_s) < len(graphs):
-            raise ValueError(f"{options.session_file}: start_s stands in some sessions only")
-        graphs.sort(key=lambda session: session.start_s or 0.0)
-        offsets = np.rint(np.sort(starts_s) * 1e9).astype(np.int64)
-    sessions: Sessions = graphs[:count]
-    if not graphs:
-        node = Node("0", options.prompt or "", options.max_tokens)
-        sessions = Singles(MANY if count is None else count, node)
-    # Where sessions are fewer than arrivals, the run ends with the last of them.
-    all_arrive = options.session_file is None and options.requests is None
+        offsets = _offsets(options, rule, source.limit)
+        sessions = source.first(len(offsets))
     return Load(
         sessions,
-        _bodies(options, target, sessions),
+        _bodies(options, target, sessions, source.prompt_of),
         offsets,
         concurrency=options.concurrency or 0,
         rampup_s=options.rampup,
-        horizon_s=rule.warmup_s + rule.cap_s if all_arrive else 0.0,
+        # Where sessions can be used up, the run ends with the last of them.
+        horizon_s=rule.warmup_s + rule.cap_s if source.limit is None else 0.0,
         keep_going=options.keep_going,
     )
 
@@ -233,7 +222,7 @@ def _offsets(options: argparse.Namespace, rule: CellRule, count: int | None) -> 
     """The arrivals of --rate: `count` at most, and as far as the run may last."""
     wanted = min(options.rate * rule.schedule_s, math.inf if count is None else count)
     if math.isinf(wanted):
-        raise ValueError("--rate inf needs --requests or --session-file")
+        raise ValueError("--rate inf needs --requests, --session-file or --prompts")
     if wanted > MOST_SESSIONS:
         raise ValueError(
             f"--rate, --duration and --requests: found {wanted:.3g} sessions; allowed: up to "
@@ -254,15 +243,21 @@ def _offsets(options: argparse.Namespace, rule: CellRule, count: int | None) -> 
     return offsets
 
 
-def _bodies(options: argparse.Namespace, target: Target, sessions: Sessions) -> Build:
-    """What makes the body of each request."""
+def _bodies(
+    options: argparse.Namespace,
+    target: Target,
+    sessions: Sessions,
+    prompt_of: Callable[[int], Prompt] | None,
+) -> Build:
+    """Return what makes the body of each request."""
     common: dict[str, Any] = {"model": options.model, "stream": target.stream}
     if target.stream and not options.no_usage:
         common["stream_options"] = {"include_usage": True}
     if needed_capture(sessions) == "token_ids":
         common["return_token_ids"] = True
     run_id = secrets.token_hex(4)  # of this run alone, so that a server's log can tell runs apart
-    extra = {**({"ignore_eos": True} if options.ignore_eos else {}), **options.body}
+    fixed = options.ignore_eos or options.trace is not None
+    extra = {**({"ignore_eos": True} if fixed else {}), **options.body}
     if options.vocabulary is not None and options.vocabulary > 2**31:
         raise ValueError(f"--vocabulary: found {options.vocabulary}; allowed: up to 2^31")
     made = "messages" if target.chat else "prompt"
@@ -270,24 +265,4 @@ def _bodies(options: argparse.Namespace, target: Target, sessions: Sessions) -> 
         raise ValueError(
             f"--body: found {made!r}; allowed: any other key, since each request has its own"
         )
-    fresh: Callable[[], str | list[int]] | None = None
-    stream = f"{options.seed}/prompts"
-    if options.prompt_words is not None:
-        fresh = random_words(stream, options.prompt_words)
-    elif options.prompt_tokens is not None:
-        if target.chat:
-            raise ValueError(
-                "--prompt-tokens makes ids; a chat endpoint takes text: --prompt-words"
-            )
-        fresh = random_tokens(stream, options.prompt_tokens, 0, options.vocabulary)
-    return session_bodies(sessions, run_id, common, target.chat, extra, fresh)
-
-
-def _check_prompts(sessions: Sequence[Session], target: Target) -> None:
-    for session in sessions if target.chat else ():
-        for node in session.nodes:
-            if not isinstance(node.prompt, str):
-                raise ValueError(
-                    f"session {session.id!r}, node {node.id!r}: the prompt is token ids; a chat "
-                    "endpoint takes text"
-                )
+    return session_bodies(sessions, run_id, common, target.chat, extra, prompt_of)

@@ -70,6 +70,11 @@ def _notes(summary: dict[str, Any]) -> list[str]:
             f"{shared} of {ok}: the first read brought several tokens, so TTFT is that of a later "
             "one (the server sends them together, or this machine reads too late)"
         )
+    timed = summary["latency_ms"].get("TPOT", {"n": 0})["n"]
+    if ok > timed and not summary["configuration"]["no_stream"]:
+        notes.append(
+            f"{ok - timed} of {ok} without TPOT: fewer than two tokens, or all in one read"
+        )
     if summary["retried"]:
         notes.append(f"{summary['retried']} sent again: a connection from the pool was dead")
     if summary["waited_for_connection"]:
