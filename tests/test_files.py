@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from connector_tax.files import sha256_tree, write_bytes
+from connector_tax.files import ArtifactError, read_json, read_jsonl, sha256_tree, write_bytes
 
 WRITE = """
 import sys
@@ -66,3 +66,16 @@ def test_the_digest_of_a_folder_sees_content_and_names(tmp_path: Path) -> None:
     (tmp_path / "a").rename(tmp_path / "b")
     digests.add(sha256_tree(tmp_path))
     assert len(digests) == 3
+
+
+@pytest.mark.parametrize(
+    "text", ['{"a": 1, "a": 2}', '[{"b": {"a": 1, "c": 2, "a": 1}}]', '{"a": 1, "\\u0061": 2}']
+)
+def test_duplicate_key_is_refused_in_every_json_file(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    path.write_text(text + "\n")
+    message = f"{path}.*found key 'a' twice in one object"
+    with pytest.raises(ArtifactError, match=message):
+        read_json(path)
+    with pytest.raises(ArtifactError, match=message):
+        list(read_jsonl(path))

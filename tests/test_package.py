@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -138,3 +139,16 @@ sys.exit(main(["ab"]))
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_clone_with_autocrlf_keeps_the_bytes_of_every_file(tmp_path: Path) -> None:
+    origin = tmp_path / "origin"
+    origin.mkdir()
+    shutil.copy(ROOT / ".gitattributes", origin)
+    (origin / "page.md").write_bytes(b"one\ntwo\n")
+    who = ["-c", "user.name=x", "-c", "user.email=x@x"]
+    for arguments in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "x"]):
+        subprocess.run(["git", *arguments], cwd=origin, check=True)
+    command = ["git", "clone", "-q", "-c", "core.autocrlf=true", str(origin), "clone"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    assert (tmp_path / "clone" / "page.md").read_bytes() == b"one\ntwo\n"

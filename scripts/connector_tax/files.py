@@ -180,16 +180,43 @@ def write_new_json(path: Path, value: Any) -> bool:
     return True
 
 
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        name = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"found key {name[:100]!r} twice in one object; allowed: once")
+    return content
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_without_duplicates)
+
+
+def parse_json(data: str | bytes) -> Any:
+    """Parse a JSON text of a file, in which a key must not stand twice in an object.
+
+    Whoever reads such a file sees the first value, and a program takes the last.
+
+    Raises:
+        ValueError: it is no JSON, not UTF-8, nested too deeply, or has a key twice.
+    """
+    try:
+        return _DECODER.decode(data if isinstance(data, str) else data.decode())
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+
+
 def read_json(path: Path) -> Any:
     """Parse the JSON file at `path`.
 
     Raises:
-        ArtifactError: the file is missing or does not parse; names the file, line and column.
+        ArtifactError: the file is missing, does not parse or has a key twice; names the file, and
+            line and column where it does not parse.
     """
     try:
         with reading(path):
-            return json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+            return parse_json(path.read_bytes())
+    except ValueError as error:
         raise ArtifactError(f"{path}: not valid JSON: {error}") from error
 
 
@@ -197,14 +224,15 @@ def read_jsonl(path: Path) -> Iterator[Any]:
     """Yield the records of a JSON-lines file in order.
 
     Raises:
-        ArtifactError: the file is missing, or a line does not parse; names file and line.
+        ArtifactError: the file is missing, or a line does not parse or has a key twice; names file
+            and line.
     """
     try:
         with reading(path), path.open(encoding="utf-8") as stream:
             for number, line in enumerate(stream, 1):
                 try:
-                    yield json.loads(line)
-                except (json.JSONDecodeError, RecursionError) as error:
+                    yield parse_json(line)
+                except ValueError as error:
                     raise ArtifactError(f"{path}:{number}: not valid JSON: {error}") from error
     except UnicodeDecodeError as error:
         raise ArtifactError(f"{path}: not UTF-8: {error}") from error

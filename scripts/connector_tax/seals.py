@@ -20,7 +20,14 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES
 from connector_tax.artifacts.stage_records import AnalysisSettings, SealContent, SealLink
 from connector_tax.artifacts.study_records import StudyConfig, StudyDocument
-from connector_tax.files import ArtifactError, locked, read_json, sha256_file, write_bytes
+from connector_tax.files import (
+    ArtifactError,
+    locked,
+    parse_json,
+    read_json,
+    sha256_file,
+    write_bytes,
+)
 
 FIRST = "0" * 64
 Links = Sequence[tuple[str, SealLink]]
@@ -82,7 +89,7 @@ def read_links(folder: Path) -> list[tuple[str, SealLink]]:
     links = []
     for number, line in enumerate(_complete_lines(path), 1):
         try:
-            link: SealLink = json.loads(line)
+            link: SealLink = parse_json(line)
             if not isinstance(link, dict):
                 raise ValueError(f"found {type(link).__name__}; allowed: an object")
         except ValueError as error:

@@ -99,6 +99,17 @@ def json_value(name: str, *path: str | int, value: object) -> Tamper:
     return tamper
 
 
+def key_twice(name: str, first: str) -> Tamper:
+    """Write `first`, a key with a value, before the same key of the file's first object."""
+
+    def tamper(root: Path) -> None:
+        text = (root / name).read_text()
+        assert f"{first.partition(':')[0]}:" in text
+        replace(root / name, text.replace("{", "{" + first + ",", 1))
+
+    return tamper
+
+
 def list_entry_gone(name: str, *path: str) -> Tamper:
     def tamper(root: Path) -> None:
         with edited_json(root / name) as content:

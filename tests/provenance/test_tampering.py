@@ -99,6 +99,12 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
             HYPOTHESES, "hypotheses", 0, "numbers", "tax_ttft_p90", "point", value=0.1),
         "a hypothesis gone": (
             by.list_entry_gone(HYPOTHESES, "hypotheses"), r"hypotheses\.hypotheses: published 5"),
+        "a key twice in hypotheses.json": (
+            by.key_twice(HYPOTHESES, '"hypotheses": []'), "found key 'hypotheses' twice"),
+        "a key twice in complete.json": (
+            by.key_twice("complete.json", '"complete": false'), "found key 'complete' twice"),
+        "a key twice in manifest.json": (
+            by.key_twice("manifest.json", '"sha256": "00"'), "found key 'sha256' twice"),
         "a criterion of a reference rate": value(
             "reference_rates.json", "criteria", "plain", "40", "throughput_ratio", "value",
             value=0.5),

@@ -1,17 +1,18 @@
 """verify.py, by itself in an unpacked archive, finds every number equal, and what was changed."""
 
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
 from connector_tax.config import ROOT
 from connector_tax.provenance import verify
-from connector_tax.provenance.archive import decode, encode
+from connector_tax.provenance.archive import Limits, decode, encode
 from tests.analysis.tables import edit_csv, one
 
 ARCHIVE = ROOT / "results" / "archive" / "default.tar.zst"
@@ -63,6 +64,28 @@ def test_every_number_of_the_archive_is_equal(unpacked: Path) -> None:
     assert max(len(line) for line in result.stdout.splitlines()) <= 100
 
 
+def test_printed_command_runs_nothing_that_lies_in_the_archive(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "reviewers.md").read_text()
+    (command,) = re.findall(r"`(mkdir X.*verify\.py X)`", page)
+    unpacking, verifying = (
+        command.replace("FILE", str(ARCHIVE))
+        .replace(" X", f" {tmp_path / 'X'}")
+        .replace(".venv/bin/python", sys.executable)
+        .rsplit(" && ", 1)
+    )
+    subprocess.run(["bash", "-c", unpacking], check=True)
+    for name in ("verify.py", "pandas.py", "json.py", "sitecustomize.py"):
+        (tmp_path / "X" / name).write_text("print('planted')\nraise SystemExit(0)\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "X")}
+    result = subprocess.run(
+        ["bash", "-c", verifying], capture_output=True, text=True, check=False, cwd=ROOT,
+        env=environment,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "planted" not in result.stdout
+    assert " 0 differ." in result.stdout
+
+
 def test_a_shipped_archive_without_phase_b_verifies_itself(tmp_path: Path) -> None:
     archive = ARCHIVE.with_name("h20-emulated.tar.zst")
     subprocess.run(["tar", "--zstd", "-xf", archive, "-C", tmp_path], check=True)
@@ -88,7 +111,9 @@ def test_a_changed_digit_of_a_published_tax_is_named(unpacked: Path, tmp_path: P
 
 def test_a_changed_stamp_of_a_request_is_named(unpacked: Path, tmp_path: Path) -> None:
     path, name = changed(unpacked, tmp_path, TABLE), f"runs/{CELL}/requests_A_r40.jsonl"
-    files = decode(path.read_bytes(), defaultdict(lambda: 1 << 30))
+    listed = json.loads((unpacked / "archive.json").read_text())
+    sizes = {name: listed["files"][name]["bytes"] for name in listed["tables"][TABLE]["files"]}
+    files = dict(decode(path.read_bytes(), sizes, Limits.of(ARCHIVE.stat().st_size)))
     requests = [json.loads(line) for line in files[name].splitlines()]
     measured = [r for r in requests if not r["warmup"] and not r["cooldown"]]
     measured.sort(key=lambda r: r["t_first_token_ns"] - r["t_intended_ns"])

@@ -6,7 +6,9 @@ What is wrong with a value is told key by key, by its schema; so it is of a conf
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -33,17 +35,55 @@ _ALLOWED = {
 }
 
 
+# Lines that are told of a value, and characters that are shown of what stands in it. More is no
+# help, and of a hostile file it would take minutes and gigabytes.
+MOST_OFFENCES = 20
+MOST_SHOWN = 300
+
+
 def offences(value: Any, schema: Mapping[str, Any]) -> list[str]:
-    """One line for each: `key.path: found ..., allowed ...`; none where it keeps to the schema."""
+    """One line for each: `key.path: found ..., allowed ...`; none where it keeps to the schema.
+
+    Of more than `MOST_OFFENCES` a last line says that there are more.
+    """
+    errors = itertools.islice(_validator()(schema).iter_errors(value), MOST_OFFENCES + 1)
+    ordered = sorted(errors, key=lambda e: [*map(str, e.path)])
+    lines = dict.fromkeys(itertools.chain.from_iterable(map(_lines, ordered)))
+    told = [*itertools.islice(lines, MOST_OFFENCES + 1)]
+    if len(told) > MOST_OFFENCES:
+        told[MOST_OFFENCES:] = [f"more; these are {MOST_OFFENCES} of them"]
+    return told
+
+
+@cache
+def _validator() -> Any:
+    """JSON schema's validator, which stops where a value has enough offences against one part."""
     # Imported late: a launch validates nothing, and its server would start 100 ms later.
-    from jsonschema import Draft202012Validator
+    from jsonschema import Draft202012Validator, ValidationError
+    from jsonschema.validators import extend
 
-    errors = Draft202012Validator(schema).iter_errors(value)
-    lines = [line for e in sorted(errors, key=lambda e: [*map(str, e.path)]) for line in _lines(e)]
-    return list(dict.fromkeys(lines))
+    def any_of(validator: Any, parts: Any, instance: Any, _: Any) -> Iterator[Any]:
+        context: list[Any] = []
+        for index, part in enumerate(parts):
+            errors = validator.descend(instance, part, schema_path=index)
+            own = [*itertools.islice(errors, MOST_OFFENCES + 1)]
+            if not own:
+                return
+            context += own
+        yield ValidationError("matches none of what is allowed", context=context)
+
+    def unique_items(_: Any, wanted: bool, instance: Any, __: Any) -> Iterator[Any]:
+        items = instance if wanted and isinstance(instance, list) else []
+        # 1 and 1.0 are one number; `True` is none.
+        texts = {repr(float(i) if type(i) in (int, float) else i) for i in items}
+        if len(texts) < len(items):
+            yield ValidationError("an item twice")
+
+    checks: dict[str, Any] = {"anyOf": any_of, "uniqueItems": unique_items}
+    return extend(Draft202012Validator, checks)  # type: ignore[no-untyped-call]
 
 
-def _lines(error: ValidationError) -> list[str]:
+def _lines(error: ValidationError) -> Iterator[str]:
     from jsonschema.exceptions import best_match
 
     if error.context:
@@ -55,22 +95,32 @@ def _lines(error: ValidationError) -> list[str]:
     wanted: Any = error.validator_value
     if error.validator == "additionalProperties" and isinstance(error.instance, dict):
         allowed = sorted(schema.get("properties", {}))
-        unknown = [key for key in error.instance if key not in allowed]
-        return [
-            f"{join(where, key)}: unknown key;{meant(key, allowed)} allowed here: "
-            + ", ".join(allowed)
-            for key in unknown
-        ]
-    if error.validator == "required":
+        known = ", ".join(allowed)
+        for key in error.instance:
+            if key not in allowed:
+                near = meant(key, allowed)
+                yield f"{join(where, clipped(key))}: unknown key;{near} allowed here: {known}"
+    elif error.validator == "required":
         section: Any = error.instance
         # A key whose name is mistyped is told once, as the unknown one.
         closed = schema.get("additionalProperties") is False
         unknown = section.keys() - schema["properties"] if closed else set()
-        mistyped = {near for key in unknown for near in _near(key, schema["properties"])}
-        missing = [key for key in wanted if key not in section and key not in mistyped]
-        return [f"{join(where, key)}: missing; it is required" for key in missing]
-    near = meant(error.instance, wanted) if error.validator == "enum" else ""
-    return [f"{where or 'the file'}: found {error.instance!r};{near} allowed: {_allowed(error)}"]
+        mistyped = {
+            near
+            for key in itertools.islice(unknown, MOST_OFFENCES)
+            for near in _near(key, schema["properties"])
+        }
+        missing = (key for key in wanted if key not in section and key not in mistyped)
+        yield from (f"{join(where, key)}: missing; it is required" for key in missing)
+    else:
+        near = meant(error.instance, wanted) if error.validator == "enum" else ""
+        found = clipped(repr(error.instance))
+        yield f"{where or 'the file'}: found {found};{near} allowed: {_allowed(error)}"
+
+
+def clipped(text: str) -> str:
+    """What is shown of a text that may be long."""
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
 def meant(found: Any, known: Iterable[Any]) -> str:
@@ -80,7 +130,7 @@ def meant(found: Any, known: Iterable[Any]) -> str:
 
 def _near(found: Any, known: Iterable[Any]) -> list[str]:
     """The known word that is most like the one found, if any is."""
-    return difflib.get_close_matches(str(found), map(str, known), 1)
+    return difflib.get_close_matches(clipped(str(found)), map(str, known), 1)
 
 
 def _allowed(error: ValidationError) -> str:
@@ -90,13 +140,14 @@ def _allowed(error: ValidationError) -> str:
     if error.validator == "type" and isinstance(value, list):
         return " or ".join(value)
     words = _ALLOWED.get(str(error.validator))
-    return words.format(value) if words else error.message
+    return words.format(value) if words else clipped(error.message)
 
 
 def _dotted(path: Iterable[str | int]) -> str:
     text = ""
     for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+        name = part if isinstance(part, int) else clipped(part)
+        text += f"[{name}]" if isinstance(name, int) else f".{name}" if text else name
     return text
 
 

@@ -26,14 +26,14 @@ import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal, TypedDict
+from typing import IO, Annotated, Any, Literal, NamedTuple, TypedDict
 
 import zstandard
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.record_reader import checked
 from connector_tax.artifacts.study_records import StudyDocument, meta
-from connector_tax.files import ArtifactError, sha256_file, write_bytes, write_text
+from connector_tax.files import ArtifactError, parse_json, sha256_file, write_bytes, write_text
 
 FORMAT = "connector-tax archive 4"
 HEADER = "archive.json"
@@ -53,21 +53,22 @@ MADE_BY_REPLOT = (
 )  # fmt: skip
 TABLES = tuple(f"tables/{kind}" for kind in paths.ALL_LOGS)
 # What `connector-tax remeasure --all` keeps of an earlier design.
+MOST_DEPTH = 9  # a study's files are 5 folders deep
 OLD_DESIGN = re.compile(r"(study|environment|env|model|preflight|patch)\.superseded\d+(\.\w+)?")
 PART = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}"
 NAME = re.compile(
-    rf"{'|'.join(map(re.escape, SINGLE))}|{OLD_DESIGN.pattern}(/{PART})*"
-    rf"|({'|'.join(FOLDERS)})(/{PART})+",
+    rf"{'|'.join(map(re.escape, SINGLE))}|{OLD_DESIGN.pattern}(/{PART}){{0,{MOST_DEPTH}}}"
+    rf"|({'|'.join(FOLDERS)})(/{PART}){{1,{MOST_DEPTH}}}",
     re.ASCII,
 )
 NUMBER = re.compile(rb"\d+(?:\.\d+)?")
 # Of these nothing is lost as an integer, nor does a difference of two take many digits.
 INTEGER = re.compile(rb"(?:0|[1-9]\d{0,17})")
+WORDS_BYTES = 256
 LEVEL = 19
-# An honest study is 15 to 40 times its archive.
-FLOOR_BYTES = 64 << 20
-MOST_TIMES = 200
 MAX_WINDOW_BYTES = 1 << 27
+# Of a JSON file, of archive.json and of the head of a table: its values take up to 30 times that.
+MOST_JSON_BYTES = 16 << 20
 # Compressed bytes at a time: each of them can be 32,768 bytes of content.
 CHUNK_BYTES = 1 << 10
 BLOCK, RECORD = 512, 10240
@@ -98,6 +99,39 @@ class ArchiveHeader(TypedDict):
 
 
 # ---- what an archive holds
+
+
+class Limits(NamedTuple):
+    """What an archive of some size may hold: no small one takes long to check, or much memory.
+
+    Of an archive the six shipped studies hold 28 to 42 times its size in all and 4 times in a
+    table, 1.6 numbers for each byte, a file for each 1,400 bytes and a column for each 120.
+
+    Attributes:
+        total_bytes: of the tar archive, and of the files that are made of it.
+        file_bytes: of a file, and of a table.
+        files: how many.
+        numbers: in a table, with the numbers that say which shape a line has.
+        columns: of a table, and its shapes.
+    """
+
+    total_bytes: int
+    file_bytes: int
+    files: int
+    numbers: int
+    columns: int
+
+    @classmethod
+    def of(cls, archive_bytes: int) -> "Limits":
+        """The limits of an archive of this size."""
+        floor = 64 << 20
+        return cls(
+            floor + 100 * archive_bytes,
+            floor + 16 * archive_bytes,
+            1000 + archive_bytes // 256,
+            (4 << 20) + 3 * archive_bytes,
+            (1 << 15) + archive_bytes // 100,
+        )
 
 
 def check_name(name: str) -> None:
@@ -171,35 +205,61 @@ def _written(column: Sequence[bytes]) -> bytes:
     return b"+" + b" ".join(b"%d" % (b - a) for a, b in itertools.pairwise((0, *values)))
 
 
-def _read(column: bytes) -> Iterator[bytes]:
-    values = column[1:].split()
-    if column[:1] != b"+":
-        return iter(values)
-    return (b"%d" % value for value in itertools.accumulate(map(int, values)))
+def _read(data: bytes, begin: int, end: int) -> Iterator[bytes]:
+    """The numbers of the column that stands there, one after the other."""
+    words = itertools.chain.from_iterable(_words(data, begin + 1, end))
+    if data[begin : begin + 1] != b"+":
+        return words
+    return (b"%d" % value for value in itertools.accumulate(map(int, words)))
 
 
-def decode(data: bytes, sizes: Mapping[str, int]) -> dict[str, bytes]:
-    """The files, each of at most the size that is listed for it.
+def _words(data: bytes, begin: int, end: int) -> Iterator[list[bytes]]:
+    """The words that stand there, a few at a time: all of them take 20 times their bytes."""
+    while begin < end:
+        stop = data.find(b" ", begin + WORDS_BYTES, end)
+        stop = end if stop < 0 else stop
+        yield data[begin:stop].split()
+        begin = stop
+
+
+def _lines(data: bytes, begin: int) -> Iterator[tuple[int, int]]:
+    """Where each line from there on begins and ends, the last without end."""
+    while (end := data.find(b"\n", begin)) >= 0:
+        yield begin, end
+        begin = end + 1
+    yield begin, len(data)
+
+
+def decode(data: bytes, sizes: Mapping[str, int], limits: Limits) -> Iterator[tuple[str, bytes]]:
+    """Yield the files of a table one by one, each of at most the size that is listed for it.
 
     Raises:
-        Exception: it is nothing that `encode` made.
+        Exception: it is nothing that `encode` made, or holds more than the limits allow.
     """
-    head, order, *rest = data.split(b"\n")
-    header, columns, numbers = json.loads(head), iter(rest), map(int, order.split())
-    shapes = [shape.encode("latin-1").split(b"\0") for shape in header["shapes"]]
-    values = [[_read(next(columns)) for _ in shape[1:]] for shape in shapes]
-    files = {}
+    head_end = data.index(b"\n")
+    columns = data.count(b"\n") - 1
+    numbers = data.count(b" ", head_end) + columns
+    if head_end > MOST_JSON_BYTES or numbers > limits.numbers or columns > limits.columns:
+        raise ValueError(f"too many numbers ({numbers:,}), columns ({columns:,}) or shapes")
+    header = parse_json(data[:head_end])
+    if [name for name, _ in header["files"]] != [*sizes] or len(header["shapes"]) > limits.columns:
+        raise ValueError(f"its files are not those that {HEADER} lists, or too many shapes")
+    places = _lines(data, head_end + 1)
+    begin, end = next(places)
+    order = map(int, itertools.chain.from_iterable(_words(data, begin, end)))
+    lines, rows = [], []
+    for shape in header["shapes"]:
+        line = shape.encode("latin-1")
+        lines.append(line.replace(b"%", b"%%").replace(b"\0", b"%b") + b"\n")
+        own = [_read(data, *next(places)) for _ in range(line.count(b"\0"))]
+        rows.append(zip(*own, strict=False) if own else itertools.repeat(()))
     for name, count in header["files"]:
-        lines, left = [], sizes[name]
-        for number in itertools.islice(numbers, count):
-            first, *parts = shapes[number]
-            between = zip(values[number], parts, strict=True)
-            lines.append(first + b"".join(next(value) + part for value, part in between) + b"\n")
-            left -= len(lines[-1])
-            if left < 0:
+        content = bytearray()
+        for number in itertools.islice(order, count):
+            content += lines[number] % next(rows[number])
+            if len(content) > sizes[name]:
                 raise ValueError(f"{name}: more than the {sizes[name]} bytes that are listed")
-        files[name] = b"".join(lines)
-    return files
+        yield name, bytes(content)
 
 
 # ---- writing
@@ -261,9 +321,9 @@ def read_head(archive: Path) -> StudyDocument:
     Raises:
         ArtifactError: the file is not an archive of this kind.
     """
-    with _opened(archive) as (content, header, _):
-        _, data = next(_files(content, header))
-        return _study(header, data)
+    with _opened(archive) as opened:
+        _, data = next(_files(opened))
+        return _study(opened.header, data)
 
 
 def unpack(archive: Path, target: Path) -> ArchiveHeader:
@@ -286,12 +346,11 @@ def unpack(archive: Path, target: Path) -> ArchiveHeader:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with private_folder(target) as private, _opened(archive, private) as opened:
-            content, header, listed = opened
             folder = private / "study"
-            write_bytes(folder / HEADER, listed)
-            for name, data in _files(content, header):
+            write_bytes(folder / HEADER, opened.listed)
+            for name, data in _files(opened):
                 if name == paths.STUDY:
-                    _study(header, data)
+                    _study(opened.header, data)
                 path = folder / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(data)
@@ -302,7 +361,7 @@ def unpack(archive: Path, target: Path) -> ArchiveHeader:
             folder.rename(target)
     except OSError as error:
         raise ArtifactError(f"{archive}: cannot be unpacked: {error}") from None
-    return header
+    return opened.header
 
 
 @contextlib.contextmanager
@@ -314,11 +373,18 @@ def private_folder(target: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
+class Opened(NamedTuple):
+    """A tar archive behind its first member, what this lists, and its text."""
+
+    content: IO[bytes]
+    header: ArchiveHeader
+    listed: bytes
+    limits: Limits
+
+
 @contextlib.contextmanager
-def _opened(
-    archive: Path, folder: Path | None = None
-) -> Iterator[tuple[IO[bytes], ArchiveHeader, bytes]]:
-    """The tar archive in the file, behind its first member; this one, and its text.
+def _opened(archive: Path, folder: Path | None = None) -> Iterator[Opened]:
+    """The tar archive in the file, its first member read.
 
     Args:
         archive: the file.
@@ -329,16 +395,16 @@ def _opened(
     """
     try:
         with archive.open("rb") as file, tempfile.TemporaryFile(dir=folder) as content:
-            most_bytes = FLOOR_BYTES + MOST_TIMES * os.fstat(file.fileno()).st_size
-            _decompress(file, content, most_bytes)
-            yield content, *_header(content, most_bytes)
+            limits = Limits.of(os.fstat(file.fileno()).st_size)
+            _decompress(file, content, limits)
+            yield Opened(content, *_header(content, limits), limits)
     except ArtifactError as error:
         raise ArtifactError(f"{archive}: refused: {error}") from None
     except FileNotFoundError as error:
         raise ArtifactError(f"{archive}: {error.strerror}") from None
 
 
-def _decompress(file: IO[bytes], content: IO[bytes], most_bytes: int) -> None:
+def _decompress(file: IO[bytes], content: IO[bytes], limits: Limits) -> None:
     """The content of the file's one zstd frame, up to a limit."""
     frame = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).decompressobj()
     data = file.read(len(zstandard.FRAME_HEADER))
@@ -355,25 +421,24 @@ def _decompress(file: IO[bytes], content: IO[bytes], most_bytes: int) -> None:
             content.write(frame.decompress(data))
         except zstandard.ZstdError as error:
             raise ArtifactError(f"the compressed data is damaged: {error}; copy it again") from None
-        if content.tell() > most_bytes:
-            raise ArtifactError(_too_much(most_bytes))
+        if content.tell() > limits.total_bytes:
+            raise ArtifactError(f"more than {limits.total_bytes:,} bytes in all{_FOR_ITS_SIZE}")
         data = b"" if frame.eof else file.read(CHUNK_BYTES)
     if frame.unused_data or file.read(1):
         raise ArtifactError("there is data behind its end")
     content.seek(0)
 
 
-def _too_much(most_bytes: int) -> str:
-    return f"more than {most_bytes} bytes in all, which is {MOST_TIMES} times the archive"
+_FOR_ITS_SIZE = "; allowed for an archive of its size: no more"
 
 
-def _header(content: IO[bytes], most_bytes: int) -> tuple[ArchiveHeader, bytes]:
+def _header(content: IO[bytes], limits: Limits) -> tuple[ArchiveHeader, bytes]:
     """The first member, checked, and its text."""
     data = _next(content, HEADER)
     try:
-        header = checked(json.loads(data), ArchiveHeader, HEADER)
-    except (ValueError, RecursionError) as error:
-        raise ArtifactError(f"{HEADER}: {error!r}") from None
+        header = checked(parse_json(data), ArchiveHeader, HEADER)
+    except ValueError as error:
+        raise ArtifactError(f"{HEADER}: not valid JSON: {error}") from None
     files, tables = header["files"], header["tables"]
     for name in files:
         check_name(name)
@@ -384,36 +449,64 @@ def _header(content: IO[bytes], most_bytes: int) -> tuple[ArchiveHeader, bytes]:
         raise ArtifactError(f"{HEADER}: {min(unknown)!r} is no table of a study")
     if len({*rows} & {*files}) < len(rows):
         raise ArtifactError(f"{HEADER}: a file is in two tables, or in one and not listed")
-    if any(sum(e["bytes"] for e in listed.values()) > most_bytes for listed in (files, tables)):
-        raise ArtifactError(f"{HEADER}: {_too_much(most_bytes)}")
+    _check_sizes(files, tables, limits)
     return header, data
 
 
-def _files(content: IO[bytes], header: ArchiveHeader) -> Iterator[tuple[str, bytes]]:
+def _check_sizes(files: Mapping[str, Member], tables: Mapping[str, Member], limits: Limits) -> None:
+    if len(files) > limits.files:
+        told = f"{len(files):,} files; allowed for an archive of its size: {limits.files:,}"
+        raise ArtifactError(f"{HEADER}: {told}")
+    for listed in (files, tables):
+        if sum(entry["bytes"] for entry in listed.values()) > limits.total_bytes:
+            told = f"more than {limits.total_bytes:,} bytes in all{_FOR_ITS_SIZE}"
+            raise ArtifactError(f"{HEADER}: {told}")
+        for name, entry in listed.items():
+            most = MOST_JSON_BYTES if name.endswith(".json") else limits.file_bytes
+            if entry["bytes"] > most:
+                told = f"{name!r} has {entry['bytes']:,} bytes; allowed: {most:,}"
+                raise ArtifactError(f"{HEADER}: {told}")
+
+
+def _files(opened: Opened) -> Iterator[tuple[str, bytes]]:
     """Every file of the study as archive.json lists it, first study.json; nothing else is there."""
+    content, header, *_ = opened
     listed: dict[str, Member] = {**header["files"], **header["tables"]}
     in_tables = {name for entry in header["tables"].values() for name in entry["files"]}
     for member in sorted({*listed} - in_tables, key=_place):
-        made = {member: _next(content, member, listed[member]["bytes"])}
+        data = _next(content, member, listed[member]["bytes"])
+        _check_hash(member, data, listed)
         if member in header["tables"]:
-            sizes = {name: listed[name]["bytes"] for name in header["tables"][member]["files"]}
-            try:
-                rows = decode(made[member], sizes)
-                made |= {name: rows[name] for name in sizes}
-            except Exception as error:
-                raise ArtifactError(f"member {member!r}: {error!r}") from None
-        for name, data in made.items():
-            if hashlib.sha256(data).hexdigest() != listed[name]["sha256"]:
-                raise ArtifactError(f"member {name!r}: sha256 is not what {HEADER} says")
-            if name not in header["tables"]:
-                yield name, data
+            yield from _files_of_table(member, data, opened)
+        else:
+            yield member, data
     end = content.tell() + 2 * BLOCK
     if content.read(2 * RECORD) != bytes(2 * BLOCK + -end % RECORD):
         raise ArtifactError("there is data behind the end of the tar archive, or no end")
 
 
+def _files_of_table(member: str, data: bytes, opened: Opened) -> Iterator[tuple[str, bytes]]:
+    files = opened.header["files"]
+    sizes = {name: files[name]["bytes"] for name in opened.header["tables"][member]["files"]}
+    rows = decode(data, sizes, opened.limits)
+    while True:
+        try:
+            name, content = next(rows)
+        except StopIteration:
+            return
+        except Exception as error:
+            raise ArtifactError(f"member {member!r}: {error!r}") from None
+        _check_hash(name, content, files)
+        yield name, content
+
+
+def _check_hash(name: str, data: bytes, listed: Mapping[str, Member]) -> None:
+    if hashlib.sha256(data).hexdigest() != listed[name]["sha256"]:
+        raise ArtifactError(f"member {name!r}: sha256 is not what {HEADER} says")
+
+
 def _next(content: IO[bytes], name: str, size: int | None = None) -> bytes:
-    """The next member of the tar archive, this plain file; None: of any size up to FLOOR_BYTES."""
+    """The next member of the tar archive, this plain file; None: of any size a JSON file has."""
     try:
         info = tarfile.TarInfo.frombuf(content.read(BLOCK), "utf-8", "strict")
         found = info.name, info.type, info.size
@@ -421,7 +514,9 @@ def _next(content: IO[bytes], name: str, size: int | None = None) -> bytes:
         found = "", b"", 0
     if size is None and found[0] != name:
         raise ArtifactError(f"its first member is not {name}")
-    size = min(max(found[2], 0), FLOOR_BYTES) if size is None else size
+    if size is None and found[2] > MOST_JSON_BYTES:
+        raise ArtifactError(f"{name} has {found[2]:,} bytes; allowed: {MOST_JSON_BYTES:,}")
+    size = max(found[2], 0) if size is None else size
     if found != (name, tarfile.REGTYPE, size):
         told = f"{name!r} is missing, no plain file of the {size} bytes that {HEADER} lists, or not"
         raise ArtifactError(f"member {told} in its place")
@@ -433,8 +528,8 @@ def _next(content: IO[bytes], name: str, size: int | None = None) -> bytes:
 def _study(header: ArchiveHeader, data: bytes) -> StudyDocument:
     """study.json, checked before any path is made of what it names."""
     try:
-        study = checked(json.loads(data), StudyDocument, paths.STUDY)
-    except (ValueError, RecursionError) as error:
+        study = checked(parse_json(data), StudyDocument, paths.STUDY)
+    except ValueError as error:
         raise ArtifactError(f"{paths.STUDY}: not valid JSON: {error}") from None
     if study["study"] != header["study"]:
         told = f"study is {study['study']!r}, {HEADER} says {header['study']!r}"
