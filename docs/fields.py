@@ -68,7 +68,6 @@ RECORDS: Mapping[str, Any] = {
     "patch": stage_records.PatchStatus,
     "reference": stage_records.RatesRecord,
     "shape_rates": stage_records.ShapeRatesRecord,
-    "durations": stage_records.DurationsRecord,
     "hypotheses": stage_records.HypothesesRecord,
 }
 # Fields of a cell that was never measured.

@@ -148,12 +148,31 @@ def filled(value: Any, name: str, node: Mapping[str, Any] | None = None) -> Any:
     }
 
 
+# Removed keys of a study file, and what to do instead.
+REMOVED_KEYS = {
+    "rehearsal.archive": "name rehearsal.accelerator and model_config, or leave `rehearsal` out",
+    "rehearsal.launch": "name rehearsal.accelerator and model_config, or leave `rehearsal` out",
+}
+
+
+def _refuse_removed(config: Any, source: str) -> None:
+    for key, instead in REMOVED_KEYS.items():
+        *sections, last = key.split(".")
+        part = config
+        for name in sections:
+            part = part.get(name) if isinstance(part, Mapping) else None
+        if isinstance(part, Mapping) and last in part:
+            raise ConfigError(f"{source}: {key}: removed; {instead}")
+
+
 def validate(value: Any, schema_name: str, source: str) -> None:
     """Check `value` (read from `source`) against workflow/schemas/<schema_name>.schema.json.
 
     Raises:
         ConfigError: one line for each offence: `source: key.path: found ..., allowed ...`.
     """
+    if schema_name == "config":
+        _refuse_removed(value, source)
     if lines := offences(value, schema_of(schema_name)):
         raise ConfigError("\n".join(f"{source}: {line}" for line in lines))
 
@@ -350,11 +369,10 @@ def _check_choices(config: StudyConfig, source: str) -> None:
             f" 1 - statistics.confidence ({whole:g})"
         )
     machine = config.get("rehearsal")
-    pairs = ({"accelerator", "model_config"}, {"archive", "launch"})
-    if machine is not None and sum(pair <= machine.keys() for pair in pairs) != 1:
+    if machine is not None and not {"accelerator", "model_config"} <= machine.keys():
         raise ConfigError(
             f"{source}: rehearsal: found {', '.join(machine) or 'nothing'}; allowed: accelerator"
-            " and model_config, or archive and launch"
+            " and model_config"
         )
 
 

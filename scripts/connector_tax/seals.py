@@ -31,10 +31,11 @@ from connector_tax.files import (
 
 FIRST = "0" * 64
 Links = Sequence[tuple[str, SealLink]]
-# Made of what is sealed and made again from it, or of use only while the study runs.
+# Made of what is sealed and made again from it, or of use only while the study runs; studies of
+# release 0.3 have a durations.json.
 MADE = (
     paths.ANALYSIS, paths.FIGURES, paths.REPORT, paths.MANIFEST, paths.MANIFEST_PAGE, paths.AUDIT,
-    paths.COMPLETE, paths.DURATIONS, paths.REHEARSAL_PAGE,
+    paths.COMPLETE, "durations.json", paths.REHEARSAL_PAGE,
 )  # fmt: skip
 RUNNING = (paths.LOGS, paths.OWNERS, paths.DEVICES, paths.SEALS, paths.SEALS_LOCK)
 

@@ -76,7 +76,6 @@ rule model:
 # Is this machine fit for the study, and how long will it take? Starts nothing.
 rule doctor:
     input:
-        f"{RESULTS}/durations.json",
         study=f"{RESULTS}/study.json",
     log:
         f"{RESULTS}/logs/doctor.log",
@@ -135,24 +134,8 @@ rule rehearse:
         "python -m connector_tax.rehearsal --study {input.study} 2> {log}"
 
 
-# How long each part will take, by the model of the machine that the study names. No input of a launch: an older study
-# has none, and a new input would measure it again.
-rule durations:
-    input:
-        study=f"{RESULTS}/study.json",
-    output:
-        f"{RESULTS}/durations.json",
-    log:
-        f"{RESULTS}/logs/durations.log",
-    conda:
-        CONDA
-    shell:
-        "python -m connector_tax.rehearsal.durations --study {input.study} 2>&1 | tee {log}"
-
-
 rule plan:
     input:
-        f"{RESULTS}/durations.json",
         study=f"{RESULTS}/study.json",
     log:
         f"{RESULTS}/logs/plan.log",

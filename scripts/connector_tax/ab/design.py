@@ -11,9 +11,10 @@ import psutil
 from connector_tax.ab.arguments import BASELINE
 from connector_tax.ab.ask import GRACE_S, Asked
 from connector_tax.artifacts.metrics import METRICS
-from connector_tax.artifacts.study_records import EngineSection
+from connector_tax.artifacts.study_records import CellSection, EngineSection
 from connector_tax.config import DEFAULTS, filled, load_yaml
 from connector_tax.machine import GpuError, query_gpus
+from connector_tax.study.durations import expected_cell_s
 
 # Of the whole: the levels of its looks add up to it.
 FAMILY_LEVEL = 0.05
@@ -58,20 +59,27 @@ def engine_section(options: argparse.Namespace) -> EngineSection:
     }
 
 
-def cell_s(options: argparse.Namespace) -> float:
-    """The measured window of a cell: SUCCESSES at the rate, within bounds."""
-    return min(max(SUCCESSES / float(min(options.rate)), SHORTEST_S), LONGEST_S)
-
-
 def block_s(options: argparse.Namespace, startup_s: float, life_s: float) -> float:
     """Expected seconds of a block."""
-    cells_s = len(options.rate) * (_warmup_s(life_s) + cell_s(options) + life_s)
+    cell = _cell_section(options, life_s)
+    cells_s = sum(expected_cell_s(cell, rate) + life_s for rate in options.rate)
     launches = 2 + len(options.candidate)
     return launches * (startup_s + cells_s + AROUND_A_LAUNCH_S)
 
 
-def _warmup_s(life_s: float) -> float:
-    return max(1.0, 1.5 * life_s)
+def _cell_section(options: argparse.Namespace, life_s: float) -> CellSection:
+    # SUCCESSES at the lowest rate, within bounds.
+    window_s = min(max(SUCCESSES / float(min(options.rate)), SHORTEST_S), LONGEST_S)
+    in_flight = min(MOST_IN_FLIGHT, max(64, math.ceil(max(options.rate) * life_s * 8)))
+    return {
+        "warmup_s": max(1.0, 1.5 * life_s),
+        "floor_s": window_s,
+        "cap_s": 2 * window_s,
+        "min_completed": max(1, math.floor(0.6 * window_s * min(options.rate))),
+        "drain_s": max(20.0, 10 * life_s),
+        "inflight_cap": in_flight,
+        "request_timeout_s": max(60.0, 20 * life_s),
+    }
 
 
 def study_config(
@@ -91,9 +99,7 @@ def study_config(
         blocks = min(max(2, math.floor(planned)), MOST_BLOCKS)
     looks = blocks - 1
     labels = {BASELINE: "baseline", **{name: name for name, _ in options.candidate}}
-    window_s = cell_s(options)
-    wanted = math.floor(0.6 * window_s * min(options.rate))
-    in_flight = min(MOST_IN_FLIGHT, max(64, math.ceil(max(options.rate) * life_s * 8)))
+    cell = _cell_section(options, life_s)
     cores = (psutil.cpu_count(logical=False) or 2) - 2
     config |= {
         "study": study_name(options),
@@ -119,18 +125,10 @@ def study_config(
             "input_tokens": options.shape[0],
             "output_tokens": options.shape[1],
         },
-        "cell": {
-            "warmup_s": _warmup_s(life_s),
-            "floor_s": window_s,
-            "cap_s": 2 * window_s,
-            "min_completed": max(1, wanted),
-            "drain_s": max(20.0, 10 * life_s),
-            "inflight_cap": in_flight,
-            "request_timeout_s": max(60.0, 20 * life_s),
-        },
+        "cell": cell,
         "reference": {"fallback_rps": options.rate[0]},
     }
-    config["load_generator"] |= {"connections_per_worker": in_flight}
+    config["load_generator"] |= {"connections_per_worker": cell["inflight_cap"]}
     config["resources"] = {"idle_s": 1.0}
     config["statistics"] |= {
         "margins": dict.fromkeys(METRICS, options.margin),

@@ -35,7 +35,6 @@ SEALS_LOCK = ".seals.lock"
 LOGS = "logs"
 OWNERS = "owners"
 DEVICES = "devices"
-DURATIONS = "durations.json"
 REHEARSAL_PAGE = "rehearsal.md"
 
 # The analysis' tables, below ANALYSIS.

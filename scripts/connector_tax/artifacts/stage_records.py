@@ -6,14 +6,11 @@ does not apply, or in studies measured before it existed.
 
 from typing import Any, NotRequired, Required, TypedDict
 
-import msgspec
-
 from connector_tax.artifacts.study_records import (
     ConfigurationEntry,
     HypothesesSection,
     Reference,
     ReferenceSection,
-    RehearsalSection,
     StatisticsSection,
 )
 
@@ -143,28 +140,6 @@ class ShapeRatesRecord(TypedDict):
     #: cell name to: completed_s (when each request of the fastest burst was completed), served_rps
     #: (completions over the last of these), most_rps (`max_share` of that)
     shapes: dict[str, ShapeRate]
-
-
-class Durations(msgspec.Struct, frozen=True):
-    """Expected seconds, of the cells by phase and name."""
-
-    startup_s: float  #: from a launch to a server that answers
-    #: all probes of shapes together, without their server's start; 0 where none is made
-    probes_s: float
-    source: str  #: which model, or what was assumed, and why
-    #: expected reference rate of Phases B and B'; empty without a model
-    rates_rps: dict[str, float] = {}
-    #: by phase and cell, a second measurement of a void cell included, 0 where it is left out;
-    #: empty without a model, where a server is taken to keep up; s
-    cells: dict[str, dict[str, float]] = {}
-
-
-class DurationsRecord(Durations, frozen=True, kw_only=True):
-    """durations.json."""
-
-    design_sha256: str  #: of the design
-    #: the `rehearsal` section of its configuration; null: the study names none
-    machine: RehearsalSection | None
 
 
 class AnalysisSettings(TypedDict):

@@ -369,16 +369,12 @@ class ReferenceSection(TypedDict):
 class RehearsalSection(TypedDict, total=False):
     """What a rehearsal takes the machine of a real vLLM to be; no measurement depends on it.
 
-    An accelerator and a model, or a launch of an archive whose step log is fitted.
+    An accelerator and a model go together.
     """
 
     accelerator: Text  #: a row of config/accelerators.yaml
     model_config: Text  #: the model's config.json
-    archive: Text  #: an archive of a study of the same engine and model
-    #: a launch of that study, such as plain/block0/A
-    launch: Annotated[str, meta(pattern="^[a-z][a-z0-9_]*/block[0-9]+/(A|B|Bp)$")]
-    #: relative spread from launch to launch; absent: that of config/accelerators.yaml, with an
-    #: archive that of rehearsal/machine.py
+    #: relative spread from launch to launch; absent: that of config/accelerators.yaml
     launch_sd: Share
 
 

@@ -29,7 +29,8 @@ from connector_tax.compare.rows import Side, effect_side, quantile
 from connector_tax.compare.studies import opened
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import ArtifactError, is_stdout, write_bytes, write_text
-from connector_tax.study.plan import expected_cell_s, known_durations, launch_overhead_s
+from connector_tax.study.durations import durations_of, expected_cell_s
+from connector_tax.study.plan import launch_overhead_s
 
 BELOW, ABOVE, NO_NUMBER = "below", "above", "void or missing"
 STATUS = {BELOW: 0, ABOVE: 1, CANNOT_TELL: 2, NO_NUMBER: 3}
@@ -108,8 +109,10 @@ def block_minutes(study: StudyTables) -> float:
     """Expected minutes of one block of Phase A."""
     config = study.settings
     launched = sum(entry["block"] == 0 for entry in study.document["run_order"]["A"])
-    cells = sum(expected_cell_s(config, c["rate_rps"]) for c in study.document["cells"]["A"])
-    known = known_durations(study.document, study.root)
+    cells = sum(
+        expected_cell_s(config["cell"], c["rate_rps"]) for c in study.document["cells"]["A"]
+    )
+    known = durations_of(study.document)
     return float(launched * (launch_overhead_s(study.document, study.root, known) + cells) / 60)
 
 

@@ -10,8 +10,8 @@ from rich.table import Table
 
 from connector_tax.artifacts.study_file import read_study
 from connector_tax.commands import run_command, study_parser
-from connector_tax.rehearsal.durations import durations_of
 from connector_tax.study.doctor import of_slots
+from connector_tax.study.durations import durations_of
 from connector_tax.study.plan import remaining
 
 # Begins the last line where a check failed.
@@ -39,10 +39,10 @@ def _examine(arguments: argparse.Namespace) -> int:
         for row in rows:
             table.add_row(row.check, row.verdict, row.text)
         Console(width=None if sys.stdout.isatty() else 120).print(table)
-        known = durations_of(study, folder)
-        left = remaining(study, folder, known)
+        left = remaining(study, folder)
         hours, minutes = divmod(int(left.wall_s // 60), 60)
-        print(f"expected duration: {hours} h {minutes:02d} min{left.of_devices}, {known.source}")
+        source = durations_of(study).source
+        print(f"expected duration: {hours} h {minutes:02d} min{left.of_devices}, {source}")
         failed = dict.fromkeys(row.check for row in rows if row.verdict == "fail")
         print(f"{UNFIT}: {', '.join(failed)}" if failed else "fit for this study")
     return int(any(row.verdict == "fail" for row in rows))

@@ -13,11 +13,11 @@ from connector_tax.analysis.block_model import POWER
 from connector_tax.analysis.effects import CONFIRMATORY
 from connector_tax.artifacts.looks import FIRST_LOOK, LEFT_OUT
 from connector_tax.artifacts.names import PHASES, configuration_of
-from connector_tax.artifacts.stage_records import Durations
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.artifacts.tables import POOLED, EffectRow, Row
 from connector_tax.artifacts.verdicts import CANNOT_TELL, DECIDED, MIN_BLOCKS_FOR_VERDICT
 from connector_tax.rehearsal.study import Rehearsal
-from connector_tax.study.plan import gates_s, probing_s
+from connector_tax.study.durations import durations_of, expected_cell_s, gates_s, probing_s
 from connector_tax.text import duration
 
 PHASE_NAMES = {"A": "Phase A", "B": "Phase B", "Bp": "Phase B'"}
@@ -56,8 +56,8 @@ def seconds_by_part(rehearsal: Rehearsal) -> dict[str, float]:
     study, machine = rehearsal.study, rehearsal.machine
     parts = {"gates": gates_s(study.document, machine.startup_s)}
     if rehearsal.probes_s is not None:
-        known = Durations(machine.startup_s, rehearsal.probes_s, "")
-        parts["probes of the shapes"] = probing_s(study.document, known)
+        seconds = probing_s(study.document, machine.startup_s, rehearsal.probes_s)
+        parts["probes of the shapes"] = seconds
     around = 0.0
     for phase in PHASES:
         indexes = list(rehearsal.own_indexes(phase))
@@ -95,6 +95,34 @@ def sections(rehearsal: Rehearsal) -> list[Section]:
     if rehearsal.rates is not None:
         chapters += [_taxes(rehearsal), _hypotheses(rehearsal)]
     return [*chapters, Section("Advice", list(advice(rehearsal)) or ["Nothing to change."])]
+
+
+def assumed(study: StudyDocument) -> Section:
+    """Return what is expected of a study that names no machine: durations, and why."""
+    config, known = study["config"], durations_of(study)
+    parts = {"gates": gates_s(study, known.startup_s)}
+    if config.get("shape_rates") is not None:
+        parts["probes of the shapes"] = probing_s(study, known.startup_s, known.probes_s)
+    release_s = config["server"]["release_s"]
+    runs = {phase: len(order) for phase in PHASES if (order := study["run_order"][phase])}
+    for phase, count in runs.items():
+        cells_s = [
+            expected_cell_s(config["cell"], cell["rate_rps"]) for cell in study["cells"][phase]
+        ]
+        parts[PHASE_NAMES[phase]] = count * sum(cells_s)
+    parts["start-up and release"] = sum(runs.values()) * (known.startup_s + release_s)
+    total = sum(parts.values())
+    rows = [[name, duration(s), f"{s / total:.0%}"] for name, s in parts.items()]
+    return Section(
+        "Duration",
+        [
+            f"{duration(total)}, {known.source}.",
+            "Not rehearsed: this study names no machine. A reference rate that is not known counts "
+            "as the shortest window.",
+        ],
+        ["part", "takes", "share"],
+        rows,
+    )
 
 
 def _duration(rehearsal: Rehearsal) -> Section:

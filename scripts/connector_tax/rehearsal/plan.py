@@ -9,7 +9,7 @@ from rich.table import Table
 
 from connector_tax.artifacts.study_file import read_study
 from connector_tax.commands import run_command, study_parser
-from connector_tax.rehearsal.durations import durations_of
+from connector_tax.study.durations import durations_of
 from connector_tax.study.plan import TO_MEASURE, planned_cells, remaining
 from connector_tax.text import duration
 
@@ -22,8 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _show(arguments: argparse.Namespace) -> None:
     study = read_study(arguments.study)
     folder = arguments.study.parent
-    known = durations_of(study, folder)
-    rows = list(planned_cells(study, folder, known))
+    rows = list(planned_cells(study, folder))
     table = Table(box=None, pad_edge=False)
     for heading, justify in (("#", "right"), ("phase", "left"), ("block", "right")):
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
@@ -45,10 +44,10 @@ def _show(arguments: argparse.Namespace) -> None:
         )
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(table)
-    left = remaining(study, folder, known)
+    left = remaining(study, folder)
     least = ""
     if "looks" in study["config"]["statistics"]:
-        soonest = remaining(study, folder, known, least=True)
+        soonest = remaining(study, folder, least=True)
         least = f", at least {duration(soonest.wall_s)} if the first look decides all"
     console.print(
         f"{len(numbers)} launches, {len(rows)} cells, "
@@ -56,7 +55,7 @@ def _show(arguments: argparse.Namespace) -> None:
         f"about {duration(left.wall_s)}{left.of_devices}{least} "
         f"(design {study['design_sha256'][:12]}, seed {study['seed']})"
     )
-    console.print(f"Seconds: {known.source}.", soft_wrap=True)
+    console.print(f"Seconds: {durations_of(study).source}.", soft_wrap=True)
 
 
 if __name__ == "__main__":

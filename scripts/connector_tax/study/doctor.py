@@ -45,7 +45,8 @@ from connector_tax.study.device import (
     enter_slot,
     hold_devices,
 )
-from connector_tax.study.plan import TO_MEASURE, expected_cell_s, planned_cells
+from connector_tax.study.durations import expected_cell_s
+from connector_tax.study.plan import TO_MEASURE, planned_cells
 from connector_tax.study.processes import STOLEN_WORTH_SAYING
 from connector_tax.study.server_command import affinity_plan, server_cpus
 from connector_tax.vllm.device_time.clock import Batch
@@ -376,7 +377,7 @@ def artifact_bytes(study: StudyDocument, folder: Path) -> float:
             rate = cell["rate_rps"] or max(config["phase_a"]["rates_rps"])
             per_request = BYTES_PER_REQUEST + per_read * cell["output_tokens"]
             per_s = rate * per_request + 2 * STEPS_PER_S * BYTES_PER_STEP_RECORD
-            total += expected_cell_s(config, rate) * per_s
+            total += expected_cell_s(config["cell"], rate) * per_s
     return total
 
 

@@ -1,9 +1,7 @@
 """What the study will do, has done and still has to do: every launch and cell in run order.
 
 `snakemake -n` lists jobs in no particular order; this table is the seeded order itself, with the
-state of each cell and the minutes it is expected to take: from a model of the machine, else
-assumed. The model is `rehearsal.durations`; what it says is kept in durations.json. Without it a
-server is taken to keep up with every rate.
+state of each cell and the minutes it is expected to take (`study.durations`).
 """
 
 import statistics
@@ -11,74 +9,27 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from msgspec.structs import asdict
+from typing import NamedTuple
 
 from connector_tax.analysis.ingest import device_name
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import LaunchIndex, cell_state, read_index
 from connector_tax.artifacts.looks import FIRST_LOOK, decided_earlier
 from connector_tax.artifacts.names import PHASES, REFERENCE_OF, Launch
-from connector_tax.artifacts.record_reader import converted, read_record
-from connector_tax.artifacts.stage_records import Durations, DurationsRecord, RatesRecord
-from connector_tax.artifacts.study_file import cell_rates, every_launch, launches, shape_limits
-from connector_tax.artifacts.study_records import StudyConfig, StudyDocument
+from connector_tax.artifacts.record_reader import read_record
+from connector_tax.artifacts.stage_records import RatesRecord
+from connector_tax.artifacts.study_file import every_launch, launches, shape_limits
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.files import ArtifactError, read_json
-from connector_tax.servers.kinds import engine_of
 from connector_tax.study.design import cell_order
 from connector_tax.study.device import read_claim, slot_of
-
-# ---- durations
-
-
-def gates_s(study: StudyDocument, startup_s: float) -> float:
-    """Expected seconds of all gates."""
-    engine = engine_of(study["config"]["engine"])
-    gates = sum(engine.gate_of(entry) is not None for entry in study["configurations"])
-    return float(gates * (startup_s + engine.gate_s))
-
-
-def probing_s(study: StudyDocument, known: Durations) -> float:
-    """Expected seconds of the stage that probes the shapes; 0 in a study without it."""
-    if study["config"].get("shape_rates") is None:
-        return 0.0
-    return known.startup_s + engine_of(study["config"]["engine"]).gate_s + known.probes_s
-
-
-def assumed(study: StudyDocument, why: str) -> Durations:
-    """What is said where there is no model of the machine, for the reason `why`."""
-    engine, shape_rates = study["config"]["engine"], study["config"].get("shape_rates")
-    startup_s = engine_of(engine).startup_s
-    shapes = {cell["cell"] for phase in ("B", "Bp") for cell in study["cells"][phase]}
-    probe_s = len(shapes) * shape_rates["probe_s"] if shape_rates else 0.0
-    how = "assumed" if engine.get("device") == "cuda" else "as in the shipped studies"
-    source = f"if the server keeps up with every rate, a start-up of {startup_s:g} s {how}; {why}"
-    return Durations(startup_s, probe_s, source)
-
-
-def durations_content(study: StudyDocument, known: Durations) -> dict[str, Any]:
-    """The content of durations.json."""
-    machine = study["config"].get("rehearsal")
-    return {"design_sha256": study["design_sha256"], "machine": machine, **asdict(known)}
-
-
-def read_durations(study: StudyDocument, folder: Path) -> Durations | None:
-    """What durations.json says; None where there is none of this design and machine."""
-    path = folder / paths.DURATIONS
-    if not path.exists():
-        return None
-    known = converted(read_json(path), DurationsRecord, str(path))
-    # The section that names the machine is no part of the design.
-    own = (study["design_sha256"], study["config"].get("rehearsal"))
-    return known if (known.design_sha256, known.machine) == own else None
-
-
-def known_durations(study: StudyDocument, folder: Path) -> Durations:
-    """What durations.json says, else what is assumed."""
-    known = read_durations(study, folder)
-    return assumed(study, f"no {paths.DURATIONS}") if known is None else known
-
+from connector_tax.study.durations import (
+    Durations,
+    durations_of,
+    expected_rates,
+    gates_s,
+    probing_s,
+)
 
 # ---- the plan
 
@@ -129,19 +80,6 @@ def reference_rate(folder: Path, phase: str) -> float | None:
     return read_record(path, RatesRecord)[REFERENCE_OF[phase]]
 
 
-def expected_cell_s(config: StudyConfig, rate_rps: float | None) -> float:
-    """Expected seconds of a cell of a server that keeps up: warm-up, and the window at this rate.
-
-    The window is max(floor, time to the successes wanted), at most the cap; an unknown rate counts
-    as the floor. Overload is known to a model only.
-    """
-    cell = config["cell"]
-    window = cell["floor_s"]
-    if rate_rps is not None:
-        window = min(max(window, cell["min_completed"] / rate_rps), cell["cap_s"])
-    return float(cell["warmup_s"] + window)
-
-
 def launch_overhead_s(study: StudyDocument, folder: Path, known: Durations) -> float:
     """Expected seconds of a launch beside its cells: start-up as seen, else known, and release."""
     seen = [
@@ -161,22 +99,12 @@ def _is_skipped(folder: Path, known: Durations, phase: str) -> bool:
     return phase == "Bp" and rates[0] is not None and rates[0] == rates[1]
 
 
-def planned_cells(
-    study: StudyDocument, folder: Path, known: Durations | None = None
-) -> Iterator[PlannedCell]:
-    """Every cell of the study in the order it runs.
-
-    Args:
-        known: how long parts take; not given, what the folder says or what is assumed.
-    """
-    known = known or known_durations(study, folder)
+def planned_cells(study: StudyDocument, folder: Path) -> Iterator[PlannedCell]:
+    """Every cell of the study in the order it runs."""
+    known = durations_of(study)
     for phase in PHASES:
         limits = shape_limits(study, folder, phase) if (folder / paths.SHAPE_RATES).exists() else {}
-        reference_rps = reference_rate(folder, phase)
-        rates = cell_rates(study, phase, reference_rps, limits)
-        # What is known holds for the rates that were expected.
-        holds = reference_rps in (None, known.rates_rps.get(phase))
-        seconds = known.cells.get(phase, {}) if holds else {}
+        rates = expected_rates(study, phase, reference_rate(folder, phase), known, limits)
         skipped = _is_skipped(folder, known, phase)
         for launch in launches(study, phase):
             path = launch.folder(folder)
@@ -187,7 +115,8 @@ def planned_cells(
                 state, reason = _state(path, name, index, launch.phase)
                 if decided is not None:
                     state, reason = "skipped", decided
-                expected = seconds.get(name, expected_cell_s(study["config"], rates[name]))
+                shape = (cell["input_tokens"], cell["output_tokens"])
+                expected = known.cell_s(study["config"]["cell"], rates[name], shape)
                 done = skipped or state in ("done", "void", "skipped")
                 yield PlannedCell(launch, name, state, reason, 0.0 if done else expected)
 
@@ -207,19 +136,17 @@ def _state(folder: Path, cell: str, index: LaunchIndex | None, phase: str) -> tu
     return "missing", ""
 
 
-def remaining(
-    study: StudyDocument, folder: Path, known: Durations | None = None, *, least: bool = False
-) -> Remaining:
+def remaining(study: StudyDocument, folder: Path, *, least: bool = False) -> Remaining:
     """What is left to do: gates, then Phase A, the probes of the shapes, and B with B'.
 
     Devices work side by side. A block that no device has yet is counted on the one with the least
-    to do. Arguments as those of `planned_cells`.
+    to do.
 
     Args:
         least: as if the first look decided everything; else as if none decided anything.
     """
-    known = known or known_durations(study, folder)
-    rows = [row for row in planned_cells(study, folder, known) if row.state in TO_MEASURE]
+    known = durations_of(study)
+    rows = [row for row in planned_cells(study, folder) if row.state in TO_MEASURE]
     if least and "looks" in study["config"]["statistics"]:
         rows = [row for row in rows if row.launch.phase != "A" or row.launch.block < FIRST_LOOK]
     overhead = launch_overhead_s(study, folder, known)
@@ -238,7 +165,8 @@ def remaining(
     stages = list(zip(*busy.values(), strict=True))
     # Before any block, and between Phases A and B, on one device.
     alone = 0.0 if (folder / paths.PREFLIGHT_STATUS).exists() else gates_s(study, known.startup_s)
-    alone += 0.0 if (folder / paths.SHAPE_RATES).exists() else probing_s(study, known)
+    if not (folder / paths.SHAPE_RATES).exists():
+        alone += probing_s(study, known.startup_s, known.probes_s)
     return Remaining(alone + sum(map(max, stages)), alone + sum(map(sum, stages)), len(busy))
 
 

@@ -12,7 +12,8 @@ from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import launches
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.loadgen import Progress
-from connector_tax.study.plan import expected_cell_s, remaining
+from connector_tax.study.durations import durations_of
+from connector_tax.study.plan import remaining
 from connector_tax.text import duration
 
 PLAIN_INTERVAL_S = 5.0
@@ -33,6 +34,11 @@ class LaunchProgress:
         number = order.index(launch) + 1
         self._title = f"Phase {launch.phase}  launch {number} of {len(order)}  {launch.config}"
         self._config = study["config"]
+        self._known = durations_of(study)
+        self._shapes = {
+            cell["cell"]: (cell["input_tokens"], cell["output_tokens"])
+            for cell in study["cells"][launch.phase]
+        }
         self._study_left = remaining(study, folder)
         self._study_left_at = time.monotonic()
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +75,7 @@ class LaunchProgress:
     def start_cell(self, name: str, position: int, count: int, rate_rps: float) -> None:
         """A new cell begins."""
         self._cell = f"cell {name} ({position}/{count})"
-        self._expected_s = expected_cell_s(self._config, rate_rps)
+        self._expected_s = self._known.cell_s(self._config["cell"], rate_rps, self._shapes[name])
         self._last_plain = time.monotonic()
 
     def update(self, progress: Progress) -> None:
