@@ -20,6 +20,7 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES
 from connector_tax.artifacts.stage_records import AnalysisSettings, SealContent, SealLink
 from connector_tax.artifacts.study_records import StudyConfig, StudyDocument
+from connector_tax.artifacts.tables import METHOD
 from connector_tax.files import (
     ArtifactError,
     locked,
@@ -146,6 +147,7 @@ def seal_settings(folder: Path, study: StudyDocument) -> str | None:
         content: SealContent = {
             "design_sha256": design,
             "settings": analysis_settings(study["config"]),
+            "method": METHOD,
             "configurations": study["configurations"],
         }
         return _append(folder, links, content)

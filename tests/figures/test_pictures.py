@@ -22,7 +22,7 @@ from connector_tax.figures.style import Picture
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import ArtifactError
 from connector_tax.marks import DESIGN_MARKS, SPARE_MARKS, marks_of
-from connector_tax.provenance.remade import CLIP_PATH
+from connector_tax.provenance.views import CLIP_PATH
 from tests.figures.figure_study import write_study
 from tests.figures.figure_tables import LABELS, Design
 

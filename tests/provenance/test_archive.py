@@ -19,7 +19,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.study_file import load_study
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_json
 from connector_tax.provenance import manifest, verify
 from connector_tax.provenance import pack as packing
@@ -33,13 +32,20 @@ from connector_tax.provenance.archive import (
     unpack,
 )
 from connector_tax.provenance.archive import packed as packed_bytes
-from connector_tax.provenance.audit import check_archived
-from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, PASS, Ledger
+from connector_tax.provenance.audit import audit
+from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, PASS, Claim
 from connector_tax.provenance.pack import pack
 from tests.provenance import forged_archives as by
 from tests.provenance.audited_study import linked_copy, replace
 from tests.provenance.forged_archives import Edit, Members
-from tests.provenance.tampering import NOOP_CELL, Tamper, failures, parquet_of, remove
+from tests.provenance.tampering import (
+    NOOP_CELL,
+    Tamper,
+    csv_field,
+    failures,
+    other_picture,
+    text_replaced,
+)
 from tests.provenance.tampering import planted as planted_file
 
 REQUESTS = "runs/plain/block0/A/r40/requests_A_r40.jsonl"
@@ -228,8 +234,8 @@ def test_what_is_unpacked_is_what_was_packed(audited: Path, packed: Path, tmp_pa
     for path in source.glob("runs/**/*"):
         if path.is_file():
             assert sha256_file(target / path.relative_to(source)) == sha256_file(path)
-    published = target / "published" / "figures" / "fig1_ttft_vs_rate.csv"
-    assert published.read_bytes() == (source / "figures" / published.name).read_bytes()
+    published = target / "published" / "analysis" / "effects.csv"
+    assert published.read_bytes() == (source / "analysis" / published.name).read_bytes()
     assert header["files"].keys() == {
         p.relative_to(target).as_posix() for p in target.rglob("*") if p.is_file()
     } - {"archive.json", "archive.sha256"}
@@ -238,99 +244,92 @@ def test_what_is_unpacked_is_what_was_packed(audited: Path, packed: Path, tmp_pa
     assert read_head(packed) == read_json(source / "study.json")
 
 
-def claims_of(root: Path) -> dict[str, str]:
-    """Verdict by subject of what is checked of an unpacked study."""
-    ledger = Ledger()
-    check_archived(load_study(root / "study.json"), root.with_name("MANIFEST.md"), ledger)
-    return {claim.subject: claim.verdict for claim in ledger.claims}
-
-
-def test_verify_py_of_an_archive_is_this_version_s(packed: Path, tmp_path: Path) -> None:
-    root = tmp_path / "synthetic"
-    unpack(packed, root)
-    assert claims_of(root)["verify.py"] == PASS
-    (root / "verify.py").write_text("print('all as published')\n")
-    assert claims_of(root)["verify.py"] == FAIL
-    header = read_json(root / "archive.json")
-    header["versions"]["connector-tax"] = "0.9"
-    write_json(root / "archive.json", header)
-    assert claims_of(root)["verify.py"] == NOT_CHECKABLE
-
-
-@pytest.mark.parametrize(
-    ("planted", "subject"),
-    [
-        ("published/figures/x.png", "files"),
-        ("published/x.html", "files"),
-        ("figures/fig99.png", "figures/fig99.png"),
-        ("figures/sub/x.csv", "figures/sub/x.csv"),
-        ("analysis/note.txt", "analysis/note.txt"),
-        ("analysis/x.parquet", "analysis/x.parquet"),
-        ("analysis/effects.parquet", "analysis/effects.parquet"),
-    ],
-)
-def test_a_file_put_beside_what_replot_makes_fails(
-    packed: Path, tmp_path: Path, planted: str, subject: str
-) -> None:
-    root = tmp_path / "synthetic"
-    unpack(packed, root)
-    path = root / planted
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("8x H100")
-    assert claims_of(root)[subject] == FAIL
-
-
-def redrawn(audited: Path, packed: Path, folder: Path) -> Path:
+@pytest.fixture(scope="module")
+def replotted(audited: Path, packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The archive's study, unpacked, with the tables and figures that `replot` makes of it."""
-    root = folder / "synthetic"
+    folder = tmp_path_factory.mktemp("replotted")
+    root, source = folder / "results" / "synthetic", audited / "results" / "synthetic"
     unpack(packed, root)
+    shutil.copy(packed.with_name("MANIFEST.md"), folder)
     for tree in ("analysis", "figures"):
-        linked_copy(audited / "results" / "synthetic" / tree, root / tree)
-    return root
+        linked_copy(source / tree, root / tree)
+    shutil.copy(source / "report.html", root)
+    return folder
 
 
-TABLE_TAMPERING: dict[str, Tamper] = {
-    "effects": planted_file("analysis/effects.parquet"),
-    "cells": remove("analysis/cells.parquet"),
-    "step_cdf": parquet_of("analysis/step_cdf.parquet", "cells.csv"),
-}
+def claims_of(root: Path) -> dict[str, Claim]:
+    """The claims about a study that do not pass, by kind and subject."""
+    ledger = audit(root / "study.json", root.parents[1] / "MANIFEST.md").ledger
+    return {f"{c.kind} {c.subject}": c for c in ledger.claims if c.verdict != PASS}
 
 
-@pytest.mark.parametrize("table", TABLE_TAMPERING)
-def test_the_parquet_form_of_a_table_that_was_unpacked_is_as_its_csv(
-    audited: Path, packed: Path, tmp_path: Path, table: str
+def test_replotted_archive_passes_the_audit(replotted: Path) -> None:
+    assert claims_of(replotted / "results" / "synthetic") == {}
+
+
+LISTED, VIEWS = "archive files", "views figures, report.html"
+# What is changed, the claim about it, its verdict and message.
+ARCHIVE_TAMPERING: dict[str, tuple[Tamper, str, str, str]] = {
+    "README.md": (text_replaced("README.md", "#", "##"), LISTED, FAIL, "README.md: "),
+    "verify.py": (text_replaced("verify.py", "import", "x"), LISTED, FAIL, "verify.py: "),
+    **{
+        f"{name} planted": (planted_file(name), LISTED, FAIL, f"{name} is not listed")
+        for name in ("published/figures/x.png", "published/x.html")
+    },
+    "table planted": (
+        planted_file("analysis/note.txt"), "made again tables of replot", FAIL, "note.txt is no"),
+    "forged published table": (
+        csv_field("published/analysis/effects.csv", "estimate", "0.02"),
+        "made again analysis/effects.csv", FAIL, "estimate: published 0.02",
+    ),
+    "forged picture": (
+        other_picture, VIEWS, NOT_CHECKABLE, "fig1_ttft_vs_rate.png is not the published file"),
+    "forged page": (
+        text_replaced("report.html", "</h1>", "!</h1>"), VIEWS, NOT_CHECKABLE,
+        "drawn by other code (or altered here); 1 of ",
+    ),
+    "picture planted": (
+        planted_file("figures/fig99.png"), VIEWS, NOT_CHECKABLE,
+        "fig99.png is not the published file",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ARCHIVE_TAMPERING)
+def test_changed_file_of_a_replotted_archive_is_named(
+    replotted: Path, tmp_path: Path, what: str
 ) -> None:
-    root, name = redrawn(audited, packed, tmp_path), f"analysis/{table}.parquet"
-    assert claims_of(root)[name] == PASS
-    TABLE_TAMPERING[table](root)
-    assert claims_of(root)[name] == FAIL
-    for path in root.glob("analysis/*.parquet"):
-        path.unlink()
-    assert not any(subject.endswith(".parquet") for subject in claims_of(root))
+    tamper, subject, verdict, message = ARCHIVE_TAMPERING[what]
+    root = linked_copy(replotted, tmp_path / "copy") / "results" / "synthetic"
+    tamper(root)
+    claim = claims_of(root)[subject]
+    assert claim.verdict == verdict
+    assert message in claim.message
 
 
-def test_a_picture_fails_only_where_it_is_drawn_as_published(
-    audited: Path, packed: Path, tmp_path: Path
+def test_archive_from_before_release_0_4_has_no_failing_claim(
+    replotted: Path, tmp_path: Path
 ) -> None:
-    """Other versions are a doubt about a picture that they draw otherwise."""
-    root, forest = redrawn(audited, packed, tmp_path), "figures/fig9_forest"
-    header = read_json(root / "archive.json")
-    header["versions"]["drawing"] = "another"
+    """Its manifest is the list of launches, its report and figures' tables lie in published/."""
+    root = linked_copy(replotted, tmp_path / "copy") / "results" / "synthetic"
+    record, header = read_json(root / "manifest.json"), read_json(root / "archive.json")
+    pictures = {n: sha256 for n, sha256 in record["files"].items() if n.endswith((".png", ".svg"))}
+    header |= {"redrawn": pictures, "versions": {"connector-tax": "0.3.0", "drawing": "x"}}
+    changed = ("published/report.html", "published/figures/fig12.csv", "README.md")
+    for name in changed:
+        planted_file(name)(root)
+    replace(root / "manifest.json", json.dumps(record["launches"]))
+    for name in (*changed, "manifest.json"):
+        header["files"][name] = {"bytes": 0, "sha256": sha256_file(root / name)}
     write_json(root / "archive.json", header)
-    for name in (f"{forest}.png", f"{forest}.svg"):
-        content = (root / name).read_bytes()
-        (root / name).unlink()
-        (root / name).write_bytes(content + b"\n")
-    (root / "figures/scorecard.png").unlink()
+    page = root.parents[1] / "MANIFEST.md"
+    named = r"^- (analysed by method|sha256 of the digests).*\n"
+    replace(page, re.sub(named, "", page.read_text(), flags=re.M))
     claims = claims_of(root)
-    pictures = {name: verdict for name, verdict in claims.items() if name in header["redrawn"]}
-    changed = [f"{forest}.png", f"{forest}.svg", "figures/scorecard.png"]
-    assert sorted(name for name, verdict in pictures.items() if verdict == FAIL) == changed
-    assert {*pictures.values()} == {PASS, FAIL}
-    header["redrawn"][f"{forest}.png"] = "0" * 64
-    write_json(root / "archive.json", header)
-    claims = claims_of(root)
-    assert (claims[f"{forest}.png"], claims[f"{forest}.svg"]) == (NOT_CHECKABLE, FAIL)
+    assert [*claims] == [VIEWS]
+    assert "report.html is not the published file" in claims[VIEWS].message
+    csv_field("published/analysis/effects.csv", "estimate", "0.02")(root)
+    assert claims_of(root)["made again analysis/effects.csv"].verdict == FAIL
 
 
 def test_what_only_a_measured_study_has_is_no_file_of_an_archive(

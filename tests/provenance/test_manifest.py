@@ -14,13 +14,21 @@ from connector_tax.provenance.manifest import (
     merge,
     name_archive,
     rows,
-    section,
     section_of,
 )
+from connector_tax.provenance.manifest import section as section_of_record
 from connector_tax.servers.vllm import CPU_ADAPTER
 from tests.provenance.audited_study import edited_json
 
 Row = dict[str, str]
+
+
+def section(study: str, launches: list[Row], package: str | None = None) -> str:
+    """The section of a study with these rows."""
+    return section_of_record(
+        study, {"method": 1, "package": package, "files": {}, "launches": launches}
+    )
+
 
 MARKS = st.sampled_from(list("-|\\<>u{} \r\n\x85\u2028\x1f\t"))
 fields = st.text(st.one_of(MARKS, st.characters()), max_size=20)
@@ -55,6 +63,12 @@ def test_what_all_launches_share_is_said_once() -> None:
     assert "- engine: x\n- vLLM: x\n" in text
     assert "| date (UTC) | configuration | block | phase | GPU | cells" in text
     assert "| x | x | 1 | A | H200 | x | x |\n" in text
+
+
+def test_section_names_the_method_where_the_manifest_does() -> None:
+    launches = [dict.fromkeys(COLUMNS, "x")]
+    assert "- analysed by method: 1\n" in section("s", launches, "0.4")
+    assert "method" not in section("s", launches)
 
 
 @settings(max_examples=40)
@@ -96,7 +110,8 @@ sys.stdin.readline()
 for number in range(count):
     name = f"{prefix}{number}"
     row = dict.fromkeys(COLUMNS, "x") | {"reason": name}
-    name_archive(folder / "MANIFEST.md", name, folder / "x.tar.zst", section(name, [row]), {})
+    record = {"method": 1, "package": None, "files": {}, "launches": [row]}
+    name_archive(folder / "MANIFEST.md", name, folder / "x.tar.zst", section(name, record), {})
 """
 HOLDER = """
 import signal, sys

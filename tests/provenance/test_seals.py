@@ -13,7 +13,8 @@ from connector_tax.files import ArtifactError, read_json
 from connector_tax.provenance import audit, manifest
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, Ledger
 from connector_tax.provenance.launches import check_launches
-from connector_tax.provenance.manifest import name_archive, png_digests
+from connector_tax.provenance.manifest import name_archive, pictures_of, read_manifest
+from connector_tax.provenance.remade import published_views
 from connector_tax.report.page import render
 from connector_tax.seals import seal_end, seal_launch, seal_settings
 from tests.provenance.audited_study import edited_json, replace, write_audited_study
@@ -25,7 +26,8 @@ def published(root: Path) -> Path:
     """Its study.json, once MANIFEST.md names its seal."""
     folder = root.parents[1]
     body = manifest.section_of((root / "manifest.md").read_text(), "synthetic")
-    name_archive(folder / "MANIFEST.md", "synthetic", root / "env.txt", body, png_digests(root))
+    pictures = pictures_of(published_views(root))
+    name_archive(folder / "MANIFEST.md", "synthetic", root / "env.txt", body, pictures)
     return root / "study.json"
 
 
@@ -151,7 +153,7 @@ def measured_again(root: Path) -> Path:
 def test_a_launch_measured_again_is_told_and_its_first_run_is_kept(root: Path) -> None:
     aside = measured_again(root)
     assert failures(root / "study.json") == []
-    rows = read_json(root / "manifest.json")
+    rows = read_manifest(root / "manifest.json")["launches"]
     (row,) = [row for row in rows if row["phase"] == "A.superseded1"]
     assert row["status"] == "measured again, not used"
     assert row["cells"] == "2/0/0/0"

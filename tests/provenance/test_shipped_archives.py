@@ -11,7 +11,7 @@ from connector_tax.artifacts.study_file import load_study
 from connector_tax.config import ROOT
 from connector_tax.files import read_json
 from connector_tax.provenance.archive import PUBLISHED, unpack
-from connector_tax.provenance.remade import differences, differs
+from connector_tax.provenance.differences import compare, differences
 
 pytestmark = pytest.mark.workflow
 
@@ -27,4 +27,6 @@ def test_every_table_is_as_published(name: str, tmp_path: Path) -> None:
     published = sorted((root / PUBLISHED / paths.ANALYSIS).iterdir())
     assert len(published) > 4
     for table in published:
-        assert list(differs(table, root / paths.ANALYSIS / table.name)) == [], table.name
+        # Columns and rows that only another version makes are no difference.
+        made = root / paths.ANALYSIS / table.name
+        assert compare(table, made, other_version=True).wrong == [], table.name

@@ -5,15 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from connector_tax.artifacts import paths, tables
-from connector_tax.figures.names import NAMES
-from connector_tax.files import read_json, write_json
+from connector_tax.provenance import audit as audit_module
 from connector_tax.provenance import manifest
-from connector_tax.provenance.claims import Claim
+from connector_tax.provenance import remade as remade_module
+from connector_tax.provenance.audit import Audit
+from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, PASS, Claim, Ledger
+from connector_tax.provenance.differences import differences
 from connector_tax.provenance.manifest import COLUMNS, LEFT_OUT
-from connector_tax.provenance.remade import KIND, differs
+from connector_tax.provenance.remade import KIND, check_claims
 from tests.provenance import tampering as by
-from tests.provenance.audited_study import linked_copy
+from tests.provenance.audited_study import edited_json, linked_copy
 from tests.provenance.tampering import (
     CELLS,
     EFFECTS,
@@ -37,7 +38,7 @@ from tests.provenance.tampering import (
 HYPOTHESES = "analysis/hypotheses.json"
 SKIPPED_INDEX = "runs/mooncake_consumer/block0/A/index.json"
 GATE_LOG = "preflight/verify_kv_consumer.log"
-COUNT = len(tables.COLUMNS[paths.EFFECTS])
+DERIVED = (KIND, "files", "views")
 Tampering = tuple[Tamper, str]
 pytestmark = pytest.mark.workflow
 
@@ -46,7 +47,7 @@ def field(name: str, column: str, value: str, row: int = 0, given: bool = True,
           **where: str) -> Tampering:  # fmt: skip
     """A changed field of a table (`csv_field`), and what the audit says of it."""
     tamper = csv_field(name, column, value, row, given, **where)
-    return tamper, rf"row\[\d+\]\.{column}: published '?{value}"
+    return tamper, rf"\.csv\[.+\]\.{column}: published '?{value}"
 
 
 def _published(path: tuple[str | int, ...], value: object) -> str:
@@ -85,20 +86,25 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
     "made again": {
         "a percentile in cells.csv": field(CELLS, "ttft_p90_ms", "9.5", row=3),
         "a saturation flag": field(CELLS, "saturated", "true", saturated="false"),
-        "a row gone from cells.csv": (by.csv_row_gone(CELLS), "row: published 72"),
+        "a row gone from cells.csv": (by.csv_row_gone(CELLS), "row .*: only made again"),
         "a tax": field(EFFECTS, "estimate", "0.02"),
         "an interval of one launch": field(EFFECTS, "lo", "-0.5", given=False),
         "a column gone from effects.csv": (
-            by.columns_gone(EFFECTS, "verdict"), f"columns: published {COUNT - 1}, "),
-        "a tax twice": (by.csv_row_twice(EFFECTS), r"row: published \d+, made"),
-        "a column gone from a figure": (
-            by.columns_gone("figures/fig9_forest.csv", "verdict"), "columns: published 18"),
+            by.columns_gone(EFFECTS, "verdict"), "column verdict: only made again"),
+        "a tax twice": (by.csv_row_twice(EFFECTS), r"effects\.csv:\d+: second row of"),
         "a point of the step distribution": field("analysis/step_cdf.csv", "step_duration_us", "7"),
-        "a hypothesis' verdict": value(HYPOTHESES, "hypotheses", 0, "verdict", value="supported"),
-        "a hypothesis' number": value(
-            HYPOTHESES, "hypotheses", 0, "numbers", "tax_ttft_p90", "point", value=0.1),
+        "a hypothesis' verdict": (
+            json_value(HYPOTHESES, "hypotheses", 0, "verdict", value="supported"),
+            r"hypotheses\.hypotheses\.H1\.verdict: published 'supported'",
+        ),
+        "a hypothesis' number": (
+            json_value(HYPOTHESES, "hypotheses", 0, "numbers", "tax_ttft_p90", "point", value=0.1),
+            r"hypotheses\.hypotheses\.H1\.numbers\.tax_ttft_p90\.point: published 0\.1",
+        ),
         "a hypothesis gone": (
-            by.list_entry_gone(HYPOTHESES, "hypotheses"), r"hypotheses\.hypotheses: published 5"),
+            by.list_entry_gone(HYPOTHESES, "hypotheses"),
+            r"hypotheses\.hypotheses\.H\d: only made again",
+        ),
         "a key twice in hypotheses.json": (
             by.key_twice(HYPOTHESES, '"hypotheses": []'), "found key 'hypotheses' twice"),
         "a key twice in complete.json": (
@@ -108,26 +114,6 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
         "a criterion of a reference rate": value(
             "reference_rates.json", "criteria", "plain", "40", "throughput_ratio", "value",
             value=0.5),
-        "a parquet that is none": (by.planted("analysis/effects.parquet"), "ComputeError"),
-        "a parquet of another table": (
-            by.parquet_of("analysis/effects.parquet", "cells.csv"), r"effects\.columns"),
-        "a parquet with another number": (
-            by.parquet_changed("analysis/effects.parquet"), r"effects\.row\[0\]\.estimate"),
-        "a parquet gone": (by.remove("analysis/cells.parquet"), "is missing"),
-        "a picture": (by.other_picture, "not the picture that this code makes of the study"),
-        "a picture in the report": (
-            by.other_picture_in_report,
-            r"picture\[\d+\]: published 'data:image/svg\+xml;base64,AAAA",
-        ),
-        "a picture in the report that is not encoded": (
-            by.plain_picture_in_report,
-            r"picture\[\d+\]: published 'data:image/svg\+xml,%3C/%3E', made again 'figures/",
-        ),
-        "two pictures of the report exchanged": (
-            by.pictures_exchanged_in_report,
-            r"picture\[\d+\]: published 'figures/\w+\.svg', made again 'figures/",
-        ),
-        "the report gone": (by.remove("report.html"), "is missing"),
         "a stamp shifted, still in order": (
             records("requests", by.add_to(30, -2_000_000, "t_headers_ns", "t_first_token_ns")),
             r"summary\.r40\.ttft_p50_ms",
@@ -135,17 +121,36 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
         "a failure called success": (
             records("requests", set_in(4, "t_done_ns", None)), r"requests_A_r40\.jsonl:5"),
         "a summary": value(f"{LAUNCH}/summary.json", "r40", "n", value=999),
-        "a manifest hash": value("manifest.json", 0, "sha256", value="0" * 64),
+        "a manifest hash": (
+            json_value("manifest.json", "launches", 0, "sha256", value="0" * 64),
+            r"row\[0\]\.sha256: published '0000",
+        ),
         "a row of manifest.md": (
-            text_replaced("manifest.md", "| 2/0/0/0 |", "| 9/0/0/0 |"), "is not, byte for byte"),
-        "every percentage of the report": (
-            by.report_text(r"\+?\d+\.\d+\u2009?\xa0?\u202f? ?%", "0.1 %"), r"published 0\.1"),
-        "the report's headline": (
-            by.report_text("<h1>.*?</h1>", "<h1>Free of charge</h1>"), "published 'Free of charge"),
-        "a file put into figures/": (by.planted("figures/fig99.png"), "no file that is made"),
+            text_replaced("manifest.md", "| 2/0/0/0 |", "| 9/0/0/0 |"), "is not of manifest.json"),
         "a file put into analysis/": (by.planted("analysis/x.csv"), "no file that is made"),
         "complete.json gone": (by.remove("complete.json"), "is missing"),
-        "steps halved in time, the chain forged": (by.whole_chain_forged, "is not, byte for byte"),
+        "steps halved in time, the chain forged": (by.whole_chain_forged, "is not of manifest"),
+    },
+    "files": {
+        "a percentile, of a table that the manifest names": (
+            csv_field(CELLS, "ttft_p90_ms", "9.5", row=3), r"cells\.csv is not the published file"),
+        "a table gone": (by.remove(EFFECTS), r"effects\.csv is missing"),
+    },
+    "views": {
+        "a picture": (by.other_picture, r"fig1_ttft_vs_rate\.png is not the published file"),
+        **{
+            what: (tamper, r"report\.html is not the published file")
+            for what, tamper in {
+                "a picture in the report": by.other_picture_in_report,
+                "a picture in the report that is not encoded": by.plain_picture_in_report,
+                "two pictures of the report exchanged": by.pictures_exchanged_in_report,
+                "a comma for a point in the report": by.report_text(r"(\d)\.(\d)", r"\1,\2"),
+                "the report's headline": by.report_text("<h1>.*?</h1>", "<h1>Free</h1>"),
+            }.items()
+        },
+        "the report gone": (by.remove("report.html"), r"report\.html is missing"),
+        "a file put into figures/": (
+            by.planted("figures/fig99.png"), r"fig99\.png is not the published file"),
     },
     "launch": {
         "another launch command": (
@@ -450,7 +455,7 @@ def test_tampering_is_caught(
     root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
     tamper, message = TAMPERING[kind][what]
     tamper(root)
-    claims = derived_failures(root, remade) if kind == KIND else []
+    claims = derived_failures(root, remade) if kind in DERIVED else []
     # What is derived is compared in less time than the whole study is audited.
     if not _told(claims, kind, message):
         claims = failures(root / "study.json")
@@ -471,29 +476,122 @@ def test_nothing_fails_where_nothing_was_changed(
     assert failures(root / "study.json") + derived_failures(root, remade) == []
 
 
-def test_every_column_of_the_manifest_has_a_source(
-    audited: Path, remade: Path, tmp_path: Path
-) -> None:
+def test_every_column_of_the_manifest_has_a_source(audited: Path) -> None:
     root = audited / "results" / "synthetic"
-    rows = read_json(root / "manifest.json")
+    record = manifest.read_manifest(root / "manifest.json")
+    rows, page = record["launches"], (root / "manifest.md").read_text()
+    assert manifest.rows(root / "study.json") == rows
     for column in COLUMNS:
         changed = [rows[0], {**rows[1], column: "H20"}, *rows[2:]]
-        write_json(tmp_path / "manifest.json", changed)
-        (told,) = differs(tmp_path / "manifest.json", remade / "manifest.json")
-        assert told.startswith(f"manifest[1].{column}: published 'H20'")
-        same = manifest.page(root, changed) == (remade / "manifest.md").read_text()
+        (told,) = differences(changed, rows, "row")
+        assert told.startswith(f"row[1].{column}: published 'H20'")
+        same = manifest.page(root, {**record, "launches": changed}) == page
         assert same == (column in LEFT_OUT)
 
 
-def test_an_edited_number_of_each_figure_is_caught(
-    audited: Path, remade: Path, tmp_path: Path
+# A changed value in each file that a method makes.
+CLAIM_TAMPERING: dict[str, Tamper] = {
+    CELLS: csv_field(CELLS, "ttft_p90_ms", "9.5", row=3),
+    EFFECTS: csv_field(EFFECTS, "verdict", "costs", verdict="too few blocks"),
+    "analysis/step_cdf.csv": csv_field("analysis/step_cdf.csv", "step_duration_us", "7"),
+    HYPOTHESES: json_value(HYPOTHESES, "hypotheses", 0, "verdict", value="supported"),
+    "reference_rates.json": json_value("reference_rates.json", "fallback_used", value=True),
+}
+
+
+@pytest.mark.parametrize("name", CLAIM_TAMPERING)
+def test_forged_claim_of_an_older_method_is_not_accepted(
+    root: Path, remade: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
-    columns = {"fig1": "value", "fig2": "hi", "fig3": "n", "fig6": "step_duration_us"}
-    columns |= {"fig7": "step_us", "fig10": "difference", "scorecard": "value"}
-    wanted = {name: columns.get(name.partition("_")[0], "tax") for name in NAMES}
-    for figure, column in wanted.items():
-        csv_field(f"figures/{figure}.csv", column, "0.123")(root)
-    failed = {c.subject: c.message for c in derived_failures(root, remade)}
-    for figure, column in wanted.items():
-        assert f"{column}: published 0.123" in failed[f"figures/{figure}.csv"]
+    CLAIM_TAMPERING[name](root)
+    monkeypatch.setattr(remade_module, "METHOD", 2)
+    monkeypatch.setattr(audit_module, "METHOD", 2)
+    ledger = Ledger()
+    claims = check_claims(root, remade, ledger)
+    (claim,) = [c for c in ledger.claims if c.kind == KIND and c.subject == name]
+    assert claim.verdict == NOT_CHECKABLE
+    assert "made by method 1, this code's is 2; " in claim.message
+    assert claims.not_made_again == 6
+    assert bool(claims.verdicts) == (name in (EFFECTS, HYPOTHESES))
+    result = Audit(Ledger(), analysed=1, not_made_again=claims.not_made_again)
+    assert [result.status(), result.status(accepted=1)] == [2, 0]
+    # The manifest names the digest of each.
+    assert f"{name} is not the published file" in ledger.claims[-1].message
+    assert Audit(ledger, analysed=1).status(accepted=1) == 1
+
+
+def test_study_of_an_older_method_ends_with_2_unless_accepted(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(remade_module, "METHOD", 2)
+    monkeypatch.setattr(audit_module, "METHOD", 2)
+    page = root.parents[1] / "MANIFEST.md"
+    arguments = ["--study", str(root / "study.json"), "--manifest", str(page)]
+    assert audit_module.main(arguments) == 2
+    assert capsys.readouterr().out.endswith("analysed by method 1: 6 claims not made again\n")
+    assert audit_module.main([*arguments, "--accept-method", "1"]) == 0
+    monkeypatch.setattr(remade_module, "METHOD", 1)
+    monkeypatch.setattr(audit_module, "METHOD", 1)
+    csv_field(EFFECTS, "estimate", "0.02")(root)
+    assert audit_module.main([*arguments, "--accept-method", "1"]) == 1
+
+
+def test_study_analysed_again_keeps_its_seal(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (remade_module, audit_module, manifest):
+        monkeypatch.setattr(module, "METHOD", 2)
+    manifest.write(root / "study.json")
+    result = audit_module.audit(root / "study.json", root.parents[1] / "MANIFEST.md")
+    assert result.method == "planned with method 1, analysed by method 2"
+    assert result.status() == 0
+
+
+def older(root: Path) -> None:
+    """The study's claims come from a version with other columns, kinds of rows and files."""
+    with edited_json(root / "manifest.json") as record:
+        record["package"] = "0.2"
+
+    def change(table: list[dict[str, str]]) -> None:
+        for row in table:
+            row["silence"] = row.pop("base")
+        table[:] = [row for row in table if row["quantity"] != "hook"]
+        table.append({**table[0], "metric": "removed"})
+
+    by.table_changed(EFFECTS, change)(root)
+    by.planted("analysis/pooled.csv")(root)
+
+
+def verdicts(root: Path, remade: Path) -> dict[str, Claim]:
+    ledger = Ledger()
+    check_claims(root, remade, ledger)
+    return {claim.subject: claim for claim in ledger.claims if claim.kind == KIND}
+
+
+def test_what_only_another_version_makes_is_named_and_does_not_fail(
+    root: Path, remade: Path
+) -> None:
+    older(root)
+    claims = verdicts(root, remade)
+    doubtful = {s for s, claim in claims.items() if claim.verdict == NOT_CHECKABLE}
+    assert doubtful == {EFFECTS, "analysis/pooled.csv"}
+    for text in ("column silence: only published", "column base: only made again"):
+        assert text in claims[EFFECTS].message
+    assert "rows of tax/removed: only published" in claims[EFFECTS].message
+    assert {claim.verdict for claim in claims.values()} == {PASS, NOT_CHECKABLE}
+
+
+@pytest.mark.parametrize(
+    ("tamper", "message"),
+    [
+        (csv_field(EFFECTS, "estimate", "0.02"), "estimate: published 0.02"),
+        (by.csv_row_gone(EFFECTS), "row .*: only made again"),
+    ],
+    ids=["value", "row of a known kind"],
+)
+def test_tables_of_another_version_are_compared_in_what_both_make(
+    root: Path, remade: Path, tamper: Tamper, message: str
+) -> None:
+    older(root)
+    tamper(root)
+    claim = verdicts(root, remade)[EFFECTS]
+    assert claim.verdict == FAIL
+    assert re.search(message, claim.message)

@@ -24,7 +24,8 @@ from connector_tax.config import ConfigError
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, write_json
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, Ledger
-from connector_tax.provenance.remade import check_looks, take_looks_again
+from connector_tax.provenance.manifest import manifest_record
+from connector_tax.provenance.remade import Claims, check_looks, take_looks_again
 from connector_tax.rehearsal import plan
 from connector_tax.rehearsal.findings import sections
 from connector_tax.rehearsal.launch import rehearse_launch
@@ -194,7 +195,7 @@ def test_the_audit_passes_over_a_look_whose_launches_were_measured_again_and_no_
     (copy / "looks.json").unlink()
     take_looks_again(root, load_study(copy / "study.json"))
     ledger = Ledger()
-    check_looks(root, copy, ledger)
+    check_looks(root, copy, Claims(manifest_record(root / "study.json"), ledger))
     assert [claim.verdict for claim in ledger.claims] == [verdict]
 
 

@@ -3,10 +3,13 @@
 ARCHIVED = f"results/archive/{STUDY['study']}.tar.zst"
 
 
-# It seals what is new since the last launch.
+# It seals what is new since the last launch, and names the digest of every published file.
 rule manifest:
     input:
         INDEXES,
+        FIGURE_FILES,
+        rules.aggregate.output,
+        f"{RESULTS}/report.html",
         study=f"{RESULTS}/study.json",
         environment=f"{RESULTS}/environment.json",
         patch=f"{RESULTS}/patch/patch_status.json",
@@ -76,6 +79,7 @@ rule audit:
         CONDA
     params:
         study=f"{RESULTS}/study.json",
+        accepted=ACCEPTED,
     shell:
         "python -m connector_tax.provenance.audit --study {params.study} --manifest MANIFEST.md"
-        " 2>&1 | tee {log}"
+        " {params.accepted} 2>&1 | tee {log}"

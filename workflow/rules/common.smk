@@ -55,6 +55,10 @@ pass_warnings_on()
 SOURCE = ", ".join(map(str, workflow.configfiles)) or "the configuration"
 # `--config archive=FILE` redraws a study that was sent: no configuration counts but the archive's.
 ARCHIVE = config.pop("archive", None)
+# `--config accept_method=N`: `audit` and `replot` succeed where method N made the claims.
+ACCEPTED = config.pop("accept_method", "")
+if ACCEPTED != "":
+    ACCEPTED = f"--accept-method {int(ACCEPTED)}"
 # `--config studies=A,B compare` puts two studies or archives beside each other.
 STUDIES = config.pop("studies", None)
 try:

@@ -4,7 +4,7 @@ As they lie on disk; what each means: docs/artifacts.md. A key that is NotRequir
 does not apply, or in studies measured before it existed.
 """
 
-from typing import Any, NotRequired, Required, TypedDict
+from typing import Annotated, Any, NotRequired, Required, TypedDict
 
 from connector_tax.artifacts.study_records import (
     ConfigurationEntry,
@@ -12,6 +12,7 @@ from connector_tax.artifacts.study_records import (
     Reference,
     ReferenceSection,
     StatisticsSection,
+    meta,
 )
 
 
@@ -158,6 +159,9 @@ class SealContent(TypedDict, total=False):
     #: the sections saturation, reference, statistics and hypotheses of the configuration, before
     #: anything of the design was measured; absent but in a link that holds settings
     settings: AnalysisSettings
+    #: version of the method that the study was planned with; absent in older links, which were
+    #: planned with method 1, and but in a link that holds settings
+    method: int
     #: the configurations of study.json with their names, as they were then; absent but in a link
     #: that holds settings
     configurations: list[ConfigurationEntry]
@@ -212,3 +216,14 @@ class HypothesesRecord(TypedDict):
     hypotheses: list[ConclusionRecord]
     #: id (1 to 7), verdict (met, not met, cannot tell), sentence, numbers
     criteria: list[ConclusionRecord]
+
+
+class ManifestRecord(TypedDict):
+    """manifest.json; before release 0.4 the list of launches alone."""
+
+    method: Annotated[int, meta(ge=1)]  #: version of the method that made the claims
+    package: str | None  #: version of this package that made them; null: before release 0.4
+    #: SHA-256 of every table, picture and page, reference_rates.json and looks.json; of an SVG with
+    #: clip paths named by number, of the report with the digest of each picture in its place
+    files: dict[str, str]
+    launches: list[dict[str, str]]  #: a row for each launch

@@ -21,6 +21,12 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.metrics import LATENCY_METRICS
 from connector_tax.files import ArtifactError, reading
 
+# The version of the method that makes the tables, hypotheses.json, reference_rates.json and
+# looks.json. It rises where a value that an older version also makes can come out otherwise; a new
+# column, row or file does not raise it.
+METHOD = 1
+# The method of studies that name none.
+FIRST_METHOD = 1
 Typed = TypeVar("Typed")
 # One line of a table that is being made, by column.
 Row = dict[str, Any]
@@ -235,6 +241,18 @@ ROW_TYPES: Mapping[str, type[Any]] = {
 # The columns of each table, in order.
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     name: tuple(field.name for field in fields(row_type)) for name, row_type in ROW_TYPES.items()
+}
+# The columns that name a row of each table.
+KEYS: Mapping[str, tuple[str, ...]] = {
+    paths.CELLS: ("config", "block", "phase", "cell"),
+    paths.EFFECTS: ("quantity", "config", "phase", "cell", "metric", "item"),
+    paths.STEP_CDF: ("config", "cdf"),
+    paths.ENGINE_TABLE: ("config", "setting"),
+}
+# The columns that name a kind of row, where another version may make kinds that this one does not.
+KIND_OF_ROW: Mapping[str, tuple[str, ...]] = {
+    paths.EFFECTS: ("quantity", "metric"),
+    paths.ENGINE_TABLE: ("setting",),
 }
 
 

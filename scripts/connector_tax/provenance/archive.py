@@ -151,8 +151,8 @@ def readme(study: StudyDocument) -> str:
 Engine: {study["engine_label"]}. Package {study["package_version"]}.
 Design {study["design_sha256"]}.
 
-- `runs/` raw records of every server launch, `published/` the tables and the numbers under each
-  figure as they were published, `archive.json` the size and SHA-256 of every file.
+- `runs/` raw records of every server launch, `published/` the tables as they were published,
+  `archive.json` the size and SHA-256 of every file, `manifest.json` a digest of every figure.
 - `tables/` holds the lines of `runs/*/*/*/*/*.jsonl` by column. `read_table` of `{VERIFY}` reads
   them; with the project's package installed `connector-tax archive unpack` writes the files.
 - `python {VERIFY}` computes percentiles, taxes and hypotheses anew from

@@ -1,9 +1,9 @@
 """`snakemake audit`: every published claim of a study, checked against its raw records.
 
 Three questions (docs/reviewers.md): are the files those that were sealed while the study was
-measured; is everything derived what the same code makes of them again; do the records agree with
-the seed, the design and each other. PASS: yes. FAIL: no, with the reason. NOT CHECKABLE: nothing in
-the folder can tell, with the reason.
+measured; is every claim what this code makes of them again; do the records agree with the seed, the
+design and each other. PASS: yes. FAIL: no, with the reason. NOT CHECKABLE: nothing in the folder
+can tell, or another version of this package or of its method made it, with the reason.
 
 Whoever seals a changed study anew, from the first link, leaves nothing in its folder that tells:
 only a seal that was published elsewhere does. MANIFEST.md is asked for it in any case.
@@ -14,17 +14,16 @@ import re
 import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from connector_tax.analysis.reference import rates_of
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.stage_records import SealLink
 from connector_tax.artifacts.study_file import Study, every_launch, load_study
+from connector_tax.artifacts.tables import FIRST_METHOD, METHOD
 from connector_tax.commands import run_command, study_parser
-from connector_tax.figures.tables import StudyTables
 from connector_tax.files import (
     TEMPORARY,
     ArtifactError,
@@ -33,24 +32,15 @@ from connector_tax.files import (
     sha256_file,
     write_json,
 )
-from connector_tax.provenance.archive import (
-    BESIDE,
-    HEADER,
-    MADE_BY_REPLOT,
-    ORIGIN,
-    PUBLISHED,
-    README,
-    VERIFY,
-    readme,
-)
+from connector_tax.provenance.archive import BESIDE, HEADER, MADE_BY_REPLOT, ORIGIN, PUBLISHED
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, PASS, Ledger
 from connector_tax.provenance.launches import check_launches
 from connector_tax.provenance.manifest import (
     merge,
     named,
-    png_digests,
+    pictures_of,
     published_body,
-    rows,
+    read_manifest,
     section,
     section_of,
     wrong_pictures,
@@ -58,16 +48,10 @@ from connector_tax.provenance.manifest import (
 from connector_tax.provenance.records import check_records
 from connector_tax.provenance.remade import (
     KIND,
-    TREES,
-    below,
-    check_picture,
-    check_remade,
-    compare,
-    differences,
-    differs_from_csv,
-    digest,
-    other_versions,
-    redraw,
+    check_claims,
+    check_views,
+    is_archived,
+    published_views,
     remake,
 )
 from connector_tax.seals import (
@@ -99,32 +83,83 @@ REPLOTTED = {*MADE_BY_REPLOT, *BESIDE, paths.MANIFEST, paths.COMPLETE, paths.SEA
 COMPILED = re.compile(rf"{paths.PATCH}/.*__pycache__/[^/]*\.pyc")
 
 
-def audit(study_file: Path, manifest: Path) -> tuple[Ledger, str]:
+@dataclass
+class Audit:
+    """The result of an audit.
+
+    Attributes:
+        ledger: the claims with their verdicts.
+        seal: a line that says where the study comes from.
+        planned, analysed: version of the method that its first seal and its manifest name.
+        verdicts: those that this code's method gives otherwise; none where it made the study's.
+        not_made_again: number of claims that another method made.
+    """
+
+    ledger: Ledger = field(default_factory=Ledger)
+    seal: str = "No seal."
+    planned: int = FIRST_METHOD
+    analysed: int = METHOD
+    verdicts: Sequence[str] = ()
+    not_made_again: int = 0
+
+    @property
+    def by_another(self) -> bool:
+        """Another method than this code's made the claims of the study."""
+        return self.analysed != METHOD
+
+    @property
+    def method(self) -> str:
+        """A line about the method, where the study or this code has another; else empty."""
+        if self.by_another:
+            return (
+                f"analysed by method {self.analysed}: {self.not_made_again} claims not made again"
+            )
+        if self.planned != self.analysed:
+            return f"planned with method {self.planned}, analysed by method {self.analysed}"
+        return ""
+
+    def status(self, accepted: int | None = None) -> int:
+        """Return the exit status: 1 for a FAIL, 2 for another method that is not `accepted`."""
+        if self.ledger.count(FAIL):
+            return 1
+        return 2 * (self.by_another and self.analysed != accepted)
+
+
+def audit(study_file: Path, manifest: Path) -> Audit:
     """Check every claim of a study, or of one that was unpacked from an archive and redrawn.
 
     Args:
         study_file: results/<study>/study.json.
         manifest: MANIFEST.md.
 
-    Returns:
-        The claims, and what can be said of where the study comes from.
-
     Raises:
         ArtifactError: there is no study to audit.
     """
     if not study_file.is_file():
         raise ArtifactError(f"{study_file}: no such file")
-    ledger, told = Ledger(), "No seal."
+    result = Audit()
+    ledger = result.ledger
     with ledger.guarded("study", "study.json"):
         study = load_study(study_file)
-        told = check_study(study, manifest, ledger)
+        result.seal = check_study(study, manifest, ledger)
+        result.planned = planned_method(study)
+        if is_archived(study.root):
+            with ledger.guarded("archive", "files"):
+                check_archive(study.root, manifest, ledger)
         with ledger.guarded(KIND, "study"):
-            if (study.root / HEADER).is_file():
-                check_archived(study, manifest, ledger)
-            else:
-                with tempfile.TemporaryDirectory(prefix="audit-") as folder:
-                    check_remade(study.root, remake(study_file, Path(folder)), ledger)
-    return ledger, told
+            result.analysed = read_manifest(study.root / paths.MANIFEST)["method"]
+            check_views(study.root, ledger)
+            with tempfile.TemporaryDirectory(prefix="audit-") as folder:
+                claims = check_claims(study.root, remake(study_file, Path(folder)), ledger)
+            result.verdicts, result.not_made_again = claims.verdicts, claims.not_made_again
+    return result
+
+
+def planned_method(study: Study) -> int:
+    """Return the version of the method that the seal of the study's settings names."""
+    design = study.document["design_sha256"]
+    links = (link for _, link in read_links(study.root) if link.get("design_sha256") == design)
+    return next((link.get("method", FIRST_METHOD) for link in links), FIRST_METHOD)
 
 
 def check_study(study: Study, manifest: Path, ledger: Ledger) -> str:
@@ -149,7 +184,7 @@ def check_seals(study: Study, links: Links, ledger: Ledger) -> None:
     if not links:
         ledger.check("seal", "chain", [f"{paths.SEALS} is missing or empty"])
         return
-    archived = (study.root / HEADER).is_file()
+    archived = is_archived(study.root)
     newest = {link["launch"]: link for _, link in links if "launch" in link}
     ledger.check("seal", "chain", _chain(links), f"{len(links)} links, each of the one before")
     passed = "fixed before the first measurement"
@@ -182,9 +217,9 @@ def check_published(study: Study, chain: Sequence[str], markdown: Path, ledger: 
         doubt *= not _is_published(study, body)
     elif seal == head:
         told = f"the one {page} names"
-        own = section(name, read_json(study.root / paths.MANIFEST), head)
+        own = section(name, read_manifest(study.root / paths.MANIFEST), head)
         wrong = [] if own == published_body(body) else [f"its rows are not {paths.MANIFEST}'s"]
-        pictures = wrong_pictures(body, _own_pictures(study.root))
+        pictures = wrong_pictures(body, pictures_of(published_views(study.root)))
         ledger.check(LISTED, paths.FIGURES, pictures, f"as {page} names them")
     else:
         told = f"not the study that {page} names, whose seal is {seal[:12]}"
@@ -203,17 +238,10 @@ def _is_published(study: Study, body: str) -> bool:
 
     Whoever measures a study of the same name has launches of his own, and another seal.
     """
-    if not body or (study.root / HEADER).is_file():
+    if not body or is_archived(study.root):
         return bool(body)
-    return any(row["sha256"] in body for row in read_json(study.root / paths.MANIFEST))
-
-
-def _own_pictures(root: Path) -> dict[str, str]:
-    """SHA-256 of each PNG of a study; as they were packed, where it comes from an archive."""
-    if not (root / HEADER).is_file():
-        return png_digests(root)
-    drawn = read_json(root / HEADER)["redrawn"]
-    return {Path(name).name: sha256 for name, sha256 in drawn.items() if name.endswith(".png")}
+    record = read_manifest(study.root / paths.MANIFEST)
+    return any(row["sha256"] in body for row in record["launches"])
 
 
 def _chain(links: Links) -> Iterator[str]:
@@ -286,56 +314,16 @@ def _launch(folder: Path, link: SealLink | None) -> Iterator[str]:
 # ---- archives
 
 
-def check_archived(study: Study, manifest: Path, ledger: Ledger) -> None:
-    """What an archive published, against what `replot` made of its records."""
-    root, header = study.root, read_json(study.root / HEADER)
-    listed = header["files"]
-    ledger.check("archive", "files", _unpacked(root, listed), "every hash as listed")
+def check_archive(root: Path, manifest: Path, ledger: Ledger) -> None:
+    """A claim for what was unpacked, by archive.json, and one for the archive, by MANIFEST.md."""
+    header = read_json(root / HEADER)
+    ledger.check("archive", "files", _unpacked(root, header["files"]), "every hash as listed")
     text = manifest.read_text(encoding="utf-8") if manifest.is_file() else ""
     told = named(section_of(text, header["study"]), "Archive")
     own = (root / ORIGIN).read_text(encoding="utf-8").split()[0]
     wrong = [] if told == own else [f"sha256 is {own}, {manifest.name} names {told}"]
     doubt = "" if told else f"{manifest.name} names no archive of study {header['study']}"
     ledger.check("archive", "file", wrong, f"the one {manifest.name} names", doubt)
-    same = (root / README).read_text(encoding="utf-8") == readme(study.document)
-    ledger.check(KIND, README, [] if same else ["is not what follows from the study"])
-    rates, lines = read_json(root / paths.REFERENCE_RATES), read_json(root / paths.MANIFEST)
-    ledger.check(KIND, paths.REFERENCE_RATES, differences(rates, rates_of(study), "rates"))
-    ledger.check(KIND, paths.MANIFEST, differences(lines, rows(root / paths.STUDY), "row"))
-    other = other_versions(header["versions"])
-    # What a reviewer runs.
-    same = (root / VERIFY).read_bytes() == Path(__file__).with_name(VERIFY).read_bytes()
-    doubt = "".join(f"packed with {v}" for v in other if v.startswith("connector-tax "))
-    wrong = [] if same else ["is not this version's"]
-    ledger.check(KIND, VERIFY, wrong, "this version's", doubt)
-    names = {n.removeprefix(f"{PUBLISHED}/") for n in listed if n.startswith(f"{PUBLISHED}/")}
-    for tree in TREES:
-        names |= below(root, tree)
-    typed = {name for name in names if name.endswith(".parquet")}
-    for name in sorted(names - typed - {*header["redrawn"]}):
-        compare(name, root / PUBLISHED / name, root / name, other, ledger)
-    # An archive leaves them out; where one is made, all are.
-    wanted = {f"{paths.ANALYSIS}/{name}" for name in paths.PARQUET_FILES if typed}
-    for name in sorted(typed | wanted):
-        ledger.check(KIND, name, differs_from_csv(root / name), "as its CSV")
-    check_pictures(root, header["redrawn"], other, ledger)
-
-
-def check_pictures(
-    root: Path, published: Mapping[str, str], other: Sequence[str], ledger: Ledger
-) -> None:
-    """A claim for each picture; `other` is a doubt only if it is not drawn here as published."""
-    same = {n: (root / n).is_file() and digest(root / n) == published[n] for n in published}
-    doubtful = [name for name in published if other and (root / name).is_file() and not same[name]]
-    with tempfile.TemporaryDirectory(prefix="audit-") as folder:
-        with ledger.guarded(KIND, paths.FIGURES):
-            figures = dict.fromkeys(Path(name).stem for name in doubtful)
-            redraw(StudyTables(root / paths.STUDY), figures, Path(folder))
-        for name, sha256 in published.items():
-            here = Path(folder, Path(name).name)
-            differs_here = here.is_file() and digest(here) != sha256
-            doubt = other if name in doubtful and differs_here else ()
-            check_picture(name, same[name], doubt, ledger)
 
 
 def _unpacked(root: Path, listed: Mapping[str, Any]) -> Iterator[str]:
@@ -343,16 +331,18 @@ def _unpacked(root: Path, listed: Mapping[str, Any]) -> Iterator[str]:
     for name, entry in listed.items():
         if not (root / name).is_file() or sha256_file(root / name) != entry["sha256"]:
             yield f"{name}: missing or changed since it was unpacked"
-    for name in sorted(below(root, PUBLISHED)):
-        if name not in listed and not (root / name).is_dir():
+    for path in sorted((root / PUBLISHED).rglob("*")):
+        name = path.relative_to(root).as_posix()
+        if name not in listed and not path.is_dir():
             yield f"{name} is not listed"
 
 
 # ---- the command
 
 
-def show(ledger: Ledger, told: str) -> None:
+def show(result: Audit) -> None:
     """Print a line for each kind, every claim that did not pass, and where the study comes from."""
+    ledger = result.ledger
     print(f"{'claims about':14}{'of':58}", *(f"{verdict:>13}" for verdict in VERDICTS))
     for kind in dict.fromkeys(claim.kind for claim in ledger.claims):
         mine = [claim for claim in ledger.claims if claim.kind == kind]
@@ -363,30 +353,42 @@ def show(ledger: Ledger, told: str) -> None:
         for claim in ledger.claims:
             if claim.verdict == verdict:
                 print(f"{verdict} {claim.kind} {claim.subject}: {claim.message}")
+    for line in result.verdicts:
+        print(f"other verdict: {line}")
     total = ", ".join(f"{ledger.count(verdict)} {verdict}" for verdict in VERDICTS)
-    print(f"{len(ledger.claims)} claims: {total}\n{told}")
+    print(f"{len(ledger.claims)} claims: {total}\n{result.seal}")
+    if result.method:
+        print(result.method)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Audit a study: write audit.json beside study.json, print the claims, end non-zero on FAIL."""
+    """Audit a study: write audit.json beside study.json and print the claims.
+
+    The exit status is 1 where a claim fails, and 2 where another method made the claims, unless
+    that one is accepted.
+    """
     parser = study_parser("provenance.audit", main.__doc__)
     parser.add_argument("--manifest", type=Path, required=True, help="MANIFEST.md")
+    accept = "exit with 0 though this method, which is not this code's, made the study's claims"
+    parser.add_argument("--accept-method", type=int, metavar="N", help=accept)
     return run_command(parser, argv, _audit_study, label="audit: ")
 
 
 def _audit_study(arguments: argparse.Namespace) -> int:
-    ledger, told = audit(arguments.study, arguments.manifest)
-    show(ledger, told)
+    result = audit(arguments.study, arguments.manifest)
+    show(result)
+    ledger = result.ledger
     write_json(
         arguments.study.parent / paths.AUDIT,
         {
             "study": arguments.study.parent.name,
             "counts": {verdict: ledger.count(verdict) for verdict in VERDICTS},
-            "seal": told,
+            "seal": result.seal,
+            "method": {"planned": result.planned, "analysed": result.analysed, "here": METHOD},
             "claims": [asdict(claim) for claim in ledger.claims],
         },
     )
-    return int(ledger.count(FAIL) > 0)
+    return result.status(arguments.accept_method)
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ from connector_tax.artifacts.study_file import Study, every_launch, launches, mo
 from connector_tax.artifacts.study_records import ConfigurationEntry, StudyDocument
 from connector_tax.files import read_json, sha256_json
 from connector_tax.provenance.claims import Ledger
+from connector_tax.provenance.differences import differences
 from connector_tax.provenance.environment import text as environment_text
-from connector_tax.provenance.remade import differences
 from connector_tax.servers.kinds import command_for, engine_of
 from connector_tax.study.design import cells_of, described, measured_design, run_order
 from connector_tax.study.device import on_slot, slot_at

@@ -1,4 +1,5 @@
-"""The manifest: what all launches of a study share, and a row for each launch and phase.
+"""The manifest: which method and version analysed a study, the digest of each published file, what
+all launches share, and a row for each launch and phase.
 
 A study's own is results/<study>/manifest.md; MANIFEST.md holds those of the archived studies. Rows
 are in phase and run order. A study stands between two markers, so that another study's archive
@@ -14,21 +15,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from connector_tax import __version__
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.launch_files import AttemptRecord, nodes_of
 from connector_tax.artifacts.names import Launch
-from connector_tax.artifacts.stage_records import EnvironmentRecord
+from connector_tax.artifacts.record_reader import checked
+from connector_tax.artifacts.stage_records import EnvironmentRecord, ManifestRecord
 from connector_tax.artifacts.study_file import every_launch, read_study
 from connector_tax.artifacts.study_records import StudyDocument
+from connector_tax.artifacts.tables import FIRST_METHOD, METHOD
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import (
     locked,
     read_json,
     sha256_file,
+    sha256_json,
     sha256_tree,
     write_json,
     write_text,
 )
+from connector_tax.provenance.views import digest, views_in
 from connector_tax.seals import read_links, seal_end
 
 COLUMNS = {
@@ -63,6 +69,9 @@ OF_LAUNCH = ("date", "configuration", "block", "phase", "cells", "sha256")
 LEFT_OUT = ("study", "directory", "command")
 # Control characters, surrogates, line and paragraph separators.
 UNPRINTABLE = ("Cc", "Cs", "Zl", "Zp")
+# The published files that the analysis makes, without pictures and pages.
+TABLES = tuple(f"{paths.ANALYSIS}/{name}" for name in paths.ANALYSIS_FILES)
+CLAIMED = (*TABLES, paths.REFERENCE_RATES, paths.LOOKS)
 HEAD = """# Manifest
 
 Of each study, what all its launches share, then one row per server launch and phase. `plain_2` is
@@ -176,14 +185,15 @@ def adapters_of(environment: Mapping[str, str]) -> list[str]:
     return ["connector_tax_cpu_adapter"] if adapted else []
 
 
-def section(study: str, study_rows: Sequence[Mapping[str, str]], seal: str | None = None) -> str:
-    """The Markdown between a study's two markers, markers included.
+def section(study: str, record: ManifestRecord, seal: str | None = None) -> str:
+    """Return the Markdown between a study's two markers, markers included.
 
     Args:
         study: its name.
-        study_rows: its launches.
+        record: its manifest.json.
         seal: SHA-256 of the last link of its chain; None for a study without one.
     """
+    study_rows = record["launches"]
     # A column that came after the study is in none of its rows.
     known = [key for key in COLUMNS if key not in LEFT_OUT and all(key in r for r in study_rows)]
     shared = [
@@ -196,6 +206,8 @@ def section(study: str, study_rows: Sequence[Mapping[str, str]], seal: str | Non
         f"## {study}",
         "",
         *([] if seal is None else [f"Seal: sha256 `{seal}`.", ""]),
+        # Manifests named no method before release 0.4.
+        *([] if record["package"] is None else _made_by(record)),
         *(f"- {COLUMNS[key]}: {_escape(study_rows[0][key])}" for key in shared),
         "",
         "| " + " | ".join(COLUMNS[key] for key in columns) + " |",
@@ -204,6 +216,14 @@ def section(study: str, study_rows: Sequence[Mapping[str, str]], seal: str | Non
         f"<!-- end of study {study} -->",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _made_by(record: ManifestRecord) -> list[str]:
+    """The method of a study's claims, and a digest over its published files."""
+    return [
+        f"- analysed by method: {record['method']}",
+        f"- sha256 of the digests of its published files: {sha256_json(record['files'])}",
+    ]
 
 
 def section_of(text: str, study: str) -> str:
@@ -229,9 +249,9 @@ def pictures_line(pictures: Mapping[str, str]) -> str:
     return f"Pictures: {', '.join(f'`{name}` {pictures[name]}' for name in sorted(pictures))}."
 
 
-def png_digests(root: Path) -> dict[str, str]:
-    """SHA-256 of a study's PNG files by name."""
-    return {path.name: sha256_file(path) for path in (root / paths.FIGURES).glob("*.png")}
+def pictures_of(digests: Mapping[str, str]) -> dict[str, str]:
+    """Return the digests of the PNG files among published files, by file name."""
+    return {Path(n).name: sha256 for n, sha256 in digests.items() if n.endswith(".png")}
 
 
 def wrong_pictures(body: str, own: Mapping[str, str]) -> Iterator[str]:
@@ -303,15 +323,42 @@ def _write(arguments: argparse.Namespace) -> None:
 
 def write(study_file: Path) -> None:
     """Write manifest.json and manifest.md of a study, with the last link of its chain."""
-    root, study_rows = study_file.parent, rows(study_file)
-    write_json(root / paths.MANIFEST, study_rows)
-    write_text(root / paths.MANIFEST_PAGE, page(root, study_rows))
+    root, record = study_file.parent, manifest_record(study_file)
+    write_json(root / paths.MANIFEST, record)
+    write_text(root / paths.MANIFEST_PAGE, page(root, record))
 
 
-def page(root: Path, study_rows: Sequence[Mapping[str, str]]) -> str:
-    """The text of manifest.md of the study in `root`."""
-    study, links = study_rows[0]["study"], read_links(root)
-    return merge("", study, section(study, study_rows, links[-1][0] if links else None))
+def manifest_record(study_file: Path) -> ManifestRecord:
+    """Return the manifest of a study whose claims this code made."""
+    return {
+        "method": METHOD,
+        "package": __version__,
+        "files": {n: digest(path) for n, path in published_files(study_file.parent).items()},
+        "launches": rows(study_file),
+    }
+
+
+def published_files(root: Path) -> dict[str, Path]:
+    """Return every claim, picture and page of a measured study, by its name in the folder."""
+    return {name: root / name for name in CLAIMED if (root / name).is_file()} | views_in(root)
+
+
+def read_manifest(path: Path) -> ManifestRecord:
+    """Read manifest.json; one without a method, from before release 0.4, is of the first method.
+
+    Raises:
+        ArtifactError: a value is missing or malformed.
+    """
+    value = read_json(path)
+    if isinstance(value, list):
+        value = {"method": FIRST_METHOD, "package": None, "files": {}, "launches": value}
+    return checked(value, ManifestRecord, path.name)
+
+
+def page(root: Path, record: ManifestRecord) -> str:
+    """Return the text of manifest.md of the study in `root`."""
+    study, links = record["launches"][0]["study"], read_links(root)
+    return merge("", study, section(study, record, links[-1][0] if links else None))
 
 
 if __name__ == "__main__":

@@ -20,8 +20,9 @@ from connector_tax.provenance.archive import (
 )
 from connector_tax.provenance.audit import LISTED, audit
 from connector_tax.provenance.claims import FAIL
-from connector_tax.provenance.manifest import name_archive, png_digests, section_of
-from connector_tax.provenance.remade import PICTURES, digest, page_text, versions
+from connector_tax.provenance.manifest import name_archive, pictures_of, section_of
+from connector_tax.provenance.remade import published_views
+from connector_tax.provenance.views import versions
 from connector_tax.seals import read_links, settled_files
 
 
@@ -34,12 +35,15 @@ def pack(study_file: Path, manifest: Path, target: Path) -> None:
         target: results/archive/<study>.tar.zst.
 
     Raises:
-        ArtifactError: the study is incomplete, a claim of it fails the audit, or what was packed
-            would be refused by whoever unpacks it.
+        ArtifactError: the study is incomplete, a claim of it fails the audit, another method made
+            its claims, or what was packed would be refused by whoever unpacks it.
     """
     root = study_file.parent
-    claims = audit(study_file, manifest)[0].claims
+    result = audit(study_file, manifest)
+    if result.by_another:
+        raise ArtifactError(f"{root} is not archived: {result.method}; make its tables again")
     # The line of the pictures is written anew below.
+    claims = result.ledger.claims
     failed = [claim for claim in claims if claim.verdict == FAIL and claim.kind != LISTED]
     if failed:
         lines = [f"{claim.kind} {claim.subject}: {claim.message}" for claim in failed[:10]]
@@ -56,7 +60,7 @@ def pack(study_file: Path, manifest: Path, target: Path) -> None:
         made.replace(target)
     study = read_json(study_file)["study"]
     body = section_of((root / paths.MANIFEST_PAGE).read_text(encoding="utf-8"), study)
-    name_archive(manifest, study, target, body, png_digests(root))
+    name_archive(manifest, study, target, body, pictures_of(published_views(root)))
 
 
 def packed_study(root: Path) -> bytes:
@@ -71,10 +75,8 @@ def packed_study(root: Path) -> bytes:
     for path in sorted((root / paths.RUNS).rglob("*")):
         if not path.is_dir() or path.is_symlink():
             members[path.relative_to(root).as_posix()] = path
-    # The CSVs are enough of the tables: their parquet form holds the same.
-    for tree in (paths.ANALYSIS, paths.FIGURES):
-        published = (path for path in (root / tree).iterdir() if path.suffix in (".csv", ".json"))
-        members |= {f"{PUBLISHED}/{tree}/{path.name}": path for path in published}
+    tables = (f"{paths.ANALYSIS}/{name}" for name in paths.ANALYSIS_FILES)
+    members |= {f"{PUBLISHED}/{name}": root / name for name in tables}
     for name, path in members.items():
         if path.is_symlink() or not path.is_file():
             raise ArtifactError(f"{path}: missing, or not a plain file")
@@ -83,15 +85,12 @@ def packed_study(root: Path) -> bytes:
     contents |= {
         README: readme(study).encode(),
         VERIFY: Path(__file__).with_name(VERIFY).read_bytes(),
-        f"{PUBLISHED}/{paths.REPORT}": page_text((root / paths.REPORT).read_text("utf-8")).encode(),
     }
-    drawn = sorted(path for path in (root / paths.FIGURES).iterdir() if path.suffix in PICTURES)
     header = {
         "study": study["study"],
         "engine_label": study["engine_label"],
         "design_sha256": study["design_sha256"],
         "versions": versions(),
-        "redrawn": {f"{paths.FIGURES}/{path.name}": digest(path) for path in drawn},
     }
     return packed(header, contents)
 

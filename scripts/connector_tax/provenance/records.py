@@ -27,7 +27,8 @@ from connector_tax.artifacts.study_file import Study, every_launch
 from connector_tax.files import read_json, read_jsonl
 from connector_tax.loadgen import CellResult, PlannedRequest
 from connector_tax.provenance.claims import Ledger
-from connector_tax.provenance.remade import KIND, differences
+from connector_tax.provenance.differences import differences
+from connector_tax.provenance.remade import KIND
 from connector_tax.servers.kinds import engine_of
 from connector_tax.study.cell import cell_record, prepare
 from connector_tax.study.plan import reference_rate

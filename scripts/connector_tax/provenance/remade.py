@@ -1,85 +1,65 @@
-"""Everything that is derived, made again by the same code from the raw records, and compared.
+"""Claims: what a study publishes, made again by this code from the raw records, and compared.
 
-Numbers are compared by key or column at a relative 1e-8, all other text exactly, the report by its
-words. Only pictures depend on versions and processor in ways that nobody can read: where these
-differ from those of the study, a picture that differs is NOT CHECKABLE.
+They are the tables and hypotheses of `analysis/`, the reference rates, the looks, the manifest and
+complete.json. Where the manifest names another version of this package, columns, rows and files
+that only one of the versions makes are NOT CHECKABLE. Where it names another version of the method,
+so is every claim that the method makes; the audit prints the verdicts that differ. Pictures and
+pages are no claims: `check_views`.
 """
 
-import base64
-import hashlib
-import io
-import math
-import platform
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
-from typing import Any
-
-import polars as pl
 
 from connector_tax import __version__
-from connector_tax.analysis.aggregate import table_parquet, write_tables
+from connector_tax.analysis.aggregate import write_tables
 from connector_tax.analysis.looks import take_look
 from connector_tax.analysis.reference import rates_of
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.looks import read_looks
+from connector_tax.artifacts.stage_records import ManifestRecord
 from connector_tax.artifacts.study_file import Study, launches, load_study
-from connector_tax.figures import style
-from connector_tax.figures.names import draw, figures_of
-from connector_tax.figures.tables import StudyTables
-from connector_tax.files import ArtifactError, read_json, sha256_file, write_json, write_text
-from connector_tax.machine import arithmetic
+from connector_tax.artifacts.tables import METHOD
+from connector_tax.files import read_json, sha256_file, write_json
 from connector_tax.provenance import manifest
+from connector_tax.provenance.archive import HEADER, PUBLISHED
 from connector_tax.provenance.claims import Ledger
-from connector_tax.report.page import render
+from connector_tax.provenance.differences import Comparison, compare, compare_values
+from connector_tax.provenance.manifest import TABLES
+from connector_tax.provenance.views import changed_files, is_view, other_versions, views_in
 from connector_tax.seals import MADE, read_links, settled_files
 
 KIND = "made again"
-TREES = (paths.ANALYSIS, paths.FIGURES)
-RELATIVE, ABSOLUTE = 1e-8, 1e-10
 LOOKED_EARLIER = "a launch it saw was measured again since"
-# What pictures depend on besides the raw records.
-DRAWN_WITH = (
-    "numpy", "scipy", "polars", "pandas", "matplotlib", "pillow", "contourpy", "kiwisolver",
-    "fonttools", "seaborn", "jinja2", "markupsafe",
-)  # fmt: skip
-PICTURES = (".png", ".svg")
-# matplotlib names a clip path by a hash of its coordinates, whose last bits the layout's solver
-# leaves to where variables lie in memory: the same picture, drawn again, may name it otherwise.
-CLIP_PATH = re.compile(rb'(?<=["#])p[0-9a-f]{10}(?=[")])')
-DATA = re.compile(r"data:[^\s\"')]+")
-NUMBER = re.compile(r"([−-]?\d[\d,]*\.?\d*(?:e[+-]?\d+)?)")
+ANOTHER = "another version of this package made the study's; its hash is checked"
+
+
+def is_archived(root: Path) -> bool:
+    """Return whether the study in a folder was unpacked from an archive."""
+    return (root / HEADER).is_file()
 
 
 def remake(study_file: Path, folder: Path) -> Path:
-    """Make everything derived of a study again in `folder`; the study's copy there, made of links.
+    """Make the claims of a study again in `folder`; return its copy there, made of links.
+
+    The tables of an unpacked study are not made again: `replot` makes them beside the published
+    ones.
 
     Raises:
-        ArtifactError: the raw records do not give it.
+        ArtifactError: the raw records do not give them.
     """
-    copy = folder / study_file.parent.name
+    root = study_file.parent
+    copy = folder / root.name
     copy.mkdir()
-    for path in study_file.parent.iterdir():
+    for path in root.iterdir():
         if path.name not in (*MADE, paths.REFERENCE_RATES, paths.LOOKS):
             (copy / path.name).symlink_to(path.resolve())
     study = load_study(copy / paths.STUDY)
-    take_looks_again(study_file.parent, study)
+    take_looks_again(root, study)
     write_json(copy / paths.REFERENCE_RATES, rates_of(study))
-    write_tables(study)
-    tables = StudyTables(copy / paths.STUDY)
-    redraw(tables, figures_of(study.config["engine"]), copy / paths.FIGURES)
-    write_text(copy / paths.REPORT, render(tables))
-    manifest.write(copy / paths.STUDY)
+    if not is_archived(root):
+        write_tables(study)
     write_json(copy / paths.COMPLETE, {"complete": True})
     return copy
-
-
-def redraw(tables: StudyTables, names: Iterable[str], folder: Path) -> None:
-    """Draw figures of a study again, from its tables as they are, into `folder`."""
-    for name in names:
-        style.save(draw(tables, name), folder, name)
 
 
 def take_looks_again(root: Path, copy: Study) -> None:
@@ -87,13 +67,14 @@ def take_looks_again(root: Path, copy: Study) -> None:
     for taken in read_looks(root):
         take_look(copy, taken["blocks"])
     made = copy.root / paths.LOOKS
-    if made.exists() and measured_again(root, copy) and any(differs(root / paths.LOOKS, made)):
+    changed = made.exists() and measured_again(root, copy)
+    if changed and compare(root / paths.LOOKS, made).wrong:
         made.unlink()
         made.symlink_to((root / paths.LOOKS).resolve())
 
 
 def measured_again(root: Path, copy: Study) -> bool:
-    """Whether a launch of Phase A took the place of one that is still there, as it was sealed."""
+    """Return whether a remeasured launch of Phase A has its first run beside it, as sealed."""
     sealed = settled_files(read_links(root))
     for launch in launches(copy.document, "A"):
         index = read_index(launch.folder(root))
@@ -105,192 +86,131 @@ def measured_again(root: Path, copy: Study) -> bool:
     return False
 
 
-def check_remade(root: Path, made: Path, ledger: Ledger) -> None:
-    """Compare a study's folder with everything made again in `made`; nothing else may lie there."""
-    text = (root / paths.ENV_TEXT).read_text(encoding="utf-8")
-    own = text.partition("# pipeline packages\n")[2].partition("\n\n")[0].lower()
-    other = other_versions(dict(re.findall(r"^([\w.-]+)==(\S+)$", own, re.MULTILINE)))
-    names = [paths.REFERENCE_RATES, paths.REPORT, paths.MANIFEST, paths.MANIFEST_PAGE]
-    names.append(paths.COMPLETE)
+class Claims:
+    """The claims of one study, judged by the method and version that its manifest names.
+
+    Attributes:
+        verdicts: those that this code's method gives otherwise than the study's.
+        not_made_again: number of claims that another method made.
+    """
+
+    def __init__(self, record: ManifestRecord, ledger: Ledger) -> None:
+        self.record, self.ledger = record, ledger
+        self.other_version = record["package"] != __version__
+        self.other_method = record["method"] != METHOD
+        self.verdicts: list[str] = []
+        self.not_made_again = 0
+
+    def compare(self, name: str, published: Path, made: Path) -> None:
+        """Judge one file below two folders."""
+        with self.ledger.guarded(KIND, name):
+            result = self._comparison(name, published / name, made / name)
+            if not self.other_method:
+                self.judge(name, result)
+                return
+            self.not_made_again += 1
+            lines = result.wrong + result.only
+            self.verdicts += (line for line in lines if ".verdict: " in line)
+            by = f"made by method {self.record['method']}, this code's is {METHOD}"
+            self.ledger.check(KIND, name, lines or ["no value differs"], doubt=by)
+
+    def judge(self, name: str, result: Comparison) -> None:
+        """Add a claim; what only one version makes is a doubt, unless something else is wrong."""
+        doubt = "" if result.wrong else ANOTHER
+        self.ledger.check(KIND, name, result.wrong + result.only, "as published", doubt)
+
+    def _comparison(self, name: str, published: Path, made: Path) -> Comparison:
+        if name not in manifest.CLAIMED:
+            lone, listed = "no file that is made of a study", self.other_version
+        elif not published.is_file():
+            lone = "is missing"
+            listed = self.other_version and name not in self.record["files"]
+        elif not made.is_file():
+            lone, listed = "was not made again", False
+        else:
+            return compare(published, made, self.other_version)
+        return Comparison(only=[lone]) if listed else Comparison(wrong=[lone])
+
+
+def check_claims(root: Path, made: Path, ledger: Ledger) -> Claims:
+    """Compare the claims in a study's folder with those in `made`."""
+    record = manifest.read_manifest(root / paths.MANIFEST)
+    archived = is_archived(root)
+    published, tables = (root / PUBLISHED, root) if archived else (root, made)
+    claims = Claims(record, ledger)
+    claims.compare(paths.REFERENCE_RATES, root, made)
     if (root / paths.LOOKS).exists():
-        check_looks(root, made, ledger)
-    for tree in TREES:
-        names += sorted(below(root, tree) | below(made, tree))
-    for name in names:
-        compare(name, root / name, made / name, other, ledger)
-    with ledger.guarded(KIND, paths.REPORT):
-        pictures = differences(inlined(root), inlined(made), "picture")
-        ledger.check(KIND, "report's pictures", pictures, "those beside it, each in its place")
-
-
-def below(root: Path, tree: str) -> set[str]:
-    """Everything below a folder of `root`, by its name there."""
-    return {path.relative_to(root).as_posix() for path in (root / tree).rglob("*")}
-
-
-def check_looks(root: Path, made: Path, ledger: Ledger) -> None:
-    """A claim for looks.json."""
-    earlier = (made / paths.LOOKS).is_symlink()
-    wrong = [LOOKED_EARLIER] if earlier else differs(root / paths.LOOKS, made / paths.LOOKS)
-    ledger.check(KIND, paths.LOOKS, wrong, "as published", "a look is taken once" * earlier)
-
-
-def compare(name: str, published: Path, made: Path, other: Sequence[str], ledger: Ledger) -> None:
-    """A claim for one file. `other`: in what versions differ from those it was published with."""
-    if published.suffix in PICTURES and published.is_file() and made.is_file():
-        check_picture(name, digest(published) == digest(made), other, ledger)
-    else:
-        ledger.check(KIND, name, differs(published, made), "as published")
-
-
-def check_picture(name: str, same: bool, other: Sequence[str], ledger: Ledger) -> None:
-    """A claim for a picture."""
-    wrong = [] if same else ["not the picture that this code makes of the study"]
-    doubt = f"made with {', '.join(other)}" if other else ""
-    ledger.check(KIND, name, wrong, "bit for bit", doubt)
-
-
-def differs(published: Path, made: Path) -> Iterator[str]:
-    """What differs between two files of one kind; at once where one of them is not there."""
-    if not made.is_file():
-        yield "no file that is made of a study"
-    elif not published.is_file():
-        yield "is missing"
-    elif published.suffix in (".json", ".csv", ".parquet", ".html"):
-        yield from differences(_content(published), _content(made), published.stem)
-    elif published.read_bytes() != made.read_bytes():
-        yield "is not, byte for byte, what this code makes of the study"
-
-
-def _content(path: Path) -> Any:
-    """What a file says, to be compared by key, column or word."""
-    if path.suffix == ".json":
-        return read_json(path)
-    if path.suffix == ".html":
-        return {"word": words(page_text(path.read_text(encoding="utf-8")))}
-    if path.suffix == ".parquet":
-        return _parquet(path.read_bytes(), path.name)
-    table = pl.read_csv(path, infer_schema=False)
-    rows = [{key: _value(field) for key, field in row.items()} for row in table.to_dicts()]
-    return {"columns": table.columns, "row": rows}
-
-
-def _parquet(content: bytes, name: str) -> Any:
-    try:
-        table = pl.read_parquet(io.BytesIO(content))
-        return {"columns": table.columns, "row": table.to_dicts()}
-    # Damaged content makes polars panic, which is no Exception.
-    except pl.exceptions.PanicException as error:
-        raise ArtifactError(f"{name}: cannot be read: {error}") from None
-
-
-def differs_from_csv(parquet: Path) -> Iterator[str]:
-    """What differs between a table's parquet form and the CSV beside it."""
-    csv = parquet.with_suffix(".csv")
-    if csv.name not in paths.ANALYSIS_FILES:
-        yield "no file that is made of a study"
-    elif not parquet.is_file():
-        yield "is missing"
-    else:
-        again = table_parquet(csv.name, csv.read_text(encoding="utf-8"))
-        published = _parquet(parquet.read_bytes(), parquet.name)
-        yield from differences(published, _parquet(again, parquet.name), parquet.stem)
-
-
-def differences(published: Any, made: Any, where: str) -> Iterator[str]:
-    """One line for each place in which two values differ: `key: published a, made again b`."""
-    if isinstance(published, Mapping) and isinstance(made, Mapping):
-        for key in dict.fromkeys((*made, *published)):
-            if key not in published or key not in made:
-                yield f"{where}.{key}: only {'published' if key in published else 'made again'}"
-            else:
-                yield from differences(published[key], made[key], f"{where}.{key}")
-    elif isinstance(published, list | tuple) and isinstance(made, list | tuple):
-        if len(published) != len(made):
-            yield f"{where}: published {len(published)}, made again {len(made)}"
-        for k, (old, new) in enumerate(zip(published, made, strict=False)):
-            yield from differences(old, new, f"{where}[{k}]")
-    elif not same(published, made):
-        yield f"{where}: published {published!r}, made again {made!r}"
-
-
-def same(published: Any, made: Any) -> bool:
-    """Whether two scalars agree: numbers nearly, everything else exactly."""
-    numbers = [type(value) in (int, float) for value in (published, made)]
-    if all(numbers):
-        return published == made or math.isclose(
-            published, made, rel_tol=RELATIVE, abs_tol=ABSOLUTE
+        check_looks(root, made, claims)
+    for name in sorted({*TABLES} | _tables_in(published)):
+        claims.compare(name, published, tables)
+    if archived:
+        planted = sorted(_tables_in(root) - {*TABLES})
+        ledger.check(KIND, "tables of replot", (f"{n} is no table" for n in planted), "no others")
+    with ledger.guarded(KIND, paths.MANIFEST):
+        again = manifest.rows(root / paths.STUDY)
+        claims.judge(
+            paths.MANIFEST, compare_values(record["launches"], again, "row", claims.other_version)
         )
-    return type(published) is type(made) and bool(published == made)
+    complete = root / paths.COMPLETE
+    wrong = compare(complete, made / paths.COMPLETE).wrong if complete.is_file() else ["is missing"]
+    ledger.check(KIND, paths.COMPLETE, wrong)
+    if not archived:
+        page = (root / paths.MANIFEST_PAGE).read_text(encoding="utf-8")
+        wrong = [] if page == manifest.page(root, record) else [f"is not of {paths.MANIFEST}"]
+        ledger.check(KIND, paths.MANIFEST_PAGE, wrong)
+    _check_digests(root, published, record, ledger)
+    return claims
 
 
-def _value(text: str | None) -> Any:
-    """A field of a table: its number, the numbers of a tuple, else its text."""
-    if text is None:
-        return None
-    if text.startswith("(") and text.endswith(")"):
-        return [_value(part) for part in text[1:-1].split(", ")]
-    try:
-        return float(text)
-    except ValueError:
-        return text
+def _tables_in(folder: Path) -> set[str]:
+    """The files below a folder's `analysis/`, by their names in the folder."""
+    below = (path for path in (folder / paths.ANALYSIS).rglob("*") if not path.is_dir())
+    typed = paths.PARQUET_FILES
+    return {p.relative_to(folder).as_posix() for p in below if p.name not in typed}
 
 
-def words(text: str) -> list[Any]:
-    """The tags, words and numbers of a page."""
-    found: list[Any] = []
-    for line in text.replace("<", "\n<").replace(">", ">\n").split("\n"):
-        for part in filter(None, map(str.strip, NUMBER.split(line))):
-            number = NUMBER.fullmatch(part) and part.replace("−", "-").replace(",", "")
-            found.append(_value(number) if number else part)
-    return found
+def _check_digests(root: Path, published: Path, record: ManifestRecord, ledger: Ledger) -> None:
+    """A claim about the published tables, by the digests in the manifest."""
+    listed = {name: sha256 for name, sha256 in record["files"].items() if not is_view(name)}
+    there = {n: (published if n in TABLES else root) / n for n in manifest.CLAIMED}
+    there = {name: path for name, path in there.items() if path.is_file()}
+    if record["package"] is not None:
+        ledger.check("files", paths.ANALYSIS, changed_files(listed, there), "as the manifest says")
 
 
-def inlined(root: Path) -> list[str]:
-    """The pictures and downloads that the report holds, by the name of the same file beside it."""
-    files = [path for tree in TREES for path in (root / tree).glob("*") if path.is_file()]
-    known = {
-        base64.b64encode(path.read_bytes()).decode(): path.relative_to(root).as_posix()
-        for path in files
-    }
-    held = DATA.findall((root / paths.REPORT).read_text(encoding="utf-8"))
-    return [known.get(uri.partition(";base64,")[2], uri[:80]) for uri in held]
+def check_looks(root: Path, made: Path, claims: Claims) -> None:
+    """A claim for looks.json, of which a launch may have been measured again since."""
+    if (made / paths.LOOKS).is_symlink():
+        claims.ledger.check(KIND, paths.LOOKS, [LOOKED_EARLIER], doubt="a look is taken once")
+    else:
+        claims.compare(paths.LOOKS, root, made)
 
 
-def other_versions(there: Mapping[str, str]) -> list[str]:
-    """In what the versions of a study differ from those here."""
-    return [
-        f"{name} {there[name]} (here {version})"
-        for name, version in versions().items()
-        if there.get(name, version) != version
-    ]
+def check_views(root: Path, ledger: Ledger) -> None:
+    """A claim, in one line: are the pictures and the report in the folder the published files?
+
+    `replot` draws those of an archive again, by the code and on the processor of whoever asks. They
+    are no claims, so other ones are named and do not fail.
+    """
+    published, doubt = published_views(root), ""
+    if is_archived(root):
+        others = other_versions(read_json(root / HEADER)["versions"])
+        doubt = f"drawn by other code ({', '.join(others) or 'or altered here'})"
+    there = views_in(root)
+    changed = [*changed_files(published, there)]
+    passed = f"the {len(there)} published files"
+    problem = [f"{len(changed)} of {len(there)}: {'; '.join(changed)}"] if changed else []
+    ledger.check("views", f"{paths.FIGURES}, {paths.REPORT}", problem, passed, doubt)
 
 
-def versions() -> dict[str, str]:
-    """What pictures depend on besides the records: versions, the code that draws, the processor."""
-    package = Path(__file__).parents[1]
-    drawing = (package / "marks.py", *sorted((package / "figures").glob("*.py")))
-    own = {
-        "drawing": hashlib.sha256(b"".join(p.read_bytes() for p in drawing)).hexdigest()[:12],
-        "python": platform.python_version(),
-        "connector-tax": __version__,
-        "processor": arithmetic(),
-    }
-    installed = {(d.metadata["Name"] or "").lower(): d.version for d in metadata.distributions()}
-    return own | {name: installed.get(name, "absent") for name in DRAWN_WITH}
+def published_views(root: Path) -> dict[str, str]:
+    """Return the digests of a study's pictures and pages by name, as published.
 
-
-def digest(path: Path) -> str:
-    """SHA-256 of a picture in which clip paths are named by number."""
-    content = path.read_bytes()
-    names: dict[bytes, int] = {}
-    if path.suffix == ".svg":
-        content = CLIP_PATH.sub(
-            lambda name: b"p%d" % names.setdefault(name[0], len(names)), content
-        )
-    return hashlib.sha256(content).hexdigest()
-
-
-def page_text(html: str) -> str:
-    """A page without its pictures and downloads."""
-    return DATA.sub("data:", html)
+    An archive from before release 0.4 names its pictures in archive.json; a study that was measured
+    before it names none.
+    """
+    files = manifest.read_manifest(root / paths.MANIFEST)["files"]
+    views = {name: sha256 for name, sha256 in files.items() if is_view(name)}
+    if not views and is_archived(root):
+        views = read_json(root / HEADER).get("redrawn", {})
+    return views
