@@ -110,7 +110,7 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
         "a key twice in complete.json": (
             by.key_twice("complete.json", '"complete": false'), "found key 'complete' twice"),
         "a key twice in manifest.json": (
-            by.key_twice("manifest.json", '"sha256": "00"'), "found key 'sha256' twice"),
+            by.key_twice("manifest.json", '"method": 1'), "found key 'method' twice"),
         "a criterion of a reference rate": value(
             "reference_rates.json", "criteria", "plain", "40", "throughput_ratio", "value",
             value=0.5),
