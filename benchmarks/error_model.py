@@ -47,13 +47,12 @@ from benchmarks.virtual_studies import (
 )
 from connector_tax.ab.design import FAMILY_LEVEL
 from connector_tax.analysis.block_model import (
-    Estimate,
     Floats,
     Launches,
-    LaunchId,
     huber,
 )
-from connector_tax.analysis.effects import Effect, Judged, judge
+from connector_tax.analysis.effect import Effect, Judged, family_levels, judge
+from connector_tax.analysis.effects import LogSample, TaxTable
 from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.looks import findings_of
 from connector_tax.analysis.step_tables import step_rows
@@ -78,6 +77,7 @@ NAMES = [*PLAINS, *TAXES]
 SHIFTS = np.log1p([0.0] * len(PLAINS) + [*TAXES.values()])
 BLOCKS, SD, BLOCK_SD = 6, 0.02, 0.02
 CONFIDENCE, MARGIN, PILOT = 0.95, 0.03, 3
+LEVELS = family_levels(CONFIDENCE, len(TAXES))
 # Of `steps`: a configuration of the virtual studies, and the requests of a launch.
 CONNECTOR, HOOKS_US, OUTSIDE_US, REQUESTS = "step_tax_60us", 60.0, 30.0, 40
 
@@ -145,7 +145,7 @@ def study(rng: np.random.Generator, generator: Generator, blocks: int = BLOCKS) 
 
 def effect_of(launches: Launches, name: str) -> Effect:
     """A tax, as the analysis has it."""
-    effect = Effect.of(launches, name, PLAINS, CONFIDENCE)
+    effect = launches.contrast(name, PLAINS, CONFIDENCE)
     assert effect is not None
     return effect
 
@@ -164,8 +164,7 @@ def generators(studies: int) -> Table:
 def _answers(launches: Launches) -> list[float]:
     effects = {name: effect_of(launches, name) for name in (*TAXES, PLAINS[-1])}
     robust = {
-        name: (own.interval(CONFIDENCE) if (own := huber(launches, name, PLAINS)) else None)
-        or (0.0, 0.0)
+        name: own.interval(CONFIDENCE) if (own := huber(launches, name, PLAINS)) else (0.0, 0.0)
         for name in effects
     }
     aa, robust_aa = effects[PLAINS[-1]], robust[PLAINS[-1]]
@@ -174,11 +173,11 @@ def _answers(launches: Launches) -> list[float]:
     return [
         float(np.mean([effects[n].lo <= tax <= effects[n].hi for n, tax in TAXES.items()])),
         float(np.mean([
-            robust[name][0] <= np.log1p(tax) <= robust[name][1] for name, tax in TAXES.items()
+            robust[name][0] <= tax <= robust[name][1] for name, tax in TAXES.items()
         ])),
         not aa.lo <= 0 <= aa.hi,
         not robust_aa[0] <= 0 <= robust_aa[1],
-        costs(judge(effects["sought"], len(TAXES), MARGIN).verdict),
+        costs(judge(effects["sought"], MARGIN, LEVELS).verdict),
         sought is not None and sought[0] > 0,
     ]  # fmt: skip
 
@@ -186,7 +185,6 @@ def _answers(launches: Launches) -> list[float]:
 def plans(studies: int) -> Table:
     """How many studies of a planned number of blocks decide."""
     table = Table("launches differ by", "tax", "blocks", "decide", "pilot: blocks", "decide")
-    wide, narrow = CONFIDENCE ** (1 / len(TAXES)), 2 * CONFIDENCE - 1
     added = len(NAMES) - 1
     for sd, name in (
         (sd, name) for sd in (0.02, 0.03, 0.05) for name in ("none", "small", "sought")
@@ -195,12 +193,13 @@ def plans(studies: int) -> Table:
 
         def judged(blocks: int) -> Judged:
             launches = study(rng, partial(_iid, sd=sd), blocks)  # noqa: B023
-            return judge(effect_of(launches, name), len(TAXES), MARGIN)  # noqa: B023
+            return judge(effect_of(launches, name), MARGIN, LEVELS)  # noqa: B023
 
         error = sd * float(np.sqrt((1 + 1 / len(PLAINS)) / PILOT))
         df = PILOT * added - len(TAXES)
-        truth = Estimate(float(np.log1p(TAXES[name])), error, df, tuple(range(PILOT)))
-        blocks = truth.blocks_needed(added, MARGIN, wide, narrow)
+        pilot = tuple(range(PILOT))
+        truth = Effect(float(np.log1p(TAXES[name])), error, df, pilot, added_df=added)
+        blocks = truth.blocks_needed(MARGIN, LEVELS)
         pilots = [needed for _ in range(studies) if (needed := judged(PILOT).blocks_needed)]
         row = [[blocks] * studies if blocks else [], pilots]
         outcomes = [[judged(count).verdict in DECIDED for count in counts] for counts in row]
@@ -241,17 +240,27 @@ def _run(
     plains = plain_names(2, "baseline")
     names = [f"candidate{chr(97 + number)}" for number in range(candidates)]
     levels = [FAMILY_LEVEL / (blocks - 1)] * (blocks - 1)
-    values: dict[str, dict[LaunchId, float]] = {metric: {} for metric in VERDICT_METRICS}
+    order = [{"config": name, "block": b} for b in range(blocks) for name in (*plains, *names)]
+    statistics = {"confidence": CONFIDENCE, "looks": levels, "confirmatory": [],
+                  "margins": dict.fromkeys(VERDICT_METRICS, MARGIN)}  # fmt: skip
+    document: Any = {
+        "blocks": blocks, "run_order": {"A": order},
+        "cells": {"A": [{"cell": CELL, "rate_rps": 1}]},
+        "config": {"statistics": statistics, "baseline": plains[0]},
+        "configurations": [{"id": name} for name in (plains[0], *names)],
+    }  # fmt: skip
+    samples: dict[CellKey, dict[str, LogSample]] = {}
     kept: dict[str, list[Finding]] = {}
     for block in range(blocks):
         for metric in VERDICT_METRICS:
             shift = rng.normal(0, BLOCK_SD)
             for name in (*plains, *(n for n in names if n not in kept)):
                 mean = shift + (0.0 if name in plains else np.log1p(tax))
-                values[metric][LaunchId(name, block)] = float(mean + rng.normal(0, sd))
+                of = samples.setdefault(CellKey(name, block, "A", CELL), {})
+                of[metric] = LogSample(float(mean + rng.normal(0, sd)), 1)
         if block + 1 >= FIRST_LOOK:
-            margins = dict.fromkeys(VERDICT_METRICS, MARGIN)
-            findings = findings_of(values, plains[0], names, block + 1, levels, margins)
+            taxes = TaxTable(Study(Path(), document), [], samples, {}, block + 1)
+            findings = findings_of(taxes, block + 1)
             for name in decided(findings) - kept.keys():
                 kept[name] = [finding for finding in findings if finding.config == name]
             if len(kept) == candidates:

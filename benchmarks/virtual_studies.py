@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from connector_tax.analysis.block_model import POWER
+from connector_tax.analysis.effect import POWER
 from connector_tax.analysis.effects import LogSample, TaxTable, sample_launch, tax_rows
 from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.measure import Requests

@@ -14,9 +14,10 @@ import pytest
 
 from connector_tax.ab.__main__ import Line
 from connector_tax.ab.answer import Answer, all_void
+from connector_tax.artifacts import paths
 from connector_tax.artifacts.checks import BOUNDS
-from connector_tax.artifacts.looks import Finding
 from connector_tax.artifacts.study_file import Study
+from connector_tax.artifacts.tables import COLUMNS
 from connector_tax.artifacts.verdicts import CANNOT_TELL, COSTS, MARKED
 from connector_tax.compare.gate import NO_NUMBER, STATUS
 from tests.study_folder import DEFAULT
@@ -27,8 +28,12 @@ def answer(verdict: str, root: Path) -> Answer:
     config = {**DEFAULT, "statistics": {**DEFAULT["statistics"], "margins": {"ttft_p50": 0.03}}}
     engine = {**DEFAULT["engine"], "label": "a server", "commands": {}}
     document: Any = {"config": {**config, "engine": engine, "validity": BOUNDS}}
-    finding = Finding("candidate", "ttft_p50", 0.2, 0.1, 0.3, 0.12, 0.28, verdict, 50.0, None)
-    return Answer(Study(root, document), 2, 1.5, [finding], [], root / "x.tar.zst")
+    tax: Any = SimpleNamespace(**dict.fromkeys(COLUMNS[paths.EFFECTS]))
+    vars(tax).update(
+        config="candidate", metric="ttft_p50", estimate=0.2, family_lo=0.1, family_hi=0.3,
+        narrow_hi=0.28, margin=0.03, verdict=verdict, shown=(0.2, 0.1, 0.3),
+    )  # fmt: skip
+    return Answer(Study(root, document), 2, 1.5, [tax], [], root / "x.tar.zst")
 
 
 @pytest.mark.parametrize("bound", [None, 0.05, 0.5])
@@ -57,8 +62,8 @@ def test_where_every_cell_is_void_there_is_no_number_and_a_reason(tmp_path: Path
     ])  # fmt: skip
     assert void == {"candidate": "short answers"}
     known = answer(CANNOT_TELL, tmp_path)
-    (finding,) = known.findings
-    none = replace(known, findings=[replace(finding, tax=None, lo=None, hi=None)], void=void)
+    vars(known.taxes[0])["estimate"] = None
+    none = replace(known, void=void)
     line = "candidate: no number: every cell is void: short answers"
     assert none.text().splitlines()[0] == line
     assert none.status(None) == STATUS[NO_NUMBER]

@@ -7,12 +7,13 @@ from hypothesis import strategies as st
 from scipy.stats import t as student
 
 from connector_tax.analysis.block_model import (
-    Estimate,
     Launches,
     LaunchId,
     huber,
     randomisation_p,
 )
+from connector_tax.analysis.effect import Effect, Levels
+from connector_tax.artifacts.tables import RAW
 from tests.shared import known
 
 NAMES = ("plain", "plain_2", "a", "b", "c", "d", "e")
@@ -30,8 +31,8 @@ def drawn(seed: int, blocks: int, noisy: str = "", factor: float = 1.0) -> dict[
     }
 
 
-def tax(values: dict[LaunchId, float], name: str) -> Estimate:
-    return known(Launches.of(values).contrast(name, BASE))
+def tax(values: dict[LaunchId, float], name: str) -> Effect:
+    return known(Launches.of(values, RAW).contrast(name, BASE))
 
 
 @given(st.integers(0, 2**32), st.integers(2, 6), st.floats(-1, 1), st.floats(-3, 3))
@@ -129,7 +130,7 @@ def test_power_is_the_share_of_such_studies_that_decide(
     point: float, error: float, margin: float
 ) -> None:
     df, studies = 12, 20_000
-    planned = Estimate(point, error, df, (0, 1, 2)).power(margin, 0.95, 0.90)
+    planned = Effect(point, error, df, (0, 1, 2)).power(margin, Levels(0.95, 0.90))
     rng = np.random.default_rng(1)
     points = point + error * rng.normal(size=studies)
     errors = error * np.sqrt(rng.chisquare(df, studies) / df)
@@ -146,7 +147,8 @@ def test_a_covariate_is_taken_out_as_by_least_squares_over_all_columns(
     random, values = np.random.default_rng(seed), drawn(seed, 4)
     kept = {la: v for place, (la, v) in enumerate(values.items()) if place not in lost}
     x = random.normal(size=len(kept))
-    launches = Launches.of({la: v + slope * x[k] for k, (la, v) in enumerate(kept.items())})
+    shifted = {la: v + slope * x[k] for k, (la, v) in enumerate(kept.items())}
+    launches = Launches.of(shifted, RAW)
     blocks = launches.blocks("a", BASE)
     assume(blocks)
     weights = launches.weights("a", BASE, blocks)
@@ -182,13 +184,13 @@ def random_launches(
         for name in FEW:
             y = level + rng.normal(0, 0.02) + (tax if name == "a" else 0)
             values[LaunchId(name, block)] = y + (0.3 if rng.random() < bad else 0)
-    return Launches.of(values)
+    return Launches.of(values, RAW)
 
 
 def test_without_noise_both_are_the_difference() -> None:
     exact = {LaunchId(n, b): b + (0.1 if n == "a" else 0) for n in FEW for b in range(4)}
     found = huber(Launches.of(exact), "a", BASE)
-    assert found is None or (found.point, found.error) == pytest.approx((0.1, 0))
+    assert found is None or (found.contrast, found.error) == pytest.approx((0.1, 0))
     assert randomisation_p(Launches.of(exact), "a", BASE, range(4)) == pytest.approx(3**-4)
 
 

@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from connector_tax.analysis.block_model import Estimate
+from connector_tax.analysis.effect import Effect, family_levels, judge, sidak
 from connector_tax.analysis.effects import (
-    Effect,
     LogSample,
     TaxTable,
     WeightedTax,
-    judge,
     sample_launch,
 )
 from connector_tax.analysis.measure import Requests
@@ -127,16 +125,16 @@ def test_launches_that_differ_have_the_block_models_interval() -> None:
     values = {name: list(rng.normal(0, 0.05, 3)) for name in ("plain", "plain_2", "x", "y", "z")}
     effect = taxed(agreeing(values), "x")
     d = np.array(values["x"]) - (np.array(values["plain"]) + values["plain_2"]) / 2
-    assert effect.estimate.method == "block model (df 9)"
+    assert effect.method == "block model (df 9)"
     assert effect.point == pytest.approx(np.expm1(d.mean()))
-    error = known(effect.estimate.error)
+    error = known(effect.error)
     assert effect.lo == pytest.approx(np.expm1(d.mean() - student.ppf(0.975, 9) * error))
 
 
 def test_two_blocks_have_an_interval_and_no_verdict() -> None:
     effect = taxed(simulated(2, 3, {"x": 0.5, "y": 0.1}, 0.001), "x")
     assert effect.lo > 0
-    assert judge(effect, 1, 0.03).verdict == TOO_FEW
+    assert judge(effect, 0.03, family_levels(0.95, 1)).verdict == TOO_FEW
 
 
 def test_the_tax_of_plains_last_launch_is_against_the_others() -> None:
@@ -159,7 +157,7 @@ def test_coverage_and_false_positives_over_many_studies(blocks: int, launch_sigm
         table = simulated(blocks, seed, taxes, launch_sigma)
         tax, noise = taxed(table, "x"), taxed(table, "plain_2")
         covered += tax.lo <= 0.2 <= tax.hi
-        false += known(noise.estimate.p) < 0.05
+        false += known(noise.p) < 0.05
     # Three standard errors at 95% are 2 points.
     assert 0.93 <= covered / studies <= 0.97
     assert false / studies <= 0.07
@@ -198,7 +196,7 @@ def test_a_combination_over_cells_uses_the_launches_that_have_them_all() -> None
     del samples[CellKey("plain_2", 1, "A", "r2")]
     fewer = known(table_of(samples, 3).combination(terms))
     assert fewer.n_blocks == 3
-    assert fewer.estimate.df == whole.estimate.df - 1
+    assert fewer.df == whole.df - 1
     del samples[CellKey("plain", 1, "A", "r1")]
     two = known(table_of(samples, 3).combination(terms))
     assert two.n_blocks == 2
@@ -221,8 +219,8 @@ def test_marks_name_who_was_saturated_or_dropped_arrivals() -> None:
 
 def effect_of(point: float, error: float, blocks: int = 3, df: int = 12, mark: str = "") -> Effect:
     """A tax whose contrast of logs has this error."""
-    estimate = Estimate(float(np.log1p(point)), error, df, tuple(range(blocks)))
-    return Effect(point, estimate, 8, 0.95, mark)
+    blocks_ = tuple(range(blocks))
+    return Effect(float(np.log1p(point)), error, df, blocks_, added_df=8, mark=mark)
 
 
 @pytest.mark.parametrize(
@@ -236,17 +234,20 @@ def effect_of(point: float, error: float, blocks: int = 3, df: int = 12, mark: s
     ],
 )
 def test_verdicts(point: float, error: float, expected: str) -> None:
-    assert judge(effect_of(point, error), 7, 0.03).verdict == expected
-    assert judge(effect_of(point, error, mark="x saturated"), 7, 0.03).verdict == MARKED
-    assert judge(effect_of(point, error, blocks=2), 7, 0.03).verdict == TOO_FEW
+    assert judge(effect_of(point, error), 0.03, family_levels(0.95, 7)).verdict == expected
+    assert (
+        judge(effect_of(point, error, mark="x saturated"), 0.03, family_levels(0.95, 7)).verdict
+        == MARKED
+    )
+    assert judge(effect_of(point, error, blocks=2), 0.03, family_levels(0.95, 7)).verdict == TOO_FEW
 
 
 def test_a_cost_that_many_comparisons_explain_is_not_proven() -> None:
     effect = effect_of(0.10, 0.04)
     assert effect.lo > 0
-    assert judge(effect, 1, 0.03).verdict == COSTS
-    many = judge(effect, 7, 0.03)
-    assert many.p_adjusted == pytest.approx(1 - (1 - known(effect.estimate.p)) ** 7)
+    assert judge(effect, 0.03, family_levels(0.95, 1)).verdict == COSTS
+    many = judge(effect, 0.03, family_levels(0.95, 7))
+    assert sidak(known(effect.p), 7) == pytest.approx(1 - (1 - known(effect.p)) ** 7)
     assert many.verdict == CANNOT_TELL
     # The interval shown beside it holds zero.
     assert known(many.family_lo) < 0 < effect.lo < effect.hi < known(many.family_hi)
@@ -254,20 +255,19 @@ def test_a_cost_that_many_comparisons_explain_is_not_proven() -> None:
 
 def test_the_blocks_needed_are_the_first_that_decide_in_most_studies() -> None:
     effect = effect_of(0.05, 0.03, df=17)
-    needed = known(judge(effect, 7, 0.03).blocks_needed)
+    needed = known(judge(effect, 0.03, family_levels(0.95, 7)).blocks_needed)
 
     def power(blocks: int) -> float:
-        later = effect.estimate.with_blocks(effect.added_df, blocks)
-        return later.power(0.03, 0.95 ** (1 / 7), 0.90)
+        return effect.with_blocks(blocks).power(0.03, family_levels(0.95, 7))
 
     assert power(needed - 1) < 0.8 <= power(needed)
-    later = effect.estimate.with_blocks(effect.added_df, 12)
+    later = effect.with_blocks(12)
     assert later.error == pytest.approx(0.03 / 2)
     assert later.df == 17 + 9 * 8
 
 
 def test_what_a_hundred_blocks_do_not_decide_has_no_number() -> None:
-    assert judge(effect_of(0.031, 0.4), 1, 0.03).blocks_needed is None
+    assert judge(effect_of(0.031, 0.4), 0.03, family_levels(0.95, 1)).blocks_needed is None
 
 
 # ---- over all rates
@@ -310,6 +310,6 @@ def test_a_configuration_saturated_at_the_lowest_rate_is_marked_and_takes_no_rat
 def test_a_launch_without_one_of_the_rates_is_not_in_the_mean_over_them() -> None:
     table = over_rates({}, (CellKey("x", 1, "A", "r2"),))
     tax = known(table.tax("x", "A", ALL_RATES, "ttft_p90"))
-    assert tax.estimate.blocks == (0, 2)
+    assert tax.blocks == (0, 2)
     lost = table.lost("x", "A", ALL_RATES, "ttft_p90")
     assert lost == [("missing", 1, "the launch is not part of the design")]

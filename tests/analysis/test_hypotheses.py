@@ -13,7 +13,8 @@ from scipy.stats import t as student
 
 from connector_tax.analysis import hypotheses
 from connector_tax.analysis.aggregate import main as aggregate
-from connector_tax.analysis.effects import Ahead, TaxTable
+from connector_tax.analysis.effect import Ends
+from connector_tax.analysis.effects import TaxTable
 from connector_tax.analysis.hypotheses import Question
 from connector_tax.artifacts.names import REFERENCES
 from connector_tax.artifacts.study_file import Study
@@ -224,17 +225,17 @@ QUESTIONS = questions()
 
 
 LOW = st.sampled_from([-0.3, -0.02, 0.0, 0.02, 0.06, 0.2, 0.4])
-INTERVALS = st.tuples(LOW, st.sampled_from([0.005, 0.03, 0.5])).map(lambda t: Ahead(t[0], sum(t)))
+INTERVALS = st.tuples(LOW, st.sampled_from([0.005, 0.03, 0.5])).map(lambda t: Ends(t[0], sum(t)))
 
 
 @given(st.lists(INTERVALS, min_size=7, max_size=7))
-def test_an_answer_does_not_depend_on_the_order_of_the_branches(intervals: list[Ahead]) -> None:
+def test_an_answer_does_not_depend_on_the_order_of_the_branches(intervals: list[Ends]) -> None:
     for number, question in QUESTIONS.items():
         ends = dict(zip(question.contrasts, intervals, strict=False))
         for name in [name for name in question.contrasts if name.startswith("strict")]:
             # The same change at a higher confidence.
             step = ends[name.replace("strict", "step")]
-            ends[name] = Ahead(step.lo - 0.01, step.hi + 0.01)
+            ends[name] = Ends(step.lo - 0.01, step.hi + 0.01)
         if number == 3 and ends["lower"].lo < ends["upper"].lo:
             continue  # of one study, the smaller share leaves more
         held = {answer.verdict for answer in question.answers if answer.holds(ends)}
@@ -243,8 +244,8 @@ def test_an_answer_does_not_depend_on_the_order_of_the_branches(intervals: list[
 
 def test_growth_at_every_step_below_the_margin_is_supported_and_says_both() -> None:
     h5 = QUESTIONS["H5"]
-    small = dict.fromkeys(h5.contrasts, Ahead(0.002, 0.02))
+    small = dict.fromkeys(h5.contrasts, Ends(0.002, 0.02))
     assert h5.answer(small) == (
         "supported", "it grows at every step of the input length, less than 3%",
     )  # fmt: skip
-    assert h5.answer(small | {"step0": Ahead(-0.01, 0.02)})[0] == "refuted"
+    assert h5.answer(small | {"step0": Ends(-0.01, 0.02)})[0] == "refuted"

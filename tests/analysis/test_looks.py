@@ -1,40 +1,64 @@
 """Looks after blocks: verdicts, what they decide, and that what is decided stays so."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from connector_tax.analysis import looks
-from connector_tax.analysis.block_model import LaunchId
+from connector_tax.analysis.effects import LogSample, TaxTable
 from connector_tax.analysis.looks import findings_of, take_look
 from connector_tax.artifacts.looks import Finding, decided, decided_earlier, decided_in
 from connector_tax.artifacts.metrics import VERDICT_METRICS
-from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.names import CellKey, Launch
 from connector_tax.artifacts.study_file import Study
-from connector_tax.artifacts.verdicts import CANNOT_TELL, COSTS, GAINS, LESS, MARKED, less
+from connector_tax.artifacts.verdicts import CANNOT_TELL, COSTS, GAINS, LESS, less
 from tests.shared import known
 
-MARGINS = dict.fromkeys(VERDICT_METRICS, 0.03)
 LEVELS = [0.025, 0.025]
+BASE = ("base", "base_2")
 
 
-def medians(taxes: dict[str, float], sd: float, blocks: int) -> dict[str, dict[LaunchId, float]]:
-    """Log medians of launches with these taxes, blocks that differ widely."""
+def findings(
+    taxes: dict[str, float], sd: float, blocks: int, *, levels: list[float] = LEVELS,
+    saturated: str = "",
+) -> list[Finding]:  # fmt: skip
+    """Judge launches at two rates with these taxes, in blocks that differ widely.
+
+    Args:
+        saturated: the configuration that is, at the higher rate alone.
+    """
     rng = np.random.default_rng(1)
-    return {
-        metric: {
-            LaunchId(name, block): float(10 * block + np.log1p(tax) + rng.normal(0, sd))
-            for block in range(blocks)
-            for name, tax in {"base": 0.0, "base_2": 0.0, **taxes}.items()
+    cells = ("r1", "r2")
+    samples = {
+        CellKey(name, block, "A", cell): {
+            metric: LogSample(
+                10 * block + np.log1p(tax) + rng.normal(0, sd), 100,
+                name == saturated and cell == "r2",
+            )
+            for metric in VERDICT_METRICS
         }
-        for metric in VERDICT_METRICS
-    }
+        for block in range(blocks)
+        for name, tax in {**dict.fromkeys(BASE, 0.0), **taxes}.items()
+        for cell in cells
+    }  # fmt: skip
+    document: Any = {
+        "blocks": 9,
+        "config": {"baseline": "base", "statistics": {
+            "confidence": 0.95, "looks": levels, "confirmatory": [],
+            "margins": dict.fromkeys(VERDICT_METRICS, 0.03),
+        }},
+        "configurations": [{"id": name} for name in ("base", *taxes)],
+        "cells": {"A": [{"cell": cell, "rate_rps": float(cell[1])} for cell in cells]},
+        "run_order": {"A": [{"config": name, "block": 0} for name in (*BASE, *taxes)]},
+    }  # fmt: skip
+    return findings_of(TaxTable(Study(Path(), document), [], samples, {}, blocks), blocks)
 
 
 def verdicts(taxes: dict[str, float], sd: float) -> dict[str, set[str]]:
     """By candidate, after three blocks."""
-    found = findings_of(medians(taxes, sd, 3), "base", list(taxes), 3, LEVELS, MARGINS)
+    found = findings(taxes, sd, 3)
     return {name: {f.verdict for f in found if f.config == name} for name in taxes}
 
 
@@ -45,46 +69,58 @@ def test_costs_gains_and_equality_are_told_and_noise_is_not() -> None:
     assert verdicts({"noisy": 0.02}, 0.05) == {"noisy": {CANNOT_TELL}}
 
 
-def test_an_end_of_the_equivalence_test_stands_beside_each_interval() -> None:
-    taxes = {"same": 0.0, "other": 0.02, "noisy": 0.005}
-    found = findings_of(medians(taxes, 0.01, 4), "base", list(taxes), 3, LEVELS, MARGINS)
+def test_both_intervals_stand_beside_each_verdict() -> None:
+    found = findings({"same": 0.0, "other": 0.02, "noisy": 0.005}, 0.01, 3)
     assert LESS in {finding.verdict for finding in found}
     for one in found:
         low, high = known(one.narrow_lo), known(one.narrow_hi)
-        assert known(one.lo) < low < high < known(one.hi)
+        assert known(one.family_lo) < low < high < known(one.family_hi)
         within = low >= -0.03 and high <= 0.03
         assert less(one.verdict) == within
 
 
 def test_what_cannot_be_told_says_how_many_blocks_would() -> None:
-    values = medians({"noisy": 0.0}, 0.02, 3)
-    (first, _) = findings_of(values, "base", ["noisy"], 3, LEVELS, MARGINS)
+    (first, _) = findings({"noisy": 0.0}, 0.02, 3)
     assert first.verdict == CANNOT_TELL
     assert known(first.blocks_needed) > 3
     assert decided([first]) == set()
 
 
-def test_a_candidate_without_launches_has_no_number() -> None:
-    values = medians({}, 0.01, 2)
-    found = findings_of(values, "base", ["gone"], 2, LEVELS, MARGINS, ["gone"])
-    assert {finding.verdict for finding in found} == {MARKED}
-    assert found[0].tax is None
+def test_a_rate_at_which_a_configuration_was_saturated_does_not_count_for_any() -> None:
+    both = findings({"dear": 0.1, "full": 0.1}, 0.001, 3)
+    low = findings({"dear": 0.1, "full": 0.1}, 0.001, 3, saturated="full")
+    assert [one.n for one in both] == [2 * one.n for one in low]
+    assert {one.verdict for one in low} == {COSTS}
 
 
-def test_more_candidates_and_looks_widen_the_interval() -> None:
-    one = findings_of(medians({"a": 0.1}, 0.01, 2), "base", ["a"], 2, [0.05], MARGINS)[0]
-    two = findings_of(medians({"a": 0.1}, 0.01, 2), "base", ["a"], 2, LEVELS, MARGINS)[0]
-    assert known(two.lo) < known(one.lo)
+def test_a_candidate_without_launches_has_no_number_and_stays_open() -> None:
+    samples: dict[CellKey, dict[str, LogSample]] = {}
+    document: Any = {
+        "blocks": 2, "cells": {"A": [{"cell": "r1", "rate_rps": 1.0}]},
+        "config": {"baseline": "base", "statistics": {
+            "confidence": 0.95, "looks": LEVELS, "confirmatory": [], "margins": {},
+        }},
+        "configurations": [{"id": "base"}, {"id": "gone"}],
+        "run_order": {"A": [{"config": "base", "block": 0}, {"config": "gone", "block": 0}]},
+    }  # fmt: skip
+    found = findings_of(TaxTable(Study(Path(), document), [], samples, {}, 2), 2)
+    assert {(one.config, one.estimate, one.status) for one in found} == {("gone", None, "missing")}
+    assert decided(found) == set()
+
+
+def test_more_looks_widen_the_interval() -> None:
+    one = findings({"a": 0.1}, 0.01, 2, levels=[0.05])[0]
+    two = findings({"a": 0.1}, 0.01, 2)[0]
+    assert known(two.family_lo) < known(one.family_lo)
 
 
 def test_what_is_decided_leaves_and_stays_decided(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def told(verdict: str) -> list[Finding]:
-        numbers = (0.1, 0.0, 0.2, 0.0, 0.2)
         return [
-            Finding(config, metric, *numbers, verdict if config == "a" else CANNOT_TELL, 1.0,
-                    None)
+            Finding(config, metric, 2, 1, 1, "valid", 0.1,
+                    verdict=verdict if config == "a" else CANNOT_TELL)
             for config in ("a", "b") for metric in VERDICT_METRICS
         ]  # fmt: skip
 
@@ -103,9 +139,8 @@ def test_what_is_decided_leaves_and_stays_decided(
 
 def test_what_one_look_decides_keeps_the_order_of_the_configurations() -> None:
     names = [f"{letter}_candidate" for letter in "zyxwvuts"]
-    numbers = (0.1, 0.0, 0.2, 0.0, 0.2)
-    findings = [
-        Finding(name, metric, *numbers, COSTS, 1.0, None)
+    found = [
+        Finding(name, metric, 2, 1, 1, "valid", verdict=COSTS)
         for metric in VERDICT_METRICS for name in names
     ]  # fmt: skip
-    assert list(decided_in({"blocks": 2, "level": 0.05, "findings": findings})) == names
+    assert list(decided_in({"blocks": 2, "level": 0.05, "findings": found})) == names

@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from connector_tax.analysis.effect import Effect
 from connector_tax.artifacts.verdicts import CANNOT_TELL
 from connector_tax.compare.gate import (
     ABOVE,
@@ -16,9 +17,7 @@ from connector_tax.compare.gate import (
     decided_bound,
     main,
     overall,
-    plan_lines,
 )
-from connector_tax.compare.rows import quantile
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, write_json
 from tests.figures.figure_study import write_study
@@ -125,19 +124,8 @@ def test_a_wrong_command_line_is_none_of_the_answers(
 
 def test_the_decided_bound_is_the_interval_and_the_reach_of_its_power() -> None:
     # Error 1 and many degrees of freedom: 1.96 + 0.84 standard errors on the logs.
-    assert decided_bound(0.01, 1e6, 0.95) == pytest.approx(0.0284, abs=2e-4)
-    assert quantile(0.95, 1e6) == pytest.approx(1.96, abs=1e-3)
-
-
-def test_more_blocks_decide_smaller_bounds_in_more_minutes(a: Path) -> None:
-    study = StudyTables(a / "study.json")
-    lines = list(plan_lines(study, ["nixl_both"], ["tpot_p90"], "ref_safe"))
-    rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")][2:]
-    assert [int(row[0]) for row in rows] == list(range(3, 11))
-    minutes, bounds = ([float(row[k].strip(" %+")) for row in rows] for k in (1, 2))
-    assert minutes == sorted(minutes)
-    assert bounds == sorted(bounds, reverse=True)
-    assert bounds[0] > 1.5 * bounds[-1]
+    effect = Effect(0.3, 0.01, 1e6, (0, 1, 2))
+    assert decided_bound(effect, 0.95) == pytest.approx(0.0284, abs=2e-4)
 
 
 @pytest.mark.parametrize("fault", ["junit", "markdown", "table"])

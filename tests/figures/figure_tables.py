@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from scipy.stats import t as student
+
 from connector_tax.analysis.resources import RESOURCES
 from connector_tax.artifacts.metrics import CRITERIA, METRICS
 from connector_tax.artifacts.names import (
@@ -175,6 +177,9 @@ def _tax(design: Design, config: str, cell: Grid, metric: str) -> dict[str, Any]
            "mark": design.overloaded.get((config, name), ""), "p_adjusted": 0.02,
            "verdict": COSTS if tax - half > 0 else CANNOT_TELL}  # fmt: skip
     row |= _ends(design, tax, half, half)
+    if design.blocks > 1:
+        above = math.log1p(tax + half) - math.log1p(tax)
+        row["error"] = above / float(student.ppf(0.975, row["df"]))
     row |= {"narrow_lo": tax - 0.8 * half, "narrow_hi": tax + 0.8 * half}
     if design.blocks == 1:
         row |= {"narrow_lo": None, "narrow_hi": None, "verdict": TOO_FEW, "p_adjusted": None,

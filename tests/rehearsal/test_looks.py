@@ -4,12 +4,14 @@ import copy
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from connector_tax.analysis.effect import effect_of
 from connector_tax.analysis.looks import take_due_look
 from connector_tax.artifacts.looks import (
     FIRST_LOOK,
@@ -20,6 +22,7 @@ from connector_tax.artifacts.looks import (
 )
 from connector_tax.artifacts.names import ALL_RATES, Launch
 from connector_tax.artifacts.study_file import launches, load_study
+from connector_tax.artifacts.verdicts import COSTS
 from connector_tax.config import ConfigError
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, write_json
@@ -36,6 +39,7 @@ from connector_tax.seals import seal_end
 from connector_tax.study import remeasure
 from connector_tax.study.design import resolve
 from connector_tax.study.remeasure import superseded
+from tests.shared import known
 from tests.study_folder import write_stages
 from tests.workflow.harness import TINY
 
@@ -83,17 +87,19 @@ def test_the_report_says_which_look_decided(rehearsed: Rehearsal) -> None:
     assert "11 of 12 launches" in said
 
 
-def test_the_answer_has_the_interval_of_the_look_that_decided(rehearsed: Rehearsal) -> None:
+def test_tables_have_the_last_interim_analysis_of_each_configuration(rehearsed: Rehearsal) -> None:
     root = rehearsed.study.root
-    tables, found = StudyTables(root / "study.json"), decided_in(read_looks(root)[0])
-    for metric, finding in found["mooncake_both"].items():
-        row = tables.answers(metric)["mooncake_both"]
-        assert (row.verdict, row.estimate) == (finding.verdict, finding.tax)
-        assert (row.family_lo, row.family_hi) == (finding.lo, finding.hi)
-        assert (row.narrow_lo, row.narrow_hi) == (finding.narrow_lo, finding.narrow_hi)
-        every = tables.at(ALL_RATES, metric)
-        assert every["mooncake_both"].family_lo != row.family_lo
-        assert tables.answers(metric)["noop_connector"] == every["noop_connector"]
+    tables, taken = StudyTables(root / "study.json"), read_looks(root)
+    assert list(decided_in(taken[1])) == ["mooncake_both"]
+    for finding in taken[1]["findings"]:
+        row = tables.at(ALL_RATES, finding.metric)[finding.config]
+        for name, value in asdict(finding).items():
+            assert getattr(row, name) == value, name
+        assert finding.n_blocks == (2 if finding.config == "mooncake_both" else 3)
+        effect = effect_of(row, 0.95)
+        assert effect.interval(0.95) == pytest.approx((row.lo, row.hi))
+        assert known(row.family_lo) < known(row.lo)
+    assert {row.verdict for row in tables.at(ALL_RATES, "ttft_p50").values()} >= {COSTS}
 
 
 def test_the_rehearsal_says_the_most_and_the_least_that_it_takes(rehearsed: Rehearsal) -> None:

@@ -102,8 +102,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     set_job_environment(None)
     try:
         study = _study(options, root, line)
-        blocks, findings = _measured(options, study, line)
-        answer, problem = _finished(study, blocks, findings, line)
+        blocks = _measured(options, study, line)
+        answer, problem = _finished(study, blocks, line)
     except KeyboardInterrupt:
         kill_leftovers(root)
         line.say("ab: stopped; what was measured is kept, and the same command carries on")
@@ -219,8 +219,8 @@ def _refuse_beyond(
     return life_s
 
 
-def _measured(options: argparse.Namespace, study: Study, line: Line) -> tuple[int, list[Finding]]:
-    """Measure blocks until every candidate is decided or the time is up; how many, and the look."""
+def _measured(options: argparse.Namespace, study: Study, line: Line) -> int:
+    """Measure blocks until every candidate is decided or the time is up; return how many."""
     from connector_tax.analysis.looks import look, take_look
     from connector_tax.artifacts.looks import decided
 
@@ -255,7 +255,7 @@ def _measured(options: argparse.Namespace, study: Study, line: Line) -> tuple[in
             launch.folder(study.root).mkdir(parents=True, exist_ok=True)
             outcome = LaunchOutcome("skipped", why)
             conclude(study.document, launch, launch.folder(study.root), outcome)
-    return measured, findings
+    return measured
 
 
 def _is_done(study: Study, launch: Launch) -> bool:
@@ -280,9 +280,9 @@ def _run_block(
 ) -> None:
     root, began = study.root, time.monotonic()
     so_far = ", ".join(
-        f"{f.config} {f.metric.replace('_', ' ')} {100 * f.tax:+.1f}%"
+        f"{f.config} {f.metric.replace('_', ' ')} {100 * f.estimate:+.1f}%"
         for f in findings
-        if f.tax is not None
+        if f.estimate is not None
     )
     arguments = ["--block", str(block), "--phase", "A", "--logs", str(root / paths.LOGS)]
     passing = False
@@ -314,9 +314,7 @@ def _run_block(
         line.say(f"note: {len(void)} cells of block {block + 1} are void: {void[0]}")
 
 
-def _finished(
-    study: Study, blocks: int, findings: Sequence[Finding], line: Line
-) -> tuple[Answer, str]:
+def _finished(study: Study, blocks: int, line: Line) -> tuple[Answer, str]:
     """Make what is made of a study, unless it is there; the answer, and why there is no archive."""
     from connector_tax.ab.answer import answer_of
 
@@ -331,7 +329,7 @@ def _finished(
         except Failed as error:
             problem = str(error)
         line.show("")
-    return answer_of(study, blocks, findings, None if problem else archive), problem
+    return answer_of(study, blocks, None if problem else archive), problem
 
 
 def _archive(study: Study, archive: Path) -> None:

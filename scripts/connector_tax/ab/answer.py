@@ -2,18 +2,19 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from connector_tax import text
 from connector_tax.ab.arguments import BASELINE
-from connector_tax.analysis.block_model import MOST_BLOCKS
+from connector_tax.analysis.effect import MOST_BLOCKS
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import CellEntry, LaunchIndex, read_index
-from connector_tax.artifacts.looks import Finding
+from connector_tax.artifacts.metrics import VERDICT_METRICS
+from connector_tax.artifacts.names import ALL_RATES, configuration_of
 from connector_tax.artifacts.study_file import Study, launches
-from connector_tax.artifacts.tables import RESOURCE, EffectRow, read_table
+from connector_tax.artifacts.tables import RESOURCE, TAX, EffectRow, read_table
 from connector_tax.artifacts.verdicts import CANNOT_TELL, MARKED, in_words
 from connector_tax.compare.gate import NO_NUMBER, STATUS, WORST_FIRST, where
 from connector_tax.servers.command import running_port
@@ -26,6 +27,11 @@ BESIDES = (
     ("gpu_memory_mib", "GPU memory", "MiB", 0),
     ("startup_s", "start", "s", 1),
 )
+# Columns of effects.csv that --json has of each tax.
+FOUND = (
+    "config", "metric", "estimate", "family_lo", "family_hi", "narrow_lo", "narrow_hi", "error",
+    "df", "n_blocks", "base", "own", "verdict", "mark", "blocks_needed", "status", "reason",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -33,13 +39,14 @@ class Answer:
     """The answer of a finished comparison.
 
     Attributes:
+        taxes: over all rates, of each candidate and judged metric.
         void: why the configurations have no valid cell that have none.
     """
 
     study: Study
     blocks: int
     minutes: float
-    findings: Sequence[Finding]
+    taxes: Sequence[EffectRow]
     resources: Sequence[EffectRow]
     archive: Path | None
     void: Mapping[str, str] = field(default_factory=dict)
@@ -47,8 +54,8 @@ class Answer:
     def text(self) -> str:
         """Two lines for each candidate, one for how it was measured, and the report's path."""
         lines = []
-        for name in dict.fromkeys(finding.config for finding in self.findings):
-            mine = [finding for finding in self.findings if finding.config == name]
+        for name in dict.fromkeys(tax.config for tax in self.taxes):
+            mine = [tax for tax in self.taxes if tax.config == name]
             if why := self._void(name):
                 lines.append(f"{name}: no number: every cell is void: {why}")
                 continue
@@ -72,24 +79,24 @@ class Answer:
         commands = self.study.config["engine"]["commands"]
         return any(running_port(command) is not None for command in commands.values())
 
-    def _said(self, finding: Finding) -> str:
-        word, margin = WORDS[finding.metric], self.study.config["statistics"]["margins"]
-        if finding.tax is None:
-            fell = ": a server fell behind this rate" if finding.verdict == MARKED else ""
-            return f"{word} no number{fell}"
-        size = f"{text.signed(100 * finding.tax, 1)}%"
-        if finding.lo is not None:
-            size += f" {text.interval(finding.lo, finding.hi)}"
-        if finding.verdict == MARKED:
+    def _said(self, tax: EffectRow) -> str:
+        word = WORDS[tax.metric]
+        if tax.estimate is None:
+            return f"{word} no number"
+        _, lo, hi = tax.shown
+        size = f"{text.signed(100 * tax.estimate, 1)}%"
+        if lo is not None:
+            size += f" {text.interval(lo, hi)}"
+        if tax.verdict == MARKED:
             return f"{word} {size} no verdict: a server fell behind this rate"
-        if finding.narrow_hi is not None:
-            size += f", at most {text.signed(100 * finding.narrow_hi, 1)}%:"
-        said = in_words(finding.verdict, margin[finding.metric])
-        if finding.verdict != CANNOT_TELL:
+        if tax.narrow_hi is not None:
+            size += f", at most {text.signed(100 * tax.narrow_hi, 1)}%:"
+        said = in_words(tax.verdict, tax.margin)
+        if tax.verdict != CANNOT_TELL:
             return f"{word} {size} {said}"
-        if finding.blocks_needed is None:
+        if tax.blocks_needed is None:
             return f"{word} {size} {said}, over {MOST_BLOCKS} blocks would"
-        minutes = self.minutes / self.blocks * finding.blocks_needed
+        minutes = self.minutes / self.blocks * tax.blocks_needed
         return f"{word} {size} {said}, about {math.ceil(minutes)} min would"
 
     def _void(self, config: str) -> str:
@@ -112,7 +119,7 @@ class Answer:
     @property
     def _taken(self) -> list[EffectRow]:
         """What the candidates take; a server that ran already has no start-up."""
-        names = {finding.config for finding in self.findings}
+        names = {tax.config for tax in self.taxes}
         return [
             row for row in self.resources
             if row.config in names and not (self._running and row.metric == "startup_s")
@@ -126,7 +133,9 @@ class Answer:
             "minutes": round(self.minutes, 2),
             "rates_rps": self.study.config["phase_a"]["rates_rps"],
             "margin": self.study.config["statistics"]["margins"]["ttft_p50"],
-            "findings": [asdict(finding) for finding in self.findings],
+            "findings": [
+                {name: getattr(tax, name) for name in FOUND} for tax in self.taxes
+            ],
             "resources": [
                 {"config": r.config, "resource": r.metric, "unit": r.unit,
                  **dict(zip(("difference", "lo", "hi"), r.difference, strict=True))}
@@ -139,30 +148,34 @@ class Answer:
 
     def status(self, bound: float | None) -> int:
         """The exit status: `gate`'s where a bound is given."""
-        results = [self._result(finding, bound) for finding in self.findings]
+        results = [self._result(tax, bound) for tax in self.taxes]
         worst = next(result for result in WORST_FIRST if result in results)
         if bound is None:
             return STATUS[NO_NUMBER] if worst == NO_NUMBER else 0
         return STATUS[worst]
 
-    def _result(self, finding: Finding, bound: float | None) -> str:
-        if finding.tax is None or finding.verdict == MARKED:
+    def _result(self, tax: EffectRow, bound: float | None) -> str:
+        if tax.estimate is None or tax.verdict == MARKED:
             return NO_NUMBER
-        if finding.lo is None or finding.hi is None:
+        if tax.family_lo is None or tax.family_hi is None:
             return CANNOT_TELL
-        return where(bound or 0.0, finding.lo, finding.hi)
+        return where(bound or 0.0, tax.family_lo, tax.family_hi)
 
 
-def answer_of(
-    study: Study, blocks: int, findings: Sequence[Finding], archive: Path | None
-) -> Answer:
-    """The answer, what the servers took read from the analysed study."""
+def answer_of(study: Study, blocks: int, archive: Path | None) -> Answer:
+    """Return the answer of an analysed study."""
     found = (read_index(launch.folder(study.root)) for launch in launches(study.document, "A"))
     indexes = [index for index in found if index is not None]
     spent_s = sum(index.timing["wall_s"] for index in indexes)
     rows = read_table(study.root / paths.ANALYSIS / paths.EFFECTS, EffectRow)
+    taxes = [
+        row for row in rows
+        if (row.quantity, row.cell) == (TAX, ALL_RATES) and row.metric in VERDICT_METRICS
+        if configuration_of(row.config) != study.baseline
+    ]  # fmt: skip
+    taxes.sort(key=lambda row: VERDICT_METRICS.index(row.metric))
     resources = [row for row in rows if row.quantity == RESOURCE]
-    return Answer(study, blocks, spent_s / 60, findings, resources, archive, all_void(indexes))
+    return Answer(study, blocks, spent_s / 60, taxes, resources, archive, all_void(indexes))
 
 
 def all_void(indexes: Sequence[LaunchIndex]) -> dict[str, str]:

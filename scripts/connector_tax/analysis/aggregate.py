@@ -41,6 +41,7 @@ from connector_tax.analysis.rows import MeasuredCell, cell_rows
 from connector_tax.analysis.step_tables import cdf_rows, device_rows, step_rows, wait_rows
 from connector_tax.analysis.steps import prefill_wait_ms, read_steps, step_timing_reason
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.looks import read_looks
 from connector_tax.artifacts.names import ALL_RATES, REFERENCE_OF, REFERENCES, CellKey
 from connector_tax.artifacts.record_reader import read_record
 from connector_tax.artifacts.stage_records import HypothesesRecord, RatesRecord
@@ -98,13 +99,14 @@ def aggregate(study: Study) -> dict[str, str | HypothesesRecord]:
         if m.machine is not None and m.machine.compute_ns_p50:
             samples[key][COMPUTE] = LogSample(math.log(m.machine.compute_ns_p50), 0)
     taxes = TaxTable(study, cells, samples, {name: rates[name] for name in REFERENCES})
+    looks = read_looks(study.root)
     steps = {key: m.steps for key, m in measured.items() if m.steps is not None}
     launches, at_safe = read_launch_records(sweep), taxes.cell_at("ref_safe")
     confidence = study.config["statistics"]["confidence"]
     waits = {key: m.wait_ms for key, m in measured.items() if m.wait_ms is not None}
     device = {key: m.device for key, m in measured.items() if m.device is not None}
     effects = [
-        *tax_rows(taxes),
+        *tax_rows(taxes, looks[-1]["findings"] if looks else ()),
         *gap_rows(taxes),
         *step_rows(study, cells, steps, no_steps),
         *wait_rows(study, waits),

@@ -15,30 +15,26 @@ standard errors: Huber & Ronchetti, Robust Statistics, 2nd ed., eq. 7.81; Fisher
 Experiments (1935).
 """
 
-from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtr, stdtrit
 
+from connector_tax.analysis.effect import Effect
 from connector_tax.artifacts.names import configuration_of
+from connector_tax.artifacts.tables import LOG
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-# What a planned number of blocks is to reach, and the most that are planned.
-POWER = 0.8
-MOST_BLOCKS = 100
 # Of Huber's estimate: a normal distribution's quartile, and where errors are bounded, for 95% of
 # least squares' efficiency where they are normal.
 QUARTILE, TUNING = 0.6745, 1.345
 ROUNDS, SETTLED = 200, 1e-10
 MOST_ORDERS, DRAWS = 1 << 20, 100_000
-ONE_LAUNCH = "one launch; launches not included"
 
 
 class LaunchId(NamedTuple):
@@ -49,124 +45,25 @@ class LaunchId(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """A contrast with its standard error.
-
-    Attributes:
-        point: the contrast, in the unit of the values.
-        error: its standard error; None where nothing repeats, as in a single block.
-        df: degrees of freedom behind the error; 0 without one.
-        blocks: the blocks it is formed in.
-    """
-
-    point: float
-    error: float | None
-    df: float
-    blocks: tuple[int, ...]
-
-    @property
-    def method(self) -> str:
-        """Whose spread the error is of, and the degrees of freedom."""
-        return ONE_LAUNCH if self.error is None else f"block model (df {self.df})"
-
-    @property
-    def p(self) -> float | None:
-        """Two-sided p-value of "the contrast is zero"; None without an error."""
-        if not self.error:
-            return None if self.error is None else float(self.point == 0)
-        return float(2 * stdtr(self.df, -abs(self.point / self.error)))
-
-    def half_width(self, confidence: float) -> float | None:
-        """Half the width of the interval of the given confidence; None without an error."""
-        if self.error is None:
-            return None
-        return float(stdtrit(self.df, (1 + confidence) / 2)) * self.error
-
-    def interval(self, confidence: float) -> tuple[float, float] | None:
-        """Its ends, of the given confidence; None without an error."""
-        half = self.half_width(confidence)
-        return None if half is None else (self.point - half, self.point + half)
-
-    def with_blocks(self, added_df: int, blocks: int) -> "Estimate":
-        """As it would be in a study of so many blocks, each of which adds `added_df`."""
-        assert self.error is not None
-        present = len(self.blocks)
-        df = self.df + added_df * (blocks - present)
-        return replace(self, error=self.error * float(np.sqrt(present / blocks)), df=df)
-
-    def power(self, margin: float, wide: float, narrow: float) -> float:
-        """How often another such study decides, if the contrast of logs is what it is here.
-
-        It decides by an interval of confidence `wide` off zero, or by one of confidence `narrow`
-        within the margin, a fraction.
-        """
-        reach, inner = self.half_width(wide), self.half_width(narrow)
-        assert self.error is not None
-        assert reach is not None
-        assert inner is not None
-        least, most = np.log1p(-margin) + inner, np.log1p(margin) - inner
-        if self.error == 0:
-            return float(abs(self.point) > reach or least < self.point < most)
-        # Within the margin, of what is not off zero as well.
-        ends = np.array([-reach, max(least, -reach), min(most, reach), reach])
-        below, lower, upper, above = stdtr(self.df, (ends - self.point) / self.error)
-        return float(below + max(0.0, upper - lower) + 1 - above)
-
-    def blocks_needed(self, added_df: int, margin: float, wide: float, narrow: float) -> int | None:
-        """The fewest blocks, above the present ones, with which `power` reaches POWER."""
-
-        def decided(blocks: int) -> bool:
-            return self.with_blocks(added_df, blocks).power(margin, wide, narrow) >= POWER
-
-        return fewest_blocks(len(self.blocks), decided)
-
-
-def fewest_blocks(present: int, decided: Callable[[int], bool]) -> int | None:
-    """The smallest number of blocks above `present` that decides; None where MOST_BLOCKS do not.
-
-    Args:
-        present: the blocks there are.
-        decided: whether so many decide; true of every number above one of which it is true.
-    """
-    counts = range(present + 1, MOST_BLOCKS + 1)
-    first = bisect_left(counts, True, key=decided)
-    return counts[first] if first < len(counts) else None
-
-
-def sidak(p: float, comparisons: int) -> float:
-    """Sidak's adjustment of a p-value for a number of comparisons (JASA 62 (1967) 626)."""
-    return float(-np.expm1(comparisons * np.log1p(-min(p, 1 - 1e-16))))
-
-
-def mean_interval(
-    values: Sequence[float], confidence: float
-) -> tuple[float, float | None, float | None]:
-    """A mean with the ends of its interval by Student's t, which a single value has not."""
-    mean, n = float(np.mean(values)), len(values)
-    if n < 2:
-        return mean, None, None
-    half = float(stdtrit(n - 1, (1 + confidence) / 2) * np.std(values, ddof=1) / n**0.5)
-    return mean, mean - half, mean + half
-
-
-@dataclass(frozen=True)
 class Launches:
     """One quantity of one phase and cell, an entry for each launch that has it.
 
     Attributes:
         y: the quantity (the log of a percentile, say).
+        scale: LOG where `y` is a log, else RAW.
     """
 
     name: NDArray[np.str_]
     block: NDArray[np.int64]
     y: Floats
+    scale: str = LOG
 
     @classmethod
-    def of(cls, values: Mapping[LaunchId, float]) -> "Launches":
+    def of(cls, values: Mapping[LaunchId, float], scale: str = LOG) -> "Launches":
         """The launches of a mapping."""
         names = np.array([launch.name for launch in values], dtype=str)
         blocks = np.array([launch.block for launch in values], np.int64)
-        return cls(names, blocks, np.array(list(values.values()), float))
+        return cls(names, blocks, np.array(list(values.values()), float), scale)
 
     def __len__(self) -> int:
         return len(self.y)
@@ -178,7 +75,7 @@ class Launches:
 
     def only(self, kept: Bools) -> "Launches":
         """Those that are `kept`."""
-        return Launches(self.name[kept], self.block[kept], self.y[kept])
+        return Launches(self.name[kept], self.block[kept], self.y[kept], self.scale)
 
     @cached_property
     def config(self) -> NDArray[np.str_]:
@@ -229,19 +126,22 @@ class Launches:
         """The two means that a contrast compares: of the base, and its own."""
         return float(-np.minimum(weights, 0) @ self.y), float(np.maximum(weights, 0) @ self.y)
 
-    def contrast(self, ours: str, base: Sequence[str]) -> Estimate | None:
+    def contrast(self, ours: str, base: Sequence[str], confidence: float = 0.95) -> Effect | None:
         """The launches `ours` against those of `base`; None without a block that has both."""
         blocks = self.blocks(ours, base)
-        return self.estimate(self.weights(ours, base, blocks), blocks) if blocks else None
+        weights = self.weights(ours, base, blocks)
+        return self.effect(weights, blocks, confidence) if blocks else None
 
-    def estimate(self, weights: Floats, blocks: tuple[int, ...]) -> Estimate:
+    def effect(self, weights: Floats, blocks: tuple[int, ...], confidence: float = 0.95) -> Effect:
         """The weighted sum of the launches, with the pooled error of the block model."""
         point, (variance, df) = self.value(weights), self.pooled
         if df == 0 or len(blocks) < 2:
-            return Estimate(point, None, 0, blocks)
-        return Estimate(point, float(np.sqrt(variance * (weights**2).sum())), df, blocks)
+            return Effect(point, None, 0, blocks, self.scale, confidence=confidence)
+        error = float(np.sqrt(variance * (weights**2).sum()))
+        method = f"block model (df {df})"
+        return Effect(point, error, df, blocks, self.scale, method, confidence, self.added_df)
 
-    def without(self, x: Floats, weights: Floats, blocks: tuple[int, ...]) -> Estimate | None:
+    def without(self, x: Floats, weights: Floats, blocks: tuple[int, ...]) -> Effect | None:
         """The contrast with what goes along with `x` taken out, by one slope for all launches.
 
         Analysis of covariance (Montgomery, chapter 15); None where `x` or the rest is exact.
@@ -253,7 +153,7 @@ class Launches:
         rest = of_y - of_x * float(of_x @ of_y) / size
         linear = weights - of_x * float(weights @ x) / size
         error = np.sqrt(float(rest @ rest) / (df - 1) * float(linear @ linear))
-        return Estimate(self.value(linear), float(error), df - 1, blocks)
+        return Effect(self.value(linear), float(error), df - 1, blocks, self.scale)
 
     @cached_property
     def residual(self) -> tuple[Floats, int]:
@@ -277,7 +177,7 @@ class Launches:
         return columns[:, 0] - columns[:, 1:] @ beta, len(y) - len(means) - int(rank)
 
 
-def huber(launches: Launches, ours: str, base: Sequence[str]) -> Estimate | None:
+def huber(launches: Launches, ours: str, base: Sequence[str]) -> Effect | None:
     """The launches `ours` against those of `base`; None where no residual is left."""
     others = [name for name in base if name != ours]
     names, blocks = np.unique(launches.name), np.unique(launches.block)
@@ -305,7 +205,7 @@ def huber(launches: Launches, ours: str, base: Sequence[str]) -> Estimate | None
     correction = 1 + rank / len(y) * (1 - share) / share
     variance = correction**2 * float(bounded @ bounded) / df / share**2
     error = float(np.sqrt(variance * (contrast @ inverse @ contrast)))
-    return Estimate(float(contrast @ beta), error, df, launches.blocks(ours, base))
+    return Effect(float(contrast @ beta), error, df, launches.blocks(ours, base), launches.scale)
 
 
 def _fitted(columns: Floats, y: Floats, df: int) -> tuple[Floats, float, Floats]:

@@ -9,26 +9,24 @@ Source: docs/method.md, "The error model" and "Verdicts"; design, "Substrate tax
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import stdtrit
 
 from connector_tax.analysis.block_model import (
-    POWER,
-    Estimate,
     Floats,
     Launches,
     LaunchId,
     huber,
     randomisation_p,
-    sidak,
 )
+from connector_tax.analysis.effect import Effect, Levels, family_levels, judge, sidak
 from connector_tax.analysis.ingest import Cell, merged_reasons
 from connector_tax.analysis.measure import Requests
 from connector_tax.artifacts import tables
+from connector_tax.artifacts.looks import Finding
 from connector_tax.artifacts.metrics import METRICS, margin_of
 from connector_tax.artifacts.names import (
     ALL_RATES,
@@ -42,16 +40,15 @@ from connector_tax.artifacts.names import (
 from connector_tax.artifacts.study_file import Study
 from connector_tax.artifacts.study_records import Reference
 from connector_tax.artifacts.tables import Row
-from connector_tax.artifacts.verdicts import (
-    CANNOT_TELL,
-    MARKED,
-    MIN_BLOCKS_FOR_VERDICT,
-    TOO_FEW,
-    verdict_of,
-)
-from connector_tax.text import signed
 
 CONFIRMATORY, EXPLORATORY = "confirmatory", "exploratory"
+# Columns of a tax that an interim analysis has no part in.
+OF_THE_WHOLE = {
+    "p_adjusted", "p_randomised", "huber", "huber_lo", "huber_hi", "adjusted", "adjusted_lo",
+    "adjusted_hi",
+}  # fmt: skip
+# Of an interim analysis, and of the last one that is planned.
+LookLevels = tuple[Levels, Levels]
 # Beside the metrics: how long the machine took for the watch's arithmetic.
 COMPUTE = "compute_ns_p50"
 
@@ -111,7 +108,7 @@ def unsaturated(
     return [cell for cell in cells if cell not in hit]
 
 
-# ---- one effect
+# ---- combinations
 
 
 class WeightedTax(NamedTuple):
@@ -122,138 +119,6 @@ class WeightedTax(NamedTuple):
     phase: str
     cell: str
     metric: str
-
-
-class Ahead(NamedTuple):
-    """The ends that a planned study keeps within."""
-
-    lo: float
-    hi: float
-
-
-@dataclass(frozen=True)
-class Effect:
-    """An estimate in fractions (0.45 is +45%), with its intervals.
-
-    Attributes:
-        estimate: the contrast behind it: of logs, of which it is exp(d) - 1, or with `taxes` of
-            linear terms about `point`; without an error where nothing repeats.
-        added_df: degrees of freedom that one more block would bring.
-        mark: why it gets no verdict; "" where nothing was saturated or dropped.
-        taxes: of a combination, over its blocks.
-    """
-
-    point: float
-    estimate: Estimate
-    added_df: int
-    confidence: float
-    mark: str = ""
-    taxes: tuple[float, ...] = ()
-
-    @classmethod
-    def of(
-        cls, launches: Launches, config: str, base: Sequence[str], confidence: float
-    ) -> "Effect | None":
-        """The tax of a configuration, of the logs of launches; None without a shared block."""
-        if (estimate := launches.contrast(config, base)) is None:
-            return None
-        return cls(float(np.expm1(estimate.point)), estimate, launches.added_df, confidence)
-
-    @property
-    def n_blocks(self) -> int:
-        """The blocks it is formed in."""
-        return len(self.estimate.blocks)
-
-    @property
-    def repeats(self) -> bool:
-        """Whether anything repeats, so that there is an interval."""
-        return self.estimate.error is not None
-
-    def interval(self, confidence: float, power: float | None = None) -> Ahead:
-        """Its ends; infinite without an interval.
-
-        Args:
-            confidence: of the interval.
-            power: with it the ends that are within reach of this share of such studies.
-        """
-        half = self.estimate.half_width(confidence)
-        if half is None or self.estimate.error is None:
-            return Ahead(-np.inf, np.inf)
-        if power is not None:
-            half += float(stdtrit(self.estimate.df, power)) * self.estimate.error
-        if self.taxes:
-            return Ahead(self.point - half, self.point + half)
-        return Ahead(*(float(np.expm1(self.estimate.point + side * half)) for side in (-1, 1)))
-
-    @property
-    def lo(self) -> float:
-        """The interval's lower end; infinite: unknown."""
-        return self.interval(self.confidence).lo
-
-    @property
-    def hi(self) -> float:
-        """The interval's upper end; infinite: unknown."""
-        return self.interval(self.confidence).hi
-
-    @property
-    def narrow(self) -> Ahead:
-        """The interval of the equivalence test (TOST), of 90%; its upper end is "at most"."""
-        return self.interval(2 * self.confidence - 1)
-
-    @property
-    def ends(self) -> tuple[float | None, float | None]:
-        """The interval's ends; None: unknown."""
-        return (self.lo, self.hi) if self.repeats else (None, None)
-
-    def ahead(self, blocks: int) -> Ahead:
-        """As so many blocks would have it, in POWER of the studies."""
-        if not self.repeats:
-            return Ahead(-np.inf, np.inf)
-        later = replace(self, estimate=self.estimate.with_blocks(self.added_df, blocks))
-        return later.interval(self.confidence, POWER)
-
-    def __format__(self, unit: str) -> str:
-        """In a sentence: `+12.3% [+10.1%, +14.6%]`; `pp` in points, `point` without interval."""
-
-        def text(value: float) -> str:
-            return f"{signed(100 * value, 1)}{' pp' if unit == 'pp' else '%'}"
-
-        if unit == "point":
-            return text(self.point)
-        if not self.repeats:
-            return f"{text(self.point)} ({self.estimate.method})"
-        return f"{text(self.point)} [{text(self.lo)}, {text(self.hi)}]"
-
-
-class Judged(NamedTuple):
-    """What is said of a tax, by which interval, and the blocks that would decide what is open."""
-
-    p_adjusted: float | None
-    verdict: str
-    blocks_needed: int | None = None
-    family_lo: float | None = None
-    family_hi: float | None = None
-
-
-def judge(effect: Effect, comparisons: int, margin: float) -> Judged:
-    """Adjusted p, verdict and blocks needed of a tax.
-
-    Args:
-        comparisons: how many are compared with one baseline together.
-        margin: of its metric.
-    """
-    if effect.mark:
-        return Judged(None, MARKED)
-    p = None if effect.estimate.p is None else sidak(effect.estimate.p, comparisons)
-    if p is None or effect.n_blocks < MIN_BLOCKS_FOR_VERDICT:
-        return Judged(p, TOO_FEW)
-    # Off zero where p_adjusted is below 1 - confidence: Sidak's, as an interval.
-    wide, narrow = effect.confidence ** (1 / comparisons), 2 * effect.confidence - 1
-    ends = effect.interval(wide)
-    said, needed = verdict_of(ends, effect.narrow, margin), None
-    if said == CANNOT_TELL:
-        needed = effect.estimate.blocks_needed(effect.added_df, margin, wide, narrow)
-    return Judged(p, said, needed, *ends)
 
 
 def joined(marks: Iterable[str]) -> str:
@@ -290,9 +155,9 @@ class CellTaxes:
         The tax of a launch of plain is against the block's other launches of plain.
         """
         launches = self.launches
-        if (tax := Effect.of(launches, config, self.plains, self.confidence)) is None:
+        if (tax := launches.contrast(config, self.plains, self.confidence)) is None:
             return None
-        weights = launches.weights(config, self.plains, tax.estimate.blocks)
+        weights = launches.weights(config, self.plains, tax.blocks)
         return replace(tax, mark=self.mark(launches, weights))
 
     def second_opinions(
@@ -313,8 +178,8 @@ class CellTaxes:
             opinions["adjusted"] = launches.without(x, weights, blocks)
         row: Row = {"p_randomised": randomisation_p(launches, config, self.plains, blocks)}
         for name, found in opinions.items():
-            if found is not None and (ends := found.interval(self.confidence)) is not None:
-                values = map(float, np.expm1((found.point, *ends)))
+            if found is not None and found.repeats:
+                values = (found.point, *found.interval(self.confidence))
                 row |= dict(zip((name, f"{name}_lo", f"{name}_hi"), values, strict=True))
         return row
 
@@ -357,6 +222,7 @@ class TaxTable:
         cells: the study's planned ones, for the reasons of those without a sample.
         samples: `sample_launch` of each valid cell.
         references: the reference rates.
+        blocks: the first ones that count; None: all.
 
     Attributes:
         rates: the cells of Phase A that the cell ALL_RATES is of, each launch's mean over them.
@@ -368,11 +234,12 @@ class TaxTable:
         cells: Sequence[Cell],
         samples: Samples,
         references: Mapping[Reference, float],
+        blocks: int | None = None,
     ) -> None:
         self.study, self._references = study, references
         self._confidence = study.config["statistics"]["confidence"]
         self._cells = {cell.key: cell for cell in cells}
-        self._blocks = range(study.document["blocks"])
+        self._blocks = range(study.document["blocks"] if blocks is None else blocks)
         self._plains = {phase: study.plains(phase) for phase in study.document["run_order"]}
         by_cell: dict[tuple[str, str, str], dict[LaunchId, LogSample]] = {}
         for key, metrics in samples.items():
@@ -383,7 +250,8 @@ class TaxTable:
         overloaded = [
             (key.config, key.cell)
             for key, metrics in samples.items()
-            if key.phase == "A" and any(s.saturated or s.dropped for s in metrics.values())
+            if key.phase == "A" and key.block in self._blocks
+            if any(sample.saturated or sample.dropped for sample in metrics.values())
         ]
         rates = {cell["cell"]: cell["rate_rps"] for cell in study.cells("A")}
         self.rates = unsaturated(rates, overloaded)
@@ -402,7 +270,7 @@ class TaxTable:
     def cell_at(self, reference: Reference) -> str | None:
         """The Phase A cell at `ref_safe` or `ref_load`; None when that rate is not in the grid."""
         names = {cell["rate_rps"]: cell["cell"] for cell in self.study.cells("A")}
-        return names.get(self._references[reference])
+        return names.get(self._references.get(reference, -1.0))
 
     def at(self, phase: str, cell: str, metric: str) -> CellTaxes:
         """The launches of a cell in a metric."""
@@ -450,9 +318,9 @@ class TaxTable:
         if len(of) > 1:
             # Of one configuration: the combined values of each launch, compared once.
             first, linear = replace(first, y=y), weights
-        estimate = first.estimate(linear, blocks)
         level = self._confidence if confidence is None else confidence
-        return Effect(point, estimate, first.added_df, level, joined(marks), tuple(taxes))
+        effect = replace(first, scale=tables.RAW).effect(linear, blocks, level)
+        return replace(effect, mark=joined(marks), taxes=tuple(taxes), combined=point)
 
     def lost(self, config: str, phase: str, cell: str, metric: str) -> list[tuple[str, int, str]]:
         """(status, block, reason) of every block in which the tax has no number, in block order."""
@@ -505,27 +373,45 @@ def compared(study: Study, phase: str) -> list[str]:
     return [name for name in study.configs(phase) if name not in baseline]
 
 
-def tax_rows(taxes: TaxTable) -> list[Row]:
+def tax_rows(taxes: TaxTable, findings: Sequence[Finding] = ()) -> list[Row]:
     """A row for each (configuration but the baseline, phase, cell, metric), valid or with a reason.
 
     Phase A has one over all of its rates without saturation too, the cell ALL_RATES. The A/A row is
     named after the baseline's last launch; there is none where it is launched once.
+
+    Args:
+        taxes: of all launches.
+        findings: of the last interim analysis, whose numbers stand in place of those over all
+            rates.
     """
     rows = []
     for phase in PHASES:
         cells = [str(planned["cell"]) for planned in taxes.study.cells(phase)]
         for cell in [*cells, ALL_RATES] if phase == "A" and cells else cells:
             for metric in METRICS:
-                rows += _family(taxes, phase, cell, metric)
+                rows += family_rows(taxes, phase, cell, metric)
+    found = {(finding.config, finding.metric): finding for finding in findings}
+    for row in rows:
+        if row["cell"] == ALL_RATES and (one := found.get((row["config"], row["metric"]))):
+            row |= dict.fromkeys(row.keys() & OF_THE_WHOLE) | asdict(one)
     plains = (name for phase in PHASES for name in taxes.study.plains(phase))
     order = {name: i for i, name in enumerate((*taxes.study.configurations, *plains))}
     return sorted(rows, key=lambda row: order[row["config"]])
 
 
-def _family(taxes: TaxTable, phase: str, cell: str, metric: str) -> list[Row]:
+def family_rows(
+    taxes: TaxTable, phase: str, cell: str, metric: str, look: LookLevels | None = None
+) -> list[Row]:
     """The taxes of one cell and metric.
 
     The configurations are compared with the baseline together, the A/A row alone.
+
+    Args:
+        taxes: of the launches there are.
+        phase: of the cell.
+        cell: its name.
+        metric: one of METRICS.
+        look: of an interim analysis, which judges from two blocks on.
     """
     study, statistics = taxes.study, taxes.study.config["statistics"]
     margin = margin_of(statistics["margins"], metric)
@@ -550,24 +436,19 @@ def _family(taxes: TaxTable, phase: str, cell: str, metric: str) -> list[Row]:
         if effect is None:
             rows.append(row | {"n_blocks": 0, "n": 0, "n_base": 0} | _worst(lost))
             continue
-        judged = judge(effect, 1 if config in noise else len(family), margin)
         reason = merged_reasons([(block, reason) for _, block, reason in lost])
-        row |= at.levels(config) | judged._asdict()
-        if confirmatory and effect.repeats:
-            row |= at.second_opinions(config, effect.estimate.blocks, speed)
-        rows.append(row | _numbers(effect) | {"reason": reason or None})
+        row |= effect.columns() | {"mark": effect.mark, "status": "valid"} | at.levels(config)
+        if look is not None:
+            judged = judge(effect, margin, *look, fewest=2)
+        else:
+            size = 1 if config in noise else len(family)
+            judged = judge(effect, margin, family_levels(effect.confidence, size))
+            p = None if effect.mark or effect.p is None else sidak(effect.p, size)
+            row |= {"p_adjusted": p}
+            if confirmatory and effect.repeats:
+                row |= at.second_opinions(config, effect.blocks, speed)
+        rows.append(row | judged._asdict() | {"reason": reason or None})
     return rows
-
-
-def _numbers(effect: Effect) -> Row:
-    (lo, hi), estimate = effect.ends, effect.estimate
-    narrow = effect.narrow if effect.repeats else (None, None)
-    return {
-        "estimate": effect.point, "lo": lo, "hi": hi,
-        "narrow_lo": narrow[0], "narrow_hi": narrow[1], "p": estimate.p,
-        "df": estimate.df if effect.repeats else None, "method": estimate.method,
-        "n_blocks": effect.n_blocks, "mark": effect.mark, "status": "valid",
-    }  # fmt: skip
 
 
 def _worst(lost: Sequence[tuple[str, int, str]]) -> Row:
@@ -603,7 +484,11 @@ def _gap(taxes: TaxTable, config: str, metric: str) -> Row:
     )
     if gap is not None:
         at_load, at_safe = gap.taxes
-        return {**_numbers(gap), "base": at_safe, "own": at_load}
+        narrow = gap.interval(2 * gap.confidence - 1) if gap.repeats else (None, None)
+        return gap.columns() | {
+            "narrow_lo": narrow[0], "narrow_hi": narrow[1], "mark": gap.mark, "status": "valid",
+            "base": at_safe, "own": at_load,
+        }  # fmt: skip
     lost = [at for cell in (safe, load) for at in taxes.lost(config, "A", cell, metric)]
     if lost:
         return _worst(lost)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
-from connector_tax.analysis.block_model import MOST_BLOCKS, POWER, fewest_blocks
-from connector_tax.analysis.effects import Ahead, Effect, TaxTable, WeightedTax, joined
+from connector_tax.analysis.effect import MOST_BLOCKS, POWER, Effect, Ends, fewest_blocks
+from connector_tax.analysis.effects import TaxTable, WeightedTax, joined
 from connector_tax.analysis.ingest import Cell
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.metrics import LATENCY_METRICS, margin_of
@@ -44,7 +44,7 @@ SIGNS = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.l
 NS_PER_HOUR = 3.6e12
 
 Effects = Mapping[str, Effect]
-Ends = Mapping[str, Effect | Ahead]
+Bounds = Mapping[str, Effect | Ends]
 # Taxes, and the confidence of their combination's interval; None: the study's.
 Contrast = tuple[Sequence[WeightedTax], float | None]
 Axis = Literal["input_tokens", "output_tokens"]
@@ -57,7 +57,7 @@ class Answer(NamedTuple):
     tail: str
     conditions: Sequence[tuple[str, str, float]]
 
-    def holds(self, effects: Ends) -> bool:
+    def holds(self, effects: Bounds) -> bool:
         """Whether they do."""
         return all(
             SIGNS[sign](getattr(effects[name], end), bound)
@@ -86,7 +86,7 @@ class Question:
     numbers: Callable[[Effects], Mapping[str, Any]]
     label: Callable[[Effects], str]
 
-    def answer(self, effects: Ends) -> tuple[str, str]:
+    def answer(self, effects: Bounds) -> tuple[str, str]:
         """Verdict and tail."""
         held = sorted({(a.verdict, a.tail) for a in self.answers if a.holds(effects)})
         if not held:
@@ -149,7 +149,7 @@ def numbers_of(effect: Effect) -> EffectNumbers:
     """An effect's point, interval, method and blocks for hypotheses.json; fractions."""
     lo, hi = effect.ends
     return {
-        "point": effect.point, "lo": lo, "hi": hi, "method": effect.estimate.method,
+        "point": effect.point, "lo": lo, "hi": hi, "method": effect.method,
         "n_blocks": effect.n_blocks, "mark": effect.mark,
     }  # fmt: skip
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from connector_tax.analysis.block_model import Launches, LaunchId
+from connector_tax.analysis.effect import EXACT
 from connector_tax.analysis.ingest import Cell, merged_reasons
 from connector_tax.artifacts import paths, tables
 from connector_tax.artifacts.cell_records import QuantityRecord
@@ -23,7 +24,6 @@ from connector_tax.artifacts.tables import LOG, RAW, Row
 from connector_tax.files import ArtifactError, read_json, sha256_file
 
 SERVER = "server"
-EXACT = "exact"
 NOT_RECORDED = "not recorded: measured before launches kept it"
 VARIES = "differs between launches"
 # Text of a setting's value, where it was read, why it is not known.
@@ -220,7 +220,7 @@ def _sample(resource: Resource, launches: Sequence[LaunchRecords], cell: str | N
 def _row(sample: _Sample, config: str, plains: Sequence[str], confidence: float) -> Row:
     """The contrast on the resource's scale: of logs a tax, of values a difference."""
     is_log = sample.resource.scale == LOG
-    launches = Launches.of(sample.values)
+    launches = Launches.of(sample.values, sample.resource.scale)
     scaled = replace(launches, y=np.log(launches.y)) if is_log else launches
     row: Row = {
         "quantity": tables.RESOURCE, "config": config, "phase": "A",
@@ -228,29 +228,18 @@ def _row(sample: _Sample, config: str, plains: Sequence[str], confidence: float)
         "unit": sample.resource.unit, "scale": sample.resource.scale, "n_blocks": 0,
         "reason": _reason(sample, (config, *(name for name in plains if name != config))),
     }  # fmt: skip
-    estimate = scaled.contrast(config, plains)
-    if estimate is None:
+    effect = scaled.contrast(config, plains, confidence)
+    if effect is None:
         return row | {"status": "missing"}
-    row |= {"n_blocks": len(estimate.blocks), "status": "valid"}
-    weights = scaled.weights(config, plains, estimate.blocks)
+    weights = scaled.weights(config, plains, effect.blocks)
     sides = [launches.y[side] for side in (weights < 0, weights > 0)]
-    if len(estimate.blocks) > 1 and all(len(set(side.tolist())) == 1 for side in sides):
+    base, own = (float(np.exp(level)) if is_log else level for level in scaled.levels(weights))
+    if effect.n_blocks > 1 and all(len(set(side.tolist())) == 1 for side in sides):
         # A count that never changes is compared without the rounding of a logarithm.
         base, own = (float(side[0]) for side in sides)
         point = own / base - 1 if is_log else own - base
-        return row | {"estimate": point, "base": base, "own": own, "method": EXACT}
-
-    def shown(value: float) -> float:
-        return float(np.expm1(value)) if is_log else value
-
-    base, own = (float(np.exp(level)) if is_log else level for level in scaled.levels(weights))
-    row |= {"estimate": shown(estimate.point), "base": base, "own": own}
-    if (ends := estimate.interval(confidence)) is None:
-        return row
-    lo, hi = map(shown, ends)
-    return row | {
-        "lo": lo, "hi": hi, "p": estimate.p, "df": estimate.df, "method": estimate.method,
-    }  # fmt: skip
+        effect = replace(effect, combined=point, error=0.0, df=np.inf, method=EXACT)
+    return row | {"status": "valid"} | effect.columns() | {"base": base, "own": own}
 
 
 def _reason(sample: _Sample, names: Sequence[str]) -> str | None:

@@ -19,7 +19,7 @@ import polars as pl
 from numpy.typing import NDArray
 from scipy.stats import mannwhitneyu
 
-from connector_tax.analysis.block_model import mean_interval
+from connector_tax.analysis.effect import mean_of
 from connector_tax.analysis.ingest import Cell, block_devices, merged_reasons
 from connector_tax.analysis.machine import MachineUse
 from connector_tax.analysis.measure import Requests, request_columns
@@ -150,7 +150,8 @@ def pooled_quantile(name: str, valid: Sequence[Row], confidence: float) -> Row:
     if not by_block:
         return dict.fromkeys(columns)
     logs = [float(np.mean(launches)) for launches in by_block.values()]
-    ends = (None if log is None else float(np.exp(log)) for log in mean_interval(logs, confidence))
+    mean = mean_of(logs, tuple(by_block), "", confidence)
+    ends = (None if log is None else float(np.exp(log)) for log in (mean.point, *mean.ends))
     return dict(zip(columns, ends, strict=True))
 
 

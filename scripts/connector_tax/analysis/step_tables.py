@@ -16,9 +16,9 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 import polars as pl
-from scipy.stats import ttest_1samp
 
-from connector_tax.analysis.block_model import Launches, LaunchId, mean_interval
+from connector_tax.analysis.block_model import Launches, LaunchId
+from connector_tax.analysis.effect import mean_of
 from connector_tax.analysis.effects import compared
 from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.steps import Hook, Steps, kind_of, step_cdf
@@ -60,21 +60,16 @@ def contrast_columns(
     less, own = launches.levels(launches.weights(config, base, blocks))
     # Not the residual of all configurations: what a step takes varies more where it takes more.
     each = [launches.value(launches.weights(config, base, [block])) for block in blocks]
-    point, lo, hi = mean_interval(each, confidence)
-    row: Row = {"estimate": point, "n_blocks": len(blocks), "base": less, "own": own}
-    if lo is None:
-        return row
-    p = float(ttest_1samp(each, 0).pvalue) if lo != hi else float(point == 0)
-    return row | {"lo": lo, "hi": hi, "p": p, "df": len(each) - 1, "method": OWN_BLOCKS}
+    effect = mean_of(each, blocks, OWN_BLOCKS, confidence)
+    return effect.columns() | {"base": less, "own": own}
 
 
 def mean_columns(values: Sequence[float], confidence: float) -> Row:
     """A mean over a configuration's own launches; its interval by Student's t, not below 0."""
-    mean, lo, hi = mean_interval(values, confidence)
-    row: Row = {"estimate": mean, "n_blocks": len(values)}
-    if lo is None:
-        return row
-    return row | {"lo": max(0.0, lo), "hi": hi, "df": len(values) - 1, "method": OWN_LAUNCHES}
+    row = mean_of(values, tuple(range(len(values))), OWN_LAUNCHES, confidence).columns()
+    if "lo" in row:
+        row |= {"lo": max(0.0, row["lo"]), "p": None}
+    return row
 
 
 # ---- engine steps and hooks

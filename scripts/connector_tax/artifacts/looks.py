@@ -18,27 +18,35 @@ LEFT_OUT = "decided after"
 
 @dataclass(frozen=True)
 class Finding:
-    """What a look says of one configuration in one metric.
+    """What an interim analysis says of one configuration in one metric.
 
-    Attributes:
-        tax: a fraction; lo and hi bound it at the look's level, narrow_lo and narrow_hi are the
-            ends of the equivalence test at that level; None: nothing repeats yet.
-        verdict: of `artifacts.verdicts.VERDICTS`.
-        base_ms: the baseline's geometric mean.
-        blocks_needed: with which a tax of this size would be decided in POWER of the cases; None
-            where it is, or where MOST_BLOCKS would not do.
+    Attributes: the columns of effects.csv (`artifacts.tables.EffectRow`), of the launches there
+        were; `family_lo` to `family_hi` and `narrow_lo` to `narrow_hi` at the analysis' levels.
     """
 
     config: str
     metric: str
-    tax: float | None
-    lo: float | None
-    hi: float | None
-    narrow_lo: float | None
-    narrow_hi: float | None
-    verdict: str
-    base_ms: float | None
-    blocks_needed: int | None
+    n_blocks: int
+    n: int
+    n_base: int
+    status: str
+    estimate: float | None = None
+    error: float | None = None
+    df: float | None = None
+    lo: float | None = None
+    hi: float | None = None
+    family_lo: float | None = None
+    family_hi: float | None = None
+    narrow_lo: float | None = None
+    narrow_hi: float | None = None
+    p: float | None = None
+    base: float | None = None
+    own: float | None = None
+    method: str = ""
+    verdict: str = ""
+    blocks_needed: int | None = None
+    mark: str = ""
+    reason: str = ""
 
 
 class Look(TypedDict):
@@ -60,7 +68,7 @@ def decided(findings: Sequence[Finding]) -> set[str]:
 
     What is marked is decided too: a server that fell behind does so in later blocks.
     """
-    open_ = {f.config for f in findings if f.verdict in (CANNOT_TELL, TOO_FEW)}
+    open_ = {f.config for f in findings if f.verdict in (CANNOT_TELL, TOO_FEW, "")}
     return {finding.config for finding in findings} - open_
 
 

@@ -102,6 +102,8 @@ class CellRow:
 class EffectRow:
     """One estimate of effects.csv: of a quantity and metric of a configuration in a cell.
 
+    `error` is the standard error on `scale` (LOG: of the log of 1 + estimate), with `df` degrees
+    of freedom; `analysis.effect.effect_of` computes with it.
     `family_lo` and `family_hi` bound a judged tax's interval that holds together with those of all
     configurations of its cell and metric: that of its verdict. `narrow_lo` and
     `narrow_hi` bound the 90% interval of the equivalence test; the upper end is the most the effect
@@ -122,6 +124,7 @@ class EffectRow:
     unit: str
     scale: str
     estimate: float | None
+    error: float | None
     lo: float | None
     hi: float | None
     family_lo: float | None

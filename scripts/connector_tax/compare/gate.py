@@ -9,34 +9,27 @@ import argparse
 import itertools
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from xml.etree import ElementTree
 
-import numpy as np
-from scipy.special import stdtrit
-
 from connector_tax import text
-from connector_tax.analysis.block_model import POWER
+from connector_tax.analysis.effect import POWER, Effect
 from connector_tax.artifacts.metrics import METRICS
 from connector_tax.artifacts.names import REFERENCES
-from connector_tax.artifacts.study_file import Study
 from connector_tax.artifacts.verdicts import CANNOT_TELL, MIN_BLOCKS_FOR_VERDICT
 from connector_tax.commands import AnsweringParser
 from connector_tax.compare.page import markdown_table
-from connector_tax.compare.rows import Side, effect_side, quantile
+from connector_tax.compare.rows import effect_side
 from connector_tax.compare.studies import opened
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import ArtifactError, is_stdout, write_bytes, write_text
-from connector_tax.study.durations import durations_of, expected_cell_s
-from connector_tax.study.plan import launch_overhead_s
 
 BELOW, ABOVE, NO_NUMBER = "below", "above", "void or missing"
 STATUS = {BELOW: 0, ABOVE: 1, CANNOT_TELL: 2, NO_NUMBER: 3}
 # A bound that is broken stays broken, whatever else could not be measured.
 WORST_FIRST = (ABOVE, NO_NUMBER, CANNOT_TELL, BELOW)
-PLANNED_BLOCKS = range(MIN_BLOCKS_FOR_VERDICT, 11)
 _BOUND = re.compile(r"(\w+)=([-+]?\d+(?:\.\d+)?)\s*%")
 
 
@@ -81,13 +74,12 @@ def check(
         reason = f"{side.blocks} block(s); at least {MIN_BLOCKS_FOR_VERDICT} are needed"
         return replace(asked, reason=reason, lo=side.lo, hi=side.hi)
     together = 1 - (1 - confidence) / comparisons
-    half = quantile(together, known.df) * known.error
-    lo, hi = (float(np.expm1(known.point + sign * half)) for sign in (-1, 1))
+    lo, hi = known.interval(together)
     result = where(bound, lo, hi)
     reason = f"the whole interval {text.interval(lo, hi)} is {result}"
     if result == CANNOT_TELL:
         reason = f"the interval {text.interval(lo, hi)} holds the bound"
-    decides = decided_bound(known.error, known.df, together)
+    decides = decided_bound(known, together)
     return replace(asked, result=result, reason=reason, lo=lo, hi=hi, decides=decides)
 
 
@@ -96,49 +88,9 @@ def where(bound: float, lo: float, hi: float) -> str:
     return BELOW if hi < bound else ABOVE if lo > bound else CANNOT_TELL
 
 
-# ---- what more blocks would decide, from a study as a pilot
-
-
-def decided_bound(error: float, df: float, confidence: float) -> float:
+def decided_bound(effect: Effect, confidence: float) -> float:
     """The smallest bound that a study without any tax passes in POWER of its repetitions."""
-    reach = quantile(confidence, df) + float(stdtrit(df, POWER))
-    return float(np.expm1(reach * error))
-
-
-def block_minutes(study: StudyTables) -> float:
-    """Expected minutes of one block of Phase A."""
-    config = study.settings
-    launched = sum(entry["block"] == 0 for entry in study.document["run_order"]["A"])
-    cells = sum(
-        expected_cell_s(config["cell"], c["rate_rps"]) for c in study.document["cells"]["A"]
-    )
-    known = durations_of(study.document)
-    return float(launched * (launch_overhead_s(study.document, study.root, known) + cells) / 60)
-
-
-def plan_lines(
-    study: StudyTables, configs: Sequence[str], metrics: Sequence[str], at: str
-) -> Iterator[str]:
-    """A Markdown table of the bounds decided with more blocks, from this study as a pilot."""
-    level = study.settings["statistics"]["confidence"]
-    estimates = {}
-    for config, metric in itertools.product(configs, metrics):
-        side = effect_side(study.at(at, metric).get(config), level)
-        if isinstance(side, Side) and side.known.error is not None:
-            estimates[f"{config} {metric}"] = side.known
-    confidence = 1 - (1 - level) / max(1, len(estimates))
-    others = len(Study(study.root, study.document).configs("A")) - 1
-    minutes = block_minutes(study)
-    rows = []
-    for blocks in PLANNED_BLOCKS:
-        grown = [e.with_blocks(others, blocks) for e in estimates.values()]
-        bounds = [decided_bound(e.error or 0.0, e.df, confidence) for e in grown]
-        rows.append([str(blocks), f"{blocks * minutes:.0f}", *map(text.percent, bounds)])
-    yield ""
-    yield f"Bounds that {POWER:.0%} of studies without a tax would pass, from this one as a pilot:"
-    yield ""
-    yield from markdown_table(["blocks", "minutes", *estimates], rows)
-    yield ""
+    return replace(effect, contrast=0.0).interval(confidence, POWER).hi
 
 
 # ---- the answer
@@ -208,8 +160,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--markdown", type=Path, metavar="FILE", help="write the summary (-: stdout)"
     )
-    planned = "print which bounds more blocks, in how many minutes, would decide"
-    parser.add_argument("--plan", action="store_true", help=planned)
     arguments = parser.parse_args(argv)
     try:
         return _gate(arguments)
@@ -229,9 +179,6 @@ def _gate(arguments: argparse.Namespace) -> int:
             check(study, config, metric, bound, at, len(asked)) for config, (metric, bound) in asked
         ]
         summary = markdown(study, at, checks)
-        if arguments.plan:
-            metrics = dict.fromkeys(metric for metric, _ in arguments.max_tax)
-            summary += "\n".join(plan_lines(study, arguments.config, list(metrics), at))
         to_stdout = is_stdout(arguments.junit) or is_stdout(arguments.markdown)
         try:
             if arguments.junit is not None:

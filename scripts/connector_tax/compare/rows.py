@@ -14,19 +14,20 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import stdtrit
 
-from connector_tax.analysis.block_model import Estimate, sidak
-from connector_tax.analysis.resources import EXACT
+from connector_tax.analysis.effect import (
+    EXACT,
+    Effect,
+    effect_of,
+    family_levels,
+    judge,
+    mean_of,
+    sidak,
+)
 from connector_tax.artifacts.metrics import METRICS, margin_of
 from connector_tax.artifacts.names import ALL_RATES
 from connector_tax.artifacts.tables import LOG, POOLED, RESOURCE, TAX, CellRow, EffectRow
-from connector_tax.artifacts.verdicts import (
-    MARKED,
-    MIN_BLOCKS_FOR_VERDICT,
-    TOO_FEW,
-    verdict_of,
-)
+from connector_tax.artifacts.verdicts import MARKED, TOO_FEW
 from connector_tax.compare.studies import (
     Load,
     Where,
@@ -52,13 +53,17 @@ class Side(NamedTuple):
     printed: float
     lo: float | None
     hi: float | None
-    known: Estimate
-    mark: str = ""
+    known: Effect
 
     @property
     def blocks(self) -> int:
         """How many blocks it is formed in."""
-        return len(self.known.blocks)
+        return self.known.n_blocks
+
+    @property
+    def mark(self) -> str:
+        """Why it gets no verdict."""
+        return self.known.mark
 
 
 @dataclass(frozen=True)
@@ -170,65 +175,40 @@ def compared(
     if isinstance(a, str) or isinstance(b, str):
         missing = [f"{n}: {side}" for n, side in (("A", a), ("B", b)) if isinstance(side, str)]
         return replace(row, reason="; ".join(missing))
-    mark = "; ".join(f"{n}: {side.mark}" for n, side in (("A", a), ("B", b)) if side.mark)
-    told = not mark and min(a.blocks, b.blocks) >= MIN_BLOCKS_FOR_VERDICT
     gap = difference(a.known, b.known)
-    wide = confidence ** (1 / comparisons) if told else confidence
-    point, lo, hi = _on_scale(gap, wide, row.scale)
-    _, narrow_lo, narrow_hi = _on_scale(gap, 2 * confidence - 1, row.scale)
-    row = replace(
+    judged = judge(gap, row.margin or 0.0, family_levels(confidence, comparisons))
+    told = judged.verdict not in (MARKED, TOO_FEW)
+    ends = (judged.family_lo, judged.family_hi) if told else gap.ends
+    inner = gap.interval(2 * confidence - 1) if gap.repeats else (None, None)
+    # A tax is compared as a ratio, which is 1 where nothing changed.
+    unit = 1.0 if row.scale == LOG else 0.0
+    point, lo, hi, narrow_lo, narrow_hi = (
+        None if end is None else end + unit for end in (gap.point, *ends, *inner)
+    )
+    return replace(
         row, effect=point, effect_lo=lo, effect_hi=hi, narrow_lo=narrow_lo, narrow_hi=narrow_hi,
-        error_df=gap.df if gap.error else None, p_value=gap.p, mark=mark,
-        verdict=MARKED if mark else TOO_FEW,
+        error_df=gap.df if gap.error else None, p_value=gap.p, mark=gap.mark,
+        p_adjusted=sidak(gap.p, comparisons) if told and gap.p is not None else None,
+        verdict=judged.verdict,
     )  # fmt: skip
-    if not told or gap.p is None:
-        return row
-    nothing = 1.0 if row.scale == LOG else 0.0
-    ends = [end - nothing for end in (lo, hi, narrow_lo, narrow_hi) if end is not None]
-    said = verdict_of((ends[0], ends[1]), (ends[2], ends[3]), row.margin or 0.0)
-    return replace(row, p_adjusted=sidak(gap.p, comparisons), verdict=said)
 
 
-def difference(a: Estimate, b: Estimate) -> Estimate:
-    """B minus A; without an error where one of the two has none."""
-    point = b.point - a.point
+def difference(a: Effect, b: Effect) -> Effect:
+    """Return B minus A, over as many blocks as the smaller has; no error where one has none."""
+    blocks = tuple(range(min(a.n_blocks, b.n_blocks)))
+    mark = "; ".join(f"{name}: {one.mark}" for name, one in (("A", a), ("B", b)) if one.mark)
+    point = b.contrast - a.contrast
+    gap = Effect(point, None, 0, blocks, a.scale, confidence=a.confidence, mark=mark)
     if a.error is None or b.error is None:
-        return Estimate(point, None, 0, ())
+        return gap
     variance = a.error**2 + b.error**2
     if variance == 0:
-        return Estimate(point, 0.0, np.inf, ())
+        return replace(gap, error=0.0, df=np.inf, method=EXACT)
     df = variance**2 / sum(known.error**4 / known.df for known in (a, b) if known.error)
-    return Estimate(point, math.sqrt(variance), df, ())
-
-
-def _on_scale(gap: Estimate, confidence: float, scale: str) -> list[float | None]:
-    """The difference with its interval; of logs their ratio."""
-    ends = [gap.point, *(gap.interval(confidence) or ())]
-    scaled = [float(np.exp(end)) if scale == LOG else end for end in ends]
-    return [*scaled, None, None][:3]
+    return replace(gap, error=math.sqrt(variance), df=df, method="Welch")
 
 
 # ---- what one study says
-
-
-def quantile(confidence: float, df: float) -> float:
-    """Student's t, two-sided."""
-    return float(stdtrit(df, (1 + confidence) / 2))
-
-
-def from_interval(
-    ends: Sequence[float | None], df: float | None, confidence: float, blocks: int
-) -> Estimate:
-    """What a printed interval says of its estimate, on the same scale.
-
-    Its longer arm is `t(df)` standard errors; without an interval there is none.
-    """
-    point, lo, hi = ends
-    assert point is not None
-    if lo is None or hi is None or df is None:
-        return Estimate(point, None, 0, tuple(range(blocks)))
-    error = max(hi - point, point - lo) / quantile(confidence, df)
-    return Estimate(point, error, df, tuple(range(blocks)))
 
 
 def _sides(study: StudyTables, confidence: float) -> Iterator[tuple[Key, Side | str]]:
@@ -255,14 +235,7 @@ def effect_side(row: EffectRow | None, confidence: float) -> Side | str:
     if row.estimate is None:
         state = row.reason if row.quantity == RESOURCE else f"{row.status}: {row.reason}"
         return state or row.status
-    ends = (row.estimate, row.lo, row.hi)
-    scaled: Sequence[float | None] = ends
-    if row.scale == LOG:
-        scaled = [None if end is None else float(np.log1p(end)) for end in ends]
-    known = from_interval(scaled, row.df, confidence, row.n_blocks or 0)
-    if row.method == EXACT:
-        known = replace(known, error=0.0, df=np.inf)
-    return Side(*ends, known, row.mark)
+    return Side(row.estimate, row.lo, row.hi, effect_of(row, confidence))
 
 
 def _latency_side(
@@ -272,16 +245,19 @@ def _latency_side(
 
     `valid` has the launches that it is pooled from.
     """
-    value, *bounds = (row.number(f"{metric}{end}_ms") for end in ("", "_lo", "_hi"))
+    value, lo, hi = (row.number(f"{metric}{end}_ms") for end in ("", "_lo", "_hi"))
     if value is None:
         return f"{row.status}: {row.reason}" if row.status != "valid" else f"no {metric}"
     if value <= 0:
         return f"{metric} is 0, which has no ratio"
-    blocks = len({launch.block for launch in valid})
-    if blocks < 2 or None in bounds:
-        # A single launch's interval is of its requests: launches are not in it.
-        bounds = [None, None]
-    scaled = [None if end is None else float(np.log(end)) for end in (value, *bounds)]
-    known = from_interval(scaled, blocks - 1, confidence, blocks)
+    by_block: dict[str, list[float]] = {}
+    for launch in valid:
+        if (own := launch.number(f"{metric}_ms")) is not None:
+            by_block.setdefault(launch.block, []).append(math.log(own))
+    logs = [float(np.mean(own)) for own in by_block.values()]
+    known = mean_of(logs, tuple(range(len(logs))), "own blocks", confidence, LOG)
     mark = "saturated" if any(launch.saturated for launch in valid) else ""
-    return Side(value, bounds[0], bounds[1], known, mark)
+    if len(logs) < 2:
+        # A single launch's interval is of its requests: launches are not in it.
+        lo = hi = None
+    return Side(value, lo, hi, replace(known, mark=mark))

@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from connector_tax import text
 from connector_tax.artifacts.metrics import LATENCY_METRICS, VERDICT_METRICS
+from connector_tax.artifacts.names import ALL_RATES
 from connector_tax.artifacts.tables import DECODE, LOG, MIXED, PREFILL, RESOURCE, EffectRow
 from connector_tax.artifacts.verdicts import COSTS, GAINS, JUDGED, LESS, in_words, less, sign_of
 from connector_tax.figures import rows, style
@@ -152,7 +153,7 @@ def scores(study: StudyTables) -> tuple[list[str], list[tuple[str, list[Score]]]
     """The headings, and each connector's label with a cell below each of them."""
     columns = {}
     for metric in VERDICT_METRICS:
-        taxes = study.answers(metric)
+        taxes = study.at(ALL_RATES, metric)
         own = [_latency(taxes.get(item.id)) for item in study.connectors]
         columns[LATENCY_METRICS[metric].label] = own
     # With asynchronous scheduling a step of the engine waits for the device's, however long it is.

@@ -3,7 +3,7 @@
 import re
 import typing
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from connector_tax.artifacts import paths, tables
-from connector_tax.artifacts.looks import Look, decided_in, read_looks
-from connector_tax.artifacts.names import ALL_RATES, PHASES, PLAIN, launched_plains
+from connector_tax.artifacts.looks import Look, read_looks
+from connector_tax.artifacts.names import PHASES, PLAIN, launched_plains
 from connector_tax.artifacts.record_reader import read_record
 from connector_tax.artifacts.stage_records import (
     GateRecord,
@@ -22,7 +22,6 @@ from connector_tax.artifacts.stage_records import (
 )
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.artifacts.tables import POOLED, ROW_TYPES, CellRow, EffectRow, read_table
-from connector_tax.artifacts.verdicts import MARKED
 
 Row = TypeVar("Row")
 
@@ -181,23 +180,6 @@ class StudyTables:
             for row in self.of(quantity, "A")
             if row.reference == reference and row.metric == metric
         }
-
-    def answers(self, metric: str) -> dict[str, EffectRow]:
-        """Configuration -> its tax over all rates, by the look that decided it where one did.
-
-        After a look its own interval, at its level, is the one that holds (docs/method.md,
-        "Looks"); so does the most that the tax is.
-        """
-        rows = self.at(ALL_RATES, metric)
-        for taken in self.looks[-1:]:
-            for name, of in decided_in(taken).items():
-                if name in rows and (found := of[metric]).verdict != MARKED:
-                    rows[name] = replace(
-                        rows[name], estimate=found.tax, verdict=found.verdict,
-                        family_lo=found.lo, family_hi=found.hi,
-                        narrow_lo=found.narrow_lo, narrow_hi=found.narrow_hi,
-                    )  # fmt: skip
-        return rows
 
     def cell_at(self, reference: str) -> str | None:
         """The name of the Phase A cell at a reference rate; None when it is not in the grid."""

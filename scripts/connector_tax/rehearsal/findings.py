@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from connector_tax.analysis.block_model import POWER
+from connector_tax.analysis.effect import POWER
 from connector_tax.analysis.effects import CONFIRMATORY
 from connector_tax.artifacts.looks import FIRST_LOOK, LEFT_OUT
 from connector_tax.artifacts.names import PHASES, configuration_of

@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.table import Table
 
 from connector_tax import text
-from connector_tax.analysis.block_model import MOST_BLOCKS, POWER
+from connector_tax.analysis.effect import MOST_BLOCKS, POWER
 from connector_tax.analysis.hypotheses import ABOUT
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.looks import LEFT_OUT, decided_in
 from connector_tax.artifacts.metrics import LATENCY_METRICS, VERDICT_METRICS
-from connector_tax.artifacts.names import PLAIN
+from connector_tax.artifacts.names import ALL_RATES, PLAIN
 from connector_tax.artifacts.stage_records import ConclusionRecord
 from connector_tax.artifacts.tables import POOLED, EffectRow
 from connector_tax.artifacts.verdicts import (
@@ -155,7 +155,7 @@ def limits(study: StudyTables) -> str:
 
 
 def _compared(study: StudyTables) -> list[Compared]:
-    taxes = [study.answers(metric) for metric in VERDICT_METRICS]
+    taxes = [study.at(ALL_RATES, metric) for metric in VERDICT_METRICS]
     return [
         (item.label, [rows[item.id] for rows in taxes if item.id in rows])
         for item in study.connectors

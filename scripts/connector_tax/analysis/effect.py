@@ -1,0 +1,309 @@
+"""One effect: a contrast of launches, its standard error, its intervals, and what they decide.
+
+Every estimate of a study is one of these: taxes and their combinations, steps, resources, interim
+analyses, and differences between two studies. `effects.csv` has its contrast (as `estimate`),
+`error`, `df` and `scale`, so that every reader computes with the same numbers (`effect_of`).
+
+Source: docs/method.md, "The error model" and "Verdicts".
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtr, stdtrit
+
+from connector_tax.artifacts.tables import LOG, RAW, EffectRow, Row
+from connector_tax.artifacts.verdicts import (
+    CANNOT_TELL,
+    MARKED,
+    MIN_BLOCKS_FOR_VERDICT,
+    TOO_FEW,
+    verdict_of,
+)
+from connector_tax.text import signed
+
+Floats = NDArray[np.float64]
+
+# What a planned number of blocks is to reach, and the most that are planned.
+POWER = 0.8
+MOST_BLOCKS = 100
+ONE_LAUNCH = "one launch; launches not included"
+EXACT = "exact"
+
+
+class Ends(NamedTuple):
+    """The ends of an interval; infinite where it has none."""
+
+    lo: float
+    hi: float
+
+
+class Levels(NamedTuple):
+    """The confidences that decide an effect.
+
+    Attributes:
+        wide: of the interval that zero lies outside of, or not.
+        narrow: of the interval of the equivalence test.
+    """
+
+    wide: float
+    narrow: float
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A contrast of launches with Student's t distribution of its error.
+
+    Attributes:
+        contrast: the weighted sum of the launches' values, on `scale`.
+        error: its standard error; None where nothing repeats, as in a single block.
+        df: degrees of freedom behind the error; 0 without one, infinite where it is exactly 0.
+        blocks: the blocks it is formed in.
+        scale: LOG: the values are logs, and the effect is exp(contrast) - 1; RAW: their own unit.
+        method: whose spread the error is of.
+        confidence: of the interval that is shown.
+        added_df: degrees of freedom that one more block would bring.
+        mark: why it gets no verdict; "" where nothing was saturated or dropped.
+        taxes: of a combination, in the order of its terms.
+        combined: of a combination, the sum of its weighted taxes, about which its interval lies.
+    """
+
+    contrast: float
+    error: float | None
+    df: float
+    blocks: tuple[int, ...]
+    scale: str = LOG
+    method: str = ONE_LAUNCH
+    confidence: float = 0.95
+    added_df: int = 0
+    mark: str = ""
+    taxes: tuple[float, ...] = ()
+    combined: float | None = None
+
+    @property
+    def point(self) -> float:
+        """The effect: a fraction on the scale LOG (0.45 is +45%), else in the values' unit."""
+        if self.combined is not None:
+            return self.combined
+        return float(np.expm1(self.contrast)) if self.scale == LOG else self.contrast
+
+    @property
+    def n_blocks(self) -> int:
+        """The number of blocks it is formed in."""
+        return len(self.blocks)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether anything repeats, so that there is an interval."""
+        return self.error is not None
+
+    @property
+    def p(self) -> float | None:
+        """Two-sided p-value of "the contrast is zero"; None without an error."""
+        if not self.error:
+            return None if self.error is None else float(self.contrast == 0)
+        return 2 * float(self.below(-abs(self.contrast)))
+
+    def below(self, errors: float | Floats) -> Floats:
+        """Return the probability that the estimate is off by less than these (signed) errors."""
+        assert self.error
+        return np.asarray(stdtr(self.df, errors / self.error), np.float64)
+
+    def reach(self, share: float) -> float:
+        """The quantile of `share` of the error's distribution; infinite without an error."""
+        if self.error is None:
+            return np.inf
+        return float(stdtrit(self.df, share)) * self.error if self.error else 0.0
+
+    def half_width(self, confidence: float) -> float:
+        """Half the width of the interval of a confidence, on the scale."""
+        return self.reach((1 + confidence) / 2)
+
+    def interval(self, confidence: float, power: float | None = None) -> Ends:
+        """The ends of the interval of a confidence.
+
+        Args:
+            confidence: of the interval.
+            power: with it the ends that are within reach of this share of such studies.
+        """
+        half = self.half_width(confidence)
+        if self.error is None:
+            return Ends(-np.inf, np.inf)
+        if power is not None:
+            half += self.reach(power)
+        if self.scale == LOG:
+            return Ends(*(float(np.expm1(self.contrast + side * half)) for side in (-1, 1)))
+        return Ends(self.point - half, self.point + half)
+
+    @property
+    def lo(self) -> float:
+        """The lower end of the interval that is shown."""
+        return self.interval(self.confidence).lo
+
+    @property
+    def hi(self) -> float:
+        """The upper end of the interval that is shown."""
+        return self.interval(self.confidence).hi
+
+    @property
+    def ends(self) -> tuple[float | None, float | None]:
+        """The ends of the interval that is shown; None without one."""
+        return (self.lo, self.hi) if self.repeats else (None, None)
+
+    def columns(self) -> Row:
+        """Return the numbers of a row of effects.csv; without an error there is no interval."""
+        row: Row = {"estimate": self.point, "n_blocks": self.n_blocks, "method": self.method}
+        if self.error is None:
+            return row
+        row["error"] = self.error
+        if self.method == EXACT:
+            return row
+        return row | {"lo": self.lo, "hi": self.hi, "p": self.p, "df": self.df}
+
+    # ---- more blocks
+
+    def with_blocks(self, blocks: int) -> "Effect":
+        """Return the effect as it would be in a study of so many blocks."""
+        assert self.error is not None
+        df = self.df + self.added_df * (blocks - self.n_blocks)
+        return replace(self, error=self.error * float(np.sqrt(self.n_blocks / blocks)), df=df)
+
+    def ahead(self, blocks: int) -> Ends:
+        """Return the interval's ends as so many blocks would have them, in POWER of the studies."""
+        if not self.repeats:
+            return Ends(-np.inf, np.inf)
+        return self.with_blocks(blocks).interval(self.confidence, POWER)
+
+    def power(self, margin: float, levels: Levels) -> float:
+        """Return the share of such studies that decide, were the contrast of logs the true one.
+
+        They decide by the wide interval off zero, or by the narrow one within the margin, a
+        fraction.
+        """
+        reach, inner = map(self.half_width, levels)
+        least, most = np.log1p(-margin) + inner, np.log1p(margin) - inner
+        if self.error == 0:
+            return float(abs(self.contrast) > reach or least < self.contrast < most)
+        # Within the margin, of what is not off zero as well.
+        ends = np.array([-reach, max(least, -reach), min(most, reach), reach])
+        below, lower, upper, above = self.below(ends - self.contrast)
+        return float(below + max(0.0, upper - lower) + 1 - above)
+
+    def blocks_needed(self, margin: float, levels: Levels) -> int | None:
+        """Return the fewest blocks, above the present ones, whose `power` is POWER."""
+        return fewest_blocks(
+            self.n_blocks, lambda blocks: self.with_blocks(blocks).power(margin, levels) >= POWER
+        )
+
+    def __format__(self, unit: str) -> str:
+        """In a sentence: `+12.3% [+10.1%, +14.6%]`; `pp` in points, `point` without interval."""
+
+        def text(value: float) -> str:
+            return f"{signed(100 * value, 1)}{' pp' if unit == 'pp' else '%'}"
+
+        if unit == "point":
+            return text(self.point)
+        if not self.repeats:
+            return f"{text(self.point)} ({self.method})"
+        return f"{text(self.point)} [{text(self.lo)}, {text(self.hi)}]"
+
+
+def effect_of(row: EffectRow, confidence: float) -> Effect:
+    """Return the effect of a row of effects.csv that has a number.
+
+    It has no `added_df`, and so plans nothing.
+    """
+    assert row.estimate is not None
+    contrast = float(np.log1p(row.estimate)) if row.scale == LOG else row.estimate
+    df = np.inf if row.method == EXACT else row.df or 0
+    blocks = tuple(range(row.n_blocks or 0))
+    return Effect(contrast, row.error, df, blocks, row.scale, row.method, confidence, mark=row.mark)
+
+
+def mean_of(
+    values: Sequence[float],
+    blocks: tuple[int, ...],
+    method: str,
+    confidence: float,
+    scale: str = RAW,
+) -> Effect:
+    """Return the mean of a value for each block, its error by their own spread."""
+    mean, n = float(np.mean(values)), len(values)
+    if n < 2:
+        return Effect(mean, None, 0, blocks, scale, "", confidence)
+    error = float(np.std(values, ddof=1)) / n**0.5
+    return Effect(mean, error, n - 1, blocks, scale, method, confidence)
+
+
+def fewest_blocks(present: int, decided: Callable[[int], bool]) -> int | None:
+    """Return the smallest number of blocks above `present` that decides.
+
+    Args:
+        present: the blocks there are.
+        decided: whether so many decide; true of every number above one of which it is true.
+
+    Returns:
+        None where MOST_BLOCKS do not.
+    """
+    counts = range(present + 1, MOST_BLOCKS + 1)
+    first = bisect_left(counts, True, key=decided)
+    return counts[first] if first < len(counts) else None
+
+
+def sidak(p: float, comparisons: int) -> float:
+    """Sidak's adjustment of a p-value for a number of comparisons (JASA 62 (1967) 626)."""
+    return float(-np.expm1(comparisons * np.log1p(-min(p, 1 - 1e-16))))
+
+
+# ---- verdicts
+
+
+class Judged(NamedTuple):
+    """The verdict of an effect, the intervals that give it, and the blocks that would decide it."""
+
+    verdict: str
+    family_lo: float | None = None
+    family_hi: float | None = None
+    narrow_lo: float | None = None
+    narrow_hi: float | None = None
+    blocks_needed: int | None = None
+
+
+def family_levels(confidence: float, comparisons: int) -> Levels:
+    """Return the levels of a study's effects of which so many are compared with one baseline.
+
+    Zero lies outside the wide interval where Sidak's adjusted p is below 1 - confidence.
+    """
+    return Levels(confidence ** (1 / max(1, comparisons)), 2 * confidence - 1)
+
+
+def judge(
+    effect: Effect,
+    margin: float,
+    levels: Levels,
+    planned: Levels | None = None,
+    fewest: int = MIN_BLOCKS_FOR_VERDICT,
+) -> Judged:
+    """Judge an effect: the only place where a verdict is formed from an estimate.
+
+    Args:
+        effect: on the scale LOG.
+        margin: of its metric, a fraction.
+        levels: of its intervals.
+        planned: the levels at which more blocks would be judged; None: the same.
+        fewest: the blocks that a verdict needs.
+    """
+    narrow = effect.interval(levels.narrow) if effect.repeats else (None, None)
+    if effect.mark:
+        return Judged(MARKED, None, None, *narrow)
+    if not effect.repeats or effect.n_blocks < fewest:
+        return Judged(TOO_FEW, None, None, *narrow)
+    wide, inner, needed = effect.interval(levels.wide), effect.interval(levels.narrow), None
+    verdict = verdict_of(wide, inner, margin)
+    if verdict == CANNOT_TELL and effect.added_df:
+        needed = effect.blocks_needed(margin, planned or levels)
+    return Judged(verdict, *wide, *inner, needed)
