@@ -44,7 +44,7 @@ REMOVED = {"calibrate": "run `python -m benchmarks.error_model virtual` in a che
 
 
 def usage() -> str:
-    """The text of `--help`."""
+    """Return the text of `--help`."""
     rows = [f"  {name:18}{command.what}" for name, command in COMMANDS.items()]
     return (
         "usage: connector-tax COMMAND ...\n       connector-tax --version\n\n"

@@ -1,6 +1,4 @@
-"""What the commands that work on a study share: the option `--study`, and status 2 with the reason
-for what the user can mend.
-"""
+"""Share what every command on a study needs: the option `--study`, and status 2 for user errors."""
 
 import argparse
 import os
@@ -21,7 +19,7 @@ class AnsweringParser(argparse.ArgumentParser):
 
 
 def study_parser(module: str, description: str | None) -> argparse.ArgumentParser:
-    """The parser of `python -m connector_tax.<module> --study FILE`."""
+    """Return the parser of `python -m connector_tax.<module> --study FILE`."""
     parser = argparse.ArgumentParser(
         prog=f"python -m connector_tax.{module}", description=description
     )

@@ -103,7 +103,9 @@ def load_yaml(path: Path) -> Any:
 
 
 def shipped(name: str) -> Path:
-    """The file `name` below the working directory; else, for `config/...`, the package's own."""
+    """Return the file `name` below the working directory, or for `config/...` the package's own
+    copy.
+    """
     path = Path(name)
     own = DEFAULTS / path.name
     return own if path.parent == Path("config") and own.exists() and not path.exists() else path
@@ -127,7 +129,7 @@ def schema_of(name: str) -> dict[str, Any]:
 
 
 def filled(value: Any, name: str, node: Mapping[str, Any] | None = None) -> Any:
-    """A copy of `value` with the defaults of a schema where it has no such key.
+    """Return a copy of `value` with a schema's defaults for the keys that it lacks.
 
     Args:
         value: as a file has it.
@@ -178,7 +180,7 @@ def validate(value: Any, schema_name: str, source: str) -> None:
 
 
 def is_secret(name: str, value: Any) -> bool:
-    """Whether `value`, which stands under `name`, is plausibly a secret."""
+    """Return whether `value`, stored under `name`, looks like a secret."""
     if value is None or isinstance(value, bool) or _HARMLESS.fullmatch(str(value)):
         return False
     if _OF_A_SECRET.search(name):
@@ -230,7 +232,7 @@ def _leaves(value: Any, where: str, name: str) -> Iterator[tuple[str, str, Any]]
 
 
 def load_configurations(path: Path) -> dict[str, ConfigurationEntry]:
-    """The connector configurations of `path` by id, in file order.
+    """Return the connector configurations of `path` by id, in file order.
 
     Raises:
         ConfigError: schema offences, an id that stands twice, or a child that is not defined.
@@ -377,12 +379,12 @@ def _check_choices(config: StudyConfig, source: str) -> None:
 
 
 def pythons_of(engine: EngineSection) -> list[str]:
-    """The interpreters that configurations are served with, the engine's own first."""
+    """Return the interpreters that configurations are served with, the engine's own first."""
     sections = (engine, *engine.get("forms", {}).values())
     return list(dict.fromkeys(section["python"] for section in sections if "python" in section))
 
 
 def is_fetched(engine: EngineSection) -> bool:
-    """Whether the model is named, to be fetched from a hub, and is no folder of this machine."""
+    """Return whether the model is a hub name to fetch, not a folder of this machine."""
     model = engine.get("model", "./")
     return not (model.startswith("./") or Path(model).is_absolute())

@@ -92,7 +92,7 @@ def open_closed_streams() -> None:
 
 
 def standard_stream(path: Path) -> BinaryIO | None:
-    """The standard stream that `path` leads to (`-` is standard output); None: it is no such."""
+    """Return the standard stream that `path` names (`-` is standard output), or None."""
     for number, stream in ((1, sys.stdout), (2, sys.stderr)):
         if stream is None:  # closed before the start
             continue
@@ -239,7 +239,7 @@ def read_jsonl(path: Path) -> Iterator[Any]:
 
 
 def sha256_file(path: Path) -> str:
-    """The SHA-256 of a file's bytes, in hex.
+    """Return the SHA-256 of a file's bytes, in hex.
 
     Raises:
         ArtifactError: the file is missing, or a folder.
@@ -249,7 +249,7 @@ def sha256_file(path: Path) -> str:
 
 
 def sha256_below(folder: Path, pattern: str = "*") -> dict[str, str]:
-    """The SHA-256 of every file below `folder` that fits the pattern, by its path there."""
+    """Return the SHA-256 of every file below `folder` that fits the pattern, by relative path."""
     return {
         path.relative_to(folder).as_posix(): sha256_file(path)
         for path in sorted(folder.rglob(pattern))
@@ -258,7 +258,7 @@ def sha256_below(folder: Path, pattern: str = "*") -> dict[str, str]:
 
 
 def sha256_tree(folder: Path, pattern: str = "*") -> str:
-    """One digest over the names and contents of these files."""
+    """Return one digest over the names and contents of these files."""
     lines = (f"{digest}  {name}\n" for name, digest in sha256_below(folder, pattern).items())
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
@@ -273,6 +273,6 @@ def check_sha256(path: Path, sha256: str | None) -> None:
 
 
 def sha256_json(value: Mapping[str, Any]) -> str:
-    """The SHA-256 of the canonical (sorted, compact) JSON of `value`, in hex."""
+    """Return the SHA-256 of the canonical (sorted, compact) JSON of `value`, in hex."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()

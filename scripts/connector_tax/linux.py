@@ -1,4 +1,4 @@
-"""What Python lacks of Linux: exact timers, time slices, an end with the parent, CPU lists."""
+"""Provide Linux features that Python lacks: exact timers, time slices, death signals, CPU lists."""
 
 import asyncio
 import contextlib

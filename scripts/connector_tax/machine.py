@@ -1,4 +1,4 @@
-"""What a number was measured on: processor, kernel, GPUs, versions, load."""
+"""Describe the machine that a number was measured on: processor, kernel, GPUs, versions, load."""
 
 import csv
 import hashlib
@@ -33,7 +33,7 @@ _LIST_PACKAGES = (
 
 
 def machine_alias() -> str:
-    """A name of this machine that does not tell the host's; the same after a reboot."""
+    """Return a name of this machine that hides the host's name and survives a reboot."""
     known = Path("/etc/machine-id")
     identity = known.read_text(encoding="utf-8").strip() if known.exists() else ""
     digest = hashlib.sha256(f"connector-tax {identity} {platform.node()}".encode()).hexdigest()
@@ -41,18 +41,19 @@ def machine_alias() -> str:
 
 
 def boot_id() -> str:
-    """The kernel's random name of its present boot."""
+    """Return the kernel's random identifier of the current boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
 
 
 def cpu() -> str:
-    """The processor's name, and how many of its CPUs this process may use."""
+    """Return the processor's name and the number of its CPUs that this process may use."""
     name = _cpuinfo("model name") or platform.machine()
     return f"{name}, {len(os.sched_getaffinity(0))} CPUs usable of {os.cpu_count()}"
 
 
 def arithmetic() -> str:
-    """The processor and its vector instructions, by which numerical libraries choose their code.
+    """Return the processor and its vector instructions, by which numerical libraries choose their
+    code.
 
     The last bits of what is computed depend on that choice (OpenBLAS' DYNAMIC_ARCH).
     """
@@ -62,7 +63,7 @@ def arithmetic() -> str:
 
 
 def _cpuinfo(key: str) -> str:
-    """The first value of a key of /proc/cpuinfo; empty where there is none."""
+    """Return the first value of a key of /proc/cpuinfo, or "" where there is none."""
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         name, _, value = line.partition(":")
         if name.strip() == key:
@@ -71,7 +72,7 @@ def _cpuinfo(key: str) -> str:
 
 
 def machine(*packages: str) -> str:
-    """One line to stand above a table: processor, kernel, Python, `packages`, load averages."""
+    """Return a table's header line: processor, kernel, Python, `packages`, load averages."""
     versions = "".join(f", {name} {metadata.version(name)}" for name in packages)
     one, five, _ = os.getloadavg()
     return (
@@ -104,7 +105,7 @@ def engine_versions(python: str) -> dict[str, str]:
 
 
 def git_sha() -> str:
-    """The commit of this checkout, marked when its code differs; `no git` outside a checkout."""
+    """Return this checkout's commit, marked when its code differs, or `no git` outside a checkout."""
     if not IS_CHECKOUT:
         return "no git"
     try:
@@ -118,7 +119,7 @@ def git_sha() -> str:
 
 
 def command_output(command: Sequence[str]) -> str:
-    """What a command prints, stripped.
+    """Return the stripped output of a command.
 
     Raises:
         OSError, subprocess.CalledProcessError: it is not there, or it failed.
@@ -134,7 +135,7 @@ class GpuError(Exception):
 def query_gpus(
     fields: Sequence[str], gpu: str | None = None, units: bool = True
 ) -> list[dict[str, str]]:
-    """These fields of every GPU, by the names of `nvidia-smi --help-query-gpu`.
+    """Return these fields of every GPU, by the names of `nvidia-smi --help-query-gpu`.
 
     Args:
         gpu: only this GPU, by its index or UUID.

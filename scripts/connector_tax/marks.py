@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Mark:
-    """How a configuration is drawn, in every figure."""
+    """A configuration's colour, marker and line, the same in every figure."""
 
     color: str
     marker: str
@@ -44,7 +44,7 @@ SPARE_MARKS = (
 
 
 def marks_of(configurations: Iterable[str]) -> dict[str, Mark]:
-    """The mark of each configuration, by id: the design's, a spare one, or an open one.
+    """Return the mark of each configuration by id: the design's, a spare one, or an open one.
 
     Open marks pair the same colours and markers anew, so that there is one for every configuration.
     """

@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 
 
 def percentile_of(ordered: "Sequence[float] | NDArray[np.floating[Any]]", percent: float) -> float:
-    """The percentile of an ascending sample, as numpy's `linear` has it, without a copy."""
+    """Return a percentile of an ascending sample by numpy's `linear` method, without a copy."""
     position = (len(ordered) - 1) * percent / 100
     below, above = ordered[int(position)], ordered[min(int(position) + 1, len(ordered) - 1)]
     return float(below + (above - below) * (position % 1))
 
 
 def at_least(ordered: "Sequence[float]", percent: float) -> float:
-    """What a percentile of an ascending sample is shown to be: the lower end of its 95% interval.
+    """Return the lower end of the 95% interval of a percentile of an ascending sample.
 
     A sample too small for that end gives its least value; the end is never above the percentile.
     """
@@ -28,7 +28,7 @@ def at_least(ordered: "Sequence[float]", percent: float) -> float:
 def order_statistic_ranks(
     n: int, percent: float, confidence: float
 ) -> tuple[int | None, int | None]:
-    """The ranks (1 to n) whose order statistics enclose a percentile.
+    """Return the ranks (1 to n) whose order statistics enclose a percentile.
 
     For n independent draws the number below the percentile is Binomial(n, percent/100); the ranks
     cut at most (1 - confidence)/2 from each of its tails, so [x_(lo), x_(hi)] covers the

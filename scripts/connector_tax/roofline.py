@@ -1,4 +1,4 @@
-"""What a model costs on an accelerator: its coefficients of vllm/device_time/roofline.py, memory.
+"""Compute a model's cost on an accelerator: coefficients of its step time, and its memory.
 
 The peaks are those of config/accelerators.yaml; weights, heads and experts are those of the model's
 config.json.
@@ -27,13 +27,13 @@ BYTES_OF_BF16 = 2
 
 
 def memory_share(flags: Mapping[str, Any]) -> float:
-    """What a vLLM with these flags takes of a GPU's memory."""
+    """Return the share of a GPU's memory that a vLLM with these flags takes."""
     return float(flags.get("--gpu-memory-utilization", 0.9))
 
 
 @dataclass(frozen=True)
 class ModelSize:
-    """What a model's config.json says of its size.
+    """The sizes of a model, from its config.json.
 
     Attributes:
         dense: weights of a layer that every token uses.
@@ -61,7 +61,7 @@ class ModelSize:
 
     @property
     def active_parameters(self) -> int:
-        """Weights of the layers that one token uses, and those of the output."""
+        """Return the number of weights that one token uses, those of the output layer included."""
         layer = self.dense + self.experts_per_token * self.expert
         return self.layers * layer + self.embedding
 
@@ -72,7 +72,7 @@ class ModelSize:
 
 
 def read_model(path: Path, key: str = "rehearsal.model_config") -> ModelSize:
-    """The sizes of a model of the Llama, Qwen or Mixtral kind from its config.json.
+    """Return the sizes of a Llama, Qwen or Mixtral model from its config.json.
 
     Args:
         key: where the path stands in the configuration, for an error.
@@ -123,7 +123,7 @@ def _model(content: Mapping[str, Any]) -> ModelSize:
 def read_accelerator(
     name: str, key: str = "rehearsal.accelerator"
 ) -> tuple[Accelerator, Efficiency]:
-    """A row of the table, and its efficiencies: the table's, but for those of the row itself.
+    """Return a row of the table and its efficiencies, the row's own before the table's.
 
     Args:
         key: where the name stands in the configuration, for an error.
@@ -163,7 +163,7 @@ class Roofline:
 
     @cached_property
     def coefficients(self) -> dict[str, float]:
-        """Of `device_us`: operations, bytes, and what is reached of the peaks in a second."""
+        """Return the coefficients of `device_us`: operations, bytes and reached peaks per second."""
         model, gpu, reached = self.model, self.accelerator, self.efficiency
         peak = gpu["fp8_tflops"] if model.weight_bytes == 1 else gpu["bf16_tflops"]
         assert peak is not None
@@ -184,7 +184,7 @@ class Roofline:
         }
 
     def device_us(self, batch: Batch) -> float:
-        """The device's time of a step, in microseconds."""
+        """Return the device's time of a step, in microseconds."""
         return device_us(self.coefficients, batch)
 
     def kv_tokens(self, memory_share: float) -> int:
@@ -202,7 +202,7 @@ class Roofline:
 
 
 def device_time(engine: EngineSection) -> dict[str, Any]:
-    """The content of a launch's device_time.json: what the emulated device of `engine` is.
+    """Return the content of a launch's device_time.json, which describes the emulated device.
 
     Raises:
         ConfigError: an unusable accelerator or model, or an engine of several GPUs; names the key.

@@ -1,4 +1,4 @@
-"""seals.jsonl: the chain that fixes every file of a study while it is measured.
+"""Chain the hashes that fix every file of a study while it is measured (seals.jsonl).
 
 Each line is a link and names the SHA-256 of the line before it. The first link of a design holds
 the analysis settings and the configurations' names, before anything of that design is measured;
@@ -42,7 +42,7 @@ RUNNING = (paths.LOGS, paths.OWNERS, paths.DEVICES, paths.SEALS, paths.SEALS_LOC
 
 
 def analysis_settings(config: StudyConfig) -> AnalysisSettings:
-    """The sections of a configuration that decide what the measurements are said to mean."""
+    """Return the sections of a configuration that decide how measurements are judged."""
     return {
         "saturation": config["saturation"],
         "reference": config["reference"],
@@ -127,7 +127,7 @@ def study_files(folder: Path, beside: Collection[str] = ()) -> dict[str, str]:
 
 
 def settled_files(links: Links) -> dict[str, str]:
-    """The study's own files as the links leave them: the last one that names a file counts."""
+    """Return the hashes of the study's own files; the last link that names a file counts."""
     files: dict[str, str | None] = {}
     for _, link in links:
         files |= link["files"]
@@ -216,7 +216,7 @@ def _complete_lines(path: Path) -> list[bytes]:
 
 @contextlib.contextmanager
 def _chain(folder: Path) -> Iterator[list[tuple[str, SealLink]]]:
-    """The links, while nobody else adds one.
+    """Hold the lock on the chain and yield its links.
 
     Raises:
         ArtifactError: there are none, and a launch was sealed.

@@ -1,4 +1,4 @@
-"""How numbers read everywhere: units, signs, intervals; an absent number is a dash."""
+"""Format numbers the same way everywhere: units, signs, intervals; a dash for a missing number."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,19 +8,21 @@ MINUS = "\u2212"
 
 
 def signed(value: float, decimals: int) -> str:
-    """A number with its sign, a real minus and commas of thousands; a rounded zero has no sign."""
+    """Format a number with its sign, a real minus and thousands separators; a rounded zero has no
+    sign.
+    """
     rounded = round(value, decimals) + 0.0
     sign = "+" if rounded else ""
     return f"{rounded:{sign},.{decimals}f}".replace("-", MINUS)
 
 
 def percent(value: float | None) -> str:
-    """A tax: '+12.3 %'."""
+    """Format a tax: '+12.3 %'."""
     return DASH if value is None else f"{signed(100 * value, 1)} %"
 
 
 def interval(low: float | None, high: float | None) -> str:
-    """The interval of a tax: '[+10.1, +14.6]', in per cent."""
+    """Format the interval of a tax in per cent: '[+10.1, +14.6]'."""
     if low is None or high is None:
         return "no interval"
     return f"[{signed(100 * low, 1)}, {signed(100 * high, 1)}]"
@@ -29,7 +31,7 @@ def interval(low: float | None, high: float | None) -> str:
 def size(
     value: float | None, low: float | None = None, high: float | None = None, *, unit: str = ""
 ) -> str:
-    """A signed number with its interval, as precise as the largest allows: '+31 [+27, +35]'."""
+    """Format a signed number with its interval, as precise as the largest allows: '+31 [+27, +35]'."""
     if value is None:
         return DASH
     ends = [end for end in (low, high) if end is not None]
@@ -39,17 +41,19 @@ def size(
 
 
 def tax(value: float | None, low: float | None = None, high: float | None = None) -> str:
-    """A tax in per cent with its interval: '+140 % [+91, +203]'."""
+    """Format a tax in per cent with its interval: '+140 % [+91, +203]'."""
     return size(*(None if end is None else 100 * end for end in (value, low, high)), unit=" %")
 
 
 def number(value: float | None, decimals: int = 2) -> str:
-    """A plain number with a fixed count of decimals."""
+    """Format a number with a fixed count of decimals."""
     return DASH if value is None else f"{value:z.{decimals}f}".replace("-", MINUS)
 
 
 def compact(value: Any) -> str:
-    """Any recorded value in a few characters: numbers to 4 digits, lists and mappings inline."""
+    """Format any recorded value in a few characters: numbers to 4 digits, lists and mappings
+    inline.
+    """
     if value is None:
         return DASH
     if isinstance(value, bool):

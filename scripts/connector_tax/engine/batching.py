@@ -115,7 +115,7 @@ class BatchedService:
     # -- the user's side ------------------------------------------------------------------------
 
     async def do_one(self, x: Any) -> Any:
-        """The result for the single element `x` (anything msgpack carries).
+        """Return the result for the single element `x` (anything msgpack carries).
 
         Raises:
             TransformError: the transformer raised for this element's batch.

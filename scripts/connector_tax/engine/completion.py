@@ -1,4 +1,4 @@
-"""The answer to one completion or chat request: an event for each token, or one JSON object.
+"""Answer a completion or chat request: an event for each token, or one JSON object.
 
 The shapes are those of vLLM's OpenAI-compatible server. All parts of an event that do not change
 from token to token are put together once for each request.
@@ -38,7 +38,7 @@ class Vocabulary:
         self._words = [b" w%d" % i for i in range(size)]
 
     def tokenize(self, text: str) -> list[int]:
-        """One id for each word; a word that is none of the vocabulary's own is hashed."""
+        """Return one id for each word; a word outside the vocabulary is hashed."""
         return [self._id(word) for word in text.split()]
 
     def _id(self, word: str) -> int:
@@ -49,11 +49,11 @@ class Vocabulary:
         return crc32(word.encode()) % self.size
 
     def output_word(self, seed: int, position: int) -> bytes:
-        """The word at `position` of the output for a prompt with this seed; plain ASCII."""
+        """Return the word at `position` of the output for a prompt with this seed; plain ASCII."""
         return self._words[(seed + position * _STRIDE) % self.size]
 
     def outside(self, ids: Sequence[int]) -> int | None:
-        """An id that is none of the vocabulary's, if there is one."""
+        """Return an id outside the vocabulary, or None."""
         for extreme in (min(ids), max(ids)):
             if not 0 <= extreme < self.size:
                 return extreme
@@ -62,7 +62,7 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Answer:
-    """What is to be answered, decided when the request was accepted.
+    """A request's answer, decided when the request was accepted.
 
     Attributes:
         request_id: the client's X-Request-Id, or one of the engine's.
@@ -157,7 +157,7 @@ class Completion:
             self.end_stream(self.closing_events())
 
     def fail(self, message: str) -> None:
-        """The engine died: an error event and a cut body, or an error response."""
+        """Answer with an error event and a cut body, or with an error response: the engine died."""
         if self._done:
             return
         body = error_body(500, message)
@@ -170,7 +170,7 @@ class Completion:
     # -- writing --------------------------------------------------------------------------------
 
     def closing_events(self) -> list[bytes]:
-        """What follows the last token."""
+        """Return the events that follow the last token."""
         done = b"data: [DONE]\n\n"
         if self.answer.include_usage:
             return [_usage_event(self.answer, self._sent), done]
@@ -208,7 +208,7 @@ class Completion:
         self._writes.append((self._protocol.write(data), tokens, deadline_ns))
 
     def close(self, outcome: str) -> None:
-        """The response is over: the truth about it goes to `on_end`."""
+        """End the response and pass the truth about it to `on_end`."""
         if self._done:
             return
         self._done = True
@@ -347,7 +347,7 @@ def _opening(answer: Answer) -> bytes:
 
 
 def _event_parts(answer: Answer) -> tuple[bytes, bytes, bytes]:
-    """What stands before the word, between word and finish reason, and after it."""
+    """Return the parts of an event before the word, between word and finish reason, and after it."""
     head = b"data: %b" % _opening(answer)
     if answer.chat:
         before = b',"choices":[{"index":0,"delta":{"content":"'
@@ -369,7 +369,7 @@ def _usage_event(answer: Answer, completion_tokens: int) -> bytes:
 
 
 def prompt_bytes(ids: Sequence[int]) -> bytes:
-    """The ids as bytes, `TOKEN_BYTES` each."""
+    """Return the ids as bytes, `TOKEN_BYTES` each."""
     return array("I", ids).tobytes()
 
 

@@ -14,7 +14,7 @@ from connector_tax.engine.scheduler import Scheduler, SchedulerOptions
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """What the engine pretends to serve."""
+    """The model that the engine pretends to serve."""
 
     served_name: Text  #: name the server gives the model
     max_model_len: Count  #: tokens, prompt and output together
@@ -51,7 +51,7 @@ def load_config(path: Path, configuration: str) -> EngineConfig:
 
 
 def config_of(value: Any, configuration: str, source: str) -> EngineConfig:
-    """The content of such a file, read from `source`, for one configuration id.
+    """Return the content of an engine file, read from `source`, for one configuration id.
 
     Raises:
         ConfigError: schema offences, or an id the file does not define; names source, key path,

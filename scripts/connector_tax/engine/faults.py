@@ -52,7 +52,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FaultsSection(TypedDict):
-    """What is made to go wrong."""
+    """The faults that the engine injects."""
 
     seed: int  #: of the faults that strike by chance
     rules: list[Rule]
@@ -69,16 +69,16 @@ class FaultPlan:
 
     @property
     def refuses_start(self) -> bool:
-        """Whether the launch is to fail."""
+        """Return whether the launch must fail at start."""
         return any(rule.kind is FaultKind.REFUSE_START for rule in self._rules)
 
     def for_request(self) -> Rule | None:
-        """The fault of the next request, if any; the first rule that strikes wins."""
+        """Return the next request's fault, or None; the first rule that applies wins."""
         ordinal, self._requests = self._requests, self._requests + 1
         return self._strike(ordinal, scrape=False)
 
     def for_scrape(self) -> Rule | None:
-        """The fault of the next scrape of /metrics, if any."""
+        """Return the fault of the next scrape of /metrics, or None."""
         ordinal, self._scrapes = self._scrapes, self._scrapes + 1
         return self._strike(ordinal, scrape=True)
 

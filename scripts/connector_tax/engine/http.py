@@ -216,7 +216,7 @@ class HttpProtocol(asyncio.Protocol):
         return stamp
 
     def end(self) -> None:
-        """The response is complete: close, or go on with the next request."""
+        """End the response: close the connection, or serve the next request."""
         request, self._current = self._current, None
         self.on_disconnect = None
         if self._transport is None or request is None:

@@ -13,7 +13,9 @@ from hashlib import blake2b
 
 
 def block_digests(prompt: bytes, token_bytes: int, block_size: int) -> list[bytes]:
-    """One digest for each full block of `block_size` tokens, covering the prompt up to its end."""
+    """Return a digest for each full block of `block_size` tokens, covering the prompt up to its
+    end.
+    """
     step = token_bytes * block_size
     chain = blake2b(digest_size=16)
     digests = []
@@ -25,7 +27,7 @@ def block_digests(prompt: bytes, token_bytes: int, block_size: int) -> list[byte
 
 @dataclass(slots=True)
 class Holding:
-    """The blocks of one sequence: cached ones by digest, and a number of its own."""
+    """The blocks of one sequence: cached ones by digest, and a count of uncached ones."""
 
     shared: list[bytes] = field(default_factory=list)
     own: int = 0
@@ -62,7 +64,7 @@ class BlockPool:
         return 1.0 - self.available / self.total
 
     def match(self, digests: Seq[bytes], prompt_len: int) -> int:
-        """How many leading blocks are cached; the prompt's last token is never among them."""
+        """Return the number of leading cached blocks, which never include the prompt's last token."""
         if not self._prefix_caching:
             return 0
         usable = (prompt_len - 1) // self.block_size

@@ -1,4 +1,4 @@
-"""What the engine writes down: its steps, and what it knows of each request, as JSON lines.
+"""Write the engine's logs: its steps, and the truth about each request, as JSON lines.
 
 The step log has a file for each process of a real vLLM, `<prefix>.scheduler.jsonl` and
 `<prefix>.worker.jsonl`, with a line (artifacts/cell_records.py:StepLine) for each step.
@@ -138,6 +138,6 @@ class LineLog:
 
 
 def step_logs(prefix: str, on_failure: Callable[[LogError], None]) -> dict[str, LineLog]:
-    """The step log's file of each process; their paths begin with `prefix`."""
+    """Return the step log's file of each process; their paths begin with `prefix`."""
     names = ("scheduler", "worker")
     return {name: LineLog(Path(f"{prefix}.{name}.jsonl"), on_failure) for name in names}

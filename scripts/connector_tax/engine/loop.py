@@ -25,7 +25,7 @@ _SPIN_NS = 60_000
 
 
 class Engine:
-    """Runs steps while there is work; one instance for each launch.
+    """The engine of one launch, which runs steps while there is work.
 
     `launch_seed` is that of the jitter and the launch offset; `on_death` is called once if the
     worker process dies.
@@ -82,7 +82,7 @@ class Engine:
             )
 
     def truth(self) -> LaunchTruth:
-        """What this launch was given."""
+        """Return what this launch was given."""
         config = self.config
         return LaunchTruth(
             configuration=config.configuration,
@@ -108,7 +108,7 @@ class Engine:
         self._wake.set()
 
     def abort(self, sequence: Sequence) -> None:
-        """Drop a request that nobody waits for any more."""
+        """Drop a request whose client is gone."""
         if sequence not in self._live:
             return
         self._live.remove(sequence)
@@ -136,7 +136,7 @@ class Engine:
                     return
 
     async def _next_start(self, deadline: int) -> int:
-        """When the next step starts: at the last one's deadline, or when work arrives."""
+        """Return the start of the next step: the last one's deadline, or the arrival of work."""
         if not self.scheduler.has_work:
             while not self._incoming:
                 self._wake.clear()

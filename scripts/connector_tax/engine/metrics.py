@@ -42,7 +42,7 @@ class Histogram:
         self._sum += value * times
 
     def render(self, labels: str) -> str:
-        """The family in Prometheus's text format."""
+        """Return the family in Prometheus's text format."""
         running = list(accumulate(self._counts))
         bounds = [*(repr(float(b)) for b in self._bounds), "+Inf"]
         name = self._name

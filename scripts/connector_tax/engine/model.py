@@ -36,7 +36,7 @@ class StepCost:
     launch_offset_rel_sd: Share  #: relative spread from launch to launch, seeded
 
     def device_us(self, prefill_tokens: int, decode_seqs: int, kv_tokens: int) -> float:
-        """The device's share of a step, without jitter and offset."""
+        """Return the device's share of a step, without jitter and offset."""
         return (
             self.beta0_us
             + self.beta1_us_per_prefill_token * prefill_tokens
@@ -55,7 +55,7 @@ class StepClock:
         self.launch_factor = math.exp(cost.launch_offset_rel_sd * draw)
 
     def next_factor(self) -> float:
-        """What launch and jitter make of the next step: its time over the cost's."""
+        """Return the next step's time over its cost, from the launch's offset and jitter."""
         factor = self.launch_factor
         if self._cost.jitter_rel_sd:
             factor *= math.exp(self._cost.jitter_rel_sd * self._jitter.gauss(0.0, 1.0))

@@ -74,7 +74,7 @@ class Sequence:
 
 
 class Admission:
-    """Which waiting requests may start their prefill, under a budget of prompt tokens.
+    """A rule for which waiting requests may start their prefill, under a budget of prompt tokens.
 
     `fifo` takes from the head until the budget is used up; `pack` looks at a window of the queue
     and takes the cheapest first, so that a long prompt at the head does not hold back the short
@@ -109,7 +109,9 @@ class Admission:
         return self._take_packed(waiting, max_reqs, budget)
 
     def withdraw(self) -> None:
-        """The last round's requests were all put back: it does not count, and is due again."""
+        """Withdraw the last round, whose requests were all put back: it does not count, and is due
+        again.
+        """
         self._round -= 1
 
     def _cost(self, request: Sequence) -> int:
@@ -212,7 +214,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would have something to do."""
+        """Return whether a step would have anything to do."""
         return bool(self.waiting or self._prefilling or self._decoding)
 
     def add(self, sequence: Sequence) -> None:
@@ -236,7 +238,7 @@ class Scheduler:
     # -- planning a step ------------------------------------------------------------------------
 
     def plan(self) -> StepPlan:
-        """The next step; `commit` it before the next `plan`."""
+        """Return the next step; `commit` it before the next `plan`."""
         plan = StepPlan()
         before = self.preemptions
         if self._options.decode_first:

@@ -50,7 +50,7 @@ class ApiError(Exception):
 
 
 class StreamOptions(msgspec.Struct):
-    """What else to stream."""
+    """A request's further stream options."""
 
     include_usage: bool = False
 
@@ -132,7 +132,7 @@ class Application:
             protocol.respond(error.status, body)
 
     def end_all(self) -> None:
-        """The server stops: whatever is being answered ends here."""
+        """End every response that is being written: the server stops."""
         for completion in list(self._live):
             completion.close("stopped")
 
@@ -297,7 +297,7 @@ class Application:
 
 
 def parse_body(body: bytes, kind: type[Body]) -> Body:
-    """A request's body; ApiError where it is not one."""
+    """Return a request's body; raise ApiError where it is invalid."""
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -305,7 +305,7 @@ def parse_body(body: bytes, kind: type[Body]) -> Body:
 
 
 def chat_text(messages: list[ChatMessage]) -> str:
-    """The text that a chat's messages become a prompt as."""
+    """Return the prompt's text for a chat's messages."""
     words = []
     for message in messages:
         words.append(message.role)

@@ -71,7 +71,7 @@ class VectorTransformer(ABC):
 
 
 def pack(value: Any) -> bytes:
-    """One frame: the length of the msgpack body (4 bytes, little-endian), then the body.
+    """Return one frame: the length of the msgpack body (4 bytes, little-endian), then the body.
 
     Raises:
         TypeError: `value` holds something msgpack cannot carry.
@@ -81,7 +81,7 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(body: bytes) -> Any:
-    """The value in a frame's body.
+    """Return the value in a frame's body.
 
     Raises:
         msgspec.DecodeError: it is not msgpack.
@@ -119,7 +119,7 @@ def class_path(worker_class: type[VectorTransformer]) -> str:
 
 
 def _error(error: Exception) -> list[str]:
-    """An exception's type, text and traceback, as msgpack can carry them."""
+    """Return an exception's type, text and traceback, as msgpack can carry them."""
     said = traceback.TracebackException.from_exception(error)
     texts = ("error", type(error).__name__, str(said), "".join(said.format()))
     return [text.encode("utf-8", "backslashreplace").decode() for text in texts]

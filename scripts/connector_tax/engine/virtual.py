@@ -1,4 +1,4 @@
-"""One launch in virtual time: the engine's scheduler and step cost, no clock, no HTTP.
+"""Run one launch in virtual time: the engine's scheduler and step cost, no clock, no HTTP.
 
 A step is that of `engine.loop.Engine._run` without what waits; everything that decides a time
 (plan, cost draw, launch offset, taxes, commit) is the engine's own code.
@@ -13,7 +13,7 @@ from connector_tax.engine.scheduler import Scheduler, Sequence, StepPlan
 
 
 class VirtualEngine:
-    """One launch of the embedded engine on a clock of its own; `now_ns` is where it stands.
+    """A launch of the embedded engine on its own clock, which stands at `now_ns`.
 
     Args:
         config: the launch's configuration.
@@ -42,7 +42,7 @@ class VirtualEngine:
         self.now_ns = 0
 
     def add(self, seq: int, prompt: int, output: int) -> Sequence:
-        """A request arrives; no other shares a block of its prompt."""
+        """Add a request that shares no prompt block with any other."""
         self._arrivals += 1
         blocks = range(prompt // self._block_size) if self._caching else range(0)
         digests = [b"%d/%d" % (self._arrivals, block) for block in blocks]

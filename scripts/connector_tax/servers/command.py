@@ -1,4 +1,4 @@
-"""Any server that speaks OpenAI's protocol, by the command line that starts it.
+"""Start any server that speaks OpenAI's protocol, by its command line.
 
 It runs in the folder and with the environment of whoever starts the study. What it serves was
 asked of it before the study was resolved (`ab.ask`), and stands in the section.
@@ -56,27 +56,27 @@ class Command(ProbedEngine):
 
     @property
     def served(self) -> ServedSection:
-        """As it was told."""
+        """Return the section as the user gave it."""
         return self.section["served"]
 
     def gate_of(self, _entry: object, /) -> None:
-        """None: each was started and asked before the study."""
+        """Return None: each server was started and probed before the study."""
 
     def command(
         self, study: StudyDocument, launch: Launch, port: int, probe: Path | None, /
     ) -> ServerCommand:
-        """The configuration's command, what runs beside it, and the environment of both."""
+        """Return the configuration's command, its companions, and the environment of both."""
         baseline = baseline_of(study["config"])
         return server_command(self.section, launch.configuration, baseline, port, probe)
 
     def versions(self) -> dict[str, str]:
-        """What its /version answered."""
+        """Return the answer of the server's /version."""
         known = self.served.get("version")
         return super().versions() | ({"vllm": known} if known else {})
 
 
 def split_command(line: str) -> list[str]:
-    """The words of a command line as a shell splits them, but JSON is a word with its quotes.
+    """Split a command line as a shell does, but keep JSON with its quotes as one word.
 
     Within the quotes of the outer shell nobody quotes JSON once more.
 
@@ -96,7 +96,7 @@ def split_command(line: str) -> list[str]:
 
 
 def running_port(text: str) -> int | None:
-    """The port of a server that runs already, by its URL; None where `text` is a command."""
+    """Return the port in a running server's URL, or None where `text` is a command."""
     match = _RUNNING.fullmatch(text)
     return int(match[1]) if match else None
 
@@ -104,7 +104,7 @@ def running_port(text: str) -> int | None:
 def server_command(
     section: EngineSection, name: str, baseline: str, port: int, probe: Path | None
 ) -> ServerCommand:
-    """What launch.sh runs for a command line of the user's, or for the URL of a running server.
+    """Return launch.sh's content for a user's command line, or for the URL of a running server.
 
     `{port}` is the server's port; of a companion its own, which the server knows as
     `{beside1.port}` and so on. The baseline has none: what runs beside the candidates is part of

@@ -63,7 +63,7 @@ class EmbeddedEngine(Engine):
     def command(
         self, study: StudyDocument, launch: Launch, port: int, _probe: Path | None, /
     ) -> ServerCommand:
-        """The embedded engine with its definition beside launch.sh."""
+        """Return the embedded engine's command, with its definition beside launch.sh."""
         argv = ["python", "-m", "connector_tax.engine", "--config", "engine.json"]
         argv += ["--configuration", launch.configuration]
         argv += ["--host", HOST, "--port", str(port)]
@@ -83,7 +83,7 @@ class EmbeddedEngine(Engine):
 
 
 def launch_seed(study: StudyDocument, launch: Launch) -> int:
-    """The seed the embedded engine draws its per-launch offset from."""
+    """Return the seed of the embedded engine's per-launch offset."""
     return int(named_generator(f"{study['seed']}/launch/{launch.name}").integers(2**31))
 
 

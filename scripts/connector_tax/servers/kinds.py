@@ -1,4 +1,4 @@
-"""The one door for engines: what the study asks of the server it measures.
+"""Define what the study needs of a kind of engine, and list the kinds.
 
 Each other module of this room is a kind and has its name: `embedded.py`, `vllm.py`, `command.py`. A
 further kind is a further module with a subclass of `Engine` under the name `KIND`.
@@ -70,7 +70,7 @@ class Companion:
 
 @dataclass(frozen=True, slots=True)
 class ServerCommand:
-    """What launch.sh runs: arguments, added environment, JSON files that lie beside it, companions.
+    """The content of launch.sh: arguments, added environment, JSON files beside it, companions.
 
     Companions are started first and belong to the server: it is not ready without them, and dead
     with them.
@@ -89,7 +89,7 @@ class ServerCommand:
 
 
 class Engine:
-    """A kind of engine, as the study's `engine` section has it.
+    """A kind of engine, with the study's `engine` section.
 
     What is answered here is that of a kind which writes no step log, has no gate of its own and
     tells no versions: a kind overrides what it has.
@@ -143,13 +143,13 @@ class Engine:
 
     @property
     def served(self) -> ServedSection:
-        """What its servers serve, and how they are asked."""
+        """Return what the servers serve, and how to send requests to them."""
         raise NotImplementedError
 
     def command(
         self, study: StudyDocument, launch: Launch, port: int, probe: Path | None, /
     ) -> ServerCommand:
-        """The command that starts the launch's server on `port`.
+        """Return the command that starts the launch's server on `port`.
 
         Args:
             probe: the step probe's overlay folder; None: it is not to write the step log.
@@ -160,7 +160,7 @@ class Engine:
         raise NotImplementedError
 
     def gate_of(self, entry: ConfigurationEntry, /) -> str | None:
-        """The gate that a configuration must pass; None where it has none."""
+        """Return the gate that a configuration must pass, or None."""
         return entry["gate"]
 
     def write_steps(self, path: Path) -> None:
@@ -171,7 +171,7 @@ class Engine:
         """
 
     def step_lines(self, path: Path, offset: int) -> list[bytes]:
-        """The whole step records of a file from the byte `offset` on, as JSON lines."""
+        """Return the whole step records of a file from the byte `offset` on, as JSON lines."""
         with path.open("rb") as stream:
             stream.seek(offset)
             lines = stream.read().splitlines(keepends=True)
@@ -211,7 +211,7 @@ class ProbedEngine(Engine):
             raise ServerError(f"the server hangs: {error}") from error
 
     def step_lines(self, path: Path, offset: int) -> list[bytes]:
-        """The probe's binary records, decoded."""
+        """Return the probe's binary records, decoded."""
         import msgspec
 
         from connector_tax.vllm.step_records import step_records
@@ -220,24 +220,24 @@ class ProbedEngine(Engine):
         return [msgspec.json.encode(record) + b"\n" for record in records]
 
     def log_settings(self, log: str, /) -> Mapping[str, str]:
-        """What vLLM prints of its attention."""
+        """Return the attention settings that vLLM prints."""
         lines = {name: pattern.search(log) for name, pattern in _LOG_LINES.items()}
         return {name: line[1] for name, line in lines.items() if line is not None}
 
 
 def kind_of(name: str) -> type[Engine]:
-    """The kind of engine of this name."""
+    """Return the kind of engine of this name."""
     kind: type[Engine] = import_module(f"connector_tax.servers.{name}").KIND
     return kind
 
 
 def kinds() -> list[str]:
-    """The names of all kinds."""
+    """Return the names of all kinds."""
     return [module.name for module in iter_modules(servers.__path__) if module.name != "kinds"]
 
 
 def engine_of(section: EngineSection) -> Engine:
-    """The engine of an `engine` section."""
+    """Return the engine of an `engine` section."""
     return kind_of(section["kind"])(section)
 
 
@@ -283,7 +283,7 @@ def command_for(
 
 
 def free_port() -> int:
-    """A TCP port of HOST nobody listens on at this moment."""
+    """Return a TCP port of HOST that no process listens on now."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
@@ -291,7 +291,7 @@ def free_port() -> int:
 
 
 def lasting_port(name: str) -> int:
-    """A free TCP port of HOST, for a name the same on the same CPUs while nobody else has it.
+    """Return a free TCP port of HOST that stays the same for a name on the same CPUs.
 
     It lies below those that the kernel gives to whoever asks for any (ip(7), ip_local_port_range).
 

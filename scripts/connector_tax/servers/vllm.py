@@ -90,7 +90,7 @@ class Vllm(ProbedEngine):
 
     @property
     def pythons(self) -> list[str]:
-        """The engine's own interpreter, then those of single configurations."""
+        """Return the engine's own interpreter, then those of single configurations."""
         return pythons_of(self.section)
 
     def resolve(self, _configurations: Sequence[str], /) -> None:
@@ -157,16 +157,16 @@ class Vllm(ProbedEngine):
         return ServerCommand(argv, environment, files, list(companions.started.values()))
 
     def gate_of(self, entry: ConfigurationEntry, /) -> str | None:
-        """Each configuration has one: its connector must be really active."""
+        """Return the gate that proves a configuration's connector to be active."""
         return entry["gate"] or f"verify_{entry['id']}"
 
     def versions(self) -> dict[str, str]:
-        """Those of the packages beside its interpreter."""
+        """Return the versions of the packages in the interpreter's environment."""
         return engine_versions(self.section["python"])
 
 
 def _emulated_flags(engine: EngineSection) -> dict[str, Any]:
-    """What vLLM finds out of a GPU by itself: its memory, and the defaults it has there.
+    """Return the flags for what vLLM detects on a GPU: its memory, and the defaults it has there.
 
     Asynchronous scheduling is left to it: asked for, a connector that it does not go with would end
     the server, where by default it is switched off.
@@ -218,7 +218,7 @@ def transfer_config(
 
 
 def connector_classes(transfer: Mapping[str, Any] | None) -> Iterator[str]:
-    """The connector class of a KVTransferConfig, then those of its children."""
+    """Yield the connector class of a KVTransferConfig, then those of its children."""
     if transfer is not None:
         yield transfer["kv_connector"]
         for child in transfer.get("kv_connector_extra_config", {}).get("connectors", []):
@@ -226,7 +226,7 @@ def connector_classes(transfer: Mapping[str, Any] | None) -> Iterator[str]:
 
 
 def transfer_of(argv: Sequence[str]) -> dict[str, Any] | None:
-    """The KVTransferConfig on a command line of this kind."""
+    """Return the KVTransferConfig on a command line of this kind, or None."""
     if "--kv-transfer-config" not in argv:
         return None
     transfer: dict[str, Any] = json.loads(argv[argv.index("--kv-transfer-config") + 1])
@@ -242,7 +242,7 @@ def _with_ports(value: Any, port_of: Callable[[str], int]) -> Any:
 
 
 class _Companions:
-    """The companions of a launch, each with a port of its own.
+    """The companions of a launch, each with its own port.
 
     Args:
         own: of the configuration's `companions`; started in any case.
@@ -257,7 +257,7 @@ class _Companions:
             self.port_of(name)
 
     def port_of(self, name: str) -> int:
-        """The port of a companion.
+        """Return the port of a companion.
 
         Raises:
             ServerError: there is none of this name.
@@ -291,7 +291,7 @@ class _Companions:
 
 
 def _without_null(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Those a form has not taken away by giving null."""
+    """Return the settings without those that are null."""
     return {name: value for name, value in settings.items() if value is not None}
 
 

@@ -1,4 +1,4 @@
-"""A bootstrap server with nobody behind it, so that a Mooncake consumer can be launched alone.
+"""Serve as a bootstrap server without peers, so that a Mooncake consumer can start alone.
 
 Answers the two calls of vLLM's Mooncake bootstrap protocol: POST /register keeps what a worker
 says, GET /query lists it (empty for a lone consumer). For the gate `verify_kv_consumer`
@@ -68,7 +68,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def make_server(port: int) -> ThreadingHTTPServer:
-    """The server on 127.0.0.1:`port` (0: any free port), not serving yet."""
+    """Return the server on 127.0.0.1:`port` (0: any free port), not serving yet."""
     handler = type("Handler", (_Handler,), {"workers": {}, "lock": threading.Lock()})
     return ThreadingHTTPServer(("127.0.0.1", port), handler)
 

@@ -73,7 +73,7 @@ def build(name: str, python: str) -> None:
 
 
 def lock_text(name: str) -> str:
-    """The pins that envs/<name> is built from: its own, then those of its base that it leaves."""
+    """Return the pins that envs/<name> is built from: its own, then those it inherits."""
     own = (ROOT / "envs" / name / "requirements.lock").read_text(encoding="utf-8")
     if name not in BASES:
         return own
@@ -84,7 +84,7 @@ def lock_text(name: str) -> str:
 
 
 def files_of(engine: EngineSection) -> list[str]:
-    """The files a study's engine needs that this project makes: environment and model."""
+    """Return the files that this project makes for a study's engine: environment and model."""
     names = "|".join(map(re.escape, NAMES))
     own = (re.match(rf"envs/({names})/\.venv/", p) for p in pythons_of(engine))
     needed = [f"{match[0]}built.json" for match in own if match]
@@ -101,7 +101,7 @@ _CPU_HINT = (
 
 
 def check_python(python: str, name: str) -> None:
-    """Whether envs/<name> can be built with the interpreter `python`, a command or a path.
+    """Check that envs/<name> can be built with the interpreter `python`, a command or a path.
 
     Raises:
         BuildError: it is not there, does not run, or is not of the lock's version.

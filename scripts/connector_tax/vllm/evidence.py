@@ -51,7 +51,9 @@ HOOKS: tuple[Literal["build_meta_us", "get_finished_us", "start_load_kv_us"], ..
 
 
 def failed_parts(log: str) -> list[str]:
-    """What of a connector the log says failed to initialise: the line, the exception after it."""
+    """Return the log's lines about connector parts that failed to initialise, with their
+    exceptions.
+    """
     lines = [_COLOUR.sub("", line).strip() for line in log.splitlines()]
     lines_of_failure = []
     for position, line in enumerate(lines):
@@ -65,7 +67,7 @@ def failed_parts(log: str) -> list[str]:
 
 
 def active_paths(log: str) -> dict[str, str]:
-    """What the log says of the path that each part of a connector takes.
+    """Return the path that each part of a connector takes, by the log.
 
     Named as in `_PATHS`; NIXL transports are those UCX took for the agent's endpoint to itself, the
     only one that an idle agent has (said at UCX's log level info).
@@ -76,7 +78,7 @@ def active_paths(log: str) -> dict[str, str]:
 
 
 def fallback_reason(paths: Mapping[str, str]) -> str | None:
-    """Why what would be measured is not what was asked for; None where it is.
+    """Return why the measured path differs from the requested one, or None.
 
     Args:
         paths: `active_paths`.
@@ -94,7 +96,7 @@ def fallback_reason(paths: Mapping[str, str]) -> str | None:
 def inactive_reason(
     classes: Sequence[str], log: str, steps: Sequence[StepLine] | None
 ) -> str | None:
-    """Why the connector is not really active; None when everything says that it is.
+    """Return why the connector is not really active, or None where all evidence shows that it is.
 
     Args:
         classes: the connector class wanted, then its children's; empty for plain.
@@ -123,7 +125,7 @@ def unproved_device(
     steps: Sequence[DeviceLine],
     flags: Mapping[str, Any],
 ) -> str | None:
-    """Why a server does not run beside the device that is emulated; None when it does.
+    """Return why a server does not run beside the emulated device, or None where it does.
 
     Args:
         engine: the study's `engine` section, whose device is emulated.

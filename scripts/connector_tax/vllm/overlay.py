@@ -104,7 +104,8 @@ def _refuse_strangers(folder: Path) -> None:
 
 
 def describe_vllm(python: Path) -> VllmDescription:
-    """The hook points of the vLLM installed for `python`: step_probe/hook_points.py run there.
+    """Return the hook points of the vLLM installed for `python`: step_probe/hook_points.py run
+    there.
 
     Raises:
         OverlayError: the interpreter is missing, or vLLM cannot be imported; the end of its output.
@@ -114,7 +115,7 @@ def describe_vllm(python: Path) -> VllmDescription:
 
 
 def refuse_unfit_for_device_time(python: Path) -> None:
-    """Whether the device of the vLLM installed for `python` can be emulated.
+    """Check that the device of the vLLM installed for `python` can be emulated.
 
     Raises:
         OverlayError: names what that vLLM lacks, or why it cannot be examined.
@@ -129,7 +130,7 @@ def refuse_unfit_for_device_time(python: Path) -> None:
 
 
 def _asked(python: Path, *program: str, pythonpath: str | None = None) -> Any:
-    """The JSON that a program prints last, run by `python`."""
+    """Return the JSON that a program prints last, run by `python`."""
     environment = {**os.environ, "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
     if pythonpath is not None:
         environment["PYTHONPATH"] = pythonpath
@@ -145,12 +146,12 @@ def _asked(python: Path, *program: str, pythonpath: str | None = None) -> Any:
 
 
 def sources_sha256(package: Path) -> str:
-    """One digest over the names and contents of all sources of an installed package."""
+    """Return one digest over the names and contents of all sources of an installed package."""
     return sha256_tree(package, "*.py")
 
 
 def engine_files(engine: EngineSection) -> dict[str, EngineFiles]:
-    """By interpreter, as the study names it: `lock_sha256` and `sources_sha256`.
+    """Return `lock_sha256` and `sources_sha256` by interpreter, as the study names it.
 
     The lock is None where the environment was not built from one of this project's, the sources
     where there is no vLLM. An embedded engine has no interpreter of its own. Reads every source,

@@ -55,7 +55,7 @@ OF_WORKER: Mapping[str, Reader] = {
 
 
 def read(readers: Mapping[str, Reader], source: Any) -> dict[str, tuple[Any, str | None]]:
-    """Each setting with its value, or null and why: this vLLM keeps it elsewhere, or not at all."""
+    """Return each setting with its value, or null and the reason where this vLLM does not have it."""
     settings: dict[str, tuple[Any, str | None]] = {}
     for name, reader in readers.items():
         try:
@@ -68,7 +68,7 @@ def read(readers: Mapping[str, Reader], source: Any) -> dict[str, tuple[Any, str
 
 
 def _name(value: Any) -> Any:
-    """A class by its full name, a member of an enumeration by its own; anything else as text."""
+    """Return a class's full name, an enumeration member's name, or anything else as text."""
     if isinstance(value, type):
         return f"{value.__module__}.{value.__qualname__}"
     return None if value is None else str(getattr(value, "name", value))
@@ -79,7 +79,7 @@ def _backends(worker: Any) -> list[Any]:
 
 
 def _speaks_for_all(config: Any) -> bool:
-    """Whether this is the only engine core, or the first of data-parallel ones."""
+    """Return whether this is the only engine core, or the first of data-parallel ones."""
     return not getattr(config.parallel_config, "data_parallel_index", 0)
 
 
@@ -121,7 +121,7 @@ def install(prefix: str) -> None:
 
 
 def register() -> None:
-    """The entry point: install the probe where a step log is asked for."""
+    """Install the probe where a step log is requested; vLLM's plugin entry point."""
     global _installed
     prefix = os.environ.get(PREFIX_VARIABLE)
     if not prefix or _installed:

@@ -1,4 +1,4 @@
-"""The step probe's binary records as JSON lines in the design's format.
+"""Convert the step probe's binary records to JSON lines in the design's format.
 
 The fields are those of docs/artifacts.md, engine_step. Beyond the design's fields: `update_us` and
 `engine_step_us` of the scheduler, `hooks_us` with the connector's other hooks, `children_us` with
@@ -33,7 +33,7 @@ _Call = tuple[float, float, int]
 
 @dataclass(frozen=True, slots=True)
 class _Hook:
-    """What a position stands for: a hook of the connector, or of its child of that name."""
+    """The hook at a position: the connector's, or that of its child of that name."""
 
     group: int
     child: str | None
@@ -47,7 +47,7 @@ class Header(msgspec.Struct):
     groups: list[tuple[str | None, list[str], int]]
 
     def hooks(self) -> dict[int, _Hook]:
-        """The timed hooks by position."""
+        """Return the timed hooks by position."""
         return {
             position: _Hook(group, child, name)
             for group, (child, names, first) in enumerate(self.groups)
@@ -57,7 +57,7 @@ class Header(msgspec.Struct):
 
 @dataclass(slots=True)
 class _Step:
-    """What was recorded of one step in one process; times in seconds."""
+    """One process's records of one step; times in seconds."""
 
     step_id: int
     start: float
@@ -94,7 +94,7 @@ def ask_to_write(path: Path) -> None:
 
 
 def step_records(file: bytes, offset: int = 0) -> Iterator[StepLine]:
-    """The steps of a file of the probe from the byte `offset` on, in the order of their ends.
+    """Yield the steps of a probe's file from the byte `offset` on, in the order of their ends.
 
     A step, or a number, that is not whole is left out.
 
@@ -114,7 +114,7 @@ def step_records(file: bytes, offset: int = 0) -> Iterator[StepLine]:
 
 
 def device_records(file: bytes, offset: int = 0) -> Iterator[DeviceLine]:
-    """The steps of a file of an emulated device, as `step_records` those of the probe's."""
+    """Yield the steps of an emulated device's file, as `step_records` does for the probe's."""
     if _header(file) is None:
         return
     for _, numbers in _timed(_numbers(file, offset)):
@@ -134,7 +134,7 @@ def _header(file: bytes) -> Header | None:
 
 
 def _numbers(file: bytes, offset: int) -> "array[float]":
-    """What follows the header from `offset` on; a number that is not whole is left out."""
+    """Return the numbers after the header from `offset` on, without a last incomplete one."""
     numbers = array("d")
     body = memoryview(file)[max(offset, file.index(b"\n") + 1) :]
     numbers.frombytes(body[: len(body) // numbers.itemsize * numbers.itemsize])
@@ -142,7 +142,7 @@ def _numbers(file: bytes, offset: int) -> "array[float]":
 
 
 def _timed(numbers: Iterable[float]) -> Iterator[tuple[int, list[float]]]:
-    """The position of each thing timed and its numbers: start, end, values."""
+    """Yield the position of each timing and its numbers: start, end, values."""
     collected: list[float] = []
     for number in numbers:
         if number < 0:

@@ -1,4 +1,4 @@
-"""Models without weights: a config.json and a word-level tokenizer, no hub and no network.
+"""Write models without weights: a config.json and a word-level tokenizer, no hub and no network.
 
 The tiny model of the CPU study is a Qwen3 of 2 layers, whose weights vLLM fills with random numbers
 (`--load-format dummy`). That of an emulated device has the config.json of a model of full size, and

@@ -15,7 +15,7 @@ _LOG = logging.getLogger("vllm.connector_tax_cpu_adapter")
 
 
 def register() -> None:
-    """The entry point, loaded in every vLLM process."""
+    """Install the adapter; vLLM loads it in every process."""
     import torch
     from vllm.platforms import current_platform
 

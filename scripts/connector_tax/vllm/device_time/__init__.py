@@ -24,7 +24,7 @@ _installed = False
 
 
 def register() -> None:
-    """The entry point: replace the device where coefficients are given."""
+    """Replace the device where coefficients are given; vLLM's plugin entry point."""
     global _installed
     path = os.environ.get(VARIABLE)
     if not path or _installed:

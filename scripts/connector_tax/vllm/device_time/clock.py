@@ -1,5 +1,5 @@
 # CONNECTOR_TAX_PATCH
-"""The emulated device: a queue that one server works off, and events that are moments of it.
+"""Emulate the device: a queue that one server works off, and events at moments of it.
 
 Nothing runs. What is queued is done at a moment that is known when it is queued, and whoever waits
 for it sleeps until then, without using the CPU.
@@ -46,7 +46,7 @@ class Step:
     woken_ns: int = 0
 
     def numbers(self) -> tuple[int, ...]:
-        """As they stand in its log."""
+        """Return the step's numbers in the order of its log."""
         return (self.queued_ns, self.end_ns, self.step_id, self.start_ns, self.since_ns,
                 *self.batch, self.wait_ns, self.woken_ns)  # fmt: skip
 
@@ -75,7 +75,7 @@ class Device:
         self._unrecorded.append(self.last)
 
     def launched(self) -> None:
-        """The host has launched the last kernel of the step; it does not end before."""
+        """Mark that the host has launched the step's last kernel; the step does not end before."""
         step = self.last
         assert step is not None
         until = step.queued_ns + self._launch_ns

@@ -16,7 +16,9 @@ from vllm.model_executor.layers.attention.kv_transfer_utils import maybe_transfe
 
 
 def model_class(begin: Callable[[], bool], launched: Callable[[], None]) -> type:
-    """The model; `begin` queues the step and says whether its layers are launched one by one."""
+    """Return the model's class; `begin` queues the step and returns whether layers launch one by
+    one.
+    """
 
     class TimedModel(nn.Module):
         # vLLM looks for its parameters by name, here and in `forward`.
@@ -64,4 +66,4 @@ def model_class(begin: Callable[[], bool], launched: Callable[[], None]) -> type
 
 @maybe_transfer_kv_layer  # type: ignore[untyped-decorator]
 def _layer(layer_name: str) -> None:
-    """What is left of a layer's attention on the host: the connector's hooks around it."""
+    """Run what is left of a layer's attention on the host: the connector's hooks around it."""

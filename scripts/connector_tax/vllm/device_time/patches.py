@@ -1,5 +1,5 @@
 # CONNECTOR_TAX_PATCH
-"""What stands in the place of vLLM's own functions where the device is emulated.
+"""Replace vLLM's own functions where the device is emulated.
 
 Replaced are: Triton's kernels, by calls that do nothing; the model, by one whose forward is a step
 of the device; CUDA events, by moments of its queue; sampling, by token ids made on the host; the
@@ -159,7 +159,7 @@ class Emulation:
         return float(sweep[self._steps // SWEEP_STEPS % len(sweep)])
 
     def attention(self, batch: Any, kv_cache_config: Any) -> dict[str, Any]:
-        """Metadata of every layer's attention: something, for nobody reads it."""
+        """Return placeholder attention metadata for every layer; nothing reads it."""
         self._batch = batch
         if not self._metadata:
             for group in kv_cache_config.kv_cache_groups:
@@ -168,7 +168,7 @@ class Emulation:
 
 
 def sample(_runner: Any, _hidden: Any, batch: Any, _grammar: Any) -> Any:
-    """A token id for each sequence that gets one, in the place of sampling."""
+    """Return a token id for each sequence that gets one, in place of sampling."""
     import torch
 
     output = importlib.import_module("vllm.v1.worker.gpu.sample.output")
@@ -181,7 +181,9 @@ def sample(_runner: Any, _hidden: Any, batch: Any, _grammar: Any) -> Any:
 
 
 class _TorchOfCache:
-    """torch, but for `zeros`: addresses without memory, for nobody reads or writes the KV cache."""
+    """torch with another `zeros`: addresses without memory, since nothing reads or writes the KV
+    cache.
+    """
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
@@ -195,7 +197,7 @@ class _TorchOfCache:
 
 
 def install(coefficients: Mapping[str, Any], prefix: str) -> None:
-    """Replace what is replaced in this process.
+    """Replace every emulated function in this process.
 
     Raises:
         PatchError: this vLLM lacks something of it, or has a Triton of its own.
@@ -233,7 +235,9 @@ def _fail(error: Exception) -> None:
 
 
 def _lift_restrictions() -> None:
-    """Of the CPU platform, and of its attention: FlashAttention's block size and layouts."""
+    """Lift the CPU platform's restrictions and give its attention FlashAttention's block size and
+    layouts.
+    """
     platform = importlib.import_module("vllm.platforms.cpu").CpuPlatform
     check = platform.check_and_update_config.__func__
 

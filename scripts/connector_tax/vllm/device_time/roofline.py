@@ -1,5 +1,5 @@
 # CONNECTOR_TAX_PATCH
-"""The device's time of a step, by roofline: the slower of arithmetic and memory.
+"""Compute the device's time of a step by roofline: the slower of arithmetic and memory.
 
 Matrix products and attention are added, each by its own roof. A mixture of experts reads the
 weights of the experts that the tokens of a step are expected to choose, each with the same chance.
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 
 class Batch(Protocol):
-    """What of a step the device's time depends on.
+    """The part of a step that decides the device's time.
 
     Attributes:
         kv_tokens: of the sequences that decode, before this step.

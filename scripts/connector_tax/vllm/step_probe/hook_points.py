@@ -1,5 +1,5 @@
 # CONNECTOR_TAX_PATCH
-"""What the step probe needs of a vLLM, and whether the one of this interpreter has it.
+"""List what the step probe needs of a vLLM, and check the one of this interpreter.
 
 Also a program of its own, which prints that as JSON.
 """
@@ -51,7 +51,7 @@ OUTPUT_FIELDS = (
 
 
 def found(module: str, name: str) -> Any:
-    """What has a name in a module of the installed vLLM, or in a class there."""
+    """Return the object of that name in a module of the installed vLLM, or in a class there."""
     value: Any = importlib.import_module(module)
     for part in name.split("."):
         value = getattr(value, part)
@@ -59,7 +59,7 @@ def found(module: str, name: str) -> Any:
 
 
 def missing(targets: Iterable[tuple[str, str]], called: bool = False) -> list[str]:
-    """Those that this vLLM lacks, or has and cannot be `called`."""
+    """Return those targets that this vLLM lacks, or has and cannot be `called`."""
     lacking = []
     for module, name in targets:
         try:
@@ -72,7 +72,7 @@ def missing(targets: Iterable[tuple[str, str]], called: bool = False) -> list[st
 
 
 def missing_hooks() -> list[str]:
-    """What of NEEDED and OUTPUT_FIELDS this vLLM lacks."""
+    """Return the members of NEEDED and OUTPUT_FIELDS that this vLLM lacks."""
     lacking = missing((*NEEDED, (OUTPUT, "SchedulerOutput")), called=True)
     if not any(OUTPUT in entry for entry in lacking):
         fields = found(OUTPUT, "SchedulerOutput").__dataclass_fields__
@@ -82,7 +82,7 @@ def missing_hooks() -> list[str]:
 
 
 def describe() -> dict[str, Any]:
-    """The vLLM of this interpreter: version, hook points with file, line and hash, what is missing.
+    """Return this interpreter's vLLM: version, hook points with file, line and hash, missing ones.
 
     Importing vLLM prints to standard output, so the caller looks for the last line.
     """

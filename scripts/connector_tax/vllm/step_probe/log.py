@@ -1,5 +1,5 @@
 # CONNECTOR_TAX_PATCH
-"""What one process has timed: held in memory, written to its file when that may be."""
+"""Hold one process's timings in memory and write them to its file outside the step's path."""
 
 import contextlib
 import itertools
@@ -24,13 +24,15 @@ FIRST_HOOK = 3
 
 
 def mark(position: int) -> float:
-    """What stands for a position among times and values, which are never negative."""
+    """Return the number that stands for a position among times and values, which are never
+    negative.
+    """
     return float(-1 - position)
 
 
 @contextlib.contextmanager
 def socket_address(path: str) -> Iterator[str]:
-    """An address of the Unix socket at `path`: it has room for 107 bytes, a path may have more."""
+    """Yield an address of at most 107 bytes for the Unix socket at `path`, which may be longer."""
     folder, name = os.path.split(path)
     directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -40,7 +42,7 @@ def socket_address(path: str) -> Iterator[str]:
 
 
 class Log:
-    """What one process records, held in memory until it is to be written.
+    """One process's records, held in memory until they are written.
 
     Args:
         prefix: of the paths of its file and its socket.
@@ -66,7 +68,7 @@ class Log:
         self._writing = threading.Lock()
 
     def add_hooks(self, child: str | None, names: list[str]) -> int:
-        """The position of the first of these hooks; called before the first step."""
+        """Return the position of the first of these hooks; call it before the first step."""
         first = self._next_hook
         self._groups.append((child, names, first))
         self._next_hook += len(names)

@@ -1,5 +1,5 @@
 # CONNECTOR_TAX_PATCH
-"""What the step probe wraps around vLLM's functions, and the plugin's entry point."""
+"""Wrap vLLM's functions for the step probe, from the plugin's entry point."""
 
 import inspect
 import itertools
@@ -223,7 +223,7 @@ def _wrap_scheduler(probe: Probe, scheduler: Any) -> None:
 
 
 def _data_parallel_rank(scheduler: Any) -> int:
-    """Of a vLLM that does not know it 0: a second scheduler then finds its file taken."""
+    """Return the scheduler's data-parallel rank, or 0 where this vLLM does not know it."""
     parallel = getattr(scheduler.vllm_config, "parallel_config", None)
     return int(getattr(parallel, "data_parallel_index", 0))
 
@@ -296,7 +296,7 @@ def _watch_sampling(probe: Probe, worker: Any) -> None:
 
 
 def register() -> None:
-    """The entry point: install the probe where a step log is asked for and vLLM is known."""
+    """Install the probe where a step log is requested and vLLM is known; the plugin's entry point."""
     global _probe
     prefix = os.environ.get(PREFIX_VARIABLE)
     if not prefix or _probe is not None:
