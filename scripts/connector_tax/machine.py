@@ -105,7 +105,7 @@ def engine_versions(python: str) -> dict[str, str]:
 
 
 def git_sha() -> str:
-    """Return this checkout's commit, marked when its code differs, or `no git` outside a checkout."""
+    """Return this checkout's commit, marked when its code differs; `no git` outside a checkout."""
     if not IS_CHECKOUT:
         return "no git"
     try:

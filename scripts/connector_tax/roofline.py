@@ -163,7 +163,7 @@ class Roofline:
 
     @cached_property
     def coefficients(self) -> dict[str, float]:
-        """Return the coefficients of `device_us`: operations, bytes and reached peaks per second."""
+        """Return the coefficients of `device_us`: operations, bytes, reached peaks per second."""
         model, gpu, reached = self.model, self.accelerator, self.efficiency
         peak = gpu["fp8_tflops"] if model.weight_bytes == 1 else gpu["bf16_tflops"]
         assert peak is not None

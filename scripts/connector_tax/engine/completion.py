@@ -347,7 +347,7 @@ def _opening(answer: Answer) -> bytes:
 
 
 def _event_parts(answer: Answer) -> tuple[bytes, bytes, bytes]:
-    """Return the parts of an event before the word, between word and finish reason, and after it."""
+    """Return an event's parts before the word, between word and finish reason, and after it."""
     head = b"data: %b" % _opening(answer)
     if answer.chat:
         before = b',"choices":[{"index":0,"delta":{"content":"'

@@ -55,7 +55,7 @@ OF_WORKER: Mapping[str, Reader] = {
 
 
 def read(readers: Mapping[str, Reader], source: Any) -> dict[str, tuple[Any, str | None]]:
-    """Return each setting with its value, or null and the reason where this vLLM does not have it."""
+    """Return each setting with its value, or null and the reason where this vLLM lacks it."""
     settings: dict[str, tuple[Any, str | None]] = {}
     for name, reader in readers.items():
         try:

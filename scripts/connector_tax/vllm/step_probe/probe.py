@@ -296,7 +296,7 @@ def _watch_sampling(probe: Probe, worker: Any) -> None:
 
 
 def register() -> None:
-    """Install the probe where a step log is requested and vLLM is known; the plugin's entry point."""
+    """Install the probe where a step log is requested and vLLM is known; vLLM calls it."""
     global _probe
     prefix = os.environ.get(PREFIX_VARIABLE)
     if not prefix or _probe is not None:
