@@ -31,7 +31,7 @@ def interval(low: float | None, high: float | None) -> str:
 def size(
     value: float | None, low: float | None = None, high: float | None = None, *, unit: str = ""
 ) -> str:
-    """Format a signed number and its interval, in the precision of the largest: '+31 [+27, +35]'."""
+    """Format a number with its interval, in the precision of the largest: '+31 [+27, +35]'."""
     if value is None:
         return DASH
     ends = [end for end in (low, high) if end is not None]
