@@ -207,7 +207,6 @@ OVERLAYS = {
     "extras.yaml": ("vllm-cpu.yaml",),
     "h100.yaml": ("h20.yaml",),
     "h200-emulated.yaml": ("h20-emulated.yaml",),
-    "emulated-boundary.yaml": ("h20-emulated.yaml",),
     "emulated-controls.yaml": ("h20-emulated.yaml",),
     "emulated-cores.yaml": ("h20-emulated.yaml",),
 }

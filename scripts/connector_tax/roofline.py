@@ -225,7 +225,6 @@ def device_time(engine: EngineSection) -> dict[str, Any]:
             f"engine.device_time.accelerator: found {asked['accelerator']}; allowed: one whose "
             "memory holds the model's weights"
         )
-    sweep = {"sweep_us": asked["sweep_us"]} if "sweep_us" in asked else {}
     return {
         "accelerator": asked["accelerator"],
         "architecture": read_json(path)["architectures"][0],
@@ -234,5 +233,4 @@ def device_time(engine: EngineSection) -> dict[str, Any]:
         "launch_us": asked["launch_us"],
         "block_size": KV_BLOCK,
         "kv_blocks": blocks,
-        **sweep,
     }

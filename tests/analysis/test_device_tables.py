@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import polars as pl
 import pytest
 
@@ -15,7 +14,6 @@ from connector_tax.artifacts.names import CellKey
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.artifacts.study_records import DeviceTimeSection
 from connector_tax.artifacts.tables import EffectRow, StepGroup, read_table, table_text
-from connector_tax.figures.steps import hidden_from
 from tests.analysis.synthetic import write_synthetic_study
 from tests.shared import known
 
@@ -44,16 +42,12 @@ def steps(
     return device_steps(pl.DataFrame(rows, schema=DEVICE.columns))
 
 
-def rows(
-    folder: Path, cells: dict[CellKey, pl.DataFrame], sweep: list[float] | None = None
-) -> Groups:
+def rows(folder: Path, cells: dict[CellKey, pl.DataFrame]) -> Groups:
     """Configuration and group of steps to their effects by metric."""
     study = load_study(write_synthetic_study(folder / "s", blocks=2))
     asked: DeviceTimeSection = {
         "accelerator": "H20", "model_config": "x", "launch_us": 0, "besides_us": 0,
     }  # fmt: skip
-    if sweep is not None:
-        asked["sweep_us"] = sweep
     study.config["engine"]["device_time"] = asked
     path = folder / paths.EFFECTS
     path.write_text(table_text(paths.EFFECTS, device_rows(study, cells)))
@@ -77,11 +71,9 @@ def test_what_is_exposed_is_a_mean_over_launches_and_a_contrast_within_blocks(
 ) -> None:
     cells = launches({"plain": 100, "plain_2": 100, "nixl_both": 150})
     by_row = rows(tmp_path, cells)
-    one = StepGroup("decode", "1", None)
+    one = StepGroup("decode", "1")
     assert by_row.keys() == {
-        (config, group)
-        for config in CONFIGURATIONS
-        for group in (StepGroup("decode", "all", None), one)
+        (config, group) for config in CONFIGURATIONS for group in (StepGroup("decode", "all"), one)
     }
     plain, nixl = by_row["plain", one], by_row["nixl_both", one]
     exposed = nixl["exposed_us"]
@@ -112,19 +104,3 @@ def test_kinds_and_sizes_are_apart_and_few_steps_are_none(tmp_path: Path) -> Non
     assert found["decode", "2-3"]["exposed_us"].estimate == pytest.approx(20)
     assert found["mixed", "all"]["exposed_us"].estimate == pytest.approx(40)
     assert found["prefill", "all"]["exposed_us"].estimate == pytest.approx(70)
-
-
-def test_times_that_a_study_sets_are_told_apart_and_give_a_host_budget(tmp_path: Path) -> None:
-    # The host works 400 us while the device does; what it lacks is exposed.
-    swept = pl.concat([steps(40, us, max(0, 400 - us)) for us in (300, 600, 1000)])
-    cells = {CellKey("plain", block, "A", "r1"): swept for block in (0, 1)}
-    made = rows(tmp_path, cells, [300, 600, 1000])
-    found = [
-        (group.device_time_us, of["period_us"].estimate)
-        for (_, group), of in made.items()
-        if group.batch == "1"
-    ]
-    assert found == [(300, 400), (600, 600), (1000, 1000)]
-    table = pd.DataFrame(found, columns=["device_time_us", "period_us"])
-    assert hidden_from(table) == 600
-    assert hidden_from(table[:1]) is None

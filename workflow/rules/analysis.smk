@@ -1,10 +1,10 @@
 # From raw records to tables, figures and the page; two studies beside each other. Nothing is measured.
 
-from connector_tax.figures.names import FIGURES, figures_of
+from connector_tax.figures.names import FIGURES, NAMES
 
 FIGURE_FILES = expand(
     f"{RESULTS}/figures/{{figure}}.{{kind}}",
-    figure=figures_of(STUDY["config"]["engine"]),
+    figure=NAMES,
     kind=["png", "svg", "csv"],
 )
 

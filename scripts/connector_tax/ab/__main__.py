@@ -36,7 +36,7 @@ from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import Study, launches, load_study
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.config import ConfigError
-from connector_tax.figures.names import figures_of
+from connector_tax.figures.names import NAMES
 from connector_tax.files import ArtifactError, read_json, write_json
 from connector_tax.loadgen import LoadGeneratorError
 from connector_tax.study.cell import load_generator
@@ -334,7 +334,7 @@ def _finished(study: Study, blocks: int, line: Line) -> tuple[Answer, str]:
 
 def _archive(study: Study, archive: Path) -> None:
     root = study.root
-    _stage("figures", root, *figures_of(study.config["engine"]))
+    _stage("figures", root, *NAMES)
     _stage("report", root)
     _stage("study.patch", root, "revert", unless=paths.REVERT_STATUS)
     _stage("provenance.manifest", root)

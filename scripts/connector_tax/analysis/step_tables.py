@@ -246,12 +246,11 @@ def device_rows(study: Study, cells: Mapping[CellKey, pl.DataFrame]) -> list[Row
         study: one with an emulated device.
         cells: the steps of every valid cell.
     """
-    sweep = study.config["engine"]["device_time"].get("sweep_us")
     rows: list[Row] = []
     for (phase, cell), launched in sorted(by_cell(cells).items()):
         groups: dict[StepGroup, dict[LaunchId, Row]] = {}
         for launch, steps in launched.items():
-            for group, values in _groups(steps, sweep):
+            for group, values in _groups(steps):
                 groups.setdefault(group, {})[launch] = values
         here: Row = {"quantity": tables.DEVICE, "phase": phase, "cell": cell, "scale": tables.RAW}
         rows += [
@@ -262,34 +261,27 @@ def device_rows(study: Study, cells: Mapping[CellKey, pl.DataFrame]) -> list[Row
     return rows
 
 
-def _order(group: StepGroup) -> tuple[int, float, int]:
-    """By kind, time and size, all sizes together first."""
+def _order(group: StepGroup) -> tuple[int, int]:
+    """Sort by kind and size, all sizes together first."""
     first = -1 if group.batch == ALL_SIZES else int(group.batch.partition("-")[0])
-    return KINDS.index(group.kind), group.device_time_us or 0.0, first
+    return KINDS.index(group.kind), first
 
 
-def _groups(steps: pl.DataFrame, sweep: Sequence[float] | None) -> Iterator[tuple[StepGroup, Row]]:
-    """One launch's values of DEVICE_METRICS, and how many steps, by kind, size and time given."""
+def _groups(steps: pl.DataFrame) -> Iterator[tuple[StepGroup, Row]]:
+    """One launch's values of DEVICE_METRICS, and how many steps, by kind and size."""
     sizes = {n: [ALL_SIZES, *_size(n)] for n in steps["decode_seqs"].unique().to_list()}
     batches = [sizes[n] for n in steps["decode_seqs"].to_list()]
     kind = kind_of(pl.col("prefill_tokens") > 0, pl.col("decode_seqs") > 0)
-    table = steps.with_columns(
-        pl.Series("batch", batches, pl.List(pl.String)), kind=kind, time_us=pl.lit(None, pl.Float64)
-    )
-    if sweep is not None:
-        # Of a step whose predecessor took as long.
-        distances = np.abs(steps["device_us"].to_numpy()[:, None] - np.array(sweep))
-        given = pl.Series(np.array(sweep, float)[distances.argmin(axis=1)])
-        table = table.with_columns(time_us=given).filter(given == given.shift())
+    table = steps.with_columns(pl.Series("batch", batches, pl.List(pl.String)), kind=kind)
     exposed = pl.col("exposed_us")
-    values = table.explode("batch").group_by("kind", "batch", "time_us").agg(
+    values = table.explode("batch").group_by("kind", "batch").agg(
         pl.col("device_us", "period_us", "host_busy_us").median(),
         n=pl.len(),
         exposed_us=exposed.mean(),
         exposed_share=(exposed > 0).mean(),
     )  # fmt: skip
     for row in values.filter(pl.col("n") >= MIN_STEPS).iter_rows(named=True):
-        yield StepGroup(row["kind"], row["batch"], row["time_us"]), row
+        yield StepGroup(row["kind"], row["batch"]), row
 
 
 def _size(decode_seqs: int) -> list[str]:

@@ -80,9 +80,6 @@ class DeviceTimeSection(TypedDict):
     #: of a step, us, in which the device does anything but matrix products and attention; an
     #: assumption
     besides_us: NonNegative
-    #: in place of the roofline these times of a step, each for some steps in turn; for the question
-    #: from which time on the host's work is hidden
-    sweep_us: NotRequired[Annotated[list[Positive], meta(min_length=1)]]
 
 
 class ServedSection(TypedDict):

@@ -181,26 +181,21 @@ ALL_SIZES = "all"
 
 @dataclass(frozen=True)
 class StepGroup:
-    """The `item` of steps: kind, sequences that decode, the device's time given by a sweep.
-
-    `decode/all/`, `decode/4-7/` or, in a sweep, `decode/4-7/3000`.
-    """
+    """The `item` of steps: kind and sequences that decode, as `decode/all/` or `decode/4-7/`."""
 
     kind: str
     batch: str = ALL_SIZES
-    device_time_us: float | None = None
 
     @classmethod
     def of(cls, item: str) -> "StepGroup":
         """The group of an effect's `item`."""
-        kind, batch, time_us = item.split("/")
-        return cls(kind, batch, float(time_us) if time_us else None)
+        kind, batch, _ = item.split("/")
+        return cls(kind, batch)
 
     @property
     def item(self) -> str:
         """The group as an effect's `item`."""
-        time_us = "" if self.device_time_us is None else f"{self.device_time_us:.10g}"
-        return f"{self.kind}/{self.batch}/{time_us}"
+        return f"{self.kind}/{self.batch}/"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from connector_tax.artifacts.study_records import EngineSection
     from connector_tax.figures.style import Picture
     from connector_tax.figures.tables import StudyTables
 
@@ -21,7 +20,6 @@ class Words:
     caption: str
 
 
-BOUNDARY = "fig12_boundary"
 FIGURES: dict[str, Words] = {
     "fig1_ttft_vs_rate": Words(
         "rates.ttft",
@@ -112,24 +110,8 @@ FIGURES: dict[str, Words] = {
         "What each configuration costs over plain: latency over all rates with its verdict and"
         " the upper end of its interval, a step at the rate named, and what it takes while idle.",
     ),
-    # Where an emulated device takes times that the study sets.
-    BOUNDARY: Words(
-        "steps.boundary",
-        "Figure 12: from which length of a step on the host's work is hidden",
-        "Period of a decode step, from the end of the step before to its own, against the time that"
-        " the emulated device takes for it, by the number of sequences in the step, with 95 %"
-        " intervals over launches. On the line y = x all of the host's work is hidden behind the"
-        " device; above it the device waits for the host.",
-    ),
 }
-# Of every study.
-NAMES = tuple(name for name in FIGURES if name != BOUNDARY)
-
-
-def figures_of(engine: EngineSection) -> tuple[str, ...]:
-    """The figures of a study with this `engine` section."""
-    sets_times = "sweep_us" in engine.get("device_time", {})
-    return tuple(FIGURES) if sets_times else NAMES
+NAMES = tuple(FIGURES)
 
 
 def draw(study: StudyTables, name: str) -> Picture:

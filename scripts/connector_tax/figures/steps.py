@@ -1,6 +1,5 @@
-"""Figures 6, 7 and 12: what a step takes; and what a span of the step probe is time of."""
+"""Figures 6 and 7: what a step takes; and what a span of the step probe is time of."""
 
-import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -12,8 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from connector_tax.artifacts.names import NOOP
-from connector_tax.artifacts.tables import DEVICE, KINDS, STEP, EffectRow, StepGroup, StepPoint
-from connector_tax.artifacts.verdicts import MIN_BLOCKS_FOR_VERDICT
+from connector_tax.artifacts.tables import KINDS, STEP, EffectRow, StepPoint
 from connector_tax.figures import rows, style
 from connector_tax.figures.tables import StudyTables, frame, records, steps_over_plain
 from connector_tax.marks import Mark
@@ -206,108 +204,6 @@ def _stack(axes: Axes, y: float, row: dict[str, Any]) -> None:
             side = 1 if us > 0 else -1
             axes.barh(y, us, 0.62, left=ends[side], lw=0.5, zorder=3, **look)
             ends[side] += us
-
-
-# ---- figure 12: a step's period over the time that an emulated device takes for it
-#
-# Only of a study that sets these times (engine.device_time.sweep_us). Where a curve lies on the
-# diagonal, all of the host's work is hidden.
-
-# A period this much longer than the device's time has left the diagonal.
-EXPOSED = 0.01
-DEVICE_COLUMNS = [
-    "config", "batch", "device_time_us", "period_us", "period_lo_us", "period_hi_us", "n_steps",
-    "n_launches", "hidden_from_us",
-]  # fmt: skip
-ACROSS = 2
-DEVICE_IN = 1.35
-
-
-def boundary(study: StudyTables) -> style.Picture:
-    """A panel for each size of the batch, the steps of all cells of Phase A in it."""
-    table = device_steps(study)
-    named = {item.id for item in study.launched}
-    least = min(study.blocks, MIN_BLOCKS_FOR_VERDICT)
-    table = table[
-        (table["kind"] == "decode") & table["config"].isin(named)
-        & ~table["batch"].isin(["all", "0"]) & table["period_us"].notna()
-        & (table["n_launches"] >= least)
-    ]  # fmt: skip
-    # A size that several cells have is shown from the one with the most steps of it.
-    most = table.sort_values("n_steps", kind="stable").drop_duplicates(
-        ["config", "batch", "device_time_us"], keep="last"
-    )
-    if most.empty:
-        raise style.AbsentError("no steps of the emulated device")
-    hidden = {key: hidden_from(own) for key, own in most.groupby(["config", "batch"], sort=False)}
-    of_rows = [hidden[row["config"], row["batch"]] for row in records(most)]
-    most = most.assign(hidden_from_us=pd.Series(of_rows, index=most.index, dtype=object))
-    most = most.sort_values(["batch", "config", "device_time_us"], kind="stable")
-    sizes = sorted(most["batch"].unique(), key=lambda name: int(name.partition("-")[0]))
-    lines = math.ceil(len(sizes) / ACROSS)
-    notes = [
-        f"on the diagonal: at most {EXPOSED:.0%} longer than the device's own time;"
-        f" a point is of at least {least} launches; 95 % intervals, cut at the axes"
-    ]
-    figure = style.new_figure(study, style.COLUMN_IN, lines * DEVICE_IN + 0.9, notes)
-    grid = style.panels(figure, len(sizes), ACROSS, share_x=True)
-    times, periods = (rows.numbers(most, [name]) for name in ("device_time_us", "period_us"))
-    ends, heights = (
-        (0.9 * min(values) / 1e3, 1.1 * max(values) / 1e3) for values in (times, times + periods)
-    )
-    for axes, batch in zip(grid.flat, sizes, strict=False):
-        _periods(study, axes, most, batch, ends)
-        axes.set_title(f"{batch} sequence{'' if batch == '1' else 's'} in the step")
-    # The panels share this axis, whose ticks each of them has set anew.
-    grid[0, 0].set_ylim(heights)
-    style.log_ticks(grid[0, 0].yaxis, *heights)
-    for axes in grid[:, 0]:
-        axes.set_ylabel("period of a step (ms)")
-    for axes in grid[-1]:
-        axes.set_xlabel("the device's time of a step (ms)")
-    return style.picture(figure, most[DEVICE_COLUMNS], style.configuration_handles(study), 2)
-
-
-def device_steps(study: StudyTables) -> pd.DataFrame:
-    """The periods of the emulated device's steps in Phase A, by kind, batch and given time."""
-    of = [row for row in study.of(DEVICE, "A") if row.metric == "period_us"]
-    ends = ("period_us", "period_lo_us", "period_hi_us")
-    named = dict(zip(("estimate", "lo", "hi"), ends, strict=True))
-    named |= {"n": "n_steps", "n_blocks": "n_launches"}
-    groups = frame([StepGroup.of(row.item) for row in of], StepGroup)
-    return pd.concat([frame(of, EffectRow).rename(columns=named), groups], axis=1)
-
-
-def hidden_from(own: pd.DataFrame) -> float | None:
-    """The shortest time from which on every period is the device's own; None: of none is it."""
-    shortest = None
-    for row in records(own.sort_values("device_time_us", ascending=False)):
-        if row["period_us"] > (1 + EXPOSED) * row["device_time_us"]:
-            break
-        shortest = float(row["device_time_us"])
-    return shortest
-
-
-def _periods(
-    study: StudyTables, axes: Axes, most: pd.DataFrame, batch: str, ends: tuple[float, float]
-) -> None:
-    axes.plot(ends, ends, color="#9aa7b5", lw=0.8, zorder=0.5)
-    times_us = sorted(most["device_time_us"].unique())
-    for item in study.configurations:
-        mark = style.marks(study)[item.id]
-        own = most[(most["config"] == item.id) & (most["batch"] == batch)]
-        # A line breaks at a time of which too few launches have steps.
-        own = own.set_index("device_time_us").reindex(times_us).reset_index()
-        time, period, low, high = (
-            own[name].astype(float) / 1e3
-            for name in ("device_time_us", "period_us", "period_lo_us", "period_hi_us")
-        )
-        axes.plot(time, period, ls=mark.line, **style.marker_style(mark))
-        known = low.notna()
-        axes.vlines(time[known], low[known], high[known], color=mark.color, lw=0.8)
-    axes.set(xscale="log", yscale="log", xlim=ends)
-    style.log_ticks(axes.xaxis, *ends)
-    axes.grid()
 
 
 # ---- what a span is time of, said from what the launches recorded (engine.csv)

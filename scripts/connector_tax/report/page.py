@@ -16,7 +16,7 @@ from connector_tax.artifacts.metrics import criteria_of
 from connector_tax.artifacts.tables import POOLED
 from connector_tax.artifacts.verdicts import sign_of
 from connector_tax.figures import resources, steps, style
-from connector_tax.figures.names import BOUNDARY, FIGURES, figures_of
+from connector_tax.figures.names import FIGURES
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, reading
 from connector_tax.report import answer, effects, series
@@ -75,18 +75,11 @@ def context(study: StudyTables) -> dict[str, Any]:
         "scores": resources.scores(study),
         "sign_of": sign_of,
         "changed_settings": changed_settings(study.root, study.document),
-        "figures": {name: _figure(study, name) for name in figures_of(engine)},
-        "boundary": BOUNDARY,
+        "figures": {name: _figure(study, name) for name in FIGURES},
         "emulated_device": engine.get("device_time", {}).get("accelerator"),
         "spans": f"{steps.hidden(study)} {steps.placed(study)}".strip(),
         "over_time": over_time,
         "launches": launches,
-        "silent": [
-            (launch, item)
-            for launch, cells in over_time
-            for item in cells
-            if item.cell.status == "valid" and item.silence and item.silence.flagged
-        ],
         "counts": counts,
         "void_share": counts["void"] / (counts.total() or 1),
         "criteria_said": " / ".join(

@@ -2,20 +2,12 @@
 
 From the first planned request until the window ends, in BINS equal parts; a part's value is the
 median of what was recorded in it, and a part without a record is a gap.
-
-And whether the server stood still: the longest time in which requests were in flight and no token
-came. A token is seen when a read brought it, where a study keeps its reads; else when a request's
-first or last token came, and when a step of the engine that scheduled tokens was logged. With
-neither reads nor steps the tokens between a request's first and last are not known, and nor is the
-silence.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
-import msgspec
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
@@ -25,8 +17,8 @@ from connector_tax.analysis.machine import read_machine
 from connector_tax.analysis.measure import WAITING, gauge_values
 from connector_tax.analysis.records import REQUESTS, STEPS, read_records, read_whole
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.cell_records import CellRecord, MeasuredWindow
-from connector_tax.files import ArtifactError, read_jsonl, reading
+from connector_tax.artifacts.cell_records import CellRecord
+from connector_tax.files import ArtifactError, read_jsonl
 from connector_tax.report.launches import CellState, LaunchReport
 
 BINS, HEIGHT = 48, 16  # of a drawing, in its own units
@@ -35,12 +27,6 @@ COLUMNS = (
     "yardstick, ns",
 )  # fmt: skip
 KV_USE = "vllm:kv_cache_usage_perc"
-# A silence is flagged beyond LEAST_S, or TTFTS times the cell's shortest TTFT where that is longer:
-# alone, a prompt is silent for as long as its own TTFT. LEAST_S is nine times the longest silence
-# below saturation in the archives `default` and `vllm-cpu`, three times that of saturated cells,
-# 0.31 s (tests/report/test_silence.py).
-LEAST_S = 1.0
-TTFTS = 3.0
 
 Floats = NDArray[np.float64]
 # When something was recorded, in ns, and its value.
@@ -55,18 +41,6 @@ class Drawing:
     words: str
 
 
-class Silence(NamedTuple):
-    """The longest silence of a cell, and its bound, in s."""
-
-    longest_s: float
-    bound_s: float
-
-    @property
-    def flagged(self) -> bool:
-        """Whether the server stood still for longer than a cell's own prompts explain."""
-        return self.longest_s > self.bound_s
-
-
 @dataclass(frozen=True)
 class CellSeries:
     """The time series of one cell.
@@ -76,14 +50,12 @@ class CellSeries:
         warm: where the warm-up ends, in units of the drawing.
         failed: an SVG path with a stroke for each part in which a request failed or was dropped.
         drawings: one for each of COLUMNS; None where nothing was recorded.
-        silence: the longest time without a token; None where it is not known.
     """
 
     cell: CellState
     warm: int
     failed: str
     drawings: Sequence[Drawing | None]
-    silence: Silence | None
 
 
 def series_of(launch: LaunchReport) -> list[CellSeries]:
@@ -114,9 +86,7 @@ def _series(cell: CellState, record: CellRecord) -> CellSeries:
     warm = round(BINS * (window["t_warmup_end_ns"] - start) / (stop - start))
     hit = np.flatnonzero(np.histogram(failed, edges)[0])
     strokes = "".join(f"M{part}.5 {HEIGHT}v-{HEIGHT}" for part in hit)
-    requests = cell.path.with_name(paths.cell_log("requests", record["phase"], record["cell"]))
-    quiet = silence(requests, steps[0], window) if requests.name in record["files"] else None
-    return CellSeries(cell, warm, strokes, [_drawing(*pair, edges) for pair in samples], quiet)
+    return CellSeries(cell, warm, strokes, [_drawing(*pair, edges) for pair in samples])
 
 
 def _drawing(t_ns: Floats, values: Floats, edges: Floats) -> Drawing | None:
@@ -201,55 +171,3 @@ def _yardstick(path: Path, sha256: str) -> list[Samples]:
     """The time of one load from memory, in ns."""
     machine = read_machine(path, sha256)
     return [(machine.t_ns.astype(float), machine.memory_ns / machine.elements)]
-
-
-# ---- did the server stand still?
-
-
-class _Request(msgspec.Struct):
-    t_send_ns: int | None
-    t_first_token_ns: int | None
-    t_last_token_ns: int | None
-    t_done_ns: int | None
-    reads: list[tuple[int, int]] | None = None
-
-
-def silence(path: Path, steps_ns: Floats, window: MeasuredWindow) -> Silence | None:
-    """The longest silence of a cell from the end of its warm-up on; None where it is not known.
-
-    Args:
-        path: its requests file, of which the hash has been checked.
-        steps_ns: when steps that scheduled tokens were logged.
-    """
-    with reading(path):
-        lines = path.read_bytes().splitlines()
-    sent = [r for r in map(msgspec.json.Decoder(_Request).decode, lines) if r.t_send_ns is not None]
-    firsts = [r.t_first_token_ns for r in sent if r.t_first_token_ns is not None]
-    reads = [t_ns for r in sent for t_ns, _ in r.reads or ()]
-    if not firsts or not (reads or len(steps_ns)):
-        return None
-    lasts = [r.t_last_token_ns for r in sent if r.t_last_token_ns is not None]
-    lives = [(r.t_send_ns or 0, r.t_done_ns or window["t_stop_ns"]) for r in sent]
-    seen = np.concatenate([firsts, lasts, reads if reads else steps_ns]).astype(float)
-    ttfts = [r.t_first_token_ns - r.t_send_ns for r in sent if r.t_first_token_ns and r.t_send_ns]
-    bound_s = max(LEAST_S, TTFTS * min(ttfts) / 1e9)
-    return Silence(longest_silence_s(lives, seen, window["t_warmup_end_ns"]), bound_s)
-
-
-def longest_silence_s(lives: Sequence[tuple[int, int]], tokens_ns: Floats, from_ns: float) -> float:
-    """The longest time from `from_ns` on with a request in flight and without a token.
-
-    Args:
-        lives: when each request was sent, and when it was over, in ns.
-        tokens_ns: when tokens came, in any order.
-        from_ns: what was before does not count.
-    """
-    sent, over = np.sort(np.array(lives, float).reshape(-1, 2), axis=0).T
-    # A silence begins with a token, or with a request that is alone, and ends where none is left.
-    alone = sent[np.searchsorted(sent, sent, "left") == np.searchsorted(over, sent, "right")]
-    last = over[np.searchsorted(sent, over, "right") == np.searchsorted(over, over, "right")]
-    moments = np.concatenate([tokens_ns, alone, last, [from_ns]])
-    moments = np.sort(moments[moments >= from_ns])
-    middles = (moments[1:] + moments[:-1]) / 2
-    in_flight = np.searchsorted(sent, middles) > np.searchsorted(over, middles)
-    return float(np.diff(moments)[in_flight].max(initial=0.0)) / 1e9

@@ -26,7 +26,6 @@ from connector_tax_step_probe.log import Log, mark
 from .clock import Batch, Device, Step, event_class
 from .roofline import device_us
 
-SWEEP_STEPS = 50
 # How vLLM starts the engine core's process; on a CPU it leaves no choice.
 _START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 _STEP = mark(0)
@@ -117,7 +116,6 @@ class Emulation:
         self.output: Any = None
         self._batch: Any = None
         self._metadata: dict[str, Any] = {}
-        self._steps = 0
         # When the engine core was given a request that no step has begun to compute.
         self.arrived_ns: dict[str, int] = {}
 
@@ -151,12 +149,7 @@ class Emulation:
         return bool(batch.has_prefill)
 
     def _duration_us(self, batch: Batch) -> float:
-        sweep = self._coefficients.get("sweep_us")
-        if sweep is None:
-            return device_us(self._coefficients, batch)
-        # Each for SWEEP_STEPS steps, in turn, whatever the batch.
-        self._steps += 1
-        return float(sweep[self._steps // SWEEP_STEPS % len(sweep)])
+        return device_us(self._coefficients, batch)
 
     def attention(self, batch: Any, kv_cache_config: Any) -> dict[str, Any]:
         """Return placeholder attention metadata for every layer; nothing reads it."""
