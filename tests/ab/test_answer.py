@@ -16,10 +16,11 @@ from connector_tax.ab.__main__ import Line
 from connector_tax.ab.answer import Answer, all_void
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.checks import BOUNDS
+from connector_tax.artifacts.names import ALL_RATES
 from connector_tax.artifacts.study_file import Study
 from connector_tax.artifacts.tables import COLUMNS
 from connector_tax.artifacts.verdicts import CANNOT_TELL, COSTS, MARKED
-from connector_tax.compare.gate import NO_NUMBER, STATUS
+from connector_tax.compare.bounds import NO_NUMBER, STATUS, Bound
 from tests.study_folder import DEFAULT
 
 
@@ -32,20 +33,22 @@ def answer(verdict: str, root: Path) -> Answer:
     vars(tax).update(
         config="candidate", metric="ttft_p50", estimate=0.2, family_lo=0.1, family_hi=0.3,
         narrow_hi=0.28, margin=0.03, verdict=verdict, shown=(0.2, 0.1, 0.3),
+        mark="a server saturated" if verdict == MARKED else "", cell=ALL_RATES,
+        error=0.03, df=12, n_blocks=2, scale="log", method="block model (df 12)",
     )  # fmt: skip
     return Answer(Study(root, document), 2, 1.5, [tax], [], root / "x.tar.zst")
 
 
-@pytest.mark.parametrize("bound", [None, 0.05, 0.5])
+@pytest.mark.parametrize("bounds", [[], [Bound(0.05)], [Bound(0.5, "ttft_p50")]])
 def test_a_server_that_fell_behind_gets_no_verdict_whatever_the_bound(
-    bound: float | None, tmp_path: Path
+    bounds: list[Bound], tmp_path: Path
 ) -> None:
     said = answer(MARKED, tmp_path)
     line = "candidate: TTFT +20.0% [+10.0, +30.0] no verdict: a server fell behind this rate"
     assert said.text().splitlines()[0] == line
-    assert said.status(bound) == STATUS[NO_NUMBER]
+    assert said.status(bounds) == STATUS[NO_NUMBER]
     costs = answer(COSTS, tmp_path)
-    assert costs.status(bound) != STATUS[NO_NUMBER]
+    assert costs.status(bounds) != STATUS[NO_NUMBER]
     line = "candidate: TTFT +20.0% [+10.0, +30.0], at most +28.0%: costs"
     assert costs.text().splitlines()[0] == line
 
@@ -66,7 +69,7 @@ def test_where_every_cell_is_void_there_is_no_number_and_a_reason(tmp_path: Path
     none = replace(known, void=void)
     line = "candidate: no number: every cell is void: short answers"
     assert none.text().splitlines()[0] == line
-    assert none.status(None) == STATUS[NO_NUMBER]
+    assert none.status([]) == STATUS[NO_NUMBER]
     assert replace(none, void={}).text().splitlines()[0] == "candidate: TTFT no number"
     line = "candidate: no number: every cell is void: baseline: busy"
     assert replace(none, void={"baseline": "busy"}).text().splitlines()[0] == line

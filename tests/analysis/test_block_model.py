@@ -10,7 +10,6 @@ from connector_tax.analysis.block_model import (
     Launches,
     LaunchId,
     huber,
-    randomisation_p,
 )
 from connector_tax.analysis.effect import Effect, Levels
 from connector_tax.artifacts.tables import RAW
@@ -187,11 +186,10 @@ def random_launches(
     return Launches.of(values, RAW)
 
 
-def test_without_noise_both_are_the_difference() -> None:
+def test_without_noise_hubers_estimate_is_the_difference() -> None:
     exact = {LaunchId(n, b): b + (0.1 if n == "a" else 0) for n in FEW for b in range(4)}
     found = huber(Launches.of(exact), "a", BASE)
     assert found is None or (found.contrast, found.error) == pytest.approx((0.1, 0))
-    assert randomisation_p(Launches.of(exact), "a", BASE, range(4)) == pytest.approx(3**-4)
 
 
 def test_hubers_interval_covers_and_is_narrower_where_launches_are_bad() -> None:
@@ -212,24 +210,6 @@ def test_hubers_estimate_is_least_squares_where_nothing_stands_out() -> None:
     study = random_launches(np.random.default_rng(2), 12, 0.05)
     found, least = known(huber(study, "a", BASE)), known(study.contrast("a", BASE))
     assert found.point == pytest.approx(least.point, abs=0.006)
-
-
-@pytest.mark.parametrize("blocks", [3, 4])
-def test_randomisation_finds_nothing_in_equal_servers_more_often_than_it_says(blocks: int) -> None:
-    rng = np.random.default_rng(7)
-    ps = [
-        randomisation_p(random_launches(rng, blocks, 0.0), "a", BASE, range(blocks))
-        for _ in range(400)
-    ]
-    assert min(ps) >= 1 / 3**blocks
-    assert np.mean(np.array(ps) <= 0.05) <= 0.08
-    assert np.mean(np.array(ps) <= 0.5) == pytest.approx(0.5, abs=0.08)
-
-
-def test_many_blocks_are_drawn() -> None:
-    study = random_launches(np.random.default_rng(1), 20, 0.1)
-    assert randomisation_p(study, "a", BASE, range(20)) <= 1e-4
-    assert randomisation_p(study, "b", BASE, range(20)) > 0.01
 
 
 def test_a_configuration_that_shares_no_block_has_none() -> None:

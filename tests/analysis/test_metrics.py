@@ -57,7 +57,7 @@ def test_a_metric_is_one_line(study: Path) -> None:
     cells = select(table(study.parent, "cells.csv"), config="plain", phase="A", cell="r40")
     logs = [np.log(float(row["ttft_p75_ms"])) for row in cells if row["block"] != "all"]
     assert len(logs) == 3
-    asked = ("--max-tax=ttft_p75=90%", "--config=nixl_both")
+    asked = ("--max=ttft_p75=90%", "--config=nixl_both")
     answer = declared("gate", str(study.parent), *asked)
     assert answer.returncode == 0, answer.stderr
     assert "| nixl_both | ttft_p75 |" in answer.stdout

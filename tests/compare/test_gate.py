@@ -7,21 +7,16 @@ from xml.etree import ElementTree
 
 import pytest
 
-from connector_tax.analysis.effect import Effect
+from connector_tax.artifacts.names import ALL_RATES
 from connector_tax.artifacts.verdicts import CANNOT_TELL
-from connector_tax.compare.gate import (
-    ABOVE,
-    BELOW,
-    NO_NUMBER,
-    check,
-    decided_bound,
-    main,
-    overall,
-)
+from connector_tax.compare.bounds import ABOVE, BELOW, NO_NUMBER, Bound, BoundCheck
+from connector_tax.compare.gate import checks_of, main
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, write_json
+from tests.analysis.tables import edit_csv, select
 from tests.figures.figure_study import write_study
 from tests.figures.figure_tables import Design
+from tests.shared import known
 
 VOID = {("lmcache_only", "A", "r4"): "error_rate 0.2 > 0.01"}
 OVERLOADED = {("mooncake_both", "r4"): "mooncake_both saturated"}
@@ -42,7 +37,7 @@ def interval(root: Path, config: str = "nixl_both") -> tuple[float, float]:
 
 
 def gate(root: Path, bounds: Sequence[float], configs: Sequence[str], *more: str) -> int:
-    asked = [f"--max-tax=ttft_p90={100 * bound:.6f}%" for bound in bounds]
+    asked = [f"--max=ttft_p90={100 * bound:.6f}%" for bound in bounds]
     return main([str(root), *asked, *(f"--config={c}" for c in configs), *more])
 
 
@@ -61,29 +56,51 @@ def test_the_exit_status_is_the_answer(root: Path) -> None:
     assert gate(root, [hi + 0.2], ["nixl_both", "lmcache_only"]) == 3
 
 
+def checked(folder: Path, *bounds: Bound) -> list[BoundCheck]:
+    return checks_of(StudyTables(folder / "study.json"), ["nixl_both"], bounds, "ref_safe")
+
+
 def test_bounds_judged_together_have_wider_intervals(root: Path) -> None:
-    study = StudyTables(root / "study.json")
-    alone, of_three = (check(study, "nixl_both", "ttft_p90", 0.1, "ref_safe", k) for k in (1, 3))
-    assert None not in (alone.lo, alone.hi, of_three.lo, of_three.hi)
-    assert of_three.lo < alone.lo < alone.hi < of_three.hi  # type: ignore[operator]
-    assert alone.decides is not None
-    assert of_three.decides is not None
-    assert of_three.decides > alone.decides
+    bound = Bound(0.1, "ttft_p90")
+    (alone,), (of_three, *_) = checked(root, bound), checked(root, bound, bound, bound)
+    assert known(of_three.lo) < known(alone.lo) < known(alone.hi) < known(of_three.hi)
+    assert known(of_three.decides) > known(alone.decides)
+
+
+def test_a_bound_without_a_metric_is_of_both_medians_over_all_rates(root: Path) -> None:
+    taxes = StudyTables(root / "study.json")
+    checks = checked(root, Bound(0.1))
+    assert [one.metric for one in checks] == ["ttft_p50", "tpot_p50"]
+    for one in checks:
+        assert one.tax == taxes.at(ALL_RATES, one.metric)["nixl_both"].estimate
+
+
+def test_what_an_interim_analysis_judged_keeps_its_interval(root: Path, tmp_path: Path) -> None:
+    study = shutil.copytree(root, tmp_path / "study")
+    write_json(study / "looks.json", [{"blocks": 2, "level": 0.05, "findings": []}])
+
+    def early(rows: list[dict[str, str]]) -> None:
+        for row in select(rows, quantity="tax", cell=ALL_RATES, config="nixl_both"):
+            row |= {"family_lo": "0.04", "family_hi": "0.06", "n_blocks": "2"}
+
+    edit_csv(study / "analysis" / "effects.csv", early)
+    assert {one.result for one in checked(study, Bound(0.07))} == {BELOW}
+    assert {one.result for one in checked(study, Bound(0.05))} == {CANNOT_TELL}
 
 
 def test_too_few_blocks_cannot_tell(tmp_path: Path) -> None:
     write_study(tmp_path, Design(blocks=1))
-    study = StudyTables(tmp_path / "study.json")
-    answer = check(study, "nixl_both", "ttft_p90", 5.0, "ref_safe", 1)
+    (answer,) = checked(tmp_path, Bound(5.0, "ttft_p90"))
     assert answer.result == CANNOT_TELL
-    assert overall([answer]) == CANNOT_TELL
 
 
-def test_junit_and_markdown_say_what_each_bound_gave(root: Path, tmp_path: Path) -> None:
+def test_the_files_say_what_each_bound_gave(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     lo, hi = interval(root)
     bounds = [lo - 0.3, (lo + hi) / 2, hi + 0.3]
-    files = (f"--junit={tmp_path / 'gate.xml'}", f"--markdown={tmp_path / 'gate.md'}")
-    assert gate(root, bounds, ["nixl_both", "lmcache_only"], *files) == 1
+    file = f"--junit={tmp_path / 'gate.xml'}"
+    assert gate(root, bounds, ["nixl_both", "lmcache_only"], file) == 1
     suite = ElementTree.parse(tmp_path / "gate.xml").getroot()
     assert {k: suite.get(k) for k in ("tests", "failures", "errors", "skipped")} == {
         "tests": "6", "failures": "1", "errors": "3", "skipped": "1",
@@ -92,23 +109,22 @@ def test_junit_and_markdown_say_what_each_bound_gave(root: Path, tmp_path: Path)
     assert cases[0].find("failure") is not None
     assert cases[1].find("skipped") is not None
     assert [child.tag for child in cases[2]] == ["properties"]
-    text = (tmp_path / "gate.md").read_text()
-    assert text.startswith(f"## Gate: {ABOVE}")
+    text = capsys.readouterr().out
+    assert text.startswith(f"{ABOVE}: ")
     assert all(result in text for result in (ABOVE, BELOW, CANNOT_TELL, NO_NUMBER))
 
 
-@pytest.mark.parametrize("kind", ["junit", "markdown"])
-def test_a_file_on_standard_output_is_alone_there(
-    root: Path, kind: str, capfd: pytest.CaptureFixture[str]
+def test_junit_on_standard_output_is_alone_there(
+    root: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    gate(root, [5.0], ["nixl_both"], f"--{kind}=-")
+    gate(root, [5.0], ["nixl_both"], "--junit=-")
     printed = capfd.readouterr()
-    assert printed.out.startswith("<?xml" if kind == "junit" else "## Gate")
-    assert printed.out.count("## Gate") == (kind == "markdown")
-    assert "## Gate" in printed.err
-    assert gate(root, [5.0], ["nixl_both"], f"--{kind}=/dev/full") == 3
+    assert printed.out.startswith("<?xml")
+    assert "nixl_both ttft_p90" not in printed.out
+    assert "nixl_both ttft_p90" in printed.err
+    assert gate(root, [5.0], ["nixl_both"], "--junit=/dev/full") == 3
     printed = capfd.readouterr()
-    assert "## Gate" in printed.out
+    assert "nixl_both ttft_p90" in printed.out
     assert "/dev/full" in printed.err
 
 
@@ -117,27 +133,28 @@ def test_a_wrong_command_line_is_none_of_the_answers(
     root: Path, bound: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stopped:
-        main([str(root), "--max-tax", bound, "--config", "nixl_both"])
+        main([str(root), "--max", bound, "--config", "nixl_both"])
     assert stopped.value.code == 64
-    assert "allowed: METRIC=NUMBER%" in capsys.readouterr().err
+    assert "allowed: NUMBER%, or METRIC=NUMBER%" in capsys.readouterr().err
 
 
-def test_the_decided_bound_is_the_interval_and_the_reach_of_its_power() -> None:
-    # Error 1 and many degrees of freedom: 1.96 + 0.84 standard errors on the logs.
-    effect = Effect(0.3, 0.01, 1e6, (0, 1, 2))
-    assert decided_bound(effect, 0.95) == pytest.approx(0.0284, abs=2e-4)
+def test_the_old_option_names_the_new_one(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([str(root), "--max-tax", "ttft_p90=5%", "--config", "nixl_both"])
+    assert stopped.value.code == 64
+    assert "--max ttft_p90=5%" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("fault", ["junit", "markdown", "table"])
+@pytest.mark.parametrize("fault", ["junit", "table"])
 def test_what_cannot_be_read_or_written_is_none_of_the_answers(
     root: Path, tmp_path: Path, fault: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study = shutil.copytree(root, tmp_path / "study")
     assert gate(study, [5.0], ["nixl_both"]) == 0
-    more = {"junit": [f"--junit={tmp_path}"], "markdown": [f"--markdown={root}/study.json/x"]}
+    more = [f"--junit={tmp_path}"] if fault == "junit" else []
     if fault == "table":
         (study / "analysis" / "effects.csv").write_bytes(b"\xff\xfe")
-    assert gate(study, [5.0], ["nixl_both"], *more.get(fault, [])) == 3
+    assert gate(study, [5.0], ["nixl_both"], *more) == 3
     assert capsys.readouterr().err.startswith("gate: ")
 
 

@@ -16,7 +16,7 @@ from connector_tax.artifacts.names import ALL_RATES, configuration_of
 from connector_tax.artifacts.study_file import Study, launches
 from connector_tax.artifacts.tables import RESOURCE, TAX, EffectRow, read_table
 from connector_tax.artifacts.verdicts import CANNOT_TELL, MARKED, in_words
-from connector_tax.compare.gate import NO_NUMBER, STATUS, WORST_FIRST, where
+from connector_tax.compare.bounds import NO_NUMBER, STATUS, Bound, check, worst
 from connector_tax.servers.command import running_port
 
 WORDS = {"ttft_p50": "TTFT", "tpot_p50": "TPOT"}
@@ -146,20 +146,19 @@ class Answer:
             "archive": str(self.archive) if self.archive else None,
         }  # fmt: skip
 
-    def status(self, bound: float | None) -> int:
-        """The exit status: `gate`'s where a bound is given."""
-        results = [self._result(tax, bound) for tax in self.taxes]
-        worst = next(result for result in WORST_FIRST if result in results)
-        if bound is None:
-            return STATUS[NO_NUMBER] if worst == NO_NUMBER else 0
-        return STATUS[worst]
-
-    def _result(self, tax: EffectRow, bound: float | None) -> str:
-        if tax.estimate is None or tax.verdict == MARKED:
-            return NO_NUMBER
-        if tax.family_lo is None or tax.family_hi is None:
-            return CANNOT_TELL
-        return where(bound or 0.0, tax.family_lo, tax.family_hi)
+    def status(self, bounds: Sequence[Bound]) -> int:
+        """Return the exit status: `gate`'s where bounds are given, over all rates each."""
+        numbers = [tax.estimate is not None and tax.verdict != MARKED for tax in self.taxes]
+        if not bounds:
+            return 0 if all(numbers) else STATUS[NO_NUMBER]
+        confidence = self.study.config["statistics"]["confidence"]
+        checks = [
+            check(tax, tax.config, tax.metric, bound.most, confidence, looked=True)
+            for tax in self.taxes
+            for bound in bounds
+            if tax.metric in bound.metrics
+        ]
+        return STATUS[worst([one.result for one in checks])]
 
 
 def answer_of(study: Study, blocks: int, archive: Path | None) -> Answer:

@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from connector_tax.artifacts.metrics import VERDICT_METRICS
 from connector_tax.commands import AnsweringParser
+from connector_tax.compare.bounds import bound_of
 from connector_tax.config import is_secret
 from connector_tax.servers.command import PORT_MARK, running_port, split_command
 
@@ -61,7 +63,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     length.add_argument("--blocks", type=_blocks, help="so many, in place of --minutes")
     add("--margin", type=_percent, default=0.03, metavar="3%",
         help="a cost below it is none to you [3%%]")  # fmt: skip
-    add("--max", type=_percent, metavar="5%", help="exit by whether each cost lies below it")
+    add("--max", type=bound_of, action="append", default=[], metavar="[METRIC=]5%",
+        help="exit non-zero if a cost over all rates exceeds it; of one of"
+        f" {', '.join(VERDICT_METRICS)}, or of both; may be given several times")  # fmt: skip
     add("--name", type=_name, help="of the study, results/NAME [from the arguments]")
     add("--seed", type=int, default=1, help="of order, arrivals and prompts [1]")
     add("--device", type=_name, default=None, metavar="NAME",
@@ -118,6 +122,10 @@ def _check(parser: AnsweringParser, options: argparse.Namespace) -> None:
         if is_secret(name, value):
             parser.error(f"--env {name}: found what looks like a secret (not shown); allowed:"
                          " none, it is recorded; export it in your shell")  # fmt: skip
+    for bound in options.max:
+        if bound.metric not in (None, *VERDICT_METRICS):
+            parser.error(f"--max: found {bound.metric}, which is not judged; allowed:"
+                         f" {', '.join(VERDICT_METRICS)}")  # fmt: skip
     for folder in options.pythonpath:
         if not Path(folder).is_dir() or ":" in folder:
             parser.error(f"--pythonpath: found {folder!r}; allowed: a folder that is there")

@@ -5,14 +5,12 @@ configuration once and the baseline one or more times, so what changes from bloc
 device too, cancels in a contrast within blocks, and all launches together say how much two launches
 of one kind differ.
 
-Beside least squares stand two second opinions. Least squares lets one bad launch in twenty take two
-thirds of a study's power; Huber's estimate bounds what a launch can do. The randomisation test
-assumes nothing but the random order of launches in a block.
+Beside least squares stands a second opinion. Least squares lets one bad launch in twenty take two
+thirds of a study's power; Huber's estimate bounds what a launch can do.
 
 Sources: docs/method.md, "The error model"; Montgomery, "Design and Analysis of Experiments",
 chapter 4 (randomised complete blocks); Huber, Annals of Mathematical Statistics 35 (1964) 73;
-standard errors: Huber & Ronchetti, Robust Statistics, 2nd ed., eq. 7.81; Fisher, The Design of
-Experiments (1935).
+standard errors: Huber & Ronchetti, Robust Statistics, 2nd ed., eq. 7.81.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +32,6 @@ Bools = NDArray[np.bool_]
 # least squares' efficiency where they are normal.
 QUARTILE, TUNING = 0.6745, 1.345
 ROUNDS, SETTLED = 200, 1e-10
-MOST_ORDERS, DRAWS = 1 << 20, 100_000
 
 
 class LaunchId(NamedTuple):
@@ -228,29 +225,3 @@ def _fitted(columns: Floats, y: Floats, df: int) -> tuple[Floats, float, Floats]
             break
         weight = np.minimum(1, TUNING * scale / np.maximum(np.abs(residual), 1e-300))
     return beta, scale, residual
-
-
-def randomisation_p(
-    launches: Launches, ours: str, base: Sequence[str], blocks: Sequence[int]
-) -> float:
-    """Two-sided p of the mean difference, over every exchange of `ours` with the baseline's.
-
-    In each block, of the launches of `base` and `ours`, each could have been `ours`. Exact up to
-    MOST_ORDERS exchanges, of DRAWS random ones beyond.
-    """
-    each, is_base = [], launches.is_base(ours, base)
-    for block in blocks:
-        here = launches.block == block
-        own = launches.y[here & (launches.name == ours)]
-        values = np.concatenate([own, launches.y[here & is_base]])
-        each.append((values * len(values) - values.sum()) / (len(values) - 1))
-    observed = sum(float(d[0]) for d in each)
-    if np.prod([float(len(d)) for d in each]) <= MOST_ORDERS:
-        sums = np.zeros(1)
-        for differences in each:
-            sums = (sums[:, None] + differences).ravel()
-    else:
-        generator = np.random.default_rng(0)
-        sums = np.sum([generator.choice(d, DRAWS) for d in each], axis=0)
-        sums = np.append(sums, observed)
-    return float(np.mean(np.abs(sums) >= abs(observed) * (1 - 1e-9)))

@@ -20,9 +20,8 @@ from connector_tax.analysis.block_model import (
     Launches,
     LaunchId,
     huber,
-    randomisation_p,
 )
-from connector_tax.analysis.effect import Effect, Levels, family_levels, judge, sidak
+from connector_tax.analysis.effect import Effect, Judged, Levels, family_levels, judge, sidak
 from connector_tax.analysis.ingest import Cell, merged_reasons
 from connector_tax.analysis.measure import Requests
 from connector_tax.artifacts import tables
@@ -40,13 +39,11 @@ from connector_tax.artifacts.names import (
 from connector_tax.artifacts.study_file import Study
 from connector_tax.artifacts.study_records import Reference
 from connector_tax.artifacts.tables import Row
+from connector_tax.artifacts.verdicts import JUDGED
 
 CONFIRMATORY, EXPLORATORY = "confirmatory", "exploratory"
 # Columns of a tax that an interim analysis has no part in.
-OF_THE_WHOLE = {
-    "p_adjusted", "p_randomised", "huber", "huber_lo", "huber_hi", "adjusted", "adjusted_lo",
-    "adjusted_hi",
-}  # fmt: skip
+OF_THE_WHOLE = {"p_adjusted", "huber_differs", "adjusted", "adjusted_lo", "adjusted_hi"}
 # Of an interim analysis, and of the last one that is planned.
 LookLevels = tuple[Levels, Levels]
 # Beside the metrics: how long the machine took for the watch's arithmetic.
@@ -161,26 +158,28 @@ class CellTaxes:
         return replace(tax, mark=self.mark(launches, weights))
 
     def second_opinions(
-        self, config: str, blocks: tuple[int, ...], speed: Mapping[LaunchId, LogSample]
-    ) -> Row:
-        """A tax by Huber's estimate, with the machine's speed taken out, and p by randomisation.
+        self, tax: Effect, config: str, judged: Judged, levels: Levels, margin: float,
+        speed: Mapping[LaunchId, LogSample],
+    ) -> Row:  # fmt: skip
+        """Whether Huber's estimate decides otherwise; the tax with the machine's speed taken out.
 
         Args:
-            config: whose tax.
-            blocks: in which it is formed.
+            tax: of the configuration.
+            config: its name.
+            judged: its verdict.
+            levels: of the intervals that gave it.
+            margin: of its metric.
             speed: of the machine, by launch.
         """
-        launches = self.launches
-        opinions = {"huber": huber(launches, config, self.plains)}
+        launches, row = self.launches, Row()
+        if judged.verdict in JUDGED and (other := huber(launches, config, self.plains)):
+            row["huber_differs"] = judge(other, margin, levels).verdict != judged.verdict
         if speed.keys() >= self.samples.keys():
             x = np.array([speed[launch].point for launch in self.samples])
-            weights = launches.weights(config, self.plains, blocks)
-            opinions["adjusted"] = launches.without(x, weights, blocks)
-        row: Row = {"p_randomised": randomisation_p(launches, config, self.plains, blocks)}
-        for name, found in opinions.items():
-            if found is not None and found.repeats:
-                values = (found.point, *found.interval(self.confidence))
-                row |= dict(zip((name, f"{name}_lo", f"{name}_hi"), values, strict=True))
+            weights = launches.weights(config, self.plains, tax.blocks)
+            if (known := launches.without(x, weights, tax.blocks)) is not None:
+                values = (known.point, *known.interval(self.confidence))
+                row |= dict(zip(("adjusted", "adjusted_lo", "adjusted_hi"), values, strict=True))
         return row
 
     def levels(self, config: str) -> Row:
@@ -442,11 +441,12 @@ def family_rows(
             judged = judge(effect, margin, *look, fewest=2)
         else:
             size = 1 if config in noise else len(family)
-            judged = judge(effect, margin, family_levels(effect.confidence, size))
+            levels = family_levels(effect.confidence, size)
+            judged = judge(effect, margin, levels)
             p = None if effect.mark or effect.p is None else sidak(effect.p, size)
             row |= {"p_adjusted": p}
             if confirmatory and effect.repeats:
-                row |= at.second_opinions(config, effect.blocks, speed)
+                row |= at.second_opinions(effect, config, judged, levels, margin, speed)
         rows.append(row | judged._asdict() | {"reason": reason or None})
     return rows
 

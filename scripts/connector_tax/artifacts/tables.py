@@ -107,8 +107,8 @@ class EffectRow:
     `family_lo` and `family_hi` bound a judged tax's interval that holds together with those of all
     configurations of its cell and metric: that of its verdict. `narrow_lo` and
     `narrow_hi` bound the 90% interval of the equivalence test; the upper end is the most the effect
-    is, by a one-sided test. `huber` and `adjusted` with their intervals and
-    `p_randomised` are second opinions about a confirmatory tax. `item` is the group of steps it is
+    is, by a one-sided test. `huber_differs` and `adjusted` with
+    its interval are second opinions about a confirmatory tax. `item` is the group of steps it is
     of; `base` and `own` are plain's level and the configuration's, in `unit`; of a gap the taxes at
     ref_safe and ref_load.
     """
@@ -131,13 +131,10 @@ class EffectRow:
     family_hi: float | None
     narrow_lo: float | None
     narrow_hi: float | None
-    huber: float | None
-    huber_lo: float | None
-    huber_hi: float | None
+    huber_differs: bool | None
     adjusted: float | None
     adjusted_lo: float | None
     adjusted_hi: float | None
-    p_randomised: float | None
     base: float | None
     own: float | None
     p: float | None

@@ -1,104 +1,57 @@
-"""`connector-tax gate STUDY --max-tax ttft_p90=5% --config ID`: is every tax below its bound?
+"""`connector-tax gate STUDY --max ttft_p90=5% --config ID`: is every cost below its bound?
 
-The exit status is the answer: 0 every interval lies below its bound, 1 one lies above, 3 a tax has
-no number (void, missing, marked), 2 it cannot be told; 64 the command line is wrong. Where several
-taxes are asked for, their intervals are widened so that all of them hold together (Bonferroni).
+The exit status is the answer: 0 every interval lies below its bound, 1 one lies above, 3 a cost has
+no number (void, missing, marked), 2 it cannot be told; 64 the command line is wrong.
 """
 
 import argparse
-import itertools
-import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn
 from xml.etree import ElementTree
 
 from connector_tax import text
-from connector_tax.analysis.effect import POWER, Effect
-from connector_tax.artifacts.metrics import METRICS
-from connector_tax.artifacts.names import REFERENCES
-from connector_tax.artifacts.verdicts import CANNOT_TELL, MIN_BLOCKS_FOR_VERDICT
+from connector_tax.artifacts.names import ALL_RATES, REFERENCES
+from connector_tax.artifacts.verdicts import CANNOT_TELL
 from connector_tax.commands import AnsweringParser
-from connector_tax.compare.page import markdown_table
-from connector_tax.compare.rows import effect_side
+from connector_tax.compare.bounds import (
+    ABOVE,
+    NO_NUMBER,
+    STATUS,
+    WORST_FIRST,
+    Bound,
+    BoundCheck,
+    bound_of,
+    check,
+    worst,
+)
 from connector_tax.compare.studies import opened
 from connector_tax.figures.tables import StudyTables
-from connector_tax.files import ArtifactError, is_stdout, write_bytes, write_text
-
-BELOW, ABOVE, NO_NUMBER = "below", "above", "void or missing"
-STATUS = {BELOW: 0, ABOVE: 1, CANNOT_TELL: 2, NO_NUMBER: 3}
-# A bound that is broken stays broken, whatever else could not be measured.
-WORST_FIRST = (ABOVE, NO_NUMBER, CANNOT_TELL, BELOW)
-_BOUND = re.compile(r"(\w+)=([-+]?\d+(?:\.\d+)?)\s*%")
+from connector_tax.files import ArtifactError, is_stdout, write_bytes
 
 
-@dataclass(frozen=True)
-class BoundCheck:
-    """One tax against its bound; numbers are fractions.
+def checks_of(
+    study: StudyTables, configs: Sequence[str], bounds: Sequence[Bound], at: str
+) -> list[BoundCheck]:
+    """Judge the costs of Phase A that are asked for.
 
-    Attributes:
-        decides: the smallest bound this study would have passed in 80% of its repetitions if there
-            were no tax.
+    Args:
+        study: with its tables.
+        configs: ids of configurations.
+        bounds: those that name a metric are at the reference rate `at`, others over all rates.
+        at: one of REFERENCES.
     """
-
-    config: str
-    metric: str
-    bound: float
-    result: str
-    reason: str
-    tax: float | None = None
-    lo: float | None = None
-    hi: float | None = None
-    decides: float | None = None
-
-
-def check(
-    study: StudyTables, config: str, metric: str, bound: float, at: str, comparisons: int
-) -> BoundCheck:
-    """Judge one of the `comparisons` taxes of Phase A that are judged together.
-
-    `metric` is one of METRICS, `bound` a fraction, `at` a reference rate.
-    """
-    confidence = study.settings["statistics"]["confidence"]
-    row = study.at(at, metric).get(config)
-    side = effect_side(row, confidence)
-    if isinstance(side, str):
-        here = ", ".join(item.id for item in study.connectors)
-        reason = side if row is not None else f"no such tax at {at}; the study has {here}"
-        return BoundCheck(config, metric, bound, NO_NUMBER, reason)
-    if side.mark:
-        return BoundCheck(config, metric, bound, NO_NUMBER, side.mark, side.printed)
-    known, asked = side.known, BoundCheck(config, metric, bound, CANNOT_TELL, "", side.printed)
-    if known.error is None or side.blocks < MIN_BLOCKS_FOR_VERDICT:
-        reason = f"{side.blocks} block(s); at least {MIN_BLOCKS_FOR_VERDICT} are needed"
-        return replace(asked, reason=reason, lo=side.lo, hi=side.hi)
-    together = 1 - (1 - confidence) / comparisons
-    lo, hi = known.interval(together)
-    result = where(bound, lo, hi)
-    reason = f"the whole interval {text.interval(lo, hi)} is {result}"
-    if result == CANNOT_TELL:
-        reason = f"the interval {text.interval(lo, hi)} holds the bound"
-    decides = decided_bound(known, together)
-    return replace(asked, result=result, reason=reason, lo=lo, hi=hi, decides=decides)
-
-
-def where(bound: float, lo: float, hi: float) -> str:
-    """Whether an interval lies below a bound, above it, or holds it."""
-    return BELOW if hi < bound else ABOVE if lo > bound else CANNOT_TELL
-
-
-def decided_bound(effect: Effect, confidence: float) -> float:
-    """The smallest bound that a study without any tax passes in POWER of its repetitions."""
-    return replace(effect, contrast=0.0).interval(confidence, POWER).hi
-
-
-# ---- the answer
-
-
-def overall(checks: Sequence[BoundCheck]) -> str:
-    """The worst of the results."""
-    return next(result for result in WORST_FIRST if any(c.result == result for c in checks))
+    asked = [(config, bound, metric) for config in configs for bound in bounds
+             for metric in bound.metrics]  # fmt: skip
+    confidence = 1 - (1 - study.settings["statistics"]["confidence"]) / len(asked)
+    return [
+        check(
+            study.at(at if bound.metric else ALL_RATES, metric).get(config),
+            config, metric, bound.most, confidence, bool(study.looks),
+        )
+        for config, bound, metric in asked
+    ]  # fmt: skip
 
 
 def junit(study: str, checks: Sequence[BoundCheck]) -> bytes:
@@ -124,43 +77,27 @@ def junit(study: str, checks: Sequence[BoundCheck]) -> bytes:
     return content + b"\n"
 
 
-def markdown(study: StudyTables, at: str, checks: Sequence[BoundCheck]) -> str:
-    """The checks as a Markdown table under the overall answer."""
-    headings = ("configuration", "metric", "tax", "interval", "bound", "result", "decides from")
-    rows = [
-        (c.config, c.metric, text.percent(c.tax), text.interval(c.lo, c.hi),
-         text.percent(c.bound), f"{c.result}: {c.reason}", text.percent(c.decides))
-        for c in sorted(checks, key=lambda c: WORST_FIRST.index(c.result))
-    ]  # fmt: skip
-    lines = [f"## Gate: {overall(checks)}", "", f"{study.name} ({study.engine_label}), at {at}", ""]
-    return "\n".join([*lines, *markdown_table(headings, rows), ""])
-
-
-def _bound(argument: str) -> tuple[str, float]:
-    match = _BOUND.fullmatch(argument)
-    if match is None or match[1] not in METRICS:
-        raise argparse.ArgumentTypeError(
-            f"found {argument!r}; allowed: METRIC=NUMBER%, METRIC one of {', '.join(METRICS)}"
-        )
-    return match[1], float(match[2]) / 100
+def _renamed(argument: str) -> NoReturn:
+    raise argparse.ArgumentTypeError(f"is --max now: --max {argument}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Judge taxes of a study, or of an archive, against bounds."""
+    """Judge costs of a study, or of an archive, against bounds."""
     parser = AnsweringParser(prog="python -m connector_tax.compare.gate", description=main.__doc__)
     parser.add_argument("study", type=Path, metavar="STUDY", help="results/<study>, or an archive")
-    parser.add_argument("--max-tax", type=_bound, action="append", required=True,
-                        metavar="METRIC=N%", help="may be given several times")  # fmt: skip
+    parser.add_argument("--max", type=bound_of, action="append", metavar="[METRIC=]N%",
+                        help="of a metric at --at, or of both medians over all rates without"
+                        " saturation; may be given several times")  # fmt: skip
+    parser.add_argument("--max-tax", type=_renamed, help=argparse.SUPPRESS)
     parser.add_argument("--config", action="append", required=True, metavar="ID",
                         help="may be given several times")  # fmt: skip
     parser.add_argument("--at", choices=REFERENCES, default="ref_safe", help="default: ref_safe")
     parser.add_argument(
         "--junit", type=Path, metavar="FILE", help="write JUnit XML (- is standard output)"
     )
-    parser.add_argument(
-        "--markdown", type=Path, metavar="FILE", help="write the summary (-: stdout)"
-    )
     arguments = parser.parse_args(argv)
+    if not arguments.max:
+        parser.error("--max: missing; allowed: --max 5%, or --max METRIC=5%")
     try:
         return _gate(arguments)
     except (ArtifactError, OSError) as error:
@@ -174,20 +111,16 @@ def _gate(arguments: argparse.Namespace) -> int:
         # Where both rates are one, its taxes stand under the first name.
         one_rate = study.reference["ref_load"] == study.reference["ref_safe"]
         at = "ref_safe" if one_rate else arguments.at
-        asked = list(itertools.product(arguments.config, arguments.max_tax))
-        checks = [
-            check(study, config, metric, bound, at, len(asked)) for config, (metric, bound) in asked
-        ]
-        summary = markdown(study, at, checks)
-        to_stdout = is_stdout(arguments.junit) or is_stdout(arguments.markdown)
+        checks = checks_of(study, arguments.config, arguments.max, at)
+        overall = worst([one.result for one in checks])
+        worst_first = sorted(checks, key=lambda one: WORST_FIRST.index(one.result))
+        summary = [f"{overall}: {study.name} ({study.engine_label})", *map(str, worst_first)]
         try:
             if arguments.junit is not None:
                 write_bytes(arguments.junit, junit(study.name, checks))
-            if arguments.markdown is not None:
-                write_text(arguments.markdown, summary)
         finally:
-            print(summary, file=sys.stderr if to_stdout else sys.stdout)
-    return STATUS[overall(checks)]
+            print("\n".join(summary), file=sys.stderr if is_stdout(arguments.junit) else sys.stdout)
+    return STATUS[overall]
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The two studies of a comparison: opened, checked to be comparable, and what they differ in."""
+"""The studies of a comparison: opened, checked to be comparable, and what they differ in."""
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -79,15 +79,6 @@ def refuse_unlike(a: StudyTables, b: StudyTables) -> None:
             "A and B have no cell in common, of one rate and shape: "
             + "; ".join(left_out(a, b) or ["neither has one"])
         )
-
-
-def refuse_other_rates(studies: Sequence[StudyTables]) -> None:
-    """Raise NotComparableError where a tax over all rates is over other rates in a study."""
-    for study in studies[1:]:
-        if all_rates(study) != all_rates(studies[0]):
-            raise NotComparableError(
-                f"{study.name}: its taxes are over other rates or shapes than {studies[0].name}'s"
-            )
 
 
 def common_configurations(a: StudyTables, b: StudyTables) -> list[str]:

@@ -35,7 +35,6 @@ from connector_tax.commands import run_command, study_parser
 from connector_tax.figures import resources
 from connector_tax.figures.tables import StudyTables
 from connector_tax.figures.taxes import other_waits
-from connector_tax.report.effects import huber_differs
 from connector_tax.report.launches import overhead, read_launches
 
 TABLE_WIDTH = 176
@@ -124,10 +123,10 @@ def notes(study: StudyTables) -> list[str]:
     said: list[str] = []
     if chosen := _chosen(compared, lambda row: row.verdict == CANNOT_TELL):
         said.append(_undecided(study, chosen))
-    if chosen := _chosen(compared, huber_differs):
-        sizes = _of_each(chosen, lambda row: text.tax(row.huber, row.huber_lo, row.huber_hi))
-        opinion = "Huber's estimate, which one bad launch moves less, says otherwise"
-        said.append(f"{opinion}: {_joined(sizes)}")
+    if chosen := _chosen(compared, lambda row: row.huber_differs):
+        opinion = "Huber's estimate, which one bad launch moves less, decides otherwise"
+        names = [f"{label} ({_metrics(rows)})" for label, rows in chosen]
+        said.append(f"{opinion} of {_joined(names)}")
     if chosen := _chosen(compared, lambda row: row.verdict == TOO_FEW):
         sizes = _of_each(chosen, lambda row: text.tax(*row.shown))
         few = f"{_too_few(study, chosen)} (a block takes {_block_minutes(study)} min)"
@@ -191,6 +190,10 @@ def _each(rows: Sequence[EffectRow], said: Callable[[EffectRow], str]) -> str:
     for row in rows:
         by_words.setdefault(said(row), []).append(LATENCY_METRICS[row.metric].label)
     return _joined(f"{words} on {_joined(metrics)}" for words, metrics in by_words.items())
+
+
+def _metrics(rows: Sequence[EffectRow]) -> str:
+    return _joined(LATENCY_METRICS[row.metric].label for row in rows)
 
 
 def _of_each(compared: Sequence[Compared], said: Callable[[EffectRow], str]) -> list[str]:

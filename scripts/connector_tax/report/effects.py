@@ -57,19 +57,6 @@ def _verdict(study: StudyTables) -> EffectColumn:
     return ("Verdict", says)
 
 
-def huber_differs(row: EffectRow) -> bool:
-    """Whether Huber's interval and least squares' lie otherwise to zero."""
-    ends = ((row.huber_lo, row.huber_hi), (row.lo, row.hi))
-    signs = [(lo > 0) - (hi < 0) for lo, hi in ends if lo is not None and hi is not None]
-    return len(set(signs)) > 1
-
-
-def _huber(row: EffectRow) -> TableCell:
-    """Huber's estimate with its interval; marked where it says otherwise than least squares."""
-    cell = tax(row.huber, row.huber_lo, row.huber_hi)
-    return replace(cell, text=f"{cell.text} differs") if huber_differs(row) else cell
-
-
 def _aa(
     study: StudyTables, heading: str, says: Callable[[EffectRow | None], TableCell]
 ) -> EffectColumn:
@@ -92,8 +79,7 @@ def at_references(study: StudyTables) -> list[tuple[str, Table]]:
         *TAX_COLUMNS,
         (f"ms over {plain}", lambda row: number(row.difference[0])),
         ("p", lambda row: number(row.p_adjusted, 3)),
-        ("p, randomised", lambda row: number(row.p_randomised, 3)),
-        ("Huber, %", _huber),
+        ("By Huber", lambda row: TableCell("otherwise" if row.huber_differs else "")),
         (
             "Machine's speed taken out, %",
             lambda row: tax(row.adjusted, row.adjusted_lo, row.adjusted_hi),

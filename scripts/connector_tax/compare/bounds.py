@@ -1,0 +1,128 @@
+"""Bounds on costs, as `gate` and `ab --max` have them: their spelling, their verdict, exit status.
+
+A cost is below its bound where its whole interval is, and above it where the whole interval is. The
+intervals of all costs that are judged together hold together (Bonferroni).
+"""
+
+import argparse
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from connector_tax import text
+from connector_tax.analysis.effect import POWER, effect_of
+from connector_tax.artifacts.metrics import METRICS, VERDICT_METRICS
+from connector_tax.artifacts.names import ALL_RATES
+from connector_tax.artifacts.tables import EffectRow
+from connector_tax.artifacts.verdicts import CANNOT_TELL, MIN_BLOCKS_FOR_VERDICT
+
+BELOW, ABOVE, NO_NUMBER = "below", "above", "void or missing"
+STATUS = {BELOW: 0, ABOVE: 1, CANNOT_TELL: 2, NO_NUMBER: 3}
+# A bound that is broken stays broken, whatever else could not be measured.
+WORST_FIRST = (ABOVE, NO_NUMBER, CANNOT_TELL, BELOW)
+_BOUND = re.compile(r"(?:(\w+)=)?([-+]?\d+(?:\.\d+)?)\s*%")
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The most that a cost may be.
+
+    Attributes:
+        most: a fraction.
+        metric: whose cost; None: of each of VERDICT_METRICS, over all rates.
+    """
+
+    most: float
+    metric: str | None = None
+
+    @property
+    def metrics(self) -> Sequence[str]:
+        """The metrics that it bounds."""
+        return VERDICT_METRICS if self.metric is None else (self.metric,)
+
+
+def bound_of(argument: str) -> Bound:
+    """Return the bound of `5%` or `ttft_p90=5%`.
+
+    Raises:
+        argparse.ArgumentTypeError: it is neither.
+    """
+    match = _BOUND.fullmatch(argument)
+    if match is None or match[1] not in (None, *METRICS):
+        raise argparse.ArgumentTypeError(
+            f"found {argument!r}; allowed: NUMBER%, or METRIC=NUMBER% with METRIC one of"
+            f" {', '.join(METRICS)}"
+        )
+    return Bound(float(match[2]) / 100, match[1])
+
+
+@dataclass(frozen=True)
+class BoundCheck:
+    """One cost against its bound; numbers are fractions.
+
+    Attributes:
+        decides: the smallest bound this study would have passed in 80% of its repetitions if there
+            were no cost.
+    """
+
+    config: str
+    metric: str
+    bound: float
+    result: str
+    reason: str
+    tax: float | None = None
+    lo: float | None = None
+    hi: float | None = None
+    decides: float | None = None
+
+    def __str__(self) -> str:
+        size = f"{text.percent(self.tax)} {text.interval(self.lo, self.hi)}"
+        found = "" if self.tax is None else f" {size},"
+        return (
+            f"{self.config} {self.metric}:{found} bound {text.percent(self.bound)}: {self.result}"
+            f" ({self.reason})"
+        )
+
+
+def check(
+    row: EffectRow | None, config: str, metric: str, most: float, confidence: float, looked: bool
+) -> BoundCheck:
+    """Judge a cost against its bound.
+
+    Args:
+        row: of the cost; None: the study has none.
+        config: the configuration's id.
+        metric: one of METRICS.
+        most: the bound, a fraction.
+        confidence: of its interval.
+        looked: the study has interim analyses; what these judge keeps their intervals.
+    """
+    none = BoundCheck(config, metric, most, NO_NUMBER, "")
+    if row is None:
+        return replace(none, reason="not part of the design")
+    if row.estimate is None:
+        return replace(none, reason=f"{row.status}: {row.reason}")
+    if row.mark:
+        return replace(none, reason=row.mark, tax=row.estimate)
+    effect = effect_of(row, confidence)
+    asked = replace(none, result=CANNOT_TELL, tax=row.estimate, lo=row.lo, hi=row.hi)
+    if looked and row.cell == ALL_RATES and row.metric in VERDICT_METRICS:
+        lo, hi, decides = row.family_lo, row.family_hi, None
+    elif not effect.repeats or effect.n_blocks < MIN_BLOCKS_FOR_VERDICT:
+        lo, hi, decides = None, None, None
+    else:
+        lo, hi = effect.interval(confidence)
+        decides = replace(effect, contrast=0.0).interval(confidence, POWER).hi
+    if lo is None or hi is None:
+        few = f"{effect.n_blocks} block(s); at least {MIN_BLOCKS_FOR_VERDICT} are needed"
+        return replace(asked, reason=few)
+    result = BELOW if hi < most else ABOVE if lo > most else CANNOT_TELL
+    reason = "the interval holds the bound"
+    if result != CANNOT_TELL:
+        reason = f"the whole interval is {result}"
+    return replace(asked, result=result, reason=reason, lo=lo, hi=hi, decides=decides)
+
+
+def worst(results: Sequence[str]) -> str:
+    """Return the worst of the results."""
+    return next(result for result in WORST_FIRST if result in results)
