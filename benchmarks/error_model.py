@@ -53,10 +53,10 @@ from connector_tax.analysis.block_model import (
 )
 from connector_tax.analysis.effect import Effect, Judged, family_levels, judge
 from connector_tax.analysis.effects import LogSample, TaxTable
-from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.looks import findings_of
 from connector_tax.analysis.step_tables import step_rows
 from connector_tax.analysis.steps import Hook, Steps
+from connector_tax.artifacts.folder import CellFolder
 from connector_tax.artifacts.looks import FIRST_LOOK, Finding, decided
 from connector_tax.artifacts.metrics import VERDICT_METRICS
 from connector_tax.artifacts.names import CellKey, Launch, plain_names
@@ -282,7 +282,9 @@ def steps(studies: int) -> Table:
                 CellKey(launch.config, launch.block, PHASE, CELL): _steps(document, launch, machine)
                 for launch in launches_of(document, PHASE)
             }
-            planned = [Cell(key, "valid", None, Path(), {}, None, RATE_RPS, *SHAPE) for key in each]
+            planned = [
+                CellFolder(key, "valid", None, Path(), {}, None, RATE_RPS, *SHAPE) for key in each
+            ]
             for row in step_rows(study, planned, each, None):
                 if row["config"] == CONNECTOR and row.get("item") and row["metric"] in truths:
                     held = row["lo"] - 1e-9 <= truths[row["metric"]] <= row["hi"] + 1e-9

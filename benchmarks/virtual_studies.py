@@ -25,8 +25,8 @@ from rich.table import Table
 
 from connector_tax.analysis.effect import POWER
 from connector_tax.analysis.effects import LogSample, TaxTable, sample_launch, tax_rows
-from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.measure import Requests
+from connector_tax.artifacts.folder import CellFolder
 from connector_tax.artifacts.metrics import HEADLINE
 from connector_tax.artifacts.names import PHASES, PLAIN, REFERENCES, CellKey, plain_names
 from connector_tax.artifacts.study_file import Study, launches
@@ -138,7 +138,7 @@ def virtual_study(spread: str, arrivals: str, number: int) -> list[Row]:
         name = f"{document['seed']}/arrivals/block{launch.block}/{PHASE}/{CELL}"
         key = CellKey(launch.config, launch.block, PHASE, CELL)
         samples[key] = sample_launch(serve(virtual_engine(document, launch, machine), config, name))
-    cells = [Cell(key, "valid", None, Path(), {}, None, RATE_RPS, *SHAPE) for key in samples]
+    cells = [CellFolder(key, "valid", None, Path(), {}, None, RATE_RPS, *SHAPE) for key in samples]
     rows = []
     for count in BLOCKS:
         study = Study(Path(), document | {"blocks": count})

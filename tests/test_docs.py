@@ -19,8 +19,8 @@ import yaml
 from connector_tax.analysis.aggregate import aggregate
 from connector_tax.analysis.records import RequestRow
 from connector_tax.artifacts.cell_records import RequestLine
+from connector_tax.artifacts.folder import StudyFolder
 from connector_tax.artifacts.record_reader import checked
-from connector_tax.artifacts.study_file import load_study
 from connector_tax.artifacts.study_records import meta
 from connector_tax.config import ROOT, SCHEMAS
 from connector_tax.loadgen.messages import STUDY_FIELDS
@@ -287,7 +287,7 @@ def test_every_column_of_the_tables_is_described(fields: types.ModuleType, tmp_p
     study_file = write_synthetic_study(
         tmp_path / "s", blocks=2, nodes=on_machines("a", "b"), steps_per_cell=10, config=small
     )
-    written = aggregate(load_study(study_file))
+    written = aggregate(StudyFolder.load(study_file))
     files = fields.dictionary()["files"]
     described = {e["table"]: fields.described(n, e) for n, e in files.items() if "table" in e}
     assert written.keys() == described.keys()

@@ -238,14 +238,44 @@ def read_jsonl(path: Path) -> Iterator[Any]:
         raise ArtifactError(f"{path}: not UTF-8: {error}") from error
 
 
+# Digests by a file's identity, inside `digests_kept`.
+_KEPT: dict[tuple[int, int, int, int], str] | None = None
+
+
+@contextlib.contextmanager
+def digests_kept() -> Iterator[None]:
+    """Hash each file once inside the block, as long as its inode, size and time stay the same.
+
+    For a reader of a whole study, which compares each file with several lists of hashes.
+    """
+    global _KEPT
+    before, _KEPT = _KEPT, {}
+    try:
+        yield
+    finally:
+        _KEPT = before
+
+
 def sha256_file(path: Path) -> str:
     """Return the SHA-256 of a file's bytes, in hex.
 
     Raises:
         ArtifactError: the file is missing, or a folder.
     """
-    with reading(path), path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    with reading(path):
+        identity = _identity(path)
+        if _KEPT is not None and identity in _KEPT:
+            return _KEPT[identity]
+        with path.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    if _KEPT is not None:
+        _KEPT[identity] = digest
+    return digest
+
+
+def _identity(path: Path) -> tuple[int, int, int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def sha256_below(folder: Path, pattern: str = "*") -> dict[str, str]:

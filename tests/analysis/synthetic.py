@@ -14,6 +14,7 @@ from typing import Any
 from connector_tax.analysis import aggregate
 from connector_tax.analysis.reference import rates_of
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.folder import StudyFolder
 from connector_tax.artifacts.index import CellEntry, finished_cell, launch_index, write_index
 from connector_tax.artifacts.metrics import METRICS
 from connector_tax.artifacts.names import (
@@ -24,7 +25,7 @@ from connector_tax.artifacts.names import (
     configuration_of,
     plain_names,
 )
-from connector_tax.artifacts.study_file import cell_rates, load_study, shape_limits
+from connector_tax.artifacts.study_file import cell_rates, shape_limits
 from connector_tax.artifacts.study_records import EIGHT
 from connector_tax.files import sha256_file, write_json
 from connector_tax.seeds import named_generator
@@ -98,7 +99,7 @@ def write_synthetic_study(
     study_file = write_stages(root, document, writer.skipped, step_timing=writer.step_timing)
     _write_phase(writer, "A")
     # Not by the command, which waits for launches that failed.
-    writer.rates = rates_of(load_study(study_file))
+    writer.rates = rates_of(StudyFolder.load(study_file))
     write_json(root / paths.REFERENCE_RATES, writer.rates)
     if document["config"].get("shape_rates"):
         served = {name: [1 / SERVED_RPS[name]] for name in shapes_of(document)}

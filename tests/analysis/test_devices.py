@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from connector_tax.analysis.ingest import Cell, block_devices
+from connector_tax.analysis.ingest import block_devices
+from connector_tax.artifacts.folder import CellFolder
 from connector_tax.artifacts.names import CellKey
 from connector_tax.files import ArtifactError
 from tests.study_folder import NODE, on_machines
@@ -14,10 +15,10 @@ from tests.study_folder import NODE, on_machines
 GPU = {"uuid": "GPU-a", "name": "H100", "pci.bus_id": "1", "driver_version": "580"}
 
 
-def cells_on(*nodes: Sequence[Any]) -> list[Cell]:
+def cells_on(*nodes: Sequence[Any]) -> list[CellFolder]:
     """A cell of each block, whose launch had attempts on the given nodes."""
     return [
-        Cell(CellKey("x", block, "A", "r1"), "valid", None, Path("x"), {}, None, 1.0, 1, 1,
+        CellFolder(CellKey("x", block, "A", "r1"), "valid", None, Path("x"), {}, None, 1.0, 1, 1,
              tuple(mine))
         for block, mine in enumerate(nodes)
     ]  # fmt: skip

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connector_tax.analysis import records
-from connector_tax.analysis.records import REQUESTS, STEPS, read_records, read_whole
+from connector_tax.analysis.records import NESTED, REQUESTS, STEPS, read_whole
+from connector_tax.artifacts import folder
 from connector_tax.files import ArtifactError
 from tests.analysis.test_steps import scheduler
 
@@ -34,7 +34,7 @@ def read(path: Path, data: bytes) -> pl.DataFrame:
     """Write and read step records."""
     path.write_bytes(data)
     digest = hashlib.sha256(data).hexdigest()
-    return pl.concat(list(read_records(path, STEPS, digest)))
+    return read_whole(path, STEPS, digest)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_file_cut_off_in_its_last_line_is_refused(tmp_path: Path) -> None:
 
 
 def test_line_numbers_count_across_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(folder, "BLOCK_BYTES", 100)
     with pytest.raises(ArtifactError, match=r"s\.jsonl:41: "):
         read(tmp_path / "s.jsonl", GOOD * 40 + b"{\n" + GOOD)
 
@@ -91,7 +91,7 @@ def test_a_changed_byte_is_found_by_its_hash(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
     path.write_bytes(GOOD.replace(b"900.5", b"900.6"))
     with pytest.raises(ArtifactError, match="the file changed after it was measured"):
-        list(read_records(path, STEPS, hashlib.sha256(GOOD).hexdigest()))
+        read_whole(path, STEPS, hashlib.sha256(GOOD).hexdigest())
 
 
 def test_a_success_without_its_stamps_is_refused(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_success_without_its_stamps_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     path.write_text(json.dumps({**record, "status": "ok", "t_first_token_ns": None}) + "\n")
     with pytest.raises(ArtifactError, match=r":1: t_first_token_ns is null"):
-        list(read_records(path, REQUESTS, None))
+        read_whole(path, REQUESTS, None)
     path.write_text(json.dumps({**record, "status": "timeout", "t_first_token_ns": None}) + "\n")
     assert read_whole(path, REQUESTS, None)["t_first_token_ns"][0] is None
 
@@ -132,9 +132,9 @@ def test_reading_gives_back_what_was_written_whatever_the_block_size(
 ) -> None:
     path = tmp_path_factory.mktemp("records") / "s.jsonl"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(records, "BLOCK_BYTES", block)
+        patch.setattr(folder, "BLOCK_BYTES", block)
         table = read(path, b"".join(json.dumps(r).encode() + b"\n" for r in written))
-    rows = table.to_dicts()
-    for row in rows:
-        row |= {key: json.loads(row[key] or "null") for key in ("hooks_us", "children_us")}
-    assert rows == [{k: r[k] for k in STEPS.columns} for r in written]
+        blocks = STEPS.rows(path, folder.read_blocks(path, None))
+        nested = [{key: getattr(row, key) for key in NESTED} for rows in blocks for row in rows]
+    assert table.to_dicts() == [{k: r[k] for k in STEPS.columns} for r in written]
+    assert nested == [{key: record[key] for key in NESTED} for record in written]

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.measure import Requests
 from connector_tax.analysis.reference import (
     Judgement,
@@ -20,6 +19,7 @@ from connector_tax.analysis.reference import (
     main,
     reference_rates,
 )
+from connector_tax.artifacts.folder import CellFolder
 from connector_tax.artifacts.metrics import CellLoad
 from connector_tax.artifacts.names import CellKey
 from connector_tax.artifacts.stage_records import RatesRecord
@@ -89,10 +89,10 @@ def study_of(configs: list[str], fallback: float | None = None) -> Study:
     return Study(Path("x"), document)
 
 
-def cell_of(config: str, block: int, rate: float, reason: str | None = None) -> Cell:
+def cell_of(config: str, block: int, rate: float, reason: str | None = None) -> CellFolder:
     """A cell of Phase A."""
     key = CellKey(config, block, "A", f"r{rate:g}")
-    return Cell(key, "", reason, Path(), {}, None, rate, 1, 1)
+    return CellFolder(key, "", reason, Path(), {}, None, rate, 1, 1)
 
 
 def choose(fallback: float | None = None, **marks: str) -> RatesRecord:

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from connector_tax.analysis.block_model import Launches, LaunchId
-from connector_tax.analysis.ingest import load_cells
 from connector_tax.analysis.resources import (
     NOT_RECORDED,
     RESOURCES,
@@ -20,6 +19,7 @@ from connector_tax.analysis.resources import (
     read_launch_records,
     resource_rows,
 )
+from connector_tax.artifacts.folder import StudyFolder
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.artifacts.tables import Row
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_json
@@ -197,7 +197,7 @@ def study_file(tmp_path: Path) -> Path:
 
 def rows_of(study_file: Path) -> tuple[list[Row], list[Row]]:
     study = load_study(study_file)
-    launches = read_launch_records(load_cells(study, "A"))
+    launches = read_launch_records(StudyFolder(study).cells("A"))
     return resource_rows(launches, "plain", "r40", 0.95), engine_rows(launches, "plain")
 
 

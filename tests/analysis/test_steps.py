@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from connector_tax.analysis import steps as analysis_steps
-from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.steps import Floats, Hook, Steps, read_steps, step_cdf, step_columns
+from connector_tax.artifacts.folder import CellFolder
 from connector_tax.artifacts.names import CellKey
 from connector_tax.files import ArtifactError
 from connector_tax.vllm.step_probe import probe
@@ -60,7 +60,7 @@ def steps_of(folder: Path, records: list[dict[str, Any]]) -> Steps:
     record: Any = {"window": {"t_warmup_end_ns": START, "t_stop_ns": STOP}}
     files = {path.name: hashlib.sha256(data).hexdigest()}
     key = CellKey("x", 0, "A", "r1")
-    return read_steps(Cell(key, "valid", None, folder, files, record, 1.0, 1, 1))
+    return read_steps(CellFolder(key, "valid", None, folder, files, record, 1.0, 1, 1))
 
 
 def test_empty_polling_steps_are_counted_apart(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.measure import measure_requests
 from connector_tax.analysis.step_tables import wait_rows
 from connector_tax.analysis.steps import prefill_wait_ms, read_steps
+from connector_tax.artifacts.folder import CellFolder
 from connector_tax.artifacts.names import CellKey
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.figures.tables import StudyTables
@@ -24,7 +24,7 @@ MS = 1_000_000
 BASE_MS = 5.0
 
 
-def cell_of(folder: Path, due_ms: list[float], steps: list[dict[str, Any]]) -> Cell:
+def cell_of(folder: Path, due_ms: list[float], steps: list[dict[str, Any]]) -> CellFolder:
     """A valid cell with a success for each due time, all answered at 90 ms."""
     key = CellKey("plain", 0, "B", "128x8")
     answered = {"t_send_ns": 90 * MS, "t_first_token_ns": 90 * MS, "t_last_token_ns": 91 * MS}
@@ -39,7 +39,7 @@ def cell_of(folder: Path, due_ms: list[float], steps: list[dict[str, Any]]) -> C
         path.write_text("".join(json.dumps(record) + "\n" for record in records))
         files[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
     record: Any = {"window": {"t_warmup_end_ns": 10 * MS, "t_stop_ns": 80 * MS}}
-    return Cell(key, "valid", None, folder, files, record, 16.0, 128, 8)
+    return CellFolder(key, "valid", None, folder, files, record, 16.0, 128, 8)
 
 
 def test_a_request_waits_for_the_first_step_with_prompt_tokens(tmp_path: Path) -> None:

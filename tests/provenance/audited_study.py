@@ -23,6 +23,7 @@ from connector_tax.analysis.measure import summarise_cell
 from connector_tax.analysis.validity import COUNTERS, assess, server_counters, void_reasons
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import ServerCounters
+from connector_tax.artifacts.folder import StudyFolder
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.study_file import launches
 from connector_tax.artifacts.study_records import StudyDocument
@@ -94,7 +95,7 @@ def write_audited_study(folder: Path, **given: Any) -> Path:
 def write_published_study(folder: Path) -> None:
     """Write a study with figures and report into `folder`/audited, its claims anew beside it."""
     study_file = write_audited_study(folder / "audited")
-    remake(study_file, folder)
+    remake(StudyFolder.load(study_file), folder)
     study = StudyTables(study_file)
     for name in NAMES:
         style.save(draw(study, name), study.root / paths.FIGURES, name)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from connector_tax.artifacts.study_file import load_study
+from connector_tax.artifacts.folder import StudyFolder
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, sha256_json
 from connector_tax.provenance import audit, manifest
@@ -36,7 +36,7 @@ def failures(study_file: Path) -> list[Claim]:
     """The claims that fail, but for those on what is derived (`derived_failures`)."""
     ledger = Ledger()
     with ledger.guarded("study", "study.json"):
-        study = load_study(study_file)
+        study = StudyFolder.load(study_file)
         audit.check_study(study, study_file.parents[2] / "MANIFEST.md", ledger)
     return _failed(ledger)
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from connector_tax.artifacts.folder import StudyFolder
 from connector_tax.artifacts.index import launch_index, write_index
 from connector_tax.artifacts.names import Launch
-from connector_tax.artifacts.study_file import load_study
 from connector_tax.files import read_json, write_json
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, PASS, Claim, Ledger
 from connector_tax.provenance.launches import _comparable, check_launches
@@ -62,7 +62,7 @@ def claims(root: Path, attempts: Attempts) -> list[Claim]:
         index = launch_index(document, launch, [], attempts=attempts[launch.config], started_utc="")
         write_index(launch.folder(root), index)
     ledger = Ledger()
-    check_launches(load_study(root / "study.json"), ledger)
+    check_launches(StudyFolder.load(root / "study.json"), ledger)
     return [c for c in ledger.claims if c.kind in ("order", "overlap", "device")]
 
 
@@ -158,7 +158,7 @@ def test_a_launch_measured_again_on_request_may_be_late(tmp_path: Path) -> None:
 def of_launch(root: Path) -> dict[str, tuple[str, str]]:
     """Verdict and message of the claims about one launch, by kind."""
     ledger = Ledger()
-    check_launches(load_study(root / "study.json"), ledger)
+    check_launches(StudyFolder.load(root / "study.json"), ledger)
     name = LAUNCH.removeprefix("runs/")
     return {c.kind: (c.verdict, c.message) for c in ledger.claims if c.subject == name}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from connector_tax.artifacts.study_file import load_study
+from connector_tax.artifacts.folder import StudyFolder
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import ArtifactError, read_json
 from connector_tax.provenance import audit, manifest
@@ -35,7 +35,7 @@ def told(study_file: Path) -> tuple[str, list[tuple[str, str]]]:
     """The audit's last line, and verdict and message of its claim about MANIFEST.md."""
     ledger = Ledger()
     manifest_file = study_file.parents[2] / "MANIFEST.md"
-    line = audit.check_study(load_study(study_file), manifest_file, ledger)
+    line = audit.check_study(StudyFolder.load(study_file), manifest_file, ledger)
     mine = [(c.verdict, c.message) for c in ledger.claims if c.subject == "MANIFEST.md"]
     return line, mine
 
@@ -170,7 +170,7 @@ def test_the_time_of_day_may_be_set_back_while_a_study_runs(root: Path) -> None:
     for index_file in root.glob("runs/plain/block0/*/index.json"):
         with edited_json(index_file) as index:
             index["attempts"][0] |= {"started_utc": "2026-05-26T08:00:00.000+00:00"}
-    check_launches(load_study(root / "study.json"), ledger)
+    check_launches(StudyFolder.load(root / "study.json"), ledger)
     wrong = [c for c in ledger.claims if c.verdict == FAIL and c.kind in ("overlap", "order")]
     assert wrong == []
 

@@ -7,7 +7,7 @@ import pytest
 from connector_tax.analysis.aggregate import write_tables
 from connector_tax.analysis.reference import rates_of
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.study_file import load_study
+from connector_tax.artifacts.folder import StudyFolder
 from connector_tax.config import ROOT
 from connector_tax.files import read_json
 from connector_tax.provenance.archive import PUBLISHED, unpack
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.workflow
 def test_every_table_is_as_published(name: str, tmp_path: Path) -> None:
     root = tmp_path / name
     unpack(ROOT / f"results/archive/{name}.tar.zst", root)
-    study = load_study(root / paths.STUDY)
+    study = StudyFolder.load(root / paths.STUDY)
     rates = read_json(root / paths.REFERENCE_RATES)
     assert list(differences(rates, rates_of(study), "rates")) == []
     write_tables(study)

@@ -15,8 +15,8 @@ import psutil
 import pytest
 import yaml
 
-from connector_tax.analysis.ingest import load_cells
 from connector_tax.analysis.measure import measure_requests
+from connector_tax.artifacts.folder import StudyFolder
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import launches, load_study
 from connector_tax.artifacts.study_records import StudyDocument
@@ -164,7 +164,7 @@ def test_a_rehearsed_launch_is_read_as_a_measured_one(tmp_path: Path) -> None:
     machine = replace(machine_of(study), front_ns=1_000_000)
     rehearse_launch(study, Launch("plain", 0, "A"), study_file.parent, machine)
     loaded = load_study(study_file)
-    cells = [c for c in load_cells(loaded, "A") if c.key.config == "plain"]
+    cells = [c for c in StudyFolder(loaded).cells("A") if c.key.config == "plain"]
     assert [cell.status for cell in cells] == ["valid", "valid"]
     cost = machine.engines["plain"].step_cost
     step_ms = (cost.delta_us + cost.device_us(64, 0, 0)) / 1e3

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import yaml
 
-from connector_tax.analysis.ingest import load_cells
+from connector_tax.artifacts.folder import StudyFolder
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.config import ROOT, load_yaml
 from connector_tax.files import read_json, read_jsonl, write_json
@@ -54,7 +54,7 @@ def cell_of(study_file: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 def audit_failures(study_file: Path) -> list[str]:
     ledger, study = Ledger(), load_study(study_file)
     # Of the whole design nothing else was measured.
-    for cell in load_cells(study, "A"):
+    for cell in StudyFolder(study).cells("A"):
         if cell.record is not None:
             check_cell(Records(study, cell), ledger)
     return [f"{claim.kind}: {claim.message}" for claim in ledger.claims if claim.verdict == FAIL]

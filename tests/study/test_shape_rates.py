@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from connector_tax.analysis.ingest import load_cells
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.folder import StudyFolder
 from connector_tax.artifacts.names import Launch
-from connector_tax.artifacts.study_file import cell_rates, load_study, shape_limits
+from connector_tax.artifacts.study_file import cell_rates, shape_limits
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.files import ArtifactError, read_json, write_json
 from connector_tax.rehearsal.launch import rehearse_launch
@@ -89,14 +89,14 @@ def test_a_rehearsed_shape_runs_at_its_share_and_at_no_other(study_file: Path) -
     probed(study, root, completed_s["32x8"])
     rehearse_launch(study, Launch("plain", 0, "B"), root, machine)
     served = len(completed_s["32x8"]) / max(completed_s["32x8"])
-    cells = load_cells(load_study(study_file), "B", 1000.0)
+    cells = StudyFolder.load(study_file).cells("B", 1000.0)
     (cell,) = (cell for cell in cells if cell.key.config == "plain")
     assert cell.rate_rps == pytest.approx(served / 2, rel=0.01)
     assert cell.status == "valid"
     # Probed again, the cell is of another state of the study.
     probed(study, root, [1.0])
     with pytest.raises(ArtifactError, match=r"the rate of this cell is now 0\.5"):
-        load_cells(load_study(study_file), "B", 1000.0)
+        StudyFolder.load(study_file).cells("B", 1000.0)
 
 
 @pytest.mark.long

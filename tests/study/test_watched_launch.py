@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from connector_tax.analysis.ingest import Cell, load_cells
+from connector_tax.artifacts.folder import CellFolder, StudyFolder
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.files import read_json, write_json
 from connector_tax.provenance.claims import FAIL, Ledger
@@ -33,15 +33,15 @@ def edit(study_file: Path, changes: dict[str, Any]) -> None:
     write_json(study_file, study)
 
 
-def measured(study_file: Path, *prefix: str) -> list[Cell]:
+def measured(study_file: Path, *prefix: str) -> list[CellFolder]:
     """The cells of plain's Phase A, measured."""
     done = drive(study_file, None, *prefix)
     assert done.returncode == 0, done.stdout
     return cells_of(study_file)
 
 
-def cells_of(study_file: Path) -> list[Cell]:
-    return [c for c in load_cells(load_study(study_file), "A") if c.key.config == "plain"]
+def cells_of(study_file: Path) -> list[CellFolder]:
+    return [c for c in StudyFolder.load(study_file).cells("A") if c.key.config == "plain"]
 
 
 def judged_again(study_file: Path) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from connector_tax.artifacts.study_file import load_study
+from connector_tax.artifacts.folder import StudyFolder
 from connector_tax.config import ROOT
 from connector_tax.files import read_json, read_jsonl, sha256_file
 from connector_tax.provenance.claims import PASS, Ledger
@@ -150,7 +150,7 @@ def test_every_launch_has_its_artifacts(study: Study) -> None:
 def test_the_blocks_are_whole(study: Study) -> None:
     """Also where a launch was measured by a second run."""
     ledger = Ledger()
-    check_launches(load_study(study.results / "study.json"), ledger)
+    check_launches(StudyFolder.load(study.results / "study.json"), ledger)
     assert {claim.verdict for claim in ledger.claims} == {PASS}
     assert sum(claim.kind == "order" for claim in ledger.claims) == 2 + bool(
         read_json(study.results / "runs/plain/block0/Bp/index.json")["attempts"]

@@ -25,7 +25,6 @@ from connector_tax.analysis.effects import (
     tax_rows,
 )
 from connector_tax.analysis.hypotheses import criteria, hypotheses
-from connector_tax.analysis.ingest import Cell, load_cells
 from connector_tax.analysis.machine import machine_use, read_machine
 from connector_tax.analysis.measure import measure_requests, measure_waiting
 from connector_tax.analysis.reference import (
@@ -41,17 +40,18 @@ from connector_tax.analysis.rows import MeasuredCell, cell_rows
 from connector_tax.analysis.step_tables import cdf_rows, device_rows, step_rows, wait_rows
 from connector_tax.analysis.steps import prefill_wait_ms, read_steps, step_timing_reason
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.folder import CellFolder, StudyFolder
 from connector_tax.artifacts.looks import read_looks
 from connector_tax.artifacts.names import ALL_RATES, REFERENCE_OF, REFERENCES, CellKey
 from connector_tax.artifacts.record_reader import read_record
 from connector_tax.artifacts.stage_records import HypothesesRecord, RatesRecord
-from connector_tax.artifacts.study_file import Study, cell_rates, load_study, shape_limits
+from connector_tax.artifacts.study_file import Study, cell_rates, shape_limits
 from connector_tax.artifacts.tables import ROW_TYPES, Row, column_types, table_text
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, write_bytes, write_json, write_text
 
 
-def measure(cell: Cell, with_steps: bool) -> MeasuredCell:
+def measure(cell: CellFolder, with_steps: bool) -> MeasuredCell:
     """Read one valid cell.
 
     Raises:
@@ -71,18 +71,23 @@ def measure(cell: Cell, with_steps: bool) -> MeasuredCell:
     return MeasuredCell(requests, waiting, load, machine, steps, wait_ms, device)
 
 
-def aggregate(study: Study) -> dict[str, str | HypothesesRecord]:
+def aggregate(
+    folder: StudyFolder, rates: RatesRecord | None = None
+) -> dict[str, str | HypothesesRecord]:
     """The content of every file under analysis/, by name: text of a CSV, or a JSON value.
+
+    Args:
+        rates: the reference rates; not given, those of reference_rates.json.
 
     Raises:
         ArtifactError: an artifact is missing, changed, malformed, or of another study.
     """
-    rates_file = study.root / paths.REFERENCE_RATES
-    rates = read_record(rates_file, RatesRecord)
-    sweep = load_cells(study, "A")
+    study, rates_file = folder.study, folder.root / paths.REFERENCE_RATES
+    rates = rates or read_record(rates_file, RatesRecord)
+    sweep = folder.cells("A")
     cells = list(sweep)
     for phase, name in REFERENCE_OF.items():
-        cells += load_cells(study, phase, rates[name])
+        cells += folder.cells(phase, rates[name])
     no_steps = step_timing_reason(study)
     valid = [cell for cell in cells if cell.status == "valid"]
     # Hashing, parsing and large array operations release the interpreter lock.
@@ -91,7 +96,7 @@ def aggregate(study: Study) -> dict[str, str | HypothesesRecord]:
         measured = {cell.key: m for cell, m in zip(valid, results, strict=True)}
     loads = {key: m.load for key, m in measured.items() if m.load is not None}
     judged = judge_cells(study, cells, loads)
-    _check_rates(study, rates, rates_file, sweep, judged)
+    _check_rates(folder, rates, rates_file, sweep, judged)
     samples = {}
     for key, m in measured.items():
         saturated = key in judged and judged[key].saturated
@@ -147,15 +152,15 @@ def _places(study: Study, rates: RatesRecord) -> dict[tuple[str, str | None], Ro
 
 
 def _check_rates(
-    study: Study,
+    folder: StudyFolder,
     rates: RatesRecord,
     path: Path,
-    cells: Sequence[Cell],
+    cells: Sequence[CellFolder],
     judged: Mapping[CellKey, Judgement],
 ) -> None:
     """Refuse a reference_rates.json that the raw cells and present thresholds do not give."""
     try:
-        again = reference_rates(study, cells, judged, measured_rates(study))
+        again = reference_rates(folder.study, cells, judged, measured_rates(folder))
     except NoReferenceRateError as error:
         raise ArtifactError(f"{path}: the raw cells give no reference rate: {error}") from None
     for name in REFERENCES:
@@ -181,18 +186,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _write(arguments: argparse.Namespace) -> None:
-    study = load_study(arguments.study)
-    print(f"{study.root / paths.ANALYSIS}: {', '.join(write_tables(study))}")
+    folder = StudyFolder.load(arguments.study)
+    print(f"{folder.root / paths.ANALYSIS}: {', '.join(write_tables(folder))}")
 
 
-def write_tables(study: Study) -> list[str]:
+def write_tables(
+    study: StudyFolder, root: Path | None = None, rates: RatesRecord | None = None
+) -> list[str]:
     """Write every file under analysis/, each CSV as parquet too; the names without these.
 
     Raises:
         ArtifactError: as `aggregate`.
     """
-    files = aggregate(study)
-    folder = study.root / paths.ANALYSIS
+    files = aggregate(study, rates)
+    folder = (root or study.root) / paths.ANALYSIS
     for name, content in files.items():
         if isinstance(content, str):
             write_text(folder / name, content)

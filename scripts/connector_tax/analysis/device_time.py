@@ -12,10 +12,10 @@ from typing import Any
 
 import polars as pl
 
-from connector_tax.analysis.ingest import Cell
-from connector_tax.analysis.records import DEVICE, in_window, read_whole
+from connector_tax.analysis.records import DEVICE, in_window, whole_table
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import DeviceLine
+from connector_tax.artifacts.folder import CellFolder
 
 # A double holds ns exactly for 104 days after the machine's start, then every second one.
 CLOCK_NS = 4
@@ -58,15 +58,15 @@ def of_lines(lines: Sequence[DeviceLine]) -> pl.DataFrame:
     return device_steps(pl.DataFrame(lines, schema=DEVICE.columns))
 
 
-def read_device(cell: Cell) -> pl.DataFrame:
+def read_device(cell: CellFolder) -> pl.DataFrame:
     """The steps of a valid cell that were queued in its measured window.
 
     Raises:
         ArtifactError: the index does not list the device's log, or a line of it is malformed.
     """
     assert cell.record is not None
-    path, digest = cell.listed(paths.DEVICE_LOG)
-    steps = device_steps(read_whole(path, DEVICE, digest))
+    blocks = cell.blocks(paths.DEVICE_LOG)
+    steps = device_steps(whole_table(DEVICE, DEVICE.rows(cell.file(paths.DEVICE_LOG), blocks)))
     return steps.filter(in_window("t_ns", cell.record["window"]))
 
 

@@ -22,9 +22,10 @@ from connector_tax.analysis.block_model import (
     huber,
 )
 from connector_tax.analysis.effect import Effect, Judged, Levels, family_levels, judge, sidak
-from connector_tax.analysis.ingest import Cell, merged_reasons
+from connector_tax.analysis.ingest import merged_reasons
 from connector_tax.analysis.measure import Requests
 from connector_tax.artifacts import tables
+from connector_tax.artifacts.folder import CellFolder
 from connector_tax.artifacts.looks import Finding
 from connector_tax.artifacts.metrics import METRICS, margin_of
 from connector_tax.artifacts.names import (
@@ -230,7 +231,7 @@ class TaxTable:
     def __init__(
         self,
         study: Study,
-        cells: Sequence[Cell],
+        cells: Sequence[CellFolder],
         samples: Samples,
         references: Mapping[Reference, float],
         blocks: int | None = None,

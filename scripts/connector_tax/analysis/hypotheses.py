@@ -16,8 +16,8 @@ from typing import Any, Literal, NamedTuple
 
 from connector_tax.analysis.effect import MOST_BLOCKS, POWER, Effect, Ends, fewest_blocks
 from connector_tax.analysis.effects import TaxTable, WeightedTax, joined
-from connector_tax.analysis.ingest import Cell
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.folder import CellFolder
 from connector_tax.artifacts.metrics import LATENCY_METRICS, margin_of
 from connector_tax.artifacts.names import NOOP, PHASES, Launch
 from connector_tax.artifacts.stage_records import ConclusionRecord, EffectNumbers, GateRecord
@@ -474,7 +474,10 @@ def _grows(taxes: TaxTable, metric: str, axis: Axis, across: Axis) -> Question |
 
 
 def criteria(
-    taxes: TaxTable, found: Sequence[ConclusionRecord], cells: Sequence[Cell], step_timing: bool
+    taxes: TaxTable,
+    found: Sequence[ConclusionRecord],
+    cells: Sequence[CellFolder],
+    step_timing: bool,
 ) -> list[ConclusionRecord]:
     """All seven, in order, as hypotheses.json has them; `found` is what `hypotheses` says.
 
@@ -519,13 +522,13 @@ def _settled(found: ConclusionRecord) -> dict[str, Any]:
     return {key: value for key, value in found["numbers"].items() if key != "blocks_needed"}
 
 
-def artifacts(study: Study, cells: Sequence[Cell], step_timing: bool) -> ConclusionRecord:
+def artifacts(study: Study, cells: Sequence[CellFolder], step_timing: bool) -> ConclusionRecord:
     """6: a launch that ran has every file; a skipped configuration has a reason in pre-flight."""
     try:
         gates: dict[str, GateRecord] = read_json(study.root / paths.PREFLIGHT_STATUS)
     except ArtifactError as error:
         return conclusion(6, NOT_MET, str(error))
-    launches: dict[Launch, list[Cell]] = {}
+    launches: dict[Launch, list[CellFolder]] = {}
     for cell in cells:
         launches.setdefault(Launch(*cell.key[:3]), []).append(cell)
     missing = []
@@ -545,7 +548,7 @@ def artifacts(study: Study, cells: Sequence[Cell], step_timing: bool) -> Conclus
 
 
 def _missing(
-    launch: Launch, study: Study, members: Sequence[Cell], step_timing: bool
+    launch: Launch, study: Study, members: Sequence[CellFolder], step_timing: bool
 ) -> Iterator[str]:
     """The files that a launch lacks, and its cells that were not measured with the reason."""
     folder = launch.folder(study.root)
@@ -561,7 +564,7 @@ def _missing(
             yield from (f"/{cell.key.cell}/{file.name}" for file in files if not file.exists())
 
 
-def wall_clock(study: Study, cells: Sequence[Cell]) -> ConclusionRecord:
+def wall_clock(study: Study, cells: Sequence[CellFolder]) -> ConclusionRecord:
     """7: the measurements span less than max_hours of wall clock, first arrival to last drain."""
     limit = study.config["hypotheses"]["max_hours"]
     spans, busy_h = [], 0.0

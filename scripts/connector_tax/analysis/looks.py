@@ -12,15 +12,14 @@ import msgspec
 
 from connector_tax.analysis.effect import Levels
 from connector_tax.analysis.effects import TaxTable, family_rows, sample_launch
-from connector_tax.analysis.ingest import load_cells
 from connector_tax.analysis.measure import measure_requests, measure_waiting
 from connector_tax.analysis.reference import judge_cells, load_of
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.index import read_index
+from connector_tax.artifacts.folder import StudyFolder
 from connector_tax.artifacts.looks import FIRST_LOOK, Finding, decided_in, read_looks
 from connector_tax.artifacts.metrics import VERDICT_METRICS
 from connector_tax.artifacts.names import ALL_RATES
-from connector_tax.artifacts.study_file import Study, launches
+from connector_tax.artifacts.study_file import Study
 from connector_tax.files import write_json
 
 
@@ -34,7 +33,7 @@ def look(study: Study, blocks: int) -> list[Finding]:
     Raises:
         ArtifactError: a record is missing, changed or malformed.
     """
-    cells = [cell for cell in load_cells(study, "A") if cell.key.block < blocks]
+    cells = [cell for cell in StudyFolder(study).cells("A") if cell.key.block < blocks]
     requests = {cell.key: measure_requests(cell) for cell in cells if cell.status == "valid"}
     loads = {
         cell.key: load
@@ -103,9 +102,8 @@ def take_due_look(study: Study, block: int) -> list[Finding] | None:
     blocks = block + 1
     if blocks < FIRST_LOOK or "looks" not in study.config["statistics"]:
         return None
-    for launch in launches(study.document, "A"):
-        index = read_index(launch.folder(study.root))
-        ended = index is not None and index.status != "failed"
-        if ended is not (launch.block < blocks):
+    for launch in StudyFolder(study).of_phase("A"):
+        ended = launch.status not in ("missing", "failed")
+        if ended is not (launch.launch.block < blocks):
             return None
     return take_look(study, blocks)

@@ -9,23 +9,26 @@ Sources: docs/method.md, "Clocks, latencies, success"; Hyndman & Fan (1996), def
 (exact binomial ranks).
 """
 
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
+import msgspec
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
-from connector_tax.analysis.ingest import Cell
-from connector_tax.analysis.records import REQUESTS, in_window, read_records
+from connector_tax.analysis.records import REQUESTS, RequestRow
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import CellRecord, MeasuredWindow, ScrapeLine
+from connector_tax.artifacts.folder import CellFolder, decoded, read_blocks
 from connector_tax.artifacts.metrics import FAR_TAIL, LATENCY_METRICS
 from connector_tax.artifacts.names import FAILED
 from connector_tax.artifacts.tables import Row
-from connector_tax.files import ArtifactError, check_sha256, read_json, read_jsonl
+from connector_tax.files import ArtifactError, read_json
 from connector_tax.ranks import order_statistic_ranks
 
 WAITING = "vllm:num_requests_waiting"
@@ -134,59 +137,50 @@ class Requests:
         return self.failed / sent if sent else None
 
 
-def read_requests(path: Path, sha256: str | None, window: MeasuredWindow) -> Requests:
-    """Read a cell's requests file.
+def requests_of(path: Path, rows: Iterable[RequestRow], window: MeasuredWindow) -> Requests:
+    """Measure the requests of a cell.
 
     Args:
-        path: `requests_<phase>_<cell>.jsonl`.
-        sha256: the hash its bytes must have; None: not checked.
+        path: of the requests file, for messages.
+        rows: its lines.
         window: the `window` of the cell's record.
 
     Raises:
-        ArtifactError: a record is malformed, or a success has its stamps out of order.
+        ArtifactError: a success has its stamps out of order.
     """
     start, stop = window["t_warmup_end_ns"], window["t_stop_ns"]
     if not stop > start:
         raise ArtifactError(
             f"{path}: the cell's window ends at {stop}, before it starts at {start}"
         )
-    inside = in_window("t_intended_ns", window)
-    frames = (frame.filter(inside) for frame in read_records(path, REQUESTS, sha256))
-    measured = pl.concat(frames).sort("t_intended_ns", "seq")
-    status = measured["status"]
-    ok = measured.filter(status == "ok")
-    _check_stamps(path, ok)
-    columns = {
-        name: ok[name].to_numpy().astype(np.int64) for name in ok.columns if name != "status"
-    }
-    intended, first, last = (
-        columns[f"t_{name}_ns"] for name in ("intended", "first_token", "last_token")
-    )
-    gaps = columns["completion_tokens"] - 1
+    measured = [row for row in rows if start <= row.t_intended_ns < stop]
+    measured.sort(key=lambda row: (row.t_intended_ns, row.seq))
+    ok = [row for row in measured if row.status == "ok"]
+    intended, sent, first, last, tokens = (
+        np.array([getattr(row, name) for row in ok], np.int64)
+        for name in (
+            "t_intended_ns", "t_send_ns", "t_first_token_ns", "t_last_token_ns",
+            "completion_tokens",
+        )
+    )  # fmt: skip
+    wrong = np.flatnonzero((first < sent) | (last < first) | (tokens < 1))
+    if len(wrong):
+        raise ArtifactError(
+            f"{path}: the success with seq {ok[wrong[0]].seq} has its stamps out of order"
+            " (send <= first token <= last token) or no completion token"
+        )
+    gaps, states = tokens - 1, Counter(row.status for row in measured)
     return Requests(
         ttft_ms=(first - intended) / 1e6,
-        ttft_from_send_ms=(first - columns["t_send_ns"]) / 1e6,
+        ttft_from_send_ms=(first - sent) / 1e6,
         tpot_ms=(last - first) / gaps / 1e6 if np.all(gaps > 0) else np.empty(0),
         e2e_ms=(last - intended) / 1e6,
         since_warmup_s=(intended - start) / 1e9,
         window_s=(stop - start) / 1e9,
-        arrivals=measured.height,
-        failed=int(status.is_in(FAILED).sum()),
-        dropped=int((status == "dropped").sum()),
+        arrivals=len(measured),
+        failed=sum(states[status] for status in FAILED),
+        dropped=states["dropped"],
     )
-
-
-def _check_stamps(path: Path, ok: pl.DataFrame) -> None:
-    wrong = ok.filter(
-        (pl.col("t_first_token_ns") < pl.col("t_send_ns"))
-        | (pl.col("t_last_token_ns") < pl.col("t_first_token_ns"))
-        | (pl.col("completion_tokens") < 1)
-    )
-    if wrong.height:
-        raise ArtifactError(
-            f"{path}: the success with seq {wrong['seq'][0]} has its stamps out of order"
-            " (send <= first token <= last token) or no completion token"
-        )
 
 
 def gauge_values(record: ScrapeLine, gauge: str) -> list[float]:
@@ -199,24 +193,28 @@ def gauge_values(record: ScrapeLine, gauge: str) -> list[float]:
     return [float(value) for name, value in values if name.partition("{")[0] == gauge]
 
 
-def measure_waiting(cell: Cell) -> float | None:
+def measure_waiting(cell: CellFolder) -> float | None:
     """Median of vllm:num_requests_waiting over the scrapes inside a valid cell's measured window.
 
-    None of a server whose /metrics has nothing under vLLM's names.
+    None of a server whose /metrics has nothing under vLLM's names. Read once, and kept.
 
     Raises:
         ArtifactError: the file is not what the index lists, or a scrape lacks the gauge.
     """
+    return cell.kept("waiting", lambda: _waiting(cell))
+
+
+def _waiting(cell: CellFolder) -> float | None:
     assert cell.record is not None
-    (path, digest), window = cell.listed("metrics"), cell.record["window"]
-    check_sha256(path, digest)
+    path, window = cell.file("metrics"), cell.record["window"]
+    scrapes = decoded(path, cell.blocks("metrics"), msgspec.json.Decoder(dict[str, Any]).decode)
     depths, of_vllm = [], False
-    for number, record in enumerate(read_jsonl(path), 1):
+    for number, record in enumerate(itertools.chain.from_iterable(scrapes), 1):
         try:
             inside = window["t_warmup_end_ns"] <= record["t_ns"] < window["t_stop_ns"]
             if not (inside and record["ok"]):
                 continue
-            series = gauge_values(record, WAITING)
+            series = gauge_values(cast(ScrapeLine, record), WAITING)
             of_vllm = of_vllm or any(name.startswith("vllm:") for name in record["values"])
         except (KeyError, TypeError, ValueError) as error:
             raise ArtifactError(f"{path}:{number}: not a metrics record: {error!r}") from None
@@ -228,22 +226,32 @@ def measure_waiting(cell: Cell) -> float | None:
     return float(np.median(depths)) if depths else None
 
 
-def measure_requests(cell: Cell) -> Requests:
-    """The requests of a valid cell, its file checked against the index.
+def measure_requests(cell: CellFolder) -> Requests:
+    """Measure the requests of a valid or void cell; read once, and kept.
 
     Raises:
-        ArtifactError: the index does not list a file, or a file is not what it was.
+        ArtifactError: the index does not list the file, it is not what the index lists, or a line
+            of it is malformed.
     """
-    assert cell.record is not None
-    return read_requests(*cell.listed("requests"), cell.record["window"])
+
+    def read() -> Requests:
+        assert cell.record is not None
+        path = cell.file("requests")
+        return _read(path, cell.blocks("requests"), cell.record["window"])
+
+    return cell.kept("requests", read)
+
+
+def _read(path: Path, blocks: Iterator[bytes], window: MeasuredWindow) -> Requests:
+    rows = itertools.chain.from_iterable(REQUESTS.rows(path, blocks))
+    return requests_of(path, rows, window)
 
 
 def summarise_cell(cell_dir: Path) -> Row:
     """The percentiles of one cell's folder, for the launch's `summary.json`.
 
     Returns:
-        n, window_s, requested and effective throughput (1/s), error_rate, and for ttft, tpot and
-        e2e the p50, p90 and p99 (from 1,000 requests) in ms with their 95% intervals.
+        as `summary_of`.
 
     Raises:
         ArtifactError: a file is missing or malformed.
@@ -253,7 +261,16 @@ def summarise_cell(cell_dir: Path) -> Row:
         raise ArtifactError(f"{cell_dir}: found {len(records)} files cell_*.json, wanted 1")
     record: CellRecord = read_json(records[0])
     file = cell_dir / paths.cell_log("requests", record["phase"], record["cell"])
-    requests = read_requests(file, None, record["window"])
+    return summary_of(_read(file, read_blocks(file, None), record["window"]))
+
+
+def summary_of(requests: Requests) -> Row:
+    """The entry of a cell in `summary.json`.
+
+    Returns:
+        n, window_s, requested and effective throughput (1/s), error_rate, and for ttft, tpot and
+        e2e the p50, p90 and p99 (from 1,000 requests) in ms with their 95% intervals.
+    """
     return request_columns(requests, confidence=0.95, p99_min_samples=1000)
 
 

@@ -1,29 +1,23 @@
-"""Strict streaming reader of the raw JSON-lines records (docs/artifacts.md: requests,
-engine_step, device).
+"""The lines of the raw records, strictly typed (docs/artifacts.md: requests, engine_step, device).
 
-A file is read once, in blocks of whole lines: each block is hashed, its lines are checked, then it
-is parsed into the columns the analysis needs. Memory is bounded by the block, not by the file.
+Each line is decoded once, into the keys the analysis needs; memory is bounded by a block of lines.
 """
 
-import hashlib
-from collections.abc import Iterator
-from io import BytesIO
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, get_args, get_type_hints
+from typing import Annotated, Generic, Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
 import polars as pl
 from msgspec import Meta
 
 from connector_tax.artifacts.cell_records import MeasuredWindow
+from connector_tax.artifacts.folder import decoded, read_blocks
 from connector_tax.artifacts.names import REQUEST_STATUSES
-from connector_tax.files import ArtifactError, reading
 
-BLOCK_BYTES = 32 * 1024 * 1024
 Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Status = Annotated[str, Meta(pattern=f"^({'|'.join(REQUEST_STATUSES)})$")]
 Microseconds = Annotated[float, Meta(ge=0)]
-BAD_LINE = (ValueError, RecursionError, msgspec.MsgspecError, pl.exceptions.PolarsError)
 POLARS = {int: pl.Int64(), float: pl.Float64()}
 
 
@@ -55,7 +49,7 @@ class RequestRow(_Row):
 
 
 class StepRow(_Row):
-    """Of a line of engine_step_*.jsonl; an object is read as its JSON text."""
+    """Of a line of engine_step_*.jsonl."""
 
     t_ns: Int
     step_id: Int
@@ -91,58 +85,51 @@ class DeviceRow(_Row):
     t_woken_ns: Int | None
 
 
-class RecordKind:
-    """How the lines of one kind of file are checked, and their columns."""
+Row = TypeVar("Row", bound=_Row)
 
-    def __init__(self, row: type[_Row]) -> None:
-        self.decoder = msgspec.json.Decoder(row)
+
+class RecordKind(Generic[Row]):
+    """How the lines of one kind of file are decoded, and their columns of numbers and text."""
+
+    def __init__(self, row: type[Row]) -> None:
+        self.decode = msgspec.json.Decoder(row).decode
         hints = {name: {hint, *get_args(hint)} for name, hint in get_type_hints(row).items()}
         self.columns: dict[str, pl.DataType] = {
             name: next((POLARS[of] for of in POLARS if of in hint), pl.String())
             for name, hint in hints.items()
+            if name not in NESTED
         }
 
+    def rows(self, path: Path, blocks: Iterator[bytes]) -> Iterator[list[Row]]:
+        """Yield the rows of each block; `path` and errors are those of `decoded`."""
+        return decoded(path, blocks, self.decode)
 
+    def table(self, rows: Sequence[Row]) -> pl.DataFrame:
+        """The columns of these rows."""
+        columns = {name: [getattr(row, name) for row in rows] for name in self.columns}
+        return pl.DataFrame(columns, schema=self.columns)
+
+
+# Objects in a line, which are no column.
+NESTED = ("hooks_us", "children_us")
 REQUESTS, STEPS, DEVICE = RecordKind(RequestRow), RecordKind(StepRow), RecordKind(DeviceRow)
 
 
-def read_records(path: Path, kind: RecordKind, sha256: str | None) -> Iterator[pl.DataFrame]:
-    """Yield an empty table, then the file's records in order, a block of lines at a time.
+def whole_table(kind: RecordKind[Row], blocks: Iterable[Sequence[Row]]) -> pl.DataFrame:
+    """The columns of all rows."""
+    return pl.concat([kind.table([]), *map(kind.table, blocks)])
+
+
+def read_whole(path: Path, kind: RecordKind[Row], sha256: str | None) -> pl.DataFrame:
+    """Read a file's records as one table.
 
     Args:
-        path: a JSON-lines file; every line ends in a newline, no line is blank.
-        kind: what each line must hold.
-        sha256: hex digest the file's bytes must have; None when no index vouches for it (yet).
+        sha256: hex digest the file's bytes must have; None: not checked.
 
     Raises:
-        ArtifactError: the file is missing or has another hash, or a line is not an object holding
-            the wanted keys and types; names the file and, for a line, its number.
+        ArtifactError: as `read_blocks` and `decoded`.
     """
-    digest, number = hashlib.sha256(), 1
-    yield pl.DataFrame(schema=kind.columns)
-    with reading(path), path.open("rb") as stream:
-        while data := stream.read(BLOCK_BYTES):
-            block = data + stream.readline()
-            digest.update(block)
-            try:
-                for line in block.splitlines(keepends=True):
-                    kind.decoder.decode(line)
-                    if not line.endswith(b"\n"):
-                        raise ValueError("the last line has no newline: the file is cut off")
-                    number += 1
-                yield pl.read_ndjson(BytesIO(block), schema=kind.columns)
-            except BAD_LINE as error:
-                raise ArtifactError(f"{path}:{number}: {error}") from None
-    if sha256 is not None and digest.hexdigest() != sha256:
-        raise ArtifactError(
-            f"{path}: sha256 is {digest.hexdigest()}, index.json says {sha256}: the file changed"
-            " after it was measured"
-        )
-
-
-def read_whole(path: Path, kind: RecordKind, sha256: str | None) -> pl.DataFrame:
-    """The file's records as one table; arguments and errors are those of `read_records`."""
-    return pl.concat(read_records(path, kind, sha256))
+    return whole_table(kind, kind.rows(path, read_blocks(path, sha256)))
 
 
 def in_window(column: str, window: MeasuredWindow) -> pl.Expr:

@@ -21,14 +21,14 @@ from typing import Any
 
 import numpy as np
 
-from connector_tax.analysis.ingest import Cell, block_devices, load_cells
+from connector_tax.analysis.ingest import block_devices
 from connector_tax.analysis.measure import Requests, measure_requests, measure_waiting
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.index import read_index
+from connector_tax.artifacts.folder import CellFolder, StudyFolder
 from connector_tax.artifacts.metrics import CellLoad, Sweep, criteria_of
 from connector_tax.artifacts.names import REFERENCE_OF, SAME_RATES, CellKey, Launch
 from connector_tax.artifacts.stage_records import RatesRecord
-from connector_tax.artifacts.study_file import Study, launches, load_study
+from connector_tax.artifacts.study_file import Study
 from connector_tax.artifacts.study_records import Reference
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, read_json, write_json
@@ -88,7 +88,7 @@ def judge(load: CellLoad, sweep: Sweep, bounds: Mapping[str, float]) -> Judgemen
 
 
 def judge_cells(
-    study: Study, cells: Sequence[Cell], loads: Mapping[CellKey, CellLoad]
+    study: Study, cells: Sequence[CellFolder], loads: Mapping[CellKey, CellLoad]
 ) -> dict[CellKey, Judgement]:
     """Judge the cells that have load figures; outside Phase A without the rate's half."""
     known = [cell for cell in cells if cell.key in loads and cell.rate_rps is not None]
@@ -138,7 +138,7 @@ def _median_or_none(values: Sequence[float | None]) -> float | None:
 # ---- the rates
 
 
-def measured_rates(study: Study) -> dict[Reference, float]:
+def measured_rates(folder: StudyFolder) -> dict[Reference, float]:
     """The rate that each of Phases B and B' was measured at; none where no cell was.
 
     Raises:
@@ -146,8 +146,8 @@ def measured_rates(study: Study) -> dict[Reference, float]:
     """
     measured: dict[Reference, float] = {}
     for phase, name in REFERENCE_OF.items():
-        folders = [launch.folder(study.root) for launch in launches(study.document, phase)]
-        indexes = [index for folder in folders if (index := read_index(folder)) is not None]
+        of_phase = folder.of_phase(phase)
+        indexes = [index for launch in of_phase if (index := launch.index) is not None]
         of_cells = (i.rate_rps for i in indexes if any(entry.files for entry in i.cells))
         rates = {rate for rate in of_cells if rate is not None}
         if len(rates) > 1:
@@ -155,13 +155,13 @@ def measured_rates(study: Study) -> dict[Reference, float]:
                 f"launches of Phase {phase} were measured at"
                 f" {' and '.join(f'{rate:g}' for rate in sorted(rates))} req/s: mixtures are"
                 " refused. To measure the phase again at one rate, its launches kept aside:"
-                f" connector-tax remeasure {study.root} --phase {phase}"
+                f" connector-tax remeasure {folder.root} --phase {phase}"
             )
         # Of launches that were interrupted: no rate of a shape is above the phase's.
         rates = rates or {
             read_json(path)["schedule"]["rate_rps"]
-            for folder in folders
-            for path in folder.glob("*/cell_*.json")
+            for launch in of_phase
+            for path in launch.folder.glob("*/cell_*.json")
             if not path.parent.suffix
         }
         if rates:
@@ -171,14 +171,14 @@ def measured_rates(study: Study) -> dict[Reference, float]:
     return measured
 
 
-def rates_of(study: Study) -> RatesRecord:
+def rates_of(folder: StudyFolder) -> RatesRecord:
     """`reference_rates` of a study, from the raw records of Phase A.
 
     Raises:
         NoReferenceRateError: as `reference_rates`.
         ArtifactError: a file is not what it was, or the cells are of two types of device.
     """
-    cells = load_cells(study, "A")
+    study, cells = folder.study, folder.cells("A")
     # Refuses two types of device before more is measured on them.
     block_devices(cells)
     loads = {
@@ -187,12 +187,12 @@ def rates_of(study: Study) -> RatesRecord:
         if cell.status == "valid"
         and (load := load_of(measure_requests(cell), measure_waiting(cell), cell.rate_rps))
     }
-    return reference_rates(study, cells, judge_cells(study, cells, loads), measured_rates(study))
+    return reference_rates(study, cells, judge_cells(study, cells, loads), measured_rates(folder))
 
 
 def reference_rates(
     study: Study,
-    cells: Sequence[Cell],
+    cells: Sequence[CellFolder],
     judged: Mapping[CellKey, Judgement],
     measured: Mapping[Reference, float],
 ) -> RatesRecord:
@@ -249,7 +249,7 @@ def reference_rates(
 def _criteria(
     study: Study,
     rates: Sequence[float],
-    cells: Sequence[Cell],
+    cells: Sequence[CellFolder],
     judged: Mapping[CellKey, Judgement],
 ) -> tuple[dict[str, dict[str, dict[str, Any]]], States]:
     launched: dict[tuple[str, float | None], list[Judgement]] = {}
@@ -269,7 +269,9 @@ def _criteria(
     return criteria, states
 
 
-def _left_out(config: str, known: Mapping[float, bool | None], cells: Sequence[Cell]) -> str | None:
+def _left_out(
+    config: str, known: Mapping[float, bool | None], cells: Sequence[CellFolder]
+) -> str | None:
     seen = [rate for rate, saturated in known.items() if saturated is not None]
     if not seen:
         reason = next((c.reason for c in cells if c.configuration == config and c.reason), None)
@@ -310,7 +312,7 @@ def _why_none(
     )
 
 
-def _remedy(study: Study, cells: Sequence[Cell], involved: Collection[str]) -> str:
+def _remedy(study: Study, cells: Sequence[CellFolder], involved: Collection[str]) -> str:
     """What to do: measure again what is not valid, or where all is, another grid."""
     bad = [c for c in cells if c.status in ("void", "missing") and c.configuration in involved]
     if bad:
@@ -330,9 +332,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _write_rates(arguments: argparse.Namespace) -> None:
-    study = load_study(arguments.study)
-    _refuse_unmeasured(study)
-    rates = rates_of(study)
+    folder = StudyFolder.load(arguments.study)
+    study = folder.study
+    _refuse_unmeasured(folder)
+    rates = rates_of(folder)
     write_json(study.root / paths.REFERENCE_RATES, rates)
     print(f"ref_safe {rates['ref_safe']:g} req/s, ref_load {rates['ref_load']:g} req/s")
     derived_now = rates.get("derived_now", {})
@@ -348,13 +351,14 @@ def _write_rates(arguments: argparse.Namespace) -> None:
         )
 
 
-def _refuse_unmeasured(study: Study) -> None:
+def _refuse_unmeasured(folder: StudyFolder) -> None:
     """Refuse to derive rates that the next run, with all of Phase A, would not derive."""
     lines = []
-    for launch in launches(study.document, "A"):
-        index = read_index(launch.folder(study.root))
+    for launch in folder.of_phase("A"):
+        index = launch.index
         if index is None or index.status == "failed":
-            lines.append(f"{launch.name}: {index.reason if index else 'not measured yet'}")
+            reason = index.reason if index else "not measured yet"
+            lines.append(f"{launch.launch.name}: {reason}")
     if lines:
         raise NoReferenceRateError(
             "not derived, since launches of Phase A failed or are missing:\n  "

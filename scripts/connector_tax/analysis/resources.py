@@ -15,9 +15,10 @@ import numpy as np
 
 from connector_tax.analysis.block_model import Launches, LaunchId
 from connector_tax.analysis.effect import EXACT
-from connector_tax.analysis.ingest import Cell, merged_reasons
+from connector_tax.analysis.ingest import merged_reasons
 from connector_tax.artifacts import paths, tables
 from connector_tax.artifacts.cell_records import QuantityRecord
+from connector_tax.artifacts.folder import CellFolder
 from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.launch_files import ResourcesRecord, SettingRecord
 from connector_tax.artifacts.tables import LOG, RAW, Row
@@ -43,25 +44,25 @@ class LaunchRecords:
 
     launch: LaunchId
     configuration: str
-    cells: Mapping[str, Cell]
+    cells: Mapping[str, CellFolder]
     resources: ResourcesRecord | None
     settings: Mapping[str, SettingRecord] | None
     reason: str | None
 
 
-def read_launch_records(cells: Sequence[Cell]) -> list[LaunchRecords]:
+def read_launch_records(cells: Sequence[CellFolder]) -> list[LaunchRecords]:
     """The launches these cells belong to, in their order.
 
     Raises:
         ArtifactError: a record is missing, malformed or has changed since it was measured.
     """
-    groups: dict[LaunchId, list[Cell]] = {}
+    groups: dict[LaunchId, list[CellFolder]] = {}
     for cell in cells:
         groups.setdefault(LaunchId(cell.key.config, cell.key.block), []).append(cell)
     return [_records(launch, members) for launch, members in groups.items()]
 
 
-def _records(launch: LaunchId, cells: Sequence[Cell]) -> LaunchRecords:
+def _records(launch: LaunchId, cells: Sequence[CellFolder]) -> LaunchRecords:
     folder = cells[0].folder.parent
     index = read_index(folder)
     listed: Mapping[str, str] = {}

@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 from scipy.stats import mannwhitneyu
 
 from connector_tax.analysis.effect import mean_of
-from connector_tax.analysis.ingest import Cell, block_devices, merged_reasons
+from connector_tax.analysis.ingest import block_devices, merged_reasons
 from connector_tax.analysis.machine import MachineUse
 from connector_tax.analysis.measure import Requests, request_columns
 from connector_tax.analysis.reference import Judgement, at_least_half
 from connector_tax.analysis.steps import Steps, step_columns
+from connector_tax.artifacts.folder import CellFolder
 from connector_tax.artifacts.metrics import LATENCY_METRICS, CellLoad, criteria_of, margin_of
 from connector_tax.artifacts.names import CellKey
 from connector_tax.artifacts.study_file import Study
@@ -62,7 +63,7 @@ class MeasuredCell:
 
 def cell_rows(
     study: Study,
-    cells: Sequence[Cell],
+    cells: Sequence[CellFolder],
     measured: Mapping[CellKey, MeasuredCell],
     judged: Mapping[CellKey, Judgement],
 ) -> list[Row]:
@@ -88,7 +89,7 @@ def cell_rows(
     return rows + [_pooled(group, study.config) for group in groups.values()]
 
 
-def _identity(study: Study, cell: Cell) -> Row:
+def _identity(study: Study, cell: CellFolder) -> Row:
     row: Row = {
         **cell.key._asdict(),
         "configuration": cell.configuration,

@@ -20,9 +20,9 @@ import polars as pl
 from connector_tax.analysis.block_model import Launches, LaunchId
 from connector_tax.analysis.effect import mean_of
 from connector_tax.analysis.effects import compared
-from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.steps import Hook, Steps, kind_of, step_cdf
 from connector_tax.artifacts import tables
+from connector_tax.artifacts.folder import CellFolder
 from connector_tax.artifacts.names import NOOP, CellKey, configuration_of
 from connector_tax.artifacts.study_file import Study
 from connector_tax.artifacts.tables import ALL_SIZES, KINDS, Row, StepGroup
@@ -77,7 +77,7 @@ def mean_columns(values: Sequence[float], confidence: float) -> Row:
 
 def step_rows(
     study: Study,
-    planned: Sequence[Cell],
+    planned: Sequence[CellFolder],
     cells: Mapping[CellKey, Steps],
     unavailable: str | None,
 ) -> list[Row]:

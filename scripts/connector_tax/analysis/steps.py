@@ -11,8 +11,8 @@ other hooks (`hooks_us`) and those timed of a MultiConnector's children (`childr
 names of their methods.
 """
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,11 +20,11 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.measure import Requests
-from connector_tax.analysis.records import STEPS, in_window, read_records
+from connector_tax.analysis.records import STEPS, StepRow, in_window, whole_table
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import MeasuredWindow
+from connector_tax.artifacts.folder import CellFolder
 from connector_tax.artifacts.record_reader import read_record
 from connector_tax.artifacts.stage_records import PatchStatus
 from connector_tax.artifacts.study_file import Study
@@ -44,10 +44,6 @@ FIELDS = {
     "get_transfer_results": "get_finished_us",
     "start_load_kv": "start_load_kv_us",
 }
-_CALL = {
-    "step_id": pl.Int64(), "process": pl.String(), "child": pl.String(), "hook": pl.String(),
-    "us": pl.Float64(),
-}  # fmt: skip
 
 
 class Hook(NamedTuple):
@@ -102,7 +98,7 @@ def step_timing_reason(study: Study) -> str | None:
     return f"step timing is not available: {status.get('reason') or 'the patch did not apply'}"
 
 
-def read_steps(cell: Cell) -> Steps:
+def read_steps(cell: CellFolder) -> Steps:
     """Read and join the step records of a valid cell.
 
     Raises:
@@ -110,12 +106,10 @@ def read_steps(cell: Cell) -> Steps:
             two records of one step.
     """
     assert cell.record is not None
-    path, digest = cell.listed("engine_step")
-    frames, calls = [], []
-    for frame in read_records(path, STEPS, digest):
-        frames.append(frame.drop("hooks_us", "children_us"))
-        calls.append(_hook_calls(frame))
-    records, of_scheduler = pl.concat(frames), pl.col("process") == "scheduler"
+    path, calls = cell.file("engine_step"), _Calls()
+    blocks = STEPS.rows(path, cell.blocks("engine_step"))
+    records = whole_table(STEPS, map(calls.taken, blocks))
+    of_scheduler = pl.col("process") == "scheduler"
     scheduler = records.filter(of_scheduler & in_window("t_ns", cell.record["window"]))
     if scheduler["step_id"].n_unique() != scheduler.height:
         twice = scheduler.filter(scheduler["step_id"].is_duplicated())["step_id"][0]
@@ -136,7 +130,7 @@ def read_steps(cell: Cell) -> Steps:
     begun = records.filter(of_scheduler & (pl.col("prefill_tokens") > 0))["t_ns"].sort()
     return Steps(
         table=table.select("kind", *STEP_SAMPLES),
-        hooks=_hook_times(pl.concat(calls), busy["step_id"]),
+        hooks=calls.times(busy["step_id"].to_numpy()),
         n_empty=scheduler.height - busy.height,
         prefill_ns=begun.to_numpy(),
     )
@@ -202,49 +196,63 @@ def step_cdf(samples: Mapping[str, Sequence[Floats]]) -> list[Row]:
 # ---- hooks
 
 
-def _hook_calls(frame: pl.DataFrame) -> pl.DataFrame:
-    """Every hook of every step record: columns step_id, process, child, hook, us."""
-    callbacks = [
-        frame.select("step_id", "process", child=pl.lit(""), hook=pl.lit(_hook(name)), us=name)
-        for name in CALLBACKS
-    ]
-    others = pl.DataFrame(list(_others(frame)), schema=_CALL, orient="row")
-    return pl.concat([*callbacks, others]).drop_nulls("us")
+class _Calls:
+    """Every hook of every step record: the ids of the steps, and the times in us."""
 
+    def __init__(self) -> None:
+        self._calls: defaultdict[Hook, tuple[list[int], list[float]]] = defaultdict(
+            lambda: ([], [])
+        )
 
-def _hook_times(calls: pl.DataFrame, steps: pl.Series) -> dict[Hook, Floats]:
-    """The time of each hook in each of the steps, 0 where it did not run, in their names' order.
+    def taken(self, rows: list[StepRow]) -> list[StepRow]:
+        """The same rows, their hooks noted."""
+        for row in rows:
+            for field, hook in _CALLBACK_HOOKS.items():
+                if (us := getattr(row, field)) is not None:
+                    self._add(Hook(row.process, "", hook), row.step_id, us)
+            if row.hooks_us:
+                self._add_all(row, "", row.hooks_us)
+            for child, times in (row.children_us or {}).items():
+                self._add_all(row, child, times)
+        return rows
 
-    Args:
-        calls: of the whole cell.
-        steps: ids of the steps in the window that scheduled tokens.
-    """
-    of_hook = ("process", "child", "hook")
-    # One record per tensor-parallel rank: the slowest rank holds the step up.
-    per_step = calls.group_by(*of_hook, "step_id").agg(pl.col("us").max())
-    times: dict[Hook, Floats] = {}
-    ran = per_step.join(steps.to_frame().with_row_index("place"), on="step_id").sort(*of_hook)
-    for key, own in ran.group_by(*of_hook, maintain_order=True):
-        times[Hook(*map(str, key))] = us = np.zeros(len(steps))
-        us[own["place"].to_numpy()] = own["us"].to_numpy()
-    return times
+    def _add_all(self, row: StepRow, child: str, times: Mapping[str, float]) -> None:
+        # A child has the names of its methods: the callbacks get those of their fields.
+        named: dict[str, float] = {}
+        for name, us in times.items():
+            hook = _METHOD_HOOKS.get(name, name)
+            named[hook] = named.get(hook, 0.0) + us
+        for hook, us in named.items():
+            self._add(Hook(row.process, child, hook), row.step_id, us)
 
+    def _add(self, hook: Hook, step_id: int, us: float) -> None:
+        ids, times = self._calls[hook]
+        ids.append(step_id)
+        times.append(us)
 
-def _others(frame: pl.DataFrame) -> Iterator[tuple[int, str, str, str, float]]:
-    wanted = frame.filter(pl.col("hooks_us").is_not_null() | pl.col("children_us").is_not_null())
-    for step_id, process, own, children in wanted.select(
-        "step_id", "process", "hooks_us", "children_us"
-    ).iter_rows():
-        by_child = {"": json.loads(own or "{}")} | json.loads(children or "{}")
-        for child, times in by_child.items():
-            # A child has the names of its methods: the callbacks get those of their fields.
-            named: dict[str, float] = {}
-            for name, us in times.items():
-                hook = _hook(FIELDS[name]) if name in FIELDS else name
-                named[hook] = named.get(hook, 0.0) + us
-            for hook, us in named.items():
-                yield step_id, process, child, hook, us
+    def times(self, steps: NDArray[np.int64]) -> dict[Hook, Floats]:
+        """The time of each hook in each of the steps, 0 where it did not run, by hook.
+
+        Args:
+            steps: ids of the steps in the window that scheduled tokens, each once.
+        """
+        order = np.argsort(steps)
+        found: dict[Hook, Floats] = {}
+        for hook in sorted(self._calls):
+            ids, us = map(np.array, self._calls[hook])
+            place = np.minimum(np.searchsorted(steps, ids, sorter=order), len(steps) - 1)
+            place = order[place] if len(steps) else place
+            known = steps[place] == ids if len(steps) else np.zeros(len(ids), bool)
+            if known.any():
+                found[hook] = np.zeros(len(steps))
+                # One record per tensor-parallel rank: the slowest rank holds the step up.
+                np.maximum.at(found[hook], place[known], us[known])
+        return found
 
 
 def _hook(field: str) -> str:
     return field.removesuffix("_us")
+
+
+_CALLBACK_HOOKS = {field: _hook(field) for field in CALLBACKS}
+_METHOD_HOOKS = {method: _hook(field) for method, field in FIELDS.items()}

@@ -10,8 +10,8 @@ from typing import Any
 from connector_tax.analysis.aggregate import write_tables
 from connector_tax.analysis.effects import unsaturated
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.folder import StudyFolder
 from connector_tax.artifacts.names import ALL_RATES
-from connector_tax.artifacts.study_file import load_study
 from connector_tax.artifacts.tables import POOLED, CellRow
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import ArtifactError, read_json
@@ -40,7 +40,7 @@ def opened(path: Path) -> Iterator[StudyTables]:
         with tempfile.TemporaryDirectory(prefix="compare-") as name:
             root = Path(name) / "study"
             unpack(path, root)
-            write_tables(load_study(root / paths.STUDY))
+            write_tables(StudyFolder.load(root / paths.STUDY))
             yield StudyTables(root / paths.STUDY)
         return
     file = path / paths.STUDY if path.is_dir() else path

@@ -19,14 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.folder import StudyFolder
 from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.stage_records import SealLink
-from connector_tax.artifacts.study_file import Study, every_launch, load_study
+from connector_tax.artifacts.study_file import Study, every_launch
 from connector_tax.artifacts.tables import FIRST_METHOD, METHOD
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import (
     TEMPORARY,
     ArtifactError,
+    digests_kept,
     read_json,
     sha256_below,
     sha256_file,
@@ -137,11 +139,17 @@ def audit(study_file: Path, manifest: Path) -> Audit:
     """
     if not study_file.is_file():
         raise ArtifactError(f"{study_file}: no such file")
+    with digests_kept():
+        return _audit(study_file, manifest)
+
+
+def _audit(study_file: Path, manifest: Path) -> Audit:
     result = Audit()
     ledger = result.ledger
     with ledger.guarded("study", "study.json"):
-        study = load_study(study_file)
-        result.seal = check_study(study, manifest, ledger)
+        folder = StudyFolder.load(study_file)
+        study = folder.study
+        result.seal = check_study(folder, manifest, ledger)
         result.planned = planned_method(study)
         if is_archived(study.root):
             with ledger.guarded("archive", "files"):
@@ -149,8 +157,8 @@ def audit(study_file: Path, manifest: Path) -> Audit:
         with ledger.guarded(KIND, "study"):
             result.analysed = read_manifest(study.root / paths.MANIFEST)["method"]
             check_views(study.root, ledger)
-            with tempfile.TemporaryDirectory(prefix="audit-") as folder:
-                claims = check_claims(study.root, remake(study_file, Path(folder)), ledger)
+            with tempfile.TemporaryDirectory(prefix="audit-") as temporary:
+                claims = check_claims(study.root, remake(folder, Path(temporary)), ledger)
             result.verdicts, result.not_made_again = claims.verdicts, claims.not_made_again
     return result
 
@@ -162,17 +170,17 @@ def planned_method(study: Study) -> int:
     return next((link.get("method", FIRST_METHOD) for link in links), FIRST_METHOD)
 
 
-def check_study(study: Study, manifest: Path, ledger: Ledger) -> str:
+def check_study(folder: StudyFolder, manifest: Path, ledger: Ledger) -> str:
     """Every claim but those about what is made again; where the study comes from."""
-    told = "No seal."
+    told, study = "No seal.", folder.study
     with ledger.guarded("seal", "study"):
         links = read_links(study.root)
         check_seals(study, links, ledger)
         told = check_published(study, [sha256 for sha256, _ in links], manifest, ledger)
     with ledger.guarded("launch", "study"):
-        check_launches(study, ledger)
+        check_launches(folder, ledger)
     with ledger.guarded("records", "study"):
-        check_records(study, ledger)
+        check_records(folder, ledger)
     return told
 
 

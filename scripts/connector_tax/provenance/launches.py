@@ -14,15 +14,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from connector_tax import __version__
-from connector_tax.analysis.ingest import block_devices, device_name, load_cells
+from connector_tax.analysis.ingest import block_devices, device_name
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.folder import LaunchFolder, StudyFolder
 from connector_tax.artifacts.index import LaunchIndex, read_index
 from connector_tax.artifacts.launch_files import LaunchConfig, NodeRecord, nodes_of
 from connector_tax.artifacts.looks import read_looks
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.record_reader import read_record
 from connector_tax.artifacts.stage_records import GateRecord, ShapeRatesRecord
-from connector_tax.artifacts.study_file import Study, every_launch, launches, most_of_shape
+from connector_tax.artifacts.study_file import Study, launches, most_of_shape
 from connector_tax.artifacts.study_records import ConfigurationEntry, StudyDocument
 from connector_tax.files import read_json, sha256_json
 from connector_tax.provenance.claims import Ledger
@@ -43,8 +44,9 @@ FREE_PORT = re.compile(r"(port\W{1,8}|(?:127\.0\.0\.1|localhost):)\d+", re.IGNOR
 STUDY_FOLDER = re.compile(rf'[^:"]*(?=/{paths.PATCH}/{OVERLAY})')
 
 
-def check_launches(study: Study, ledger: Ledger) -> None:
+def check_launches(folder: StudyFolder, ledger: Ledger) -> None:
     """A claim for the design, each gate, each launch, and the order and device of each block."""
+    study = folder.study
     ledger.check("design", paths.STUDY, _design(study), "follows from configuration and seed")
     if study.config.get("shape_rates") is not None:
         ledger.check("design", "shape rates", _shape_rates(study), "follow from what was served")
@@ -54,14 +56,15 @@ def check_launches(study: Study, ledger: Ledger) -> None:
     gates: dict[str, GateRecord] = read_json(study.root / paths.PREFLIGHT_STATUS)
     for entry in study.document["configurations"]:
         ledger.check("gate", entry["id"], _gate(study, entry, gates))
-    for launch in every_launch(study.document):
+    for planned in folder.launches:
+        launch = planned.launch
         with ledger.guarded("launch", launch.name):
-            index = read_index(launch.folder(study.root))
+            index = planned.index
             ledger.check("launch", launch.name, _launch(study, launch, index))
             if index is not None and index.status == "done":
                 _check_command(study, launch, index, ledger)
     with ledger.guarded("order", "blocks"):
-        _check_blocks(study, ledger)
+        _check_blocks(folder, ledger)
 
 
 def _design(study: Study) -> Iterator[str]:
@@ -236,9 +239,8 @@ class Attempt(NamedTuple):
         return self.node["machine"], self.node["boot"]
 
 
-def _attempts(study: Study, launch: Launch) -> Iterator[Attempt]:
-    folder = launch.folder(study.root)
-    index = read_index(folder)
+def _attempts(planned: LaunchFolder) -> Iterator[Attempt]:
+    folder, launch, index = planned.folder, planned.launch, planned.index
     for entry in index.attempts if index is not None else ():
         start, end = entry["started_ns"], entry.get("ended_ns")
         if end is None:
@@ -248,11 +250,12 @@ def _attempts(study: Study, launch: Launch) -> Iterator[Attempt]:
         yield Attempt(launch, entry["node"], bool(entry["supersedes"]), start, end)
 
 
-def _check_blocks(study: Study, ledger: Ledger) -> None:
+def _check_blocks(folder: StudyFolder, ledger: Ledger) -> None:
     """Launches of a block began as they were drawn; one ran at a time on a device."""
     drawn, alone, blocks = (defaultdict[str, list[Attempt]](list) for _ in range(3))
-    for launch in every_launch(study.document):
-        for attempt in _attempts(study, launch):
+    for planned in folder.launches:
+        launch = planned.launch
+        for attempt in _attempts(planned):
             blocks[f"block{launch.block}"].append(attempt)
             drawn[f"block{launch.block}/{launch.phase}"].append(attempt)
             node = attempt.node
@@ -263,7 +266,7 @@ def _check_blocks(study: Study, ledger: Ledger) -> None:
     for subject, group in alone.items():
         ledger.check("overlap", subject, _overlapping(group), f"{len(group)} starts")
     passed = "one of a block, one type and environment of the study, on which steps were proved"
-    wrong = itertools.chain(_devices(study), _moved(blocks.values()))
+    wrong = itertools.chain(_devices(folder), _moved(blocks.values()))
     ledger.check("device", "study", wrong, passed)
 
 
@@ -294,9 +297,10 @@ def _moved(blocks: Iterable[Sequence[Attempt]]) -> Iterator[str]:
                     )
 
 
-def _devices(study: Study) -> Iterator[str]:
+def _devices(folder: StudyFolder) -> Iterator[str]:
     """What `block_devices` raises; vLLM's sources are those the step probe was proved on."""
-    loaded = (load_cells(study, p, reference_rate(study.root, p)) for p in PHASES)
+    study = folder.study
+    loaded = (folder.cells(p, reference_rate(study.root, p)) for p in PHASES)
     cells = [cell for of_phase in loaded for cell in of_phase]
     block_devices(cells)
     proved = read_json(study.root / paths.PATCH_STATUS).get("vllm_sources_sha256_before")

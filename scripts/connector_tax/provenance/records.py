@@ -16,14 +16,14 @@ from typing import Any, cast
 import numpy as np
 
 from connector_tax.analysis.device_time import device_values
-from connector_tax.analysis.ingest import Cell, load_cells
 from connector_tax.analysis.machine import read_machine
-from connector_tax.analysis.measure import summarise_cell
+from connector_tax.analysis.measure import measure_requests, measure_waiting, summary_of
 from connector_tax.analysis.validity import assess, server_counters, void_reasons
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import ServerCounters
+from connector_tax.artifacts.folder import CellFolder, StudyFolder
 from connector_tax.artifacts.names import PHASES, PLAIN, Launch
-from connector_tax.artifacts.study_file import Study, every_launch
+from connector_tax.artifacts.study_file import Study
 from connector_tax.files import read_json, read_jsonl
 from connector_tax.loadgen import CellResult, PlannedRequest
 from connector_tax.provenance.claims import Ledger
@@ -32,7 +32,6 @@ from connector_tax.provenance.remade import KIND
 from connector_tax.servers.kinds import engine_of
 from connector_tax.study.cell import cell_record, prepare
 from connector_tax.study.plan import reference_rate
-from connector_tax.study.scraper import parse_metrics
 
 Line = dict[str, Any]
 # In the order in which a request passes through them.
@@ -41,6 +40,10 @@ HISTOGRAMS = {
     "TTFT": ("vllm:time_to_first_token_seconds", "t_first_token_ns"),
     "E2E": ("vllm:e2e_request_latency_seconds", "t_last_token_ns"),
 }
+# A line of a Prometheus page: name, labels, value, and a time that is not used.
+SERIES = re.compile(r"^(vllm:[\w:]+)(?:\{(.*)\})? +(\S+)(?: +-?\d+)?$", re.MULTILINE)
+LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+ESCAPED = re.compile(r"\\(.)")
 # Wall and monotonic clock may run apart by 500 ppm while one of them is slewed.
 CLOCKS = 1e-3
 
@@ -54,12 +57,10 @@ class Records:
         planned, bodies_sha256: these requests without their bodies, and what these hash to.
     """
 
-    def __init__(self, study: Study, cell: Cell) -> None:
+    def __init__(self, study: Study, cell: CellFolder) -> None:
         assert cell.record is not None
         self.study, self.cell, self.record = study, cell, cell.record
-        self.requests, self.metrics, self.steps = (
-            list[Line](read_jsonl(cell.file(kind))) for kind in paths.CELL_LOGS[:3]
-        )
+        self.requests, self.metrics, self.steps = (cell.lines(kind) for kind in paths.CELL_LOGS[:3])
         self.scheduler = [step for step in self.steps if step["process"] == "scheduler"]
         self.ok = [r for r in self.requests if r["status"] == "ok"]
         self.served = engine_of(study.config["engine"]).served
@@ -88,25 +89,32 @@ class Records:
         self.bodies_sha256 = bodies.hexdigest()
 
 
-def check_records(study: Study, ledger: Ledger) -> None:
+def check_records(folder: StudyFolder, ledger: Ledger) -> None:
     """A claim of each kind for each measured cell, and one for the summary of each launch."""
+    study, summaries = folder.study, dict[Launch, dict[str, Any]]()
     for phase in PHASES:
         with ledger.guarded("records", f"phase {phase}"):
-            for cell in load_cells(study, phase, reference_rate(study.root, phase)):
+            for cell in folder.cells(phase, reference_rate(study.root, phase)):
                 if cell.record is not None:
                     with ledger.guarded("records", cell.name):
                         check_cell(Records(study, cell), ledger)
+                    with ledger.guarded(KIND, cell.name):
+                        summary = summary_of(measure_requests(cell))
+                        of_launch = summaries.setdefault(Launch(*cell.key[:3]), {})
+                        of_launch[cell.key.cell] = summary
+                    with ledger.guarded("records", cell.name):
+                        if cell.status == "valid":
+                            measure_waiting(cell)  # while its scrapes are at hand
+                    cell.release()
                 elif cell.status != "skipped":
                     ledger.check("records", cell.name, [str(cell.reason)])
-    for launch in every_launch(study.document):
-        folder = launch.folder(study.root)
+    for planned in folder.launches:
+        path, launch = planned.folder / paths.SUMMARY, planned.launch
         subject = f"{launch.name}/{paths.SUMMARY}"
-        if (folder / paths.SUMMARY).exists():
+        if path.exists():
             with ledger.guarded(KIND, subject):
-                cells = [c["cell"] for c in study.cells(launch.phase)]
-                again = {c: summarise_cell(folder / c) for c in cells if (folder / c).is_dir()}
-                summary = read_json(folder / paths.SUMMARY)
-                ledger.check(KIND, subject, differences(summary, again, "summary"))
+                again = summaries.get(launch, {})
+                ledger.check(KIND, subject, differences(read_json(path), again, "summary"))
 
 
 def check_cell(records: Records, ledger: Ledger) -> None:
@@ -240,7 +248,7 @@ def _identities(records: Records) -> Iterator[str]:
                 yield f"{name} of the steps add up to {total}, the requests had {least}{wanted}"
     pages = []
     for scrape in (records.metrics[0], records.metrics[-1]):
-        page = parse_metrics(scrape["raw"], whole=True)
+        page = series_of(scrape["raw"])
         values = {key: n for key, n in scrape["values"].items() if key.startswith("vllm:")}
         yield from differences(values, {key: page.get(key) for key in values}, "scrape")
         pages.append(page)
@@ -268,6 +276,23 @@ def _no_client_is_faster(
             return
     if exact and took * (1 + CLOCKS) < grown:
         yield f"{name}: {took:.4f} s in sum at the client, {grown:.4f} s at the server: {faster}"
+
+
+def series_of(page: str) -> dict[str, float]:
+    """The series of vLLM in a Prometheus page, as a metrics record names them.
+
+    A page is parsed twice for each cell; prometheus_client takes seconds for those of a study.
+    """
+    found: dict[str, float] = {}
+    for name, labels, value in SERIES.findall(page):
+        pairs = sorted((key, ESCAPED.sub(_character, text)) for key, text in LABEL.findall(labels))
+        said = ",".join(f'{key}="{text}"' for key, text in pairs)
+        found[f"{name}{{{said}}}" if said else name] = float(value)
+    return found
+
+
+def _character(escaped: re.Match[str]) -> str:
+    return {"n": "\n"}.get(escaped[1], escaped[1])
 
 
 def _histogram(page: Mapping[str, float], metric: str) -> dict[str, float]:

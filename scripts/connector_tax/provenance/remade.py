@@ -14,6 +14,7 @@ from connector_tax.analysis.aggregate import write_tables
 from connector_tax.analysis.looks import take_look
 from connector_tax.analysis.reference import rates_of
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.folder import StudyFolder
 from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.looks import read_looks
 from connector_tax.artifacts.stage_records import ManifestRecord
@@ -38,8 +39,8 @@ def is_archived(root: Path) -> bool:
     return (root / HEADER).is_file()
 
 
-def remake(study_file: Path, folder: Path) -> Path:
-    """Make the claims of a study again in `folder`; return its copy there, made of links.
+def remake(study: StudyFolder, folder: Path) -> Path:
+    """Make the claims of a study again; return the folder, below `folder`, that they lie in.
 
     The tables of an unpacked study are not made again: `replot` makes them beside the published
     ones.
@@ -47,19 +48,21 @@ def remake(study_file: Path, folder: Path) -> Path:
     Raises:
         ArtifactError: the raw records do not give them.
     """
-    root = study_file.parent
-    copy = folder / root.name
-    copy.mkdir()
-    for path in root.iterdir():
-        if path.name not in (*MADE, paths.REFERENCE_RATES, paths.LOOKS):
-            (copy / path.name).symlink_to(path.resolve())
-    study = load_study(copy / paths.STUDY)
-    take_looks_again(root, study)
-    write_json(copy / paths.REFERENCE_RATES, rates_of(study))
-    if not is_archived(root):
-        write_tables(study)
-    write_json(copy / paths.COMPLETE, {"complete": True})
-    return copy
+    made, rates = folder / study.root.name, rates_of(study)
+    made.mkdir()
+    write_json(made / paths.REFERENCE_RATES, rates)
+    if not is_archived(study.root):
+        write_tables(study, made, rates)
+    if (study.root / paths.LOOKS).exists():
+        copy = folder / "looks"
+        copy.mkdir()
+        for path in study.root.iterdir():
+            if path.name not in (*MADE, paths.LOOKS):
+                (copy / path.name).symlink_to(path.resolve())
+        take_looks_again(study.root, load_study(copy / paths.STUDY))
+        (copy / paths.LOOKS).rename(made / paths.LOOKS)
+    write_json(made / paths.COMPLETE, {"complete": True})
+    return made
 
 
 def take_looks_again(root: Path, copy: Study) -> None:

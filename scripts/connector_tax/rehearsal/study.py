@@ -10,6 +10,7 @@ from connector_tax.analysis.looks import take_due_look
 from connector_tax.analysis.reference import NoReferenceRateError, rates_of
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import CellRecord
+from connector_tax.artifacts.folder import StudyFolder
 from connector_tax.artifacts.index import LaunchIndex, read_index
 from connector_tax.artifacts.names import PHASES, Launch, baseline_of
 from connector_tax.artifacts.record_reader import read_record
@@ -75,7 +76,7 @@ def rehearse(study: StudyDocument, machine: Machine, root: Path) -> Rehearsal:
     """
     found = run_phases(study, machine, root, max(study["blocks"], MIN_BLOCKS_FOR_VERDICT))
     if found.rates is not None:
-        write_tables(found.study)
+        write_tables(StudyFolder(found.study))
         folder = root / paths.ANALYSIS
         cells = read_table(folder / paths.CELLS, ROW_TYPES[paths.CELLS])
         effects = read_table(folder / paths.EFFECTS, EffectRow)
@@ -102,7 +103,7 @@ def run_phases(study: StudyDocument, machine: Machine, root: Path, blocks: int) 
     found = Rehearsal(load_study(root / paths.STUDY), study["blocks"], machine)
     rehearse_phase(document, "A", root, machine)
     try:
-        found.rates = rates_of(found.study)
+        found.rates = rates_of(StudyFolder(found.study))
     except NoReferenceRateError as error:
         found.no_rate = str(error)
     else:

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from connector_tax import text
-from connector_tax.artifacts import names, paths
+from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import CellRecord
-from connector_tax.artifacts.index import LaunchIndex, read_index
+from connector_tax.artifacts.folder import LaunchFolder, StudyFolder
+from connector_tax.artifacts.index import LaunchIndex
 from connector_tax.artifacts.launch_files import nodes_of
 from connector_tax.artifacts.metrics import HEADLINE, LATENCY_METRICS, criteria_of
+from connector_tax.artifacts.study_file import Study
 from connector_tax.artifacts.tables import POOLED
 from connector_tax.figures.tables import StudyTables
-from connector_tax.files import read_json
 from connector_tax.report.tables import (
     Column,
     Table,
@@ -82,26 +83,18 @@ def measured_again(study: StudyTables) -> list[str]:
 def read_launches(study: StudyTables) -> list[LaunchReport]:
     """All launches of the run order; one that left no index.json is `missing`."""
     launches = []
-    for phase, order in study.document["run_order"].items():
-        planned = [cell["cell"] for cell in study.document["cells"][phase]]
-        for entry in order:
-            launch = names.Launch(entry["config"], entry["block"], phase)
-            folder = launch.folder(study.root)
-            index = read_index(folder)
-            cells = [_cell(folder, phase, name, index) for name in planned]
-            launches.append(LaunchReport(phase, launch.config, launch.block, index, cells))
+    for launch in StudyFolder(Study(study.root, study.document)).launches:
+        config, block, phase = launch.launch.config, launch.launch.block, launch.launch.phase
+        planned = (cell["cell"] for cell in study.document["cells"][phase])
+        cells = [_cell(launch, name) for name in planned]
+        launches.append(LaunchReport(phase, config, block, launch.index, cells))
     return launches
 
 
-def _cell(folder: Path, phase: str, name: str, index: LaunchIndex | None) -> CellState:
-    path = folder / name / paths.cell_record(phase, name)
-    if index is None:
-        return CellState(name, "missing", "no index.json", path)
-    record: CellRecord | None = read_json(path) if path.exists() else None
-    entry = index.entry(name)
-    if entry is None:
-        return CellState(name, "missing", index.reason or "not in index.json", path, record)
-    return CellState(name, entry.status, entry.reason or "", path, record)
+def _cell(launch: LaunchFolder, name: str) -> CellState:
+    status, reason = launch.state(name)
+    record = None if launch.index is None else launch.record(name)
+    return CellState(name, status, reason or "", launch.record_path(name), record)
 
 
 def engine_files(launches: Sequence[LaunchReport]) -> list[str]:

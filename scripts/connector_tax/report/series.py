@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from connector_tax import text
 from connector_tax.analysis.machine import read_machine
 from connector_tax.analysis.measure import WAITING, gauge_values
-from connector_tax.analysis.records import REQUESTS, STEPS, read_records, read_whole
+from connector_tax.analysis.records import REQUESTS, STEPS, read_whole
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import CellRecord
 from connector_tax.files import ArtifactError, read_jsonl
@@ -159,11 +159,7 @@ def _steps(path: Path, sha256: str) -> list[Samples]:
     tokens = pl.col("prefill_tokens") + pl.col("decode_tokens")
     busy = (pl.col("process") == "scheduler") & (tokens > 0)
     spent = pl.coalesce("engine_step_us", "step_duration_us") / 1e3
-    frames = [
-        frame.filter(busy).select("t_ns", spent=spent)
-        for frame in read_records(path, STEPS, sha256)
-    ]
-    table = pl.concat(frames)
+    table = read_whole(path, STEPS, sha256).filter(busy).select("t_ns", spent=spent)
     return [(table["t_ns"].to_numpy().astype(float), table["spent"].to_numpy())]
 
 

@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 from connector_tax.analysis.ingest import device_name
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.index import LaunchIndex, cell_state, read_index
+from connector_tax.artifacts.folder import LaunchFolder, StudyFolder
 from connector_tax.artifacts.looks import FIRST_LOOK, decided_earlier
 from connector_tax.artifacts.names import PHASES, REFERENCE_OF, Launch
 from connector_tax.artifacts.record_reader import read_record
 from connector_tax.artifacts.stage_records import RatesRecord
-from connector_tax.artifacts.study_file import every_launch, launches, shape_limits
+from connector_tax.artifacts.study_file import Study, shape_limits
 from connector_tax.artifacts.study_records import StudyDocument
-from connector_tax.files import ArtifactError, read_json
+from connector_tax.files import ArtifactError
 from connector_tax.study.design import cell_order
 from connector_tax.study.device import read_claim, slot_of
 from connector_tax.study.durations import (
@@ -84,8 +84,8 @@ def launch_overhead_s(study: StudyDocument, folder: Path, known: Durations) -> f
     """Expected seconds of a launch beside its cells: start-up as seen, else known, and release."""
     seen = [
         attempt["startup_s"]
-        for launch in every_launch(study)
-        if (index := read_index(launch.folder(folder))) is not None
+        for launch in StudyFolder(Study(folder, study)).launches
+        if (index := launch.index) is not None
         for attempt in index.attempts
         if attempt.get("startup_s") is not None
     ]
@@ -101,18 +101,17 @@ def _is_skipped(folder: Path, known: Durations, phase: str) -> bool:
 
 def planned_cells(study: StudyDocument, folder: Path) -> Iterator[PlannedCell]:
     """Every cell of the study in the order it runs."""
-    known = durations_of(study)
+    known, planned = durations_of(study), StudyFolder(Study(folder, study))
     for phase in PHASES:
         limits = shape_limits(study, folder, phase) if (folder / paths.SHAPE_RATES).exists() else {}
         rates = expected_rates(study, phase, reference_rate(folder, phase), known, limits)
         skipped = _is_skipped(folder, known, phase)
-        for launch in launches(study, phase):
-            path = launch.folder(folder)
-            index = read_index(path)
-            decided = decided_earlier(folder, launch) if index is None else None
+        for of_phase in planned.of_phase(phase):
+            launch = of_phase.launch
+            decided = decided_earlier(folder, launch) if of_phase.index is None else None
             for cell in cell_order(study, launch):
                 name = cell["cell"]
-                state, reason = _state(path, name, index, launch.phase)
+                state, reason = _state(of_phase, name)
                 if decided is not None:
                     state, reason = "skipped", decided
                 shape = (cell["input_tokens"], cell["output_tokens"])
@@ -121,19 +120,17 @@ def planned_cells(study: StudyDocument, folder: Path) -> Iterator[PlannedCell]:
                 yield PlannedCell(launch, name, state, reason, 0.0 if done else expected)
 
 
-def _state(folder: Path, cell: str, index: LaunchIndex | None, phase: str) -> tuple[str, str]:
-    if index is not None:
-        status, reason = cell_state(index, index.entry(cell))
+def _state(launch: LaunchFolder, cell: str) -> tuple[str, str]:
+    if launch.index is not None:
+        status, reason = launch.state(cell)
         return "done" if status == "valid" else status, reason or ""
-    path = folder / cell / paths.cell_record(phase, cell)
-    if path.exists():
-        try:
-            content = read_json(path)
-            reasons = "; ".join(content["void_reasons"])
-            return "done" if content["valid"] else "void", reasons
-        except (ArtifactError, KeyError, TypeError) as error:
-            return "damaged", str(error)
-    return "missing", ""
+    try:
+        record = launch.record(cell)
+        if record is None:
+            return "missing", ""
+        return "done" if record["valid"] else "void", "; ".join(record["void_reasons"])
+    except (ArtifactError, KeyError, TypeError) as error:
+        return "damaged", str(error)
 
 
 def remaining(study: StudyDocument, folder: Path, *, least: bool = False) -> Remaining:

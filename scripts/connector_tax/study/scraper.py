@@ -57,11 +57,10 @@ class MetricsSampler(CommandChild):
 TIMEOUT_S = 5.0
 
 
-def parse_metrics(text: str, whole: bool = False) -> dict[str, float]:
+def parse_metrics(text: str) -> dict[str, float]:
     """`{name{label="value",...}: number}` of a Prometheus text exposition, labels sorted by name.
 
-    Args:
-        whole: with the histograms' buckets and the moments at which series began.
+    Without the histograms' buckets and the moments at which series began.
 
     Raises:
         ValueError: the text is not a Prometheus exposition.
@@ -72,7 +71,7 @@ def parse_metrics(text: str, whole: bool = False) -> dict[str, float]:
     values: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            if sample.name.endswith(("_bucket", "_created")) and not whole:
+            if sample.name.endswith(("_bucket", "_created")):
                 continue
             labels = ",".join(f'{k}="{v}"' for k, v in sorted(sample.labels.items()))
             values[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value

@@ -1,0 +1,384 @@
+"""A study's folder: its launches, their cells, and their records.
+
+Every reader of launches and cells asks these objects: each file is read once, checked against the
+hash in its launch's index.json, and what was made of it is kept. All that was planned is there: a
+cell that was skipped, failed, void or never measured has that state and its reason.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.cell_records import CellRecord
+from connector_tax.artifacts.index import CellEntry, LaunchIndex, cell_state, read_index
+from connector_tax.artifacts.launch_files import NodeRecord, nodes_of
+from connector_tax.artifacts.names import CellKey, Launch, configuration_of
+from connector_tax.artifacts.study_file import (
+    Study,
+    cell_rates,
+    every_launch,
+    load_study,
+    shape_limits,
+)
+from connector_tax.artifacts.study_records import CellPlan
+from connector_tax.files import ArtifactError, check_sha256, parse_json, read_json, reading
+
+BLOCK_BYTES = 32 * 1024 * 1024
+Kept = TypeVar("Kept")
+SPACED_KEY = re.compile(rb'"\s+:')
+BAD_LINE = (ValueError, RecursionError, msgspec.MsgspecError)
+
+
+def read_blocks(path: Path, sha256: str | None) -> Iterator[bytes]:
+    """Yield a file in blocks of whole lines, of which memory holds one.
+
+    Args:
+        sha256: hex digest that its bytes must have; None: not checked.
+
+    Raises:
+        ArtifactError: the file is missing, or has another digest.
+    """
+    digest = hashlib.sha256()
+    with reading(path), path.open("rb") as stream:
+        while data := stream.read(BLOCK_BYTES):
+            block = data + stream.readline()
+            digest.update(block)
+            yield block
+    if sha256 is not None and digest.hexdigest() != sha256:
+        raise ArtifactError(
+            f"{path}: sha256 is {digest.hexdigest()}, index.json says {sha256}: the file changed"
+            " after it was measured. To measure the cell again, the damaged one kept:"
+            " --rerun-incomplete"
+        )
+
+
+def decoded(
+    path: Path, blocks: Iterator[bytes], decode: Callable[[bytes], Kept]
+) -> Iterator[list[Kept]]:
+    """Yield what each line of a JSON-lines file holds, in a list for each block.
+
+    Args:
+        path: of the file, for messages.
+        decode: a decoder of one line.
+
+    Raises:
+        ArtifactError: a line is not what the decoder wants, blank, or cut off; names its number.
+    """
+    number = 1
+    for block in blocks:
+        lines = block.split(b"\n")
+        cut_off = lines.pop()
+        rows = list[Kept]()
+        try:
+            for line in lines:
+                rows.append(decode(line))
+            if cut_off:
+                decode(cut_off)
+                raise ValueError("the last line has no newline: the file is cut off")
+        except BAD_LINE as error:
+            raise ArtifactError(f"{path}:{number + len(rows)}: {error}") from None
+        yield rows
+        number += len(rows)
+
+
+def _decoder_of(content: bytes) -> Callable[[bytes], dict[str, Any]]:
+    """A decoder of the content's lines into objects, in which no key may stand twice."""
+    decode = msgspec.json.Decoder(dict[str, Any]).decode
+    # Then `":` follows every key: where there are as many as keys were decoded, none was dropped.
+    compact = SPACED_KEY.search(content) is None
+
+    def decode_line(line: bytes) -> dict[str, Any]:
+        value = decode(line)
+        if not compact or line.count(b'":') != _keys(value):
+            parse_json(line)
+        return value
+
+    return decode_line
+
+
+def _keys(value: Mapping[str, Any]) -> int:
+    """How many keys an object has, and those in it that are not in a list."""
+    return len(value) + sum(_keys(of) for of in value.values() if type(of) is dict)
+
+
+class CellState(NamedTuple):
+    """How a planned cell ended (valid, void, skipped, missing, failed), and why it is not valid."""
+
+    status: str
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class LaunchFolder:
+    """One launch of the run order."""
+
+    root: Path
+    launch: Launch
+
+    @cached_property
+    def folder(self) -> Path:
+        """Where its files lie."""
+        return self.launch.folder(self.root)
+
+    @cached_property
+    def index(self) -> LaunchIndex | None:
+        """Its index.json; None until it has ended."""
+        return read_index(self.folder)
+
+    @property
+    def status(self) -> str:
+        """How it ended, or `missing`."""
+        return "missing" if self.index is None else self.index.status
+
+    def key(self, cell: str) -> CellKey:
+        """Where one of its cells stands."""
+        return CellKey(self.launch.config, self.launch.block, self.launch.phase, cell)
+
+    def entry(self, cell: str) -> CellEntry | None:
+        """What the index says of a cell; None where it does not list it."""
+        return None if self.index is None else self.index.entry(cell)
+
+    def state(self, cell: str) -> CellState:
+        """How a planned cell ended."""
+        return CellState(*cell_state(self.index, self.entry(cell)))
+
+    def record_path(self, cell: str) -> Path:
+        """The path of a cell's record."""
+        return self.folder / cell / paths.cell_record(self.launch.phase, cell)
+
+    def record(self, cell: str) -> CellRecord | None:
+        """A cell's record as it lies there, not checked against the index; None: there is none."""
+        if cell not in self._records:
+            path = self.record_path(cell)
+            self._records[cell] = read_json(path) if path.exists() else None
+        return self._records[cell]
+
+    @cached_property
+    def _records(self) -> dict[str, CellRecord | None]:
+        return {}
+
+    def checked_record(self, cell: str) -> CellRecord:
+        """The record of a measured cell.
+
+        Raises:
+            ArtifactError: it is not what the index lists, or of another cell or state.
+        """
+        path, entry = self.record_path(cell), self.entry(cell)
+        if entry is None or path.name not in entry.files:
+            raise ArtifactError(f"{self.folder / paths.INDEX}: no hash of {path.name}")
+        check_sha256(path, entry.files[path.name])
+        record: Any = self.record(cell)
+        key = self.key(cell)
+        for name in ("config", "block", "phase", "cell"):
+            if record.get(name) != getattr(key, name):
+                told = f"{name} is {record.get(name)!r}, its folder says {getattr(key, name)!r}"
+                raise ArtifactError(f"{path}: {told}")
+        for name in ("schedule", "window", "counts", "valid", "void_reasons"):
+            if name not in record:
+                raise ArtifactError(f"{path}: key {name!r} is missing")
+        if record["valid"] != (entry.status == "valid"):
+            told = f"valid is {record['valid']}, index.json says {entry.status!r}"
+            raise ArtifactError(f"{path}: {told}")
+        checked: CellRecord = record
+        return checked
+
+
+@dataclass(frozen=True)
+class CellFolder:
+    """One planned cell of one launch.
+
+    Attributes:
+        key: where it stands.
+        status: valid | void | skipped | missing | failed (the whole launch failed).
+        reason: why it is not valid; None for a valid cell.
+        folder: where its files lie.
+        files: name to SHA-256 of its files, as the launch's index has it.
+        record: `cell_<phase>_<cell>.json`; None unless valid or void.
+        rate_rps: offered rate; None when no rate was chosen.
+        nodes: what the attempts of its launch ran on; none in studies that did not record it.
+    """
+
+    key: CellKey
+    status: str
+    reason: str | None
+    folder: Path
+    files: Mapping[str, str]
+    record: CellRecord | None
+    rate_rps: float | None
+    input_tokens: int
+    output_tokens: int
+    nodes: tuple[NodeRecord, ...] = ()
+    _kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def configuration(self) -> str:
+        """What its server was started with."""
+        return configuration_of(self.key.config)
+
+    @property
+    def name(self) -> str:
+        """`plain_2/block0/A/r40`."""
+        return "/".join((self.key.config, f"block{self.key.block}", *self.key[2:]))
+
+    def file(self, kind: str) -> Path:
+        """The path of the cell's file of one of paths.ALL_LOGS."""
+        return self.folder / paths.cell_log(kind, self.key.phase, self.key.cell)
+
+    def sha256(self, kind: str) -> str | None:
+        """The hash of that file in the index; None when it does not list the file."""
+        return self.files.get(self.file(kind).name)
+
+    def listed(self, kind: str) -> tuple[Path, str]:
+        """The path and the hash of a file that a valid cell must have.
+
+        Raises:
+            ArtifactError: the index does not list it.
+        """
+        path, digest = self.file(kind), self.sha256(kind)
+        if digest is None:
+            index = self.folder.parent / paths.INDEX
+            raise ArtifactError(f"{index}: no hash of {path.name}, which a valid cell must have")
+        return path, digest
+
+    def kept(self, name: str, make: Callable[[], Kept]) -> Kept:
+        """What `make` gave when it was first asked for by this name."""
+        if name not in self._kept:
+            self._kept[name] = make()
+        value: Kept = self._kept[name]
+        return value
+
+    def blocks(self, kind: str) -> Iterator[bytes]:
+        """One of its files in blocks of whole lines, checked against the index.
+
+        Raises:
+            ArtifactError: the index does not list it, or it is not what the index lists.
+        """
+        if kind in self._contents:
+            yield self._contents[kind]
+        else:
+            yield from read_blocks(*self.listed(kind))
+
+    def lines(self, kind: str) -> list[dict[str, Any]]:
+        """Every line of one of its files; the file's content is held until `release`.
+
+        Raises:
+            ArtifactError: as `blocks`; or a line is no JSON.
+        """
+        content = b"".join(self.blocks(kind))
+        self._contents[kind] = content
+        rows = decoded(self.file(kind), iter([content]), _decoder_of(content))
+        return next(rows, [])
+
+    @cached_property
+    def _contents(self) -> dict[str, bytes]:
+        return {}
+
+    def release(self) -> None:
+        """Let go of the files' contents; what was kept of them stays."""
+        self._contents.clear()
+
+
+class StudyFolder:
+    """A study with its launches and cells."""
+
+    def __init__(self, study: Study) -> None:
+        self.study, self.root = study, study.root
+        self.launches = [LaunchFolder(self.root, launch) for launch in every_launch(study.document)]
+        self._cells: dict[tuple[str, float | None], list[CellFolder]] = {}
+
+    @classmethod
+    def load(cls, study_file: Path) -> "StudyFolder":
+        """The folder of a study.json; raises as `load_study`."""
+        return cls(load_study(study_file))
+
+    def of_phase(self, phase: str) -> list[LaunchFolder]:
+        """The launches of a phase in run order."""
+        return [launch for launch in self.launches if launch.launch.phase == phase]
+
+    def cells(self, phase: str, rate_rps: float | None = None) -> list[CellFolder]:
+        """Every planned cell of a phase, in the study's order of configurations, blocks and cells.
+
+        Args:
+            rate_rps: the phase's reference rate as of now, which the launches of Phases B and Bp
+                must have been measured at; not looked at in Phase A.
+
+        Raises:
+            ArtifactError: a launch belongs to another design or to another reference rate, or an
+                index or a cell's record is malformed; names the file and what differs.
+        """
+        asked = (phase, rate_rps)
+        if asked not in self._cells:
+            study, order = self.study, self.study.configs(phase)
+            limits = shape_limits(study.document, self.root, phase)
+            rates = cell_rates(study.document, phase, rate_rps, limits)
+            found = list[CellFolder]()
+            at = {config: place for place, config in enumerate(order)}
+            of_phase = self.of_phase(phase)
+            of_phase.sort(key=lambda la: (at[la.launch.config], la.launch.block))
+            for launch in of_phase:
+                self._check_index(launch, rate_rps)
+                found += (_cell(launch, c, rates[c["cell"]]) for c in study.cells(phase))
+            self._cells[asked] = found
+        return self._cells[asked]
+
+    def _check_index(self, launch: LaunchFolder, rate_rps: float | None) -> None:
+        index, path, phase = launch.index, launch.folder / paths.INDEX, launch.launch.phase
+        if index is None:
+            return
+        for key in ("config", "block", "phase"):
+            told, wanted = getattr(index, key), getattr(launch.launch, key)
+            if told != wanted:
+                raise ArtifactError(f"{path}: {key} is {told!r}, its folder says {wanted!r}")
+        design = index.depends.get("design_sha256")
+        if design != (wanted := self.study.document["design_sha256"]):
+            raise ArtifactError(
+                f"{path}: depends.design_sha256 is {design}, this study has {wanted}:"
+                " the launch belongs to another study; mixtures are refused"
+            )
+        if phase != "A" and index.status != "skipped" and index.rate_rps != rate_rps:
+            raise ArtifactError(
+                f"{path}: rate_rps is {index.rate_rps}, the reference rate is now {rate_rps}:"
+                " the launch was measured at another rate; mixtures are refused. To measure the"
+                " phase at one rate, its launches kept aside:"
+                f" connector-tax remeasure {self.root} --phase {phase}"
+            )
+        unknown = {entry.cell for entry in index.cells}
+        unknown -= {cell["cell"] for cell in self.study.cells(phase)}
+        if unknown:
+            raise ArtifactError(f"{path}: cell {min(unknown)!r} is not planned in study.json")
+
+
+def _cell(launch: LaunchFolder, planned: CellPlan, rate_rps: float | None) -> CellFolder:
+    index, entry, name = launch.index, launch.entry(planned["cell"]), planned["cell"]
+    status, reason = launch.state(name)
+    record = None
+    if planned["rate_rps"] is None and (index is None or index.rate_rps is None):
+        rate_rps = None
+    if status in ("valid", "void"):
+        record = launch.checked_record(name)
+        if record["schedule"]["rate_rps"] != rate_rps:
+            raise ArtifactError(
+                f"{launch.record_path(name)}: rate_rps is {record['schedule']['rate_rps']}, the"
+                f" rate of this cell is now {rate_rps}: mixtures are refused. To measure the phase"
+                " at the new rate, its launches kept aside:"
+                f" connector-tax remeasure {launch.root} --phase {launch.launch.phase}"
+            )
+    return CellFolder(
+        key=launch.key(name),
+        status=status,
+        reason=reason,
+        folder=launch.folder / name,
+        files={} if entry is None else entry.files,
+        record=record,
+        rate_rps=rate_rps,
+        input_tokens=planned["input_tokens"],
+        output_tokens=planned["output_tokens"],
+        nodes=tuple(nodes_of([] if index is None else index.attempts)),
+    )
