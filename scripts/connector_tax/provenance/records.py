@@ -24,7 +24,7 @@ from connector_tax.artifacts.cell_records import ServerCounters
 from connector_tax.artifacts.folder import CellFolder, StudyFolder
 from connector_tax.artifacts.names import PHASES, PLAIN, Launch
 from connector_tax.artifacts.study_file import Study
-from connector_tax.files import read_json, read_jsonl
+from connector_tax.files import read_json
 from connector_tax.loadgen import CellResult, PlannedRequest
 from connector_tax.provenance.claims import Ledger
 from connector_tax.provenance.differences import differences
@@ -128,7 +128,7 @@ def _record(records: Records) -> Iterator[str]:
     study, cell, record, device = records.study, records.cell, records.record, None
     machine, window = cell.file("machine"), cast(Any, record["window"])
     if study.config["engine"].get("device") == "emulated":
-        log = list(read_jsonl(cell.file(paths.DEVICE_LOG)))
+        log = cast(Any, cell.lines(paths.DEVICE_LOG))
         device = device_values(log, records.steps, cell.configuration == study.baseline)
     result = CellResult(
         records=[],
