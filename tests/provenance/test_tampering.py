@@ -315,7 +315,8 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
             records("requests", set_in(40, "status", "dropped")),
             r"cell\.counts\.ok: published 80, made again 79",
         ),
-        "a cut-off file, hashes forged": (by.cut_off, r"requests_A_r40\.jsonl:80: Input data was truncated"),
+        "a cut-off file, hashes forged": (
+            by.cut_off, r"requests_A_r40\.jsonl:80: Input data was truncated"),
         "a valid cell called void": (
             forged_record(NOOP_CELL, "valid", value=False),
             r"valid is False, index\.json says 'valid'",
