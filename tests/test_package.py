@@ -98,6 +98,23 @@ def test_slurms_executor_is_locked_on_top_of_the_pipeline() -> None:
     assert {name for name, _ in slurm - pipeline} == {plugin, f"{plugin}-jobstep"}
 
 
+@pytest.mark.parametrize("buffered", [True, False])
+@pytest.mark.parametrize("arguments", ["--help", "loadgen --help", "loadgen --version"])
+def test_output_that_nobody_reads_leaves_no_traceback(arguments: str, buffered: bool) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "connector_tax", *arguments.split()],
+            env={**os.environ, "PYTHONUNBUFFERED": "" if buffered else "1"},
+            stdout=writer,
+            stderr=subprocess.PIPE,
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 @pytest.mark.long
 def test_a_wheel_is_enough_to_load_a_server_and_resolve_a_study(tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]

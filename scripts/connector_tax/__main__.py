@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import NamedTuple
 
 from connector_tax import __version__
-from connector_tax.files import open_closed_streams
+from connector_tax.files import exit_status, open_closed_streams
 
 
 class Command(NamedTuple):
@@ -55,8 +55,12 @@ def usage() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that is named; its exit status, 2 where there is no such command."""
+    """Run the command that is named; return its exit status, 2 where there is no such command."""
     open_closed_streams()
+    return exit_status(lambda: _run(argv))
+
+
+def _run(argv: Sequence[str] | None) -> int:
     name, *rest = [*(sys.argv[1:] if argv is None else argv)] or ["--help"]
     if name in ("--help", "-h"):
         print(usage())

@@ -12,12 +12,13 @@ import json
 import os
 import platform
 import re
+import select
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 # The name of what `write_bytes` and `write_new_json` have not finished: of which process, where.
 TEMPORARY = re.compile(r"\..*\.(\d+)@(.*)\.tmp")
@@ -89,6 +90,33 @@ def open_closed_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+
+
+def exit_status(main: Callable[[], int]) -> int:
+    """Run a command and return its exit status; 0 if whoever read its output left (`| head`)."""
+    try:
+        return main()
+    except BrokenPipeError:
+        if not any(_reader_left(stream) for stream in (sys.stdout, sys.stderr)):
+            raise
+        return 0
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except BrokenPipeError:  # the interpreter flushes once more at its end
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, stream.fileno())
+                os.close(null)
+
+
+def _reader_left(stream: TextIO) -> bool:
+    poll = select.poll()
+    try:
+        poll.register(stream.fileno(), 0)
+    except (OSError, ValueError):  # no descriptor: none of a pipe
+        return False
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def standard_stream(path: Path) -> BinaryIO | None:

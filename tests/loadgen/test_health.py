@@ -143,7 +143,8 @@ def test_fewer_sessions_at_once_than_asked_for_fail() -> None:
 
 @pytest.mark.parametrize(("kind", "after_s"), [("connect_failed", 1), ("reset_mid_response", 0)])
 def test_a_place_is_due_after_the_pause_that_a_failure_asks_for(kind: str, after_s: int) -> None:
-    first = entry(0, "s0", "a", t_done_ns=20 * MS, status="error", error_kind=kind)
+    first = entry(0, "s0", "a", t_done_ns=20 * MS)
+    first.fail(kind)
     for late_s in (0, 1):
         begin = (20 + 1000 * (after_s + late_s)) * MS
         following = entry(1, "s1", "a", t_send_ns=begin, t_done_ns=begin + MS)

@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from email.utils import formatdate
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,10 @@ from tests.loadgen.fault_server import (
     Pause,
     Step,
     chunked,
-    event,
     good_answer,
     good_events,
     refused_port,
     serve,
-    token,
 )
 from tests.loadgen.running import ask, loading, run_scripts, write_sessions
 
@@ -201,9 +200,6 @@ def test_a_stream_that_has_said_done_keeps_its_place_no_longer(end: Step, tmp_pa
         _, summary, records = command(server.port, tmp_path, "--concurrency 2 --requests 4")
         assert time.monotonic() - began < 30  # not two time-outs of 600 s
     assert (summary["ok"], summary["tolerated"]) == (4, {"not_closed": 4})
-    first_ns = min(r["t_intended_ns"] for r in records)
-    answered_s = (max(r["t_last_token_ns"] for r in records) - first_ns) / 1e9
-    assert summary["served_s"] < max(summary["window_s"], answered_s) + 0.1
     # The next one is due when its place is free.
     assert all(r["t_send_ns"] - r["t_intended_ns"] < 0.5e9 for r in records)
 
@@ -217,12 +213,12 @@ def test_a_stream_that_hangs_is_in_no_latency_of_the_next(tmp_path: Path) -> Non
     assert [r["error_kind"] for r in records] == ["request_timeout", None, None]
     assert all(r["t_send_ns"] - r["t_intended_ns"] < 0.5e9 for r in records)
     assert summary["latency_ms"]["TTFT"]["max"] < 500
-    # Nor in the rates, which end with the last answer.
+    # Nor in the rates, which are of the window.
     steady = "--rate 20 --arrivals fixed --duration 0.2 --timeout 2"
     several = iter(["good", "good", "hang", "good"])
     with FaultServer(scripts, lambda _body: next(several)) as server:
         _, summary, _ = command(server.port, tmp_path, steady)
-    assert (summary["ok"], summary["served_s"] < 1) == (3, True)
+    assert (summary["ok"], summary["window_s"]) == (3, 0.2)
 
 
 # ---- what failures say
@@ -243,7 +239,7 @@ SAID: dict[str, tuple[list[Step], str, str]] = {
         "error_event",
         "no such model",
     ),
-    "utf-8": ([HEAD + chunked(event(token()).replace(b"tok", b"\xff\xfe"))], "malformed_event", ""),
+    "utf-8": ([HEAD + chunked(b"data: {\xff\n\n")], "malformed_event", ""),
 }
 
 
@@ -402,9 +398,7 @@ def test_requests_are_all_sent_and_end_the_run(tmp_path: Path) -> None:
             _, summary, records = command(server.port, tmp_path, f"{load} --requests 70")
             assert summary["ok"] == len(records) == 70
         _, _, records = command(server.port, tmp_path, "--concurrency 2 --duration 0.3")
-        status, summary, _ = command(server.port, tmp_path, "--rate 50 --requests 5 --warmup 9")
     assert len(records) > 70
-    assert (status, summary["ok"], summary["unmeasured"]) == (3, 0, 5)
 
 
 def test_a_closed_loop_opens_no_more_connections_than_it_has_requests(tmp_path: Path) -> None:
@@ -458,3 +452,77 @@ def test_a_run_ends_when_it_is_precise_or_the_server_overloaded(tmp_path: Path) 
     due_ns = [record["t_intended_ns"] for record in records]
     assert max(due_ns) - min(due_ns) > 0.4e9
     assert summary["window_s"] < 15
+
+
+# ---- what a server asks for
+
+
+def test_busy_server_is_left_alone_as_long_as_it_asks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Four places for 1.5 s: each waits 0.4 s, or a second where nothing is said."""
+    whole_second = status("503 Busy", b"", b"Retry-After: soon\r\n")
+    date = formatdate(time.time() + 1000, usegmt=True).encode()
+    load = "--concurrency 4 --duration 1.5"
+    for script, most in ((status("429 No", b"", b"Retry-After: 1\r\n"), 8), (whole_second, 8)):
+        with serve(*script) as server:
+            exit_code, summary, records = command(server.port, tmp_path, load)
+        assert exit_code == 3
+        assert len(records) <= most
+        assert summary["paused"] == len(records)
+        printed = capsys.readouterr().out
+        assert "failures made their place of the closed loop pause" in printed
+        assert "FAIL session_start_delay_p99_ms" not in printed
+    with serve(*status("429 No", b"", b"Retry-After: %b\r\n" % date)) as server:
+        _, summary, records = command(server.port, tmp_path, load)
+    assert len(records) == 4
+
+
+def test_user_agent_is_sent_and_the_ready_check_names_the_key_or_the_path(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with serve(GOOD) as server:
+        command(server.port, tmp_path, "--rate 50 --requests 1")
+        assert b"\r\nUser-Agent: connector-tax/" in server.heads[0]
+
+    def refuse(connection: socket.socket) -> None:
+        request = connection.recv(4096)
+        assert b"connector-tax/" in request
+        body = b'{"error": "No API key given"}' if b"/v1/models" in request else b"not here"
+        code = b"400 Bad" if b"/v1/models" in request else b"404 No"
+        connection.sendall(b"HTTP/1.1 %b\r\ncontent-length: %d\r\n\r\n%b" % (code, len(body), body))
+        connection.close()
+
+    with listening(refuse, 2) as port:
+        url = f"http://127.0.0.1:{port}"
+        load = ["--rate", "1", "--prompt", "p"]
+        assert main(["--url", url, *load]) == 3
+        assert "give a key with --api-key-env" in capsys.readouterr().err
+        assert main(["--url", f"{url}/openai", *load]) == 3
+    assert "if that is a base, append /v1" in capsys.readouterr().err
+
+
+def test_used_up_ports_and_files_name_the_limit_and_the_remedy() -> None:
+    ports = pool.connect_text(OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address"))
+    assert "net.ipv4.ip_local_port_range is" in ports
+    assert "widen it, or lower the load" in ports
+    files = pool.connect_text(OSError(errno.EMFILE, "Too many open files"))
+    assert "ulimit -n" in files
+
+
+def test_one_of_several_addresses_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of two addresses only the second one listens."""
+    resolve = socket.getaddrinfo
+
+    def two(host: str, *where: Any, **more: Any) -> list[Any]:
+        names = ("127.0.0.9", "127.0.0.1") if host == "127.0.0.1" else (host,)
+        return [entry for name in names for entry in resolve(name, *where, **more)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", two)
+    with serve(GOOD) as server:
+        _, summary, _ = command(server.port, tmp_path, "--rate 50 --requests 2")
+    assert (summary["ok"], summary["address"]) == (2, "127.0.0.1")
+    note = "127.0.0.1 has 2 addresses; every request went to 127.0.0.1"
+    assert note in capsys.readouterr().out

@@ -15,6 +15,7 @@ import pytest
 import uvloop
 
 from connector_tax.loadgen import worker as worker_module
+from connector_tax.loadgen.answers import HeldRequest
 from connector_tax.loadgen.http import FAR_NS, Poller
 from connector_tax.loadgen.messages import (
     Begin,
@@ -26,7 +27,7 @@ from connector_tax.loadgen.messages import (
 )
 from connector_tax.loadgen.sink import PENDING_BYTES, RecordSink
 from connector_tax.loadgen.transport import InFlight, shared_memory
-from connector_tax.loadgen.worker import HeldRequest, Worker
+from connector_tax.loadgen.worker import Worker
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from connector_tax.files import (
+    exit_status,
     is_stdout,
     open_closed_streams,
     standard_stream,
@@ -116,9 +117,15 @@ def run(
         "utc_minus_monotonic_ns": dict(zip(("begin", "end"), offsets_ns, strict=True)),
     }
     summary = _about(options, target) | times
-    summary |= summarise(result, checks, sink.itl_ms, options.goodput)
+    summary |= summarise(result, checks, sink, options.goodput)
     started = len({r.session for r in result.records if r.t_send_ns is not None})
     summary["notes"] += [*source.notes, *filter(None, [source.use(started)])]
+    summary["address"] = generator.address
+    if generator.addresses > 1:
+        summary["notes"].append(
+            f"{target.host} has {generator.addresses} addresses; every request went to "
+            f"{generator.address}"
+        )
     if precision is not None:
         count, width = precision.seen
         known = f"known to ±{width:.1%}" if math.isfinite(width) else "not known yet"
@@ -163,11 +170,14 @@ def _about(options: argparse.Namespace, target: Target) -> dict[str, Any]:
     configuration["url"] = options.url.partition("?")[0]
     if options.rate is not None:
         configuration["rate"] = options.rate if options.rate < 1e300 else "inf"
+    prompts = options.prompt_words or options.prompt_tokens or options.trace
+    drawn = prompts or options.arrivals not in (None, "fixed")
+    notes = [f"--seed {options.seed} repeats its arrivals and prompts"] if drawn else []
     fixed = options.ignore_eos or options.body.get("ignore_eos")
     return {
         "version": version("connector-tax"),
         "configuration": configuration,
-        "notes": [COHORTS] if options.concurrency is not None and fixed else [],
+        "notes": [*notes, *([COHORTS] if options.concurrency is not None and fixed else [])],
     }
 
 
@@ -217,4 +227,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(exit_status(main))

@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import secrets
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -33,7 +34,7 @@ NEEDS: dict[str, tuple[tuple[str, ...], object]] = {
     "min_completed": (("max_duration", "stop_at_precision"), 0),
     "max_duration": (("min_completed",), None),
     "vocabulary": (("prompt_tokens", "trace"), 1000),
-    "seed": (("rate", "prompt_tokens", "prompt_words", "trace"), 0),
+    "seed": (("rate", "prompt_tokens", "prompt_words", "trace"), None),
     "keep_going": (("session_file",), False),
     "requests": (("prompt", "prompt_tokens", "prompt_words", "prompts"), None),
     "max_tokens": (("prompt", "prompt_tokens", "prompt_words", "prompts"), 64),
@@ -89,9 +90,27 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     ends = ("duration", "min_completed", "stop_at_precision")
     if options.cooldown and options.requests and not any(given(options, end) for end in ends):
         parser.error("--cooldown has no effect where only --requests end the run: no load is left")
+    if options.requests and options.warmup:
+        parser.error(
+            "--requests counts what is sent, warm-up and all; with --warmup: --duration, or "
+            "--min-completed and --max-duration"
+        )
     for name in absent:
         setattr(options, name, NEEDS[name][1])
+    if options.no_stream:
+        _refuse_token_times(parser, options)
+    if options.seed is None:
+        options.seed = secrets.randbits(31)
     return options
+
+
+def _refuse_token_times(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Refuse what needs the times of tokens, which a whole response does not have."""
+    timed = [name for name, _ in options.goodput if name != "E2E"]
+    if timed:
+        parser.error(f"--goodput {timed[0].lower()}: a whole response (--no-stream) has E2E alone")
+    if options.stop_at_precision is not None:
+        parser.error("--stop-at-precision is of TTFT and TPOT; a whole response has neither")
 
 
 def given(options: argparse.Namespace, name: str) -> bool:
@@ -143,6 +162,8 @@ def _add_endpoint(parser: argparse.ArgumentParser) -> None:
     add("--no-ready-check", action="store_true", help="do not ask it; needs --model")
     add = where.add_mutually_exclusive_group().add_argument
     add("--no-stream", action="store_true", help="ask for whole responses")
+    more = "finish reason that ends an answer well, beside the usual ones; may be repeated"
+    where.add_argument("--finish-reason", action="append", default=[], metavar="NAME", help=more)
     add("--no-usage", action="store_true", help="do not ask for token usage; events are counted")
 
 
@@ -170,7 +191,11 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     add("--max-errors", type=int, help="end when so many requests have failed")
     goes_on = "load goes on, unmeasured, until what was measured is answered"
     add("--cooldown", action="store_true", help=goes_on)
-    add("--seed", type=int, help="of arrivals and prompts")
+    again = (
+        "of arrivals and prompts [another in every run, and printed]; a server that has seen the "
+        "prompts of a seed may have them in its prefix cache"
+    )
+    add("--seed", type=int, help=again)
 
 
 def _add_requests(parser: argparse.ArgumentParser) -> None:
@@ -193,7 +218,8 @@ def _add_requests(parser: argparse.ArgumentParser) -> None:
     add("--vocabulary", type=int, help="token ids below this")
     add("--max-tokens", type=int, help="of each answer")
     add("--ignore-eos", action="store_true", help="exactly --max-tokens; checked by the usage")
-    add("--body", type=json_object, default={}, help="JSON merged into every body")
+    merged = "JSON merged into every body; null removes a key"
+    add("--body", type=json_object, default={}, help=merged)
     add("--keep-going", action="store_true", help="after a failure in a session")
 
 

@@ -18,7 +18,7 @@ from connector_tax.artifacts.checks import (
     schedule_check,
 )
 from connector_tax.loadgen.generator import CellResult
-from connector_tax.loadgen.messages import PAUSE_AFTER, PAUSE_NS, RequestRecord
+from connector_tax.loadgen.messages import RequestRecord
 from connector_tax.loadgen.summary import Checks, latencies_ms, session_outcomes
 from connector_tax.loadgen.traffic import Load
 
@@ -73,7 +73,7 @@ def verify(result: CellResult, load: Load) -> Checks:
 def check_requests(records: Sequence[RequestRecord]) -> Checks:
     """Check lag, early sends, dropped requests and errors."""
     lags_ms = [(r.t_send_ns - r.t_intended_ns) / 1e6 for r in records if r.t_send_ns is not None]
-    ttfts_ms = [row["TTFT"] for row in map(latencies_ms, records) if row]
+    ttfts_ms = [row["TTFT"] for row in map(latencies_ms, records) if "TTFT" in row]
     failed = sum(r.status in ("error", "timeout") for r in records)
     attempted = sum(r.status != "cancelled" for r in records)
     error_rate = failed / attempted if attempted else None
@@ -143,8 +143,8 @@ def check_concurrency(
     # A place is free when its session has ended, or after the pause that a failure asks for.
     free: dict[str, int] = defaultdict(int)
     for record in records:
-        pause_ns = PAUSE_NS if record.error_kind in PAUSE_AFTER else 0
-        free[record.session] = max(free[record.session], (record.t_done_ns or 0) + pause_ns)
+        free_ns = (record.t_done_ns or 0) + record.pause_ns
+        free[record.session] = max(free[record.session], free_ns)
     ends = sorted(free[o.session] for o in outcomes if o.status != "cut")
     delays_ms = []
     for k in range(sessions):

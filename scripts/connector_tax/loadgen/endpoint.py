@@ -1,9 +1,11 @@
 """The endpoint: its address, the head of a request to it, and whether somebody answers there."""
 
 import contextlib
+import re
 import socket
 import sys
 import time
+from importlib.metadata import version
 
 import httpx
 
@@ -14,6 +16,9 @@ from connector_tax.loadgen.sse import excerpt
 PROBE_S = 2.0
 PAUSE_S = 0.2
 ANSWER_S = 10.0
+USER_AGENT = f"connector-tax/{version('connector-tax')}"
+"""Common firewalls refuse requests without one."""
+_KEY = re.compile(r"api[-_ ]?key|unauthori[sz]ed|authenticat|authori[sz]ation|credential", re.I)
 
 
 def is_local(host: str) -> bool:
@@ -30,8 +35,9 @@ def is_local(host: str) -> bool:
     return False
 
 
-def find_address(host: str, port: int) -> tuple[int, str]:
-    """The first address of `host` that takes a connection, or its first if none does.
+def find_address(host: str, port: int) -> tuple[int, str, int]:
+    """Return the first address of `host` that takes a connection, or its first if none does; its
+    family, and how many addresses there are.
 
     Raises:
         LoadGeneratorError: it has none.
@@ -44,9 +50,9 @@ def find_address(host: str, port: int) -> tuple[int, str]:
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.settimeout(PROBE_S)
             if probe.connect_ex(address) == 0:
-                return int(family), str(address[0])
+                return int(family), str(address[0]), len(known)
     family, *_, address = known[0]
-    return int(family), str(address[0])
+    return int(family), str(address[0]), len(known)
 
 
 def request_head(target: Target) -> str:
@@ -58,6 +64,7 @@ def request_head(target: Target) -> str:
         "Content-Type": "application/json",
         "Accept": "text/event-stream" if target.stream else "application/json",
         "Accept-Encoding": "identity",
+        "User-Agent": USER_AGENT,
     }
     given = {name.lower() for name in target.headers}
     lines = [f"{n}: {v}" for n, v in headers.items() if n.lower() not in given]
@@ -86,17 +93,26 @@ def wait_ready(target: Target, model: str | None, wait_s: float) -> str:
     base = path.removesuffix("/chat/completions").removesuffix("/completions")
     listed = base != path
     answer = _answer(target, f"{base}/models" if listed else path, wait_s)
-    if answer.status_code in (401, 403):
+    names = _models(answer) if listed else []
+    keyless = answer.status_code in (401, 403, 407)
+    if keyless or (not names and model is None and _KEY.search(answer.text)):
         raise LoadGeneratorError(
             f"{answer.url} answers {answer.status_code}: {excerpt(answer.content)}; "
             "give a key with --api-key-env or --header"
         )
-    names = _models(answer) if listed else []
+    hint = ""
+    if not listed and answer.status_code == httpx.codes.NOT_FOUND:
+        hint = (
+            f"; requests go to the path {path} as it is: if that is a base, append /v1 "
+            "or what the server calls its API"
+        )
+        if model is not None:
+            print(f"warning: {answer.url} answers 404{hint}", file=sys.stderr)
     if model is None:
         if len(names) != 1:
             text = f" {excerpt(answer.content)}".rstrip()
             said = ", ".join(names) or f"no model (status {answer.status_code}){text}"
-            raise LoadGeneratorError(f"{answer.url} names {said}; say which with --model")
+            raise LoadGeneratorError(f"{answer.url} names {said}; say which with --model{hint}")
         return names[0]
     if names and model not in names:
         print(f"warning: {answer.url} names {', '.join(names)}, not {model}", file=sys.stderr)
@@ -107,7 +123,8 @@ def _answer(target: Target, path: str, wait_s: float) -> httpx.Response:
     verify = True if target.tls is None else tls_context(target.tls)
     scheme = "http" if target.tls is None else "https"
     url = f"{scheme}://{_in_url(target.host)}:{target.port}{path}"
-    headers = {n.encode(): value.encode("latin-1") for n, value in target.headers.items()}
+    given = {"User-Agent": USER_AGENT, **target.headers}
+    headers = {n.encode(): value.encode("latin-1") for n, value in given.items()}
     deadline = time.monotonic() + wait_s
     with httpx.Client(verify=verify, headers=headers, trust_env=False, timeout=ANSWER_S) as client:
         while True:

@@ -250,8 +250,11 @@ class LoadGenerator:
 
     A context manager: entering starts the worker processes, connects them and fills their
     connection pools; leaving ends them. No process, socket or temporary folder is left, also when
-    this process is killed.
+    this process is killed. `address`: of the host's `addresses` the one that gets every request.
     """
+
+    address = ""
+    addresses = 0
 
     def __init__(self, target: Target, options: LoadGeneratorOptions) -> None:
         self.target = target
@@ -422,7 +425,8 @@ class LoadGenerator:
 
     def _worker_settings(self) -> list[WorkerSettings]:
         options, target = self.options, self.target
-        family, host = find_address(target.host, target.port)
+        family, host, addresses = find_address(target.host, target.port)
+        self.address, self.addresses = host, addresses
         return [
             WorkerSettings(
                 worker=index,

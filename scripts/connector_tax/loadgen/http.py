@@ -248,6 +248,7 @@ def tls_text(error: ssl.SSLError) -> str:
     return getattr(error, "reason", None) or error.strerror or str(error)
 
 
+_NAMED_HEADERS = {b"content-type", b"content-encoding", b"location", b"retry-after"}
 _WOULD_BLOCK = {errno.EAGAIN, errno.EWOULDBLOCK, errno.EINTR}
 
 
@@ -280,7 +281,7 @@ class Connection:
     __slots__ = (
         *("_buffer", "_complete", "_framed", "_headers_done", "_keep_alive", "_not_before_ns"),
         *("_on_idle_data", "_parser", "_parts", "_poisoned", "_poller", "_stamps", "_status"),
-        *("_tls", "_unsent", "closed", "idle_since_ns", "location", "pooled", "reader"),
+        *("_tls", "_unsent", "closed", "headers", "idle_since_ns", "pooled", "reader"),
         *("received", "reused", "sock"),
     )
 
@@ -323,7 +324,7 @@ class Connection:
         self._keep_alive = False
         self._poisoned = False
         self.received = False  # any byte
-        self.location: bytes | None = None
+        self.headers: dict[bytes, str] = {}
 
     # ---- request
 
@@ -488,12 +489,12 @@ class Connection:
             self._poisoned = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Note whether the message says where it ends, and where else to ask."""
+        """Note whether the message says where it ends, and what a failure may have to name."""
         name = name.lower()
         if name in (b"content-length", b"transfer-encoding"):
             self._framed = True
-        elif name == b"location":
-            self.location = value
+        elif name in _NAMED_HEADERS and not self._complete:
+            self.headers[name] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         """Take the status; interim (1xx) responses are skipped."""

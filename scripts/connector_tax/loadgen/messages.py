@@ -39,6 +39,8 @@ FAILURES: dict[str, tuple[Status, str]] = {
     "error_event": ("error", "the server reported an error after status 200"),
     "missing_done": ("error", "the stream ended without [DONE], or the body without finish reason"),
     "missing_finish": ("error", "the stream ended with [DONE], but no choice had a finish reason"),
+    "bad_finish": ("error", "the answer ended with another finish reason than those of a good end"),
+    "not_a_stream": ("error", "the answer with status 200 was no event stream"),
     "data_after_done": ("error", "tokens followed [DONE]"),
     "missing_usage": ("error", "the response carried no token usage"),
     "missing_token_ids": ("error", "the response carried no token ids, which the session inherits"),
@@ -56,11 +58,23 @@ FAILURES: dict[str, tuple[Status, str]] = {
 }
 
 
+GOOD_ENDS = frozenset(
+    (
+        *("stop", "length", "tool_calls", "function_call", "content_filter"),
+        *("eos", "eos_token", "stop_sequence"),
+    )
+)
+"""The finish reasons that end an answer well."""
+
 # Before any byte of an answer: so fails a request whose pooled connection was dead already.
 DEAD = ("reset_before_headers", "closed_before_headers")
 PAUSE_AFTER = ("connect_refused", "connect_failed", "tls_failed", *DEAD)
 PAUSE_NS = 1_000_000_000
 """So long a place of a closed loop pauses after such a failure: a dead server is not hammered."""
+BUSY = (429, 503)
+"""Statuses of a server that wants fewer requests: a place pauses as long as Retry-After says."""
+PAUSE_LIMITS_NS = (100_000_000, 86_400_000_000_000)
+"""The shortest and the longest pause that Retry-After can ask for."""
 
 # What a success may lack where the load generator is not strict -> the text a user reads.
 TOLERATED: dict[Tolerated, str] = {
@@ -95,6 +109,8 @@ class RequestRecord(msgspec.Struct, kw_only=True, array_like=True, tag=0):
     `first_read_tokens`: token events in the read that brought the first; `raw_reads`: pairs of
     native int64 (t_ns, token events), a pair for each read that brought some. `retries`: sent
     again, since a connection from the pool was dead. `tolerated`: what was missing of a success.
+    `token_events`: events that brought tokens; `cached_tokens`: of the prompt, by the server's
+    usage.
     """
 
     request_id: str
@@ -127,8 +143,13 @@ class RequestRecord(msgspec.Struct, kw_only=True, array_like=True, tag=0):
     counted_by: CountedBy | None = None
     retries: int = 0
     tolerated: Tolerated | None = None
-    # On the way only: the run, the counts asked for (None: unchecked), what children inherit.
+    finish_reason: str | None = None
+    token_events: int | None = None
+    cached_tokens: int | None = None
+    # On the way only: the run, the counts asked for (None: unchecked), what children inherit; how
+    # long the place of a closed loop pauses after it.
     run: int = 0
+    pause_ns: int = 0
     wanted: tuple[int | None, int | None] = (None, None)
     output: str | list[int] | None = None
 
@@ -146,6 +167,8 @@ class RequestRecord(msgspec.Struct, kw_only=True, array_like=True, tag=0):
 
     def fail(self, kind: str, detail: str | None = None) -> None:
         self.status, self.error_kind, self.error_detail = FAILURES[kind][0], kind, detail
+        if kind in PAUSE_AFTER:
+            self.pause_ns = PAUSE_NS
 
     def fields(self, names: Iterable[str]) -> dict[str, Any]:
         return {name: getattr(self, name) for name in names}
@@ -154,7 +177,7 @@ class RequestRecord(msgspec.Struct, kw_only=True, array_like=True, tag=0):
 LINE_FIELDS = tuple(
     "reads" if name == "raw_reads" else name
     for name in RequestRecord.__struct_fields__
-    if name not in ("run", "wanted", "output")
+    if name not in ("run", "pause_ns", "wanted", "output")
 )
 """A line of the command's requests file, in order."""
 STUDY_FIELDS = LINE_FIELDS[: LINE_FIELDS.index("session")]
@@ -185,7 +208,8 @@ _OWN_HEADERS = {"content-length", "transfer-encoding", "x-request-id"}
 class Target:
     """The endpoint; `path` may carry a query.
 
-    Header values (credentials) are sent, and never logged or described.
+    Header values (credentials) are sent, and never logged or described. `finish_reasons`: further
+    ones that end an answer well, beside GOOD_ENDS.
     """
 
     host: str
@@ -194,6 +218,7 @@ class Target:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     stream: bool = True
     tls: TlsSettings | None = None
+    finish_reasons: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not (self.path.isascii() and self.path.isprintable()) or " " in self.path:

@@ -17,8 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from connector_tax.loadgen.messages import (
-    PAUSE_AFTER,
-    PAUSE_NS,
     WAITS,
     Cancel,
     Item,
@@ -128,10 +126,13 @@ class PrecisionRule:
         self.seen = (0, math.inf)
 
     def add(self, record: RequestRecord) -> None:
-        """Take a success (issuing thread, which only appends). A TPOT of one token is 0."""
+        """Take a success (issuing thread, which only appends). A TPOT of one token is 0.
+
+        One without a token has no latencies.
+        """
         first_ns, last_ns = record.t_first_token_ns, record.t_last_token_ns
-        assert first_ns is not None
-        assert last_ns is not None
+        if first_ns is None or last_ns is None:
+            return
         gaps = max((record.completion_tokens or 0) - 1, 1)
         self._fresh.append((first_ns - record.t_intended_ns, (last_ns - first_ns) / gaps))
 
@@ -227,6 +228,7 @@ class Plan:
         self._told_workers = False  # that it has ended
         self._untold = 0  # workers that have not said what they have of it
         self._last_due_ns: int | None = None
+        self._last_end_ns = 0
         self._cancels: list[int] = []
         self._seq_of: dict[tuple[int, int], int] = {}
         self._given_up: list[tuple[int, int, int]] = []  # session, node, when
@@ -290,6 +292,7 @@ class Plan:
         ready = self._open.pop(seq)
         self._unanswered.discard(seq)
         end_ns = record.t_intended_ns if record.t_done_ns is None else record.t_done_ns
+        self._last_end_ns = max(self._last_end_ns, end_ns)
         if record.t_intended_ns == WAITS:
             self._records[seq] = None
             self._scheduler.complete(ready.session, ready.node_index, end_ns, None, 0)
@@ -313,8 +316,7 @@ class Plan:
         output, record.output = record.output, None
         if record.status == "ok" and output is None:
             output = ""
-        pauses = self._load.offsets_ns is None and record.error_kind in PAUSE_AFTER
-        pause_ns = PAUSE_NS if pauses else 0
+        pause_ns = record.pause_ns if self._load.offsets_ns is None else 0
         session, node = ready.session, ready.node_index
         outcome = self._scheduler.complete(session, node, end_ns, output, pause_ns)
         self._cancels += [self._seq_of[session, node] for node in outcome.cancel]
@@ -387,7 +389,8 @@ class Plan:
         elif horizon_ns >= self._cap_ns:
             self._end_window(self._cap_ns)
         elif self._scheduler.finished and now_ns >= self._horizon_ns:
-            self._end_window(self._end_after(now_ns))
+            # With the last answer, which was heard of a little later.
+            self._end_window(self._end_after(max(self._last_end_ns + 1, self._horizon_ns)))
 
     def _enough(self) -> bool:
         least = self._rule.min_completed

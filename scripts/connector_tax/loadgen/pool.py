@@ -1,11 +1,13 @@
 """The pool of connections to one address."""
 
 import asyncio
+import errno
 import socket
 import ssl
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 
 from connector_tax.loadgen.http import (
     Connection,
@@ -30,6 +32,24 @@ SPARE_PART = 4
 """So many connections, or this part of those in use if that is more, are kept open for what comes
 next. Few: a server may have a thread for each connection and no more."""
 LOOK_S = 0.5
+
+
+PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+def connect_text(error: OSError) -> str:
+    """Say why no connection could be made, and what to do where a limit of this machine did it."""
+    text = os_text(error)
+    if error.errno == errno.EADDRNOTAVAIL and PORT_RANGE.exists():
+        first, last = map(int, PORT_RANGE.read_text().split())
+        text += (
+            f"; all {last - first + 1} local ports to this address may be in use (sysctl "
+            f"net.ipv4.ip_local_port_range is {first} {last}): widen it, or lower the load; where "
+            "the server closes each connection, a port is free again after 60 s"
+        )
+    elif error.errno in (errno.EMFILE, errno.ENFILE):
+        text += "; raise the limit of open files (ulimit -n), or lower --connections"
+    return text
 
 
 class Pool:
@@ -258,6 +278,6 @@ class Pool:
             if isinstance(error, ConnectionRefusedError):
                 raise RequestFailed("connect_refused", os_text(error)) from None
             if isinstance(error, OSError):
-                raise RequestFailed("connect_failed", os_text(error)) from None
+                raise RequestFailed("connect_failed", connect_text(error)) from None
             raise
         return Connection(self.poller, sock, tls, self._buffer, self.stamps, self._on_idle_data)

@@ -275,16 +275,18 @@ def session_bodies(
 ) -> Build:
     """Return what makes the requests `<name>/<session>/<node>`, each with the history it inherits.
 
-    `common` begins every body and `extra` is merged into it last (temperature, ...).
-    `prompt_of` makes the prompt of each session's request, in place of its node's; messages are
-    sent as they are. Completion tokens are checked only if `ignore_eos` fixes them.
+    `common` begins every body and `extra` is merged into it last (temperature, ...); a key whose
+    value there is None is left out. `prompt_of` makes the prompt of each session's request, in
+    place of its node's; messages are sent as they are. Completion tokens are checked only if
+    `ignore_eos` fixes them.
     """
 
     def build(session: int, node: int, history: History) -> PlannedRequest:
         graph = sessions[session]
         planned = graph.nodes[node]
         prompt: Prompt = planned.prompt if prompt_of is None else prompt_of(session)
-        body = {**common, "max_tokens": planned.max_tokens, **extra}
+        merged = {**common, "max_tokens": planned.max_tokens, **extra}
+        body = {key: value for key, value in merged.items() if value is not None}
         prompt_tokens: int | None = None
         if chat and not isinstance(prompt, str):
             body["messages"] = prompt
@@ -298,11 +300,12 @@ def session_bodies(
         else:
             body["prompt"] = prompt = _joined(prompt, history)
             prompt_tokens = None if isinstance(prompt, str) else len(prompt)
+        wanted = body.get("max_completion_tokens", body.get("max_tokens"))
         return PlannedRequest(
             request_id=f"{name}/{graph.id}/{planned.id}",
             body=msgspec.json.encode(body),
             prompt_tokens=prompt_tokens,
-            completion_tokens=body["max_tokens"] if body.get("ignore_eos") else None,
+            completion_tokens=wanted if body.get("ignore_eos") else None,
         )
 
     return build

@@ -73,6 +73,7 @@ def make_target(options: argparse.Namespace) -> Target:
             headers=headers,
             stream=not options.no_stream,
             tls=tls,
+            finish_reasons=tuple(options.finish_reason),
         )
     except ValueError as error:
         raise ValueError(f"--url or --header: {error}") from None

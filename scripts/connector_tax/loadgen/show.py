@@ -16,10 +16,20 @@ SHARED_FIRST_MAX = 0.01
 def print_summary(summary: dict[str, Any], stream: TextIO) -> None:
     console = Console(file=stream, width=110, highlight=False, markup=False)
     console.print(
-        f"{summary['requests']} requests in {summary['window_s']:.1f} s, answered in "
-        f"{summary['served_s']:.1f} s: {summary['ok']} ok ({summary['requests_per_s']:.2f} "
-        f"requests/s, {summary['tokens_per_s']:.1f} tokens/s)"
+        f"{summary['requests']} requests in {summary['window_s']:.1f} s, {summary['ok']} ok; "
+        f"{summary['requests_per_s']:.2f} requests/s ended in it, "
+        f"{summary['tokens_per_s']:.1f} tokens/s came"
     )
+    for name, lengths in summary["lengths"].items():
+        if lengths is not None:
+            rate = f", {summary['input_tokens_per_s']:.1f} tokens/s" if name == "input" else ""
+            console.print(
+                f"{name} tokens: mean {lengths['mean']:.1f}, p50 {lengths['p50']:g}, "
+                f"p90 {lengths['p90']:g}{rate}"
+            )
+    if summary["finish_reasons"]:
+        reasons = ", ".join(f"{count} {name}" for name, count in summary["finish_reasons"].items())
+        console.print(f"finish reasons: {reasons}")
     for kind, failures in summary["failed"].items():
         console.print(f"  {failures['count']} {kind}: {FAILURES[kind][1]}")
         texts = failures["texts"]
@@ -75,10 +85,49 @@ def _notes(summary: dict[str, Any]) -> list[str]:
         notes.append(
             f"{ok - timed} of {ok} without TPOT: fewer than two tokens, or all in one read"
         )
+    notes += _token_notes(summary)
+    if summary["paused"] and summary["configuration"]["concurrency"] is not None:
+        notes.append(
+            f"{summary['paused']} failures made their place of the closed loop pause, for 1 s or "
+            "as Retry-After said: fewer requests were under way than --concurrency"
+        )
     if summary["retried"]:
         notes.append(f"{summary['retried']} sent again: a connection from the pool was dead")
     if summary["waited_for_connection"]:
         notes.append(f"{summary['waited_for_connection']} waited for a connection (--connections)")
+    return notes
+
+
+def _token_notes(summary: dict[str, Any]) -> list[str]:
+    """Return what is odd about the number of tokens, and what it makes of the latencies."""
+    ok, configuration, notes = summary["ok"], summary["configuration"], []
+    factor = summary["tokens_per_event"]
+    if factor is not None and factor > 1 + SHARED_FIRST_MAX:
+        notes.append(
+            f"an event brought {factor:.2f} tokens on average (speculative decoding, or a server "
+            "that batches its stream): ITL is the time between reads, unless each event counts its "
+            "tokens, and TPOT is too low by up to this factor in answers of few events"
+        )
+    missing = summary["latency_missing"]
+    if not configuration["no_stream"] and (count := missing.get("TTFT")):
+        notes.append(f"{count} of {ok} brought no token: they have no TTFT")
+    if cached := summary["cached_tokens"]:
+        notes.append(
+            f"{cached} prompt tokens were in the server's cache: TTFT is that of cached prompts"
+        )
+    output, asked = summary["lengths"]["output"], configuration["max_tokens"]
+    own = ("session_file", "prompts", "trace")
+    fixed = not any(configuration[name] for name in own) and not (
+        {"max_tokens", "max_completion_tokens"} & configuration["body"].keys()
+    )
+    if output is not None and fixed and output["mean"] != asked:
+        notes.append(
+            f"answers have {output['mean']:.1f} tokens on average, not --max-tokens {asked}"
+            + ("" if configuration["ignore_eos"] else " (--ignore-eos fixes their length)")
+        )
+    if (goodput := summary["goodput"]) is not None:
+        for name, count in goodput["not_measured"].items():
+            notes.append(f"{count} of {ok} have no {name}: they are not good")
     return notes
 
 

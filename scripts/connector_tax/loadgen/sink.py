@@ -14,6 +14,7 @@ import numpy as np
 from connector_tax.files import standard_stream, write_all
 from connector_tax.loadgen.messages import LINE_FIELDS, RequestRecord
 from connector_tax.loadgen.plan import Progress
+from connector_tax.loadgen.throughput import TokenTimes, read_pairs
 
 PENDING_BYTES = 1 << 20
 """Of lines before they are written, whether or not it is time to show how the run goes."""
@@ -25,12 +26,15 @@ class RecordSink:
     """Takes each request once, writes its line, and drops the stamps of its reads.
 
     `itl_ms`: the gaps between successive reads that brought tokens, of the measured successes; 4
-    bytes each, where the records would keep 16. `problem`: why the file could not be written.
+    bytes each, where the records would keep 16. Where events say that they hold several tokens, a
+    gap is shared among them. `tokens`: when tokens came. `problem`: why the file could not be
+    written.
     """
 
     def __init__(self, path: Path | None) -> None:
         """Open the file, which is written as it stands; raises OSError."""
         self.itl_ms = array("f")
+        self.tokens = TokenTimes()
         self.problem: str | None = None
         self._path = path
         self._lines = bytearray()
@@ -56,10 +60,14 @@ class RecordSink:
         if record.status == "ok" and record.t_first_token_ns is not None:
             self._recent_ms.append((record.t_first_token_ns - record.t_intended_ns) / 1e6)
             self._tokens += record.completion_tokens or 0
+        self.tokens.take(record)
         if record.raw_reads is not None:
             if record.status == "ok" and record.measured:
-                stamps = np.frombuffer(record.raw_reads, np.int64)[::2]
-                self.itl_ms.frombytes((np.diff(stamps) / 1e6).astype(np.float32).tobytes())
+                stamps, counts = read_pairs(record.raw_reads)
+                gaps_ms = np.diff(stamps) / 1e6
+                if counts.sum() > (record.token_events or 0):
+                    gaps_ms = np.repeat(gaps_ms / counts[1:], counts[1:])
+                self.itl_ms.frombytes(gaps_ms.astype(np.float32).tobytes())
             record.raw_reads = None
 
     def progress(self, progress: Progress) -> None:

@@ -5,15 +5,20 @@ a blank line dispatches the event; lines that begin with a colon are comments).
 """
 
 import re
+from collections.abc import Collection
 from typing import Annotated, Any
 
 import msgspec
 
-from connector_tax.loadgen.messages import RequestFailed
+from connector_tax.loadgen.messages import GOOD_ENDS, RequestFailed
 
 MAX_EVENT_BYTES = 4 * 1024 * 1024
 
 _BOM = b"\xef\xbb\xbf"
+_HEARTBEATS = {b"ping", b"heartbeat", b"keepalive", b"keep-alive", b"keep_alive"}
+"""Names of events that carry nothing, whatever their data."""
+_NO_DATA = {b"", b"null", b'""', *_HEARTBEATS}
+"""Data of events that carry nothing, whatever their name."""
 
 
 class EventSplitter:
@@ -88,16 +93,24 @@ class EventSplitter:
 class Usage(msgspec.Struct):
     prompt_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
     completion_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    prompt_tokens_details: Any = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Return how many prompt tokens a cache held, where the server says so."""
+        details = self.prompt_tokens_details
+        cached = details.get("cached_tokens") if isinstance(details, dict) else None
+        return cached if isinstance(cached, int) else None
 
 
 class Message(msgspec.Struct):
     """`delta` of a chat chunk or `message` of a chat response.
 
-    Reasoning has one of two names, by the server and its version.
+    Reasoning has one of two names, by the server and its version. Content may be a list of parts.
     """
 
-    role: str | None = None
-    content: str | None = None
+    role: Any = None
+    content: Any = None
     reasoning: Any = None
     reasoning_content: Any = None
     tool_calls: Any = None
@@ -120,16 +133,33 @@ class Choice(msgspec.Struct):
     message: Message | None = None
     finish_reason: str | None = None
     token_ids: list[int] | None = None
+    logprobs: Any = None
+
+    @property
+    def speaks(self) -> bool:
+        """True if it brings text, reasoning or (a part of) a tool call."""
+        delta = self.delta
+        return bool(self.text) if delta is None else delta.reasons or delta.answers
+
+    @property
+    def counted(self) -> int | None:
+        """Return how many tokens its token ids or logprobs count; None without them."""
+        if self.token_ids is not None:
+            return len(self.token_ids)
+        if isinstance(self.logprobs, dict):
+            for name in ("content", "tokens"):
+                if isinstance(self.logprobs.get(name), list):
+                    return len(self.logprobs[name])
+        return None
 
 
 class Response(msgspec.Struct):
     """A chunk of a stream or a whole non-streaming response."""
 
-    choices: list[Choice] = []
+    choices: list[Choice] | None = None
     usage: Usage | None = None
     error: Any = None
-    object: str | None = None
-    message: str | None = None
+    object: Any = None
 
 
 _decode = msgspec.json.Decoder(Response).decode
@@ -137,7 +167,10 @@ _decode = msgspec.json.Decoder(Response).decode
 # Any of these makes an event more than a plain token; with json's default spacing or a different
 # field order the plain form is simply not recognised and the event is decoded instead.
 _PLAIN_TEXT = re.compile(rb'[^"\\\r\n]*').fullmatch
-_NOT_PLAIN = (b'"finish_reason":"', b'"usage":{', b'"choices":[]', b'"error"', b"[DONE]")
+_NOT_PLAIN = (
+    *(b'"finish_reason":"', b'"usage":{', b'"token_ids":[', b'"logprobs":{'),
+    *(b'"choices":[]', b'"error"', b"[DONE]", b"event:"),
+)
 _TEXT, _CONTENT = b'"text":"', b'"content":"'
 _REASONING = (b'"reasoning":"', b'"reasoning_content":"')
 
@@ -145,27 +178,36 @@ _REASONING = (b'"reasoning":"', b'"reasoning_content":"')
 class StreamAccumulator:
     """Adds up one completion stream.
 
-    An event is a *token event* if it carries a choice, be it text, reasoning or a part of a tool
-    call; in chat, the opening event that only names the role is not. `answered`: one came that is
-    no reasoning. vLLM sends one token event per output token at light load, also when the
-    token's text is still empty (half of a UTF-8 character), so empty text counts. Where only counts
-    are needed, plain token events after the first are counted without decoding JSON. A read usually
-    brings one event that differs from an earlier one only in its text: the bytes before and after
-    the text are compared as they are. A block of several is counted by substring search: inside a
-    JSON string a quote is always escaped, so `"text":"` can only be the field itself. Requests ask
-    for one choice (n = 1).
+    An event that carries a choice is a *token event*: vLLM sends one per output token at light
+    load, also when the token's text is still empty (half of a UTF-8 character). Where the event
+    itself counts its tokens (token ids, logprobs, or usage in every event), it brings so many;
+    else one. An event without text that comes before any text may be a token or an opening that
+    carries none, and so may one whose usage counts none: such events are `silent`, and
+    `silent_are_tokens` decides at the end. `answered`: a token came that is no reasoning.
+
+    Where only counts are needed, plain token events after the first are counted without decoding
+    JSON. A read usually brings one event that differs from an earlier one only in its text: the
+    bytes before and after the text are compared as they are. A block of several is counted by
+    substring search: inside a JSON string a quote is always escaped, so `"text":"` can only be the
+    field itself. Requests ask for one choice (n = 1).
     """
 
     __slots__ = (
         "_capture",
+        "_empty",
         "_first_block",
+        "_more_tokens",
         "_plain_field",
         "_plain_head",
         "_plain_tail",
+        "_silent_speaks",
         "_splitter",
+        "_with_usage",
         "answered",
         "done",
         "finish_reason",
+        "heard",
+        "silent",
         "text",
         "token_events",
         "token_ids",
@@ -179,15 +221,26 @@ class StreamAccumulator:
         self._capture = capture != "counts"
         self._first_block = True
         self.token_events = 0
+        self.silent = 0
+        self._silent_speaks = False
+        self._empty = 0  # events without a token, the silent ones among them
+        self._more_tokens = 0  # than one per token event
+        self._with_usage = 0  # token and silent events that carried usage
         self.answered = False
+        self.heard = False  # any event
         self.usage: Usage | None = None
         self.finish_reason: str | None = None
         self.done = False
         self.text: list[str] = []
         self.token_ids: list[int] = []
 
+    @property
+    def tokens(self) -> int:
+        """Return the tokens of the token events, as far as these say how many they bring."""
+        return self.token_events + self._more_tokens
+
     def feed(self, chunk: bytes) -> int:
-        """Take the next bytes of the body; return how many token events they completed.
+        """Take the next bytes of the body; return how many tokens their events brought.
 
         Raises:
             RequestFailed: `malformed_event`, `oversized_event`, `error_event` or `data_after_done`.
@@ -206,14 +259,15 @@ class StreamAccumulator:
         block = splitter.feed(chunk)
         if not block:
             return 0
-        before = self.token_events
-        if before and not self._capture and not self.done:
-            events = self._count_plain(block)
-            if events:
-                self.token_events = before + events
-                return events
+        events = self.token_events
+        if events and not self._capture and not self.done:
+            plain = self._count_plain(block)
+            if plain:
+                self.token_events = events + plain
+                return plain
+        before = events + self._more_tokens
         self._decode_block(block)
-        return self.token_events - before
+        return self.token_events + self._more_tokens - before
 
     def _count_plain(self, block: bytes) -> int:
         """Return how many events `block` holds if all are surely plain token events, else 0."""
@@ -237,24 +291,48 @@ class StreamAccumulator:
         """True once the stream has said that it is whole, and why it ended."""
         return self.done and self.finish_reason is not None
 
-    def lacks_done(self, strict: bool) -> bool:
+    def lacks_done(self, strict: bool, ends: Collection[str] = GOOD_ENDS) -> bool:
         """Check what a stream that ended in order has said; True if only [DONE] is missing.
+
+        Args:
+            ends: the finish reasons that end an answer well.
 
         Raises:
             RequestFailed: `missing_done`; `missing_finish` when [DONE] came and no choice said why
-                it ended; as `decode_response` where the body is JSON and no stream.
+                it ended; `bad_finish` for another reason than `ends`; as `decode_response` where
+                the body is JSON and no stream.
         """
+        if self.finish_reason is not None:
+            check_finish(self.finish_reason, ends)
         if self.done:
             if self.finish_reason is None:
-                raise RequestFailed("missing_finish", f"after {self.token_events} tokens")
+                raise RequestFailed("missing_finish", f"after {self.tokens} tokens")
             return False
         rest = self._splitter.rest
         if self._first_block and rest.lstrip().startswith(b"{"):
             decode_response(rest)
         if strict or self.finish_reason is None or rest:
             cut = " in the middle of an event" if rest else ""
-            raise RequestFailed("missing_done", f"ended{cut} after {self.token_events} tokens")
+            raise RequestFailed("missing_done", f"ended{cut} after {self.tokens} tokens")
         return True
+
+    def silent_are_tokens(self, strict: bool) -> bool:
+        """Decide by the server's count, once it is there, whether silent events were tokens.
+
+        `strict`: the server sends no event without a token, so that only a count that leaves no
+        room for them says otherwise.
+        """
+        count = None if self.usage is None else self.usage.completion_tokens
+        if not self.silent or count == self.tokens > 0:
+            return False
+        if not self.tokens and self._silent_speaks:
+            return True  # its counts say nothing
+        return strict or (count is not None and count == self.tokens + self.silent)
+
+    def add_silent(self) -> None:
+        """Count the silent events as tokens."""
+        self.token_events += self.silent
+        self.silent = 0
 
     def _decode_block(self, block: bytes) -> None:
         if self._first_block:
@@ -273,29 +351,52 @@ class StreamAccumulator:
                 data.append(value.removeprefix(b" "))
             elif field == b"event":
                 kind = value.strip()
-        if not data:
-            return
+        self.heard = self.heard or bool(data)
         payload = b"\n".join(data)
-        if kind == b"error":
+        if kind == b"error" and data:
             raise RequestFailed("error_event", excerpt(payload))
-        if payload.strip() == b"[DONE]":
+        text = payload.strip()
+        if text.lower() in _NO_DATA or kind in _HEARTBEATS:
+            return
+        if text == b"[DONE]":
             self.done = True
             return
-        self._take(decode_response(payload))
+        try:
+            response = decode_response(payload, exact=self._capture)
+        except RequestFailed as failure:
+            if kind != b"message" and failure.kind == "malformed_event":
+                return  # of another protocol than that of completions
+            raise
+        self._take(response)
 
     def _take(self, response: Response) -> None:
-        if response.usage is not None:
-            self.usage = response.usage
+        usage, before = response.usage, self.usage
+        if usage is not None:
+            self.usage = usage
         if not response.choices:
             return
         choice = response.choices[0]
         if choice.finish_reason is not None:
             self.finish_reason = choice.finish_reason
+        tokens = self._tokens_of(choice, usage, before)
+        if tokens is None:
+            return
+        if self.done:
+            raise RequestFailed("data_after_done")
+        self._with_usage += usage is not None and usage.completion_tokens is not None
+        if self._capture:
+            self.text.append(text_of(choice))
+            self.token_ids.extend(choice.token_ids or ())
+        if tokens == 0:
+            self._empty += 1
+            if not self.token_events:
+                self.silent += 1
+                self._silent_speaks = self._silent_speaks or choice.speaks
+            return
+        self.token_events += 1
+        self._more_tokens += tokens - 1
         delta = choice.delta
         if delta is not None:
-            named = delta.reasons or delta.answers
-            if not named and (delta.content is None or (delta.role and not choice.finish_reason)):
-                return
             self._plain_field = _CONTENT
             if delta.reasons and not delta.answers:
                 self._plain_field = _REASONING[delta.reasoning is None]
@@ -304,22 +405,53 @@ class StreamAccumulator:
             self.answered = self.answered or delta.answers or half
         else:
             self.answered = True
-        if self.done:
-            raise RequestFailed("data_after_done")
-        self.token_events += 1
-        if self._capture:
-            self.text.append(text_of(choice))
-            self.token_ids.extend(choice.token_ids or ())
+
+    def _tokens_of(self, choice: Choice, usage: Usage | None, before: Usage | None) -> int | None:
+        """Return how many tokens an event brings, 0 if that is not known; None: it is no event of
+        the answer.
+        """
+        speaks, delta = choice.speaks, choice.delta
+        counted = choice.counted
+        total = None if usage is None else usage.completion_tokens
+        if (
+            counted is None
+            and total is not None
+            and self._with_usage == self.token_events + self._empty
+        ):
+            # Usage in every event so far: it grows by what the event brings.
+            counted = max(0, total - ((before and before.completion_tokens) or 0))
+        if counted:
+            return counted
+        if (
+            delta is not None
+            and not speaks
+            and (delta.content is None or (delta.role and not choice.finish_reason))
+        ):
+            return None
+        if counted == 0 or (total == 0 and speaks):
+            return 0
+        return 1 if speaks or self.token_events else 0
+
+
+def check_finish(reason: str, ends: Collection[str]) -> None:
+    """Check that an answer ended well.
+
+    Raises:
+        RequestFailed: `bad_finish`.
+    """
+    if reason not in ends:
+        raise RequestFailed("bad_finish", f"finish_reason {reason!r}")
 
 
 def text_of(choice: Choice) -> str:
     """Return the text of the answer, without reasoning."""
     message = choice.delta or choice.message
-    return choice.text or (message.content if message else None) or ""
+    content = message.content if message else None
+    return choice.text or (content if isinstance(content, str) else "")
 
 
-def decode_response(payload: bytes) -> Response:
-    """Decode a chunk or a whole response.
+def decode_response(payload: bytes, exact: bool = False) -> Response:
+    """Decode a chunk or a whole response; `exact`: its text is read, so that it must be UTF-8.
 
     Raises:
         RequestFailed: `malformed_event` for anything that is not such an object, `error_event` for
@@ -328,7 +460,10 @@ def decode_response(payload: bytes) -> Response:
     try:
         response = _decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RequestFailed("malformed_event", f"{error}: {excerpt(payload)}") from None
+        repaired = payload.decode(errors="replace").encode()
+        if repaired == payload or exact:
+            raise RequestFailed("malformed_event", f"{error}: {excerpt(payload)}") from None
+        return decode_response(repaired)
     if response.error is not None or response.object == "error":
         raise RequestFailed("error_event", excerpt(payload))
     return response

@@ -1,6 +1,6 @@
 """Summarise a run: sessions, latencies, percentiles and rates of the measured requests."""
 
-from array import array
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -13,6 +13,8 @@ from connector_tax.artifacts.cell_records import CheckRecord
 from connector_tax.loadgen.generator import CellResult
 from connector_tax.loadgen.messages import RequestRecord
 from connector_tax.loadgen.plan import CONFIDENCE
+from connector_tax.loadgen.sink import RecordSink
+from connector_tax.loadgen.throughput import ended_between
 from connector_tax.ranks import order_statistic_ranks, percentile_of
 
 Checks = dict[str, CheckRecord]
@@ -60,18 +62,23 @@ def session_outcomes(records: Sequence[RequestRecord]) -> list[SessionOutcome]:
 def latencies_ms(record: RequestRecord) -> dict[str, float]:
     """Return the latencies of a success, in ms, from the intended send time.
 
-    TTFT is that of the first token, TTFA of the first that is no reasoning.
-    TPOT = (last token - first token) / (completion_tokens - 1).
+    TTFT is that of the first token, TTFA of the first that is no reasoning; a whole response has
+    none. TPOT = (last token - first token) / (tokens after those of the first read); without any,
+    or with all tokens in one read, there is none.
     """
     due_ns, first_ns = record.t_intended_ns, record.t_first_token_ns
     last_ns = record.t_last_token_ns
-    if record.status != "ok" or first_ns is None or last_ns is None:
+    if record.status != "ok" or last_ns is None:
         return {}
-    latencies = {"TTFT": (first_ns - due_ns) / 1e6, "E2E": (last_ns - due_ns) / 1e6}
+    latencies = {"E2E": (last_ns - due_ns) / 1e6}
+    if first_ns is None:
+        return latencies
+    latencies["TTFT"] = (first_ns - due_ns) / 1e6
     if record.t_first_answer_ns is not None:
         latencies["TTFA"] = (record.t_first_answer_ns - due_ns) / 1e6
-    if (record.completion_tokens or 0) > 1 and last_ns > first_ns:
-        latencies["TPOT"] = (last_ns - first_ns) / 1e6 / ((record.completion_tokens or 0) - 1)
+    later_tokens = (record.completion_tokens or 0) - (record.first_read_tokens or 1)
+    if later_tokens > 0 and last_ns > first_ns:
+        latencies["TPOT"] = (last_ns - first_ns) / 1e6 / later_tokens
     return latencies
 
 
@@ -86,48 +93,61 @@ TEXTS = 3
 def summarise(
     result: CellResult,
     checks: Checks,
-    itl_ms: "array[float]",
+    sink: RecordSink,
     slos_ms: Sequence[tuple[str, float]],
 ) -> dict[str, Any]:
-    """Return what the measured requests say. Times are in s and ms.
+    """Return what a run says. Times are in s and ms.
 
-    Rates are over the time from the beginning of the window to the last answer to it.
+    Latencies, failures and lengths are of the measured requests. Throughput is of the window:
+    what ended and what came in it, over its length.
 
     Args:
-        itl_ms: gaps between successive reads that brought tokens; sorted here.
+        sink: has seen every request; its gaps are sorted here.
         slos_ms: latencies that a request must keep to count as good.
     """
     records = [record for record in result.requests if record.measured]
-    window_s = max((result.t_stop_ns - result.t_warmup_end_ns) / 1e9, 1e-9)
+    begin_ns, stop_ns = result.t_warmup_end_ns, result.t_stop_ns
+    window_s = max((stop_ns - begin_ns) / 1e9, 1e-9)
     ok = [record for record in records if record.status == "ok"]
-    last_ns = max((record.t_last_token_ns or 0 for record in ok), default=0)
-    served_s = max((last_ns - result.t_warmup_end_ns) / 1e9, window_s)
-    tokens = sum(record.completion_tokens or 0 for record in ok)
+    ended = ended_between(result.requests, begin_ns, stop_ns)
     latencies = [latencies_ms(record) for record in ok]
     series = {
         name: np.sort([row[name] for row in latencies if name in row])
         for name in ("TTFT", "TTFA", "TPOT", "E2E")
     }
-    gaps = np.frombuffer(itl_ms, np.float32)
+    gaps = np.frombuffer(sink.itl_ms, np.float32)
     gaps.sort()
     series["ITL"] = gaps
     waits = sum(values.get("pool_waits", 0) for values in result.health["processes"].values())
     return {
         "window_s": window_s,
-        "served_s": served_s,
         "requests": len(records),
         "unmeasured": len(result.requests) - len(records),
         "ok": len(ok),
         "failed": _failures(records),
+        "finish_reasons": Counter(r.finish_reason for r in records if r.finish_reason is not None),
+        "paused": sum(record.pause_ns > 0 for record in records),
         "retried": sum(record.retries for record in records),
         "tolerated": Counter(record.tolerated for record in ok if record.tolerated is not None),
         "counted_by_client": sum(record.counted_by == "client" for record in ok),
         "waited_for_connection": int(waits),
-        "first_token_shared": sum((record.first_read_tokens or 1) > 1 for record in ok),
-        "requests_per_s": len(ok) / served_s,
-        "tokens_per_s": tokens / served_s,
+        "first_token_shared": _shared_first_reads(ok),
+        "tokens_per_event": _tokens_per_event(ok),
+        "latency_missing": {
+            name: missing
+            for name in ("TTFT", "TPOT")
+            if (missing := sum(name not in row for row in latencies))
+        },
+        "cached_tokens": _sum_known([record.cached_tokens for record in ok]),
+        "requests_per_s": len(ended) / window_s,
+        "tokens_per_s": sink.tokens.between(begin_ns, stop_ns) / window_s,
+        "input_tokens_per_s": sum(record.prompt_tokens or 0 for record in ended) / window_s,
+        "lengths": {
+            "input": _lengths([record.prompt_tokens for record in ok]),
+            "output": _lengths([record.completion_tokens for record in ok]),
+        },
         "latency_ms": {k: _quantiles(k, v) for k, v in series.items() if len(v)},
-        "goodput": _goodput(latencies, slos_ms, len(records), served_s) if slos_ms else None,
+        "goodput": _goodput(latencies, slos_ms, len(records), window_s) if slos_ms else None,
         "clock": result.clock,
         "traffic_ended_by": result.cooldown_ended_by,
         "bodies_sha256": result.bodies_sha256,
@@ -141,6 +161,39 @@ def summarise(
             for name, check in checks.items()
         ],
         "load_generator": result.health,
+    }
+
+
+def _shared_first_reads(ok: Sequence[RequestRecord]) -> int:
+    """Count the answers whose first read brought several tokens."""
+    return sum((record.first_read_tokens or 1) > 1 for record in ok)
+
+
+def _tokens_per_event(ok: Sequence[RequestRecord]) -> float | None:
+    """Return the tokens that the server counted over the token events; None without streams."""
+    both = [
+        (record.completion_tokens or 0, record.token_events)
+        for record in ok
+        if record.counted_by == "server" and record.token_events
+    ]
+    return sum(tokens for tokens, _ in both) / sum(events for _, events in both) if both else None
+
+
+def _sum_known(values: Sequence[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _lengths(counts: Sequence[int | None]) -> dict[str, float] | None:
+    """Return mean, p50 and p90 of the counts that are known; None if none is."""
+    known = sorted(count for count in counts if count is not None)
+    if not known:
+        return None
+    return {
+        "n": len(known),
+        "mean": float(np.mean(known)),
+        "p50": percentile_of(known, 50),
+        "p90": percentile_of(known, 90),
     }
 
 
@@ -163,15 +216,19 @@ def _goodput(
     latencies: Sequence[dict[str, float]],
     slos_ms: Sequence[tuple[str, float]],
     requests: int,
-    served_s: float,
+    window_s: float,
 ) -> dict[str, Any]:
-    """How many requests kept every one of `slos_ms`; a latency that does not exist is kept."""
-    good = sum(all(row.get(name, 0.0) <= limit for name, limit in slos_ms) for row in latencies)
+    """Count the requests that kept every one of `slos_ms`; a latency not measured is not kept."""
+    good = sum(
+        all(row.get(name, math.inf) <= limit for name, limit in slos_ms) for row in latencies
+    )
+    missing = {name: sum(name not in row for row in latencies) for name, _ in slos_ms}
     return {
         "slo_ms": dict(slos_ms),
         "good": good,
         "share": good / requests if requests else None,
-        "requests_per_s": good / served_s,
+        "not_measured": {name: count for name, count in missing.items() if count},
+        "requests_per_s": good / window_s,
     }
 
 

@@ -1,0 +1,317 @@
+"""A request while a worker holds it: takes its answer as it arrives, and judges it."""
+
+import asyncio
+import time
+from array import array
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING
+
+from connector_tax.loadgen.http import Connection
+from connector_tax.loadgen.messages import (
+    BUSY,
+    PAUSE_LIMITS_NS,
+    PAUSE_NS,
+    RequestFailed,
+    RequestRecord,
+)
+from connector_tax.loadgen.sse import (
+    StreamAccumulator,
+    Usage,
+    check_finish,
+    decode_response,
+    excerpt,
+    text_of,
+    whole_ids,
+)
+
+if TYPE_CHECKING:
+    from connector_tax.loadgen.worker import Worker
+
+_monotonic_ns = time.monotonic_ns
+DONE_GRACE_S = 1.0
+"""How long the end of a stream may take after [DONE], where the load generator is not strict."""
+ERROR_BYTES = 1000
+OPENING_BYTES = 200
+"""Of an answer that brought no token: kept to be named."""
+NAMED_ANYWAY = ("error_event", "bad_finish", "missing_finish")
+"""Failures that say what the server said, in whatever form."""
+MAX_BODY_BYTES = 64 * 1024 * 1024
+
+
+def as_failure(error: Exception) -> RequestFailed:
+    """How a request failed: a copy, which was never raised.
+
+    A traceback holds frames with their bodies, and the collector does not run during a cell.
+    """
+    if isinstance(error, RequestFailed):
+        return RequestFailed(error.kind, error.detail)
+    return RequestFailed("internal_error", f"{type(error).__name__}: {error}")
+
+
+def pause_ns(retry_after: str | None, now_s: float) -> int:
+    """Return how long a Retry-After header asks to wait, within PAUSE_LIMITS_NS.
+
+    It holds seconds or a date; without one, or with another text, PAUSE_NS. `now_s`: wall time.
+    Source: RFC 9110, section 10.2.3.
+    """
+    text = (retry_after or "").strip()
+    if text.isascii() and text.isdigit():
+        wait_s = float(text)
+    else:
+        try:
+            wait_s = parsedate_to_datetime(text).timestamp() - now_s
+        except ValueError:
+            return PAUSE_NS
+    shortest_ns, longest_ns = PAUSE_LIMITS_NS
+    return round(min(max(wait_s * 1e9, shortest_ns), longest_ns))
+
+
+class HeldRequest:
+    """A request while a worker holds it; takes its answer, as the `Reader` of a connection.
+
+    `connection` and `head`: since it was fired; `sent`: it holds a place among those in flight;
+    `task` opens its connection.
+    """
+
+    __slots__ = (
+        *("_accumulator", "_body", "_headers", "_owner", "_patience", "_reads", "_silent"),
+        *("_size", "_status", "body", "connection", "head", "record", "sent", "task"),
+        "timeout",
+    )
+
+    def __init__(self, owner: "Worker", record: RequestRecord, body: bytes) -> None:
+        self._owner = owner
+        self.record = record
+        self.body = body
+        self.head = b""
+        self.connection: Connection | None = None
+        self.sent = False
+        self.task: asyncio.Task[None] | None = None
+        self.timeout: asyncio.TimerHandle | None = None
+        self._accumulator: StreamAccumulator | None = None
+        self._reads = array("q") if owner.run.keep_reads else None
+        self._patience: asyncio.TimerHandle | None = None
+        self._status = 0
+        self._headers: dict[bytes, str] = {}
+        self._silent: list[tuple[int, int]] = []  # reads of silent events: stamp, how many
+        self._body: list[bytes] = []
+        self._size = 0
+
+    # ---- what the connection tells
+
+    def on_head(self, status: int, stamp: int) -> None:
+        self._status, self.record.t_headers_ns = status, stamp
+        owner = self._owner
+        assert self.connection is not None
+        self._headers = self.connection.headers
+        if status == 200 and owner.stream:
+            self._accumulator = StreamAccumulator(owner.chat, owner.run.capture)
+
+    def on_body(self, chunk: bytes, stamp: int) -> None:
+        """Take what one read brought: count its tokens, or keep it for the end."""
+        accumulator = self._accumulator
+        if accumulator is None:
+            self._keep(chunk)
+            return
+        record = self.record
+        if record.t_first_token_ns is None:
+            self._keep_opening(chunk)
+        try:
+            tokens = accumulator.feed(chunk)
+        except Exception as error:  # whatever it is must reach the record
+            self.fail(self._named(as_failure(error)))
+            return
+        if record.t_first_token_ns is None and accumulator.silent:
+            self._note_silent(accumulator.silent, stamp)
+        if tokens:
+            if record.t_first_token_ns is None:
+                record.t_first_token_ns = stamp
+                record.first_read_tokens = tokens
+                if self.connection is not None:
+                    self.connection.has_begun()
+            if record.t_first_answer_ns is None and accumulator.answered:
+                record.t_first_answer_ns = stamp
+            record.t_last_token_ns = stamp
+            if self._reads is not None:
+                self._reads.append(stamp)
+                self._reads.append(tokens)
+        if accumulator.done and self._patience is None and not self._owner.strict:
+            self._patience = self._owner.loop.call_later(
+                DONE_GRACE_S, self.on_failure, RequestFailed("request_timeout")
+            )
+
+    def on_end(self, stamp: int) -> None:
+        """The answer is whole: let go of the connection, then check what came."""
+        if self._status != 200:
+            self._fail_by_status("")
+            return
+        self.record.t_done_ns = stamp
+        self._check()
+
+    def on_failure(self, failure: RequestFailed) -> None:
+        """The connection failed, or the end of a stream that is over did not come."""
+        accumulator = self._accumulator
+        if self._status not in (0, 200):
+            self._fail_by_status(f" ({failure.kind})")
+        elif accumulator is None or self._owner.strict or not accumulator.ended_well:
+            self.fail(failure)
+        else:
+            self.record.tolerated = "not_closed"
+            self.record.t_done_ns = _monotonic_ns()
+            self._check()
+
+    def fail(self, failure: RequestFailed) -> None:
+        self._owner.on_answered(self, failure)
+
+    def stop(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+        if self._reads:
+            self.record.raw_reads = self._reads.tobytes()
+
+    # ---- inside
+
+    def _keep(self, chunk: bytes) -> None:
+        if self._status != 200:
+            chunk = chunk[: ERROR_BYTES - self._size]
+        self._size += len(chunk)
+        self._body.append(chunk)
+        if self._size > MAX_BODY_BYTES:
+            self.fail(RequestFailed("oversized_event", f"body over {MAX_BODY_BYTES} bytes"))
+
+    def _keep_opening(self, chunk: bytes) -> None:
+        if self._size < OPENING_BYTES:
+            self._body.append(chunk[: OPENING_BYTES - self._size])
+            self._size += len(self._body[-1])
+
+    def _note_silent(self, silent: int, stamp: int) -> None:
+        more = silent - sum(count for _, count in self._silent)
+        if more:
+            self._silent.append((stamp, more))
+
+    def _named(self, failure: RequestFailed) -> RequestFailed:
+        """Say what came in place of a stream, where no token did."""
+        kind = self._headers.get(b"content-type", "none")
+        encoded = self._encoding != "identity"
+        accumulator = self._accumulator
+        if accumulator is None or accumulator.tokens or failure.kind in NAMED_ANYWAY:
+            return failure
+        of_events = kind.partition(";")[0].strip().lower() == "text/event-stream"
+        if of_events and accumulator.heard and not encoded:
+            return failure
+        opening = excerpt(b"".join(self._body))
+        text = f"Content-Type {kind}, Content-Encoding {self._encoding}: {opening}"
+        return RequestFailed("not_a_stream", text)
+
+    @property
+    def _encoding(self) -> str:
+        return self._headers.get(b"content-encoding", "identity").strip().lower()
+
+    def _fail_by_status(self, cut: str) -> None:
+        if self._status in BUSY:
+            self.record.pause_ns = pause_ns(self._headers.get(b"retry-after"), time.time())
+        self.fail(RequestFailed("http_status", self._error_text(cut)))
+
+    def _error_text(self, cut: str) -> str:
+        """Return what an answer with another status says, cut off as it may be."""
+        where = ""
+        if 300 <= self._status < 400:
+            location = self._headers.get(b"location")
+            where = f" to {location}" if location else " without Location"
+        if self._encoding != "identity":
+            where += f" (Content-Encoding {self._encoding})"
+        return f"{self._status}{where}: {excerpt(b''.join(self._body))}{cut}"
+
+    def _check(self) -> None:
+        self._owner.leave(self)
+        failure = None
+        try:
+            if self._accumulator is None:
+                self._check_body()
+            else:
+                self._check_stream(self._accumulator)
+        except Exception as error:  # whatever it is must reach the record
+            failure = as_failure(error)
+        self._owner.on_answered(self, failure)
+
+    def _check_stream(self, accumulator: StreamAccumulator) -> None:
+        record, owner = self.record, self._owner
+        record.finish_reason = accumulator.finish_reason
+        try:
+            if accumulator.lacks_done(owner.strict, owner.ends):
+                record.tolerated = "no_done"
+        except RequestFailed as failure:
+            raise self._named(failure) from None
+        if accumulator.silent_are_tokens(owner.strict):
+            self._add_silent(accumulator)
+        if owner.run.capture == "text":
+            record.output = "".join(accumulator.text)
+        elif owner.run.capture == "token_ids":
+            record.output = whole_ids(accumulator.token_ids, accumulator.usage)
+        record.token_events = accumulator.token_events
+        self._count(accumulator.usage, accumulator.tokens)
+
+    def _add_silent(self, accumulator: StreamAccumulator) -> None:
+        """Put the silent events, which were tokens, before the others."""
+        record, silent = self.record, self._silent
+        accumulator.add_silent()
+        first_ns, tokens = silent[0]
+        pairs = dict(silent)
+        later_ns = record.t_first_token_ns
+        if later_ns is None:
+            record.t_last_token_ns = silent[-1][0]
+        elif first_ns == later_ns:
+            tokens += record.first_read_tokens or 0
+        if record.t_first_answer_ns == later_ns:
+            record.t_first_answer_ns = first_ns
+        record.t_first_token_ns, record.first_read_tokens = first_ns, tokens
+        if self._reads is not None:
+            reads = iter(self._reads)
+            for stamp, count in zip(reads, reads, strict=True):
+                pairs[stamp] = pairs.get(stamp, 0) + count
+            self._reads = array("q", [number for pair in pairs.items() for number in pair])
+
+    def _check_body(self) -> None:
+        record, owner = self.record, self._owner
+        try:
+            response = decode_response(b"".join(self._body))
+        except RequestFailed as failure:
+            kind = self._headers.get(b"content-type", "none")
+            text = f"Content-Type {kind}, Content-Encoding {self._encoding}: {failure.detail}"
+            raise RequestFailed(failure.kind, text) from None
+        choice = response.choices[0] if response.choices else None
+        if choice is None or choice.finish_reason is None:
+            raise RequestFailed("missing_done", "no choice with a finish reason")
+        record.finish_reason = choice.finish_reason
+        check_finish(choice.finish_reason, owner.ends)
+        record.t_last_token_ns = record.t_done_ns
+        if owner.run.capture == "text":
+            record.output = text_of(choice)
+        elif owner.run.capture == "token_ids":
+            record.output = whole_ids(choice.token_ids or [], response.usage)
+        self._count(response.usage, None)
+
+    def _count(self, usage: Usage | None, events: int | None) -> None:
+        """Compare the server's count of tokens with what was asked for.
+
+        Without one, unless strict, the number of token events of a stream is taken; some servers
+        count none where tokens came.
+        """
+        record, strict = self.record, self._owner.strict
+        completion = None if usage is None else usage.completion_tokens
+        if usage is None or completion is None or (completion == 0 and events and not strict):
+            if strict:
+                raise RequestFailed("missing_usage")
+            record.completion_tokens, record.counted_by = events, "client"
+            return
+        prompt = usage.prompt_tokens
+        record.cached_tokens = usage.cached_tokens
+        record.prompt_tokens, record.completion_tokens = prompt, completion
+        record.counted_by = "server"
+        wanted_prompt, wanted = record.wanted
+        if wanted is not None and wanted != completion:
+            raise RequestFailed("wrong_length", f"{completion} completion tokens, not {wanted}")
+        if wanted_prompt is not None and wanted_prompt != prompt:
+            if strict:
+                raise RequestFailed("wrong_length", f"{prompt} prompt tokens, not {wanted_prompt}")
+            record.tolerated = "prompt_length"

@@ -1,0 +1,370 @@
+"""The command reports what the server did: numbers, failures and notes against servers that differ
+from vLLM in one respect each.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.loadgen import running
+from tests.loadgen.fault_server import (
+    HEAD,
+    FaultServer,
+    Fin,
+    Pause,
+    Step,
+    chunked,
+    event,
+    good_answer,
+    good_events,
+    serve,
+    token,
+    usage,
+)
+
+GOOD = good_answer()
+
+
+def command(port: int, folder: Path, options: str) -> tuple[int, dict[str, Any], list[Any]]:
+    """Run with one prompt; return the exit status, the summary and the records."""
+    prompt = "" if "--prompt" in options else "--prompt p"
+    return running.command(port, folder, f"--model m --no-ready-check {prompt} {options}")
+
+
+def json_of(**fields: Any) -> str:
+    return json.dumps(fields, separators=(",", ":"))
+
+
+def stream(*steps: str | Pause, end: bool = True) -> list[Step]:
+    """Return a stream's steps: each text is the data of an event, sent at once."""
+    script: list[Step] = [HEAD]
+    for step in steps:
+        script.append(step if isinstance(step, Pause) else chunked(event(step), last=False))
+    if end:
+        script.append(chunked(event("[DONE]")))
+    return script
+
+
+def counted(text: str, total: int, finish: str | None = None) -> str:
+    """Return a completion chunk whose usage counts `total` tokens so far."""
+    return json_of(
+        choices=[{"index": 0, "text": text, "finish_reason": finish}],
+        usage={"prompt_tokens": 4, "completion_tokens": total},
+    )
+
+
+def delta(finish: str | None = None, **fields: Any) -> str:
+    """Return a chat chunk."""
+    return json_of(choices=[{"index": 0, "delta": fields, "finish_reason": finish}])
+
+
+# ---- how answers end
+
+
+def answers(
+    folder: Path, scripts: dict[str, list[Step]], options: str = ""
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Have each script answer one request, one after the other; return summary and records."""
+    names = iter(scripts)
+    with FaultServer(scripts, lambda _: next(names)) as server:
+        load = f"--concurrency 1 --requests {len(scripts)} {options}"
+        _, summary, records = command(server.port, folder, load)
+    return summary, dict(zip(scripts, sorted(records, key=lambda r: r["seq"]), strict=True))
+
+
+def test_finish_reason_outside_closed_list_fails_the_request(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scripts: dict[str, list[Step]] = {"good": [GOOD]}
+    for reason in ("abort", "error", "repetition"):
+        scripts[reason] = stream(token(), token(finish=reason), usage(completion=2))
+    summary, records = answers(tmp_path, scripts, "--finish-reason repetition")
+    assert [r["error_kind"] for r in records.values()] == [None, "bad_finish", "bad_finish", None]
+    texts = {"finish_reason 'abort'": 1, "finish_reason 'error'": 1}
+    assert summary["failed"]["bad_finish"]["texts"] == texts
+    assert summary["finish_reasons"] == {"length": 1, "abort": 1, "error": 1, "repetition": 1}
+    assert "1 length, 1 abort, 1 error, 1 repetition" in capsys.readouterr().out
+
+
+# ---- which events carry a token
+
+WAIT = Pause(0.15)
+NEVER_FIRST: dict[str, list[str | Pause]] = {
+    "empty text": [token(""), WAIT, token(), token(finish="length"), usage(completion=2)],
+    "empty content": [delta(content=""), WAIT, delta(content="a"), delta("stop", content="b")],
+    "empty role": [
+        *(delta(role="assistant", content=""), delta(content="")),
+        *(WAIT, delta(content="a"), delta("stop", content="b")),
+    ],
+    "usage of none": [counted("a", 0), WAIT, counted("b", 1), counted("c", 2, "length")],
+    "no ids": [
+        *(json_of(choices=[{"text": "a", "token_ids": [], "finish_reason": None}]), WAIT),
+        json_of(choices=[{"text": "b", "token_ids": [5], "finish_reason": "stop"}]),
+    ],
+}
+
+
+FIRST: dict[str, list[str | Pause]] = {
+    "one event per counted token": [token(""), WAIT, token(), token(finish="length"), usage()],
+    "usage": [counted("", 1), WAIT, counted("b", 2, "length")],
+    "usage of none in all events": [counted("a", 0), WAIT, counted("b", 0, "length")],
+    "ids": [
+        *(json_of(choices=[{"text": "", "token_ids": [7], "finish_reason": None}]), WAIT),
+        json_of(choices=[{"text": "b", "token_ids": [5], "finish_reason": "stop"}]),
+    ],
+    "logprobs": [
+        json_of(choices=[{"delta": {"content": ""}, "logprobs": {"content": [{"token": "x"}]}}]),
+        *(WAIT, delta("stop", content="b")),
+    ],
+    "end-of-sequence tokens": [token(""), WAIT, token("", "length"), usage(completion=2)],
+}
+
+
+def test_clock_starts_with_the_first_event_that_carries_a_token(tmp_path: Path) -> None:
+    """Half of a character is a token, and so is an end-of-sequence token that is ignored, if the
+    server counts them; an opening event is none.
+    """
+    scripts = {name: stream(*steps) for name, steps in (NEVER_FIRST | FIRST).items()}
+    summary, records = answers(tmp_path, scripts)
+    assert summary["ok"] == len(scripts), summary["failed"]
+    for name, record in records.items():
+        ttft_ms = (record["t_first_token_ns"] - record["t_send_ns"]) / 1e6
+        assert (ttft_ms > 150) == (name in NEVER_FIRST), (name, ttft_ms)
+        assert record["t_first_answer_ns"] == record["t_first_token_ns"], name
+        assert sum(tokens for _, tokens in record["reads"]) == record["token_events"], name
+
+
+def test_events_that_count_several_tokens_are_used(tmp_path: Path) -> None:
+    """Four tokens every 20 ms are 5 ms a token."""
+    gap = Pause(0.02)
+    steps: list[str | Pause] = []
+    for k in range(1, 11):
+        steps += [gap, counted("four", 4 * k, "length" if k == 10 else None)]
+    with serve(*stream(*steps)) as server:
+        _, summary, records = command(server.port, tmp_path, "--concurrency 1 --requests 3")
+    assert {(r["completion_tokens"], r["token_events"]) for r in records} == {(40, 10)}
+    assert {tokens for r in records for _, tokens in r["reads"]} == {4}
+    for name in ("TPOT", "ITL"):
+        assert 4.9 < summary["latency_ms"][name]["p50"] < 9, name
+    assert summary["latency_ms"]["ITL"]["n"] == 3 * 36
+
+
+def test_events_that_hide_several_tokens_are_told_with_the_factor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gap = Pause(0.02)
+    hiding = stream(token(), gap, token(), gap, token(finish="length"), usage(completion=12))
+    summary, _ = answers(
+        tmp_path, {"hiding": hiding, "one event": stream(counted("all", 12, "length"))}
+    )
+    assert summary["tokens_per_event"] == 6
+    assert summary["latency_ms"]["TPOT"]["n"] == 1
+    printed = capsys.readouterr().out
+    assert "an event brought 6.00 tokens on average" in printed
+    assert "1 of 2 without TPOT: fewer than two tokens, or all in one read" in printed
+
+
+# ---- throughput
+
+
+def test_throughput_counts_what_ended_and_came_in_the_window(tmp_path: Path) -> None:
+    """One straggler takes 2 s after a window of 1 s, in which 19 others were answered."""
+    slow: list[Step] = [HEAD, chunked(event(token()), last=False), Pause(2), *stream(token())[1:]]
+    slow[-2:] = [chunked(*good_events()[1:])]
+    scripts: dict[str, Sequence[Step]] = {"good": [GOOD], "slow": slow}
+    several = iter(["good", "good", "slow", *["good"] * 17])
+    with FaultServer(scripts, lambda _: next(several)) as server:
+        load = "--rate 20 --arrivals fixed --duration 1"
+        _, summary, _ = command(server.port, tmp_path, load)
+    assert summary["ok"] == 20
+    assert summary["requests_per_s"] == pytest.approx(19 / summary["window_s"])
+    assert summary["tokens_per_s"] == pytest.approx(58 / summary["window_s"])
+    assert summary["input_tokens_per_s"] == pytest.approx(76 / summary["window_s"])
+
+
+def test_throughput_of_a_closed_loop_includes_what_the_warm_up_sent(tmp_path: Path) -> None:
+    """Four places and answers of 0.7 s: the first ones end after a warm-up of 0.4 s."""
+    with serve(Pause(0.7), GOOD) as server:
+        load = "--concurrency 4 --warmup 0.4 --duration 1.2"
+        _, summary, _ = command(server.port, tmp_path, load)
+    assert summary["requests"] == 8
+    assert summary["requests_per_s"] * summary["window_s"] == pytest.approx(8)
+
+
+def test_run_of_requests_ends_with_its_last_answer(tmp_path: Path) -> None:
+    with serve(Pause(0.05), GOOD) as server:
+        _, summary, records = command(server.port, tmp_path, "--concurrency 2 --requests 8")
+    last_ns = max(r["t_done_ns"] for r in records)
+    first_ns = min(r["t_intended_ns"] for r in records)
+    assert summary["window_s"] == pytest.approx((last_ns - first_ns) / 1e9, abs=1e-3)
+    assert summary["requests_per_s"] == pytest.approx(8 / summary["window_s"])
+
+
+# ---- what was not measured
+
+
+def test_latency_that_was_not_measured_is_not_good(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty = stream(token("", "stop"), usage(completion=0))
+    scripts: dict[str, list[Step]] = {"empty": empty, "one read": [GOOD]}
+    summary, _ = answers(tmp_path, scripts, "--goodput ttft:5000 tpot:5000")
+    assert summary["ok"] == 2
+    goodput = summary["goodput"]
+    assert (goodput["good"], goodput["not_measured"]) == (0, {"TTFT": 1, "TPOT": 2})
+    printed = capsys.readouterr().out
+    assert "2 of 2 have no TPOT: they are not good" in printed
+    assert "1 of 2 brought no token" in printed
+    with serve(*empty) as server:
+        load = "--rate 100 --duration 0.3 --stop-at-precision 5%"
+        _, summary, _ = command(server.port, tmp_path, load)
+    assert "of 0 successes are not known yet" in summary["notes"][-1]
+
+
+def test_whole_response_has_no_latency_of_tokens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    choice = {"index": 0, "text": "a b c", "finish_reason": "stop"}
+    counts = {"prompt_tokens": 4, "completion_tokens": 3}
+    body = json_of(choices=[choice], usage=counts).encode()
+    answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    load = "--no-stream --concurrency 1 --requests 3 --goodput"
+    with serve(answer) as server:
+        _, summary, _ = command(server.port, tmp_path, f"{load} e2e:5000")
+        assert summary["latency_ms"].keys() == {"E2E"}
+        assert summary["goodput"]["share"] == 1
+        assert summary["tokens_per_s"] == pytest.approx(9 / summary["window_s"])
+        for option in ("--goodput ttft:50", "--stop-at-precision 5%"):
+            with pytest.raises(SystemExit):
+                command(server.port, tmp_path, f"--no-stream --rate 5 --duration 1 {option}")
+    assert "a whole response" in capsys.readouterr().err
+
+
+def test_requests_with_warmup_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        command(1, tmp_path, "--rate 10 --requests 40 --warmup 2")
+    assert "--requests counts what is sent, warm-up and all" in capsys.readouterr().err
+
+
+def test_lengths_are_summarised_and_short_answers_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary, _ = answers(tmp_path, {"a": [GOOD], "b": [GOOD]})
+    assert summary["lengths"]["output"] == {"n": 2, "mean": 3, "p50": 3, "p90": 3}
+    assert summary["lengths"]["input"]["mean"] == 4
+    assert "answers have 3.0 tokens on average, not --max-tokens 64" in capsys.readouterr().out
+    answers(tmp_path, {"a": [GOOD]}, "--max-tokens 3")
+    assert "tokens on average" not in capsys.readouterr().out
+
+
+# ---- prompts and bodies
+
+
+def test_every_run_draws_fresh_prompts_unless_a_seed_is_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = "--prompt-words 30 --concurrency 1 --requests 3"
+    with serve(GOOD) as server:
+        _, summary, _ = command(server.port, tmp_path, load)
+        command(server.port, tmp_path, load)
+        seed = summary["configuration"]["seed"]
+        assert f"--seed {seed} repeats its arrivals and prompts" in capsys.readouterr().out
+        command(server.port, tmp_path, f"{load} --seed {seed}")
+        prompts = [body["prompt"] for body in server.bodies]
+    assert len(set(prompts[:6])) == 6
+    assert prompts[6:] == prompts[:3]
+
+
+def test_cached_prompt_tokens_are_summed_and_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counts = {"prompt_tokens": 4, "completion_tokens": 1}
+    details = {"prompt_tokens_details": {"cached_tokens": 3, "audio_tokens": None}}
+    cached = json_of(choices=[], usage=counts | details)
+    answer = stream(token(finish="stop"), cached)
+    summary, _ = answers(tmp_path, {"a": answer, "b": answer})
+    assert summary["cached_tokens"] == 6
+    assert "6 prompt tokens were in the server's cache" in capsys.readouterr().out
+
+
+def test_null_in_body_removes_a_key(tmp_path: Path) -> None:
+    with serve(GOOD) as server:
+        load = '--rate 50 --requests 1 --body {"max_completion_tokens":16,"max_tokens":null}'
+        command(server.port, tmp_path, load)
+        assert "max_tokens" not in server.bodies[0]
+        assert server.bodies[0]["max_completion_tokens"] == 16
+
+
+# ---- events that carry nothing, and answers that are no stream
+
+
+BEATS = (
+    *(b"data:\n\n", b"data: \n\n", b"event: ping\ndata: hello\n\n", b"event: ping\n\n"),
+    *(b'event: ping\ndata: {"type": "ping"}\n\n', b"event: keepalive\ndata: 1\n\n"),
+    *(b": ping\n\n", b"data: ping\n\n", b"data: null\n\n", b"retry: 3000\n\n"),
+    *(b"event: progress\ndata: 12%\n\n", b"id: 7\n\n"),
+)
+
+
+def test_heartbeats_are_ignored_wherever_they_come(tmp_path: Path) -> None:
+    scripts: dict[str, list[Step]] = {}
+    for beat in BEATS:
+        parts = [part for answer in good_events() for part in (beat, answer)]
+        scripts[beat.decode()] = [HEAD + chunked(*parts, beat)]
+    summary, records = answers(tmp_path, scripts)
+    assert summary["ok"] == len(BEATS), summary["failed"]
+    assert {r["token_events"] for r in records.values()} == {3}
+
+
+def test_bytes_of_fields_that_are_not_read_fail_no_request(tmp_path: Path) -> None:
+    """Half of a character as it is, junk beside the answer, and counts of another form."""
+    broken = event(token()).replace(b"tok", b"\xf0\x9f")
+    odd = event(json_of(id=7, choices=[{"text": "a", "logprobs": "no", "stop": 3}], message=[1]))
+    last = event(json_of(choices=None, usage={"prompt_tokens_details": "none"}))
+    end = [event(token(finish="stop")), last, event("[DONE]")]
+    summary, _ = answers(tmp_path, {"x": [HEAD + chunked(broken, broken, odd, *end)]})
+    assert summary["ok"] == 1, summary["failed"]
+
+
+def whole(body: bytes, *headers: bytes) -> list[Step]:
+    lines = b"".join(line + b"\r\n" for line in headers)
+    return [b"HTTP/1.1 200 OK\r\n%bcontent-length: %d\r\n\r\n%b" % (lines, len(body), body)]
+
+
+NO_STREAM: dict[str, tuple[list[Step], str]] = {
+    "page": (
+        whole(b"<html>\n\n<h1>Log in</h1>", b"Content-Type: text/html; charset=x"),
+        "Content-Type text/html; charset=x, Content-Encoding identity: <html> <h1>Log in</h1>",
+    ),
+    "json": (
+        whole(b'{"choices":[{"text":"a","finish_reason":"stop"}]}', b"Content-Type: a/json"),
+        'Content-Type a/json, Content-Encoding identity: {"choices":[{"text":"a"',
+    ),
+    "lines": (
+        whole(b'{"response":"a"}\n{"response":"b"}\n', b"Content-Type: application/x-ndjson"),
+        'Content-Type application/x-ndjson, Content-Encoding identity: {"response":"a"} {"resp',
+    ),
+    "gzip": (
+        whole(
+            b"\x1f\x8b\x08\x00abc", b"Content-Type: text/event-stream", b"Content-Encoding: gzip"
+        ),
+        "Content-Type text/event-stream, Content-Encoding gzip: ",
+    ),
+    "no type": (whole(b"pong"), "Content-Type none, Content-Encoding identity: pong"),
+    "until the end": (
+        [b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<p>hello", Fin],
+        "Content-Type text/html, Content-Encoding identity: <p>hello",
+    ),
+}
+
+
+def test_answer_that_is_no_stream_is_named(tmp_path: Path) -> None:
+    _, records = answers(tmp_path, {name: script for name, (script, _) in NO_STREAM.items()})
+    assert {r["error_kind"] for r in records.values()} == {"not_a_stream"}
+    for name, record in records.items():
+        assert NO_STREAM[name][1] in record["error_detail"], name
