@@ -195,6 +195,10 @@ class Response(Reader):
         self.end_ns = stamp
         self.ended.set()
 
+    def on_last(self, chunk: bytes, stamp: int) -> None:
+        self.on_body(chunk, stamp)
+        self.on_end(stamp)
+
     def on_failure(self, failure: RequestFailed) -> None:
         self.failure = failure
         self.ended.set()

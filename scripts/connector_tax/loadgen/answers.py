@@ -48,13 +48,13 @@ def as_failure(error: Exception) -> RequestFailed:
     return RequestFailed("internal_error", f"{type(error).__name__}: {error}")
 
 
-def pause_ns(retry_after: str | None, now_s: float) -> int:
+def pause_ns(retry_after: str, now_s: float) -> int:
     """Return how long a Retry-After header asks to wait, within PAUSE_LIMITS_NS.
 
     It holds seconds or a date; without one, or with another text, PAUSE_NS. `now_s`: wall time.
     Source: RFC 9110, section 10.2.3.
     """
-    text = (retry_after or "").strip()
+    text = retry_after.strip()
     if text.isascii() and text.isdigit():
         wait_s = float(text)
     else:
@@ -75,7 +75,7 @@ class HeldRequest:
 
     __slots__ = (
         *("_accumulator", "_body", "_headers", "_owner", "_patience", "_reads", "_silent"),
-        *("_size", "_status", "body", "connection", "head", "record", "sent", "task"),
+        *("_size", "_status", "_whole", "body", "connection", "head", "record", "sent", "task"),
         "timeout",
     )
 
@@ -92,7 +92,8 @@ class HeldRequest:
         self._reads = array("q") if owner.run.keep_reads else None
         self._patience: asyncio.TimerHandle | None = None
         self._status = 0
-        self._headers: dict[bytes, str] = {}
+        self._whole = False
+        self._headers: dict[bytes, bytes] = {}
         self._silent: list[tuple[int, int]] = []  # reads of silent events: stamp, how many
         self._body: list[bytes] = []
         self._size = 0
@@ -135,10 +136,22 @@ class HeldRequest:
             if self._reads is not None:
                 self._reads.append(stamp)
                 self._reads.append(tokens)
-        if accumulator.done and self._patience is None and not self._owner.strict:
+        if accumulator.done and not (self._whole or self._patience or self._owner.strict):
             self._patience = self._owner.loop.call_later(
                 DONE_GRACE_S, self.on_failure, RequestFailed("request_timeout")
             )
+
+    def on_last(self, chunk: bytes, stamp: int) -> None:
+        """Let go of the connection, so that the next request of a closed loop goes; then take what
+        came with the end.
+        """
+        if self._status == 200:
+            self.record.t_done_ns = stamp
+            self._owner.leave(self)
+        self._whole = True
+        self.on_body(chunk, stamp)
+        if self._owner.holds(self):
+            self.on_end(stamp)
 
     def on_end(self, stamp: int) -> None:
         """The answer is whole: let go of the connection, then check what came."""
@@ -181,8 +194,8 @@ class HeldRequest:
 
     def _keep_opening(self, chunk: bytes) -> None:
         if self._size < OPENING_BYTES:
-            self._body.append(chunk[: OPENING_BYTES - self._size])
-            self._size += len(self._body[-1])
+            self._body.append(chunk)
+            self._size += len(chunk)
 
     def _note_silent(self, silent: int, stamp: int) -> None:
         more = silent - sum(count for _, count in self._silent)
@@ -191,7 +204,7 @@ class HeldRequest:
 
     def _named(self, failure: RequestFailed) -> RequestFailed:
         """Say what came in place of a stream, where no token did."""
-        kind = self._headers.get(b"content-type", "none")
+        kind = self._header(b"content-type", "none")
         encoded = self._encoding != "identity"
         accumulator = self._accumulator
         if accumulator is None or accumulator.tokens or failure.kind in NAMED_ANYWAY:
@@ -205,18 +218,22 @@ class HeldRequest:
 
     @property
     def _encoding(self) -> str:
-        return self._headers.get(b"content-encoding", "identity").strip().lower()
+        return self._header(b"content-encoding", "identity").strip().lower()
+
+    def _header(self, name: bytes, absent: str) -> str:
+        value = self._headers.get(name)
+        return absent if value is None else value.decode("latin-1")
 
     def _fail_by_status(self, cut: str) -> None:
         if self._status in BUSY:
-            self.record.pause_ns = pause_ns(self._headers.get(b"retry-after"), time.time())
+            self.record.pause_ns = pause_ns(self._header(b"retry-after", ""), time.time())
         self.fail(RequestFailed("http_status", self._error_text(cut)))
 
     def _error_text(self, cut: str) -> str:
         """Return what an answer with another status says, cut off as it may be."""
         where = ""
         if 300 <= self._status < 400:
-            location = self._headers.get(b"location")
+            location = self._header(b"location", "")
             where = f" to {location}" if location else " without Location"
         if self._encoding != "identity":
             where += f" (Content-Encoding {self._encoding})"
@@ -276,7 +293,7 @@ class HeldRequest:
         try:
             response = decode_response(b"".join(self._body))
         except RequestFailed as failure:
-            kind = self._headers.get(b"content-type", "none")
+            kind = self._header(b"content-type", "none")
             text = f"Content-Type {kind}, Content-Encoding {self._encoding}: {failure.detail}"
             raise RequestFailed(failure.kind, text) from None
         choice = response.choices[0] if response.choices else None

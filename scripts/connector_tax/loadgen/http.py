@@ -35,17 +35,20 @@ class Poller:
     is never seen. One loop callback also serves every socket that is ready.
     """
 
+    READY = 128
+    """Looked at together, to find who waits for a first token; what is not served then is served
+    in the next turns, before anything is looked at again."""
     BATCH = 64
     """Served in one turn of the loop: answers end and closed loops go on within it."""
-    READY = 4096
-    """Looked at in a turn, to find who waits for a first token."""
-    LEAST = 4
-    """Served in a turn whatever is due."""
+    LEAST = 32
+    """Served in a turn whatever is due: more than a turn can send, else answers pile up."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._epoll = select.epoll()
         self._connections: dict[int, Connection] = {}
+        self._ready: list[tuple[int, int]] = []  # descriptors and their events
+        self._next = 0  # of them to be served
         self.streaming: set[int] = set()
         self.until_ns = FAR_NS
         loop.add_reader(self._epoll.fileno(), self.serve_ready)
@@ -72,25 +75,35 @@ class Poller:
         self._epoll.close()
 
     def serve_ready(self) -> None:
-        """Serve what is ready now, at most BATCH, those that wait for a first token first.
+        """Serve what is ready, at most BATCH, those that wait for a first token first.
 
         A busy worker so reads first tokens one by one, and of the others several at once. At
         `until_ns` something else is due: it ends then, once LEAST are served.
         """
-        ready, streaming = self._epoll.poll(0, self.READY), self.streaming
-        if len(ready) > self.BATCH:
-            ready.sort(key=lambda event: event[0] in streaming)
-        for number, (descriptor, events) in enumerate(ready[: self.BATCH], 1):
-            self._serve(descriptor, events)
-            if number >= self.LEAST and _monotonic_ns() >= self.until_ns:
+        if self._next >= len(self._ready):
+            streaming = self.streaming
+            self._ready, self._next = self._epoll.poll(0, self.READY), 0
+            if len(self._ready) > self.LEAST:
+                self._ready.sort(key=lambda event: event[0] in streaming)
+        served = 0
+        while served < self.BATCH and self._next < len(self._ready):
+            self._serve_next()  # which may send, and serve others until that is due
+            served += 1
+            if served >= self.LEAST and _monotonic_ns() >= self.until_ns:
                 return
 
     def serve_one(self) -> None:
-        """Serve one socket that is ready now, if there is one."""
-        for descriptor, events in self._epoll.poll(0, 1):
-            self._serve(descriptor, events)
+        """Serve one socket that is ready, if there is one."""
+        if self._next >= len(self._ready):
+            self._ready, self._next = self._epoll.poll(0, 1), 0
+        if self._ready:
+            self._serve_next()
 
-    def _serve(self, descriptor: int, events: int) -> None:
+    def _serve_next(self) -> None:
+        # A connection that was closed meanwhile, or whose descriptor another one has now, has
+        # nothing to read, and does not mind being asked.
+        descriptor, events = self._ready[self._next]
+        self._next += 1
         connection = self._connections.get(descriptor)
         if connection is None:
             return
@@ -253,7 +266,9 @@ _WOULD_BLOCK = {errno.EAGAIN, errno.EWOULDBLOCK, errno.EINTR}
 
 
 class Reader(Protocol):
-    """Takes one response, as it arrives. After `on_end` or `on_failure` it hears nothing more."""
+    """Takes one response, as it arrives. After `on_end`, `on_last` or `on_failure` it hears nothing
+    more.
+    """
 
     def on_head(self, status: int, stamp: int) -> None:
         """The head is whole."""
@@ -263,6 +278,9 @@ class Reader(Protocol):
 
     def on_end(self, stamp: int) -> None:
         """The response is whole."""
+
+    def on_last(self, chunk: bytes, stamp: int) -> None:
+        """A read brought so much of the body, and with it the response is whole."""
 
     def on_failure(self, failure: RequestFailed) -> None:
         """The connection failed before that."""
@@ -324,7 +342,7 @@ class Connection:
         self._keep_alive = False
         self._poisoned = False
         self.received = False  # any byte
-        self.headers: dict[bytes, str] = {}
+        self.headers: dict[bytes, bytes] = {}
 
     # ---- request
 
@@ -448,7 +466,11 @@ class Connection:
         parts = self._parts
         if parts:
             self._parts = []
-            reader.on_body(parts[0] if len(parts) == 1 else b"".join(parts), stamp)
+            chunk = parts[0] if len(parts) == 1 else b"".join(parts)
+            if self._complete:
+                reader.on_last(chunk, stamp)
+                return
+            reader.on_body(chunk, stamp)
         if self.reader is not reader:  # it has seen enough
             return
         if self._complete:
@@ -494,7 +516,7 @@ class Connection:
         if name in (b"content-length", b"transfer-encoding"):
             self._framed = True
         elif name in _NAMED_HEADERS and not self._complete:
-            self.headers[name] = value.decode("latin-1")
+            self.headers[name] = value
 
     def on_headers_complete(self) -> None:
         """Take the status; interim (1xx) responses are skipped."""

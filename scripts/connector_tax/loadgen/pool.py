@@ -27,6 +27,8 @@ FILL_S = 5.0
 MAX_IDLE_NS = 4_000_000_000
 """A connection that idled longer is not used: uvicorn, which serves vLLM, closes after 5 s, and a
 request written in that moment fails although the server is well. Balancers forget idle ones too."""
+YOUNG_NS = 1_000_000_000
+"""One used so recently is taken for alive, unless `strict`: if it is not, it is sent again."""
 SPARE = 4
 SPARE_PART = 4
 """So many connections, or this part of those in use if that is more, are kept open for what comes
@@ -111,9 +113,11 @@ class Pool:
         return None
 
     def _is_stale(self, connection: Connection) -> bool:
+        idle_ns = time.monotonic_ns() - connection.idle_since_ns
+        if connection.reused and idle_ns < YOUNG_NS and not self._strict:
+            return False
         trusted = self._strict and not connection.reused
-        old = time.monotonic_ns() - connection.idle_since_ns > MAX_IDLE_NS
-        return (old and not trusted) or connection.is_stale()
+        return (idle_ns > MAX_IDLE_NS and not trusted) or connection.is_stale()
 
     async def acquire(self) -> Connection:
         """Return a connection; suspends only if none is idle.

@@ -142,6 +142,11 @@ class Choice(msgspec.Struct):
         return bool(self.text) if delta is None else delta.reasons or delta.answers
 
     @property
+    def is_plain(self) -> bool:
+        """True if it does not count its tokens."""
+        return self.token_ids is None and self.logprobs is None
+
+    @property
     def counted(self) -> int | None:
         """Return how many tokens its token ids or logprobs count; None without them."""
         if self.token_ids is not None:
@@ -352,14 +357,17 @@ class StreamAccumulator:
             elif field == b"event":
                 kind = value.strip()
         self.heard = self.heard or bool(data)
-        payload = b"\n".join(data)
+        payload = data[0] if len(data) == 1 else b"\n".join(data)
         if kind == b"error" and data:
             raise RequestFailed("error_event", excerpt(payload))
-        text = payload.strip()
-        if text.lower() in _NO_DATA or kind in _HEARTBEATS:
-            return
-        if text == b"[DONE]":
-            self.done = True
+        if not payload.startswith(b"{"):
+            text = payload.strip()
+            if text == b"[DONE]":
+                self.done = True
+                return
+            if text.lower() in _NO_DATA:
+                return
+        if kind in _HEARTBEATS:
             return
         try:
             response = decode_response(payload, exact=self._capture)
@@ -378,7 +386,9 @@ class StreamAccumulator:
         choice = response.choices[0]
         if choice.finish_reason is not None:
             self.finish_reason = choice.finish_reason
-        tokens = self._tokens_of(choice, usage, before)
+        tokens: int | None = 1
+        if not (choice.text and usage is None and choice.is_plain):
+            tokens = self._tokens_of(choice, usage, before)
         if tokens is None:
             return
         if self.done:

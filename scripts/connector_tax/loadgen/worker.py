@@ -335,7 +335,7 @@ class Worker:
             self._write(request, connection)
 
     def _abort(self, request: HeldRequest, kind: str) -> None:
-        if self._requests_by_seq.get(request.record.seq) is request:
+        if self.holds(request):
             request.fail(RequestFailed(kind))
 
     # ---- one request
@@ -409,9 +409,13 @@ class Worker:
             assert record.t_done_ns is not None
             self._places.free(record.t_done_ns, record.pause_ns)
 
+    def holds(self, request: HeldRequest) -> bool:
+        """Return whether the request has not ended."""
+        return self._requests_by_seq.get(request.record.seq) is request
+
     def _finish(self, request: HeldRequest, failure: RequestFailed | None) -> None:
         record = request.record
-        if self._requests_by_seq.get(record.seq) is not request:
+        if not self.holds(request):
             return
         del self._requests_by_seq[record.seq]
         if request.timeout is not None:
