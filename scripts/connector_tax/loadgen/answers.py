@@ -210,7 +210,7 @@ class HeldRequest:
         if accumulator is None or accumulator.tokens or failure.kind in NAMED_ANYWAY:
             return failure
         of_events = kind.partition(";")[0].strip().lower() == "text/event-stream"
-        if of_events and accumulator.heard and not encoded:
+        if of_events and not encoded and (accumulator.heard or not self._body):
             return failure
         opening = excerpt(b"".join(self._body))
         text = f"Content-Type {kind}, Content-Encoding {self._encoding}: {opening}"
