@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from connector_tax.files import ArtifactError
+from connector_tax.foreign import printable
 
 
 class AnsweringParser(argparse.ArgumentParser):
@@ -45,5 +46,5 @@ def run_command(
     try:
         return work(arguments) or 0
     except refusals as error:
-        print(f"{label}{error}", file=sys.stderr)
+        print(printable(f"{label}{error}"), file=sys.stderr)
         return 2

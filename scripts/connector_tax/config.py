@@ -12,7 +12,6 @@ import contextlib
 import copy
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -24,6 +23,7 @@ from connector_tax.artifacts.checks import CHECKS, SCRAPE_GAPS
 from connector_tax.artifacts.metrics import CRITERIA, LATENCY_METRICS, METRICS
 from connector_tax.artifacts.names import PHASE_RULES, PHASES, baseline_of, members_of
 from connector_tax.artifacts.record_reader import join, meant, offences
+from connector_tax.foreign import is_secret, names_secret
 
 if TYPE_CHECKING:
     from connector_tax.artifacts.study_records import (
@@ -38,29 +38,6 @@ IS_CHECKOUT = (_FOLDER / "workflow" / "Snakefile").is_file()
 ROOT = _FOLDER if IS_CHECKOUT else Path.cwd()
 SCHEMAS = Path(__file__).with_name("schemas")
 DEFAULTS = Path(__file__).with_name("defaults")
-
-# Names of secrets; then names that are one's where the value is text and no number.
-_OF_A_SECRET = re.compile(
-    r"passw|passphrase|pwd|secret|credential|auth(?!ors?(?:[-_.]|$))|(?:api|access|private)[-_.]?key"
-    r"|(?:^|[-_.])sig(?:nature)?(?:[-_.]|$)",
-    re.IGNORECASE,
-)
-_PERHAPS = re.compile(r"token(?!iz|is)|key(?!file|[-_.]?path)", re.IGNORECASE)
-_NUMBER = re.compile(r"-?\d+(\.\d+)?|0x[\da-fA-F]+")
-# Of a command: nothing, a switch, a variable of the shell, a mark that is replaced.
-_HARMLESS = re.compile(r"|[Tt]rue|[Ff]alse|\$\{?[A-Z_\d]+\}?|%\w|\{[\w.]+\}")
-# Tokens by their form, a user or a password in a URL, a header.
-_FORM = re.compile(
-    r"\bhf_[A-Za-z0-9]{16,}|\b(?:sk|glpat|xox[abps])-[\w-]{16,}|\bgh[pousr]_\w{20,}"
-    r"|\bgithub_pat_\w{20,}|\bAKIA[A-Z0-9]{16}\b|\beyJ[\w-]+\.eyJ|-----BEGIN [A-Z ]*PRIVATE KEY"
-    r"|://(?:[^/\s@:]*:(?!\$)[^/\s@]+|(?!\$)[^/\s@:]+)@"
-    r"|\b(?i:bearer\s+|authorization:\s*)(?!\$)\S{8}"
-)
-# In a command, a URL or JSON: --name value, name=value, "name": "value".
-_NAMED = re.compile(
-    r"""(--[\w-]+\s+|[\w.-]+=|["'][\w.-]+["']\s*:\s*)["']?([^\s&;,"']+)""",
-)
-
 
 _ENTRY = {"$ref": "#/$defs/ConfigurationEntry"}
 
@@ -180,21 +157,6 @@ def validate(value: Any, schema_name: str, source: str) -> None:
         raise ConfigError("\n".join(f"{source}: {line}" for line in lines))
 
 
-def is_secret(name: str, value: Any) -> bool:
-    """Return whether `value`, stored under `name`, looks like a secret."""
-    if value is None or isinstance(value, bool) or _HARMLESS.fullmatch(str(value)):
-        return False
-    if _OF_A_SECRET.search(name):
-        return True
-    if not isinstance(value, str):
-        return False
-    return (
-        (_PERHAPS.search(name) is not None and not _NUMBER.fullmatch(value))
-        or _FORM.search(value) is not None
-        or any(is_secret(m[1].strip(" =:\"'"), m[2]) for m in _NAMED.finditer(value))
-    )
-
-
 def refuse_secrets(value: Any, source: str) -> None:
     """Check that no secret stands in a configuration: it is recorded, and published.
 
@@ -219,7 +181,7 @@ def _leaves(value: Any, where: str, name: str) -> Iterator[tuple[str, str, Any]]
             value = json.loads(value)
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            own = name if _OF_A_SECRET.search(name) else str(key)
+            own = name if names_secret(name) else str(key)
             yield from _leaves(inner, join(where, str(key)), own)
     elif isinstance(value, list):
         before = ""
@@ -228,6 +190,8 @@ def _leaves(value: Any, where: str, name: str) -> Iterator[tuple[str, str, Any]]
             own = before if before.startswith("-") else name
             yield from _leaves(inner, f"{where}[{position}]", own)
             before = str(inner)
+        if value and all(isinstance(item, str) for item in value):
+            yield where, "", " ".join(value)
     else:
         yield where, name, value
 

@@ -187,6 +187,17 @@ def test_data_behind_the_tar_is_refused(
     assert_refused(path, tmp_path / "here", message)
 
 
+def test_secret_in_a_text_is_not_packed_and_its_place_is_named(
+    audited: Path, tmp_path: Path
+) -> None:
+    root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
+    log = root / "preflight" / "verify_kv_consumer.log"
+    replace(log, "one\nDB_PASS=hunter2\n")
+    with pytest.raises(ArtifactError, match=re.escape(f"{log}:2: found what looks")) as refused:
+        packing.packed_study(root)
+    assert "hunter2" not in str(refused.value)
+
+
 def test_a_killed_unpack_leaves_nothing(packed: Path, tmp_path: Path) -> None:
     pipe, target = tmp_path / "archive.tar.zst", tmp_path / "replot" / "x"
     os.mkfifo(pipe)

@@ -10,9 +10,11 @@ import yaml
 
 from connector_tax.artifacts.names import Launch
 from connector_tax.config import ROOT, ConfigError, check_study, load_configurations, load_yaml
-from connector_tax.files import read_json
+from connector_tax.files import read_json, write_json
+from connector_tax.foreign import REDACTED
 from connector_tax.loadgen import LoadGenerator, LoadGeneratorOptions, Target
 from connector_tax.servers.kinds import command_for, free_port
+from connector_tax.study.launch import Attempts, clear_interrupted
 from connector_tax.study.server import Server
 from tests.study.driving import write_study
 
@@ -179,3 +181,12 @@ def test_engine_and_load_generator_listen_on_nothing_but_loopback_and_private_so
             assert all(tmp_path in path.parents for path in paths)
     finally:
         server.stop(5)
+
+
+def test_secrets_in_the_logs_of_a_killed_launch_are_removed_and_counted(tmp_path: Path) -> None:
+    write_json(tmp_path / "attempts.json", [{"attempt": 1, "started_utc": "x"}])
+    log = tmp_path / "vllm_stdout.log"
+    log.write_text("ready\nenviron({'DB_PASS': 'hunter2'})\nDB_PASS=hunter2\n")
+    clear_interrupted(tmp_path, Attempts(tmp_path), print)
+    assert log.read_text() == f"ready\n{REDACTED}\n{REDACTED}\n"
+    assert read_json(tmp_path / "attempts.json")[0]["redacted"] == {log.name: 2}

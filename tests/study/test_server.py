@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from connector_tax.config import ROOT
+from connector_tax.foreign import REDACTED
 from connector_tax.servers.kinds import Companion, ServerCommand, ServerError, free_port
 from connector_tax.study.server import LOGS, Server
 from connector_tax.study.server_command import can_change, launch_script, shown
@@ -197,9 +198,9 @@ def test_the_driver_and_a_launch_by_hand_give_the_server_the_same_environment_an
     server = Server(tmp_path, command, "test", free_port())
     server.start()
     os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
+    driven = json.loads((tmp_path / "vllm_stdout.log").read_text())
     server.stop(1)
     assert all(map(can_change, HOSTILE))
-    driven = json.loads((tmp_path / "vllm_stdout.log").read_text())
     by_hand = subprocess.run(
         ["bash", str(tmp_path / "launch.sh")],
         env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
@@ -251,3 +252,17 @@ def test_a_callers_command_finds_the_projects_modules_from_the_callers_folder(
     script.write_text(launch_script(command, "title", "../..", callers_folder="../../a/b/c"))
     done = subprocess.run(["bash", str(script)], capture_output=True, text=True)
     assert done.stdout.strip() == str(elsewhere), done.stderr
+
+
+def test_secrets_of_a_server_that_dies_reach_no_message_and_no_log(tmp_path: Path) -> None:
+    code = "print('\\x1b]0;owned\\x07TOKEN_OF_STORE=hunter2hunter2'); raise SystemExit(3)"
+    server = Server(tmp_path, ServerCommand(["python", "-c", code], {}), "test", free_port())
+    server.start()
+    with pytest.raises(ServerError, match="status 3 before it was ready") as failure:
+        server.wait_ready(20)
+    server.stop(grace_s=1)
+    assert server.redacted == {LOGS[0]: 1}
+    for text in (str(failure.value), (tmp_path / LOGS[0]).read_text()):
+        assert REDACTED in text
+        assert "hunter2" not in text
+    assert "\x1b" not in str(failure.value)

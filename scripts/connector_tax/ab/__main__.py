@@ -38,6 +38,7 @@ from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.config import ConfigError
 from connector_tax.figures.names import NAMES
 from connector_tax.files import ArtifactError, read_json, write_json
+from connector_tax.foreign import printable
 from connector_tax.loadgen import LoadGeneratorError
 from connector_tax.study.cell import load_generator
 from connector_tax.study.design import differences, resolve
@@ -74,6 +75,7 @@ class Line:
 
     def show(self, text: str, *, passing: bool = False) -> None:
         """Replace the line; `passing`: nothing but the time has changed."""
+        text = printable(text)
         if self._live:
             # The cursor has the last column. A terminal may not tell its width.
             width = os.get_terminal_size(sys.stderr.fileno()).columns - 1
@@ -85,6 +87,7 @@ class Line:
 
     def say(self, text: str) -> None:
         """A line that stays."""
+        text = printable(text)
         print(f"\r\033[K{text}" if self._live else text, file=sys.stderr, flush=True)
 
 

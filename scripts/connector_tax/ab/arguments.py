@@ -10,7 +10,7 @@ from typing import Any
 from connector_tax.artifacts.metrics import VERDICT_METRICS
 from connector_tax.commands import AnsweringParser
 from connector_tax.compare.bounds import bound_of
-from connector_tax.config import is_secret
+from connector_tax.foreign import is_secret
 from connector_tax.servers.command import PORT_MARK, running_port, split_command
 
 BASELINE = "baseline"

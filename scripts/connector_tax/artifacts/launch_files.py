@@ -74,6 +74,8 @@ class AttemptRecord(TypedDict, total=False):
     startup_s: float
     stopped: str
     failure: str
+    # Lines that were removed since they looked like secrets, by the name of the log.
+    redacted: dict[str, int]
     wall_s: float
 
 

@@ -2,12 +2,13 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from connector_tax.artifacts import paths
 from connector_tax.commands import run_command
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_bytes
+from connector_tax.foreign import LogSecrets
 from connector_tax.provenance.archive import (
     PUBLISHED,
     README,
@@ -24,6 +25,9 @@ from connector_tax.provenance.manifest import name_archive, pictures_of, section
 from connector_tax.provenance.remade import published_views
 from connector_tax.provenance.views import versions
 from connector_tax.seals import read_links, settled_files
+
+# Records of requests, steps and samples, and tables: this project wrote every text in them.
+NUMBERS = (".jsonl", ".csv")
 
 
 def pack(study_file: Path, manifest: Path, target: Path) -> None:
@@ -82,6 +86,7 @@ def packed_study(root: Path) -> bytes:
             raise ArtifactError(f"{path}: missing, or not a plain file")
         check_name(name)
     contents = {name: path.read_bytes() for name, path in members.items()}
+    _refuse_secrets(root, contents)
     contents |= {
         README: readme(study).encode(),
         VERIFY: Path(__file__).with_name(VERIFY).read_bytes(),
@@ -93,6 +98,20 @@ def packed_study(root: Path) -> bytes:
         "versions": versions(),
     }
     return packed(header, contents)
+
+
+def _refuse_secrets(root: Path, contents: Mapping[str, bytes]) -> None:
+    """Refuse to publish a text that holds what looks like a secret; logs of numbers hold none."""
+    secrets = LogSecrets()
+    places = [
+        f"{root / name}:{line}"
+        for name, data in contents.items()
+        if not name.endswith(NUMBERS)
+        for line in secrets.lines(data.decode(errors="replace"))
+    ]
+    if places:
+        told = "found what looks like a secret (not shown); allowed: none, an archive is published"
+        raise ArtifactError("\n".join(f"{place}: {told}" for place in places[:20]))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -23,6 +23,7 @@ from connector_tax import servers
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.record_reader import meant
 from connector_tax.config import ROOT, ConfigError
+from connector_tax.foreign import LogSecrets, printable
 from connector_tax.machine import ABSENT, ENGINE_PACKAGES
 
 if TYPE_CHECKING:
@@ -326,3 +327,12 @@ def without_root(text: str) -> str:
     # `~` itself: no HOME is set, and the user has no entry in the password file.
     home = os.path.expanduser("~")  # noqa: PTH111 - Path.home() raises there
     return text if home in ("/", "~") else text.replace(f"{home}/", "~/")
+
+
+def publishable(text: str) -> str:
+    """Return what a server or its environment wrote as it may be recorded and printed.
+
+    That is `without_root`, without lines that hold what looks like a secret, and without escape
+    sequences.
+    """
+    return printable(LogSecrets().redacted(without_root(text))[0])

@@ -95,8 +95,9 @@ from connector_tax.study.server import (
     LOGS,
     PortTakenError,
     Server,
+    make_publishable,
     on_a_free_port,
-    remove_root_path,
+    removed_lines,
 )
 from connector_tax.study.server_command import affinity_plan, probe_overlay, server_cpus
 from connector_tax.study.steplog import LaunchStepLog
@@ -202,13 +203,16 @@ def launch_skip_reason(study_folder: Path, launch: Launch) -> str | None:
     return None
 
 
-def clear_interrupted(folder: Path, say: Callable[[str], None]) -> None:
+def clear_interrupted(folder: Path, attempts: "Attempts", say: Callable[[str], None]) -> None:
     """Remove what an interrupted run left in a launch's folder: processes and unfinished cells."""
     killed = kill_leftovers(folder)
     if killed:
         say(f"killed {killed} processes left over from an interrupted run")
     # An interrupted run has not done it; whether or not anything is left to measure.
-    remove_root_path(folder)
+    redacted = make_publishable(folder)
+    if redacted and attempts.entries:
+        attempts.entries[-1]["redacted"] = redacted
+        attempts.write()
     remove_temporary_folder(folder)
     for partial in folder.glob("*.partial"):
         shutil.rmtree(partial)
@@ -276,13 +280,17 @@ class Attempts:
             "supersedes": supersedes,
         }
         self.entries.append(attempt)
-        write_json(self._path, self.entries)
+        self.write()
         try:
             yield attempt
         finally:
             attempt["ended_utc"], attempt["ended_ns"] = utc(), time.monotonic_ns()
             attempt["wall_s"] = (attempt["ended_ns"] - attempt["started_ns"]) / 1e9
-            write_json(self._path, self.entries)
+            self.write()
+
+    def write(self) -> None:
+        """Write what the entries are now."""
+        write_json(self._path, self.entries)
 
 
 # ---- the driver
@@ -360,7 +368,7 @@ class LaunchDriver:
     def _run_cells(self, rates: Mapping[str, float | None]) -> str | None:
         """Measure every missing cell; None, or why the launch failed."""
         say = self.progress.say
-        clear_interrupted(self.folder, say)
+        clear_interrupted(self.folder, self._attempts, say)
         missing = missing_cells(self.study, self.launch, self.folder, rates, say)
         if not missing:
             return None
@@ -516,7 +524,12 @@ class LaunchDriver:
         return server
 
     def _stop_server(self, server: Server, attempt: AttemptRecord) -> None:
-        attempt["stopped"] = server.stop(self.study["config"]["server"]["stop_grace_s"])
+        try:
+            attempt["stopped"] = server.stop(self.study["config"]["server"]["stop_grace_s"])
+        finally:
+            if server.redacted:
+                attempt["redacted"] = server.redacted
+                self.progress.say(removed_lines(server.redacted))
         self._server = None
         time.sleep(self.study["config"]["server"]["release_s"])
 

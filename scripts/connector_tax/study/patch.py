@@ -21,7 +21,7 @@ from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT
 from connector_tax.files import ArtifactError, write_json
-from connector_tax.servers.kinds import STEP_LOG_PROCESSES, engine_of, without_root
+from connector_tax.servers.kinds import STEP_LOG_PROCESSES, engine_of, publishable
 from connector_tax.study.preflight import GateError, fitting_vllm
 from connector_tax.study.server_command import OVERLAY
 from connector_tax.vllm import overlay
@@ -62,8 +62,8 @@ def apply(study: StudyDocument, folder: Path) -> PatchStatus:
     except (overlay.OverlayError, GateError) as error:
         if engine["device"] == "emulated":
             # The device lies in the overlay: without it there is nothing to measure.
-            raise overlay.OverlayError(without_root(str(error))) from error
-        status["reason"] = without_root(str(error))
+            raise overlay.OverlayError(publishable(str(error))) from error
+        status["reason"] = publishable(str(error))
         overlay.remove(folder / OVERLAY)
     return status
 

@@ -35,7 +35,7 @@ from connector_tax.artifacts.study_records import EngineSection, StudyDocument
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT
 from connector_tax.files import ArtifactError, write_json, write_text
-from connector_tax.servers.kinds import ServerError, command_for, engine_of, free_port, without_root
+from connector_tax.servers.kinds import ServerError, command_for, engine_of, free_port, publishable
 from connector_tax.servers.vllm import connector_classes, transfer_of
 from connector_tax.study.cell import planned_requests
 from connector_tax.study.device import (
@@ -48,7 +48,7 @@ from connector_tax.study.device import (
 from connector_tax.study.guard import kill_leftovers, utc, watch_parent
 from connector_tax.study.resources import engine_record
 from connector_tax.study.scraper import parse_metrics
-from connector_tax.study.server import PortTakenError, Server, on_a_free_port
+from connector_tax.study.server import PortTakenError, Server, on_a_free_port, removed_lines
 from connector_tax.study.server_command import affinity_plan, server_cpus
 from connector_tax.study.steplog import LaunchStepLog
 from connector_tax.vllm import overlay
@@ -175,12 +175,18 @@ def gated_server(
                 raise GateError(f"{type(error).__name__}: {error}") from error
             yield server
         finally:
-            note(f"stopped by {server.stop(study['config']['server']['stop_grace_s'])}")
+            _stop(server, study, note)
             LaunchStepLog(folder, study["config"]["engine"]).remove()
     except PortTakenError:
         raise
     except ServerError as error:
         raise GateError(str(error)) from error
+
+
+def _stop(server: Server, study: StudyDocument, note: Callable[[str], None]) -> None:
+    note(f"stopped by {server.stop(study['config']['server']['stop_grace_s'])}")
+    if server.redacted:
+        note(removed_lines(server.redacted))
 
 
 def _ready_server(
@@ -210,7 +216,7 @@ def _ready_server(
     try:
         ready = server.wait_ready(settings["ready_timeout_s"])
     except BaseException:
-        note(f"stopped by {server.stop(settings['stop_grace_s'])}")
+        _stop(server, study, note)
         raise
     note(f"/v1/models answered 200 after {ready:.2f} s")
     return server
@@ -366,7 +372,7 @@ def _probe(study: StudyDocument, folder: Path) -> Iterator[tuple[Path | None, st
                 overlay.refuse_unfit_for_device_time(ROOT / python)
         overlay.install(folder)
     except overlay.OverlayError as error:
-        reason = without_root(str(error))
+        reason = publishable(str(error))
         if engine["device"] == "emulated":
             raise NoBaselineError(f"nothing can be measured: {reason}") from error
         yield None, f"hooks cannot be seen, the step probe is not available: {reason}"

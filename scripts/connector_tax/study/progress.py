@@ -11,6 +11,7 @@ from typing import Self
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import launches
 from connector_tax.artifacts.study_records import StudyDocument
+from connector_tax.foreign import printable
 from connector_tax.loadgen import Progress
 from connector_tax.study.durations import durations_of
 from connector_tax.study.plan import remaining
@@ -66,7 +67,7 @@ class LaunchProgress:
 
     def note(self, message: str) -> str:
         """A line in the log only; returns it."""
-        line = f"{datetime.now():%H:%M:%S} {self._title}  {message}"
+        line = f"{datetime.now():%H:%M:%S} {self._title}  {printable(message)}"
         with self._lock:
             self._log.write(line + "\n")
             self._log.flush()

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,8 +18,15 @@ import psutil
 from connector_tax.artifacts import paths
 from connector_tax.config import ROOT
 from connector_tax.files import write_json, write_text
+from connector_tax.foreign import LogSecrets
 from connector_tax.linux import die_with_parent
-from connector_tax.servers.kinds import HOST, ServerCommand, ServerError, without_root
+from connector_tax.servers.kinds import (
+    HOST,
+    ServerCommand,
+    ServerError,
+    publishable,
+    without_root,
+)
 from connector_tax.servers.vllm import DEAD_ENGINE
 from connector_tax.study.guard import (
     LAUNCH_VARIABLE,
@@ -61,13 +68,29 @@ def on_a_free_port(start: Callable[[], Result], say: Callable[[str], object]) ->
     return start()
 
 
-def remove_root_path(folder: Path) -> None:
-    """Rewrite a launch's logs by `without_root`; nothing may be writing to them any more."""
-    for path in folder.glob("*.log"):
-        text = path.read_bytes()
-        hidden = os.fsencode(without_root(os.fsdecode(text)))
+def make_publishable(folder: Path) -> dict[str, int]:
+    """Rewrite a launch's logs by `without_root`, without lines that hold what looks like a secret.
+
+    Nothing may be writing to them any more.
+
+    Returns:
+        How many lines were removed, by the name of the log; none where none was.
+    """
+    secrets, removed = LogSecrets(), {}
+    for path in sorted(folder.glob("*.log")):
+        text = os.fsdecode(path.read_bytes())
+        hidden, count = secrets.redacted(without_root(text))
         if hidden != text:
-            path.write_bytes(hidden)
+            path.write_bytes(os.fsencode(hidden))
+        if count:
+            removed[path.name] = count
+    return removed
+
+
+def removed_lines(redacted: Mapping[str, int]) -> str:
+    """Say how many lines were removed from which log."""
+    counts = ", ".join(f"{count} of {name}" for name, count in redacted.items())
+    return f"lines removed that looked like secrets: {counts}"
 
 
 class Server:
@@ -90,6 +113,8 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
         self._foreign_port = False
         self._started = 0.0
+        # By `stop`: lines that were removed from each log, since they looked like secrets.
+        self.redacted: dict[str, int] = {}
         self._log_read = dict.fromkeys(LOGS, 0)
         self._http = httpx.Client(
             base_url=self.url, trust_env=False, timeout=ANSWER_S, limits=NO_KEEPALIVE
@@ -277,7 +302,7 @@ class Server:
     def log_text(self) -> str:
         """Everything the server has printed."""
         texts = ((self.folder / name).read_text(errors="replace") for name in LOGS)
-        return without_root("".join(texts))
+        return publishable("".join(texts))
 
     def log_tail(self) -> str:
         """The last lines of both logs, of those that have some; before them the first error.
@@ -291,7 +316,7 @@ class Server:
     def _tail_of(self, name: str) -> str:
         path = self.folder / name
         text = path.read_text(errors="replace") if path.exists() else ""
-        return "\n".join([f"--- end of {name}", *without_root(text).splitlines()[-TAIL_LINES:]])
+        return "\n".join([f"--- end of {name}", *publishable(text).splitlines()[-TAIL_LINES:]])
 
     def stop(self, grace_s: float) -> str:
         """Stop the whole process group and check that it is gone and its port free.
@@ -313,8 +338,10 @@ class Server:
         self._process.wait()
         kill_leftovers(self.folder)
         remove_temporary_folder(self.folder)
-        self._check_gone()
-        remove_root_path(self.folder)
+        try:
+            self._check_gone()
+        finally:
+            self.redacted = make_publishable(self.folder)
         return how
 
     def kill(self) -> None:
