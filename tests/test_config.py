@@ -1,6 +1,7 @@
 """The shipped configurations hold; broken ones are refused with file, key, found, allowed."""
 
 import copy
+import itertools
 import re
 import shlex
 from pathlib import Path
@@ -70,6 +71,13 @@ def test_a_bound_holds_as_declared_unless_the_study_sets_it() -> None:
     ("path", "value", "said"),
     [
         ("cell.floor_s", -1, "cell.floor_s: found -1; allowed: > 0"),
+        ("phase_a.rates_rps", [float("nan")], "phase_a.rates_rps[0]: found nan; allowed: a number"),
+        ("phase_a.rates_rps", [float("inf")], "phase_a.rates_rps[0]: found inf; allowed: a number"),
+        ("phase_a.rates_rps", [1e9], "phase_a.rates_rps[0]: found 1000000000.0; allowed: a numb"),
+        ("phase_a.rates_rps", [9e5], "found 900000; allowed: at most 4e+05 with cell.cap_s 5"),
+        ("cell.floor_s", 1e300, "cell.floor_s: found 1e+300; allowed: a number of at most 604800"),
+        ("cell.cap_s", 6e5, "phase_a.rates_rps: found 80; allowed: at most 3.333 with cell.cap"),
+        ("blocks", 10**30, "blocks: found 1000000000000000000000000000000; allowed: a number"),
         (
             "cell.flor_s",
             3,
@@ -232,6 +240,31 @@ def test_what_makes_a_study_is_required(key: str) -> None:
     del config[key]
     with pytest.raises(ConfigError, match=rf"my\.yaml: {key}: missing; it is required"):
         check_study(config, "my.yaml", KNOWN)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: &a [1]\n" + "".join(f"{c}: &{c} [{', '.join([f'*{b}'] * 9)}]\n"
+                               for b, c in itertools.pairwise("abcdefghij")),
+        "a: &a {b: *a}\n",
+        "a: &a [*a]\n",
+    ],
+    ids=["bomb", "itself", "itself in a list"],
+)  # fmt: skip
+def test_aliases_that_make_too_many_values_are_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=f"^{path}: .*aliases") as refused:
+        load_yaml(path)
+    assert "\n" not in str(refused.value)
+
+
+def test_study_that_takes_more_than_a_week_is_refused() -> None:
+    config = shipped("config.yaml")
+    config |= {"blocks": 100, "cell": {**config["cell"], "floor_s": 1000, "cap_s": 2000}}
+    with pytest.raises(ConfigError, match=r"cell.floor_s: found 1000 for .* days; allowed: a week"):
+        resolve(config, "my.yaml")
 
 
 def test_unparsable_yaml_names_file_and_line(tmp_path: Path) -> None:

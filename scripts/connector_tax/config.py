@@ -42,6 +42,14 @@ DEFAULTS = Path(__file__).with_name("defaults")
 _ENTRY = {"$ref": "#/$defs/ConfigurationEntry"}
 
 
+# Of a configuration, counted as often as aliases repeat them; the largest shipped has 400.
+MOST_VALUES, MOST_DEPTH = 20_000, 40
+# The largest number by the end of its key's name: a million requests/s, a week, any other.
+MOST = {"_rps": 1e6, "_s": 604_800.0, "": float(1 << 63)}
+# Of a cell, by its rate and longest window; each takes about 2 kB of the load generator.
+MOST_REQUESTS = 2_000_000
+
+
 class ConfigError(Exception):
     """A configuration is unusable; the text names file, key, what was found, what is allowed."""
 
@@ -68,7 +76,7 @@ def load_yaml(path: Path) -> Any:
         ConfigError: the file is missing, is not YAML, or has a key twice; names file and line.
     """
     try:
-        return _Loader(path.read_text(encoding="utf-8")).get_single_data()
+        value = _Loader(path.read_text(encoding="utf-8")).get_single_data()
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
     except yaml.MarkedYAMLError as error:
@@ -77,6 +85,37 @@ def load_yaml(path: Path) -> Any:
         raise ConfigError(f"{path}: {line}not valid YAML: {error.problem}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    refuse_unbounded(value, str(path))
+    return value
+
+
+def refuse_unbounded(given: Any, source: str) -> None:
+    """Check that a configuration is no more than a person writes, and its numbers are bounded.
+
+    Raises:
+        ConfigError: aliases make too many values of it or contain themselves, or a number is not
+            finite or too large; names the key, what was found and what is allowed.
+    """
+    waiting, values = [("", "", given, 0)], 0
+    while waiting:
+        where, name, value, depth = waiting.pop()
+        values += 1
+        if values > MOST_VALUES or depth > MOST_DEPTH:
+            raise ConfigError(
+                f"{source}: {where[:80]}: found more than {MOST_VALUES:,} values or {MOST_DEPTH}"
+                " levels, as aliases of aliases or of itself make; allowed: fewer; write them out"
+            )
+        if isinstance(value, Mapping):
+            inner = ((join(where, str(key)), str(key), value[key], depth + 1) for key in value)
+            waiting += inner
+        elif isinstance(value, list):
+            waiting += ((f"{where}[{k}]", name, item, depth + 1) for k, item in enumerate(value))
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            most = next((most for ending, most in MOST.items() if name.endswith(ending)), MOST[""])
+            if not abs(value) <= most:
+                raise ConfigError(
+                    f"{source}: {where}: found {value}; allowed: a number of at most {most:g}"
+                )
 
 
 def shipped(name: str) -> Path:
@@ -251,6 +290,7 @@ def check_study(given: Mapping[str, Any], source: str, known: Sequence[str]) -> 
     Raises:
         ConfigError: names the key, what was found and what is allowed.
     """
+    refuse_unbounded(given, source)
     refuse_secrets(given, source)
     # Snakemake's are ordered dictionaries.
     plain = json.loads(json.dumps(given))
@@ -296,6 +336,7 @@ def check_study(given: Mapping[str, Any], source: str, known: Sequence[str]) -> 
             f"{source}: cell.cap_s: found {cell['cap_s']}; "
             f"allowed: at least cell.floor_s ({cell['floor_s']})"
         )
+    _check_extent(config, source)
     interval_s, longest = config["metrics"]["interval_s"], max(SCRAPE_GAPS)
     if longest * interval_s > cell["floor_s"]:
         raise ConfigError(
@@ -312,6 +353,24 @@ def check_study(given: Mapping[str, Any], source: str, known: Sequence[str]) -> 
             "requests queue inside the client"
         )
     return config
+
+
+def _check_extent(config: StudyConfig, source: str) -> None:
+    """Check that a cell fits memory, and the windows of Phase A alone a week."""
+    cell, rates = config["cell"], config["phase_a"]["rates_rps"]
+    most_rps = MOST_REQUESTS / cell["cap_s"]
+    if rates[-1] > most_rps:
+        raise ConfigError(
+            f"{source}: phase_a.rates_rps: found {rates[-1]:g}; allowed: at most {most_rps:.4g}"
+            f" with cell.cap_s {cell['cap_s']:g}, which is {MOST_REQUESTS:,} requests in a cell"
+        )
+    launches = config["blocks"] * len(config["configurations"])
+    week_s = MOST["_s"] * max(1, len(config.get("devices", [])))
+    if (least_s := launches * len(rates) * cell["floor_s"]) > week_s:
+        raise ConfigError(
+            f"{source}: cell.floor_s: found {cell['floor_s']:g} for {launches} launches with"
+            f" {len(rates)} rates, at least {least_s / 86400:,.1f} days; allowed: a week in all"
+        )
 
 
 def _check_choices(config: StudyConfig, source: str) -> None:
