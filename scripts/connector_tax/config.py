@@ -168,6 +168,7 @@ def filled(value: Any, name: str, node: Mapping[str, Any] | None = None) -> Any:
 
 # Removed keys of a study file, and what to do instead.
 REMOVED_KEYS = {
+    "quiet": "every cell is watched, and nothing beside it is measured",
     "rehearsal.archive": "name rehearsal.accelerator and model_config, or leave `rehearsal` out",
     "engine.device_time.sweep_us": "each step takes what the roofline says",
     "rehearsal.launch": "name rehearsal.accelerator and model_config, or leave `rehearsal` out",

@@ -139,35 +139,6 @@ def test_power_is_the_share_of_such_studies_that_decide(
     assert planned == pytest.approx((away | within).mean(), abs=0.05)
 
 
-@given(st.integers(0, 2**32), st.floats(-2, 2), st.sets(st.integers(0, 27), max_size=4))
-def test_a_covariate_is_taken_out_as_by_least_squares_over_all_columns(
-    seed: int, slope: float, lost: set[int]
-) -> None:
-    random, values = np.random.default_rng(seed), drawn(seed, 4)
-    kept = {la: v for place, (la, v) in enumerate(values.items()) if place not in lost}
-    x = random.normal(size=len(kept))
-    shifted = {la: v + slope * x[k] for k, (la, v) in enumerate(kept.items())}
-    launches = Launches.of(shifted, RAW)
-    blocks = launches.blocks("a", BASE)
-    assume(blocks)
-    weights = launches.weights("a", BASE, blocks)
-    found = known(launches.without(x, weights, blocks))
-    names = np.unique(launches.config)
-    columns = np.column_stack(
-        [launches.block[:, None] == range(4), launches.config[:, None] == names[1:], x]
-    ).astype(float)
-    beta, _, rank, _ = np.linalg.lstsq(columns, launches.y, rcond=None)
-    residual = launches.y - columns @ beta
-    assert found.df == len(kept) - rank
-    error = residual @ residual / found.df
-    of_x = np.linalg.lstsq(columns[:, :-1], x, rcond=None)[0]
-    own = x - columns[:, :-1] @ of_x
-    linear = weights - own * (weights @ x) / (own @ own)
-    assert found.error == pytest.approx(np.sqrt(error * (linear @ linear)))
-    # With the slope known, the contrast of what is left of the values.
-    assert found.point == pytest.approx(weights @ (launches.y - beta[-1] * x))
-
-
 # ---- second opinions
 
 FEW = (*BASE, "a", "b", "c")

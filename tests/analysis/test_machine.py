@@ -16,21 +16,18 @@ MS = 1_000_000
 Row = dict[str, Any]
 
 
-def lines(chunks: list[tuple[list[int], int, int]], length_ms: int = 100) -> list[Row]:
-    """A machine file's lines: of each chunk its samples, and the steal of both sides in ms."""
+def lines(chunks: list[tuple[int, int]], length_ms: int = 100) -> list[Row]:
+    """Return a machine file's lines: of each chunk the steal of both sides in ms."""
     totals, t_ns = [0, 0], 1000 * MS
-    line: Row = {"kind": "begin", "elements": 10, "loadgen": [0], "server": [1, 2], "t_ns": t_ns}
+    line: Row = {"kind": "begin", "loadgen": [0], "server": [1, 2], "t_ns": t_ns}
     counters: Row = {"idle_ms": [0, 0], "own_ms": [0, 0], "self_us": 0, "faults": 0}
     counters["throttled"] = None
     written = [{**line, "counters": {**counters, "steal_ms": totals}}]
-    for memory, loadgen, server in chunks:
+    for loadgen, server in chunks:
         t_ns += length_ms * MS
         totals = [totals[0] + loadgen, totals[1] + server]
-        at_us = [10 + k for k in range(len(memory))]
-        written.append({
-            "kind": "chunk", "t_ns": t_ns, "at_us": at_us, "memory_ns": memory,
-            "compute_ns": memory, "counters": {**counters, "steal_ms": totals},
-        })  # fmt: skip
+        steal = {**counters, "steal_ms": totals}
+        written.append({"kind": "chunk", "t_ns": t_ns, "counters": steal})
     return written
 
 
@@ -40,39 +37,41 @@ def machine(records: list[Row], folder: Path) -> WatchedMachine:
     return read_machine(path, None)
 
 
-def test_a_cell_says_how_fast_the_machine_was_in_its_window(tmp_path: Path) -> None:
-    # Of 100 ms: of one CPU 10 are 10%, of two CPUs 50 are 25%; a sample is of ten loads.
-    chunks = [([100] * 3, 0, 0), ([300] * 3, 10, 50), ([500] * 3, 0, 0)]
-    seen = machine(lines(chunks), tmp_path)
-    window: Any = {"t_warmup_end_ns": 1100 * MS, "t_stop_ns": 1200 * MS}
-    use = machine_use(seen, window)
-    assert (use.memory_ns_p50, use.compute_ns_p50) == (30, 300)
+def test_share_of_the_stolen_time_is_the_larger_sides_over_the_cell(tmp_path: Path) -> None:
+    # Of 100 ms: of one CPU 10 are 10%, of two CPUs 50 are 25%.
+    use = machine_use(machine(lines([(0, 0), (10, 50), (0, 0)]), tmp_path))
     assert use.steal == pytest.approx(0.25 / 3)
     assert use.gpu_clock_share is None
-    nothing: Any = {"t_warmup_end_ns": 1, "t_stop_ns": 2}
-    assert machine_use(seen, nothing)[:2] == (None, None)
+
+
+def test_file_of_release_0_3_with_its_samples_is_readable(tmp_path: Path) -> None:
+    records = lines([(0, 0)] * 2)
+    records[0] |= {"interval_ms": 50, "working_set_mib": 8, "elements": 300}
+    for record in records[1:]:
+        record |= {"at_us": [1, 2], "memory_ns": [3, 4], "compute_ns": [5, 6]}
+    assert machine_use(machine(records, tmp_path)).steal == 0
 
 
 @pytest.mark.parametrize(
     ("kept", "change"),
-    [(0, {}), (1, {}), (3, {"memory_ns": [100]}), (3, {"at_us": [10**9, 11, 12]})],
+    [(0, {}), (1, {}), (3, {"counters": {}}), (3, {"t_ns": 10**12})],
 )
 def test_a_damaged_file_is_refused(tmp_path: Path, kept: int, change: Row) -> None:
-    records = lines([([100] * 3, 0, 0)] * 2)
+    records = lines([(0, 0)] * 2)
     records[1] |= change
     with pytest.raises(ArtifactError, match=r"machine\.jsonl: not a machine file"):
         machine(records[:kept], tmp_path)
 
 
 def test_the_periods_are_counted_that_the_group_was_throttled_in(tmp_path: Path) -> None:
-    records = lines([([100] * 3, 0, 0)] * 3)
+    records = lines([(0, 0)] * 3)
     for mark, total in zip(records, (4, 4, 5, 7), strict=True):
         mark["counters"] = {**mark["counters"], "throttled": total}
     assert machine(records, tmp_path).throttled == 3
 
 
 def test_a_process_of_the_study_that_ended_unseen_is_nobody_elses_time(tmp_path: Path) -> None:
-    records = lines([([100] * 3, 0, 0)])
+    records = lines([(0, 0)])
     # Of 100 ms the server's two CPUs were idle for 190; what ended takes 500 ms along.
     records[0]["counters"] |= {"idle_ms": [0, 0], "own_ms": [10, 600]}
     records[1]["counters"] |= {"idle_ms": [100, 190], "own_ms": [10, 100]}
@@ -83,7 +82,7 @@ def test_a_process_of_the_study_that_ended_unseen_is_nobody_elses_time(tmp_path:
 def test_what_the_host_took_is_a_share_of_what_was_asked_for(tmp_path: Path) -> None:
     # Of 100 ms the load generator's CPU was idle for 70, and 20 of the other 30 were stolen. Of the
     # server's two CPUs idle and stolen time are more than there was; 40 ms were used.
-    records = lines([([100] * 3, 20, 60)])
+    records = lines([(20, 60)])
     records[1]["counters"] |= {"idle_ms": [70, 160], "own_ms": [9, 40]}
     use = machine(records, tmp_path).cpus
     assert use["loadgen"].stolen == pytest.approx(20 / 30)
@@ -98,7 +97,7 @@ def test_what_the_host_took_is_a_share_of_what_was_asked_for(tmp_path: Path) -> 
 def test_processes_of_others_on_the_gpus_void_the_cell(
     tmp_path: Path, told: list[list[int] | None] | None, value: int | None
 ) -> None:
-    records = lines([([100] * 3, 0, 0)] * 3)
+    records = lines([(0, 0)] * 3)
     for chunk, pids in zip(records[1:], told or (), strict=False):
         chunk["foreign_gpu_pids"] = pids
     seen = machine(records, tmp_path)
@@ -132,7 +131,7 @@ OF_GPU = ["a GPU was slowed by its heat or its power supply: gpu_slowed 1, allow
 def test_a_slow_gpu_voids_the_cell(
     tmp_path: Path, readings: list[tuple[Any, str]], found: list[str] | None
 ) -> None:
-    records = lines([([100] * 3, 0, 0)] * 3)
+    records = lines([(0, 0)] * 3)
     for chunk, (clock, reasons) in zip(records[1:], readings, strict=False):
         other = ["GPU-b", 1980, 1980, "0x0", 2619, 40, 90.0]
         chunk["gpu"] = [["GPU-a", clock, 1980, reasons, 2619, 40, 90.0]]

@@ -57,8 +57,8 @@ def test_a_failed_connector_goes_on_and_is_missing_at_the_end_of_its_phase(
 
 # A machine file: of 100 ms of the server's CPU the study used 70, and the host took 30.
 COUNTERS = {"idle_ms": [0, 0], "self_us": 0, "throttled": None}
-BEGIN = {"kind": "begin", "elements": 1, "loadgen": [0], "server": [1], "t_ns": 0}
-CHUNK = {"kind": "chunk", "t_ns": 10**8, "at_us": [1], "memory_ns": [1], "compute_ns": [1]}
+BEGIN = {"kind": "begin", "loadgen": [0], "server": [1], "t_ns": 0}
+CHUNK = {"kind": "chunk", "t_ns": 10**8}
 STOLEN = "".join(
     json.dumps({**line, "counters": {**COUNTERS, "own_ms": [own, own], "steal_ms": [0, steal]}})
     + "\n"

@@ -14,7 +14,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from connector_tax.analysis.machine import read_machine
@@ -26,13 +25,12 @@ from connector_tax.study.machine_watch import (
     PROCESSES,
     GpuReadings,
     MachineWatch,
-    Yardstick,
 )
 from connector_tax.study.processes import throttled, throttled_file
 from connector_tax.study.scraper import MetricsSampler
 from tests.study.conftest import StandIn
 
-QUIET: Any = {"interval_ms": 20, "working_set_mib": 1, "elements": 100, "chunk_ms": 100}
+CHUNK_MS = 100.0
 BURN = (
     "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nprint(flush=True)\nwhile 1: pass"
 )
@@ -65,7 +63,7 @@ def sleeper() -> Iterator[int]:
 
 def watched(path: Path, plan: AffinityPlan, group: int, seconds: float) -> list[dict[str, Any]]:
     """The lines of a file that was open for a while."""
-    with MachineWatch(QUIET, plan, gpus=()) as watch:
+    with MachineWatch(plan, (), CHUNK_MS) as watch:
         watch.open(path, group)
         time.sleep(seconds)
         watch.close()
@@ -82,12 +80,10 @@ def test_the_file_has_what_its_description_says(
     kinds = [line["kind"] for line in lines]
     assert kinds[0] == "begin"
     assert 3 <= kinds.count("chunk") == len(kinds) - 1
-    machine = read_machine(path, None)
-    assert before < machine.t_ns[0] <= machine.t_ns[-1] < after
+    edges_ns = read_machine(path, None).edges_ns
+    assert before < edges_ns[0] < edges_ns[-1] < after
     # Never more than was planned; on a busy machine, where it runs when nobody else wants to, less.
-    assert 5 <= len(machine.t_ns) <= 130
-    assert (machine.memory_ns > 0).all()
-    assert (machine.compute_ns > 0).all()
+    assert len(edges_ns) <= 28
     begin, end = lines[0], lines[-1]
     own_us = end["counters"]["self_us"] - begin["counters"]["self_us"]
     assert own_us < 0.05 * (end["t_ns"] - begin["t_ns"]) / 1e3
@@ -128,7 +124,7 @@ def test_a_neighbour_on_the_servers_cpus_is_foreign_and_the_server_is_not(
 
 def test_the_drivers_children_are_its_own(tmp_path: Path, plan: AffinityPlan, sleeper: int) -> None:
     command = [sys.executable, "-c", BURN, str(plan.loadgen[0])]
-    with MachineWatch(QUIET, plan, gpus=()) as watch:
+    with MachineWatch(plan, (), CHUNK_MS) as watch:
         watch.open(tmp_path / "machine.jsonl", sleeper)
         with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
             time.sleep(1.5)
@@ -147,7 +143,7 @@ def test_a_watch_that_had_ended_is_told_by_its_name_and_not_as_a_broken_pipe(
 ) -> None:
     with (  # noqa: PT012 the error comes from leaving the watch too
         pytest.raises(ChildError, match="machine_watch ended with status -9"),
-        MachineWatch(QUIET, plan, gpus=()) as watch,
+        MachineWatch(plan, (), CHUNK_MS) as watch,
     ):
         os.kill(watch.pid, 9)
         # Until it is a zombie its end of the pipe may be open still.
@@ -181,7 +177,7 @@ def test_gpu_rows_come_as_numbers_line_by_line(
     readings.child.wait()
     stand_in("nvidia-smi", "while echo GPU-a, 990, 1980, 0x20, 1, 90, 400; do sleep 0.05; done")
     path = tmp_path / "machine.jsonl"
-    with MachineWatch(QUIET, plan, gpus=["GPU-a"]) as watch:
+    with MachineWatch(plan, ["GPU-a"], CHUNK_MS) as watch:
         watch.open(path, sleeper)
         deadline = time.monotonic() + 20
         while not any(line.get("gpu") for line in written(path)):
@@ -212,7 +208,7 @@ def test_processes_of_others_on_the_studys_gpus_are_seen(
 
     users.write_text(own)
     path = tmp_path / "machine.jsonl"
-    with MachineWatch(QUIET, plan, gpus=["GPU-a"]) as watch:
+    with MachineWatch(plan, ["GPU-a"], CHUNK_MS) as watch:
         watch.open(path, sleeper)
         until(f"{own}GPU-b, 1\n", [])
         until(f"{own}GPU-a, 1\n", [1])
@@ -238,7 +234,7 @@ def test_without_nvidia_smi_a_gpu_study_does_not_start(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with (
-        MachineWatch(QUIET, plan, gpus=["GPU-a"]) as watch,
+        MachineWatch(plan, ["GPU-a"], CHUNK_MS) as watch,
         pytest.raises(ChildError, match="ended with status 1"),
     ):
         watch.open(tmp_path / "machine.jsonl", os.getpid())
@@ -258,55 +254,6 @@ def test_throttling_is_counted_where_the_group_has_it(
     place.mkdir(parents=True, exist_ok=True)
     (place / "cpu.stat").write_text("nr_periods 9\nnr_throttled 4\nthrottled_usec 7\n")
     assert throttled(throttled_file(tmp_path)) == 4
-
-
-# ---- the yardstick
-
-
-@pytest.fixture
-def one_cpu(affinity: set[int]) -> int:
-    """This process on a single CPU, which is given."""
-    os.sched_setaffinity(0, {min(affinity)})
-    return min(affinity)
-
-
-def series(yardstick: Yardstick, count: int) -> tuple[list[int], list[int]]:
-    """CPU time of the loads by sample, and the wall time each sample took."""
-    loads, wall = [], []
-    for _ in range(count):
-        time.sleep(0.002)
-        started = time.monotonic_ns()
-        loads.append(yardstick.sample()[0])
-        wall.append(time.monotonic_ns() - started)
-    return loads, wall
-
-
-def test_being_preempted_is_not_slow_memory(one_cpu: int) -> None:
-    # Long samples: the scheduler takes the core away within one.
-    yardstick = Yardstick(32, 250_000)
-    with subprocess.Popen(
-        [sys.executable, "-c", BURN, str(one_cpu)], stdout=subprocess.PIPE
-    ) as burner:
-        assert burner.stdout is not None
-        burner.stdout.readline()
-        ratios: list[float] = []
-        while len(ratios) < 100 and max(ratios, default=0) < 1.5:
-            (loads,), (wall,) = series(yardstick, 1)
-            ratios.append(wall / loads)
-        burner.kill()
-    # A sample that was preempted took a multiple of what it says by the wall clock.
-    assert max(ratios) > 1.5
-
-
-@pytest.mark.usefixtures("one_cpu")
-def test_scattered_loads_of_more_memory_than_the_caches_take_longer() -> None:
-    # 64 KiB fits the second-level cache of any core, 256 MiB no last-level cache it can share.
-    small, large = Yardstick(1 / 16, 1000), Yardstick(256, 1000)
-    for yardstick in (small, large):
-        series(yardstick, 20)
-    times = [[y.sample()[0] for y in (small, large)] for _ in range(200)]
-    in_cache, in_memory = np.median(times, axis=0)
-    assert in_memory > 2 * in_cache
 
 
 # ---- the sampler of /metrics

@@ -6,7 +6,6 @@ hypotheses. Nothing here depends on when or where it runs: same input, same byte
 
 import argparse
 import io
-import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,8 +16,6 @@ import polars as pl
 
 from connector_tax.analysis.device_time import read_device
 from connector_tax.analysis.effects import (
-    COMPUTE,
-    LogSample,
     TaxTable,
     gap_rows,
     sample_launch,
@@ -65,7 +62,7 @@ def measure(cell: CellFolder, with_steps: bool) -> MeasuredCell:
     if steps is not None and cell.key.phase == "B":
         wait_ms = prefill_wait_ms(requests, steps, window)
     if (digest := cell.sha256("machine")) is not None:
-        machine = machine_use(read_machine(cell.file("machine"), digest), window)
+        machine = machine_use(read_machine(cell.file("machine"), digest))
     device = read_device(cell) if cell.sha256(paths.DEVICE_LOG) else None
     load = load_of(requests, waiting, cell.rate_rps)
     return MeasuredCell(requests, waiting, load, machine, steps, wait_ms, device)
@@ -101,8 +98,6 @@ def aggregate(
     for key, m in measured.items():
         saturated = key in judged and judged[key].saturated
         samples[key] = sample_launch(m.requests, saturated)
-        if m.machine is not None and m.machine.compute_ns_p50:
-            samples[key][COMPUTE] = LogSample(math.log(m.machine.compute_ns_p50), 0)
     taxes = TaxTable(study, cells, samples, {name: rates[name] for name in REFERENCES})
     looks = read_looks(study.root)
     steps = {key: m.steps for key, m in measured.items() if m.steps is not None}

@@ -14,7 +14,7 @@ standard errors: Huber & Ronchetti, Robust Statistics, 2nd ed., eq. 7.81.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -137,20 +137,6 @@ class Launches:
         error = float(np.sqrt(variance * (weights**2).sum()))
         method = f"block model (df {df})"
         return Effect(point, error, df, blocks, self.scale, method, confidence, self.added_df)
-
-    def without(self, x: Floats, weights: Floats, blocks: tuple[int, ...]) -> Effect | None:
-        """The contrast with what goes along with `x` taken out, by one slope for all launches.
-
-        Analysis of covariance (Montgomery, chapter 15); None where `x` or the rest is exact.
-        """
-        (of_y, df), (of_x, _) = self.residual, replace(self, y=x).residual
-        size = float(of_x @ of_x)
-        if df < 2 or size <= 1e-20 * len(self) or not self.pooled[0]:
-            return None
-        rest = of_y - of_x * float(of_x @ of_y) / size
-        linear = weights - of_x * float(weights @ x) / size
-        error = np.sqrt(float(rest @ rest) / (df - 1) * float(linear @ linear))
-        return Effect(self.value(linear), float(error), df - 1, blocks, self.scale)
 
     @cached_property
     def residual(self) -> tuple[Floats, int]:

@@ -44,11 +44,9 @@ from connector_tax.artifacts.verdicts import JUDGED
 
 CONFIRMATORY, EXPLORATORY = "confirmatory", "exploratory"
 # Columns of a tax that an interim analysis has no part in.
-OF_THE_WHOLE = {"p_adjusted", "huber_differs", "adjusted", "adjusted_lo", "adjusted_hi"}
+OF_THE_WHOLE = {"p_adjusted", "huber_differs"}
 # Of an interim analysis, and of the last one that is planned.
 LookLevels = tuple[Levels, Levels]
-# Beside the metrics: how long the machine took for the watch's arithmetic.
-COMPUTE = "compute_ns_p50"
 
 
 # ---- samples
@@ -158,30 +156,17 @@ class CellTaxes:
         weights = launches.weights(config, self.plains, tax.blocks)
         return replace(tax, mark=self.mark(launches, weights))
 
-    def second_opinions(
-        self, tax: Effect, config: str, judged: Judged, levels: Levels, margin: float,
-        speed: Mapping[LaunchId, LogSample],
-    ) -> Row:  # fmt: skip
-        """Whether Huber's estimate decides otherwise; the tax with the machine's speed taken out.
+    def huber_differs(
+        self, config: str, judged: Judged, levels: Levels, margin: float
+    ) -> bool | None:
+        """Return whether Huber's estimate has another verdict at the same levels.
 
-        Args:
-            tax: of the configuration.
-            config: its name.
-            judged: its verdict.
-            levels: of the intervals that gave it.
-            margin: of its metric.
-            speed: of the machine, by launch.
+        None where the tax has no verdict of its size, or there is no such estimate.
         """
-        launches, row = self.launches, Row()
-        if judged.verdict in JUDGED and (other := huber(launches, config, self.plains)):
-            row["huber_differs"] = judge(other, margin, levels).verdict != judged.verdict
-        if speed.keys() >= self.samples.keys():
-            x = np.array([speed[launch].point for launch in self.samples])
-            weights = launches.weights(config, self.plains, tax.blocks)
-            if (known := launches.without(x, weights, tax.blocks)) is not None:
-                values = (known.point, *known.interval(self.confidence))
-                row |= dict(zip(("adjusted", "adjusted_lo", "adjusted_hi"), values, strict=True))
-        return row
+        other = huber(self.launches, config, self.plains)
+        if judged.verdict not in JUDGED or not other:
+            return None
+        return judge(other, margin, levels).verdict != judged.verdict
 
     def levels(self, config: str) -> Row:
         """Plain's level and the configuration's over the tax's blocks, and the requests of each.
@@ -255,7 +240,7 @@ class TaxTable:
         ]
         rates = {cell["cell"]: cell["rate_rps"] for cell in study.cells("A")}
         self.rates = unsaturated(rates, overloaded)
-        for metric in (*METRICS, COMPUTE):
+        for metric in METRICS:
             of = [by_cell.get(("A", cell, metric), {}) for cell in self.rates]
             by_cell["A", ALL_RATES, metric] = {
                 launch: _over_rates([launches[launch] for launches in of])
@@ -422,7 +407,7 @@ def family_rows(
         "scale": tables.LOG, "margin": margin,
         "family": CONFIRMATORY if confirmatory else EXPLORATORY,
     }  # fmt: skip
-    at, speed = taxes.at(phase, cell, metric), taxes.at(phase, cell, COMPUTE).samples
+    at = taxes.at(phase, cell, metric)
     effects = {config: at.tax(config) for config in compared(study, phase)}
     noise = [config for config in effects if configuration_of(config) == study.baseline]
     family = [
@@ -447,7 +432,7 @@ def family_rows(
             p = None if effect.mark or effect.p is None else sidak(effect.p, size)
             row |= {"p_adjusted": p}
             if confirmatory and effect.repeats:
-                row |= at.second_opinions(effect, config, judged, levels, margin, speed)
+                row["huber_differs"] = at.huber_differs(config, judged, levels, margin)
         rows.append(row | judged._asdict() | {"reason": reason or None})
     return rows
 

@@ -1,6 +1,6 @@
 """What the watching process saw of the machine while a cell ran; nothing is left out by it.
 
-The process (study.machine_watch) cuts a cell into chunks of about `chunk_ms`, one line of its file
+The process (study.machine_watch) cuts a cell into chunks of about a second, one line of its file
 each. The checks of analysis.validity judge what others took of the CPUs and GPUs.
 """
 
@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from connector_tax.artifacts.cell_records import MachineLine, MeasuredWindow
+from connector_tax.artifacts.cell_records import MachineLine
 from connector_tax.files import ArtifactError, check_sha256, read_jsonl
 
 SIDES: tuple[Literal["loadgen", "server"], ...] = ("loadgen", "server")
@@ -22,33 +22,22 @@ Floats = NDArray[np.float64]
 
 
 class MachineUse(NamedTuple):
-    """What was seen of the machine in a cell: medians of its window's samples, shares of the cell.
+    """Shares of a cell's time that its machine file tells.
 
     Attributes:
-        memory_ns_p50: latency of a load, in ns.
-        compute_ns_p50: time of a sample's arithmetic, in ns.
         steal: share of either side's CPU time that the hypervisor gave to others, the larger one.
         foreign_cpu: share of the server's CPUs that processes of others used.
         gpu_clock_share: of the slowest GPU (WatchedMachine); None: no GPUs, or not told.
     """
 
-    memory_ns_p50: float | None
-    compute_ns_p50: float | None
     steal: float
     foreign_cpu: float
     gpu_clock_share: float | None
 
 
-def machine_use(machine: "WatchedMachine", window: MeasuredWindow) -> MachineUse:
-    """What a cell's machine file says of it; `window` of its record."""
-    inside = (machine.t_ns >= window["t_warmup_end_ns"]) & (machine.t_ns < window["t_stop_ns"])
-    memory, compute = (
-        float(np.median(values[inside])) if inside.any() else None
-        for values in (machine.memory_ns, machine.compute_ns)
-    )
+def machine_use(machine: "WatchedMachine") -> MachineUse:
+    """Return what a cell's machine file says of it."""
     return MachineUse(
-        None if memory is None else memory / machine.elements,
-        compute,
         float(np.average(machine.steal, weights=np.diff(machine.edges_ns))),
         machine.cpus["server"].foreign,
         machine.gpu_clock_share,
@@ -81,9 +70,6 @@ class WatchedMachine:
     Attributes:
         edges_ns: (k + 1,) of the chunks.
         steal: (k,) of each chunk.
-        t_ns, memory_ns, compute_ns: (n,) the samples: when, CPU time of `elements` loads, of the
-            arithmetic.
-        elements: loads of a sample.
         cpus: `loadgen` and `server` to the use of their CPU sets.
         throttled: periods the control group was throttled in; None: not counted.
         foreign_gpu: processes of others on the study's GPUs; None: no GPUs, or not told.
@@ -93,10 +79,6 @@ class WatchedMachine:
 
     edges_ns: Ints
     steal: Floats
-    t_ns: Ints
-    memory_ns: Ints
-    compute_ns: Ints
-    elements: int
     cpus: Mapping[str, CpuUse]
     throttled: int | None
     foreign_gpu: int | None
@@ -126,27 +108,15 @@ def read_machine(path: Path, sha256: str | None) -> WatchedMachine:
             for before, line in chunks
             for grown in [np.subtract(*(of["counters"]["steal_ms"] for of in (line, before)))]
         ]
-        t_ns = [before["t_ns"] + 1000 * at for before, line in chunks for at in line["at_us"]]
-        memory, compute = (
-            np.array([v for line in lines for v in line[name]], np.int64)
-            for name in ("memory_ns", "compute_ns")
-        )
-        uneven = any(len(line["at_us"]) != len(line["memory_ns"]) for line in lines)
-        if uneven or len(t_ns) != len(compute):
-            raise ValueError("at_us, memory_ns and compute_ns differ in length")
         edges = np.array([line["t_ns"] for line in (begin, *lines)], np.int64)
-        if np.any(np.diff(t_ns) < 0) or np.any(np.diff(edges) <= 0):
-            raise ValueError("the samples are not in order of time")
+        if np.any(np.diff(edges) <= 0):
+            raise ValueError("the lines are not in order of time")
         end = lines[-1]
         first, last = begin["counters"], end["counters"]
         gpu_slowed, gpu_clock_share = _gpu_use(lines)
         return WatchedMachine(
             edges_ns=edges,
             steal=np.array(steal),
-            t_ns=np.array(t_ns, np.int64),
-            memory_ns=memory,
-            compute_ns=compute,
-            elements=int(begin["elements"]),
             cpus=_cpu_use(begin, end),
             throttled=None
             if last["throttled"] is None

@@ -150,10 +150,6 @@ class MachineLine(TypedDict, total=False):
     kind: Required[Literal["begin", "chunk"]]  #: begin or chunk
     t_ns: Required[int]  #: CLOCK_MONOTONIC: when the counters were read
     # chunk.
-    memory_ns: list[int]  #: CPU time of the loads of each sample; absent from begin
-    compute_ns: list[int]  #: CPU time of the arithmetic of each sample; absent from begin
-    #: when each sample began, after the t_ns of the line before; absent but in a chunk
-    at_us: list[int]
     #: a chunk's rows of nvidia-smi: uuid, SM clock and its highest, throttle reasons, memory clock,
     #: temperature, power; of the study's GPUs alone; absent without a GPU
     gpu: list[list[Any]]
@@ -161,10 +157,7 @@ class MachineLine(TypedDict, total=False):
     #: without a GPU; null: nvidia-smi named none of the study's processes in the chunk
     foreign_gpu_pids: list[int] | None
     # begin.
-    interval_ms: float  #: as in the configuration's quiet; absent but in begin
-    working_set_mib: float  #: as in the configuration's quiet; absent but in begin
-    elements: int  #: loads of one sample; absent but in begin
-    chunk_ms: float  #: as in the configuration's quiet; absent but in begin
+    chunk_ms: float  #: from one line to the next; absent but in begin
     loadgen: list[int]  #: the logical CPUs of each side; absent but in begin
     server: list[int]  #: the logical CPUs of each side; absent but in begin
     # begin and chunk.

@@ -41,7 +41,7 @@ class CheckKind(NamedTuple):
     Attributes:
         void: what is wrong where it fails.
         bounds: what it is judged by; empty where the bound is no matter of choice.
-        machine: only of a cell whose machine was watched (a study with a `quiet` section).
+        machine: only of a cell whose machine was watched.
         device: only where this is the engine's device.
         counter: only of a cell whose server counts under vLLM's names.
     """

@@ -328,19 +328,6 @@ class MetricsSection(TypedDict):
     interval_s: Annotated[Positive, meta(default=2.0)]
 
 
-class QuietSection(TypedDict):
-    """How the machine is watched while a cell runs; what is seen leaves no request out."""
-
-    #: between two samples of memory latency and compute speed, on the load generator's CPUs
-    interval_ms: Annotated[float, meta(ge=5, le=1000, default=50)]
-    #: the samples' loads are scattered over this much memory: about a core's share of the
-    #: last-level cache
-    working_set_mib: Annotated[float, meta(ge=1, le=1024, default=8)]
-    elements: Annotated[int, meta(ge=10, le=10_000, default=300)]  #: loads of one sample
-    #: counters are read and GPUs asked about this often
-    chunk_ms: Annotated[float, meta(ge=100, le=10_000, default=1000)]
-
-
 class ResourcesSection(TypedDict):
     """What a launch takes besides time: CPU while idle, memory, threads."""
 
@@ -467,7 +454,6 @@ class StudyConfig(TypedDict):
     cell: CellSection
     load_generator: NotRequired[Annotated[LoadGeneratorSection, meta(default={})]]
     metrics: NotRequired[Annotated[MetricsSection, meta(default={})]]
-    quiet: NotRequired[Annotated[QuietSection, meta(default={})]]
     resources: NotRequired[Annotated[ResourcesSection, meta(default={})]]
     # Its keys are those of artifacts/checks.py; in study.json all of them.
     #: bounds of the cell checks; a cell outside any of them is void

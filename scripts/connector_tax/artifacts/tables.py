@@ -79,8 +79,6 @@ class CellRow:
     throughput_ratio: float | None
     error_rate: float | None
     dropped: int | None
-    memory_ns_p50: float | None
-    compute_ns_p50: float | None
     steal: float | None
     foreign_cpu: float | None
     gpu_clock_share: float | None
@@ -107,8 +105,8 @@ class EffectRow:
     `family_lo` and `family_hi` bound a judged tax's interval that holds together with those of all
     configurations of its cell and metric: that of its verdict. `narrow_lo` and
     `narrow_hi` bound the 90% interval of the equivalence test; the upper end is the most the effect
-    is, by a one-sided test. `huber_differs` and `adjusted` with
-    its interval are second opinions about a confirmatory tax. `item` is the group of steps it is
+    is, by a one-sided test. `huber_differs` is a second opinion
+    about a confirmatory tax. `item` is the group of steps it is
     of; `base` and `own` are plain's level and the configuration's, in `unit`; of a gap the taxes at
     ref_safe and ref_load.
     """
@@ -132,9 +130,6 @@ class EffectRow:
     narrow_lo: float | None
     narrow_hi: float | None
     huber_differs: bool | None
-    adjusted: float | None
-    adjusted_lo: float | None
-    adjusted_hi: float | None
     base: float | None
     own: float | None
     p: float | None

@@ -155,7 +155,7 @@ def _record(records: Records) -> Iterator[str]:
         study.config,
         device=device,
         machine=read_machine(machine, None) if machine.exists() else None,
-        watched="quiet" in study.config,
+        watched=machine.name in record["files"],
         counted_by_server=records.served.get("counters", True),
     )
     reasons = void_reasons(checks)

@@ -24,7 +24,6 @@ from connector_tax.report.tables import (
     percent,
     signed_size,
     table,
-    tax,
 )
 
 SHOWN_US = 1.0  # hooks below this mean per step are in effects.csv alone
@@ -80,10 +79,6 @@ def at_references(study: StudyTables) -> list[tuple[str, Table]]:
         (f"ms over {plain}", lambda row: number(row.difference[0])),
         ("p", lambda row: number(row.p_adjusted, 3)),
         ("By Huber", lambda row: TableCell("otherwise" if row.huber_differs else "")),
-        (
-            "Machine's speed taken out, %",
-            lambda row: tax(row.adjusted, row.adjusted_lo, row.adjusted_hi),
-        ),
         _aa(study, "A/A, %", lambda aa: percent(_ends(aa)[0])),
         ("n", lambda row: number(row.n, 0)),
         (f"{plain}'s n", lambda row: number(row.n_base, 0)),

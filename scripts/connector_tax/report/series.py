@@ -13,7 +13,6 @@ import polars as pl
 from numpy.typing import NDArray
 
 from connector_tax import text
-from connector_tax.analysis.machine import read_machine
 from connector_tax.analysis.measure import WAITING, gauge_values
 from connector_tax.analysis.records import REQUESTS, STEPS, read_whole
 from connector_tax.artifacts import paths
@@ -24,7 +23,6 @@ from connector_tax.report.launches import CellState, LaunchReport
 BINS, HEIGHT = 48, 16  # of a drawing, in its own units
 COLUMNS = (
     "TTFT, ms", "TPOT, ms", "in flight", "waiting", "KV blocks used, %", "engine step, ms",
-    "yardstick, ns",
 )  # fmt: skip
 KV_USE = "vllm:kv_cache_usage_perc"
 
@@ -82,7 +80,7 @@ def _series(cell: CellState, record: CellRecord) -> CellSeries:
     *latencies, (failed, _) = read("requests", lambda file, sha: _requests(file, sha, edges), 4)
     scraped = read("metrics", lambda file, _: _gauges(file), 2)
     (steps,) = read("engine_step", _steps, 1)
-    samples = [*latencies, *scraped, steps, *read("machine", _yardstick, 1)]
+    samples = [*latencies, *scraped, steps]
     warm = round(BINS * (window["t_warmup_end_ns"] - start) / (stop - start))
     hit = np.flatnonzero(np.histogram(failed, edges)[0])
     strokes = "".join(f"M{part}.5 {HEIGHT}v-{HEIGHT}" for part in hit)
@@ -161,9 +159,3 @@ def _steps(path: Path, sha256: str) -> list[Samples]:
     spent = pl.coalesce("engine_step_us", "step_duration_us") / 1e3
     table = read_whole(path, STEPS, sha256).filter(busy).select("t_ns", spent=spent)
     return [(table["t_ns"].to_numpy().astype(float), table["spent"].to_numpy())]
-
-
-def _yardstick(path: Path, sha256: str) -> list[Samples]:
-    """The time of one load from memory, in ns."""
-    machine = read_machine(path, sha256)
-    return [(machine.t_ns.astype(float), machine.memory_ns / machine.elements)]

@@ -64,7 +64,7 @@ MEASUREMENT_KEYS = (
     "cell",
     "load_generator",
     "metrics",
-    "quiet",
+    "quiet",  # of studies of release 0.3
     "resources",
     "validity",
 )

@@ -427,7 +427,7 @@ class LaunchDriver:
         interval_s = config["metrics"]["interval_s"]
         sampler = stack.enter_context(MetricsSampler(server.url, interval_s, own_cpus))
         gpus = [gpu["uuid"] for gpu in attempt["node"]["gpus"]]
-        watch = stack.enter_context(MachineWatch(config["quiet"], plan, gpus))
+        watch = stack.enter_context(MachineWatch(plan, gpus))
         generator = stack.enter_context(cells.load_generator(self.study, server, plan))
         attempt["load_generator"] = generator.describe()
         summaries.result()

@@ -1,31 +1,24 @@
 """The process that watches the machine while a launch runs; it writes one file for each cell.
 
-Between commands it samples (`Yardstick`). A file begins with what is sampled and where; every
-`chunk_ms` a line follows with the samples since the line before and the counters, which are totals
-(docs/artifacts.md). With GPUs, `foreign_gpu_pids` are the processes seen on the study's
-GPUs that are not the study's: null where none of the study's was seen there either, since then
-nvidia-smi does not know this process's ids (a container of its own), or did not answer in the
+A file begins with the logical CPUs of both sides; each second a line follows with the counters,
+which are totals (docs/artifacts.md). With GPUs, `foreign_gpu_pids` are the processes seen on the
+study's GPUs that are not the study's: null where none of the study's was seen there either, since
+then nvidia-smi does not know this process's ids (a container of its own), or did not answer in the
 chunk. Of GPUs of other studies nothing is told.
-
-A sample of 300 loads every 50 ms costs 0.45% of a core of a busy 2-core guest: 0.17 ms each time,
-most of it waking up, and 0.1% for the counters once a second.
 """
 
 from __future__ import annotations
 
 import csv
 import gc
-import itertools
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
-
-import numpy as np
 
 from connector_tax.analysis.machine import SIDES
 from connector_tax.linux import die_with_parent
@@ -42,7 +35,6 @@ from connector_tax.study.processes import (
 )
 
 if TYPE_CHECKING:
-    from connector_tax.artifacts.study_records import QuietSection
     from connector_tax.loadgen.affinity import AffinityPlan
 
 
@@ -116,69 +108,10 @@ def _number(text: str) -> float | str:
         return text.strip()
 
 
-# ---- the samples
-
-CACHE_LINE = 64
-# Fits the first-level cache with room to spare; a few microseconds of arithmetic.
-COMPUTE_ELEMENTS = 256
-
-
-class Yardstick:
-    """How fast the machine is at this moment: the latency of its memory and the speed of a core.
-
-    What slows a CPU server down without any counter of the guest showing it are neighbours in
-    the memory system. They are seen by loading scattered elements of a working set of about the
-    share a core has of the last-level cache. Every cache line of the set is loaded once before
-    one is loaded again, so that what a sample finds in the cache is what others left there.
-
-    Samples are timed by the thread's CPU clock: while another thread has the core that clock
-    stands still, so being preempted by the load generator is not taken for slow memory. What
-    stays of it is the small caches being cold, which they are after every pause anyway.
-
-    The arrays the samples need are made once: a sample allocates no memory.
-
-    Args:
-        working_set_mib: size of the memory that is loaded from.
-        elements: loads of one sample.
-
-    Raises:
-        ValueError: the working set has fewer cache lines than a sample loads.
-    """
-
-    def __init__(self, working_set_mib: float, elements: int) -> None:
-        per_line = CACHE_LINE // np.dtype(np.int64).itemsize
-        lines = int(working_set_mib * 2**20) // CACHE_LINE
-        if lines < elements:
-            raise ValueError(
-                f"a working set of {working_set_mib:g} MiB has {lines} cache lines, "
-                f"fewer than the {elements} loads of a sample"
-            )
-        # Written, so that every page is there.
-        self._memory = np.ones(lines * per_line, np.int64)
-        order = np.random.default_rng(1).permutation(lines)[: lines // elements * elements]
-        self._rows: Iterator[np.ndarray] = itertools.cycle(
-            list((order * per_line).reshape(-1, elements))
-        )
-        self._loaded = np.zeros(elements, np.int64)
-        self._angles = np.linspace(0.1, 2.0, COMPUTE_ELEMENTS)
-        self._results = np.zeros(COMPUTE_ELEMENTS)
-
-    def sample(self) -> tuple[int, int]:
-        """Nanoseconds of CPU time that one sample's loads took, and its arithmetic."""
-        row = next(self._rows)
-        # Once untimed: the code and its operands are in the caches then.
-        np.arctan2(self._angles, self._angles, out=self._results)
-        started = time.thread_time_ns()
-        # "clip" takes without a buffer in between.
-        self._memory.take(row, out=self._loaded, mode="clip")
-        loaded = time.thread_time_ns()
-        np.arctan2(self._angles, self._angles, out=self._results)
-        return loaded - started, time.thread_time_ns() - loaded
-
-
 # ---- the driver's end
 
 WATCH_MODULE = "connector_tax.study.machine_watch"
+CHUNK_MS = 1000.0
 
 
 class MachineWatch(CommandChild):
@@ -186,11 +119,14 @@ class MachineWatch(CommandChild):
 
     Args:
         gpus: the UUIDs of the GPUs that the engine runs on; empty: on none.
+        chunk_ms: from one line of a file to the next.
     """
 
-    def __init__(self, quiet: QuietSection, plan: AffinityPlan, gpus: Sequence[str]) -> None:
+    def __init__(self, plan: AffinityPlan, gpus: Sequence[str], chunk_ms: float = CHUNK_MS) -> None:
         loadgen = {*plan.loadgen, *(cpu for cpus in plan.workers for cpu in cpus)}
-        sampled = {**quiet, "loadgen": sorted(loadgen), "server": sorted(plan.server)}
+        sampled = {
+            "chunk_ms": chunk_ms, "loadgen": sorted(loadgen), "server": sorted(plan.server),
+        }  # fmt: skip
         home = sorted(plan.loadgen) if plan.enabled else []
         super().__init__(WATCH_MODULE, list(map(json.dumps, (sampled, home, os.getpid(), [*gpus]))))
 
@@ -207,30 +143,24 @@ class MachineWatch(CommandChild):
 
 
 class Watcher:
-    """What the process does: it samples while a cell's file is open; one is open at a time.
+    """What the process does: it writes while a cell's file is open; one is open at a time.
 
     Args:
-        sampled: the `quiet` section and the logical CPUs of both SIDES, as a file's first line.
+        sampled: `chunk_ms` and the logical CPUs of both SIDES, as a file's first line.
         driver: the process whose descendants are the study's.
     """
 
     def __init__(self, sampled: Mapping[str, Any], driver: int, gpus: Sequence[str]) -> None:
         self._sampled = sampled
         self._driver = driver
-        self._interval_ns = round(sampled["interval_ms"] * 1e6)
         self._chunk_ns = round(sampled["chunk_ms"] * 1e6)
-        self._yardstick = Yardstick(sampled["working_set_mib"], sampled["elements"])
         self._throttled = throttled_file()
         self._gpu = GpuReadings(gpus) if gpus else None
         self._gpu_users = GpuReadings(gpus, PROCESSES) if gpus else None
         self._file: TextIO | None = None
         self._own: tuple[list[int], list[int]] = ([], [])
         self._server_group = 0
-        self._line_ns = 0
         self.due_ns: int | None = None
-        self._at_us: list[int] = []
-        self._memory: list[int] = []
-        self._compute: list[int] = []
 
     def open(self, path: str, server_group: int) -> None:
         """Begin a file."""
@@ -240,7 +170,7 @@ class Watcher:
         for readings in filter(None, (self._gpu, self._gpu_users)):
             readings.take()
         self._write("begin", self._sampled)
-        self.due_ns = time.monotonic_ns()
+        self.due_ns = time.monotonic_ns() + self._chunk_ns
 
     def close(self) -> None:
         """End the file."""
@@ -252,25 +182,16 @@ class Watcher:
         self._file.close()
 
     def work(self) -> None:
-        """Take a sample."""
+        """Write a line."""
         assert self.due_ns is not None
-        now_ns = time.monotonic_ns()
-        at_us = (now_ns - self._line_ns) // 1000
-        memory, compute = self._yardstick.sample()
-        self._at_us.append(at_us)
-        self._memory.append(memory)
-        self._compute.append(compute)
-        # What was missed is left out: never two samples in a row to catch up.
-        late = max(0, now_ns - self.due_ns) // self._interval_ns
-        self.due_ns += (late + 1) * self._interval_ns
-        if now_ns - self._line_ns >= self._chunk_ns:
-            self._write_chunk()
+        # What was missed is left out: never two lines in a row to catch up.
+        late = max(0, time.monotonic_ns() - self.due_ns) // self._chunk_ns
+        self.due_ns += (late + 1) * self._chunk_ns
+        self._write_chunk()
 
     def _write_chunk(self) -> None:
-        samples = {"at_us": self._at_us, "memory_ns": self._memory, "compute_ns": self._compute}
         gpu = {} if self._gpu is None else {"gpu": self._gpu.take()}
-        self._write("chunk", {**samples, **gpu, **self._foreign_gpu_pids()})
-        self._at_us, self._memory, self._compute = [], [], []
+        self._write("chunk", {**gpu, **self._foreign_gpu_pids()})
 
     def _foreign_gpu_pids(self) -> dict[str, list[int] | None]:
         if self._gpu_users is None:
@@ -292,8 +213,7 @@ class Watcher:
             "suspended_ms": suspended_ms(),
             **own_use(),
         }
-        self._line_ns = time.monotonic_ns()
-        record = {"kind": kind, "t_ns": self._line_ns, **content, "counters": counters}
+        record = {"kind": kind, "t_ns": time.monotonic_ns(), **content, "counters": counters}
         assert self._file is not None
         self._file.write(json.dumps(record, separators=(",", ":")) + "\n")
 
