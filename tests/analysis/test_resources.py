@@ -197,7 +197,7 @@ def study_file(tmp_path: Path) -> Path:
 
 def rows_of(study_file: Path) -> tuple[list[Row], list[Row]]:
     study = load_study(study_file)
-    launches = read_launch_records(StudyFolder(study).cells("A"))
+    launches = read_launch_records(StudyFolder(study))
     return resource_rows(launches, "plain", "r40", 0.95), engine_rows(launches, "plain")
 
 

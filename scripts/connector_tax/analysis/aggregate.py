@@ -101,7 +101,7 @@ def aggregate(
     taxes = TaxTable(study, cells, samples, {name: rates[name] for name in REFERENCES})
     looks = read_looks(study.root)
     steps = {key: m.steps for key, m in measured.items() if m.steps is not None}
-    launches, at_safe = read_launch_records(sweep), taxes.cell_at("ref_safe")
+    launches, at_safe = read_launch_records(folder), taxes.cell_at("ref_safe")
     confidence = study.config["statistics"]["confidence"]
     waits = {key: m.wait_ms for key, m in measured.items() if m.wait_ms is not None}
     device = {key: m.device for key, m in measured.items() if m.device is not None}

@@ -18,8 +18,7 @@ from connector_tax.analysis.effect import EXACT
 from connector_tax.analysis.ingest import merged_reasons
 from connector_tax.artifacts import paths, tables
 from connector_tax.artifacts.cell_records import QuantityRecord
-from connector_tax.artifacts.folder import CellFolder
-from connector_tax.artifacts.index import read_index
+from connector_tax.artifacts.folder import CellFolder, LaunchFolder, StudyFolder
 from connector_tax.artifacts.launch_files import ResourcesRecord, SettingRecord
 from connector_tax.artifacts.tables import LOG, RAW, Row
 from connector_tax.files import ArtifactError, read_json, sha256_file
@@ -50,21 +49,21 @@ class LaunchRecords:
     reason: str | None
 
 
-def read_launch_records(cells: Sequence[CellFolder]) -> list[LaunchRecords]:
-    """The launches these cells belong to, in their order.
+def read_launch_records(folder: StudyFolder) -> list[LaunchRecords]:
+    """Read the launches of Phase A, in the study's order.
 
     Raises:
         ArtifactError: a record is missing, malformed or has changed since it was measured.
     """
-    groups: dict[LaunchId, list[CellFolder]] = {}
-    for cell in cells:
-        groups.setdefault(LaunchId(cell.key.config, cell.key.block), []).append(cell)
-    return [_records(launch, members) for launch, members in groups.items()]
+    groups: dict[tuple[str, int, str], list[CellFolder]] = {}
+    for cell in folder.cells("A"):
+        groups.setdefault(cell.key[:3], []).append(cell)
+    launches = {la.key("")[:3]: la for la in folder.of_phase("A")}
+    return [_records(launches[key], members) for key, members in groups.items()]
 
 
-def _records(launch: LaunchId, cells: Sequence[CellFolder]) -> LaunchRecords:
-    folder = cells[0].folder.parent
-    index = read_index(folder)
+def _records(launch: LaunchFolder, cells: Sequence[CellFolder]) -> LaunchRecords:
+    folder, index = launch.folder, launch.index
     listed: Mapping[str, str] = {}
     measured = [cell for cell in cells if cell.status in ("valid", "void")]
     reason = None if measured else cells[0].reason
@@ -74,7 +73,7 @@ def _records(launch: LaunchId, cells: Sequence[CellFolder]) -> LaunchRecords:
             reason = reason or NOT_RECORDED
     settings = _read(folder / paths.SETTINGS, listed)
     return LaunchRecords(
-        launch=launch,
+        launch=LaunchId(launch.launch.config, launch.launch.block),
         configuration=cells[0].configuration,
         cells={cell.key.cell: cell for cell in cells},
         resources=_read(folder / paths.RESOURCES, listed),

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.folder import StudyFolder
-from connector_tax.artifacts.index import read_index
+from connector_tax.artifacts.folder import LaunchFolder, StudyFolder
 from connector_tax.artifacts.stage_records import SealLink
 from connector_tax.artifacts.study_file import Study, every_launch
 from connector_tax.artifacts.tables import FIRST_METHOD, METHOD
@@ -175,7 +174,7 @@ def check_study(folder: StudyFolder, manifest: Path, ledger: Ledger) -> str:
     told, study = "No seal.", folder.study
     with ledger.guarded("seal", "study"):
         links = read_links(study.root)
-        check_seals(study, links, ledger)
+        check_seals(folder, links, ledger)
         told = check_published(study, [sha256 for sha256, _ in links], manifest, ledger)
     with ledger.guarded("launch", "study"):
         check_launches(folder, ledger)
@@ -187,8 +186,9 @@ def check_study(folder: StudyFolder, manifest: Path, ledger: Ledger) -> str:
 # ---- seals
 
 
-def check_seals(study: Study, links: Links, ledger: Ledger) -> None:
+def check_seals(folder: StudyFolder, links: Links, ledger: Ledger) -> None:
     """A claim for the chain, the settings, the study's own files, and each launch."""
+    study = folder.study
     if not links:
         ledger.check("seal", "chain", [f"{paths.SEALS} is missing or empty"])
         return
@@ -202,9 +202,9 @@ def check_seals(study: Study, links: Links, ledger: Ledger) -> None:
     ledger.check("seal", "folder", _unknown(study, files, archived), "holds nothing else")
     same = _same_files(settled, files)
     ledger.check("seal", "study's own files", same, "as they were when sealed")
-    for launch in every_launch(study.document):
-        link = newest.pop(launch.name, None)
-        ledger.check("seal", launch.name, _launch(launch.folder(study.root), link))
+    for launch in folder.launches:
+        name = launch.launch.name
+        ledger.check("seal", name, _launch(launch, newest.pop(name, None)))
     gone = (f"{name} was measured, and is gone from the design" for name in newest)
     ledger.check("seal", "launches", gone, "all there")
 
@@ -302,15 +302,15 @@ def _unknown(study: Study, files: Collection[str], archived: bool) -> Iterator[s
             yield f"{name} is no file of a study"
 
 
-def _launch(folder: Path, link: SealLink | None) -> Iterator[str]:
-    index = read_index(folder)
+def _launch(launch: LaunchFolder, link: SealLink | None) -> Iterator[str]:
+    index = launch.index
     if index is None:
         yield "index.json is missing"
         return
     if link is None:
         yield f"index.json names link {index.seal}, {paths.SEALS} has none of this launch"
         return
-    there = sha256_below(folder)
+    there = sha256_below(launch.folder)
     if there.pop(paths.INDEX) != link["index_sha256"]:
         yield "index.json changed after it was sealed"
     listed = dict(index.files or {})

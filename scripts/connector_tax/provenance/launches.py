@@ -17,13 +17,13 @@ from connector_tax import __version__
 from connector_tax.analysis.ingest import block_devices, device_name
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.folder import LaunchFolder, StudyFolder
-from connector_tax.artifacts.index import LaunchIndex, read_index
+from connector_tax.artifacts.index import LaunchIndex
 from connector_tax.artifacts.launch_files import LaunchConfig, NodeRecord, nodes_of
 from connector_tax.artifacts.looks import read_looks
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.record_reader import read_record
 from connector_tax.artifacts.stage_records import GateRecord, ShapeRatesRecord
-from connector_tax.artifacts.study_file import Study, launches, most_of_shape
+from connector_tax.artifacts.study_file import Study, most_of_shape
 from connector_tax.artifacts.study_records import ConfigurationEntry, StudyDocument
 from connector_tax.files import read_json, sha256_json
 from connector_tax.provenance.claims import Ledger
@@ -60,7 +60,7 @@ def check_launches(folder: StudyFolder, ledger: Ledger) -> None:
         launch = planned.launch
         with ledger.guarded("launch", launch.name):
             index = planned.index
-            ledger.check("launch", launch.name, _launch(study, launch, index))
+            ledger.check("launch", launch.name, _launch(folder, launch, index))
             if index is not None and index.status == "done":
                 _check_command(study, launch, index, ledger)
     with ledger.guarded("order", "blocks"):
@@ -125,9 +125,9 @@ def _gate(study: Study, entry: ConfigurationEntry, gates: dict[str, GateRecord])
 # ---- a launch
 
 
-def _launch(study: Study, launch: Launch, index: LaunchIndex | None) -> Iterator[str]:
+def _launch(whole: StudyFolder, launch: Launch, index: LaunchIndex | None) -> Iterator[str]:
     """index.json is what the design, attempts.json and the cells' records give."""
-    folder = launch.folder(study.root)
+    study, folder = whole.study, launch.folder(whole.root)
     if index is None:
         yield "index.json is missing"
         return
@@ -145,22 +145,21 @@ def _launch(study: Study, launch: Launch, index: LaunchIndex | None) -> Iterator
     yield from differences(said, again, paths.INDEX)
     if skipped and any(folder.glob("*/cell_*.json")):
         yield "skipped, though there are measured cells"
-    if skipped and not _left_out(study, launch, index.reason):
+    if skipped and not _left_out(whole, launch, index.reason):
         yield f"skipped for {index.reason!r}, though no gate, rate or look leaves it out"
     if index.status == "done":
         yield from _run_files(study, launch, index)
 
 
-def _left_out(study: Study, launch: Launch, reason: str | None) -> bool:
+def _left_out(folder: StudyFolder, launch: Launch, reason: str | None) -> bool:
     """Whether there is a reason to skip a launch, or looks had ended the study before."""
-    rule = launch_skip_reason(study.root, launch)
+    rule = launch_skip_reason(folder.root, launch)
     if rule is not None:
         return reason == rule
-    if launch.phase != "A" or not (reason or "").strip() or not read_looks(study.root):
+    if launch.phase != "A" or not (reason or "").strip() or not read_looks(folder.root):
         return False
-    rest = [la for la in launches(study.document, "A") if la.block >= launch.block]
-    indexes = [read_index(la.folder(study.root)) for la in rest]
-    return all(index is not None and index.status == "skipped" for index in indexes)
+    rest = [la for la in folder.of_phase("A") if la.launch.block >= launch.block]
+    return all(la.status == "skipped" for la in rest)
 
 
 def _run_files(study: Study, launch: Launch, index: LaunchIndex) -> Iterator[str]:

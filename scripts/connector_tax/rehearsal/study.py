@@ -11,16 +11,16 @@ from connector_tax.analysis.reference import NoReferenceRateError, rates_of
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import CellRecord
 from connector_tax.artifacts.folder import StudyFolder
-from connector_tax.artifacts.index import LaunchIndex, read_index
+from connector_tax.artifacts.index import LaunchIndex
 from connector_tax.artifacts.names import PHASES, Launch, baseline_of
 from connector_tax.artifacts.record_reader import read_record
 from connector_tax.artifacts.stage_records import ConclusionRecord, HypothesesRecord, RatesRecord
-from connector_tax.artifacts.study_file import Study, every_launch, launches, load_study
+from connector_tax.artifacts.study_file import Study, launches, load_study
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.artifacts.tables import ROW_TYPES, TAX, EffectRow, Row, read_table
 from connector_tax.artifacts.verdicts import MIN_BLOCKS_FOR_VERDICT
 from connector_tax.engine.virtual import VirtualEngine
-from connector_tax.files import read_json, write_json
+from connector_tax.files import write_json
 from connector_tax.rehearsal.launch import SimulationError, in_processes, rehearse_launch
 from connector_tax.rehearsal.machine import Machine
 from connector_tax.servers.embedded import launch_seed
@@ -116,18 +116,13 @@ def run_phases(study: StudyDocument, machine: Machine, root: Path, blocks: int) 
                 raise SimulationError(str(error)) from None
         for phase in PHASES[1:]:
             rehearse_phase(document, phase, root, machine)
-    found.indexes = {
-        launch: index
-        for launch in every_launch(document)
-        if (index := read_index(launch.folder(root))) is not None
-    }
+    launches = StudyFolder(found.study).launches
+    found.indexes = {la.launch: index for la in launches if (index := la.index) is not None}
     found.records = {
-        (launch, entry.cell): read_json(
-            launch.folder(root) / entry.cell / paths.cell_record(launch.phase, entry.cell)
-        )
-        for launch, index in found.indexes.items()
-        for entry in index.cells
-        if entry.files
+        (la.launch, entry.cell): record
+        for la in launches
+        for entry in (la.index.cells if la.index else ())
+        if entry.files and (record := la.record(entry.cell)) is not None
     }
     return found
 
