@@ -29,6 +29,9 @@ def answer(verdict: str, root: Path) -> Answer:
     config = {**DEFAULT, "statistics": {**DEFAULT["statistics"], "margins": {"ttft_p50": 0.03}}}
     engine = {**DEFAULT["engine"], "label": "a server", "commands": {}}
     document: Any = {"config": {**config, "engine": engine, "validity": BOUNDS}}
+    tables: Any = SimpleNamespace(
+        label=str, baseline="baseline", pooled=[], connectors=[], of=lambda *_: []
+    )
     tax: Any = SimpleNamespace(**dict.fromkeys(COLUMNS[paths.EFFECTS]))
     vars(tax).update(
         config="candidate", metric="ttft_p50", estimate=0.2, family_lo=0.1, family_hi=0.3,
@@ -36,7 +39,7 @@ def answer(verdict: str, root: Path) -> Answer:
         mark="a server saturated" if verdict == MARKED else "", cell=ALL_RATES,
         error=0.03, df=12, n_blocks=2, scale="log", method="block model (df 12)",
     )  # fmt: skip
-    return Answer(Study(root, document), 2, 1.5, [tax], [], root / "x.tar.zst")
+    return Answer(Study(root, document), 2, 1.5, [tax], [], root / "x.tar.zst", tables)
 
 
 @pytest.mark.parametrize("bounds", [[], [Bound(0.05)], [Bound(0.5, "ttft_p50")]])

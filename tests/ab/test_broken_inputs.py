@@ -5,10 +5,15 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from connector_tax.ab.arguments import parse
+from connector_tax.ab.ask import Asked
+from connector_tax.ab.design import engine_section, study_config
+from connector_tax.servers.command import split_command
+from connector_tax.study.design import resolve
 from tests.ab.commands import ENGINE, NO_NUMBER, STOPPED, STOPPED_LINE, Ab
 from tests.workflow.harness import gone
 
@@ -19,6 +24,7 @@ TRACEBACKS = (
     ' for i in {{1..50}}; do echo "(Worker pid=1) ERROR 1 [w.py:1] MemoryError: 15 GiB"; done;'
     ' for i in {{1..50}}; do echo "RuntimeError: see above {port}"; done; exit 1\''
 )
+BARE = "bash -c 'echo \"Exception: no CPU here\"; exit 1; echo {port}'"
 NOWHERE = "http://localhost:"
 RUNNING = {"--baseline": None, "--candidate": None, "--baseline-url": f"{NOWHERE}1",
            "--candidate-url": f"{NOWHERE}2"}  # fmt: skip
@@ -51,12 +57,23 @@ RUNNING = {"--baseline": None, "--candidate": None, "--baseline-url": f"{NOWHERE
         ({"--beside": "c {port} --api-key sk-abcdefghijklmnop0123"}, "--beside: found what looks"),
         ({"--candidate": "Fast=serve {port}"}, "--candidate: found the name 'Fast'; allowed: at"),
         ({"--candidate": "with-dash=serve {port}"}, "--candidate: found the name 'with-dash'"),
+        (
+            {"--baseline": "serve {port} 2>&1 | tee log"},
+            "found >&, and a command is started",
+        ),
+        ({"--baseline": "cd x && serve {port}"}, "allowed: bash -c 'cd x && serve {port}'"),
+        ({"--candidate": "serve {port} $NO_SUCH"}, "found $NO_SUCH, which is not set"),
+        ({"--candidate": "serve {port} $MY_TOKEN"}, "found $MY_TOKEN, which looks like a secret"),
         ({**RUNNING, "--candidate-url": "x=https://example.com"}, "allowed: http://127.0.0.1:PORT"),
     ],
 )
 def test_a_wrong_command_line_is_refused_with_a_line(
-    changed: dict[str, str | None], words: str, capsys: pytest.CaptureFixture[str]
+    changed: dict[str, str | None],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("MY_TOKEN", "abcdefghijklmnop0123")
     options: dict[str, str | None] = {
         "--baseline": "serve {port}",
         "--candidate": "serve {port}",
@@ -82,11 +99,49 @@ def test_a_variable_before_a_command_is_no_name() -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("serve $DIR/m {port}", ["serve", "/a b/m", "{port}"]),
+        ('serve "${DIR}/m" ~/x {port}', ["serve", "/a b/m", "/home/me/x", "{port}"]),
+        ("serve '$DIR' \\$DIR a~b {port}", ["serve", "$DIR", "$DIR", "a~b", "{port}"]),
+        ('serve --c {"a":"$DIR|x"} {port}', ["serve", "--c", '{"a":"$DIR|x"}', "{port}"]),
+        ("serve 'a|b' \"c;d\" {port}", ["serve", "a|b", "c;d", "{port}"]),
+    ],
+)
+def test_variables_are_expanded_as_a_shell_does(
+    line: str, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DIR", "/a b")
+    monkeypatch.setenv("HOME", "/home/me")
+    options = parse(
+        ["--baseline", line, "--candidate", f"x={line}", "--rate", "1", "--shape", "8x8"]
+    )
+    assert split_command(options.baseline) == words
+    ((name, candidate),) = options.candidate
+    assert (name, split_command(candidate)) == ("x", words)
+
+
+def test_candidates_may_have_the_names_of_a_studys_configurations() -> None:
+    names = ["plain", "nixl_both", "offloading"]
+    servers = [part for name in names for part in ("--candidate", f"{name}=serve {{port}}")]
+    options = parse(["--baseline", "run {port}", *servers, "--rate", "1", "--shape", "8x8"])
+    served: Any = {
+        "model": "m", "vocab_size": 100, "chat": False, "body": "bare", "exact_output": True,
+        "max_model_len": None, "version": None, "counters": False, "no_steps": "none",
+    }  # fmt: skip
+    baseline = Asked(served, {}, 1.0, "server by its command")
+    document = resolve(study_config(options, engine_section(options), baseline), "design")
+    assert [entry["id"] for entry in document["configurations"]] == ["baseline", *names]
+    assert [entry["connector"] for entry in document["configurations"]] == [None] * 4
+
+
+@pytest.mark.parametrize(
     ("further", "changed", "words"),
     [
         ([], {"baseline": "nosuch {port}"}, "exec: nosuch: not found"),
         ([], {"baseline": "false {port}"}, "baseline: the server ended with status 1 before"),
         ([], {"baseline": TRACEBACKS}, "before it was ready\nfirst error: MemoryError: 15 GiB\n"),
+        ([], {"baseline": BARE}, "first error: Exception: no CPU here\nlog: "),
         ([], {"baseline": f"{CHAT} 401"}, "answers 401: it asks for a key, and none is sent"),
         ([], {"candidate": CHAT}, "candidate serves another model: model embedded-model -> stub"),
         ([], {"candidate": f"{CHAT} same"}, "candidate: its answers have not the length asked for"),

@@ -37,7 +37,7 @@ from connector_tax.artifacts.study_file import Study, launches, load_study
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.config import ConfigError
 from connector_tax.figures.names import NAMES
-from connector_tax.files import ArtifactError, read_json, write_json
+from connector_tax.files import ArtifactError, read_json, write_json, write_text
 from connector_tax.foreign import printable
 from connector_tax.loadgen import LoadGeneratorError
 from connector_tax.study.cell import load_generator
@@ -115,6 +115,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             ShapeRateError, overlay.OverlayError, OSError) as error:  # fmt: skip
         line.say(f"ab: {error}")
         return NO_NUMBER
+    if options.export_markdown is not None:
+        try:
+            write_text(options.export_markdown, answer.markdown())
+        except OSError as error:
+            problem = problem or f"--export-markdown: {error}"
     try:
         print(json.dumps(answer.as_dict()) if options.json else answer.text(), flush=True)
     except BrokenPipeError:

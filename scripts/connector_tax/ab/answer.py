@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from connector_tax.artifacts.study_file import Study, launches
 from connector_tax.artifacts.tables import RESOURCE, TAX, EffectRow, read_table
 from connector_tax.artifacts.verdicts import CANNOT_TELL, MARKED, in_words
 from connector_tax.compare.bounds import NO_NUMBER, STATUS, Bound, check, worst
+from connector_tax.figures import compared
+from connector_tax.figures.tables import StudyTables
 from connector_tax.servers.command import running_port
 
 WORDS = {"ttft_p50": "TTFT", "tpot_p50": "TPOT"}
@@ -39,6 +41,7 @@ class Answer:
     """The answer of a finished comparison.
 
     Attributes:
+        tables: of the study, for commands and milliseconds.
         taxes: over all rates, of each candidate and judged metric.
         void: why the configurations have no valid cell that have none.
     """
@@ -49,17 +52,29 @@ class Answer:
     taxes: Sequence[EffectRow]
     resources: Sequence[EffectRow]
     archive: Path | None
+    tables: StudyTables
     void: Mapping[str, str] = field(default_factory=dict)
 
     def text(self) -> str:
-        """Two lines for each candidate, one for how it was measured, and the report's path."""
+        """The answer, the latencies in ms, and the report's path."""
+        table = compared.aligned(*compared.table(self.tables))
+        return "\n".join([*self.lines, *table, f"report: {self.study.root / paths.REPORT}"])
+
+    def markdown(self) -> str:
+        """The answer with both commands and the latencies as Markdown."""
+        return compared.markdown(self.tables, self.lines)
+
+    @property
+    def lines(self) -> list[str]:
+        """Two lines for each candidate, and one for how it was measured."""
         lines = []
         for name in dict.fromkeys(tax.config for tax in self.taxes):
             mine = [tax for tax in self.taxes if tax.config == name]
+            label = self.tables.label(name)
             if why := self._void(name):
-                lines.append(f"{name}: no number: every cell is void: {why}")
+                lines.append(f"{label}: no number: every cell is void: {why}")
                 continue
-            lines.append(f"{name}: {'; '.join(map(self._said, mine))}")
+            lines.append(f"{label}: {'; '.join(map(self._said, mine))}")
             lines.append(f"  besides: {self._besides(name)}")
         config, sweep = self.study.config, self.study.config["phase_a"]
         rates = ", ".join(f"{rate:g}" for rate in sweep["rates_rps"])
@@ -71,7 +86,7 @@ class Answer:
             f"{self.blocks} blocks in {self.minutes:.1f} min at {rates} requests/s of {shape}, "
             f"{config['engine']['label']}, medians{running}{shared}"
         )
-        return "\n".join([*lines, f"report: {self.study.root / paths.REPORT}"])
+        return lines
 
     @property
     def _running(self) -> bool:
@@ -127,11 +142,18 @@ class Answer:
 
     def as_dict(self) -> dict[str, Any]:
         """The answer for a program."""
+        sweep = self.study.config["phase_a"]
         return {
             "study": self.study.document["study"],
             "blocks": self.blocks,
             "minutes": round(self.minutes, 2),
-            "rates_rps": self.study.config["phase_a"]["rates_rps"],
+            "commands": self.study.config["engine"]["commands"],
+            "labels": {item.id: item.label for item in self.tables.configurations},
+            "engine": self.study.config["engine"]["label"],
+            "measured": dict(compared.load(self.tables)),
+            "rates_rps": sweep["rates_rps"],
+            "shape": [sweep["input_tokens"], sweep["output_tokens"]],
+            "latencies_ms": [asdict(one) for one in compared.latencies(self.tables)],
             "margin": self.study.config["statistics"]["margins"]["ttft_p50"],
             "findings": [
                 {name: getattr(tax, name) for name in FOUND} for tax in self.taxes
@@ -174,7 +196,8 @@ def answer_of(study: Study, blocks: int, archive: Path | None) -> Answer:
     ]  # fmt: skip
     taxes.sort(key=lambda row: VERDICT_METRICS.index(row.metric))
     resources = [row for row in rows if row.quantity == RESOURCE]
-    return Answer(study, blocks, spent_s / 60, taxes, resources, archive, all_void(indexes))
+    tables = StudyTables(study.root / paths.STUDY)
+    return Answer(study, blocks, spent_s / 60, taxes, resources, archive, tables, all_void(indexes))
 
 
 def all_void(indexes: Sequence[LaunchIndex]) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """The command line of `connector-tax ab`."""
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -11,9 +12,12 @@ from connector_tax.artifacts.metrics import VERDICT_METRICS
 from connector_tax.commands import AnsweringParser
 from connector_tax.compare.bounds import bound_of
 from connector_tax.foreign import is_secret
-from connector_tax.servers.command import PORT_MARK, running_port, split_command
+from connector_tax.servers.command import PORT_MARK, expanded, running_port, split_command
+from connector_tax.servers.kinds import ServerError
 
 BASELINE = "baseline"
+# The name of a candidate that has none; it is called by what differs in its command.
+UNNAMED = "candidate"
 EPILOG = """exit status: 0 answered (with --max: every tax lies below it), 1 one lies above it,
 2 cannot tell, 3 a candidate has no number, 64 the command line is wrong, 130 stopped.
 The same command carries on where it was stopped, and prints the answer again when it is there."""
@@ -72,6 +76,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="what a measurement holds alone [cpu, or the GPUs]")  # fmt: skip
     add("--shared-machine", action="store_true",
         help="measure though other processes use the CPUs; the answer says so")  # fmt: skip
+    add("--export-markdown", type=Path, metavar="FILE",
+        help="write the answer, both commands and the latencies as Markdown")  # fmt: skip
     add("--json", action="store_true", help="the answer as JSON on standard output")
     options = parser.parse_args(sys.argv[1:] if argv is None else argv)
     options.rate = sorted(set(options.rate))
@@ -85,7 +91,7 @@ def _check(parser: AnsweringParser, options: argparse.Namespace) -> None:
     names = [name for name, _ in options.candidate]
     if None in names and len(names) > 1:
         parser.error("--candidate: found several without a name; allowed: NAME='COMMAND'")
-    options.candidate = [(name or "candidate", command) for name, command in options.candidate]
+    options.candidate = [(name or UNNAMED, command) for name, command in options.candidate]
     names = [name for name, _ in options.candidate]
     for name in names:
         if names.count(name) > 1 or name == BASELINE or _TAKEN.fullmatch(name):
@@ -147,7 +153,11 @@ def _typed(check: Callable[[str], Any], allowed: str) -> Callable[[str], Any]:
 
 
 def _words(text: str) -> str | None:
-    return text if split_command(text) else None
+    """Return a command line with its variables in place; None where it is none."""
+    try:
+        return expanded(text, os.environ) if split_command(text) else None
+    except ServerError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _running(text: str) -> str | None:
@@ -165,7 +175,8 @@ def _named(check: Callable[[str], Any]) -> Callable[[str], tuple[str | None, str
                 " a letter first (NAME in capitals sets an environment variable)"
             )
         name, server = (match[1], match[2]) if match else (None, text)
-        return (name, server) if check(server) else None
+        known = check(server)
+        return None if known is None else (name, known)
 
     return read
 

@@ -8,12 +8,14 @@ from typing import Any
 
 import psutil
 
-from connector_tax.ab.arguments import BASELINE
+from connector_tax.ab.arguments import BASELINE, UNNAMED
 from connector_tax.ab.ask import GRACE_S, Asked
 from connector_tax.artifacts.metrics import METRICS
 from connector_tax.artifacts.study_records import CellSection, EngineSection
 from connector_tax.config import DEFAULTS, filled, load_yaml
+from connector_tax.figures.compared import label_of
 from connector_tax.machine import GpuError, query_gpus
+from connector_tax.servers.command import split_command
 from connector_tax.study.durations import expected_cell_s
 
 # Of the whole: the levels of its looks add up to it.
@@ -30,7 +32,7 @@ MOST_IN_FLIGHT = 1024
 
 def arguments_of(options: argparse.Namespace) -> dict[str, Any]:
     """The arguments that a measurement depends on."""
-    unused = ("json", "max", "name", "device", "ready_timeout")
+    unused = ("export_markdown", "json", "max", "name", "device", "ready_timeout")
     return {key: value for key, value in sorted(vars(options).items()) if key not in unused}
 
 
@@ -98,7 +100,11 @@ def study_config(
         planned = options.minutes * 60 / block_s(options, baseline.startup_s, life_s)
         blocks = min(max(2, math.floor(planned)), MOST_BLOCKS)
     looks = blocks - 1
-    labels = {BASELINE: "baseline", **{name: name for name, _ in options.candidate}}
+    base = split_command(options.baseline)
+    labels = {BASELINE: "baseline"} | {
+        name: label_of(base, split_command(command)) if name == UNNAMED else name
+        for name, command in options.candidate
+    }
     cell = _cell_section(options, life_s)
     cores = (psutil.cpu_count(logical=False) or 2) - 2
     config |= {

@@ -15,7 +15,7 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.metrics import criteria_of
 from connector_tax.artifacts.tables import POOLED
 from connector_tax.artifacts.verdicts import sign_of
-from connector_tax.figures import resources, steps, style
+from connector_tax.figures import compared, resources, steps, style
 from connector_tax.figures.names import FIGURES
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, reading
@@ -73,6 +73,9 @@ def context(study: StudyTables) -> dict[str, Any]:
         "runs": runs,
         "series": series,
         "scores": resources.scores(study),
+        "commands": compared.commands(study),
+        "load": compared.load(study),
+        "latencies": compared.table(study) if compared.commands(study) else None,
         "sign_of": sign_of,
         "changed_settings": changed_settings(study.root, study.document),
         "figures": {name: _figure(study, name) for name in FIGURES},

@@ -11,10 +11,12 @@ import json
 import os
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from connector_tax.artifacts.names import Launch, baseline_of
+from connector_tax.foreign import is_secret
 from connector_tax.servers.kinds import (
     STEP_LOG_PREFIX,
     STEP_LOG_VARIABLE,
@@ -37,6 +39,15 @@ PORT_MARK = "{port}"
 _RUNNING = re.compile(r"http://(?:127\.0\.0\.1|localhost):([1-9]\d{0,4})/?")
 _COMPANION_PORT = re.compile(r"\{(beside\d+)\.port\}")
 _JSON = re.compile(r"(?<![^\s=])\{")
+_OPERATORS = "|&;<>()"
+_NAME = r"\$\{?(?P<name>[A-Za-z_]\w*)\}?"
+_VARIABLE = re.compile(_NAME)
+# What a shell expands, and what keeps it from doing so.
+_EXPANDED = re.compile(
+    rf"""'[^']*'|\\.|"(?P<double>(?:\\.|[^"\\])*)"|{_NAME}|(?<!\S)(?P<home>~)(?=/|\s|$)""",
+    re.DOTALL,
+)
+_ESCAPED = re.compile(r'[\\"$`]')
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 
@@ -83,6 +94,10 @@ def split_command(line: str) -> list[str]:
     Raises:
         ValueError: a quote has no end.
     """
+    return shlex.split(_with_quoted_json(line))
+
+
+def _with_quoted_json(line: str) -> str:
     quoted, done = "", 0
     for start in (match.start() for match in _JSON.finditer(line)):
         if start >= done:
@@ -92,7 +107,53 @@ def split_command(line: str) -> list[str]:
                 _, end = json.JSONDecoder().raw_decode(line, start)
                 quoted += line[done:start] + shlex.quote(line[start:end])
                 done = end
-    return shlex.split(quoted + line[done:])
+    return quoted + line[done:]
+
+
+def expanded(line: str, variables: Mapping[str, str]) -> str:
+    """Return a command line with its variables and `~` in place, as a shell would have them.
+
+    Nothing within single quotes or JSON is expanded. The result is recorded, so it must not hold a
+    secret.
+
+    Raises:
+        ServerError: a variable is not set or looks like a secret, or the line needs a shell; the
+            text says what to write.
+        ValueError: a quote has no end.
+    """
+    text = _with_quoted_json(line)
+    operators = shlex.shlex(text, posix=True, punctuation_chars=_OPERATORS)
+    operators.whitespace_split = True
+    operators.commenters = ""
+    for word in operators:
+        if word and not set(word) - set(_OPERATORS):
+            raise ServerError(
+                f"found {word}, and a command is started without a shell; allowed:"
+                f" {shlex.join(['bash', '-c', line])}"
+            )
+
+    def value(match: re.Match[str]) -> str:
+        if match["double"] is not None:
+            return f'"{_VARIABLE.sub(escaped, match["double"])}"'
+        return shlex.quote(variable(match)) if match["name"] or match["home"] else match[0]
+
+    def escaped(match: re.Match[str]) -> str:
+        return _ESCAPED.sub(r"\\\g<0>", variable(match))
+
+    def variable(match: re.Match[str]) -> str:
+        if match.groupdict().get("home"):
+            return str(Path.home())
+        name = match["name"]
+        if name not in variables:
+            raise ServerError(f"found ${name}, which is not set; allowed: variables that are")
+        if is_secret(name, variables[name]):
+            raise ServerError(
+                f"found ${name}, which looks like a secret (not shown); allowed: none, the command"
+                " is recorded; a server reads its own environment"
+            )
+        return variables[name]
+
+    return _EXPANDED.sub(value, text)
 
 
 def running_port(text: str) -> int | None:

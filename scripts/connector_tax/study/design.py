@@ -84,6 +84,9 @@ def resolve(config: Mapping[str, Any], source: str, *, shuffled: bool = True) ->
         ConfigError: the configuration, config/configurations.yaml or the engine's file is unusable.
     """
     configurations = load_configurations(shipped("config/configurations.yaml"))
+    if config.get("engine", {}).get("kind") == "command":
+        # Servers by their commands have names of their own.
+        configurations = {}
     resolved = check_study(config, source, list(configurations))
     check_engine(resolved["engine"], source)
     check_slots(resolved, source)

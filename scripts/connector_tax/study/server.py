@@ -46,7 +46,7 @@ ANSWER_S = 5.0
 TAIL_LINES = 20
 NO_KEEPALIVE = httpx.Limits(max_keepalive_connections=0)
 # The last line of a traceback, behind what a logger puts before it; not a warning that names one.
-_ERROR = re.compile(r"(?:^|\] )((?:\w+\.)*[A-Z]\w*(?:Error|Exception): .+)", re.MULTILINE)
+_ERROR = re.compile(r"(?:^|\] )((?:\w+\.)*(?:[A-Z]\w*)?(?:Error|Exception): .+)", re.MULTILINE)
 _IN_USE = re.compile("address already in use", re.IGNORECASE)
 
 
@@ -305,13 +305,15 @@ class Server:
         return publishable("".join(texts))
 
     def log_tail(self) -> str:
-        """The last lines of both logs, of those that have some; before them the first error.
+        """The first error and the paths of the logs; without one the logs' last lines.
 
         vLLM's last lines are tracebacks of the processes that waited for the one that failed.
         """
-        error = _ERROR.search(self.log_text())
-        tails = [self._tail_of(name) for name in LOGS if (self.folder / name).stat().st_size]
-        return "\n".join([*([f"first error: {error[1]}"] if error else []), *tails])
+        written = [name for name in LOGS if (self.folder / name).stat().st_size]
+        if error := _ERROR.search(self.log_text()):
+            logs = ", ".join(without_root(str(self.folder / name)) for name in written)
+            return f"first error: {error[1]}\nlog: {logs}"
+        return "\n".join(map(self._tail_of, written))
 
     def _tail_of(self, name: str) -> str:
         path = self.folder / name

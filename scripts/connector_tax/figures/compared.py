@@ -1,0 +1,172 @@
+"""What a comparison of servers compared, and their latencies in milliseconds.
+
+The commands with the words in which they differ, the load, the machine, and each rate's percentiles
+beside the difference: for the terminal, the report, JSON and Markdown of `connector-tax ab`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+
+from connector_tax import text
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.metrics import HEADLINE, LATENCY_METRICS, VERDICT_METRICS
+from connector_tax.artifacts.tables import POOLED, TAX
+from connector_tax.figures.tables import StudyTables
+from connector_tax.files import read_json
+
+MOST_LABEL = 40
+MEDIANS_FIRST = (*VERDICT_METRICS, *HEADLINE)
+# A word of a command, and whether the other one lacks it.
+Word = tuple[str, bool]
+Interval = tuple[float | None, float | None, float | None]
+
+
+@dataclass(frozen=True)
+class Latency:
+    """A percentile at one rate, in ms: the baseline's, a candidate's, and their difference.
+
+    Each is a value with the ends of its 95% interval; None where there is none.
+    """
+
+    config: str
+    rate_rps: float
+    metric: str
+    base: Interval
+    own: Interval
+    difference: Interval
+
+
+def marked_words(own: Sequence[str], other: Sequence[str]) -> list[Word]:
+    """Mark the words of one command that are not those of the other in their place."""
+    blocks = SequenceMatcher(None, own, other, autojunk=False).get_matching_blocks()
+    same = {place for block in blocks for place in range(block.a, block.a + block.size)}
+    return [(word, place not in same) for place, word in enumerate(own)]
+
+
+def label_of(baseline: Sequence[str], candidate: Sequence[str]) -> str:
+    """Return what a candidate's command has that the baseline's lacks, in at most 40 characters.
+
+    A word that is JSON with the name of a connector is that name.
+    """
+    more = [_short(word) for word, other in marked_words(candidate, baseline) if other]
+    less = [_short(word) for word, other in marked_words(baseline, candidate) if other]
+    words = " ".join(more) or ("without " + " ".join(less) if less else "the same again")
+    return words if len(words) <= MOST_LABEL else f"{words[: MOST_LABEL - 1].rstrip()}…"
+
+
+def _short(word: str) -> str:
+    option, equals, value = word.rpartition("=") if word.startswith("--") else ("", "", word)
+    try:
+        content = json.loads(value)
+    except ValueError:
+        return word
+    name = content.get("kv_connector") if isinstance(content, dict) else None
+    return f"{option}{equals}{name}" if isinstance(name, str) else word
+
+
+def commands(study: StudyTables) -> list[tuple[str, list[Word]]]:
+    """Each server's label and the words of its command; empty in a study of configurations.
+
+    A word of the baseline is marked where any candidate lacks it.
+    """
+    lines: Mapping[str, str] = study.settings["engine"].get("commands", {})
+    if not lines:
+        return []
+    words = {name: line.split() for name, line in lines.items()}
+    base = words[study.baseline]
+    others = {name: of for name, of in words.items() if name != study.baseline}
+    marked = [marked_words(base, of) for of in others.values()]
+    first = [(word, any(of[place][1] for of in marked)) for place, word in enumerate(base)]
+    found = [(study.label(study.baseline), first)]
+    return found + [(study.label(name), marked_words(of, base)) for name, of in others.items()]
+
+
+def load(study: StudyTables) -> list[tuple[str, str]]:
+    """How the servers were measured: load, machine, date, launches and requests."""
+    sweep, seen = study.settings["phase_a"], read_json(study.root / paths.ENVIRONMENT)
+    measured = [row for row in study.cell_rows if row.block != POOLED and row.status == "valid"]
+    gpus = [gpu for gpu in seen.get("gpu", []) if gpu != "no GPU"]
+    launches = {(row.config, row.block, row.phase) for row in measured}
+    return [
+        ("load", f"{', '.join(f'{rate:g}' for rate in sweep['rates_rps'])} requests/s of"
+                 f" {sweep['input_tokens']}x{sweep['output_tokens']} tokens, open loop"),
+        ("machine", "; ".join([str(seen.get("cpu", "unknown")), *gpus])),
+        ("date", str(study.document.get("created_utc", "unknown"))),
+        ("measured", f"{len(launches)} launches, {sum(row.n or 0 for row in measured):,} requests"),
+    ]  # fmt: skip
+
+
+def latencies(study: StudyTables) -> list[Latency]:
+    """The percentiles of Phase A of each candidate, medians first, by rate."""
+    pooled = {(row.config, row.cell): row for row in study.pooled}
+
+    def level(config: str, cell: str, metric: str) -> Interval:
+        row = pooled.get((config, cell))
+        if row is None:
+            return None, None, None
+        value, lo, hi = (row.number(f"{metric}{end}_ms") for end in ("", "_lo", "_hi"))
+        return value, lo, hi
+
+    names = {item.id for item in study.connectors}
+    rows = [row for row in study.of(TAX, "A") if row.config in names and row.rate_rps is not None]
+    found = [
+        Latency(
+            row.config, row.rate_rps or 0.0, row.metric,
+            level(study.baseline, row.cell, row.metric),
+            level(row.config, row.cell, row.metric), row.difference,
+        )
+        for row in rows
+        if row.metric in MEDIANS_FIRST
+    ]  # fmt: skip
+    return sorted(found, key=lambda one: (one.rate_rps, MEDIANS_FIRST.index(one.metric)))
+
+
+def ms(interval: Interval, *, signed: bool = False) -> str:
+    """`12.3 [11.9, 12.8]`; a difference with its sign."""
+    value, lo, hi = interval
+    if value is None:
+        return text.DASH
+    decimals = 2 if abs(value) < 9.95 else 1
+
+    def number(one: float) -> str:
+        return text.signed(one, decimals) if signed else text.number(one, decimals)
+
+    return number(value) + ("" if lo is None or hi is None else f" [{number(lo)}, {number(hi)}]")
+
+
+def table(study: StudyTables) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows of the latencies in ms."""
+    found = latencies(study)
+    several = len({one.rate_rps for one in found}) > 1
+    headings = ["ms", study.label(study.baseline), "candidate", "", "difference"]
+    rows = [
+        [LATENCY_METRICS[one.metric].label + (f" at {one.rate_rps:g}/s" if several else ""),
+         ms(one.base), study.label(one.config), ms(one.own), ms(one.difference, signed=True)]
+        for one in found
+    ]  # fmt: skip
+    return headings, rows
+
+
+def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table in columns, for a terminal."""
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in (headings, *rows))
+    return [f"  {line}" for line in lines]
+
+
+def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a Markdown table."""
+    lines = [list(headings), ["---"] * len(headings), *map(list, rows)]
+    return [f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines]
+
+
+def markdown(study: StudyTables, answer: Sequence[str]) -> str:
+    """The answer, what was compared, and the latencies, as Markdown."""
+    lines = ["# " + study.name, "", *(f"- {line.strip()}" for line in answer), ""]
+    for label, words in commands(study):
+        shown = " ".join(f"**{word}**" if other else word for word, other in words)
+        lines.append(f"- {label}: {shown}")
+    lines += [f"- {name}: {said}" for name, said in load(study)]
+    return "\n".join([*lines, "", *markdown_table(*table(study)), ""])

@@ -1,0 +1,89 @@
+"""What a comparison of servers compared: the words that differ, the load, milliseconds."""
+
+from typing import Any
+
+import pytest
+
+from connector_tax.artifacts.tables import POOLED, TAX
+from connector_tax.figures.compared import (
+    commands,
+    label_of,
+    latencies,
+    load,
+    markdown,
+    marked_words,
+)
+from connector_tax.figures.tables import StudyTables
+from connector_tax.files import read_json, write_json
+from connector_tax.servers.command import split_command
+from tests.figures.figure_study import write_study
+from tests.figures.figure_tables import Design
+from tests.shared import known
+
+SERVE = "vllm serve M --port {port}"
+NIXL = ' --kv-transfer-config {"kv_connector":"NixlConnector","kv_role":"kv_both"}'
+
+
+@pytest.mark.parametrize(
+    ("baseline", "candidate", "label"),
+    [
+        (SERVE, SERVE + NIXL, "--kv-transfer-config NixlConnector"),
+        (SERVE + " --max-num-seqs 8", SERVE + " --max-num-seqs 64", "64"),
+        (SERVE + " --enforce-eager", SERVE, "without --enforce-eager"),
+        (SERVE, SERVE, "the same again"),
+        ("old/bin/" + SERVE, "new/bin/" + SERVE, "new/bin/vllm"),
+    ],
+)
+def test_a_candidate_is_called_by_what_differs(baseline: str, candidate: str, label: str) -> None:
+    assert label_of(split_command(baseline), split_command(candidate)) == label
+
+
+def test_a_long_difference_is_cut() -> None:
+    assert len(label_of(["serve"], ["serve", "--option", "x" * 100])) == 40
+
+
+def test_words_are_marked_in_their_place_alone() -> None:
+    marked = marked_words(["a", "--x", "1", "--y", "1"], ["a", "--x", "1", "--y", "2"])
+    assert marked == [("a", False), ("--x", False), ("1", False), ("--y", False), ("1", True)]
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> StudyTables:
+    root = tmp_path_factory.mktemp("compared")
+    write_study(root, Design())
+    document: Any = read_json(root / "study.json")
+    ids = [entry["id"] for entry in document["configurations"]]
+    document["config"]["engine"]["commands"] = {
+        name: SERVE + (NIXL if name == "nixl_both" else "") for name in ids
+    }
+    write_json(root / "study.json", document)
+    return StudyTables(root / "study.json")
+
+
+def test_commands_load_and_machine_are_said(study: StudyTables) -> None:
+    said = dict(commands(study))
+    assert [word for word, other in said["NIXL both"] if other] == NIXL.split()
+    assert not any(other for _, other in said["plain"])
+    words = dict(load(study))
+    assert "requests/s of" in words["load"]
+    assert words["measured"].endswith("requests")
+
+
+def test_milliseconds_are_those_of_the_tables(study: StudyTables) -> None:
+    found = [one for one in latencies(study) if one.config == "nixl_both"]
+    assert found[0].metric == "ttft_p50"
+    for one in found:
+        (row,) = (r for r in study.of(TAX, "A") if (r.config, r.metric, r.rate_rps)
+                  == (one.config, one.metric, one.rate_rps))  # fmt: skip
+        assert one.difference == row.difference
+        (pooled,) = (r for r in study.cell_rows if (r.config, r.cell, r.phase, r.block)
+                     == ("plain", row.cell, "A", POOLED))  # fmt: skip
+        assert one.base[0] == pooled.number(f"{one.metric}_ms")
+
+
+def test_markdown_has_the_commands_and_every_latency(study: StudyTables) -> None:
+    page = markdown(study, ["NIXL both: costs"])
+    assert "- NIXL both: costs" in page
+    assert "**--kv-transfer-config**" in page
+    assert page.count("\n| ") == len(latencies(study)) + 2
+    assert known(latencies(study)[0].own[0]) > 0
