@@ -43,13 +43,14 @@ from connector_tax.loadgen.show import print_summary
 from connector_tax.loadgen.sink import RecordSink
 from connector_tax.loadgen.source import Source, read_source
 from connector_tax.loadgen.summary import session_outcomes, summarise
+from connector_tax.loadgen.table import latency_csv
 from connector_tax.loadgen.traffic import Load
 
 COHORTS = (
     "closed loop with fixed lengths: requests that start together end together and stay in step, "
     "so latencies are those of a server that gets its work in waves"
 )
-OUTPUTS = ("summary", "output", "session_output")
+OUTPUTS = ("summary", "output", "session_output", "csv")
 
 
 class _Signals:
@@ -117,7 +118,7 @@ def run(
         "utc_minus_monotonic_ns": dict(zip(("begin", "end"), offsets_ns, strict=True)),
     }
     summary = _about(options, target) | times
-    summary |= summarise(result, checks, sink, options.goodput)
+    summary |= summarise(result, checks, sink, options.goodput, options.percentiles)
     started = len({r.session for r in result.records if r.t_send_ns is not None})
     summary["notes"] += [*source.notes, *filter(None, [source.use(started)])]
     summary["address"] = generator.address
@@ -144,6 +145,9 @@ def run(
     try:
         if options.summary is not None:
             write_json(options.summary, summary)
+        if options.csv is not None:
+            table = latency_csv([("run", summary["latency_ms"])], options.percentiles)
+            write_bytes(options.csv, table)
         if options.session_output is not None:
             lines = map(msgspec.json.encode, session_outcomes(result.requests))
             write_bytes(options.session_output, b"".join(line + b"\n" for line in lines))

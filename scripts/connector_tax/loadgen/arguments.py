@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from connector_tax.loadgen.spellings import Parser
 from connector_tax.loadgen.trace import BLOCK
 
 EXIT_CODES = """exit status:
@@ -60,8 +61,9 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the command line; exits with status 2 and a message if it is wrong."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="connector-tax loadgen",
+        allow_abbrev=False,
         description="Send requests to an OpenAI-compatible endpoint; report when everything came.",
         epilog=EXIT_CODES,
         formatter_class=_Help,
@@ -134,6 +136,13 @@ def share_of_one(text: str) -> float:
     if not 0 < share < 1:
         raise argparse.ArgumentTypeError(f"{text!r}; allowed: between 0 and 100%")
     return share
+
+
+def percentiles(text: str) -> list[float]:
+    percents = sorted({float(part) for part in text.split(",")})
+    if not all(0 < percent < 100 for percent in percents):
+        raise argparse.ArgumentTypeError(f"{text!r}; allowed: numbers between 0 and 100")
+    return percents
 
 
 def json_object(text: str) -> dict[str, Any]:
@@ -234,6 +243,8 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     add("--no-affinity", action="store_true", help="do not pin to CPUs")
     keep = "ms: how many requests keep all of these"
     add("--goodput", type=latency_limit, nargs="+", default=[], metavar="ttft:200", help=keep)
+    add("--percentiles", type=percentiles, default="50,90,95,99", help="of every latency")
+    add("--csv", type=Path, help="the table of latencies: a row for each")
     add("--summary", type=Path, help="JSON: configuration, checks, percentiles with intervals")
     add("--output", type=Path, help="JSONL, a record per request, as they end (- is stdout)")
     add("--session-output", type=Path, help="JSONL, one record per session")

@@ -1,20 +1,19 @@
 """Print the summary of a run."""
 
-from collections.abc import Sequence
 from typing import Any, TextIO
 
 from rich.console import Console
-from rich.table import Table
 
 from connector_tax.loadgen.checks import ADVICE, WRONG
 from connector_tax.loadgen.messages import FAILURES, TOLERATED
-from connector_tax.loadgen.summary import PERCENTS
+from connector_tax.loadgen.table import latency_table
 
 SHARED_FIRST_MAX = 0.01
 
 
 def print_summary(summary: dict[str, Any], stream: TextIO) -> None:
-    console = Console(file=stream, width=110, highlight=False, markup=False)
+    # Elsewhere than in a terminal, lines are not wrapped: programs read them.
+    console = Console(file=stream, highlight=False, markup=False, soft_wrap=not stream.isatty())
     console.print(
         f"{summary['requests']} requests in {summary['window_s']:.1f} s, {summary['ok']} ok; "
         f"{summary['requests_per_s']:.2f} requests/s ended in it, "
@@ -46,12 +45,8 @@ def print_summary(summary: dict[str, Any], stream: TextIO) -> None:
             f"goodput within {limits}: {goodput['requests_per_s']:.2f} requests/s, {share} of all"
         )
     if summary["latency_ms"]:
-        latency = Table("ms", "n", "mean", "p50", "p90", "p99", "max",
-                        title="latency of successes, 95% CI")  # fmt: skip
-        for name, row in summary["latency_ms"].items():
-            cells = [_cell(row[f"p{percent}"], row[f"p{percent}_interval"]) for percent in PERCENTS]
-            latency.add_row(name, f"{row['n']}", f"{row['mean']:.3f}", *cells, f"{row['max']:.3f}")
-        console.print(latency)
+        console.print("latency of successes")
+        console.print(latency_table(summary["latency_ms"], summary["configuration"]["percentiles"]))
     checks = summary["checks"]
     console.print(f"{sum(check['passed'] for check in checks)} of {len(checks)} checks pass")
     for check in checks:
@@ -129,9 +124,3 @@ def _token_notes(summary: dict[str, Any]) -> list[str]:
         for name, count in goodput["not_measured"].items():
             notes.append(f"{count} of {ok} have no {name}: they are not good")
     return notes
-
-
-def _cell(value: float, interval: Sequence[float] | None) -> str:
-    if interval is None:
-        return f"{value:.3f}"
-    return f"{value:.3f} ({interval[0]:.3f} to {interval[1]:.3f})"

@@ -10,6 +10,9 @@ from typing import BinaryIO
 
 import msgspec
 import numpy as np
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
 from connector_tax.files import standard_stream, write_all
 from connector_tax.loadgen.messages import LINE_FIELDS, RequestRecord
@@ -49,8 +52,16 @@ class RecordSink:
         self._recent_ms: deque[float] = deque(maxlen=RECENT)
         self._tokens = 0
         self._told = (0.0, 0)
-        self._terminal = sys.stderr.isatty()
         self._next_s = 0.0
+        self._live: Live | None = None
+        if sys.stderr.isatty():
+            console = Console(stderr=True, highlight=False, markup=False)
+            self._live = Live(
+                console=console,
+                auto_refresh=False,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
 
     def take(self, record: RequestRecord) -> None:
         if self._stream is not None:
@@ -73,28 +84,32 @@ class RecordSink:
     def progress(self, progress: Progress) -> None:
         """Let what was written reach the file; show how the run goes.
 
-        By a line that is rewritten in a terminal, and a new one every five seconds elsewhere.
+        By a live line in a terminal, and a new one every five seconds elsewhere.
         """
         self._flush()
         if progress.elapsed_s < self._next_s:
             return
-        self._next_s = progress.elapsed_s + (1.0 if self._terminal else 5.0)
+        self._next_s = progress.elapsed_s + (1.0 if self._live is not None else 5.0)
         since_s, tokens = self._told
         self._told = progress.elapsed_s, self._tokens
         rate = (self._tokens - tokens) / max(progress.elapsed_s - since_s, 1e-9)
         latest = ""
         if self._recent_ms:
             p50, p90 = np.percentile(self._recent_ms, (50, 90))
-            latest = f", TTFT p50 {p50:.1f} p90 {p90:.1f} ms, {rate:,.0f} tokens/s"
-        print(
-            f"{progress.elapsed_s:7.1f} s  {progress.issued} sent, {progress.inflight} in "
-            f"flight, {progress.ok} ok, {progress.failed} failed{latest}",
-            end="\x1b[K\r" if self._terminal else "\n", file=sys.stderr, flush=True,
-        )  # fmt: skip
+            latest = f", TTFT p50 {p50:.0f} p90 {p90:.0f} ms, {rate:,.0f} tokens/s"
+        line = (
+            f"{progress.elapsed_s:.0f} s: {progress.issued} sent, {progress.inflight} in flight, "
+            f"{progress.ok} ok, {progress.failed} failed{latest}"
+        )
+        if self._live is None:
+            print(line, file=sys.stderr, flush=True)
+            return
+        self._live.start()
+        self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def close(self) -> None:
         """Write what is left; leave the line of progress standing."""
-        self._leave_line()
+        self._stop_live()
         self._flush()
         if self._file is not None:
             self._file.close()
@@ -114,9 +129,9 @@ class RecordSink:
                 with contextlib.suppress(OSError):  # a pipe or a device
                     self._file.truncate(self._written)
             self.problem = f"{self._path}: {error.strerror}; it has what came before"
-            self._leave_line()
+            self._stop_live()
             print(f"error: {self.problem}; the run goes on", file=sys.stderr)
 
-    def _leave_line(self) -> None:
-        if self._terminal and self._next_s:
-            print(file=sys.stderr)
+    def _stop_live(self) -> None:
+        if self._live is not None:
+            self._live.stop()

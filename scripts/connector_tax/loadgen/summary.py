@@ -84,8 +84,8 @@ def latencies_ms(record: RequestRecord) -> dict[str, float]:
 
 # ---- the summary
 
-P99_MIN_SAMPLES = 1000
-PERCENTS = (50, 90, 99)
+BEYOND = 10
+"""Samples that must lie beyond a percentile of 99 or more, for it to have an interval."""
 TEXTS = 3
 """The commonest texts of a kind of failure that are told."""
 
@@ -95,6 +95,7 @@ def summarise(
     checks: Checks,
     sink: RecordSink,
     slos_ms: Sequence[tuple[str, float]],
+    percents: Sequence[float],
 ) -> dict[str, Any]:
     """Return what a run says. Times are in s and ms.
 
@@ -104,6 +105,7 @@ def summarise(
     Args:
         sink: has seen every request; its gaps are sorted here.
         slos_ms: latencies that a request must keep to count as good.
+        percents: of the latencies, ascending.
     """
     records = [record for record in result.requests if record.measured]
     begin_ns, stop_ns = result.t_warmup_end_ns, result.t_stop_ns
@@ -146,7 +148,7 @@ def summarise(
             "input": _lengths([record.prompt_tokens for record in ok]),
             "output": _lengths([record.completion_tokens for record in ok]),
         },
-        "latency_ms": {k: _quantiles(k, v) for k, v in series.items() if len(v)},
+        "latency_ms": {k: _quantiles(k, v, percents) for k, v in series.items() if len(v)},
         "goodput": _goodput(latencies, slos_ms, len(records), window_s) if slos_ms else None,
         "clock": result.clock,
         "traffic_ended_by": result.cooldown_ended_by,
@@ -232,21 +234,29 @@ def _goodput(
     }
 
 
-def _quantiles(name: str, ordered: "NDArray[np.floating[Any]]") -> dict[str, Any]:
-    """n, mean, max and percentiles with their order-statistic intervals, null where there is none.
+def _quantiles(
+    name: str, ordered: "NDArray[np.floating[Any]]", percents: Sequence[float]
+) -> dict[str, Any]:
+    """Return n, mean, standard deviation, max, and percentiles with order-statistic intervals.
 
-    ITL has no intervals: the gaps of one stream are not independent.
+    What a sample cannot tell is null. ITL has no intervals: the gaps of one stream depend on each
+    other.
     """
     n = len(ordered)
-    row: dict[str, Any] = {"n": n, "mean": float(np.mean(ordered, dtype=np.float64))}
-    for percent in PERCENTS:
-        row[f"p{percent}"] = percentile_of(ordered, percent)
-        row[f"p{percent}_interval"] = None
-        if name == "ITL" or (percent == 99 and n < P99_MIN_SAMPLES):
+    row: dict[str, Any] = {
+        "n": n,
+        "mean": float(np.mean(ordered, dtype=np.float64)),
+        "std": float(np.std(ordered, dtype=np.float64, ddof=1)) if n > 1 else None,
+    }
+    for percent in percents:
+        key = f"p{percent:g}"
+        row[key] = percentile_of(ordered, percent)
+        row[f"{key}_interval"] = None
+        if name == "ITL" or (percent >= 99 and n * (100 - percent) < 100 * BEYOND):
             continue
         low, high = order_statistic_ranks(n, percent, CONFIDENCE)
         if low is not None and high is not None:
-            row[f"p{percent}_interval"] = [float(ordered[low - 1]), float(ordered[high - 1])]
+            row[f"{key}_interval"] = [float(ordered[low - 1]), float(ordered[high - 1])]
     return row | {"max": float(ordered[-1])}
 
 

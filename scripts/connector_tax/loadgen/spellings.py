@@ -1,0 +1,98 @@
+"""Answer a wrong command line with one line: the error, and what was probably meant."""
+
+import argparse
+import difflib
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+# How other clients spell an option (vllm bench serve, guidellm, AIPerf, perf_analyzer) -> what does
+# it here.
+PEERS = {
+    "--api-key": "--api-key-env NAME",
+    "--arrival-pattern": "--arrivals",
+    "--arrival-smoothness": "--arrivals gamma --gamma-shape",
+    "--backend": "--chat, or a path in --url",
+    "--base-url": "--url",
+    "--benchmark-duration": "--duration",
+    "--benchmark-grace-period": "--drain",
+    "--burstiness": "--arrivals gamma --gamma-shape",
+    "--concurrency-ramp-duration": "--rampup",
+    "--concurrency-range": "--concurrency",
+    "--custom-dataset-type": "--trace or --prompts",
+    "--data": "--prompts or --trace",
+    "--dataset-name": "--prompt-tokens, --prompt-words, --prompts or --trace",
+    "--dataset-path": "--prompts or --trace",
+    "--endpoint": "a path in --url",
+    "--endpoint-type": "--chat",
+    "--extra-body": "--body",
+    "--extra-inputs": "--body",
+    "--fixed-schedule": "--trace",
+    "--host": "--url",
+    "--input-file": "--trace or --prompts",
+    "--input-len": "--prompt-tokens",
+    "--isl": "--prompt-tokens",
+    "--max-concurrency": "--concurrency",
+    "--max-requests": "--requests",
+    "--max-seconds": "--duration",
+    "--measurement-interval": "--duration",
+    "--metric-percentiles": "--percentiles",
+    "--num-prompts": "--requests",
+    "--num-requests": "--requests",
+    "--num-warmups": "--warmup, in seconds",
+    "--osl": "--max-tokens",
+    "--output-len": "--max-tokens",
+    "--output-path": "--summary or --csv",
+    "--output-tokens-mean": "--max-tokens",
+    "--percentile-metrics": "--percentiles",
+    "--port": "--url",
+    "--profile": "--rate or --concurrency",
+    "--random-input-len": "--prompt-tokens",
+    "--random-output-len": "--max-tokens",
+    "--random-seed": "--seed",
+    "--rate-type": "--rate or --concurrency",
+    "--request-count": "--requests",
+    "--request-rate": "--rate",
+    "--request-rate-range": "--rate",
+    "--request-timeout-seconds": "--timeout",
+    "--request-type": "--chat",
+    "--result-filename": "--summary",
+    "--save-result": "--summary",
+    "--served-model-name": "--model",
+    "--streaming": "nothing: answers are streamed unless --no-stream is given",
+    "--synthetic-input-tokens-mean": "--prompt-tokens",
+    "--target": "--url",
+    "--tokenizer": "nothing: this load generator never tokenizes",
+    "--users": "--concurrency",
+    "--warmup-request-count": "--warmup, in seconds",
+    "--workers-max": "--workers",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are two lines, and which knows the spellings of other clients."""
+
+    def parse_args(  # type: ignore[override]
+        self,
+        args: Sequence[str] | None = None,
+        namespace: argparse.Namespace | None = None,
+    ) -> argparse.Namespace:
+        """Parse; an option of another client is named before a required one that is missing."""
+        words = sys.argv[1:] if args is None else args
+        for word in words:
+            if word == "--":
+                break
+            name = word.partition("=")[0]
+            if word.startswith("--") and name not in self._option_string_actions:
+                self.error(f"unknown option {name}{self._meant(name)}")
+        return super().parse_args(words, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """Print what is wrong and where to read on; exit with status 2."""
+        self.exit(2, f"error: {message}\nhint: {self.prog} --help lists every option\n")
+
+    def _meant(self, name: str) -> str:
+        if name in PEERS:
+            return f"; did you mean {PEERS[name]}?"
+        close = difflib.get_close_matches(name, self._option_string_actions, n=1, cutoff=0.75)
+        return f"; did you mean {close[0]}?" if close else ""
