@@ -11,10 +11,8 @@ import pytest
 
 from connector_tax.analysis.measure import Requests
 from connector_tax.analysis.reference import (
-    Judgement,
     NoReferenceRateError,
     combine,
-    judge,
     judge_cells,
     main,
     reference_rates,
@@ -22,6 +20,7 @@ from connector_tax.analysis.reference import (
 from connector_tax.artifacts.folder import CellFolder
 from connector_tax.artifacts.metrics import CellLoad
 from connector_tax.artifacts.names import CellKey
+from connector_tax.artifacts.saturation import Judgement, judge
 from connector_tax.artifacts.stage_records import RatesRecord
 from connector_tax.artifacts.study_file import Study
 from tests.analysis.synthetic import CONFIG, write_synthetic_study

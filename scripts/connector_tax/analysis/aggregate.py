@@ -25,7 +25,6 @@ from connector_tax.analysis.hypotheses import criteria, hypotheses
 from connector_tax.analysis.machine import machine_use, read_machine
 from connector_tax.analysis.measure import measure_requests, measure_waiting
 from connector_tax.analysis.reference import (
-    Judgement,
     NoReferenceRateError,
     judge_cells,
     load_of,
@@ -41,6 +40,7 @@ from connector_tax.artifacts.folder import CellFolder, StudyFolder
 from connector_tax.artifacts.looks import read_looks
 from connector_tax.artifacts.names import ALL_RATES, REFERENCE_OF, REFERENCES, CellKey
 from connector_tax.artifacts.record_reader import read_record
+from connector_tax.artifacts.saturation import Judgement
 from connector_tax.artifacts.stage_records import HypothesesRecord, RatesRecord
 from connector_tax.artifacts.study_file import Study, cell_rates, shape_limits
 from connector_tax.artifacts.tables import ROW_TYPES, Row, column_types, table_text

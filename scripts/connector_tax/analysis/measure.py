@@ -27,6 +27,7 @@ from connector_tax.artifacts.cell_records import CellRecord, MeasuredWindow, Scr
 from connector_tax.artifacts.folder import CellFolder, decoded, read_blocks
 from connector_tax.artifacts.metrics import FAR_TAIL, LATENCY_METRICS
 from connector_tax.artifacts.names import FAILED
+from connector_tax.artifacts.saturation import backlog_growth_s, effective_rps
 from connector_tax.artifacts.tables import Row
 from connector_tax.files import ArtifactError, read_json
 from connector_tax.ranks import order_statistic_ranks
@@ -97,10 +98,7 @@ class Requests:
     @property
     def backlog_growth_s(self) -> float | None:
         """Median E2E of the last tenth of the successes minus that of the first tenth, in s."""
-        if self.n == 0:
-            return None
-        tenth = max(1, self.n // 10)
-        return float(np.median(self.e2e_ms[-tenth:]) - np.median(self.e2e_ms[:tenth])) / 1e3
+        return backlog_growth_s(self.e2e_ms)
 
     @property
     def backlog_by_quarter_s(self) -> list[float | None]:
@@ -122,8 +120,7 @@ class Requests:
     @property
     def effective_rps(self) -> float:
         """Successes over the window plus the backlog's growth."""
-        growth = self.backlog_growth_s
-        return 0.0 if growth is None else self.n / (self.window_s + max(0.0, growth))
+        return effective_rps(self.e2e_ms, self.window_s)
 
     @property
     def throughput_ratio(self) -> float | None:

@@ -16,7 +16,6 @@ is measured at them: later changes of Phase A or of its thresholds are reported,
 import argparse
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,8 +24,9 @@ from connector_tax.analysis.ingest import block_devices
 from connector_tax.analysis.measure import Requests, measure_requests, measure_waiting
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.folder import CellFolder, StudyFolder
-from connector_tax.artifacts.metrics import CellLoad, Sweep, criteria_of
+from connector_tax.artifacts.metrics import CellLoad, criteria_of
 from connector_tax.artifacts.names import REFERENCE_OF, SAME_RATES, CellKey, Launch
+from connector_tax.artifacts.saturation import Judgement, judge
 from connector_tax.artifacts.stage_records import RatesRecord
 from connector_tax.artifacts.study_file import Study
 from connector_tax.artifacts.study_records import Reference
@@ -41,25 +41,6 @@ class NoReferenceRateError(Exception):
     """There is no reference rate, or not yet; the text says who is in the way."""
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """One launch at one rate: the value of each criterion, and whether it fired."""
-
-    load: CellLoad
-    values: Mapping[str, float | None]
-    fired: Mapping[str, bool | None]
-
-    @property
-    def saturated(self) -> bool:
-        """Whether any criterion fired."""
-        return any(fired is True for fired in self.fired.values())
-
-    @property
-    def names(self) -> str:
-        """The criteria that fired, joined by semicolons."""
-        return ";".join(name for name, fired in self.fired.items() if fired)
-
-
 def load_of(requests: Requests, waiting: float | None, rate_rps: float | None) -> CellLoad | None:
     """The load figures of a cell; None when nothing succeeded in it."""
     ratio = requests.throughput_ratio
@@ -67,24 +48,6 @@ def load_of(requests: Requests, waiting: float | None, rate_rps: float | None) -
         return None
     growth = requests.backlog_by_quarter_s
     return CellLoad(rate_rps, ratio, waiting, requests.percentiles_ms, growth)
-
-
-def judge(load: CellLoad, sweep: Sweep, bounds: Mapping[str, float]) -> Judgement:
-    """Apply the criteria.
-
-    Args:
-        load: the cell at rate r.
-        sweep: the same launch's cells of Phase A that are valid; none outside it.
-        bounds: the `saturation` section of the configuration.
-    """
-    criteria = criteria_of(bounds)
-    values = {name: criterion.value(load, sweep) for name, criterion in criteria.items()}
-    fired: dict[str, bool | None] = dict.fromkeys(criteria)
-    for name, criterion in criteria.items():
-        value, bound = values[name], bounds[criterion.bound]
-        if value is not None:
-            fired[name] = value > bound if criterion.above else value < bound
-    return Judgement(load, values, fired)
 
 
 def judge_cells(

@@ -23,11 +23,12 @@ from connector_tax.analysis.effect import mean_of
 from connector_tax.analysis.ingest import block_devices, merged_reasons
 from connector_tax.analysis.machine import MachineUse
 from connector_tax.analysis.measure import Requests, request_columns
-from connector_tax.analysis.reference import Judgement, at_least_half
+from connector_tax.analysis.reference import at_least_half
 from connector_tax.analysis.steps import Steps, step_columns
 from connector_tax.artifacts.folder import CellFolder
 from connector_tax.artifacts.metrics import LATENCY_METRICS, CellLoad, criteria_of, margin_of
 from connector_tax.artifacts.names import CellKey
+from connector_tax.artifacts.saturation import Judgement
 from connector_tax.artifacts.study_file import Study
 from connector_tax.artifacts.study_records import StudyConfig
 from connector_tax.artifacts.tables import POOLED, STEP_COLUMNS, Row
