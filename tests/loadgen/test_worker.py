@@ -159,7 +159,7 @@ def test_results_leave_together_unless_that_is_too_much_for_a_message(
 def test_records_reach_the_file_before_they_fill_the_memory(tmp_path: Path) -> None:
     """Also where results come faster than lines are made, and it is never time to show progress."""
     path = tmp_path / "out.jsonl"
-    sink = RecordSink(path)
+    sink = RecordSink(path, {})
     reads = array("q", range(10_000)).tobytes()
     taken = 0
     while taken * 50_000 < 3 * PENDING_BYTES:

@@ -2,36 +2,37 @@
 
 import argparse
 import contextlib
-import itertools
 import math
-import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import msgspec
-
+from connector_tax.artifacts.metrics import CellLoad
 from connector_tax.files import (
     exit_status,
     is_stdout,
     open_closed_streams,
-    standard_stream,
-    write_bytes,
-    write_json,
 )
 from connector_tax.loadgen.affinity import plan_affinity, read_topology
-from connector_tax.loadgen.arguments import parse_arguments
+from connector_tax.loadgen.arguments import parse_arguments, shown_command
 from connector_tax.loadgen.checks import verify
 from connector_tax.loadgen.endpoint import is_local, wait_ready
-from connector_tax.loadgen.generator import Interrupted, LoadGenerator, LoadGeneratorOptions
+from connector_tax.loadgen.generator import (
+    CellResult,
+    Interrupted,
+    LoadGenerator,
+    LoadGeneratorOptions,
+)
 from connector_tax.loadgen.http import read_clocks
 from connector_tax.loadgen.messages import LoadGeneratorError, Target
-from connector_tax.loadgen.plan import CellRule, PrecisionRule
+from connector_tax.loadgen.outputs import OUTPUTS, check_outputs, write_outputs
+from connector_tax.loadgen.plan import PrecisionRule
 from connector_tax.loadgen.setup import (
     check_numbers,
     make_load,
@@ -39,18 +40,16 @@ from connector_tax.loadgen.setup import (
     make_target,
     most_connections,
 )
-from connector_tax.loadgen.show import print_summary
+from connector_tax.loadgen.show import print_summary, print_sweep
 from connector_tax.loadgen.sink import RecordSink
 from connector_tax.loadgen.source import Source, read_source
-from connector_tax.loadgen.summary import session_outcomes, summarise
-from connector_tax.loadgen.table import latency_csv
-from connector_tax.loadgen.traffic import Load
+from connector_tax.loadgen.summary import Checks, summarise
+from connector_tax.loadgen.sweep import judge_rate, judgement_record
 
 COHORTS = (
     "closed loop with fixed lengths: requests that start together end together and stay in step, "
     "so latencies are those of a server that gets its work in waves"
 )
-OUTPUTS = ("summary", "output", "session_output", "csv")
 
 
 class _Signals:
@@ -80,33 +79,37 @@ class _Signals:
                 signal.signal(number, handler)
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One load that was sent: what came of it, and whether a line of it could not be written."""
+
+    summary: dict[str, Any]
+    result: CellResult
+    checks: Checks
+    lost: bool
+
+
 def run(
+    generator: LoadGenerator,
     options: argparse.Namespace,
-    target: Target,
-    load: Load,
-    rule: CellRule,
     source: Source,
     signals: _Signals,
-) -> int:
-    """Run, print, write; return the exit status."""
-    server_cores = 1 if is_local(target.host) else 0
-    plan = plan_affinity(read_topology(), options.workers, server_cores, not options.no_affinity)
-    print("\n".join(plan.lines()), file=sys.stderr)
-    generator_options = LoadGeneratorOptions(
-        workers=options.workers, connections_per_worker=options.connections, cpus=plan
-    )
+    append: bool,
+) -> Run:
+    """Send one load."""
+    rule = make_rule(options, source)
+    load = make_load(options, generator.target, rule, source)
     target_width = options.stop_at_precision
     precision = None if target_width is None else PrecisionRule(target_width)
-    with LoadGenerator(target, generator_options) as generator:
-        sink = RecordSink(options.output)
-        signals.generator = generator
-        clocks = [read_clocks()]
-        try:
-            result = generator.run(load, rule, sink.progress, precision, on_record=sink.take)
-        except Interrupted as stop:
-            result = stop.result
-        clocks.append(read_clocks())
-        sink.close()
+    sink = RecordSink(options.output, {"rate": _rate(options)}, append)
+    signals.generator = generator
+    clocks = [read_clocks()]
+    try:
+        result = generator.run(load, rule, sink.progress, precision, on_record=sink.take)
+    except Interrupted as stop:
+        result = stop.result
+    clocks.append(read_clocks())
+    sink.close()
     for problem in result.health["connect_errors"]:
         print(f"warning: {problem}", file=sys.stderr)
     checks = verify(result, load)
@@ -117,14 +120,14 @@ def run(
         "started_utc": begun.isoformat(timespec="microseconds"),
         "utc_minus_monotonic_ns": dict(zip(("begin", "end"), offsets_ns, strict=True)),
     }
-    summary = _about(options, target) | times
+    summary = _about(options, generator.target) | times
     summary |= summarise(result, checks, sink, options.goodput, options.percentiles)
     started = len({r.session for r in result.records if r.t_send_ns is not None})
     summary["notes"] += [*source.notes, *filter(None, [source.use(started)])]
     summary["address"] = generator.address
     if generator.addresses > 1:
         summary["notes"].append(
-            f"{target.host} has {generator.addresses} addresses; every request went to "
+            f"{generator.target.host} has {generator.addresses} addresses; every request went to "
             f"{generator.address}"
         )
     if precision is not None:
@@ -132,10 +135,49 @@ def run(
         known = f"known to ±{width:.1%}" if math.isfinite(width) else "not known yet"
         known = f"TTFT and TPOT p90 of {count} successes are {known}"
         summary["notes"].append(f"{known}; asked for ±{precision.target:.1%}")
+    return Run(summary, result, checks, sink.problem is not None)
+
+
+def run_all(
+    options: argparse.Namespace, target: Target, source: Source, signals: _Signals
+) -> list[Run]:
+    """Send each load, one after the other, up to the first rate that saturates the server."""
+    server_cores = 1 if is_local(target.host) else 0
+    plan = plan_affinity(read_topology(), options.workers, server_cores, not options.no_affinity)
+    print("\n".join(plan.lines()), file=sys.stderr)
+    generator_options = LoadGeneratorOptions(
+        workers=options.workers, connections_per_worker=options.connections, cpus=plan
+    )
+    runs: list[Run] = []
+    earlier: dict[float, CellLoad] = {}
+    with LoadGenerator(target, generator_options) as generator:
+        for rate in options.rates or [None]:
+            at = argparse.Namespace(**{**vars(options), "rate": rate})
+            if len(options.rates) > 1:
+                print(f"rate {rate:g}:", file=sys.stderr)
+            done = run(generator, at, source, signals, append=bool(runs))
+            runs.append(done)
+            if rate is not None and len(options.rates) > 1:
+                saturation = judgement_record(judge_rate(done.result, rate, earlier))
+                done.summary["saturation"] = saturation
+                if saturation["saturated"]:
+                    break
+            if signals.received is not None:
+                break
+    return runs
+
+
+def report(options: argparse.Namespace, runs: Sequence[Run], signals: _Signals) -> int:
+    """Print and write what came of the runs; return the exit status."""
+    summaries = [one.summary for one in runs]
     to_stdout = any(is_stdout(getattr(options, name)) for name in OUTPUTS)
-    lost = sink.problem is not None
+    lost = any(one.lost for one in runs)
+    stream = sys.stderr if to_stdout else sys.stdout
     try:
-        print_summary(summary, sys.stderr if to_stdout else sys.stdout)
+        if len(options.rates) > 1:
+            print_sweep(summaries, stream)
+        else:
+            print_summary(summaries[0], stream)
         sys.stdout.flush()
     except (BrokenPipeError, SystemExit):  # nobody reads on, where rich would end the process
         lost |= to_stdout
@@ -143,14 +185,7 @@ def run(
         lost = True
         print(f"error: standard output: {error.strerror}", file=sys.stderr)
     try:
-        if options.summary is not None:
-            write_json(options.summary, summary)
-        if options.csv is not None:
-            table = latency_csv([("run", summary["latency_ms"])], options.percentiles)
-            write_bytes(options.csv, table)
-        if options.session_output is not None:
-            lines = map(msgspec.json.encode, session_outcomes(result.requests))
-            write_bytes(options.session_output, b"".join(line + b"\n" for line in lines))
+        write_outputs(options, summaries, [one.result for one in runs])
     except OSError as error:
         lost = True
         print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
@@ -158,9 +193,21 @@ def run(
         return 128 + signals.received
     if lost:
         return 4
-    if not summary["ok"]:
+    if not summaries[0]["ok"]:
         return 3
-    return 0 if all(check["pass"] for check in checks.values()) else 1
+    return 0 if all(_passes(one) for one in runs) else 1
+
+
+def _passes(one: Run) -> bool:
+    """Return whether every check passed; a saturated rate may fail requests."""
+    saturated = one.summary.get("saturation", {"saturated": False})["saturated"]
+    excused = ("error_rate", "dropped") if saturated else ()
+    return all(check["pass"] for name, check in one.checks.items() if name not in excused)
+
+
+def _rate(options: argparse.Namespace) -> float | str | None:
+    """Return the rate as JSON has it."""
+    return "inf" if options.rate == math.inf else options.rate
 
 
 def _about(options: argparse.Namespace, target: Target) -> dict[str, Any]:
@@ -169,40 +216,29 @@ def _about(options: argparse.Namespace, target: Target) -> dict[str, Any]:
         name: str(value) if isinstance(value, Path) else value
         for name, value in vars(options).items()
     }
+    del configuration["command"]
     configuration["header"] = sorted(target.headers)
     # A query may hold a key.
     configuration["url"] = options.url.partition("?")[0]
-    if options.rate is not None:
-        configuration["rate"] = options.rate if options.rate < 1e300 else "inf"
+    configuration["rate"] = _rate(options)
+    configuration["rates"] = options.rates if len(options.rates) > 1 else None
     prompts = options.prompt_words or options.prompt_tokens or options.trace
     drawn = prompts or options.arrivals not in (None, "fixed")
     notes = [f"--seed {options.seed} repeats its arrivals and prompts"] if drawn else []
     fixed = options.ignore_eos or options.body.get("ignore_eos")
     return {
         "version": version("connector-tax"),
+        "command": options.command,
         "configuration": configuration,
         "notes": [*notes, *([COHORTS] if options.concurrency is not None and fixed else [])],
     }
 
 
-def _check_outputs(options: argparse.Namespace) -> None:
-    """Refuse outputs that cannot be written before anything is sent; raises ValueError."""
-    paths = [path for name in OUTPUTS if (path := getattr(options, name)) is not None]
-    for first, second in itertools.combinations(paths, 2):
-        if first.resolve() == second.resolve() and not first.is_char_device():
-            raise ValueError(f"{first}: found it for two outputs; allowed: one")
-    for path in paths:
-        if standard_stream(path) is not None:
-            continue
-        place = path if path.exists() else path.resolve().parent
-        if path.is_dir() or not os.access(place, os.W_OK):
-            where = "the folder" if place != path else "it"
-            raise ValueError(f"{path}: {where} cannot be written to")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     open_closed_streams()
-    options = parse_arguments(sys.argv[1:] if arguments is None else arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    options = parse_arguments(words)
+    options.command = shown_command(words)
     try:
         check_numbers(options)
         target = make_target(options)
@@ -211,7 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.connections = most_connections(options)
         # Before anything is asked of the endpoint, so that bad arguments are seen at once.
         make_load(options, target, rule, source)
-        _check_outputs(options)
+        check_outputs(options)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
@@ -220,8 +256,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with signals.handled():
             if not options.no_ready_check:
                 options.model = wait_ready(target, options.model, options.wait)
-            load = make_load(options, target, rule, source)
-            return run(options, target, load, rule, source, signals)
+            return report(options, run_all(options, target, source, signals), signals)
     except KeyboardInterrupt:
         print("interrupted before anything was measured", file=sys.stderr)
         return 128 + (signals.received or signal.SIGINT)

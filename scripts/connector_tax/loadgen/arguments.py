@@ -3,6 +3,7 @@
 import argparse
 import math
 import secrets
+import shlex
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import msgspec
 
 from connector_tax.loadgen.spellings import Parser
+from connector_tax.loadgen.sweep import powers_of_two
 from connector_tax.loadgen.trace import BLOCK
 
 EXIT_CODES = """exit status:
@@ -74,6 +76,8 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     _add_requests(parser)
     _add_output(parser)
     options = parser.parse_args(arguments)
+    options.rates = _rates(parser, options)
+    options.rate = options.rates[0] if options.rates else None
     absent = [name for name in NEEDS if not given(options, name)]
     for name, (needed, _) in NEEDS.items():
         if name not in absent and not any(given(options, other) for other in needed):
@@ -115,6 +119,33 @@ def _refuse_token_times(parser: argparse.ArgumentParser, options: argparse.Names
         parser.error("--stop-at-precision is of TTFT and TPOT; a whole response has neither")
 
 
+def _rates(parser: Parser, options: argparse.Namespace) -> list[float]:
+    """Return the rates in the order of their runs, ascending; exits if they cannot follow."""
+    rates: list[float] = sorted(options.sweep or options.rate or [])
+    if len(rates) < 2:
+        return rates
+    if len({*rates}) < len(rates) or math.inf in rates:
+        parser.error("--rate is given several times; allowed: different rates, none of them inf")
+    for name in ("session_file", "session_output", "prompts"):
+        if given(options, name):
+            parser.error(f"{option_name(name)} has no place in a run of several rates")
+    return rates
+
+
+def shown_command(words: Sequence[str]) -> str:
+    """Return the command line as a shell takes it, without values of headers and queries."""
+    shown, before = ["connector-tax", "loadgen"], ""
+    for word in words:
+        option, equals, value = word.partition("=") if word.startswith("--") else (before, "", word)
+        if option == "--header" and value:
+            value = f"{value.partition(':')[0]}: ..."
+        if option == "--url" and "?" in value:
+            value = f"{value.partition('?')[0]}?..."
+        shown.append(f"{option}={value}" if equals else value if option == before else word)
+        before = "" if equals or not word.startswith("--") else word
+    return shlex.join(shown)
+
+
 def given(options: argparse.Namespace, name: str) -> bool:
     value = getattr(options, name)
     return value is not None and value is not False
@@ -136,6 +167,16 @@ def share_of_one(text: str) -> float:
     if not 0 < share < 1:
         raise argparse.ArgumentTypeError(f"{text!r}; allowed: between 0 and 100%")
     return share
+
+
+def sweep(text: str) -> list[float]:
+    lowest, _, highest = text.partition(":")
+    try:
+        return powers_of_two(float(lowest), float(highest))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: {error}; allowed: LOWEST:HIGHEST, requests/s"
+        ) from None
 
 
 def percentiles(text: str) -> list[float]:
@@ -179,7 +220,10 @@ def _add_endpoint(parser: argparse.ArgumentParser) -> None:
 def _add_load(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("load (--rate, --concurrency, or a file with start times)")
     kind = load.add_mutually_exclusive_group()
-    kind.add_argument("--rate", type=float, help="sessions a second, open loop; inf: all at once")
+    open_loop = "sessions a second, open loop; inf: all at once; several: one after the other"
+    kind.add_argument("--rate", type=float, action="append", help=open_loop)
+    doubled = "rates 1, 2, 4, ..., until one is too much for the server"
+    kind.add_argument("--sweep", type=sweep, metavar="1:32", help=doubled)
     kind.add_argument("--concurrency", type=int, help="sessions kept active, closed loop")
     add = load.add_argument
     add("--requests", type=int, help="end when so many have been sent and have ended")
@@ -244,6 +288,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     keep = "ms: how many requests keep all of these"
     add("--goodput", type=latency_limit, nargs="+", default=[], metavar="ttft:200", help=keep)
     add("--percentiles", type=percentiles, default="50,90,95,99", help="of every latency")
+    add("--html", type=Path, help="a page with curves, checks and the command")
     add("--csv", type=Path, help="the table of latencies: a row for each")
     add("--summary", type=Path, help="JSON: configuration, checks, percentiles with intervals")
     add("--output", type=Path, help="JSONL, a record per request, as they end (- is stdout)")

@@ -18,8 +18,9 @@ from connector_tax.artifacts.checks import (
     schedule_check,
 )
 from connector_tax.loadgen.generator import CellResult
+from connector_tax.loadgen.latency import latencies_ms
 from connector_tax.loadgen.messages import RequestRecord
-from connector_tax.loadgen.summary import Checks, latencies_ms, session_outcomes
+from connector_tax.loadgen.summary import Checks, session_outcomes
 from connector_tax.loadgen.traffic import Load
 
 SESSION_DELAY_P99_MS = 5.0

@@ -1,99 +1,146 @@
 """Print the summary of a run."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from rich.console import Console
 
 from connector_tax.loadgen.checks import ADVICE, WRONG
 from connector_tax.loadgen.messages import FAILURES, TOLERATED
+from connector_tax.loadgen.sweep import sweep_table, verdict
 from connector_tax.loadgen.table import latency_table
 
+Summary = Mapping[str, Any]
+"""As `loadgen/summary.py:summarise` makes it, with configuration and notes."""
 SHARED_FIRST_MAX = 0.01
 
 
-def print_summary(summary: dict[str, Any], stream: TextIO) -> None:
+def print_summary(summary: Summary, stream: TextIO) -> None:
+    """Print what came of one load."""
+    console = _console(stream)
+    for line in headlines(summary):
+        console.print(line)
+    for line in failures(summary):
+        console.print(line)
+    for note in notes(summary):
+        console.print(f"note: {note}")
+    if summary["latency_ms"]:
+        console.print("latency of successes")
+        console.print(latency_table(summary["latency_ms"], summary["configuration"]["percentiles"]))
+    for line in check_lines(summary):
+        console.print(line)
+
+
+def print_sweep(summaries: Sequence[Summary], stream: TextIO) -> None:
+    """Print a row for each rate, the highest that is kept up with, and what went wrong where."""
+    console = _console(stream)
+    console.print(sweep_table(summaries))
+    console.print(verdict(summaries))
+    seen: set[str] = set()
+    for summary in summaries:
+        lines = failures(summary) + [f"note: {note}" for note in notes(summary)]
+        passed, *failed = check_lines(summary)
+        new = [line for line in [*lines, *failed] if line not in seen]
+        seen |= {*new}
+        if new:
+            console.print(f"at rate {summary['configuration']['rate']:g} ({passed}):")
+        for line in new:
+            console.print(f"  {line}")
+
+
+def _console(stream: TextIO) -> Console:
     # Elsewhere than in a terminal, lines are not wrapped: programs read them.
-    console = Console(file=stream, highlight=False, markup=False, soft_wrap=not stream.isatty())
-    console.print(
+    return Console(file=stream, highlight=False, markup=False, soft_wrap=not stream.isatty())
+
+
+def headlines(summary: Summary) -> list[str]:
+    """Return counts, throughput, lengths, finish reasons and goodput."""
+    lines = [
         f"{summary['requests']} requests in {summary['window_s']:.1f} s, {summary['ok']} ok; "
         f"{summary['requests_per_s']:.2f} requests/s ended in it, "
         f"{summary['tokens_per_s']:.1f} tokens/s came"
-    )
+    ]
     for name, lengths in summary["lengths"].items():
         if lengths is not None:
             rate = f", {summary['input_tokens_per_s']:.1f} tokens/s" if name == "input" else ""
-            console.print(
+            lines.append(
                 f"{name} tokens: mean {lengths['mean']:.1f}, p50 {lengths['p50']:g}, "
                 f"p90 {lengths['p90']:g}{rate}"
             )
     if summary["finish_reasons"]:
         reasons = ", ".join(f"{count} {name}" for name, count in summary["finish_reasons"].items())
-        console.print(f"finish reasons: {reasons}")
-    for kind, failures in summary["failed"].items():
-        console.print(f"  {failures['count']} {kind}: {FAILURES[kind][1]}")
-        texts = failures["texts"]
-        for text, count in texts.items():
-            console.print(f"      {count} x {text}")
-        if texts and (others := failures["count"] - sum(texts.values())):
-            console.print(f"      {others} x other texts")
-    for note in (*_notes(summary), *summary.get("notes", ())):
-        console.print(f"note: {note}")
+        lines.append(f"finish reasons: {reasons}")
     if (goodput := summary["goodput"]) is not None:
         limits = ", ".join(f"{name} {limit:g} ms" for name, limit in goodput["slo_ms"].items())
         share = "-" if goodput["share"] is None else f"{100 * goodput['share']:.1f}%"
-        console.print(
+        lines.append(
             f"goodput within {limits}: {goodput['requests_per_s']:.2f} requests/s, {share} of all"
         )
-    if summary["latency_ms"]:
-        console.print("latency of successes")
-        console.print(latency_table(summary["latency_ms"], summary["configuration"]["percentiles"]))
+    return lines
+
+
+def failures(summary: Summary) -> list[str]:
+    """Return a line for each kind of failure, and the commonest texts of it below."""
+    lines = []
+    for kind, failed in summary["failed"].items():
+        lines.append(f"  {failed['count']} {kind}: {FAILURES[kind][1]}")
+        texts = failed["texts"]
+        lines += [f"      {count} x {text}" for text, count in texts.items()]
+        if texts and (others := failed["count"] - sum(texts.values())):
+            lines.append(f"      {others} x other texts")
+    return lines
+
+
+def check_lines(summary: Summary) -> list[str]:
+    """Return how many checks passed, and two lines for each that failed."""
     checks = summary["checks"]
-    console.print(f"{sum(check['passed'] for check in checks)} of {len(checks)} checks pass")
+    lines = [f"{sum(check['passed'] for check in checks)} of {len(checks)} checks pass"]
     for check in checks:
         name, value = check["name"], check["value"]
         if value is None:
-            console.print(f"FAIL {name}: no data")
+            lines.append(f"FAIL {name}: no data")
         elif not check["passed"]:
-            console.print(f"FAIL {name} is {value:.4g}, allowed {check['bound']}: {WRONG[name]}")
-            console.print(f"     {ADVICE[name]}")
+            lines.append(f"FAIL {name} is {value:.4g}, allowed {check['bound']}: {WRONG[name]}")
+            lines.append(f"     {ADVICE[name]}")
+    return lines
 
 
-def _notes(summary: dict[str, Any]) -> list[str]:
-    """What a reader should know of numbers that are there."""
+def notes(summary: Summary) -> list[str]:
+    """Return what a reader should know of numbers that are there."""
     ok, shared = summary["ok"], summary["first_token_shared"]
-    notes = [f"{count} of {ok}: {TOLERATED[name]}" for name, count in summary["tolerated"].items()]
+    lines = [f"{count} of {ok}: {TOLERATED[name]}" for name, count in summary["tolerated"].items()]
     if summary["counted_by_client"]:
         counted = f"{summary['counted_by_client']} of {ok} without usage: tokens are"
-        notes.append(
+        lines.append(
             f"{counted} the token events that came: too few where two tokens share an event, one "
             "too many where the last event is none"
             if not summary["configuration"]["no_stream"]
             else f"{counted} not known"
         )
     if shared > SHARED_FIRST_MAX * ok:
-        notes.append(
+        lines.append(
             f"{shared} of {ok}: the first read brought several tokens, so TTFT is that of a later "
             "one (the server sends them together, or this machine reads too late)"
         )
     timed = summary["latency_ms"].get("TPOT", {"n": 0})["n"]
     if ok > timed and not summary["configuration"]["no_stream"]:
-        notes.append(
+        lines.append(
             f"{ok - timed} of {ok} without TPOT: fewer than two tokens, or all in one read"
         )
-    notes += _token_notes(summary)
+    lines += _token_notes(summary)
     if summary["paused"] and summary["configuration"]["concurrency"] is not None:
-        notes.append(
+        lines.append(
             f"{summary['paused']} failures made their place of the closed loop pause, for 1 s or "
             "as Retry-After said: fewer requests were under way than --concurrency"
         )
     if summary["retried"]:
-        notes.append(f"{summary['retried']} sent again: a connection from the pool was dead")
+        lines.append(f"{summary['retried']} sent again: a connection from the pool was dead")
     if summary["waited_for_connection"]:
-        notes.append(f"{summary['waited_for_connection']} waited for a connection (--connections)")
-    return notes
+        lines.append(f"{summary['waited_for_connection']} waited for a connection (--connections)")
+    return [*lines, *summary["notes"]]
 
 
-def _token_notes(summary: dict[str, Any]) -> list[str]:
+def _token_notes(summary: Summary) -> list[str]:
     """Return what is odd about the number of tokens, and what it makes of the latencies."""
     ok, configuration, notes = summary["ok"], summary["configuration"], []
     factor = summary["tokens_per_event"]

@@ -4,9 +4,10 @@ import contextlib
 import sys
 from array import array
 from collections import deque
+from collections.abc import Mapping
 from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
@@ -15,6 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from connector_tax.files import standard_stream, write_all
+from connector_tax.loadgen.latency import latency_columns
 from connector_tax.loadgen.messages import LINE_FIELDS, RequestRecord
 from connector_tax.loadgen.plan import Progress
 from connector_tax.loadgen.throughput import TokenTimes, read_pairs
@@ -34,8 +36,14 @@ class RecordSink:
     written.
     """
 
-    def __init__(self, path: Path | None) -> None:
-        """Open the file, which is written as it stands; raises OSError."""
+    def __init__(self, path: Path | None, more: Mapping[str, Any], append: bool = False) -> None:
+        """Open the file, which is written as it stands; raises OSError.
+
+        Args:
+            more: columns that each line ends with.
+            append: go on with a file that this command has begun.
+        """
+        self._more = more
         self.itl_ms = array("f")
         self.tokens = TokenTimes()
         self.problem: str | None = None
@@ -47,7 +55,8 @@ class RecordSink:
         if path is not None:
             self._stream = standard_stream(path)
             if self._stream is None:
-                self._stream = self._file = path.open("wb", buffering=0)
+                self._stream = self._file = path.open("ab" if append else "wb", buffering=0)
+                self._written = path.stat().st_size
         self._encode = msgspec.json.Encoder().encode
         self._recent_ms: deque[float] = deque(maxlen=RECENT)
         self._tokens = 0
@@ -65,7 +74,8 @@ class RecordSink:
 
     def take(self, record: RequestRecord) -> None:
         if self._stream is not None:
-            self._lines += self._encode(record.fields(LINE_FIELDS)) + b"\n"
+            line = {**record.fields(LINE_FIELDS), **latency_columns(record), **self._more}
+            self._lines += self._encode(line) + b"\n"
             if len(self._lines) > PENDING_BYTES:
                 self._flush()
         if record.status == "ok" and record.t_first_token_ns is not None:

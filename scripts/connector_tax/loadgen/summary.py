@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from connector_tax.artifacts.cell_records import CheckRecord
 from connector_tax.loadgen.generator import CellResult
+from connector_tax.loadgen.latency import latencies_ms
 from connector_tax.loadgen.messages import RequestRecord
 from connector_tax.loadgen.plan import CONFIDENCE
 from connector_tax.loadgen.sink import RecordSink
@@ -57,29 +58,6 @@ def session_outcomes(records: Sequence[RequestRecord]) -> list[SessionOutcome]:
         )
         outcomes.append(outcome)
     return outcomes
-
-
-def latencies_ms(record: RequestRecord) -> dict[str, float]:
-    """Return the latencies of a success, in ms, from the intended send time.
-
-    TTFT is that of the first token, TTFA of the first that is no reasoning; a whole response has
-    none. TPOT = (last token - first token) / (tokens after those of the first read); without any,
-    or with all tokens in one read, there is none.
-    """
-    due_ns, first_ns = record.t_intended_ns, record.t_first_token_ns
-    last_ns = record.t_last_token_ns
-    if record.status != "ok" or last_ns is None:
-        return {}
-    latencies = {"E2E": (last_ns - due_ns) / 1e6}
-    if first_ns is None:
-        return latencies
-    latencies["TTFT"] = (first_ns - due_ns) / 1e6
-    if record.t_first_answer_ns is not None:
-        latencies["TTFA"] = (record.t_first_answer_ns - due_ns) / 1e6
-    later_tokens = (record.completion_tokens or 0) - (record.first_read_tokens or 1)
-    if later_tokens > 0 and last_ns > first_ns:
-        latencies["TPOT"] = (last_ns - first_ns) / 1e6 / later_tokens
-    return latencies
 
 
 # ---- the summary

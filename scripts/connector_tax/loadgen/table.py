@@ -12,13 +12,8 @@ Latencies = Mapping[str, Mapping[str, Any]]
 
 
 def latency_table(latencies: Latencies, percents: Sequence[float]) -> Table:
-    """Return a table of count, mean, spread and percentiles, with the intervals below these.
-
-    TTFA is left out where it equals TTFT: no answer began with reasoning.
-    """
-    shown = {name: row for name, row in latencies.items() if name != "TTFA"}
-    if "TTFA" in latencies and latencies["TTFA"] != latencies.get("TTFT"):
-        shown = {"TTFT": latencies["TTFT"], "TTFA": latencies["TTFA"], **shown}
+    """Return a table of count, mean, spread and percentiles, with the intervals below these."""
+    shown = distinct(latencies)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("ms")
     for name in shown:
@@ -35,6 +30,12 @@ def latency_table(latencies: Latencies, percents: Sequence[float]) -> Table:
             table.add_row("  95% CI", *map(_interval, intervals), style="dim")
     table.add_row("max", *(short(row["max"]) for row in rows))
     return table
+
+
+def distinct(latencies: Latencies) -> Latencies:
+    """Return the latencies without a TTFA that equals TTFT: no answer began with reasoning."""
+    same = latencies.get("TTFA") == latencies.get("TTFT")
+    return {name: row for name, row in latencies.items() if not (same and name == "TTFA")}
 
 
 def short(value: float | None) -> str:

@@ -1,0 +1,67 @@
+"""The files that a command writes at its end."""
+
+import argparse
+import itertools
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from connector_tax.files import standard_stream, write_bytes, write_json
+from connector_tax.loadgen.generator import CellResult
+from connector_tax.loadgen.page import page
+from connector_tax.loadgen.summary import session_outcomes
+from connector_tax.loadgen.sweep import highest_unsaturated, verdict
+from connector_tax.loadgen.table import latency_csv
+
+OUTPUTS = ("summary", "output", "session_output", "csv", "html")
+
+
+def check_outputs(options: argparse.Namespace) -> None:
+    """Refuse outputs that cannot be written before anything is sent; raises ValueError."""
+    paths = [path for name in OUTPUTS if (path := getattr(options, name)) is not None]
+    for first, second in itertools.combinations(paths, 2):
+        if first.resolve() == second.resolve() and not first.is_char_device():
+            raise ValueError(f"{first}: found it for two outputs; allowed: one")
+    for path in paths:
+        if standard_stream(path) is not None:
+            continue
+        place = path if path.exists() else path.resolve().parent
+        if path.is_dir() or not os.access(place, os.W_OK):
+            where = "the folder" if place != path else "it"
+            raise ValueError(f"{path}: {where} cannot be written to")
+
+
+def write_outputs(
+    options: argparse.Namespace,
+    summaries: Sequence[Mapping[str, Any]],
+    results: Sequence[CellResult],
+) -> None:
+    """Write summary, table, page and sessions; raises OSError that names the file."""
+    if options.summary is not None:
+        whole: Mapping[str, Any] = summaries[0]
+        if len(options.rates) > 1:
+            whole = {
+                "rates": summaries,
+                "highest_unsaturated_rps": highest_unsaturated(summaries),
+                "verdict": verdict(summaries),
+            }
+        write_json(options.summary, whole)
+    if options.csv is not None:
+        tables = [(load_name(summary), summary["latency_ms"]) for summary in summaries]
+        write_bytes(options.csv, latency_csv(tables, options.percentiles))
+    if options.html is not None:
+        write_bytes(options.html, page(summaries, results).encode())
+    if options.session_output is not None:
+        lines = map(msgspec.json.encode, session_outcomes(results[0].requests))
+        write_bytes(options.session_output, b"".join(line + b"\n" for line in lines))
+
+
+def load_name(summary: Mapping[str, Any]) -> str:
+    """Return what a load is called in tables: "rate 5", "concurrency 8", "trace", "sessions"."""
+    configuration = summary["configuration"]
+    for name in ("rate", "concurrency"):
+        if configuration[name] is not None:
+            return f"{name} {configuration[name]}"
+    return "trace" if configuration["trace"] is not None else "sessions"
