@@ -20,9 +20,9 @@ from connector_tax.loadgen.sse import (
     check_finish,
     decode_response,
     excerpt,
-    text_of,
     whole_ids,
 )
+from connector_tax.loadgen.turns import output_of
 
 if TYPE_CHECKING:
     from connector_tax.loadgen.worker import Worker
@@ -262,7 +262,7 @@ class HeldRequest:
         if accumulator.silent_are_tokens(owner.strict):
             self._add_silent(accumulator)
         if owner.run.capture == "text":
-            record.output = "".join(accumulator.text)
+            record.output = output_of(accumulator.said)
         elif owner.run.capture == "token_ids":
             record.output = whole_ids(accumulator.token_ids, accumulator.usage)
         record.token_events = accumulator.token_events
@@ -303,7 +303,7 @@ class HeldRequest:
         check_finish(choice.finish_reason, owner.ends)
         record.t_last_token_ns = record.t_done_ns
         if owner.run.capture == "text":
-            record.output = text_of(choice)
+            record.output = output_of([choice])
         elif owner.run.capture == "token_ids":
             record.output = whole_ids(choice.token_ids or [], response.usage)
         self._count(response.usage, None)

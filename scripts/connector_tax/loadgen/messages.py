@@ -16,6 +16,8 @@ CountedBy = Literal["server", "client"]
 Tolerated = Literal["no_done", "not_closed", "prompt_length"]
 Capture = Literal["counts", "text", "token_ids"]
 """What a worker keeps of an answer beside its counts."""
+Output = str | list[int] | dict[str, Any]
+"""What descendants inherit of an answer: text, token ids, or a chat message."""
 WAITS = -1
 """The due time of a request that waits in a worker for a place of a closed loop."""
 Status = Literal["ok", "error", "timeout", "cancelled", "dropped"]
@@ -151,7 +153,7 @@ class RequestRecord(msgspec.Struct, kw_only=True, array_like=True, tag=0):
     run: int = 0
     pause_ns: int = 0
     wanted: tuple[int | None, int | None] = (None, None)
-    output: str | list[int] | None = None
+    output: Output | None = None
 
     @property
     def measured(self) -> bool:

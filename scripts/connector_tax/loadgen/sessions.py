@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from connector_tax.loadgen.messages import Capture
+from connector_tax.loadgen.messages import Capture, Output
 from connector_tax.seeds import named_generator
 
 # Three years, of which ns are exact integers.
@@ -80,11 +80,14 @@ class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """What a finished node adds to the history of its descendants."""
+    """What a finished node adds to the history of its descendants.
+
+    `output` is a message where an answer is more than its text (`loadgen/turns.py:output_of`).
+    """
 
     node: str
     prompt: str | TokenIds
-    output: str | TokenIds
+    output: Output
 
 
 History = tuple[Turn, ...]
@@ -291,11 +294,9 @@ def session_bodies(
         if chat and not isinstance(prompt, str):
             body["messages"] = prompt
         elif chat:
-            said = [text for turn in history for text in (turn.prompt, turn.output)]
-            roles = itertools.cycle(("user", "assistant"))
             body["messages"] = [
-                {"role": role, "content": text}
-                for text, role in zip([*said, prompt], roles, strict=False)
+                *itertools.chain(*map(_messages, history)),
+                _message("user", prompt),
             ]
         else:
             body["prompt"] = prompt = _joined(prompt, history)
@@ -309,6 +310,17 @@ def session_bodies(
         )
 
     return build
+
+
+def _messages(turn: Turn) -> Messages:
+    """Return the messages of a turn: the user's, and the answer as it was."""
+    output = turn.output
+    answer = output if isinstance(output, dict) else _message("assistant", output)
+    return [_message("user", turn.prompt), answer]
+
+
+def _message(role: str, content: Prompt) -> dict[str, Any]:
+    return {"role": role, "content": content}
 
 
 def _joined(prompt: Prompt, history: History) -> Prompt:

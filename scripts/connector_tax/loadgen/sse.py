@@ -212,8 +212,8 @@ class StreamAccumulator:
         "done",
         "finish_reason",
         "heard",
+        "said",
         "silent",
-        "text",
         "token_events",
         "token_ids",
         "usage",
@@ -236,7 +236,7 @@ class StreamAccumulator:
         self.usage: Usage | None = None
         self.finish_reason: str | None = None
         self.done = False
-        self.text: list[str] = []
+        self.said: list[Choice] = []
         self.token_ids: list[int] = []
 
     @property
@@ -395,7 +395,7 @@ class StreamAccumulator:
             raise RequestFailed("data_after_done")
         self._with_usage += usage is not None and usage.completion_tokens is not None
         if self._capture:
-            self.text.append(text_of(choice))
+            self.said.append(choice)
             self.token_ids.extend(choice.token_ids or ())
         if tokens == 0:
             self._empty += 1

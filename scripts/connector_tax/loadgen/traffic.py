@@ -36,7 +36,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from connector_tax.loadgen.messages import WAITS
+from connector_tax.loadgen.messages import WAITS, Output
 from connector_tax.loadgen.sessions import (
     Build,
     History,
@@ -274,7 +274,7 @@ class SessionScheduler:
         session: int,
         node_index: int,
         end_ns: int,
-        output: str | list[int] | None,
+        output: Output | None,
         pause_ns: int = 0,
     ) -> Outcome:
         """Take the end of a request; `output` None means that it failed.
