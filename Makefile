@@ -90,6 +90,7 @@ clean-env:  ## delete .venv
 .venv/pipeline.stamp: envs/pipeline.lock pyproject.toml | .venv/bin/python
 	$(INSTALL) envs/pipeline.lock
 	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
+	@$(BIN)/python -m compileall -q scripts
 	@touch $@
 
 .venv/slurm.stamp: envs/slurm.lock .venv/pipeline.stamp

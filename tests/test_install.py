@@ -52,6 +52,18 @@ def test_a_lock_is_installed_from_where_pip_looks(wheels: Path, tmp_path: Path) 
     assert subprocess.run(said, check=True, capture_output=True).stdout == b"installed\n"
 
 
+def test_installed_modules_are_compiled_under_dontwritebytecode(
+    wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    python, lock = tmp_path / "env" / "bin" / "python", tmp_path / "lock"
+    venv.create(tmp_path / "env")
+    digest = hashlib.sha256((wheels / WHEEL).read_bytes()).hexdigest()
+    lock.write_text(f"tiny==1.0 \\\n    --hash=sha256:{digest}\n")
+    install(lock, str(python), ["--offline"])
+    assert list((tmp_path / "env").rglob("__pycache__/tiny.*.pyc"))
+
+
 def test_a_variable_of_pip_counts_more_than_its_file(
     wheels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,9 +43,11 @@ def install(lock: Path, python: str = sys.executable, options: Sequence[str] = (
     """
     if importlib.util.find_spec("uv") is None:
         _install_uv()
-    # All indexes are asked, as by pip; what counts is the hash.
+    # All indexes are asked, as by pip; what counts is the hash. Without bytecode every process of a
+    # read-only environment, or under PYTHONDONTWRITEBYTECODE, compiles its imports again.
     command = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", python,
-               "--index-strategy", "unsafe-best-match", "--require-hashes"]  # fmt: skip
+               "--compile-bytecode", "--require-hashes",
+               "--index-strategy", "unsafe-best-match"]  # fmt: skip
     subprocess.run([*command, *options, "-r", str(lock)], check=True, env=os.environ | from_pip())
 
 

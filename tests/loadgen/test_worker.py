@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import os
 import socket
+import subprocess
+import sys
 import time
 from array import array
 from collections import Counter
@@ -168,3 +170,8 @@ def test_records_reach_the_file_before_they_fill_the_memory(tmp_path: Path) -> N
     assert path.stat().st_size > PENDING_BYTES
     sink.close()
     assert path.read_bytes().count(b"\n") == taken
+
+
+def test_worker_process_starts_without_httpx() -> None:
+    code = "import connector_tax.loadgen.worker, sys; sys.exit('httpx' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -6,12 +6,14 @@ import socket
 import sys
 import time
 from importlib.metadata import version
-
-import httpx
+from typing import TYPE_CHECKING
 
 from connector_tax.loadgen.http import tls_context
 from connector_tax.loadgen.messages import LoadGeneratorError, Target
 from connector_tax.loadgen.sse import excerpt
+
+if TYPE_CHECKING:
+    import httpx
 
 PROBE_S = 2.0
 PAUSE_S = 0.2
@@ -101,7 +103,7 @@ def wait_ready(target: Target, model: str | None, wait_s: float) -> str:
             "give a key with --api-key-env or --header"
         )
     hint = ""
-    if not listed and answer.status_code == httpx.codes.NOT_FOUND:
+    if not listed and answer.status_code == 404:
         hint = (
             f"; requests go to the path {path} as it is: if that is a base, append /v1 "
             "or what the server calls its API"
@@ -119,7 +121,9 @@ def wait_ready(target: Target, model: str | None, wait_s: float) -> str:
     return model
 
 
-def _answer(target: Target, path: str, wait_s: float) -> httpx.Response:
+def _answer(target: Target, path: str, wait_s: float) -> "httpx.Response":
+    import httpx  # takes half of a worker's start, and workers do not need it
+
     verify = True if target.tls is None else tls_context(target.tls)
     scheme = "http" if target.tls is None else "https"
     url = f"{scheme}://{_in_url(target.host)}:{target.port}{path}"
@@ -140,8 +144,8 @@ def _answer(target: Target, path: str, wait_s: float) -> httpx.Response:
             time.sleep(PAUSE_S)
 
 
-def _models(answer: httpx.Response) -> list[str]:
-    if answer.status_code != httpx.codes.OK:
+def _models(answer: "httpx.Response") -> list[str]:
+    if answer.status_code != 200:
         return []
     try:
         return [str(entry["id"]) for entry in answer.json()["data"]]
