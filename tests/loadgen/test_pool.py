@@ -1,16 +1,14 @@
 """Connections pass from one request to the next; their reads are stamped as they come."""
 
 import asyncio
-import select
 import socket
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import uvloop
 
-from connector_tax.loadgen.http import Connection, Poller
 from connector_tax.loadgen.messages import RequestFailed
 from connector_tax.loadgen.pool import Pool
 from tests.loadgen.fault_server import (
@@ -181,60 +179,3 @@ def test_a_failed_connect_makes_room_for_the_next_waiter() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         run(main, bound.getsockname()[1], limit=1)
-
-
-class Sink:
-    """A socket with one byte to read, in place of a connection."""
-
-    def __init__(self, served: list["Sink"]) -> None:
-        self.sock, self._peer = socket.socketpair()
-        self._peer.send(b".")
-        self._served = served
-
-    def on_readable(self) -> None:
-        self.sock.recv(1)
-        self._served.append(self)
-
-    def close(self) -> None:
-        self.sock.close()
-        self._peer.close()
-
-
-def test_busy_poller_serves_what_it_has_looked_at_before_it_looks_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A send is always due: what is looked at and not served would be looked at again and again."""
-    loop = asyncio.new_event_loop()
-    poller = Poller(loop)
-    looked_at = 0
-    epoll = poller._epoll
-
-    class Counting:
-        def poll(self, timeout: float, most: int) -> list[tuple[int, int]]:
-            nonlocal looked_at
-            events = epoll.poll(timeout, most)
-            looked_at += len(events)
-            return events
-
-    monkeypatch.setattr(poller, "_epoll", Counting())
-    served: list[Sink] = []
-    sinks = [Sink(served) for _ in range(300)]
-    try:
-        for number, sink in enumerate(sinks):
-            epoll.register(sink.sock.fileno(), select.EPOLLIN)
-            poller._connections[sink.sock.fileno()] = cast(Connection, sink)
-            if number % 2:
-                poller.streaming.add(sink.sock.fileno())
-        poller.until_ns = 0
-        while len(served) < len(sinks):
-            poller.serve_ready()
-        assert looked_at == len(sinks)
-        # Of those looked at together, the ones that wait for a first token come first.
-        first = [sink.sock.fileno() in poller.streaming for sink in served[: Poller.READY]]
-        assert first == sorted(first)
-    finally:
-        monkeypatch.undo()
-        poller.close()
-        loop.close()
-        for sink in sinks:
-            sink.close()

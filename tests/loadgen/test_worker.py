@@ -106,7 +106,7 @@ def test_first_tokens_are_read_before_the_answers_under_way_and_sends_before_bot
     served: list[int] = []
     with contextlib.closing(uvloop.new_event_loop()) as loop:
         poller = Poller(loop)
-        begun = Poller.BATCH + 10
+        begun = Poller.BATCH + Poller.LEAST + 4
         with contextlib.ExitStack() as stack:
             for number in range(begun + 1):
                 ready = stack.enter_context(contextlib.closing(Ready(number, served)))
@@ -121,6 +121,34 @@ def test_first_tokens_are_read_before_the_answers_under_way_and_sends_before_bot
             poller.serve_one()
             assert sorted(served) == [*range(Poller.BATCH + Poller.LEAST), begun]
             poller.close()
+
+
+def test_busy_poller_serves_what_it_has_looked_at_before_it_looks_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A send is always due: what is looked at and not served would be looked at again and again."""
+    served: list[int] = []
+    looked_at: list[int] = []
+    with contextlib.closing(uvloop.new_event_loop()) as loop, contextlib.ExitStack() as stack:
+        poller = Poller(loop)
+        epoll = poller._epoll
+
+        class Counting:
+            def poll(self, timeout: float, most: int) -> list[tuple[int, int]]:
+                events = epoll.poll(timeout, most)
+                looked_at.append(len(events))
+                return events
+
+        for number in range(300):
+            ready = stack.enter_context(contextlib.closing(Ready(number, served)))
+            poller.add(ready)  # type: ignore[arg-type]
+        poller.until_ns = 0
+        with monkeypatch.context() as patch:
+            patch.setattr(poller, "_epoll", Counting())
+            while len(served) < 300:
+                poller.serve_ready()
+        assert sum(looked_at) == 300
+        poller.close()
 
 
 @pytest.mark.parametrize(("most", "messages"), [(500, 3), (5000, 1)])

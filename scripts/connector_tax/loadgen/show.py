@@ -120,7 +120,8 @@ def notes(summary: Summary) -> list[str]:
     if shared > SHARED_FIRST_MAX * ok:
         lines.append(
             f"{shared} of {ok}: the first read brought several tokens, so TTFT is that of a later "
-            "one (the server sends them together, or this machine reads too late)"
+            "one (the server sends them together, a proxy before it buffers the stream, or this "
+            "machine reads too late)"
         )
     timed = summary["latency_ms"].get("TPOT", {"n": 0})["n"]
     if ok > timed and not summary["configuration"]["no_stream"]:
