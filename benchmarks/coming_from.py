@@ -186,6 +186,11 @@ def page(results: list[tuple[str, str]]) -> str:
         "",
         f"Ours begin with `python -m connector_tax.loadgen {COMMON[''].format(url='URL')}`,",
         "with `--prompt-words` in place of `--prompt-tokens` for `--chat`.",
+        "",
+        "An option of theirs is answered with ours (`loadgen/spellings.py:PEERS`). Three more have",
+        "counterparts: traces in Mooncake's format ([`--trace`](loadgen.md#traces)), prompt files",
+        "([`--prompts`](loadgen.md#prompts)) and several rates",
+        "([`--sweep`](loadgen.md#several-rates)).",
     ]
     for client in (VLLM, GUIDELLM, AIPERF):
         begin = COMMON[client].format(url="URL", tokenizer="TOKENIZER")
