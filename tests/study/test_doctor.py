@@ -59,6 +59,18 @@ def test_the_default_study_needs_neither_vllm_nor_a_gpu(findings: Findings, tmp_
     assert [p.name for p in tmp_path.iterdir()] == ["study.json"]
 
 
+@pytest.mark.parametrize(("study", "most"), [("config", 64), ("vllm-cpu", 41)])
+def test_tmpdir_too_long_for_a_socket_is_a_failure(
+    findings: Findings, monkeypatch: pytest.MonkeyPatch, study: str, most: int
+) -> None:
+    uid = len(str(os.getuid())) - 1 if study == "vllm-cpu" else 0
+    for length, verdict in ((most - uid, "ok"), (most - uid + 1, "fail")):
+        monkeypatch.setattr("tempfile.tempdir", "/" + "x" * (length - 1))
+        _, rows = findings(study)
+        assert rows["TMPDIR"][0] == verdict, rows["TMPDIR"]
+    assert "108 bytes; allowed: 107; set TMPDIR to a folder with a shorter" in rows["TMPDIR"][1]
+
+
 @pytest.mark.parametrize(("steal", "verdict"), [(1.0, "ok"), (100.0, "warn")])
 def test_a_host_that_takes_the_cpu_time_is_told(
     findings: Findings, monkeypatch: pytest.MonkeyPatch, steal: float, verdict: str

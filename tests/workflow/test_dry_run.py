@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -290,3 +291,13 @@ def test_every_job_has_the_packages_of_the_lock() -> None:
     rules = [path.read_text() for path in (ROOT / "workflow").rglob("*.smk")]
     for text in [*rules, (ROOT / "workflow" / "Snakefile").read_text()]:
         assert text.count("shell:\n") == len(re.findall(r"conda:\n +CONDA\n", text))
+
+
+def test_user_id_without_a_passwd_entry_can_plan_a_study(tmp_path: Path) -> None:
+    other = ["unshare", "--user", "--map-user=54321"]
+    if subprocess.run([*other, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("no user namespace can be made here")
+    names = [option for name in ("LOGNAME", "USER", "LNAME", "USERNAME") for option in ("-u", name)]
+    folder = prepare(tmp_path)
+    done = ended([*other, "env", *names, *command(folder, "all", options=("-n",))], folder)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -13,6 +13,8 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,6 +48,7 @@ from connector_tax.study.device import (
     hold_devices,
 )
 from connector_tax.study.durations import expected_cell_s
+from connector_tax.study.guard import temporary_folder
 from connector_tax.study.plan import TO_MEASURE, planned_cells
 from connector_tax.study.processes import STOLEN_WORTH_SAYING
 from connector_tax.study.server_command import affinity_plan, server_cpus
@@ -76,6 +79,7 @@ LEAST_DRIVERS = {"12": 525, "13": 580}
 CPUS = Path("/sys/devices/system/cpu")
 # What Triton builds its launchers with: one of these, and the headers of the interpreter.
 COMPILERS = ("cc", "gcc", "clang")
+MOST_SOCKET_BYTES = 107
 HEADER = "import sysconfig; print(sysconfig.get_path('include'))"
 
 
@@ -101,6 +105,7 @@ def findings(study: StudyDocument, folder: Path) -> Iterator[Finding]:
             yield from _gpus(engine)
             yield triton(engine)
             yield rdma(study)
+    yield temporary(study, folder)
     yield from _cpus(study)
     yield _clock()
     yield governor(CPUS)
@@ -342,6 +347,19 @@ def governor(cpus: Path) -> Finding:
         return Finding("clock governor", "ok", "not controlled by this system")
     counts = ", ".join(f"{name} on {read.count(name)} CPUs" for name in sorted(set(read)))
     return _judged("clock governor", set(read) == {"performance"}, counts, "warn")
+
+
+def temporary(study: StudyDocument, folder: Path) -> Finding:
+    """Return whether the paths of Unix sockets below TMPDIR are short enough."""
+    sockets = [Path(tempfile.gettempdir(), "connector-tax-loadgen-12345678", "requests-99")]
+    if engine_of(study["config"]["engine"]).configured:
+        # vLLM's processes talk over sockets that are named by a UUID.
+        sockets.append(temporary_folder(folder) / str(uuid.UUID(int=0)))
+    most = max(len(os.fsencode(path)) for path in sockets)
+    text = f"{tempfile.gettempdir()}: Unix sockets in it have paths of up to {most} bytes"
+    if most > MOST_SOCKET_BYTES:
+        text += f"; allowed: {MOST_SOCKET_BYTES}; set TMPDIR to a folder with a shorter path"
+    return _judged("TMPDIR", most <= MOST_SOCKET_BYTES, text)
 
 
 def _memory(study: StudyDocument, folder: Path) -> Finding:
