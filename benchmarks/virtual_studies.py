@@ -21,24 +21,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 from rich.table import Table
 
 from connector_tax.analysis.effect import POWER
 from connector_tax.analysis.effects import LogSample, TaxTable, sample_launch, tax_rows
 from connector_tax.analysis.measure import Requests
+from connector_tax.analysis.step_tables import step_rows
+from connector_tax.analysis.steps import Hook, Steps
 from connector_tax.artifacts.folder import CellFolder
 from connector_tax.artifacts.metrics import HEADLINE
-from connector_tax.artifacts.names import PHASES, PLAIN, REFERENCES, CellKey, plain_names
+from connector_tax.artifacts.names import PHASES, PLAIN, REFERENCES, CellKey, Launch, plain_names
 from connector_tax.artifacts.study_file import Study, launches
 from connector_tax.artifacts.study_records import StudyConfig, StudyDocument
-from connector_tax.artifacts.tables import Row
+from connector_tax.artifacts.tables import DECODE, PREFILL, STEP_SAMPLES, Row
 from connector_tax.artifacts.verdicts import costs
 from connector_tax.config import DEFAULTS, load_yaml, validate
 from connector_tax.engine.virtual import VirtualEngine
 from connector_tax.loadgen import make_offsets
 from connector_tax.rehearsal.launch import VirtualCell, virtual_engine
-from connector_tax.rehearsal.machine import NOISES, Machine, machine_of
+from connector_tax.rehearsal.machine import NOISES, Machine, machine_of, slowness
 from connector_tax.seeds import named_generator
+from connector_tax.servers.embedded import launch_seed
 from connector_tax.study.cell import cell_rule
 from connector_tax.study.design import cells_of, resolve, run_order
 
@@ -52,6 +56,10 @@ STEP_TAX_US = {f"step_tax_{us}us": float(us) for us in (15, 30, 60, 90, 150, 240
 SPREADS = ("engine", "vllm-cpu", "hostile")
 # The engine knows a tax by its callbacks; the shares are arbitrary, the sum is what counts here.
 CALLBACK_SHARES = {"build_meta_us": 0.5, "get_finished_us": 0.3, "start_load_kv_us": 0.2}
+
+
+# Of the step table: a connector of STEP_TAX_US, and the requests of a launch.
+CONNECTOR, HOOKS_US, OUTSIDE_US, REQUESTS, STEP_BLOCKS = "step_tax_60us", 60.0, 30.0, 40, 6
 
 
 def study_document(
@@ -215,3 +223,58 @@ def _shares(rows: Sequence[Row], truths: Mapping[tuple[str, str], float]) -> lis
     largest = max(tax for (_, metric), tax in truths.items() if metric == rows[0]["metric"])
     found = f"more than {100 * largest:.1f}" if smallest is None else f"{100 * smallest:.1f}"
     return [f"{100 * np.mean(held):.1f}", f"{100 * np.mean(off):.1f}", found]
+
+
+# ---- steps
+
+
+def steps(studies: int) -> Table:
+    """Coverage of the step table: a connector with HOOKS_US in its hooks and OUTSIDE_US beside."""
+    truths = {"step_us": HOOKS_US + OUTSIDE_US, "hooks_us": HOOKS_US, "left_us": OUTSIDE_US}
+    table = Table("launches", "steps", *truths)
+    for spread in ("engine", "vllm-cpu"):
+        found: dict[tuple[str, str], list[bool]] = {}
+        for number in range(studies):
+            document = study_document("jittered", number, STEP_BLOCKS, [CONNECTOR])
+            study, machine = Study(Path(), document), machine_with(spread)
+            each = {
+                CellKey(launch.config, launch.block, PHASE, CELL): _steps(document, launch, machine)
+                for launch in launches(document, PHASE)
+            }
+            planned = [
+                CellFolder(key, "valid", None, Path(), {}, None, RATE_RPS, *SHAPE) for key in each
+            ]
+            for row in step_rows(study, planned, each, None):
+                if row["config"] == CONNECTOR and row.get("item") and row["metric"] in truths:
+                    held = row["lo"] - 1e-9 <= truths[row["metric"]] <= row["hi"] + 1e-9
+                    found.setdefault((row["item"], row["metric"]), []).append(held)
+        for item in dict.fromkeys(item for item, _ in found):
+            table.add_row(spread, item, *(_share(found[item, metric]) for metric in truths))
+    return table
+
+
+def _steps(document: StudyDocument, launch: Launch, machine: Machine) -> Steps:
+    """The steps of a launch that answers one request at a time."""
+    served = machine.engines[launch.configuration]
+    taxed = launch.configuration == CONNECTOR
+    cost = served.step_cost
+    if taxed:
+        served = replace(served, step_cost=replace(cost, delta_us=cost.delta_us + OUTSIDE_US))
+    slow = slowness(machine.noise, document, launch)
+    engine = VirtualEngine(served, launch_seed(document, launch), None, slow)
+    kinds, took_us = [], []
+    for seq in range(REQUESTS):
+        engine.add(seq, *SHAPE)
+        for token in range(SHAPE[1]):
+            began_ns = engine.now_ns
+            engine.step()
+            kinds.append(PREFILL if token == 0 else DECODE)
+            took_us.append((engine.now_ns - began_ns) / 1e3)
+    samples = dict.fromkeys(STEP_SAMPLES, took_us)
+    table = pl.DataFrame({"kind": kinds, **samples})
+    hooks = {Hook("scheduler", "", "build_meta"): np.full(len(kinds), HOOKS_US * taxed)}
+    return Steps(table, hooks if taxed else {}, 0, np.zeros(0, np.int64))
+
+
+def _share(outcomes: Sequence[bool]) -> str:
+    return f"{100 * np.mean(outcomes):.1f} of {len(outcomes)}"

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 import yaml
 
 from connector_tax.artifacts.checks import CHECKS, SCRAPE_GAPS
+from connector_tax.artifacts.looks import first_look
 from connector_tax.artifacts.metrics import CRITERIA, LATENCY_METRICS, METRICS
 from connector_tax.artifacts.names import PHASE_RULES, PHASES, baseline_of, members_of
 from connector_tax.artifacts.record_reader import join, meant, offences
@@ -383,11 +384,15 @@ def _check_choices(config: StudyConfig, source: str) -> None:
         )
         raise ConfigError(f"{source}: arrivals.gamma_shape: found {shape}; allowed: {allowed}")
     looks, blocks = config["statistics"].get("looks"), config["blocks"]
-    if looks is not None and (len(looks) != blocks - 1 or "devices" in config):
+    first = first_look(config["statistics"])
+    wanted = blocks - first + 1
+    if looks is None and "first_look" in config["statistics"]:
+        raise ConfigError(f"{source}: statistics.first_look: found without statistics.looks")
+    if looks is not None and (len(looks) != wanted or "devices" in config):
         found = "`devices`" if "devices" in config else f"{len(looks)} levels"
         raise ConfigError(
             f"{source}: statistics.looks: found {found} and {blocks} blocks; allowed: a level for"
-            f" each block from the second ({blocks - 1}), on one device after the other"
+            f" each block from number {first} on ({wanted}), on one device after the other"
         )
     spent, whole = math.fsum(looks or ()), 1 - config["statistics"]["confidence"]
     if spent > whole and not math.isclose(spent, whole):

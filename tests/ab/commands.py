@@ -32,7 +32,7 @@ class Ab:
             servers = ["--baseline-url", baseline, "--candidate-url", candidate]
         self.command = [
             sys.executable, "-c", SHORT, *servers, "--rate", rate, "--shape", shape, "--blocks",
-            "2", "--name", "mine", "--shared-machine", "--device", device_for(folder), *further,
+            "3", "--name", "mine", "--shared-machine", "--device", device_for(folder), *further,
         ]  # fmt: skip
 
     def start(self, stderr: int | IO[str]) -> "subprocess.Popen[str]":

@@ -78,15 +78,18 @@ def test_where_every_cell_is_void_there_is_no_number_and_a_reason(tmp_path: Path
     assert replace(none, void={"baseline": "busy"}).text().splitlines()[0] == line
 
 
-def test_only_what_is_off_zero_is_taken_besides(tmp_path: Path) -> None:
-    def said(*rows: tuple[str, tuple[float, float, float]]) -> str:
-        taken: Any = [SimpleNamespace(config="candidate", metric=metric, difference=difference)
-                      for metric, difference in rows]  # fmt: skip
+def test_besides_names_what_differs_corrected_for_the_number_of_resources(tmp_path: Path) -> None:
+    def said(*rows: tuple[str, float, float]) -> str:
+        taken: Any = [
+            SimpleNamespace(config="candidate", metric=metric, p=p, difference=(difference, 0, 1))
+            for metric, difference, p in rows
+        ]
         return replace(answer(COSTS, tmp_path), resources=taken).text().splitlines()[1].strip()
 
-    start = ("startup_s", (0.1, -0.04, 0.25))
-    assert said(start, ("memory_pss_mib", (13.0, 12.0, 14.0))) == "besides: memory +13 MiB"
-    assert said(start) == "besides: nothing off zero"
+    memory = ("memory_pss_mib", 13.0, 0.03)
+    assert said(memory) == "besides: memory +13 MiB"
+    # Two resources share the level.
+    assert said(memory, ("startup_s", 0.1, 0.4)) == "besides: no difference found"
     assert said() == "besides: nothing is known"
 
 

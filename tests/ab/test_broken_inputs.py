@@ -44,7 +44,7 @@ RUNNING = {"--baseline": None, "--candidate": None, "--baseline-url": f"{NOWHERE
         ({"--candidate": "serve '{port}"}, '--candidate: found "serve \'{port}"'),
         ({"--baseline": "serve {port} --api-key sk-abcdefghijklmnop0123"}, "looks like a secret"),
         ({"--margin": "3"}, "--margin: found '3'; allowed: a percentage"),
-        ({"--blocks": "1"}, "--blocks: found '1'; allowed: 2 to 100"),
+        ({"--blocks": "2"}, "--blocks: found '2'; allowed: 3 to 100"),
         ({"--beside": "cache --port 5"}, "--beside: found no {port}"),
         ({"--env": "x=1"}, "--env: found 'x=1'; allowed: NAME=VALUE"),
         ({"--env": "API_KEY=abcdefghijklmnop"}, "--env API_KEY: found what looks like a secret"),
@@ -186,7 +186,7 @@ def test_ctrl_c_while_a_server_is_asked_leaves_nothing_running(tmp_path: Path) -
     assert gone(tmp_path, timeout_s=2) == []
 
 
-def test_fewer_minutes_than_two_blocks_take_are_told_before_the_first(tmp_path: Path) -> None:
+def test_fewer_minutes_than_three_blocks_take_are_told_before_the_first(tmp_path: Path) -> None:
     command = Ab(tmp_path)
     at = command.command.index("--blocks")
     command.command[at : at + 2] = ["--minutes", "0.01"]
@@ -197,7 +197,9 @@ def test_fewer_minutes_than_two_blocks_take_are_told_before_the_first(tmp_path: 
             told.append(line)
             if line.startswith("block 1"):
                 process.terminate()
-    assert any(line.startswith("warning: --minutes: found 0.01; 2 blocks") for line in told), told
+    assert any(
+        line.startswith("warning: --minutes: found 0.01; the first 3 blocks") for line in told
+    ), told
     assert gone(tmp_path, timeout_s=2) == []
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
+from connector_tax.analysis.block_model import MIXTURE
 from connector_tax.analysis.effect import Effect, family_levels, judge, sidak
 from connector_tax.analysis.effects import (
     LogSample,
@@ -58,7 +59,7 @@ def table_of(
     order = [{"config": key.config, "block": key.block} for key in samples]
     document: Any = {
         "blocks": blocks,
-        "config": {"statistics": {"confidence": 0.95}},
+        "config": {"statistics": {"confidence": 0.95}, "engine": {"kind": "vllm"}},
         "configurations": [],
         "cells": {"A": cells},
         "run_order": {"A": order},
@@ -120,15 +121,15 @@ def taxed(table: TaxTable, config: str) -> Effect:
     return known(table.tax(config, *WHERE))
 
 
-def test_launches_that_differ_have_the_block_models_interval() -> None:
+def test_launches_that_differ_have_the_mixtures_interval() -> None:
     rng = np.random.default_rng(4)
     values = {name: list(rng.normal(0, 0.05, 3)) for name in ("plain", "plain_2", "x", "y", "z")}
     effect = taxed(agreeing(values), "x")
     d = np.array(values["x"]) - (np.array(values["plain"]) + values["plain_2"]) / 2
-    assert effect.method == "block model (df 9)"
+    assert effect.method == MIXTURE
     assert effect.point == pytest.approx(np.expm1(d.mean()))
     error = known(effect.error)
-    assert effect.lo == pytest.approx(np.expm1(d.mean() - student.ppf(0.975, 9) * error))
+    assert effect.lo == pytest.approx(np.expm1(d.mean() - student.ppf(0.975, effect.df) * error))
 
 
 def test_two_blocks_have_an_interval_and_no_verdict() -> None:
@@ -196,7 +197,7 @@ def test_a_combination_over_cells_uses_the_launches_that_have_them_all() -> None
     del samples[CellKey("plain_2", 1, "A", "r2")]
     fewer = known(table_of(samples, 3).combination(terms))
     assert fewer.n_blocks == 3
-    assert fewer.df == whole.df - 1
+    assert known(fewer.noise).mixture.df == known(whole.noise).mixture.df - 1
     del samples[CellKey("plain", 1, "A", "r1")]
     two = known(table_of(samples, 3).combination(terms))
     assert two.n_blocks == 2
@@ -255,19 +256,20 @@ def test_a_cost_that_many_comparisons_explain_is_not_proven() -> None:
 
 def test_the_blocks_needed_are_the_first_that_decide_in_most_studies() -> None:
     effect = effect_of(0.05, 0.03, df=17)
-    needed = known(judge(effect, 0.03, family_levels(0.95, 7)).blocks_needed)
+    levels = family_levels(0.95, 7)
+    needed = known(effect.blocks_needed(0.03, levels))
 
     def power(blocks: int) -> float:
-        return effect.with_blocks(blocks).power(0.03, family_levels(0.95, 7))
+        return effect.with_blocks(blocks, levels).power(0.03, levels)
 
     assert power(needed - 1) < 0.8 <= power(needed)
-    later = effect.with_blocks(12)
+    later = effect.with_blocks(12, levels)
     assert later.error == pytest.approx(0.03 / 2)
     assert later.df == 17 + 9 * 8
 
 
 def test_what_a_hundred_blocks_do_not_decide_has_no_number() -> None:
-    assert judge(effect_of(0.031, 0.4), 0.03, family_levels(0.95, 1)).blocks_needed is None
+    assert effect_of(0.031, 0.4).blocks_needed(0.03, family_levels(0.95, 1)) is None
 
 
 # ---- over all rates

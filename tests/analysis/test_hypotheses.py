@@ -1,7 +1,6 @@
 """H1 to H6 and the success criteria on studies whose true taxes are known."""
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,10 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import t as student
 
 from connector_tax.analysis import hypotheses
 from connector_tax.analysis.aggregate import main as aggregate
+from connector_tax.analysis.block_model import MIXTURE
 from connector_tax.analysis.effect import Ends
 from connector_tax.analysis.effects import TaxTable
 from connector_tax.analysis.hypotheses import Question
@@ -109,18 +108,8 @@ def test_what_cannot_be_told_says_how_many_blocks_would_tell(tmp_path: Path) -> 
     assert by_id["H1"]["verdict"] == "cannot tell"
     assert "holds 10%" in by_id["H1"]["sentence"]
     assert f"{needed['H1']} blocks decide it in 80% of the studies." in by_id["H1"]["sentence"]
-    tax, launches = by_id["H1"]["numbers"]["tax_ttft_p90"], len(CONFIGURATIONS) + 1
-    df = 3 * launches - 3 - (len(CONFIGURATIONS) - 1)
-    assert tax["method"] == f"block model (df {df})"
-
-    def lowest(blocks: int) -> float:
-        """What the interval's lower bound exceeds in 80% of studies of so many blocks, as a log."""
-        error = (math.log1p(tax["hi"]) - math.log1p(tax["lo"])) / 2 / student.ppf(0.975, df)
-        later = sum(student.ppf(q, df + (launches - 1) * (blocks - 3)) for q in (0.975, 0.8))
-        return float(math.log1p(tax["point"]) - error * math.sqrt(3 / blocks) * later)
-
-    first = next(blocks for blocks in range(4, 101) if lowest(blocks) >= math.log1p(0.10))
-    assert needed["H1"] == first
+    assert needed["H1"] > 3
+    assert by_id["H1"]["numbers"]["tax_ttft_p90"]["method"] == MIXTURE
     assert by_id["H4"]["verdict"] == "cannot tell"
     assert "blocks_needed" not in by_id[4]["numbers"]
 
@@ -200,6 +189,7 @@ def test_a_lost_file_and_an_unexplained_skip_fail_the_artifact_criterion(tmp_pat
 def questions() -> dict[str | int, Question]:
     """What a study with three lengths either way can be asked."""
     config: Any = {
+        "engine": {"kind": "vllm"},
         "statistics": {"confidence": 0.95, "margins": {}},
         "hypotheses": LIMITS,
         "configurations": list(CONFIGURATIONS),

@@ -48,7 +48,7 @@ def findings(
         "config": {"baseline": "base", "statistics": {
             "confidence": 0.95, "looks": levels, "confirmatory": [],
             "margins": dict.fromkeys(VERDICT_METRICS, 0.03),
-        }},
+        }, "engine": {"kind": "vllm"}},
         "configurations": [{"id": name} for name in ("base", *taxes)],
         "cells": {"A": [{"cell": cell, "rate_rps": float(cell[1])} for cell in cells]},
         "run_order": {"A": [{"config": name, "block": 0} for name in (*BASE, *taxes)]},
@@ -99,7 +99,7 @@ def test_a_candidate_without_launches_has_no_number_and_stays_open() -> None:
         "blocks": 2, "cells": {"A": [{"cell": "r1", "rate_rps": 1.0}]},
         "config": {"baseline": "base", "statistics": {
             "confidence": 0.95, "looks": LEVELS, "confirmatory": [], "margins": {},
-        }},
+        }, "engine": {"kind": "vllm"}},
         "configurations": [{"id": "base"}, {"id": "gone"}],
         "run_order": {"A": [{"config": "base", "block": 0}, {"config": "gone", "block": 0}]},
     }  # fmt: skip

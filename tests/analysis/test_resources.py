@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from connector_tax.analysis.block_model import Launches, LaunchId
+from connector_tax.analysis.effect import ONE_LAUNCH
 from connector_tax.analysis.resources import (
     NOT_RECORDED,
     RESOURCES,
@@ -89,7 +90,7 @@ def test_a_block_that_is_dearer_for_all_changes_no_effect(
         assert change == pytest.approx(first["estimate"])
 
 
-def test_tax_interval_and_p_are_the_block_models() -> None:
+def test_tax_interval_and_p_are_the_error_models() -> None:
     values = {
         (name, block): base * (1 + 0.01 * ((7 * block + 3 * i) % 5))
         for block in range(4)
@@ -99,14 +100,14 @@ def test_tax_interval_and_p_are_the_block_models() -> None:
     launches = Launches.of({LaunchId(*key): math.log(value) for key, value in values.items()})
     estimate = known(launches.contrast("a", PLAINS))
     half = known(estimate.half_width(0.95))
-    assert row["estimate"] == pytest.approx(math.expm1(estimate.point))
-    assert row["lo"] == pytest.approx(math.expm1(estimate.point - half))
+    assert row["estimate"] == pytest.approx(estimate.point)
+    assert row["lo"] == pytest.approx(math.expm1(estimate.contrast - half))
     assert (row["p"], row["df"], row["method"]) == (estimate.p, estimate.df, estimate.method)
     assert row["own"] == pytest.approx(row["base"] * (1 + row["estimate"]))
     assert row["n_blocks"] == 4
     noise = known(launches.contrast("plain_2", ("plain",)))
     again = row_of(study_of(values, "startup_s"), "plain_2", "startup_s")
-    assert again["estimate"] == pytest.approx(math.expm1(noise.point))
+    assert again["estimate"] == pytest.approx(noise.point)
 
 
 def test_a_count_that_never_changes_is_exact_and_has_no_interval() -> None:
@@ -127,7 +128,7 @@ def test_one_block_has_neither_an_interval_nor_an_exact_difference() -> None:
     values = {("plain", 0): 65.0, ("plain_2", 0): 66.0, ("a", 0): 75.0}
     row = row_of(study_of(values, "threads"), "a", "threads")
     assert row["own"] - row["base"] == pytest.approx(75 - math.sqrt(65 * 66))
-    assert (row["lo"], row["p"], row["method"]) == (None, None, None)
+    assert (row["lo"], row["p"], row["method"]) == (None, None, ONE_LAUNCH)
 
 
 def test_a_quantity_that_was_not_read_is_missing_with_its_reason() -> None:

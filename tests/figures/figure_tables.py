@@ -164,7 +164,7 @@ def _ends(design: Design, value: float, below: float, above: float) -> dict[str,
     if design.blocks == 1:
         return {"estimate": value, "status": "valid", "n_blocks": 1}
     return {"estimate": value, "lo": value - below, "hi": value + above, "status": "valid",
-            "p": 0.01, "n_blocks": design.blocks, "method": "block model (df 17)",
+            "p": 0.01, "n_blocks": design.blocks, "method": "mixture",
             "df": 17}  # fmt: skip
 
 
@@ -244,7 +244,7 @@ def effect_rows(design: Design) -> Iterator[dict[str, Any]]:
             yield {"quantity": "gap", "config": config, "phase": "A", "metric": metric,
                    "scale": "raw", "n_blocks": design.blocks, "status": "valid", "estimate": 0.2,
                    "lo": 0.1, "hi": 0.3, "base": 0.3, "own": 0.5,
-                   "method": "block model (df 17)"}  # fmt: skip
+                   "method": "mixture"}  # fmt: skip
 
 
 # Plain's value and the half width of an interval; None: it never changes.

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from connector_tax.artifacts.tables import METHOD
 from connector_tax.provenance import audit as audit_module
 from connector_tax.provenance import manifest
 from connector_tax.provenance import remade as remade_module
@@ -110,7 +111,7 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
         "a key twice in complete.json": (
             by.key_twice("complete.json", '"complete": false'), "found key 'complete' twice"),
         "a key twice in manifest.json": (
-            by.key_twice("manifest.json", '"method": 1'), "found key 'method' twice"),
+            by.key_twice("manifest.json", f'"method": {METHOD}'), "found key 'method' twice"),
         "a criterion of a reference rate": value(
             "reference_rates.json", "criteria", "plain", "40", "throughput_ratio", "value",
             value=0.5),
@@ -505,44 +506,46 @@ def test_forged_claim_of_an_older_method_is_not_accepted(
     root: Path, remade: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     CLAIM_TAMPERING[name](root)
-    monkeypatch.setattr(remade_module, "METHOD", 2)
-    monkeypatch.setattr(audit_module, "METHOD", 2)
+    monkeypatch.setattr(remade_module, "METHOD", METHOD + 1)
+    monkeypatch.setattr(audit_module, "METHOD", METHOD + 1)
     ledger = Ledger()
     claims = check_claims(root, remade, ledger)
     (claim,) = [c for c in ledger.claims if c.kind == KIND and c.subject == name]
     assert claim.verdict == NOT_CHECKABLE
-    assert "made by method 1, this code's is 2; " in claim.message
+    assert f"made by method {METHOD}, this code's is {METHOD + 1}; " in claim.message
     assert claims.not_made_again == 6
     assert bool(claims.verdicts) == (name in (EFFECTS, HYPOTHESES))
-    result = Audit(Ledger(), analysed=1, not_made_again=claims.not_made_again)
-    assert [result.status(), result.status(accepted=1)] == [2, 0]
+    result = Audit(Ledger(), analysed=METHOD, not_made_again=claims.not_made_again)
+    assert [result.status(), result.status(accepted=METHOD)] == [2, 0]
     # The manifest names the digest of each.
     assert f"{name} is not the published file" in ledger.claims[-1].message
-    assert Audit(ledger, analysed=1).status(accepted=1) == 1
+    assert Audit(ledger, analysed=METHOD).status(accepted=METHOD) == 1
 
 
 def test_study_of_an_older_method_ends_with_2_unless_accepted(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(remade_module, "METHOD", 2)
-    monkeypatch.setattr(audit_module, "METHOD", 2)
+    monkeypatch.setattr(remade_module, "METHOD", METHOD + 1)
+    monkeypatch.setattr(audit_module, "METHOD", METHOD + 1)
     page = root.parents[1] / "MANIFEST.md"
     arguments = ["--study", str(root / "study.json"), "--manifest", str(page)]
     assert audit_module.main(arguments) == 2
-    assert capsys.readouterr().out.endswith("analysed by method 1: 6 claims not made again\n")
-    assert audit_module.main([*arguments, "--accept-method", "1"]) == 0
-    monkeypatch.setattr(remade_module, "METHOD", 1)
-    monkeypatch.setattr(audit_module, "METHOD", 1)
+    assert capsys.readouterr().out.endswith(
+        f"analysed by method {METHOD}: 6 claims not made again\n"
+    )
+    assert audit_module.main([*arguments, "--accept-method", str(METHOD)]) == 0
+    monkeypatch.setattr(remade_module, "METHOD", METHOD)
+    monkeypatch.setattr(audit_module, "METHOD", METHOD)
     csv_field(EFFECTS, "estimate", "0.02")(root)
-    assert audit_module.main([*arguments, "--accept-method", "1"]) == 1
+    assert audit_module.main([*arguments, "--accept-method", str(METHOD)]) == 1
 
 
 def test_study_analysed_again_keeps_its_seal(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (remade_module, audit_module, manifest):
-        monkeypatch.setattr(module, "METHOD", 2)
+        monkeypatch.setattr(module, "METHOD", METHOD + 1)
     manifest.write(root / "study.json")
     result = audit_module.audit(root / "study.json", root.parents[1] / "MANIFEST.md")
-    assert result.method == "planned with method 1, analysed by method 2"
+    assert result.method == f"planned with method {METHOD}, analysed by method {METHOD + 1}"
     assert result.status() == 0
 
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from connector_tax.ab.arguments import BASELINE, parse
 from connector_tax.ab.ask import Asked, AskError, asked, differing
 from connector_tax.ab.design import (
+    FIRST_ANALYSIS,
     arguments_of,
     block_s,
     engine_section,
@@ -31,7 +32,6 @@ from connector_tax.ab.design import (
 )
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import read_index
-from connector_tax.artifacts.looks import FIRST_LOOK
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import Study, launches, load_study
 from connector_tax.artifacts.study_records import StudyDocument
@@ -189,9 +189,11 @@ def _resolved(options: argparse.Namespace, root: Path, line: Line) -> StudyDocum
     for warning in affinity_plan(document).warnings:
         line.say(f"warning: {warning}")
     minutes = block_s(options, baseline.startup_s, life_s) / 60
-    if options.minutes is not None and FIRST_LOOK * minutes > options.minutes:
-        line.say(f"warning: --minutes: found {options.minutes:g}; {FIRST_LOOK} blocks, the fewest"
-                 f" that give an interval, take about {FIRST_LOOK * minutes:.1f}")  # fmt: skip
+    if options.minutes is not None and FIRST_ANALYSIS * minutes > options.minutes:
+        line.say(
+            f"warning: --minutes: found {options.minutes:g}; the first {FIRST_ANALYSIS} blocks,"
+            f" without which nothing is decided, take about {FIRST_ANALYSIS * minutes:.1f}"
+        )
     line.say(f"{root}: up to {document['blocks']} blocks of about {minutes:.1f} min")
     return document
 
@@ -244,19 +246,19 @@ def _measured(options: argparse.Namespace, study: Study, line: Line) -> int:
             break
         spent_s, each_s = _spent_s(study, planned)
         limit_s = math.inf if options.minutes is None else options.minutes * 60
-        if missing and block >= FIRST_LOOK and spent_s + each_s > limit_s:
+        if missing and block >= FIRST_ANALYSIS and spent_s + each_s > limit_s:
             why = f"{options.minutes:g} minutes are up"
             break
         if missing:
             left_s = min((blocks - block) * each_s, limit_s - spent_s)
             _run_block(study, block, left_s, findings, line)
-        if block + 1 >= FIRST_LOOK:
+        if block + 1 >= FIRST_ANALYSIS:
             findings = take_look(study, block + 1)
             if decided(findings) == {finding.config for finding in findings}:
                 why = f"decided after {block + 1} blocks"
                 break
         else:
-            findings = look(study, 1)
+            findings = look(study, block + 1)
     measured = max(la.block for la in planned if _is_done(study, la)) + 1
     for launch in planned:
         if read_index(launch.folder(study.root)) is None:

@@ -22,6 +22,7 @@ from connector_tax.figures.tables import StudyTables
 from connector_tax.servers.command import running_port
 
 WORDS = {"ttft_p50": "TTFT", "tpot_p50": "TPOT"}
+BESIDES_LEVEL = 0.05
 # What a server takes besides latency: the resource, its words, its unit, decimals.
 BESIDES = (
     ("idle_cpu", "idle CPU", "cores", 2),
@@ -120,16 +121,15 @@ class Answer:
         return self.void.get(config) or (f"{BASELINE}: {baseline}" if baseline else "")
 
     def _besides(self, config: str) -> str:
-        """What is off zero."""
-        rows = {row.metric: row.difference for row in self._taken if row.config == config}
-        found, known = [], False
-        for name, word, unit, decimals in BESIDES:
-            value, lo, hi = rows.get(name, (None, None, None))
-            if value is not None and lo is not None and hi is not None:
-                known = True
-                if lo > 0 or hi < 0:
-                    found.append(f"{word} {text.signed(value, decimals)} {unit}")
-        return ", ".join(found) or ("nothing off zero" if known else "nothing is known")
+        """Return what differs, its interval corrected for the number of resources (Bonferroni)."""
+        rows = {row.metric: row for row in self._taken if row.config == config}
+        known = [named for named in BESIDES if named[0] in rows and rows[named[0]].p is not None]
+        found = []
+        for name, word, unit, decimals in known:
+            value, p = rows[name].difference[0], rows[name].p
+            if value is not None and p is not None and len(known) * p < BESIDES_LEVEL:
+                found.append(f"{word} {text.signed(value, decimals)} {unit}")
+        return ", ".join(found) or ("no difference found" if known else "nothing is known")
 
     @property
     def _taken(self) -> list[EffectRow]:

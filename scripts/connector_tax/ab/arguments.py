@@ -197,7 +197,7 @@ _url = _typed(_running, "http://127.0.0.1:PORT, a server of this machine")
 _named_url = _typed(_named(_running), "http://127.0.0.1:PORT, or NAME=http://127.0.0.1:PORT")
 _positive = _typed(_number, "a number above 0")
 _percent = _typed(_share, "a percentage between 0% and 100%")
-_blocks = _typed(lambda t: int(t) if 2 <= int(t) <= 100 else None, "2 to 100")
+_blocks = _typed(lambda t: int(t) if 3 <= int(t) <= 100 else None, "3 to 100")
 _shape = _typed(
     lambda t: (int(m[1]), int(m[2])) if (m := _SHAPE.fullmatch(t)) else None,
     "input x output tokens, such as 2048x128",

@@ -18,8 +18,10 @@ from connector_tax.machine import GpuError, query_gpus
 from connector_tax.servers.command import split_command
 from connector_tax.study.durations import expected_cell_s
 
-# Of the whole: the levels of its looks add up to it.
+# Of the whole: the levels of its interim analyses add up to it.
 FAMILY_LEVEL = 0.05
+# The blocks of the first one: a candidate is known by its own block differences alone.
+FIRST_ANALYSIS = 3
 # Successes of a cell, by which its median is known to a few per cent of a request's spread.
 SUCCESSES = 100
 SHORTEST_S, LONGEST_S = 8.0, 60.0
@@ -98,8 +100,8 @@ def study_config(
     blocks = options.blocks
     if blocks is None:
         planned = options.minutes * 60 / block_s(options, baseline.startup_s, life_s)
-        blocks = min(max(2, math.floor(planned)), MOST_BLOCKS)
-    looks = blocks - 1
+        blocks = min(max(FIRST_ANALYSIS, math.floor(planned)), MOST_BLOCKS)
+    looks = blocks - FIRST_ANALYSIS + 1
     base = split_command(options.baseline)
     labels = {BASELINE: "baseline"} | {
         name: label_of(base, split_command(command)) if name == UNNAMED else name
@@ -140,6 +142,7 @@ def study_config(
         "margins": dict.fromkeys(METRICS, options.margin),
         "confirmatory": ["ref_safe"],
         "looks": [FAMILY_LEVEL / looks] * looks,
+        "first_look": FIRST_ANALYSIS,
     }
     if options.shared_machine:
         # What neighbours cause; they are measured all the same.

@@ -111,7 +111,7 @@ def aggregate(
         *step_rows(study, cells, steps, no_steps),
         *wait_rows(study, waits),
         *(device_rows(study, device) if device else []),
-        *resource_rows(launches, study.baseline, at_safe, confidence),
+        *resource_rows(launches, study.baseline, at_safe, confidence, study.borrows),
     ]
     places = _places(study, rates)
     tables_of = {

@@ -21,7 +21,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from connector_tax.analysis.effect import Effect
+from connector_tax.analysis.effect import Effect, Levels, family_levels
+from connector_tax.analysis.noise import Mixture, Noise, Spread
 from connector_tax.artifacts.names import configuration_of
 from connector_tax.artifacts.tables import LOG
 
@@ -32,6 +33,7 @@ Bools = NDArray[np.bool_]
 # least squares' efficiency where they are normal.
 QUARTILE, TUNING = 0.6745, 1.345
 ROUNDS, SETTLED = 200, 1e-10
+MIXTURE, OWN_DIFFERENCES = "mixture", "block differences"
 
 
 class LaunchId(NamedTuple):
@@ -48,19 +50,24 @@ class Launches:
     Attributes:
         y: the quantity (the log of a percentile, say).
         scale: LOG where `y` is a log, else RAW.
+        borrow: whether launches of other configurations say how much those of one differ; they do
+            where two configurations besides the baseline have launches.
     """
 
     name: NDArray[np.str_]
     block: NDArray[np.int64]
     y: Floats
     scale: str = LOG
+    borrow: bool = True
 
     @classmethod
-    def of(cls, values: Mapping[LaunchId, float], scale: str = LOG) -> "Launches":
+    def of(
+        cls, values: Mapping[LaunchId, float], scale: str = LOG, borrow: bool = True
+    ) -> "Launches":
         """The launches of a mapping."""
         names = np.array([launch.name for launch in values], dtype=str)
         blocks = np.array([launch.block for launch in values], np.int64)
-        return cls(names, blocks, np.array(list(values.values()), float), scale)
+        return cls(names, blocks, np.array(list(values.values()), float), scale, borrow)
 
     def __len__(self) -> int:
         return len(self.y)
@@ -72,26 +79,30 @@ class Launches:
 
     def only(self, kept: Bools) -> "Launches":
         """Those that are `kept`."""
-        return Launches(self.name[kept], self.block[kept], self.y[kept], self.scale)
+        return Launches(self.name[kept], self.block[kept], self.y[kept], self.scale, self.borrow)
 
     @cached_property
     def config(self) -> NDArray[np.str_]:
         """The configuration of each."""
         return np.array([configuration_of(str(name)) for name in self.name], dtype=str)
 
-    @cached_property
-    def pooled(self) -> tuple[float, int]:
-        """Residual variance and its degrees of freedom; (0.0, 0) without any."""
-        residual, df = self.residual
-        squares = float(residual @ residual)
-        # Rounding leaves about 1e-16 of each value.
-        nothing = len(self) * (1e-13 * float(np.abs(self.y).max(initial=1.0))) ** 2
-        return (squares / df if df and squares > nothing else 0.0), df
+    def only_rounding(self, residual: Floats) -> bool:
+        """Return whether residuals are what rounding leaves: about 1e-16 of each value."""
+        nothing = len(residual) * (1e-13 * float(np.abs(self.y).max(initial=1.0))) ** 2
+        return float(residual @ residual) <= nothing
 
-    @property
-    def added_df(self) -> int:
-        """Degrees of freedom that one more block would bring."""
-        return len(set(self.name)) - 1
+    @cached_property
+    def numbers(self) -> NDArray[np.int64]:
+        """The number of each launch's configuration, in the order of their names."""
+        return np.unique(self.config, return_inverse=True)[1]
+
+    @cached_property
+    def mixture(self) -> Mixture | None:
+        """The models of which configurations are noisier; None where they are not asked."""
+        residual, df = self.residual
+        if self.own_blocks or not df or self.only_rounding(residual):
+            return None
+        return Mixture.of(self.numbers, np.unique(self.block, return_inverse=True)[1], residual)
 
     def blocks(self, ours: str, base: Sequence[str]) -> tuple[int, ...]:
         """The blocks that have the launch `ours` and another one of `base`."""
@@ -123,20 +134,79 @@ class Launches:
         """The two means that a contrast compares: of the base, and its own."""
         return float(-np.minimum(weights, 0) @ self.y), float(np.maximum(weights, 0) @ self.y)
 
-    def contrast(self, ours: str, base: Sequence[str], confidence: float = 0.95) -> Effect | None:
-        """The launches `ours` against those of `base`; None without a block that has both."""
+    def contrast(
+        self,
+        ours: str,
+        base: Sequence[str],
+        confidence: float = 0.95,
+        levels: Levels | None = None,
+    ) -> Effect | None:
+        """The launches `ours` against those of `base`; None without a block that has both.
+
+        Args:
+            ours: name of the launches.
+            base: names of those they are compared with.
+            confidence: of the interval that is shown.
+            levels: that decide; None: those of a single comparison.
+        """
         blocks = self.blocks(ours, base)
         weights = self.weights(ours, base, blocks)
-        return self.effect(weights, blocks, confidence) if blocks else None
+        return self.effect(weights, blocks, confidence, levels, ours) if blocks else None
 
-    def effect(self, weights: Floats, blocks: tuple[int, ...], confidence: float = 0.95) -> Effect:
-        """The weighted sum of the launches, with the pooled error of the block model."""
-        point, (variance, df) = self.value(weights), self.pooled
-        if df == 0 or len(blocks) < 2:
+    def repeats(self, blocks: Sequence[int]) -> bool:
+        """Return whether a contrast over these blocks has an error."""
+        return len(blocks) > 1 and (self.own_blocks or self.residual[1] > 0)
+
+    @cached_property
+    def own_blocks(self) -> bool:
+        """Whether a contrast is known by its own differences alone."""
+        return not self.borrow or len(set(self.config)) < 3
+
+    def effect(
+        self,
+        weights: Floats,
+        blocks: tuple[int, ...],
+        confidence: float = 0.95,
+        levels: Levels | None = None,
+        ours: str | None = None,
+    ) -> Effect:
+        """The weighted sum of the launches, with its error at the levels that decide.
+
+        Args:
+            weights: of the launches; they add up to 0 in each block.
+            blocks: it is formed in.
+            confidence: of the interval that is shown.
+            levels: that decide; None: those of a single comparison.
+            ours: name of the launches that it is of; None: of several configurations.
+        """
+        point = self.value(weights)
+        if not self.repeats(blocks):
             return Effect(point, None, 0, blocks, self.scale, confidence=confidence)
-        error = float(np.sqrt(variance * (weights**2).sum()))
-        method = f"block model (df {df})"
-        return Effect(point, error, df, blocks, self.scale, method, confidence, self.added_df)
+        own = self.own_spread(weights, blocks)
+        if self.own_blocks:
+            return Effect(
+                point, own.error, own.df, blocks, self.scale, OWN_DIFFERENCES, confidence, 1
+            )
+        if self.mixture is None or not weights.any():
+            df = self.residual[1]
+            return Effect(point, 0.0, df, blocks, self.scale, MIXTURE, confidence)
+        squares = np.bincount(self.numbers, weights**2).astype(float)
+        number = None if ours is None else int(self.numbers[self.name == ours][0])
+        noise = Noise(self.mixture, squares, len(blocks), own, number)
+        levels = levels or family_levels(confidence, 1)
+        spread = noise.spread(levels.one_sided)
+        return Effect(
+            point, spread.error, spread.df, blocks, self.scale, MIXTURE, confidence,
+            noise=noise, own=noise.suspect,
+        )  # fmt: skip
+
+    def own_spread(self, weights: Floats, blocks: tuple[int, ...]) -> Spread:
+        """Return the error of a contrast by how its blocks differ."""
+        each = [float((weights * self.y)[self.block == block].sum()) for block in blocks]
+        differences = len(blocks) * np.array(each)
+        rest = differences - differences.mean()
+        variance = 0.0 if self.only_rounding(rest) else float(rest @ rest) / (len(blocks) - 1)
+        return Spread(float(np.sqrt(variance / len(blocks))), len(blocks) - 1)
 
     @cached_property
     def residual(self) -> tuple[Floats, int]:

@@ -7,7 +7,6 @@ analyses, and differences between two studies. `effects.csv` has its contrast (a
 Source: docs/method.md, "The error model" and "Verdicts".
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -16,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtr, stdtrit
 
+from connector_tax.analysis.noise import Noise, Spread
 from connector_tax.artifacts.tables import LOG, RAW, EffectRow, Row
 from connector_tax.artifacts.verdicts import (
-    CANNOT_TELL,
     MARKED,
     MIN_BLOCKS_FOR_VERDICT,
     TOO_FEW,
@@ -31,6 +30,8 @@ Floats = NDArray[np.float64]
 # What a planned number of blocks is to reach, and the most that are planned.
 POWER = 0.8
 MOST_BLOCKS = 100
+# Of many blocks only round numbers are tried.
+PLANNED = (*range(1, 21), *range(25, 51, 5), *range(60, MOST_BLOCKS + 1, 10))
 ONE_LAUNCH = "one launch; launches not included"
 EXACT = "exact"
 
@@ -53,6 +54,11 @@ class Levels(NamedTuple):
     wide: float
     narrow: float
 
+    @property
+    def one_sided(self) -> tuple[float, float]:
+        """The one-sided levels of their ends, the equivalence test's first."""
+        return (1 + self.narrow) / 2, (1 + self.wide) / 2
+
 
 @dataclass(frozen=True)
 class Effect:
@@ -70,6 +76,9 @@ class Effect:
         mark: why it gets no verdict; "" where nothing was saturated or dropped.
         taxes: of a combination, in the order of its terms.
         combined: of a combination, the sum of its weighted taxes, about which its interval lies.
+        noise: from which error and df at other levels, or with more blocks, follow.
+        own: the spread by own blocks, where the configuration may be noisier than it seems: the
+            interval of the equivalence test is not narrower than by it.
     """
 
     contrast: float
@@ -83,6 +92,8 @@ class Effect:
     mark: str = ""
     taxes: tuple[float, ...] = ()
     combined: float | None = None
+    noise: Noise | None = None
+    own: Spread | None = None
 
     @property
     def point(self) -> float:
@@ -131,10 +142,22 @@ class Effect:
             power: with it the ends that are within reach of this share of such studies.
         """
         half = self.half_width(confidence)
-        if self.error is None:
-            return Ends(-np.inf, np.inf)
         if power is not None:
             half += self.reach(power)
+        return self._around(half)
+
+    def inner(self, confidence: float) -> float:
+        """Return half the width of the equivalence test's interval, on the scale."""
+        own = 0.0 if self.own is None else self.own.half_width(confidence)
+        return max(self.half_width(confidence), own)
+
+    def narrow(self, confidence: float) -> Ends:
+        """Return the ends of the equivalence test's interval."""
+        return self._around(self.inner(confidence))
+
+    def _around(self, half: float) -> Ends:
+        if self.error is None:
+            return Ends(-np.inf, np.inf)
         if self.scale == LOG:
             return Ends(*(float(np.expm1(self.contrast + side * half)) for side in (-1, 1)))
         return Ends(self.point - half, self.point + half)
@@ -166,9 +189,13 @@ class Effect:
 
     # ---- more blocks
 
-    def with_blocks(self, blocks: int) -> "Effect":
+    def with_blocks(self, blocks: int, levels: Levels) -> "Effect":
         """Return the effect as it would be in a study of so many blocks."""
         assert self.error is not None
+        if self.noise is not None:
+            noise = self.noise.planned(blocks)
+            spread = noise.spread(levels.one_sided)
+            return replace(self, error=spread.error, df=spread.df, noise=noise, own=noise.suspect)
         df = self.df + self.added_df * (blocks - self.n_blocks)
         return replace(self, error=self.error * float(np.sqrt(self.n_blocks / blocks)), df=df)
 
@@ -176,7 +203,8 @@ class Effect:
         """Return the interval's ends as so many blocks would have them, in POWER of the studies."""
         if not self.repeats:
             return Ends(-np.inf, np.inf)
-        return self.with_blocks(blocks).interval(self.confidence, POWER)
+        levels = family_levels(self.confidence, 1)
+        return self.with_blocks(blocks, levels).interval(self.confidence, POWER)
 
     def power(self, margin: float, levels: Levels) -> float:
         """Return the share of such studies that decide, were the contrast of logs the true one.
@@ -184,7 +212,7 @@ class Effect:
         They decide by the wide interval off zero, or by the narrow one within the margin, a
         fraction.
         """
-        reach, inner = map(self.half_width, levels)
+        reach, inner = self.half_width(levels.wide), self.inner(levels.narrow)
         least, most = np.log1p(-margin) + inner, np.log1p(margin) - inner
         if self.error == 0:
             return float(abs(self.contrast) > reach or least < self.contrast < most)
@@ -195,9 +223,11 @@ class Effect:
 
     def blocks_needed(self, margin: float, levels: Levels) -> int | None:
         """Return the fewest blocks, above the present ones, whose `power` is POWER."""
-        return fewest_blocks(
-            self.n_blocks, lambda blocks: self.with_blocks(blocks).power(margin, levels) >= POWER
-        )
+
+        def decided(blocks: int) -> bool:
+            return self.with_blocks(blocks, levels).power(margin, levels) >= POWER
+
+        return fewest_blocks(self.n_blocks, decided)
 
     def __format__(self, unit: str) -> str:
         """In a sentence: `+12.3% [+10.1%, +14.6%]`; `pp` in points, `point` without interval."""
@@ -240,18 +270,17 @@ def mean_of(
 
 
 def fewest_blocks(present: int, decided: Callable[[int], bool]) -> int | None:
-    """Return the smallest number of blocks above `present` that decides.
+    """Return the smallest number of PLANNED blocks above `present` that decides.
 
     Args:
         present: the blocks there are.
-        decided: whether so many decide; true of every number above one of which it is true.
+        decided: whether so many decide; more need not, since further blocks may show that a
+            configuration is noisier.
 
     Returns:
-        None where MOST_BLOCKS do not.
+        None where none of them does.
     """
-    counts = range(present + 1, MOST_BLOCKS + 1)
-    first = bisect_left(counts, True, key=decided)
-    return counts[first] if first < len(counts) else None
+    return next((blocks for blocks in PLANNED if blocks > present and decided(blocks)), None)
 
 
 def sidak(p: float, comparisons: int) -> float:
@@ -263,14 +292,13 @@ def sidak(p: float, comparisons: int) -> float:
 
 
 class Judged(NamedTuple):
-    """The verdict of an effect, the intervals that give it, and the blocks that would decide it."""
+    """The verdict of an effect, and the intervals that give it."""
 
     verdict: str
     family_lo: float | None = None
     family_hi: float | None = None
     narrow_lo: float | None = None
     narrow_hi: float | None = None
-    blocks_needed: int | None = None
 
 
 def family_levels(confidence: float, comparisons: int) -> Levels:
@@ -285,7 +313,6 @@ def judge(
     effect: Effect,
     margin: float,
     levels: Levels,
-    planned: Levels | None = None,
     fewest: int = MIN_BLOCKS_FOR_VERDICT,
 ) -> Judged:
     """Judge an effect: the only place where a verdict is formed from an estimate.
@@ -293,17 +320,13 @@ def judge(
     Args:
         effect: on the scale LOG.
         margin: of its metric, a fraction.
-        levels: of its intervals.
-        planned: the levels at which more blocks would be judged; None: the same.
+        levels: of its intervals; its error and df are for these.
         fewest: the blocks that a verdict needs.
     """
-    narrow = effect.interval(levels.narrow) if effect.repeats else (None, None)
+    narrow = effect.narrow(levels.narrow) if effect.repeats else (None, None)
     if effect.mark:
         return Judged(MARKED, None, None, *narrow)
     if not effect.repeats or effect.n_blocks < fewest:
         return Judged(TOO_FEW, None, None, *narrow)
-    wide, inner, needed = effect.interval(levels.wide), effect.interval(levels.narrow), None
-    verdict = verdict_of(wide, inner, margin)
-    if verdict == CANNOT_TELL and effect.added_df:
-        needed = effect.blocks_needed(margin, planned or levels)
-    return Judged(verdict, *wide, *inner, needed)
+    wide, inner = effect.interval(levels.wide), effect.narrow(levels.narrow)
+    return Judged(verdict_of(wide, inner, margin), *wide, *inner)

@@ -40,7 +40,7 @@ from connector_tax.artifacts.names import (
 from connector_tax.artifacts.study_file import Study
 from connector_tax.artifacts.study_records import Reference
 from connector_tax.artifacts.tables import Row
-from connector_tax.artifacts.verdicts import JUDGED
+from connector_tax.artifacts.verdicts import CANNOT_TELL, JUDGED
 
 CONFIRMATORY, EXPLORATORY = "confirmatory", "exploratory"
 # Columns of a tax that an interim analysis has no part in.
@@ -134,24 +134,38 @@ class CellTaxes:
         samples: by launch.
         plains: the baseline's launches in each block of the phase.
         confidence: of the intervals.
+        borrow: whether configurations tell of each other's noise.
     """
 
     samples: Mapping[LaunchId, LogSample]
     plains: Sequence[str]
     confidence: float
+    borrow: bool = True
 
     @cached_property
     def launches(self) -> Launches:
         """The logs."""
-        return Launches.of({launch: sample.point for launch, sample in self.samples.items()})
+        points = {launch: sample.point for launch, sample in self.samples.items()}
+        return Launches.of(points, borrow=self.borrow)
 
-    def tax(self, config: str) -> Effect | None:
+    def judged(self, config: str) -> bool:
+        """Return whether a configuration's tax has an error and no mark."""
+        launches, blocks = self.launches, self.launches.blocks(config, self.plains)
+        return launches.repeats(blocks) and not self.mark(
+            launches, launches.weights(config, self.plains, blocks)
+        )
+
+    def tax(self, config: str, levels: Levels | None = None) -> Effect | None:
         """The tax with its interval, both formed on the log ratio; None without a shared block.
 
         The tax of a launch of plain is against the block's other launches of plain.
+
+        Args:
+            config: name of the launches.
+            levels: that decide; None: those of a single comparison.
         """
         launches = self.launches
-        if (tax := launches.contrast(config, self.plains, self.confidence)) is None:
+        if (tax := launches.contrast(config, self.plains, self.confidence, levels)) is None:
             return None
         weights = launches.weights(config, self.plains, tax.blocks)
         return replace(tax, mark=self.mark(launches, weights))
@@ -248,7 +262,7 @@ class TaxTable:
                 if all(launch in launches for launches in of)
             }
         self._at = {
-            where: CellTaxes(launches, self._plains[where[0]], self._confidence)
+            where: CellTaxes(launches, self._plains[where[0]], self._confidence, study.borrows)
             for where, launches in by_cell.items()
         }
 
@@ -408,15 +422,14 @@ def family_rows(
         "family": CONFIRMATORY if confirmatory else EXPLORATORY,
     }  # fmt: skip
     at = taxes.at(phase, cell, metric)
-    effects = {config: at.tax(config) for config in compared(study, phase)}
-    noise = [config for config in effects if configuration_of(config) == study.baseline]
-    family = [
-        config
-        for config, effect in effects.items()
-        if effect is not None and effect.repeats and not effect.mark and config not in noise
-    ]
+    names = compared(study, phase)
+    noise = [config for config in names if configuration_of(config) == study.baseline]
+    family = [config for config in names if config not in noise and at.judged(config)]
     rows = []
-    for config, effect in effects.items():
+    for config in names:
+        size = len(family) if config in family else 1
+        levels = family_levels(statistics["confidence"], size) if look is None else look[0]
+        effect = at.tax(config, levels)
         row, lost = here | {"config": config}, taxes.lost(config, phase, cell, metric)
         if effect is None:
             rows.append(row | {"n_blocks": 0, "n": 0, "n_base": 0} | _worst(lost))
@@ -424,16 +437,17 @@ def family_rows(
         reason = merged_reasons([(block, reason) for _, block, reason in lost])
         row |= effect.columns() | {"mark": effect.mark, "status": "valid"} | at.levels(config)
         if look is not None:
-            judged = judge(effect, margin, *look, fewest=2)
+            judged, planned = judge(effect, margin, levels, fewest=2), look[1]
         else:
-            size = 1 if config in noise else len(family)
-            levels = family_levels(effect.confidence, size)
-            judged = judge(effect, margin, levels)
+            judged, planned = judge(effect, margin, levels), levels
             p = None if effect.mark or effect.p is None else sidak(effect.p, size)
             row |= {"p_adjusted": p}
             if confirmatory and effect.repeats:
                 row["huber_differs"] = at.huber_differs(config, judged, levels, margin)
-        rows.append(row | judged._asdict() | {"reason": reason or None})
+        row |= judged._asdict() | {"reason": reason or None}
+        if judged.verdict == CANNOT_TELL:
+            row["blocks_needed"] = effect.blocks_needed(margin, planned)
+        rows.append(row)
     return rows
 
 
@@ -470,7 +484,7 @@ def _gap(taxes: TaxTable, config: str, metric: str) -> Row:
     )
     if gap is not None:
         at_load, at_safe = gap.taxes
-        narrow = gap.interval(2 * gap.confidence - 1) if gap.repeats else (None, None)
+        narrow = gap.narrow(2 * gap.confidence - 1) if gap.repeats else (None, None)
         return gap.columns() | {
             "narrow_lo": narrow[0], "narrow_hi": narrow[1], "mark": gap.mark, "status": "valid",
             "base": at_safe, "own": at_load,

@@ -2,7 +2,7 @@
 
 An interim analysis judges the taxes over all rates of the blocks there are, as the study judges
 them at its end (docs/method.md, "The error model"), at a level of its own. The levels stand in
-`statistics.looks`, one for each analysis from the second block on; their sum is the family's.
+`statistics.looks`, one for each analysis from `first_look` blocks on; their sum is the family's.
 Candidates and metrics share a level (Bonferroni).
 """
 
@@ -16,7 +16,7 @@ from connector_tax.analysis.measure import measure_requests, measure_waiting
 from connector_tax.analysis.reference import judge_cells, load_of
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.folder import StudyFolder
-from connector_tax.artifacts.looks import FIRST_LOOK, Finding, decided_in, read_looks
+from connector_tax.artifacts.looks import Finding, decided_in, first_look, read_looks
 from connector_tax.artifacts.metrics import VERDICT_METRICS
 from connector_tax.artifacts.names import ALL_RATES
 from connector_tax.artifacts.study_file import Study
@@ -24,7 +24,7 @@ from connector_tax.files import write_json
 
 
 def look(study: Study, blocks: int) -> list[Finding]:
-    """Judge the first `blocks` blocks; without an interval before FIRST_LOOK.
+    """Judge the first `blocks` blocks; without an interval before the second.
 
     Args:
         study: Phase A of its first blocks has ended.
@@ -51,11 +51,11 @@ def look(study: Study, blocks: int) -> list[Finding]:
 
 def findings_of(taxes: TaxTable, blocks: int) -> list[Finding]:
     """Judge the taxes over all rates at the level of the analysis after so many blocks."""
-    levels = taxes.study.config["statistics"]["looks"]
+    statistics = taxes.study.config["statistics"]
+    levels, first = statistics["looks"], first_look(statistics)
     candidates = [name for name in taxes.study.configurations if name != taxes.study.baseline]
     pair = tuple(
-        shared(level, len(candidates))
-        for level in (levels[max(blocks - FIRST_LOOK, 0)], levels[-1])
+        shared(level, len(candidates)) for level in (levels[max(blocks - first, 0)], levels[-1])
     )
     names = {field.name for field in fields(Finding)}
     return [
@@ -87,8 +87,9 @@ def take_look(study: Study, blocks: int) -> list[Finding]:
         return taken["findings"]
     kept = {name: found for entry in looks for name, found in decided_in(entry).items()}
     findings = [kept.get(f.config, {}).get(f.metric, f) for f in look(study, blocks)]
-    levels = study.config["statistics"]["looks"]
-    looks.append({"blocks": blocks, "level": levels[blocks - FIRST_LOOK], "findings": findings})
+    statistics = study.config["statistics"]
+    level = statistics["looks"][blocks - first_look(statistics)]
+    looks.append({"blocks": blocks, "level": level, "findings": findings})
     write_json(study.root / paths.LOOKS, msgspec.to_builtins(looks))
     return findings
 
@@ -99,8 +100,8 @@ def take_due_look(study: Study, block: int) -> list[Finding] | None:
     Not while a launch up to it is missing or failed; nor where a later block has begun: what the
     look would have left out is measured then, and its level stays unspent.
     """
-    blocks = block + 1
-    if blocks < FIRST_LOOK or "looks" not in study.config["statistics"]:
+    blocks, statistics = block + 1, study.config["statistics"]
+    if "looks" not in statistics or blocks < first_look(statistics):
         return None
     for launch in StudyFolder(study).of_phase("A"):
         ended = launch.status not in ("missing", "failed")

@@ -207,6 +207,46 @@ class Mixture:
         )
 
 
+@dataclass(frozen=True)
+class Noise:
+    """The error of one contrast, from which its t distribution at any two levels follows.
+
+    Attributes:
+        mixture: over the models.
+        squares: of the contrast's weights, summed by configuration.
+        blocks: the contrast is formed in.
+        own: the spread by the contrast's own block differences.
+        config: number of the configuration it is of; None: of several.
+    """
+
+    mixture: Mixture
+    squares: Floats
+    blocks: int
+    own: Spread
+    config: int | None = None
+
+    def spread(self, levels: tuple[float, float]) -> Spread:
+        """Return the t distribution with the quantiles at two one-sided levels."""
+        return self.mixture.spread(self.squares, levels)
+
+    @cached_property
+    def noisier(self) -> float | None:
+        """The posterior probability that the configuration is noisier; None of several."""
+        return None if self.config is None else self.mixture.noisier(self.config)
+
+    @property
+    def suspect(self) -> Spread | None:
+        """The own spread, where the configuration may be noisier than it seems."""
+        return self.own if (self.noisier or 0.0) > SUSPECT else None
+
+    def planned(self, blocks: int) -> "Noise":
+        """Return the noise in a study of so many blocks."""
+        more = self.blocks / blocks
+        own = Spread(self.own.error * more**0.5, blocks - 1)
+        mixture = self.mixture.planned(self.blocks, blocks)
+        return replace(self, mixture=mixture, squares=self.squares * more, blocks=blocks, own=own)
+
+
 def upper_tail(df: int, x: Floats) -> Floats:
     """Return P(T > x) of Student's t, x at least 0, to about 1e-15.
 

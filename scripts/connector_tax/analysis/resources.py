@@ -1,7 +1,7 @@
 """What an idle connector costs besides latency, and what else differs from the baseline.
 
 CPU time, memory, GPU memory, KV blocks, threads and start-up time of each configuration against
-the baseline's, from the launches of Phase A, by the block model (docs/method.md, "Resources"): rows
+the baseline's, from the launches of Phase A, by the error model (docs/method.md, "Resources"): rows
 of effects.csv. A connector can make vLLM choose another KV-cache layout or leave fewer blocks; then
 a tax is not of the connector's code alone: engine.csv, the settings the running engines resolved.
 """
@@ -174,7 +174,11 @@ class _Sample:
 
 
 def resource_rows(
-    launches: Sequence[LaunchRecords], baseline: str, cell: str | None, confidence: float
+    launches: Sequence[LaunchRecords],
+    baseline: str,
+    cell: str | None,
+    confidence: float,
+    borrow: bool = True,
 ) -> list[Row]:
     """A row for each resource of each configuration but the baseline, and of its last launch.
 
@@ -182,12 +186,14 @@ def resource_rows(
         launches: all planned launches of Phase A, in the study's order.
         baseline: the configuration that the others are compared with.
         cell: the Phase A cell at ref_safe; None where that rate is not in the grid.
+        confidence: of the intervals.
+        borrow: whether configurations tell of each other's noise.
     """
     plains = list(dict.fromkeys(r.launch.name for r in launches if r.configuration == baseline))
     others = dict.fromkeys(r.configuration for r in launches if r.configuration != baseline)
     samples = [_sample(resource, launches, cell) for resource in RESOURCES]
     return [
-        _row(sample, name, plains, confidence)
+        _row(sample, name, plains, confidence, borrow)
         for name in (*others, *plains[1:][-1:])
         for sample in samples
     ]
@@ -217,10 +223,12 @@ def _sample(resource: Resource, launches: Sequence[LaunchRecords], cell: str | N
     return _Sample(resource, values, parts, reasons)
 
 
-def _row(sample: _Sample, config: str, plains: Sequence[str], confidence: float) -> Row:
+def _row(
+    sample: _Sample, config: str, plains: Sequence[str], confidence: float, borrow: bool
+) -> Row:
     """The contrast on the resource's scale: of logs a tax, of values a difference."""
     is_log = sample.resource.scale == LOG
-    launches = Launches.of(sample.values, sample.resource.scale)
+    launches = Launches.of(sample.values, sample.resource.scale, borrow)
     scaled = replace(launches, y=np.log(launches.y)) if is_log else launches
     row: Row = {
         "quantity": tables.RESOURCE, "config": config, "phase": "A",

@@ -2,8 +2,8 @@
 
 Source: docs/method.md, "Steps" and "Device time". By kind of step a launch's value is the mean over
 its steps, so that what the hooks take and what is left add up to the step. The design's step taxes
-are of medians over all steps. Differences are by the block model; hooks, which plain does not have,
-are means over the configuration's own launches.
+are of medians over all steps. Differences are by their own blocks; hooks, which plain does not
+have, are means over the configuration's own launches.
 
 Of an emulated device's steps it is what of the host's work it waits for, by kind and size of the
 batch: `exposed_us` is a mean, since most steps have none of it, the rest are medians. Intervals are

@@ -1,9 +1,9 @@
 """looks.json: what looks at a study's first blocks said, and whom they decided."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import Launch
@@ -11,9 +11,15 @@ from connector_tax.artifacts.record_reader import converted
 from connector_tax.artifacts.verdicts import CANNOT_TELL, TOO_FEW
 from connector_tax.files import read_json
 
+# The blocks of the first look where `statistics.first_look` does not say.
 FIRST_LOOK = 2
 # Begins the reason of a launch that a look has left out.
 LEFT_OUT = "decided after"
+
+
+def first_look(statistics: Mapping[str, Any]) -> int:
+    """Return the number of blocks that the first look is taken after, whose level comes first."""
+    return int(statistics.get("first_look", FIRST_LOOK))
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,14 @@ class Study:
         return entries[self.baseline].get("connector") is None
 
     @property
+    def borrows(self) -> bool:
+        """Whether launches of one configuration say how much those of others differ: not in `ab`.
+
+        Source: docs/method.md, "The error model".
+        """
+        return self.config["engine"]["kind"] != "command"
+
+    @property
     def configurations(self) -> list[str]:
         """Configuration ids in the study's order."""
         return [entry["id"] for entry in self.document["configurations"]]

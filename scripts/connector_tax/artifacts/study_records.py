@@ -375,9 +375,10 @@ class StatisticsSection(TypedDict):
         list[Reference], meta(min_length=1, uniqueItems=True, default=["ref_safe", "ref_load"])
     ]
     p99_min_samples: Annotated[int, meta(ge=100, default=1000)]  #: below this a p99 is refused
-    #: levels of the looks after the second block and on; what a look decides is not measured
-    #: further, and their sum is the level of the whole
+    #: levels of the looks, from the one after `first_look` blocks on; what a look decides is not
+    #: measured further, and their sum is the level of the whole
     looks: NotRequired[Annotated[list[Annotated[float, meta(gt=0, lt=0.2)]], meta(min_length=1)]]
+    first_look: NotRequired[Annotated[int, meta(ge=2)]]  #: the blocks before the first look; 2
 
 
 class PriorSection(TypedDict):

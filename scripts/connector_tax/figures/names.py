@@ -99,7 +99,7 @@ FIGURES: dict[str, Words] = {
         "resources.resources",
         "Figure 10: resources an idle connector takes",
         "Resources of each configuration minus plain's, from the launches of Phase A, with 95 %"
-        " intervals of the block model. CPU is that of the ready server without a request, and per"
+        " intervals. CPU is that of the ready server without a request, and per"
         " 1,000 requests at ref_safe; memory (PSS, companions included) before the first request;"
         " start-up until it is ready. A count without an interval was the same in every launch."
         " Grey: the A/A band. Right of each panel the difference, above it plain's own value.",

@@ -1,7 +1,9 @@
 """Compute the results of an unpacked archive again from its records, beside the published ones.
 
-    mkdir X && tar --zstd -xf default.tar.zst -C X && python X/verify.py X
+    mkdir X && tar --zstd -xf default.tar.zst -C X
+    python -I scripts/connector_tax/provenance/verify.py X
 
+Run the copy of a checkout, isolated (`-I`): the archive's own copy runs whatever lies beside it.
 Needs pandas and scipy. It shares no code with the analysis: it is written from
 docs/method.md, whose sections it names. It ends with 1 where a number differs by more than 1e-8 of
 it or a text at all, and with 2 where the folder cannot be read.
@@ -15,20 +17,23 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+from scipy import optimize, special, stats
 
 WITHIN = 1e-8
+RATIOS = (2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)  # "The error model"
 NOT_CHECKED = """\
-Not checked: which cells are valid, pooled rows and machine columns of cells, blocks_needed, gaps,
-steps, hooks, resources, criteria, sentences, reasons, figures, seals, what interim analyses say
-(the taxes over all rates in looks.json)."""
+Not checked: which cells are valid and why not, pooled rows, remarks, steps and machine columns of
+cells.csv, blocks_needed, gaps, steps, hooks, waits, devices and resources of effects.csv,
+engine.csv, step_cdf.csv, criteria and sentences of hypotheses.json, what interim analyses say
+(looks.json), complete.json, manifest.json, environment, figures, pages, the chain of seals and the
+hashes of files."""
 Launch = tuple[str, int]  # name in its block, block
 Key = tuple[str, int, str, str]  # launch name, block, phase, cell
 Row = dict[str, Any]
@@ -106,6 +111,7 @@ class Study:
         self.config: Row = self.document["config"]
         self.statistics: Row = self.config["statistics"]
         self.confidence: float = self.statistics["confidence"]
+        self.borrow = self.config["engine"]["kind"] != "command"  # a study of `ab`
         # A metric that the configuration names no margin of has its own.
         taxes = published_taxes(root / "published/analysis").values()
         self.margins = {row["metric"]: float(row["margin"]) for row in taxes}
@@ -165,7 +171,8 @@ class Study:
         """A valid cell's row of cells.csv; percentiles with intervals from order statistics."""
         cell, names, tail = self.cells[key], self.fired(key), (1 - self.confidence) / 2
         row: Row = {
-            "rate_rps": cell.rate, "window_s": cell.window_s,
+            "label": self.document["engine_label"], "rate_rps": cell.rate,
+            "window_s": cell.window_s,
             "n": len(cell.all), "dropped": cell.arrivals["dropped"],
             "effective_throughput_rps": cell.effective_rps,
             "throughput_ratio": cell.ratio, "waiting_p50": cell.waiting,
@@ -221,38 +228,213 @@ def samples(study: Study) -> dict[tuple[str, ...], dict[Launch, Sample]]:
     return found
 
 
+@dataclass(frozen=True)
+class Spread:
+    """A t distribution: standard error and degrees of freedom."""
+
+    error: float
+    df: float
+
+    def half(self, confidence: float) -> float:
+        """Half the width of an interval."""
+        return float(special.stdtrit(self.df, (1 + confidence) / 2)) * self.error
+
+
+@cache
+def models(k: int) -> tuple[Any, Any]:
+    """The ratios of k configurations in each model, and the models' prior probabilities."""
+    sets = [s for size in range(4) for s in itertools.combinations(range(k), size)]
+    each = [(s, r) for s in sets for r in (RATIOS if s else (1.0,))]
+    ratios = np.array([[r if c in s else 1.0 for c in range(k)] for s, r in each])
+    prior = [0.15 ** len(s) * 0.85 ** (k - len(s)) / (9 if s else 1) for s, _ in each]
+    return ratios, np.array(prior) / sum(prior)
+
+
+@cache
+def contrasts(places: tuple[tuple[int, str], ...]) -> tuple[Any, Any]:
+    """A basis of the error contrasts of launches (block, configuration), and by model the
+    Cholesky factor of their covariance; contrasts of errors know neither blocks nor means.
+    """
+    block, group = (np.array(column) for column in zip(*places, strict=True))
+    matrix = np.hstack([x[:, None] == np.unique(x) for x in (block, group)]).astype(float)
+    u, size, _ = np.linalg.svd(matrix)
+    basis = u[:, int((size > 1e-9 * size[0]).sum()) :]
+    ratios, _ = models(len(set(group)))
+    variances = ratios[:, np.unique(group, return_inverse=True)[1]] ** 2
+    return basis, np.linalg.cholesky(np.einsum("ia,mi,ib->mab", basis, variances, basis))
+
+
 class Layout:
-    """y = block + configuration + error by least squares over launches; s2 and df."""
+    """y = block + configuration + error over launches, and how well they know a contrast."""
 
-    def __init__(self, y: Mapping[Launch, float]) -> None:
-        rows = [(block, configuration_of(name), value) for (name, block), value in y.items()]
-        block, group, value = (np.array(column) for column in zip(*rows, strict=True))
+    def __init__(self, y: Mapping[Launch, float], borrow: bool) -> None:
+        self.y = y
+        self.places = tuple((block, configuration_of(name)) for name, block in y)
+        groups = sorted({group for _, group in self.places})
+        self.number = {name: number for number, name in enumerate(groups)}
+        self.own = not borrow or len(groups) < 3
+
+    @cached_property
+    def posterior(self) -> tuple[Any, Any, int]:
+        """Weight and sigma squared of each model, degrees of freedom; no model: all rounding."""
+        block, group = (np.array(column) for column in zip(*self.places, strict=True))
         matrix = np.hstack([x[:, None] == np.unique(x) for x in (block, group)]).astype(float)
-        solution, _, rank, _ = np.linalg.lstsq(matrix, value, rcond=1e-9)
-        rss = float(((value - matrix @ solution) ** 2).sum())
-        rounding = len(y) * (1e-13 * max(1.0, np.abs(value).max())) ** 2
-        self.df = len(y) - int(rank)
-        self.variance = 0.0 if rss <= rounding else rss / max(1, self.df)
+        value = np.array(list(self.y.values()))
+        rank = int(np.linalg.matrix_rank(matrix, tol=1e-9))
+        rest = value - matrix @ np.linalg.lstsq(matrix, value, rcond=1e-9)[0]
+        df = len(value) - rank
+        if not df or self.rounding(rest):
+            return np.zeros(0), np.zeros(0), df
+        basis, factors = contrasts(self.places)
+        _, prior = models(len(self.number))
+        z = np.linalg.solve(factors, (basis.T @ rest)[None, :, None])[:, :, 0]
+        rss = (z**2).sum(1)
+        log = np.log(prior) - df / 2 * np.log(rss)
+        log -= np.log(np.diagonal(factors, axis1=1, axis2=2)).sum(1)
+        weights = np.exp(log - log.max())
+        return weights / weights.sum(), rss / df, df
 
-    def error(self, weights: Mapping[Launch, float]) -> float:
-        """Standard error of a contrast."""
-        return math.sqrt(self.variance * sum(weight**2 for weight in weights.values()))
+    def rounding(self, rest: Any) -> bool:
+        """Whether residuals are what rounding leaves."""
+        most = max(1.0, *(abs(value) for value in self.y.values()))
+        return float((rest**2).sum()) <= len(rest) * (1e-13 * most) ** 2
+
+    def repeats(self, weights: Mapping[Launch, float]) -> bool:
+        """Whether a contrast has an error."""
+        blocks = {block for _, block in weights}
+        return len(blocks) > 1 and (self.own or self.posterior[2] > 0)
+
+    def own_spread(self, weights: Mapping[Launch, float]) -> Spread:
+        """The t distribution of a contrast's own block differences."""
+        blocks = sorted({block for _, block in weights})
+        sums = [sum(w * self.y[la] for la, w in weights.items() if la[1] == b) for b in blocks]
+        rest = len(blocks) * (np.array(sums) - np.mean(sums))
+        n = len(blocks)
+        variance = 0.0 if self.rounding(rest) else float((rest**2).sum()) / (n - 1)
+        return Spread(math.sqrt(variance / n), n - 1)
+
+    def spread(self, weights: Mapping[Launch, float], wide: float, narrow: float) -> Spread:
+        """The t distribution with the mixture's quantiles at the two levels that decide."""
+        if self.own:
+            return self.own_spread(weights)
+        model, variance, df = self.posterior
+        if not len(model) or not any(weights.values()):
+            return Spread(0.0, df)
+        squares = np.zeros(len(self.number))
+        for (name, _), weight in weights.items():
+            squares[self.number[configuration_of(name)]] += weight**2
+        kept = model > 1e-16
+        errors = np.sqrt(variance[kept] * (models(len(self.number))[0][kept] ** 2 @ squares))
+        levels = (1 + narrow) / 2, (1 + wide) / 2
+
+        def beyond(log_x: float, level: float) -> float:
+            tail = float(model[kept] @ special.stdtr(df, -math.exp(log_x) / errors))
+            return math.log(tail / (1 - level))
+
+        ends = []
+        for level in levels:
+            t = math.log(special.stdtrit(df, level))
+            low, high = (t + math.log(e) + d for e, d in ((errors.min(), -1), (errors.max(), 1)))
+            ends.append(math.exp(optimize.toms748(beyond, low, high, (level,), xtol=1e-14)))
+
+        def above(log_df: float) -> float:
+            low, high = special.stdtrit(math.exp(log_df), levels)
+            return math.log(high / low) - math.log(ends[1] / ends[0])
+
+        least, most = math.log(0.3), math.log(1e5)
+        log_df = least if above(least) <= 0 else most
+        if above(least) > 0 > above(most):
+            log_df = optimize.toms748(above, least, most, xtol=1e-14)
+        of = math.exp(log_df)
+        return Spread(ends[1] / float(special.stdtrit(of, levels[1])), of)
+
+    def suspect(self, launch: str) -> bool:
+        """Whether a launch's configuration is noisier with a probability above a quarter."""
+        model = self.posterior[0]
+        ratio = models(len(self.number))[0][:, self.number[configuration_of(launch)]]
+        return not self.own and len(model) > 0 and float(model @ (ratio > 1)) > 0.25
 
 
 @dataclass(frozen=True)
 class Effect:
-    """A tax or a linear combination of taxes; its bounds are infinite where nothing repeats."""
+    """A tax or a linear combination of taxes, at the two levels that decide it."""
 
     point: float
-    n_blocks: int
     weights: Mapping[Launch, float]  # in d
     mark: str
-    p: float | None  # two-sided, of the contrast over its standard error; None: nothing repeats
-    df: int
-    lo: float
-    hi: float
-    narrow: tuple[float, float]  # the interval of the equivalence test
-    method: str
+    layout: Layout
+    centre: float  # of the interval: d, or the point of a combination
+    is_log: bool
+    ours: str
+    wide: float
+    narrow: float
+
+    @property
+    def n_blocks(self) -> int:
+        """The blocks it is formed in."""
+        return len({block for _, block in self.weights})
+
+    @cached_property
+    def repeats(self) -> bool:
+        """Whether it has an error."""
+        return self.layout.repeats(self.weights)
+
+    @cached_property
+    def spread(self) -> Spread:
+        """Its error and degrees of freedom."""
+        return self.layout.spread(self.weights, self.wide, self.narrow)
+
+    def around(self, half: float) -> tuple[float, float]:
+        """An interval; infinite where nothing repeats."""
+        if not self.repeats:
+            return -math.inf, math.inf
+        low, high = self.centre - half, self.centre + half
+        return (math.expm1(low), math.expm1(high)) if self.is_log else (low, high)
+
+    def ends(self, confidence: float) -> tuple[float, float]:
+        """Its interval."""
+        return self.around(self.spread.half(confidence) if self.repeats else 0.0)
+
+    @cached_property
+    def shown(self) -> tuple[float, float]:
+        """The interval of the study's own confidence, which a combination has as its wide one."""
+        return self.ends((1 + self.narrow) / 2)
+
+    @property
+    def lo(self) -> float:
+        """Its lower end."""
+        return self.shown[0]
+
+    @property
+    def hi(self) -> float:
+        """Its upper end."""
+        return self.shown[1]
+
+    @cached_property
+    def inner(self) -> tuple[float, float]:
+        """The interval of the equivalence test, not narrower than by own blocks if suspect."""
+        if not self.repeats:
+            return self.around(0.0)
+        half = self.spread.half(self.narrow)
+        if self.is_log and self.layout.suspect(self.ours):
+            half = max(half, self.layout.own_spread(self.weights).half(self.narrow))
+        return self.around(half)
+
+    @property
+    def p(self) -> float | None:
+        """Two-sided, of the contrast over its error; None: nothing repeats."""
+        if not self.repeats:
+            return None
+        if not self.spread.error:
+            return float(self.centre == 0)
+        return float(2 * special.stdtr(self.spread.df, -abs(self.centre) / self.spread.error))
+
+    @property
+    def method(self) -> str:
+        """Which error model."""
+        if not self.repeats:
+            return "one launch; launches not included"
+        return "block differences" if self.layout.own else "mixture"
 
     @property
     def numbers(self) -> Row:
@@ -275,7 +457,9 @@ class Taxes:
         w = {la: 1 / len(ours) for la in ours}
         return w | {p: -1 / len(ours) / len(base[b]) for _, b in ours for p in base[b]}
 
-    def effect(self, *terms: tuple[float, Tax], confidence: float | None = None) -> Effect | None:
+    def effect(
+        self, *terms: tuple[float, Tax], confidence: float | None = None, comparisons: int = 1
+    ) -> Effect | None:
         """A tax (one term of weight 1), or a linear combination of taxes: weights and taxes."""
         taxes, weight, is_log = [tax for _, tax in terms], [w for w, _ in terms], len(terms) == 1
         parts = [self.samples.get(tax[1:], {}) for tax in taxes]
@@ -296,20 +480,12 @@ class Taxes:
             y = {la: parts[0][la][0] for la in shared}
             pairs = list(zip(scale, contrasts, strict=True))
             total = {la: x for la in used if (x := sum(v * w.get(la, 0.0) for v, w in pairs))}
-        layout = Layout(y)
         marks = [m for tax, w in zip(taxes, contrasts, strict=True) for m in self.marks(tax, w)]
-        n, level = len({block for _, block in total}), confidence or self.study.confidence
-        mark, df, se = "; ".join(dict.fromkeys(marks)), layout.df, layout.error(total)
-        if n < 2 or df == 0:
-            nothing = (-math.inf, math.inf)
-            once = "one launch; launches not included"
-            return Effect(point, n, total, mark, None, df, *nothing, nothing, once)
-        centre, back = (d[0], math.expm1) if is_log else (point, float)
-        t = abs(centre) / se if se else math.inf if centre else 0.0
-        half, inner = (float(stats.t.ppf((1 + c) / 2, df)) * se for c in (level, 2 * level - 1))
-        lo, hi, *narrow = (back(centre + x) for x in (-half, half, -inner, inner))
-        p, method = float(2 * stats.t.sf(t, df)), f"block model (df {df})"
-        return Effect(point, n, total, mark, p, df, lo, hi, (narrow[0], narrow[1]), method)
+        level = confidence or self.study.confidence
+        wide = level ** (1 / comparisons)
+        centre = d[0] if is_log else point
+        return Effect(point, total, "; ".join(dict.fromkeys(marks)), Layout(y, self.study.borrow),
+                      centre, is_log, taxes[0][0], wide, 2 * level - 1)  # fmt: skip
 
     def marks(self, tax: Tax, launches: Iterable[Launch]) -> Iterable[str]:
         """Which of a tax's configurations were saturated or dropped arrivals ("Verdicts")."""
@@ -324,15 +500,61 @@ class Taxes:
                 yield f"{name} dropped {dropped} arrivals"
 
 
-def verdict(effect: Effect, p: float | None, margin: float, alpha: float) -> str:
-    """The verdict of a tax whose adjusted p is given."""
+def judged(wide: tuple[float, float], inner: tuple[float, float], margin: float) -> str:
+    """The verdict of a tax with these intervals."""
+    off = "costs" if wide[0] > 0 else "gains" if wide[1] < 0 else ""
+    less = "less" if -margin <= inner[0] and inner[1] <= margin else ""
+    return ", ".join(filter(None, (off, less))) or "cannot tell"
+
+
+def verdict(effect: Effect, margin: float) -> str:
+    """The verdict of a tax at its levels."""
     if effect.mark:
         return "marked"
-    if p is None or effect.n_blocks < 3:
+    if not effect.repeats or effect.n_blocks < 3:
         return "too few blocks"
-    off = "costs" if effect.lo > 0 else "gains" if effect.hi < 0 else ""
-    less = "less" if -margin <= effect.narrow[0] and effect.narrow[1] <= margin else ""
-    return ", ".join(filter(None, (off if p < alpha else "", less))) or "cannot tell"
+    return judged(effect.ends(effect.wide), effect.inner, margin)
+
+
+def huber(effect: Effect, base: Sequence[str], margin: float) -> str | None:
+    """The verdict by Huber's estimate of the block model; None where no residual is left."""
+    launches = list(effect.layout.y)
+    block, name = (np.array(column) for column in zip(*((b, n) for n, b in launches), strict=True))
+    names, others = np.unique(name), [n for n in base if n != effect.ours]
+    parts = [block[:, None] == np.unique(block), name[:, None] == names[1:]]
+    matrix = np.hstack(parts).astype(float)
+    y = np.array(list(effect.layout.y.values()))
+    y, rank = y - y.mean(), int(np.linalg.matrix_rank(matrix))
+    df, weight = len(y) - rank, np.ones(len(y))
+    among = np.isin(names, others)
+    form = (names == effect.ours) - among / max(1, among.sum())
+    contrast = np.concatenate([np.zeros(len(np.unique(block))), form[1:]])
+    inverse = np.linalg.pinv(matrix.T @ matrix)
+    if df < 1 or not np.allclose(contrast @ inverse @ matrix.T @ matrix, contrast):
+        return None
+    before = np.zeros(len(y))
+    for _ in range(200):
+        root = np.sqrt(weight)
+        beta = np.linalg.lstsq(matrix * root[:, None], y * root, rcond=None)[0]
+        rest = y - matrix @ beta
+        scale = float(np.median(np.abs(rest))) / 0.6745 / math.sqrt(df / len(y))
+        moved, before = np.abs(matrix @ beta - before).max(), matrix @ beta
+        if scale == 0 or moved <= 1e-10 * scale:
+            break
+        weight = np.minimum(1, 1.345 * scale / np.maximum(np.abs(rest), 1e-300))
+    share = float((np.abs(rest) <= 1.345 * scale).mean())
+    if scale == 0 or share == 0:
+        return None
+    bounded = np.clip(rest, -1.345 * scale, 1.345 * scale)
+    correction = 1 + rank / len(y) * (1 - share) / share
+    variance = correction**2 * float(bounded @ bounded) / df / share**2
+    error = math.sqrt(variance * float(contrast @ inverse @ contrast))
+    spread, d = Spread(error, df), float(contrast @ beta)
+    wide, inner = (
+        (math.expm1(d - half), math.expm1(d + half))
+        for half in map(spread.half, (effect.wide, effect.narrow))
+    )
+    return judged(wide, inner, margin)
 
 
 def tax_rows(study: Study, taxes: Taxes, rates: Row) -> Row:
@@ -346,34 +568,41 @@ def tax_rows(study: Study, taxes: Taxes, rates: Row) -> Row:
         at = [RATES] if cell["cell"] == RATES else at
         confirmatory = any(name in [*study.statistics["confirmatory"], RATES] for name in at)
         compared = [n for n in study.names[phase] if n not in (plains[:-1] or plains)]
-        effects = {name: taxes.effect((1, (name, *where))) for name in compared}
-        noise = effects.get(plains[-1])  # the A/A comparison
-        others = [e for e in effects.values() if e and e is not noise]
-        tested = sum(e.p is not None and not e.mark for e in others)
+        alone = {name: taxes.effect((1, (name, *where))) for name in compared}
+        tested = [name for name, e in alone.items()
+                  if e and name != plains[-1] and e.repeats and not e.mark]  # fmt: skip
         margin = study.margins[metric]
-        for config, effect in effects.items():
+        for config, first in alone.items():
             row = rows[" ".join((config, *where))] = {
                 "reference": {"B": "ref_safe", "Bp": "ref_load"}.get(phase, [*at, ""][0]),
                 "family": "confirmatory" if confirmatory else "exploratory", "margin": margin,
                 "estimate": None, "verdict": None, "n_blocks": 0,
             }  # fmt: skip
-            if effect is None:
+            if first is None:
                 continue
-            family, p, of = 1 if effect is noise else tested, None, taxes.samples[where]
+            size, of = len(tested) if config in tested else 1, taxes.samples[where]
+            effect = replace(first, wide=study.confidence ** (1 / size))
+            said, p = verdict(effect, margin), None
             if effect.p is not None and not effect.mark:
-                p = float(-np.expm1(family * np.log1p(-min(effect.p, 1 - 1e-16))))
+                p = float(-np.expm1(size * np.log1p(-min(effect.p, 1 - 1e-16))))
             ours, base = ([(x, *of[la]) for la, x in effect.weights.items() if x * sign > 0]
                           for sign in (1, -1))  # fmt: skip
+            decides = said not in ("marked", "too few blocks")
+            family = effect.ends(effect.wide) if decides else (None, None)
+            known = effect.spread if effect.repeats else None
             row |= {
                 "estimate": effect.point, "lo": effect.lo, "hi": effect.hi,
-                "narrow_lo": effect.narrow[0], "narrow_hi": effect.narrow[1],
+                "family_lo": family[0], "family_hi": family[1],
+                "narrow_lo": effect.inner[0], "narrow_hi": effect.inner[1],
+                "error": known and known.error, "df": known and known.df,
                 "n_blocks": effect.n_blocks, "method": effect.method, "mark": effect.mark,
                 "own": math.exp(sum(x * log for x, log, _ in ours)),
                 "base": math.exp(-sum(x * log for x, log, _ in base)),
                 "n": sum(n for _, _, n in ours), "n_base": sum(n for _, _, n in base),
-                "df": None if effect.p is None else effect.df, "p": effect.p, "p_adjusted": p,
-                "verdict": verdict(effect, p, margin, 1 - study.confidence),
+                "p": effect.p, "p_adjusted": p, "verdict": said,
             }  # fmt: skip
+            if confirmatory and decides and (other := huber(effect, plains, margin)):
+                row["huber_differs"] = other != said
     return rows
 
 
@@ -432,6 +661,49 @@ def hypotheses(study: Study, taxes: Taxes, rates: Row) -> Row:
     return found
 
 
+NAMES = ("mooncake", "nixl", "lmcache", "no-op", "producer", "consumer")
+
+
+def named(text: str) -> list[str]:
+    """The connectors and roles that a label, an id or a command names."""
+    lower = text.lower().replace("noop", "no-op")
+    return [name for name in NAMES if name in lower]
+
+
+def by_id(record: Row) -> Row:
+    """The configurations of a record by their ids."""
+    return {entry["id"]: entry for entry in record["configurations"]}
+
+
+def texts(record: Row) -> Row:
+    """Each value of a record as one text."""
+    return {name: json.dumps(value, sort_keys=True) for name, value in record.items()}
+
+
+def identity(study: Study, root: Path) -> tuple[Row, Row]:
+    """What study.json says was measured, and what the launches' commands and the first seal say."""
+    document, label = study.document, study.document["engine_label"]
+    seal = json.loads((root / "seals.jsonl").read_text().partition("\n")[0])
+    labels = {entry["id"]: entry["label"] for entry in document["configurations"]}
+    settings = {name: study.config[name] for name in seal["settings"]}
+    told: Row = {"settings": texts(settings), "configurations": texts(by_id(document))}
+    again: Row = {"settings": texts(seal["settings"]), "configurations": texts(by_id(seal))}
+    for path in sorted(root.glob("runs/*/*/*/launch.sh")):
+        script, place = path.read_text(), str(path.parent.relative_to(root / "runs"))
+        of = re.search(r"^# .* of study \S+ \((.*)\)$", script, re.MULTILINE)
+        command = script.strip().rpartition("\n")[2]
+        own = re.findall(r"--configuration (\S+)", command)
+        own += re.findall(r'"kv_connector":\s*"(\w+)"', command)
+        own += re.findall(r'"kv_role":\s*"kv_(\w+)"', command)[:1]
+        emulated = "connector_tax.engine" in command or "CONNECTOR_TAX_DEVICE_TIME" in script
+        name = configuration_of(path.parts[-4])
+        told[place] = {"names": named(labels[name]), "engine": label,
+                       "emulated": "emulated" in label}  # fmt: skip
+        again[place] = {"names": named(" ".join(own)), "engine": of[1] if of else "no label",
+                        "emulated": emulated}  # fmt: skip
+    return told, again
+
+
 def read_csv(path: Path, *keys: str) -> Row:
     """The rows of a CSV, as text, by their keys."""
     rows = pd.read_csv(path, dtype=str, keep_default_na=False).to_dict("records")
@@ -485,13 +757,16 @@ def verify(root: Path) -> int:
     rates, taxes = study.reference_rates(), Taxes(study)
     cells = read_csv(folder / "cells.csv", "status", "config", "block", "phase", "cell")
     told = json.loads((folder / "hypotheses.json").read_text())["hypotheses"]
+    measured, launched = identity(study, root)
     published: Row = {
+        "study.json": measured,
         "reference_rates.json": json.loads((root / "reference_rates.json").read_text()),
         "cells": {k: row for k, row in cells.items() if re.match(r"valid \S+ \d", k)},
         "taxes": published_taxes(folder),
         "hypotheses.json": {entry["id"]: entry for entry in told},
     }
     again: Row = {
+        "study.json": launched,
         "reference_rates.json": rates,
         "cells": {" ".join(map(str, ("valid", *k))): study.row(k) for k in study.cells},
         "taxes": tax_rows(study, taxes, rates),

@@ -11,7 +11,7 @@ import pandas as pd
 
 from connector_tax.analysis.effect import POWER
 from connector_tax.analysis.effects import CONFIRMATORY
-from connector_tax.artifacts.looks import FIRST_LOOK, LEFT_OUT
+from connector_tax.artifacts.looks import LEFT_OUT, first_look
 from connector_tax.artifacts.names import PHASES, configuration_of
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.artifacts.tables import POOLED, EffectRow, Row
@@ -146,7 +146,8 @@ def _looks(rehearsal: Rehearsal, total_s: float) -> Iterator[str]:
     }
     left_out = sum((i.reason or "").startswith(LEFT_OUT) for i in phase)
     most_s = total_s + left_out * median(took_s.values())
-    least_s = total_s - sum(s for (_, block), s in took_s.items() if block >= FIRST_LOOK)
+    first = first_look(rehearsal.study.config["statistics"])
+    least_s = total_s - sum(s for (_, block), s in took_s.items() if block >= first)
     yield (
         f"Looks leave out {left_out} of the {len(phase)} launches of Phase A here. At most "
         f"{duration(most_s)}, if none decides; at least {duration(least_s)}, if the first decides "

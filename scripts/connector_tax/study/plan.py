@@ -14,7 +14,7 @@ from typing import NamedTuple
 from connector_tax.analysis.ingest import device_name
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.folder import LaunchFolder, StudyFolder
-from connector_tax.artifacts.looks import FIRST_LOOK, decided_earlier
+from connector_tax.artifacts.looks import decided_earlier, first_look
 from connector_tax.artifacts.names import PHASES, REFERENCE_OF, Launch
 from connector_tax.artifacts.record_reader import read_record
 from connector_tax.artifacts.stage_records import RatesRecord
@@ -145,7 +145,8 @@ def remaining(study: StudyDocument, folder: Path, *, least: bool = False) -> Rem
     known = durations_of(study)
     rows = [row for row in planned_cells(study, folder) if row.state in TO_MEASURE]
     if least and "looks" in study["config"]["statistics"]:
-        rows = [row for row in rows if row.launch.phase != "A" or row.launch.block < FIRST_LOOK]
+        first = first_look(study["config"]["statistics"])
+        rows = [row for row in rows if row.launch.phase != "A" or row.launch.block < first]
     overhead = launch_overhead_s(study, folder, known)
     run = {row.launch for row in rows if not _is_skipped(folder, known, row.launch.phase)}
     steps = [(row.launch, row.expected_s) for row in rows]

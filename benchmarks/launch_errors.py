@@ -1,0 +1,91 @@
+"""Errors of launches, in units of a quiet launch's standard deviation: what studies are tried on.
+
+A generator returns errors (blocks, launches) for a study whose launches are the columns, the first
+two the baseline's; `place` has each launch's position in its block, from 0.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Errors = Callable[[np.random.Generator, Floats], Any]
+BASELINES = 2
+
+
+def alike(rng: np.random.Generator, place: Floats) -> Any:
+    """Normal errors."""
+    return rng.normal(0, 1, place.shape)
+
+
+def heavy_tails(rng: np.random.Generator, place: Floats) -> Any:
+    """Student's t with three degrees of freedom, of variance 1."""
+    return rng.standard_t(3, place.shape) / np.sqrt(3)
+
+
+def drift(rng: np.random.Generator, place: Floats) -> Any:
+    """The last launch of a block is slower or faster than its first, by 2.5 (sd)."""
+    slope = rng.normal(0, 2.5, (len(place), 1))
+    return alike(rng, place) + slope * place / (place.shape[1] - 1)
+
+
+def bursts(rng: np.random.Generator, place: Floats) -> Any:
+    """Two launches after one another are 5 slower, in every other block."""
+    first = rng.integers(place.shape[1] - 1, size=(len(place), 1))
+    struck = (rng.random((len(place), 1)) < 0.5) & (place >= first) & (place <= first + 1)
+    return alike(rng, place) + 5 * struck
+
+
+def regime(rng: np.random.Generator, place: Floats) -> Any:
+    """From one launch on all are 3 slower, in every other block."""
+    first = rng.integers(place.shape[1], size=(len(place), 1))
+    return alike(rng, place) + 3 * ((rng.random((len(place), 1)) < 0.5) & (place >= first))
+
+
+def autocorrelated(rng: np.random.Generator, place: Floats) -> Any:
+    """An autoregressive process of 0.6 from launch to launch, of variance 1."""
+    values = rng.normal(0, 1, place.size)
+    for at in range(1, len(values)):
+        values[at] = 0.6 * values[at - 1] + 0.8 * values[at]
+    return np.take_along_axis(values.reshape(place.shape), place.astype(int), axis=1)
+
+
+def slow_launches(rng: np.random.Generator, place: Floats) -> Any:
+    """One launch in twenty is 8 slower."""
+    return alike(rng, place) + 8 * (rng.random(place.shape) < 0.05)
+
+
+def block_by_configuration(sd: float = 1.5) -> Errors:
+    """Each configuration has a value of its own in each block, the baseline's launches share it."""
+
+    def errors(rng: np.random.Generator, place: Floats) -> Any:
+        own = rng.normal(0, sd, place.shape)
+        own[:, :BASELINES] = own[:, :1]
+        return alike(rng, place) + own
+
+    return errors
+
+
+def noisier(columns: Sequence[int], ratio: float) -> Errors:
+    """These launches scatter `ratio` times as much."""
+
+    def errors(rng: np.random.Generator, place: Floats) -> Any:
+        values = alike(rng, place)
+        values[:, list(columns)] *= ratio
+        return values
+
+    return errors
+
+
+ANY_CONFIGURATION: Mapping[str, Errors] = {
+    "alike": alike,
+    "heavy tails": heavy_tails,
+    "drift": drift,
+    "bursts": bursts,
+    "regime": regime,
+    "autocorrelated": autocorrelated,
+    "block x configuration": block_by_configuration(),
+    "1 launch in 20 slower": slow_launches,
+}
