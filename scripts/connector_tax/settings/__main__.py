@@ -1,0 +1,173 @@
+"""`connector-tax settings`: what a KV connector changes of vLLM's settings, without a GPU."""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from connector_tax.commands import AnsweringParser
+from connector_tax.config import ROOT
+from connector_tax.files import ArtifactError, write_text
+from connector_tax.settings import request as requests
+from connector_tax.settings import table
+from connector_tax.settings.arguments import parse
+from connector_tax.settings.matrix import (
+    Matrix,
+    Row,
+    asked,
+    connectors_of,
+    rows_of,
+    status_of,
+)
+from connector_tax.settings.request import Case, Model, Request
+from connector_tax.settings.run import Message, UnresolvedError, started
+
+ENVIRONMENT = "vllm-settings"
+HUB_FILES = Path(__file__).parents[1] / "vllm" / "hub_files.py"
+# No GPU is touched, nothing is fetched, nobody is told.
+ENVIRONMENT_VARIABLES = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "LMCACHE_TRACK_USAGE": "false",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Answer; the exit status says whether something differs, or is not resolved."""
+    options = parse(argv)
+    began = time.monotonic()
+    try:
+        with tempfile.TemporaryDirectory(prefix="connector-tax-models-") as scratch:
+            python = options.python or own_python()
+            names = options.model or requests.MODELS
+            models = [requests.model(name, Path(scratch)) for name in names]
+            for model in models:
+                _fetch(python, model)
+            matrix = resolve(python, request_of(options, models))
+    except ArtifactError as error:
+        AnsweringParser(prog="connector-tax settings").error(str(error))
+    except UnresolvedError as error:
+        print(f"connector-tax settings: {error}", file=sys.stderr)
+        return 3
+    if options.export_markdown:
+        write_text(Path(options.export_markdown), table.as_markdown(matrix))
+    if options.json:
+        print(json_text(matrix), end="")
+    elif options.csv:
+        print(table.as_csv(matrix), end="")
+    else:
+        print(table.as_text(matrix, bold=sys.stdout.isatty()))
+    print(f"resolved in {time.monotonic() - began:.0f} s", file=sys.stderr)
+    return status_of(matrix)
+
+
+def request_of(options: Namespace, models: list[Model]) -> Request:
+    """Return the request that the options ask for."""
+    named: list[Case] = [*map(requests.connector, options.connector), *options.kv_transfer_config]
+    cases = [requests.plain(), *named] if named else requests.all_cases()
+    hidden = {} if options.python else {"CUDA_VISIBLE_DEVICES": ""}
+    return {
+        "gpu": None if options.python else options.gpu or "h200",
+        "models": models,
+        "cases": cases,
+        "every": not named,
+        "capacity": True,
+        "kv_gib": options.kv_gib,
+        "lengths": list(requests.LENGTHS),
+        "max_model_len": options.max_model_len,
+        "tp": options.tp,
+        "arguments": options.arguments,
+        "packages": requests.names_of(cases),
+        "environment": ENVIRONMENT_VARIABLES | hidden,
+    }
+
+
+def resolve(python: str, request: Request) -> Matrix:
+    """Return the matrix of a request, printing each row's name as it is resolved.
+
+    Raises:
+        UnresolvedError: the interpreter has no vLLM that can answer.
+        ArtifactError: a connector is not registered, or vLLM does not take its arguments.
+    """
+    with started(python, request) as messages:
+        head = next(messages)
+        second = next(messages)
+        if second["kind"] == "missing":
+            raise UnresolvedError(
+                f"vLLM {head['version']} lacks what this command uses: {'; '.join(second['names'])}"
+            )
+        for case in request["cases"]:
+            if case["registered"] and case["registered"] not in second["registered"]:
+                raise ArtifactError(
+                    f"{case['registered']}: not registered by vLLM {head['version']}; allowed: "
+                    + ", ".join(second["registered"])
+                )
+        connectors = connectors_of(second["cases"], second["packages"])
+        rows = list(rows_of(_shown(messages)))
+    vllm = {key: value for key, value in head.items() if key != "kind"}
+    return {"vllm": vllm, "request": asked(request), "connectors": connectors, "rows": rows}
+
+
+def _shown(messages: Iterator[Message]) -> Iterator[Message]:
+    for message in messages:
+        if message["kind"] == "end":
+            return
+        error = message.get("error", {})
+        if error.get("type") == "ArgumentsError":
+            raise ArtifactError(f"vLLM: {error['text']}")
+        if sys.stderr.isatty():
+            print(f"\r\x1b[K{message['model']}: {message['case'][:60]}", end="", file=sys.stderr)
+        yield message
+    raise UnresolvedError("the program ended before its last answer")
+
+
+def own_python() -> str:
+    """Return the interpreter of this project's environment.
+
+    Raises:
+        UnresolvedError: it is not built.
+    """
+    folder = ROOT / "envs" / ENVIRONMENT / ".venv"
+    if not (folder / "built.json").is_file():
+        raise UnresolvedError(
+            f"envs/{ENVIRONMENT} is not built: make {ENVIRONMENT} (2.6 GB), or name a vLLM of your"
+            " own by --python"
+        )
+    return str(folder / "bin" / "python")
+
+
+def _fetch(python: str, model: Model) -> None:
+    """Bring the small files of a hub's model into its cache.
+
+    Raises:
+        UnresolvedError: they cannot be fetched.
+    """
+    if Path(model["folder"]).is_absolute():
+        return
+    command = [python, str(HUB_FILES), model["folder"], "", "dummy"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or ["no reason given"]
+        raise UnresolvedError(f"{model['name']}: not a folder, and not fetched: {last[0]}")
+
+
+def json_text(matrix: Matrix) -> str:
+    """Return the matrix as JSON, a line for each row."""
+
+    def lines(values: Sequence[object]) -> str:
+        return ",\n  ".join(json.dumps(value, ensure_ascii=False) for value in values)
+
+    rows: Sequence[Row] = matrix["rows"]
+    return (
+        f'{{"vllm": {json.dumps(matrix["vllm"])},\n "request": {json.dumps(matrix["request"])},\n'
+        f' "connectors": [\n  {lines(matrix["connectors"])}],\n "rows": [\n  {lines(rows)}]}}\n'
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

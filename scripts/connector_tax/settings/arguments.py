@@ -1,0 +1,93 @@
+"""The command line of `connector-tax settings`."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from connector_tax.commands import AnsweringParser
+from connector_tax.settings.request import MODELS, given
+
+EPILOG = """exit status: 0 no connector changes anything, 1 one does, or vLLM refuses it,
+3 a row could not be resolved, 64 the command line is wrong."""
+GPUS = ("h200", "h100", "a100")
+# Arguments of vLLM that this command sets, and what sets them.
+_OURS = {
+    "--model": "--model",
+    "--kv-transfer-config": "--connector or --kv-transfer-config",
+    "--max-model-len": "--max-model-len",
+    "--tensor-parallel-size": "--tp",
+    "-tp": "--tp",
+    "--kv-cache-memory-bytes": "--kv-gib",
+    "--load-format": "nothing: no weights are read",
+    "--trust-remote-code": "nothing: no code of a model is run",
+}
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options, checked; end the process with status 64 and a line where one is wrong."""
+    parser = AnsweringParser(
+        prog="connector-tax settings",
+        description="What does a KV connector change of vLLM's settings and KV cache capacity?"
+        " Nothing is started or measured.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="%(prog)s [options] [-- ARGUMENTS OF vLLM]",
+    )
+    add = parser.add_argument
+    whose = parser.add_mutually_exclusive_group()
+    whose.add_argument("--python", metavar="PATH", help="interpreter of a vLLM of your own, on its"
+                       " own platform [that of `make vllm-settings`]")  # fmt: skip
+    whose.add_argument("--gpu", choices=GPUS, default=None,
+                       help="what vLLM is told it runs on [h200]")  # fmt: skip
+    add("--model", action="append", metavar="FOLDER", help="a folder with a config.json, a hub name"
+        f" OWNER/NAME, or a shipped shape; several times, too [{', '.join(MODELS)}]")  # fmt: skip
+    add("--connector", action="append", default=[], metavar="NAME",
+        help="a connector that vLLM registers; several times, too [all]")  # fmt: skip
+    add("--kv-transfer-config", action="append", default=[], type=_case, metavar="JSON",
+        help="as vLLM takes it; several times, too")  # fmt: skip
+    add("--kv-gib", type=_positive, default=20.0, metavar="GIB",
+        help="memory for the KV cache of one GPU [20]")  # fmt: skip
+    add("--max-model-len", type=_count, metavar="N", help="tokens [each model's own]")
+    add("--tp", type=_count, default=1, metavar="N", help="tensor parallel size [1]")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="the answer as JSON")
+    output.add_argument("--csv", action="store_true", help="the answer as CSV")
+    add("--export-markdown", metavar="FILE", help="write the tables as Markdown, too")
+    words = [*(sys.argv[1:] if argv is None else argv)]
+    end = words.index("--") if "--" in words else len(words)
+    options = parser.parse_args(words[:end])
+    options.arguments = words[end + 1 :]
+    for word in options.arguments:
+        name = word.partition("=")[0].replace("_", "-")
+        if name in _OURS:
+            parser.error(f"found {word!r} after --; allowed there: vLLM's arguments, but this is"
+                         f" set by {_OURS[name]}")  # fmt: skip
+    for name in options.connector:
+        if options.connector.count(name) > 1:
+            parser.error(f"--connector: found {name!r} twice; allowed: each once")
+    if "MultiConnector" in options.connector:
+        parser.error("--connector: MultiConnector has children; name them in --kv-transfer-config")
+    return options
+
+
+def _case(text: str) -> object:
+    try:
+        return given(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"found {text!r}; allowed: a number above 0")
+    return value
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"found {text!r}; allowed: a whole number from 1")
+    return int(text)

@@ -1,0 +1,1 @@
+"""Programs that run in vLLM's interpreter; they import nothing of this package."""

@@ -1,0 +1,574 @@
+"""Resolve what vLLM makes of models and connectors: no server, no weights, no memory of a device.
+
+Runs in the interpreter of a vLLM and imports the standard library, torch and vLLM only. For each
+model and connector a forked process follows a starting server: configuration, model class on the
+`meta` device, each layer's KV cache spec, and `EngineCore._initialize_kv_caches` with an executor
+that only says how much memory there is. Resolving writes environment variables, hence one process
+for each.
+
+usage: resolve.py REQUEST FD
+
+REQUEST is a JSON file (`connector_tax.settings.request.Request`); JSON lines go to descriptor FD:
+`vllm`, then `missing`, or `connectors`, a `cell` for every model and case, and `end`; `failed`
+where an error ends the program.
+"""
+
+import argparse
+import functools
+import importlib
+import importlib.util
+import inspect
+import json
+import logging
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+# What is used of vLLM: module, name, parameters that are passed. Checked before anything else.
+USED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("vllm.engine.arg_utils", "EngineArgs.add_cli_args", ("parser",)),
+    ("vllm.engine.arg_utils", "EngineArgs.from_cli_args", ("args",)),
+    ("vllm.engine.arg_utils", "EngineArgs.create_engine_config", ("usage_context",)),
+    ("vllm.usage.usage_lib", "UsageContext.OPENAI_API_SERVER", ()),
+    ("vllm.distributed.kv_transfer.kv_connector.factory", "KVConnectorFactory._registry", ()),
+)
+# Of what the KV cache is resolved with, beyond the configuration.
+USED_FOR_CACHE: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("vllm.config", "set_current_vllm_config", ("vllm_config",)),
+    ("vllm.config", "CompilationMode.NONE", ()),
+    ("vllm.config", "get_layers_from_vllm_config", ("vllm_config", "layer_type")),
+    ("vllm.distributed", "init_distributed_environment", ("world_size", "rank", "backend")),
+    ("vllm.distributed", "initialize_model_parallel", ("tensor_model_parallel_size",)),
+    ("vllm.distributed.parallel_state", "get_tp_group", ()),
+    ("vllm.model_executor.model_loader.utils", "initialize_model", ("vllm_config",)),
+    ("vllm.model_executor.models.registry", "_run_in_subprocess", ("fn",)),
+    ("vllm.v1.engine.core", "EngineCore._initialize_kv_caches", ("vllm_config",)),
+    (
+        "vllm.v1.core.kv_cache_utils",
+        "get_max_concurrency_for_kv_cache_config",
+        ("vllm_config", "kv_cache_config"),
+    ),
+)
+MESSAGE_CHARACTERS = 400
+
+Json = dict[str, Any]
+
+
+class ContractError(AttributeError):
+    """vLLM asks a stand-in of this file for something that it does not have."""
+
+
+class ArgumentsError(Exception):
+    """vLLM's own parser refuses the arguments."""
+
+
+def found(module: str, name: str, parameters: tuple[str, ...]) -> str | None:
+    """Return what is missing of a used name: itself, or parameters of its signature."""
+    try:
+        value: Any = importlib.import_module(module)
+    except Exception as error:
+        return f"{module}: {type(error).__name__}: {error}"
+    for part in name.split("."):
+        try:
+            value = getattr(value, part)
+        except AttributeError:
+            return f"{module}.{name}"
+    if not parameters:
+        return None
+    known = inspect.signature(value).parameters
+    absent = [parameter for parameter in parameters if parameter not in known]
+    return f"{module}.{name}: no parameter {', '.join(absent)}" if absent else None
+
+
+# ---- stand-ins
+
+
+class Executor:
+    """An engine core's executor that has memory for the KV cache and nothing else.
+
+    Stands for the engine core itself too, whose method is called with it.
+    """
+
+    available_gpu_memory_for_kv_cache = -1
+
+    def __init__(self, specs: Mapping[str, Any], layouts: list[str] | None, memory: int) -> None:
+        self.model_executor = self
+        self._specs, self._layouts, self._memory = specs, layouts, memory
+
+    def get_kv_cache_specs(self) -> list[Mapping[str, Any]]:
+        """Return the layers' specs of the only worker."""
+        return [self._specs]
+
+    def get_supported_kv_cache_layouts(self) -> list[list[str]]:
+        """Return the layouts that all attention backends of the worker support."""
+        if self._layouts is None:
+            raise ContractError("vllm.v1.attention.backends.utils.get_supported_kv_cache_layouts")
+        return [self._layouts]
+
+    def determine_available_memory(self) -> list[int]:
+        """Return the bytes for the KV cache."""
+        return [self._memory]
+
+    def set_kv_cache_layout(self, *_: Any) -> None:
+        """Allocate nothing."""
+
+    def initialize_from_config(self, *_: Any) -> None:
+        """Allocate nothing."""
+
+    def compile_or_warm_up_model(self) -> None:
+        """Compile nothing."""
+
+    def collective_rpc(self, *_: Any, **__: Any) -> None:
+        """Tell no worker."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ContractError(f"Executor.{name}")
+
+
+class Notes:
+    """What vLLM's loggers warn of in this process, the first line of each.
+
+    It stands before every logger's handlers, which vLLM configures anew while it resolves.
+    """
+
+    def __init__(self) -> None:
+        self.lines: set[str] = set()
+        handle = logging.Logger.handle
+
+        def noted(logger: logging.Logger, record: logging.LogRecord) -> None:
+            if record.levelno >= logging.WARNING and logger.name.partition(".")[0] == "vllm":
+                self.lines.add(first_line(record.getMessage()))
+            handle(logger, record)
+
+        logging.Logger.handle = noted  # type: ignore[assignment,method-assign]
+
+
+@contextmanager
+def on_meta() -> Iterator[None]:
+    """Make every tensor on the `meta` device, also where code names another device."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class Meta(TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            named = dict(kwargs or {})
+            if named.get("device") is not None:
+                named["device"] = "meta"
+            return func(*args, **named)
+
+    with torch.device("meta"), Meta():
+        yield
+
+
+# ---- one cell
+
+
+def first_line(text: str) -> str:
+    """Return the first line of a text, at most MESSAGE_CHARACTERS of it."""
+    lines = text.strip().splitlines()
+    return lines[0][:MESSAGE_CHARACTERS] if lines else ""
+
+
+def described(error: BaseException) -> Json:
+    """Return an error as a record: type, text, the types that caused it, frames of its traceback.
+
+    A frame is a path below site-packages, or the file's name where it lies elsewhere, and a line.
+    """
+    text = str(error)
+    if type(error).__module__.startswith("pydantic"):  # names the class first, then the reason
+        text = " ".join(text.split("\n  ")[1:]).split(" [type=")[0] or text
+    causes, cause = [], error.__cause__
+    while cause is not None:
+        causes.append(type(cause).__name__)
+        cause = cause.__cause__
+    frames = []
+    for frame in traceback.extract_tb(error.__traceback__):
+        name = frame.filename.replace("\\", "/")
+        short = name.split("site-packages/")[-1] if "site-packages/" in name else Path(name).name
+        frames.append(f"{short}:{frame.lineno}")
+    return {"type": type(error).__name__, "text": first_line(text), "causes": causes,
+            "frames": frames[-12:]}  # fmt: skip
+
+
+def named(value: Any) -> Any:
+    """Return the name of a class or a member of an enumeration, else the value as text."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    return getattr(value, "name", None) or getattr(value, "__name__", None) or str(value)
+
+
+# Settings that are known once the configuration is resolved.
+CONFIGURATION: Mapping[str, Callable[[Any], Any]] = {
+    "hybrid_manager": lambda c: not c.scheduler_config.disable_hybrid_kv_cache_manager,
+    "prefix_caching": lambda c: c.cache_config.enable_prefix_caching,
+    "chunked_prefill": lambda c: c.scheduler_config.enable_chunked_prefill,
+    "async_scheduling": lambda c: c.scheduler_config.async_scheduling,
+    "scheduler": lambda c: named(c.scheduler_config.get_scheduler_cls()),
+    "runner": lambda c: "v2" if getattr(c, "use_v2_model_runner", False) else "v1",
+    "executor": lambda c: named(c.parallel_config.distributed_executor_backend),
+    "max_num_batched_tokens": lambda c: c.scheduler_config.max_num_batched_tokens,
+    "max_num_seqs": lambda c: c.scheduler_config.max_num_seqs,
+    "max_model_len": lambda c: c.model_config.max_model_len,
+}
+# Settings that a model's layers may still change.
+RESOLVED: Mapping[str, Callable[[Any], Any]] = {
+    "graphs": lambda c: named(c.compilation_config.cudagraph_mode),
+    "compilation": lambda c: named(c.compilation_config.mode),
+    "block_size": lambda c: c.cache_config.block_size,
+    "mamba_cache_mode": lambda c: getattr(c.cache_config, "mamba_cache_mode", None),
+}
+
+
+class Resolver:
+    """What is the same for all cells of a request.
+
+    Attributes:
+        operators: of the GPU that stands in (`gpu_stand_in.Operators`), None on a real platform.
+    """
+
+    def __init__(self, request: Json, operators: Any) -> None:
+        from vllm.engine.arg_utils import EngineArgs
+
+        self._request, self._operators = request, operators
+        self._arguments: Any = EngineArgs
+        self._parser: argparse.ArgumentParser = EngineArgs.add_cli_args(_parser_class()())
+        self._parser.error = _refuse
+        if request["capacity"]:
+            registry: Any = importlib.import_module("vllm.model_executor.models.registry")
+            # vLLM inspects a model class in a process of its own, 16 to 31 s for each.
+            registry._run_in_subprocess = lambda fn: fn()
+            if operators is not None:
+                _import_classes(registry, request["models"])
+
+    def cell(self, model: Json, case: Json) -> Json:
+        """Return what one model and one case resolve to."""
+        record: Json = {"model": model["name"], "case": case["name"], "settings": {}}
+        notes = Notes()
+        try:
+            configuration = self._configuration(model, case)
+            record["settings"] = {n: read(configuration) for n, read in CONFIGURATION.items()}
+            if self._request["capacity"]:
+                specs, backends = self._specs(configuration)
+                record["settings"]["attention_backends"] = sorted(backends)
+                record["settings"]["specs"] = _counted(specs.values())
+                record["capacity"] = self._capacities(configuration, specs, backends)
+                record["settings"] |= {n: read(configuration) for n, read in RESOLVED.items()}
+                _lift(record)
+            else:
+                record["settings"] |= {n: read(configuration) for n, read in RESOLVED.items()}
+        except BaseException as error:
+            record["error"] = described(error)
+        record["notes"] = sorted(notes.lines)
+        return record
+
+    def _configuration(self, model: Json, case: Json) -> Any:
+        from vllm.usage.usage_lib import UsageContext
+
+        arguments = ["--model", model["folder"], "--skip-tokenizer-init", "--load-format", "dummy"]
+        if case["transfer"] is not None:
+            arguments += ["--kv-transfer-config", json.dumps(case["transfer"])]
+        if self._request["max_model_len"] is not None:
+            arguments += ["--max-model-len", str(self._request["max_model_len"])]
+        arguments += ["--tensor-parallel-size", str(self._request["tp"])]
+        parsed = self._parser.parse_args([*arguments, *self._request["arguments"],
+                                          *case["arguments"]])  # fmt: skip
+        engine = self._arguments.from_cli_args(parsed)
+        # As the API server: another context has another limit of batched tokens.
+        return engine.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+
+    def _specs(self, configuration: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return each layer's KV cache spec, and the attention backends by name."""
+        import torch
+        from vllm.config import CompilationMode, get_layers_from_vllm_config
+        from vllm.config import set_current_vllm_config as current
+        from vllm.distributed import init_distributed_environment, initialize_model_parallel
+        from vllm.distributed.parallel_state import get_tp_group
+        from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+        from vllm.model_executor.model_loader.utils import initialize_model
+        from vllm.platforms import current_platform
+
+        parallel, size = configuration.parallel_config, self._request["tp"]
+        if parallel.world_size != size:
+            raise ArgumentsError(
+                f"world size {parallel.world_size}: only tensor parallelism (--tp) is resolved"
+            )
+        compilation = configuration.compilation_config
+        mode, compilation.mode = compilation.mode, CompilationMode.NONE
+        with tempfile.TemporaryDirectory() as folder, current(configuration):
+            init_distributed_environment(
+                world_size=1, rank=0, distributed_init_method=f"file://{folder}/rendezvous",
+                local_rank=0, backend="gloo",
+            )  # fmt: skip
+            initialize_model_parallel(tensor_model_parallel_size=1)
+            # Layers divide their heads by the group's size; nothing is ever sent in it.
+            get_tp_group().world_size = size
+            if self._operators is not None:
+                self._operators.all_exist = True
+            before = torch.get_default_dtype()
+            torch.set_default_dtype(configuration.model_config.dtype)
+            try:
+                with on_meta():
+                    initialize_model(vllm_config=configuration)
+            finally:
+                torch.set_default_dtype(before)
+            compilation.mode = mode
+            update = getattr(current_platform, "update_block_size_for_backend", None)
+            if update is not None:
+                update(configuration)
+            layers = get_layers_from_vllm_config(configuration, AttentionLayerBase)
+            specs = _layer_specs(configuration, layers)
+            backends = {
+                backend.get_name(): backend
+                for name in specs
+                if (get := getattr(layers[name], "get_attn_backend", None)) is not None
+                for backend in [get()]
+            }
+        return specs, backends
+
+    def _capacities(
+        self, configuration: Any, specs: dict[str, Any], backends: dict[str, Any]
+    ) -> list[Json]:
+        """Return the KV cache at the model's own length, then at each shorter one that is asked."""
+        own = configuration.model_config.max_model_len
+        shorter = [length for length in self._request["lengths"] if length < own]
+        capacities = []
+        for length in shorter:
+            configuration.model_config.max_model_len = length
+            capacities.append(
+                forked(lambda: self._capacity(configuration, specs, backends))
+                | {"length": length}
+            )  # fmt: skip
+        configuration.model_config.max_model_len = own
+        return [self._capacity(configuration, specs, backends) | {"length": own}, *capacities]
+
+    def _capacity(
+        self, configuration: Any, specs: dict[str, Any], backends: dict[str, Any]
+    ) -> Json:
+        from vllm.config import set_current_vllm_config
+        from vllm.v1.core.kv_cache_utils import get_max_concurrency_for_kv_cache_config
+        from vllm.v1.engine.core import EngineCore
+
+        memory = int(self._request["kv_gib"] * 2**30)
+        try:
+            with set_current_vllm_config(configuration):
+                layouts = _layouts(list(backends.values()))
+                executor: Any = Executor(specs, layouts, memory)
+                cache: Any = EngineCore._initialize_kv_caches(executor, configuration)
+                cache = cache[-1] if isinstance(cache, tuple) else cache
+                requests = get_max_concurrency_for_kv_cache_config(configuration, cache)
+                layout = _layout(configuration)
+        except BaseException as error:
+            return {"error": described(error)}
+        groups = cache.kv_cache_groups
+        return {
+            "requests": round(requests, 3),
+            "blocks": cache.num_blocks,
+            "tokens": getattr(configuration.cache_config, "kv_cache_size_tokens", None),
+            "groups": len(groups),
+            "group_block_sizes": sorted({x.kv_cache_spec.block_size for x in groups}),
+            "layout": layout,
+        }  # fmt: skip
+
+
+def _lift(record: Json) -> None:
+    """Move what does not depend on the length to the settings, and an error to the cell."""
+    own = record["capacity"][0]
+    if "error" in own:
+        record["error"] = own["error"]
+    for name in ("groups", "group_block_sizes", "layout"):
+        values = [capacity.pop(name) for capacity in record["capacity"] if name in capacity]
+        record["settings"][name] = values[0] if values else None
+
+
+def _layer_specs(configuration: Any, layers: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        from vllm.v1.worker.gpu.attn_utils import get_kv_cache_spec
+    except ImportError:
+        get_kv_cache_spec = None
+    if get_kv_cache_spec is not None:
+        try:
+            return dict(get_kv_cache_spec(configuration))
+        except AttributeError:
+            pass  # a version whose function takes attention layers alone
+    found_specs = {name: layer.get_kv_cache_spec(configuration) for name, layer in layers.items()}
+    return {name: spec for name, spec in found_specs.items() if spec}
+
+
+def _layouts(backends: list[Any]) -> list[str] | None:
+    utilities = importlib.import_module("vllm.v1.attention.backends.utils")
+    supported = getattr(utilities, "get_supported_kv_cache_layouts", None)
+    return None if supported is None else [layout.name for layout in supported(backends)]
+
+
+def _layout(configuration: Any) -> str | None:
+    layout = getattr(configuration.cache_config, "kv_cache_layout", None)
+    if layout is None:
+        utilities = importlib.import_module("vllm.v1.attention.backends.utils")
+        layout = utilities.get_kv_cache_layout()
+    return None if layout is None else str(named(layout))
+
+
+def _counted(specs: Any) -> dict[str, int]:
+    """Return how many layers have a spec of each kind, block size and page size in bytes."""
+    counts: dict[str, int] = {}
+    for spec in specs:
+        kind = f"{type(spec).__name__}, block {spec.block_size}, page {spec.page_size_bytes}"
+        counts[kind] = counts.get(kind, 0) + 1
+    return counts
+
+
+def _import_classes(registry: Any, models: list[Json]) -> None:
+    """Import the models' modules, which every cell's process then has.
+
+    Only where no GPU is there: such a module may initialise CUDA, which ends with a fork.
+    """
+    for model in models:
+        config = Path(model["folder"], "config.json")
+        names = json.loads(config.read_bytes())["architectures"] if config.exists() else []
+        for name in names:
+            if name in registry.ModelRegistry.models:
+                registry.ModelRegistry.models[name].load_model_cls()
+
+
+def _parser_class() -> Any:
+    for module in ("vllm.utils.argparse_utils", "vllm.utils"):
+        try:
+            return importlib.import_module(module).FlexibleArgumentParser
+        except (ImportError, AttributeError):
+            continue
+    raise ContractError("vllm.utils.argparse_utils.FlexibleArgumentParser")
+
+
+def _refuse(message: str) -> Any:
+    raise ArgumentsError(message)
+
+
+# ---- processes
+
+
+def forked(work: Callable[[], Json]) -> Json:
+    """Return what `work` returns in a process of its own; `died` where that ends without it."""
+    reading, writing = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.close(reading)
+            answer = json.dumps(work(), default=str).encode()
+            with os.fdopen(writing, "wb") as stream:
+                stream.write(answer)
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as stream:
+        data = stream.read()
+    _, ended = os.waitpid(pid, 0)
+    if ended:
+        code = os.waitstatus_to_exitcode(ended)
+        return {"died": f"signal {-code}" if code < 0 else f"status {code}"}
+    answer_of: Json = json.loads(data)
+    return answer_of
+
+
+def head() -> Json:
+    """Return which vLLM this is, and on which platform."""
+    import torch
+    import vllm
+    from vllm.platforms import current_platform
+
+    device = getattr(current_platform, "device_type", None)
+    return {
+        "version": vllm.__version__,
+        "torch": torch.__version__,
+        "transformers": importlib.import_module("transformers").__version__,
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "platform": device,
+        "device": "cpu" if device == "cpu" else str(current_platform.get_device_name()),
+    }
+
+
+def cases_of(request: Json, registered: list[str]) -> list[Json]:
+    """Return the cases; where all are asked, with one for each registered connector."""
+    cases: list[Json] = request["cases"]
+    if request["every"]:
+        have = {case["registered"] for case in cases}
+        cases += [
+            {"name": name, "registered": name, "arguments": [],
+             "transfer": {"kv_connector": name, "kv_role": "kv_both"}}
+            for name in registered
+            if name not in have
+        ]  # fmt: skip
+    return cases
+
+
+def answer(request: Json, say: Callable[..., None]) -> None:
+    """Send the answers to a request, `end` last."""
+    os.environ.update(request["environment"])
+    operators = None
+    if request["gpu"] is not None:
+        import gpu_stand_in
+
+        operators = gpu_stand_in.install(gpu_stand_in.GPUS[request["gpu"]])
+    used = USED + (USED_FOR_CACHE if request["capacity"] else ())
+    missing = [text for entry in used if (text := found(*entry)) is not None]
+    say("vllm", **head())
+    if missing:
+        say("missing", names=missing)
+        return
+    import torch
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    resolver = Resolver(request, operators)
+    registered = list(KVConnectorFactory._registry)
+    packages = {name: _installed(name) for name in request["packages"]}
+    cases = cases_of(request, registered)
+    say("connectors", registered=registered, packages=packages, cases=cases)
+    for model in request["models"]:
+        for case in cases:
+            if case["registered"] is not None and case["registered"] not in registered:
+                say("cell", model=model["name"], case=case["name"], absent=True)
+                continue
+            if torch.cuda.is_initialized():
+                raise ContractError("CUDA was initialised before a process is forked")
+            cell = forked(functools.partial(resolver.cell, model, case))
+            say("cell", **cell | {"model": model["name"], "case": case["name"]})
+            plain = case["transfer"] is None and not case["arguments"]
+            if plain and {"error", "died"} & cell.keys():
+                break  # nothing of this model can be compared
+    say("end")
+
+
+def main(request_file: str, descriptor: int) -> None:
+    """Answer the request; an error that ends the program is sent too."""
+    request: Json = json.loads(Path(request_file).read_text(encoding="utf-8"))
+    with os.fdopen(descriptor, "w", encoding="utf-8", buffering=1) as out:
+
+        def say(kind: str, **fields: Any) -> None:
+            out.write(json.dumps({"kind": kind, **fields}, default=str) + "\n")
+
+        try:
+            answer(request, say)
+        except Exception as error:
+            say("failed", **described(error))
+            raise
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,230 @@
+"""The settings matrix: what each connector changes of each model's settings, beside plain's."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal, NotRequired, TypedDict
+
+from connector_tax.settings.request import (
+    PLAIN,
+    Case,
+    Request,
+    connectors_in,
+    package_of,
+    started,
+)
+from connector_tax.settings.run import Message, UnresolvedError
+
+# vLLM versions whose matrix was made and read by this project.
+TESTED = ("0.32.0",)
+
+State = Literal["resolves", "refuses", "not resolved"]
+RESOLVES: State = "resolves"
+REFUSES: State = "refuses"
+NOT_RESOLVED: State = "not resolved"
+
+# Errors of a program, not decisions of vLLM.
+_DEFECTS = {
+    "AttributeError",
+    "ContractError",
+    "ImportError",
+    "ModuleNotFoundError",
+    "NameError",
+    "TypeError",
+    "UnboundLocalError",
+}
+# Files of vLLM that decide on the configuration and the KV cache.
+_DECIDES = (
+    "vllm/config/",
+    "vllm/distributed/kv_transfer/",
+    "vllm/engine/arg_utils.py",
+    "vllm/model_executor/models/config.py",
+    "vllm/platforms/",
+    "vllm/v1/attention/backends/utils.py",
+    "vllm/v1/core/",
+    "vllm/v1/engine/core.py",
+    "vllm/v1/kv_cache_interface.py",
+)
+# vLLM's configuration classes check their fields inside these.
+_CHECKERS = ("pydantic/", "pydantic_core/", "dataclasses.py")
+
+
+class Capacity(TypedDict):
+    """What fits in the KV cache at one length.
+
+    Attributes:
+        length: tokens of a request.
+        requests: requests of that length at once; absent where `reason` says why.
+        blocks: KV cache blocks.
+        tokens: tokens of the KV cache, as vLLM reports them; null where the version does not.
+    """
+
+    length: int
+    requests: NotRequired[float]
+    blocks: NotRequired[int]
+    tokens: NotRequired[int | None]
+    reason: NotRequired[str]
+
+
+class Row(TypedDict):
+    """One model with one connector.
+
+    Attributes:
+        reason: vLLM's line where it refuses, or why the row is not resolved.
+        at: the last frame of that error.
+        settings: all settings of plain; of the others those that differ from plain's.
+        notes: what vLLM logged with this connector and not with plain.
+    """
+
+    model: str
+    connector: str
+    state: State
+    reason: NotRequired[str]
+    at: NotRequired[str]
+    settings: dict[str, Any]
+    capacity: list[Capacity]
+    notes: list[str]
+
+
+class Connector(TypedDict):
+    """A connector of the matrix.
+
+    Attributes:
+        transfer: its configuration.
+        packages: modules that it needs to start; whether each is installed.
+        started: whether this project starts all its connectors in a study.
+    """
+
+    name: str
+    transfer: dict[str, Any] | None
+    packages: dict[str, bool]
+    started: bool
+
+
+class Matrix(TypedDict):
+    """The answer of `connector-tax settings`, as `--json` prints it."""
+
+    vllm: dict[str, Any]
+    request: dict[str, Any]
+    connectors: list[Connector]
+    rows: list[Row]
+
+
+def state_of(cell: Message, plain: State | None) -> State:
+    """Return whether a cell resolves, vLLM refuses it, or neither is known.
+
+    Args:
+        cell: a message of the program.
+        plain: the state of the same model without a connector; None for that cell itself.
+    """
+    error = cell.get("error")
+    if "died" in cell:
+        return NOT_RESOLVED
+    if error is None:
+        return RESOLVES
+    defect = {error["type"], *error["causes"]} & _DEFECTS
+    frames = [frame for frame in error["frames"] if not frame.startswith(_CHECKERS)]
+    decided = bool(frames) and frames[-1].startswith(_DECIDES)
+    return REFUSES if plain == RESOLVES and decided and not defect else NOT_RESOLVED
+
+
+def _reason(cell: Mapping[str, Any]) -> tuple[str, str]:
+    """Return why a cell has no result, and where: the last frame."""
+    if "died" in cell:
+        return f"the process ended with {cell['died']}", "unknown"
+    error = cell["error"]
+    text = ""
+    if error["type"] in ("ValueError", "ValidationError"):
+        text = error["text"].removeprefix("Value error, ")
+    return text or f"{error['type']}: {error['text']}", (error["frames"] or ["unknown"])[-1]
+
+
+def _capacity(entry: Mapping[str, Any]) -> Capacity:
+    if "requests" in entry:
+        return {"length": entry["length"], "requests": entry["requests"],
+                "blocks": entry["blocks"], "tokens": entry["tokens"]}  # fmt: skip
+    return {"length": entry["length"], "reason": _reason(entry)[0]}
+
+
+def rows_of(cells: Iterable[Message]) -> Iterator[Row]:
+    """Yield a row for each cell; plain is a model's first.
+
+    Raises:
+        UnresolvedError: vLLM does not register a connector that is asked for.
+    """
+    settings: dict[str, Any] = {}
+    notes: set[str] = set()
+    plain: State | None = None
+    for cell in cells:
+        if cell.get("absent"):
+            raise UnresolvedError(f"{cell['case']}: not registered by this vLLM")
+        own = cell.get("settings", {})
+        if cell["case"] == PLAIN:
+            settings, notes, plain = own, set(cell.get("notes", ())), None
+        row: Row = {
+            "model": cell["model"],
+            "connector": cell["case"],
+            "state": state_of(cell, plain),
+            "settings": own
+            if cell["case"] == PLAIN
+            else {n: v for n, v in own.items() if v != settings.get(n) and v is not None},
+            "capacity": [_capacity(entry) for entry in cell.get("capacity", ())],
+            "notes": [note for note in cell.get("notes", ()) if note not in notes],
+        }
+        if row["state"] != RESOLVES:
+            row["reason"], row["at"] = _reason(cell)
+        if cell["case"] == PLAIN:
+            plain, row["notes"] = row["state"], sorted(notes)
+        yield row
+
+
+def connectors_of(cases: Iterable[Case], packages: Mapping[str, bool]) -> list[Connector]:
+    """Return the connectors of the cases, with what they need to start."""
+    known = started()
+    found: list[Connector] = []
+    for case in cases:
+        names = connectors_in(case["transfer"])
+        modules = {module for name in names if (module := package_of(name)) is not None}
+        found.append(
+            {
+                "name": case["name"],
+                "transfer": case["transfer"],
+                "packages": {module: packages[module] for module in sorted(modules)},
+                "started": known.issuperset(names),
+            }
+        )
+    return found
+
+
+def asked(request: Request) -> dict[str, Any]:
+    """Return what of a request decides its answer."""
+    return {
+        "gpu": request["gpu"],
+        "kv_gib": request["kv_gib"],
+        "lengths": request["lengths"],
+        "max_model_len": request["max_model_len"],
+        "tp": request["tp"],
+        "arguments": request["arguments"],
+    }
+
+
+def differs(row: Row, plain: Row) -> bool:
+    """Return whether a connector changes a setting, the capacity, or that vLLM starts."""
+    return bool(row["settings"]) or row["capacity"] != plain["capacity"] or row["state"] == REFUSES
+
+
+def plain_of(matrix: Matrix, model: str) -> Row:
+    """Return a model's row without a connector."""
+    return next(r for r in matrix["rows"] if (r["model"], r["connector"]) == (model, PLAIN))
+
+
+def models_of(matrix: Matrix) -> list[str]:
+    """Return the models in order."""
+    return list(dict.fromkeys(row["model"] for row in matrix["rows"]))
+
+
+def status_of(matrix: Matrix) -> int:
+    """Return the exit status: 3 where a row is not resolved, 1 where one differs, else 0."""
+    rows = matrix["rows"]
+    if any(row["state"] == NOT_RESOLVED for row in rows):
+        return 3
+    others = [row for row in rows if row["connector"] != PLAIN]
+    return int(any(differs(row, plain_of(matrix, row["model"])) for row in others))

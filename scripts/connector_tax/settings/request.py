@@ -1,0 +1,209 @@
+"""A request to the program in vLLM's interpreter: models, connectors, memory, arguments of vLLM."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+from connector_tax.config import DEFAULTS, load_configurations
+from connector_tax.files import ArtifactError, read_json
+
+# Shapes in config/models that are resolved where no model is named.
+MODELS = (
+    "Qwen3-8B",
+    "Qwen3-30B-A3B",
+    "DeepSeek-V2-Lite",
+    "gpt-oss-20b",
+    "gemma-3-12b-it",
+    "Qwen3-Next-80B-A3B-Instruct",
+    "granite-4.0-h-tiny",
+    "Nemotron-H-8B-Base-8K",
+)
+# Lengths at which the capacity is resolved besides the model's own.
+LENGTHS = (8192, 32768)
+PLAIN = "plain"
+# Extra configuration without which a connector cannot be resolved, or means nothing.
+_HOST_CACHE = {"cpu_bytes_to_use": 1 << 30}
+EXTRA: Mapping[str, Mapping[str, Any]] = {
+    "OffloadingConnector": _HOST_CACHE,
+    "SimpleCPUOffloadConnector": _HOST_CACHE,
+    "ExampleConnector": {"shared_storage_path": "kv-storage"},
+}
+# The package that a connector needs to start, by how its name begins; others are part of vLLM.
+PACKAGES = {
+    "Nixl": "nixl",
+    "Mooncake": "mooncake",
+    "LMCache": "lmcache",
+    "FlexKV": "flexkv",
+    "HF3FS": "hf3fs_fuse",
+    "MoRIIO": "mori",
+}
+
+
+class Case(TypedDict):
+    """A way to start vLLM: a connector's configuration, or none.
+
+    Attributes:
+        registered: the connector's name where vLLM must have registered it.
+        arguments: further arguments of vLLM for this case alone.
+    """
+
+    name: str
+    registered: str | None
+    transfer: dict[str, Any] | None
+    arguments: list[str]
+
+
+class Model(TypedDict):
+    """A model: its name, and a folder with its config.json or a name of the hub's cache."""
+
+    name: str
+    folder: str
+
+
+class Request(TypedDict):
+    """What `inside/resolve.py` reads.
+
+    Attributes:
+        gpu: the GPU that stands in, None for vLLM's own platform.
+        every: add a case for each registered connector that has none.
+        capacity: resolve the KV cache too, not only the configuration.
+        lengths: further lengths for the capacity, in tokens.
+        max_model_len: in tokens; None is each model's own.
+        arguments: further arguments of vLLM.
+        packages: modules to look for.
+        environment: variables to set before vLLM is imported.
+    """
+
+    gpu: str | None
+    models: list[Model]
+    cases: list[Case]
+    every: bool
+    capacity: bool
+    kv_gib: float
+    lengths: list[int]
+    max_model_len: int | None
+    tp: int
+    arguments: list[str]
+    packages: list[str]
+    environment: dict[str, str]
+
+
+def plain() -> Case:
+    """Return the case without a connector."""
+    return {"name": PLAIN, "registered": None, "transfer": None, "arguments": []}
+
+
+def transfer(name: str, **extra: Any) -> dict[str, Any]:
+    """Return a connector's configuration, with the extra configuration that it needs."""
+    configuration: dict[str, Any] = {"kv_connector": name, "kv_role": "kv_both"}
+    if more := {**EXTRA.get(name, {}), **extra}:
+        configuration["kv_connector_extra_config"] = more
+    return configuration
+
+
+def connector(name: str) -> Case:
+    """Return the case of a registered connector."""
+    return {"name": name, "registered": name, "transfer": transfer(name), "arguments": []}
+
+
+def multi(*names: str) -> Case:
+    """Return the case of a MultiConnector with these children."""
+    configuration = transfer("MultiConnector", connectors=[transfer(name) for name in names])
+    return {"name": f"Multi({', '.join(names)})", "registered": "MultiConnector",
+            "transfer": configuration, "arguments": []}  # fmt: skip
+
+
+def layerwise() -> Case:
+    """Return the case of LMCache's mode that saves layer by layer."""
+    return {"name": "LMCacheConnectorV1 (use_layerwise)", "registered": "LMCacheConnectorV1",
+            "transfer": transfer("LMCacheConnectorV1", use_layerwise=True),
+            "arguments": []}  # fmt: skip
+
+
+def all_cases() -> list[Case]:
+    """Return plain, the connectors that need a configuration, and combinations.
+
+    vLLM's other registered connectors follow (`Request.every`).
+    """
+    return [
+        plain(),
+        *map(connector, EXTRA),
+        connector("LMCacheConnectorV1"),
+        multi("NixlConnector", "OffloadingConnector"),
+        multi("NixlConnector", "LMCacheConnectorV1"),
+        layerwise(),
+    ]
+
+
+def given(text: str) -> Case:
+    """Return the case of a `--kv-transfer-config`.
+
+    Raises:
+        ValueError: no JSON object, or it names no connector.
+    """
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r} is not JSON: {error}") from None
+    name = value.get("kv_connector") if isinstance(value, dict) else None
+    if not isinstance(name, str):
+        raise ValueError(f"{text!r} has no key kv_connector with a connector's name")
+    registered = None if value.get("kv_connector_module_path") else name
+    return {"name": text, "registered": registered, "transfer": value, "arguments": []}
+
+
+def connectors_in(configuration: Mapping[str, Any] | None) -> list[str]:
+    """Return the connectors that a configuration starts: a MultiConnector's children."""
+    if configuration is None:
+        return []
+    children = configuration.get("kv_connector_extra_config", {}).get("connectors", [])
+    return [name for child in children for name in connectors_in(child)] or [
+        configuration["kv_connector"]
+    ]
+
+
+def package_of(name: str) -> str | None:
+    """Return the module that a connector needs to start; None where it is part of vLLM."""
+    return next((module for start, module in PACKAGES.items() if name.startswith(start)), None)
+
+
+def started() -> frozenset[str]:
+    """Return the connectors that the project's configurations start."""
+    entries = load_configurations(DEFAULTS / "configurations.yaml").values()
+    return frozenset(entry["connector"] for entry in entries if entry["connector"] is not None)
+
+
+def model(name: str, scratch: Path) -> Model:
+    """Return a model by a shipped name, a folder with a config.json, or its name on the hub.
+
+    Args:
+        scratch: folder that the shapes of shipped models are written to.
+
+    Raises:
+        ArtifactError: there is no such model, or its config.json cannot be used.
+    """
+    folder, shape = Path(name), DEFAULTS / "models" / f"{name}.json"
+    if folder.is_dir():
+        file = folder / "config.json"
+        if not file.is_file():
+            raise ArtifactError(f"{file}: not found; allowed: a folder with a config.json")
+        config = read_json(file)
+        if not isinstance(config, dict) or not config.get("architectures"):
+            raise ArtifactError(f"{file}: no key architectures, by which vLLM finds the model")
+        return {"name": folder.resolve().name, "folder": str(folder.resolve())}
+    if "/" not in name and shape.is_file():
+        target = scratch / name
+        target.mkdir()
+        (target / "config.json").write_bytes(shape.read_bytes())
+        return {"name": name, "folder": str(target)}
+    if name.count("/") == 1 and not name.startswith((".", "/")):
+        return {"name": name, "folder": name}
+    known = ", ".join(sorted(path.stem for path in shape.parent.glob("*.json")))
+    raise ArtifactError(f"{name}: no such folder; allowed: a folder, OWNER/NAME, or {known}")
+
+
+def names_of(cases: Sequence[Case]) -> list[str]:
+    """Return the modules that these cases' connectors need, and those of all known ones."""
+    names = {package_of(name) for case in cases for name in connectors_in(case["transfer"])}
+    return sorted({*PACKAGES.values(), *(name for name in names if name)})

@@ -1,0 +1,81 @@
+"""Run the program in vLLM's interpreter, and read its answers as they come."""
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from connector_tax.settings.request import Request
+
+PROGRAM = Path(__file__).with_name("inside") / "resolve.py"
+LOG_LINES = 8
+
+Message = dict[str, Any]
+
+
+class UnresolvedError(Exception):
+    """The program cannot answer; the text says why."""
+
+
+@contextmanager
+def started(python: str, request: Request) -> Iterator[Iterator[Message]]:
+    """Yield the program's messages, `end` the last.
+
+    Args:
+        python: the interpreter of a vLLM.
+
+    Raises:
+        UnresolvedError: the interpreter does not run, or the program ended early.
+    """
+    with tempfile.TemporaryDirectory(prefix="connector-tax-settings-") as name:
+        folder = Path(name)
+        (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
+        reading, writing = os.pipe()
+        command = [python, str(PROGRAM), str(folder / "request.json"), str(writing)]
+        # A cache of its own: nothing is read from earlier runs, and nothing stays.
+        environment = os.environ | {"VLLM_CACHE_ROOT": str(folder / "cache"),
+                                    "TMPDIR": name}  # fmt: skip
+        with (folder / "log").open("wb") as log:
+            try:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=[writing],
+                    env=environment,
+                )
+            except OSError as error:
+                os.close(reading)
+                raise UnresolvedError(f"{python}: does not run: {error.strerror}") from None
+            finally:
+                os.close(writing)
+        try:
+            with os.fdopen(reading, encoding="utf-8") as stream:
+                yield _messages(stream, process, folder / "log", python)
+        finally:
+            if process.poll() is None:
+                process.terminate()
+            process.wait()
+
+
+def _messages(
+    stream: Iterator[str], process: subprocess.Popen[bytes], log: Path, python: str
+) -> Iterator[Message]:
+    for line in stream:
+        message: Message = json.loads(line)
+        if message["kind"] == "failed":
+            raise UnresolvedError(
+                f"{python}: {message['type']}: {message['text']} ({message['frames'][-1]})"
+            )
+        yield message
+        if message["kind"] in ("end", "missing"):
+            return
+    status = process.wait()
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    ending = "\n".join(lines[-LOG_LINES:])
+    raise UnresolvedError(f"{python}: ended with status {status}\n{ending}")

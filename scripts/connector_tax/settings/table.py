@@ -1,0 +1,252 @@
+"""The settings matrix as text, Markdown and CSV."""
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from connector_tax import text
+from connector_tax.settings.matrix import (
+    NOT_RESOLVED,
+    REFUSES,
+    RESOLVES,
+    TESTED,
+    Capacity,
+    Matrix,
+    Row,
+    models_of,
+    plain_of,
+)
+from connector_tax.settings.request import PLAIN
+
+# Settings with a column; what else a connector changes stands in the last one.
+_COLUMNS = {"hybrid_manager": "hybrid manager", "groups": "groups", "layout": "layout",
+            "graphs": "graphs"}  # fmt: skip
+# Settings in the line above a table, unless they have a column.
+_HEADINGS = {
+    "prefix_caching": "prefix caching",
+    "chunked_prefill": "chunked prefill",
+    "async_scheduling": "async scheduling",
+    "scheduler": "",
+    "runner": "model runner",
+    "executor": "executor",
+    "block_size": "block size",
+    "attention_backends": "",
+    "max_num_batched_tokens": "batched tokens",
+    "max_num_seqs": "sequences",
+    "mamba_cache_mode": "Mamba cache mode",
+}
+_STARTS = {RESOLVES: "yes", REFUSES: "refuses", NOT_RESOLVED: "not resolved"}
+
+
+class Cell(NamedTuple):
+    """A cell of a table, and whether it differs from plain's."""
+
+    text: str
+    differs: bool = False
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, list):
+        return ", ".join(map(_value, value))
+    return text.DASH if value is None else str(value)
+
+
+def heading(matrix: Matrix, model: str) -> str:
+    """Return what is the same for all of a model's rows, in a line."""
+    settings = plain_of(matrix, model)["settings"]
+    words = [model]
+    if "max_model_len" in settings:
+        words.append(f"{settings['max_model_len']:,} tokens")
+    for name, word in _HEADINGS.items():
+        if settings.get(name) not in (None, "none"):
+            words.append(f"{word} {_value(settings[name])}".strip())
+    return ", ".join(words)
+
+
+def columns(matrix: Matrix, model: str) -> list[str]:
+    """Return the names of a model's columns."""
+    lengths = [f"requests of {entry['length']:,}" for entry in plain_of(matrix, model)["capacity"]]
+    return ["connector", "starts", *lengths, "blocks", *_COLUMNS.values(), "also"]
+
+
+def cells(row: Row, plain: Row) -> list[Cell]:
+    """Return a row's cells after the connector's name."""
+    line = [Cell(_STARTS[row["state"]], row["state"] != RESOLVES)]
+    own = dict(enumerate(row["capacity"]))
+    for number, baseline in enumerate(plain["capacity"]):
+        line.append(_requests(own.get(number), baseline))
+    blocks, usual = _blocks(row), _blocks(plain)
+    line.append(Cell(_value(blocks), blocks is not None and blocks != usual))
+    for name in _COLUMNS:
+        value = row["settings"].get(name, plain["settings"].get(name))
+        changed = row is not plain and name in row["settings"]
+        unknown = row["state"] != RESOLVES and not changed and name in ("groups", "layout")
+        line.append(Cell(text.DASH if unknown else _value(value), changed and not unknown))
+    others = [
+        f"{_HEADINGS.get(name) or name.replace('_', ' ')} {_value(value)}"
+        for name, value in row["settings"].items()
+        if row is not plain and name not in _COLUMNS and not isinstance(value, dict)
+    ]
+    return [*line, Cell("; ".join(others), bool(others))]
+
+
+def _blocks(row: Row) -> int | None:
+    return next((entry["blocks"] for entry in row["capacity"] if "blocks" in entry), None)
+
+
+def _requests(own: Capacity | None, baseline: Capacity) -> Cell:
+    if own is None or "requests" not in own:
+        return Cell("none" if own is not None else text.DASH, own is not None)
+    usual = baseline.get("requests")
+    number = text.number(own["requests"], 2)
+    if not usual or own["requests"] == usual:
+        return Cell(number)
+    percent = text.signed(100 * (own["requests"] / usual - 1), 0)
+    shown = percent not in ("0", "+0", f"{text.MINUS}0")
+    return Cell(f"{number} ({percent}%)" if shown else number, shown)
+
+
+def remarks(matrix: Matrix, model: str) -> Iterator[str]:
+    """Yield why rows have no result, each reason once with its connectors."""
+    reasons: dict[str, list[str]] = {}
+    for row in matrix["rows"]:
+        if row["model"] == model and "reason" in row:
+            known = NOT_RESOLVED if row["state"] == NOT_RESOLVED else "vLLM refuses"
+            where = f" ({row['at']})" if row["state"] == NOT_RESOLVED else ""
+            reasons.setdefault(f"{known}: {row['reason']}{where}", []).append(row["connector"])
+    yield from (f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
+
+
+def _noted(matrix: Matrix, model: str) -> Iterator[str]:
+    """Yield what vLLM logged with a connector and not with plain, each line once."""
+    lines: dict[str, list[str]] = {}
+    for row in matrix["rows"]:
+        for note in row["notes"]:
+            if row["model"] == model and row["connector"] != PLAIN:
+                lines.setdefault(note, []).append(row["connector"])
+    yield from (f"{', '.join(names)}: {note}" for note, names in lines.items())
+
+
+def origin(matrix: Matrix) -> list[str]:
+    """Return whose vLLM answered and what was asked, in lines."""
+    vllm, request = matrix["vllm"], matrix["request"]
+    stands_in = f" (not there; --gpu {request['gpu']})" if request["gpu"] else ""
+    extra = "".join(f" {word}" for word in request["arguments"])
+    lines = [
+        f"vLLM {vllm['version']}, {vllm['device']}{stands_in}, {request['kv_gib']:g} GiB of KV "
+        f"cache{f' on each of {n} GPUs' if (n := request['tp']) > 1 else ''}{extra}"
+    ]
+    if vllm["platform"] == "cpu":
+        lines.insert(0, "the CPU platform: block sizes, and so blocks, are the CPU's")
+    if vllm["version"].partition("+")[0] not in TESTED:
+        lines.append(f"vLLM {vllm['version']} was not tried by this project; the proof passed")
+    return lines
+
+
+def as_text(matrix: Matrix, *, bold: bool) -> str:
+    """Return the matrix for a terminal."""
+    lines = origin(matrix)
+    for model in models_of(matrix):
+        plain = plain_of(matrix, model)
+        rows = [row for row in matrix["rows"] if row["model"] == model]
+        names = columns(matrix, model)
+        table = [[Cell(row["connector"]), *cells(row, plain)] for row in rows]
+        widths = [
+            max(map(len, column))
+            for column in zip(names, *([cell.text for cell in line] for line in table), strict=True)
+        ]
+        lines += ["", heading(matrix, model), _line([Cell(name) for name in names], widths)]
+        lines += [_line(line, widths, bold=bold) for line in table]
+        lines += [f"  {remark}" for remark in (*remarks(matrix, model), *_noted(matrix, model))]
+    return "\n".join([*lines, "", *_packages(matrix), summary(matrix)])
+
+
+def _line(line: Sequence[Cell], widths: Sequence[int], *, bold: bool = False) -> str:
+    words = []
+    for cell, width in zip(line, widths, strict=True):
+        padded = cell.text.ljust(width)
+        words.append(f"\x1b[1m{padded}\x1b[0m" if bold and cell.differs else padded)
+    return "  ".join(words).rstrip()
+
+
+def _packages(matrix: Matrix) -> Iterator[str]:
+    """Yield which connectors could not start for want of a package, or were never started here."""
+    absent = [
+        f"{connector['name']} ({', '.join(missing)})"
+        for connector in matrix["connectors"]
+        if (missing := [m for m, there in connector["packages"].items() if not there])
+    ]
+    if absent:
+        yield f"resolved, but cannot start without its package: {', '.join(absent)}"
+    others = [c["name"] for c in matrix["connectors"] if c["transfer"] and not c["started"]]
+    if others:
+        yield f"resolved, but never started by this project: {', '.join(others)}"
+    for connector in matrix["connectors"]:
+        extra = (connector["transfer"] or {}).get("kv_connector_extra_config", {})
+        if extra and "connectors" not in extra:
+            words = ", ".join(f"{key}={value}" for key, value in extra.items())
+            yield f"{connector['name']}: with {words}"
+
+
+def summary(matrix: Matrix) -> str:
+    """Return the counts in a line."""
+    rows = [row for row in matrix["rows"] if row["connector"] != PLAIN]
+    counts = {state: sum(row["state"] == state for row in matrix["rows"]) for state in _STARTS}
+    fewer = sum(any(cell.differs for cell in cells(row, plain_of(matrix, row["model"])))
+                for row in rows)  # fmt: skip
+    return (
+        f"{len(rows)} rows beside {len(models_of(matrix))} of plain: {fewer} differ from plain, "
+        f"{counts[REFUSES]} of them refused by vLLM; {counts[NOT_RESOLVED]} rows not resolved"
+    )
+
+
+def as_markdown(matrix: Matrix) -> str:
+    """Return a table for each model, where connectors with equal rows share a line."""
+    parts = [". ".join(origin(matrix)) + "."]
+    for model in models_of(matrix):
+        plain = plain_of(matrix, model)
+        merged: dict[tuple[Cell, ...], list[str]] = {}
+        for row in matrix["rows"]:
+            if row["model"] == model:
+                merged.setdefault(tuple(cells(row, plain)), []).append(row["connector"])
+        names = columns(matrix, model)
+        used = [n for n in range(1, len(names)) if any(line[n - 1].text for line in merged)]
+        lines = [f"### {model}", "", f"{heading(matrix, model)}.", ""]
+        lines.append(f"| connector | {' | '.join(names[n] for n in used)} |")
+        lines.append(f"| --- |{' --- |' * len(used)}")
+        for line, connectors in merged.items():
+            shown = (_bold(line[n - 1]) for n in used)
+            lines.append(f"| {', '.join(connectors)} | {' | '.join(shown)} |")
+        notes = [f"- {remark}" for remark in remarks(matrix, model)]
+        parts.append("\n".join([*lines, *(["", *notes] if notes else [])]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _bold(cell: Cell) -> str:
+    shown = cell.text.replace("|", "\\|")
+    return f"**{shown}**" if cell.differs and shown else shown
+
+
+def as_csv(matrix: Matrix) -> str:
+    """Return a line for each model, connector and length."""
+    stream = io.StringIO()
+    names = [*_COLUMNS, *(name for name in _HEADINGS if name not in _COLUMNS)]
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(["model", "connector", "state", "length", "requests", "blocks", "tokens",
+                     *names, "reason"])  # fmt: skip
+    for row in matrix["rows"]:
+        usual = plain_of(matrix, row["model"])["settings"]
+        settings = [row["settings"].get(name, usual.get(name)) for name in names]
+        shown = [" ".join(map(str, v)) if isinstance(v, list) else v for v in settings]
+        entries: Sequence[Mapping[str, Any]] = row["capacity"] or [{}]
+        for known in entries:
+            numbers = [known.get(key) for key in ("length", "requests", "blocks", "tokens")]
+            reason = known.get("reason", row.get("reason"))
+            head = [row["model"], row["connector"], row["state"]]
+            writer.writerow([*head, *numbers, *shown, reason])
+    return stream.getvalue()

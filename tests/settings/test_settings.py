@@ -1,0 +1,312 @@
+"""`connector-tax settings` on recorded answers of its program in vLLM's interpreter."""
+
+import copy
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connector_tax.__main__ import main as connector_tax
+from connector_tax.config import ROOT
+from connector_tax.settings import request, table
+from connector_tax.settings.__main__ import main
+from connector_tax.settings.matrix import (
+    Matrix,
+    connectors_of,
+    differs,
+    models_of,
+    plain_of,
+    rows_of,
+    state_of,
+    status_of,
+)
+from connector_tax.settings.run import UnresolvedError
+from tests.shared import interpreter
+
+FOLDER = Path(__file__).parent
+# Three models and four connectors on vLLM 0.32.0, as the program sent them.
+MESSAGES = [json.loads(line) for line in (FOLDER / "messages.jsonl").read_text().splitlines()]
+CELLS = [message for message in MESSAGES if message["kind"] == "cell"]
+# The same of one model, with `determine_available_memory` taken from the executor's stand-in.
+BROKEN = [json.loads(line) for line in (FOLDER / "broken_stub.jsonl").read_text().splitlines()]
+MATRIX: Matrix = json.loads((ROOT / "docs/results/records/settings.json").read_text())
+TINY = ["--model", "tiny-qwen3"]
+
+
+def _replayed(folder: Path, messages: list[dict[str, Any]]) -> str:
+    """A vLLM's interpreter that gives these answers, whatever it is asked."""
+    lines = folder / "answers.jsonl"
+    lines.write_text("".join(json.dumps(message) + "\n" for message in messages))
+    return str(interpreter(folder, f'cat {lines} > "/proc/self/fd/$3"'))
+
+
+def _row(matrix: Matrix, model: str, connector: str) -> Any:
+    rows = matrix["rows"]
+    return next(r for r in rows if (r["model"], r["connector"]) == (model, connector))
+
+
+# ---- the comparison
+
+
+def test_shipped_matrix_has_every_model_with_every_connector_and_no_open_row() -> None:
+    models = models_of(MATRIX)
+    assert models == [*request.MODELS[: len(models)]]
+    names = [connector["name"] for connector in MATRIX["connectors"]]
+    assert [(r["model"], r["connector"]) for r in MATRIX["rows"]] == [
+        (model, name) for model in models for name in names
+    ]
+    assert {row["state"] for row in MATRIX["rows"]} == {"resolves", "refuses"}
+    assert status_of(MATRIX) == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "connector", "blocks", "requests"),
+    [
+        ("Qwen3-8B", "plain", 9102, 3.555),
+        ("Qwen3-8B", "LMCacheConnectorV1", 9102, 3.555),
+        ("gpt-oss-20b", "NixlConnector", 54613, 5.92),
+        ("gpt-oss-20b", "LMCacheConnectorV1", 27306, 3.333),
+        ("gemma-3-12b-it", "OffloadingConnector", 20480, 1.502),
+    ],
+)
+def test_capacity_is_vllms_own_number(
+    model: str, connector: str, blocks: int, requests: float
+) -> None:
+    capacity = _row(MATRIX, model, connector)["capacity"][0]
+    assert (capacity["blocks"], capacity["requests"]) == (blocks, requests)
+
+
+def test_hybrid_manager_off_halves_a_window_model_and_stops_a_mamba_one() -> None:
+    half = _row(MATRIX, "gpt-oss-20b", "LMCacheConnectorV1")
+    assert half["settings"]["hybrid_manager"] is False
+    assert differs(half, plain_of(MATRIX, "gpt-oss-20b"))
+    plain = plain_of(MATRIX, "gpt-oss-20b")
+    assert not differs({**plain, "connector": "Mine", "settings": {}}, plain)
+    rows = {(r["model"], r["connector"]): r for r in rows_of(CELLS)}
+    refused = rows["granite-4.0-h-tiny", "LMCacheConnectorV1"]
+    assert refused["state"] == "refuses"
+    assert refused["reason"].startswith("Failed to promote local KV cache specs")
+
+
+def test_one_child_without_support_switches_the_manager_off_for_all() -> None:
+    both = _row(MATRIX, "gpt-oss-20b", "Multi(NixlConnector, OffloadingConnector)")
+    one = _row(MATRIX, "gpt-oss-20b", "Multi(NixlConnector, LMCacheConnectorV1)")
+    assert "hybrid_manager" not in both["settings"]
+    assert one["settings"]["hybrid_manager"] is False
+
+
+def _cell(**changes: Any) -> dict[str, Any]:
+    """The record of a refusal, with changes to its error."""
+    cell = next(m for m in CELLS if "error" in m and m["case"] == "LMCacheConnectorV1")
+    copied: dict[str, Any] = copy.deepcopy(cell)
+    copied["error"] |= changes
+    return copied
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"type": t} for t in ("AttributeError", "ImportError", "ModuleNotFoundError")),
+        {"type": "TypeError"},
+        {"causes": ["ImportError"]},
+        {"frames": ["vllm/v1/core/kv_cache_utils.py:1", "resolve.py:7"]},
+        {"frames": ["vllm/config/vllm.py:1", "vllm/model_executor/models/gpt_oss.py:7"]},
+        {"frames": []},
+    ],
+)
+def test_defect_is_not_resolved_and_never_a_refusal(changes: dict[str, Any]) -> None:
+    assert state_of(_cell(), "resolves") == "refuses"
+    assert state_of(_cell(**changes), "resolves") == "not resolved"
+
+
+def test_error_is_no_refusal_without_a_resolved_plain() -> None:
+    assert state_of(_cell(), "not resolved") == "not resolved"
+    assert state_of(_cell(), None) == "not resolved"
+    assert state_of({"died": "signal 9"}, "resolves") == "not resolved"
+
+
+def test_error_raised_inside_a_checked_configuration_class_is_a_refusal() -> None:
+    frames = ["vllm/engine/arg_utils.py:9", "pydantic/_internal/_dataclasses.py:121"]
+    assert state_of(_cell(type="ValidationError", frames=frames), "resolves") == "refuses"
+
+
+# ---- the command
+
+
+def _answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = main(arguments)
+    shown = capsys.readouterr()
+    return status, shown.out, shown.err
+
+
+def test_json_csv_markdown_and_text_have_the_same_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python = ["--python", _replayed(tmp_path, MESSAGES), *TINY]
+    page = tmp_path / "page.md"
+    status, out, err = _answer(capsys, *python, "--json", "--export-markdown", str(page))
+    assert status == 1
+    assert "resolved in" in err
+    matrix: Matrix = json.loads(out)
+    assert matrix["rows"] == list(rows_of(CELLS))
+    assert page.read_text() == table.as_markdown(matrix)
+    _, out, _ = _answer(capsys, *python, "--csv")
+    lines = list(csv.DictReader(io.StringIO(out)))
+    assert [(line["model"], line["connector"]) for line in lines if line["length"] != "8192"
+            and line["length"] != "32768"] == [(c["model"], c["case"]) for c in CELLS]  # fmt: skip
+    _, out, _ = _answer(capsys, *python)
+    for row in matrix["rows"]:
+        assert any(line.startswith(f"{row['connector']}  ") for line in out.splitlines())
+    assert "3.33 (−44%)" in out
+
+
+@pytest.mark.parametrize(("connectors", "status"), [(("plain",), 0), (("plain", "Nixl"), 1)])
+def test_status_says_whether_a_connector_changes_something(
+    tmp_path: Path, connectors: tuple[str, ...], status: int
+) -> None:
+    kept = [m for m in MESSAGES if m["kind"] != "cell" or m["case"].startswith(connectors)]
+    assert main(["--python", _replayed(tmp_path, kept), *TINY]) == status
+
+
+def test_broken_stub_is_not_resolved_with_status_3(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, _ = _answer(capsys, "--python", _replayed(tmp_path, BROKEN), *TINY)
+    assert status == 3
+    assert "not resolved: ContractError: Executor.determine_available_memory" in out
+    assert "refuses:" not in out
+
+
+def test_missing_names_are_told_with_the_version(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head = MESSAGES[0] | {"version": "9.9.9"}
+    missing = {"kind": "missing", "names": ["vllm.config.CompilationMode.NONE"]}
+    status, _, err = _answer(capsys, "--python", _replayed(tmp_path, [head, missing]), *TINY)
+    assert status == 3
+    assert "vLLM 9.9.9 lacks what this command uses: vllm.config.CompilationMode.NONE" in err
+
+
+def test_untried_version_and_cpu_platform_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head = MESSAGES[0] | {"version": "9.9.9", "platform": "cpu", "device": "cpu"}
+    _, out, _ = _answer(capsys, "--python", _replayed(tmp_path, [head, *MESSAGES[1:]]), *TINY)
+    assert out.startswith("the CPU platform: block sizes, and so blocks, are the CPU's")
+    assert "vLLM 9.9.9 was not tried by this project; the proof passed" in out
+
+
+def test_program_that_ends_early_is_told_with_its_last_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python = interpreter(tmp_path, "echo no module named vllm >&2; exit 1")
+    status, out, err = _answer(capsys, "--python", str(python), *TINY)
+    assert (status, out) == (3, "")
+    assert "ended with status 1" in err
+    assert "no module named vllm" in err
+    status, _, err = _answer(capsys, "--python", str(tmp_path / "none"), *TINY)
+    assert status == 3
+    assert "does not run" in err
+    failed = {"kind": "failed", "type": "ValueError", "text": "x", "frames": ["resolve.py:1"]}
+    failing = _replayed(tmp_path, [MESSAGES[0], failed])
+    assert "ValueError: x (resolve.py:1)" in _answer(capsys, "--python", failing, *TINY)[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--gpu", "b200"], "invalid choice: 'b200'"),
+        (["--gpu", "h100", "--python", "python3"], "not allowed with"),
+        (["--kv-gib", "0"], "allowed: a number above 0"),
+        (["--kv-gib", "nan"], "allowed: a number above 0"),
+        (["--tp", "0"], "allowed: a whole number from 1"),
+        (["--max-model-len", "8k"], "allowed: a whole number from 1"),
+        (["--connector", "MultiConnector"], "name them in --kv-transfer-config"),
+        (["--connector", "A", "--connector", "A"], "found 'A' twice"),
+        (["--kv-transfer-config", "{"], "is not JSON"),
+        (["--kv-transfer-config", "[]"], "no key kv_connector"),
+        (["--json", "--csv"], "not allowed with"),
+        (["--", "--tensor-parallel-size=2"], "this is set by --tp"),
+        (["--", "--trust-remote-code"], "no code of a model is run"),
+        (["--model", "no/such/model"], "no such folder; allowed: a folder, OWNER/NAME, or"),
+        (["--unknown"], "unrecognized arguments: --unknown"),
+    ],
+)
+def test_bad_arguments_exit_with_64(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    words = [] if "--python" in arguments or "--gpu" in arguments else ["--python", "python3"]
+    with pytest.raises(SystemExit) as stopped:
+        main([*words, *arguments])
+    assert stopped.value.code == 64
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert said in lines[0]
+
+
+def test_connector_that_vllm_does_not_register_exits_with_64(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python = _replayed(tmp_path, MESSAGES)
+    with pytest.raises(SystemExit) as stopped:
+        main(["--python", python, "--connector", "NoConnector", *TINY])
+    assert stopped.value.code == 64
+    assert "NoConnector: not registered by vLLM 0.32.0; allowed: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(None, "config.json: not found"), ("{", "config.json"), ("[]", "no key architectures"),
+     ('{"model_type": "qwen3"}', "no key architectures")],
+)  # fmt: skip
+def test_broken_config_exits_with_64_and_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None, said: str
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    if content is not None:
+        (folder / "config.json").write_text(content)
+    with pytest.raises(SystemExit) as stopped:
+        main(["--python", "python3", "--model", str(folder)])
+    assert stopped.value.code == 64
+    err = capsys.readouterr().err.strip()
+    assert said in err
+    assert len(err.splitlines()) == 1
+
+
+def test_without_an_environment_the_command_names_the_one_to_build(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("connector_tax.settings.__main__.ROOT", tmp_path)
+    monkeypatch.setattr("sys.argv", ["connector-tax"])
+    assert connector_tax(["settings"]) == 3
+    assert "make vllm-settings" in capsys.readouterr().err
+
+
+# ---- requests
+
+
+def test_given_configuration_names_its_connector_and_its_children() -> None:
+    text = json.dumps(request.multi("NixlConnector", "LMCacheConnectorV1")["transfer"])
+    case = request.given(text)
+    assert case["registered"] == "MultiConnector"
+    assert request.connectors_in(case["transfer"]) == ["NixlConnector", "LMCacheConnectorV1"]
+    own = request.given('{"kv_connector": "Mine", "kv_connector_module_path": "mine"}')
+    assert own["registered"] is None
+
+
+def test_connector_tells_its_package_and_whether_it_was_started_here() -> None:
+    cases = [request.connector("NixlConnector"), request.connector("FlexKVConnectorV1")]
+    nixl, flexkv = connectors_of(cases, {"nixl": True, "flexkv": False})
+    assert nixl["packages"] == {"nixl": True}
+    assert nixl["started"]
+    assert flexkv["packages"] == {"flexkv": False}
+    assert not flexkv["started"]
+
+
+def test_absent_connector_is_no_row() -> None:
+    with pytest.raises(UnresolvedError, match="NixlConnector: not registered"):
+        list(rows_of([{"kind": "cell", "model": "x", "case": "NixlConnector", "absent": True}]))
