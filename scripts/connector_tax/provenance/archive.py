@@ -155,8 +155,9 @@ Design {study["design_sha256"]}.
   `archive.json` the size and SHA-256 of every file, `manifest.json` a digest of every figure.
 - `tables/` holds the lines of `runs/*/*/*/*/*.jsonl` by column. `read_table` of `{VERIFY}` reads
   them; with the project's package installed `connector-tax archive unpack` writes the files.
-- `python {VERIFY}` computes percentiles, taxes and hypotheses anew from
-  `tables/`, beside the published ones: one file to read; it needs pandas and scipy.
+- `python -I scripts/connector_tax/provenance/{VERIFY} FOLDER`, in a checkout of the project,
+  computes percentiles, taxes and hypotheses anew from `tables/`, beside the published ones. Do not
+  run the copy that lies here, nor start Python here: whoever made the archive made that too.
 - In a checkout of the project, `snakemake --cores 1 replot --config archive=FILE` checks every
   hash, redraws all figures and the report, and audits each published number against the raw
   records. It starts no server and needs no network.
