@@ -21,7 +21,7 @@ def run_alone(main: Callable[[], int | None]) -> int:
 
 
 def parser_of(module: str, description: str | None) -> argparse.ArgumentParser:
-    """The parser of the command in this file."""
+    """Return the parser of the command in this file."""
     return argparse.ArgumentParser(
         prog=f"python -m benchmarks.{PurePath(module).stem}",
         description=description,

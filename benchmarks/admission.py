@@ -1,4 +1,4 @@
-"""fifo against pack admission: an experiment with a GPT-2 engine, the source, on the embedded one.
+"""Compare fifo with pack admission: repeat an experiment with a GPT-2 engine on the embedded one.
 
 128 requests at once, prompts of 515, 4, 4, 4 tokens in turn (its prompt repeats 512, 1, 1, 1 and
 three tokens that make each prompt its own), 32 new tokens each, a prefill budget of 256 tokens in a
@@ -78,13 +78,13 @@ class Stream(NamedTuple):
 
 
 def prompts() -> list[list[int]]:
-    """The prompts' token ids; no two begin alike."""
+    """Return the prompts' token ids; no two begin alike."""
     lengths = [_REPEATS[i % len(_REPEATS)] for i in range(_REQUESTS)]
     return [[i, 1000 + i, 2000 + i, *[7] * length] for i, length in enumerate(lengths)]
 
 
 def summarize(streams: list[Stream]) -> Figures:
-    """The source's figures of a run."""
+    """Return the source's figures of a run."""
     send, tokens = (np.array(stamps) for stamps in zip(*streams, strict=True))
     first, last = tokens[:, 0], tokens[:, -1]
     per_token = (last - first) / (_NEW_TOKENS - 1)
@@ -106,7 +106,7 @@ async def _receive(t_send_ns: int, reader: asyncio.StreamReader) -> Stream:
 
 
 async def _send_all(port: int) -> list[Stream]:
-    """All prompts at once, in their order, each on a connection opened before."""
+    """Send all prompts at once, in their order, each on a connection opened before."""
     payloads = [payload(p, _NEW_TOKENS, b"connection: close\r\n") for p in prompts()]
     connections = [await asyncio.open_connection("127.0.0.1", port) for _ in payloads]
     receiving = []
@@ -133,7 +133,7 @@ def _run(policy: str) -> Figures:
 
 
 def measured() -> dict[str, Figures]:
-    """Each policy's figures, medians over the runs."""
+    """Return each policy's figures, medians over the runs."""
     runs: dict[str, list[Figures]] = {policy: [] for policy in _POLICIES}
     for _ in range(_RUNS):
         for policy, taken in runs.items():
@@ -145,7 +145,7 @@ def measured() -> dict[str, Figures]:
 
 
 def table(emulated: dict[str, Figures]) -> Table:
-    """Both policies, emulated and in the source, and the change from fifo to pack."""
+    """Return both policies, emulated and in the source, and the change from fifo to pack."""
     sides = {"emulated": emulated, "source": _SOURCE}
     columns = [f"{side}: {what}" for side in sides for what in (*_POLICIES, "change")]
     shown = Table("", *columns, title="percentiles in ms")

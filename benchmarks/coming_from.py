@@ -62,12 +62,12 @@ class Pair:
     differs: str = ""
 
     def our_arguments(self, url: str) -> list[str]:
-        """What follows `python -m connector_tax.loadgen`."""
+        """Return the arguments of `python -m connector_tax.loadgen`."""
         common = CHAT if "--chat" in self.ours else COMMON[""]
         return shlex.split(f"{common.format(url=url)} {self.ours.replace('--chat', '')}")
 
     def their_arguments(self, url: str, tokenizer: str) -> list[str]:
-        """What follows the other program's name."""
+        """Return the arguments of the other program."""
         common = COMMON[self.client].format(url=url, tokenizer=tokenizer)
         return shlex.split(f"{PROGRAM[self.client]} {common} {self.theirs}")
 
@@ -121,7 +121,7 @@ PAIRS = (
 
 
 def did(arguments: list[str], client: str = "") -> str:
-    """Run a client's command against a server of its own.
+    """Run a client's command against its own server, and return what the server saw.
 
     Return what the server saw and the client printed, or why there is nothing.
     """
@@ -171,7 +171,7 @@ def seen(responses: list[list[int]]) -> str:
 
 
 def page(results: list[tuple[str, str]]) -> str:
-    """The page, with what each line of each pair did."""
+    """Return the page, with the result of each line of each pair."""
     lines = [
         "# Coming from another client",
         "",

@@ -1,4 +1,4 @@
-"""The C event server, which logs the truth, on a CPU of its own."""
+"""Run the C event server, which logs the truth, on its own CPU."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""What a decode step costs where the host's speed changes from one half second to the next.
+"""Measure a decode step's cost where the host's speed changes from one half second to the next.
 
 Reads the step logs of a study's Phase A. A step counts where one request was decoded, in it and in
 the next; its time is that to the next one's beginning. The same core's time for schedule(), less
@@ -45,7 +45,9 @@ def _alone(step: StepLine) -> bool:
 
 
 def _steps(file: Path) -> Iterable[tuple[int, float, float]]:
-    """Of each decode step of one request: its half second, its time and schedule()'s, us."""
+    """Yield the half second, the time and schedule()'s time (us) of each decode step of one
+    request.
+    """
     ours: list[StepLine] = [step for step in read_jsonl(file) if step["process"] == "scheduler"]
     for step, following in itertools.pairwise(ours):
         step_us = (following["t_ns"] - step["t_ns"]) / 1e3
@@ -56,7 +58,9 @@ def _steps(file: Path) -> Iterable[tuple[int, float, float]]:
 
 
 def half_seconds(study_file: Path, cell: str) -> pl.DataFrame:
-    """A row each: launch, configuration, and the medians of `step` and `schedule` (log us)."""
+    """Return a row each: launch, configuration, and the medians of `step` and `schedule` (log
+    us).
+    """
     rows = []
     for launch in launches(read_study(study_file), "A"):
         folder = launch.folder(study_file.parent)
@@ -111,7 +115,7 @@ def _print(study: StudyDocument, frame: pl.DataFrame) -> None:
 
 
 def _said(launched: Launches, name: str, baseline: str, confidence: float) -> str:
-    """The baseline's mean and spread, or another's difference from it with its interval."""
+    """Return the baseline's mean and spread, or another's difference from it with its interval."""
     plain = launched.y[launched.config == baseline]
     us = np.exp(plain.mean())
     if name == baseline:
@@ -125,7 +129,9 @@ def _said(launched: Launches, name: str, baseline: str, confidence: float) -> st
 
 
 def _draw(study: StudyDocument, frame: pl.DataFrame, file: Path) -> None:
-    """A point for each half second; the slope that holds a step to one speed, at the baseline."""
+    """Draw a point for each half second, and the slope at the baseline that keeps a step to one
+    speed.
+    """
     baseline = baseline_of(study["config"])
     _, slope, _ = adjusted(frame, baseline)
     figure = Figure(figsize=(style.COLUMN_IN, 2.6), layout="constrained")

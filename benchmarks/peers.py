@@ -1,4 +1,4 @@
-"""The same load from this load generator and from its peers, against the same server.
+"""Send the same load from this load generator and from its peers to the same server.
 
     python -m benchmarks.peers --peer aiperf=PATH --peer "vllm bench serve=PATH" --tokenizer FOLDER
     python -m benchmarks.peers --places 8,64 --peer ...
@@ -46,7 +46,7 @@ PROMPT = "w3 w4 w5 w6 w7 w8 w9"
 
 @dataclass(frozen=True)
 class Client:
-    """How to start a client: each word is formatted with the values of the load.
+    """A client's start: each word is formatted with the values of the load.
 
     Attributes:
         command: what follows the program.
@@ -65,7 +65,7 @@ class Client:
     file: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
 
     def words(self, program: str, load: Mapping[str, Any]) -> list[str]:
-        """The command line for a load."""
+        """Return the command line for a load."""
         text = f"{self.command} {self.report} {self.places if load['places'] else self.rate}"
         return [program, *(word.format_map(load) for word in text.split())]
 
@@ -183,7 +183,7 @@ CLIENTS = {
 
 
 def add_peers(parser: argparse.ArgumentParser) -> None:
-    """The options by which peers are named."""
+    """Add the options that name peers."""
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PROGRAM")
     words = "folder, or a name in the Hugging Face cache, which AIPerf insists on"
     parser.add_argument("--tokenizer", default="tokenizer", help=words)
@@ -203,7 +203,7 @@ def named_peers(
 
 
 def _tree(pid: int) -> list[int]:
-    """A process and all its descendants.
+    """Return a process and all its descendants.
 
     psutil looks at every process of the machine for this: milliseconds of the client's CPU.
     """
@@ -227,7 +227,7 @@ class _TreeSampler(threading.Thread):
         self.ended = threading.Event()
 
     def run(self) -> None:
-        """Sample until told to end; CPU time of processes that ended is kept."""
+        """Sample until asked to end; CPU time of processes that ended is kept."""
         while not self.ended.wait(0.1):
             memory = 0
             for pid in _tree(self._root):
@@ -250,7 +250,7 @@ class _TreeSampler(threading.Thread):
 
 @dataclass(frozen=True)
 class Row:
-    """What one client did at one event rate; in closed loop, at the rate that came of it."""
+    """One client's result at one event rate; in closed loop, at the resulting rate."""
 
     client: str
     events_per_s: float
@@ -267,7 +267,7 @@ class Row:
         return self.achieved >= SUSTAINED_RATE and abs(self.error_p99_ms) <= ERROR_MS
 
     def cells(self) -> list[str]:
-        """The row as text."""
+        """Return the row as text."""
         return [
             self.client,
             f"{self.events_per_s:,.0f}",

@@ -1,4 +1,4 @@
-"""What the step probe costs: microseconds a step on its path, and a real vLLM with it and without.
+"""Measure the step probe's cost: microseconds a step, and a real vLLM with it and without.
 
 `cost` drives the probe's own wrappers with classes that do nothing, so all that is left is the
 probe. Warm: steps in a loop, the thread's CPU time of the shortest round, since what makes others
@@ -188,7 +188,7 @@ class Cost(NamedTuple):
 
 
 def step_cost(children: int | None, *, probed: bool) -> dict[str, Cost]:
-    """What a step costs by process; `children` of the connector, None for plain."""
+    """Return a step's cost by process; `children` of the connector, None for plain."""
     engine_class, worker_class = _engine()
     with tempfile.TemporaryDirectory() as folder:
         if probed:
@@ -358,7 +358,9 @@ def serving(
 
 
 def write_plugin(folder: Path) -> None:
-    """The switch, and the metadata by which vLLM finds it when `folder` is on the server's path."""
+    """Write the switch, and the metadata by which vLLM finds it when `folder` is on the server's
+    path.
+    """
     metadata = folder / f"{_ENTRY_POINT}-1.0.dist-info"
     metadata.mkdir(parents=True)
     texts = {

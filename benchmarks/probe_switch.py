@@ -23,7 +23,7 @@ _ABSENT = object()
 
 
 class Switch:
-    """What the probe changed in this process, and the way back."""
+    """The probe's changes in this process, and the way back."""
 
     def __init__(self, prefix: str) -> None:
         self._path = f"{prefix}.{os.getpid()}.switch"
@@ -78,7 +78,7 @@ class Switch:
 
 
 def register() -> None:
-    """The entry point: the probe's own, with the switch around everything that it changes."""
+    """Install the probe with the switch around everything that it changes; vLLM's entry point."""
     prefix = os.environ.get(step_probe.PREFIX_VARIABLE)
     if not prefix:
         return

@@ -1,4 +1,4 @@
-"""How long a study was planned to take, and how long its launches took.
+"""Compare planned with measured durations of studies.
 
 Planned: before its first launch, without gates, at the rates of the archive. Measured: start-ups,
 cells and releases of all its launches.

@@ -21,7 +21,7 @@ class Running(NamedTuple):
 
 @contextlib.contextmanager
 def running(config: Path, *, truth_log: Path | None = None) -> Iterator[Running]:
-    """A ready engine, configuration `plain`; what it logs goes to standard error.
+    """Yield a ready engine, configuration `plain`; its log goes to standard error.
 
     Raises:
         RuntimeError: it ended before it was ready.
@@ -47,7 +47,7 @@ def running(config: Path, *, truth_log: Path | None = None) -> Iterator[Running]
 
 
 def payload(prompt: list[int], tokens: int, headers: bytes = b"") -> bytes:
-    """A streamed completion of so many tokens, as it goes over the wire."""
+    """Return a streamed completion request of so many tokens, as it goes over the wire."""
     body = {"prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": True}
     data = json.dumps(body).encode()
     head = b"POST /v1/completions HTTP/1.1\r\n%bcontent-length: %d\r\n\r\n"

@@ -91,12 +91,12 @@ def _drive(port: int, load: Load, server: Sequence[psutil.Process]) -> tuple[flo
 
 
 def _cpu_s(processes: Sequence[psutil.Process]) -> float:
-    """Their user and system time so far."""
+    """Return the processes' user and system time so far, in s."""
     return sum(sum(process.cpu_times()[:2]) for process in processes)
 
 
 def _measure(load: Load) -> list[float]:
-    """A row of the table."""
+    """Return a row of the table."""
     base: dict[str, Any] = load_yaml(ROOT / "config" / "embedded.yaml")
     cost = {**dict.fromkeys(base["step_cost"], 0.0), "beta0_us": load.step_s * 1e6}
     cores = sorted(os.sched_getaffinity(0))
@@ -123,7 +123,7 @@ def _measure(load: Load) -> list[float]:
 
 
 def run(rounds: int) -> Table:
-    """The table: of each load the medians over the rounds, each column's own."""
+    """Return the table: of each load the medians over the rounds, by column."""
     table = Table("load", *_COLUMNS)
     for load in _LOADS:
         rows = [_measure(load) for _ in range(rounds)]

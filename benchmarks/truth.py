@@ -1,4 +1,4 @@
-"""How far the load generator's stamps are from the truth, and how many events it can take.
+"""Compare the load generator's stamps with the truth, and find the most events it can take.
 
 The C event server runs on one CPU and logs when it writes each token event; the whole client runs
 on one other CPU. Per event rate: error of the reported first token, last token and

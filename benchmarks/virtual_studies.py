@@ -1,4 +1,4 @@
-"""Seeded studies in virtual time whose taxes are known, and the analysis of them.
+"""Simulate seeded studies with known taxes in virtual time, and analyse them.
 
 A study has one cell, plain and seven configurations of known step tax, as many as the real study,
 so that the adjustment for them costs what it costs there. Cell and statistics are those of

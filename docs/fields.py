@@ -106,7 +106,7 @@ def meanings(kind: type) -> dict[str, str]:
 
 
 def made_of(kind: type) -> dict[str, Any]:
-    """The JSON schema of a declaration: no other keys, and those with a default may be left out."""
+    """Return a declaration's JSON schema: no other keys; those with a default may be left out."""
     schema: dict[str, Any] = msgspec.json.schema(kind)
     kinds = {found.__name__: found for found in _records(kind)}
     definitions = schema["$defs"]
@@ -129,7 +129,7 @@ def made_of(kind: type) -> dict[str, Any]:
 
 
 def _records(kind: Any) -> Iterator[type]:
-    """A declaration and those it is made of."""
+    """Yield a declaration and its parts."""
     for argument in typing.get_args(kind):
         yield from _records(argument)
     if isinstance(kind, type) and not typing.get_origin(kind) and hasattr(kind, "__annotations__"):
@@ -139,7 +139,7 @@ def _records(kind: Any) -> Iterator[type]:
 
 
 def _simple(node: Any) -> Any:
-    """A schema whose alternatives are values or types alone, as one node of these."""
+    """Return a schema whose alternatives are only values or types as one node of these."""
     if isinstance(node, list):
         return [_simple(item) for item in node]
     if not isinstance(node, dict):
@@ -167,7 +167,8 @@ def schema_texts() -> dict[str, str]:
 
 
 def with_kinds(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema `config` with the kinds of engine, and of each key those that need or may have it.
+    """Return the schema `config` with the kinds of engine, and each key's kinds that need or allow
+    it.
 
     A key of no kind is no key of a study's file.
     """
@@ -226,7 +227,7 @@ def keys_of(schema: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 
 def allowed(node: Mapping[str, Any], resolved: typing.Callable[[Any], Any]) -> str:
-    """What a value may be, in words."""
+    """Return a value's allowed range, in words."""
     if "enum" in node:
         return ", ".join("null" if value is None else str(value) for value in node["enum"])
     if "const" in node:
@@ -257,7 +258,7 @@ def dictionary() -> dict[str, Any]:
 
 
 def expanded(name: str) -> list[str]:
-    """The names `name` stands for: `{a,b}_ms` is a_ms and b_ms.
+    """Return the names that `name` stands for: `{a,b}_ms` is a_ms and b_ms.
 
     `{metrics}` stands for every latency metric. The last brace varies fastest.
     """
@@ -268,7 +269,7 @@ def expanded(name: str) -> list[str]:
 
 
 def described(name: str, entry: Mapping[str, Any]) -> dict[str, Field]:
-    """The fields of an entry of the dictionary, by name, declared or written there.
+    """Return the fields of a dictionary's entry, by name, declared or written there.
 
     Raises:
         FieldsError: a declared field has no meaning.
@@ -293,7 +294,7 @@ def _null(rule: str) -> str:
 
 
 def in_words(hint: Any) -> str:
-    """A type as the page says it."""
+    """Return a type in the page's words."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         some = [a for a in arguments if a is not type(None)]
@@ -317,7 +318,7 @@ def declared() -> dict[str, set[str]]:
 
 
 def differences(name: str, known: set[str], existing: set[str]) -> list[str]:
-    """One sentence for each field that only one side has."""
+    """Return one sentence for each field that only one side has."""
     return [
         *(f"{name}: {f}: no entry in docs/fields.yaml" for f in sorted(existing - known)),
         *(f"{name}: {f}: no such field in the code" for f in sorted(known - existing)),
@@ -328,7 +329,9 @@ def differences(name: str, known: set[str], existing: set[str]) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    """On one line, with no `|` of its own, and no `<` outside code that would begin a tag."""
+    """Return the text on one line, without `|` and without `<` outside code that would begin a
+    tag.
+    """
     plain = re.sub("(`[^`]*`)|<", lambda hit: hit[1] or "&lt;", " ".join(text.split()))
     return plain.replace("|", "\\|")
 
@@ -341,7 +344,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def page() -> str:
-    """The whole page.
+    """Return the whole page.
 
     Raises:
         FieldsError: a field has no meaning, or a meaning no field.

@@ -29,7 +29,7 @@ class Prose(HTMLParser):
         self.text = ""
 
     def handle_starttag(self, tag: str, _: list[tuple[str, str | None]]) -> None:
-        """A block ends where another begins."""
+        """End a block where another begins."""
         self._end(tag)
         self.inside[tag] = self.inside.get(tag, 0) + 1
 
@@ -53,7 +53,7 @@ class Prose(HTMLParser):
 
 
 def height(page: str, width: int) -> str:
-    """The height of the page in a window of that width."""
+    """Return the height of the page in a window of that width."""
     held = page.replace("</body>", f"{SCRIPT}</body>", 1)
     source = json.dumps(held).replace("</", "<\\/")
     with tempfile.TemporaryDirectory() as folder:

@@ -25,7 +25,7 @@ def known(value: Value | None) -> Value:
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """The folder `name` of this test run, filled by the process that asks first.
+    """Return the folder `name` of this test run, filled by the process that asks first.
 
     The others wait for it. Nobody writes to it afterwards.
     """

@@ -1,5 +1,5 @@
-"""What every study folder made for a test has around its launches: study.json, and what the stages
-before the first measurement leave.
+"""Make what every test's study folder has around its launches: study.json and the early stages'
+files.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ def study_document(
     order: Sequence[Launch],
     **rest: Any,
 ) -> Any:
-    """The content of study.json.
+    """Return the content of study.json.
 
     Args:
         config: the configuration, with `seed` and `blocks`; what a study of any age has and this

@@ -92,7 +92,7 @@ def test_every_relative_link_resolves(paper: Path, fields: types.ModuleType) -> 
 
 
 def _defines(text: str, dotted: str) -> bool:
-    """Whether a module defines a function, class, method or name at its top."""
+    """Return whether a module defines a function, class, method or name at its top."""
     body: list[ast.stmt] = ast.parse(text).body
     for name in dotted.split("."):
         bound = [b for node in body if (b := _binding(node, name)) is not None]
@@ -139,7 +139,9 @@ def test_every_file_that_is_named_is_there(paper: Path) -> None:
 
 
 def _written() -> Iterator[Path]:
-    """What a reader of the repository may open: code, rules, configuration, papers."""
+    """Yield the files that a reader of the repository may open: code, rules, configuration,
+    pages.
+    """
     yield from (path for path in ROOT.iterdir() if path.suffix in TEXTS or path.name in NAMED)
     for folder in (
         "benchmarks",

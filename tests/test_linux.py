@@ -55,7 +55,9 @@ def test_the_kernel_notes_the_slice_or_says_that_it_has_none(slice_ns: int) -> N
 
 
 def fired(use: Callable[[TimerFd], None], times: int) -> list[int]:
-    """How late (ns, from the call of `use`) each of `times` calls of a timer's callback came."""
+    """Return the lateness (ns, from the call of `use`) of each of `times` calls of a timer's
+    callback.
+    """
 
     async def wait() -> list[int]:
         called: asyncio.Queue[int] = asyncio.Queue()

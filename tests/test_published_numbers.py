@@ -88,7 +88,9 @@ def printed(text: str) -> Iterator[tuple[str, tuple[str, str, str]]]:
 
 
 def stands(numbers: tuple[str, str, str], published: list[Interval]) -> bool:
-    """Whether three printed numbers are three published ones, rounded; ratios as per cent."""
+    """Return whether three printed numbers are three published ones, rounded; ratios as per
+    cent.
+    """
     values = [float(n.replace("−", "-").replace(",", "")) for n in numbers]
     halves = [0.5 / 10 ** len(n.partition(".")[2]) + 1e-9 for n in numbers]
     return any(

@@ -1,4 +1,4 @@
-"""`connector-tax ab` in a folder of its own, on a machine that others use."""
+"""Run `connector-tax ab` in its own folder, on a machine that others use."""
 
 import subprocess
 import sys
@@ -36,7 +36,7 @@ class Ab:
         ]  # fmt: skip
 
     def start(self, stderr: int | IO[str]) -> "subprocess.Popen[str]":
-        """Begin, in a process group of its own as a shell's job is."""
+        """Start the command in its own process group, as a shell's job."""
         return subprocess.Popen(
             self.command, cwd=self.folder, env=environment(self.folder), stderr=stderr,
             stdout=subprocess.PIPE, text=True, start_new_session=True,

@@ -1,4 +1,4 @@
-"""A server nobody would mistake for vLLM: chat only, words for tokens, no usage, no metrics.
+"""Serve as a stranger to vLLM: chat only, words for tokens, no usage, no metrics.
 
 python stub_server.py PORT [401] [garbage] [same [short]]
 """

@@ -1,4 +1,4 @@
-"""What the answer says, and how the command ends for it."""
+"""Test the answer's text, and the command's exit status."""
 
 import fcntl
 import os
@@ -25,7 +25,7 @@ from tests.study_folder import DEFAULT
 
 
 def answer(verdict: str, root: Path) -> Answer:
-    """Of a candidate whose TTFT is 20% above the baseline's."""
+    """Return the answer for a candidate whose TTFT is 20% above the baseline's."""
     config = {**DEFAULT, "statistics": {**DEFAULT["statistics"], "margins": {"ttft_p50": 0.03}}}
     engine = {**DEFAULT["engine"], "label": "a server", "commands": {}}
     document: Any = {"config": {**config, "engine": engine, "validity": BOUNDS}}

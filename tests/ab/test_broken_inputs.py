@@ -1,4 +1,4 @@
-"""What cannot be measured is refused with one clear line, and leaves nothing running."""
+"""Test that unmeasurable input is refused with one clear line, and leaves nothing running."""
 
 import os
 import signal

@@ -36,7 +36,7 @@ TAXES = {
 
 @dataclass
 class Writer:
-    """What is written into a study; time is virtual and only moves forward.
+    """A writer of a study's records; time is virtual and only moves forward.
 
     Attributes:
         taxes: tax of each configuration as a fraction (0.45 is +45%); absent means 0.

@@ -159,7 +159,7 @@ def test_same_input_same_bytes(damaged: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    """A small study of its own for a test that damages it."""
+    """Return a small study for a test that damages it."""
     return write_synthetic_study(tmp_path / "x", steps_per_cell=20, config=SMALL_GRID).parent
 
 

@@ -1,4 +1,4 @@
-"""Which device a block was measured on, and what is refused: torn blocks, two types of device."""
+"""Test the devices of blocks, and the refusal of torn blocks and of two types of device."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

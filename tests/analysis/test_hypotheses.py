@@ -187,7 +187,7 @@ def test_a_lost_file_and_an_unexplained_skip_fail_the_artifact_criterion(tmp_pat
 
 
 def questions() -> dict[str | int, Question]:
-    """What a study with three lengths either way can be asked."""
+    """Return the questions to a study with three input and three output lengths."""
     config: Any = {
         "engine": {"kind": "vllm"},
         "statistics": {"confidence": 0.95, "margins": {}},

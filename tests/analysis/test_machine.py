@@ -1,4 +1,4 @@
-"""What a machine file says of a cell, and what of it voids the cell."""
+"""Test what a machine file shows of a cell, and which of it voids the cell."""
 
 import json
 from pathlib import Path

@@ -30,7 +30,7 @@ RATES = [1.0, 2.0, 4.0, 8.0]
 
 
 def load(ratio: float = 1.0, waiting: float = 0.0, ttft: float = 100.0) -> CellLoad:
-    """The load figures of a cell that keeps up unless told otherwise."""
+    """Return the load figures of a cell that keeps up by default."""
     return CellLoad(2.0, ratio, waiting, {"ttft_p90": ttft}, [0.0, 0.0, 0.0, 0.0])
 
 

@@ -73,7 +73,7 @@ def noise_of(seed: int) -> dict[tuple[str, int], float]:
 def test_a_block_that_is_dearer_for_all_changes_no_effect(
     resource: str, seed: int, blocks: list[float]
 ) -> None:
-    """Of logs by a factor; idle CPU, which may be 0, is a difference, and by so much."""
+    """Compare logs by a factor, and idle CPU, which may be 0, by a difference."""
     is_log = resource != "idle_cpu"
     even = {key: math.exp(e) if is_log else abs(e) for key, e in noise_of(seed).items()}
     uneven = {

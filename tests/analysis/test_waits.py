@@ -66,7 +66,7 @@ def study_file(crisp: Path, tmp_path: Path) -> Path:
 
 
 def said(study_file: Path, less_ms: float, spread_ms: float) -> str:
-    """What a study says in which Mooncake both's requests wait so much less than plain's."""
+    """Return a study's answer where Mooncake both's requests wait so much less than plain's."""
     study = load_study(study_file)
     waits = {
         CellKey(name, block, "B", "128x16"): BASE_MS

@@ -1,4 +1,4 @@
-"""What a study leaves: names, files, index.json, tables."""
+"""Test a study's artifacts: names, files, index.json, tables."""
 
 import json
 from pathlib import Path

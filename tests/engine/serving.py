@@ -43,7 +43,7 @@ class Launched:
     def request(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
     ) -> tuple[int, bytes]:
-        """One request on a connection of its own: status and body."""
+        """Return status and body of one request on its own connection."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         try:
             data = body if isinstance(body, (bytes, type(None))) else json.dumps(body)

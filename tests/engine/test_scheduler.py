@@ -323,7 +323,7 @@ MODEL_LEN = 1024
 def passed_by(
     *, slots: int, every: int, decode: int | None, output: int, batch: int | None, blocks: int
 ) -> int:
-    """How many of an endless queue of short requests start before a long one ahead of them.
+    """Return how many of an endless queue of short requests start before a long one ahead of them.
 
     Returns -1 if the long one has not started after 1,500 steps.
     """

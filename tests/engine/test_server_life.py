@@ -78,7 +78,7 @@ def test_a_dead_worker_fails_requests_and_ends_the_server(tmp_path: Path) -> Non
 
 
 def refused(arguments: list[str], status: int = 1) -> str:
-    """What a launch that ends with `status` says."""
+    """Return the message of a launch that ends with `status`."""
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=20, check=False)
     assert done.returncode == status
     assert "Traceback" not in done.stderr

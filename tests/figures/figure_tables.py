@@ -44,7 +44,7 @@ Grid = tuple[str, str, float, int, int]
 
 @dataclass(frozen=True)
 class Design:
-    """What the synthetic study is like; the defaults are a complete three-block study."""
+    """The synthetic study's properties; the defaults are a complete three-block study."""
 
     blocks: int = 3
     rates_rps: tuple[float, ...] = (0.5, 1, 2, 4, 8, 16, 32)
@@ -84,7 +84,7 @@ def _values_ms(config: str, rate: float, input_tokens: int, output_tokens: int) 
 
 
 def _criteria(config: str, rate: float, rates: tuple[float, ...]) -> list[str]:
-    """Those of saturation that fired at a rate."""
+    """Return the saturation criteria that fired at a rate."""
     now, half = (_values_ms(config, r, 4096, 256)["ttft_p90"] for r in (rate, rate / 2))
     fired = {
         "throughput_ratio": _capacity_rps(config) / rate < 0.95,

@@ -1,4 +1,4 @@
-"""What each figure's CSV must hold, given the tables it was drawn from."""
+"""Test each figure's numbers against the tables it was drawn from."""
 
 import re
 from pathlib import Path

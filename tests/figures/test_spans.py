@@ -1,4 +1,4 @@
-"""What the spans of a step mean is said from the settings that the launches recorded."""
+"""Test that the meaning of a step's spans follows the settings that the launches recorded."""
 
 from collections.abc import Mapping
 from pathlib import Path

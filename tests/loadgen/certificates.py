@@ -1,4 +1,4 @@
-"""A certificate of its own for a TLS server in the tests, made with openssl."""
+"""Make a certificate for a TLS server in the tests, by openssl."""
 
 import shutil
 import ssl

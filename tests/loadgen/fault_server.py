@@ -1,4 +1,4 @@
-"""A server that answers byte for byte as it is told, in its own thread, on a loopback port.
+"""Serve answers byte for byte as scripted, in a thread, on a loopback port.
 
 The script of an answer is a list of steps. The client names the script in its request body, as
 `{"script": "name"}`, so that one run of the load generator can contain every fault at once.

@@ -124,7 +124,7 @@ def play(
         heapq.heappush(running, (record.t_done_ns, record.seq, record))
 
     def take_places() -> None:
-        """What a worker does with the places of a closed loop."""
+        """Use the places of a closed loop as a worker does."""
         while waiting and free_ns and free_ns[0] < closes_ns[0]:
             record = waiting.popleft()
             record.t_intended_ns = free_ns.popleft()
@@ -173,7 +173,7 @@ def play(
 
 
 class Response(Reader):
-    """What a connection told of a response; `ended` once it is over."""
+    """A response's reader, which keeps what the connection reports; `ended` once it is over."""
 
     def __init__(self) -> None:
         self.status = self.head_ns = self.end_ns = 0

@@ -1,4 +1,4 @@
-"""What a user needs to point the command at a real endpoint."""
+"""Test what a user needs to point the command at a real endpoint."""
 
 import json
 import resource
@@ -224,7 +224,7 @@ FEW = LoadGeneratorOptions(connections_per_worker=4, strict=True)
 
 @pytest.mark.parametrize("first", ["::1", "127.0.0.9"])
 def test_every_address_of_a_name_is_tried(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name may resolve to an address on which nobody listens before the one that serves."""
+    """Resolve a name to a dead address before the one that serves."""
     resolve = socket.getaddrinfo
 
     def both(_host: str, port: int, **options: Any) -> list[Any]:

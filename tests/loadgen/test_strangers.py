@@ -1,4 +1,4 @@
-"""Servers nobody here wrote, as they are: few threads, short memories, odd ends, and dead ones."""
+"""Test servers of others as they are: few threads, short memories, odd ends, and dead ones."""
 
 import asyncio
 import contextlib

@@ -27,7 +27,7 @@ S = 1_000_000_000
 
 @dataclass
 class Log:
-    """What happened in a simulated run."""
+    """The events of a simulated run."""
 
     sent: list[Ready] = field(default_factory=list)
     ended: dict[tuple[int, int], tuple[int, str]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What the processes share: a wire that is bounded, ordered, counted; places; a loop's lag."""
+"""Test what processes share: a bounded, ordered, counted wire; places; a loop's lag."""
 
 import asyncio
 import subprocess

@@ -264,7 +264,7 @@ def replace(path: Path, text: str) -> None:
 
 
 def linked_copy(source: Path, target: Path) -> Path:
-    """A copy made of hard links; whoever changes a file must write it anew (`replace`)."""
+    """Return a copy made of hard links; to change a file, write it anew (`replace`)."""
     shutil.copytree(source, target, copy_function=os.link)
     return target
 

@@ -1,4 +1,4 @@
-"""What was measured cannot be changed after: what the chain of seals and MANIFEST.md tell."""
+"""Test that sealed measurements cannot be changed: the chain of seals and MANIFEST.md."""
 
 import re
 import shutil

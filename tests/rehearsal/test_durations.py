@@ -1,4 +1,4 @@
-"""How long `plan` and `doctor` say a study takes, against its rehearsal, and whose number it is."""
+"""Test the durations that `plan` and `doctor` print against the study's rehearsal."""
 
 import re
 from pathlib import Path

@@ -187,7 +187,7 @@ def test_a_page_fits_eighty_columns_and_holds_it_all() -> None:
 
 
 def launch_times(machine: Machine, study: StudyDocument) -> list[float]:
-    """How long a step without jitter takes in each launch of Phase A."""
+    """Return the time of a step without jitter in each launch of Phase A."""
     times = []
     for launch in launches(study, "A"):
         engine = virtual_engine(study, launch, machine)

@@ -1,4 +1,4 @@
-"""What tests of the measuring side share: drivers started by hand, stand-ins for programs."""
+"""Share fixtures for the measuring side: drivers started by hand, stand-ins for programs."""
 
 import os
 from collections.abc import Callable, Iterator

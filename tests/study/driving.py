@@ -75,7 +75,7 @@ def start_driver(
 
 
 def as_user(uid: int) -> list[str]:
-    """A prefix that makes root's command that of another user, who may read this interpreter."""
+    """Return a prefix that runs root's command as another user, who may read this interpreter."""
     reading = ["--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search"]
     return ["setpriv", "--reuid", str(uid), "--regid", str(uid), "--clear-groups", *reading]
 
@@ -90,7 +90,7 @@ def drive(
 
 
 def launch_folder(study_file: Path) -> Path:
-    """Where plain's Phase A lies."""
+    """Return the folder of plain's Phase A."""
     return study_file.parent / "runs" / "plain" / "block0" / "A"
 
 

@@ -29,7 +29,7 @@ sys.exit(subprocess.run(sys.argv[1:]).returncode)
 
 
 def start(study_file: Path, *prefix: str) -> subprocess.Popen[bytes]:
-    """The driver of block 0's Phase A, in a session of its own."""
+    """Start the driver of block 0's Phase A in its own session."""
     block = [sys.executable, "-m", "connector_tax.study.block", "--study", str(study_file)]
     block += ["--block", "0", "--phase", "A", "--logs", str(study_file.parent / "logs")]
     return subprocess.Popen([*prefix, *block], stderr=subprocess.DEVNULL, start_new_session=True)

@@ -60,7 +60,7 @@ DEVICE = f"test{os.getpid()}"
 
 @contextlib.contextmanager
 def held(tmp_path: Path, user: int | None = None) -> Iterator[subprocess.Popen[str]]:
-    """Another process, with a temporary folder of its own, that holds the device."""
+    """Yield another process, with its own temporary folder, that holds the device."""
     process = subprocess.Popen(
         [*([] if user is None else as_user(user)), sys.executable, "-c", HOLD, DEVICE],
         stdin=subprocess.PIPE,
@@ -460,7 +460,7 @@ def test_no_gate_is_started_on_memory_that_is_in_use(occupied: Path, tmp_path: P
 
 @pytest.fixture
 def machine(tmp_path: Path, stand_in: StandIn) -> Path:
-    """Three GPUs, on the nodes 0, 1 and nobody knows which."""
+    """Return three GPUs, on the nodes 0, 1 and an unknown one."""
     stand_in(
         "nvidia-smi",
         'case "$1" in\n'

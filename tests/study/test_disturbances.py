@@ -31,7 +31,7 @@ pytestmark = pytest.mark.workflow
 
 
 def generated_tokens(url: str) -> float:
-    """How many tokens a server has generated, by its metrics page."""
+    """Return how many tokens a server has generated, by its metrics page."""
     families = text_string_to_metric_families(httpx.get(url).text)
     (family,) = (f for f in families if f.name == "vllm:generation_tokens")
     return sum(s.value for s in family.samples if s.name.endswith("_total"))

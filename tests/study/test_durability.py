@@ -1,4 +1,6 @@
-"""What index.json vouches for is on the disk before it; what is damaged is measured again."""
+"""Test that index.json's files are on the disk before it, and that damaged ones are measured
+again.
+"""
 
 import json
 import os
@@ -19,7 +21,7 @@ from tests.study.driving import arguments, index_of, launch_folder
 
 
 class Disk:
-    """What would be left after a power cut: the state of each file and folder when last fsynced.
+    """The state left after a power cut: each file and folder as last fsynced.
 
     A folder's change of entries and a file's change of content both show in its mtime.
     """

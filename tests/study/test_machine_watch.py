@@ -45,7 +45,7 @@ ORPHANED = (
 
 @pytest.fixture
 def plan() -> AffinityPlan:
-    """Load generator and server on cores of their own."""
+    """Return a plan with separate cores for load generator and server."""
     plan = plan_affinity(read_topology(), 1)
     if not plan.enabled:
         pytest.skip("needs two cores")

@@ -1,4 +1,6 @@
-"""A listener that is not the server's: told, never taken for it, and no reason for a skip."""
+"""Test that a foreign listener is reported, never taken for the server, and no reason for a
+skip.
+"""
 
 import os
 import subprocess

@@ -38,7 +38,7 @@ for line in sys.stdin:
 
 
 class Worker:
-    """A process group that does what it is told, one line of Python at a time."""
+    """A process group that runs one line of Python at a time."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(

@@ -22,7 +22,7 @@ CONFIGURATIONS = load_configurations(ROOT / "config" / "configurations.yaml")
 
 
 def test_every_value_a_rule_gives_to_the_shell_is_quoted() -> None:
-    """What comes from the configuration reaches a shell only through Snakemake's `:q`."""
+    """Pass configuration values to a shell only through Snakemake's `:q`."""
     fixed = {"input.study", "log", "output", "params.study", "params.folder"}
     for path in sorted((ROOT / "workflow" / "rules").glob("*.smk")):
         for text in re.findall(r'^ +"(.*)"$', path.read_text(), re.MULTILINE):

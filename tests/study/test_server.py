@@ -1,4 +1,4 @@
-"""A server launch: launch.sh starts it, its whole group goes, a death is told with its log.
+"""Test a server launch: launch.sh starts it, its whole group ends, a death shows its log.
 
 What of the caller's environment reaches it is the same by the driver and by hand.
 """

@@ -1,4 +1,4 @@
-"""What of the engine's step log a cell keeps."""
+"""Test which part of the engine's step log a cell keeps."""
 
 import json
 import socket

@@ -45,7 +45,7 @@ def cells_of(study_file: Path) -> list[CellFolder]:
 
 
 def judged_again(study_file: Path) -> list[str]:
-    """What is wrong with the cells of plain when they are judged again from their records."""
+    """Return the problems of plain's cells when they are judged again from their records."""
     ledger, study = Ledger(), load_study(study_file)
     for cell in cells_of(study_file):
         check_cell(Records(study, cell), ledger)

@@ -1,4 +1,4 @@
-"""A stub of the vLLM modules the step probe hooks into: a small engine with the same call order.
+"""Stub the vLLM modules that the step probe hooks into: a small engine with the same call order.
 
 `write` makes a package tree that a test's own interpreter can import as `vllm`; `drive` runs steps
 in a process of its own, loading plugins by entry point as vLLM does.

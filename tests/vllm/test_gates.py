@@ -23,7 +23,7 @@ IN_PROCESS = {"lmcache_only": {"connector": "LMCacheConnectorV1"}}
 
 
 class Study:
-    """A study of chosen configurations on the fake vLLM, in a folder of its own."""
+    """A study of chosen configurations on the fake vLLM, in its own folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "study"
@@ -57,7 +57,7 @@ class Study:
         return file
 
     def gate(self, configuration: str, fault: str, **engine: Any) -> str | None:
-        """Why the configuration is skipped; None when it is included."""
+        """Return why the configuration is skipped, or None when it is included."""
         study = read_json(self.write(configuration, fault, **engine))
         entry = next(c for c in study["configurations"] if c["id"] == configuration)
         gate = entry["gate"] or f"verify_{configuration}"

@@ -28,7 +28,7 @@ ROUNDING = 1e-3
 
 
 class Stubbed:
-    """The stub engine with both probes, in a folder of its own."""
+    """The stub engine with both probes, in its own folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -162,7 +162,7 @@ Worker.execute_model = lambda self, output: "result"
 
 
 def described(tree: Path) -> dict[str, Any]:
-    """What the program says of the vLLM in `tree`."""
+    """Return the program's description of the vLLM in `tree`."""
     done = subprocess.run(
         [sys.executable, Path(overlay.__file__).with_name("step_probe") / "hook_points.py"],
         env={**os.environ, "PYTHONPATH": str(tree)},

@@ -1,4 +1,4 @@
-"""Runs Snakemake on the tiny study in a folder of its own."""
+"""Run Snakemake on the tiny study in its own folder."""
 
 import hashlib
 import os

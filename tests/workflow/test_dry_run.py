@@ -1,4 +1,4 @@
-"""What Snakemake plans, what it refuses, and that no measurement is without a reason."""
+"""Test what Snakemake plans and refuses, and that every measurement has a reason."""
 
 import ast
 import json
@@ -79,7 +79,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def planning(folder: Path, *options: str) -> str:
-    """What Snakemake says that it would do in a folder."""
+    """Return Snakemake's plan for a folder."""
     done = ended([SNAKEMAKE, "--dry-run", "--quiet", "host", *options], folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
@@ -87,7 +87,7 @@ def planning(folder: Path, *options: str) -> str:
 
 @pytest.fixture(scope="module")
 def dry_run(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """In a folder that has a configuration of its own, and nothing else."""
+    """Return a dry run in a folder that has its own configuration, and nothing else."""
     folder = tmp_path_factory.mktemp("dry")
     (folder / "config").mkdir()
     shutil.copy(TINY, folder / "config" / "config.yaml")

@@ -31,7 +31,7 @@ RUNS_TO_CATCH = 3
 
 @pytest.fixture(scope="module")
 def duration_s(tmp_path_factory: pytest.TempPathFactory) -> float:
-    """How long the study takes when nobody disturbs it."""
+    """Return the duration of the undisturbed study."""
     folder = prepare(tmp_path_factory.mktemp("undisturbed") / "study", smaller)
     started = time.monotonic()
     done = run(folder, "all")

@@ -1,4 +1,4 @@
-"""Blocks on the nodes of a real Slurm: whole, on one node each, whoever is killed."""
+"""Test blocks on the nodes of a real Slurm: whole, on one node each, through kills."""
 
 import fcntl
 import importlib.util
@@ -89,7 +89,7 @@ class Cluster:
         )  # fmt: skip
 
     def start(self, study: Path, config: str = "study.yaml") -> subprocess.Popen[bytes]:
-        """The whole study in a process group of its own; its output goes to `<config>.log`."""
+        """Start the whole study in its own process group; its output goes to `<config>.log`."""
         with (study / f"{config}.log").open("wb") as log:
             return subprocess.Popen(
                 self.command(study, "all", config=config, options=()),

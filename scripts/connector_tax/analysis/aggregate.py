@@ -133,7 +133,7 @@ def aggregate(
 
 
 def _places(study: Study, rates: RatesRecord) -> dict[tuple[str, str | None], Row]:
-    """The rate of each cell and the reference rate it stands for, ref_safe where both."""
+    """Return each cell's rate and the reference rate it stands for, ref_safe where both."""
     places: dict[tuple[str, str | None], Row] = {("A", ALL_RATES): {"reference": ALL_RATES}}
     names = {rates[name]: name for name in reversed(REFERENCES)}
     for planned in study.cells("A"):
@@ -167,7 +167,9 @@ def _check_rates(
 
 
 def table_parquet(table: str, text: str) -> bytes:
-    """A table's CSV as parquet; an empty field is null, a column's type the same in every study."""
+    """Return a table's CSV as parquet; an empty field is null, a column's type is always the
+    same.
+    """
     schema = pl.Schema({name: of for name, (of, _) in column_types(ROW_TYPES[table]).items()})
     stream = io.BytesIO()
     pl.read_csv(io.StringIO(text), schema=schema).write_parquet(stream, compression="zstd")

@@ -64,7 +64,7 @@ class Launches:
     def of(
         cls, values: Mapping[LaunchId, float], scale: str = LOG, borrow: bool = True
     ) -> "Launches":
-        """The launches of a mapping."""
+        """Return the launches of a mapping."""
         names = np.array([launch.name for launch in values], dtype=str)
         blocks = np.array([launch.block for launch in values], np.int64)
         return cls(names, blocks, np.array(list(values.values()), float), scale, borrow)
@@ -74,16 +74,16 @@ class Launches:
 
     @property
     def ids(self) -> list[LaunchId]:
-        """Which launches these are."""
+        """Return the identifiers of these launches."""
         return [LaunchId(str(n), int(b)) for n, b in zip(self.name, self.block, strict=True)]
 
     def only(self, kept: Bools) -> "Launches":
-        """Those that are `kept`."""
+        """Return the launches that are `kept`."""
         return Launches(self.name[kept], self.block[kept], self.y[kept], self.scale, self.borrow)
 
     @cached_property
     def config(self) -> NDArray[np.str_]:
-        """The configuration of each."""
+        """Return the configuration of each launch."""
         return np.array([configuration_of(str(name)) for name in self.name], dtype=str)
 
     def only_rounding(self, residual: Floats) -> bool:
@@ -105,17 +105,18 @@ class Launches:
         return Mixture.of(self.numbers, np.unique(self.block, return_inverse=True)[1], residual)
 
     def blocks(self, ours: str, base: Sequence[str]) -> tuple[int, ...]:
-        """The blocks that have the launch `ours` and another one of `base`."""
+        """Return the blocks that have the launch `ours` and another one of `base`."""
         is_base = self.is_base(ours, base)
         shared = set(self.block[self.name == ours].tolist()) & set(self.block[is_base].tolist())
         return tuple(sorted(shared))
 
     def is_base(self, ours: str, base: Sequence[str]) -> Bools:
-        """Which are of `base`, but for the launch `ours`."""
+        """Return which launches are of `base`, without the launch `ours`."""
         return np.isin(self.name, [name for name in base if name != ours])
 
     def weights(self, ours: str, base: Sequence[str], blocks: Sequence[int]) -> Floats:
-        """Of each launch in `ours` minus the mean of the block's other launches of `base`.
+        """Return the weights of each launch in `ours` minus the mean of the block's other `base`
+        launches.
 
         The mean of that over the blocks.
         """
@@ -210,7 +211,7 @@ class Launches:
 
     @cached_property
     def residual(self) -> tuple[Floats, int]:
-        """Residuals of the model by least squares, and their degrees of freedom.
+        """Return residuals of the model by least squares, and their degrees of freedom.
 
         Residuals of a fit with blocks are those of columns less their means in each block (Frisch &
         Waugh, Econometrica 1 (1933) 387); with a column for each block, work would grow with the
@@ -231,7 +232,7 @@ class Launches:
 
 
 def huber(launches: Launches, ours: str, base: Sequence[str]) -> Effect | None:
-    """The launches `ours` against those of `base`; None where no residual is left."""
+    """Return Huber's estimate of `ours` against `base`; None where no residual is left."""
     others = [name for name in base if name != ours]
     names, blocks = np.unique(launches.name), np.unique(launches.block)
     columns = np.column_stack(

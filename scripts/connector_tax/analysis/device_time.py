@@ -22,7 +22,8 @@ CLOCK_NS = 4
 
 
 def device_steps(log: pl.DataFrame) -> pl.DataFrame:
-    """The steps of one cell's device log, whole and in order; null where a value has no meaning.
+    """Return the steps of one cell's device log, whole and in order; null where a value has no
+    meaning.
 
     Columns:
         t_ns: when a step was queued.
@@ -54,12 +55,12 @@ def device_steps(log: pl.DataFrame) -> pl.DataFrame:
 
 
 def of_lines(lines: Sequence[DeviceLine]) -> pl.DataFrame:
-    """The steps of a device log that has just been taken."""
+    """Return the steps of a device log that has just been taken."""
     return device_steps(pl.DataFrame(lines, schema=DEVICE.columns))
 
 
 def read_device(cell: CellFolder) -> pl.DataFrame:
-    """The steps of a valid cell that were queued in its measured window.
+    """Return the steps of a valid cell that were queued in its measured window.
 
     Raises:
         ArtifactError: the index does not list the device's log, or a line of it is malformed.
@@ -73,7 +74,7 @@ def read_device(cell: CellFolder) -> pl.DataFrame:
 def device_values(
     lines: Sequence[DeviceLine], step_lines: Iterable[Mapping[str, Any]], is_baseline: bool
 ) -> dict[str, float | None]:
-    """What DEVICE_CHECKS judge of one cell, by check; None where nothing is known.
+    """Return one cell's values for DEVICE_CHECKS, by check; None where nothing is known.
 
     Args:
         lines: of its device log.

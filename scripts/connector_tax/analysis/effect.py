@@ -109,7 +109,7 @@ class Effect:
 
     @property
     def repeats(self) -> bool:
-        """Whether anything repeats, so that there is an interval."""
+        """Return whether launches repeat, so that there is an interval."""
         return self.error is not None
 
     @property
@@ -125,7 +125,7 @@ class Effect:
         return np.asarray(stdtr(self.df, errors / self.error), np.float64)
 
     def reach(self, share: float) -> float:
-        """The quantile of `share` of the error's distribution; infinite without an error."""
+        """Return the quantile of `share` of the error's distribution; infinite without an error."""
         if self.error is None:
             return np.inf
         return float(stdtrit(self.df, share)) * self.error if self.error else 0.0
@@ -135,7 +135,7 @@ class Effect:
         return self.reach((1 + confidence) / 2)
 
     def interval(self, confidence: float, power: float | None = None) -> Ends:
-        """The ends of the interval of a confidence.
+        """Return the ends of the interval of a confidence.
 
         Args:
             confidence: of the interval.
@@ -230,7 +230,9 @@ class Effect:
         return fewest_blocks(self.n_blocks, decided)
 
     def __format__(self, unit: str) -> str:
-        """In a sentence: `+12.3% [+10.1%, +14.6%]`; `pp` in points, `point` without interval."""
+        """Format for a sentence: `+12.3% [+10.1%, +14.6%]`; `pp` in points, `point` without
+        interval.
+        """
 
         def text(value: float) -> str:
             return f"{signed(100 * value, 1)}{' pp' if unit == 'pp' else '%'}"

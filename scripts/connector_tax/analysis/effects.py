@@ -74,7 +74,7 @@ Samples = Mapping[CellKey, Mapping[str, LogSample]]
 
 
 def sample_launch(requests: Requests, saturated: bool = False) -> dict[str, LogSample]:
-    """Every metric of one valid cell.
+    """Return every metric of one valid cell.
 
     Metrics without data (TPOT of one output token) are absent, and those that are 0, which has no
     ratio: TPOT, where all tokens of many requests came in one read.
@@ -89,7 +89,7 @@ def sample_launch(requests: Requests, saturated: bool = False) -> dict[str, LogS
 def unsaturated(
     rates: Mapping[str, float | None], overloaded: Collection[tuple[str, str]]
 ) -> list[str]:
-    """The cells of Phase A in which nothing was saturated, from the lowest rate to the highest.
+    """Return the cells of Phase A without saturation, from the lowest rate to the highest.
 
     Of all launches of all configurations. A configuration that is saturated at the lowest rate has
     no say, or one broken connector would leave no rate to anybody.
@@ -118,7 +118,7 @@ class WeightedTax(NamedTuple):
 
 
 def joined(marks: Iterable[str]) -> str:
-    """The marks of several taxes as one, each part once."""
+    """Return the marks of several taxes as one, each part once."""
     parts = [part for text in marks for part in text.split("; ") if part]
     return "; ".join(dict.fromkeys(parts))
 
@@ -144,7 +144,7 @@ class CellTaxes:
 
     @cached_property
     def launches(self) -> Launches:
-        """The logs."""
+        """Return the logs of the samples."""
         points = {launch: sample.point for launch, sample in self.samples.items()}
         return Launches.of(points, borrow=self.borrow)
 
@@ -197,7 +197,7 @@ class CellTaxes:
         return {"base": base, "own": own, "n": n, "n_base": n_base}
 
     def mark(self, launches: Launches, weights: Floats) -> str:
-        """What is wrong with the cells a tax is made from, a configuration at a time.
+        """Return the problems of the cells behind a tax, a configuration at a time.
 
         `mooncake_both saturated; plain dropped 65 arrivals`; "" for nothing.
         """
@@ -267,12 +267,14 @@ class TaxTable:
         }
 
     def cell_at(self, reference: Reference) -> str | None:
-        """The Phase A cell at `ref_safe` or `ref_load`; None when that rate is not in the grid."""
+        """Return the Phase A cell at `ref_safe` or `ref_load`; None when that rate is not in the
+        grid.
+        """
         names = {cell["rate_rps"]: cell["cell"] for cell in self.study.cells("A")}
         return names.get(self._references.get(reference, -1.0))
 
     def at(self, phase: str, cell: str, metric: str) -> CellTaxes:
-        """The launches of a cell in a metric."""
+        """Return the launches of a cell in a metric."""
         none = CellTaxes({}, self._plains[phase], self._confidence)
         return self._at.get((phase, cell, metric), none)
 
@@ -283,7 +285,7 @@ class TaxTable:
     def combination(
         self, terms: Sequence[WeightedTax], confidence: float | None = None
     ) -> Effect | None:
-        """A linear combination of taxes, over the blocks all of them have; None without any.
+        """Return a linear combination of taxes, over the blocks all of them have; None without any.
 
         Of several configurations in one cell, or of one configuration in several cells of a phase:
         then over the launches that have all of these cells.
@@ -354,7 +356,7 @@ class TaxTable:
 
 
 def _over_rates(samples: Sequence[LogSample]) -> LogSample:
-    """The mean of a launch's samples at several rates."""
+    """Return the mean of a launch's samples at several rates."""
     return LogSample(
         sum(sample.point for sample in samples) / len(samples),
         sum(sample.n for sample in samples),
@@ -367,13 +369,13 @@ def _over_rates(samples: Sequence[LogSample]) -> LogSample:
 
 
 def compared(study: Study, phase: str) -> list[str]:
-    """What has taxes: all but the baseline, and the last of the baseline's several launches."""
+    """Return the names with taxes: all but the baseline, and the last of its several launches."""
     baseline = study.plains(phase)[:-1] or study.plains(phase)
     return [name for name in study.configs(phase) if name not in baseline]
 
 
 def tax_rows(taxes: TaxTable, findings: Sequence[Finding] = ()) -> list[Row]:
-    """A row for each (configuration but the baseline, phase, cell, metric), valid or with a reason.
+    """Return a row for each (configuration but the baseline, phase, cell, metric), valid or not.
 
     Phase A has one over all of its rates without saturation too, the cell ALL_RATES. The A/A row is
     named after the baseline's last launch; there is none where it is launched once.
@@ -401,7 +403,7 @@ def tax_rows(taxes: TaxTable, findings: Sequence[Finding] = ()) -> list[Row]:
 def family_rows(
     taxes: TaxTable, phase: str, cell: str, metric: str, look: LookLevels | None = None
 ) -> list[Row]:
-    """The taxes of one cell and metric.
+    """Return the taxes of one cell and metric.
 
     The configurations are compared with the baseline together, the A/A row alone.
 

@@ -51,14 +51,14 @@ Axis = Literal["input_tokens", "output_tokens"]
 
 
 class Answer(NamedTuple):
-    """What is answered where all of `conditions` hold: (effect, end and sign, bound)."""
+    """An answer given where all of `conditions` hold: (effect, end and sign, bound)."""
 
     verdict: str
     tail: str
     conditions: Sequence[tuple[str, str, float]]
 
     def holds(self, effects: Bounds) -> bool:
-        """Whether they do."""
+        """Return whether all conditions hold."""
         return all(
             SIGNS[sign](getattr(effects[name], end), bound)
             for name, side, bound in self.conditions
@@ -95,7 +95,7 @@ class Question:
         return held[0][0], "; ".join(tail for _, tail in held)
 
     def found(self, name: str | int, effects: Effects) -> ConclusionRecord:
-        """The finding."""
+        """Return the conclusion."""
         label, verdict = self.label(effects), CANNOT_TELL
         said = self.start.format(**effects)
         if why := _undecided(effects):
@@ -107,7 +107,7 @@ class Question:
 
 
 def hypotheses(taxes: TaxTable) -> list[ConclusionRecord]:
-    """What the study says about each hypothesis, as hypotheses.json has it."""
+    """Return the conclusion on each hypothesis, as hypotheses.json has it."""
     asked = questions(taxes)
     return [_hypothesis(taxes, name, asked[name]) for name in ABOUT]
 
@@ -138,7 +138,7 @@ def conclusion(
     numbers: Mapping[str, Any] | None = None,
     label: str | None = None,
 ) -> ConclusionRecord:
-    """One finding; `label` is what the design calls the point estimate."""
+    """Return one conclusion; `label` is the design's name of the point estimate."""
     return {
         "id": identifier, "verdict": verdict, "sentence": sentence,
         "numbers": dict(numbers or {}), "point_label": label,
@@ -146,7 +146,7 @@ def conclusion(
 
 
 def numbers_of(effect: Effect) -> EffectNumbers:
-    """An effect's point, interval, method and blocks for hypotheses.json; fractions."""
+    """Return an effect's point, interval, method and blocks for hypotheses.json; fractions."""
     lo, hi = effect.ends
     return {
         "point": effect.point, "lo": lo, "hi": hi, "method": effect.method,
@@ -155,7 +155,7 @@ def numbers_of(effect: Effect) -> EffectNumbers:
 
 
 def _effects(taxes: TaxTable, asked: Question | str) -> Effects | str:
-    """Every contrast by its name; why there are none where one has no number."""
+    """Return every contrast by its name, or why there are none where one has no number."""
     if isinstance(asked, str):
         return asked
     found = dict[str, Effect]()
@@ -178,7 +178,7 @@ def _effects(taxes: TaxTable, asked: Question | str) -> Effects | str:
 
 
 def _undecided(effects: Effects) -> str:
-    """Why effects cannot carry a verdict; empty when they can."""
+    """Return why effects cannot carry a verdict; empty when they can."""
     if marks := joined(effect.mark for effect in effects.values()):
         return f"Cannot tell, for these latencies are those of survivors: {marks}."
     fewest = min(effect.n_blocks for effect in effects.values())
@@ -212,7 +212,7 @@ def questions(taxes: TaxTable) -> dict[str | int, Question | str]:
 
 
 def at_rate(cell: str, *weights: tuple[float, str]) -> Contrast:
-    """A combination of the TTFT p90 taxes of several configurations in a Phase A cell."""
+    """Return a combination of several configurations' TTFT p90 taxes in a Phase A cell."""
     return [WeightedTax(weight, config, "A", cell, "ttft_p90") for weight, config in weights], None
 
 
@@ -374,7 +374,7 @@ def _adds_up(cell: str, limits: Any) -> Question:
         return at_rate(cell, (multi, MULTI), (parts, MOONCAKE), (parts, LMCACHE))
 
     def above(effects: Effects) -> float | None:
-        """How much the stack is above its parts' sum, over its tax; None where it has none."""
+        """Return the stack's excess over its parts' sum, over its tax; None where it has none."""
         multi = effects["multi"].point
         return (multi - effects["sum"].point) / multi if multi > 0 else None
 
@@ -479,7 +479,7 @@ def criteria(
     cells: Sequence[CellFolder],
     step_timing: bool,
 ) -> list[ConclusionRecord]:
-    """All seven, in order, as hypotheses.json has them; `found` is what `hypotheses` says.
+    """Return all seven criteria, in order, as hypotheses.json has them.
 
     1 to 5 ask that a number is reported and labelled.
     """
@@ -510,7 +510,7 @@ def _labelled(taxes: TaxTable, number: int, asked: Question | str) -> Conclusion
 def _reported(
     number: int, findings: Sequence[ConclusionRecord], numbers: Mapping[str, Any]
 ) -> ConclusionRecord:
-    """A criterion that is met where all of these findings have numbers."""
+    """Return a criterion that is met where all of these findings have numbers."""
     sentence = " ".join(found["sentence"] for found in findings)
     if not all(found["numbers"] for found in findings):
         return conclusion(number, NOT_MET, f"Not reported. {sentence}")
@@ -550,7 +550,7 @@ def artifacts(study: Study, cells: Sequence[CellFolder], step_timing: bool) -> C
 def _missing(
     launch: Launch, study: Study, members: Sequence[CellFolder], step_timing: bool
 ) -> Iterator[str]:
-    """The files that a launch lacks, and its cells that were not measured with the reason."""
+    """Yield the files that a launch lacks, and its cells that were not measured with the reason."""
     folder = launch.folder(study.root)
     if any(cell.status in ("valid", "void") for cell in members):
         yield from (f"/{file}" for file in paths.LAUNCH_FILES if not (folder / file).exists())

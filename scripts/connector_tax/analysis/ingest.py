@@ -19,7 +19,7 @@ FILES = "engine_files"
 
 
 def merged_reasons(reasons: Sequence[tuple[int, str]]) -> str:
-    """The reasons of several blocks as one text: `block 0, 2: died; block 1: early send`."""
+    """Return the reasons of several blocks as one text: `block 0, 2: died; block 1: early send`."""
     by_text: dict[str, list[int]] = {}
     for block, text in reasons:
         by_text.setdefault(text, []).append(block)
@@ -56,7 +56,7 @@ def block_devices(cells: Iterable[CellFolder]) -> dict[int, str]:
 
 
 def device_name(node: ClaimedNode) -> str:
-    """The machine's alias and its GPUs' UUIDs; without GPUs `server.device` and the CPUs."""
+    """Return the machine's alias and its GPUs' UUIDs; without GPUs `server.device` and the CPUs."""
     name = " ".join([node["machine"], *node["devices"]])
     return name if node["gpus"] else f"{name}, CPUs {node['cpus']}"
 
@@ -77,7 +77,7 @@ def _check_types(measured: Iterable[tuple[CellFolder, NodeRecord]]) -> None:
 
 
 def device_type(node: NodeRecord) -> dict[str, Any]:
-    """What must be the same for all launches."""
+    """Return the properties of a device that must be the same for all launches."""
     gpus = [{k: v for k, v in gpu.items() if k not in OWN} for gpu in node["gpus"]]
     return {
         "gpus": gpus, "cpu": node["cpu"], "quota_cpus": node["quota_cpus"],

@@ -1,4 +1,4 @@
-"""What one valid cell measured: request latencies, throughput, waiting queue, backlog.
+"""Measure one valid cell: request latencies, throughput, waiting queue, backlog.
 
 TTFT and E2E are from the intended time, warm-up and drain excluded by arrival, failures never in a
 latency. Effective throughput charges a growing backlog to the window, so that requests which are
@@ -44,7 +44,7 @@ class Quantile(NamedTuple):
 
 
 def quantile(values: NDArray[np.float64], percent: float, confidence: float) -> Quantile:
-    """A percentile of `values` (any order, no NaN) with its order-statistic interval."""
+    """Return a percentile of `values` (any order, no NaN) with its order-statistic interval."""
     n = len(values)
     if n == 0:
         return Quantile(None, None, None)
@@ -83,7 +83,7 @@ class Requests:
 
     @property
     def n(self) -> int:
-        """How many successes there are."""
+        """Return the number of successes."""
         return len(self.ttft_ms)
 
     @cached_property
@@ -97,12 +97,14 @@ class Requests:
 
     @property
     def backlog_growth_s(self) -> float | None:
-        """Median E2E of the last tenth of the successes minus that of the first tenth, in s."""
+        """Return the median E2E of the last tenth of the successes minus that of the first
+        tenth, in s.
+        """
         return backlog_growth_s(self.e2e_ms)
 
     @property
     def backlog_by_quarter_s(self) -> list[float | None]:
-        """Median E2E of each quarter of the window minus that of the first, in s."""
+        """Return the median E2E of each quarter of the window minus that of the first, in s."""
         edges = np.linspace(0, self.window_s, 5)[1:-1]
         quarter = np.searchsorted(edges, self.since_warmup_s, side="right")
         medians = [
@@ -181,7 +183,7 @@ def requests_of(path: Path, rows: Iterable[RequestRow], window: MeasuredWindow) 
 
 
 def gauge_values(record: ScrapeLine, gauge: str) -> list[float]:
-    """The values of a gauge in a line of a metrics file, of all its label sets.
+    """Return the values of a gauge in a line of a metrics file, of all its label sets.
 
     Raises:
         KeyError, TypeError, AttributeError, ValueError: the line is no metrics record.
@@ -272,7 +274,7 @@ def summary_of(requests: Requests) -> Row:
 
 
 def request_columns(requests: Requests, confidence: float, p99_min_samples: int) -> Row:
-    """The columns of cells.csv that come from the requests alone; ms and 1/s."""
+    """Return the columns of cells.csv that come from the requests alone; ms and 1/s."""
     row: Row = {"n": requests.n, "window_s": requests.window_s}
     refused = requests.n < p99_min_samples
     for name, metric in LATENCY_METRICS.items():

@@ -64,7 +64,7 @@ def models(configurations: int) -> tuple[Floats, Floats]:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which configuration was launched how often in which block, and what each model makes of it.
+    """The launches of each configuration in each block, and each model's view of them.
 
     Attributes:
         counts: launches, (configurations, blocks).
@@ -163,7 +163,7 @@ class Mixture:
 
     @cached_property
     def weights(self) -> Floats:
-        """The posterior probability of each model."""
+        """Return the posterior probability of each model."""
         log = self.layout.log_prior + self.log_det - 0.5 * self.df * np.log(self.rss)
         weights = np.exp(log - log.max())
         return np.asarray(weights / weights.sum())

@@ -32,7 +32,7 @@ class _Row(msgspec.Struct):
 
 
 class RequestRow(_Row):
-    """Of a line of requests_*.jsonl; a success has all of them."""
+    """The columns of requests_*.jsonl; a success has all of them."""
 
     seq: Int
     status: Status
@@ -72,7 +72,7 @@ class StepRow(_Row):
 
 
 class DeviceRow(_Row):
-    """Of a line of device_*.jsonl."""
+    """The columns of device_*.jsonl."""
 
     t_ns: Int
     step_id: Int
@@ -133,6 +133,6 @@ def read_whole(path: Path, kind: RecordKind[Row], sha256: str | None) -> pl.Data
 
 
 def in_window(column: str, window: MeasuredWindow) -> pl.Expr:
-    """Whether a time, in ns, lies in a cell's measured window."""
+    """Return whether a time, in ns, lies in a cell's measured window."""
     start, stop = window["t_warmup_end_ns"], window["t_stop_ns"]
     return pl.col(column).is_between(start, stop, closed="left")

@@ -42,7 +42,7 @@ class NoReferenceRateError(Exception):
 
 
 def load_of(requests: Requests, waiting: float | None, rate_rps: float | None) -> CellLoad | None:
-    """The load figures of a cell; None when nothing succeeded in it."""
+    """Return the load figures of a cell; None when nothing succeeded in it."""
     ratio = requests.throughput_ratio
     if requests.n == 0 or ratio is None:
         return None
@@ -65,7 +65,7 @@ def judge_cells(
 
 
 def combine(judgements: Sequence[Judgement], bounds: Mapping[str, float]) -> dict[str, Any]:
-    """One rate of one configuration over its valid launches: medians of the values, majorities.
+    """Combine one rate of one configuration over its valid launches: medians and majorities.
 
     Returns:
         `saturated` with the criteria and the backlog, as reference_rates.json has it; `saturated`
@@ -89,7 +89,7 @@ def combine(judgements: Sequence[Judgement], bounds: Mapping[str, float]) -> dic
 
 
 def at_least_half(flags: Sequence[bool]) -> bool | None:
-    """Whether half of the launches say so; None without any."""
+    """Return whether at least half of the launches have the flag; None without any launch."""
     return 2 * sum(flags) >= len(flags) if flags else None
 
 
@@ -102,7 +102,7 @@ def _median_or_none(values: Sequence[float | None]) -> float | None:
 
 
 def measured_rates(folder: StudyFolder) -> dict[Reference, float]:
-    """The rate that each of Phases B and B' was measured at; none where no cell was.
+    """Return the rate that each of Phases B and B' was measured at; none where no cell was.
 
     Raises:
         ArtifactError: launches of a phase were measured at several.
@@ -159,7 +159,7 @@ def reference_rates(
     judged: Mapping[CellKey, Judgement],
     measured: Mapping[Reference, float],
 ) -> RatesRecord:
-    """The content of reference_rates.json.
+    """Return the content of reference_rates.json.
 
     Args:
         cells: the study's Phase A cells, for the reasons of those that are not valid.
@@ -276,7 +276,7 @@ def _why_none(
 
 
 def _remedy(study: Study, cells: Sequence[CellFolder], involved: Collection[str]) -> str:
-    """What to do: measure again what is not valid, or where all is, another grid."""
+    """Return the remedy: measure again what is not valid, or where all is, use another grid."""
     bad = [c for c in cells if c.status in ("void", "missing") and c.configuration in involved]
     if bad:
         names = sorted({Launch(c.key.config, c.key.block, c.key.phase).name for c in bad})

@@ -129,7 +129,7 @@ RESOURCES = (
 
 
 def _quantity(resource: Resource, launch: LaunchRecords, cell: str | None) -> QuantityRecord:
-    """A resource of a launch that has records; `cell` is the one at ref_safe."""
+    """Return a resource of a launch that has records; `cell` is the one at ref_safe."""
 
     def bare(value: float | None, reason: str | None = None) -> QuantityRecord:
         return {"value": value, "parts": {}, "reason": reason}
@@ -226,7 +226,7 @@ def _sample(resource: Resource, launches: Sequence[LaunchRecords], cell: str | N
 def _row(
     sample: _Sample, config: str, plains: Sequence[str], confidence: float, borrow: bool
 ) -> Row:
-    """The contrast on the resource's scale: of logs a tax, of values a difference."""
+    """Return the contrast on the resource's scale: of logs a tax, of values a difference."""
     is_log = sample.resource.scale == LOG
     launches = Launches.of(sample.values, sample.resource.scale, borrow)
     scaled = replace(launches, y=np.log(launches.y)) if is_log else launches
@@ -251,7 +251,7 @@ def _row(
 
 
 def _reason(sample: _Sample, names: Sequence[str]) -> str | None:
-    """Why values of a configuration's and of plain's launches are not known; None: all are."""
+    """Return why values of a configuration's or of plain's launches are unknown, or None."""
     lost = {launch: r for launch, r in sample.reasons.items() if launch.name in names}
     for side in (names[:1], names[1:]):
         own = {r for launch, r in lost.items() if launch.name in side}
@@ -263,7 +263,7 @@ def _reason(sample: _Sample, names: Sequence[str]) -> str | None:
 
 
 def _companions(sample: _Sample, config: str) -> str | None:
-    """What a configuration's companion processes have in the quantity, on average."""
+    """Return the companion processes' mean share of the quantity, in words, or None."""
     mine = [parts for launch, parts in sample.parts.items() if launch.name == config]
     names = sorted({name for parts in mine for name in parts if name != SERVER})
     means = [f"{name} {np.mean([parts.get(name, 0.0) for parts in mine]):.4g}" for name in names]
@@ -274,7 +274,8 @@ def _companions(sample: _Sample, config: str) -> str | None:
 
 
 def engine_rows(launches: Sequence[LaunchRecords], baseline: str) -> list[Row]:
-    """One row for each configuration and setting; one without a setting where none was recorded.
+    """Return one row for each configuration and setting; one without a setting where none was
+    recorded.
 
     Args:
         launches: all planned launches of Phase A, in the study's order.
@@ -306,7 +307,9 @@ def engine_rows(launches: Sequence[LaunchRecords], baseline: str) -> list[Row]:
 
 
 def _found(launches: Sequence[LaunchRecords], config: str, setting: str) -> Found:
-    """A configuration's value of a setting; all of its values where its launches do not agree."""
+    """Return a configuration's value of a setting; all of its values where its launches do not
+    agree.
+    """
     known = [r.settings[setting] for r in launches if r.configuration == config and r.settings]
     values = sorted({_text(entry["value"]) for entry in known if entry["value"] is not None})
     sources = sorted({entry["source"] for entry in known if entry["source"] is not None})

@@ -68,7 +68,7 @@ def cell_rows(
     measured: Mapping[CellKey, MeasuredCell],
     judged: Mapping[CellKey, Judgement],
 ) -> list[Row]:
-    """Every planned cell in order, then the pooled rows of every configuration."""
+    """Return every planned cell in order, then the pooled rows of every configuration."""
     statistics, devices, rows = study.config["statistics"], block_devices(cells), list[Row]()
     margin = margin_of(statistics["margins"], "tpot_p50")
     for cell in cells:
@@ -136,7 +136,7 @@ def _pooled(group: Sequence[Row], config: StudyConfig) -> Row:
 
 
 def pooled_quantile(name: str, valid: Sequence[Row], confidence: float) -> Row:
-    """A percentile pooled over the rows of launches, with its interval, by column.
+    """Return a percentile pooled over the rows of launches, with its interval, by column.
 
     Its geometric mean; of launches one of which has 0 (TPOT, all tokens in one read) that is 0.
     """
@@ -158,7 +158,7 @@ def pooled_quantile(name: str, valid: Sequence[Row], confidence: float) -> Row:
 
 
 def warming_up(values: NDArray[np.float64], margin: float) -> bool | None:
-    """Whether `values` (one per request, in order of arrival) still change as they do at a start.
+    """Return whether `values` (one per request, in order of arrival) still change as at a start.
 
     Both signs must agree: the first quarter differs from the second half by more than the relative
     `margin` and significantly (Mann-Whitney on batch means), and MSER-5 would discard a beginning.
@@ -175,7 +175,7 @@ def warming_up(values: NDArray[np.float64], margin: float) -> bool | None:
 
 
 def mser(batches: NDArray[np.float64]) -> int:
-    """How many leading batches MSER discards: argmin over d of S_d^2 / (m - d)^2.
+    """Return the number of leading batches MSER discards: argmin over d of S_d^2 / (m - d)^2.
 
     S_d^2 is the sum of squared deviations of the m - d batches kept from their mean; d is at most
     half of m, as White has it, because the statistic is unstable when few batches are left.

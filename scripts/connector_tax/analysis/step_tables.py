@@ -53,7 +53,9 @@ def by_cell(cells: Mapping[CellKey, Value]) -> dict[tuple[str, str], dict[Launch
 def contrast_columns(
     launches: Launches, config: str, base: Sequence[str], confidence: float
 ) -> Row:
-    """A difference in the values' own unit, with its interval; empty without a shared block."""
+    """Return a difference in the values' own unit, with its interval; empty without a shared
+    block.
+    """
     blocks = launches.blocks(config, base)
     if not blocks:
         return {}
@@ -65,7 +67,9 @@ def contrast_columns(
 
 
 def mean_columns(values: Sequence[float], confidence: float) -> Row:
-    """A mean over a configuration's own launches; its interval by Student's t, not below 0."""
+    """Return a mean over a configuration's own launches; its interval by Student's t, not below
+    0.
+    """
     row = mean_of(values, tuple(range(len(values))), OWN_LAUNCHES, confidence).columns()
     if "lo" in row:
         row |= {"lo": max(0.0, row["lo"]), "p": None}
@@ -81,7 +85,7 @@ def step_rows(
     cells: Mapping[CellKey, Steps],
     unavailable: str | None,
 ) -> list[Row]:
-    """The step taxes of each configuration but the baseline and of its last launch, by cell.
+    """Return the step taxes of each configuration but the baseline and of its last launch, by cell.
 
     Args:
         planned: every planned cell of the study.
@@ -111,7 +115,7 @@ def _step_rows(
     launched: Mapping[LaunchId, Steps],
     unavailable: str | None,
 ) -> Iterator[Row]:
-    """One of the design's step taxes."""
+    """Yield the rows of one of the design's step taxes."""
     plains, confidence = study.plains(phase), study.config["statistics"]["confidence"]
     medians = {
         launch: float(np.percentile(values, 50))
@@ -138,7 +142,7 @@ def _step_rows(
 
 
 def _lost(baseline: str, config: str, metric: str, launched: Iterable[LaunchId]) -> str:
-    """Why there is no step tax in any block of a cell."""
+    """Return why there is no step tax in any block of a cell."""
     valid = {launch.name for launch in launched}
     if config not in valid:
         return f"no valid cell of {config}"
@@ -171,7 +175,7 @@ def _costs(steps: Steps, kind: str) -> _Costs | None:
 def _kind_rows(
     study: Study, phase: str, kind: str, launched: Mapping[LaunchId, Steps]
 ) -> Iterator[Row]:
-    """What steps of a kind take over the baseline's, what their hooks take, and what is left.
+    """Yield, for a kind of step, its time over the baseline's, its hooks' time, and what is left.
 
     Left is what a step takes outside its hooks over the no-op connector's, the framework's share
     being taken off so; of the no-op connector, and in a cell without it, over the baseline's.
@@ -223,7 +227,9 @@ def cdf_rows(cells: Mapping[CellKey, Steps], cell: str | None) -> list[Row]:
 
 
 def wait_rows(study: Study, waits: Mapping[CellKey, float]) -> list[Row]:
-    """By how much a configuration's requests wait longer than the baseline's, by cell, in ms."""
+    """Return how much longer a configuration's requests wait than the baseline's, by cell, in
+    ms.
+    """
     confidence = study.config["statistics"]["confidence"]
     return [
         {"quantity": tables.WAIT, "config": config, "phase": phase, "cell": cell, "metric": "wait",
@@ -240,7 +246,7 @@ def wait_rows(study: Study, waits: Mapping[CellKey, float]) -> list[Row]:
 
 
 def device_rows(study: Study, cells: Mapping[CellKey, pl.DataFrame]) -> list[Row]:
-    """Every group of steps of every configuration and of the baseline's last launch.
+    """Return every group of steps of every configuration and of the baseline's last launch.
 
     Args:
         study: one with an emulated device.
@@ -268,7 +274,7 @@ def _order(group: StepGroup) -> tuple[int, int]:
 
 
 def _groups(steps: pl.DataFrame) -> Iterator[tuple[StepGroup, Row]]:
-    """One launch's values of DEVICE_METRICS, and how many steps, by kind and size."""
+    """Yield one launch's values of DEVICE_METRICS with the number of steps, by kind and size."""
     sizes = {n: [ALL_SIZES, *_size(n)] for n in steps["decode_seqs"].unique().to_list()}
     batches = [sizes[n] for n in steps["decode_seqs"].to_list()]
     kind = kind_of(pl.col("prefill_tokens") > 0, pl.col("decode_seqs") > 0)
@@ -285,7 +291,7 @@ def _groups(steps: pl.DataFrame) -> Iterator[tuple[StepGroup, Row]]:
 
 
 def _size(decode_seqs: int) -> list[str]:
-    """The size of a batch, each twice the one before: 1, 2-3, 4-7 and so on; none of 0."""
+    """Return the size class of a batch, each twice the one before: 1, 2-3, 4-7; none for 0."""
     if not decode_seqs:
         return []
     low = 1 << decode_seqs.bit_length() - 1

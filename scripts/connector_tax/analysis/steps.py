@@ -1,4 +1,4 @@
-"""Engine steps of a cell: scheduler and worker records joined by step id, with their hooks.
+"""Join scheduler and worker records of a cell's engine steps by step id, with their hooks.
 
 Source: design, "Step-level timing instrumentation" and "Substrate tax definition"; docs/method.md,
 "Steps". Empty polling steps (no token scheduled) are counted apart: a connector that polls adds
@@ -81,7 +81,7 @@ class Steps:
 
 
 def kind_of(prefill: pl.Expr, decode: pl.Expr) -> pl.Expr:
-    """The kind of a step, by whether it has tokens of prompts and of answers."""
+    """Return the kind of a step, by whether it has tokens of prompts and of answers."""
     several = pl.when(prefill & decode).then(pl.lit(MIXED))
     return several.when(prefill).then(pl.lit(PREFILL)).otherwise(pl.lit(DECODE))
 

@@ -43,7 +43,7 @@ class RequestLine(TypedDict):
 
 
 class AnsweredRequest(TypedDict):
-    """What is read of a line with status ok: there it is never null."""
+    """The fields of a line with status ok that readers use; they are never null there."""
 
     request_id: str
     t_intended_ns: int
@@ -54,12 +54,12 @@ class AnsweredRequest(TypedDict):
 
 
 def is_answered(request: RequestLine) -> TypeGuard[AnsweredRequest]:
-    """Whether a request succeeded."""
+    """Return whether a request succeeded."""
     return request["status"] == "ok"
 
 
 class ScrapeMoment(TypedDict):
-    """When a scrape was, and whether the page was read and parsed."""
+    """A scrape's time, and whether the page was read and parsed."""
 
     t_ns: int  #: CLOCK_MONOTONIC before the scrape
     ok: bool  #: the page was read and parsed

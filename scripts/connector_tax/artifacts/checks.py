@@ -28,7 +28,7 @@ class Bound(NamedTuple):
     zero: bool = False
 
     def schema(self) -> dict[str, float | str]:
-        """Its JSON schema."""
+        """Return the check's JSON schema."""
         limits = {"minimum" if self.zero else "exclusiveMinimum": 0.0}
         limits |= {} if self.most is None else {"maximum": self.most}
         meaning = f"{self.meaning}; {self.default:g} where it is not set"
@@ -219,14 +219,14 @@ LOST_COUNTS = ("undecodable", "oversized", "dropped_messages")
 
 
 def at_most(value: float | None, bound: float) -> CheckRecord:
-    """A check that passes with a value of at most `bound`; None never passes."""
+    """Return a check that passes with a value of at most `bound`; None never passes."""
     return {"value": value, "bound": bound, "pass": value is not None and value <= bound}
 
 
 def schedule_check(
     lags_ms: Sequence[float], ttfts_ms: Sequence[float], bounds: Mapping[str, float]
 ) -> CheckRecord:
-    """How late requests were written, p99: it fails where the p99 is shown to be above its bound.
+    """Check the p99 of send lateness; it fails where the p99 is shown to be above its bound.
 
     Among fewer than a hundred requests the p99 is the latest of them, and one that the kernel or
     the host held up for a moment says nothing about the others. So the lower end of its interval
@@ -251,7 +251,7 @@ def schedule_check(
 def generator_checks(
     health: GeneratorHealth, clock: str, bounds: Mapping[str, float]
 ) -> dict[str, CheckRecord]:
-    """The checks of the load generator's processes, of a cell or of its own command."""
+    """Return the checks of the load generator's processes, of a cell or of its own command."""
 
     def worst(key: str) -> float | None:
         values = [told[key] for told in processes.values() if told.get(key) is not None]
@@ -276,7 +276,7 @@ def generator_checks(
 
 
 def _unstamped_share(health: GeneratorHealth, clock: str) -> float | None:
-    """The share of the workers' reads without a stamp of the clock that the cell names."""
+    """Return the share of the workers' reads without a stamp of the clock that the cell names."""
     if clock != "kernel":
         return 0.0
     workers = [values for name, values in health["processes"].items() if name != "main"]

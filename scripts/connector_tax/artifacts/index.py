@@ -57,12 +57,12 @@ class LaunchIndex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     timing: dict[str, float]  #: startup_s, cells_s, release_s, wall_s, over all attempts; s
 
     def entry(self, cell: str) -> CellEntry | None:
-        """What it says of a cell; None where it does not list it."""
+        """Return the entry of a cell, or None where the index does not list it."""
         return next((entry for entry in self.cells if entry.cell == cell), None)
 
 
 def cell_state(index: LaunchIndex | None, entry: CellEntry | None) -> tuple[str, str | None]:
-    """How a planned cell ended (as an entry says, or failed with its whole launch), and why.
+    """Return a planned cell's state (its entry's, or failed with its whole launch) and the reason.
 
     Args:
         index: of its launch; None where the launch has not ended.
@@ -83,7 +83,7 @@ def cell_state(index: LaunchIndex | None, entry: CellEntry | None) -> tuple[str,
 def launch_index(
     study: DesignLabel, launch: Launch, cells: Sequence[CellEntry], **rest: Any
 ) -> LaunchIndex:
-    """The index of a launch of a study; `rest` is what depends on how it went.
+    """Return the index of a launch of a study; `rest` holds what depends on its outcome.
 
     Unless given, the launch is `done`, without attempts, timing or a rate of its own.
     """
@@ -101,7 +101,7 @@ def launch_index(
 
 
 def finished_cell(record: CellRecord, folder: Path) -> CellEntry:
-    """The entry of a cell with this record, whose files lie in `folder`."""
+    """Return the entry of a cell with this record, whose files lie in `folder`."""
     own = paths.cell_record(record["phase"], record["cell"])
     status = "valid" if record["valid"] else "void"
     reason = "; ".join(record["void_reasons"]) or None
@@ -110,7 +110,7 @@ def finished_cell(record: CellRecord, folder: Path) -> CellEntry:
 
 
 def read_index(launch_folder: Path) -> LaunchIndex | None:
-    """The index of a launch; None where there is none: the launch has not ended.
+    """Return the index of a launch, or None where the launch has not ended.
 
     Raises:
         ArtifactError: it is not one; names the file, the key and what is allowed.

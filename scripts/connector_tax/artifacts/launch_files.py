@@ -23,14 +23,14 @@ class ClaimedNode(TypedDict):
 
 
 class EngineFiles(TypedDict):
-    """What the vLLM of an interpreter is made of."""
+    """The hashes of an interpreter's vLLM."""
 
     lock_sha256: str | None
     sources_sha256: str | None
 
 
 class NodeRecord(ClaimedNode):
-    """`node` of an attempt: what the launch ran on; `exclusive` is null where nobody tells."""
+    """The `node` of an attempt; `exclusive` is null where nothing reports it."""
 
     boot: str
     job: str | None
@@ -80,7 +80,7 @@ class AttemptRecord(TypedDict, total=False):
 
 
 def nodes_of(attempts: Iterable[AttemptRecord]) -> list[NodeRecord]:
-    """What attempts ran on; an attempt that failed before it knew says nothing."""
+    """Return the nodes of attempts; an attempt that failed early has none."""
     return [attempt["node"] for attempt in attempts if "node" in attempt]
 
 

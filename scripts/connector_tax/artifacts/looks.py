@@ -24,7 +24,7 @@ def first_look(statistics: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True)
 class Finding:
-    """What an interim analysis says of one configuration in one metric.
+    """An interim analysis's result for one configuration in one metric.
 
     Attributes: the columns of effects.csv (`artifacts.tables.EffectRow`), of the launches there
         were; `family_lo` to `family_hi` and `narrow_lo` to `narrow_hi` at the analysis' levels.
@@ -64,13 +64,13 @@ class Look(TypedDict):
 
 
 def read_looks(folder: Path) -> list[Look]:
-    """The looks that were taken in a study's folder; none before the second block."""
+    """Return the interim analyses in a study's folder; there is none before the second block."""
     path = folder / paths.LOOKS
     return converted(read_json(path), list[Look], str(path)) if path.exists() else []
 
 
 def decided(findings: Sequence[Finding]) -> set[str]:
-    """The configurations of which nothing is left to tell.
+    """Return the configurations for which the analysis decided every metric.
 
     What is marked is decided too: a server that fell behind does so in later blocks.
     """
@@ -79,7 +79,7 @@ def decided(findings: Sequence[Finding]) -> set[str]:
 
 
 def decided_in(taken: Look) -> dict[str, dict[str, Finding]]:
-    """The findings of the configurations that a look decided, by metric, in the study's order."""
+    """Return the findings of the decided configurations, by metric, in the study's order."""
     done = decided(taken["findings"])
     found: dict[str, dict[str, Finding]] = {}
     for finding in taken["findings"]:
@@ -89,7 +89,7 @@ def decided_in(taken: Look) -> dict[str, dict[str, Finding]]:
 
 
 def decided_earlier(folder: Path, launch: Launch) -> str | None:
-    """Why a launch is not run any more: a look at earlier blocks has decided; None: it is run.
+    """Return the earlier interim analysis that decided a launch's configuration, or None.
 
     The baseline is run as long as a candidate is; looks are at Phase A alone.
     """

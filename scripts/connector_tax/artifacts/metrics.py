@@ -13,7 +13,7 @@ Latency = Literal["ttft_ms", "tpot_ms", "e2e_ms"]
 
 
 def number(meaning: str, default: float | None, **limits: float) -> dict[str, Any]:
-    """The JSON schema of a key that is a positive number."""
+    """Return the JSON schema of a key that is a positive number."""
     own = {"type": "number", "exclusiveMinimum": 0, "default": default}
     return {"description": meaning, **own, **limits}
 
@@ -32,7 +32,7 @@ class Metric(NamedTuple):
     margin: float | None = None
 
     def schema(self) -> dict[str, Any]:
-        """The JSON schema of its margin."""
+        """Return the JSON schema of the metric's margin."""
         return number(f"of a tax of {self.label}", self.margin, maximum=1)
 
 
@@ -58,14 +58,16 @@ FAR_TAIL = 99
 
 
 def margin_of(margins: Mapping[str, float], metric: str) -> float:
-    """The margin of a metric: as `statistics.margins` has it, else its own."""
+    """Return the margin of a metric: the one in `statistics.margins`, or else its default."""
     own = LATENCY_METRICS[metric].margin
     assert own is not None
     return margins.get(metric, own)
 
 
 class CellLoad(NamedTuple):
-    """What saturation is judged from, in one valid cell; the percentiles are LATENCY_METRICS."""
+    """The load of one valid cell, from which saturation is judged; percentiles are
+    LATENCY_METRICS.
+    """
 
     rate_rps: float | None
     throughput_ratio: float
@@ -74,7 +76,7 @@ class CellLoad(NamedTuple):
     backlog_by_quarter_s: list[float | None]
 
     def over(self, other: "CellLoad | None", metric: str) -> float | None:
-        """A percentile over that of another cell; None where there is none of either."""
+        """Return a percentile over that of another cell, or None where one is missing."""
         if other is None or metric not in self.ms.keys() & other.ms.keys():
             return None
         return self.ms[metric] / other.ms[metric]
@@ -103,7 +105,7 @@ class SaturationCriterion(NamedTuple):
     said: str
 
     def schema(self) -> dict[str, Any]:
-        """The JSON schema of its bound."""
+        """Return the JSON schema of the criterion's bound."""
         return number(f"{self.said} {'above' if self.above else 'below'} this", self.default)
 
 
@@ -124,5 +126,5 @@ CRITERIA = {
 
 
 def criteria_of(bounds: Mapping[str, Any]) -> dict[str, SaturationCriterion]:
-    """The criteria that a study was judged by: those its section `saturation` has a bound of."""
+    """Return the criteria that a study was judged by: those with a bound in its `saturation`."""
     return {name: one for name, one in CRITERIA.items() if one.bound in bounds}

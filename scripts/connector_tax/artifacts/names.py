@@ -56,12 +56,12 @@ class Launch:
         return f"{self.config}/block{self.block}/{self.phase}"
 
     def folder(self, study_folder: Path) -> Path:
-        """Where the launch's artifacts live."""
+        """Return the folder of the launch's artifacts."""
         return study_folder / "runs" / self.name
 
 
 class CellKey(NamedTuple):
-    """Where a cell stands: launch name (`nixl_both`, `plain_2`), block, phase, cell name."""
+    """A cell's place: launch name (`nixl_both`, `plain_2`), block, phase, cell name."""
 
     config: str
     block: int
@@ -70,12 +70,12 @@ class CellKey(NamedTuple):
 
 
 def baseline_of(config: StudyConfig) -> str:
-    """The configuration that the taxes of a study with this configuration are against."""
+    """Return the configuration that a study's taxes are measured against."""
     return config.get("baseline", PLAIN)
 
 
 def members_of(config: StudyConfig, phase: str) -> list[str]:
-    """The configurations that a phase measures.
+    """Return the configurations that a phase measures.
 
     Args:
         config: a resolved configuration.
@@ -88,18 +88,20 @@ def members_of(config: StudyConfig, phase: str) -> list[str]:
 
 
 def plain_names(launches: int, baseline: str = PLAIN) -> list[str]:
-    """The names of the baseline's launches in a block."""
+    """Return the names of the baseline's launches in a block."""
     return [baseline, *(f"{baseline}_{number}" for number in range(2, launches + 1))]
 
 
 def configuration_of(name: str) -> str:
-    """The configuration a launch is started with; no configuration's id is like `plain_2`."""
+    """Return the configuration of a launch's name; no configuration's id is like `plain_2`."""
     further = _FURTHER_LAUNCH.fullmatch(name)
     return further[1] if further else name
 
 
 def launched_plains(names: Iterable[str], baseline: str = PLAIN) -> list[str]:
-    """The baseline's launches among launch names, each once, in the order of their numbers."""
+    """Return the baseline's launches among launch names, each once, in the order of their
+    numbers.
+    """
     plains = {name for name in names if configuration_of(name) == baseline}
     return sorted(plains, key=lambda name: (len(name), name))
 
@@ -115,7 +117,7 @@ def cell_of_shape(input_tokens: int, output_tokens: int) -> str:
 
 
 def no_number(metric: str, output_tokens: int) -> str:
-    """Why a valid cell has none for a metric."""
+    """Return why a valid cell has no value of a metric."""
     if output_tokens == 1:
         return f"no {metric} in a cell of 1 output tokens"
     return f"no {metric}: too few requests, or 0 where all tokens of many came in one read"

@@ -75,22 +75,22 @@ ALL_LOGS = (*CELL_LOGS, DEVICE_LOG)
 
 
 def cell_record(phase: str, cell: str) -> str:
-    """The name of a cell's own file."""
+    """Return the name of a cell's record file."""
     return f"cell_{phase}_{cell}.json"
 
 
 def cell_log(kind: str, phase: str, cell: str) -> str:
-    """The name of a cell's file of one of ALL_LOGS."""
+    """Return the name of a cell's file of one of ALL_LOGS."""
     return f"{kind}_{phase}_{cell}.jsonl"
 
 
 def partial_cell(launch_folder: Path, cell: str) -> Path:
-    """Where a cell is written until it is whole and renamed."""
+    """Return the folder that a cell is written in until it is complete and renamed."""
     return launch_folder / f"{cell}.partial"
 
 
 def set_aside(path: Path, label: str) -> Path:
-    """The first free name `<name>.<label><k>` beside a folder or file that is to be kept."""
+    """Return the first free name `<name>.<label><k>` beside a folder or file that is to be kept."""
     stem, suffix = (path.stem, path.suffix) if path.is_file() else (path.name, "")
     number = 1
     while (target := path.with_name(f"{stem}.{label}{number}{suffix}")).exists():

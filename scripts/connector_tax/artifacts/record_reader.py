@@ -1,4 +1,4 @@
-"""Records read from JSON files, each checked against the declaration of its fields.
+"""Read records from JSON files, and check each against the declaration of its fields.
 
 What is wrong with a value is told key by key, by its schema; so it is of a configuration.
 """
@@ -42,7 +42,7 @@ MOST_SHOWN = 300
 
 
 def offences(value: Any, schema: Mapping[str, Any]) -> list[str]:
-    """One line for each: `key.path: found ..., allowed ...`; none where it keeps to the schema.
+    """Return one line for each offence: `key.path: found ..., allowed ...`.
 
     Of more than `MOST_OFFENCES` a last line says that there are more.
     """
@@ -119,7 +119,7 @@ def _lines(error: ValidationError) -> Iterator[str]:
 
 
 def clipped(text: str) -> str:
-    """What is shown of a text that may be long."""
+    """Return a text cut to a length that fits an error message."""
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
@@ -129,7 +129,7 @@ def meant(found: Any, known: Iterable[Any]) -> str:
 
 
 def _near(found: Any, known: Iterable[Any]) -> list[str]:
-    """The known word that is most like the one found, if any is."""
+    """Return the known words most like the given one, if any."""
     return difflib.get_close_matches(clipped(str(found)), map(str, known), 1)
 
 
@@ -152,7 +152,7 @@ def _dotted(path: Iterable[str | int]) -> str:
 
 
 def join(where: str, key: str) -> str:
-    """The path of a key of what stands at `where`."""
+    """Return the path of a key below `where`."""
     return f"{where}.{key}" if where else key
 
 
@@ -167,7 +167,7 @@ def read_record(path: Path, kind: type[Record]) -> Record:
 
 
 def checked(value: Any, kind: type[Record], source: str) -> Record:
-    """A value that was read from `source`, as it is: numbers and unknown keys are left alone.
+    """Check a value read from `source` and return it unchanged; numbers and unknown keys stay.
 
     Raises as `converted`.
     """
@@ -176,7 +176,7 @@ def checked(value: Any, kind: type[Record], source: str) -> Record:
 
 
 def converted(value: Any, kind: type[Record], source: str) -> Record:
-    """What a declaration makes of a value that was read from `source`.
+    """Return a value read from `source`, converted to its declaration.
 
     Raises:
         ArtifactError: it is no such record; names the key, what stands there and what is allowed.

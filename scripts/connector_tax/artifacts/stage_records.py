@@ -30,7 +30,7 @@ class GateRecord(TypedDict):
 
 
 class VllmDescription(TypedDict):
-    """What step_probe/hook_points.py says of an installed vLLM; `package` is its folder."""
+    """The result of step_probe/hook_points.py for an installed vLLM; `package` is its folder."""
 
     vllm: str
     package: str
@@ -124,7 +124,7 @@ class RatesRecord(TypedDict):
 
 
 class ShapeRate(TypedDict):
-    """What plain served of one shape, and the most that is offered of it."""
+    """The throughput of one shape on plain, and the highest rate that is offered of it."""
 
     completed_s: list[float]
     served_rps: float
@@ -153,7 +153,7 @@ class AnalysisSettings(TypedDict):
 
 
 class SealContent(TypedDict, total=False):
-    """What a link seals: the settings and names of a design, or the index of a launch."""
+    """The content that a link seals: a design's settings and names, or a launch's index."""
 
     design_sha256: str  #: of the design, in the first link
     #: the sections saturation, reference, statistics and hypotheses of the configuration, before

@@ -45,7 +45,7 @@ class Study:
 
     @property
     def bare_baseline(self) -> bool:
-        """Whether the baseline has no connector, and so no callbacks: their time is zero."""
+        """Return whether the baseline has no connector, and so no callbacks: their time is zero."""
         entries = {entry["id"]: entry for entry in self.document["configurations"]}
         return entries[self.baseline].get("connector") is None
 
@@ -63,23 +63,25 @@ class Study:
         return [entry["id"] for entry in self.document["configurations"]]
 
     def plains(self, phase: str) -> list[str]:
-        """The baseline's launches in each block of a phase: `plain`, `plain_2` and so on."""
+        """Return the baseline's launches in each block of a phase: `plain`, `plain_2` and so on."""
         launched = (entry["config"] for entry in self.document["run_order"][phase])
         return launched_plains(launched, self.baseline)
 
     def configs(self, phase: str) -> list[str]:
-        """The launches of a block in the study's order, further ones of the baseline at the end."""
+        """Return the launches of a block in the study's order, further ones of the baseline at
+        the end.
+        """
         launched = {entry["config"] for entry in self.document["run_order"][phase]}
         further = self.plains(phase)[1:]
         return [c for c in self.configurations if c in launched] + further
 
     def cells(self, phase: str) -> Sequence[CellPlan]:
-        """The planned cells of a phase; rate_rps is null in B and Bp."""
+        """Return the planned cells of a phase; rate_rps is null in B and Bp."""
         return self.document["cells"][phase]
 
 
 def read_study(path: Path) -> StudyDocument:
-    """The content of study.json.
+    """Return the content of study.json.
 
     Raises:
         ArtifactError: the file is missing or not JSON, or a key is missing or of another type.
@@ -91,7 +93,7 @@ def read_study(path: Path) -> StudyDocument:
 
 
 def every_launch(study: StudyDocument) -> list[Launch]:
-    """The launches of all phases in run order."""
+    """Return the launches of all phases in run order."""
     return [launch for phase in PHASES for launch in launches(study, phase)]
 
 
@@ -101,7 +103,7 @@ def load_study(path: Path) -> Study:
 
 
 def launches(study: StudyDocument, phase: str) -> list[Launch]:
-    """The launches of a phase in run order."""
+    """Return the launches of a phase in run order."""
     return [Launch(e["config"], e["block"], phase) for e in study["run_order"][phase]]
 
 
@@ -149,7 +151,7 @@ def cell_rates(
 
 
 def most_of_shape(max_share: float, completed_s: Sequence[float]) -> float:
-    """The most requests/s of a shape, to three digits: a share of what was served of it.
+    """Return the highest requests/s of a shape, to three digits: a share of its throughput.
 
     Args:
         max_share: of the `shape_rates` section.

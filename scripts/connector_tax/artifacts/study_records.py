@@ -16,7 +16,7 @@ _MSGSPEC = ("gt", "ge", "lt", "le", "pattern", "min_length", "max_length")
 
 
 def meta(**limits: Any) -> Meta:
-    """What a field is limited to.
+    """Return a field's limits as metadata.
 
     Args:
         limits: those of msgspec.Meta; what else JSON Schema knows (`uniqueItems`); `default`, which

@@ -91,7 +91,7 @@ class CellRow:
     n_incomplete_steps: int | None
 
     def number(self, column: str) -> float | None:
-        """The value of one of QUANTILE_COLUMNS or STEP_COLUMNS."""
+        """Return the value of one of QUANTILE_COLUMNS or STEP_COLUMNS."""
         value: float | None = getattr(self, column)
         return value
 
@@ -180,7 +180,7 @@ class StepGroup:
 
     @classmethod
     def of(cls, item: str) -> "StepGroup":
-        """The group of an effect's `item`."""
+        """Return the group of an effect's `item`."""
         kind, batch, _ = item.split("/")
         return cls(kind, batch)
 
@@ -247,7 +247,7 @@ KIND_OF_ROW: Mapping[str, tuple[str, ...]] = {
 
 
 def table_text(table: str, rows: Iterable[Mapping[str, Any]]) -> str:
-    """A table as CSV; None and a column that a row lacks are empty, floats round-trip.
+    """Return a table as CSV; None and a column that a row lacks are empty, floats round-trip.
 
     Raises:
         ValueError: a row has a column that the table has not.
@@ -266,7 +266,7 @@ _ALLOWED = {str: "text", int: "an integer", float: "a finite number", bool: "tru
 
 
 def _value(text: str, scalar: type, optional: bool) -> Any:
-    """A CSV field as a value of its column; None where it is empty and may be.
+    """Return a CSV field as a value of its column; None where it is empty and may be.
 
     Raises:
         ValueError: it is something else; says what is allowed.

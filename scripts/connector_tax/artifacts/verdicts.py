@@ -1,4 +1,4 @@
-"""What an interval says of a cost, and how that reads: the only verdicts there are.
+"""Define the verdicts on a cost, from its interval, and their words.
 
 Source: docs/method.md, "Verdicts". A cost off zero and a cost below the margin are two statements,
 and both may hold. Only the second depends on the margin: a reader who moves it measures nothing
@@ -20,7 +20,7 @@ MIN_BLOCKS_FOR_VERDICT = 3
 
 
 def verdict_of(interval: tuple[float, float], narrow: tuple[float, float], margin: float) -> str:
-    """What is said of a tax, one of VERDICTS.
+    """Return the verdict on a tax, one of VERDICTS.
 
     Args:
         interval: the one that is shown, which holds together with those of all that are compared
@@ -35,29 +35,31 @@ def verdict_of(interval: tuple[float, float], narrow: tuple[float, float], margi
 
 
 def in_words(verdict: str, margin: float | None) -> str:
-    """A verdict as it reads: `costs, less than 10%`; without a margin nothing is less than it."""
+    """Return a verdict in words: `costs, less than 10%`; without a margin nothing is less than
+    it.
+    """
     within = "equal" if margin is None else f"less than {100 * margin:g}%"
     return _joined(within if part == LESS else part for part in verdict.split(", "))
 
 
 def costs(verdict: str) -> bool:
-    """Whether a cost is proven."""
+    """Return whether a cost is proven."""
     return verdict in (COSTS, COSTS_LESS)
 
 
 def gains(verdict: str) -> bool:
-    """Whether it is proven to be faster than what it is compared with."""
+    """Return whether the configuration is proven to be faster than its baseline."""
     return verdict in (GAINS, GAINS_LESS)
 
 
 def sign_of(verdict: str) -> str:
-    """What a verdict says whatever the margin: costs, gains, or nothing."""
+    """Return a verdict's sign without regard to the margin: costs, gains, or nothing."""
     sign = verdict.partition(",")[0]
     return sign if sign in (COSTS, GAINS) else ""
 
 
 def less(verdict: str) -> bool:
-    """Whether it is proven to be less than the margin."""
+    """Return whether the tax is proven to be less than the margin."""
     return LESS in verdict.split(", ")
 
 

@@ -115,7 +115,9 @@ NAMES = tuple(FIGURES)
 
 
 def draw(study: StudyTables, name: str) -> Picture:
-    """The picture of a figure with its numbers; where it cannot be drawn, one that says why."""
+    """Return the picture of a figure with its numbers; where it cannot be drawn, one with the
+    reason.
+    """
     from connector_tax.figures import style
 
     words = FIGURES[name]

@@ -40,17 +40,17 @@ STROKE: dict[str, Any] = {"ls": "none", "color": "black", "ms": 6, "mew": 0.7, "
 
 
 def grid_rates(study: StudyTables) -> list[float]:
-    """The offered rates of Phase A in ascending order, requests/s."""
+    """Return the offered rates of Phase A in ascending order, requests/s."""
     return sorted({float(rate) for rate in study.settings["phase_a"]["rates_rps"]})
 
 
 def _step(rates: Sequence[float]) -> float:
-    """The smallest ratio between neighbouring rates."""
+    """Return the smallest ratio between neighbouring rates."""
     return min((b / a for a, b in itertools.pairwise(rates)), default=2.0)
 
 
 def rate_ticks(axes: Axes, which: str, rates: Sequence[float], apart: float) -> None:
-    """A logarithmic axis with a tick for each rate.
+    """Scale an axis logarithmically with a tick for each rate.
 
     It has no words where the next rate is less than `apart` times its own.
     """
@@ -62,7 +62,7 @@ def rate_ticks(axes: Axes, which: str, rates: Sequence[float], apart: float) -> 
 
 
 def rate_axis(axes: Axes, study: StudyTables, named: bool = False, apart: float = 1.0) -> None:
-    """The offered rates along the x axis, with lines at the reference rates.
+    """Draw the offered rates along the x axis, with lines at the reference rates.
 
     Args:
         named: whether the names of the reference rates stand above their lines.
@@ -107,7 +107,7 @@ def curve(
 
 
 def within(taxes: pd.DataFrame) -> tuple[float, float]:
-    """The range of the taxes that carry no mark, with their intervals; of all where each does."""
+    """Return the range of unmarked taxes with their intervals, or of all where each is marked."""
     clear = taxes[taxes["mark"] == ""]
     values = [0.0, *rows.numbers(taxes if clear.empty else clear)]
     return min(values), max(values)
@@ -127,7 +127,9 @@ def tax_curve(
 
 
 def knee_text(study: StudyTables, config: str) -> str:
-    """The configuration's saturation rate as text; '>32' when no rate of the grid saturates it."""
+    """Return the configuration's saturation rate as text; '>32' when no rate of the grid
+    saturates it.
+    """
     cells = [cell for cell in study.pooled if cell.config == config]
     if not any(cell.status == "valid" for cell in cells):
         return "–"
@@ -139,7 +141,7 @@ def knee_text(study: StudyTables, config: str) -> str:
 
 
 def cells(study: StudyTables, column: str, unit: str) -> pd.DataFrame:
-    """A column of cells.csv in every cell of Phase A, configuration by configuration.
+    """Return a column of cells.csv in every cell of Phase A, configuration by configuration.
 
     The ends of its interval stand under `_lo` and `_hi` before the unit, where it has any.
     """
@@ -161,12 +163,12 @@ def cells(study: StudyTables, column: str, unit: str) -> pd.DataFrame:
 
 
 def sample_text(study: StudyTables) -> str:
-    """How many requests stand behind a point."""
+    """Return the number of requests behind a point, in words."""
     return f"{rows.n_range(cell.n for cell in study.pooled)} requests per point"
 
 
 def _knees(table: pd.DataFrame, study: StudyTables) -> str:
-    """Each knee with the criteria that fired there, said once where configurations agree."""
+    """Return each knee with the criteria that fired there, once where configurations agree."""
     by_knee: dict[str, list[str]] = {}
     for config, own in table.groupby("config", sort=False):
         knee = str(own["knee_rps"].iloc[0])
@@ -193,7 +195,7 @@ def _strokes(table: pd.DataFrame) -> list[Artist]:
 
 
 def latency_figure(study: StudyTables, metric: str) -> style.Picture:
-    """A latency against the rate: above in ms, below its tax over plain."""
+    """Draw a latency against the rate: above in ms, below its tax over plain."""
     compared = rows.measured(study, "A").dropna(subset="rate_rps").query("metric == @metric")
     compared = compared[compared["config"].isin([item.id for item in study.compared])]
     table = cells(study, f"{metric}_ms", "ms")
@@ -280,7 +282,7 @@ def _limits(upper: Axes, lower: Axes, study: StudyTables, kept: float) -> None:
 
 
 def _criteria(axes: Axes, study: StudyTables, table: pd.DataFrame) -> None:
-    """A row per configuration, a column per rate: the criteria that fired, the darker the more."""
+    """Draw the criteria that fired: a row per configuration, a column per rate, darker for more."""
     grid, order = grid_rates(study), [item.id for item in study.configurations]
     valid = table["status"] == "valid"
     fired = table["saturation_criteria"].map(lambda text: [c for c in text.split(";") if c])

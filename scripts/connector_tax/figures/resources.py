@@ -42,7 +42,7 @@ RESOURCE_IN = 0.15
 
 
 def resources(study: StudyTables) -> style.Picture:
-    """A panel for each resource that was read in some launch, rows of configurations."""
+    """Draw a panel for each resource that was read in some launch, rows of configurations."""
     measured = _differences(study)
     noise = measured[measured["config"] == study.aa].set_index("resource")[ENDS]
     measured = measured[measured["config"] != study.aa]
@@ -68,7 +68,7 @@ def resources(study: StudyTables) -> style.Picture:
 
 
 def _differences(study: StudyTables) -> pd.DataFrame:
-    """The resources that have a panel, with their differences from plain; A/A too."""
+    """Return the resources that have a panel, with their differences from plain; A/A too."""
     of = [row for row in study.of(RESOURCE) if row.metric in PANELS]
     named = {"metric": "resource", "base": "plain_mean"}
     table = frame(of, EffectRow).rename(columns=named)
@@ -80,7 +80,7 @@ def _differences(study: StudyTables) -> pd.DataFrame:
 
 
 def decimals(values: Sequence[float]) -> int:
-    """How many decimals give the largest of these three digits; none for whole numbers."""
+    """Return the decimals that give the largest of these three digits; none for whole numbers."""
     largest = max(map(abs, values), default=0.0)
     if not largest or all(value == round(value) for value in values):
         return 0
@@ -150,7 +150,7 @@ class Score:
 
 
 def scores(study: StudyTables) -> tuple[list[str], list[tuple[str, list[Score]]]]:
-    """The headings, and each connector's label with a cell below each of them."""
+    """Return the headings, and each connector's label with a cell below each of them."""
     columns = {}
     for metric in VERDICT_METRICS:
         taxes = study.at(ALL_RATES, metric)
@@ -172,7 +172,9 @@ def scores(study: StudyTables) -> tuple[list[str], list[tuple[str, list[Score]]]
 
 
 def exposed_words(study: StudyTables) -> str:
-    """What the scorecard's steps are beside an emulated device; empty in another study."""
+    """Return the meaning of the scorecard's steps beside an emulated device; "" in another
+    study.
+    """
     words = "exposed: for how long the emulated device waits for the host before a step"
     return words if exposed_over_plain(study)[1] else ""
 
@@ -207,7 +209,7 @@ def _difference(row: EffectRow | None, digits: int, least: float) -> Score:
 
 
 def scorecard(study: StudyTables) -> style.Picture:
-    """The scorecard as a picture: a coloured cell for each answer, with its sign."""
+    """Draw the scorecard as a picture: a coloured cell for each answer, with its sign."""
     names, lines = scores(study)
     gains = "▼ gains; " * any(cell.kind == GAINS for _, cells in lines for cell in cells)
     notes = [

@@ -1,4 +1,4 @@
-"""What the figures with a row for each configuration share: taxes, scale, band, intervals, words.
+"""Share what figures with a row per configuration need: taxes, scale, band, intervals, words.
 
 A row is a mapping of a table's columns to Python's own values; None: there is no number.
 """
@@ -43,7 +43,7 @@ TAX_COLUMNS = [
 
 
 def measured(study: StudyTables, phase: str) -> pd.DataFrame:
-    """The taxes of a phase, one for each cell; a cell that is not valid has none."""
+    """Return the taxes of a phase, one for each cell; a cell that is not valid has none."""
     of = study.of(TAX, phase)
     table = frame(of, EffectRow).rename(columns=NAMED)
     table[ENDS] = pd.DataFrame([row.shown for row in of], columns=ENDS, dtype=object)
@@ -70,18 +70,18 @@ def taxes(
 
 
 def numbers(table: pd.DataFrame, columns: Sequence[str] = ENDS) -> list[float]:
-    """The numbers of those columns that are known."""
+    """Return the known numbers of those columns."""
     values = table[list(columns)].to_numpy(dtype=float)
     return [float(value) for value in values[~np.isnan(values)]]
 
 
 def size_text(row: Mapping[Any, Any], columns: Sequence[str] = ENDS, factor: float = 100.0) -> str:
-    """A number with its interval; of a tax in per cent."""
+    """Return a number with its interval; of a tax in per cent."""
     return size(*(None if row[name] is None else factor * row[name] for name in columns))
 
 
 def state_text(row: Mapping[Any, Any]) -> str:
-    """Why there is no number: 'void: error rate 0.2 > 0.01'."""
+    """Return why there is no number: 'void: error rate 0.2 > 0.01'."""
     return f"{row['status']}: {row['reason']}" if row["reason"] else str(row["status"])
 
 
@@ -92,7 +92,7 @@ def scale(
     axes: Axes, values: Iterable[float], room: float, which: str = "x", factor: float = 1.0,
     ticks: int = 5, least: float = 0.0,
 ) -> None:  # fmt: skip
-    """A linear axis that holds the values and zero, with a line there and signed ticks.
+    """Scale an axis linearly to hold the values and zero, with a line there and signed ticks.
 
     `room` is left free at either end, as a share of the range, which is taken as at least `least`;
     the ticks, at most so many, say `factor` times the value.
@@ -136,7 +136,7 @@ def tax_scale(
 
 
 def tax_label(study: StudyTables, axes: Axes, which: str = "x") -> str:
-    """The words of a scaled tax axis."""
+    """Return the label of a scaled tax axis."""
     scale = axes.get_xscale() if which == "x" else axes.get_yscale()
     return study.against(f"tax over plain ({'%' if scale == 'linear' else '%, log ratio'})")
 
@@ -151,7 +151,7 @@ def _tick(value: float) -> str:
 def band(
     point: float | None, low: float | None, high: float | None
 ) -> tuple[float | None, float | None]:
-    """An A/A band: an interval, or where there is none the size of its point both ways."""
+    """Return an A/A band: an interval, or where there is none the size of its point both ways."""
     if point is None or (low is not None and high is not None):
         return low, high
     return -abs(point), abs(point)
@@ -167,7 +167,7 @@ def shade(axes: Axes, panel: pd.DataFrame) -> None:
 
 
 def aa_text(study: StudyTables) -> str:
-    """A footer's words for the A/A band at ref_safe."""
+    """Return a footer's words for the A/A band at ref_safe."""
     row = study.at("ref_safe", "ttft_p90").get(study.aa or "")
     if row is None or row.status != "valid":
         return study.against("no A/A band: plain has no second valid launch")
@@ -176,7 +176,7 @@ def aa_text(study: StudyTables) -> str:
 
 
 def interval_text(table: pd.DataFrame) -> str:
-    """What the intervals of taxes are, or why there is none."""
+    """Return what the intervals of taxes are, or why there is none."""
     if numbers(table, ["tax_lo"]):
         marked = numbers(table[table["mark"] != ""], ["tax_lo"])
         alone = ", a marked one's alone" if marked else ""
@@ -185,7 +185,7 @@ def interval_text(table: pd.DataFrame) -> str:
 
 
 def tax_text(table: pd.DataFrame) -> str:
-    """What the taxes' intervals are, which are exploratory, how many requests stand behind each."""
+    """Return the taxes' intervals, the exploratory ones, and the number of requests, in words."""
     by_family = table[table["family"] != ""].groupby("family", sort=False)["reference"].unique()
     families = [f"{', '.join(ids)}: {name}" for name, ids in by_family.items()]
     if len(by_family) == 1:
@@ -204,13 +204,13 @@ def n_range(counts: Iterable[int | None]) -> str:
 def overload_handles(
     table: pd.DataFrame, label: str = "saturated or dropped arrivals: no verdict"
 ) -> list[Artist]:
-    """The legend's entry for marked taxes, where one of those drawn is."""
+    """Return the legend's entry for marked taxes, if one of those drawn is marked."""
     marked = table["tax"].notna() & (table["mark"] != "")
     return [Line2D([], [], label=label, **OVERLOAD)] if marked.any() else []
 
 
 def band_handle(table: pd.DataFrame) -> Patch:
-    """The legend's entry for the A/A band."""
+    """Return the legend's entry for the A/A band."""
     label = "A/A band" if numbers(table, BAND) else "no A/A band"
     return Patch(facecolor=style.BAND, label=label)
 
@@ -231,7 +231,8 @@ def value(
     axes: Axes, y: float, row: Mapping[Any, Any], columns: Sequence[str] = ENDS,
     mark: Mark | None = None, height: float = 0.8,
 ) -> bool:  # fmt: skip
-    """A row's interval, its point where a mark is given, and a triangle where it is overloaded.
+    """Draw a row's interval, its point where a mark is given, and a triangle where it is
+    overloaded.
 
     Hatched with the reason where there is no number; returns whether there is one.
     """

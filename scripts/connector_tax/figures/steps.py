@@ -121,7 +121,9 @@ ROW_IN = 0.16
 
 
 def decomposition(study: StudyTables) -> style.Picture:
-    """A stack for each configuration with its total and interval, a panel for each kind of step."""
+    """Draw a stack for each configuration with its total and interval, a panel for each kind of
+    step.
+    """
     rows.need_steps(study)
     table = _parts(study)
     shown = [kind for kind in KINDS if rows.numbers(table[table["kind"] == kind], ["step_us"])]
@@ -161,7 +163,9 @@ def decomposition(study: StudyTables) -> style.Picture:
 
 
 def _parts(study: StudyTables) -> pd.DataFrame:
-    """The steps of each kind and configuration over plain's, split where the parts are known."""
+    """Return step times above plain's by kind and configuration, split where the parts are
+    known.
+    """
     over, hooks, left = (
         steps_over_plain(study, metric) for metric in ("step_us", "hooks_us", "left_us")
     )
@@ -185,7 +189,9 @@ def _parts(study: StudyTables) -> pd.DataFrame:
 
 
 def _split(config: str, own: Sequence[EffectRow | None], noop: EffectRow | None) -> dict[str, Any]:
-    """The parts of a step; without a no-op its hooks and the rest, all of it the connector's."""
+    """Return the parts of a step; without a no-op its hooks and the rest, all of it the
+    connector's.
+    """
     step, hooks, left = (None if row is None else row.estimate for row in own)
     if config == NOOP:
         return {"framework_us": step}
@@ -197,7 +203,7 @@ def _split(config: str, own: Sequence[EffectRow | None], noop: EffectRow | None)
 
 
 def _stack(axes: Axes, y: float, row: dict[str, Any]) -> None:
-    """The parts end to end: those above zero to its right, those below to its left."""
+    """Draw the parts end to end: those above zero to its right, those below to its left."""
     ends = {1: 0.0, -1: 0.0}
     for part, (_, look) in PARTS.items():
         if us := row[part]:
@@ -229,7 +235,7 @@ UNKNOWN = "Whether the GPU hides it is not known: no launch recorded how steps w
 
 
 def hidden(study: StudyTables) -> str:
-    """Whether a request waits for the host's spans: sentences, none of an engine but vLLM."""
+    """Return sentences on whether a request waits for the host's spans; vLLM only."""
     device = study.settings["engine"].get("device")
     if device is None:
         return ""
@@ -247,7 +253,7 @@ def hidden(study: StudyTables) -> str:
 
 
 def placed(study: StudyTables) -> str:
-    """Where the worker's spans lie in a step: sentences, none of an engine but vLLM."""
+    """Return sentences on where the worker's spans lie in a step; vLLM only."""
     device = study.settings["engine"].get("device")
     if device is None:
         return ""
@@ -280,12 +286,12 @@ def _of_device(study: StudyTables, said: str) -> str:
 
 
 def _differing(study: StudyTables, *settings: str) -> str:
-    """The labels of the configurations with another value of one of the settings than plain."""
+    """Return the labels of the configurations whose setting differs from plain's."""
     other = {row.config for row in study.engine if row.differs and row.setting in settings}
     return ", ".join(item.label for item in study.configurations if item.id in other)
 
 
 def _baselines(study: StudyTables, setting: str) -> str:
-    """The value of a setting in the baseline's launches; empty where it is not known."""
+    """Return the value of a setting in the baseline's launches; empty where it is not known."""
     mine = (row for row in study.engine if row.config == study.baseline)
     return next((row.value for row in mine if row.setting == setting), "")

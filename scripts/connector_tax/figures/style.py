@@ -80,13 +80,13 @@ sns.set_theme(
 
 
 def marks(study: StudyTables) -> dict[str, Mark]:
-    """The mark of every launched configuration."""
+    """Return the mark of every launched configuration."""
     by_id = marks_of(item.id for item in study.configurations)
     return by_id if study.aa is None else {**by_id, study.aa: AA_MARK}
 
 
 def marker_style(mark: Mark) -> dict[str, Any]:
-    """A mark's point, as keywords of `Axes.plot` and `Line2D`."""
+    """Return a mark's point as keywords of `Axes.plot` and `Line2D`."""
     face = mark.color if mark.filled else "white"
     return {"color": mark.color, "marker": mark.marker, "markerfacecolor": face}
 
@@ -107,7 +107,7 @@ class AbsentError(Exception):
 def picture(
     figure: Figure, table: pd.DataFrame, handles: Sequence[Artist] = (), columns: int = 1
 ) -> Picture:
-    """The figure with its table: a legend above the footer, the rest laid out once above it.
+    """Return the figure with its table: a legend above the footer, the rest laid out once above it.
 
     `handles` are the legend's entries, in that many columns.
     """
@@ -126,7 +126,7 @@ def picture(
 
 
 def csv_text(table: pd.DataFrame) -> str:
-    """A table as CSV; None is an empty field, floats keep every digit."""
+    """Return a table as CSV; None is an empty field, floats keep every digit."""
     return table.to_csv(index=False, lineterminator="\n")
 
 
@@ -137,7 +137,7 @@ def new_figure(
     notes: Sequence[str] = (),
     stamp: str = "",
 ) -> Figure:
-    """An empty figure of that height over a footer: notes, then the engine and a stamp.
+    """Return an empty figure of that height over a footer: notes, then the engine and a stamp.
 
     The stamp is the study's own, where none is given. It stands beside the engine where it fits.
     """
@@ -178,7 +178,7 @@ def configuration_handles(
 
 
 def panels(figure: Figure, count: int, across: int, share_x: bool) -> np.ndarray:
-    """A grid of `count` panels on one y axis, `across` in a line; those beyond are empty."""
+    """Return a grid of `count` panels on one y axis, `across` in a line; those beyond are empty."""
     lines = math.ceil(count / across)
     grid = figure.subplots(lines, min(across, count), squeeze=False, sharex=share_x, sharey=True)
     for axes in grid.flat[count:]:
@@ -205,7 +205,7 @@ def heat_map(axes: Axes, values: pd.DataFrame, words: pd.DataFrame, **look: Any)
 
 
 def reason_text(axes: Axes, x: float, y: float, text: str, **place: Any) -> None:
-    """Why there is no number, on the hatching; `place` holds keywords of `Axes.text`."""
+    """Write why there is no number, on the hatching; `place` holds keywords of `Axes.text`."""
     axes.text(x, y, text, ha="center", va="center_baseline", zorder=6, bbox=REASON, **place)
 
 
@@ -254,7 +254,7 @@ def _broken(text: str, width_in: float) -> list[str]:
 
 
 def absent(study: StudyTables, title: str, reason: str) -> Picture:
-    """The picture that stands in for a figure that cannot be drawn, and says why."""
+    """Return the picture that replaces a figure that cannot be drawn, with the reason."""
     figure = new_figure(study, COLUMN_IN, 1.1)
     axes = figure.subplots()
     axes.set_axis_off()

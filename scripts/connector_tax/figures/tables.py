@@ -49,7 +49,8 @@ def steps_over_plain(
 
 
 def exposed_over_plain(study: "StudyTables") -> tuple[float, dict[str, dict[str, EffectRow]]]:
-    """The lowest rate, and what an emulated device waits there for the host over plain's, by kind.
+    """Return the lowest rate, and an emulated device's wait for the host over plain's there, by
+    kind.
 
     There steps are shortest and hide least of the host's work. Empty without an emulated device.
     """
@@ -68,7 +69,7 @@ def _by_kind(rows: Iterable[EffectRow]) -> dict[str, dict[str, EffectRow]]:
 
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows of a table as mappings to Python's own values; None where there is none."""
+    """Return the rows of a table as mappings to Python's own values; None where there is none."""
     plain = table.astype(object).where(table.notna(), None)
     return typing.cast(list[dict[str, Any]], plain.to_dict("records"))
 

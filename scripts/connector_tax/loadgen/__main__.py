@@ -211,7 +211,7 @@ def _rate(options: argparse.Namespace) -> float | str | None:
 
 
 def _about(options: argparse.Namespace, target: Target) -> dict[str, Any]:
-    """What was asked for, by whom; header values are left out."""
+    """Return the request and the machine for the summary; header values are left out."""
     configuration = {
         name: str(value) if isinstance(value, Path) else value
         for name, value in vars(options).items()

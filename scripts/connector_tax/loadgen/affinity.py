@@ -1,4 +1,4 @@
-"""Which process runs on which CPUs: topology from sysfs, and a plan for client and server.
+"""Plan which process runs on which CPUs: topology from sysfs, placement of client and server.
 
 The session and event-loop threads are the load generator's bottleneck and get the fastest physical
 cores of the primary NUMA node; each worker gets one physical core (all its SMT siblings), first on
@@ -207,7 +207,7 @@ def _performance(cpu_folder: Path, allowed: set[int]) -> tuple[str | None, Calla
 
 
 def _cgroup_quota(root: Path) -> float | None:
-    """The CPU quota of this process's control group, version 1 or 2; None: unlimited.
+    """Return the CPU quota of this process's control group, version 1 or 2; None: unlimited.
 
     A limit anywhere on the way to the root binds, so every level is read. Inside a container the
     path of /proc/self/cgroup may be the host's; then the mount's own root is the group.

@@ -83,7 +83,7 @@ class WorkerProcess:
         self.pidfd = os.pidfd_open(self.process.pid)
 
     async def wait_up(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Wait for the worker's first line, written once it can be told its settings.
+        """Wait for the worker's first line, written once it can read its settings.
 
         Raises:
             LoadGeneratorError: it ended, or did not write within START_S.

@@ -79,7 +79,7 @@ def _in_url(host: str) -> str:
 
 
 def wait_ready(target: Target, model: str | None, wait_s: float) -> str:
-    """Wait until the endpoint answers; return the model to ask for.
+    """Wait until the endpoint answers; return the model to request.
 
     GET of the list of models that belongs to the path; any HTTP answer but 502, 503 and 504, which
     a proxy gives for a server that is starting, means ready. A model that is not in the list is

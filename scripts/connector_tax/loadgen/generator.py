@@ -57,7 +57,7 @@ OTHER_FILES = 64
 
 
 class IssuingThread:
-    """Runs one plan to its end in a thread of its own."""
+    """A thread that runs one plan to its end."""
 
     def __init__(self, plan: Plan, dispatcher: Dispatcher, cpus: tuple[int, ...] | None) -> None:
         self._plan = plan
@@ -95,7 +95,7 @@ class IssuingThread:
         self._wake.set()
 
     def interrupt(self) -> None:
-        """As `stop`, and cancel what is outstanding (any thread)."""
+        """Stop, and cancel what is outstanding (any thread)."""
         self.interrupted = True
         self.stop()
 
@@ -171,7 +171,7 @@ class IssuingThread:
 
 @dataclass(frozen=True, slots=True)
 class LoadGeneratorOptions:
-    """How the load generator works; none of it changes what is sent or when it is due.
+    """The options of the load generator's processes; none changes what is sent or when it is due.
 
     `connections_per_worker` is the most that one worker opens; a request that finds none free waits
     for one (counted in health as pool_waits). With `strict`, for a server that is judged, all of
@@ -192,7 +192,7 @@ class LoadGeneratorOptions:
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """What a cell brought; times are CLOCK_MONOTONIC ns.
+    """A cell's result; times are CLOCK_MONOTONIC ns.
 
     `records` holds the requests handed out, in that order: in open loop exactly those due before
     `t_cooldown_end_ns`, in schedule order; those due from `t_stop_ns` on are not measured.
@@ -217,7 +217,7 @@ class CellResult:
 
     @classmethod
     def of(cls, plan: Plan, drained_ns: int, clock: Clock, health: GeneratorHealth) -> Self:
-        """What a plan that has ended brought; nothing was outstanding any more at `drained_ns`."""
+        """Return the result of an ended plan; nothing was outstanding any more at `drained_ns`."""
         assert plan.stop_ns is not None
         assert plan.cooldown_ended_by is not None
         requests = plan.requests()

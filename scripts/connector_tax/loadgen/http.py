@@ -161,7 +161,7 @@ def hold_kernel_stamps() -> socket.socket | None:
 
 @dataclass(slots=True)
 class StampCounts:
-    """What a pool's connections read: `reads`, those among them without a stamp of the kernel
+    """Counts of a pool's reads: `reads`, those without a stamp of the kernel
     (`unstamped`), and those that read the clocks again (`clock_gaps`).
     """
 
@@ -271,19 +271,19 @@ class Reader(Protocol):
     """
 
     def on_head(self, status: int, stamp: int) -> None:
-        """The head is whole."""
+        """Handle a complete head."""
 
     def on_body(self, chunk: bytes, stamp: int) -> None:
-        """A read brought so much of the body."""
+        """Handle the part of the body that one read brought."""
 
     def on_end(self, stamp: int) -> None:
-        """The response is whole."""
+        """Handle the end of the response."""
 
     def on_last(self, chunk: bytes, stamp: int) -> None:
         """A read brought so much of the body, and with it the response is whole."""
 
     def on_failure(self, failure: RequestFailed) -> None:
-        """The connection failed before that."""
+        """Handle a failure of the connection before the response's end."""
 
 
 class Connection:
@@ -385,7 +385,7 @@ class Connection:
     # ---- reading
 
     def has_begun(self) -> None:
-        """The answer has brought its first token: its reads may wait for those of others."""
+        """Mark this response as past its first token, so that its reads get lower priority."""
         if not self.closed:
             self._poller.streaming.add(self.sock.fileno())
 
@@ -506,7 +506,9 @@ class Connection:
     # ---- parser callbacks
 
     def on_message_begin(self) -> None:
-        """A second message while one is wanted is garbage; the connection is not reused."""
+        """Refuse a second message where one is wanted: it is garbage, and the connection is not
+        reused.
+        """
         if self._complete:
             self._poisoned = True
 

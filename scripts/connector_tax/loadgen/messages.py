@@ -161,7 +161,7 @@ class RequestRecord(msgspec.Struct, kw_only=True, array_like=True, tag=0):
 
     @property
     def reads(self) -> list[tuple[int, int]] | None:
-        """When reads brought token events, and how many each."""
+        """Return the time of each read with token events, and its number of events."""
         if self.raw_reads is None:
             return None
         numbers = memoryview(self.raw_reads).cast("q").tolist()
@@ -190,7 +190,7 @@ STUDY_FIELDS = LINE_FIELDS[: LINE_FIELDS.index("session")]
 
 
 class TlsSettings(msgspec.Struct, frozen=True):
-    """How to trust an https endpoint.
+    """The settings for trusting an https endpoint.
 
     `name` stands in its certificate; `ca_file` holds PEM certificates to trust instead of the
     system's; with `insecure` any certificate will do.
@@ -241,7 +241,7 @@ class Target:
 
 
 class WorkerSettings(msgspec.Struct):
-    """What a worker is told at its start; `family` and `host` are the target's address.
+    """A worker's settings at its start; `family` and `host` are the target's address.
 
     The dispatcher fills in the last two; `folder` holds the two ipc sockets.
     """
@@ -315,7 +315,7 @@ class Begun(msgspec.Struct, array_like=True, tag=2):
 
 
 class Health(msgspec.Struct, array_like=True, tag=4):
-    """What one worker says about its own run."""
+    """A worker's report on its own run."""
 
     worker: int
     values: dict[str, float]

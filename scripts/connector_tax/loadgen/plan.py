@@ -45,7 +45,7 @@ were over before that; the run was told to stop; the rule has no cool-down; `end
 
 @dataclass(frozen=True, slots=True)
 class CellRule:
-    """How long a cell lasts. Requests due in the first `warmup_s` are not measured.
+    """The length of a cell. Requests due in the first `warmup_s` are not measured.
 
     Measuring ends at the first moment at or after warmup_s + floor_s at which `min_completed`
     measured requests have succeeded (and, with a PrecisionRule, their percentiles are precise
@@ -83,7 +83,7 @@ class CellRule:
 
     @property
     def schedule_s(self) -> float:
-        """How far a schedule should reach: beyond the cap by as much as the shortest cell lasts.
+        """Return the span of the schedule: the cap plus the length of the shortest cell.
 
         Where the last measured requests take longer, the end of the schedule is the end of
         arrivals, and `cooldown_ended_by` says so.
@@ -194,7 +194,8 @@ class Progress:
 
 
 class Plan:
-    """What to send when, and when to stop. Called by the issuing thread, unless it says otherwise.
+    """A plan of what to send and when to stop. The issuing thread calls it, unless stated
+    otherwise.
 
     `outstanding` requests were handed out and their result has not been taken. `stop_ns`, the end
     of the measured window, is known at the latest when `step` has returned None. `ended` holds the
@@ -415,7 +416,9 @@ class Plan:
         return self.stop_ns is not None and due_ns >= self.stop_ns
 
     def _cooldown_end(self, now_ns: int) -> CooldownEnd | None:
-        """Why no request is to be sent after the window's any more; None: traffic goes on."""
+        """Return why no request is sent after the window any more, or None while traffic goes
+        on.
+        """
         if self.stop_ns is None:
             return None
         if self._overloaded:

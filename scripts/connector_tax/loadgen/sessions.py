@@ -259,7 +259,7 @@ class LookAhead:
         return session is not None
 
     def take(self, session: int, node: int, history: History) -> PlannedRequest:
-        """The request, made ahead or now."""
+        """Return the request, made ahead or now."""
         if node != 0:
             return self._build(session, node, history)
         while session not in self._made:

@@ -220,7 +220,7 @@ def make_load(options: argparse.Namespace, target: Target, rule: CellRule, sourc
 
 
 def _offsets(options: argparse.Namespace, rule: CellRule, count: int | None) -> NDArray[np.int64]:
-    """The arrivals of --rate: `count` at most, and as far as the run may last."""
+    """Return the arrivals of --rate: `count` at most, and as far as the run may last."""
     wanted = min(options.rate * rule.schedule_s, math.inf if count is None else count)
     if math.isinf(wanted):
         raise ValueError("--rate inf needs --requests, --session-file or --prompts")

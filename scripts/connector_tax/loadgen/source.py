@@ -1,4 +1,6 @@
-"""Where requests come from: a file of sessions, a trace, a file of prompts, or the command line."""
+"""Choose the source of requests: a file of sessions, a trace, a file of prompts, the command
+line.
+"""
 
 import argparse
 import dataclasses
@@ -29,7 +31,7 @@ MANY = 10**12
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a run may send.
+    """The requests that a run may send.
 
     `prompt_of` makes the prompt of each session, where its node has none. `starts_ns` are the
     starts of sessions that have times of their own, ascending. `kind` says what a file holds, of

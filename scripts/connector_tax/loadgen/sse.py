@@ -71,7 +71,7 @@ class EventSplitter:
 
     @property
     def rest(self) -> bytes:
-        """What has come of an event without its blank line."""
+        """Return the bytes of an event without its blank line."""
         return b"".join(self._pending)
 
     def _keep(self, piece: bytes) -> None:

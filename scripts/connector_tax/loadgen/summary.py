@@ -25,7 +25,7 @@ Checks = dict[str, CheckRecord]
 
 
 class SessionOutcome(msgspec.Struct, kw_only=True):
-    """What became of a session that started; times are CLOCK_MONOTONIC ns.
+    """The outcome of a session that started; times are CLOCK_MONOTONIC ns.
 
     `t_start_ns` is when its first request was sent (null: none was), less that request's own wait;
     `t_end_ns` when its last one ended. `status`: `cut` when the run ended before the session.
@@ -178,7 +178,7 @@ def _lengths(counts: Sequence[int | None]) -> dict[str, float] | None:
 
 
 def _failures(records: Sequence[RequestRecord]) -> dict[str, Any]:
-    """By kind: how many, and the commonest texts with their counts."""
+    """Return counts by kind of failure, and the commonest texts with their counts."""
     texts: dict[str, Counter[str]] = {}
     for record in records:
         if record.error_kind is not None:

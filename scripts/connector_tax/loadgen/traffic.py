@@ -1,4 +1,4 @@
-"""Traffic: when sessions start, and which of their requests are ready when.
+"""Define traffic: when sessions start, and which of their requests are ready when.
 
 One scheduler serves both kinds of traffic; they differ only in when the next session may start:
 
@@ -127,7 +127,7 @@ def at_places(target: int, origin_ns: int, rampup_ns: int) -> Admission:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is sent: sessions, when they start, and how their requests are made.
+    """The load to send: sessions, their start times, and how their requests are made.
 
     `offsets_ns` are the starts after the origin, ascending (open loop); None: `concurrency`
     sessions are kept active, rising linearly over `rampup_ns` (closed loop). The schedule is known
@@ -193,8 +193,9 @@ class Ready(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an ended request means for the rest: `cancel` are in-flight nodes of its session to
-    cancel, `given_up` nodes that will never be sent."""
+    """An ended request's consequences: `cancel` are in-flight nodes of its session to
+    cancel, `given_up` nodes that will never be sent.
+    """
 
     cancel: tuple[int, ...] = ()
     given_up: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""What the processes share: ZMQ over ipc, the number in flight, how late an event loop is.
+"""Connect the processes: ZMQ over ipc, the number in flight, the lag of an event loop.
 
 A ZMQ descriptor is edge-triggered: it signals once, and not again until everything has been taken.
 So a wake-up always drains: the receiver until nothing is left, the sender until the socket is full
@@ -184,7 +184,7 @@ _sem_trywait.argtypes = _sem_post.argtypes = (ctypes.c_void_p,)
 
 
 def shared_memory(workers: int) -> int:
-    """A descriptor of the memory that `InFlight` shares among `workers` processes."""
+    """Return a descriptor of the memory that `InFlight` shares among `workers` processes."""
     descriptor = os.memfd_create("loadgen-inflight")
     os.ftruncate(descriptor, _SEMAPHORE_BYTES + 8 * workers)
     return descriptor
@@ -225,7 +225,7 @@ class InFlight:
         _sem_post(self._address)
 
     def forget_worker(self, worker: int) -> None:
-        """Every request of a worker that died is over.
+        """Release every request of a worker that died.
 
         If it died between its place and its count, that place is lost until the next `limit`.
         """

@@ -1,1 +1,1 @@
-"""Where numbers come from: environment, manifest."""
+"""Trace numbers to their origin: environment, manifest."""

@@ -102,7 +102,8 @@ class ArchiveHeader(TypedDict):
 
 
 class Limits(NamedTuple):
-    """What an archive of some size may hold: no small one takes long to check, or much memory.
+    """The limits of an archive of some size, so that no small one takes long to check, or much
+    memory.
 
     Of an archive the six shipped studies hold 28 to 42 times its size in all and 4 times in a
     table, 1.6 numbers for each byte, a file for each 1,400 bytes and a column for each 120.
@@ -123,7 +124,7 @@ class Limits(NamedTuple):
 
     @classmethod
     def of(cls, archive_bytes: int) -> "Limits":
-        """The limits of an archive of this size."""
+        """Return the limits of an archive of this size."""
         floor = 64 << 20
         return cls(
             floor + 100 * archive_bytes,
@@ -175,7 +176,7 @@ Design {study["design_sha256"]}.
 
 
 def fits(data: bytes) -> bool:
-    """Whether a file can be written by column."""
+    """Return whether a file can be written by column."""
     return data.endswith(b"\n") and b"\0" not in data
 
 
@@ -207,7 +208,7 @@ def _written(column: Sequence[bytes]) -> bytes:
 
 
 def _read(data: bytes, begin: int, end: int) -> Iterator[bytes]:
-    """The numbers of the column that stands there, one after the other."""
+    """Yield the numbers of the column between `begin` and `end`."""
     words = itertools.chain.from_iterable(_words(data, begin + 1, end))
     if data[begin : begin + 1] != b"+":
         return words
@@ -215,7 +216,9 @@ def _read(data: bytes, begin: int, end: int) -> Iterator[bytes]:
 
 
 def _words(data: bytes, begin: int, end: int) -> Iterator[list[bytes]]:
-    """The words that stand there, a few at a time: all of them take 20 times their bytes."""
+    """Yield the words between `begin` and `end`, a few at a time: all of them take 20 times
+    their bytes.
+    """
     while begin < end:
         stop = data.find(b" ", begin + WORDS_BYTES, end)
         stop = end if stop < 0 else stop
@@ -224,7 +227,7 @@ def _words(data: bytes, begin: int, end: int) -> Iterator[list[bytes]]:
 
 
 def _lines(data: bytes, begin: int) -> Iterator[tuple[int, int]]:
-    """Where each line from there on begins and ends, the last without end."""
+    """Yield the begin and end of each line from `begin` on, the last without end."""
     while (end := data.find(b"\n", begin)) >= 0:
         yield begin, end
         begin = end + 1
@@ -267,7 +270,7 @@ def decode(data: bytes, sizes: Mapping[str, int], limits: Limits) -> Iterator[tu
 
 
 def packed(header: Mapping[str, Any], files: Mapping[str, bytes]) -> bytes:
-    """The bytes of an archive.
+    """Return the bytes of an archive.
 
     Args:
         header: what archive.json says besides the files.
@@ -309,7 +312,7 @@ def _mode(name: str) -> int:
 
 
 def _place(name: str) -> tuple[bool, str]:
-    """By what members are sorted."""
+    """Return the key by which members are sorted."""
     return name != paths.STUDY, name
 
 
@@ -367,7 +370,7 @@ def unpack(archive: Path, target: Path) -> ArchiveHeader:
 
 @contextlib.contextmanager
 def private_folder(target: Path) -> Iterator[Path]:
-    """A folder beside `target` that goes away however this process ends, killed too."""
+    """Yield a folder beside `target` that goes away however this process ends, killed too."""
     folder = tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent)
     command = [sys.executable, "-I", "-c", CLEANER, folder]
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):
@@ -385,7 +388,7 @@ class Opened(NamedTuple):
 
 @contextlib.contextmanager
 def _opened(archive: Path, folder: Path | None = None) -> Iterator[Opened]:
-    """The tar archive in the file, its first member read.
+    """Yield the tar archive in the file, with its first member read.
 
     Args:
         archive: the file.
@@ -406,7 +409,7 @@ def _opened(archive: Path, folder: Path | None = None) -> Iterator[Opened]:
 
 
 def _decompress(file: IO[bytes], content: IO[bytes], limits: Limits) -> None:
-    """The content of the file's one zstd frame, up to a limit."""
+    """Write the content of the file's one zstd frame, up to a limit."""
     frame = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).decompressobj()
     data = file.read(len(zstandard.FRAME_HEADER))
     if not data:
@@ -434,7 +437,7 @@ _FOR_ITS_SIZE = "; allowed for an archive of its size: no more"
 
 
 def _header(content: IO[bytes], limits: Limits) -> tuple[ArchiveHeader, bytes]:
-    """The first member, checked, and its text."""
+    """Return the first member, checked, and its text."""
     data = _next(content, HEADER)
     try:
         header = checked(parse_json(data), ArchiveHeader, HEADER)
@@ -470,7 +473,9 @@ def _check_sizes(files: Mapping[str, Member], tables: Mapping[str, Member], limi
 
 
 def _files(opened: Opened) -> Iterator[tuple[str, bytes]]:
-    """Every file of the study as archive.json lists it, first study.json; nothing else is there."""
+    """Yield every file of the study as archive.json lists it, study.json first; nothing else is
+    there.
+    """
     content, header, *_ = opened
     listed: dict[str, Member] = {**header["files"], **header["tables"]}
     in_tables = {name for entry in header["tables"].values() for name in entry["files"]}
@@ -507,7 +512,9 @@ def _check_hash(name: str, data: bytes, listed: Mapping[str, Member]) -> None:
 
 
 def _next(content: IO[bytes], name: str, size: int | None = None) -> bytes:
-    """The next member of the tar archive, this plain file; None: of any size a JSON file has."""
+    """Return the next member of the tar archive, a plain file; None: of any size a JSON file
+    has.
+    """
     try:
         info = tarfile.TarInfo.frombuf(content.read(BLOCK), "utf-8", "strict")
         found = info.name, info.type, info.size

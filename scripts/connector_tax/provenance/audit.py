@@ -1,4 +1,4 @@
-"""`snakemake audit`: every published claim of a study, checked against its raw records.
+"""Check every published claim of a study against its raw records (`snakemake audit`).
 
 Three questions (docs/reviewers.md): are the files those that were sealed while the study was
 measured; is every claim what this code makes of them again; do the records agree with the seed, the
@@ -170,7 +170,7 @@ def planned_method(study: Study) -> int:
 
 
 def check_study(folder: StudyFolder, manifest: Path, ledger: Ledger) -> str:
-    """Every claim but those about what is made again; where the study comes from."""
+    """Check every claim but those that are made again; return where the study comes from."""
     told, study = "No seal.", folder.study
     with ledger.guarded("seal", "study"):
         links = read_links(study.root)
@@ -187,7 +187,7 @@ def check_study(folder: StudyFolder, manifest: Path, ledger: Ledger) -> str:
 
 
 def check_seals(folder: StudyFolder, links: Links, ledger: Ledger) -> None:
-    """A claim for the chain, the settings, the study's own files, and each launch."""
+    """Check the chain, the settings, the study's own files, and each launch."""
     study = folder.study
     if not links:
         ledger.check("seal", "chain", [f"{paths.SEALS} is missing or empty"])
@@ -210,7 +210,7 @@ def check_seals(folder: StudyFolder, links: Links, ledger: Ledger) -> None:
 
 
 def check_published(study: Study, chain: Sequence[str], markdown: Path, ledger: Ledger) -> str:
-    """Is it the study that MANIFEST.md names? What the audit says of it in its last line.
+    """Check that MANIFEST.md names this study; return the audit's last line about it.
 
     Args:
         chain: the SHA-256 of each link.
@@ -242,7 +242,7 @@ def check_published(study: Study, chain: Sequence[str], markdown: Path, ledger: 
 
 
 def _is_published(study: Study, body: str) -> bool:
-    """Whether the study is the one of this section: of an archive, or with a launch listed there.
+    """Return whether the section is of this study: of its archive, or with a launch listed there.
 
     Whoever measures a study of the same name has launches of his own, and another seal.
     """
@@ -286,7 +286,7 @@ def _same_files(sealed: Mapping[str, str], there: Mapping[str, str]) -> Iterator
 
 
 def _unknown(study: Study, files: Collection[str], archived: bool) -> Iterator[str]:
-    """What is neither sealed, nor made again, nor kept while a study runs."""
+    """Return the files that are neither sealed, nor made again, nor kept while a study runs."""
     allowed = REPLOTTED if archived else {*MADE, paths.SEALS, paths.SEALS_LOCK}
     note = LOG if archived else NOTE
     root = study.root.resolve()
@@ -323,7 +323,7 @@ def _launch(launch: LaunchFolder, link: SealLink | None) -> Iterator[str]:
 
 
 def check_archive(root: Path, manifest: Path, ledger: Ledger) -> None:
-    """A claim for what was unpacked, by archive.json, and one for the archive, by MANIFEST.md."""
+    """Check the unpacked files by archive.json, and the archive by MANIFEST.md."""
     header = read_json(root / HEADER)
     ledger.check("archive", "files", _unpacked(root, header["files"]), "every hash as listed")
     text = manifest.read_text(encoding="utf-8") if manifest.is_file() else ""
@@ -335,7 +335,7 @@ def check_archive(root: Path, manifest: Path, ledger: Ledger) -> None:
 
 
 def _unpacked(root: Path, listed: Mapping[str, Any]) -> Iterator[str]:
-    """What is not as it was unpacked, and what was put beside the published files."""
+    """Yield the files that changed since unpacking, and those put beside the published ones."""
     for name, entry in listed.items():
         if not (root / name).is_file() or sha256_file(root / name) != entry["sha256"]:
             yield f"{name}: missing or changed since it was unpacked"

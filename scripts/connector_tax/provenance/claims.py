@@ -54,12 +54,12 @@ class Ledger:
             self.check(kind, subject, [message_of(error)])
 
     def count(self, verdict: str) -> int:
-        """How many claims have this verdict."""
+        """Return the number of claims with this verdict."""
         return sum(claim.verdict == verdict for claim in self.claims)
 
 
 def message_of(error: BaseException) -> str:
-    """What an exception says of the content that raised it."""
+    """Return an exception's message about the content that raised it."""
     if isinstance(error, ArtifactError | OSError):
         return str(error)
     if isinstance(error, KeyError):

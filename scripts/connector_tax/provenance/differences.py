@@ -120,7 +120,9 @@ def _compare_tables(published: KeyedTable, made: KeyedTable, other_version: bool
 
 
 def differences(published: Any, made: Any, where: str) -> Iterator[str]:
-    """One line for each place in which two values differ: `key: published a, made again b`."""
+    """Yield one line for each place in which two values differ: `key: published a, made again
+    b`.
+    """
     return (line for _, line in _walk(published, made, where))
 
 
@@ -144,7 +146,7 @@ def _walk(published: Any, made: Any, where: str) -> Iterator[tuple[bool, str]]:
 
 
 def _by_id(value: Any) -> Any:
-    """A list of records as a mapping, where each has an `id` of its own."""
+    """Return a list of records as a mapping, where each has its own `id`."""
     if isinstance(value, list) and value and all(isinstance(v, dict) and "id" in v for v in value):
         by_id = {str(record["id"]): record for record in value}
         return by_id if len(by_id) == len(value) else value
@@ -162,7 +164,7 @@ def same(published: Any, made: Any) -> bool:
 
 
 def _value(text: str) -> Any:
-    """A field of a table: its number, the numbers of a tuple, else its text."""
+    """Return a table field's value: its number, the numbers of a tuple, else its text."""
     if text.startswith("(") and text.endswith(")"):
         return [_value(part) for part in text[1:-1].split(", ")]
     try:

@@ -1,4 +1,4 @@
-"""What the study ran on: one function per source of information.
+"""Describe the environment of a study: one function per source of information.
 
 Environment variables are never recorded, so no secret can reach an artifact.
 """
@@ -35,7 +35,7 @@ from connector_tax.servers.kinds import engine_of
 
 
 def gpus() -> list[str]:
-    """One line per GPU from `nvidia-smi -L`; empty where there is none."""
+    """Return one line per GPU from `nvidia-smi -L`; empty where there is none."""
     try:
         return command_output(["nvidia-smi", "-L"]).splitlines()
     except (OSError, subprocess.CalledProcessError):
@@ -43,7 +43,7 @@ def gpus() -> list[str]:
 
 
 def gpu_driver() -> str:
-    """The GPU driver's version, or `none`."""
+    """Return the GPU driver's version, or `none`."""
     try:
         return query_gpus(("driver_version",))[0]["driver_version"]
     except GpuError:

@@ -1,4 +1,4 @@
-"""What the design, the gates and the launches' own files must be, whatever was measured.
+"""Check the design, the gates and the launches' own files, whatever was measured.
 
 The design follows from the configuration and the seed. Launches of a block ran in the drawn order,
 one after the other, on one device (docs/method.md, "Design: blocks of launches"): by
@@ -45,7 +45,7 @@ STUDY_FOLDER = re.compile(rf'[^:"]*(?=/{paths.PATCH}/{OVERLAY})')
 
 
 def check_launches(folder: StudyFolder, ledger: Ledger) -> None:
-    """A claim for the design, each gate, each launch, and the order and device of each block."""
+    """Check the design, each gate, each launch, and the order and device of each block."""
     study = folder.study
     ledger.check("design", paths.STUDY, _design(study), "follows from configuration and seed")
     if study.config.get("shape_rates") is not None:
@@ -109,7 +109,7 @@ def _environment(study: Study) -> Iterator[str]:
 
 
 def _gate(study: Study, entry: ConfigurationEntry, gates: dict[str, GateRecord]) -> Iterator[str]:
-    """What pre-flight decided stands in the log of the gate."""
+    """Check that pre-flight's decision stands in the log of the gate."""
     said = gates[entry["id"]]
     evidence = said.get("evidence")
     if evidence is None:
@@ -152,7 +152,9 @@ def _launch(whole: StudyFolder, launch: Launch, index: LaunchIndex | None) -> It
 
 
 def _left_out(folder: StudyFolder, launch: Launch, reason: str | None) -> bool:
-    """Whether there is a reason to skip a launch, or looks had ended the study before."""
+    """Return whether a launch has a reason to be skipped, or interim analyses had ended the
+    study.
+    """
     rule = launch_skip_reason(folder.root, launch)
     if rule is not None:
         return reason == rule
@@ -185,7 +187,7 @@ def _run_files(study: Study, launch: Launch, index: LaunchIndex) -> Iterator[str
 
 
 def _check_command(study: Study, launch: Launch, index: LaunchIndex, ledger: Ledger) -> None:
-    """A claim for the command of config.json: that of the study, made again but for free ports."""
+    """Check the command of config.json: the study's, made again but for free ports."""
     folder, kind = launch.folder(study.root), engine_of(study.config["engine"])
     timed = read_json(study.root / paths.PATCH_STATUS)["step_timing_available"]
     probe = study.root / paths.PATCH / OVERLAY if kind.takes_probe and timed else None
@@ -204,13 +206,13 @@ def _check_command(study: Study, launch: Launch, index: LaunchIndex, ledger: Led
 
 
 def _comparable(argv: Sequence[str], environment: dict[str, str]) -> Any:
-    """A command without its free ports, and without where the study's folder is."""
+    """Return a command without its free ports and without the study's folder."""
     text = json.dumps({"argv": argv, "environment": environment})
     return json.loads(STUDY_FOLDER.sub("", FREE_PORT.sub(r"\g<1>0", text)))
 
 
 def _on_its_slot(study: Study, index: LaunchIndex) -> StudyDocument:
-    """The study as it was on the slot that a launch ran on, where it names slots."""
+    """Return the study as it was on the slot of a launch, where it names slots."""
     nodes = nodes_of(index.attempts)
     slot = slot_at(study.document, nodes[-1]["cpus"]) if nodes else None
     return study.document if slot is None else on_slot(study.document, slot)
@@ -285,7 +287,7 @@ def _overlapping(group: Sequence[Attempt]) -> Iterator[str]:
 
 
 def _moved(blocks: Iterable[Sequence[Attempt]]) -> Iterator[str]:
-    """What a block's launches had otherwise than its first: CPUs and NUMA node of a GPU too."""
+    """Yield how a block's launches differ from its first: CPUs and NUMA node of a GPU too."""
     for first, *others in blocks:
         for attempt in others:
             for key, wanted in first.node.items():
@@ -297,7 +299,9 @@ def _moved(blocks: Iterable[Sequence[Attempt]]) -> Iterator[str]:
 
 
 def _devices(folder: StudyFolder) -> Iterator[str]:
-    """What `block_devices` raises; vLLM's sources are those the step probe was proved on."""
+    """Yield the errors of `block_devices`; vLLM's sources are those the step probe was proved
+    on.
+    """
     study = folder.study
     loaded = (folder.cells(p, reference_rate(study.root, p)) for p in PHASES)
     cells = [cell for of_phase in loaded for cell in of_phase]

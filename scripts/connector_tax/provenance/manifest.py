@@ -1,5 +1,5 @@
-"""The manifest: which method and version analysed a study, the digest of each published file, what
-all launches share, and a row for each launch and phase.
+"""Write the manifest: method and version of the analysis, digests of published files, the launches'
+common environment, and a row for each launch and phase.
 
 A study's own is results/<study>/manifest.md; MANIFEST.md holds those of the archived studies. Rows
 are in phase and run order. A study stands between two markers, so that another study's archive
@@ -87,7 +87,7 @@ take.
 
 
 def rows(study_file: Path) -> list[dict[str, str]]:
-    """The manifest rows of one study, in phase and run order; values are plain text.
+    """Return the manifest rows of one study, in phase and run order; values are plain text.
 
     A launch that was measured again has a row for each run that was moved aside before its own.
     """
@@ -102,7 +102,9 @@ def rows(study_file: Path) -> list[dict[str, str]]:
 
 
 def row(study: StudyDocument, folder: Path, launch: Launch, path: Path) -> dict[str, str]:
-    """The manifest row of a launch of the study in `folder`, of its run that lies in `path`."""
+    """Return the manifest row of a launch of the study in `folder`, of its run that lies in
+    `path`.
+    """
     environment: EnvironmentRecord = read_json(folder / paths.ENVIRONMENT)
     timed = read_json(folder / paths.PATCH_STATUS)["step_timing_available"]
     # The paths a connector's data would take, as its gate saw them.
@@ -146,7 +148,7 @@ def row(study: StudyDocument, folder: Path, launch: Launch, path: Path) -> dict[
 
 
 def _without_index(path: Path) -> dict[str, Any]:
-    """What a run that was moved aside without its index.json still says."""
+    """Return the remaining content of a run that was moved aside without its index.json."""
     attempts = read_json(path / paths.ATTEMPTS) if (path / paths.ATTEMPTS).exists() else []
     cells = [read_json(file) for file in sorted(path.glob("*/cell_*.json"))]
     return {
@@ -159,7 +161,7 @@ def _without_index(path: Path) -> dict[str, Any]:
 
 
 def _devices(attempts: Sequence[AttemptRecord]) -> Iterator[str]:
-    """What each attempt ran on, where it says so: `machine-01 GPU-0a, NUMA node 0, exclusive`."""
+    """Yield each attempt's device, where recorded: `machine-01 GPU-0a, NUMA node 0, exclusive`."""
     for node in nodes_of(attempts):
         numa = sorted({n for n in node["gpu_numa_nodes"] if n is not None})
         told = [f"NUMA node {n}" for n in numa]
@@ -169,7 +171,9 @@ def _devices(attempts: Sequence[AttemptRecord]) -> Iterator[str]:
 
 
 def _engine_files(attempts: Sequence[AttemptRecord]) -> Iterator[str]:
-    """By attempt: `envs/vllm-cpu/.venv/bin/python: lock 0123456789ab, sources 0123456789ab`."""
+    """Yield by attempt: `envs/vllm-cpu/.venv/bin/python: lock 0123456789ab, sources
+    0123456789ab`.
+    """
     for node in nodes_of(attempts):
         for python, files in node["engine_files"].items():
             lock, sources = (
@@ -219,7 +223,7 @@ def section(study: str, record: ManifestRecord, seal: str | None = None) -> str:
 
 
 def _made_by(record: ManifestRecord) -> list[str]:
-    """The method of a study's claims, and a digest over its published files."""
+    """Return the method of a study's claims, and a digest over its published files."""
     return [
         f"- analysed by method: {record['method']}",
         f"- sha256 of the digests of its published files: {sha256_json(record['files'])}",
@@ -227,25 +231,27 @@ def _made_by(record: ManifestRecord) -> list[str]:
 
 
 def section_of(text: str, study: str) -> str:
-    """The study's part of a manifest's text, markers included; empty where it has none."""
+    """Return the study's part of a manifest's text, markers included; empty where it has none."""
     return _sections(text).get(study, "")
 
 
 def named(body: str, what: str) -> str | None:
-    """The SHA-256 that a study's section names for its `Archive` or `Seal`; None: it names none."""
+    """Return the SHA-256 that a study's section names for its `Archive` or `Seal`, or None."""
     line = re.search(rf"^{what}: (`[^`]+`, \d+ bytes, )?sha256 `([0-9a-f]{{64}})`\.$", body, re.M)
     return line[2] if line else None
 
 
 def published_body(body: str) -> str:
-    """A study's section of MANIFEST.md without what packing adds: its archive and pictures."""
+    """Return a study's section of MANIFEST.md without what packing adds: its archive and
+    pictures.
+    """
     for line in (r"Archive: `[^`]+`, \d+ bytes, sha256 `[0-9a-f]{64}`\.", "Pictures: .*"):
         body = re.sub(rf"^{line}\n\n", "", body, count=1, flags=re.MULTILINE)
     return body
 
 
 def pictures_line(pictures: Mapping[str, str]) -> str:
-    """The line of MANIFEST.md that names the SHA-256 of each picture of a study."""
+    """Return the line of MANIFEST.md that names the SHA-256 of each picture of a study."""
     return f"Pictures: {', '.join(f'`{name}` {pictures[name]}' for name in sorted(pictures))}."
 
 
@@ -255,7 +261,7 @@ def pictures_of(digests: Mapping[str, str]) -> dict[str, str]:
 
 
 def wrong_pictures(body: str, own: Mapping[str, str]) -> Iterator[str]:
-    """What a study's section says of its pictures that is not so; `own`: SHA-256 by file name."""
+    """Yield the section's wrong statements about its pictures; `own`: SHA-256 by file name."""
     (line,) = re.findall(r"^Pictures: .*$", body, re.MULTILINE) or [""]
     listed = dict(re.findall(r"`([^`]+)` (\w+)", line))
     for name in sorted({*listed, *own}):
@@ -288,7 +294,7 @@ def name_archive(
 
 
 def merge(text: str, study: str, new_section: str) -> str:
-    """The manifest `text` with this study's section replaced or added, studies in order of name."""
+    """Return the manifest with this study's section replaced or added, studies in order of name."""
     sections = _sections(text) | {study: new_section}
     return HEAD + "".join("\n" + sections[name] for name in sorted(sections))
 

@@ -68,7 +68,7 @@ def pack(study_file: Path, manifest: Path, target: Path) -> None:
 
 
 def packed_study(root: Path) -> bytes:
-    """The bytes of the archive of the study in `root`: all that is sealed, and what was published.
+    """Return the bytes of the archive of the study in `root`: all that is sealed or published.
 
     Raises:
         ArtifactError: a file is missing, or has no place in a study.

@@ -1,4 +1,4 @@
-"""What the raw records of each measured cell must be, whatever was made of them.
+"""Check the raw records of each measured cell, whatever was made of them.
 
 A cell's own record follows from the design, the seed and the lines of its other files, so it is
 made again, by the code that made and judged it. Arrivals and prompts follow from the seed; stamps
@@ -90,7 +90,7 @@ class Records:
 
 
 def check_records(folder: StudyFolder, ledger: Ledger) -> None:
-    """A claim of each kind for each measured cell, and one for the summary of each launch."""
+    """Check each kind of record of each measured cell, and the summary of each launch."""
     study, summaries = folder.study, dict[Launch, dict[str, Any]]()
     for phase in PHASES:
         with ledger.guarded("records", f"phase {phase}"):
@@ -118,13 +118,13 @@ def check_records(folder: StudyFolder, ledger: Ledger) -> None:
 
 
 def check_cell(records: Records, ledger: Ledger) -> None:
-    """A claim of each kind for one cell."""
+    """Check each kind of record of one cell."""
     for kind, check in CHECKS.items():
         ledger.check(kind, records.cell.name, check(records))
 
 
 def _record(records: Records) -> Iterator[str]:
-    """The cell's own record, made and judged again."""
+    """Check the cell's own record, made and judged again."""
     study, cell, record, device = records.study, records.cell, records.record, None
     machine, window = cell.file("machine"), cast(Any, record["window"])
     if study.config["engine"].get("device") == "emulated":
@@ -205,7 +205,7 @@ def _requests(records: Records) -> Iterator[str]:
 
 
 def _of_one(r: Line, drained_ns: int) -> Iterator[str]:
-    """What is wrong with the times of one request."""
+    """Yield the errors in one request's times."""
     stamps = [(name, r[f"t_{name}_ns"]) for name in ORDER if r[f"t_{name}_ns"] is not None]
     for (a, x), (b, y) in itertools.pairwise(stamps):
         if x > y:
@@ -227,7 +227,7 @@ def _of_one(r: Line, drained_ns: int) -> Iterator[str]:
 
 
 def _identities(records: Records) -> Iterator[str]:
-    """What client, server and step records of a valid cell say of the same requests."""
+    """Check that client, server and step records of a valid cell agree on the same requests."""
     if records.cell.status != "valid" or not records.served.get("counters", True):
         return
     before, after = records.counters["before"], records.counters["after"]
@@ -260,7 +260,7 @@ def _identities(records: Records) -> Iterator[str]:
 def _no_client_is_faster(
     name: str, metric: str, pages: Sequence[Mapping[str, float]], seconds: list[float], exact: bool
 ) -> Iterator[str]:
-    """The server's histogram bounds the client's times: in each bucket, and in sum."""
+    """Check that the server's histogram bounds the client's times: in each bucket, and in sum."""
     before, after = (_histogram(page, metric) for page in pages)
     if len(after) < 2 or before.keys() != after.keys():
         yield f"{metric} is missing"

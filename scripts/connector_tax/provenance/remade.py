@@ -166,14 +166,14 @@ def check_claims(root: Path, made: Path, ledger: Ledger) -> Claims:
 
 
 def _tables_in(folder: Path) -> set[str]:
-    """The files below a folder's `analysis/`, by their names in the folder."""
+    """Return the files below a folder's `analysis/`, by their names in the folder."""
     below = (path for path in (folder / paths.ANALYSIS).rglob("*") if not path.is_dir())
     typed = paths.PARQUET_FILES
     return {p.relative_to(folder).as_posix() for p in below if p.name not in typed}
 
 
 def _check_digests(root: Path, published: Path, record: ManifestRecord, ledger: Ledger) -> None:
-    """A claim about the published tables, by the digests in the manifest."""
+    """Check the published tables by the digests in the manifest."""
     listed = {name: sha256 for name, sha256 in record["files"].items() if not is_view(name)}
     there = {n: (published if n in TABLES else root) / n for n in manifest.CLAIMED}
     there = {name: path for name, path in there.items() if path.is_file()}
@@ -182,7 +182,7 @@ def _check_digests(root: Path, published: Path, record: ManifestRecord, ledger: 
 
 
 def check_looks(root: Path, made: Path, claims: Claims) -> None:
-    """A claim for looks.json, of which a launch may have been measured again since."""
+    """Check looks.json, of which a launch may have been measured again since."""
     if (made / paths.LOOKS).is_symlink():
         claims.ledger.check(KIND, paths.LOOKS, [LOOKED_EARLIER], doubt="a look is taken once")
     else:
@@ -190,7 +190,7 @@ def check_looks(root: Path, made: Path, claims: Claims) -> None:
 
 
 def check_views(root: Path, ledger: Ledger) -> None:
-    """A claim, in one line: are the pictures and the report in the folder the published files?
+    """Check, in one line, whether the folder's pictures and report are the published files.
 
     `replot` draws those of an archive again, by the code and on the processor of whoever asks. They
     are no claims, so other ones are named and do not fail.

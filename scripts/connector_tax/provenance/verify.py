@@ -45,7 +45,7 @@ RATES = "all_rates"  # the cell of the taxes over all rates of Phase A without s
 
 
 def read_table(root: Path, kind: str) -> dict[str, list[Row]]:
-    """The lines of each file of a kind, from its columns.
+    """Return the lines of each file of a kind, from its columns.
 
     The first line of `tables/<kind>` names files with their number of lines, and shapes of lines
     with a NUL for each number; the second has each line's shape; a column is its numbers (`=`), or
@@ -67,13 +67,15 @@ def read_table(root: Path, kind: str) -> dict[str, list[Row]]:
 
 
 def numbers(column: str) -> list[str]:
-    """The numbers of a column, as they stood in the lines."""
+    """Return the numbers of a column, as they stood in the lines."""
     values = column[1:].split()
     return [str(n) for n in itertools.accumulate(map(int, values))] if column[0] == "+" else values
 
 
 def waiting(values: Row) -> float:
-    """How many requests wait in the server by one scrape, in all of its engines."""
+    """Return the number of requests that wait in the server by one scrape, in all of its
+    engines.
+    """
     return float(sum(n for key, n in values.items() if key.partition("{")[0] == WAITING))
 
 
@@ -99,7 +101,7 @@ class Cell:
 
 
 def configuration_of(launch: str) -> str:
-    """What a launch is started with: plain for plain_2."""
+    """Return a launch's configuration: plain for plain_2."""
     return re.sub(r"_([2-9]|1\d|20)$", "", launch)
 
 
@@ -136,12 +138,12 @@ class Study:
                     self.cells[key] = Cell(record, *lines)
 
     def plains(self, phase: str) -> list[str]:
-        """The baseline's launches in a block, by number."""
+        """Return the baseline's launches in a block, by number."""
         mine = [name for name in self.names[phase] if configuration_of(name) == self.baseline]
         return sorted(mine, key=lambda name: (len(name), name))
 
     def fired(self, key: Key) -> list[str]:
-        """The saturation criteria that fire in a valid cell."""
+        """Return the saturation criteria that fire in a valid cell."""
         bounds, cell = self.config["saturation"], self.cells[key]
         half = self.cells.get((*key[:3], self.grid.get(cell.rate / 2, "")))
         growth: Any = 0.0  # there is no half of it in the grid, or nothing was served
@@ -156,7 +158,7 @@ class Study:
 
     @cached_property
     def unsaturated(self) -> list[str]:
-        """The cells of Phase A, by rate, in which nothing was saturated nor dropped arrivals.
+        """Return the cells of Phase A, by rate, without saturation and without dropped arrivals.
 
         A configuration of which that is not so at the lowest rate has no say.
         """
@@ -168,7 +170,9 @@ class Study:
         return [cell for cell, configs in over.items() if not configs - broken]
 
     def row(self, key: Key) -> Row:
-        """A valid cell's row of cells.csv; percentiles with intervals from order statistics."""
+        """Return a valid cell's row of cells.csv; percentiles with intervals from order
+        statistics.
+        """
         cell, names, tail = self.cells[key], self.fired(key), (1 - self.confidence) / 2
         row: Row = {
             "label": self.document["engine_label"], "rate_rps": cell.rate,
@@ -210,7 +214,7 @@ class Study:
 
 
 def samples(study: Study) -> dict[tuple[str, ...], dict[Launch, Sample]]:
-    """The samples of each phase, cell and metric, and those over all rates of Phase A."""
+    """Return the samples of each phase, cell and metric, and those over all rates of Phase A."""
     found: dict[tuple[str, ...], dict[Launch, Sample]] = {}
     for key, cell in study.cells.items():
         ok = cell.all
@@ -450,7 +454,9 @@ class Taxes:
         self.study, self.samples = study, samples(study)
 
     def weights(self, tax: Tax, launches: Iterable[Launch]) -> dict[Launch, float]:
-        """The weight of each launch in d, over the blocks that have both sides; ours first."""
+        """Return the weight of each launch in d, over the blocks that have both sides; ours
+        first.
+        """
         plain = {la for la in launches if la[0] in self.study.plains(tax[1]) and la[0] != tax[0]}
         base = {block: [la for la in plain if la[1] == block] for _, block in plain}
         ours = [la for la in launches if la[0] == tax[0] and la[1] in base]
@@ -460,7 +466,9 @@ class Taxes:
     def effect(
         self, *terms: tuple[float, Tax], confidence: float | None = None, comparisons: int = 1
     ) -> Effect | None:
-        """A tax (one term of weight 1), or a linear combination of taxes: weights and taxes."""
+        """Return a tax (one term of weight 1), or a linear combination of taxes: weights and
+        taxes.
+        """
         taxes, weight, is_log = [tax for _, tax in terms], [w for w, _ in terms], len(terms) == 1
         parts = [self.samples.get(tax[1:], {}) for tax in taxes]
         shared = [launch for launch in parts[0] if all(launch in part for part in parts)]
@@ -488,7 +496,7 @@ class Taxes:
                       centre, is_log, taxes[0][0], wide, 2 * level - 1)  # fmt: skip
 
     def marks(self, tax: Tax, launches: Iterable[Launch]) -> Iterable[str]:
-        """Which of a tax's configurations were saturated or dropped arrivals ("Verdicts")."""
+        """Yield a tax's configurations that were saturated or dropped arrivals ("Verdicts")."""
         cells = self.study.unsaturated if tax[2] == RATES else [tax[2]]
         places = [(name, (name, b, tax[1], cell)) for name, b in launches for cell in cells]
         keys = [(configuration_of(name), key) for name, key in places]
@@ -558,7 +566,7 @@ def huber(effect: Effect, base: Sequence[str], margin: float) -> str | None:
 
 
 def tax_rows(study: Study, taxes: Taxes, rates: Row) -> Row:
-    """The taxes of effects.csv by configuration, phase, cell and metric."""
+    """Return the taxes of effects.csv by configuration, phase, cell and metric."""
     rows = Row()
     cells = [(phase, cell) for phase, planned in study.planned.items() for cell in planned]
     cells += [("A", {"cell": RATES, "rate_rps": None})]
@@ -705,13 +713,13 @@ def identity(study: Study, root: Path) -> tuple[Row, Row]:
 
 
 def read_csv(path: Path, *keys: str) -> Row:
-    """The rows of a CSV, as text, by their keys."""
+    """Return the rows of a CSV, as text, by their keys."""
     rows = pd.read_csv(path, dtype=str, keep_default_na=False).to_dict("records")
     return {" ".join(row[key] for key in keys): row for row in rows}
 
 
 def published_taxes(folder: Path) -> Row:
-    """The rows of effects.csv that are taxes."""
+    """Return the rows of effects.csv that are taxes."""
     rows = read_csv(folder / "effects.csv", "quantity", "config", "phase", "cell", "metric", "item")
     of = ("config", "phase", "cell", "metric")
     taxes = [row for row in rows.values() if row["quantity"] == "tax"]
@@ -719,7 +727,9 @@ def published_taxes(folder: Path) -> Row:
 
 
 def judged_early(root: Path) -> set[str]:
-    """The taxes that interim analyses judged: the last one's numbers stand in effects.csv."""
+    """Return the taxes that interim analyses judged: the last one's numbers stand in
+    effects.csv.
+    """
     path = root / "looks.json"
     taken = json.loads(path.read_text())[-1:] if path.exists() else []
     found = [finding for look in taken for finding in look["findings"]]
@@ -727,7 +737,7 @@ def judged_early(root: Path) -> set[str]:
 
 
 def flat(where: str, value: Any) -> Row:
-    """The leaves of records and lists, by where they stand."""
+    """Return the leaves of records and lists, by their path."""
     if not isinstance(value, dict | list):
         return {where: value}
     parts = value.items() if isinstance(value, dict) else enumerate(value)
@@ -735,7 +745,7 @@ def flat(where: str, value: Any) -> Row:
 
 
 def same(published: Any, again: Any) -> bool:
-    """Whether a published value, or its text in a CSV, is the one computed here."""
+    """Return whether a published value, or its text in a CSV, equals the one computed here."""
     if again in (None, "", -math.inf, math.inf) or published in (None, ""):
         return published in (None, "") and again in (None, "", -math.inf, math.inf)
     if isinstance(again, str | bool):

@@ -34,7 +34,7 @@ def digest(path: Path) -> str:
 
 
 def _settled(content: bytes, suffix: str) -> bytes:
-    """A picture with clip paths named by number; a page with digests in place of its pictures."""
+    """Return a picture with clip paths named by number, or a page with digests of its pictures."""
     names: dict[bytes, int] = {}
     if suffix == ".svg":
         return CLIP_PATH.sub(lambda n: b"p%d" % names.setdefault(n[0], len(names)), content)
@@ -63,7 +63,9 @@ def is_view(name: str) -> bool:
 
 
 def changed_files(published: Mapping[str, str], there: Mapping[str, Path]) -> Iterator[str]:
-    """One line for each file that is missing, added, or not the published one by its digest."""
+    """Yield one line for each file that is missing, added, or not the published one by its
+    digest.
+    """
     for name in sorted({*published, *there}):
         if name not in there:
             yield f"{name} is missing"

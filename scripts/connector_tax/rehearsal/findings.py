@@ -1,4 +1,4 @@
-"""What a rehearsal says about its study: time, cells, what can be decided, and what to change."""
+"""Describe a rehearsal: time, cells, decidable effects, and what to change."""
 
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ class Section:
 
 
 def page(title: str, sections: Sequence[Section]) -> str:
-    """The sections as a page, the same in a terminal of 80 columns and as Markdown."""
+    """Return the sections as a page, the same in a terminal of 80 columns and as Markdown."""
     lines = [f"# {title}", ""]
     for section in sections:
         lines += [f"## {section.title}", ""]
@@ -67,7 +67,7 @@ def seconds_by_part(rehearsal: Rehearsal) -> dict[str, float]:
 
 
 def _served(rehearsal: Rehearsal) -> pd.DataFrame:
-    """A row for each cell of each launch that ran."""
+    """Return a row for each cell of each launch that ran."""
     rows = [
         {
             "phase": launch.phase, "cell": cell, "block": launch.block,
@@ -135,7 +135,9 @@ def _duration(rehearsal: Rehearsal) -> Section:
 
 
 def _looks(rehearsal: Rehearsal, total_s: float) -> Iterator[str]:
-    """What looks leave of the launches of Phase A, and the most and the least that it can take."""
+    """Yield the launches of Phase A that interim analyses save, and its longest and shortest
+    time.
+    """
     if "looks" not in rehearsal.study.config["statistics"]:
         return
     phase = list(rehearsal.own_indexes("A"))
@@ -173,7 +175,7 @@ def _machine(rehearsal: Rehearsal) -> Section:
 
 
 def _cells(rehearsal: Rehearsal) -> Iterator[Section]:
-    """A table for each phase: the baseline's launches, medians over them."""
+    """Yield a table for each phase: the baseline's launches, medians over them."""
     served = _served(rehearsal)
     pooled = {
         (row["phase"], row["cell"]): row
@@ -224,7 +226,7 @@ def _cell_row(launches: pd.DataFrame, row: Row) -> list[str]:
 
 
 def _taxes(rehearsal: Rehearsal) -> Section:
-    """What could be told of the taxes that verdicts are made for."""
+    """Return the detectable size of each tax that gets a verdict."""
     rows = []
     by_metric = sorted(_confirmatory(rehearsal), key=lambda t: (t.cell, t.metric))
     for (cell, metric), group in groupby(by_metric, key=lambda t: (t.cell, t.metric)):
@@ -267,7 +269,7 @@ def _hypotheses(rehearsal: Rehearsal) -> Section:
 
 
 def advice(rehearsal: Rehearsal) -> Iterator[str]:
-    """What to change, each sentence with the key it is about."""
+    """Yield recommended changes, each sentence with its configuration key."""
     config, rates = rehearsal.study.config, rehearsal.rates
     parts = seconds_by_part(rehearsal)
     total_s = sum(parts.values())

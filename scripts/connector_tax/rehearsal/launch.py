@@ -71,7 +71,7 @@ HEALTHY: GeneratorHealth = {
 
 
 class Scrape(NamedTuple):
-    """What is seen of the server at one moment, in requests."""
+    """The server's state at one moment, in requests."""
 
     t_ns: int
     waiting: int
@@ -194,7 +194,7 @@ class VirtualCell:
 
 
 def virtual_engine(study: StudyDocument, launch: Launch, machine: Machine) -> VirtualEngine:
-    """The engine that a launch is, in virtual time."""
+    """Return a launch's engine in virtual time."""
     return VirtualEngine(
         machine.engines[launch.configuration],
         launch_seed(study, launch),
@@ -308,7 +308,7 @@ class SimulationError(Exception):
 
 
 def in_processes(module: str, arguments: Sequence[str], tasks: Sequence[Any]) -> list[Any]:
-    """What `python -m module *arguments` answers to each task (`answer_tasks`), in their order.
+    """Return the answers of `python -m module *arguments` to each task (`answer_tasks`), in order.
 
     The tasks are shared out to one process for each CPU, as JSON lines.
 

@@ -34,7 +34,7 @@ from connector_tax.study.durations import VLLM_SEQUENCES, VLLM_STEP_TOKENS
 
 
 class Noise(NamedTuple):
-    """How launches of one configuration differ, relative to a step's time.
+    """The differences between launches of one configuration, relative to a step's time.
 
     Attributes:
         launch_sd: standard deviation from launch to launch.
@@ -66,7 +66,7 @@ NOISES: Mapping[str, Noise] = {
 
 
 def slowness(noise: Noise, study: StudyDocument, launch: Launch) -> float:
-    """What the launch's steps take over those of a good one in the middle of its block."""
+    """Return a launch's step time over that of an undisturbed one in the middle of its block."""
     order = [
         entry["config"]
         for entry in study["run_order"][launch.phase]
@@ -85,7 +85,7 @@ def slowness(noise: Noise, study: StudyDocument, launch: Launch) -> float:
 
 @dataclass(frozen=True)
 class Machine:
-    """What a launch of each configuration costs.
+    """The costs of each configuration's launches.
 
     Attributes:
         engines: by configuration id.
@@ -106,7 +106,7 @@ class Machine:
     noise: Noise = QUIET
 
     def noisy(self, noise: Noise) -> "Machine":
-        """The same with launches that differ so."""
+        """Return the machine with launches that differ by `noise`."""
         engines = {
             name: replace(
                 engine, step_cost=replace(engine.step_cost, launch_offset_rel_sd=noise.launch_sd)
@@ -124,7 +124,7 @@ def has_machine(study: StudyDocument) -> bool:
 
 
 def machine_of(study: StudyDocument) -> Machine:
-    """The machine that a resolved design names.
+    """Return the machine that a resolved design names.
 
     Raises:
         ConfigError: it names none, or one that cannot be had; names the key.

@@ -35,7 +35,7 @@ from connector_tax.study.shape_rates import (
 
 @dataclass
 class Rehearsal:
-    """What a study comes to in virtual time.
+    """A study's outcome in virtual time.
 
     Attributes:
         study: as it was rehearsed: with at least the blocks that a verdict needs.
@@ -62,7 +62,7 @@ class Rehearsal:
     hypotheses: list[ConclusionRecord] = field(default_factory=list)
 
     def own_indexes(self, phase: str) -> Iterator[LaunchIndex]:
-        """The launches of a phase that the study itself has."""
+        """Yield the indexes of a phase's launches that the study itself has."""
         for launch, index in self.indexes.items():
             if launch.phase == phase and launch.block < self.own_blocks:
                 yield index
@@ -165,7 +165,7 @@ def rehearse_phase(document: StudyDocument, phase: str, root: Path, machine: Mac
 
 
 def rehearse_shapes(study: StudyDocument, machine: Machine) -> tuple[dict[str, list[float]], float]:
-    """The probe of the shapes: what `study.shape_rates` measures on a server.
+    """Return the result of the shape probe, as `study.shape_rates` measures it on a server.
 
     Cell name to when its requests are completed, s; and how long all the probes take, s.
     """
@@ -184,7 +184,7 @@ def rehearse_shapes(study: StudyDocument, machine: Machine) -> tuple[dict[str, l
 def _burst(
     engine: VirtualEngine, shape: tuple[int, int], longest_s: float, front_s: float, count: int
 ) -> list[float]:
-    """When `count` requests of a shape that all arrive at once are completed, s."""
+    """Return the completion times, in s, of `count` requests of a shape that arrive at once."""
     began_ns = engine.now_ns
     arrived = [engine.add(number, *shape) for number in range(count)]
     done: list[float] = []

@@ -96,7 +96,7 @@ Compared = tuple[str, list[EffectRow]]
 
 
 def answer(study: StudyTables) -> str:
-    """What costs most and what is less than the margin, in at most 25 words."""
+    """Return the costliest configurations and those below the margin, in at most 25 words."""
     compared = _compared(study)
     over = study.against(" over plain") if study.baseline != PLAIN else ""
     judged = {row.verdict for _, rows in compared for row in rows}
@@ -118,7 +118,7 @@ def answer(study: StudyTables) -> str:
 
 
 def notes(study: StudyTables) -> list[str]:
-    """What has no answer, and what would give it: a sentence each."""
+    """Return a sentence for each question without an answer, with what would answer it."""
     compared = _compared(study)
     said: list[str] = []
     if chosen := _chosen(compared, lambda row: row.verdict == CANNOT_TELL):
@@ -138,7 +138,7 @@ def notes(study: StudyTables) -> list[str]:
 
 
 def limits(study: StudyTables) -> str:
-    """What a study of this kind of engine cannot say."""
+    """Return what a study of this kind of engine cannot show."""
     engine = study.settings["engine"]
     if study.emulated:
         return "The costs were set in a file: nothing here is of vLLM or of a GPU."
@@ -162,13 +162,13 @@ def _compared(study: StudyTables) -> list[Compared]:
 
 
 def _chosen(compared: Sequence[Compared], wanted: Callable[[EffectRow], object]) -> list[Compared]:
-    """The rows that are wanted, of the configurations that have any."""
+    """Return the wanted rows of the configurations that have any."""
     chosen = [(label, [row for row in rows if wanted(row)]) for label, rows in compared]
     return [(label, rows) for label, rows in chosen if rows]
 
 
 def _dearest(proven: Sequence[Compared]) -> list[Compared]:
-    """The configurations with the largest tax of a metric, and these taxes."""
+    """Return the configurations with the largest tax of a metric, and these taxes."""
     found: dict[str, list[EffectRow]] = {}
     for metric in VERDICT_METRICS:
         taxes = [(row, label) for label, rows in proven for row in rows if row.metric == metric]
@@ -185,7 +185,7 @@ def _joined(words: Iterable[str]) -> str:
 
 
 def _each(rows: Sequence[EffectRow], said: Callable[[EffectRow], str]) -> str:
-    """What is said of each row and its metric; once where it is the same of all."""
+    """Return a phrase for each row and its metric, or one where all are the same."""
     by_words: dict[str, list[str]] = {}
     for row in rows:
         by_words.setdefault(said(row), []).append(LATENCY_METRICS[row.metric].label)
@@ -226,7 +226,7 @@ def _block_minutes(study: StudyTables) -> str:
 
 
 def _too_few(study: StudyTables, chosen: Sequence[Compared]) -> str:
-    """How many blocks the taxes have, which are fewer than the study's where one was lost."""
+    """Return the number of blocks behind the taxes, fewer than the study's where one was lost."""
     by_count: dict[int, list[str]] = {}
     for label, rows in chosen:
         by_count.setdefault(min(row.n_blocks or 0 for row in rows), []).append(label)
@@ -282,7 +282,7 @@ def hypotheses(study: StudyTables) -> list[tuple[str, str, str, ConclusionRecord
 
 
 def looks(study: StudyTables) -> str:
-    """Which look decided what, and how many launches that left; empty where none was taken."""
+    """Return the interim analyses' decisions and the launches they saved; "" without any."""
     found: list[str] = []
     known: set[str] = set()
     for taken in study.looks:
@@ -302,7 +302,7 @@ def looks(study: StudyTables) -> str:
 
 
 def not_asked(study: StudyTables) -> list[str]:
-    """The hypotheses that need a configuration or a length that the study does not have."""
+    """Return the hypotheses that need a configuration or a length that the study does not have."""
     return [name for name in ABOUT if not _asked(study, name)]
 
 

@@ -1,4 +1,4 @@
-"""What the report says of effects.csv: columns over its rows, by quantity, rate and metric."""
+"""Define the report's columns over the rows of effects.csv, by quantity, rate and metric."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -44,7 +44,7 @@ def _configuration(study: StudyTables) -> EffectColumn:
 
 
 def _verdict(study: StudyTables) -> EffectColumn:
-    """In words, with the mark."""
+    """Return the column of verdicts in words, with the mark."""
 
     def says(row: EffectRow) -> TableCell:
         is_aa = row.config == study.aa
@@ -59,7 +59,7 @@ def _verdict(study: StudyTables) -> EffectColumn:
 def _aa(
     study: StudyTables, heading: str, says: Callable[[EffectRow | None], TableCell]
 ) -> EffectColumn:
-    """What is said of the A/A row of the same quantity, phase, cell and metric."""
+    """Return a column about the A/A row of the same quantity, phase, cell and metric."""
     noise = {
         (row.quantity, row.phase, row.cell, row.metric): row
         for row in study.effects
@@ -69,7 +69,7 @@ def _aa(
 
 
 def at_references(study: StudyTables) -> list[tuple[str, Table]]:
-    """The taxes over all rates, then p90 at both reference rates, each under its title."""
+    """Return the taxes over all rates, then p90 at both reference rates, each under its title."""
     plain = study.against("plain")
     columns: list[EffectColumn] = [
         _configuration(study),
@@ -121,7 +121,7 @@ def amplification(study: StudyTables) -> Table | None:
 
 
 def others(study: StudyTables) -> Table:
-    """Every other tax: each rate, shape and metric."""
+    """Return every other tax: each rate, shape and metric."""
     columns: list[EffectColumn] = [
         _configuration(study),
         ("Phase", lambda row: row.phase),
@@ -183,7 +183,7 @@ StepGroups = dict[tuple[str, str], StepCosts]
 
 
 def _steps(study: StudyTables, quantity: str, reference: str) -> StepGroups:
-    """The rows of Phase A's steps at a reference rate."""
+    """Return the rows of Phase A's steps at a reference rate."""
     groups: StepGroups = {}
     for row in study.of(quantity, "A"):
         if row.reference == reference and row.item:
@@ -192,7 +192,7 @@ def _steps(study: StudyTables, quantity: str, reference: str) -> StepGroups:
 
 
 def step_kinds(study: StudyTables) -> list[StepTable]:
-    """What a step takes over plain's at each reference rate, by kind, and where it takes it."""
+    """Return step times above plain's at each reference rate, by kind and part."""
     order = [(StepGroup(kind).item, item.id) for kind in KINDS for item in study.compared]
     return [
         (reference, study.reference[reference],
@@ -234,7 +234,8 @@ def _step_columns(study: StudyTables, reference: str) -> list[Column[StepCosts]]
 
 
 def hooks(study: StudyTables) -> Table | None:
-    """Every configuration's hooks at ref_safe, by kind of step, where they take SHOWN_US or more.
+    """Return every configuration's hooks at ref_safe by kind of step, where they take SHOWN_US or
+    more.
 
     A hook that one kind of step lacks has no number there.
     """
@@ -313,7 +314,7 @@ def _difference(row: EffectRow | None, digits: int) -> TableCell:
 
 
 def every_resource(study: StudyTables) -> Table:
-    """All numbers of every resource."""
+    """Return all numbers of every resource."""
 
     def taxed(row: EffectRow, value: float | None) -> float | None:
         return value if row.scale == tables.LOG else None
@@ -340,7 +341,7 @@ def every_resource(study: StudyTables) -> Table:
 
 
 def resources_missing(study: StudyTables) -> str | None:
-    """Why no resource was recorded at all; None where some were."""
+    """Return why no resource was recorded at all, or None where some were."""
     rows = study.of(tables.RESOURCE)
     if any(row.status == "valid" for row in rows):
         return None
@@ -351,7 +352,7 @@ def resources_missing(study: StudyTables) -> str | None:
 
 
 def device_steps(study: StudyTables) -> list[StepTable]:
-    """The steps of an emulated device at each reference rate: by size of batch, all sizes first."""
+    """Return an emulated device's steps at each reference rate, by batch size, all sizes first."""
 
     def of_one_size(key: tuple[str, str]) -> bool:
         return StepGroup.of(key[0]).batch != ALL_SIZES
@@ -372,7 +373,9 @@ def _device_columns(study: StudyTables, reference: str) -> list[Column[StepCosts
         return StepGroup.of(steps["device_us"].item)
 
     def tpot_us(steps: StepCosts) -> TableCell:
-        """The median TPOT's difference from plain: what the exposed time must agree with."""
+        """Return the median TPOT's difference from plain, which the exposed time must agree
+        with.
+        """
         row = tpot.get(steps["device_us"].config)
         if row is None or (of(steps).kind, of(steps).batch) != ("decode", ALL_SIZES):
             return TableCell(text.DASH)
@@ -419,7 +422,7 @@ def same_everywhere(study: StudyTables) -> list[tables.EngineRow]:
 
 
 def settings(study: StudyTables) -> Table:
-    """Every setting of every configuration's running engine."""
+    """Return every setting of every configuration's running engine."""
     columns: list[Column[tables.EngineRow]] = [
         ("Configuration", lambda row: study.label(row.config)),
         ("Setting", lambda row: row.setting or text.DASH),

@@ -58,17 +58,17 @@ class LaunchReport:
 
     @property
     def status(self) -> str:
-        """How it ended, or `missing`."""
+        """Return the launch's state, or `missing`."""
         return "missing" if self.index is None else self.index.status
 
     @property
     def reason(self) -> str:
-        """Why it did not end well."""
+        """Return why the launch failed or was skipped, or ""."""
         return "no index.json: not measured" if self.index is None else self.index.reason or ""
 
     @property
     def started_utc(self) -> str:
-        """When the first of its cells began."""
+        """Return the start time of the first cell (UTC)."""
         records = [cell.record for cell in self.cells if cell.record]
         return min((record["window"]["started_utc"] for record in records), default="")
 
@@ -81,7 +81,7 @@ def measured_again(study: StudyTables) -> list[str]:
 
 
 def read_launches(study: StudyTables) -> list[LaunchReport]:
-    """All launches of the run order; one that left no index.json is `missing`."""
+    """Return all launches in run order; one without index.json is `missing`."""
     launches = []
     for launch in StudyFolder(Study(study.root, study.document)).launches:
         config, block, phase = launch.launch.config, launch.launch.block, launch.launch.phase
@@ -98,14 +98,14 @@ def _cell(launch: LaunchFolder, name: str) -> CellState:
 
 
 def engine_files(launches: Sequence[LaunchReport]) -> list[str]:
-    """The hashes of lock and vLLM's sources by interpreter; none of an embedded engine."""
+    """Return the hashes of lock and vLLM's sources by interpreter; none for an embedded engine."""
     attempts = [a for launch in launches if launch.index for a in launch.index.attempts]
     found = [item for node in nodes_of(attempts) for item in node["engine_files"].items()]
     return list(dict.fromkeys(f"{python}: {text.compact(files)}" for python, files in found))
 
 
 def placements(launches: Sequence[LaunchReport]) -> Counter[str]:
-    """Each warning about the CPUs of server and load generator, with the launches it holds for."""
+    """Return each warning about CPU placement, with the number of launches it holds for."""
     warnings: Counter[str] = Counter()
     for launch in launches:
         attempts = launch.index.attempts if launch.index else []
@@ -115,7 +115,7 @@ def placements(launches: Sequence[LaunchReport]) -> Counter[str]:
 
 
 def void_phases(launches: Sequence[LaunchReport]) -> list[str]:
-    """The phases that were measured, and none of whose cells is valid."""
+    """Return the measured phases without a valid cell."""
     states: dict[str, set[str]] = {}
     for launch in launches:
         states.setdefault(launch.phase, set()).update(cell.status for cell in launch.cells)
@@ -139,7 +139,7 @@ class Overhead:
 
 
 def overhead(launches: Iterable[LaunchReport]) -> Overhead:
-    """Sums over every launch that ran; the wall time counts the moments between launches too.
+    """Return sums over every launch that ran; the wall time includes the gaps between launches.
 
     A gap longer than `PAUSE_S` is an interrupted study, not its overhead; nor is what follows a
     launch whose end nobody saw, because its driver was killed after its last cell.
@@ -166,7 +166,7 @@ Measured = tuple[CellState, CellRecord]
 
 
 def lost_cells(study: StudyTables, launches: Sequence[LaunchReport]) -> Table | None:
-    """Every cell that has no number, with its reason; None where all have."""
+    """Return every cell without a number, with its reason; None where all have one."""
     columns: list[Column[tuple[LaunchReport, CellState]]] = [
         ("Configuration", lambda row: study.label(row[0].config)),
         ("Block", lambda row: number(row[0].block, 0)),
@@ -180,7 +180,7 @@ def lost_cells(study: StudyTables, launches: Sequence[LaunchReport]) -> Table | 
 
 
 def checks(launch: LaunchReport) -> Table | None:
-    """What a launch's cells counted and how each check came out; None where none was measured."""
+    """Return the counts and checks of a launch's cells, or None where none was measured."""
     measured = [(cell, cell.record) for cell in launch.cells if cell.record]
     if not measured:
         return None
@@ -291,7 +291,7 @@ def drift_summary(drift: Sequence[DriftRow]) -> list[tuple[str, int, float, Drif
 
 
 def drift_table(drift: Sequence[DriftRow]) -> Table:
-    """Every comparison of plain with itself later in the block."""
+    """Return every comparison of plain with itself later in the block."""
     columns: list[Column[DriftRow]] = [
         ("Block", lambda row: number(int(row.block), 0)),
         ("Phase", lambda row: row.phase),

@@ -1,4 +1,4 @@
-"""What stands in the report, section by section, and the page made of it."""
+"""Assemble the report's sections and render the page."""
 
 import base64
 import csv
@@ -37,7 +37,7 @@ RAW_FILES = (
 
 
 def filled(template: Path, shown: Mapping[str, Any], **filters: Callable[..., str]) -> str:
-    """A page: a template with what it shows, in the style of all pages, which lies here."""
+    """Return a filled template in the style of all pages."""
     environment = Environment(
         loader=FileSystemLoader([template.parent, Path(__file__).parent]), autoescape=True,
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
@@ -47,7 +47,7 @@ def filled(template: Path, shown: Mapping[str, Any], **filters: Callable[..., st
 
 
 def render(study: StudyTables) -> str:
-    """The whole page as text.
+    """Return the whole page as text.
 
     Raises:
         ArtifactError: a figure, table or record the page is made of is missing or malformed.
@@ -60,7 +60,7 @@ def render(study: StudyTables) -> str:
 
 
 def context(study: StudyTables) -> dict[str, Any]:
-    """What the template shows, and the modules whose functions it calls for the rest."""
+    """Return the template's values, and the modules whose functions it calls."""
     engine = study.settings["engine"]
     launches = runs.read_launches(study)
     over_time = [(launch, series.series_of(launch)) for launch in launches]
@@ -98,7 +98,7 @@ def context(study: StudyTables) -> dict[str, Any]:
 
 
 def _figure(study: StudyTables, name: str) -> dict[str, str]:
-    """What the page shows of a figure: inlined picture, its words, its numbers as a download.
+    """Return a figure's content for the page: inlined picture, its words, its download.
 
     `absent_because` says why the study has no such figure; empty where it has one.
     """
@@ -121,7 +121,7 @@ def _read(path: Path) -> bytes:
 
 
 def data_url(kind: str, content: bytes) -> str:
-    """A file as a URL that holds it."""
+    """Return a URL that holds a file's content."""
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 

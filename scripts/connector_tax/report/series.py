@@ -57,7 +57,7 @@ class CellSeries:
 
 
 def series_of(launch: LaunchReport) -> list[CellSeries]:
-    """The time series of the launch's cells that left records.
+    """Return the time series of the launch's cells that left records.
 
     Raises:
         ArtifactError: a raw record is missing, changed or malformed.
@@ -72,7 +72,9 @@ def _series(cell: CellState, record: CellRecord) -> CellSeries:
     none = (np.empty(0), np.empty(0))
 
     def read(kind: str, samples: Callable[[Path, str], list[Samples]], count: int) -> list[Samples]:
-        """What a kind of file holds, in `count` parts; nothing where the cell has no such file."""
+        """Return a reader of a kind of file in `count` parts; empty where the cell has no such
+        file.
+        """
         name = paths.cell_log(kind, record["phase"], record["cell"])
         digest = record["files"].get(name)
         return [none] * count if digest is None else samples(cell.path.with_name(name), digest)
@@ -88,7 +90,7 @@ def _series(cell: CellState, record: CellRecord) -> CellSeries:
 
 
 def _drawing(t_ns: Floats, values: Floats, edges: Floats) -> Drawing | None:
-    """The median of each part as a staircase, broken where there is none."""
+    """Return the median of each part as a staircase, broken where there is none."""
     order = np.argsort(t_ns)
     parts = np.split(values[order], np.searchsorted(t_ns[order], edges))[1:-1]
     medians = {place: float(np.median(part)) for place, part in enumerate(parts) if len(part)}

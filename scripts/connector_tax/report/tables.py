@@ -1,4 +1,4 @@
-"""A table of the page: columns with what each says of a row, sortable cells.
+"""Build a page's tables: columns as functions of a row, sortable cells.
 
 Columns that say the same in every row are taken out, and told in words.
 """
@@ -15,7 +15,7 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True)
 class TableCell:
-    """What a cell says, and the number it is sorted by; None sorts it by its text.
+    """A cell's text, and the number it is sorted by; None sorts it by its text.
 
     `verdict` is the row whose verdict it is, where that depends on the margin.
     """
@@ -35,7 +35,7 @@ class TableRow:
 
 @dataclass(frozen=True)
 class Table:
-    """What the page shows of a table.
+    """A table as the page shows it.
 
     Attributes:
         id: of the element, and the target of links.
@@ -56,7 +56,9 @@ Column = tuple[str, Callable[[Row], TableCell | str]]
 def of_rows(
     name: str, columns: Sequence[Column[Any]], rows: Iterable[Any], first: int | None = None
 ) -> Table:
-    """A table of rows; those whose status is not valid say `first` columns and then the reason."""
+    """Return a table of rows; a row that is not valid shows the `first` columns, then the
+    reason.
+    """
     made = []
     for row in rows:
         lost = first is not None and row.status != "valid"
@@ -70,7 +72,7 @@ def of_rows(
 
 
 def table(name: str, columns: Sequence[str], rows: Sequence[TableRow]) -> Table:
-    """The table without the columns, but the first, that say the same in every row.
+    """Return the table without the columns, but the first, that are the same in every row.
 
     Nor without verdicts that depend on the margin, which the reader moves.
     """
@@ -101,22 +103,22 @@ def table(name: str, columns: Sequence[str], rows: Sequence[TableRow]) -> Table:
 
 
 def percent(value: float | None) -> TableCell:
-    """A share, in per cent."""
+    """Return a share, in per cent."""
     return TableCell(text.DASH if value is None else text.signed(100 * value, 1), value)
 
 
 def number(value: float | None, decimals: int = 2) -> TableCell:
-    """A plain number."""
+    """Return a plain number."""
     return TableCell(text.number(value, decimals), value)
 
 
 def compact(value: float | None) -> TableCell:
-    """A number with as many digits as it needs."""
+    """Return a number with as many digits as it needs."""
     return TableCell(text.compact(value), value)
 
 
 def interval(low: float | None, high: float | None) -> TableCell:
-    """An interval of taxes, sorted by its lower end."""
+    """Return an interval of taxes, sorted by its lower end."""
     return TableCell(text.interval(low, high), low)
 
 

@@ -1,4 +1,4 @@
-"""The driver of one block of a phase: its launches one after the other, in their seeded order.
+"""Run one block of a phase: its launches one after the other, in their seeded order.
 
 A block is what a tax is computed within, so it is the job: whoever runs jobs, on however many
 machines, cannot tear it. Each launch has a driver of its own (connector_tax.study.launch); one that
@@ -50,7 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def end_s(config: StudyConfig) -> int:
-    """Seconds in which a block that is told to end has ended: its longest cell, and the stop."""
+    """Return the seconds that a stopped block needs to end: its longest cell, and the server's
+    stop.
+    """
     cell, server = config["cell"], config["server"]
     cell_s: float = cell["warmup_s"] + cell["cap_s"] + cell["drain_s"] + AROUND_A_CELL_S
     stop_s: float = server["stop_grace_s"] + server["release_s"]
@@ -124,7 +126,7 @@ def _run_launches(
 
 
 class _Ending:
-    """Runs launches until the block is told to end."""
+    """A block's runner, which starts launches until the block is asked to end."""
 
     def __init__(self) -> None:
         self._told = False
@@ -137,7 +139,9 @@ class _Ending:
             self._child.send_signal(signal.SIGTERM)
 
     def run(self, command: Sequence[str]) -> int:
-        """The exit status of a launch's driver, which decides itself how it answers a signal."""
+        """Return the exit status of a launch's driver, which decides itself how it answers a
+        signal.
+        """
         if self._told:
             # In the last cell of the launch before, which then was done.
             return SIGNALLED + signal.SIGTERM
@@ -155,7 +159,7 @@ class _Ending:
 
 
 def _as_child() -> None:
-    """In a launch's driver: a warning that reaches all of a job's processes ends no server."""
+    """Prepare a launch's driver: a signal that reaches all of a job's processes ends no server."""
     die_with_parent()
     ignore_warning()
 

@@ -130,7 +130,7 @@ class _Offered(TypedDict):
 
 
 class FinishedCell(TypedDict):
-    """What a resumed launch needs to know of a cell, whichever version measured it."""
+    """The part of a finished cell that a resumed launch needs, whichever version measured it."""
 
     files: dict[str, str]
     schedule: _Offered
@@ -169,7 +169,7 @@ class Instruments:
 
 
 def cell_rule(config: StudyConfig, phase: str) -> CellRule:
-    """The load generator's rule for a cell of a phase, from the `cell` section.
+    """Return the load generator's rule for a cell of a phase, from the `cell` section.
 
     Phase A is to show where saturation begins: none of its cells ends for it.
     """
@@ -180,7 +180,7 @@ def cell_rule(config: StudyConfig, phase: str) -> CellRule:
 
 
 def load_generator(study: StudyDocument, server: Server, plan: AffinityPlan) -> LoadGenerator:
-    """The load generator of the study's `load_generator` section, aimed at `server`."""
+    """Return the load generator of the study's `load_generator` section, aimed at `server`."""
     options = study["config"]["load_generator"]
     served = engine_of(study["config"]["engine"]).served
     path = "/v1/chat/completions" if served.get("chat") else "/v1/completions"
@@ -327,7 +327,7 @@ def _take_device(
 
 
 def read_intact(folder: Path, phase: str, name: str) -> CellRecord | None:
-    """A finished cell's record; None where there is no finished cell.
+    """Return a finished cell's record, or None where the cell is not finished.
 
     Raises:
         ArtifactError: the cell is there and damaged; names the file.
@@ -363,7 +363,7 @@ def cell_record(
     records: Sequence[RequestLine],
     started_utc: str,
 ) -> MeasuredCellRecord:
-    """What a cell was and what came of it, before it is judged."""
+    """Return a cell's plan and outcome, before its validity is checked."""
     planned = int(
         np.searchsorted(
             prepared.offsets_ns, result.t_cooldown_end_ns - result.t_origin_ns, side="left"

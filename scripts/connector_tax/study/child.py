@@ -68,13 +68,13 @@ class CommandChild:
 
 
 def _as_child() -> None:
-    """A terminal's Ctrl-C reaches it too; it ends with its parent, when no more commands come."""
+    """Prepare a helper process: it gets a terminal's Ctrl-C too, and ends with its parent."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class Task(Protocol):
-    """What such a process does: a method for each command, and `work` between them.
+    """The work of a helper process: a method for each command, and `work` between them.
 
     Attributes:
         due_ns: when `work` is to be called (CLOCK_MONOTONIC); None: not before the next command.

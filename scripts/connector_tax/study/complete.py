@@ -28,7 +28,7 @@ from connector_tax.study.remeasure import (
 
 
 def void_lines(ended: Iterable[Launch], study_folder: Path) -> list[str]:
-    """A line for each cause of void cells: how many, why, and what to do."""
+    """Return a line for each cause of void cells: count, reason and remedy."""
     causes: Counter[str] = Counter()
     stolen = []
     for launch in ended:

@@ -117,7 +117,9 @@ def resolve(config: Mapping[str, Any], source: str, *, shuffled: bool = True) ->
 def measured_design(
     config: StudyConfig, configurations: Sequence[ConfigurationEntry]
 ) -> dict[str, Any]:
-    """The part of the configuration a measurement depends on: what the design hash covers."""
+    """Return the part of the configuration that the design hash covers: all a measurement
+    depends on.
+    """
     design: dict[str, Any] = {k: v for k, v in config.items() if k in MEASUREMENT_KEYS}
     beside = ("definition", "build_python")
     design["engine"] = {k: v for k, v in design["engine"].items() if k not in beside}
@@ -134,7 +136,7 @@ def measured_design(
 
 
 def run_order(config: StudyConfig, *, shuffled: bool = True) -> dict[str, list[LaunchPlan]]:
-    """The launches of each phase in the order they run: seeded randomised complete blocks.
+    """Return the launches of each phase in run order: seeded randomised complete blocks.
 
     Each block holds the baseline `plain_launches` times and each other configuration once, all in
     random order: no launch has a place of its own, so that a drift within blocks meets all alike.
@@ -156,7 +158,7 @@ def run_order(config: StudyConfig, *, shuffled: bool = True) -> dict[str, list[L
 
 
 def cells_of(config: StudyConfig, phase: str) -> list[CellPlan]:
-    """The cells of a phase; the rate of Phases B and B' is null: it is data, not design.
+    """Return the cells of a phase; the rate of Phases B and B' is null, since it comes from data.
 
     A study without a section of Phase B or B' leaves that phase.
     """
@@ -173,7 +175,7 @@ def cells_of(config: StudyConfig, phase: str) -> list[CellPlan]:
 
 
 def planned_cell(input_tokens: int, output_tokens: int, rate_rps: float | None = None) -> CellPlan:
-    """A cell of Phase A by its rate, of Phases B and B' by its shape."""
+    """Return a cell named by its rate (Phase A) or by its shape (Phases B and B')."""
     shape = cell_of_shape(input_tokens, output_tokens)
     return {
         "cell": shape if rate_rps is None else cell_of_rate(rate_rps),
@@ -184,14 +186,14 @@ def planned_cell(input_tokens: int, output_tokens: int, rate_rps: float | None =
 
 
 def cell_order(study: StudyDocument, launch: Launch) -> list[CellPlan]:
-    """The launch's cells in the seeded order they run."""
+    """Return the launch's cells in the seeded order they run."""
     cells = list(study["cells"][launch.phase])
     order = named_generator(f"{study['seed']}/cell_order/{launch.name}").permutation(len(cells))
     return [cells[position] for position in order]
 
 
 def described(study: StudyDocument, launch: Launch) -> dict[str, Any]:
-    """What config.json of a launch says of the design; the command stands beside it."""
+    """Return the design's part of a launch's config.json, which also holds the command."""
     entries = {entry["id"]: entry for entry in study["configurations"]}
     return {
         "study": study["study"],
@@ -206,7 +208,7 @@ def described(study: StudyDocument, launch: Launch) -> dict[str, Any]:
 
 
 def differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
-    """One line for each key in which two designs differ: `key: old -> new`."""
+    """Yield one line for each key in which two designs differ: `key: old -> new`."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for key in sorted({*old, *new}):
             yield from differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
@@ -218,7 +220,7 @@ def differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
 
 
 def has_begun(folder: Path) -> bool:
-    """Whether more than the design of the study is there: what it runs on, a gate or a launch."""
+    """Return whether the study has begun: its folder holds a device, a gate or a launch."""
     begun = (paths.ENVIRONMENT, paths.PATCH, paths.PREFLIGHT, paths.RUNS)
     return any((folder / name).exists() for name in begun)
 

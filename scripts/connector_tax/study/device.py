@@ -57,7 +57,7 @@ class DeviceError(Exception):
 
 
 def devices_of(config: StudyConfig) -> list[str]:
-    """What a study's server runs on: the UUIDs of its GPUs, else the name `server.device`.
+    """Return the devices of a study's server: the UUIDs of its GPUs, or else `server.device`.
 
     CUDA_VISIBLE_DEVICES leaves some GPUs, by their indices or the beginnings of their UUIDs.
 
@@ -162,7 +162,7 @@ PASSING = ("boot", "job", "exclusive")
 
 
 def describe_node(config: StudyConfig) -> NodeRecord:
-    """The `node` of an attempt: machine, boot, devices, CPUs, job, whether the job is alone.
+    """Return the `node` of an attempt: machine, boot, devices, CPUs, job, exclusive use.
 
     Raises:
         DeviceError: the GPUs the engine is to run on are not known.
@@ -219,7 +219,7 @@ def claim_device(study_folder: Path, block: int, design: str, node: NodeRecord) 
 
 
 def read_claim(study_folder: Path, block: int, design: str) -> DeviceClaim | None:
-    """The device that a block of this design was begun on: devices/block<k>.json; None: on none."""
+    """Return the device that a block of this design began on (devices/block<k>.json), or None."""
     path = _claim_file(study_folder, block)
     held: DeviceClaim | None = read_json(path) if path.exists() else None
     return held if held is not None and held["design_sha256"] == design else None
@@ -230,7 +230,8 @@ def _claim_file(study_folder: Path, block: int) -> Path:
 
 
 def _exclusive() -> bool | None:
-    """Whether no other job may come onto this job's node; None: no job of Slurm, or it is not told.
+    """Return whether Slurm gives this job its node alone; None without Slurm, or where it does not
+    say.
 
     Source: `OverSubscribe` of scontrol(1), which is NO with --exclusive and in such a partition.
     """
@@ -280,7 +281,7 @@ def check_slots(config: StudyConfig, source: str) -> None:
 
 
 def _uses(slot: SlotSection, where: str) -> Iterator[tuple[str, str]]:
-    """What belongs to a slot alone: key and value."""
+    """Yield each key and value that belongs to one slot alone."""
     yield "id", slot["id"]
     for part in slot["cpus"].split(","):
         cpus = parse_cpus(part)
@@ -291,7 +292,7 @@ def _uses(slot: SlotSection, where: str) -> Iterator[tuple[str, str]]:
 
 
 def slot_of(study: StudyDocument, study_folder: Path, block: int) -> SlotSection | None:
-    """The slot a block is measured on; None where the study names none."""
+    """Return the slot that a block is measured on, or None where the study names none."""
     slots: list[SlotSection] = study["config"].get("devices", [])
     held = read_claim(study_folder, block, study["design_sha256"]) if slots else None
     begun = held and slot_at(study, held["node"]["cpus"])
@@ -299,7 +300,7 @@ def slot_of(study: StudyDocument, study_folder: Path, block: int) -> SlotSection
 
 
 def slot_at(study: StudyDocument, cpus: str) -> SlotSection | None:
-    """The study's slot with these CPUs."""
+    """Return the study's slot with these CPUs, or None."""
     slots: list[SlotSection] = study["config"].get("devices", [])
     begun = parse_cpus(cpus)
     return next((slot for slot in slots if parse_cpus(slot["cpus"]) == begun), None)
@@ -328,7 +329,7 @@ def enter_slot(study: StudyDocument, slot: SlotSection) -> StudyDocument:
 
 
 def on_slot(study: StudyDocument, slot: SlotSection) -> StudyDocument:
-    """The study as it is on a slot of its machine."""
+    """Return the study with the values of one slot of its machine."""
     config = study["config"]
     server, engine = config["server"].copy(), config["engine"].copy()
     # The same CPUs are one device, whatever a study calls them: on CPUs the lock has this name.
@@ -346,7 +347,7 @@ POLL_S = 1.0
 
 
 def await_free_memory(config: StudyConfig) -> None:
-    """Wait until the study's GPUs have the memory free that the server is told to take.
+    """Wait until the study's GPUs have as much free memory as the server will take.
 
     Without effect where the server runs on no GPU or has no flags that tell it, and for a GPU that
     does not tell.
@@ -369,7 +370,7 @@ def await_free_memory(config: StudyConfig) -> None:
 
 
 def _occupied(devices: Collection[str], wanted: float) -> list[str]:
-    """A line for each of the GPUs with too little memory free."""
+    """Return a line for each GPU with too little free memory."""
     try:
         gpus = query_gpus(("uuid", "memory.used", "memory.total"), units=False)
     except GpuError as error:
@@ -386,7 +387,9 @@ def _occupied(devices: Collection[str], wanted: float) -> list[str]:
 
 
 def numa_node(bus_id: str, root: Path = Path("/")) -> int | None:
-    """The NUMA node of a PCI device, its bus as nvidia-smi has it; None where nobody knows."""
+    """Return the NUMA node of a PCI device (bus id as in nvidia-smi), or None where it is
+    unknown.
+    """
     # nvidia-smi's domain has eight digits, the kernel's four.
     file = root / "sys/bus/pci/devices" / bus_id.lower()[-12:] / "numa_node"
     node = int(file.read_text()) if file.exists() else -1
@@ -394,7 +397,7 @@ def numa_node(bus_id: str, root: Path = Path("/")) -> int | None:
 
 
 def gpu_node(config: StudyConfig, root: Path = Path("/")) -> int | None:
-    """The NUMA node that the study's GPUs hang on.
+    """Return the NUMA node of the study's GPUs, or None where it is unknown.
 
     None where the server runs on no GPU, or its GPUs on several nodes, or nobody knows (a virtual
     machine often does not say).

@@ -1,4 +1,4 @@
-"""Is this machine fit for a study? Starts no server, changes nothing.
+"""Check that this machine is fit for a study; start no server and change nothing.
 
 One function per source of trouble; each answers with a finding. A finding that would make the study
 fail or worthless is `fail`, one that weakens it or leaves configurations out is `warn`.
@@ -93,7 +93,7 @@ class Finding:
 
 
 def findings(study: StudyDocument, folder: Path) -> Iterator[Finding]:
-    """Every check that applies to the study's engine."""
+    """Yield the result of every check that applies to the study's engine."""
     engine = study["config"]["engine"]
     if engine_of(engine).configured:
         yield from _packages(engine)
@@ -119,7 +119,7 @@ def _judged(check: str, good: bool, text: str, otherwise: Verdict = "fail") -> F
 
 
 def of_slots(study: StudyDocument, folder: Path) -> Iterator[Finding]:
-    """The findings; where the study names slots those of each, under its id."""
+    """Yield the findings, or those of each slot under its id where the study names slots."""
     slots = study["config"].get("devices")
     if not slots:
         yield from findings(study, folder)
@@ -157,7 +157,7 @@ def _packages(engine: EngineSection) -> Iterator[Finding]:
 
 
 def _emulated_device(engine: EngineSection) -> Finding:
-    """Whether the device can be emulated, and what it is; imports vLLM."""
+    """Check that the device can be emulated and name it; imports vLLM."""
     device, name = engine["device_time_content"], "emulated device"
     try:
         for python in pythons_of(engine):
@@ -206,7 +206,7 @@ def _model(engine: EngineSection, folder: Path) -> Finding:
 
 
 def _gpus(engine: EngineSection) -> Iterator[Finding]:
-    """Each GPU that a server's ranks will run on."""
+    """Check each GPU that a server's ranks will run on."""
     flags = engine["flags"]
     sizes = (flags.get(f"--{kind}-parallel-size", 1) for kind in ("tensor", "pipeline", "data"))
     ranks = math.prod(map(int, sizes))
@@ -246,7 +246,7 @@ def _gpu(engine: EngineSection, chosen: str) -> Iterator[Finding]:
 
 
 def _driver(engine: EngineSection, driver: str) -> Iterator[Finding]:
-    """The GPU's driver against the CUDA that the environment's lock brings along."""
+    """Check the GPU's driver against the CUDA version of the environment's lock."""
     for name in files_of(engine):
         if not name.endswith("built.json"):
             continue
@@ -262,7 +262,7 @@ def _driver(engine: EngineSection, driver: str) -> Iterator[Finding]:
 
 
 def triton(engine: EngineSection) -> Finding:
-    """Whether Triton can build its launchers at the first start."""
+    """Check that Triton can build its launchers at the first start."""
     missing = []
     if not any(shutil.which(name) for name in COMPILERS):
         missing.append(f"no C compiler ({', '.join(COMPILERS)})")
@@ -279,7 +279,7 @@ def triton(engine: EngineSection) -> Finding:
 
 
 def rdma(study: StudyDocument, root: Path = Path("/")) -> Finding:
-    """Whether each Mooncake that is to use RDMA has a device for it."""
+    """Check that each Mooncake configured for RDMA has a device for it."""
     forms = study["config"]["engine"]["forms"]
     asking = [
         entry["id"]
@@ -297,7 +297,7 @@ def rdma(study: StudyDocument, root: Path = Path("/")) -> Finding:
 
 
 def _listening(study: StudyDocument) -> Finding:
-    """What the network can reach: all else of a launch listens on 127.0.0.1."""
+    """List what the network can reach; everything else of a launch listens on 127.0.0.1."""
     reachable = []
     for connector, environment in _connectors(study):
         if connector.startswith("Mooncake"):
@@ -311,7 +311,7 @@ def _listening(study: StudyDocument) -> Finding:
 
 
 def _connectors(study: StudyDocument) -> Iterator[tuple[str, dict[str, str]]]:
-    """Each configuration's connector ("" for none) and environment, on this engine."""
+    """Yield each configuration's connector ("" for none) and environment, on this engine."""
     engine = study["config"]["engine"]
     for entry in study["configurations"]:
         form = engine["forms"].get(entry["id"], {})
@@ -341,7 +341,7 @@ def _clock() -> Finding:
 
 
 def governor(cpus: Path) -> Finding:
-    """The clock governors of all CPUs below `cpus` (sysfs); they may differ."""
+    """Check the clock governors of all CPUs below `cpus` (sysfs); they may differ."""
     read = [path.read_text().strip() for path in cpus.glob("cpu[0-9]*/cpufreq/scaling_governor")]
     if not read:
         return Finding("clock governor", "ok", "not controlled by this system")
@@ -363,7 +363,7 @@ def temporary(study: StudyDocument, folder: Path) -> Finding:
 
 
 def _memory(study: StudyDocument, folder: Path) -> Finding:
-    """What is available against what server and pipeline take."""
+    """Compare available memory with what server and pipeline take."""
     engine = study["config"]["engine"]
     device = engine.get("device", "cpu")
     weights = _weights_gib(study, folder)
@@ -423,7 +423,7 @@ GIB = 2**30
 
 
 def _weights_gib(study: StudyDocument, folder: Path) -> float | None:
-    """The model's weights: as fetched, else by its config.json; None where neither tells."""
+    """Return the size of the model's weights, as fetched or by config.json; None where unknown."""
     config, engine = study["config"], study["config"]["engine"]
     if not engine_of(engine).configured:
         return 0.0
@@ -480,7 +480,7 @@ class UnfitError(DeviceError):
 
 
 def require_fit(study: StudyDocument, folder: Path) -> dict[str, EngineFiles]:
-    """Make the doctor's checks, and compare vLLM's sources with those of the patch stage.
+    """Run the doctor's checks, and compare vLLM's sources with those of the patch stage.
 
     Returns:
         `engine_files`, which each of the block's launches records.
@@ -507,7 +507,7 @@ def require_fit(study: StudyDocument, folder: Path) -> dict[str, EngineFiles]:
 def _other_sources(
     engine: EngineSection, files: dict[str, EngineFiles], status: Path
 ) -> Iterator[str]:
-    """What is wrong with vLLM's sources; without step timing their hash is not known."""
+    """Yield the problems of vLLM's sources; without step timing their hash is not known."""
     proved = read_record(status, PatchStatus).get("vllm_sources_sha256_before")
     if proved is None:
         return

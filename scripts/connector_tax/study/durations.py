@@ -1,4 +1,4 @@
-"""How long a study takes, before it is measured: plan, doctor, progress and `ab` ask here.
+"""Estimate the duration of a study before it is measured, for plan, doctor, progress and `ab`.
 
 A server that keeps up with a rate answers all of a cell's requests while they arrive. Where the
 study names an accelerator, a roofline says from which rate on the server cannot keep up, as a fluid

@@ -1,4 +1,4 @@
-"""Fetch the model that a study names, before anything is launched: no start-up waits for a network.
+"""Fetch the model of a study before any launch, so that no start-up waits for a network.
 
 Servers are then told to look in the cache alone (`HF_HUB_OFFLINE`), so that every launch loads what
 was fetched. The commit stands in model.json and environment.json.

@@ -56,7 +56,8 @@ _on_death: list[Callable[[], None]] = []
 
 
 def process_name(pid: int) -> str:
-    """What names the running process `pid` on any machine: pid, boot and PID namespace, start.
+    """Return a name of the process `pid` that is unique across machines: pid, boot, namespace,
+    start.
 
     Raises:
         ProcessLookupError: there is none, or it has ended and nobody waited for it, as where a
@@ -73,12 +74,12 @@ def _where() -> str:
 
 
 def _is_here(process: str) -> bool:
-    """Whether it is of this boot of this machine, and of this container."""
+    """Return whether the process belongs to this boot of this machine and to this container."""
     return f":{_where()}:" in process
 
 
 def _runs(process: str) -> bool:
-    """Whether it still runs; for one that `_is_here` only."""
+    """Return whether the process still runs; only for one that `_is_here`."""
     try:
         return process_name(int(process.partition(":")[0])) == process
     except ProcessLookupError:
@@ -96,7 +97,7 @@ def _named_parent() -> str | None:
 
 
 def utc() -> str:
-    """The time of day, ISO 8601, to the millisecond."""
+    """Return the current UTC time in ISO 8601, to the millisecond."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
@@ -195,7 +196,7 @@ def kill_leftovers(folder: Path) -> int:
 
 
 def temporary_folder(launch_folder: Path) -> Path:
-    """A launch's server's own temporary folder; short, since Unix sockets lie in it."""
+    """Return the temporary folder of a launch's server; its path is short, for Unix sockets."""
     name = hashlib.sha256(os.fsencode(launch_folder.resolve())).hexdigest()[:12]
     return Path(tempfile.gettempdir()) / f"connector-tax-{os.getuid()}-{name}"
 
@@ -310,7 +311,9 @@ def _lives(path: Path, owner: OwnerRecord) -> bool:
 
 
 def _touched(path: Path) -> int | None:
-    """When the file was touched, by its server's clock; opened, since NFS caches what is not."""
+    """Return the file's modification time by its server's clock; opens it, since NFS caches the
+    rest.
+    """
     try:
         with path.open("rb") as stream:
             return os.fstat(stream.fileno()).st_mtime_ns

@@ -110,7 +110,7 @@ SUMMARY_MODULE = "connector_tax.analysis.measure"
 
 @dataclass(frozen=True, slots=True)
 class LaunchOutcome:
-    """How a launch ended: `done`, or why it is `failed` or `skipped`.
+    """The outcome of a launch: `done`, or `failed` or `skipped` with a reason.
 
     `rate_rps` is that of the cells that have none of their own; None in Phase A.
     """
@@ -138,7 +138,9 @@ def conclude(study: StudyDocument, launch: Launch, folder: Path, outcome: Launch
 def index_of(
     study: StudyDocument, launch: Launch, folder: Path, outcome: LaunchOutcome
 ) -> dict[str, Any]:
-    """The content of index.json without `files` and `seal`; a launch never begun ends now."""
+    """Return the content of index.json without `files` and `seal`; a launch never begun ends
+    now.
+    """
     attempts, now = list(outcome.attempts), utc()
     index = launch_index(
         study,
@@ -190,7 +192,7 @@ def _timing(
 
 
 def launch_skip_reason(study_folder: Path, launch: Launch) -> str | None:
-    """Why the launch is not run at all; None where it is."""
+    """Return why the launch is not run at all, or None where it is run."""
     gates: dict[str, GateRecord] = read_json(study_folder / paths.PREFLIGHT_STATUS)
     gate = gates[launch.configuration]
     if not gate["include"]:
@@ -225,7 +227,7 @@ def missing_cells(
     rates: Mapping[str, float | None],
     say: Callable[[str], None],
 ) -> list[CellPlan]:
-    """The cells of a launch that are to be measured, in run order; unusable ones are moved aside.
+    """Return the launch's cells still to measure, in run order, and move unusable ones aside.
 
     Args:
         rates: by cell, in requests/s.
@@ -263,7 +265,9 @@ class Attempts:
 
     @contextlib.contextmanager
     def another(self, node: NodeRecord, supersedes: str | None) -> Iterator[AttemptRecord]:
-        """An attempt, the files of the one before renamed; written when it begins and ends."""
+        """Yield a new attempt, with the earlier one's files renamed; write it when it begins and
+        ends.
+        """
         number = len(self.entries) + 1
         for name in (paths.LAUNCH_SCRIPT, paths.RESOURCES, paths.SETTINGS, *LOGS):
             if (self._folder / name).exists():
@@ -327,7 +331,7 @@ class LaunchDriver:
         self._attempts: Attempts
 
     def run(self) -> LaunchOutcome:
-        """Run what is missing.
+        """Run the cells that are missing.
 
         Raises:
             StopRequested: SIGTERM arrived; finished cells stay.
@@ -494,7 +498,7 @@ class LaunchDriver:
     def _disturber(
         self, cell: str, instruments: cells.Instruments, used: Mapping[int, float], seconds: float
     ) -> str:
-        """What else took CPU time in a void cell, to be said after why."""
+        """Return a sentence that names what else used CPU time in a void cell, or ""."""
         told = []
         disturbed = void_cause(self.folder, cell) in MACHINE_CAUSES
         if disturbed:

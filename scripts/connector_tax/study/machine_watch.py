@@ -82,7 +82,7 @@ class GpuReadings:
         self._rest = b""
 
     def take(self) -> list[list[Any]]:
-        """The rows that have come since the last call; empty when none has."""
+        """Return the rows that have come since the last call."""
         while True:
             try:
                 data = os.read(self._pipe, _READ)
@@ -96,12 +96,14 @@ class GpuReadings:
         return [[_number(value) for value in row] for row in rows if row and row[0] in self._uuids]
 
     def pids(self) -> set[int]:
-        """The processes seen since the last call: in many containers nvidia-smi names none."""
+        """Return the processes seen since the last call; in many containers nvidia-smi names
+        none.
+        """
         return {int(row[1]) for row in self.take() if isinstance(row[1], float)}
 
 
 def _number(text: str) -> float | str:
-    """A number where the text is one; else the text (throttle reasons are a hexadecimal mask)."""
+    """Return a text's number, or the text (throttle reasons are a hexadecimal mask)."""
     try:
         return float(text)
     except ValueError:

@@ -69,7 +69,7 @@ def apply(study: StudyDocument, folder: Path) -> PatchStatus:
 
 
 def _proved(study: StudyDocument, root: Path) -> dict[str, int]:
-    """The steps that the baseline's gate recorded, by process."""
+    """Return the number of steps that the baseline's gate recorded, by process."""
     gates = read_record(root / paths.PREFLIGHT_STATUS, dict[str, GateRecord])
     counts = gates[baseline_of(study["config"])].get("steps", {})
     if missing := [process for process in STEP_LOG_PROCESSES if not counts.get(process)]:

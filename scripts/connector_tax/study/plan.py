@@ -1,4 +1,4 @@
-"""What the study will do, has done and still has to do: every launch and cell in run order.
+"""List every launch and cell of a study in run order, with its state.
 
 `snakemake -n` lists jobs in no particular order; this table is the seeded order itself, with the
 state of each cell and the minutes it is expected to take (`study.durations`).
@@ -62,18 +62,18 @@ class Remaining(NamedTuple):
 
     @property
     def of_devices(self) -> str:
-        """What stands behind the time on the clock; "" of one device."""
+        """Return the text behind the remaining time that names its devices; "" for one device."""
         hours = f", {self.device_s / 3600:.2f} device hours on {self.devices} devices"
         return hours if self.devices > 1 else ""
 
     def after(self, seconds: float) -> "Remaining":
-        """What is left of it that much later, all devices having worked alike."""
+        """Return the remaining time after `seconds`, with all devices working alike."""
         left = max(0.0, 1 - seconds / self.wall_s) if self.wall_s else 0.0
         return self._replace(wall_s=self.wall_s * left, device_s=self.device_s * left)
 
 
 def reference_rate(folder: Path, phase: str) -> float | None:
-    """The rate of a phase from reference_rates.json; None before it is known, and for Phase A."""
+    """Return a phase's rate from reference_rates.json; None before it is known, and for Phase A."""
     path = folder / paths.REFERENCE_RATES
     if phase == "A" or not path.exists():
         return None
@@ -94,13 +94,13 @@ def launch_overhead_s(study: StudyDocument, folder: Path, known: Durations) -> f
 
 
 def _is_skipped(folder: Path, known: Durations, phase: str) -> bool:
-    """Whether no launch of the phase will be run: B' where ref_load is, or will be, ref_safe."""
+    """Return whether the phase has no launches: B' where ref_load is, or will be, ref_safe."""
     rates = [reference_rate(folder, name) or known.rates_rps.get(name) for name in ("B", "Bp")]
     return phase == "Bp" and rates[0] is not None and rates[0] == rates[1]
 
 
 def planned_cells(study: StudyDocument, folder: Path) -> Iterator[PlannedCell]:
-    """Every cell of the study in the order it runs."""
+    """Yield every cell of the study in the order it runs."""
     known, planned = durations_of(study), StudyFolder(Study(folder, study))
     for phase in PHASES:
         limits = shape_limits(study, folder, phase) if (folder / paths.SHAPE_RATES).exists() else {}
@@ -134,7 +134,7 @@ def _state(launch: LaunchFolder, cell: str) -> tuple[str, str]:
 
 
 def remaining(study: StudyDocument, folder: Path, *, least: bool = False) -> Remaining:
-    """What is left to do: gates, then Phase A, the probes of the shapes, and B with B'.
+    """Return the remaining time: gates, then Phase A, the probes of the shapes, and B with B'.
 
     Devices work side by side. A block that no device has yet is counted on the one with the least
     to do.
@@ -169,7 +169,7 @@ def remaining(study: StudyDocument, folder: Path, *, least: bool = False) -> Rem
 
 
 def _device(study: StudyDocument, folder: Path, block: int) -> str | None:
-    """What tells the device of a block from others: its slot, or the node that has begun it."""
+    """Return the key of a block's device: its slot, or the node that has begun it."""
     if slot := slot_of(study, folder, block):
         return str(slot["id"])
     held = read_claim(folder, block, study["design_sha256"])

@@ -75,7 +75,9 @@ class NoBaselineError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """What a configuration must do: sequential requests, tokens of each, and the time for all."""
+    """The requirement on a configuration: sequential requests, tokens of each, and the time for
+    all.
+    """
 
     requests: int
     max_tokens: int
@@ -154,7 +156,7 @@ def gated_server(
     note: Callable[[str], None],
     probe: Path | None,
 ) -> Iterator[Server]:
-    """A server that has served the requests of the gate `name` in time, and is stopped after.
+    """Yield a server that has served the requests of the gate `name` in time; stop it afterwards.
 
     Raises:
         GateError: it did not start, serve or stop as it must.
@@ -223,7 +225,7 @@ def _ready_server(
 
 
 def steps_of(study: StudyDocument, folder: Path) -> list[StepLine]:
-    """The step records an idle server in `folder` has written, of both processes."""
+    """Return the step records that an idle server has written into `folder`, of both processes."""
     lines = LaunchStepLog(folder, study["config"]["engine"]).take(0, time.monotonic_ns())
     return [json.loads(line) for line in lines.splitlines()]
 
@@ -321,7 +323,7 @@ def ask_gate(
     probe: Path | None,
     probe_note: str | None = None,
 ) -> GateRecord:
-    """The record of a configuration, whether it passes or not; writes <gate>.log into `folder`.
+    """Return a configuration's gate record, passed or not; write <gate>.log into `folder`.
 
     Args:
         probe: as for `run_gate`; probe_note: why there is none.
@@ -343,7 +345,7 @@ def ask_gate(
 
 
 def fitting_vllm(engine: EngineSection) -> VllmDescription:
-    """What `overlay.describe_vllm` says of the engine's vLLM; the probe fits all of the study's.
+    """Return `overlay.describe_vllm` of the engine's vLLM; the probe must fit all of the study's.
 
     Raises:
         OverlayError: one of them lacks a hook point, or cannot be examined.
@@ -359,7 +361,9 @@ def fitting_vllm(engine: EngineSection) -> VllmDescription:
 
 @contextlib.contextmanager
 def _probe(study: StudyDocument, folder: Path) -> Iterator[tuple[Path | None, str | None]]:
-    """The step probe for the gates of a real vLLM, removed after; else None and why."""
+    """Yield the step probe for the gates of a real vLLM, or None and the reason; remove it
+    afterwards.
+    """
     engine = study["config"]["engine"]
     pythons = engine_of(engine).pythons
     if not pythons:

@@ -1,4 +1,4 @@
-"""The processes of a server, and the CPU time they have used, in ns.
+"""Find the processes of a server, and read their CPU time in ns.
 
 The kernel keeps an account of each process: its CPU clock, in ns, in which threads that have ended
 stay. A process that has ended is in the account of the parent that waited for it, which the kernel
@@ -48,12 +48,12 @@ class Stat(NamedTuple):
 
     @property
     def is_zombie(self) -> bool:
-        """Whether it has ended, and nobody has waited for it yet."""
+        """Return whether the process has ended and no parent has waited for it yet."""
         return self.state in ("Z", "X")
 
 
 def stat_of(pid: int) -> Stat | None:
-    """The process `pid`; None where there is none."""
+    """Return the state of the process `pid`, or None where it does not exist."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
@@ -140,7 +140,7 @@ class ServerCpu:
 
     @property
     def cpu_s(self) -> float | None:
-        """Of all parts together."""
+        """Return the CPU time of all parts, in s."""
         return None if self.reason else sum(self.parts.values())
 
 
@@ -196,7 +196,7 @@ def _parts(names: Mapping[int, str], leader: int) -> dict[int, tuple[str, Stat]]
 
 
 def cpu_between(before: Reading, after: Reading) -> ServerCpu:
-    """The CPU time a server used between two readings."""
+    """Return the CPU time that a server used between two readings."""
     parts = dict.fromkeys((p.part for p in after.processes.values()), 0)
     for process in after.processes.values():
         parts[process.part] += process.own_ns + process.ended_ns
@@ -217,7 +217,7 @@ def _engine_queued_s(before: Reading, after: Reading) -> float | None:
 
 
 def _lost(before: Reading, after: Reading) -> str | None:
-    """Which ended process's time is in nobody's account; None where there is none."""
+    """Return the name of an ended process whose CPU time is not accounted for, or None."""
     gone = [p for pid, p in before.processes.items() if pid not in after.processes]
     both = [(p, after.processes[i]) for i, p in before.processes.items() if i in after.processes]
     known = sum(p.own_ns + p.ended_ns for p in gone)
@@ -238,7 +238,7 @@ def _queued_ns(pid: int) -> int | None:
 
 
 def _cpu_clock(pid: int) -> int:
-    """The CPU clock of a process, as clock_getcpuclockid(3) makes it."""
+    """Return the CPU clock of a process, as clock_getcpuclockid(3) makes it."""
     return ((~pid) << 3) | 2
 
 
@@ -254,7 +254,8 @@ STOLEN_WORTH_SAYING = 0.02
 
 
 def own_processes(driver: int, server: int) -> tuple[list[int], list[int]]:
-    """The study's processes: the load generator's side (driver and descendants), and the server's.
+    """Return the study's processes: the load generator's side (driver and descendants), the
+    server's.
 
     The server's are `server`, the session or process group that it leads, and everything that
     descends from them.
@@ -266,13 +267,13 @@ def own_processes(driver: int, server: int) -> tuple[list[int], list[int]]:
 
 
 def group_members(group: int) -> list[int]:
-    """The processes of a process group that have not ended."""
+    """Return the processes of a process group that have not ended."""
     every = _every_stat().items()
     return [pid for pid, stat in every if stat.group == group and not stat.is_zombie]
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped (SIGSTOP), and so does nothing."""
+    """Return whether a process is stopped (SIGSTOP)."""
     stat = stat_of(pid)
     return stat is not None and stat.state == "T"
 
@@ -303,7 +304,7 @@ def busiest_other(before: Mapping[int, float], own: Collection[int], seconds: fl
 
 
 def cpu_ms(pids: Iterable[int]) -> int:
-    """CPU time of those of the processes that live and of the children they waited for, in ms."""
+    """Return the CPU time, in ms, of the living processes and of the children they waited for."""
     stats = filter(None, map(stat_of, pids))
     return round(sum((stat.own_ticks + stat.ended_ticks) * TICK_MS for stat in stats))
 
@@ -345,14 +346,16 @@ def throttled_file(root: Path = Path("/")) -> Path | None:
 
 
 def throttled(path: Path | None) -> int | None:
-    """How many periods the control group was throttled in; None where nobody counts."""
+    """Return the number of periods in which the control group was throttled; None where not
+    counted.
+    """
     text = "" if path is None else path.read_text(encoding="utf-8")
     counted = re.search(r"^nr_throttled (\d+)", text, re.MULTILINE)
     return None if counted is None else int(counted[1])
 
 
 def suspended_ms() -> int:
-    """How long the machine has been suspended since it was started, in ms."""
+    """Return the time, in ms, that the machine has been suspended since its boot."""
     boot = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     return round((boot - time.clock_gettime_ns(time.CLOCK_MONOTONIC)) / 1e6)
 

@@ -1,4 +1,4 @@
-"""What a person watching a study sees: a live line in a terminal, plain lines in a log file."""
+"""Show the progress of a study: a live line in a terminal, plain lines in a log file."""
 
 import os
 import sys
@@ -62,11 +62,11 @@ class LaunchProgress:
         print(f"{CLEAR if self._live else ''}{text}", end=end, file=sys.stderr, flush=True)
 
     def say(self, message: str) -> None:
-        """A line of its own, on the terminal and in the log."""
+        """Write a line on the terminal and in the log."""
         self._show(self.note(message))
 
     def note(self, message: str) -> str:
-        """A line in the log only; returns it."""
+        """Write a line in the log only, and return it."""
         line = f"{datetime.now():%H:%M:%S} {self._title}  {printable(message)}"
         with self._lock:
             self._log.write(line + "\n")
@@ -74,13 +74,13 @@ class LaunchProgress:
         return line
 
     def start_cell(self, name: str, position: int, count: int, rate_rps: float) -> None:
-        """A new cell begins."""
+        """Show that a new cell begins."""
         self._cell = f"cell {name} ({position}/{count})"
         self._expected_s = self._known.cell_s(self._config["cell"], rate_rps, self._shapes[name])
         self._last_plain = time.monotonic()
 
     def update(self, progress: Progress) -> None:
-        """The load generator's state, about four times a second."""
+        """Show the load generator's state; called about four times a second."""
         wanted = self._config["cell"]["min_completed"]
         left = max(0.0, self._expected_s - progress.elapsed_s)
         study = self._study_left.after(time.monotonic() - self._study_left_at)

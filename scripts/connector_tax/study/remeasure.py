@@ -39,7 +39,7 @@ MACHINE_CAUSES = frozenset(
 
 
 def void_cause(launch_folder: Path, cell: str) -> str | None:
-    """Why a cell of a launch is void, without numbers; None where it is valid."""
+    """Return why a cell of a launch is void, without numbers, or None where it is valid."""
     path = launch_folder / cell / paths.cell_record(launch_folder.name, cell)
     record: CellRecord = read_json(path)
     failed = [name for name, check in record["health"].items() if not check["pass"]]
@@ -52,7 +52,7 @@ def void_cause(launch_folder: Path, cell: str) -> str | None:
 
 
 def stolen_share(launch_folder: Path, cell: str) -> float:
-    """Of the CPU time asked for in a cell, on the side that lost more, what the host gave away.
+    """Return the share of requested CPU time that the host took, for the side that lost more.
 
     0 where the machine was not watched.
     """
@@ -152,7 +152,7 @@ def _refuse_running(folder: Path) -> None:
 
 
 def _worth_measuring(launch_folder: Path) -> bool:
-    """Whether a cell of the launch is void, for another reason than overload."""
+    """Return whether a cell of the launch is void for another reason than overload."""
     index = _index(launch_folder)
     void = [entry.cell for entry in index.cells if entry.status == "void"] if index else []
     return any(void_cause(launch_folder, cell) != OVERLOADED for cell in void)
@@ -167,7 +167,7 @@ def move_aside(path: Path, label: str) -> Path:
 
 
 def superseded(launch: Launch, study_folder: Path) -> str | None:
-    """The folder's name of the last run that the present one takes the place of; None: of none."""
+    """Return the folder name of the run that the present one replaced last, or None."""
     folder = launch.folder(study_folder)
     label = f"{folder.name}.superseded"
     names = [path.name.removeprefix(label) for path in folder.parent.glob(f"{label}*")]
@@ -220,7 +220,7 @@ def _withdraw(launch_folder: Path, name: str) -> None:
 
 
 def _damage(launch_folder: Path) -> str | None:
-    """The first file of a cell that is not what the launch's index says; None where all are."""
+    """Return the first file of a cell that differs from the launch's index, or None."""
     try:
         index = _index(launch_folder)
     except ArtifactError as error:

@@ -1,4 +1,4 @@
-"""What a launch takes and what it made of its configuration: resources.json and settings.json.
+"""Record a launch's resources and resolved settings: resources.json and settings.json.
 
 Idle CPU time, memory, GPU memory, threads, processes and start-up time of the server, with what
 each companion process has in them. A quantity that could not be read is null and has its reason.
@@ -78,7 +78,7 @@ def snapshot(processes: ServerProcesses, device: str) -> ServerSnapshot:
 
 
 def cell_cpu(use: ServerCpu, counters: ServerCounters) -> CellCpu:
-    """What a cell cost in CPU seconds per 1,000 requests, and what the engine waited for a CPU.
+    """Return a cell's CPU seconds per 1,000 requests, and the engine's waiting time for a CPU.
 
     The readings lie just outside the cell, which begins after the first (its origin) and ends
     before the second (drained). Every request the server answered counts, of the warm-up too.
@@ -178,7 +178,7 @@ Told = dict[str, tuple[Any, str | None]]
 
 
 def engine_record(server: Server, section: EngineSection, page: str | None) -> EngineRecord:
-    """The settings and the environment of a server that is ready.
+    """Return the settings and the environment of a ready server.
 
     Args:
         page: the text of its /metrics; None where it did not answer.
@@ -214,7 +214,7 @@ def _probe_file(folder: Path, part: str) -> Path:
 
 
 def _setting(name: str, sources: Mapping[str, Told], engine: Engine) -> SettingRecord:
-    """The first source that has it; else null and what each says to it."""
+    """Return the setting from the first source that has it, or null with each source's reason."""
     told = [(source, *known[name]) for source, known in sources.items() if name in known]
     for source, value, reason in told:
         if value is not None:
@@ -260,7 +260,7 @@ def _of_metrics(page: str | None) -> Told:
 
 
 class ServerUse:
-    """What one server launch takes and what it made of its configuration.
+    """The resources of one server launch, and the settings it resolved.
 
     Args:
         attempt: the driver's record of this server launch, with `attempt` and `startup_s`.

@@ -44,11 +44,11 @@ class MetricsSampler(CommandChild):
         return cast(ScrapeLine, self.ask("open", path=str(path), seed=seed))
 
     def peek(self) -> ScrapeLine:
-        """One more scrape, now; its record."""
+        """Scrape once more now, and return the record."""
         return cast(ScrapeLine, self.ask("peek"))
 
     def close(self) -> ScrapeLine:
-        """A last scrape with its raw text, then end the cell's file; the scrape's record."""
+        """Scrape a last time with the raw text, end the cell's file, and return the record."""
         return cast(ScrapeLine, self.ask("close"))
 
 
@@ -79,7 +79,7 @@ def parse_metrics(text: str) -> dict[str, float]:
 
 
 class Scraper:
-    """What the process does; one file is open at a time."""
+    """The scraping process's task; one file is open at a time."""
 
     def __init__(self, url: str, interval_s: float) -> None:
         # A connection for each scrape: none can have gone stale. The server is to compress nothing.

@@ -55,7 +55,8 @@ class PortTakenError(ServerError):
 
 
 def on_a_free_port(start: Callable[[], Result], say: Callable[[str], object]) -> Result:
-    """What `start` gives, which chooses a port; again where somebody takes that before its server.
+    """Return the result of `start`, which chooses a port; start again if another program took it
+    first.
 
     Raises:
         PortTakenError: so were PORTS_TRIED ports.
@@ -132,12 +133,12 @@ class Server:
         return self._listener or self._process.pid
 
     def companion_pids(self) -> dict[str, int]:
-        """The companions' process ids by name, once launch.sh has started them."""
+        """Return the companions' process ids by name, once launch.sh has started them."""
         pid_files = {c.name: self.folder / f"{c.name}.pid" for c in self.command.companions}
         return {name: int(path.read_text()) for name, path in pid_files.items()}
 
     def start(self) -> None:
-        """Write launch.sh and run it in a process group of its own; call from the main thread."""
+        """Write launch.sh and run it in its own process group; call from the main thread."""
         script = self.folder / paths.LAUNCH_SCRIPT
         for companion in self.command.companions:
             (self.folder / f"{companion.name}.pid").unlink(missing_ok=True)
@@ -192,7 +193,9 @@ class Server:
             time.sleep(0.02)
 
     def _answers(self) -> bool:
-        """Whether it serves; one of the caller's may list its model before it has loaded it."""
+        """Return whether the server serves; a user's server may list its model before it has
+        loaded it.
+        """
         status, _ = self._answer("/v1/models")
         if status in (401, 403):
             raise ServerError(f"/v1/models answers {status}: it asks for a key, and none is sent")
@@ -210,7 +213,7 @@ class Server:
         return None, ""
 
     def get(self, path: str) -> str | None:
-        """The body of a GET of `path`; None where it is not answered 200."""
+        """Return the body of a GET of `path`, or None for any status but 200."""
         status, body = self._answer(path)
         return body if status == httpx.codes.OK else None
 
@@ -244,7 +247,9 @@ class Server:
                 raise ServerError(f"the engine died ({death[0]}) {when}\n{self.log_tail()}")
 
     def _end_of_process(self, text: str) -> ServerError:
-        """The error for a process that has ended: of its own, or since its port was taken."""
+        """Return the error for a server that ended by itself, or because another program took
+        its port.
+        """
         if not _IN_USE.search(text):
             return ServerError(text)
         self._foreign_port = self._port_taken()
@@ -267,7 +272,9 @@ class Server:
             raise PortTakenError(f"port {self.port} is in use by {names}")
 
     def _owners(self) -> set[int | None]:
-        """Who listens on the port; None: another user's, of whom the kernel tells root alone."""
+        """Return the processes that listen on the port; None for another user's, which only root
+        sees.
+        """
         addresses = [(host, self.port) for host in (HOST, "0.0.0.0", "::")]  # noqa: S104
         return {
             connection.pid
@@ -276,7 +283,7 @@ class Server:
         }
 
     def _find_listener(self) -> int:
-        """The first of the processes that listen, from which the others descend."""
+        """Return the first of the listening processes, from which the others descend."""
         owners = self._owners()
         if not owners:
             raise ServerError(f"nothing listens at {self.url}")
@@ -289,7 +296,7 @@ class Server:
         return min(pids, key=lambda pid: psutil.Process(pid).create_time())
 
     def _runs(self, companion: str) -> bool:
-        """Whether a companion runs; true as long as launch.sh has not come to it."""
+        """Return whether a companion runs; true until launch.sh has started it."""
         path = self.folder / f"{companion}.pid"
         text = path.read_text() if path.exists() else ""
         if not text.endswith("\n"):

@@ -1,4 +1,4 @@
-"""launch.sh, which runs a server's command: on which CPUs, in which environment, with which probe.
+"""Write launch.sh, which runs a server's command with its CPUs, environment and probe.
 
 A variable that happens to be set in the shell of whoever starts a study can change what is measured
 (a thread count, a log level, a transport). So launch.sh drops all that the study does not set
@@ -32,7 +32,7 @@ _DIES = ("setpriv", "--pdeathsig", "KILL")
 
 
 def affinity_plan(study: StudyDocument) -> AffinityPlan:
-    """Where the server and the load generator of this study run on this machine."""
+    """Return the CPUs of the server and of the load generator of this study on this machine."""
     options = study["config"]["load_generator"]
     cores = study["config"]["server"]["cores"]
     return plan_affinity(
@@ -45,7 +45,7 @@ def affinity_plan(study: StudyDocument) -> AffinityPlan:
 
 
 def server_cpus(plan: AffinityPlan) -> tuple[int, ...]:
-    """The logical CPUs the server is pinned to; empty: it is not pinned."""
+    """Return the logical CPUs that the server is pinned to; empty where it is not pinned."""
     return plan.server if plan.enabled else ()
 
 
@@ -56,7 +56,7 @@ def launch_script(
     cpus: tuple[int, ...] = (),
     callers_folder: str = ".",
 ) -> str:
-    """The text of launch.sh; every value is quoted, so none is ever interpreted by the shell.
+    """Return the text of launch.sh; every value is quoted, so the shell interprets none.
 
     Args:
         root: the project's folder, absolute or as seen from the script's.
@@ -140,7 +140,7 @@ SHOWN = (
 
 
 def unset_lines() -> list[str]:
-    """The lines of launch.sh that drop the caller's variables."""
+    """Return the lines of launch.sh that drop the caller's variables."""
     return [
         "for name in $(compgen -e); do",
         "  case $name in",
@@ -152,12 +152,12 @@ def unset_lines() -> list[str]:
 
 
 def can_change(name: str) -> bool:
-    """Whether a variable of this name can change a server."""
+    """Return whether a variable of this name can change a server."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in CLEARED)
 
 
 def shown(environment: Mapping[str, str | None]) -> dict[str, str | None]:
-    """The variables with their values where these may be recorded, else with null."""
+    """Return the variables with their values where these may be recorded, else with null."""
     return {
         name: value if not value or name in SHOWN else None for name, value in environment.items()
     }
@@ -169,7 +169,7 @@ OVERLAY = "overlay"
 
 
 def probe_overlay(study: StudyDocument, study_folder: Path) -> Path | None:
-    """The overlay a launch of this study runs with; None without step timing or for no vLLM.
+    """Return the overlay of a launch; None without step timing or without vLLM.
 
     A reverted overlay is installed again when the study measures again.
 

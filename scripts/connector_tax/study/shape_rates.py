@@ -1,4 +1,4 @@
-"""How much of each shape plain can serve: the rates of Phases B and B' where ref_safe is too much.
+"""Measure how much of each shape plain can serve: the rates of Phases B and B' above ref_safe.
 
 Run once, between Phase A and Phase B, on a server of plain of its own. Requests of a shape arrive
 at once, and the time until all are completed is taken: four of them, then four times as many, up
@@ -53,7 +53,7 @@ def shapes_of(study: StudyDocument) -> dict[str, tuple[int, int]]:
 
 
 def fastest_burst(config: StudyConfig, burst: Callable[[int], list[float]]) -> list[float]:
-    """The completions, s, of the burst that was served fastest.
+    """Return the completion times, in s, of the burst that was served fastest.
 
     Args:
         burst: sends so many requests at once; when each was completed, s, ascending. Those that
@@ -74,7 +74,7 @@ def fastest_burst(config: StudyConfig, burst: Callable[[int], list[float]]) -> l
 def shape_rates_content(
     study: StudyDocument, completed_s: Mapping[str, Sequence[float]]
 ) -> ShapeRatesRecord:
-    """The content of shape_rates.json.
+    """Return the content of shape_rates.json.
 
     Args:
         completed_s: cell name to when its requests were completed, s after all of them arrived.
@@ -112,7 +112,7 @@ def burst(
     shape: tuple[int, int],
     count: int,
 ) -> list[float]:
-    """When `count` requests of a shape that all arrive at once are completed, s."""
+    """Return the completion times, in s, of `count` requests of a shape that arrive at once."""
     longest_s = study["config"]["cell"]["request_timeout_s"]
     requests = iter(planned_requests(study, f"{NAME}/{name}/{count}", shape, count))
     load = Load(

@@ -40,7 +40,9 @@ class LaunchStepLog:
         self._device = folder / f"{STEP_LOG_PREFIX}.device.steps"
 
     def _paths(self) -> list[Path]:
-        """The file of each process: the scheduler's, the worker's, those of its further ranks."""
+        """Return the file of each process: the scheduler's, the worker's, those of its further
+        ranks.
+        """
         suffix, paths = self._engine.step_suffix, []
         for process in STEP_LOG_PROCESSES:
             name = f"{STEP_LOG_PREFIX}.{process}"
@@ -59,7 +61,8 @@ class LaunchStepLog:
         self._offsets = {path: self._size(path) for path in [*self._paths(), self._device]}
 
     def take(self, origin_ns: int, drained_ns: int) -> bytes:
-        """The JSON lines of all processes since `mark`, without steps from before `origin_ns`.
+        """Return the JSON lines of all processes since `mark`, without steps from before
+        `origin_ns`.
 
         The server has had nothing to do since `drained_ns`.
         """
@@ -75,12 +78,12 @@ class LaunchStepLog:
         return b"".join(taken)
 
     def take_device(self) -> list[DeviceLine]:
-        """The steps of the emulated device since `mark`; call it after `take`."""
+        """Return the emulated device's steps since `mark`; call it after `take`."""
         if not self._size(self._device):
             return []
         return list(device_records(self._device.read_bytes(), self._offsets.get(self._device, 0)))
 
     def _size(self, path: Path) -> int:
-        """The length of one process's file, when all that was recorded is in it."""
+        """Return the length of one process's file, once all recorded steps are in it."""
         self._engine.write_steps(path)
         return path.stat().st_size if path.exists() else 0
