@@ -1,4 +1,4 @@
-"""How often the error model is right about launches whose taxes are known.
+"""Count how often the error model is right about launches whose taxes are known.
 
 A launch is a number here, the log of a percentile; taxes and verdicts are made by the functions
 that a study uses. `aims` prints one line for each aim: the worst configuration of simulated studies
@@ -124,7 +124,7 @@ def scenarios(configurations: int, ratios: Sequence[float], few: bool) -> Iterat
 
 @dataclass(frozen=True)
 class Shares:
-    """What became of the studies of a scenario, as shares of `studies`.
+    """The outcomes of a scenario's studies, as shares of `studies`.
 
     Attributes:
         studies: that there were.
@@ -227,7 +227,7 @@ class Aim:
 
     @property
     def missed(self) -> bool:
-        """Whether the bound is not held."""
+        """Return whether the bound is missed."""
         if self.bound is None:
             return False
         return self.value < self.bound if self.at_least else self.value > self.bound

@@ -90,7 +90,7 @@ def _pairs(text: str) -> list[tuple[str, str]]:
 
 
 class LogSecrets:
-    """What is looked for in logs: tokens, values named as secrets, secrets of an environment.
+    """The secrets to find in logs: tokens, values named as secrets, secrets of an environment.
 
     A log names much that is no secret, as `bos_token`: names that may be a secret's count where
     they are written as variables of an environment are.

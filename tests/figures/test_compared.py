@@ -1,4 +1,4 @@
-"""What a comparison of servers compared: the words that differ, the load, milliseconds."""
+"""Test a comparison's page: the words that differ, the load, milliseconds."""
 
 from typing import Any
 

@@ -513,7 +513,7 @@ def test_used_up_ports_and_files_name_the_limit_and_the_remedy() -> None:
 def test_one_of_several_addresses_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of two addresses only the second one listens."""
+    """Resolve a name to two addresses, of which only the second listens."""
     resolve = socket.getaddrinfo
 
     def two(host: str, *where: Any, **more: Any) -> list[Any]:

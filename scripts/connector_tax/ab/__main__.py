@@ -67,7 +67,7 @@ ENOUGH = 1.2
 
 
 class Line:
-    """The one line that says how far it is; of a log, a line for each change."""
+    """The progress line; in a log, a line for each change."""
 
     def __init__(self) -> None:
         self._live = sys.stderr.isatty()
@@ -208,7 +208,7 @@ def _refuse_too_long(options: argparse.Namespace, name: str, said: Asked) -> Non
 def _refuse_beyond(
     options: argparse.Namespace, study: StudyDocument, server: Server, line: Line
 ) -> float:
-    """How long a request of the shape takes beside others, s; a rate beyond it is refused."""
+    """Return a request's duration beside others, s; refuse a rate beyond the server's capacity."""
     shape, most = tuple(options.shape), study["config"]["cell"]["inflight_cap"]
     line.show("asking the baseline how much it serves")
     rate, count, best, life_s = max(options.rate), FIRST_BURST, 0.0, 0.0

@@ -1,4 +1,4 @@
-"""What was found, in three lines: cost, interval and verdict of each candidate, and the report."""
+"""Print the answer in three lines: cost, interval and verdict of each candidate, and the report."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -91,7 +91,7 @@ class Answer:
 
     @property
     def _running(self) -> bool:
-        """Whether the servers ran already."""
+        """Return whether the servers ran already."""
         commands = self.study.config["engine"]["commands"]
         return any(running_port(command) is not None for command in commands.values())
 
@@ -116,7 +116,7 @@ class Answer:
         return f"{word} {size} {said}, about {math.ceil(minutes)} min would"
 
     def _void(self, config: str) -> str:
-        """Why a candidate, or else the baseline, has no valid cell; empty where both have one."""
+        """Return why the candidate, or else the baseline, has no valid cell, or ""."""
         baseline = self.void.get(BASELINE)
         return self.void.get(config) or (f"{BASELINE}: {baseline}" if baseline else "")
 
@@ -133,7 +133,7 @@ class Answer:
 
     @property
     def _taken(self) -> list[EffectRow]:
-        """What the candidates take; a server that ran already has no start-up."""
+        """Return the candidates' resources; a server that ran already has no start-up."""
         names = {tax.config for tax in self.taxes}
         return [
             row for row in self.resources
@@ -201,7 +201,7 @@ def answer_of(study: Study, blocks: int, archive: Path | None) -> Answer:
 
 
 def all_void(indexes: Sequence[LaunchIndex]) -> dict[str, str]:
-    """Why the configurations have no valid cell that have none."""
+    """Return why configurations without a valid cell have none."""
     cells: dict[str, list[CellEntry]] = {}
     for index in indexes:
         if index.status == "done":

@@ -1,4 +1,4 @@
-"""What a server serves and how it is to be asked, found out from the server itself.
+"""Find out from a server what it serves and how to send it requests.
 
 It is started as in the study's launches. Nothing is guessed: the model's name and length are what
 /v1/models says, the vocabulary ends where vLLM refuses a token id, the length of a word is what the
@@ -57,7 +57,7 @@ class _WrongAnswer(Exception):
 
 @dataclass(frozen=True)
 class Asked:
-    """What one server said: what it serves, what it resolved, and its label."""
+    """One server's properties: what it serves, its resolved settings, its label."""
 
     served: ServedSection
     settings: Mapping[str, SettingRecord]
@@ -217,7 +217,7 @@ def _object(path: str, text: str) -> dict[str, Any]:
 
 
 def _vocabulary(client: httpx.Client, model: str) -> int | None:
-    """Where the token ids end that it takes; None where it takes any, or does not say so."""
+    """Return the end of the accepted token ids; None where any is accepted or it is unknown."""
 
     def takes(token: int) -> bool | None:
         body = {"model": model, "prompt": [token], "max_tokens": 1}
@@ -251,7 +251,7 @@ def _words(client: httpx.Client, path: str, model: str, body: str) -> dict[str, 
 
 
 def _no_steps(folder: Path, served: ServedSection) -> str | None:
-    """Why no step is recorded; None: the step probe is in it."""
+    """Return why no step is recorded, or None where the step probe is installed."""
     if not served["counters"]:
         return "the step probe is for vLLM"
     logs = [folder / f"{STEP_LOG_PREFIX}.{process}.steps" for process in STEP_LOG_PROCESSES]

@@ -160,7 +160,7 @@ class Launches:
 
     @cached_property
     def own_blocks(self) -> bool:
-        """Whether a contrast is known by its own differences alone."""
+        """Return whether a contrast uses its own differences alone."""
         return not self.borrow or len(set(self.config)) < 3
 
     def effect(

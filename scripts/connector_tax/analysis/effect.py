@@ -56,7 +56,7 @@ class Levels(NamedTuple):
 
     @property
     def one_sided(self) -> tuple[float, float]:
-        """The one-sided levels of their ends, the equivalence test's first."""
+        """Return the one-sided levels of the ends, the equivalence test's first."""
         return (1 + self.narrow) / 2, (1 + self.wide) / 2
 
 

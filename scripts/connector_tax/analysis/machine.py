@@ -1,4 +1,4 @@
-"""What the watching process saw of the machine while a cell ran; nothing is left out by it.
+"""Read what the watching process recorded of the machine; it excludes no request.
 
 The process (study.machine_watch) cuts a cell into chunks of about a second, one line of its file
 each. The checks of analysis.validity judge what others took of the CPUs and GPUs.

@@ -49,7 +49,7 @@ class RequestRow(_Row):
 
 
 class StepRow(_Row):
-    """Of a line of engine_step_*.jsonl."""
+    """The columns of engine_step_*.jsonl."""
 
     t_ns: Int
     step_id: Int
@@ -89,7 +89,7 @@ Row = TypeVar("Row", bound=_Row)
 
 
 class RecordKind(Generic[Row]):
-    """How the lines of one kind of file are decoded, and their columns of numbers and text."""
+    """A kind of file: how its lines are decoded, and their columns of numbers and text."""
 
     def __init__(self, row: type[Row]) -> None:
         self.decode = msgspec.json.Decoder(row).decode

@@ -1,4 +1,4 @@
-"""What an idle connector costs besides latency, and what else differs from the baseline.
+"""Estimate an idle connector's cost besides latency, and its other differences from plain.
 
 CPU time, memory, GPU memory, KV blocks, threads and start-up time of each configuration against
 the baseline's, from the launches of Phase A, by the error model (docs/method.md, "Resources"): rows

@@ -87,7 +87,7 @@ def kind_of(prefill: pl.Expr, decode: pl.Expr) -> pl.Expr:
 
 
 def step_timing_reason(study: Study) -> str | None:
-    """Why the study has no step timing; None when it has.
+    """Return why the study has no step timing, or None when it has.
 
     Raises:
         ArtifactError: patch/patch_status.json is missing or does not say.
@@ -137,7 +137,7 @@ def read_steps(cell: CellFolder) -> Steps:
 
 
 def prefill_wait_ms(requests: Requests, steps: Steps, window: MeasuredWindow) -> float | None:
-    """How long requests wait for the step with their prompt: the arrivals' part of the TTFT.
+    """Return how long requests wait for the step with their prompt: the arrivals' part of TTFT.
 
     The first token's time is cut where the step begins that computes the prompt (the first with
     prompt tokens after the request's due time). A request that comes while another decodes waits

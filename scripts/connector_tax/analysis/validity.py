@@ -61,7 +61,7 @@ def in_window(records: Sequence[RequestLine], window: MeasuredWindow) -> list[Re
 
 
 def counted(records: Sequence[RequestLine], window: MeasuredWindow) -> CountsRecord:
-    """How many requests of a cell there are of each kind; all of them are planned."""
+    """Return the number of a cell's requests of each kind; all of them are planned."""
     states = [r["status"] for r in records]
     kinds = [r["error_kind"] for r in records if r["status"] in FAILED]
     return {
@@ -166,7 +166,7 @@ def _error_rate(
 def _schedule_checks(
     measured: Sequence[RequestLine], bounds: Mapping[str, float]
 ) -> dict[str, CheckRecord]:
-    """How what was sent departs from the schedule."""
+    """Check the sent requests against the schedule."""
     lags = [
         (sent - r["t_intended_ns"]) / 1e6 for r in measured if (sent := r["t_send_ns"]) is not None
     ]

@@ -104,12 +104,12 @@ def _decoder_of(content: bytes) -> Callable[[bytes], dict[str, Any]]:
 
 
 def _keys(value: Mapping[str, Any]) -> int:
-    """How many keys an object has, and those in it that are not in a list."""
+    """The number of an object's keys, and those outside a list."""
     return len(value) + sum(_keys(of) for of in value.values() if type(of) is dict)
 
 
 class CellState(NamedTuple):
-    """How a planned cell ended (valid, void, skipped, missing, failed), and why it is not valid."""
+    """A planned cell's state (valid, void, skipped, missing, failed), and why it is not valid."""
 
     status: str
     reason: str | None
@@ -124,7 +124,7 @@ class LaunchFolder:
 
     @cached_property
     def folder(self) -> Path:
-        """Where its files lie."""
+        """Return the folder of its files."""
         return self.launch.folder(self.root)
 
     @cached_property
@@ -134,19 +134,19 @@ class LaunchFolder:
 
     @property
     def status(self) -> str:
-        """How it ended, or `missing`."""
+        """Return its state, or `missing`."""
         return "missing" if self.index is None else self.index.status
 
     def key(self, cell: str) -> CellKey:
-        """Where one of its cells stands."""
+        """Return the key of one of its cells."""
         return CellKey(self.launch.config, self.launch.block, self.launch.phase, cell)
 
     def entry(self, cell: str) -> CellEntry | None:
-        """What the index says of a cell; None where it does not list it."""
+        """Return the index's entry of a cell, or None where it lists none."""
         return None if self.index is None else self.index.entry(cell)
 
     def state(self, cell: str) -> CellState:
-        """How a planned cell ended."""
+        """Return the state of a planned cell."""
         return CellState(*cell_state(self.index, self.entry(cell)))
 
     def record_path(self, cell: str) -> Path:
@@ -219,7 +219,7 @@ class CellFolder:
 
     @property
     def configuration(self) -> str:
-        """What its server was started with."""
+        """Return the configuration of its server."""
         return configuration_of(self.key.config)
 
     @property
@@ -248,7 +248,7 @@ class CellFolder:
         return path, digest
 
     def kept(self, name: str, make: Callable[[], Kept]) -> Kept:
-        """What `make` gave when it was first asked for by this name."""
+        """Return the result of the first call of `make` under this name."""
         if name not in self._kept:
             self._kept[name] = make()
         value: Kept = self._kept[name]

@@ -51,7 +51,7 @@ class Study:
 
     @property
     def borrows(self) -> bool:
-        """Whether launches of one configuration say how much those of others differ: not in `ab`.
+        """Return whether configurations share an error estimate: not in `ab`.
 
         Source: docs/method.md, "The error model".
         """

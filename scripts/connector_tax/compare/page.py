@@ -104,7 +104,7 @@ class Comparison:
 
     @cached_property
     def differing(self) -> list[tuple[str, list[str]]]:
-        """What the studies differ in, by heading."""
+        """Return the studies' differences, by heading."""
         parts = {**what_differs(self.a, self.b), "Not compared": left_out(self.a, self.b)}
         return [(heading, lines) for heading, lines in parts.items() if lines]
 
@@ -137,7 +137,7 @@ def table_of(comparisons: Sequence[Comparison]) -> tuple[list[str], list[list[Sh
 
 
 def metrics_of(cell: str) -> Sequence[str]:
-    """What is drawn of a cell: medians over all rates, p90 at one."""
+    """The metrics that the page shows of a cell: medians over all rates, p90 at one."""
     return VERDICT_METRICS if cell == ALL_RATES else HEADLINE
 
 

@@ -57,12 +57,12 @@ class Side(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        """How many blocks it is formed in."""
+        """Return the number of its blocks."""
         return self.known.n_blocks
 
     @property
     def mark(self) -> str:
-        """Why it gets no verdict."""
+        """Return why it gets no verdict."""
         return self.known.mark
 
 
@@ -157,7 +157,7 @@ def judged(pairs: Sequence[Pair], confidence: float) -> list[ComparedRow]:
 
 
 def _repeats(side: Side | str) -> bool:
-    """Whether it has an error and no mark."""
+    """Return whether it has an error and no mark."""
     return isinstance(side, Side) and side.known.error is not None and not side.mark
 
 

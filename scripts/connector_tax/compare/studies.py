@@ -98,7 +98,7 @@ def common_cells(a: StudyTables, b: StudyTables) -> dict[Where, CellRow]:
 
 
 def left_out(a: StudyTables, b: StudyTables) -> list[str]:
-    """What one study has and is not compared, each with the reason."""
+    """Return what one study has that is not compared, each with the reason."""
     ours, theirs, common = _cells(a), _cells(b), common_cells(a, b)
     lines = []
     if all_rates(a) != all_rates(b):

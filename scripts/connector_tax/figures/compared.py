@@ -1,4 +1,4 @@
-"""What a comparison of servers compared, and their latencies in milliseconds.
+"""Describe what a comparison of servers compared, with latencies in milliseconds.
 
 The commands with the words in which they differ, the load, the machine, and each rate's percentiles
 beside the difference: for the terminal, the report, JSON and Markdown of `connector-tax ab`.
@@ -84,7 +84,7 @@ def commands(study: StudyTables) -> list[tuple[str, list[Word]]]:
 
 
 def load(study: StudyTables) -> list[tuple[str, str]]:
-    """How the servers were measured: load, machine, date, launches and requests."""
+    """Return the conditions of the measurement: load, machine, date, launches and requests."""
     sweep, seen = study.settings["phase_a"], read_json(study.root / paths.ENVIRONMENT)
     measured = [row for row in study.cell_rows if row.block != POOLED and row.status == "valid"]
     gpus = [gpu for gpu in seen.get("gpu", []) if gpu != "no GPU"]

@@ -124,7 +124,7 @@ class StudyTables:
 
     @property
     def compared(self) -> list[Configuration]:
-        """What is compared with the baseline: the connectors, and the A/A launch."""
+        """Return what is compared with the baseline: the connectors, and the A/A launch."""
         return [item for item in self.launched if item.id != self.baseline]
 
     @property
@@ -192,6 +192,6 @@ class StudyTables:
         return [row for row in self.cell_rows if (row.phase, row.block) == ("A", POOLED)]
 
     def skip_reason(self, config: str) -> str | None:
-        """Why pre-flight left a configuration out, or None if it was run."""
+        """Return why pre-flight left a configuration out, or None if it was run."""
         status = self.preflight.get(config)
         return None if status is None or status["include"] else str(status["reason"])

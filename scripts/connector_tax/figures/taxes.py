@@ -195,7 +195,7 @@ def _notes(study: StudyTables, table: pd.DataFrame, margin: float) -> list[str]:
 
 
 def other_waits(study: StudyTables) -> str:
-    """Where requests wait otherwise than plain's for the step with their prompt.
+    """Return where requests wait otherwise than plain's for the step with their prompt.
 
     Fixed arrivals alone make such a difference (docs/decisions.md); with others longer steps may.
     Named are the configurations and cells of Phase B with an interval off zero, where the waits

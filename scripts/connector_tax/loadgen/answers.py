@@ -39,7 +39,7 @@ MAX_BODY_BYTES = 64 * 1024 * 1024
 
 
 def as_failure(error: Exception) -> RequestFailed:
-    """How a request failed: a copy, which was never raised.
+    """Return a request's failure as a copy that was never raised.
 
     A traceback holds frames with their bodies, and the collector does not run during a cell.
     """

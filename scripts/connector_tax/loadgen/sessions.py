@@ -80,7 +80,7 @@ class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """What a finished node adds to the history of its descendants.
+    """A finished node's part of its descendants' history.
 
     `output` is a message where an answer is more than its text (`loadgen/turns.py:output_of`).
     """

@@ -1,4 +1,4 @@
-"""What descendants inherit of an answer."""
+"""Return the part of an answer that descendants inherit."""
 
 from collections.abc import Sequence
 from typing import Any

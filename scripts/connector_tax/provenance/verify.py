@@ -299,12 +299,12 @@ class Layout:
         return weights / weights.sum(), rss / df, df
 
     def rounding(self, rest: Any) -> bool:
-        """Whether residuals are what rounding leaves."""
+        """Return whether residuals are only rounding errors."""
         most = max(1.0, *(abs(value) for value in self.y.values()))
         return float((rest**2).sum()) <= len(rest) * (1e-13 * most) ** 2
 
     def repeats(self, weights: Mapping[Launch, float]) -> bool:
-        """Whether a contrast has an error."""
+        """Return whether a contrast has an error."""
         blocks = {block for _, block in weights}
         return len(blocks) > 1 and (self.own or self.posterior[2] > 0)
 
@@ -353,7 +353,7 @@ class Layout:
         return Spread(ends[1] / float(special.stdtrit(of, levels[1])), of)
 
     def suspect(self, launch: str) -> bool:
-        """Whether a launch's configuration is noisier with a probability above a quarter."""
+        """Return whether a launch's configuration is noisier with a probability above a quarter."""
         model = self.posterior[0]
         ratio = models(len(self.number))[0][:, self.number[configuration_of(launch)]]
         return not self.own and len(model) > 0 and float(model @ (ratio > 1)) > 0.25
@@ -380,7 +380,7 @@ class Effect:
 
     @cached_property
     def repeats(self) -> bool:
-        """Whether it has an error."""
+        """Return whether it has an error."""
         return self.layout.repeats(self.weights)
 
     @cached_property
@@ -435,7 +435,7 @@ class Effect:
 
     @property
     def method(self) -> str:
-        """Which error model."""
+        """Return the name of the error model."""
         if not self.repeats:
             return "one launch; launches not included"
         return "block differences" if self.layout.own else "mixture"
@@ -689,7 +689,7 @@ def texts(record: Row) -> Row:
 
 
 def identity(study: Study, root: Path) -> tuple[Row, Row]:
-    """What study.json says was measured, and what the launches' commands and the first seal say."""
+    """Compare study.json with the launches' commands and the first seal."""
     document, label = study.document, study.document["engine_label"]
     seal = json.loads((root / "seals.jsonl").read_text().partition("\n")[0])
     labels = {entry["id"]: entry["label"] for entry in document["configurations"]}

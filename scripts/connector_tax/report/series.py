@@ -1,4 +1,4 @@
-"""How each cell went while it ran: small time series of its raw records, drawn as SVG paths.
+"""Draw each cell's time series from its raw records, as SVG paths.
 
 From the first planned request until the window ends, in BINS equal parts; a part's value is the
 median of what was recorded in it, and a part without a record is a gap.

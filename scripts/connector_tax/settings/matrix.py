@@ -48,7 +48,7 @@ _CHECKERS = ("pydantic/", "pydantic_core/", "dataclasses.py")
 
 
 class Capacity(TypedDict):
-    """What fits in the KV cache at one length.
+    """The capacity of the KV cache at one length.
 
     Attributes:
         length: tokens of a request.

@@ -62,7 +62,7 @@ class Model(TypedDict):
 
 
 class Request(TypedDict):
-    """What `inside/resolve.py` reads.
+    """The input of `inside/resolve.py`.
 
     Attributes:
         gpu: the GPU that stands in, None for vLLM's own platform.

@@ -145,7 +145,7 @@ class MachineWatch(CommandChild):
 
 
 class Watcher:
-    """What the process does: it writes while a cell's file is open; one is open at a time.
+    """The process's task: write while a cell's file is open; one is open at a time.
 
     Args:
         sampled: `chunk_ms` and the logical CPUs of both SIDES, as a file's first line.

@@ -131,7 +131,7 @@ class Executor:
 
 
 class Notes:
-    """What vLLM's loggers warn of in this process, the first line of each.
+    """The first line of each warning that vLLM logs in this process.
 
     It stands before every logger's handlers, which vLLM configures anew while it resolves.
     """
@@ -227,7 +227,7 @@ RESOLVED: Mapping[str, Callable[[Any], Any]] = {
 
 
 class Resolver:
-    """What is the same for all cells of a request.
+    """The properties shared by all cells of a request.
 
     Attributes:
         operators: of the GPU that stands in (`gpu_stand_in.Operators`), None on a real platform.
