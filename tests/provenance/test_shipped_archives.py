@@ -8,11 +8,15 @@ from connector_tax.analysis.aggregate import write_tables
 from connector_tax.analysis.reference import rates_of
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.folder import StudyFolder
+from connector_tax.artifacts.tables import METHOD
 from connector_tax.config import ROOT
 from connector_tax.files import read_json
 from connector_tax.provenance.archive import PUBLISHED, unpack
 from connector_tax.provenance.differences import compare, differences
+from connector_tax.provenance.manifest import read_manifest
 
+# What another version of the method makes otherwise.
+OF_THE_METHOD = {paths.EFFECTS, paths.HYPOTHESES}
 pytestmark = pytest.mark.workflow
 
 
@@ -26,7 +30,10 @@ def test_every_table_is_as_published(name: str, tmp_path: Path) -> None:
     write_tables(study)
     published = sorted((root / PUBLISHED / paths.ANALYSIS).iterdir())
     assert len(published) > 4
+    by_older_method = read_manifest(root / paths.MANIFEST)["method"] != METHOD
     for table in published:
+        if by_older_method and table.name in OF_THE_METHOD:
+            continue
         # Columns and rows that only another version makes are no difference.
         made = root / paths.ANALYSIS / table.name
         assert compare(table, made, other_version=True).wrong == [], table.name
