@@ -6,7 +6,7 @@ round, 8 sequences in a decode step. fifo and pack (with a forced FIFO round eve
 three runs each on a fresh engine; the medians over the runs stand beside the source's tables.
 
 Fitted to the source: a decode step of 8 (delta + beta0 + 8 beta2 = 10.7 ms) to fifo's throughput,
-beta1 to the change of TTFT p99. The source computes prefill and decode in passes of their own, its
+beta1 to the change of TTFT p99. The source computes prefill and decode in their own passes, its
 first pass is slow, and its requests come one after the other: from these come its tail of ITL and
 pack's median TTFT.
 """

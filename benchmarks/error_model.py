@@ -334,7 +334,7 @@ def aim_table(studies: int, workers: int) -> Table:
 
 
 def divided(asked: Sequence[tuple[int, int]], workers: int) -> dict[int, Shares]:
-    """Simulate scenarios of `layouts`, by number and studies, in processes of their own."""
+    """Simulate scenarios of `layouts`, by number and studies, in their own processes."""
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     running = []
     for worker in range(workers):

@@ -58,7 +58,7 @@ def slow_launches(rng: np.random.Generator, place: Floats) -> Any:
 
 
 def block_by_configuration(sd: float = 1.5) -> Errors:
-    """Each configuration has a value of its own in each block, the baseline's launches share it."""
+    """Each configuration has its own value in each block, the baseline's launches share it."""
 
     def errors(rng: np.random.Generator, place: Floats) -> Any:
         own = rng.normal(0, sd, place.shape)

@@ -335,7 +335,7 @@ def measure(
             p50, p99 = client.ttft_ms(folder)
         except (OSError, KeyError, ValueError) as error:
             return f"no result (exit status {process.returncode}): {type(error).__name__}"
-    # A client may send a request of its own ahead of the load, to see that the server answers.
+    # A client may send its own request ahead of the load, to see that the server answers.
     truth = sorted(server.responses)[-count:]
     if len(truth) < 2:
         return "the server saw no requests"

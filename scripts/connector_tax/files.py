@@ -93,7 +93,7 @@ def open_closed_streams() -> None:
 
 
 def exit_status(main: Callable[[], int]) -> int:
-    """Run a command and return its exit status; 0 if whoever read its output left (`| head`)."""
+    """Run a command and return its exit status; 0 if the reader of its output left (`| head`)."""
     try:
         return main()
     except BrokenPipeError:
@@ -223,7 +223,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_without_duplicates)
 def parse_json(data: str | bytes) -> Any:
     """Parse a JSON text of a file, in which a key must not stand twice in an object.
 
-    Whoever reads such a file sees the first value, and a program takes the last.
+    Anyone who reads such a file sees the first value, and a program takes the last.
 
     Raises:
         ValueError: it is no JSON, not UTF-8, nested too deeply, or has a key twice.

@@ -4,7 +4,7 @@ Each line is a link and names the SHA-256 of the line before it. The first link 
 the analysis settings and the configurations' names, before anything of that design is measured;
 then each launch that ends adds one with the hash of its index.json, which holds the hash of every
 other file of the launch. Every link also names the study's further files (`study_files`) that are
-new or changed since the link before. Whoever changes a file must forge every later link and what
+new or changed since the link before. Anyone who changes a file must forge every later link and what
 names the last one; of an archived study that is MANIFEST.md.
 """
 

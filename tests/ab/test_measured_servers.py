@@ -114,7 +114,7 @@ def test_running_servers_are_compared_left_alone_and_archived(tmp_path: Path) ->
         (tmp_path / "results" / "archive").unlink()
         (tmp_path / "archive").rename(tmp_path / "results" / "archive")
         assert again.returncode == NO_NUMBER, again.stdout + again.stderr
-        # Whoever reads the answer has seen enough.
+        # Anyone who reads the answer has seen enough.
         command = Ab(tmp_path, "--json", baseline=baseline, candidate=f"dear={candidate}")
         with command.start(subprocess.PIPE) as process:
             assert process.stdout is not None

@@ -103,7 +103,7 @@ BOMBS: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
         lambda: {"files": {f"runs/{n}": b"" for n in range(50_000)}},
         "50,007 files; allowed for an archive of its size"),
 }  # fmt: skip
-# Run by a small process: the memory of whoever starts a process counts as the process's own.
+# Run by a small process: the memory of its parent counts as the process's own.
 UNPACK = """
 import os, resource, sys
 from pathlib import Path

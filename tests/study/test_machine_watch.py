@@ -222,7 +222,7 @@ def test_processes_of_others_on_the_studys_gpus_are_seen(
             until(f"{own}GPU-a, {other}\n", [other])
         finally:
             os.kill(other, signal.SIGKILL)
-        # A container of its own: other ids.
+        # In a container processes have other ids.
         until("GPU-a, 1\n", None)
         until(own, [])
         watch.close()

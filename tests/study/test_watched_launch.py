@@ -148,7 +148,7 @@ def test_the_busiest_process_of_others_is_named() -> None:
         while sum(process.cpu_times()[:2]) < used_s + 0.2:
             time.sleep(0.01)
         seconds = time.monotonic() - began
-        # Tests that run beside this one start processes of their own in the meantime.
+        # Tests that run beside this one start their own processes in the meantime.
         own = (before.keys() | every_cpu_ms().keys()) - {hog.pid}
         said = busiest_other(before, own, seconds)
         assert said is not None

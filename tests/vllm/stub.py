@@ -1,7 +1,7 @@
 """Stub the vLLM modules that the step probe hooks into: a small engine with the same call order.
 
 `write` makes a package tree that a test's own interpreter can import as `vllm`; `drive` runs steps
-in a process of its own, loading plugins by entry point as vLLM does.
+in its own process, loading plugins by entry point as vLLM does.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Interim analyses while a study is measured: after a block, which configurations are decided.
 
 An interim analysis judges the taxes over all rates of the blocks there are, as the study judges
-them at its end (docs/method.md, "The error model"), at a level of its own. The levels stand in
+them at its end (docs/method.md, "The error model"), at its own level. The levels stand in
 `statistics.looks`, one for each analysis from `first_look` blocks on; their sum is the family's.
 Candidates and metrics share a level (Bonferroni).
 """

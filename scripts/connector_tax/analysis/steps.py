@@ -6,7 +6,7 @@ steps, and with them a median that is not the cost of a step that does work.
 
 The design's step duration is schedule(), entry to exit. The whole engine step stands beside it: a
 connector whose cost lies in the worker, or between the processes, shows there alone. The design's
-three callbacks stand in fields of their own of a step record; the step probe adds the connector's
+three callbacks stand in their own fields of a step record; the step probe adds the connector's
 other hooks (`hooks_us`) and those timed of a MultiConnector's children (`children_us`), by the
 names of their methods.
 """
@@ -36,7 +36,7 @@ TOKENS = ("prefill_tokens", "decode_tokens")
 CDF_POINTS = 400
 
 Floats = NDArray[np.float64]
-# Hooks with a field of their own in the step records, by the name that children_us has for them: as
+# Hooks with their own field in the step records, by the name that children_us has for them: as
 # in connector_tax.vllm.step_probe, which an archive is replotted without.
 FIELDS = {
     "build_connector_meta": "build_meta_us",

@@ -85,7 +85,7 @@ class StepLine(TypedDict):
     step_id: int
     process: Literal["scheduler", "worker"]  #: scheduler or worker
     #: Scheduler: schedule(), entry to exit. Worker: execute_model(), with sample_tokens() where
-    #: that is a call of its own; µs
+    #: that is its own call; µs
     step_duration_us: float
     #: The engine's whole step; µs; null: the worker's record; a step without a whole one
     engine_step_us: float | None

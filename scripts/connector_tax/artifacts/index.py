@@ -85,7 +85,7 @@ def launch_index(
 ) -> LaunchIndex:
     """Return the index of a launch of a study; `rest` holds what depends on its outcome.
 
-    Unless given, the launch is `done`, without attempts, timing or a rate of its own.
+    Unless given, the launch is `done`, without attempts, timing or its own rate.
     """
     went = {"status": "done", "reason": None, "rate_rps": None, "ended_utc": None}
     return LaunchIndex(

@@ -62,7 +62,7 @@ class LineLog:
 
     Records are encoded when the loop has nothing more urgent to do: a finished request's truth is
     long, and it ends among writes that must not be late. A file that takes no more is cut back to
-    its last whole line, and later records are dropped: whoever owns the log must end the launch.
+    its last whole line, and later records are dropped: anyone who owns the log must end the launch.
 
     Args:
         path: the file; its folder must exist.

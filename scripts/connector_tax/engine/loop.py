@@ -195,7 +195,7 @@ class Engine:
         """Account for a step that ends at `end`; the sequences whose next token can be sent."""
         metrics = self.metrics
         emitted = self.scheduler.commit(plan)
-        # Counted before the writes: whoever reads [DONE] finds the counters complete.
+        # Counted before the writes: anyone who reads [DONE] finds the counters complete.
         metrics.generation_tokens += len(emitted)
         metrics.iteration.observe(plan.prefill_tokens + plan.decode_seqs)
         gaps: Counter[int] = Counter()

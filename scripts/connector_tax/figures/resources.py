@@ -159,7 +159,7 @@ def scores(study: StudyTables) -> tuple[list[str], list[tuple[str, list[Score]]]
     # With asynchronous scheduling a step of the engine waits for the device's, however long it is.
     rate, exposed = exposed_over_plain(study)
     steps = exposed or steps_over_plain(study)
-    # Prompts are computed in steps of their own or beside answers.
+    # Prompts are computed in their own steps or beside answers.
     kinds = [DECODE, PREFILL if PREFILL in steps else MIXED]
     said = f"µs exposed, at {rate:g}/s" if exposed else "µs/step"
     taken = {f"{kind}, {said}": steps.get(kind, {}) for kind in kinds}

@@ -115,7 +115,7 @@ def heat_maps(study: StudyTables) -> style.Picture:
     widest = max(style.text_width_in(words, style.TEXT_PT) for words in table["words"])
     cell_in = CELL_IN
     if widest > MAP_IN / len(outputs):
-        # The marks stand on a line of their own.
+        # The marks stand on their own line.
         table["words"] = table["words"].str.replace(" ", "\n")
         cell_in = 1.2 * CELL_IN
     limit = max([3 * margin, *map(abs, rows.numbers(table, ["tax"]))])

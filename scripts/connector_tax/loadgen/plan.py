@@ -199,7 +199,7 @@ class Plan:
 
     `outstanding` requests were handed out and their result has not been taken. `stop_ns`, the end
     of the measured window, is known at the latest when `step` has returned None. `ended` holds the
-    results for whoever takes them out (from another thread), if `keeps_ended`.
+    results for anyone who takes them out (from another thread), if `keeps_ended`.
     """
 
     def __init__(

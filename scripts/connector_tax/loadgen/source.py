@@ -34,8 +34,8 @@ class Source:
     """The requests that a run may send.
 
     `prompt_of` makes the prompt of each session, where its node has none. `starts_ns` are the
-    starts of sessions that have times of their own, ascending. `kind` says what a file holds, of
-    which there are `held`; `notes` are for whoever reads the numbers.
+    starts of sessions that have their own times, ascending. `kind` says what a file holds, of
+    which there are `held`; `notes` are for anyone who reads the numbers.
     """
 
     sessions: Sessions

@@ -5,7 +5,7 @@ measured; is every claim what this code makes of them again; do the records agre
 design and each other. PASS: yes. FAIL: no, with the reason. NOT CHECKABLE: nothing in the folder
 can tell, or another version of this package or of its method made it, with the reason.
 
-Whoever seals a changed study anew, from the first link, leaves nothing in its folder that tells:
+Anyone who seals a changed study anew, from the first link, leaves nothing in its folder that tells:
 only a seal that was published elsewhere does. MANIFEST.md is asked for it in any case.
 """
 
@@ -244,7 +244,7 @@ def check_published(study: Study, chain: Sequence[str], markdown: Path, ledger: 
 def _is_published(study: Study, body: str) -> bool:
     """Return whether the section is of this study: of its archive, or with a launch listed there.
 
-    Whoever measures a study of the same name has launches of his own, and another seal.
+    Anyone who measures a study of the same name has other launches and another seal.
     """
     if not body or is_archived(study.root):
         return bool(body)

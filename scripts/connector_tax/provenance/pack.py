@@ -40,7 +40,7 @@ def pack(study_file: Path, manifest: Path, target: Path) -> None:
 
     Raises:
         ArtifactError: the study is incomplete, a claim of it fails the audit, another method made
-            its claims, or what was packed would be refused by whoever unpacks it.
+            its claims, or what was packed would be refused by anyone who unpacks it.
     """
     root = study_file.parent
     result = audit(study_file, manifest)

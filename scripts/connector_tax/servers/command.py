@@ -1,6 +1,6 @@
 """Start any server that speaks OpenAI's protocol, by its command line.
 
-It runs in the folder and with the environment of whoever starts the study. What it serves was
+It runs in the folder and with the environment of the user who starts the study. What it serves was
 asked of it before the study was resolved (`ab.ask`), and stands in the section.
 """
 

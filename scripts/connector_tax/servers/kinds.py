@@ -77,7 +77,7 @@ class ServerCommand:
     with them.
 
     Attributes:
-        callers: it runs in the folder and with the environment of whoever started the study.
+        callers: it runs in the folder and with the environment of the user who started the study.
         running: the port of a server that runs already and is not started; the command waits.
     """
 
@@ -266,7 +266,7 @@ def check_engine(engine: EngineSection, source: str) -> None:
             f"engine.device_time: {found} with engine.device {device}; allowed: with emulated,"
             " and with that alone"
         )
-    # Whoever meets a number of it meets these words.
+    # The words appear beside each of its numbers.
     if device == "emulated" and "device time emulated" not in engine["label"]:
         lines.append(
             f"engine.label: found {engine['label']!r}; allowed: one with the words 'device time "

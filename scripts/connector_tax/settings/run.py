@@ -36,7 +36,7 @@ def started(python: str, request: Request) -> Iterator[Iterator[Message]]:
         (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
         reading, writing = os.pipe()
         command = [python, str(PROGRAM), str(folder / "request.json"), str(writing)]
-        # A cache of its own: nothing is read from earlier runs, and nothing stays.
+        # Its own cache: nothing is read from earlier runs, and nothing stays.
         environment = os.environ | {"VLLM_CACHE_ROOT": str(folder / "cache"),
                                     "TMPDIR": name}  # fmt: skip
         with (folder / "log").open("wb") as log:

@@ -1,7 +1,7 @@
 """Run one block of a phase: its launches one after the other, in their seeded order.
 
-A block is what a tax is computed within, so it is the job: whoever runs jobs, on however many
-machines, cannot tear it. Each launch has a driver of its own (connector_tax.study.launch); one that
+A block is what a tax is computed within, so it is the job: anyone who runs jobs, on however many
+machines, cannot tear it. Each launch has its own driver (connector_tax.study.launch); one that
 fails costs only itself, and in Phase A, which all others wait for, is run once more. A machine that
 cannot measure ends the block before the first of them (connector_tax.study.doctor). SIGTERM and
 SIGUSR1, by which a scheduler may announce that the time is up, end the block at the end of a cell,

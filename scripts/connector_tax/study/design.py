@@ -85,7 +85,7 @@ def resolve(config: Mapping[str, Any], source: str, *, shuffled: bool = True) ->
     """
     configurations = load_configurations(shipped("config/configurations.yaml"))
     if config.get("engine", {}).get("kind") == "command":
-        # Servers by their commands have names of their own.
+        # Servers by their commands have their own names.
         configurations = {}
     resolved = check_study(config, source, list(configurations))
     check_engine(resolved["engine"], source)
@@ -139,7 +139,7 @@ def run_order(config: StudyConfig, *, shuffled: bool = True) -> dict[str, list[L
     """Return the launches of each phase in run order: seeded randomised complete blocks.
 
     Each block holds the baseline `plain_launches` times and each other configuration once, all in
-    random order: no launch has a place of its own, so that a drift within blocks meets all alike.
+    random order: no launch has its own place, so that a drift within blocks meets all alike.
     A phase that the study leaves has none.
 
     Args:

@@ -78,7 +78,7 @@ def devices_of(config: StudyConfig) -> list[str]:
     chosen = set()
     for entry in filter(None, (text.strip() for text in visible.split(","))):
         of_entry = [u for i, u in gpus.items() if i == entry or u.startswith(entry)]
-        # A part of a GPU (MIG) is none of them, and has a UUID of its own.
+        # A part of a GPU (MIG) is none of them, and has its own UUID.
         chosen.update(of_entry or ([entry] if entry.startswith("MIG-") else []))
     if not chosen:
         raise DeviceError(

@@ -356,7 +356,7 @@ class LaunchDriver:
 
     def stop_at_next_boundary(self, *_: object) -> None:
         """SIGTERM handler."""
-        # Nothing is said here: whoever was interrupted may hold the lock of the progress.
+        # Print nothing here: the interrupted code may hold the lock of the progress.
         self._stop_requested = True
 
     def die(self, why: str) -> None:

@@ -3,7 +3,7 @@
 A file begins with the logical CPUs of both sides; each second a line follows with the counters,
 which are totals (docs/artifacts.md). With GPUs, `foreign_gpu_pids` are the processes seen on the
 study's GPUs that are not the study's: null where none of the study's was seen there either, since
-then nvidia-smi does not know this process's ids (a container of its own), or did not answer in the
+then nvidia-smi does not know this process's ids (it runs in a container), or did not answer in the
 chunk. Of GPUs of other studies nothing is told.
 """
 

@@ -2,7 +2,7 @@
 
 A variable that happens to be set in the shell of whoever starts a study can change what is measured
 (a thread count, a log level, a transport). So launch.sh drops all that the study does not set
-itself, whoever runs it.
+itself, no matter who runs it.
 """
 
 import fnmatch

@@ -242,7 +242,7 @@ class Resolver:
         self._parser.error = _refuse
         if request["capacity"]:
             registry: Any = importlib.import_module("vllm.model_executor.models.registry")
-            # vLLM inspects a model class in a process of its own, 16 to 31 s for each.
+            # vLLM inspects a model class in its own process, 16 to 31 s for each.
             registry._run_in_subprocess = lambda fn: fn()
             if operators is not None:
                 _import_classes(registry, request["models"])
@@ -454,7 +454,7 @@ def _refuse(message: str) -> Any:
 
 
 def forked(work: Callable[[], Json]) -> Json:
-    """Return what `work` returns in a process of its own; `died` where that ends without it."""
+    """Return what `work` returns in its own process; `died` where that ends without it."""
     reading, writing = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()

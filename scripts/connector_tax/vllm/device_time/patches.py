@@ -6,7 +6,7 @@ of the device; CUDA events, by moments of its queue; sampling, by token ids made
 metadata of attention, which no kernel reads; the KV cache's memory, by addresses; the restrictions
 of vLLM's CPU platform and CPU attention. All else is what a GPU's server runs.
 
-Also a program of its own, which prints as JSON what of it the vLLM of this interpreter lacks.
+Also its own program, which prints as JSON what of it the vLLM of this interpreter lacks.
 """
 
 # mypy: disable-error-code="import-not-found"
@@ -193,7 +193,7 @@ def install(coefficients: Mapping[str, Any], prefix: str) -> None:
     """Replace every emulated function in this process.
 
     Raises:
-        PatchError: this vLLM lacks something of it, or has a Triton of its own.
+        PatchError: this vLLM lacks something of it, or has its own Triton.
     """
     _refuse(KERNEL_TARGETS)
     if importlib.import_module("vllm.triton_utils").HAS_TRITON:

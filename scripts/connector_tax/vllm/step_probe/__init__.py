@@ -13,7 +13,7 @@ connector_tax.vllm.step_records turns them into the fields of docs/artifacts.md 
     scheduler  Scheduler.schedule() entry to exit, with the step's requests and tokens;
                update_from_output(), which under asynchronous scheduling runs in a later engine
                step; the EngineCore step.
-    worker     execute_model() and, where sampling is a call of its own, sample_tokens().
+    worker     execute_model() and, where sampling is its own call, sample_tokens().
     both       every timed hook of the connector; of a MultiConnector's children the hooks with a
                field of the design and the lookup, since each costs its two clock readings.
 

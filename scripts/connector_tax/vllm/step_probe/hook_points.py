@@ -1,7 +1,7 @@
 # CONNECTOR_TAX_PATCH
 """List what the step probe needs of a vLLM, and check the one of this interpreter.
 
-Also a program of its own, which prints that as JSON.
+Also its own program, which prints that as JSON.
 """
 
 import hashlib

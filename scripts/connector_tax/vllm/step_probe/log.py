@@ -85,7 +85,7 @@ class Log:
                 self._open()
             numbers = self.numbers
             count = len(numbers)
-            # Whoever adds meanwhile adds behind these.
+            # Anyone who adds meanwhile adds behind these.
             self._unwritten += struct.pack(f"{count}d", *numbers[:count])
             del numbers[:count]
             while self._unwritten:

@@ -125,7 +125,7 @@ def _timed(hook: Any, log: Log, position: int) -> Any:
         finally:
             add((start, now(), ended))
 
-    # Most hooks of a worker's step take nothing, and passing nothing on has a cost of its own.
+    # Most hooks of a worker's step take nothing, and passing nothing on has its own cost.
     return timed_hook_without_parameters if _takes_nothing(hook) else timed_hook
 
 
