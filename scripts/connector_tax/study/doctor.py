@@ -210,7 +210,7 @@ def _gpus(engine: EngineSection) -> Iterator[Finding]:
     flags = engine["flags"]
     sizes = (flags.get(f"--{kind}-parallel-size", 1) for kind in ("tensor", "pipeline", "data"))
     ranks = math.prod(map(int, sizes))
-    # An index or a UUID, as nvidia-smi takes them too; of the study, else of the user who starts it.
+    # An index or a UUID, as nvidia-smi takes them too; the study's, else the user's.
     inherited = os.environ.get(VISIBLE_VARIABLE, ",".join(map(str, range(ranks))))
     chosen = (engine["environment"].get(VISIBLE_VARIABLE) or inherited).split(",")[:ranks]
     if len(chosen) < ranks:
