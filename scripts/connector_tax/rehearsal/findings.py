@@ -17,7 +17,13 @@ from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.artifacts.tables import POOLED, EffectRow, Row
 from connector_tax.artifacts.verdicts import CANNOT_TELL, DECIDED, MIN_BLOCKS_FOR_VERDICT
 from connector_tax.rehearsal.study import Rehearsal
-from connector_tax.study.durations import durations_of, expected_cell_s, gates_s, probing_s
+from connector_tax.study.durations import (
+    durations_of,
+    expected_cell_s,
+    gates_s,
+    overloaded_cells,
+    probing_s,
+)
 from connector_tax.text import duration
 
 PHASE_NAMES = {"A": "Phase A", "B": "Phase B", "Bp": "Phase B'"}
@@ -130,8 +136,12 @@ def _duration(rehearsal: Rehearsal) -> Section:
     total = sum(parts.values())
     rows = [[name, duration(s), f"{s / total:.0%}"] for name, s in parts.items()]
     blocks = rehearsal.own_blocks
-    text = f"{duration(total)} for {blocks} block{'s' if blocks > 1 else ''}."
-    return Section("Duration", [text, *_looks(rehearsal, total)], ["part", "takes", "share"], rows)
+    texts = [f"{duration(total)} for {blocks} block{'s' if blocks > 1 else ''}."]
+    document = rehearsal.study.document
+    if overloaded := overloaded_cells(document, durations_of(document)):
+        texts.append(f"Overloaded cells, above what the server can serve: {', '.join(overloaded)}.")
+    texts += _looks(rehearsal, total)
+    return Section("Duration", texts, ["part", "takes", "share"], rows)
 
 
 def _looks(rehearsal: Rehearsal, total_s: float) -> Iterator[str]:
