@@ -65,7 +65,7 @@ def test_arguments_and_exit_status_are_the_commands_own() -> None:
     assert "no/such/study.json" in refused.stderr
     unknown = call("lodgen")
     assert unknown.returncode == 2
-    assert "found 'lodgen'; allowed: ab, loadgen, engine," in unknown.stderr
+    assert "found 'lodgen'; allowed: ab, settings, loadgen, engine," in unknown.stderr
     removed = call("calibrate")
     assert removed.returncode == 2
     assert "calibrate was removed; run `python -m benchmarks.error_model virtual`" in removed.stderr

@@ -30,4 +30,4 @@ def test_a_command_names_its_options_and_refuses_nonsense() -> None:
     assert shown.stdout.startswith("usage: python -m benchmarks.error_model ")
     refused = subprocess.run([*command, "plan"], cwd=ROOT, capture_output=True, text=True)
     assert refused.returncode == 2
-    assert "TABLE: found plan; allowed: generators, plans, looks" in refused.stderr
+    assert "TABLE: found plan; allowed: aims, ab, steps, virtual" in refused.stderr

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from connector_tax import __version__
 from connector_tax.analysis.effect import effect_of
 from connector_tax.analysis.looks import take_due_look
 from connector_tax.artifacts.looks import (
@@ -21,13 +22,14 @@ from connector_tax.artifacts.looks import (
     read_looks,
 )
 from connector_tax.artifacts.names import ALL_RATES, Launch
+from connector_tax.artifacts.stage_records import ManifestRecord
 from connector_tax.artifacts.study_file import launches, load_study
+from connector_tax.artifacts.tables import METHOD
 from connector_tax.artifacts.verdicts import COSTS
 from connector_tax.config import ConfigError
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, write_json
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, Ledger
-from connector_tax.provenance.manifest import manifest_record
 from connector_tax.provenance.remade import Claims, check_looks, take_looks_again
 from connector_tax.rehearsal import plan
 from connector_tax.rehearsal.findings import sections
@@ -200,8 +202,14 @@ def test_the_audit_passes_over_a_look_whose_launches_were_measured_again_and_no_
     copy = shutil.copytree(root, tmp_path / "copy")
     (copy / "looks.json").unlink()
     take_looks_again(root, load_study(copy / "study.json"))
+    record: ManifestRecord = {
+        "method": METHOD,
+        "package": __version__,
+        "files": {},
+        "launches": [],
+    }
     ledger = Ledger()
-    check_looks(root, copy, Claims(manifest_record(root / "study.json"), ledger))
+    check_looks(root, copy, Claims(record, ledger))
     assert [claim.verdict for claim in ledger.claims] == [verdict]
 
 

@@ -82,4 +82,4 @@ rule audit:
         accepted=ACCEPTED,
     shell:
         "python -m connector_tax.provenance.audit --study {params.study} --manifest MANIFEST.md"
-        " {params.accepted} 2>&1 | tee {log}"
+        " {params.accepted:q} 2>&1 | tee {log}"

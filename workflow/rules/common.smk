@@ -56,9 +56,9 @@ SOURCE = ", ".join(map(str, workflow.configfiles)) or "the configuration"
 # `--config archive=FILE` redraws a study that was sent: no configuration counts but the archive's.
 ARCHIVE = config.pop("archive", None)
 # `--config accept_method=N`: `audit` and `replot` succeed where method N made the claims.
-ACCEPTED = config.pop("accept_method", "")
-if ACCEPTED != "":
-    ACCEPTED = f"--accept-method {int(ACCEPTED)}"
+ACCEPTED = config.pop("accept_method", [])
+if ACCEPTED != []:
+    ACCEPTED = ["--accept-method", str(int(ACCEPTED))]
 # `--config studies=A,B compare` puts two studies or archives beside each other.
 STUDIES = config.pop("studies", None)
 try:
@@ -199,7 +199,7 @@ def modules(*names):
 
 
 # What every table and picture goes through.
-SHARED = ["commands.py", "files.py", "ranks.py", "text.py", "artifacts"]
+SHARED = ["commands.py", "files.py", "foreign.py", "ranks.py", "text.py", "artifacts"]
 
 
 def block_priority(phase):
