@@ -133,12 +133,18 @@ def sized(data: bytes) -> dict[str, Any]:
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
-def other_table(content: bytes) -> Edit:
+def other_table(content: bytes, only: str | None = None) -> Edit:
+    """Replace the table of requests; `only` is the one file that it then holds."""
+
     def edit(members: Members, header: dict[str, Any]) -> None:
         name = "tables/requests"
         number = next(n for n, (info, _) in enumerate(members) if info.name == name)
         members[number] = plain(name, content)
         header["tables"][name] |= sized(content)
+        if only is not None:
+            for gone in {*header["tables"][name]["files"]} - {only}:
+                del header["files"][gone]
+            header["tables"][name]["files"] = [only]
 
     return edit
 

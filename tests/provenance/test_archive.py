@@ -92,11 +92,11 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
         "its files are not those that archive.json lists",
     ),
     "a table of huge lines": (
-        by.other_table(by.columns([[REQUESTS, 10**6]], ["x" * 10**6], b"0 " * 10**6)),
-        "not those that archive.json lists, or too many shapes",
+        by.other_table(by.columns([[REQUESTS, 10**6]], ["x" * 10**6], b"0 " * 10**6), REQUESTS),
+        "more than the .* bytes that are listed",
     ),
     "a table without a column": (
-        by.other_table(by.columns([[REQUESTS, 1]], ["\0" * 9], b"0")),
+        by.other_table(by.columns([[REQUESTS, 1]], ["\0" * 9], b"0"), REQUESTS),
         "member 'tables/requests'",
     ),
     "a table without a place": (by.table_named("tables/../x"), "is no table of a study"),
