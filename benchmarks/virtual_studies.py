@@ -1,13 +1,13 @@
 """Simulate seeded studies with known taxes in virtual time, and analyse them.
 
 A study has one cell, plain and seven configurations of known step tax, as many as the real study,
-so that the adjustment for them costs what it costs there. Cell and statistics are those of
-config/config.yaml, step costs those of config/embedded.yaml.
+so that the adjustment for them costs what it costs there. Cell and statistics come from
+config/config.yaml, step costs from config/embedded.yaml.
 
 The true tax is exp(mean over launches of log(p_X / p_plain)) - 1 over many virtual launches. Plain
 and the taxed configuration of such a launch share arrivals, launch offset and jitter, which takes
-most of the noise away. How launches differ moves it by less than a hundredth of itself, so it is
-that of equal ones.
+most of the noise away. The spread between launches moves it by less than a hundredth of itself, so
+equal launches are used.
 """
 
 from collections import defaultdict
