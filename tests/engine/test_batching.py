@@ -65,7 +65,7 @@ def test_every_request_gets_its_own_result() -> None:
     run(body, t.Squares, {"pause_s": 0.0005}, BatchedService(200, 0.1, 32))
 
 
-def test_a_partial_batch_leaves_when_its_first_request_has_waited() -> None:
+def test_partial_batch_is_sent_when_its_oldest_request_reaches_the_wait_limit() -> None:
     async def body(service: BatchedService) -> None:
         assert await outcomes(service, [0, 0, 0]) == [3, 3, 3]
         assert await outcomes(service, [0] * 9) == [4] * 8 + [1]
@@ -88,7 +88,7 @@ def test_stages_run_in_order_around_the_hooks() -> None:
 
 
 @pytest.mark.parametrize("stage", ["worker-pre", "transform", "worker-post"])
-def test_an_error_in_the_worker_reaches_its_batch_and_no_other(stage: str) -> None:
+def test_worker_error_fails_only_its_batch(stage: str) -> None:
     async def body(service: BatchedService) -> None:
         got = await outcomes(service, ["a", stage, "b", "c", "d", "e", "f", "g"])
         assert all(isinstance(e, TransformError) and f"{stage} raised" in str(e) for e in got[:4])
@@ -99,7 +99,7 @@ def test_an_error_in_the_worker_reaches_its_batch_and_no_other(stage: str) -> No
     run(body, t.Stages)
 
 
-def test_cancelled_requests_shift_nobodys_result() -> None:
+def test_cancelled_requests_do_not_shift_other_results() -> None:
     async def body(service: BatchedService) -> None:
         tasks = [asyncio.create_task(service.do_one(x)) for x in range(40)]
         await asyncio.sleep(0)
@@ -115,7 +115,7 @@ def test_cancelled_requests_shift_nobodys_result() -> None:
     run(body, t.Squares, {"pause_s": 0.002})
 
 
-def test_a_request_cancelled_in_the_buffer_takes_no_place_in_a_batch() -> None:
+def test_request_cancelled_in_the_buffer_joins_no_batch() -> None:
     async def body(service: BatchedService) -> None:
         tasks = [asyncio.create_task(service.do_one(0)) for _ in range(3)]
         await asyncio.sleep(0)
@@ -173,7 +173,7 @@ def test_a_worker_that_dies_idle_is_reported_too() -> None:
     run(body, t.Squares)
 
 
-def test_stop_fails_what_waits(tmp_path: Path) -> None:
+def test_stop_fails_waiting_requests(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
 
@@ -190,14 +190,14 @@ def test_stop_fails_what_waits(tmp_path: Path) -> None:
     run(body, t.Gated, {"gate": str(gate)})
 
 
-def test_a_worker_that_will_not_stop_is_killed() -> None:
+def test_worker_that_ignores_stop_is_killed() -> None:
     async def body(service: BatchedService) -> None:
         assert psutil.pid_exists(service.worker_pid)
 
     run(body, t.Stubborn)
 
 
-def test_a_service_that_never_started_says_so() -> None:
+def test_submitting_to_a_service_that_never_started_raises() -> None:
     async def main() -> None:
         with pytest.raises(ServiceStopped, match="not been started"):
             await BatchedService(1).do_one(1)
@@ -212,7 +212,7 @@ def test_a_service_that_never_started_says_so() -> None:
         (t.DiesWhenBuilt, WorkerDied, "ended unexpectedly"),
     ],
 )
-def test_a_failed_start_tells_why(
+def test_failed_start_raises_with_its_cause(
     worker_class: type[VectorTransformer], error: type[Exception], text: str
 ) -> None:
     async def main() -> None:
@@ -273,7 +273,7 @@ def test_the_worker_ends_with_its_parent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("unread", [True, False])
-def test_a_worker_whose_main_process_goes_ends_without_an_error(unread: bool) -> None:
+def test_worker_exits_cleanly_when_its_main_process_ends(unread: bool) -> None:
     ours, workers = socket.socketpair()
     with workers:
         worker = threading.Thread(target=t.Squares().run, args=(workers,))
@@ -292,7 +292,7 @@ def test_a_worker_whose_main_process_goes_ends_without_an_error(unread: bool) ->
 
 
 @pytest.mark.parametrize("hook", ["preprocess", "postprocess"])
-def test_an_error_in_a_hook_reaches_its_batch_and_no_other(hook: str) -> None:
+def test_hook_error_fails_only_its_batch(hook: str) -> None:
     async def failing(batch: list[Any]) -> list[Any]:
         if 1 in batch:
             raise KeyError(hook)
@@ -320,7 +320,7 @@ def test_an_error_in_a_hook_reaches_its_batch_and_no_other(hook: str) -> None:
         (t.Troubled, "textless", TransformError, "Textless: <exception str() failed>"),
     ],
 )
-def test_a_batch_that_cannot_be_carried_or_told_fails_with_its_reason(
+def test_batch_that_cannot_be_pickled_fails_with_its_reason(
     worker_class: type[VectorTransformer], item: Any, kind: type[Exception], said: str
 ) -> None:
     async def body(service: BatchedService) -> None:
@@ -330,7 +330,7 @@ def test_a_batch_that_cannot_be_carried_or_told_fails_with_its_reason(
     run(body, worker_class)
 
 
-def test_a_service_is_started_once() -> None:
+def test_service_refuses_a_second_start() -> None:
     async def body(service: BatchedService) -> None:
         pid = service.worker_pid
         with pytest.raises(ServiceError, match="started once"):
@@ -341,7 +341,7 @@ def test_a_service_is_started_once() -> None:
     run(body, t.Squares)
 
 
-def test_a_start_that_is_stopped_or_cancelled_leaves_no_worker() -> None:
+def test_stopped_or_cancelled_start_leaves_no_worker() -> None:
     async def main() -> None:
         for end in ("stop", "cancel"):
             service = BatchedService(1)
@@ -361,7 +361,7 @@ def test_a_start_that_is_stopped_or_cancelled_leaves_no_worker() -> None:
     asyncio.run(main())
 
 
-def test_a_worker_that_is_not_ready_in_time_is_named_and_ended(
+def test_worker_not_ready_in_time_is_reported_and_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def main() -> None:

@@ -39,14 +39,14 @@ def test_coalesced_tokens_share_a_write(tmp_path: Path) -> None:
     assert truth_of(tmp_path, {"kind": "coalesce", "tokens": 3}) == [[3, 3, 2, 0]]
 
 
-def test_an_event_can_be_split_at_any_byte(tmp_path: Path) -> None:
+def test_split_fault_cuts_an_event_at_the_given_byte(tmp_path: Path) -> None:
     rules = [{"kind": "split_event", "ms": 0.1, "at_byte": byte} for byte in range(230)]
     writes = truth_of(tmp_path, *rules, max_tokens=2, stream_options=None)
     # Each event in two writes, the token counted with its last byte.
     assert writes == [[0, 1, 0, 1, 0]] * 230
 
 
-def test_what_a_client_is_told_otherwise(tmp_path: Path) -> None:
+def test_status_line_ending_and_prefix_hit_faults_reach_the_client(tmp_path: Path) -> None:
     rules = ("crlf", "http_429", "http_500", "no_done", "prefix_hit")
     with faulty(tmp_path, *({"kind": kind} for kind in rules)) as server:
         crlf = server.stream()
@@ -63,7 +63,7 @@ def test_what_a_client_is_told_otherwise(tmp_path: Path) -> None:
         assert texts(server.stream()) == texts(crlf)
 
 
-def test_bodies_that_end_early_or_have_another_length(tmp_path: Path) -> None:
+def test_faults_end_bodies_early_or_change_their_length(tmp_path: Path) -> None:
     rules: list[dict[str, Any]] = [
         {"kind": "error_event", "after_tokens": 3},
         {"kind": "fin", "after_tokens": 2},
@@ -90,7 +90,7 @@ def test_bodies_that_end_early_or_have_another_length(tmp_path: Path) -> None:
             server.stream(stream=False, stream_options=None)
 
 
-def test_delayed_headers_and_a_stall(tmp_path: Path) -> None:
+def test_faults_delay_headers_and_stall_streams(tmp_path: Path) -> None:
     delayed = {"kind": "delay_headers", "ms": 150}
     stalled = {"kind": "stall", "after_tokens": 4, "ms": 400}
     with faulty(tmp_path, delayed, delayed, stalled) as server:
@@ -135,7 +135,7 @@ def test_every_fault_is_in_the_truth_log(tmp_path: Path) -> None:
     assert truth[1]["completion_tokens"] == 2
 
 
-def test_random_faults_follow_from_their_seed_and_their_probability() -> None:
+def test_random_faults_depend_on_seed_and_probability_only() -> None:
     def kinds(seed: int) -> list[FaultKind | None]:
         rules = [{"kind": "rst", "probability": 0.1}, {"kind": "stall", "probability": 0.2}]
         plan = FaultPlan({"seed": seed, "rules": rules})
@@ -149,7 +149,7 @@ def test_random_faults_follow_from_their_seed_and_their_probability() -> None:
     assert abs(counts[FaultKind.STALL] - 900) < 5 * (5000 * 0.18 * 0.82) ** 0.5
 
 
-def test_metrics_can_be_slow_and_malformed(tmp_path: Path) -> None:
+def test_metrics_faults_delay_and_malform_the_page(tmp_path: Path) -> None:
     rules: list[dict[str, Any]] = [
         {"kind": "slow_metrics", "ms": 150},
         {"kind": "malformed_metrics"},
@@ -164,7 +164,7 @@ def test_metrics_can_be_slow_and_malformed(tmp_path: Path) -> None:
         server.metrics()
 
 
-def test_the_server_can_die_under_load(tmp_path: Path) -> None:
+def test_die_fault_kills_the_server_under_load(tmp_path: Path) -> None:
     with faulty(tmp_path, {"kind": "die", "at": [1]}) as server:
         stream = server.raw(max_tokens=5000)
         next(stream)

@@ -46,7 +46,7 @@ def step(scheduler: Scheduler) -> list[int]:
     return [s.arrival for s in scheduler.commit(scheduler.plan())]
 
 
-def test_a_long_prompt_is_prefilled_in_chunks() -> None:
+def test_long_prompt_is_prefilled_in_chunks() -> None:
     scheduler = Scheduler(options(max_num_batched_tokens=8), MAX_LEN)
     scheduler.add(sequence(0, 20, 2))
     chunks = []
@@ -67,7 +67,9 @@ def test_decodes_and_prefill_share_a_step() -> None:
 
 
 @pytest.mark.parametrize(("decode_first", "prefill"), [(True, 3), (False, 4)])
-def test_decode_first_decides_who_takes_the_last_token(decode_first: bool, prefill: int) -> None:
+def test_decode_first_gives_decodes_the_last_tokens_of_a_step(
+    decode_first: bool, prefill: int
+) -> None:
     scheduler = Scheduler(options(max_num_batched_tokens=4, decode_first=decode_first), MAX_LEN)
     scheduler.add(sequence(0, 4, 5))
     step(scheduler)
@@ -75,7 +77,7 @@ def test_decode_first_decides_who_takes_the_last_token(decode_first: bool, prefi
     assert scheduler.plan().prefill_tokens == prefill
 
 
-def test_decoding_takes_turns_under_a_limit() -> None:
+def test_decodes_alternate_under_a_token_limit() -> None:
     scheduler = Scheduler(options(max_decode_seqs_per_step=2), MAX_LEN)
     for arrival in range(3):
         scheduler.add(sequence(arrival, 1, 9))
@@ -93,7 +95,7 @@ def test_at_most_max_num_seqs_run() -> None:
     assert step(scheduler) == [2]
 
 
-def test_the_latest_arrival_gives_up_its_blocks_and_comes_back() -> None:
+def test_latest_arrival_is_preempted_and_resumes() -> None:
     scheduler = Scheduler(options(kv_blocks=16), MAX_LEN)
     first, second = sequence(0, 28, 20), sequence(1, 28, 20)
     scheduler.add(first)
@@ -107,7 +109,7 @@ def test_the_latest_arrival_gives_up_its_blocks_and_comes_back() -> None:
     assert scheduler.preemptions == second.preemptions
 
 
-def test_a_repeated_prompt_hits_the_prefix_cache_but_for_its_last_token() -> None:
+def test_repeated_prompt_hits_the_prefix_cache_except_its_last_token() -> None:
     scheduler = Scheduler(options(), MAX_LEN)
     for arrival in range(2):
         scheduler.add(sequence(arrival, 16, 1, b"same"))
@@ -145,7 +147,7 @@ def test_a_pool_smaller_than_one_sequence_is_refused() -> None:
     st.sampled_from([b"", b"a", b"ab"]),
 )
 @settings(max_examples=300)
-def test_every_request_gets_exactly_its_tokens_within_the_limits(
+def test_every_request_gets_its_number_of_tokens_within_the_limits(
     shapes: Seq[tuple[int, int]],
     budget: int,
     seqs: int,
@@ -200,7 +202,7 @@ def test_every_request_gets_exactly_its_tokens_within_the_limits(
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 40)), max_size=60))
-def test_the_pool_never_gives_a_block_twice(moves: list[tuple[int, int]]) -> None:
+def test_pool_allocates_no_block_twice(moves: list[tuple[int, int]]) -> None:
     pool = BlockPool(20, BLOCK, prefix_caching=True)
     holdings = [Holding() for _ in range(4)]
     for who, tokens in moves:
@@ -249,7 +251,7 @@ PACK: dict[str, Any] = {"prefill_admission_policy": "pack", "prefill_admission_l
         ),
     ],
 )
-def test_the_rounds_of_a_policy(
+def test_admission_policy_gives_the_expected_rounds(
     lengths: tuple[int, ...], budget: int | None, options: dict[str, Any], rounds: list[list[int]]
 ) -> None:
     admission = Admission(AdmissionOptions(prefill_max_tokens=budget, **options), CONTEXT)
@@ -289,7 +291,7 @@ LENGTHS = st.lists(st.integers(1, 80), max_size=40)
 
 
 @given(OPTIONS, LENGTHS, st.integers(1, 10))
-def test_nothing_lost_nothing_doubled_order_kept_budget_held(
+def test_admission_takes_each_prompt_once_in_order_within_the_budget(
     options: AdmissionOptions, lengths: list[int], max_reqs: int
 ) -> None:
     admission = Admission(options, CONTEXT)
@@ -373,7 +375,7 @@ ROOM = 64 * 70  # KV blocks for any of these loads
 @example(slots=128, every=8, decode=8, output=32, batch=8)
 # A slot is free in every second step only; each forced round would fall on the other.
 @example(slots=8, every=2, decode=8, output=2, batch=None)
-def test_a_long_request_is_passed_a_bounded_number_of_times(
+def test_long_request_is_overtaken_a_bounded_number_of_times(
     slots: int, every: int, decode: int | None, output: int, batch: int | None
 ) -> None:
     passed = passed_by(
@@ -392,7 +394,7 @@ def test_a_long_request_is_passed_a_bounded_number_of_times(
     spare=st.integers(0, 8),
 )
 @example(slots=48, every=8, decode=4, output=8, spare=0)
-def test_a_forced_round_that_finds_no_blocks_stays_due(
+def test_forced_round_without_free_blocks_stays_due(
     slots: int, every: int, decode: int, output: int, spare: int
 ) -> None:
     # The long one needs half the pool, and the short ones leave at different times.

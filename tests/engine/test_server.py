@@ -27,7 +27,7 @@ from tests.engine.serving import (
 )
 
 
-def test_the_model_is_listed(server: Launched) -> None:
+def test_models_endpoint_lists_the_model(server: Launched) -> None:
     listing = server.get_json("/v1/models")
     assert [card["id"] for card in listing["data"]] == [MODEL]
     assert listing["data"][0]["max_model_len"] == 8192
@@ -47,13 +47,13 @@ def test_a_stream_has_one_event_for_each_token_then_usage_then_done(server: Laun
     assert len({e["id"] for e in [*tokens, usage]}) == 1
 
 
-def test_no_usage_unless_asked_for(server: Launched) -> None:
+def test_stream_has_no_usage_unless_requested(server: Launched) -> None:
     got = events(server.stream(stream_options=None))
     assert len(got) == 9
     assert got[-1] == "[DONE]"
 
 
-def test_the_output_follows_from_the_prompt(server: Launched) -> None:
+def test_output_depends_on_the_prompt_only(server: Launched) -> None:
     first, again = server.stream(prompt=[5, 6]), server.stream(prompt=[5, 6])
     assert texts(first) == texts(again)
     assert texts(first) != texts(server.stream(prompt=[5, 7]))
@@ -62,12 +62,12 @@ def test_the_output_follows_from_the_prompt(server: Launched) -> None:
     assert whole["usage"]["completion_tokens"] == 8
 
 
-def test_a_text_prompt_is_the_token_prompt_it_tokenizes_to(server: Launched) -> None:
+def test_text_prompt_equals_its_token_prompt(server: Launched) -> None:
     hashed = zlib.crc32(b"hello") % 32000
     assert texts(server.stream(prompt="w5 hello w6")) == texts(server.stream(prompt=[5, hashed, 6]))
 
 
-def test_without_ignore_eos_the_model_ends_its_sentence(server: Launched) -> None:
+def test_output_ends_at_eos_without_ignore_eos(server: Launched) -> None:
     got = events(server.stream(ignore_eos=False, max_tokens=2000))
     assert got[-3]["choices"][0]["finish_reason"] == "stop"
     length = got[-2]["usage"]["completion_tokens"]
@@ -76,7 +76,7 @@ def test_without_ignore_eos_the_model_ends_its_sentence(server: Launched) -> Non
     assert longer[-2]["usage"]["completion_tokens"] == 300
 
 
-def test_chat(server: Launched) -> None:
+def test_streamed_chat_equals_the_whole_response(server: Launched) -> None:
     client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none")
     messages: Any = [{"role": "user", "content": "good morning"}]
     whole = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=12)
@@ -132,7 +132,7 @@ def test_the_openai_client_completes(server: Launched) -> None:
         ("POST", "/v1/chat/completions", {"messages": []}, 400, "at least one message"),
     ],
 )
-def test_errors_have_vllms_shape(
+def test_errors_have_the_same_json_as_vllm(
     server: Launched, method: str, path: str, body: Any, status: int, says: str
 ) -> None:
     got, answer = server.request(method, path, body)
@@ -155,7 +155,7 @@ def test_a_connection_carries_many_requests_and_pipelined_ones_in_order(server: 
 
 @settings(max_examples=25)
 @given(cuts=st.lists(st.integers(1, 250), max_size=4))
-def test_a_request_may_arrive_in_any_pieces(server: Launched, cuts: list[int]) -> None:
+def test_request_split_at_any_byte_is_answered(server: Launched, cuts: list[int]) -> None:
     payload = post(json.dumps(completion(max_tokens=2)).encode(), "connection: close")
     edges = [0, *sorted({c for c in cuts if c < len(payload)}), len(payload)]
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
@@ -166,7 +166,7 @@ def test_a_request_may_arrive_in_any_pieces(server: Launched, cuts: list[int]) -
     assert got.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
 
 
-def test_what_is_not_http_is_refused(server: Launched) -> None:
+def test_malformed_http_is_refused(server: Launched) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
         connection.sendall(b"nonsense\r\n\r\n")
         assert connection.recv(1 << 16).split()[1] == b"400"
@@ -182,7 +182,7 @@ def test_http_1_0_gets_a_body_that_ends_with_the_connection(server: Launched) ->
     assert rest.endswith(b"data: [DONE]\n\n")
 
 
-def test_expect_100_continue(server: Launched) -> None:
+def test_expect_100_continue_is_answered_before_the_body(server: Launched) -> None:
     body = json.dumps(completion()).encode()
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
         whole = post(body, "expect: 100-continue", "connection: close")
@@ -192,7 +192,7 @@ def test_expect_100_continue(server: Launched) -> None:
         assert b"[DONE]" in b"".join(iter(lambda: connection.recv(1 << 16), b""))
 
 
-def test_counters_are_complete_when_the_client_has_done(server: Launched) -> None:
+def test_counters_are_complete_when_the_client_has_received_done(server: Launched) -> None:
     for _ in range(5):
         before = server.metrics()
         server.stream(prompt=list(range(30)), max_tokens=6)
@@ -208,7 +208,7 @@ def test_counters_are_complete_when_the_client_has_done(server: Launched) -> Non
     assert delta["vllm:prefix_cache_hits_total"] == 16
 
 
-def test_every_metric_of_the_study_is_there(server: Launched) -> None:
+def test_metrics_page_has_every_metric_of_the_study(server: Launched) -> None:
     names = {name.partition("{")[0] for name in server.metrics()}
     assert {
         "vllm:num_requests_running",
@@ -233,7 +233,7 @@ def test_every_metric_of_the_study_is_there(server: Launched) -> None:
     } <= names
 
 
-def test_a_client_that_leaves_aborts_its_request(server: Launched) -> None:
+def test_disconnected_client_aborts_its_request(server: Launched) -> None:
     before = server.metrics()["vllm:request_success_total{abort}"]
     body = json.dumps(completion(max_tokens=5000)).encode()
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
@@ -308,7 +308,7 @@ PIECE = 1 << 20
         ),
     ],
 )
-def test_a_connection_that_offers_too_much_is_ended(
+def test_connection_that_sends_too_much_input_is_closed(
     fresh: Launched, opening: bytes, piece: bytes
 ) -> None:
     before = peak_bytes(fresh)
@@ -321,7 +321,7 @@ def test_a_connection_that_offers_too_much_is_ended(
     assert psutil.pid_exists(fresh.process.pid)
 
 
-def test_input_is_counted_until_it_is_answered(fresh: Launched) -> None:
+def test_pipelined_input_limit_excludes_answered_requests(fresh: Launched) -> None:
     """Many requests on one connection, together far beyond the limit, none of them waiting."""
     text = json.dumps({"prompt": "word " * 800_000}).encode()
     request = post(text)

@@ -37,7 +37,7 @@ def tree(pid: int) -> list[psutil.Process]:
     return [process, *process.children(recursive=True)]
 
 
-def test_sigterm_ends_everything_orderly_with_requests_in_flight(tmp_path: Path) -> None:
+def test_sigterm_with_requests_in_flight_stops_cleanly(tmp_path: Path) -> None:
     with launched(tmp_path, "nixl_both") as server:
         processes = tree(server.process.pid)
         assert len(processes) == 3  # the server, its worker, the background load
@@ -56,7 +56,7 @@ def test_sigterm_ends_everything_orderly_with_requests_in_flight(tmp_path: Path)
             socket.create_connection(("127.0.0.1", server.port))
 
 
-def test_killing_the_server_takes_its_children(tmp_path: Path) -> None:
+def test_killed_server_leaves_no_child_process(tmp_path: Path) -> None:
     with launched(tmp_path, "nixl_both") as server:
         children = tree(server.process.pid)[1:]
         server.stop(signal.SIGKILL)
@@ -113,7 +113,7 @@ def refused(arguments: list[str], status: int = 1) -> str:
         ),
     ],
 )
-def test_a_bad_launch_says_why(
+def test_refused_launch_names_file_and_reason(
     tmp_path: Path, changes: dict[str, Any], configuration: str, says: str
 ) -> None:
     path = tmp_path / "engine.json"
@@ -123,12 +123,12 @@ def test_a_bad_launch_says_why(
     assert says in said
 
 
-def test_a_port_in_use_is_named(server: Launched, tmp_path: Path) -> None:
+def test_error_names_the_port_in_use(server: Launched, tmp_path: Path) -> None:
     said = refused(command(EMBEDDED, "plain", server.port, tmp_path))
     assert f"127.0.0.1:{server.port}" in said
 
 
-def test_only_loopback_is_served(tmp_path: Path) -> None:
+def test_server_listens_on_loopback_only(tmp_path: Path) -> None:
     arguments = command(EMBEDDED, "plain", free_port(), tmp_path)
     arguments[arguments.index("127.0.0.1")] = "0.0.0.0"
     assert "found 0.0.0.0; allowed: a loopback address" in refused(arguments, 2)
@@ -155,7 +155,7 @@ def cpu_clock(pid: int) -> int:
 
 @pytest.mark.usefixtures("one_core")
 @pytest.mark.parametrize("share", [0.1, 0.3])
-def test_the_background_load_takes_its_share_of_a_core(share: float) -> None:
+def test_background_load_uses_its_share_of_a_core(share: float) -> None:
     async def measure() -> tuple[float, float, float]:
         load = BackgroundCpu(share)
         others = set(psutil.Process().children())
@@ -179,7 +179,7 @@ def test_the_background_load_takes_its_share_of_a_core(share: float) -> None:
     assert spent >= 0.8 * share * granted
 
 
-def test_a_load_that_does_not_begin_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_background_load_that_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(RuntimeError, match="ended with status 1 before it began"):
         asyncio.run(BackgroundCpu(0.1).start())
@@ -201,9 +201,7 @@ def limit_files(server: Launched, size: int) -> None:
 
 
 @pytest.mark.parametrize("log", ["step.scheduler.jsonl", "truth.jsonl"])
-def test_a_log_that_cannot_be_written_ends_the_launch_and_is_named(
-    tmp_path: Path, log: str
-) -> None:
+def test_unwritable_log_ends_the_launch_and_is_named(tmp_path: Path, log: str) -> None:
     steps = log.startswith("step")
     with launched(tmp_path, step_log=steps) as server:
         limit_files(server, LIMIT)
@@ -216,7 +214,7 @@ def test_a_log_that_cannot_be_written_ends_the_launch_and_is_named(
     assert whole_lines(tmp_path / log)
 
 
-def test_a_log_that_fails_at_its_end_raises(tmp_path: Path) -> None:
+def test_log_that_fails_on_close_raises(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 

@@ -30,7 +30,7 @@ def taxed(tmp_path_factory: pytest.TempPathFactory) -> Launched:
     return run_three(tmp_path_factory.mktemp("taxed"), "mooncake_both", {"step_cost": EXACT})
 
 
-def test_step_records_have_the_designs_fields(taxed: Launched) -> None:
+def test_step_records_have_the_declared_fields(taxed: Launched) -> None:
     scheduler, worker = (taxed.records(f"step.{p}.jsonl") for p in ("scheduler", "worker"))
     assert len(scheduler) == len(worker) == 30
     for host, device in zip(scheduler, worker, strict=True):
@@ -48,7 +48,7 @@ def test_step_records_have_the_designs_fields(taxed: Launched) -> None:
     assert all(r["num_running"] == 1 and r["num_waiting"] == 0 for r in scheduler)
 
 
-def test_the_tax_in_the_step_log_is_the_one_injected(taxed: Launched) -> None:
+def test_step_log_holds_the_injected_tax(taxed: Launched) -> None:
     launch = taxed.records("truth.jsonl")[0]
     tax = ConnectorTax(**launch["tax"])
     cached = 0
@@ -83,13 +83,13 @@ def test_a_step_ends_at_its_modelled_deadline(taxed: Launched) -> None:
         assert record["step_duration_us"] == pytest.approx(schedule_us, abs=0.01)
 
 
-def test_steps_that_follow_each_other_share_their_deadline(taxed: Launched) -> None:
+def test_step_starts_at_the_deadline_of_the_step_before(taxed: Launched) -> None:
     steps = taxed.records("step.scheduler.jsonl")[:10]
     writes = [w for w in taxed.records("truth.jsonl")[1]["writes"] if w[1]]
     assert [s["t_ns"] for s in steps[1:]] == [w[2] for w in writes[:-1]]
 
 
-def test_the_truth_of_a_request(taxed: Launched) -> None:
+def test_truth_log_holds_each_request(taxed: Launched) -> None:
     requests = taxed.records("truth.jsonl")[1:]
     assert len(requests) == 3
     for request in requests:
@@ -125,7 +125,7 @@ def test_the_step_log_is_written_while_the_server_runs(server: Launched) -> None
             os.sched_yield()
 
 
-def test_without_the_variable_there_is_no_step_log(tmp_path: Path) -> None:
+def test_no_step_log_without_its_environment_variable(tmp_path: Path) -> None:
     with launched(tmp_path, step_log=False) as server:
         server.stream()
         server.stop()
@@ -140,7 +140,7 @@ def test_every_configuration_of_the_study_is_defined() -> None:
     assert "illustrative" in load_yaml(ROOT / "config" / "embedded.yaml")["label"]
 
 
-def test_a_connector_leaves_its_share_of_the_kv_blocks(tmp_path: Path) -> None:
+def test_connector_reduces_kv_blocks_by_its_share(tmp_path: Path) -> None:
     path = tmp_path / "embedded.json"
     path.write_text(json.dumps(config_with({"scheduler": {"kv_blocks": 2000}})))
     assert load_config(path, "plain").scheduler.kv_blocks == 2000
@@ -151,7 +151,7 @@ def test_a_connector_leaves_its_share_of_the_kv_blocks(tmp_path: Path) -> None:
         load_config(path, "mooncake_both")
 
 
-def test_jitter_and_launch_offset_have_the_spread_they_are_given() -> None:
+def test_jitter_and_launch_offset_have_the_configured_spread() -> None:
     cost = StepCost(100, 200, 1, 1, 0, 0.1, 0.05)
     factors = np.log([StepClock(cost, seed).launch_factor for seed in range(4000)])
     assert factors.std() == pytest.approx(0.05, rel=0.1)

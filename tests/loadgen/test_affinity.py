@@ -80,7 +80,7 @@ def test_each_machine_gets_its_plan(
         assert said in plan.warnings[0]
 
 
-def test_only_cpus_that_may_be_used_are_planned_with(tmp_path: Path) -> None:
+def test_plan_uses_only_allowed_cpus(tmp_path: Path) -> None:
     topology = read(two_sockets_smt(2), tmp_path, {1, 2, 5})
     assert [core.cpus for core in topology.cores] == [(1, 5), (2,)]
 
@@ -99,7 +99,7 @@ def test_the_server_gets_the_node_of_its_gpu_and_the_client_another(tmp_path: Pa
     assert "NUMA node 0, where the server's GPU is" in plan.warnings[0]
 
 
-def test_a_ranking_that_not_every_cpu_has_is_not_used(tmp_path: Path) -> None:
+def test_cpu_ranking_is_ignored_unless_every_cpu_has_one(tmp_path: Path) -> None:
     files = machine([(0, (i,)) for i in range(4)], ranks=dict.fromkeys(range(4), 5))
     files["sys/devices/system/cpu/cpu3/acpi_cppc/highest_perf"] = "200\n"
     topology = read(files, tmp_path)
@@ -122,7 +122,7 @@ def test_a_ranking_that_not_every_cpu_has_is_not_used(tmp_path: Path) -> None:
     ],
     ids=["v2-root", "v2-ancestor", "v2-container", "v1", "hybrid"],
 )  # fmt: skip
-def test_cgroup_limits_bind(
+def test_cgroup_limits_restrict_the_plan(
     cgroup: str, extra: dict[str, str], quota: float | None, tmp_path: Path
 ) -> None:
     files = machine([(0, (i,)) for i in range(8)])
@@ -137,7 +137,7 @@ def test_cgroup_limits_bind(
         assert len(planned) == max(1, int(quota)) or not plan.enabled
 
 
-def test_one_core_is_not_pinned_and_warns_and_switched_off_does_not(tmp_path: Path) -> None:
+def test_one_core_warns_and_pins_nothing_unless_affinity_is_off(tmp_path: Path) -> None:
     topology = read(machine([(0, (0, 1))]), tmp_path)
     one, off = plan_affinity(topology, 1), plan_affinity(topology, 1, enable_cpu_affinity=False)
     assert not one.enabled
@@ -154,7 +154,7 @@ def test_one_core_is_not_pinned_and_warns_and_switched_off_does_not(tmp_path: Pa
     workers=st.integers(1, 20),
     server_cores=st.integers(1, 8),
 )
-def test_the_server_never_shares_and_no_core_is_split(
+def test_server_shares_no_core_with_the_client(
     shape: list[tuple[int, int, int]], workers: int, server_cores: int
 ) -> None:
     next_cpu, cores = 0, []
@@ -214,7 +214,7 @@ def test_workers_pin_every_thread_from_the_start_and_the_calling_thread_stays_fr
         assert described["workers"] == ((first,),)
 
 
-def test_no_core_is_kept_for_a_server_elsewhere(tmp_path: Path) -> None:
+def test_remote_server_reserves_no_core(tmp_path: Path) -> None:
     topology = read(machine([(0, (i,)) for i in range(3)]), tmp_path)
     here, elsewhere = plan_affinity(topology, 1), plan_affinity(topology, 1, server_cores=0)
     assert (here.loadgen, here.workers, here.server) == ((0,), ((1,),), (2,))

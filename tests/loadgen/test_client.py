@@ -40,7 +40,7 @@ def header(head: bytes, name: str) -> str:
     return lines[name]
 
 
-def test_the_model_is_the_one_that_the_endpoint_names(
+def test_model_defaults_to_the_one_the_endpoint_lists(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with serve(*WITH_USAGE) as server:
@@ -65,7 +65,7 @@ def test_a_server_that_is_starting_is_waited_for(tmp_path: Path) -> None:
         assert len(server.bodies) == 20
 
 
-def test_an_endpoint_that_does_not_answer_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_names_an_endpoint_that_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
     with refused_port() as port:
         url = f"http://127.0.0.1:{port}"
         assert main(["--url", url, *LOAD.split(), "--wait", "0.3"]) == 3
@@ -85,7 +85,7 @@ def test_headers_are_sent_as_given(tmp_path: Path) -> None:
         assert header(server.heads[0], "Accept-Encoding") == "identity"
 
 
-def test_request_ids_are_of_one_run_alone(tmp_path: Path) -> None:
+def test_request_ids_are_unique_across_runs(tmp_path: Path) -> None:
     with serve(*WITH_USAGE) as server:
         runs = []
         for source in ("--prompt p", "--prompt-tokens 3"):
@@ -108,7 +108,7 @@ def test_request_ids_are_of_one_run_alone(tmp_path: Path) -> None:
         {"prompt_tokens": 0, "completion_tokens": 0},
     ],
 )
-def test_a_response_without_usage_is_counted_by_the_client(
+def test_client_counts_tokens_of_a_response_without_usage(
     counts: dict[str, Any] | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     end = [] if counts is None else [event(json.dumps({"choices": [], "usage": counts}))]
@@ -126,7 +126,7 @@ def test_a_response_without_usage_is_counted_by_the_client(
     assert {r["counted_by"] for r in records} == {"server"}
 
 
-def test_the_first_answer_token_is_told_from_the_first_reasoning_token(tmp_path: Path) -> None:
+def test_first_answer_token_and_first_reasoning_token_are_separate(tmp_path: Path) -> None:
     def delta(finish: str | None = None, **fields: Any) -> bytes:
         return event(json.dumps({"choices": [{"delta": fields, "finish_reason": finish}]}))
 
@@ -148,7 +148,7 @@ def test_the_first_answer_token_is_told_from_the_first_reasoning_token(tmp_path:
     assert latency["ITL"]["p50_interval"] is None  # the gaps of a stream are not independent
 
 
-def test_the_summary_says_what_was_asked_and_what_came(
+def test_summary_holds_the_command_without_secrets_and_the_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TEST_KEY", "very-secret")
@@ -183,7 +183,7 @@ def test_the_summary_says_what_was_asked_and_what_came(
     assert f"{len(measured)} requests in 1.0 s" in printed.out
 
 
-def test_measuring_goes_on_until_enough_have_succeeded(tmp_path: Path) -> None:
+def test_measurement_continues_until_enough_requests_succeeded(tmp_path: Path) -> None:
     enough = "--min-completed 60 --max-duration 20 --cooldown --warmup 0.2"
     with serve(*WITH_USAGE) as server:
         _, summary, records = command(server.port, tmp_path, f"{LOAD} {enough}")
@@ -198,7 +198,7 @@ def test_measuring_goes_on_until_enough_have_succeeded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fixed", [True, False])
-def test_a_closed_loop_of_fixed_lengths_is_told_that_it_runs_in_waves(
+def test_closed_loop_with_fixed_lengths_warns_of_waves(
     fixed: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     load = "--concurrency 2 --requests 4 --prompt p --max-tokens 3" + " --ignore-eos" * fixed
@@ -238,12 +238,12 @@ def test_every_address_of_a_name_is_tried(first: str, monkeypatch: pytest.Monkey
     assert {r.status for r in result.records} == {"ok"}
 
 
-def test_an_ipv6_address_stands_in_brackets() -> None:
+def test_ipv6_address_is_written_in_brackets() -> None:
     head = endpoint.request_head(Target("::1", 8000))
     assert "\r\nHost: [::1]:8000\r\n" in head
 
 
-def test_a_server_that_never_answers_a_connect_is_named_and_fails_the_checks() -> None:
+def test_unreachable_server_is_named_and_fails_the_checks() -> None:
     with socket.socket() as listening, socket.socket() as first, socket.socket() as second:
         listening.bind(("127.0.0.1", 0))
         listening.listen(0)
@@ -283,7 +283,7 @@ except LoadGeneratorError as error:
         (100, 200, "connections_per_worker 256 needs 320 open files; the hard limit is 200"),
     ],
 )
-def test_the_limit_of_open_files_is_raised_or_named(soft: int, hard: int, said: str) -> None:
+def test_open_files_limit_is_raised_or_reported(soft: int, hard: int, said: str) -> None:
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[1] >= hard
     with FaultServer({"good": [good_answer()]}) as server:
         done = subprocess.run(
@@ -295,7 +295,7 @@ def test_the_limit_of_open_files_is_raised_or_named(soft: int, hard: int, said: 
     assert done.stdout.startswith(said)
 
 
-def test_the_first_segment_of_a_connection_has_a_stamp() -> None:
+def test_first_segment_of_a_connection_has_a_kernel_stamp() -> None:
     held = hold_kernel_stamps()
     assert held is not None
     with held:

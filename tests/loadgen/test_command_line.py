@@ -114,7 +114,9 @@ def test_token_ids_are_inherited_when_the_server_gives_them(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("keep_going", [False, True])
-def test_a_failure_ends_its_session_unless_told_to_go_on(keep_going: bool, tmp_path: Path) -> None:
+def test_failed_request_ends_its_session_unless_continue_is_set(
+    keep_going: bool, tmp_path: Path
+) -> None:
     bad: list[Step] = [b"HTTP/1.1 500 No\r\ncontent-length: 0\r\n\r\n"]
     scripts = {"one": answer("A"), "two": bad, "three": answer("C")}
     names = {"one": "one", "oneA.!two": "two", "three": "three", "oneA.!three": "three"}
@@ -131,7 +133,7 @@ def test_a_failure_ends_its_session_unless_told_to_go_on(keep_going: bool, tmp_p
     )
 
 
-def test_whole_responses_work_too(tmp_path: Path) -> None:
+def test_non_streaming_responses_are_measured(tmp_path: Path) -> None:
     choices = [{"text": "abc", "finish_reason": "stop"}]
     body = json.dumps({"choices": choices, "usage": json.loads(usage(1, 3))["usage"]}).encode()
     with serve(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)) as server:
@@ -286,7 +288,7 @@ def test_a_bad_session_file_names_file_line_and_fault(
         ("/own/path?q=1", False, b"POST /own/path?q=1 HTTP/1.1"),
     ],
 )
-def test_the_url_names_what_is_posted_to(url: str, chat: bool, posted: bytes) -> None:
+def test_url_path_decides_the_endpoint_posted_to(url: str, chat: bool, posted: bytes) -> None:
     with serve(*answer("t")) as server:
         options = f"--url http://127.0.0.1:{server.port}{url} --model m --prompt p --no-affinity"
         load = " --concurrency 1 --requests 1" + " --chat" * chat

@@ -115,7 +115,7 @@ def outcomes() -> dict[str, RequestRecord]:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_each_fault_ends_in_its_own_kind(name: str, outcomes: dict[str, RequestRecord]) -> None:
+def test_each_fault_has_its_error_kind(name: str, outcomes: dict[str, RequestRecord]) -> None:
     record, expected = outcomes[name], FAULTS[name][1]
     assert record.error_kind == expected, record
     assert record.status == ("ok" if expected is None else FAILURES[expected][0])
@@ -168,7 +168,7 @@ def test_a_connection_cut_at_any_byte_is_a_failure(end: Step) -> None:
         assert record.error_kind in allowed, record
 
 
-def test_what_outlasts_the_drain_is_a_timeout() -> None:
+def test_request_longer_than_the_drain_is_a_timeout() -> None:
     with loading({"hang": [Hang], "good": [GOOD]}, **STRICT) as generator:
         result = run_scripts(generator, ["good", "hang", "good"], drain_s=0.2, request_timeout_s=60)
         assert [r.error_kind for r in result.records] == [None, "drain_timeout", None]

@@ -73,7 +73,7 @@ def test_lag_is_judged_against_two_percent_of_a_long_ttft() -> None:
     assert failed(check_requests(slow)) == []  # 2% of 400 ms is 8 ms
 
 
-def test_no_data_fails_every_check_that_needs_them() -> None:
+def test_checks_fail_without_the_data_they_need() -> None:
     checks = check_requests([])
     assert failed(checks) == ["schedule_lag_p99_ms", "early_send_ms", "error_rate"]
     assert {checks[name]["value"] for name in failed(checks)} == {None}
@@ -88,7 +88,9 @@ def test_no_data_fails_every_check_that_needs_them() -> None:
     ("stretch", "every", "passed"),
     [(1.0, 1, True), (1.005, 1, True), (1.02, 1, False), (0.98, 1, False), (1.0, 2, False)],
 )
-def test_the_session_rate_is_checked_both_ways(stretch: float, every: int, passed: bool) -> None:
+def test_session_rate_check_fails_above_and_below_the_target(
+    stretch: float, every: int, passed: bool
+) -> None:
     """`every`: the others never started."""
     planned = [k * 10 * MS for k in range(200)]
     entries = [
@@ -122,7 +124,7 @@ def judge_closed_loop(entries: list[RequestRecord], sessions: int, target: int) 
     return failed(check_concurrency(entries, sessions, (target, 0, 0), stop_ns))
 
 
-def test_fewer_sessions_at_once_than_asked_for_fail() -> None:
+def test_concurrency_check_fails_below_the_requested_number_of_sessions() -> None:
     def one_by_one(at_once: int) -> list[RequestRecord]:
         """Sessions of 40 ms, `at_once` of them at a time, each sent 0.1 ms after its place came."""
         begins = [41 * MS * (k // at_once) for k in range(20)]
@@ -142,7 +144,9 @@ def test_fewer_sessions_at_once_than_asked_for_fail() -> None:
 
 
 @pytest.mark.parametrize(("kind", "after_s"), [("connect_failed", 1), ("reset_mid_response", 0)])
-def test_a_place_is_due_after_the_pause_that_a_failure_asks_for(kind: str, after_s: int) -> None:
+def test_next_session_is_due_after_the_pause_that_follows_a_failure(
+    kind: str, after_s: int
+) -> None:
     first = entry(0, "s0", "a", t_done_ns=20 * MS)
     first.fail(kind)
     for late_s in (0, 1):
@@ -152,7 +156,7 @@ def test_a_place_is_due_after_the_pause_that_a_failure_asks_for(kind: str, after
         assert late == ["session_start_delay_p99_ms"] * late_s
 
 
-def test_a_session_that_waits_when_the_run_ends_has_no_place_to_give() -> None:
+def test_session_cancelled_at_the_end_of_the_run_expects_no_successor() -> None:
     first = entry(0, "s0", "a", t_done_ns=20 * MS)
     cut = entry(1, "s0", "b", "a", t_send_ns=None, t_done_ns=90 * MS, status="cancelled",
                 error_kind="run_ended")  # fmt: skip
@@ -175,7 +179,7 @@ def test_a_session_that_waits_when_the_run_ends_has_no_place_to_give() -> None:
           for counter in ("undecodable", "oversized", "dropped_messages")),
     ],
 )  # fmt: skip
-def test_what_a_cell_and_the_command_find_wrong(changes: dict[str, Any], check: str) -> None:
+def test_cell_and_command_report_the_same_failed_check(changes: dict[str, Any], check: str) -> None:
     assert judged(WHOLE) == []
     assert judged({**WHOLE, **changes}) == [check]
     assert failed(generator_checks(WHOLE | changes, "kernel", BOUNDS)) == [check]
@@ -207,6 +211,6 @@ def test_a_window_ends_between_floor_and_cap_with_enough_successes_or_at_the_cap
     assert judged(WHOLE, window=cut) == ["window_s"]
 
 
-def test_a_suspend_voids_the_cell() -> None:
+def test_suspend_of_the_machine_voids_the_cell() -> None:
     assert judged(WHOLE, suspended_ms=99) == []
     assert judged(WHOLE, suspended_ms=2000) == ["suspended_ms"]

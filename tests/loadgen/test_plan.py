@@ -54,7 +54,7 @@ def rules(
     rampup_s=st.floats(0, 2),
     service_ms=st.integers(20, 300),
 )
-def test_a_closed_loop_ends_by_the_same_rule_and_keeps_its_load_until_then(
+def test_closed_loop_keeps_its_load_until_the_stopping_rule_ends_it(
     concurrency: int, cell_rule: CellRule, rampup_s: float, service_ms: int
 ) -> None:
     load = Load(Singles(10_000, ONE), build, concurrency=concurrency, rampup_s=rampup_s)
@@ -77,7 +77,7 @@ def test_a_closed_loop_ends_by_the_same_rule_and_keeps_its_load_until_then(
     assert [r.measured for r in after] == [False] * len(after)
 
 
-def test_a_run_ends_when_all_sessions_are_over() -> None:
+def test_run_ends_with_its_last_session() -> None:
     plan = play(
         Load(Singles(10, ONE), build, concurrency=2), rule(floor_s=60.0, cap_s=60.0), lambda _: 0.1
     )
@@ -86,14 +86,14 @@ def test_a_run_ends_when_all_sessions_are_over() -> None:
     assert plan.measured_ok == 10
 
 
-def test_a_schedule_that_has_no_arrival_left_is_measured_to_its_end() -> None:
+def test_window_lasts_its_full_length_after_the_last_arrival() -> None:
     """Not to the last answer: the rate would be too high."""
     load = Load(Singles(2, ONE), build, np.array([0, 10**8]), horizon_s=1.0)
     plan = play(load, rule(floor_s=1.0, cap_s=1.0), lambda _: 0.01)
     assert plan.stop_ns == ORIGIN_NS + 10**9
 
 
-def test_sessions_go_on_in_the_cool_down_until_what_was_measured_is_answered() -> None:
+def test_sessions_continue_in_cool_down_until_measured_requests_are_answered() -> None:
     chain = [Node("n0", "p", 1)]
     chain += [Node(f"n{k}", "p", 1, 0.0, (Parent(f"n{k - 1}"),)) for k in range(1, 6)]
     sessions = [Session("long", tuple(chain)), Session("slow", (Node("a", "p", 1),))]
@@ -110,7 +110,7 @@ def test_sessions_go_on_in_the_cool_down_until_what_was_measured_is_answered() -
 
 
 @pytest.mark.parametrize("cooldown", [True, False])
-def test_a_closed_loop_really_runs_by_the_rule(cooldown: bool) -> None:
+def test_closed_loop_over_sockets_follows_the_stopping_rule(cooldown: bool) -> None:
     cell_rule = rule(warmup_s=0.3, floor_s=0.3, cap_s=5.0, min_completed=40, cooldown=cooldown)
     # Some take longer, so that they do not all end together: one is open when the window ends.
     scripts: dict[str, list[Step]] = {
@@ -140,7 +140,7 @@ def test_a_closed_loop_really_runs_by_the_rule(cooldown: bool) -> None:
         assert (record.inflight_at_send or 0) < 4
 
 
-def test_bodies_are_made_ahead_in_bounded_number_and_each_once() -> None:
+def test_request_bodies_are_built_once_and_a_bounded_number_ahead() -> None:
     made: list[int] = []
 
     def count(session: int, _node: int, _history: History) -> PlannedRequest:
@@ -169,7 +169,7 @@ REQUEST = PlannedRequest("r", b"{}", 1, 1)
     fail_every=st.integers(0, 3),
     seed=st.integers(0, 5),
 )
-def test_the_window_ends_as_the_rule_says(
+def test_window_ends_by_floor_cap_and_minimum_of_completed_requests(
     rate: float, cell_rule: CellRule, service_s: float, fail_every: int, seed: int
 ) -> None:
     enough = cell_rule.min_completed
@@ -230,14 +230,14 @@ def test_the_window_ends_as_the_rule_says(
         ([0, 10_000_000, 20_000_000], 3, r"must reach warmup_s \+ cap_s = 1.000 s"),
     ],
 )
-def test_a_schedule_that_does_not_fit_is_refused(
+def test_offsets_that_do_not_fit_requests_or_window_are_refused(
     offsets: list[int], count: int, named: str
 ) -> None:
     with pytest.raises(ValueError, match=named):
         open_loop(np.array(offsets, np.int64), [REQUEST] * count, rule())
 
 
-def test_fewer_requests_than_offsets_are_named_when_the_first_is_wanted() -> None:
+def test_too_few_requests_for_the_offsets_raise_when_the_first_missing_one_is_built() -> None:
     load = open_loop(np.arange(10) * 100_000_000, [REQUEST] * 2, rule())
     assert [load.build(k, 0, ()) for k in range(2)] == [REQUEST] * 2
     with pytest.raises(ValueError, match="10 offsets for 2 requests"):
@@ -254,13 +254,13 @@ def test_fewer_requests_than_offsets_are_named_when_the_first_is_wanted() -> Non
         ({"drain_s": float("nan")}, "drain_s"),
     ],
 )
-def test_a_rule_that_makes_no_sense_is_refused(changes: dict[str, float], named: str) -> None:
+def test_contradictory_stopping_rule_is_refused(changes: dict[str, float], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         replace(rule(), **changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_the_inflight_cap_drops_what_is_due_beyond_it_and_records_it(workers: int) -> None:
+def test_requests_due_beyond_the_inflight_cap_are_dropped_and_recorded(workers: int) -> None:
     options = LoadGeneratorOptions(workers=workers, connections_per_worker=16)
     with (
         FaultServer({"slow": [Pause(0.4), good_answer()]}) as server,
@@ -278,12 +278,12 @@ def test_the_inflight_cap_drops_what_is_due_beyond_it_and_records_it(workers: in
     assert max(r.inflight_at_send or 0 for r in sent) == 3
 
 
-def test_reads_are_kept_only_when_asked_for() -> None:
+def test_read_stamps_are_kept_only_if_requested() -> None:
     with loading({"good": [good_answer()]}, keep_reads=False) as generator:
         assert {r.reads for r in run_scripts(generator, ["good"] * 3).records} == {None}
 
 
-def test_a_request_that_finds_no_connection_waits_without_holding_up_the_others() -> None:
+def test_request_without_a_free_connection_waits_and_delays_no_other() -> None:
     with loading({"good": [good_answer()], "hang": [Hang]}, connections_per_worker=2) as generator:
         scripts = ["hang", *["good"] * 20, "hang", *["good"] * 20]
         result = run_scripts(generator, scripts, request_timeout_s=1.3, floor_s=2.0, cap_s=2.0)
@@ -324,7 +324,7 @@ def noisy(
     sigma=st.floats(0.01, 1),
     seed=st.integers(0, 5),
 )
-def test_it_stops_by_its_rule_within_its_bounds_and_again_at_the_same_moment(
+def test_precision_rule_stops_within_floor_and_cap_and_deterministically(
     rate: float, cell_rule: CellRule, target: float, sigma: float, seed: int
 ) -> None:
     cell, precision = noisy(rate, cell_rule, target, sigma, seed)
@@ -346,7 +346,7 @@ def test_it_stops_by_its_rule_within_its_bounds_and_again_at_the_same_moment(
 
 
 @given(st.lists(st.floats(0.001, 1e6), min_size=1, max_size=400))
-def test_the_half_width_is_that_of_the_analysis(values: list[float]) -> None:
+def test_half_width_equals_the_analysis_interval(values: list[float]) -> None:
     width = relative_half_width(sorted(values))
     wanted = quantile(np.array(values), 90, 0.95)
     if math.isinf(width):
@@ -359,5 +359,5 @@ def test_the_half_width_is_that_of_the_analysis(values: list[float]) -> None:
             assert width == pytest.approx(ends, rel=1e-9, abs=1e-12)
 
 
-def test_all_tokens_in_one_read_are_no_precision() -> None:
+def test_half_width_is_infinite_when_all_latencies_are_zero() -> None:
     assert relative_half_width([0.0] * 100) == math.inf

@@ -54,7 +54,7 @@ def run(main: Callable[[Pool], Coroutine[Any, Any, None]], port: int, limit: int
         runner.run(with_pool())
 
 
-def test_a_request_waits_only_where_no_connection_is_idle(server: FaultServer) -> None:
+def test_request_waits_only_without_an_idle_connection(server: FaultServer) -> None:
     async def main(pool: Pool) -> None:
         assert pool.take() is None
         pool.release(await pool.acquire())  # never used, hence not reusable: closed
@@ -80,7 +80,7 @@ def test_a_request_waits_only_where_no_connection_is_idle(server: FaultServer) -
     run(main, server.port)
 
 
-def test_a_kernel_without_stamps_leaves_them_to_this_process(
+def test_reads_are_stamped_in_user_space_without_kernel_stamps(
     server: FaultServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main(pool: Pool) -> None:
@@ -107,7 +107,7 @@ def test_a_step_of_the_wall_clock_never_reaches_a_stamp(
     run(main, server.port)
 
 
-def test_an_interruption_between_the_two_clocks_does_not_move_a_stamp(
+def test_pause_between_reading_two_clocks_does_not_shift_a_stamp(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls: list[int] = []
@@ -138,7 +138,7 @@ def test_an_interruption_between_the_two_clocks_does_not_move_a_stamp(
         run(main, listening.getsockname()[1])
 
 
-def test_each_read_is_told_with_its_stamp(server: FaultServer) -> None:
+def test_each_chunk_carries_its_stamp(server: FaultServer) -> None:
     async def main(pool: Pool) -> None:
         for script in ("whole", "late"):
             response = await answered(pool, script)
@@ -155,7 +155,7 @@ def test_each_read_is_told_with_its_stamp(server: FaultServer) -> None:
     run(main, server.port)
 
 
-def test_a_cancelled_waiter_passes_its_connection_on(server: FaultServer) -> None:
+def test_cancelled_waiter_passes_its_connection_to_the_next(server: FaultServer) -> None:
     async def main(pool: Pool) -> None:
         held = await pool.acquire()
         first = asyncio.ensure_future(pool.acquire())
@@ -171,7 +171,7 @@ def test_a_cancelled_waiter_passes_its_connection_on(server: FaultServer) -> Non
     run(main, server.port, limit=1)
 
 
-def test_a_failed_connect_makes_room_for_the_next_waiter() -> None:
+def test_failed_connect_frees_a_place_for_the_next_waiter() -> None:
     async def main(pool: Pool) -> None:
         outcomes = await asyncio.gather(*(pool.acquire() for _ in range(5)), return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [RequestFailed] * 5

@@ -44,7 +44,7 @@ def _kill_once(pid: int) -> Callable[[Progress], None]:
     return kill
 
 
-def test_a_dead_worker_ends_the_run_and_the_next_says_that_it_lacks() -> None:
+def test_dead_worker_ends_the_run_and_is_reported_missing_in_the_next() -> None:
     with loading(SCRIPTS, workers=2, connections_per_worker=32) as generator:
         scripts = ["hang", "good", "good", "good"] * 500
         kill = _kill_once(generator.worker_pids[1])
@@ -64,7 +64,7 @@ def test_a_dead_worker_ends_the_run_and_the_next_says_that_it_lacks() -> None:
         assert not checks[name]["pass"]
 
 
-def test_the_death_of_the_only_worker_ends_the_run_and_the_next_is_refused() -> None:
+def test_next_run_is_refused_after_the_only_worker_died() -> None:
     with loading(SCRIPTS, connections_per_worker=32) as generator:
         kill = _kill_once(generator.worker_pids[0])
         result = run_scripts(generator, ["hang"] * 1000, kill, floor_s=20.0, cap_s=20.0)
@@ -101,7 +101,7 @@ def _start_main(port: int, folder: Path) -> "tuple[subprocess.Popen[str], list[i
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_the_end_of_the_main_process_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
+def test_workers_end_with_the_main_process(number: signal.Signals, tmp_path: Path) -> None:
     with FaultServer(SCRIPTS) as server:
         process, pids = _start_main(server.port, tmp_path)
         assert len(pids) == 2
@@ -158,7 +158,7 @@ def test_a_stalled_main_process_does_not_delay_the_sends(monkeypatch: pytest.Mon
     assert min(received) > 0, "a request reached its worker after it was due"
 
 
-def test_a_worker_that_stood_still_loses_no_request_and_no_connection() -> None:
+def test_suspended_worker_loses_no_request_and_no_connection() -> None:
     """Its requests start and time out in one turn of its loop, once it goes on."""
     with loading({"slow": [Pause(0.02), good_answer()]}, connections_per_worker=8) as generator:
         worker = psutil.Process(generator.worker_pids[0])
@@ -181,7 +181,7 @@ def test_a_worker_that_stood_still_loses_no_request_and_no_connection() -> None:
         assert {r.error_kind for r in again.records} == {None}
 
 
-def test_a_worker_silent_at_the_end_costs_itself_and_not_the_records(
+def test_worker_unresponsive_at_the_end_is_killed_and_loses_no_record(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(dispatcher, "ANSWER_S", 0.2)
@@ -200,7 +200,7 @@ def test_a_worker_silent_at_the_end_costs_itself_and_not_the_records(
 
 
 @pytest.mark.parametrize("script", ["busy", "cut"])
-def test_failed_requests_keep_nothing_of_their_answers(script: str) -> None:
+def test_failed_requests_do_not_keep_their_bodies_in_memory(script: str) -> None:
     body = b"x" * 216_000
     head = b"HTTP/1.1 503 Busy\r\ncontent-length: %d\r\n\r\n"
     scripts: dict[str, list[Step]] = {

@@ -38,7 +38,7 @@ def test_each_prompt_is_sent_once_and_ends_the_run(load: str, tmp_path: Path) ->
     assert "all 6 prompts were used: that ended the run" in summary["notes"]
 
 
-def test_prompts_begin_again_with_repeat(tmp_path: Path) -> None:
+def test_prompts_start_over_with_repeat(tmp_path: Path) -> None:
     lines: list[dict[str, Any]] = [
         {"prompt": "a", "max_tokens": 1},
         {"prompt": "b", "max_tokens": 2},
@@ -48,14 +48,14 @@ def test_prompts_begin_again_with_repeat(tmp_path: Path) -> None:
     assert summary["requests"] == 5
 
 
-def test_a_run_that_ends_early_says_how_many_prompts_it_used(tmp_path: Path) -> None:
+def test_run_that_ends_early_reports_the_number_of_prompts_used(tmp_path: Path) -> None:
     lines = [{"prompt": f"p{k}"} for k in range(50)]
     summary, bodies = run(tmp_path, "--rate 10 --arrivals fixed --duration 0.5", *lines)
     assert len(bodies) == 5
     assert "5 of 50 prompts were used before the run ended" in summary["notes"]
 
 
-def test_messages_are_sent_as_they_stand(tmp_path: Path) -> None:
+def test_messages_of_a_prompt_file_are_sent_unchanged(tmp_path: Path) -> None:
     lines: list[dict[str, Any]] = [{"messages": CHAT}, {"prompt": "plain"}]
     _, bodies = run(tmp_path, "--chat --concurrency 1", *lines)
     assert [b["messages"] for b in bodies] == [CHAT, [{"role": "user", "content": "plain"}]]
@@ -75,7 +75,7 @@ def test_messages_are_sent_as_they_stand(tmp_path: Path) -> None:
         ({"prompt": "x"}, "--requests 3", "--requests: found 3; allowed: up to 2"),
     ],
 )
-def test_a_wrong_prompt_is_named_before_anything_is_sent(
+def test_bad_prompt_is_refused_before_any_request(
     line: dict[str, Any],
     options: str,
     named: str,

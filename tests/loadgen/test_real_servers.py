@@ -148,7 +148,7 @@ def check(summary: dict[str, Any], records: list[dict[str, Any]]) -> None:
     assert sorted(apart)[len(apart) // 2] > 0
 
 
-def test_the_embedded_engine_is_measured_by_its_own_model_name(tmp_path: Path) -> None:
+def test_embedded_engine_is_measured_under_its_served_model_name(tmp_path: Path) -> None:
     with embedded(tmp_path) as port:
         summary, records = run(f"http://127.0.0.1:{port}", tmp_path)
     check(summary, records)
@@ -169,7 +169,7 @@ def test_vllm_is_measured(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("engine", [embedded, vllm])
-def test_a_tls_proxy_in_front_changes_nothing_but_the_way(
+def test_records_behind_a_tls_proxy_pass_the_same_checks(
     engine: Callable[[Path], AbstractContextManager[int]], tmp_path: Path
 ) -> None:
     with engine(tmp_path) as back, proxied(back, tmp_path) as (front, certificate):

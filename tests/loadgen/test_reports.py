@@ -152,7 +152,7 @@ def test_events_that_count_several_tokens_are_used(tmp_path: Path) -> None:
     assert summary["latency_ms"]["ITL"]["n"] == 3 * 36
 
 
-def test_events_that_hide_several_tokens_are_told_with_the_factor(
+def test_note_gives_tokens_per_event_when_events_bundle_tokens(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gap = Pause(0.02)
@@ -170,7 +170,7 @@ def test_events_that_hide_several_tokens_are_told_with_the_factor(
 # ---- throughput
 
 
-def test_throughput_counts_what_ended_and_came_in_the_window(tmp_path: Path) -> None:
+def test_throughput_counts_requests_and_tokens_received_in_the_window(tmp_path: Path) -> None:
     """One straggler takes 2 s after a window of 1 s, in which 19 others were answered."""
     slow: list[Step] = [HEAD, chunked(event(token()), last=False), Pause(2), *stream(token())[1:]]
     slow[-2:] = [chunked(*good_events()[1:])]
@@ -185,7 +185,7 @@ def test_throughput_counts_what_ended_and_came_in_the_window(tmp_path: Path) -> 
     assert summary["input_tokens_per_s"] == pytest.approx(76 / summary["window_s"])
 
 
-def test_throughput_of_a_closed_loop_includes_what_the_warm_up_sent(tmp_path: Path) -> None:
+def test_closed_loop_throughput_counts_requests_sent_in_warm_up(tmp_path: Path) -> None:
     """Four places and answers of 0.7 s: the first ones end after a warm-up of 0.4 s."""
     with serve(Pause(0.7), GOOD) as server:
         load = "--concurrency 4 --warmup 0.4 --duration 1.2"
@@ -206,7 +206,7 @@ def test_run_of_requests_ends_with_its_last_answer(tmp_path: Path) -> None:
 # ---- what was not measured
 
 
-def test_latency_that_was_not_measured_is_not_good(
+def test_missing_latency_does_not_count_as_good(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     empty = stream(token("", "stop"), usage(completion=0))
@@ -224,7 +224,7 @@ def test_latency_that_was_not_measured_is_not_good(
     assert "of 0 successes are not known yet" in summary["notes"][-1]
 
 
-def test_whole_response_has_no_latency_of_tokens(
+def test_non_streaming_response_has_no_token_latency(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     choice = {"index": 0, "text": "a b c", "finish_reason": "stop"}
@@ -251,7 +251,7 @@ def test_requests_with_warmup_are_refused(
     assert "--requests counts what is sent, warm-up and all" in capsys.readouterr().err
 
 
-def test_lengths_are_summarised_and_short_answers_told(
+def test_summary_has_lengths_and_a_note_on_short_answers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     summary, _ = answers(tmp_path, {"a": [GOOD], "b": [GOOD]})
@@ -280,7 +280,7 @@ def test_every_run_draws_fresh_prompts_unless_a_seed_is_given(
     assert prompts[6:] == prompts[:3]
 
 
-def test_cached_prompt_tokens_are_summed_and_told(
+def test_cached_prompt_tokens_are_summed_and_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     counts = {"prompt_tokens": 4, "completion_tokens": 1}
@@ -311,7 +311,7 @@ BEATS = (
 )
 
 
-def test_heartbeats_are_ignored_wherever_they_come(tmp_path: Path) -> None:
+def test_heartbeats_are_ignored_at_every_position(tmp_path: Path) -> None:
     scripts: dict[str, list[Step]] = {}
     for beat in BEATS:
         parts = [part for answer in good_events() for part in (beat, answer)]
@@ -321,7 +321,7 @@ def test_heartbeats_are_ignored_wherever_they_come(tmp_path: Path) -> None:
     assert {r["token_events"] for r in records.values()} == {3}
 
 
-def test_bytes_of_fields_that_are_not_read_fail_no_request(tmp_path: Path) -> None:
+def test_invalid_bytes_in_unread_fields_fail_no_request(tmp_path: Path) -> None:
     """Half of a character as it is, junk beside the answer, and counts of another form."""
     broken = event(token()).replace(b"tok", b"\xf0\x9f")
     odd = event(json_of(id=7, choices=[{"text": "a", "logprobs": "no", "stop": 3}], message=[1]))
@@ -363,7 +363,7 @@ NO_STREAM: dict[str, tuple[list[Step], str]] = {
 }
 
 
-def test_answer_that_is_no_stream_is_named(tmp_path: Path) -> None:
+def test_response_that_is_not_a_stream_has_its_own_error_kind(tmp_path: Path) -> None:
     _, records = answers(tmp_path, {name: script for name, (script, _) in NO_STREAM.items()})
     assert {r["error_kind"] for r in records.values()} == {"not_a_stream"}
     for name, record in records.items():

@@ -24,7 +24,7 @@ def cut(data: bytes, points: list[int]) -> list[bytes]:
 
 
 @given(st.lists(LINES, max_size=6), ENDINGS, st.lists(st.integers(0, 10_000), max_size=30))
-def test_splitting_does_not_depend_on_cuts_or_line_ends(
+def test_events_are_split_independently_of_chunks_and_line_ends(
     events: list[list[str]], ending: str, points: list[int]
 ) -> None:
     stream = "".join(ending.join(lines) + ending * 2 for lines in events).encode()
@@ -35,7 +35,7 @@ def test_splitting_does_not_depend_on_cuts_or_line_ends(
 
 
 @given(ENDINGS, st.integers(1, 40), st.lists(st.integers(0, 10_000), max_size=30), st.booleans())
-def test_counts_do_not_depend_on_cuts_or_line_ends(
+def test_token_counts_are_independent_of_chunks_and_line_ends(
     ending: str, tokens: int, points: list[int], spaced: bool
 ) -> None:
     datas = [token() for _ in range(tokens - 1)] + [token(finish="length"), usage(5, tokens)]
@@ -67,7 +67,7 @@ def test_text_is_collected_exactly_and_counts_agree(texts: list[str], points: li
     "text",
     ['"text":"', '"finish_reason":"', "[DONE]", '"error"', '"usage":{', '"choices":[]', "\n\n"],
 )
-def test_text_that_imitates_the_protocol_is_only_text(text: str) -> None:
+def test_text_that_looks_like_the_protocol_stays_text(text: str) -> None:
     accumulator = StreamAccumulator(chat=False, capture="counts")
     assert accumulator.feed(b"".join([event(token()), event(token(text)), event(token())])) == 3
     assert not accumulator.done
@@ -96,7 +96,7 @@ REASONED = [
     ],
 )
 @pytest.mark.parametrize("whole", [True, False])
-def test_reasoning_and_tool_calls_are_tokens_and_the_first_answer_is_told_apart(
+def test_reasoning_and_tool_calls_count_as_tokens_before_the_first_answer(
     deltas: list[dict[str, object]], tokens: int, answer: int | None, whole: bool
 ) -> None:
     """`answer`: after how many tokens the first of the answer has come."""
@@ -120,7 +120,7 @@ def test_reasoning_and_tool_calls_are_tokens_and_the_first_answer_is_told_apart(
         assert together.answered == (answer is not None)
 
 
-def test_an_endless_event_is_refused_not_collected() -> None:
+def test_event_over_the_size_limit_is_refused() -> None:
     splitter = EventSplitter()
     for _ in range(MAX_EVENT_BYTES // 65536):
         splitter.feed(b"x" * 65536)
@@ -129,7 +129,7 @@ def test_an_endless_event_is_refused_not_collected() -> None:
     assert caught.value.kind == "oversized_event"
 
 
-def test_byte_by_byte_is_linear() -> None:
+def test_parsing_single_bytes_takes_linear_time() -> None:
     """An event of n bytes in n pieces: ten times the bytes may not take a hundred times as long."""
 
     def seconds(size: int) -> float:

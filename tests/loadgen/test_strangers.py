@@ -90,13 +90,13 @@ def answer(connection: socket.socket, times: int | None = None) -> None:
             times = None if times is None else times - 1
 
 
-def test_a_server_with_eight_threads_serves_what_it_can(tmp_path: Path) -> None:
+def test_server_with_eight_threads_answers_every_request(tmp_path: Path) -> None:
     with listening(answer, 8) as port:
         _, summary, _ = command(port, tmp_path, "--rate 20 --requests 10 --timeout 5")
     assert (summary["ok"], summary["retried"]) == (10, 0)
 
 
-def test_connections_that_a_balancer_has_forgotten_cost_one_retry(tmp_path: Path) -> None:
+def test_connection_dropped_by_a_balancer_is_retried_once(tmp_path: Path) -> None:
     """It resets a connection that was idle when something is sent on it."""
 
     def forgetful(connection: socket.socket) -> None:
@@ -128,7 +128,9 @@ def test_connections_that_a_balancer_has_forgotten_cost_one_retry(tmp_path: Path
     assert records[1].retries == 0
 
 
-def test_a_slow_load_finds_young_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_connections_are_replaced_before_the_server_drops_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Idle ones are replaced before a server forgets them: no TTFT has a handshake in it."""
     monkeypatch.setattr(pool, "MAX_IDLE_NS", 200_000_000)
     monkeypatch.setattr(pool, "LOOK_S", 0.05)
@@ -154,7 +156,7 @@ def test_a_slow_load_finds_young_connections(monkeypatch: pytest.MonkeyPatch) ->
         uvloop.run(main_loop(server))
 
 
-def test_a_dead_server_is_not_hammered_and_the_run_can_end_for_it(
+def test_dead_server_is_retried_with_pauses_and_can_end_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with refused_port() as port:
@@ -182,7 +184,7 @@ def test_a_dead_server_is_not_hammered_and_the_run_can_end_for_it(
 # ---- ends
 
 
-def test_a_stream_without_done_is_a_success_that_says_so(
+def test_stream_without_done_succeeds_with_a_note(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with serve(HEAD + chunked(*good_events()[:-1])) as server:
@@ -194,7 +196,9 @@ def test_a_stream_without_done_is_a_success_that_says_so(
 
 
 @pytest.mark.parametrize("end", [Hang, Fin])
-def test_a_stream_that_has_said_done_keeps_its_place_no_longer(end: Step, tmp_path: Path) -> None:
+def test_connection_is_free_after_done_though_the_stream_stays_open(
+    end: Step, tmp_path: Path
+) -> None:
     with serve(HEAD + chunked(*good_events(), last=False), end) as server:
         began = time.monotonic()
         _, summary, records = command(server.port, tmp_path, "--concurrency 2 --requests 4")
@@ -204,7 +208,7 @@ def test_a_stream_that_has_said_done_keeps_its_place_no_longer(end: Step, tmp_pa
     assert all(r["t_send_ns"] - r["t_intended_ns"] < 0.5e9 for r in records)
 
 
-def test_a_stream_that_hangs_is_in_no_latency_of_the_next(tmp_path: Path) -> None:
+def test_hanging_stream_adds_nothing_to_the_next_requests_latency(tmp_path: Path) -> None:
     scripts: dict[str, list[Step]] = {"good": [GOOD], "hang": [GOOD[:-200], Hang]}
     load = "--concurrency 1 --requests 3 --timeout 1"
     several = iter(["hang", "good", "good"])
@@ -243,7 +247,7 @@ SAID: dict[str, tuple[list[Step], str, str]] = {
 }
 
 
-def test_failures_say_what_the_server_said(
+def test_failure_message_quotes_the_servers_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scripts = {name: script for name, (script, *_) in SAID.items()}
@@ -265,7 +269,7 @@ def test_failures_say_what_the_server_said(
     assert "1 x other texts" in printed
 
 
-def test_a_ready_check_without_permission_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ready_check_reports_missing_permission(capsys: pytest.CaptureFixture[str]) -> None:
     def refuse(connection: socket.socket) -> None:
         connection.recv(4096)
         connection.sendall(b"HTTP/1.1 401 No\r\ncontent-length: 7\r\n\r\nwho? me")
@@ -315,7 +319,9 @@ def until_kept(process: "subprocess.Popen[bytes]", output: Path, records: int) -
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-def test_a_signal_to_the_whole_job_costs_no_record(number: signal.Signals, tmp_path: Path) -> None:
+def test_signal_to_the_process_group_loses_no_record(
+    number: signal.Signals, tmp_path: Path
+) -> None:
     output = tmp_path / "out.jsonl"
     scripts: dict[str, list[Step]] = {"good": [GOOD], "hang": [Hang]}
     with FaultServer(scripts, lambda _: "good" if len(server.requests) % 5 else "hang") as server:
@@ -335,7 +341,7 @@ def test_a_signal_to_the_whole_job_costs_no_record(number: signal.Signals, tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
 
 
-def test_a_full_disk_costs_the_file_and_not_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_full_disk_loses_the_file_but_not_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     with serve(GOOD) as server:
         load = "--rate 50 --requests 5 --output /dev/full"
         where = f"--url http://127.0.0.1:{server.port} {ANY}"
@@ -360,7 +366,9 @@ def test_records_go_to_standard_output_and_the_table_elsewhere(
 
 
 @pytest.mark.parametrize(("stdout", "status"), [("full", 4), ("nobody", 0), ("records", 0)])
-def test_unbuffered_standard_output_costs_no_file(stdout: str, status: int, tmp_path: Path) -> None:
+def test_files_are_complete_with_unbuffered_standard_output(
+    stdout: str, status: int, tmp_path: Path
+) -> None:
     summary, kept = tmp_path / "summary.json", tmp_path / "kept"
     kept.write_text("before\n")
     with contextlib.ExitStack() as stack:
@@ -457,7 +465,7 @@ def test_a_run_ends_when_it_is_precise_or_the_server_overloaded(tmp_path: Path) 
 # ---- what a server asks for
 
 
-def test_busy_server_is_left_alone_as_long_as_it_asks(
+def test_retry_after_of_a_busy_server_is_respected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Four places for 1.5 s: each waits 0.4 s, or a second where nothing is said."""
@@ -502,7 +510,7 @@ def test_user_agent_is_sent_and_the_ready_check_names_the_key_or_the_path(
     assert "if that is a base, append /v1" in capsys.readouterr().err
 
 
-def test_used_up_ports_and_files_name_the_limit_and_the_remedy() -> None:
+def test_exhausted_ports_and_files_name_the_limit_and_the_remedy() -> None:
     ports = pool.connect_text(OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address"))
     assert "net.ipv4.ip_local_port_range is" in ports
     assert "widen it, or lower the load" in ports
@@ -510,7 +518,7 @@ def test_used_up_ports_and_files_name_the_limit_and_the_remedy() -> None:
     assert "ulimit -n" in files
 
 
-def test_one_of_several_addresses_is_named(
+def test_note_names_the_address_used_of_several(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Resolve a name to two addresses, of which only the second listens."""

@@ -68,7 +68,7 @@ def test_a_sweep_stops_after_the_first_saturated_rate(
         ("--sweep 1:4 --session-output x.jsonl", "--session-output has no place"),
     ],
 )
-def test_rates_that_cannot_follow_each_other_are_refused(
+def test_invalid_list_of_rates_is_refused(
     options: str, named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = options.split()
@@ -94,7 +94,7 @@ def test_a_growing_backlog_lowers_the_effective_throughput() -> None:
     assert effective_rps(np.empty(0), 10.0) == 0.0
 
 
-def test_a_page_is_whole_and_names_the_command_without_its_secrets(tmp_path: Path) -> None:
+def test_html_page_is_self_contained_and_shows_the_command_without_secrets(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     with serve(*ANSWER, b"0\r\n\r\n") as server:
         main(
@@ -116,7 +116,7 @@ def test_a_page_is_whole_and_names_the_command_without_its_secrets(tmp_path: Pat
     assert "schedule_lag_p99_ms" in text
 
 
-def test_the_command_is_shown_as_a_shell_takes_it() -> None:
+def test_command_is_shown_quoted_for_a_shell() -> None:
     words = ["--url", "http://x/v1?k=s", "--prompt", "it's", "--header", "A: b", "--header=C: d"]
     assert shown_command(words) == (
         "connector-tax loadgen --url 'http://x/v1?...' --prompt 'it'\"'\"'s' "
@@ -124,7 +124,7 @@ def test_the_command_is_shown_as_a_shell_takes_it() -> None:
     )
 
 
-def test_records_have_latencies_beside_the_stamps(tmp_path: Path) -> None:
+def test_records_hold_latencies_and_stamps(tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
     with serve(*ANSWER, b"0\r\n\r\n") as server:
         url = f"http://127.0.0.1:{server.port}"
@@ -140,7 +140,7 @@ def test_records_have_latencies_beside_the_stamps(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("values", [[5.0], [1.0, 3.0], [0.02, 7.0, 4000.0], [30.0, 31.0]])
-def test_an_axis_holds_its_values_and_has_ticks(values: list[float], log: bool) -> None:
+def test_axis_contains_its_values_and_at_most_eight_ticks(values: list[float], log: bool) -> None:
     axis = Axis.over(values, 10, 110, log)
     places = [axis.at(value) for value in values]
     assert places == sorted(places)

@@ -50,7 +50,7 @@ def test_every_line_fits_the_terminal(columns: int) -> None:
     assert "checks pass" in text
 
 
-def test_a_wrong_option_is_answered_in_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_option_is_refused_in_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         parse_arguments(["--url", "http://x", "--prompt", "p", "--concurrency", "many"])
     assert ended.value.code == 2
@@ -71,7 +71,7 @@ def test_a_wrong_option_is_answered_in_two_lines(capsys: pytest.CaptureFixture[s
         ("--frobnicate", "--frobnicate\n"),
     ],
 )
-def test_an_option_of_another_client_is_answered_with_ours(
+def test_option_of_another_client_is_refused_with_the_equivalent_here(
     word: str, meant: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -80,7 +80,7 @@ def test_an_option_of_another_client_is_answered_with_ours(
     assert f"error: unknown option {meant}" in capsys.readouterr().err
 
 
-def test_every_option_that_is_offered_exists(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_suggested_option_exists(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse_arguments(["--help"])
     options = set(re.findall(r"--[a-z][a-z-]*", capsys.readouterr().out))

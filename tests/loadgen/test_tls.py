@@ -48,7 +48,7 @@ def endpoint(server: FaultServer, ca_file: Path | None, *, insecure: bool = Fals
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_requests_travel_encrypted_stamped_by_the_kernel_over_few_connections(
+def test_tls_requests_have_kernel_stamps_and_reuse_connections(
     pems: tuple[Path, Path], version: ssl.TLSVersion
 ) -> None:
     with (
@@ -94,7 +94,7 @@ def test_a_read_is_stamped_before_it_is_decrypted(
         uvloop.run(good(server.port))
 
 
-def test_a_certificate_that_is_not_trusted_fails_every_request_unless_told_to_trust(
+def test_untrusted_certificate_fails_every_request_unless_its_ca_is_given(
     pems: tuple[Path, Path], tmp_path: Path
 ) -> None:
     other = make_certificate(tmp_path, "DNS:elsewhere.example")
@@ -116,7 +116,9 @@ def test_a_certificate_that_is_not_trusted_fails_every_request_unless_told_to_tr
         assert "mismatch" in str(result.records[0].error_detail)
 
 
-def test_an_answer_that_is_cut_is_named_as_without_tls(pems: tuple[Path, Path]) -> None:
+def test_truncated_response_has_the_same_error_kind_with_and_without_tls(
+    pems: tuple[Path, Path],
+) -> None:
     with (
         FaultServer(SCRIPTS, tls=server_context(*pems)) as server,
         LoadGenerator(endpoint(server, pems[0]), FEW) as generator,
@@ -144,7 +146,7 @@ class _Closing(socketserver.BaseRequestHandler):
         (_Closing, "the server closed the connection in the handshake"),
     ],
 )
-def test_a_handshake_that_fails_is_named(
+def test_failed_tls_handshake_has_its_own_error_kind(
     handler: type[socketserver.BaseRequestHandler], said: str
 ) -> None:
     tls = TlsSettings("127.0.0.1", None, True)
@@ -159,7 +161,7 @@ def test_a_handshake_that_fails_is_named(
     assert said in detail
 
 
-def test_the_command_takes_https(
+def test_command_measures_an_https_url(
     pems: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with FaultServer(SCRIPTS, lambda _: "good", server_context(*pems)) as server:

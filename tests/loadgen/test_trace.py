@@ -38,7 +38,7 @@ def shared(first: Any, second: Any) -> int:
 
 @settings(max_examples=80, deadline=None)
 @given(traces(), st.integers(0, 2**31), st.integers(16, 1000))
-def test_prompts_are_equal_exactly_as_far_as_their_leading_ids(
+def test_prompts_share_exactly_the_blocks_of_their_common_leading_hash_ids(
     trace: Trace, seed: int, vocabulary: int
 ) -> None:
     prompts = TracePrompts(trace, f"{seed}", vocabulary)
@@ -54,9 +54,7 @@ def test_prompts_are_equal_exactly_as_far_as_their_leading_ids(
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(2, 12), st.integers(1, 150))
-def test_more_blocks_than_token_ids_differ_within_their_first_tokens(
-    vocabulary: int, count: int
-) -> None:
+def test_blocks_stay_distinct_with_more_blocks_than_token_ids(vocabulary: int, count: int) -> None:
     trace = Trace(tuple(TraceLine(k, BLOCK, 1, (k,)) for k in range(count)), BLOCK)
     prompts = TracePrompts(trace, "seed", vocabulary)
     digits = next(d for d in range(1, 9) if vocabulary**d >= count)
@@ -65,7 +63,7 @@ def test_more_blocks_than_token_ids_differ_within_their_first_tokens(
 
 @settings(max_examples=25, deadline=None)
 @given(traces())
-def test_words_share_what_token_ids_share(trace: Trace) -> None:
+def test_word_prompts_share_the_same_prefixes_as_token_prompts(trace: Trace) -> None:
     words = trace_words(trace, "seed")
     made = [words(k).split() for k in range(len(trace))]
     assert {word for prompt in made for word in prompt} <= set(WORDS)
@@ -74,7 +72,7 @@ def test_words_share_what_token_ids_share(trace: Trace) -> None:
         assert shared(first, second) == min(ids * BLOCK, len(first), len(second))
 
 
-def test_other_seeds_give_prompts_that_share_no_block() -> None:
+def test_prompts_of_different_seeds_share_no_block() -> None:
     trace = Trace((TraceLine(0, 64, 1, tuple(range(8))),), BLOCK)
     first, second = (TracePrompts(trace, seed, 1000)(0) for seed in ("1/trace", "2/trace"))
     assert sum(a == b for a, b in zip(first, second, strict=True)) < 8
@@ -94,7 +92,7 @@ def test_other_seeds_give_prompts_that_share_no_block() -> None:
          "hash_ids has 1 ids for an input_length of 513; allowed: 2"),
     ],
 )  # fmt: skip
-def test_a_wrong_line_is_named(line: str, named: str, tmp_path: Path) -> None:
+def test_trace_error_names_the_bad_line(line: str, named: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     good = {"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [1, 2]}
     path.write_text(f"{json.dumps(good)}\n{line}\n")
@@ -127,7 +125,7 @@ def by_lengths(*lengths: tuple[int, int]) -> FaultServer:
     return FaultServer(scripts, lambda body: f"{len(body['prompt'])} {body['max_tokens']}")
 
 
-def test_a_trace_is_sent_at_its_times_with_its_lengths(
+def test_trace_requests_are_sent_at_their_times_and_lengths(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [(5000, 12, 1, [1, 2]), (5000, 9, 3, [1, 3]), (5000, 8, 1, [4]), (5600, 16, 2, [1, 2])]
@@ -150,7 +148,7 @@ def test_a_trace_is_sent_at_its_times_with_its_lengths(
     assert "2 of 4 without TPOT: fewer than two tokens, or all in one read" in printed
 
 
-def test_the_prefix_cache_of_a_server_finds_what_ids_share_and_nothing_else(
+def test_prefix_cache_hits_equal_the_hash_ids_that_requests_share(
     tmp_path: Path,
 ) -> None:
     # In blocks of 16 tokens: 32 for each id; the last token of a prompt is always computed.

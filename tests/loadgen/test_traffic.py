@@ -181,7 +181,7 @@ def _endless(count: int) -> list[Session]:
     return [Session(f"s{i}", (Node("n0", "p", 1),)) for i in range(count)]
 
 
-def test_the_ramp_is_linear_also_for_sessions_longer_than_it() -> None:
+def test_ramp_is_linear_for_sessions_longer_than_the_ramp() -> None:
     scheduler = SessionScheduler(_endless(50), at_places(8, 0, 10 * S), True)
     log = simulate(scheduler, lambda _s, _n: 60 * S, set(), 0)
     first = [ready.due_ns / S for ready in log.sent[:8]]
@@ -189,7 +189,7 @@ def test_the_ramp_is_linear_also_for_sessions_longer_than_it() -> None:
     assert [ready.due_ns / S for ready in log.sent[8:16]] == [t + 60 for t in first]
 
 
-def test_a_place_that_was_paused_is_taken_before_the_next_step_of_the_ramp() -> None:
+def test_paused_session_resumes_before_the_next_step_of_the_ramp() -> None:
     scheduler = SessionScheduler(_endless(5), at_places(10, 0, 100 * S), True)
     assert [ready.due_ns for ready in scheduler.pop_ready(10 * S, 10 * S)] == [10 * S]
     scheduler.complete(0, 0, 11 * S, None, S)
@@ -198,7 +198,7 @@ def test_a_place_that_was_paused_is_taken_before_the_next_step_of_the_ramp() -> 
     assert scheduler.next_ns(12 * S) == 20 * S
 
 
-def test_the_ready_queue_is_stable() -> None:
+def test_ready_queue_keeps_the_order_of_equal_due_times() -> None:
     nodes = tuple(Node(f"n{i}", "p", 1) for i in range(6))
     scheduler = SessionScheduler(
         [Session("a", nodes), Session("b", nodes)], at_starts([S, S]), True
@@ -235,7 +235,7 @@ RATE = 50.0
 HORIZON_S = 4000.0  # 200,000 arrivals
 
 
-def test_fixed_arrivals_stand_on_an_absolute_grid() -> None:
+def test_fixed_arrivals_lie_on_an_absolute_grid() -> None:
     offsets = make_offsets("fixed", 3.0, 1000.0, "unused")
     assert len(offsets) == 3000
     assert offsets[0] == 0
@@ -243,7 +243,7 @@ def test_fixed_arrivals_stand_on_an_absolute_grid() -> None:
     assert np.abs(offsets - np.arange(3000) / 3.0 * 1e9).max() <= 0.5
 
 
-def test_jittered_arrivals_are_one_in_each_interval() -> None:
+def test_jittered_arrivals_have_one_in_each_interval() -> None:
     offsets = make_offsets("jittered", 4.0, 10_000.0, "7/j") / 1e9 * 4
     assert (offsets.astype(int) == np.arange(40_000)).all()
     assert stats.kstest(offsets % 1, stats.uniform.cdf).pvalue > 0.001
@@ -253,7 +253,7 @@ def test_jittered_arrivals_are_one_in_each_interval() -> None:
 @pytest.mark.parametrize(
     ("kind", "shape"), [("poisson", None), ("gamma", 0.25), ("gamma", 2.5), ("gamma", 4.0)]
 )
-def test_gaps_have_their_distribution_with_its_whole_tail(
+def test_gaps_follow_their_distribution_including_its_tail(
     kind: ArrivalKind, shape: float | None
 ) -> None:
     gaps = np.diff(make_offsets(kind, RATE, HORIZON_S, "7/moments", shape), prepend=0) / 1e9
@@ -283,7 +283,7 @@ def test_a_longer_horizon_extends_the_same_process(
     assert (long >= 0).all()
 
 
-def test_the_seed_is_its_whole_name() -> None:
+def test_every_character_of_the_seed_changes_the_arrivals() -> None:
     first = make_offsets("poisson", 10, 10, "7/A/r10/arrivals")
     assert (make_offsets("poisson", 10, 10, "7/A/r10/arrivals") == first).all()
     for other in ("8/A/r10/arrivals", "7/A/r1/0arrivals", "7/A/r10/arrivals/"):

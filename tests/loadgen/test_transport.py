@@ -77,7 +77,7 @@ def test_bad_messages_are_counted_and_the_good_ones_get_through(
     send_over(10, main)
 
 
-def test_several_pairs_in_one_message_arrive_in_order_and_a_bad_one_alone_is_lost(
+def test_results_in_one_message_arrive_in_order_except_a_malformed_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def main(sender: Sender, receive: Callable[[], Receiver]) -> None:
@@ -93,7 +93,7 @@ def test_several_pairs_in_one_message_arrive_in_order_and_a_bad_one_alone_is_los
     send_over(10, main)
 
 
-def test_a_slow_peer_gets_everything_in_order_once_it_reads() -> None:
+def test_slow_peer_receives_everything_in_order() -> None:
     async def main(sender: Sender, receive: Callable[[], Receiver]) -> None:
         count = 40_000  # more than both high-water marks hold
         assert all(sender.send(encode(issue(seq)), b"b" * 500) for seq in range(count))
@@ -104,7 +104,7 @@ def test_a_slow_peer_gets_everything_in_order_once_it_reads() -> None:
     send_over(50_000, main)
 
 
-def test_what_has_come_is_taken_without_a_turn_of_the_loop() -> None:
+def test_queued_messages_are_received_without_yielding_to_the_loop() -> None:
     async def main(sender: Sender, receive: Callable[[], Receiver]) -> None:
         receiver = receive()
         for seq in range(100):
@@ -148,7 +148,7 @@ def test_a_result_survives_the_wire_unchanged() -> None:
     assert msgspec.msgpack.Decoder(FromWorker).decode(encode(Ended([done]))) == Ended([done])
 
 
-def test_a_message_leaves_though_its_peer_attaches_while_the_backlog_is_drained() -> None:
+def test_message_is_sent_when_its_peer_attaches_during_draining() -> None:
     """The worst moment: after the last try to send, before the socket's events are read."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     pull, push = private_socket(context, zmq.PULL), private_socket(context, zmq.PUSH)
@@ -202,7 +202,7 @@ print(most)
 
 
 @pytest.mark.parametrize("cap", [1, 3])
-def test_workers_that_enter_at_once_never_exceed_the_cap(cap: int) -> None:
+def test_concurrent_workers_never_exceed_the_inflight_cap(cap: int) -> None:
     workers = 4
     descriptor = shared_memory(workers)
     inflight = InFlight(descriptor, workers)
@@ -229,7 +229,7 @@ def test_workers_that_enter_at_once_never_exceed_the_cap(cap: int) -> None:
     assert [inflight.enter(0) for _ in range(cap + 1)] == [*[True] * cap, False]
 
 
-def test_the_places_of_a_worker_that_died_are_free_again() -> None:
+def test_inflight_places_of_a_dead_worker_are_freed() -> None:
     inflight = InFlight(shared_memory(2), 2)
     inflight.limit(3)
     assert [inflight.enter(worker) for worker in (0, 0, 1, 1)] == [True, True, True, False]
@@ -238,7 +238,7 @@ def test_the_places_of_a_worker_that_died_are_free_again() -> None:
     assert [inflight.enter(1) for _ in range(3)] == [True, True, False]
 
 
-def test_a_new_limit_counts_what_is_still_in_flight() -> None:
+def test_new_limit_counts_requests_still_in_flight() -> None:
     inflight = InFlight(shared_memory(1), 1)
     inflight.limit(0)
     assert all(inflight.enter(0) for _ in range(1000))
@@ -248,7 +248,7 @@ def test_a_new_limit_counts_what_is_still_in_flight() -> None:
     assert [inflight.enter(0) for _ in range(2)] == [True, False]
 
 
-def test_a_hold_up_of_the_loop_counts_as_long_as_it_was() -> None:
+def test_loop_lag_lasts_as_long_as_the_loop_was_blocked() -> None:
     async def main() -> None:
         begin = time.monotonic()
         probe = LoopProbe(asyncio.get_running_loop())

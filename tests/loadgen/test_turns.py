@@ -55,7 +55,7 @@ THOUGHT = {"role": "assistant", "content": None, "reasoning_content": "Hm. Yes."
         (whole(THOUGHT), " --no-stream", THOUGHT),
     ],
 )  # fmt: skip
-def test_an_answer_is_inherited_as_it_was(
+def test_child_turn_repeats_the_parents_answer_unchanged(
     answer: list[Step], options: str, inherited: dict[str, Any], tmp_path: Path
 ) -> None:
     nodes = [

@@ -51,7 +51,7 @@ def working(folder: Path, port: int, connections: int, begin: Begin) -> Iterator
     os.close(descriptor)
 
 
-def test_dense_requests_leave_turns_to_the_rest_of_the_loop(tmp_path: Path) -> None:
+def test_other_loop_callbacks_run_between_dense_requests(tmp_path: Path) -> None:
     """300 requests 0.3 ms apart, each within the spin of the one before it."""
     count = 300
     sent_in_turn: Counter[int] = Counter()
@@ -102,7 +102,7 @@ class Ready:
         self._peer.close()
 
 
-def test_first_tokens_are_read_before_the_answers_under_way_and_sends_before_both() -> None:
+def test_sends_precede_first_tokens_and_those_precede_later_reads() -> None:
     served: list[int] = []
     with contextlib.closing(uvloop.new_event_loop()) as loop:
         poller = Poller(loop)
@@ -123,7 +123,7 @@ def test_first_tokens_are_read_before_the_answers_under_way_and_sends_before_bot
             poller.close()
 
 
-def test_busy_poller_serves_what_it_has_looked_at_before_it_looks_again(
+def test_busy_poller_serves_all_polled_events_before_polling_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A send is always due: what is looked at and not served would be looked at again and again."""
@@ -152,7 +152,7 @@ def test_busy_poller_serves_what_it_has_looked_at_before_it_looks_again(
 
 
 @pytest.mark.parametrize(("most", "messages"), [(500, 3), (5000, 1)])
-def test_results_leave_together_unless_that_is_too_much_for_a_message(
+def test_results_share_a_message_up_to_its_size_limit(
     most: int, messages: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decode = msgspec.msgpack.Decoder(FromWorker).decode
@@ -186,7 +186,7 @@ def test_results_leave_together_unless_that_is_too_much_for_a_message(
     ]
 
 
-def test_records_reach_the_file_before_they_fill_the_memory(tmp_path: Path) -> None:
+def test_records_are_flushed_to_the_file_at_the_memory_limit(tmp_path: Path) -> None:
     """Also where results come faster than lines are made, and it is never time to show progress."""
     path = tmp_path / "out.jsonl"
     sink = RecordSink(path, {})
