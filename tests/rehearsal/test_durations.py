@@ -27,7 +27,7 @@ def shipped(*names: str) -> StudyDocument:
 
 
 @pytest.mark.parametrize("names", [("h20",), ("h20", "h20-verdicts"), ("h20", "gpu-small")])
-def test_plan_and_doctor_agree_with_each_other_and_nearly_with_the_rehearsal(
+def test_plan_and_doctor_agree_and_are_close_to_the_rehearsal(
     names: tuple[str, ...],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -57,7 +57,7 @@ def test_plan_and_doctor_agree_with_each_other_and_nearly_with_the_rehearsal(
     assert f"Seconds: {model}" in text
 
 
-def test_reference_rates_and_overloaded_cells_of_an_h20_are_those_rehearsed() -> None:
+def test_rehearsal_of_an_h20_names_reference_rates_and_overloaded_cells() -> None:
     study = shipped("h20")
     known = durations_of(study)
     assert known.rates_rps == {"B": 2.0, "Bp": 2.0}
@@ -83,7 +83,7 @@ def test_assumption_is_named_without_an_accelerator(name: str, text: str) -> Non
     assert cell.expected_s == expected_cell_s(study["config"]["cell"], first["rate_rps"])
 
 
-def test_rehearsal_without_a_machine_says_durations_and_what_it_assumes(
+def test_rehearsal_without_a_machine_prints_durations_and_assumptions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_json(tmp_path / "study.json", shipped("vllm-cpu"))
@@ -101,13 +101,13 @@ def test_removed_key_names_its_replacement() -> None:
         resolve(config, "mine.yaml")
 
 
-def test_reference_rates_without_a_rate_are_refused_by_name(tmp_path: Path) -> None:
+def test_reference_rates_file_without_a_rate_is_refused(tmp_path: Path) -> None:
     write_json(tmp_path / paths.REFERENCE_RATES, {})
     with pytest.raises(ArtifactError, match=r"reference_rates\.json"):
         reference_rate(tmp_path, "B")
 
 
-def test_remaining_time_follows_what_is_done_and_the_rates_that_were_found(tmp_path: Path) -> None:
+def test_remaining_time_uses_finished_cells_and_derived_rates(tmp_path: Path) -> None:
     study = shipped("h20", "gpu-small")
     names = {p: [c["cell"] for c in study["cells"][p]] for p in ("A", "B", "Bp")}
     before = remaining(study, tmp_path)

@@ -70,7 +70,7 @@ def measured(rehearsal: Rehearsal, config: str) -> list[int]:
             if (launch.config, launch.phase, index.status) == (config, "A", "done")]  # fmt: skip
 
 
-def test_what_is_decided_leaves_and_plain_stays_while_anything_is_open(
+def test_decided_configuration_is_dropped_and_plain_stays_until_all_are_decided(
     rehearsed: Rehearsal,
 ) -> None:
     taken = read_looks(rehearsed.study.root)
@@ -83,7 +83,7 @@ def test_what_is_decided_leaves_and_plain_stays_while_anything_is_open(
     assert reasons == {f"{LEFT_OUT} 2 blocks"}
 
 
-def test_the_report_says_which_look_decided(rehearsed: Rehearsal) -> None:
+def test_report_names_the_interim_analysis_that_decided(rehearsed: Rehearsal) -> None:
     said = looks(StudyTables(rehearsed.study.root / "study.json"))
     assert said.startswith("Decided by the look after so many blocks: Mooncake both after 2;")
     assert "11 of 12 launches" in said
@@ -104,13 +104,13 @@ def test_tables_have_the_last_interim_analysis_of_each_configuration(rehearsed: 
     assert {row.verdict for row in tables.at(ALL_RATES, "ttft_p50").values()} >= {COSTS}
 
 
-def test_the_rehearsal_says_the_most_and_the_least_that_it_takes(rehearsed: Rehearsal) -> None:
+def test_rehearsal_prints_longest_and_shortest_duration(rehearsed: Rehearsal) -> None:
     (_, said), rows = sections(rehearsed)[0].sentences, sections(rehearsed)[0].rows
     assert said.startswith("Looks leave out 1 of the 12 launches of Phase A here.")
     assert rows
 
 
-def test_no_look_is_taken_beside_what_failed_or_comes_later(
+def test_interim_analysis_waits_for_failed_launches_and_ignores_later_blocks(
     rehearsed: Rehearsal, tmp_path: Path
 ) -> None:
     root = shutil.copytree(rehearsed.study.root, tmp_path / "x")
@@ -147,7 +147,7 @@ def measured_again(rehearsal: Rehearsal, folder: Path, launch: Launch) -> Path:
     return root
 
 
-def test_a_look_stands_when_an_early_launch_is_measured_again(
+def test_interim_analysis_is_kept_when_an_early_launch_is_remeasured(
     rehearsed: Rehearsal, tmp_path: Path
 ) -> None:
     taken = (rehearsed.study.root / "looks.json").read_bytes()
@@ -193,7 +193,7 @@ def first_run_changed(folder: Path) -> None:
     ],
     ids=["named", "unnamed", "forged", "gone", "changed"],
 )
-def test_the_audit_passes_over_a_look_whose_launches_were_measured_again_and_no_other(
+def test_audit_skips_only_interim_analyses_with_remeasured_launches(
     rehearsed: Rehearsal, tmp_path: Path, change: Callable[[Path], None], verdict: str
 ) -> None:
     launch = Launch("mooncake_both", 0, "A")
@@ -214,7 +214,7 @@ def test_the_audit_passes_over_a_look_whose_launches_were_measured_again_and_no_
 
 
 @pytest.mark.parametrize("choice", ["--all", "--phase=A"])
-def test_looks_go_aside_with_all_that_they_saw(
+def test_interim_analyses_are_moved_aside_with_all_their_launches(
     rehearsed: Rehearsal, tmp_path: Path, choice: str
 ) -> None:
     root = shutil.copytree(rehearsed.study.root, tmp_path / "x")
@@ -223,7 +223,7 @@ def test_looks_go_aside_with_all_that_they_saw(
     assert decided_earlier(root, Launch("mooncake_both", BLOCKS - 1, "A")) is None
 
 
-def test_the_plan_says_the_most_and_the_least(
+def test_plan_prints_longest_and_shortest_duration(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     totals = []
@@ -249,7 +249,7 @@ def test_the_plan_says_the_most_and_the_least(
         ([0.02, 0.04], {}, "found levels that add up to 0.06; allowed: up to 1 - statistics.conf"),
     ],
 )
-def test_looks_that_do_not_fit_the_study_are_refused(
+def test_interim_analyses_that_do_not_fit_the_study_are_refused(
     levels: list[float], changes: dict[str, Any], found: str
 ) -> None:
     with pytest.raises(ConfigError) as error:
@@ -257,7 +257,9 @@ def test_looks_that_do_not_fit_the_study_are_refused(
     assert f"my.yaml: statistics.looks: {found}" in str(error.value)
 
 
-def test_a_rehearsal_of_more_blocks_leaves_the_studys_looks(tmp_path: Path) -> None:
+def test_rehearsal_with_more_blocks_does_not_change_the_studys_interim_analyses(
+    tmp_path: Path,
+) -> None:
     study = resolve(config_with([0.01], blocks=2), "tiny.yaml")
     assert "looks" not in prepare(study, tmp_path, 3)["config"]["statistics"]
     assert study["config"]["statistics"]["looks"] == [0.01]

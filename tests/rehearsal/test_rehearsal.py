@@ -38,7 +38,7 @@ from tests.workflow.harness import TINY, smaller
 QWEN = ROOT / "config/models/Qwen3-Coder-30B-A3B-Instruct.json"
 
 
-def test_an_emulated_device_is_rehearsed_as_it_is_emulated() -> None:
+def test_rehearsal_uses_the_step_times_of_an_emulated_device() -> None:
     study, real = (
         resolve(load_yaml(ROOT / f"config/{n}.yaml"), n) for n in ("h20-emulated", "h20")
     )
@@ -50,7 +50,7 @@ def test_an_emulated_device_is_rehearsed_as_it_is_emulated() -> None:
     assert machine.startup_s < machine_of(real).startup_s
 
 
-def test_an_emulated_devices_steps_have_no_spread_but_that_of_the_configuration() -> None:
+def test_emulated_device_steps_vary_only_by_configured_jitter() -> None:
     study = resolve(load_yaml(ROOT / "config/h20-emulated.yaml"), "h20-emulated")
     cost = machine_of(study).engines["plain"].step_cost
     spread = study["config"]["rehearsal"].pop("launch_sd")
@@ -75,7 +75,7 @@ def at_the_peak() -> Roofline:
     return Roofline(read_model(QWEN), accelerator, efficiency, 1)
 
 
-def test_a_models_size_is_that_of_its_config(at_the_peak: Roofline) -> None:
+def test_model_size_follows_from_its_config(at_the_peak: Roofline) -> None:
     model = at_the_peak.model
     assert model.parameters / 1e9 == pytest.approx(30.5, abs=0.1)
     assert model.active_parameters / 1e9 == pytest.approx(3.05, abs=0.05)
@@ -101,7 +101,7 @@ def test_a_step_takes_the_slower_of_arithmetic_and_memory(at_the_peak: Roofline)
     assert two.device_us(prefill) == pytest.approx(at_the_peak.device_us(prefill) / 2)
 
 
-def test_an_accelerator_without_fp8_refuses_a_model_of_fp8(tmp_path: Path) -> None:
+def test_fp8_model_is_refused_for_an_accelerator_without_fp8(tmp_path: Path) -> None:
     content = read_json(QWEN) | {"quantization_config": {"quant_method": "fp8"}}
     write_json(tmp_path / "config.json", content)
     accelerator, efficiency = read_accelerator("A100")
@@ -118,7 +118,7 @@ def test_an_accelerator_without_fp8_refuses_a_model_of_fp8(tmp_path: Path) -> No
         ({"accelerator": "L4"}, {}, "engine.flags.--max-model-len: found 200000; allowed: at most"),
     ],
 )
-def test_a_machine_that_cannot_be_had_is_told_by_its_key(
+def test_invalid_rehearsal_machine_is_refused_by_key(
     section: dict[str, str] | None, flags: dict[str, Any], message: str
 ) -> None:
     config = load_yaml(ROOT / "config/h20.yaml")
@@ -144,7 +144,7 @@ def virtual(rule: CellRule, rate_rps: float) -> tuple[VirtualCell, VirtualEngine
     return VirtualCell(offsets, rule, (4096, 8), 500_000_000), engine
 
 
-def test_an_overloaded_cell_drops_times_out_and_ends() -> None:
+def test_rehearsed_overloaded_cell_drops_times_out_and_ends() -> None:
     # A prefill takes 0.1 s, and twenty a second are asked for.
     rule = CellRule(0.1, 2.0, 1000, 4.0, 0.5, 16, 0.6)
     cell, engine = virtual(rule, 20)
@@ -158,7 +158,7 @@ def test_an_overloaded_cell_drops_times_out_and_ends() -> None:
     assert not engine.scheduler.has_work
 
 
-def test_a_rehearsed_launch_is_read_as_a_measured_one(tmp_path: Path) -> None:
+def test_rehearsed_launch_is_readable_like_a_measured_one(tmp_path: Path) -> None:
     study = tiny()
     study_file = write_stages(tmp_path / "x", study, step_timing=False)
     machine = replace(machine_of(study), front_ns=1_000_000)
@@ -176,7 +176,7 @@ def test_a_rehearsed_launch_is_read_as_a_measured_one(tmp_path: Path) -> None:
     assert 0 < rehearsed["load"] < 1
 
 
-def test_a_page_fits_eighty_columns_and_holds_it_all() -> None:
+def test_page_wraps_to_eighty_columns_without_losing_text() -> None:
     row = ["r0.5", "0.5", "410.2", "100%", "256", "123456", "1234", "12.5", "1000", "saturated"]
     long = "a sentence that is too long for a line " * 4
     headings = ["cell", "req/s", "min", "load", "in fl.", "TTFT", "TPOT", "+-%", "drop", "state"]
@@ -197,7 +197,7 @@ def launch_times(machine: Machine, study: StudyDocument) -> list[float]:
     return times
 
 
-def test_launches_differ_as_the_noise_says() -> None:
+def test_launches_vary_by_the_configured_noise() -> None:
     config = yaml.safe_load(smaller(TINY.read_text()))
     study = resolve({**config, "blocks": 200}, "tiny.yaml")
     machine = machine_of(study)
@@ -218,7 +218,7 @@ def test_launches_differ_as_the_noise_says() -> None:
 
 
 @pytest.mark.long
-def test_the_command_rehearses_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_rehearses_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study_file = write_stages(tmp_path / "x", tiny())
     assert command.main(["--study", str(study_file)]) == 0
     said = capsys.readouterr().out
@@ -230,7 +230,7 @@ def test_the_command_rehearses_a_study(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.long
-def test_a_study_with_cells_that_cannot_be_valid_ends_non_zero(
+def test_rehearsal_with_cells_that_cannot_be_valid_exits_non_zero(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = yaml.safe_load(smaller(TINY.read_text()))
@@ -242,7 +242,7 @@ def test_a_study_with_cells_that_cannot_be_valid_ends_non_zero(
     assert "phase_b: 32x8 cannot be valid" in said
 
 
-def test_a_rehearsal_that_is_ended_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
+def test_ended_rehearsal_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
     study_file = write_stages(
         tmp_path / "x", resolve(load_yaml(ROOT / "config" / "config.yaml"), "config.yaml")
     )

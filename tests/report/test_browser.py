@@ -125,7 +125,7 @@ def browse(folder: Path, page: str, width: int, scheme: int, script: str = "") -
 
 @pytest.mark.parametrize("width", [1400, 390])
 @pytest.mark.parametrize("scheme", [DARK, LIGHT])
-def test_the_page_asks_for_nothing_and_sorts_filters_copies_and_fits(
+def test_report_loads_nothing_and_sorts_filters_copies_and_fits(
     page: str, tmp_path: Path, width: int, scheme: int
 ) -> None:
     told = browse(tmp_path, page, width, scheme)
@@ -153,7 +153,7 @@ def test_the_page_asks_for_nothing_and_sorts_filters_copies_and_fits(
 
 
 @pytest.mark.parametrize("scheme", [DARK, LIGHT])
-def test_axe_finds_nothing(page: str, tmp_path: Path, scheme: int) -> None:
+def test_report_has_no_axe_violation(page: str, tmp_path: Path, scheme: int) -> None:
     if not AXE.is_file():
         pytest.skip(f"no {AXE.relative_to(ROOT)}: npm install --prefix build/browser axe-core")
     script = f"<script>{AXE.read_text(encoding='utf-8')}</script>"

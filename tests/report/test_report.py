@@ -123,11 +123,11 @@ def text(source: str) -> str:
         "Overhead: 1.010 = wall time",
     ],
 )
-def test_the_page_says(text: str, said: str) -> None:
+def test_report_contains_the_sentence(text: str, said: str) -> None:
     assert said in text
 
 
-def test_the_page_is_self_contained(source: str) -> None:
+def test_report_is_self_contained(source: str) -> None:
     page = Page(source)
     assert {"iframe", "object"}.isdisjoint(page.tags)
     assert len(page.sources) == len(NAMES) - 1  # the scorecard is a table, and a download
@@ -138,9 +138,7 @@ def test_the_page_is_self_contained(source: str) -> None:
     assert not re.search(r"https?://", re.sub(r"data:[^\"]*", "", source))
 
 
-def test_every_link_leads_to_a_place_of_the_page_or_holds_its_file(
-    full: StudyTables, source: str
-) -> None:
+def test_every_report_link_is_an_anchor_or_an_embedded_file(full: StudyTables, source: str) -> None:
     links = Page(source).links
     assert len(links) > 20
     held = []
@@ -156,14 +154,14 @@ def test_every_link_leads_to_a_place_of_the_page_or_holds_its_file(
     assert (full.root / "analysis" / "effects.csv").read_bytes() in held
 
 
-def test_hostile_text_stays_text(source: str, text: str) -> None:
+def test_hostile_text_is_escaped_in_the_report(source: str, text: str) -> None:
     assert HOSTILE not in source
     assert "<b>is</b>" not in source
     assert HOSTILE in text
     assert "NIXL <b>is</b> not installed" in text
 
 
-def test_the_sentence_on_top_has_at_most_25_words_and_the_scorecard_a_row_each(
+def test_headline_has_at_most_25_words_and_the_scorecard_a_row_per_connector(
     full: StudyTables,
 ) -> None:
     assert len(answer.answer(full).split()) <= 25
@@ -172,7 +170,7 @@ def test_the_sentence_on_top_has_at_most_25_words_and_the_scorecard_a_row_each(
     assert {len(cells) for _, cells in lines} == {len(headings)}
 
 
-def test_void_cells_from_one_in_twenty_on_are_said_in_red(tmp_path: Path) -> None:
+def test_five_percent_void_cells_or_more_are_shown_in_red(tmp_path: Path) -> None:
     few = Design(void={("lmcache_only", "A", "r8"): "late"})
     assert 'class="alarm"' not in render(_study(tmp_path / "few", few))
     many = Design(void={("lmcache_only", phase, cell): "late"
@@ -182,11 +180,11 @@ def test_void_cells_from_one_in_twenty_on_are_said_in_red(tmp_path: Path) -> Non
     assert re.search(r'class="alarm"><strong>\d+ % of the cells are void', source)
 
 
-def test_a_tax_that_was_not_fixed_beforehand_is_exploratory(source: str) -> None:
+def test_tax_that_was_not_prespecified_is_marked_exploratory(source: str) -> None:
     assert "<td>exploratory</td>" in source
 
 
-def test_what_is_within_the_margin_and_what_would_decide_the_rest_is_said(
+def test_report_names_costs_below_the_margin_and_blocks_that_would_decide(
     study: StudyTables,
 ) -> None:
     def judge(rows: list[dict[str, str]]) -> None:
@@ -206,7 +204,7 @@ def test_what_is_within_the_margin_and_what_would_decide_the_rest_is_said(
     assert "This one has 3; a block takes" in text
 
 
-def test_the_dearest_of_each_metric_is_named_and_what_huber_says_otherwise(
+def test_report_names_the_largest_cost_of_each_metric_and_differing_huber_verdicts(
     study: StudyTables,
 ) -> None:
     def raised(rows: list[dict[str, str]]) -> None:
@@ -225,7 +223,7 @@ def test_the_dearest_of_each_metric_is_named_and_what_huber_says_otherwise(
     assert note.endswith("decides otherwise of no-op connector (TPOT p50).")
 
 
-def test_the_margin_moves_each_verdict_that_hangs_on_it_and_no_other(
+def test_margin_control_changes_only_verdicts_that_depend_on_it(
     full: StudyTables, source: str
 ) -> None:
     moved = re.findall(r"<td[^>]* data-narrow=[^>]*>([^<]*)</td>", source)
@@ -252,7 +250,7 @@ def test_one_block_has_no_verdict_and_no_interval(tmp_path: Path) -> None:
         ({"nixl_both": "1"}, "LMCache, 1 for NIXL both, and 3 valid ones can prove a tax (a block"),
     ],
 )
-def test_lost_blocks_are_not_counted_among_those_that_prove(
+def test_report_counts_only_valid_blocks_toward_a_verdict(
     study: StudyTables, valid: dict[str, str], said: str
 ) -> None:
     def lose(rows: list[dict[str, str]]) -> None:
@@ -267,7 +265,7 @@ def test_lost_blocks_are_not_counted_among_those_that_prove(
     assert "prove nothing" not in text
 
 
-def test_a_tax_of_survivors_has_its_mark_and_no_verdict(tmp_path: Path) -> None:
+def test_tax_with_survivorship_is_marked_and_has_no_verdict(tmp_path: Path) -> None:
     marks = {("mooncake_both", "all_rates"): "mooncake_both saturated; plain dropped 65 arrivals"}
     text = Page(render(_study(tmp_path / "s", Design(overloaded=marks)))).text
     reason = "Mooncake both saturated; plain dropped 65 arrivals"
@@ -275,7 +273,7 @@ def test_a_tax_of_survivors_has_its_mark_and_no_verdict(tmp_path: Path) -> None:
     assert f"marked ({reason})" in text
 
 
-def test_a_study_of_another_connector_is_answered_and_asked_only_what_it_can_say(
+def test_report_of_another_connector_omits_hypotheses_it_cannot_answer(
     tmp_path: Path,
 ) -> None:
     labels = {"plain": "plain", "noop_connector": "no-op connector", "my_connector": "my own"}
@@ -291,7 +289,7 @@ def test_a_study_of_another_connector_is_answered_and_asked_only_what_it_can_say
     assert "Sentence of criterion 7." in text
 
 
-def test_the_terminal_gets_the_headline_of_the_page(
+def test_terminal_prints_the_headline_of_the_report(
     full: StudyTables, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert answer.main(["--study", str(full.root / "study.json")]) == 0
@@ -316,14 +314,16 @@ def test_every_cell_is_listed_with_its_checks(full: StudyTables, source: str, te
     assert "block 0, LMCache: done: r8 void, error_rate 0.2 > 0.01" in text
 
 
-def test_a_launch_that_left_nothing_is_missing_not_absent(study: StudyTables) -> None:
+def test_launch_without_an_index_is_listed_as_missing(study: StudyTables) -> None:
     (study.root / "runs" / "nixl_both" / "block1" / "A" / "index.json").unlink()
     text = Page(render(study)).text
     assert "7 missing, of" in text
     assert "no index.json" in text
 
 
-def test_what_disturbs_by_the_cpus_given_stands_in_the_report(study: StudyTables) -> None:
+def test_affinity_warnings_are_in_the_report_with_their_number_of_launches(
+    study: StudyTables,
+) -> None:
     assert "CPUs" not in Page(render(study)).text
     shared = "3 cores: the load generator and its workers share one core"
     paths = sorted(study.root.glob("runs/*/*/*/index.json"))
@@ -335,7 +335,7 @@ def test_what_disturbs_by_the_cpus_given_stands_in_the_report(study: StudyTables
     assert f"{shared} (2 of {launched} launches)" in Page(render(study)).text
 
 
-def test_overhead_counts_what_lies_between_launches_but_not_an_interruption() -> None:
+def test_overhead_includes_gaps_between_launches_but_no_interruption() -> None:
     label: DesignLabel = {"engine_label": "embedded (emulated)", "design_sha256": "0" * 64}
 
     def launch(started: str, ended: str | None) -> LaunchReport:
@@ -370,9 +370,7 @@ def test_a_missing_figure_is_an_error_that_names_it(
 
 
 @pytest.mark.parametrize("phase", ["A", "B", "Bp"])
-def test_a_study_of_which_a_whole_phase_is_void_has_every_figure_and_a_report(
-    tmp_path: Path, phase: str
-) -> None:
+def test_study_with_a_void_phase_has_every_figure_and_a_report(tmp_path: Path, phase: str) -> None:
     why = "machine disturbed: other processes used the server's CPUs"
     cells = {"A": ["r40", "r80"], "B": ["128x16", "512x16"], "Bp": ["128x16"]}[phase]
     names = (*CONFIGURATIONS, "plain_2")
@@ -394,13 +392,13 @@ def test_a_study_of_which_a_whole_phase_is_void_has_every_figure_and_a_report(
     assert why in text
 
 
-def test_what_else_differs_from_plain_is_said_once(text: str) -> None:
+def test_settings_that_differ_from_plain_are_listed_once(text: str) -> None:
     # NIXL, too, has another layout, but was skipped.
     assert text.count(f"{HOSTILE}: kv_cache_layout HND (plain NHD)") == 1
     assert "The same in all: block_size 16, attention_backend FLASH_ATTN." in text
 
 
-def test_a_study_without_records_of_its_launches_says_not_recorded(study: StudyTables) -> None:
+def test_report_prints_not_recorded_without_launch_records(study: StudyTables) -> None:
     numbers = ("estimate", "lo", "hi", "base", "own", "setting", "value", "also_differs")
 
     def forget(rows: list[dict[str, str]]) -> None:
@@ -417,7 +415,7 @@ def test_a_study_without_records_of_its_launches_says_not_recorded(study: StudyT
     assert "Settings: not recorded: too old." in text
 
 
-def test_steps_and_hooks_stand_by_kind_with_their_intervals(study: StudyTables) -> None:
+def test_report_lists_steps_and_hooks_by_kind_with_intervals(study: StudyTables) -> None:
     page = Page(render(study)).text
     # 1.5 times the 420 us of mooncake_both, of plain's 6,000, ten times as much in a prefill step.
     assert "Mooncake bothdecode+630 [+570, +700]+10.5256 [196, 326]" in page
@@ -435,7 +433,7 @@ def test_without_step_timing_the_report_has_no_step_numbers(tmp_path: Path) -> N
     assert "Hooks at ref_safe" not in page
 
 
-def test_what_the_spans_of_a_step_mean_stands_beside_the_steps_and_under_their_figures(
+def test_report_explains_step_spans_at_the_table_and_under_the_figures(
     tmp_path: Path,
 ) -> None:
     root = _study(tmp_path / "s", Design(blocks=1)).root

@@ -51,7 +51,7 @@ def _series(root: Path, records: dict[str, list[dict[str, Any]]]) -> CellSeries:
     return series
 
 
-def test_each_quantity_is_drawn_over_time_and_what_was_not_recorded_is_not(tmp_path: Path) -> None:
+def test_recorded_quantities_are_drawn_over_time_and_missing_ones_are_not(tmp_path: Path) -> None:
     scrape = {"ok": True, "values": {
         'vllm:num_requests_waiting{engine="0"}': 3.0, 'vllm:num_requests_waiting{engine="1"}': 1.0,
         'vllm:num_requests_waiting_by_reason{reason="capacity"}': 9.0,
@@ -81,7 +81,7 @@ def test_each_quantity_is_drawn_over_time_and_what_was_not_recorded_is_not(tmp_p
     assert (series.warm, series.failed) == (12, "M5.5 16v-16")
 
 
-def test_how_many_are_in_flight_is_counted_in_the_middle_of_each_part(tmp_path: Path) -> None:
+def test_requests_in_flight_are_counted_in_the_middle_of_each_interval(tmp_path: Path) -> None:
     slow = [_request(seq, ttft_ms=2600) for seq in range(4)]
     series = _series(tmp_path / "s", {"requests": slow})
     in_flight = series.drawings[COLUMNS.index("in flight")]
@@ -91,7 +91,7 @@ def test_how_many_are_in_flight_is_counted_in_the_middle_of_each_part(tmp_path: 
     assert in_flight.words == "0 to 3"
 
 
-def test_a_raw_record_that_changed_is_refused(tmp_path: Path) -> None:
+def test_changed_raw_record_is_refused(tmp_path: Path) -> None:
     root = tmp_path / "s"
     series = _series(root, {"requests": [_request(0, ttft_ms=10)]})
     file = root / "runs/plain/block0/A/r4/requests_A_r4.jsonl"

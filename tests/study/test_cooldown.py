@@ -70,7 +70,7 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_cell(tmp_path_factory.mktemp("cooldown"), {})
 
 
-def test_the_last_requests_are_served_under_the_load_of_the_others(crowded: Path) -> None:
+def test_last_measured_requests_are_served_under_full_load(crowded: Path) -> None:
     record, requests = cell_of(crowded)
     measured = [r for r in requests if not r["warmup"] and not r["cooldown"]]
     assert len(measured) == 60
@@ -94,7 +94,7 @@ def test_every_request_is_accounted_for_and_the_counters_match_exactly(crowded: 
     assert audit_failures(crowded) == []
 
 
-def test_a_request_of_the_cooldown_cut_by_the_drain_voids_nothing(tmp_path: Path) -> None:
+def test_cooldown_request_cut_by_the_drain_does_not_void_the_cell(tmp_path: Path) -> None:
     # A request takes 1.4 s: those of the window end before the drain, the last ones do not.
     study_file = run_cell(tmp_path, {"drain_s": 2.2}, beta0_us=12_000.0)
     record, requests = cell_of(study_file)
@@ -106,7 +106,7 @@ def test_a_request_of_the_cooldown_cut_by_the_drain_voids_nothing(tmp_path: Path
     assert audit_failures(study_file) == []
 
 
-def test_a_schedule_that_is_used_up_is_said(tmp_path: Path) -> None:
+def test_cooldown_records_that_the_schedule_ended(tmp_path: Path) -> None:
     study_file = run_cell(tmp_path, {"warmup_s": 0.1, "floor_s": 1.0, "cap_s": 1.0},
                           beta0_us=36_000.0)  # fmt: skip
     record, requests = cell_of(study_file)

@@ -33,7 +33,7 @@ def default_config() -> Any:
     of_b=st.sampled_from([None, ["plain"], ["plain", "nixl_both"]]),
 )
 @settings(max_examples=50)
-def test_every_block_has_each_configuration_once_and_plain_as_often_as_asked(
+def test_each_block_has_every_configuration_once_and_plain_as_configured(
     seed: int, blocks: int, plains: int, phase: str, of_b: list[str] | None
 ) -> None:
     config = default_config() | {"seed": seed, "blocks": blocks, "plain_launches": plains}
@@ -52,7 +52,7 @@ def test_every_block_has_each_configuration_once_and_plain_as_often_as_asked(
         assert started.count("plain") == plains
 
 
-def test_the_named_baseline_is_launched_as_often_as_asked() -> None:
+def test_named_baseline_is_launched_as_often_as_configured() -> None:
     config = default_config() | {
         "blocks": 1,
         "baseline": "noop_connector",
@@ -64,7 +64,7 @@ def test_the_named_baseline_is_launched_as_often_as_asked() -> None:
     assert Launch("noop_connector_3", 0, "A").configuration == "noop_connector"
 
 
-def test_every_launch_has_every_position_as_often_as_any_other() -> None:
+def test_launch_positions_are_balanced_over_blocks() -> None:
     config = default_config() | {"blocks": 50, "plain_launches": 2}
     places: dict[str, list[int]] = {}
     for seed in range(40):
@@ -132,7 +132,7 @@ def test_analysis_settings_are_not_part_of_the_measured_design(
     refuse_changed_design(tmp_path / "study.json", resolve(config, "config.yaml"), "config.yaml")
 
 
-def test_what_an_environment_is_built_with_is_no_part_of_the_design() -> None:
+def test_build_settings_of_an_environment_do_not_change_the_design() -> None:
     config = load_yaml(ROOT / "config/h20.yaml")
     one = resolve(config, "h20")
     config["engine"]["build_python"] = "/opt/python/bin/python3.11"

@@ -83,7 +83,7 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         yield process
 
 
-def test_a_second_measurement_is_refused_and_told_who_holds_the_device_until_that_is_killed(
+def test_second_measurement_names_the_holder_of_the_device_until_it_is_killed(
     holder: subprocess.Popen[str],
 ) -> None:
     wanted = rf"'{DEVICE}' is in use .*\(pid {holder.pid}, user \w+: .*{DEVICE}\).*--device"
@@ -95,7 +95,7 @@ def test_a_second_measurement_is_refused_and_told_who_holds_the_device_until_tha
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
-def test_another_users_measurement_holds_the_device_too(tmp_path: Path) -> None:
+def test_device_lock_holds_across_users(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     with (
         held(tmp_path, user=65534) as process,
@@ -105,7 +105,7 @@ def test_another_users_measurement_holds_the_device_too(tmp_path: Path) -> None:
         pytest.fail("two users hold one device")
 
 
-def test_another_device_is_free_and_so_is_what_was_taken_before_a_refusal(
+def test_refused_lock_releases_the_devices_it_had_locked(
     holder: subprocess.Popen[str],
 ) -> None:
     first = f"a{DEVICE}"
@@ -136,7 +136,7 @@ def on_gpus(visible: str | None = None, **engine: Any) -> Any:
         ("MIG-cccc", ["MIG-cccc"]),
     ],
 )
-def test_gpus_are_held_by_their_uuids(
+def test_gpus_are_locked_by_uuid(
     stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, visible: str | None, uuids: list[str]
 ) -> None:
     stand_in("nvidia-smi", SMI)
@@ -173,7 +173,7 @@ CPU_STUDY: Any = {"engine": {"kind": "embedded"}, "server": {"device": "cpu"}}
 @pytest.mark.parametrize(
     ("oversubscribe", "exclusive"), [("NO", True), ("OK", False), ("YES", False), ("", None)]
 )
-def test_the_gpus_and_the_job_of_a_launch_are_described(
+def test_launch_describes_its_gpus_and_job(
     stand_in: StandIn,
     monkeypatch: pytest.MonkeyPatch,
     oversubscribe: str,
@@ -223,7 +223,7 @@ def test_a_block_belongs_to_the_device_of_its_first_launch(tmp_path: Path) -> No
         claim_device(tmp_path, 0, "b", here)
 
 
-def test_a_driver_on_another_device_measures_nothing(tmp_path: Path) -> None:
+def test_driver_on_another_device_exits_without_measuring(tmp_path: Path) -> None:
     study_file = write_study(tmp_path)
     study = read_json(study_file)
     elsewhere = describe_node(study["config"]) | {"machine": "machine-b"}
@@ -245,7 +245,7 @@ def tiny(slots: Sequence[dict[str, Any]] | None, **changes: Any) -> StudyDocumen
     return resolve(config if slots is None else {**config, "devices": slots}, "tiny.yaml")
 
 
-def test_slots_are_no_part_of_the_design() -> None:
+def test_slots_do_not_change_the_design_hash() -> None:
     assert tiny(TWO)["design_sha256"] == tiny(None)["design_sha256"]
 
 
@@ -260,7 +260,7 @@ def test_slots_are_no_part_of_the_design() -> None:
         ({"id": "b", "cpus": "8", "visible": "0"}, r"\[1\].visible: found '0'; allowed: the slot"),
     ],
 )
-def test_slots_that_cannot_be_are_refused(second: dict[str, Any], said: str) -> None:
+def test_invalid_slots_are_refused(second: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         tiny([{"id": "a", "cpus": "0-3"}, second])
 
@@ -283,7 +283,7 @@ def test_each_gpu_belongs_to_one_slot() -> None:
         gpu_study("0", own={"CUDA_VISIBLE_DEVICES": "0"})
 
 
-def test_blocks_take_the_slots_in_turn_and_stay_where_they_were_begun(tmp_path: Path) -> None:
+def test_blocks_are_assigned_to_slots_in_turn_and_stay_there(tmp_path: Path) -> None:
     study = tiny(TWO, blocks=4)
 
     def slots() -> list[str]:
@@ -302,7 +302,7 @@ def test_blocks_take_the_slots_in_turn_and_stay_where_they_were_begun(tmp_path: 
 
 
 @pytest.mark.usefixtures("affinity")
-def test_what_enters_a_slot_has_its_cpus_and_its_device(tmp_path: Path) -> None:
+def test_process_in_a_slot_has_its_cpus_and_device(tmp_path: Path) -> None:
     study = tiny([{"id": "one", "cpus": str(CPU)}])
     before = devices_of(study["config"])
     inside = enter_block_slot(study, tmp_path, block=5)
@@ -313,7 +313,7 @@ def test_what_enters_a_slot_has_its_cpus_and_its_device(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("affinity")
-def test_a_server_in_a_slot_sees_the_slots_gpus() -> None:
+def test_server_in_a_slot_sees_only_the_gpus_of_the_slot() -> None:
     study = gpu_study("1")
     inside = enter_slot(study, {"id": "x", "cpus": str(CPU), "visible": "1"})
     for which, exported in ((study, False), (inside, True)):
@@ -321,13 +321,13 @@ def test_a_server_in_a_slot_sees_the_slots_gpus() -> None:
         assert ("\nexport CUDA_VISIBLE_DEVICES=1\n" in script) is exported
 
 
-def test_a_slot_of_cpus_that_are_not_there_is_refused(affinity: set[int]) -> None:
+def test_slot_with_absent_cpus_is_refused(affinity: set[int]) -> None:
     with pytest.raises(DeviceError, match=r"cpus of x: found 7000; allowed: some of \d"):
         enter_slot(tiny(None), {"id": "x", "cpus": "7000"})
     assert os.sched_getaffinity(0) == affinity
 
 
-def test_slots_work_side_by_side_and_phase_a_ends_before_phase_b(tmp_path: Path) -> None:
+def test_slots_run_in_parallel_and_phase_a_ends_before_phase_b(tmp_path: Path) -> None:
     study_file = write_study(tmp_path)
     left = {}
     for name, slots in (("one", None), ("two", TWO), ("three", [*TWO, {"id": "c", "cpus": "2"}])):
@@ -342,7 +342,7 @@ def test_slots_work_side_by_side_and_phase_a_ends_before_phase_b(tmp_path: Path)
     assert [left[name].device_s for name in left] == pytest.approx([one_s] * 3)
 
 
-def test_blocks_that_nodes_have_begun_are_measured_side_by_side(tmp_path: Path) -> None:
+def test_remaining_time_counts_nodes_that_measure_in_parallel(tmp_path: Path) -> None:
     study = tiny(None, blocks=4)
     # The gates are over: they are passed on one device, whatever number there is.
     write_json(tmp_path / paths.PREFLIGHT_STATUS, {})
@@ -357,7 +357,7 @@ def test_blocks_that_nodes_have_begun_are_measured_side_by_side(tmp_path: Path) 
     assert plan.remaining(study, tmp_path) == left
 
 
-def test_a_launch_and_the_time_left_are_told_of_several_devices_in_device_hours(
+def test_remaining_time_on_several_devices_is_given_in_device_hours(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "PLAIN_INTERVAL_S", 0.0)
@@ -406,7 +406,7 @@ def readings(tmp_path: Path, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch)
     return looks
 
 
-def test_a_launch_waits_for_the_memory_of_its_own_gpu(readings: Path) -> None:
+def test_launch_waits_for_free_memory_of_its_gpu_only(readings: Path) -> None:
     readings.write_text("8000\n5000\n300\n")
     device.await_free_memory(GPU_CONFIG)
     assert readings.read_text() == "300\n"
@@ -423,7 +423,9 @@ def test_a_launch_waits_for_the_memory_of_its_own_gpu(readings: Path) -> None:
         {"kind": "command", "device": "cuda", "commands": {"plain": "serve"}},
     ],
 )
-def test_without_a_gpu_or_flags_nothing_is_asked(readings: Path, engine: dict[str, Any]) -> None:
+def test_free_memory_is_not_read_without_a_gpu_or_flags(
+    readings: Path, engine: dict[str, Any]
+) -> None:
     config: Any = {"engine": engine, "server": {"device": "gpu"}}
     device.await_free_memory(config)
     assert not readings.exists()
@@ -440,13 +442,13 @@ def occupied(readings: Path, study_file: Path, monkeypatch: pytest.MonkeyPatch) 
     return study_file
 
 
-def test_no_launch_is_started_on_memory_that_is_in_use(occupied: Path) -> None:
+def test_launch_does_not_start_while_gpu_memory_is_in_use(occupied: Path) -> None:
     assert launch.main(arguments(occupied)) == 1
     assert "GPU-b: 1001 of 10000 MiB; 90% of it must be" in failed_index_of(occupied)["reason"]
     assert not (launch_folder(occupied) / paths.LAUNCH_CONFIG).exists()
 
 
-def test_no_gate_is_started_on_memory_that_is_in_use(occupied: Path, tmp_path: Path) -> None:
+def test_gate_does_not_start_while_gpu_memory_is_in_use(occupied: Path, tmp_path: Path) -> None:
     gate = preflight.gated_server(
         read_json(occupied), Launch("plain", 0, "A"), "verify_plain", tmp_path / "gate", print, None
     )
@@ -479,5 +481,7 @@ def machine(tmp_path: Path, stand_in: StandIn) -> Path:
 @pytest.mark.parametrize(
     ("visible", "node"), [("0", 0), ("GPU-b", 1), ("0,1", None), ("2", None), ("7", None)]
 )
-def test_the_node_of_the_gpus_that_are_used(machine: Path, visible: str, node: int | None) -> None:
+def test_gpu_node_is_the_numa_node_of_the_visible_gpus(
+    machine: Path, visible: str, node: int | None
+) -> None:
     assert gpu_node(on_gpus(visible), machine) == node

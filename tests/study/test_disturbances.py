@@ -81,7 +81,7 @@ def test_a_server_that_dies_ends_its_launch_and_the_next_run_completes_it(
     assert not list(launch_folder(study_file).glob("*.partial"))
 
 
-def test_a_load_generator_that_loses_a_worker_measures_nothing_more(study_file: Path) -> None:
+def test_launch_ends_after_the_load_generator_lost_a_worker(study_file: Path) -> None:
     driver = start_driver(study_file)
     wait_for(lambda: in_first_cell(study_file), driver)
     # Before the cell's first request the worker would be missed, not lost.
@@ -123,7 +123,7 @@ def test_the_logs_of_a_killed_attempt_name_no_path_of_the_machine(tmp_path: Path
         assert (folder / name).read_bytes() == hidden
 
 
-def test_a_dead_metrics_page_voids_the_cell_and_nothing_else(tmp_path: Path) -> None:
+def test_dead_metrics_page_voids_only_its_cell(tmp_path: Path) -> None:
     dead = [{"kind": "malformed_metrics", "at": list(range(1, 500))}]
     study_file = write_study(tmp_path / "results" / "tiny", dead)
     done = drive(study_file)
@@ -157,7 +157,7 @@ def remount(folder: Path, option: str) -> None:
     subprocess.run(["mount", "-o", f"remount,{option}", str(folder)], check=True)
 
 
-def test_a_full_disk_is_told_and_the_next_run_completes(small_disk: Path) -> None:
+def test_full_disk_is_reported_and_the_next_run_completes(small_disk: Path) -> None:
     study_file = write_study(small_disk / "results" / "tiny")
     filler = small_disk / "filler"
     free = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_bsize
@@ -186,7 +186,7 @@ def test_a_full_disk_is_told_and_the_next_run_completes(small_disk: Path) -> Non
     assert not list(small_disk.rglob("*.partial"))
 
 
-def test_read_only_results_are_told(small_disk: Path) -> None:
+def test_read_only_results_folder_is_reported(small_disk: Path) -> None:
     study_file = write_study(small_disk / "results" / "tiny")
     remount(small_disk, "ro")
     done = drive(study_file)

@@ -72,7 +72,7 @@ def test_tmpdir_too_long_for_a_socket_is_a_failure(
 
 
 @pytest.mark.parametrize(("steal", "verdict"), [(1.0, "ok"), (100.0, "warn")])
-def test_a_host_that_takes_the_cpu_time_is_told(
+def test_doctor_reports_stolen_cpu_time(
     findings: Findings, monkeypatch: pytest.MonkeyPatch, steal: float, verdict: str
 ) -> None:
     times = psutil.cpu_times()._replace(
@@ -98,7 +98,7 @@ def test_a_machine_without_gpu_and_environment_fails(findings: Findings) -> None
 
 
 @pytest.mark.parametrize("name", ["h20-emulated", "vllm-cpu"])
-def test_a_model_that_the_run_makes_is_not_missed_before_it(
+def test_doctor_accepts_a_missing_model_that_the_run_builds(
     findings: Findings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(doctor, "ROOT", tmp_path / "a fresh checkout")
@@ -109,7 +109,7 @@ def test_a_model_that_the_run_makes_is_not_missed_before_it(
     assert findings(name)[1]["model"][0] == "fail"
 
 
-def test_a_model_folder_that_nobody_makes_is_missed(findings: Findings) -> None:
+def test_doctor_fails_for_a_missing_model_folder(findings: Findings) -> None:
     _, rows = findings("vllm-cpu", engine={"model": "./elsewhere/model"})
     assert rows["model"] == ("fail", "./elsewhere/model: not there")
 
@@ -122,7 +122,7 @@ def test_a_model_folder_that_nobody_makes_is_missed(findings: Findings) -> None:
         ("580.65.06", 512, 37, "Disabled", ("ok", "ok", "fail", "warn")),
     ],
 )
-def test_the_gpu_the_study_is_to_run_on_is_looked_at(
+def test_doctor_checks_the_gpu_of_the_study(
     findings: Findings,
     monkeypatch: pytest.MonkeyPatch,
     stand_in: StandIn,
@@ -150,7 +150,9 @@ def test_the_gpu_the_study_is_to_run_on_is_looked_at(
         ("h20", "NIXL to the machine's own address, unless UCX_NET_DEVICES is lo"),
     ],
 )
-def test_what_the_network_can_reach_is_said(findings: Findings, name: str, said: str) -> None:
+def test_doctor_warns_of_ports_reachable_from_the_network(
+    findings: Findings, name: str, said: str
+) -> None:
     _, rows = findings(name)
     verdict, text = rows["listening"]
     assert verdict == "warn"
@@ -159,7 +161,7 @@ def test_what_the_network_can_reach_is_said(findings: Findings, name: str, said:
 
 
 @pytest.mark.parametrize("status", [0, 6])
-def test_a_gpu_is_named_by_index_or_uuid_as_nvidia_smi_takes_it(
+def test_gpu_is_named_by_index_or_uuid_like_nvidia_smi(
     findings: Findings, stand_in: StandIn, status: int
 ) -> None:
     stand_in("nvidia-smi", f'echo "$1, 570, [N/A], 1, 0, 1980, Enabled"; exit {status}')
@@ -185,7 +187,7 @@ def test_a_gpu_is_named_by_index_or_uuid_as_nvidia_smi_takes_it(
         ),
     ],
 )
-def test_every_cpu_has_a_clock_governor_of_its_own(
+def test_doctor_reads_the_clock_governor_of_every_cpu(
     tmp_path: Path, governors: list[str], wanted: tuple[str, str]
 ) -> None:
     for number, name in enumerate(governors):
@@ -196,7 +198,7 @@ def test_every_cpu_has_a_clock_governor_of_its_own(
     assert (finding.verdict, finding.text) == wanted
 
 
-def test_a_device_in_use_is_told_with_its_holder(findings: Findings) -> None:
+def test_doctor_names_the_process_that_holds_the_device(findings: Findings) -> None:
     with hold_devices(["doctor_tests_busy"]):
         status, rows = findings("config", device="doctor_tests_busy")
     assert status == 1
@@ -204,7 +206,7 @@ def test_a_device_in_use_is_told_with_its_holder(findings: Findings) -> None:
     assert f"pid {os.getpid()}, user " in rows["device"][1]
 
 
-def test_the_artifacts_grow_with_the_blocks(tmp_path: Path) -> None:
+def test_estimated_disk_space_grows_with_the_blocks(tmp_path: Path) -> None:
     config = load_yaml(ROOT / "config/h20.yaml")
     one = resolve(config, "h20")
     three = resolve({**config, "blocks": 3}, "h20")
@@ -212,7 +214,7 @@ def test_the_artifacts_grow_with_the_blocks(tmp_path: Path) -> None:
     assert sizes[1] == pytest.approx(3 * sizes[0])
 
 
-def test_every_gpu_of_the_ranks_is_looked_at(
+def test_doctor_checks_the_gpu_of_every_rank(
     findings: Findings, monkeypatch: pytest.MonkeyPatch, stand_in: StandIn
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -237,7 +239,7 @@ def test_every_gpu_of_the_ranks_is_looked_at(
         (20, "fail", "20.0 of 256.0 GiB available, 21.1 wanted"),
     ],
 )
-def test_memory_is_measured_against_weights_lmcache_and_request_bodies(
+def test_doctor_compares_memory_with_weights_lmcache_and_request_bodies(
     findings: Findings, monkeypatch: pytest.MonkeyPatch, available_gib: int, verdict: str, said: str
 ) -> None:
     memory = SimpleNamespace(available=available_gib * 2**30, total=256 * 2**30)
@@ -247,7 +249,9 @@ def test_memory_is_measured_against_weights_lmcache_and_request_bodies(
     assert said in rows["memory"][1]
 
 
-def test_each_rank_of_lmcache_has_a_buffer_and_a_cpu_holds_the_weights(findings: Findings) -> None:
+def test_required_memory_includes_a_buffer_per_lmcache_rank_and_weights_on_a_cpu(
+    findings: Findings,
+) -> None:
     engine = load_yaml(ROOT / "config/h20.yaml")["engine"]
     two = {"flags": engine["flags"] | {"--tensor-parallel-size": 2}}
     _, rows = findings("h20", engine={**two, "environment": {}, "device": "cpu"})
@@ -257,7 +261,7 @@ def test_each_rank_of_lmcache_has_a_buffer_and_a_cpu_holds_the_weights(findings:
 # ---- a block's machine
 
 
-def test_a_block_on_an_unfit_machine_ends_before_its_first_launch(tmp_path: Path) -> None:
+def test_block_on_an_unfit_machine_ends_before_its_first_launch(tmp_path: Path) -> None:
     config = load_yaml(ROOT / "config/vllm-cpu.yaml")
     config["engine"]["python"] = "envs/nowhere/bin/python"
     study_file = write_stages(tmp_path, resolve(config, "vllm-cpu"))
@@ -273,7 +277,7 @@ def test_a_block_on_an_unfit_machine_ends_before_its_first_launch(tmp_path: Path
 
 @pytest.mark.skipif(any(Path("/sys/class/infiniband").glob("*")), reason="has an RDMA device")
 @pytest.mark.parametrize("skipped", [False, True])
-def test_what_the_gates_left_out_needs_nothing(tmp_path: Path, skipped: bool) -> None:
+def test_configuration_skipped_by_its_gate_needs_no_rdma(tmp_path: Path, skipped: bool) -> None:
     study = resolve(load_yaml(ROOT / "config/h20.yaml"), "h20.yaml")
     study["config"]["engine"]["forms"] = {}
     mooncake = [e["id"] for e in study["configurations"] if e["connector"] == "MooncakeConnector"]
@@ -292,7 +296,7 @@ def interpreter_of(package: Path) -> Path:
     return interpreter(package.parents[1], script)
 
 
-def test_another_vllm_than_step_timing_was_proved_on_is_told(tmp_path: Path) -> None:
+def test_doctor_reports_vllm_sources_changed_since_step_timing_was_proved(tmp_path: Path) -> None:
     package = tmp_path / "site" / "vllm"
     python = interpreter_of(package)
     status = tmp_path / "status.json"
@@ -313,9 +317,7 @@ def test_another_vllm_than_step_timing_was_proved_on_is_told(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("given", [True, False])
-def test_a_launch_records_the_files_that_its_block_was_told_or_asks_itself(
-    tmp_path: Path, given: bool
-) -> None:
+def test_launch_uses_engine_files_from_its_block_or_reads_them(tmp_path: Path, given: bool) -> None:
     package = tmp_path / "site" / "vllm"
     config = filled(load_yaml(ROOT / "config/vllm-cpu.yaml"), "config")
     config["engine"]["python"] = python = str(interpreter_of(package))
@@ -370,7 +372,7 @@ def test_triton_needs_a_compiler_and_the_interpreters_headers(
     assert triton(one).verdict == "ok"
 
 
-def test_rdma_is_missed_by_those_who_ask_for_it(tmp_path: Path) -> None:
+def test_doctor_requires_rdma_only_for_configurations_that_use_it(tmp_path: Path) -> None:
     study = resolve(load_yaml(ROOT / "config/h20.yaml"), "h20.yaml")
     assert rdma(study, tmp_path).verdict == "ok"
     del study["config"]["engine"]["forms"]["mooncake_consumer"]

@@ -56,7 +56,7 @@ class Disk:
 
 
 @pytest.mark.usefixtures("affinity")
-def test_all_that_an_index_vouches_for_is_durable_before_it(
+def test_listed_files_are_synced_before_their_index(
     study_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(monkeypatch)
@@ -93,7 +93,7 @@ WHOLE = {
         {**WHOLE, "valid": "yes"},
     ],
 )
-def test_a_half_edited_cell_is_damaged_and_measured_again(study_file: Path, content: Any) -> None:
+def test_cell_that_contradicts_its_hash_is_measured_again(study_file: Path, content: Any) -> None:
     study, folder = read_json(study_file), launch_folder(study_file)
     finished_cell(folder, content)
     with pytest.raises(ArtifactError, match=r"cell_A_r20\.json"):
@@ -113,7 +113,7 @@ def test_a_half_edited_cell_is_damaged_and_measured_again(study_file: Path, cont
     assert {c["status"] for c in index_of(study_file)["cells"]} == {"missing"}
 
 
-def test_a_whole_cell_is_kept_and_one_of_another_rate_is_not(study_file: Path) -> None:
+def test_complete_cell_is_kept_unless_its_rate_changed(study_file: Path) -> None:
     finished_cell(launch_folder(study_file), WHOLE)
     study = read_json(study_file)
     rates = cell_rates(study, "A", None, {})
@@ -125,7 +125,7 @@ def test_a_whole_cell_is_kept_and_one_of_another_rate_is_not(study_file: Path) -
     assert (launch_folder(study_file) / "r20.otherrate1").is_dir()
 
 
-def test_an_index_that_cannot_be_read_is_withdrawn_too(study_file: Path) -> None:
+def test_unreadable_index_is_withdrawn(study_file: Path) -> None:
     index = launch_folder(study_file) / "index.json"
     write_json(index, {"cells": None})
     (said,) = withdraw_damaged(read_json(study_file), study_file.parent)
@@ -135,7 +135,7 @@ def test_an_index_that_cannot_be_read_is_withdrawn_too(study_file: Path) -> None
     assert not index.exists()
 
 
-def test_names_that_lead_to_a_folder_become_durable_with_it(
+def test_parent_folders_are_synced_with_a_new_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(monkeypatch)

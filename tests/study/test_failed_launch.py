@@ -35,7 +35,7 @@ def test_a_failed_plain_ends_the_run(study_file: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.long
-def test_a_failed_connector_goes_on_and_is_missing_at_the_end_of_its_phase(
+def test_failed_connector_does_not_stop_its_phase_and_is_missing_at_its_end(
     study_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study = read_json(study_file)

@@ -50,7 +50,7 @@ DUMMY = load_yaml(ROOT / "config/h20.yaml")["engine"]["flags"] | {"--load-format
     ("engine", "told"),
     [({}, ("c0ffee", None, 2, 5)), ({"revision": "v1", "flags": DUMMY}, ("v1", "v1", 1, 2))],
 )
-def test_what_was_fetched_is_told_and_dummy_weights_are_not(
+def test_fetched_files_are_recorded_except_for_dummy_weights(
     tmp_path: Path, engine: dict[str, Any], told: tuple[object, ...]
 ) -> None:
     assert fetch.main(["--study", str(study_file(tmp_path, **engine))]) == 0
@@ -66,7 +66,7 @@ def test_what_was_fetched_is_told_and_dummy_weights_are_not(
         (1, {"model": "./build/models/tiny-qwen3"}, "is a folder, there is nothing to fetch"),
     ],
 )
-def test_a_model_that_cannot_be_had_ends_the_study_before_it_starts(
+def test_unavailable_model_ends_the_study_before_any_launch(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], size: int, engine: Any, message: str
 ) -> None:
     assert fetch.main(["--study", str(study_file(tmp_path, size, **engine))]) == 2
@@ -75,7 +75,7 @@ def test_a_model_that_cannot_be_had_ends_the_study_before_it_starts(
 
 
 @pytest.mark.parametrize("revision", [None, "v1"])
-def test_a_server_loads_what_was_fetched_and_asks_no_hub(revision: str | None) -> None:
+def test_server_loads_fetched_files_without_asking_the_hub(revision: str | None) -> None:
     config = load_yaml(ROOT / "config/h20.yaml")
     if revision:
         config["engine"]["revision"] = revision

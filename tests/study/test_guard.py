@@ -35,7 +35,7 @@ from connector_tax.study.guard import (
 from tests.study.driving import drive
 
 
-def test_a_driver_notices_the_death_of_a_parent_that_is_not_its_own() -> None:
+def test_driver_ends_when_the_watched_ancestor_dies() -> None:
     owner = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     code = (
         "import os, signal;"
@@ -71,7 +71,7 @@ def watched(parent: str, *prefix: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="making a pid namespace needs root")
-def test_the_parent_of_another_pid_namespace_is_not_watched() -> None:
+def test_parent_in_another_pid_namespace_is_not_watched() -> None:
     # As on a node of a scheduler: the same boot, and no process of this number.
     driver = watched(process_name(os.getpid()), "unshare", "--pid", "--fork", "--mount-proc")
     assert driver.returncode == 0, driver.stdout + driver.stderr
@@ -88,14 +88,14 @@ def test_the_parent_of_another_pid_namespace_is_not_watched() -> None:
         ("{pid}:no place:1", 1, "allowed: what Snakemake's start sets it to"),
     ],
 )
-def test_what_is_no_parent_is_told(named: str, status: int, said: str) -> None:
+def test_invalid_parent_variable_is_reported(named: str, status: int, said: str) -> None:
     where = process_name(os.getpid()).split(":")[1]
     driver = watched(named.format(pid=os.getpid(), where=where))
     assert driver.returncode == status
     assert said.format(pid=os.getpid()) in driver.stdout + driver.stderr
 
 
-def test_jobs_keep_a_running_owner_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_environment_keeps_only_a_running_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", os.environ["PATH"])
     mine, owner = process_name(os.getpid()), process_name(os.getppid())
     pid, where, started = owner.split(":")
@@ -123,7 +123,7 @@ def test_a_temporary_file_is_deleted_when_its_writer_is_gone(tmp_path: Path) -> 
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
 
 
-def test_leftovers_of_a_launch_are_found_by_their_folder_and_killed(tmp_path: Path) -> None:
+def test_leftover_processes_of_a_launch_are_identified_by_folder_and_killed(tmp_path: Path) -> None:
     mine, other = tmp_path / "runs" / "plain", tmp_path / "runs" / "plain_2"
     started = [
         subprocess.Popen(
@@ -177,7 +177,7 @@ def owned_by(root: Path, **who: Any) -> Path:
     return path
 
 
-def test_a_second_driver_on_this_machine_is_refused_and_told_who_measures(tmp_path: Path) -> None:
+def test_second_driver_on_this_machine_is_refused_and_names_the_first(tmp_path: Path) -> None:
     told = f"plain/block0/A is being measured by process {os.getpid()} of {machine_alias()}, since"
     with own_launch(tmp_path, LAUNCH, never):
         with pytest.raises(OwnerError, match=told), own_launch(tmp_path, LAUNCH, never):
@@ -188,7 +188,7 @@ def test_a_second_driver_on_this_machine_is_refused_and_told_who_measures(tmp_pa
 
 
 @pytest.mark.parametrize("waited_for", [True, False])
-def test_a_driver_of_this_machine_that_ended_is_no_owner(tmp_path: Path, waited_for: bool) -> None:
+def test_ended_driver_of_this_machine_is_not_the_owner(tmp_path: Path, waited_for: bool) -> None:
     ended = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     process = process_name(ended.pid)
     if waited_for:
@@ -221,7 +221,7 @@ def touching(tmp_path: Path) -> Iterator[None]:
 
 @pytest.mark.usefixtures("touching")
 @pytest.mark.parametrize("who", ELSEWHERE.values(), ids=ELSEWHERE)
-def test_an_owner_elsewhere_lives_as_long_as_its_file_is_touched(
+def test_remote_owner_is_alive_while_its_file_is_touched(
     tmp_path: Path, who: dict[str, str]
 ) -> None:
     path = owned_by(tmp_path, **{**who, "job": "17"})
@@ -232,13 +232,13 @@ def test_an_owner_elsewhere_lives_as_long_as_its_file_is_touched(
 
 
 @pytest.mark.parametrize("who", ELSEWHERE.values(), ids=ELSEWHERE)
-def test_an_owner_elsewhere_that_is_silent_has_ended(tmp_path: Path, who: dict[str, str]) -> None:
+def test_remote_owner_with_an_untouched_file_has_ended(tmp_path: Path, who: dict[str, str]) -> None:
     owned_by(tmp_path, **who)
     with own_launch(tmp_path, LAUNCH, never):
         assert read_json(owner_file(tmp_path))["machine"] == machine_alias()
 
 
-def test_a_driver_that_was_taken_for_dead_ends_and_leaves_the_file_of_the_new_owner(
+def test_replaced_driver_ends_and_keeps_the_new_owners_file(
     tmp_path: Path,
 ) -> None:
     lost = threading.Event()
@@ -248,7 +248,7 @@ def test_a_driver_that_was_taken_for_dead_ends_and_leaves_the_file_of_the_new_ow
     assert read_json(theirs)["machine"] == "machine-b"
 
 
-def test_a_file_system_that_fails_once_does_not_end_the_heartbeat(
+def test_heartbeat_survives_one_file_system_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beats, several = [], threading.Event()

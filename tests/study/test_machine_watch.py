@@ -70,7 +70,7 @@ def watched(path: Path, plan: AffinityPlan, group: int, seconds: float) -> list[
     return list(read_jsonl(path))
 
 
-def test_the_file_has_what_its_description_says(
+def test_machine_file_matches_its_declaration(
     tmp_path: Path, plan: AffinityPlan, sleeper: int
 ) -> None:
     path = tmp_path / "machine.jsonl"
@@ -96,7 +96,7 @@ def written(path: Path) -> list[dict[str, Any]]:
     ]
 
 
-def test_a_neighbour_on_the_servers_cpus_is_foreign_and_the_server_is_not(
+def test_process_on_the_servers_cpus_counts_as_foreign_and_the_server_does_not(
     tmp_path: Path, plan: AffinityPlan, sleeper: int
 ) -> None:
     cpu = str(plan.server[0])
@@ -122,7 +122,9 @@ def test_a_neighbour_on_the_servers_cpus_is_foreign_and_the_server_is_not(
     assert own.busy - own.foreign > 0.3 * share
 
 
-def test_the_drivers_children_are_its_own(tmp_path: Path, plan: AffinityPlan, sleeper: int) -> None:
+def test_cpu_time_of_the_drivers_children_is_not_foreign(
+    tmp_path: Path, plan: AffinityPlan, sleeper: int
+) -> None:
     command = [sys.executable, "-c", BURN, str(plan.loadgen[0])]
     with MachineWatch(plan, (), CHUNK_MS) as watch:
         watch.open(tmp_path / "machine.jsonl", sleeper)
@@ -138,7 +140,7 @@ def test_the_drivers_children_are_its_own(tmp_path: Path, plan: AffinityPlan, sl
     assert last[1] - first[1] < 100
 
 
-def test_a_watch_that_had_ended_is_told_by_its_name_and_not_as_a_broken_pipe(
+def test_ended_machine_watch_is_reported_by_name_not_as_broken_pipe(
     tmp_path: Path, plan: AffinityPlan, sleeper: int
 ) -> None:
     with (  # noqa: PT012 the error comes from leaving the watch too
@@ -160,7 +162,7 @@ printf "GPU-a, 1965, 19"
 exec sleep 60"""
 
 
-def test_gpu_rows_come_as_numbers_line_by_line(
+def test_gpu_rows_are_parsed_to_numbers_line_by_line(
     tmp_path: Path, stand_in: StandIn, plan: AffinityPlan, sleeper: int
 ) -> None:
     stand_in("nvidia-smi", STUB)
@@ -189,7 +191,7 @@ def test_gpu_rows_come_as_numbers_line_by_line(
     assert seen.gpu_clock_share == 0.5
 
 
-def test_processes_of_others_on_the_studys_gpus_are_seen(
+def test_foreign_processes_on_the_studys_gpus_are_recorded(
     tmp_path: Path, stand_in: StandIn, plan: AffinityPlan, sleeper: int
 ) -> None:
     users = tmp_path / "users"
@@ -244,7 +246,7 @@ def test_without_nvidia_smi_a_gpu_study_does_not_start(
     ("groups", "folder"),
     [("0::/pod/one\n", "pod/one"), ("1:cpu,cpuacct:/a\n0::/\n", "cpu,cpuacct/a"), ("0::/x\n", "")],
 )
-def test_throttling_is_counted_where_the_group_has_it(
+def test_throttling_is_counted_if_the_control_group_reports_it(
     tmp_path: Path, groups: str, folder: str
 ) -> None:
     (tmp_path / "proc/self").mkdir(parents=True)
@@ -275,7 +277,7 @@ def url(tmp_path: Path) -> Iterator[str]:
         thread.join()
 
 
-def test_scrapes_keep_no_step_with_regular_arrivals(url: str, tmp_path: Path) -> None:
+def test_scrape_times_are_jittered_against_regular_arrivals(url: str, tmp_path: Path) -> None:
     log = tmp_path / "metrics.jsonl"
     with MetricsSampler(url, INTERVAL_S, ()) as sampler:
         began = time.monotonic()

@@ -56,7 +56,7 @@ def impostor() -> Iterator[tuple[int, int]]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
-def test_another_users_listener_is_not_taken_for_the_server(impostor: tuple[int, int]) -> None:
+def test_listener_of_another_user_is_not_taken_for_the_server(impostor: tuple[int, int]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o777)
         done = subprocess.run(
@@ -68,7 +68,7 @@ def test_another_users_listener_is_not_taken_for_the_server(impostor: tuple[int,
     assert done.stdout == f"port {impostor[1]} is in use by another user's process\n", done.stderr
 
 
-def test_a_server_that_finds_its_port_taken_is_tried_on_another(
+def test_server_with_its_port_in_use_is_started_on_another(
     tmp_path: Path, impostor: tuple[int, int]
 ) -> None:
     """It may end before anybody has looked at the port."""
@@ -92,7 +92,7 @@ def gated_study(study_file: Path) -> Path:
     return study_file
 
 
-def test_a_port_taken_at_a_gate_is_replaced(
+def test_port_in_use_at_a_gate_is_replaced(
     gated_study: Path, impostor: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free, ports = kinds.free_port, iter([impostor[1]])
@@ -104,7 +104,7 @@ def test_a_port_taken_at_a_gate_is_replaced(
     assert "another port is chosen" in log
 
 
-def test_taken_ports_at_a_gate_are_an_error_and_no_skip(
+def test_ports_in_use_at_a_gate_are_an_error_not_a_skip(
     gated_study: Path,
     impostor: tuple[int, int],
     monkeypatch: pytest.MonkeyPatch,
@@ -117,7 +117,7 @@ def test_taken_ports_at_a_gate_are_an_error_and_no_skip(
 
 
 @pytest.mark.workflow
-def test_a_port_somebody_takes_is_replaced(
+def test_port_taken_during_the_start_is_replaced(
     study_file: Path, impostor: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The race between choosing a port and listening on it, lost once."""
@@ -134,7 +134,7 @@ def test_a_port_somebody_takes_is_replaced(
 
 
 @pytest.mark.workflow
-def test_an_impostor_is_never_taken_for_the_server(
+def test_launch_fails_and_names_the_process_that_holds_its_port(
     study_file: Path, impostor: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "free_port", lambda: impostor[1])

@@ -82,7 +82,7 @@ def worker() -> Iterator[Worker]:
     ],
     ids=["a living thread", "a thread that ended", "a child that came and ended"],
 )
-def test_cpu_time_is_exact_and_keeps_what_ended(worker: Worker, line: str) -> None:
+def test_cpu_time_is_exact_and_includes_ended_children(worker: Worker, line: str) -> None:
     processes = ServerProcesses(worker.process.pid, {})
     before = processes.read()
     worker.do(line)
@@ -93,7 +93,7 @@ def test_cpu_time_is_exact_and_keeps_what_ended(worker: Worker, line: str) -> No
     assert 0.19 <= use.cpu_s < 0.45
 
 
-def test_what_the_engines_thread_waits_for_a_cpu_is_known(worker: Worker) -> None:
+def test_run_queue_wait_of_the_engine_thread_is_read(worker: Worker) -> None:
     processes = ServerProcesses(worker.process.pid, {})
     worker.do("os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})")
     before = processes.read()
@@ -104,7 +104,7 @@ def test_what_the_engines_thread_waits_for_a_cpu_is_known(worker: Worker) -> Non
     assert use.engine_queued_s > 0.05
 
 
-def test_a_servers_group_is_its_own_though_it_leads_no_session() -> None:
+def test_processes_of_a_server_that_leads_no_session_are_counted() -> None:
     # As a shell starts `server | tee log` under job control: the second descends from neither.
     command = ["sh", "-c", "(sleep 60 & echo $!); exec sleep 60"]
     with subprocess.Popen(command, process_group=0, stdout=subprocess.PIPE, text=True) as server:
@@ -127,7 +127,7 @@ def _when_the_child_has_burned(worker: Worker) -> tuple[ServerProcesses, Reading
     return processes, before
 
 
-def test_a_child_that_was_there_and_ended_moves_into_its_parents_account(worker: Worker) -> None:
+def test_cpu_time_of_an_ended_child_is_not_counted_twice(worker: Worker) -> None:
     worker.do("c = subprocess.Popen(child(BURN_02 + '\\ninput()'), stdin=subprocess.PIPE)")
     processes, before = _when_the_child_has_burned(worker)
     worker.do("c.communicate(b'x')")
@@ -137,7 +137,7 @@ def test_a_child_that_was_there_and_ended_moves_into_its_parents_account(worker:
     assert -0.02 <= use.cpu_s < 0.1
 
 
-def test_cpu_time_in_nobodys_account_is_told_and_not_counted_as_none(worker: Worker) -> None:
+def test_cpu_time_is_null_with_a_reason_when_a_child_was_not_waited_for(worker: Worker) -> None:
     worker.do("import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)")
     worker.do("c = subprocess.Popen(child(BURN_02 + '\\ninput()'), stdin=subprocess.PIPE)")
     processes, before = _when_the_child_has_burned(worker)
@@ -148,7 +148,7 @@ def test_cpu_time_in_nobodys_account_is_told_and_not_counted_as_none(worker: Wor
     assert "ended, and no process of the server waited for it" in use.reason
 
 
-def test_a_companion_and_what_it_starts_stand_apart_from_the_server(worker: Worker) -> None:
+def test_companion_and_its_children_are_counted_apart_from_the_server(worker: Worker) -> None:
     worker.do("c = subprocess.Popen(['sh', '-c', 'sleep 100 & sleep 101'], start_new_session=True)")
     others = ServerProcesses(worker.process.pid, {}).read().processes
     companion = min(p.pid for p in others.values() if p.name == "sh")
@@ -166,7 +166,7 @@ def test_a_companion_and_what_it_starts_stand_apart_from_the_server(worker: Work
     assert taken["threads"]["value"] == 4
 
 
-def test_memory_is_the_share_of_each_process_and_counts_shared_pages_once(worker: Worker) -> None:
+def test_memory_is_proportional_and_counts_shared_pages_once(worker: Worker) -> None:
     processes = ServerProcesses(worker.process.pid, {})
     before = snapshot(processes, "cpu")["memory_pss_mib"]["value"] or 0.0
     # 64 MiB of the parent's that two forked children have in common.
@@ -178,7 +178,7 @@ def test_memory_is_the_share_of_each_process_and_counts_shared_pages_once(worker
     assert 64 <= (taken["memory_pss_mib"]["value"] or 0.0) - before < 80
 
 
-def test_memory_that_cannot_be_read_is_null_and_never_another_kind_of_memory() -> None:
+def test_unreadable_memory_is_null_not_another_measure() -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     process = Process(gone.pid, "true", "server", 1, False, 0, 0, None)
@@ -187,7 +187,7 @@ def test_memory_that_cannot_be_read_is_null_and_never_another_kind_of_memory() -
     assert f"pid={gone.pid}" in str(memory["reason"])
 
 
-def test_idle_cpu_is_per_second_and_a_server_that_ends_meanwhile_is_told(worker: Worker) -> None:
+def test_idle_cpu_is_per_second_and_reports_a_server_that_ended(worker: Worker) -> None:
     processes = ServerProcesses(worker.process.pid, {})
     idle = idle_cpu(processes, 0.2, lambda _: None)
     assert idle["value"] == pytest.approx(0, abs=0.01)
@@ -218,7 +218,7 @@ def test_idle_cpu_is_per_second_and_a_server_that_ends_meanwhile_is_told(worker:
     ],
     ids=["two GPUs and a stranger", "a stranger alone", "no number"],
 )
-def test_gpu_memory_is_that_of_the_servers_processes(
+def test_gpu_memory_counts_the_servers_processes_only(
     worker: Worker, stand_in: StandIn, text: str, value: float | None, reason: str | None
 ) -> None:
     stand_in("nvidia-smi", f"cat <<'END'\n{text.format(mine=worker.process.pid)}\nEND")
@@ -237,7 +237,7 @@ def test_gpu_memory_is_that_of_the_servers_processes(
         ((None, None), None, "does not count"),
     ],
 )
-def test_cpu_time_of_a_cell_is_over_the_requests_the_server_answered(
+def test_cell_cpu_time_is_divided_by_answered_requests(
     worker: Worker,
     counters: tuple[float | None, float | None],
     value: float | None,

@@ -21,7 +21,7 @@ from tests.study.driving import write_study
 CONFIGURATIONS = load_configurations(ROOT / "config" / "configurations.yaml")
 
 
-def test_every_value_a_rule_gives_to_the_shell_is_quoted() -> None:
+def test_workflow_rules_quote_every_shell_value() -> None:
     """Pass configuration values to a shell only through Snakemake's `:q`."""
     fixed = {"input.study", "log", "output", "params.study", "params.folder"}
     for path in sorted((ROOT / "workflow" / "rules").glob("*.smk")):
@@ -35,7 +35,7 @@ def config() -> dict[str, Any]:
     return value
 
 
-def test_a_hostile_identifier_that_got_through_does_no_harm(tmp_path: Path) -> None:
+def test_hostile_identifier_is_not_executed_by_the_shell(tmp_path: Path) -> None:
     """Past every schema: a launch whose configuration is a command, started for real."""
     hostile = "$(touch pwned)`touch pwned`;touch pwned"
     study = read_json(write_study(tmp_path / "results" / "tiny"))
@@ -87,9 +87,7 @@ SECRETS = [
 
 
 @pytest.mark.parametrize(("path", "value"), SECRETS, ids=lambda v: str(v).replace("/", "."))
-def test_a_study_may_not_hold_a_secret_and_the_refusal_does_not_show_it(
-    path: str, value: Any
-) -> None:
+def test_study_with_a_secret_is_refused_without_showing_it(path: str, value: Any) -> None:
     with pytest.raises(ConfigError) as refused:
         check_study(with_engine(path, value), "mine.yaml", list(CONFIGURATIONS))
     key = re.escape("engine." + path.replace("/", "."))
@@ -110,7 +108,7 @@ def test_a_study_may_not_hold_a_secret_and_the_refusal_does_not_show_it(
     ],
     ids=" ".join,
 )
-def test_a_companion_may_not_be_given_a_secret(command: list[str]) -> None:
+def test_companion_with_a_secret_is_refused(command: list[str]) -> None:
     entry = {"id": "mine", "connector": None, "companions": {"store": command}}
     with pytest.raises(ConfigError, match=r"connectors\[0\]\.companions\.store\[\d\]: found what"):
         check_study({**config(), "connectors": [entry]}, "mine.yaml", list(CONFIGURATIONS))
@@ -135,11 +133,11 @@ def test_a_companion_may_not_be_given_a_secret(command: list[str]) -> None:
     ],
     ids=lambda v: str(v).replace("/", "."),
 )
-def test_what_only_sounds_like_a_secret_is_none(path: str, value: Any) -> None:
+def test_value_that_only_resembles_a_secret_is_accepted(path: str, value: Any) -> None:
     check_study(with_engine(path, value), "mine.yaml", list(CONFIGURATIONS))
 
 
-def test_the_shipped_connector_configurations_may_not_hold_a_secret(tmp_path: Path) -> None:
+def test_shipped_connector_configurations_hold_no_secret(tmp_path: Path) -> None:
     value = load_yaml(ROOT / "config" / "configurations.yaml")
     value["configurations"][1]["extra_config"] = {"password": "TheSecret"}
     path = tmp_path / "configurations.yaml"
@@ -150,7 +148,7 @@ def test_the_shipped_connector_configurations_may_not_hold_a_secret(tmp_path: Pa
         load_configurations(path)
 
 
-def test_engine_and_load_generator_listen_on_nothing_but_loopback_and_private_sockets(
+def test_engine_and_load_generator_listen_on_loopback_and_private_sockets_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))

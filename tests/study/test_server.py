@@ -54,7 +54,7 @@ def child_of(folder: Path) -> int:
     ("prelude", "grace_s", "how"),
     [("", 10, "TERM"), ("signal.signal(signal.SIGTERM, signal.SIG_IGN)", 0.2, "KILL")],
 )
-def test_stop_takes_the_whole_group_and_frees_the_port_deaf_to_sigterm_or_not(
+def test_stop_ends_the_process_group_and_frees_the_port_even_if_sigterm_is_ignored(
     tmp_path: Path, started: list[Server], prelude: str, grace_s: float, how: str
 ) -> None:
     server = web_server(tmp_path, prelude)
@@ -69,7 +69,7 @@ def test_stop_takes_the_whole_group_and_frees_the_port_deaf_to_sigterm_or_not(
         httpx.get(server.url, trust_env=False)
 
 
-def test_a_death_before_it_is_ready_is_told_with_its_log_and_without_the_projects_folder(
+def test_server_that_dies_before_ready_is_reported_with_its_log_without_paths(
     tmp_path: Path,
 ) -> None:
     code = "import sys; print(sys.argv[1]); sys.exit(sys.argv[1])"
@@ -85,7 +85,7 @@ def test_a_death_before_it_is_ready_is_told_with_its_log_and_without_the_project
         assert str(ROOT) not in text
 
 
-def test_a_server_that_is_never_ready_is_given_up(tmp_path: Path, started: list[Server]) -> None:
+def test_server_that_is_never_ready_times_out(tmp_path: Path, started: list[Server]) -> None:
     command = ServerCommand(["sleep", "1000"], {})
     server = Server(tmp_path, command, "test", free_port())
     started.append(server)
@@ -122,7 +122,7 @@ def test_a_companion_dies_with_the_server_and_both_with_the_driver(tmp_path: Pat
         assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_companion_that_answers_http_is_ready_when_it_answers_200(tmp_path: Path) -> None:
+def test_http_companion_is_ready_when_it_answers_200(tmp_path: Path) -> None:
     """It listens at once and refuses twice: the server must not have been started by then."""
     code = (
         "import http.server as h, sys\n"
@@ -147,7 +147,7 @@ def test_a_companion_that_answers_http_is_ready_when_it_answers_200(tmp_path: Pa
     assert done.stdout.splitlines()[-1] == "/a'b?c=%d /a'b?c=%d /a'b?c=%d"
 
 
-def test_what_a_server_leaves_in_its_temporary_folder_is_gone_with_it(
+def test_temporary_folder_of_a_server_is_deleted_with_it(
     tmp_path: Path, started: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -189,7 +189,7 @@ def relevant(environment: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if can_change(name)}
 
 
-def test_the_driver_and_a_launch_by_hand_give_the_server_the_same_environment_and_folder(
+def test_launch_script_gives_the_same_environment_and_folder_as_the_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {**HOSTILE, **MACHINE}.items():
@@ -230,13 +230,13 @@ def test_the_driver_and_a_launch_by_hand_give_the_server_the_same_environment_an
         ("UCX_OF_A_LATER_VERSION", "abc", None),
     ],
 )
-def test_a_value_is_recorded_where_its_name_is_listed_or_it_is_empty(
+def test_variable_value_is_recorded_only_if_listed_or_empty(
     name: str, value: str, recorded: str | None
 ) -> None:
     assert shown({name: value}) == {name: recorded}
 
 
-def test_a_callers_command_finds_the_projects_modules_from_the_callers_folder(
+def test_callers_command_imports_project_modules_from_its_folder(
     tmp_path: Path,
 ) -> None:
     here, elsewhere, modules = (tmp_path / name for name in ("results/here", "a/b/c", "overlay"))
@@ -254,7 +254,7 @@ def test_a_callers_command_finds_the_projects_modules_from_the_callers_folder(
     assert done.stdout.strip() == str(elsewhere), done.stderr
 
 
-def test_secrets_of_a_server_that_dies_reach_no_message_and_no_log(tmp_path: Path) -> None:
+def test_secrets_of_a_dying_server_are_in_no_message_and_no_log(tmp_path: Path) -> None:
     code = "print('\\x1b]0;owned\\x07TOKEN_OF_STORE=hunter2hunter2'); raise SystemExit(3)"
     server = Server(tmp_path, ServerCommand(["python", "-c", code], {}), "test", free_port())
     server.start()

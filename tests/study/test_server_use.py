@@ -34,7 +34,7 @@ def study_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.workflow
-def test_resources_hold_the_server_before_and_after_load(study_file: Path) -> None:
+def test_resources_record_the_server_before_and_after_load(study_file: Path) -> None:
     record = read_json(launch_folder(study_file) / "resources.json")
     assert record["launch"] == "plain/block0/A"
     assert record["startup_s"] == index_of(study_file)["attempts"][0]["startup_s"]
@@ -48,7 +48,7 @@ def test_resources_hold_the_server_before_and_after_load(study_file: Path) -> No
     assert record["after_load_reason"] is None
 
 
-def test_idle_is_taken_before_the_first_cell_and_the_readings_of_a_cell_enclose_it(
+def test_idle_is_read_before_the_first_cell_and_each_cell_lies_between_its_readings(
     study_file: Path,
 ) -> None:
     folder = launch_folder(study_file)
@@ -72,7 +72,7 @@ def test_the_index_names_both_records_with_their_hashes(study_file: Path) -> Non
     assert {name: files[name] for name in names} == {n: sha256_file(folder / n) for n in names}
 
 
-def test_settings_are_the_running_engines_and_a_missing_one_has_a_reason(
+def test_settings_come_from_the_running_engine_or_give_a_reason(
     study_file: Path,
 ) -> None:
     settings = read_json(launch_folder(study_file) / "settings.json")["settings"]
@@ -85,14 +85,16 @@ def test_settings_are_the_running_engines_and_a_missing_one_has_a_reason(
         assert (setting["value"] is None) == (setting["reason"] is not None)
 
 
-def test_of_the_callers_variables_the_token_alone_reaches_the_server(study_file: Path) -> None:
+def test_server_inherits_only_the_token_of_the_callers_variables(study_file: Path) -> None:
     server = read_json(launch_folder(study_file) / "settings.json")["environment"]["server"]
     assert server.keys() == {"AGENTIC_STEP_LOG_PATH", "PYTHONPATH", "HF_TOKEN"}
     assert server["HF_TOKEN"] is None
 
 
 @pytest.mark.workflow
-def test_a_launch_cut_off_keeps_what_it_saw_and_the_next_attempt_sees_anew(tmp_path: Path) -> None:
+def test_failed_launch_keeps_its_resources_record_and_the_next_attempt_writes_its_own(
+    tmp_path: Path,
+) -> None:
     # The engine dies in its first cell, once its launch is recorded.
     fault = {"kind": "die", "at": [3]}
     path = write_study(tmp_path / "study", [fault])
@@ -125,7 +127,7 @@ def standing(tmp_path: Path) -> Any:
     server.stop(5)
 
 
-def test_the_probe_tells_first_then_the_metrics_then_the_log(standing: Server) -> None:
+def test_settings_prefer_the_probe_then_metrics_then_the_log(standing: Server) -> None:
     unset = "this vLLM leaves it unset"
     probed = {"block_size": [128, None], "async_scheduling": [None, unset]}
     written = {"pid": standing.pid, "settings": probed}

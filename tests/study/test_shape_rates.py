@@ -37,7 +37,7 @@ def probed(study: StudyDocument, root: Path, completed_s: list[float]) -> None:
     write_json(root / paths.SHAPE_RATES, content)
 
 
-def test_a_shape_is_offered_the_lower_of_reference_and_share(study_file: Path) -> None:
+def test_shape_rate_is_the_lower_of_reference_and_share(study_file: Path) -> None:
     study, root = read_json(study_file), study_file.parent
     with pytest.raises(ArtifactError, match=r"shape_rates\.json"):
         shape_limits(study, root, "B")
@@ -55,12 +55,12 @@ def test_a_shape_is_offered_the_lower_of_reference_and_share(study_file: Path) -
     assert cell_rates(study, "B", 4.0, shape_limits(study, root, "B")) == {"32x8": 4.0}
 
 
-def test_a_shape_that_is_not_served_at_all_is_an_error(study_file: Path) -> None:
+def test_shape_without_any_served_request_is_an_error(study_file: Path) -> None:
     with pytest.raises(ShapeRateError, match="completed no request of 32x8 in 10 s"):
         shape_rates_content(read_json(study_file), {"32x8": []})
 
 
-def test_bursts_grow_until_one_takes_its_time_and_the_fastest_counts() -> None:
+def test_bursts_grow_until_one_takes_the_probe_time_and_the_fastest_counts() -> None:
     config: Any = {"cell": {"inflight_cap": 100}, "shape_rates": {"probe_s": 40}}
     sent: list[int] = []
 
@@ -80,7 +80,9 @@ def test_bursts_grow_until_one_takes_its_time_and_the_fastest_counts() -> None:
     assert fastest_burst(config, lambda _count: []) == []
 
 
-def test_a_rehearsed_shape_runs_at_its_share_and_at_no_other(study_file: Path) -> None:
+def test_rehearsed_shape_runs_at_its_share_and_is_refused_after_a_new_probe(
+    study_file: Path,
+) -> None:
     study, root = read_json(study_file), study_file.parent
     machine = machine_of(study)
     completed_s, took_s = rehearse_shapes(study, machine)
@@ -100,7 +102,9 @@ def test_a_rehearsed_shape_runs_at_its_share_and_at_no_other(study_file: Path) -
 
 
 @pytest.mark.long
-def test_plain_is_probed_on_a_server(study_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_shape_probe_measures_plain_on_a_server(
+    study_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert shape_rates.main(["--study", str(study_file)]) == 0
     assert "32x8: plain serves" in capsys.readouterr().out
     content = json.loads((study_file.parent / paths.SHAPE_RATES).read_text())
@@ -111,7 +115,7 @@ def test_plain_is_probed_on_a_server(study_file: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.long
-def test_an_overloaded_cell_is_kept_void_and_not_measured_again(
+def test_overloaded_cell_is_void_and_not_retried(
     study_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study = read_json(study_file)

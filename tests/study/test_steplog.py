@@ -20,7 +20,7 @@ def lines(*stamps: int) -> bytes:
     return b"".join(b'{"t_ns":%d}\n' % stamp for stamp in stamps)
 
 
-def test_a_cell_takes_the_whole_records_written_since_its_start(tmp_path: Path) -> None:
+def test_cell_reads_complete_step_records_since_its_start(tmp_path: Path) -> None:
     scheduler, worker = (tmp_path / f"{STEP_LOG_PREFIX}.{p}.jsonl" for p in STEP_LOG_PROCESSES)
     log = LaunchStepLog(tmp_path, {"kind": "embedded", "label": ""})
     before = lines(1, 2)
@@ -42,7 +42,7 @@ def executed(at_s: float, step: int) -> bytes:
     return array("d", [at_s, at_s + 1e-3, step, 1, -1]).tobytes()
 
 
-def test_a_vllm_is_asked_for_what_it_holds_at_both_ends_of_a_cell(tmp_path: Path) -> None:
+def test_vllm_flushes_its_step_log_at_both_ends_of_a_cell(tmp_path: Path) -> None:
     path = tmp_path / f"{STEP_LOG_PREFIX}.worker.steps"
     held = [probe_header("worker") + executed(1.0, 1), executed(2.0, 2) + executed(3.0, 3), b""]
     with socket.socket(socket.AF_UNIX) as server:
@@ -72,7 +72,7 @@ def test_a_vllm_is_asked_for_what_it_holds_at_both_ends_of_a_cell(tmp_path: Path
     assert not list(tmp_path.iterdir())
 
 
-def test_a_vllm_that_does_not_answer_is_a_server_that_failed(
+def test_vllm_that_does_not_flush_its_step_log_is_a_failed_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(step_records, "ANSWER_S", 0.1)
@@ -83,7 +83,7 @@ def test_a_vllm_that_does_not_answer_is_a_server_that_failed(
             LaunchStepLog(tmp_path, VLLM).mark()
 
 
-def test_every_rank_of_a_worker_has_a_file_of_its_own_and_all_are_taken(tmp_path: Path) -> None:
+def test_step_files_of_all_worker_ranks_are_read(tmp_path: Path) -> None:
     prefix = tmp_path / STEP_LOG_PREFIX
     ranks = [Probe(str(prefix)).worker for _ in range(3)]
     log = LaunchStepLog(tmp_path, VLLM)

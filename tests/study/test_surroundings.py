@@ -25,7 +25,7 @@ def open_folder() -> Iterator[Path]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
-def test_a_user_without_name_and_home_measures_on_one_cpu(open_folder: Path) -> None:
+def test_user_without_passwd_entry_and_home_measures_on_one_cpu(open_folder: Path) -> None:
     study_file = write_study(open_folder / "results" / "tiny")
     for path in [open_folder, *open_folder.rglob("*")]:
         os.chown(path, UNKNOWN_UID, UNKNOWN_UID)
@@ -49,14 +49,14 @@ def test_a_user_without_name_and_home_measures_on_one_cpu(open_folder: Path) -> 
     assert not [path for path in open_folder.iterdir() if path.name.startswith("connector-tax")]
 
 
-def test_a_home_that_cannot_be_written_is_no_hindrance(study_file: Path) -> None:
+def test_study_runs_with_an_unwritable_home(study_file: Path) -> None:
     done = drive(study_file, {"HOME": "/proc/self"})
     assert done.returncode == 0, done.stdout
     assert index_of(study_file)["status"] == "done"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a tmpfs needs root")
-def test_a_full_temporary_folder_is_left_alone(tmp_path: Path, study_file: Path) -> None:
+def test_full_temporary_folder_is_replaced_by_another(tmp_path: Path, study_file: Path) -> None:
     full = tmp_path / "full"
     full.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k,nr_inodes=1", "tmpfs", str(full)]
@@ -71,7 +71,7 @@ def test_a_full_temporary_folder_is_left_alone(tmp_path: Path, study_file: Path)
     assert index_of(study_file)["status"] == "done"
 
 
-def test_a_umask_that_forbids_everything_is_told(study_file: Path) -> None:
+def test_umask_that_forbids_everything_is_reported(study_file: Path) -> None:
     if os.geteuid() == 0:
         pytest.skip("root may read and write whatever the mode is")
     done = drive(study_file, None, "sh", "-c", 'umask 777; exec "$0" "$@"')

@@ -103,9 +103,7 @@ def throttled_group() -> Iterator[Path]:
 
 
 @pytest.mark.long
-def test_a_control_group_out_of_quota_voids_the_cells(
-    study_file: Path, throttled_group: Path
-) -> None:
+def test_exhausted_cpu_quota_voids_the_cells(study_file: Path, throttled_group: Path) -> None:
     join = ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(throttled_group)]
     for cell in measured(study_file, *join):
         assert cell.status == "void"
@@ -122,7 +120,9 @@ def test_a_cell_without_its_machine_file_fails_the_audit(study_file: Path) -> No
     assert any("health.foreign_cpu_server" in message for message in judged_again(study_file))
 
 
-def test_who_disturbs_is_said_with_a_cell_void_for_the_machines_sake(study_file: Path) -> None:
+def test_message_of_a_cell_void_by_the_machine_names_the_disturbing_process(
+    study_file: Path,
+) -> None:
     edit(study_file, {"validity": {"max_foreign_cpu": -1.0}})
     with burning():
         measured(study_file)
@@ -139,7 +139,7 @@ def test_who_disturbs_is_said_with_a_cell_void_for_the_machines_sake(study_file:
         )
 
 
-def test_the_busiest_process_of_others_is_named() -> None:
+def test_busiest_foreign_process_is_named() -> None:
     with burning() as hog:
         before = every_cpu_ms()
         process = psutil.Process(hog.pid)

@@ -36,7 +36,7 @@ def emulated(**engine: Any) -> dict[str, Any]:
 # ---- the queue
 
 
-def test_a_step_begins_when_it_is_queued_or_when_the_one_before_ends() -> None:
+def test_step_starts_when_queued_or_when_the_previous_one_ends() -> None:
     steps: list[Step] = []
     device = Device(0, steps.append)
     event = event_class(device)
@@ -70,7 +70,7 @@ def test_a_step_ends_no_earlier_than_its_last_kernel_is_launched() -> None:
     assert device.free_ns == device.last.end_ns
 
 
-def test_a_step_that_nobody_waited_for_is_recorded_with_the_next_one() -> None:
+def test_step_without_a_waiter_is_recorded_with_the_next_one() -> None:
     steps: list[Step] = []
     device = Device(0, steps.append)
     event = event_class(device)()
@@ -83,7 +83,7 @@ def test_a_step_that_nobody_waited_for_is_recorded_with_the_next_one() -> None:
     assert [(step.step_id, step.wait_ns > 0) for step in steps] == [(1, False), (2, True)]
 
 
-def test_waiting_takes_no_cpu() -> None:
+def test_waiting_for_a_step_uses_no_cpu() -> None:
     device = Device(0, lambda _: None)
     device.begin(1, ONE, 0, 200_000.0)
     event = event_class(device)()
@@ -116,7 +116,9 @@ def test_waiting_takes_no_cpu() -> None:
         ),
     ],
 )  # fmt: skip
-def test_a_study_that_says_something_else_is_refused(change: dict[str, Any], said: str) -> None:
+def test_study_that_contradicts_the_emulated_device_is_refused(
+    change: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
         resolve(emulated(**change), "x")
 
@@ -130,7 +132,7 @@ def test_a_study_that_says_something_else_is_refused(change: dict[str, Any], sai
         ("launch_us", -1, "engine.device_time.launch_us: found -1"),
     ],
 )
-def test_an_unusable_device_is_refused(key: str, value: Any, said: str) -> None:
+def test_unusable_device_description_is_refused(key: str, value: Any, said: str) -> None:
     config = emulated()
     config["engine"]["device_time"][key] = value
     if key == "model_config":
@@ -139,7 +141,7 @@ def test_an_unusable_device_is_refused(key: str, value: Any, said: str) -> None:
         resolve(config, "x")
 
 
-def test_a_launch_has_the_coefficients_and_the_flags_of_a_gpu() -> None:
+def test_launch_on_an_emulated_device_has_its_coefficients_and_gpu_flags() -> None:
     study = resolve(emulated(), "x")
     engine = study["config"]["engine"]
     command = command_for(study, Launch("plain", 0, "A"), 9000, ROOT / "overlay")
@@ -168,7 +170,7 @@ def test_a_launch_has_the_coefficients_and_the_flags_of_a_gpu() -> None:
         ),
     ],
 )
-def test_a_vllm_that_lacks_a_target_is_refused_by_name(
+def test_vllm_without_a_patched_target_is_refused_by_name(
     tmp_path: Path, triton: str, lacks: str
 ) -> None:
     site = stub.write(tmp_path / "site")
@@ -189,7 +191,7 @@ def written(folder: Path, *steps: Step) -> bytes:
     return (folder / "engine_step.device.steps").read_bytes()
 
 
-def test_the_log_gives_back_what_was_recorded(tmp_path: Path) -> None:
+def test_device_log_round_trips_recorded_steps(tmp_path: Path) -> None:
     step = Step(7, Batch(4096, 2, 9000, 123), 5, 10**15 + 1, 10**15 + 3, 10**15 + 9)
     step.wait_ns, step.woken_ns = 10**15 + 4, 10**15 + 11
     later = Step(8, Batch(0, 3, 9003, 0), 0, 10**15 + 20, 10**15 + 20, 10**15 + 30)
@@ -236,7 +238,7 @@ PROBED = [
 ]
 
 
-def test_what_the_device_waits_for_is_counted_from_when_the_engine_had_it() -> None:
+def test_exposed_time_counts_from_the_engines_receipt_of_the_previous_step() -> None:
     steps = of_lines(LINES)
     assert steps["exposed_us"].to_list() == [200, 0, 150]
     assert steps["host_busy_us"][1:].to_list() == [90, 150]
@@ -245,7 +247,7 @@ def test_what_the_device_waits_for_is_counted_from_when_the_engine_had_it() -> N
     assert not steps["misplaced"].any()
 
 
-def test_the_checks_of_a_cell() -> None:
+def test_device_checks_count_faults_of_the_log() -> None:
     values = device_values(LINES, PROBED, is_baseline=True)
     assert values == {
         "device_log_faults": 0,
@@ -279,7 +281,7 @@ def test_the_checks_of_a_cell() -> None:
         ({"executor": "mp"}, "executor is 'mp'"),
     ],
 )  # fmt: skip
-def test_a_server_that_is_not_beside_the_device_fails_its_gate(
+def test_server_without_the_emulated_device_fails_its_gate(
     change: dict[str, Any], said: str | None
 ) -> None:
     engine = resolve(emulated(), "x")["config"]["engine"]

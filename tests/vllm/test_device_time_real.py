@@ -46,13 +46,15 @@ def gate(
     return notes
 
 
-def test_nothing_that_is_replaced_is_missing() -> None:
+def test_installed_vllm_has_every_patched_target() -> None:
     overlay.refuse_unfit_for_device_time(PYTHON)
 
 
 @pytest.mark.parametrize("start", ["spawn", "fork"])
 @pytest.mark.parametrize("configuration", ["plain", "mooncake_both", "nixl_both"])
-def test_it_runs_the_host_path_of_a_gpu(tmp_path: Path, configuration: str, start: str) -> None:
+def test_emulated_device_runs_the_host_path_of_a_gpu(
+    tmp_path: Path, configuration: str, start: str
+) -> None:
     notes = gate(tmp_path, configuration, {"VLLM_WORKER_MULTIPROC_METHOD": start})
     proof = next(note for note in notes if note.startswith("device time emulated"))
     ready = next(note for note in notes if "answered 200 after" in note)
@@ -62,11 +64,13 @@ def test_it_runs_the_host_path_of_a_gpu(tmp_path: Path, configuration: str, star
 
 
 @pytest.mark.parametrize("configuration", ["lmcache_only", "multi_mooncake_lmcache"])
-def test_lmcache_runs_in_it_or_says_why_not(tmp_path: Path, configuration: str) -> None:
+def test_lmcache_passes_its_gate_on_the_emulated_device_or_gives_a_reason(
+    tmp_path: Path, configuration: str
+) -> None:
     gate(tmp_path, configuration)
 
 
-def test_another_executor_than_a_gpus_is_refused(tmp_path: Path) -> None:
+def test_executor_that_a_gpu_does_not_use_is_refused(tmp_path: Path) -> None:
     flags: dict[str, Any] = {"--distributed-executor-backend": "mp"}
     with pytest.raises(preflight.GateError, match="executor is 'mp', beside a GPU it is 'uni'"):
         gate(tmp_path, "plain", **flags)

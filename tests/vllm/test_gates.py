@@ -85,7 +85,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
     "configuration",
     ["plain", "noop_connector", "mooncake_consumer", "nixl_both", "multi_mooncake_lmcache"],
 )
-def test_a_sound_server_passes(study: Study, configuration: str) -> None:
+def test_sound_server_passes_its_gate(study: Study, configuration: str) -> None:
     assert study.gate(configuration, "", forms=IN_PROCESS) is None
 
 
@@ -132,7 +132,7 @@ def test_a_sound_server_passes(study: Study, configuration: str) -> None:
         ),
     ],
 )
-def test_each_failure_is_a_skip_with_its_reason(
+def test_each_gate_failure_skips_the_configuration_with_a_reason(
     study: Study, configuration: str, fault: str, reason: str
 ) -> None:
     refusal = study.gate(configuration, fault, forms=IN_PROCESS)
@@ -140,7 +140,7 @@ def test_each_failure_is_a_skip_with_its_reason(
     assert reason in refusal
 
 
-def test_the_path_that_is_active_stands_in_the_evidence(study: Study) -> None:
+def test_evidence_names_the_active_transport(study: Study) -> None:
     assert study.gate("nixl_both", "ucx") is None
     assert "paths: NIXL backend UCX, NIXL transports cma/memory, tcp/lo" in study.notes
     # UCX names the machine in each of its lines.
@@ -148,7 +148,7 @@ def test_the_path_that_is_active_stands_in_the_evidence(study: Study) -> None:
     assert "[host:9751 :0]      ucp_worker.c:1997 UCX  INFO" in log
 
 
-def test_without_the_probe_the_log_alone_decides_and_the_evidence_says_so(study: Study) -> None:
+def test_gate_decides_by_the_log_without_the_probe_and_notes_it(study: Study) -> None:
     study.half_known.touch()
     assert study.gate("nixl_both", "") is None
     assert any("the step probe is not available" in note for note in study.notes)
@@ -170,7 +170,7 @@ def test_preflight_gates_every_configuration_and_leaves_no_overlay(study: Study)
     assert not (folder / "overlay").exists()
 
 
-def test_where_plain_does_not_pass_nothing_else_is_asked_and_no_verdict_is_left(
+def test_failed_gate_of_plain_stops_the_gates_without_a_verdict(
     study: Study, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = study.write("plain", "exits")
@@ -211,7 +211,7 @@ def test_the_patch_is_applied_proved_and_reverted(study: Study) -> None:
         ("no steps", False, "no step recorded by the scheduler and the worker process"),
     ],
 )
-def test_where_the_probe_does_not_work_the_study_goes_on_without_step_timing(
+def test_study_continues_without_step_timing_if_the_probe_fails(
     study: Study, fault: str, half_known: bool, reason: str
 ) -> None:
     if half_known:
@@ -225,7 +225,7 @@ def test_where_the_probe_does_not_work_the_study_goes_on_without_step_timing(
     assert probe_overlay(read_json(file), study.folder) is None
 
 
-def test_an_environment_that_is_not_there_is_told_without_the_projects_folder(
+def test_missing_environment_is_reported_by_relative_path(
     study: Study,
 ) -> None:
     file = study.write("plain", "", python="envs/no_such/bin/python")

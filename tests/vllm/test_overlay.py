@@ -34,7 +34,7 @@ def test_an_overlay_of_another_version_is_replaced(tmp_path: Path) -> None:
     assert set(content(folder)) == set(fresh)
 
 
-def test_a_folder_with_a_file_of_somebody_else_is_neither_written_nor_deleted(
+def test_overlay_folder_with_a_foreign_file_is_neither_written_nor_deleted(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "overlay"
@@ -62,7 +62,7 @@ def test_a_run_with_the_probe_leaves_the_installed_package_byte_identical(tmp_pa
 
 
 @pytest.mark.parametrize("where", ["vllm/v1/engine/core.py", f"{overlay.PROBE}.pth"])
-def test_a_left_over_patch_in_the_environment_is_recognised(tmp_path: Path, where: str) -> None:
+def test_leftover_patch_in_the_environment_is_detected(tmp_path: Path, where: str) -> None:
     site = stub.write(tmp_path / "site")
     before = overlay.sources_sha256(site / "vllm")
     path = site / where
@@ -72,7 +72,7 @@ def test_a_left_over_patch_in_the_environment_is_recognised(tmp_path: Path, wher
     assert (overlay.sources_sha256(site / "vllm") == before) == where.endswith(".pth")
 
 
-def test_an_environment_without_vllm_is_told(tmp_path: Path) -> None:
+def test_environment_without_vllm_is_reported(tmp_path: Path) -> None:
     with pytest.raises(overlay.OverlayError, match="cannot be run"):
         overlay.describe_vllm(tmp_path / "no-python")
     broken = interpreter(tmp_path, "echo 'no module vllm' >&2; exit 1")

@@ -71,7 +71,7 @@ def gate(folder: Path, probe: Path, configuration: str, **engine: Any) -> None:
     preflight.run_gate(resolved, configuration, name, folder / "launch", print, probe)
 
 
-def test_every_hook_point_of_the_probe_is_there(described: VllmDescription) -> None:
+def test_installed_vllm_has_every_hook_point_of_the_probe(described: VllmDescription) -> None:
     print(f"\nvLLM {described['vllm']}: hook points missing: {described['missing'] or 'none'}")
     assert described["missing"] == []
     assert len(described["targets"]) == 6
@@ -96,7 +96,7 @@ def test_the_noop_connector_overrides_every_hook_of_the_base_class(
 
 
 @pytest.mark.parametrize("configuration", ["plain", "noop_connector"])
-def test_it_serves_with_the_probe_seeing_every_step(
+def test_probe_records_every_step_of_a_real_server(
     tmp_path: Path, probe: Path, described: VllmDescription, configuration: str
 ) -> None:
     before = overlay.sources_sha256(Path(described["package"]))
@@ -125,7 +125,7 @@ def test_each_of_two_tensor_parallel_ranks_records_every_step(tmp_path: Path, pr
     assert all(r["get_finished_us"] is not None for r in hooks)
 
 
-def test_the_pages_own_connector_passes_the_gate(tmp_path: Path, probe: Path) -> None:
+def test_connector_of_the_documentation_page_passes_the_gate(tmp_path: Path, probe: Path) -> None:
     page = (ROOT / "docs/measure-your-server.md").read_text()
     (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
     (tmp_path / "slow_connector.py").write_text(code)
@@ -136,7 +136,7 @@ def test_the_pages_own_connector_passes_the_gate(tmp_path: Path, probe: Path) ->
     preflight.run_gate(resolved, "slow", "verify_slow", tmp_path / "launch", print, probe)
 
 
-def test_lmcache_in_process_is_dead_on_a_cpu_and_is_skipped_for_it(
+def test_in_process_lmcache_fails_its_gate_on_a_cpu_and_is_skipped(
     tmp_path: Path, probe: Path
 ) -> None:
     with pytest.raises(preflight.GateError, match=r"Failed to initialize LMCacheManager.*cpu"):
@@ -167,7 +167,7 @@ def _tokens(record: StepLine) -> int:
     return (record["prefill_tokens"] or 0) + (record["decode_tokens"] or 0)
 
 
-def test_every_process_of_a_server_is_known_by_its_launch(tmp_path: Path) -> None:
+def test_every_process_of_a_server_is_identified_by_its_launch(tmp_path: Path) -> None:
     # By its environment in /proc: nothing else finds what a killed driver leaves behind.
     resolved, folder = study(tmp_path), tmp_path / "gate"
     with preflight.gated_server(

