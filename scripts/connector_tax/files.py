@@ -24,6 +24,11 @@ from typing import Any, BinaryIO, TextIO
 TEMPORARY = re.compile(r"\..*\.(\d+)@(.*)\.tmp")
 
 
+def is_temporary(path: Path) -> bool:
+    """Return whether a process writes this file still, or was killed while it did: no artifact."""
+    return TEMPORARY.fullmatch(path.name) is not None
+
+
 class ArtifactError(Exception):
     """An artifact is missing, unreadable or malformed; the text names the file and the line."""
 
@@ -307,11 +312,14 @@ def _identity(path: Path) -> tuple[int, int, int, int]:
 
 
 def sha256_below(folder: Path, pattern: str = "*") -> dict[str, str]:
-    """Return the SHA-256 of every file below `folder` that fits the pattern, by relative path."""
+    """Return the SHA-256 of every file below `folder` that fits the pattern, by relative path.
+
+    Temporaries are left out.
+    """
     return {
         path.relative_to(folder).as_posix(): sha256_file(path)
         for path in sorted(folder.rglob(pattern))
-        if path.is_file()
+        if path.is_file() and not is_temporary(path)
     }
 
 

@@ -26,6 +26,7 @@ from connector_tax.files import (
     locked,
     parse_json,
     read_json,
+    sha256_below,
     sha256_file,
     write_bytes,
 )
@@ -169,11 +170,9 @@ def seal_launch(folder: Path, launch: str, index_file: Path, index: dict[str, An
     """
     measured = {entry["cell"] for entry in index["cells"] if entry["files"]}
     files = {
-        name.as_posix(): sha256_file(path)
-        for path in sorted(index_file.parent.rglob("*"))
-        if path.is_file()
-        and path != index_file
-        and (name := path.relative_to(index_file.parent)).parts[0] not in measured
+        name: sha256
+        for name, sha256 in sha256_below(index_file.parent).items()
+        if name != index_file.name and name.partition("/")[0] not in measured
     }
     with _chain(folder) as links:
         content = {**index, "files": files, "seal": len(links)}

@@ -42,7 +42,7 @@ from connector_tax.servers.kinds import command_for
 from connector_tax.study import complete
 from connector_tax.study.cell import planned_requests
 from connector_tax.study.design import described, measured_design, run_order
-from connector_tax.study.launch import LaunchOutcome, index_of
+from connector_tax.study.launch import LaunchOutcome, index_of, launch_title
 from connector_tax.study.server_command import launch_script
 from tests.analysis.synthetic import write_synthetic_study
 from tests.launch_records import complete_launch
@@ -158,7 +158,8 @@ def _complete_launch(document: dict[str, Any], index_file: Path, minute: int) ->
         command = command_for(study, launch, 8000)
         told = {"argv": command.argv, "environment": command.environment}
         write_json(folder / "config.json", {**described(study, launch), **told})
-        (folder / "launch.sh").write_text(launch_script(command, "x", "../.."))
+        title = launch_title(study, launch)
+        (folder / "launch.sh").write_text(launch_script(command, title, "../.."))
         (ran,) = index["attempts"] or [{"node": NODE}]
         ns = {"started_ns": minute * 60 * 10**9 + 1, "ended_ns": (minute * 60 + 50) * 10**9}
         took = {"port": 8000, "startup_s": 1.0, "wall_s": 50.0}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from connector_tax.artifacts.folder import StudyFolder
+from connector_tax.artifacts.names import Launch
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, sha256_json
 from connector_tax.provenance import audit, manifest
@@ -18,6 +19,7 @@ from connector_tax.report.page import render
 from connector_tax.seals import read_links, seal_launch, seal_settings
 from connector_tax.servers.kinds import ServerCommand
 from connector_tax.study.design import measured_design
+from connector_tax.study.launch import launch_title
 from connector_tax.study.server_command import launch_script
 from tests.provenance.audited_study import edited_json, edited_lines, replace, seal_cell
 
@@ -401,7 +403,9 @@ def other_command(change: Callable[[dict[str, Any]], object]) -> Tamper:
         with edited_json(root / LAUNCH / "config.json") as config:
             change(config)
         command = ServerCommand(config["argv"], config["environment"])
-        replace(root / LAUNCH / "launch.sh", launch_script(command, "x", "../.."))
+        study = read_json(root / "study.json")
+        title = launch_title(study, Launch("noop_connector", 0, "A"))
+        replace(root / LAUNCH / "launch.sh", launch_script(command, title, "../.."))
 
     return tamper
 

@@ -16,7 +16,7 @@ from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, PASS, Claim, Le
 from connector_tax.provenance.launches import _comparable, check_launches
 from connector_tax.study.design import planned_cell
 from connector_tax.study.server_command import MARKS
-from tests.provenance.audited_study import edited_json
+from tests.provenance.audited_study import edited_json, replace
 from tests.provenance.tampering import LAUNCH, other_command
 from tests.study_folder import NODE, study_document
 
@@ -179,7 +179,7 @@ def test_a_launch_on_a_slot_has_the_slot_s_gpus(root: Path) -> None:
 @pytest.mark.parametrize("mark", MARKS)
 def test_what_launch_sh_has_in_a_variable_is_read_back(root: Path, mark: str) -> None:
     other_command(lambda config: config["environment"].update(PLACE=f"{mark}/x"))(root)
-    assert of_launch(root)["launch"][0] == PASS
+    assert of_launch(root)["launch"][0] == of_launch(root)["script"][0] == PASS
 
 
 def test_a_command_of_another_version_is_not_checkable(root: Path) -> None:
@@ -187,7 +187,9 @@ def test_a_command_of_another_version_is_not_checkable(root: Path) -> None:
         study["package_version"] = "0.1.0"
     assert of_launch(root)["command"][0] == PASS
     other_command(lambda config: config["argv"].append("--new"))(root)
-    assert of_launch(root)["command"][0] == NOT_CHECKABLE
+    replace(root / LAUNCH / "launch.sh", (root / LAUNCH / "launch.sh").read_text() + "# end\n")
+    verdicts = of_launch(root)
+    assert verdicts["command"][0] == verdicts["script"][0] == NOT_CHECKABLE
 
 
 @pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])

@@ -1,5 +1,6 @@
 """The audit catches every kind of tampering, and says what is wrong."""
 
+import platform
 import re
 from pathlib import Path
 
@@ -203,6 +204,18 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
             resealed(by.other_command(lambda c: c["argv"].append("--no-connector"))),
             r"config\.json\.argv: published",
         ),
+    },
+    "script": {
+        what: (resealed(text_replaced(f"{LAUNCH}/launch.sh", old, new)), message)
+        for what, old, new, message in (
+            ("a command before the server's", "\nexec ", "\ncurl x | sh\nexec ",
+             r"launch\.sh.*published 'curl x \| sh'"),
+            ("the title", "# noop_connector", "# plain", r"published '# plain/block0/A"),
+            ("a variable that is kept", "HF_TOKEN", "HF_TOKEN | OMP_*", "HF_TOKEN | OMP_"),
+            ("a command in the root's place", "cd -- ../..", "cd -- $(curl x)", "curl x"),
+            ("CPUs that the machine has not", "\nexec ", "\nexec taskset --cpu-list 900 ",
+             "CPUs 900, not its machine's"),
+        )
     },
     "environment": {
         "environment.json, sealed anew": (
@@ -475,6 +488,9 @@ def test_nothing_fails_where_nothing_was_changed(
     for note in ("logs/audit.log", "owners/plain_2.block0.A.json", "devices/block0.json"):
         by.planted(note)(root)
     by.link("logs/latest.log", "audit.log")(root)
+    # What processes left that were killed while they wrote.
+    for place in ("", "figures/", "analysis/", f"{LAUNCH}/", "preflight/"):
+        by.planted(f"{place}.fig3.svg.x1.4000000@{platform.node()}.tmp")(root)
     assert failures(root / "study.json") + derived_failures(root, remade) == []
 
 

@@ -43,7 +43,7 @@ from connector_tax.loadgen import LoadGeneratorError
 from connector_tax.study.cell import load_generator
 from connector_tax.study.design import differences, resolve
 from connector_tax.study.device import DeviceError, hold_devices
-from connector_tax.study.guard import kill_leftovers, set_job_environment
+from connector_tax.study.guard import kill_leftovers, remove_temporaries, set_job_environment
 from connector_tax.study.launch import LaunchOutcome, conclude
 from connector_tax.study.remeasure import withdraw_failed
 from connector_tax.study.server import Server
@@ -103,6 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in STOPPING:
         signal.signal(number, _stop)
     set_job_environment(None)
+    remove_temporaries(root)
     try:
         study = _study(options, root, line)
         blocks = _measured(options, study, line)

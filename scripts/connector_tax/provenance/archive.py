@@ -33,7 +33,14 @@ import zstandard
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.record_reader import checked
 from connector_tax.artifacts.study_records import StudyDocument, meta
-from connector_tax.files import ArtifactError, parse_json, sha256_file, write_bytes, write_text
+from connector_tax.files import (
+    ArtifactError,
+    is_temporary,
+    parse_json,
+    sha256_file,
+    write_bytes,
+    write_text,
+)
 
 FORMAT = "connector-tax archive 4"
 HEADER = "archive.json"
@@ -345,7 +352,7 @@ def unpack(archive: Path, target: Path) -> ArchiveHeader:
     """
     known = {HEADER, *SINGLE, *FOLDERS, *MADE_BY_REPLOT}
     for path in sorted(target.glob("*")):
-        if path.name not in known and not OLD_DESIGN.fullmatch(path.name):
+        if not (path.name in known or OLD_DESIGN.fullmatch(path.name) or is_temporary(path)):
             raise ArtifactError(f"{target}: holds {path.name}, which no replot makes; move it away")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -25,9 +25,9 @@ from connector_tax.artifacts.study_file import Study, every_launch
 from connector_tax.artifacts.tables import FIRST_METHOD, METHOD
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import (
-    TEMPORARY,
     ArtifactError,
     digests_kept,
+    is_temporary,
     read_json,
     sha256_below,
     sha256_file,
@@ -294,7 +294,7 @@ def _unknown(study: Study, files: Collection[str], archived: bool) -> Iterator[s
     for path in sorted(study.root.rglob("*")):
         name = path.relative_to(study.root).as_posix()
         # What a killed process was writing is no claim of the study.
-        passing = COMPILED.fullmatch(name) or TEMPORARY.fullmatch(path.name) or note.fullmatch(name)
+        passing = COMPILED.fullmatch(name) or is_temporary(path) or note.fullmatch(name)
         if path.is_symlink() and not path.resolve().is_relative_to(root):
             yield f"{name} leads outside of the study"
         known = name.split("/")[0] in allowed or name in files or passing

@@ -11,6 +11,7 @@ import re
 import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from connector_tax import __version__
@@ -26,21 +27,31 @@ from connector_tax.artifacts.stage_records import GateRecord, ShapeRatesRecord
 from connector_tax.artifacts.study_file import Study, most_of_shape
 from connector_tax.artifacts.study_records import ConfigurationEntry, StudyDocument
 from connector_tax.files import read_json, sha256_json
+from connector_tax.linux import format_cpus, parse_cpus
 from connector_tax.provenance.claims import Ledger
 from connector_tax.provenance.differences import differences
 from connector_tax.provenance.environment import text as environment_text
-from connector_tax.servers.kinds import command_for, engine_of
+from connector_tax.servers.kinds import ServerCommand, command_for, engine_of
 from connector_tax.study.design import cells_of, described, measured_design, run_order
 from connector_tax.study.device import on_slot, slot_at
-from connector_tax.study.launch import Attempts, LaunchOutcome, index_of, launch_skip_reason
+from connector_tax.study.launch import (
+    Attempts,
+    LaunchOutcome,
+    index_of,
+    launch_skip_reason,
+    launch_title,
+)
 from connector_tax.study.plan import reference_rate
-from connector_tax.study.server_command import MARKS, OVERLAY
+from connector_tax.study.server_command import MARKS, OVERLAY, launch_script
 
 # Of a node, what may change without another device (a reboot, the next job of a scheduler), and the
 # environment, which is one for the study.
 PASSING = ("boot", "job", "exclusive", "engine_files")
 # Of a command, what a launch finds free, and where its study lies.
-FREE_PORT = re.compile(r"(port\W{1,8}|(?:127\.0\.0\.1|localhost):)\d+", re.IGNORECASE)
+FREE_PORT = re.compile(r"(port\W{1,8}|(?:127\.0\.0\.1|localhost)[:/])\d+", re.IGNORECASE)
+# Of launch.sh, what no record holds: where the project and the caller's folder lay.
+ROOT_LINE = re.compile(r"^root=\$\(cd -- (.+) && pwd\)$", re.MULTILINE)
+CALLERS_LINE = re.compile(r'^cd -- (?!"\$)(.+)$', re.MULTILINE)
 STUDY_FOLDER = re.compile(rf'[^:"]*(?=/{paths.PATCH}/{OVERLAY})')
 
 
@@ -203,6 +214,32 @@ def _check_command(study: Study, launch: Launch, index: LaunchIndex, ledger: Led
     version = study.document["package_version"]
     doubt = "" if version == __version__ else f"measured with {version}, which may make another"
     ledger.check("command", launch.name, wrong, "follows from the study", doubt)
+    # Of config.json, which the claim above is about.
+    ran = replace(made, argv=config["argv"], environment=config["environment"])
+    script = _script(study, launch, index, ran)
+    ledger.check("script", launch.name, script, "every line follows from the records", doubt)
+
+
+def _script(
+    study: Study, launch: Launch, index: LaunchIndex, command: ServerCommand
+) -> Iterator[str]:
+    """Compare launch.sh line by line with that made again, but for free ports."""
+    script = (launch.folder(study.root) / paths.LAUNCH_SCRIPT).read_text(encoding="utf-8")
+    pinned = re.search(r"^exec taskset --cpu-list (\S+) ", script, re.MULTILINE)
+    cpus = parse_cpus(pinned[1]) if pinned else set()
+    if outside := cpus - parse_cpus(nodes_of(index.attempts)[-1]["cpus"]):
+        yield f"launch.sh pins the server to CPUs {format_cpus(tuple(outside))}, not its machine's"
+    root, caller = (_word(line.search(script)) for line in (ROOT_LINE, CALLERS_LINE))
+    title = launch_title(study.document, launch)
+    made = launch_script(command, title, root, tuple(cpus), caller)
+    said, again = (FREE_PORT.sub(r"\g<1>0", text).splitlines() for text in (script, made))
+    yield from differences(said, again, paths.LAUNCH_SCRIPT)
+
+
+def _word(line: re.Match[str] | None) -> str:
+    """Return the one word that the shell reads in a line's first group; "." without a line."""
+    words = shlex.split(line[1]) if line else ["."]
+    return words[0] if len(words) == 1 else "."
 
 
 def _comparable(argv: Sequence[str], environment: dict[str, str]) -> Any:

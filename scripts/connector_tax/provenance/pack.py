@@ -7,7 +7,7 @@ from pathlib import Path
 
 from connector_tax.artifacts import paths
 from connector_tax.commands import run_command
-from connector_tax.files import ArtifactError, read_json, sha256_file, write_bytes
+from connector_tax.files import ArtifactError, is_temporary, read_json, sha256_file, write_bytes
 from connector_tax.foreign import LogSecrets
 from connector_tax.provenance.archive import (
     PUBLISHED,
@@ -77,7 +77,7 @@ def packed_study(root: Path) -> bytes:
     names = [paths.SEALS, paths.MANIFEST, paths.COMPLETE, *settled_files(read_links(root))]
     members = {name: root / name for name in names}
     for path in sorted((root / paths.RUNS).rglob("*")):
-        if not path.is_dir() or path.is_symlink():
+        if (not path.is_dir() or path.is_symlink()) and not is_temporary(path):
             members[path.relative_to(root).as_posix()] = path
     tables = (f"{paths.ANALYSIS}/{name}" for name in paths.ANALYSIS_FILES)
     members |= {f"{PUBLISHED}/{name}": root / name for name in tables}

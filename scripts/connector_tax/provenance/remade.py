@@ -20,7 +20,7 @@ from connector_tax.artifacts.looks import read_looks
 from connector_tax.artifacts.stage_records import ManifestRecord
 from connector_tax.artifacts.study_file import Study, launches, load_study
 from connector_tax.artifacts.tables import METHOD
-from connector_tax.files import read_json, sha256_file, write_json
+from connector_tax.files import is_temporary, read_json, sha256_file, write_json
 from connector_tax.provenance import manifest
 from connector_tax.provenance.archive import HEADER, PUBLISHED
 from connector_tax.provenance.claims import Ledger
@@ -169,7 +169,11 @@ def _tables_in(folder: Path) -> set[str]:
     """Return the files below a folder's `analysis/`, by their names in the folder."""
     below = (path for path in (folder / paths.ANALYSIS).rglob("*") if not path.is_dir())
     typed = paths.PARQUET_FILES
-    return {p.relative_to(folder).as_posix() for p in below if p.name not in typed}
+    return {
+        path.relative_to(folder).as_posix()
+        for path in below
+        if path.name not in typed and not is_temporary(path)
+    }
 
 
 def _check_digests(root: Path, published: Path, record: ManifestRecord, ledger: Ledger) -> None:

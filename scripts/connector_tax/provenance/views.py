@@ -15,6 +15,7 @@ from pathlib import Path
 
 from connector_tax import __version__
 from connector_tax.artifacts import paths
+from connector_tax.files import is_temporary
 from connector_tax.machine import arithmetic
 
 # What pictures depend on besides the raw records and this package.
@@ -52,7 +53,8 @@ def _inlined(uri: re.Match[bytes]) -> bytes:
 
 def views_in(root: Path) -> dict[str, Path]:
     """Return the pictures and pages in a study's folder, by their names there."""
-    files = [path for path in (root / paths.FIGURES).rglob("*") if path.is_file()]
+    below = (root / paths.FIGURES).rglob("*")
+    files = [path for path in below if path.is_file() and not is_temporary(path)]
     files += [root / paths.REPORT] * (root / paths.REPORT).is_file()
     return {path.relative_to(root).as_posix(): path for path in sorted(files)}
 

@@ -191,6 +191,11 @@ def _timing(
 # ---- what is kept of an earlier run of the launch
 
 
+def launch_title(study: StudyDocument, launch: Launch) -> str:
+    """Return the text of the first comment in a launch's launch.sh."""
+    return f"{launch.name} of study {study['study']} ({study['engine_label']})"
+
+
 def launch_skip_reason(study_folder: Path, launch: Launch) -> str | None:
     """Return why the launch is not run at all, or None where it is run."""
     gates: dict[str, GateRecord] = read_json(study_folder / paths.PREFLIGHT_STATUS)
@@ -516,7 +521,7 @@ class LaunchDriver:
         port = free_port()
         probe = probe_overlay(self.study, self._study_folder)
         command = command_for(self.study, self.launch, port, probe)
-        title = f"{self.launch.name} of study {self.study['study']} ({self.study['engine_label']})"
+        title = launch_title(self.study, self.launch)
         self._server = server = Server(self.folder, command, title, port, server_cpus(plan))
         attempt["port"] = server.port
         told = {"argv": command.argv, "environment": command.environment}
