@@ -17,9 +17,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-import polars as pl
+import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MultipleLocator
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
@@ -57,7 +58,7 @@ def _steps(file: Path) -> Iterable[tuple[int, float, float]]:
             yield half_second, step_us, step["step_duration_us"] - hooks_us
 
 
-def half_seconds(study_file: Path, cell: str) -> pl.DataFrame:
+def half_seconds(study_file: Path, cell: str) -> pd.DataFrame:
     """Return a row each: launch, configuration, and the medians of `step` and `schedule` (log
     us).
     """
@@ -70,46 +71,45 @@ def half_seconds(study_file: Path, cell: str) -> pl.DataFrame:
     if not rows:
         raise ArtifactError(f"{study_file}: no step of one request alone in cells {cell}*")
     columns = ["config", "block", "measurement", "half_second", "step", "schedule"]
-    frame = pl.DataFrame(rows, schema=columns, orient="row")
-    grouped = frame.group_by(columns[:4]).agg(pl.len(), pl.col("step", "schedule").median().log())
-    named = pl.col("config").map_elements(configuration_of, pl.String).alias("configuration")
-    return grouped.filter(pl.col("len") >= ENOUGH).with_columns(named)
+    grouped = pd.DataFrame(rows, columns=columns).groupby(columns[:4])
+    medians = grouped.median()[grouped.size() >= ENOUGH].map(np.log).reset_index()
+    return medians.assign(configuration=medians["config"].map(configuration_of))
 
 
-def adjusted(frame: pl.DataFrame, baseline: str) -> tuple[pl.DataFrame, float, float]:
+def adjusted(frame: pd.DataFrame, baseline: str) -> tuple[pd.DataFrame, float, float]:
     """Medians of each launch, log us, as measured and at one speed; the slope and r for that."""
-    own = pl.col("step", "schedule") - pl.col("step", "schedule").mean().over("config", "block")
-    step, schedule = frame.select(own).to_numpy().T
+    times = frame[["step", "schedule"]]
+    own = times - times.groupby([frame["config"], frame["block"]]).transform("mean")
+    step, schedule = own.to_numpy().T
     slope = float(step @ schedule / (schedule @ schedule))
     r = float(np.corrcoef(step, schedule)[0, 1])
-    floor = pl.col("schedule").quantile(FASTEST)
-    fastest = frame.filter(configuration=baseline).select(floor).item()
-    held = frame.select(
-        "configuration", "config", "block", "step",
-        one=pl.col("step") - slope * (pl.col("schedule") - fastest),
-        each=pl.col("step") - slope * (pl.col("schedule") - floor.over("configuration")),
-    )  # fmt: skip
-    medians = pl.col("step", "one", "each").median()
-    return held.group_by("configuration", "config", "block").agg(medians), slope, r
+    by_configuration = frame.groupby("configuration")["schedule"]
+    floors = by_configuration.quantile(FASTEST, interpolation="nearest")
+    held = frame[["configuration", "config", "block", "step"]].assign(
+        one=frame["step"] - slope * (frame["schedule"] - floors[baseline]),
+        each=frame["step"] - slope * (frame["schedule"] - frame["configuration"].map(floors)),
+    )
+    medians = held.groupby(["configuration", "config", "block"]).median().reset_index()
+    return medians, slope, r
 
 
-def _print(study: StudyDocument, frame: pl.DataFrame) -> None:
+def _print(study: StudyDocument, frame: pd.DataFrame) -> None:
     baseline = baseline_of(study["config"])
     by_launch, slope, r = adjusted(frame, baseline)
     table = Table(title=f"{study['study']}: a decode step of one request alone", box=None)
     ways = {"step": "as measured", "one": "at one schedule()", "each": "at each one's fastest"}
     for column in ("configuration", "launches", *ways.values()):
         table.add_column(column, justify="right")
-    places = list(itertools.starmap(LaunchId, by_launch.select("config", "block").iter_rows()))
+    places = list(map(LaunchId, by_launch["config"], by_launch["block"]))
     launched = {way: Launches.of(dict(zip(places, by_launch[way], strict=True))) for way in ways}
     others = sorted({*by_launch["configuration"]} - {baseline})
     for name in (baseline, *others):
-        mine = by_launch.filter(configuration=name)
+        launches_of = by_launch[by_launch["configuration"] == name]
         said = [
             _said(of, name, baseline, study["config"]["statistics"]["confidence"])
             for of in launched.values()
         ]
-        table.add_row(name, str(len(mine)), *said)
+        table.add_row(name, str(len(launches_of)), *said)
     Console(width=150).print(table)
     print(f"step over schedule(), logs, within launches: slope {slope:.2f}, r {r:.2f}")
 
@@ -128,7 +128,13 @@ def _said(launched: Launches, name: str, baseline: str, confidence: float) -> st
     return f"{us * tax:+.0f} us, {tax:+.1%} [{low:+.1%}, {high:+.1%}]"
 
 
-def _draw(study: StudyDocument, frame: pl.DataFrame, file: Path) -> None:
+def _times(frame: pd.DataFrame, name: str) -> NDArray[np.float64]:
+    """Return schedule() and step of a configuration's half seconds, in us."""
+    of = frame.loc[frame["configuration"] == name, ["schedule", "step"]]
+    return np.array(np.exp(of.to_numpy().T))
+
+
+def _draw(study: StudyDocument, frame: pd.DataFrame, file: Path) -> None:
     """Draw a point for each half second, and the slope at the baseline that keeps a step to one
     speed.
     """
@@ -141,12 +147,11 @@ def _draw(study: StudyDocument, frame: pl.DataFrame, file: Path) -> None:
     axes.set_ylabel("from one decode step to the next (ms)")
     labels = {item["id"]: item["label"] for item in study["configurations"]}
     for name, mark in marks_of(labels).items():
-        mine = frame.filter(configuration=name).select("schedule", "step").to_numpy()
-        if mine.size:
-            x, y = np.exp(mine.T)
+        x, y = _times(frame, name)
+        if x.size:
             look = style.marker_style(mark)
             axes.plot(x, y / 1e3, ls="", ms=2.4, alpha=0.7, label=labels[name], **look)
-    x, y = np.exp(frame.filter(configuration=baseline).select("schedule", "step").to_numpy().T)
+    x, y = _times(frame, baseline)
     schedule = frame["schedule"].to_numpy()
     ends = np.exp([schedule.min(), schedule.max()])
     line = np.median(y / 1e3 / x**slope) * ends**slope

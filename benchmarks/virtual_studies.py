@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 from rich.table import Table
 
 from connector_tax.analysis.effect import POWER
@@ -270,10 +269,9 @@ def _steps(document: StudyDocument, launch: Launch, machine: Machine) -> Steps:
             engine.step()
             kinds.append(PREFILL if token == 0 else DECODE)
             took_us.append((engine.now_ns - began_ns) / 1e3)
-    samples = dict.fromkeys(STEP_SAMPLES, took_us)
-    table = pl.DataFrame({"kind": kinds, **samples})
+    samples = dict.fromkeys(STEP_SAMPLES, np.array(took_us))
     hooks = {Hook("scheduler", "", "build_meta"): np.full(len(kinds), HOOKS_US * taxed)}
-    return Steps(table, hooks if taxed else {}, 0, np.zeros(0, np.int64))
+    return Steps(np.array(kinds), samples, hooks if taxed else {}, 0, np.zeros(0, np.int64))
 
 
 def _share(outcomes: Sequence[bool]) -> str:

@@ -1,15 +1,15 @@
 """The effects of an emulated device's steps, against steps whose exposed time is known."""
 
 from pathlib import Path
-from typing import Any
 
-import polars as pl
+import numpy as np
 import pytest
 
-from connector_tax.analysis.device_time import device_steps
-from connector_tax.analysis.records import DEVICE
+from connector_tax.analysis.device_time import of_lines
+from connector_tax.analysis.records import Table
 from connector_tax.analysis.step_tables import device_rows
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.cell_records import DeviceLine
 from connector_tax.artifacts.names import CellKey
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.artifacts.study_records import DeviceTimeSection
@@ -23,9 +23,9 @@ Groups = dict[tuple[str, StepGroup], dict[str, EffectRow]]
 
 def steps(
     count: int, device_us: float, host_us: float, decode_seqs: int = 1, prefill: bool = False
-) -> pl.DataFrame:
+) -> Table:
     """Steps of which each is queued `host_us` after the host went on after the one before."""
-    rows: list[dict[str, Any]] = []
+    rows: list[DeviceLine] = []
     queued = end = woken = 0
     for step_id in range(1, count + 1):
         queued = woken + round(host_us * 1000)
@@ -36,13 +36,13 @@ def steps(
             {
                 "t_ns": queued, "step_id": step_id, "t_start_ns": start, "t_end_ns": end,
                 "t_since_ns": None, "prefill_tokens": 9 * prefill, "decode_seqs": decode_seqs,
-                "t_wait_ns": queued, "t_woken_ns": woken,
+                "t_wait_ns": queued, "t_woken_ns": woken, "kv_tokens": 0, "prefill_pairs": 0,
             }
         )  # fmt: skip
-    return device_steps(pl.DataFrame(rows, schema=DEVICE.columns))
+    return of_lines(rows)
 
 
-def rows(folder: Path, cells: dict[CellKey, pl.DataFrame]) -> Groups:
+def rows(folder: Path, cells: dict[CellKey, Table]) -> Groups:
     """Configuration and group of steps to their effects by metric."""
     study = load_study(write_synthetic_study(folder / "s", blocks=2))
     asked: DeviceTimeSection = {
@@ -57,7 +57,7 @@ def rows(folder: Path, cells: dict[CellKey, pl.DataFrame]) -> Groups:
     return found
 
 
-def launches(host_us: dict[str, float]) -> dict[CellKey, pl.DataFrame]:
+def launches(host_us: dict[str, float]) -> dict[CellKey, Table]:
     """Two blocks; the second's host takes 2 us more."""
     return {
         CellKey(config, block, "A", "r1"): steps(50, 1000, us + 2 * block)
@@ -90,11 +90,12 @@ def test_what_is_exposed_is_a_mean_over_launches_and_a_contrast_within_blocks(
 
 
 def test_kinds_and_sizes_are_apart_and_few_steps_are_none(tmp_path: Path) -> None:
-    mixed = pl.concat([
+    tables = [
         steps(30, 1000, 10), steps(30, 1000, 20, decode_seqs=3),
         steps(30, 1000, 40, decode_seqs=2, prefill=True), steps(5, 1000, 9, decode_seqs=4),
         steps(30, 1000, 70, decode_seqs=0, prefill=True),
-    ])  # fmt: skip
+    ]  # fmt: skip
+    mixed = {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
     cells = {CellKey("plain", block, "A", "r1"): mixed for block in (0, 1)}
     found = {(g.kind, g.batch): of for (_, g), of in rows(tmp_path, cells).items()}
     assert list(found) == [

@@ -66,13 +66,13 @@ def steps_of(folder: Path, records: list[dict[str, Any]]) -> Steps:
 def test_empty_polling_steps_are_counted_apart(tmp_path: Path) -> None:
     idle = scheduler(3, decode_tokens=0, step_duration_us=1.0)
     steps = steps_of(tmp_path, [scheduler(1), idle, worker(1), worker(3)])
-    assert (len(steps.table), steps.n_empty) == (1, 1)
+    assert (len(steps.kinds), steps.n_empty) == (1, 1)
     assert steps.known("step_duration_us").tolist() == [100.0]
 
 
 def test_steps_outside_the_measured_window_do_not_count(tmp_path: Path) -> None:
     edges = [scheduler(i, t_ns=t) for i, t in enumerate((START - 1, START, STOP - 1, STOP))]
-    assert len(steps_of(tmp_path, edges).table) == 2
+    assert len(steps_of(tmp_path, edges).kinds) == 2
 
 
 def test_the_callback_median_is_of_per_step_sums_not_a_sum_of_medians(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_the_callback_median_is_of_per_step_sums_not_a_sum_of_medians(tmp_path: 
 
 def test_a_step_without_its_worker_has_no_callback_sum(tmp_path: Path) -> None:
     steps = steps_of(tmp_path, [scheduler(1), scheduler(2), worker(2), worker(9)])
-    assert (len(steps.table), len(steps.known(TOTAL))) == (2, 1)
+    assert (len(steps.kinds), len(steps.known(TOTAL))) == (2, 1)
 
 
 def test_a_hook_timed_in_either_process_is_found(tmp_path: Path) -> None:
@@ -105,8 +105,8 @@ def test_hooks_stand_in_the_steps_in_which_they_ran_by_kind(tmp_path: Path) -> N
         worker(4, hooks_us={"wait_for_save": 7.0}),
     ]  # fmt: skip
     steps = steps_of(tmp_path, records)
-    assert steps.table["kind"].to_list() == ["prefill", "mixed", "decode"]
-    assert steps.table["engine_step_us"].to_list() == [1000.0, 1000.0, None]
+    assert steps.kinds.tolist() == ["prefill", "mixed", "decode"]
+    assert steps.known("engine_step_us").tolist() == [1000.0, 1000.0]
     assert steps.hooks[Hook("scheduler", "", "take_events")].tolist() == [3.0, 0.0, 0.0]
     assert steps.hooks[Hook("worker", "", "wait_for_save")].tolist() == [0.0, 950.0, 0.0]
 

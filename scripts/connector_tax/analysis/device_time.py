@@ -10,19 +10,20 @@ need no other configuration to compare with.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import polars as pl
+import msgspec
+import numpy as np
 
-from connector_tax.analysis.records import DEVICE, in_window, whole_table
+from connector_tax.analysis.records import DEVICE, DeviceRow, Table, in_window, taken, whole_table
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import DeviceLine
 from connector_tax.artifacts.folder import CellFolder
 
-# A double holds ns exactly for 104 days after the machine's start, then every second one.
+# A double holds every second ns only from 104 days after the machine's start on.
 CLOCK_NS = 4
 
 
-def device_steps(log: pl.DataFrame) -> pl.DataFrame:
-    """Return the steps of one cell's device log, whole and in order; null where a value has no
+def device_steps(log: Table) -> Table:
+    """Return the steps of one cell's device log, whole and in order; NaN where a value has no
     meaning.
 
     Columns:
@@ -35,31 +36,30 @@ def device_steps(log: pl.DataFrame) -> pl.DataFrame:
         woken_late_us: from its end to when the host went on, where the host waited for it.
         misplaced: whether it is not where the queue has it.
     """
-    start, end, since, wait = (pl.col(f"t_{name}_ns") for name in ("start", "end", "since", "wait"))
-    # Nothing is known of what was before the first.
-    ended, went_on = end.shift(), pl.col("t_woken_ns").shift()
-    continued = since.is_null()
-    return log.select(
-        "t_ns",
-        "prefill_tokens",
-        "decode_seqs",
-        continued=continued,
-        device_us=(end - start) / 1e3,
-        period_us=pl.when(continued).then((end - ended) / 1e3),
-        exposed_us=(start - pl.max_horizontal(ended, since)) / 1e3,
-        host_busy_us=(wait - pl.max_horizontal(went_on, since)) / 1e3,
-        woken_late_us=pl.when(wait < end).then((pl.col("t_woken_ns") - end) / 1e3),
-        misplaced=((start - pl.max_horizontal("t_ns", ended)).abs() > CLOCK_NS)
-        & ended.is_not_null(),
+    start, end, since, wait, woken = (
+        log[f"t_{name}_ns"] for name in ("start", "end", "since", "wait", "woken")
     )
+    # Nothing is known of what was before the first.
+    ended, went_on = (np.concatenate([[np.nan], of])[: len(of)] for of in (end, woken))
+    continued = np.isnan(since)
+    return {
+        **{name: log[name] for name in ("t_ns", "prefill_tokens", "decode_seqs")},
+        "continued": continued,
+        "device_us": (end - start) / 1e3,
+        "period_us": np.where(continued, (end - ended) / 1e3, np.nan),
+        "exposed_us": (start - np.fmax(ended, since)) / 1e3,
+        "host_busy_us": (wait - np.fmax(went_on, since)) / 1e3,
+        "woken_late_us": np.where(wait < end, (woken - end) / 1e3, np.nan),
+        "misplaced": np.abs(start - np.fmax(log["t_ns"], ended)) * ~np.isnan(ended) > CLOCK_NS,
+    }
 
 
-def of_lines(lines: Sequence[DeviceLine]) -> pl.DataFrame:
+def of_lines(lines: Sequence[DeviceLine]) -> Table:
     """Return the steps of a device log that has just been taken."""
-    return device_steps(pl.DataFrame(lines, schema=DEVICE.columns))
+    return device_steps(DEVICE.table(msgspec.convert(lines, list[DeviceRow])))
 
 
-def read_device(cell: CellFolder) -> pl.DataFrame:
+def read_device(cell: CellFolder) -> Table:
     """Return the steps of a valid cell that were queued in its measured window.
 
     Raises:
@@ -68,7 +68,7 @@ def read_device(cell: CellFolder) -> pl.DataFrame:
     assert cell.record is not None
     blocks = cell.blocks(paths.DEVICE_LOG)
     steps = device_steps(whole_table(DEVICE, DEVICE.rows(cell.file(paths.DEVICE_LOG), blocks)))
-    return steps.filter(in_window("t_ns", cell.record["window"]))
+    return taken(steps, in_window(steps["t_ns"], cell.record["window"]))
 
 
 def device_values(
@@ -90,16 +90,15 @@ def device_values(
     }
     recorded = [line["step_id"] for line in lines]
     unknown = len(worked.symmetric_difference(recorded)) + len(recorded) - len(set(recorded))
-    of_continued = pl.col("exposed_us").filter(pl.col("continued"))
+    late_us, exposed_us = (
+        of[~np.isnan(of)]
+        for of in (steps["woken_late_us"], steps["exposed_us"][steps["continued"]])
+    )
     # A host that is always slower than the device waits for no step, and is late after none.
-    never_waited = pl.when(pl.col("host_busy_us").is_not_null().any()).then(0.0)
-    faults, late_ms, exposed_share = steps.select(
-        pl.col("misplaced").sum(),
-        pl.coalesce(pl.col("woken_late_us").median() / 1e3, never_waited),
-        (of_continued > 0).mean(),
-    ).row(0)
+    never_waited = None if np.isnan(steps["host_busy_us"]).all() else 0.0
+    exposed_share = float(np.mean(exposed_us > 0)) if len(exposed_us) else None
     values: dict[str, float | None] = {
-        "device_log_faults": faults + unknown if len(steps) else None,
-        "device_woken_late_ms": late_ms,
+        "device_log_faults": int(steps["misplaced"].sum()) + unknown if len(lines) else None,
+        "device_woken_late_ms": float(np.median(late_us)) / 1e3 if len(late_us) else never_waited,
     }
     return values | ({"device_exposed_share": exposed_share} if is_baseline else {})

@@ -5,11 +5,12 @@ Each line is decoded once, into the keys the analysis needs; memory is bounded b
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Generic, Literal, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
-import polars as pl
+import numpy as np
 from msgspec import Meta
+from numpy.typing import NDArray
 
 from connector_tax.artifacts.cell_records import MeasuredWindow
 from connector_tax.artifacts.folder import decoded, read_blocks
@@ -18,7 +19,9 @@ from connector_tax.artifacts.names import REQUEST_STATUSES
 Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Status = Annotated[str, Meta(pattern=f"^({'|'.join(REQUEST_STATUSES)})$")]
 Microseconds = Annotated[float, Meta(ge=0)]
-POLARS = {int: pl.Int64(), float: pl.Float64()}
+# The columns of records: whole numbers as int64, text as such; floats where a value may be absent,
+# which is NaN then. A double holds ns exactly for 104 days after the machine's start.
+Table = dict[str, NDArray[Any]]
 
 
 class _Row(msgspec.Struct):
@@ -94,20 +97,25 @@ class RecordKind(Generic[Row]):
     def __init__(self, row: type[Row]) -> None:
         self.decode = msgspec.json.Decoder(row).decode
         hints = {name: {hint, *get_args(hint)} for name, hint in get_type_hints(row).items()}
-        self.columns: dict[str, pl.DataType] = {
-            name: next((POLARS[of] for of in POLARS if of in hint), pl.String())
-            for name, hint in hints.items()
-            if name not in NESTED
-        }
+        self.columns = {n: _dtype(hint) for n, hint in hints.items() if n not in NESTED}
 
     def rows(self, path: Path, blocks: Iterator[bytes]) -> Iterator[list[Row]]:
         """Yield the rows of each block; `path` and errors are those of `decoded`."""
         return decoded(path, blocks, self.decode)
 
-    def table(self, rows: Sequence[Row]) -> pl.DataFrame:
-        """The columns of these rows."""
-        columns = {name: [getattr(row, name) for row in rows] for name in self.columns}
-        return pl.DataFrame(columns, schema=self.columns)
+    def table(self, rows: Sequence[Row]) -> Table:
+        """Return the columns of these rows."""
+        return {
+            name: np.array([getattr(row, name) for row in rows], dtype)
+            for name, dtype in self.columns.items()
+        }
+
+
+def _dtype(hints: set[Any]) -> type:
+    """Return the type of a column, by the types that its values may have."""
+    if float in hints or (int in hints and type(None) in hints):
+        return np.float64
+    return np.int64 if int in hints else np.str_
 
 
 # Objects in a line, which are no column.
@@ -115,12 +123,18 @@ NESTED = ("hooks_us", "children_us")
 REQUESTS, STEPS, DEVICE = RecordKind(RequestRow), RecordKind(StepRow), RecordKind(DeviceRow)
 
 
-def whole_table(kind: RecordKind[Row], blocks: Iterable[Sequence[Row]]) -> pl.DataFrame:
-    """The columns of all rows."""
-    return pl.concat([kind.table([]), *map(kind.table, blocks)])
+def whole_table(kind: RecordKind[Row], blocks: Iterable[Sequence[Row]]) -> Table:
+    """Return the columns of all rows."""
+    tables = [kind.table([]), *map(kind.table, blocks)]
+    return {name: np.concatenate([table[name] for table in tables]) for name in kind.columns}
 
 
-def read_whole(path: Path, kind: RecordKind[Row], sha256: str | None) -> pl.DataFrame:
+def taken(table: Table, rows: NDArray[Any]) -> Table:
+    """Return the rows of a table that a mask or their numbers name."""
+    return {name: column[rows] for name, column in table.items()}
+
+
+def read_whole(path: Path, kind: RecordKind[Row], sha256: str | None) -> Table:
     """Read a file's records as one table.
 
     Args:
@@ -132,7 +146,6 @@ def read_whole(path: Path, kind: RecordKind[Row], sha256: str | None) -> pl.Data
     return whole_table(kind, kind.rows(path, read_blocks(path, sha256)))
 
 
-def in_window(column: str, window: MeasuredWindow) -> pl.Expr:
-    """Return whether a time, in ns, lies in a cell's measured window."""
-    start, stop = window["t_warmup_end_ns"], window["t_stop_ns"]
-    return pl.col(column).is_between(start, stop, closed="left")
+def in_window(t_ns: NDArray[np.int64], window: MeasuredWindow) -> NDArray[np.bool_]:
+    """Return which of these times lie in a cell's measured window."""
+    return (t_ns >= window["t_warmup_end_ns"]) & (t_ns < window["t_stop_ns"])

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 from scipy.stats import mannwhitneyu
 
@@ -23,6 +22,7 @@ from connector_tax.analysis.effect import mean_of
 from connector_tax.analysis.ingest import block_devices, merged_reasons
 from connector_tax.analysis.machine import MachineUse
 from connector_tax.analysis.measure import Requests, request_columns
+from connector_tax.analysis.records import Table
 from connector_tax.analysis.reference import at_least_half
 from connector_tax.analysis.steps import Steps, step_columns
 from connector_tax.artifacts.folder import CellFolder
@@ -59,7 +59,7 @@ class MeasuredCell:
     machine: MachineUse | None
     steps: Steps | None
     wait_ms: float | None
-    device: pl.DataFrame | None
+    device: Table | None
 
 
 def cell_rows(

@@ -15,12 +15,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-import polars as pl
 
 from connector_tax.analysis.block_model import Launches, LaunchId
 from connector_tax.analysis.effect import mean_of
 from connector_tax.analysis.effects import compared
-from connector_tax.analysis.steps import Hook, Steps, kind_of, step_cdf
+from connector_tax.analysis.records import Table
+from connector_tax.analysis.steps import Hook, Steps, kinds_of, step_cdf
 from connector_tax.artifacts import tables
 from connector_tax.artifacts.folder import CellFolder
 from connector_tax.artifacts.names import NOOP, CellKey, configuration_of
@@ -124,7 +124,7 @@ def _step_rows(
     }
     # Where the baseline has no callbacks, means in the blocks in which it has steps.
     bare = metric == CALLBACKS and study.bare_baseline
-    blocks = {la.block for la, s in launched.items() if la.name in plains and len(s.table)}
+    blocks = {la.block for la, s in launched.items() if la.name in plains and len(s.kinds)}
     launches = Launches.of(medians)
     for config in compared(study, phase):
         row: Row = {"quantity": tables.STEP, "config": config, "metric": metric, "unit": "us"}
@@ -162,8 +162,8 @@ class _Costs(NamedTuple):
 
 def _costs(steps: Steps, kind: str) -> _Costs | None:
     """Means over the steps of a kind; None where a launch has too few."""
-    whole_us = steps.table["engine_step_us"].to_numpy()
-    kept = (steps.table["kind"] == kind).to_numpy() & ~np.isnan(whole_us)
+    whole_us = steps.samples["engine_step_us"]
+    kept = (steps.kinds == kind) & ~np.isnan(whole_us)
     if kept.sum() < MIN_STEPS:
         return None
     hooks = {hook: float(us[kept].mean()) for hook, us in steps.hooks.items()}
@@ -245,7 +245,7 @@ def wait_rows(study: Study, waits: Mapping[CellKey, float]) -> list[Row]:
 # ---- an emulated device's steps
 
 
-def device_rows(study: Study, cells: Mapping[CellKey, pl.DataFrame]) -> list[Row]:
+def device_rows(study: Study, cells: Mapping[CellKey, Table]) -> list[Row]:
     """Return every group of steps of every configuration and of the baseline's last launch.
 
     Args:
@@ -273,29 +273,33 @@ def _order(group: StepGroup) -> tuple[int, int]:
     return KINDS.index(group.kind), first
 
 
-def _groups(steps: pl.DataFrame) -> Iterator[tuple[StepGroup, Row]]:
+def _groups(steps: Table) -> Iterator[tuple[StepGroup, Row]]:
     """Yield one launch's values of DEVICE_METRICS with the number of steps, by kind and size."""
-    sizes = {n: [ALL_SIZES, *_size(n)] for n in steps["decode_seqs"].unique().to_list()}
-    batches = [sizes[n] for n in steps["decode_seqs"].to_list()]
-    kind = kind_of(pl.col("prefill_tokens") > 0, pl.col("decode_seqs") > 0)
-    table = steps.with_columns(pl.Series("batch", batches, pl.List(pl.String)), kind=kind)
-    exposed = pl.col("exposed_us")
-    values = table.explode("batch").group_by("kind", "batch").agg(
-        pl.col("device_us", "period_us", "host_busy_us").median(),
-        n=pl.len(),
-        exposed_us=exposed.mean(),
-        exposed_share=(exposed > 0).mean(),
-    )  # fmt: skip
-    for row in values.filter(pl.col("n") >= MIN_STEPS).iter_rows(named=True):
-        yield StepGroup(row["kind"], row["batch"]), row
+    kinds = kinds_of(steps["prefill_tokens"] > 0, steps["decode_seqs"] > 0)
+    sizes = np.array([_size(int(n)) for n in steps["decode_seqs"]])
+    for batch in [ALL_SIZES, *sorted(set(sizes) - {""})]:
+        of_batch = (sizes == batch) | (batch == ALL_SIZES)
+        for kind in KINDS:
+            kept = of_batch & (kinds == kind)
+            if (n := int(kept.sum())) < MIN_STEPS:
+                continue
+            row: Row = {"n": n}
+            for name in ("device_us", "period_us", "host_busy_us", "exposed_us"):
+                values = steps[name][kept]
+                values = values[~np.isnan(values)]
+                middle = np.mean if name == "exposed_us" else np.median
+                row[name] = float(middle(values)) if len(values) else None
+            # What is left of the loop is of exposed_us.
+            row["exposed_share"] = float(np.mean(values > 0)) if len(values) else None
+            yield StepGroup(kind, batch), row
 
 
-def _size(decode_seqs: int) -> list[str]:
-    """Return the size class of a batch, each twice the one before: 1, 2-3, 4-7; none for 0."""
-    if not decode_seqs:
-        return []
+def _size(decode_seqs: int) -> str:
+    """Return the size class of a batch, each twice the one before: 1, 2-3, 4-7; "" for 0."""
+    if decode_seqs < 2:
+        return str(decode_seqs or "")
     low = 1 << decode_seqs.bit_length() - 1
-    return [str(low) if low == 1 else f"{low}-{2 * low - 1}"]
+    return f"{low}-{2 * low - 1}"
 
 
 def _device_rows(study: Study, phase: str, launches: Mapping[LaunchId, Row]) -> Iterator[Row]:

@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
 from connector_tax.analysis.measure import Requests
-from connector_tax.analysis.records import STEPS, StepRow, in_window, whole_table
+from connector_tax.analysis.records import STEPS, StepRow, Table, in_window, taken, whole_table
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import MeasuredWindow
 from connector_tax.artifacts.folder import CellFolder
@@ -63,27 +62,29 @@ class Steps:
     """The steps of one cell that started in its measured window and scheduled tokens.
 
     Attributes:
-        table: a row for each: its `kind`, and STEP_SAMPLES in us, null where it is not known; the
-            total of the callbacks where all three are.
+        kinds: (n,) each step's kind.
+        samples: (n,) each of STEP_SAMPLES in us, NaN where it is not known; the total of the
+            callbacks where all three are.
         hooks: (n,) the time of every timed hook in each step, 0 where it did not run.
         n_empty: polling steps in the window, which are in neither.
         prefill_ns: when steps with tokens of prompts began, of the whole cell, in order.
     """
 
-    table: pl.DataFrame
+    kinds: NDArray[np.str_]
+    samples: Mapping[str, Floats]
     hooks: Mapping[Hook, Floats]
     n_empty: int
     prefill_ns: NDArray[np.int64]
 
     def known(self, sample: str) -> Floats:
-        """The values of one of STEP_SAMPLES, of the steps that have it."""
-        return self.table[sample].drop_nulls().to_numpy()
+        """Return the values of one of STEP_SAMPLES, of the steps that have it."""
+        values = self.samples[sample]
+        return values[~np.isnan(values)]
 
 
-def kind_of(prefill: pl.Expr, decode: pl.Expr) -> pl.Expr:
-    """Return the kind of a step, by whether it has tokens of prompts and of answers."""
-    several = pl.when(prefill & decode).then(pl.lit(MIXED))
-    return several.when(prefill).then(pl.lit(PREFILL)).otherwise(pl.lit(DECODE))
+def kinds_of(prefill: NDArray[np.bool_], decode: NDArray[np.bool_]) -> NDArray[np.str_]:
+    """Return the kinds of steps, by whether they have tokens of prompts and of answers."""
+    return np.where(prefill & decode, MIXED, np.where(prefill, PREFILL, DECODE))
 
 
 def step_timing_reason(study: Study) -> str | None:
@@ -109,31 +110,41 @@ def read_steps(cell: CellFolder) -> Steps:
     path, calls = cell.file("engine_step"), _Calls()
     blocks = STEPS.rows(path, cell.blocks("engine_step"))
     records = whole_table(STEPS, map(calls.taken, blocks))
-    of_scheduler = pl.col("process") == "scheduler"
-    scheduler = records.filter(of_scheduler & in_window("t_ns", cell.record["window"]))
-    if scheduler["step_id"].n_unique() != scheduler.height:
-        twice = scheduler.filter(scheduler["step_id"].is_duplicated())["step_id"][0]
+    of_scheduler = records["process"] == "scheduler"
+    of_window = in_window(records["t_ns"], cell.record["window"])
+    scheduler = taken(records, of_scheduler & of_window)
+    ids, counts = np.unique(scheduler["step_id"], return_counts=True)
+    if (counts > 1).any():
+        twice = ids[counts > 1][0]
         raise ArtifactError(f"{path}: the scheduler has two records of step_id {twice}")
-    busy = scheduler.filter(pl.sum_horizontal(*TOKENS) > 0)
-    # One record per tensor-parallel rank: the slowest rank holds the step up.
-    worker = records.filter(~of_scheduler).group_by("step_id").agg(pl.col(*CALLBACKS).max())
-    # A hook is timed where it runs; if both processes run it, the step pays for both.
-    paid = {
-        name: pl.coalesce(pl.col(name) + pl.col(f"{name}_worker"), name, f"{name}_worker")
-        for name in CALLBACKS
-    }
-    table = (
-        busy.join(worker, on="step_id", how="left", suffix="_worker", maintain_order="left")
-        .with_columns(kind=kind_of(*(pl.col(name) > 0 for name in TOKENS)), **paid)
-        .with_columns(connector_total_us=pl.sum_horizontal(*CALLBACKS, ignore_nulls=False))
-    )
-    begun = records.filter(of_scheduler & (pl.col("prefill_tokens") > 0))["t_ns"].sort()
+    busy = taken(scheduler, np.sum([scheduler[name] for name in TOKENS], axis=0) > 0)
+    worker = taken(records, ~of_scheduler)
+    samples = {name: _paid(busy, worker, name) for name in CALLBACKS}
+    samples["connector_total_us"] = sum(samples.values(), np.zeros(len(busy["step_id"])))
+    prefill = records["prefill_tokens"] > 0
     return Steps(
-        table=table.select("kind", *STEP_SAMPLES),
-        hooks=calls.times(busy["step_id"].to_numpy()),
-        n_empty=scheduler.height - busy.height,
-        prefill_ns=begun.to_numpy(),
+        kinds=kinds_of(*(busy[name] > 0 for name in TOKENS)),
+        samples={name: samples[name] if name in samples else busy[name] for name in STEP_SAMPLES},
+        hooks=calls.times(busy["step_id"]),
+        n_empty=len(scheduler["step_id"]) - len(busy["step_id"]),
+        prefill_ns=np.sort(records["t_ns"][of_scheduler & prefill]),
     )
+
+
+def _paid(busy: Table, worker: Table, name: str) -> Floats:
+    """Return what a callback took of each step, NaN where no record of the step has it.
+
+    It is timed where it runs; if both processes run it, the step pays for both.
+    """
+    steps, place = np.unique(worker["step_id"], return_inverse=True)
+    # One record per tensor-parallel rank: the slowest rank holds the step up.
+    slowest = np.full(len(steps) + 1, np.nan)
+    np.fmax.at(slowest, place, worker[name])
+    at = np.searchsorted(steps, busy["step_id"])
+    at[~np.isin(busy["step_id"], steps)] = len(steps)
+    own: Floats = busy[name]
+    total: Floats = own + slowest[at]
+    return np.where(np.isnan(total), np.fmax(own, slowest[at]), total)
 
 
 def prefill_wait_ms(requests: Requests, steps: Steps, window: MeasuredWindow) -> float | None:
@@ -165,9 +176,9 @@ def step_columns(steps: Steps) -> Row:
             row[f"{name}_p{percent}"] = (
                 float(np.percentile(values, percent)) if len(values) else None
             )
-    row["n_steps"], row["n_empty_steps"] = steps.table.height, steps.n_empty
+    row["n_steps"], row["n_empty_steps"] = len(steps.kinds), steps.n_empty
     # Steps for which a callback is not known: always all of plain's.
-    row["n_incomplete_steps"] = steps.table["connector_total_us"].null_count()
+    row["n_incomplete_steps"] = int(np.isnan(steps.samples["connector_total_us"]).sum())
     return row
 
 

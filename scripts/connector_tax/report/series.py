@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
 from connector_tax import text
 from connector_tax.analysis.measure import WAITING, gauge_values
-from connector_tax.analysis.records import REQUESTS, STEPS, read_whole
+from connector_tax.analysis.records import REQUESTS, STEPS, read_whole, taken
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import CellRecord
 from connector_tax.files import ArtifactError, read_jsonl
@@ -116,9 +115,10 @@ def _drawing(t_ns: Floats, values: Floats, edges: Floats) -> Drawing | None:
 def _requests(path: Path, sha256: str, edges: Floats) -> list[Samples]:
     """TTFT and TPOT by when a request was due, how many are in flight, and which failed."""
     table = read_whole(path, REQUESTS, sha256)
-    ok = table.filter(pl.col("status") == "ok")
+    is_ok = table["status"] == "ok"
+    ok = taken(table, is_ok)
     due, first, last, sent, done, tokens = (
-        ok[name].to_numpy().astype(float)
+        ok[name].astype(float)
         for name in ("t_intended_ns", "t_first_token_ns", "t_last_token_ns", "t_send_ns",
                      "t_done_ns", "completion_tokens")
     )  # fmt: skip
@@ -126,7 +126,7 @@ def _requests(path: Path, sha256: str, edges: Floats) -> list[Samples]:
     tpot = (last - first)[several] / (tokens - 1)[several]
     middles = (edges[1:] + edges[:-1]) / 2
     flying = np.searchsorted(np.sort(sent), middles) - np.searchsorted(np.sort(done), middles)
-    failed = table.filter(pl.col("status") != "ok")["t_intended_ns"].to_numpy().astype(float)
+    failed = table["t_intended_ns"][~is_ok].astype(float)
     return [
         (due, (first - due) / 1e6),
         (due[several], tpot / 1e6),
@@ -156,8 +156,8 @@ def _scrapes(path: Path) -> Iterator[tuple[float, float, float]]:
 
 def _steps(path: Path, sha256: str) -> list[Samples]:
     """Whole engine steps that scheduled tokens, in ms; schedule() where that is all there is."""
-    tokens = pl.col("prefill_tokens") + pl.col("decode_tokens")
-    busy = (pl.col("process") == "scheduler") & (tokens > 0)
-    spent = pl.coalesce("engine_step_us", "step_duration_us") / 1e3
-    table = read_whole(path, STEPS, sha256).filter(busy).select("t_ns", spent=spent)
-    return [(table["t_ns"].to_numpy().astype(float), table["spent"].to_numpy())]
+    records = read_whole(path, STEPS, sha256)
+    tokens = records["prefill_tokens"] + records["decode_tokens"]
+    busy = taken(records, (records["process"] == "scheduler") & (tokens > 0))
+    whole, schedule = busy["engine_step_us"], busy["step_duration_us"]
+    return [(busy["t_ns"].astype(float), np.where(np.isnan(whole), schedule, whole) / 1e3)]

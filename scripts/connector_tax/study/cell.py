@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from connector_tax.analysis.device_time import device_values
 from connector_tax.analysis.machine import read_machine
 from connector_tax.analysis.validity import assess, counted, server_counters, void_reasons
 from connector_tax.artifacts import paths
@@ -317,9 +318,6 @@ def _take_device(
     """Write the log of an emulated device, and what its checks judge; None: there is none."""
     if study["config"]["engine"].get("device") != "emulated":
         return None
-    # Imported here: it loads polars, which other launches do while their server starts.
-    from connector_tax.analysis.device_time import device_values
-
     lines = step_log.take_device()
     write_bytes(file, b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
     is_baseline = launch.configuration == baseline_of(study["config"])
