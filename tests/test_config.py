@@ -40,7 +40,7 @@ def replaced(config: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     return changed
 
 
-def test_what_a_file_leaves_out_has_its_default_and_what_it_says_stays() -> None:
+def test_missing_keys_get_defaults_and_given_ones_are_kept() -> None:
     given = shipped("config.yaml")
     before = copy.deepcopy(given)
     config = check_study(given, "config.yaml", KNOWN)
@@ -50,7 +50,7 @@ def test_what_a_file_leaves_out_has_its_default_and_what_it_says_stays() -> None
     assert check_study(config | {"engine": given["engine"]}, "again", KNOWN) == config
 
 
-def test_the_default_study_is_the_one_that_was_archived() -> None:
+def test_default_study_equals_the_archived_one() -> None:
     archived: Any = read_head(ROOT / "results" / "archive" / "default.tar.zst")
     study: Any = resolve(shipped("config.yaml"), "config.yaml")
     # Release 0.3 had a section that is gone.
@@ -59,7 +59,7 @@ def test_the_default_study_is_the_one_that_was_archived() -> None:
         assert study[key] == archived[key]
 
 
-def test_a_bound_holds_as_declared_unless_the_study_sets_it() -> None:
+def test_validity_bound_has_its_default_unless_the_study_sets_it() -> None:
     config = shipped("config.yaml")
     assert resolve(config, "config.yaml")["config"]["validity"] == BOUNDS
     stricter = {**config, "validity": {"max_error_rate": 0.0}}
@@ -135,7 +135,7 @@ def test_broken_configuration_names_key_found_and_allowed(path: str, value: Any,
     assert all(line.startswith("my.yaml: ") for line in str(error.value).splitlines())
 
 
-def test_a_required_key_that_is_mistyped_is_told_once() -> None:
+def test_mistyped_required_key_gives_one_error() -> None:
     config = shipped("config.yaml")
     config["phase_a"]["rate_rps"] = config["phase_a"].pop("rates_rps")
     with pytest.raises(ConfigError) as error:
@@ -147,7 +147,7 @@ def test_a_required_key_that_is_mistyped_is_told_once() -> None:
 OWN = {"id": "mine", "connector": "Mine", "module_path": "mine.connector"}
 
 
-def test_a_study_defines_configurations_of_its_own() -> None:
+def test_study_can_define_configurations() -> None:
     config = shipped("vllm-cpu.yaml")
     stacked = {"id": "both", "connector": "MultiConnector", "children": ["mine", "nixl_both"]}
     config["connectors"] = [OWN, stacked]
@@ -176,7 +176,7 @@ def test_a_study_defines_configurations_of_its_own() -> None:
         ({"companions": {"x": []}}, "connectors[0].companions.x: found []"),
     ],
 )
-def test_a_broken_configuration_of_its_own_is_refused(entry: dict[str, Any], said: str) -> None:
+def test_broken_configuration_of_a_study_is_refused(entry: dict[str, Any], said: str) -> None:
     config = shipped("vllm-cpu.yaml")
     config["connectors"] = [{**OWN, **entry}]
     with pytest.raises(ConfigError) as error:
@@ -184,7 +184,7 @@ def test_a_broken_configuration_of_its_own_is_refused(entry: dict[str, Any], sai
     assert said in str(error.value)
 
 
-def test_a_connector_of_ones_own_on_the_embedded_engine_is_refused_with_a_way_out() -> None:
+def test_custom_connector_on_the_embedded_engine_is_refused_with_advice() -> None:
     config = replaced(shipped("config.yaml"), "configurations", ["plain", "mine"])
     config |= {"connectors": [OWN], "study": "mine"}
     for phase in ("phase_b", "phase_bp"):
@@ -196,7 +196,7 @@ def test_a_connector_of_ones_own_on_the_embedded_engine_is_refused_with_a_way_ou
         assert way_out in str(error.value)
 
 
-def test_the_command_lines_of_the_page_are_taken(
+def test_command_lines_of_the_page_are_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -226,7 +226,7 @@ OVERLAYS = {
 @pytest.mark.parametrize(
     ("overlay", "base"), [(name, base) for name, bases in OVERLAYS.items() for base in bases]
 )
-def test_an_overlay_is_laid_over_a_whole_configuration(overlay: str, base: str) -> None:
+def test_overlay_is_merged_over_a_complete_configuration(overlay: str, base: str) -> None:
     config, own = shipped(base), shipped(overlay)
     update_config(config, own)
     study = resolve(config, overlay)
@@ -238,7 +238,7 @@ def test_an_overlay_is_laid_over_a_whole_configuration(overlay: str, base: str) 
 
 
 @pytest.mark.parametrize("key", ["study", "blocks", "engine", "phase_a", "cell"])
-def test_what_makes_a_study_is_required(key: str) -> None:
+def test_study_without_an_essential_key_is_refused(key: str) -> None:
     config = shipped("config.yaml")
     del config[key]
     with pytest.raises(ConfigError, match=rf"my\.yaml: {key}: missing; it is required"):
@@ -255,7 +255,7 @@ def test_what_makes_a_study_is_required(key: str) -> None:
     ],
     ids=["bomb", "itself", "itself in a list"],
 )  # fmt: skip
-def test_aliases_that_make_too_many_values_are_refused(text: str, tmp_path: Path) -> None:
+def test_yaml_aliases_that_expand_to_too_many_values_are_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "my.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=f"^{path}: .*aliases") as refused:

@@ -112,7 +112,7 @@ def _binding(node: ast.stmt, name: str) -> ast.stmt | None:
 
 
 @pytest.mark.parametrize("paper", PAPERS, ids=_name)
-def test_every_function_that_is_named_is_there(paper: Path) -> None:
+def test_every_function_named_in_the_pages_exists(paper: Path) -> None:
     for file, function in REFERENCE.findall(paper.read_text("utf-8")):
         path = next((p for p in (ROOT / file, PACKAGE / file) if p.is_file()), None)
         assert path is not None, f"{_name(paper)}: {file}:{function}: no such file"
@@ -123,14 +123,14 @@ def test_every_function_that_is_named_is_there(paper: Path) -> None:
         assert known, f"{_name(paper)}: {file}:{function}: no such name"
 
 
-def test_a_function_that_is_gone_is_noticed() -> None:
+def test_deleted_function_in_a_page_is_detected() -> None:
     text = "class A:\n    def b(self): ...\nC: int = 1\nif C:\n    def d(): ...\n"
     assert all(_defines(text, name) for name in ("A", "A.b", "C", "d"))
     assert not any(_defines(text, name) for name in ("B", "A.c", "b", "C.b"))
 
 
 @pytest.mark.parametrize("paper", PAPERS, ids=_name)
-def test_every_file_that_is_named_is_there(paper: Path) -> None:
+def test_every_file_named_in_the_pages_exists(paper: Path) -> None:
     for code in re.findall(r"`([^`\n]+)`", paper.read_text("utf-8")):
         place = PLACE.fullmatch(code)
         if place and place[1] in OURS and not MADE.match(code):
@@ -155,7 +155,7 @@ def _written() -> Iterator[Path]:
         yield from (path for path in (ROOT / folder).rglob("*") if path.suffix in TEXTS)
 
 
-def test_nothing_refers_to_what_a_reader_does_not_have() -> None:
+def test_pages_do_not_refer_to_private_files() -> None:
     places = []
     for path in _written():
         if path.name != Path(__file__).name:  # which holds the pattern and its examples
@@ -171,7 +171,7 @@ def test_nothing_refers_to_what_a_reader_does_not_have() -> None:
         *(f"/{place}/x" for place in ("Users", "root", "work")),
     ],
 )
-def test_a_reference_to_a_private_paper_is_noticed(text: str) -> None:
+def test_reference_to_a_private_paper_is_detected(text: str) -> None:
     assert PRIVATE.search(text)
     assert not PRIVATE.search("docs/method.md, issues, source of 3 files")
 
@@ -197,7 +197,7 @@ def _imports(path: Path) -> Iterator[str]:
                 yield parts[1]
 
 
-def test_no_room_imports_one_it_may_not() -> None:
+def test_packages_import_only_those_the_architecture_page_allows() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
     rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([\w, ]*?) *\|$", page, re.M)
     may = {room: {name for name in allowed.split(", ") if name} for room, allowed in rows}
@@ -217,7 +217,7 @@ def test_the_glossary_is_in_order() -> None:
 # ---- files and fields
 
 
-def test_the_tracked_schemas_are_made_of_the_declarations(fields: types.ModuleType) -> None:
+def test_tracked_schemas_follow_from_the_declarations(fields: types.ModuleType) -> None:
     tracked = {path.name: path.read_text("utf-8") for path in SCHEMAS.iterdir()}
     assert tracked == fields.schema_texts()
 
@@ -230,7 +230,7 @@ def test_a_field_on_one_side_only_is_named(fields: types.ModuleType) -> None:
     assert fields.expanded("{a,b}_p{1,2}_x") == ["a_p1_x", "a_p2_x", "b_p1_x", "b_p2_x"]
 
 
-def test_a_declaration_is_its_schema_and_its_part_of_the_page(fields: types.ModuleType) -> None:
+def test_declaration_gives_its_schema_and_its_section_of_the_page(fields: types.ModuleType) -> None:
     class Part(TypedDict):
         """A part."""
 
@@ -277,7 +277,7 @@ def test_a_declaration_without_a_meaning_is_named(fields: types.ModuleType) -> N
         list(fields.keys_of(fields.made_of(Part)))
 
 
-def test_a_requests_line_is_declared_as_it_is_written_and_as_the_analysis_accepts_it() -> None:
+def test_request_record_declaration_matches_writer_and_analysis() -> None:
     hints = typing.get_type_hints(RequestLine)
     assert (*hints,) == STUDY_FIELDS
     for name, hint in typing.get_type_hints(RequestRow).items():
@@ -320,7 +320,7 @@ def test_the_shipped_records_are_described_and_keep_to_their_types(
         assert seen[name] <= set(fields.described(key, entry)), name
 
 
-def test_the_site_has_every_page_once() -> None:
+def test_site_navigation_has_every_page_once() -> None:
     site = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
 
     def pages(entries: list[Any]) -> Iterator[str]:

@@ -20,7 +20,7 @@ print("after")
 """
 
 
-def test_a_pipe_is_written_to_and_stays(tmp_path: Path) -> None:
+def test_named_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     read: list[bytes] = []
@@ -32,7 +32,7 @@ def test_a_pipe_is_written_to_and_stays(tmp_path: Path) -> None:
     assert read == [b"data"]
 
 
-def test_a_link_is_followed(tmp_path: Path) -> None:
+def test_symbolic_link_is_followed_on_write(tmp_path: Path) -> None:
     (tmp_path / "far").mkdir()
     target, link = tmp_path / "far" / "file", tmp_path / "link"
     link.symlink_to(target)
@@ -44,7 +44,7 @@ def test_a_link_is_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["-", "/dev/stdout", "FILE"])
-def test_standard_output_goes_on_after_what_was_written(path: str, tmp_path: Path) -> None:
+def test_standard_output_stays_open_after_writing_to_it(path: str, tmp_path: Path) -> None:
     file = tmp_path / "out"
     arguments = [sys.executable, "-c", WRITE, str(file) if path == "FILE" else path]
     with file.open("wb") as out:
@@ -52,13 +52,13 @@ def test_standard_output_goes_on_after_what_was_written(path: str, tmp_path: Pat
     assert file.read_text() == "before\ndata\nafter\n"
 
 
-def test_a_full_device_is_an_error_and_stays_a_device() -> None:
+def test_write_to_a_full_device_raises_and_keeps_the_device() -> None:
     with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
         write_bytes(Path("/dev/full"), b"data")
     assert Path("/dev/full").is_char_device()
 
 
-def test_the_digest_of_a_folder_sees_content_and_names(tmp_path: Path) -> None:
+def test_folder_digest_depends_on_content_and_names(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("1")
     digests = {sha256_tree(tmp_path)}
     (tmp_path / "a").write_text("2")

@@ -80,7 +80,7 @@ def test_secret_in_a_configuration_is_refused_and_not_shown(command: str, split:
 
 
 @pytest.mark.parametrize("command", HARMLESS)
-def test_command_without_a_secret_is_taken(command: str) -> None:
+def test_command_without_a_secret_is_accepted(command: str) -> None:
     assert not is_secret("command", command)
     refuse_secrets({"companion": command.split()}, "mine.yaml")
 

@@ -39,7 +39,7 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_lock_is_installed_from_where_pip_looks(wheels: Path, tmp_path: Path) -> None:
+def test_lock_is_installed_from_the_configured_pip_index(wheels: Path, tmp_path: Path) -> None:
     python, lock = tmp_path / "env" / "bin" / "python", tmp_path / "lock"
     venv.create(tmp_path / "env")
     digest = hashlib.sha256((wheels / WHEEL).read_bytes()).hexdigest()
@@ -64,7 +64,7 @@ def test_installed_modules_are_compiled_under_dontwritebytecode(
     assert list((tmp_path / "env").rglob("__pycache__/tiny.*.pyc"))
 
 
-def test_a_variable_of_pip_counts_more_than_its_file(
+def test_pip_environment_variable_overrides_its_configuration_file(
     wheels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_FIND_LINKS", "/one /two")
@@ -75,7 +75,7 @@ def test_a_variable_of_pip_counts_more_than_its_file(
     assert variables["SSL_CERT_FILE"] == "/ca.pem"
 
 
-def test_what_an_address_holds_is_on_no_command_line(
+def test_credentials_of_an_index_url_are_on_no_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "http://user:pa55word@127.0.0.1:1/simple")
@@ -86,7 +86,7 @@ def test_what_an_address_holds_is_on_no_command_line(
     assert "pa55word" not in str(failed.value.cmd)
 
 
-def test_a_lock_that_is_not_there_ends_the_command_with_one_line(tmp_path: Path) -> None:
+def test_missing_lock_ends_the_command_with_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "connector_tax.install", str(tmp_path / "none.lock")]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 1

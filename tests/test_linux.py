@@ -29,7 +29,7 @@ def ask(slice_ns: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("policy", ["SCHED_FIFO", "SCHED_BATCH", "SCHED_IDLE"])
-def test_the_scheduling_policy_is_kept(policy: str) -> None:
+def test_nice_value_keeps_the_scheduling_policy(policy: str) -> None:
     code = (
         "import os\n"
         "from connector_tax.linux import set_time_slice\n"
@@ -47,7 +47,7 @@ def test_the_scheduling_policy_is_kept(policy: str) -> None:
 
 
 @pytest.mark.parametrize("slice_ns", [100_000, 700_000])
-def test_the_kernel_notes_the_slice_or_says_that_it_has_none(slice_ns: int) -> None:
+def test_kernel_reports_the_requested_slice_or_zero(slice_ns: int) -> None:
     noted, nice = ask(slice_ns)
     # Linux before 6.12 has no slices, and a sandbox may forbid the call: both are said by 0.
     assert noted in (slice_ns, 0)
@@ -91,7 +91,7 @@ def test_a_timer_that_is_disarmed_does_not_fire_until_it_is_armed_again() -> Non
     assert late >= 20_000_000
 
 
-def test_a_process_whose_parent_is_gone_already_ends() -> None:
+def test_process_whose_parent_already_ended_exits() -> None:
     code = (
         f"from connector_tax.linux import die_with_parent; die_with_parent({os.getpid()}); print(1)"
     )

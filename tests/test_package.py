@@ -59,7 +59,7 @@ def test_every_command_that_is_listed_starts(name: str) -> None:
     assert callable(module.main)
 
 
-def test_arguments_and_exit_status_are_the_commands_own() -> None:
+def test_subcommand_receives_arguments_and_returns_its_exit_status() -> None:
     refused = call("plan", "--study", "no/such/study.json")
     assert refused.returncode == 2
     assert "no/such/study.json" in refused.stderr
@@ -104,7 +104,7 @@ def test_slurms_executor_is_locked_on_top_of_the_pipeline() -> None:
 
 @pytest.mark.parametrize("buffered", [True, False])
 @pytest.mark.parametrize("arguments", ["--help", "loadgen --help", "loadgen --version"])
-def test_output_that_nobody_reads_leaves_no_traceback(arguments: str, buffered: bool) -> None:
+def test_closed_output_pipe_leaves_no_traceback(arguments: str, buffered: bool) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:
@@ -120,7 +120,7 @@ def test_output_that_nobody_reads_leaves_no_traceback(arguments: str, buffered: 
 
 
 @pytest.mark.long
-def test_a_wheel_is_enough_to_load_a_server_and_resolve_a_study(tmp_path: Path) -> None:
+def test_installed_wheel_can_load_a_server_and_resolve_a_study(tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
     subprocess.run([*pip, "-w", str(tmp_path), str(ROOT)], check=True)
     wheel = next(tmp_path.glob(f"connector_tax-{__version__}-*.whl"))
@@ -147,7 +147,7 @@ def test_a_wheel_is_enough_to_load_a_server_and_resolve_a_study(tmp_path: Path) 
     assert done.stdout.split() == [str(package / "connector_tax" / "__init__.py"), "default"]
 
 
-def test_ctrl_c_while_a_command_is_loaded_ends_without_a_traceback() -> None:
+def test_ctrl_c_while_modules_load_leaves_no_traceback() -> None:
     program = """
 import sys
 class Stopped:

@@ -115,7 +115,7 @@ def wrong(archive: str, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_marked_interval_is_the_archives(page: Path) -> None:
+def test_every_marked_interval_equals_the_archive(page: Path) -> None:
     marked = MARKED.findall(page.read_text("utf-8"))
     assert marked
     for archive, text in marked:
@@ -123,7 +123,7 @@ def test_every_marked_interval_is_the_archives(page: Path) -> None:
         assert wrong(archive, text) == []
 
 
-def test_a_wrong_digit_and_a_row_of_another_configuration_are_noticed() -> None:
+def test_wrong_digit_or_wrong_configuration_of_an_interval_is_detected() -> None:
     text = "\n\n".join(page.read_text("utf-8") for page in PAGES)
     archive, table = next((a, t) for a, t in MARKED.findall(text) if t.startswith("|"))
     intact = list(printed(table))
@@ -136,7 +136,7 @@ def test_a_wrong_digit_and_a_row_of_another_configuration_are_noticed() -> None:
     assert wrong(archive, lines[0].replace(row, label)) != []
 
 
-def test_shipped_pictures_are_those_that_the_manifest_names() -> None:
+def test_shipped_pictures_have_the_hashes_of_the_manifest() -> None:
     named = set(re.findall(r"`\w+\.png` ([0-9a-f]{64})", (ROOT / "MANIFEST.md").read_text()))
     pictures = sorted((RESULTS / "figures").iterdir())
     assert pictures

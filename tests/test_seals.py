@@ -48,7 +48,7 @@ def test_settings_are_sealed_once_for_each_design(folder: Path) -> None:
     assert changed_settings(folder, study(0.3, "another")) == []
 
 
-def test_each_link_names_the_one_before_and_only_what_is_new(folder: Path) -> None:
+def test_each_seal_names_its_predecessor_and_only_new_files(folder: Path) -> None:
     seal_settings(folder, study(0.1))
     assert launched(folder, "plain/block0/A")["seal"] == 1
     (folder / "preflight" / "verify_x.log").write_text("again")
@@ -60,7 +60,7 @@ def test_each_link_names_the_one_before_and_only_what_is_new(folder: Path) -> No
     assert [sorted(link["files"]) for _, link in chain[1:]] == [[], ["preflight/verify_x.log"]]
 
 
-def test_a_torn_last_line_is_taken_for_none(folder: Path) -> None:
+def test_incomplete_last_seal_is_dropped(folder: Path) -> None:
     seal_settings(folder, study(0.1))
     with (folder / paths.SEALS).open("ab") as stream:
         stream.write(b'{"number": 1, "prev')
@@ -68,7 +68,7 @@ def test_a_torn_last_line_is_taken_for_none(folder: Path) -> None:
     assert [json.loads(line)["number"] for line in (folder / paths.SEALS).open()] == [0, 1]
 
 
-def test_writing_an_index_leaves_no_other_keys(folder: Path) -> None:
+def test_index_is_written_with_declared_keys_only(folder: Path) -> None:
     seal_settings(folder, study(0.1))
     index = launched(folder, "plain/block0/A")
     assert index.keys() == {"cells", "files", "seal"}

@@ -40,13 +40,13 @@ def test_taxes_are_recovered_within_their_intervals(crisp: Path) -> None:
     assert covered >= 6
 
 
-def test_levels_and_ratio_agree(crisp: Path) -> None:
+def test_tax_equals_the_ratio_of_the_listed_levels(crisp: Path) -> None:
     for row in select(effects(crisp, "tax"), status="valid"):
         plain, ours = float(row["base"]), float(row["own"])
         assert float(row["estimate"]) == pytest.approx(ours / plain - 1)
 
 
-def test_records_without_whole_steps_keep_the_rest_with_the_reason(small: Path) -> None:
+def test_records_without_engine_steps_keep_other_taxes_and_a_reason(small: Path) -> None:
     for index in small.glob("runs/*/*/*/index.json"):
         text = index.read_text()
         for path in index.parent.glob("*/engine_step_*.jsonl"):
@@ -63,7 +63,7 @@ def test_records_without_whole_steps_keep_the_rest_with_the_reason(small: Path) 
     assert all(row["estimate"] for row in select(rows, metric="step"))
 
 
-def test_tokens_that_came_in_one_read_have_no_tax_of_tpot(small: Path) -> None:
+def test_tpot_tax_is_missing_when_all_tokens_came_in_one_read(small: Path) -> None:
     """All of one launch's requests in one cell have a TPOT of 0."""
     launch = small / "runs/plain_2/block0/A"
     path = launch / "r40/requests_A_r40.jsonl"
@@ -85,7 +85,7 @@ def test_tokens_that_came_in_one_read_have_no_tax_of_tpot(small: Path) -> None:
     assert one(effects(small, "tax"), config="plain_2", metric="ttft_p50", **where)["estimate"]
 
 
-def test_amplification_is_the_difference_of_the_taxes_with_its_own_interval(crisp: Path) -> None:
+def test_amplification_is_the_difference_of_two_taxes_with_an_interval(crisp: Path) -> None:
     rows = effects(crisp, "gap")
     grown = one(rows, config="mooncake_both", metric="ttft_p90")
     assert float(grown["estimate"]) == pytest.approx(float(grown["own"]) - float(grown["base"]))
@@ -116,7 +116,7 @@ def test_every_planned_cell_and_tax_has_a_row(damaged: Path) -> None:
     assert all((row["estimate"] != "") == (row["status"] == "valid") for row in taxes)
 
 
-def test_lost_cells_keep_their_reason_and_feed_nothing(damaged: Path) -> None:
+def test_lost_cells_keep_their_reason_and_enter_no_tax(damaged: Path) -> None:
     cells, taxes = table(damaged, "cells.csv"), effects(damaged, "tax")
     skipped = one(cells, config="mooncake_consumer", block="0", cell="r40", phase="A")
     assert (skipped["status"], skipped["reason"]) == ("skipped", SKIP_REASON)
@@ -133,7 +133,7 @@ def test_lost_cells_keep_their_reason_and_feed_nothing(damaged: Path) -> None:
     assert FAIL_REASON in lost["reason"]
 
 
-def test_a_p99_below_the_minimum_is_refused(crisp: Path) -> None:
+def test_p99_of_too_few_requests_is_refused(crisp: Path) -> None:
     row = one(table(crisp, "cells.csv"), config="plain", phase="A", cell="r40", block="0")
     assert (row["ttft_p99_ms"], row["ttft_p99_lo_ms"]) == ("", "")
 
@@ -148,7 +148,7 @@ def test_the_step_cdf_is_a_distribution_of_at_most_400_points(crisp: Path) -> No
     assert durations[0] > 100  # the empty polling steps of 20 us are not in it
 
 
-def test_same_input_same_bytes(damaged: Path, tmp_path: Path) -> None:
+def test_analysis_of_the_same_input_writes_the_same_bytes(damaged: Path, tmp_path: Path) -> None:
     copy = tmp_path / "elsewhere"
     shutil.copytree(damaged, copy)
     shutil.rmtree(copy / "analysis")
@@ -220,7 +220,7 @@ def test_a_folder_in_place_of_the_study_file_is_refused(
     ],
     ids=["another design", "another reference rate", "a cell that says otherwise"],
 )  # fmt: skip
-def test_an_index_that_does_not_fit_is_refused(
+def test_index_that_contradicts_its_study_is_refused(
     small: Path, launch: str, change: Callable[[Any], None], told: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -230,7 +230,7 @@ def test_an_index_that_does_not_fit_is_refused(
     assert re.search(told, message)
 
 
-def test_reference_rates_that_the_raw_cells_do_not_give_are_refused(
+def test_reference_rates_that_contradict_the_raw_cells_are_refused(
     small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for index in small.glob("runs/*/block0/B*/index.json"):
@@ -240,7 +240,7 @@ def test_reference_rates_that_the_raw_cells_do_not_give_are_refused(
     assert "ref_safe is 40.0, the raw cells and the thresholds" in refused(small, capsys)
 
 
-def test_the_reference_rates_stay_what_phase_b_was_measured_at(
+def test_reference_rates_do_not_change_after_phase_b(
     small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     edit(small / "study.json", lambda study: study["config"]["saturation"].update(NEVER_SATURATED))
@@ -264,7 +264,7 @@ def test_the_reference_rates_stay_what_phase_b_was_measured_at(
     assert json.loads((small / "reference_rates.json").read_text())["ref_safe"] == 80.0
 
 
-def test_a_phase_that_was_measured_at_two_rates_is_refused(
+def test_phase_measured_at_two_rates_is_refused(
     small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = small / "runs" / "mooncake_both" / "block0" / "B" / "index.json"
@@ -277,14 +277,14 @@ def test_a_phase_that_was_measured_at_two_rates_is_refused(
     assert (small / "reference_rates.json").read_bytes() == before
 
 
-def test_a_launch_without_index_is_missing_not_forgotten(small: Path) -> None:
+def test_launch_without_an_index_has_rows_with_status_missing(small: Path) -> None:
     (small / CELL.parent / "index.json").unlink()
     assert aggregate(["--study", str(small / "study.json")]) == 0
     row = one(effects(small, "tax"), config="nixl_both", phase="A", cell="r40", metric="ttft_p90")
     assert (row["status"], row["reason"]) == ("missing", "block 0: the launch has no index.json")
 
 
-def test_summarise_cell_gives_the_aggregate_table_s_numbers(crisp: Path) -> None:
+def test_summarise_cell_equals_the_aggregate_table(crisp: Path) -> None:
     summary = summarise_cell(crisp / "runs" / "nixl_both" / "block2" / "A" / "r40")
     row = one(table(crisp, "cells.csv"), config="nixl_both", phase="A", cell="r40", block="2")
     for key in ("n", "ttft_p90_ms", "ttft_p90_hi_ms", "tpot_p50_ms", "throughput_ratio"):
@@ -296,13 +296,13 @@ def test_summarise_cell_gives_the_aggregate_table_s_numbers(crisp: Path) -> None
 # ---- the tax table: baseline, families, marks, one block, plain's launches
 
 
-def test_the_last_plain_shows_no_tax(crisp: Path) -> None:
+def test_last_plain_launch_has_no_tax_against_the_others(crisp: Path) -> None:
     rows = effects(crisp, "tax")
     noise = one(rows, config="plain_2", reference="ref_safe", phase="A", metric="tpot_p90")
     assert noise["verdict"] == "less"
 
 
-def test_one_block_gives_numbers_without_intervals_or_verdicts(damaged: Path) -> None:
+def test_taxes_of_one_block_have_no_intervals_or_verdicts(damaged: Path) -> None:
     valid = select(effects(damaged, "tax"), status="valid")
     assert {row["verdict"] for row in valid} == {"too few blocks", "marked"}
     assert {row["method"] for row in valid} == {"one launch; launches not included"}
@@ -312,7 +312,7 @@ def test_one_block_gives_numbers_without_intervals_or_verdicts(damaged: Path) ->
     assert {row["lo"] for row in gaps} == {""}
 
 
-def test_a_lost_launch_of_plain_leaves_the_other_as_baseline_and_no_aa(damaged: Path) -> None:
+def test_lost_plain_launch_leaves_one_baseline_and_no_aa_row(damaged: Path) -> None:
     rows = effects(damaged, "tax")
     row = one(rows, config="mooncake_both", phase="B", cell="128x64", metric="ttft_p90")
     assert row["status"] == "valid"
@@ -320,9 +320,7 @@ def test_a_lost_launch_of_plain_leaves_the_other_as_baseline_and_no_aa(damaged: 
     assert (noise["status"], noise["reason"]) == ("void", f"block 0: {VOID_REASON}")
 
 
-def test_the_confirmatory_family_is_phase_a_at_the_rates_named_beforehand(
-    crisp: Path, tmp_path: Path
-) -> None:
+def test_confirmatory_family_is_phase_a_at_prespecified_rates(crisp: Path, tmp_path: Path) -> None:
     def confirmatory(root: Path) -> set[tuple[str, str]]:
         rows = select(effects(root, "tax"), family="confirmatory")
         return {(row["phase"], row["cell"]) for row in rows}
@@ -334,7 +332,7 @@ def test_the_confirmatory_family_is_phase_a_at_the_rates_named_beforehand(
     assert confirmatory(study.parent) == {("A", "r80"), ("A", "all_rates")}
 
 
-def test_a_saturated_configuration_is_marked_and_leaves_the_family(crisp: Path) -> None:
+def test_saturated_configuration_is_marked_and_removed_from_the_family(crisp: Path) -> None:
     rows = effects(crisp, "tax")
     where = {"phase": "A", "cell": "r80", "metric": "tpot_p90"}
     marked = one(rows, config="mooncake_both", **where)
@@ -386,9 +384,7 @@ TABLES = [name for name in paths.ANALYSIS_FILES if name.endswith(".csv")]
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_parquet_table_reads_in_one_line_and_holds_what_the_csv_holds(
-    crisp: Path, name: str
-) -> None:
+def test_parquet_table_equals_the_csv_table(crisp: Path, name: str) -> None:
     frame = pl.read_parquet(crisp / "analysis" / name.replace(".csv", ".parquet"))
     rows = table(crisp, name)
     assert frame.columns == list(COLUMNS[name])
@@ -404,7 +400,7 @@ def test_a_parquet_table_reads_in_one_line_and_holds_what_the_csv_holds(
                 assert value == (text if kind == pl.String else float(text))
 
 
-def test_the_types_do_not_depend_on_what_a_study_has(crisp: Path, tmp_path: Path) -> None:
+def test_parquet_types_are_the_same_for_every_study(crisp: Path, tmp_path: Path) -> None:
     for name in TABLES:
         path = tmp_path / name
         path.write_bytes(table_parquet(name, table_text(name, [])))

@@ -49,7 +49,7 @@ def test_block_shifts_cancel_and_a_shift_of_the_configuration_is_the_tax(
 
 
 @given(st.integers(0, 2**32), st.integers(1, 6), st.floats(0, 0.7))
-def test_residuals_of_a_torn_layout_are_those_of_least_squares(
+def test_residuals_with_missing_launches_equal_dense_least_squares(
     seed: int, blocks: int, lost: float
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -66,7 +66,7 @@ def test_residuals_of_a_torn_layout_are_those_of_least_squares(
     assert found == pytest.approx(residual, rel=1e-6, abs=1e-12)
 
 
-def test_two_thousand_blocks_are_fitted_launch_by_launch() -> None:
+def test_two_thousand_blocks_are_fitted_without_a_dense_design() -> None:
     # A dense design of them is half a gigabyte, and takes minutes to solve.
     blocks, names = 2000, ("plain", "plain_2", "a", "b")
     values = {launch: v for launch, v in drawn(11, blocks).items() if launch.name in names}
@@ -75,7 +75,7 @@ def test_two_thousand_blocks_are_fitted_launch_by_launch() -> None:
     assert estimate.error == pytest.approx(0.05 * np.sqrt(1.5 / blocks), rel=0.05)
 
 
-def test_a_missing_launch_leaves_its_block_out_of_the_contrast_and_not_out_of_the_error() -> None:
+def test_block_with_a_missing_launch_counts_for_the_error_but_not_the_contrast() -> None:
     values = drawn(7, 3)
     del values[LaunchId("a", 1)]
     estimate = tax(values, "a")
@@ -91,7 +91,7 @@ def test_a_missing_launch_leaves_its_block_out_of_the_contrast_and_not_out_of_th
     assert Launches.of(values).residual[1] == 20 - 3 - 6 + 1
 
 
-def test_a_lost_plain_launch_leaves_the_other_one_as_the_blocks_baseline() -> None:
+def test_lost_plain_launch_leaves_the_other_as_baseline_of_its_block() -> None:
     values = drawn(8, 3)
     del values[LaunchId("plain_2", 2)]
     estimate = tax(values, "b")
@@ -125,7 +125,7 @@ def test_equal_values_give_an_exact_zero() -> None:
     ("point", "error", "margin"),
     [(0.05, 0.025, 0.03), (0.0, 0.02, 0.03), (0.01, 0.01, 0.03), (-0.08, 0.03, 0.03)],
 )
-def test_power_is_the_share_of_such_studies_that_decide(
+def test_power_is_the_share_of_simulated_studies_with_a_verdict(
     point: float, error: float, margin: float
 ) -> None:
     df, studies = 12, 20_000
@@ -163,7 +163,7 @@ def test_without_noise_hubers_estimate_is_the_difference() -> None:
     assert found is None or (found.contrast, found.error) == pytest.approx((0.1, 0))
 
 
-def test_hubers_interval_covers_and_is_narrower_where_launches_are_bad() -> None:
+def test_huber_interval_covers_and_is_narrower_with_outlying_launches() -> None:
     rng = np.random.default_rng(5)
     covered, huber_width, least_width = 0, [], []
     for _ in range(300):
@@ -177,13 +177,13 @@ def test_hubers_interval_covers_and_is_narrower_where_launches_are_bad() -> None
     assert np.median(huber_width) < 0.8 * np.median(least_width)
 
 
-def test_hubers_estimate_is_least_squares_where_nothing_stands_out() -> None:
+def test_huber_estimate_equals_least_squares_without_outliers() -> None:
     study = random_launches(np.random.default_rng(2), 12, 0.05)
     found, least = known(huber(study, "a", BASE)), known(study.contrast("a", BASE))
     assert found.point == pytest.approx(least.point, abs=0.006)
 
 
-def test_a_configuration_that_shares_no_block_has_none() -> None:
+def test_huber_is_none_without_a_common_block() -> None:
     apart = {LaunchId(n, b): float(b) for b, names in enumerate([BASE, ("a", "b")] * 2)
              for n in names}  # fmt: skip
     assert huber(Launches.of(apart), "a", BASE) is None

@@ -66,7 +66,7 @@ def launches(host_us: dict[str, float]) -> dict[CellKey, Table]:
     }
 
 
-def test_what_is_exposed_is_a_mean_over_launches_and_a_contrast_within_blocks(
+def test_exposed_time_is_averaged_over_launches_and_contrasted_within_blocks(
     tmp_path: Path,
 ) -> None:
     cells = launches({"plain": 100, "plain_2": 100, "nixl_both": 150})
@@ -89,7 +89,7 @@ def test_what_is_exposed_is_a_mean_over_launches_and_a_contrast_within_blocks(
     assert by_row["plain_2", one]["over_plain_us"].estimate == pytest.approx(0)
 
 
-def test_kinds_and_sizes_are_apart_and_few_steps_are_none(tmp_path: Path) -> None:
+def test_device_steps_are_grouped_by_kind_and_size_with_a_minimum_count(tmp_path: Path) -> None:
     tables = [
         steps(30, 1000, 10), steps(30, 1000, 20, decode_seqs=3),
         steps(30, 1000, 40, decode_seqs=2, prefill=True), steps(5, 1000, 9, decode_seqs=4),

@@ -29,12 +29,12 @@ def on_gpu(**changes: str) -> list[Mapping[str, Any]]:
     return [NODE | {"gpus": [gpu], "devices": [gpu["uuid"]]}]
 
 
-def test_one_device_or_none_recorded_is_nothing_to_tell_apart() -> None:
+def test_blocks_have_no_device_names_with_one_device_or_none() -> None:
     assert block_devices(cells_on([], [])) == {}
     assert block_devices(cells_on([NODE], [NODE | {"boot": "later", "job": "7"}], [])) == {}
 
 
-def test_blocks_have_the_names_of_their_devices() -> None:
+def test_blocks_are_named_by_their_devices() -> None:
     gpus = cells_on(on_gpu(), on_gpu(uuid="GPU-b", **{"pci.bus_id": "2"}), [])
     assert block_devices(gpus) == {
         0: "machine-0123456789ab GPU-a",
@@ -50,7 +50,7 @@ def with_files(lock: str, sources: str) -> list[Mapping[str, Any]]:
     return [NODE | {"engine_files": files}]
 
 
-def test_two_environments_are_refused_and_both_named_on_one_device_too() -> None:
+def test_two_environments_in_one_study_are_refused_and_named() -> None:
     assert block_devices(cells_on(with_files("a", "b"), with_files("a", "b"))) == {}
     told = "two environments are never pooled: engine_files is .*'b'.* in block 0 and .*'c'.* in bl"
     with pytest.raises(ArtifactError, match=told):

@@ -100,7 +100,7 @@ def drawn(
 
 
 @pytest.mark.parametrize("zeros", [60, 45, 0])
-def test_a_percentile_that_is_zero_is_no_number(zeros: int) -> None:
+def test_percentile_of_zero_is_missing(zeros: int) -> None:
     n = 100
     tpot = np.where(np.arange(n) < zeros, 0.0, 5.0 + np.arange(n) / n)
     samples = sample_launch(replace(requests_of(50.0 + np.arange(n)), tpot_ms=tpot))
@@ -121,7 +121,7 @@ def taxed(table: TaxTable, config: str) -> Effect:
     return known(table.tax(config, *WHERE))
 
 
-def test_launches_that_differ_have_the_mixtures_interval() -> None:
+def test_varying_launches_have_the_interval_of_the_mixture() -> None:
     rng = np.random.default_rng(4)
     values = {name: list(rng.normal(0, 0.05, 3)) for name in ("plain", "plain_2", "x", "y", "z")}
     effect = taxed(agreeing(values), "x")
@@ -164,7 +164,7 @@ def test_coverage_and_false_positives_over_many_studies(blocks: int, launch_sigm
     assert false / studies <= 0.07
 
 
-def test_a_combination_cancels_what_its_terms_share() -> None:
+def test_combination_cancels_the_common_part_of_its_terms() -> None:
     table = simulated(4, 1, {"x": 0.3, "y": 0.2}, 0.01)
     terms = [WeightedTax(1, "x", *WHERE), WeightedTax(-1, "y", *WHERE)]
     gap = known(table.combination(terms))
@@ -189,7 +189,7 @@ def test_combinations_cover_their_truth(across: str) -> None:
     assert np.median(widths) < 0.25
 
 
-def test_a_combination_over_cells_uses_the_launches_that_have_them_all() -> None:
+def test_combination_over_cells_uses_only_launches_with_all_cells() -> None:
     samples = drawn(3, 3, {"x": 0.3, "y": 0.1, "z": 0.0}, 0.02, ("r1", "r2"))
     table = table_of(samples, 3)
     terms = [WeightedTax(w, "x", "A", cell, "ttft_p90") for w, cell in ((1, "r2"), (-1, "r1"))]
@@ -203,7 +203,7 @@ def test_a_combination_over_cells_uses_the_launches_that_have_them_all() -> None
     assert two.n_blocks == 2
 
 
-def test_marks_name_who_was_saturated_or_dropped_arrivals() -> None:
+def test_marks_name_saturated_configurations_and_dropped_arrivals() -> None:
     values = {"plain": [0.0] * 3, "plain_2": [0.0] * 3, "x": [0.2] * 3, "y": [0.1] * 3}
     overloads = {
         CellKey("x", 1, "A", "r1"): (True, 0),
@@ -234,7 +234,9 @@ def effect_of(point: float, error: float, blocks: int = 3, df: int = 12, mark: s
         (-0.2, 0.02, GAINS),
     ],
 )
-def test_verdicts(point: float, error: float, expected: str) -> None:
+def test_verdict_follows_from_interval_margin_mark_and_blocks(
+    point: float, error: float, expected: str
+) -> None:
     assert judge(effect_of(point, error), 0.03, family_levels(0.95, 7)).verdict == expected
     assert (
         judge(effect_of(point, error, mark="x saturated"), 0.03, family_levels(0.95, 7)).verdict
@@ -243,7 +245,7 @@ def test_verdicts(point: float, error: float, expected: str) -> None:
     assert judge(effect_of(point, error, blocks=2), 0.03, family_levels(0.95, 7)).verdict == TOO_FEW
 
 
-def test_a_cost_that_many_comparisons_explain_is_not_proven() -> None:
+def test_cost_within_the_multiplicity_adjusted_interval_is_not_a_verdict() -> None:
     effect = effect_of(0.10, 0.04)
     assert effect.lo > 0
     assert judge(effect, 0.03, family_levels(0.95, 1)).verdict == COSTS
@@ -254,7 +256,7 @@ def test_a_cost_that_many_comparisons_explain_is_not_proven() -> None:
     assert known(many.family_lo) < 0 < effect.lo < effect.hi < known(many.family_hi)
 
 
-def test_the_blocks_needed_are_the_first_that_decide_in_most_studies() -> None:
+def test_blocks_needed_is_the_smallest_number_with_sufficient_power() -> None:
     effect = effect_of(0.05, 0.03, df=17)
     levels = family_levels(0.95, 7)
     needed = known(effect.blocks_needed(0.03, levels))
@@ -268,7 +270,7 @@ def test_the_blocks_needed_are_the_first_that_decide_in_most_studies() -> None:
     assert later.df == 17 + 9 * 8
 
 
-def test_what_a_hundred_blocks_do_not_decide_has_no_number() -> None:
+def test_blocks_needed_is_missing_above_one_hundred() -> None:
     assert effect_of(0.031, 0.4).blocks_needed(0.03, family_levels(0.95, 1)) is None
 
 
@@ -290,7 +292,7 @@ def over_rates(overloads: Overloads, lost: tuple[CellKey, ...] = ()) -> TaxTable
     return table_of(samples, 3, overloads, cells)
 
 
-def test_the_tax_over_all_rates_leaves_out_those_with_saturation() -> None:
+def test_tax_over_all_rates_excludes_saturated_rates() -> None:
     where = ("x", "A", ALL_RATES, "ttft_p90")
     every = known(over_rates({}).tax(*where))
     assert every.point == pytest.approx((1.1 * 1.2 * 1.6) ** (1 / 3) - 1, abs=0.01)
@@ -302,7 +304,7 @@ def test_the_tax_over_all_rates_leaves_out_those_with_saturation() -> None:
     assert (levels["n_base"], levels["n"]) == (1200, 600)
 
 
-def test_a_configuration_saturated_at_the_lowest_rate_is_marked_and_takes_no_rate_away() -> None:
+def test_configuration_saturated_at_the_lowest_rate_is_marked_and_excludes_no_rate() -> None:
     table = over_rates({CellKey("y", 0, "A", f"r{rate}"): (True, 0) for rate in (1, 2, 4)})
     taxes = {name: table.tax(name, "A", ALL_RATES, "ttft_p90") for name in ("x", "y")}
     assert table.rates == ["r1", "r2", "r4"]

@@ -56,7 +56,7 @@ def with_taxes(**changes: float) -> Mapping[str, float]:
     return {**TAXES, **changes}
 
 
-def test_the_prior_s_world_supports_every_hypothesis(tmp_path: Path) -> None:
+def test_effects_as_in_the_prior_support_every_hypothesis(tmp_path: Path) -> None:
     by_id = analyse(tmp_path, ttft_growth=0.05, tpot_growth=0.05)
     assert verdicts(by_id) == ["supported"] * 6
     assert by_id[1]["numbers"]["label"] == "accepted"
@@ -68,7 +68,7 @@ def test_the_prior_s_world_supports_every_hypothesis(tmp_path: Path) -> None:
     assert [by_id[i]["verdict"] for i in range(1, 8)] == ["met"] * 7
 
 
-def test_the_opposite_world_refutes_every_hypothesis(tmp_path: Path) -> None:
+def test_opposite_effects_refute_every_hypothesis(tmp_path: Path) -> None:
     taxes = with_taxes(
         mooncake_both=0.06, nixl_both=0.05, noop_connector=0.05, multi_mooncake_lmcache=0.60
     )
@@ -82,7 +82,7 @@ def test_the_opposite_world_refutes_every_hypothesis(tmp_path: Path) -> None:
     assert by_id[4]["numbers"]["label"] == "not linear"
 
 
-def test_sub_additive_inverted_and_falling(tmp_path: Path) -> None:
+def test_labels_of_sub_additive_inverted_and_falling_effects(tmp_path: Path) -> None:
     taxes = with_taxes(nixl_both=0.60, multi_mooncake_lmcache=0.30, noop_connector=0.05)
     by_id = analyse(tmp_path, taxes=taxes, ttft_growth=-0.05, tpot_growth=-0.02)
     assert "sub-additive" in by_id["H4"]["sentence"].lower()
@@ -91,7 +91,7 @@ def test_sub_additive_inverted_and_falling(tmp_path: Path) -> None:
     assert by_id["H5"]["numbers"]["sign"] == "-"
 
 
-def test_no_tax_leaves_nothing_to_split_or_to_add(tmp_path: Path) -> None:
+def test_hypotheses_on_shares_are_undecided_without_a_tax(tmp_path: Path) -> None:
     by_id = analyse(tmp_path, taxes=dict.fromkeys(CONFIGURATIONS, 0.0))
     assert by_id["H1"]["verdict"] == "refuted"
     assert [by_id[h]["verdict"] for h in ("H3", "H4")] == ["cannot tell", "cannot tell"]
@@ -101,7 +101,7 @@ def test_no_tax_leaves_nothing_to_split_or_to_add(tmp_path: Path) -> None:
     assert "100 blocks would not decide it in 80% of the studies." in by_id["H3"]["sentence"]
 
 
-def test_what_cannot_be_told_says_how_many_blocks_would_tell(tmp_path: Path) -> None:
+def test_undecided_hypothesis_gives_the_blocks_needed(tmp_path: Path) -> None:
     taxes = with_taxes(mooncake_both=0.14, noop_connector=0.05)
     by_id = analyse(tmp_path, taxes=taxes, launch_sigma=0.1, noise=0.5, seed=3)
     needed = {f"H{n}": by_id[f"H{n}"]["numbers"].get("blocks_needed") for n in range(1, 7)}
@@ -114,7 +114,7 @@ def test_what_cannot_be_told_says_how_many_blocks_would_tell(tmp_path: Path) -> 
     assert "blocks_needed" not in by_id[4]["numbers"]
 
 
-def test_one_block_has_the_designs_point_labels_beside_no_verdict(tmp_path: Path) -> None:
+def test_one_block_has_point_labels_and_no_verdicts(tmp_path: Path) -> None:
     by_id = analyse(tmp_path, blocks=1, noise=0.01, taxes=with_taxes(noop_connector=0.02))
     labels = {f"H{i}": by_id[f"H{i}"]["point_label"] for i in range(1, 7)}
     assert labels == {
@@ -135,7 +135,7 @@ def test_one_block_has_the_designs_point_labels_beside_no_verdict(tmp_path: Path
     assert by_id[3]["point_label"] == "implementation-dominated"
 
 
-def test_labels_of_other_points(tmp_path: Path) -> None:
+def test_point_labels_of_further_effect_sizes(tmp_path: Path) -> None:
     taxes = with_taxes(mooncake_both=0.10, noop_connector=0.08, multi_mooncake_lmcache=0.60)
     by_id = analyse(tmp_path, blocks=1, noise=0.01, taxes=taxes, ttft_growth=0.1, tpot_growth=-0.1)
     assert [by_id[f"H{i}"]["point_label"] for i in range(1, 7)] == [
@@ -148,7 +148,7 @@ def test_labels_of_other_points(tmp_path: Path) -> None:
     ]
 
 
-def test_a_marked_tax_decides_nothing_and_says_why(tmp_path: Path) -> None:
+def test_hypothesis_with_a_marked_tax_is_undecided_with_a_reason(tmp_path: Path) -> None:
     config = {
         "phase_a": {"rates_rps": [20.0, 40.0]},
         "saturation": {"waiting_p50_max": -1.0},
@@ -219,7 +219,7 @@ INTERVALS = st.tuples(LOW, st.sampled_from([0.005, 0.03, 0.5])).map(lambda t: En
 
 
 @given(st.lists(INTERVALS, min_size=7, max_size=7))
-def test_an_answer_does_not_depend_on_the_order_of_the_branches(intervals: list[Ends]) -> None:
+def test_hypothesis_answer_is_independent_of_branch_order(intervals: list[Ends]) -> None:
     for number, question in QUESTIONS.items():
         ends = dict(zip(question.contrasts, intervals, strict=False))
         for name in [name for name in question.contrasts if name.startswith("strict")]:
@@ -232,7 +232,7 @@ def test_an_answer_does_not_depend_on_the_order_of_the_branches(intervals: list[
         assert len(held) <= 1
 
 
-def test_growth_at_every_step_below_the_margin_is_supported_and_says_both() -> None:
+def test_growth_below_the_margin_supports_h5_and_is_stated() -> None:
     h5 = QUESTIONS["H5"]
     small = dict.fromkeys(h5.contrasts, Ends(0.002, 0.02))
     assert h5.answer(small) == (

@@ -62,14 +62,14 @@ def verdicts(taxes: dict[str, float], sd: float) -> dict[str, set[str]]:
     return {name: {f.verdict for f in found if f.config == name} for name in taxes}
 
 
-def test_costs_gains_and_equality_are_told_and_noise_is_not() -> None:
+def test_interim_analysis_decides_costs_gains_and_equality_but_not_noise() -> None:
     assert verdicts({"dear": 0.1, "quick": -0.1, "same": 0.0}, 0.001) == {
         "dear": {COSTS}, "quick": {GAINS}, "same": {LESS},
     }  # fmt: skip
     assert verdicts({"noisy": 0.02}, 0.05) == {"noisy": {CANNOT_TELL}}
 
 
-def test_both_intervals_stand_beside_each_verdict() -> None:
+def test_each_verdict_has_both_intervals() -> None:
     found = findings({"same": 0.0, "other": 0.02, "noisy": 0.005}, 0.01, 3)
     assert LESS in {finding.verdict for finding in found}
     for one in found:
@@ -79,21 +79,21 @@ def test_both_intervals_stand_beside_each_verdict() -> None:
         assert less(one.verdict) == within
 
 
-def test_what_cannot_be_told_says_how_many_blocks_would() -> None:
+def test_undecided_tax_gives_the_blocks_needed() -> None:
     (first, _) = findings({"noisy": 0.0}, 0.02, 3)
     assert first.verdict == CANNOT_TELL
     assert known(first.blocks_needed) > 3
     assert decided([first]) == set()
 
 
-def test_a_rate_at_which_a_configuration_was_saturated_does_not_count_for_any() -> None:
+def test_rate_with_a_saturated_configuration_counts_for_none() -> None:
     both = findings({"dear": 0.1, "full": 0.1}, 0.001, 3)
     low = findings({"dear": 0.1, "full": 0.1}, 0.001, 3, saturated="full")
     assert [one.n for one in both] == [2 * one.n for one in low]
     assert {one.verdict for one in low} == {COSTS}
 
 
-def test_a_candidate_without_launches_has_no_number_and_stays_open() -> None:
+def test_candidate_without_launches_stays_undecided() -> None:
     samples: dict[CellKey, dict[str, LogSample]] = {}
     document: Any = {
         "blocks": 2, "cells": {"A": [{"cell": "r1", "rate_rps": 1.0}]},
@@ -108,13 +108,13 @@ def test_a_candidate_without_launches_has_no_number_and_stays_open() -> None:
     assert decided(found) == set()
 
 
-def test_more_looks_widen_the_interval() -> None:
+def test_more_interim_analyses_widen_the_interval() -> None:
     one = findings({"a": 0.1}, 0.01, 2, levels=[0.05])[0]
     two = findings({"a": 0.1}, 0.01, 2)[0]
     assert known(two.family_lo) < known(one.family_lo)
 
 
-def test_what_is_decided_leaves_and_stays_decided(
+def test_decided_configuration_is_dropped_and_stays_decided(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def told(verdict: str) -> list[Finding]:
@@ -137,7 +137,7 @@ def test_what_is_decided_leaves_and_stays_decided(
     assert decided_earlier(tmp_path, Launch("base_2", 2, "A")) is None
 
 
-def test_what_one_look_decides_keeps_the_order_of_the_configurations() -> None:
+def test_decided_configurations_keep_their_order() -> None:
     names = [f"{letter}_candidate" for letter in "zyxwvuts"]
     found = [
         Finding(name, metric, 2, 1, 1, "valid", verdict=COSTS)

@@ -56,21 +56,21 @@ def test_file_of_release_0_3_with_its_samples_is_readable(tmp_path: Path) -> Non
     ("kept", "change"),
     [(0, {}), (1, {}), (3, {"counters": {}}), (3, {"t_ns": 10**12})],
 )
-def test_a_damaged_file_is_refused(tmp_path: Path, kept: int, change: Row) -> None:
+def test_damaged_machine_file_is_refused(tmp_path: Path, kept: int, change: Row) -> None:
     records = lines([(0, 0)] * 2)
     records[1] |= change
     with pytest.raises(ArtifactError, match=r"machine\.jsonl: not a machine file"):
         machine(records[:kept], tmp_path)
 
 
-def test_the_periods_are_counted_that_the_group_was_throttled_in(tmp_path: Path) -> None:
+def test_throttled_periods_of_the_control_group_are_counted(tmp_path: Path) -> None:
     records = lines([(0, 0)] * 3)
     for mark, total in zip(records, (4, 4, 5, 7), strict=True):
         mark["counters"] = {**mark["counters"], "throttled": total}
     assert machine(records, tmp_path).throttled == 3
 
 
-def test_a_process_of_the_study_that_ended_unseen_is_nobody_elses_time(tmp_path: Path) -> None:
+def test_cpu_time_of_an_unseen_ended_study_process_is_not_foreign(tmp_path: Path) -> None:
     records = lines([(0, 0)])
     # Of 100 ms the server's two CPUs were idle for 190; what ended takes 500 ms along.
     records[0]["counters"] |= {"idle_ms": [0, 0], "own_ms": [10, 600]}
@@ -79,7 +79,7 @@ def test_a_process_of_the_study_that_ended_unseen_is_nobody_elses_time(tmp_path:
     assert seen.cpus["server"].foreign == pytest.approx(10 / 200)
 
 
-def test_what_the_host_took_is_a_share_of_what_was_asked_for(tmp_path: Path) -> None:
+def test_stolen_share_is_relative_to_cpu_time_requested(tmp_path: Path) -> None:
     # Of 100 ms the load generator's CPU was idle for 70, and 20 of the other 30 were stolen. Of the
     # server's two CPUs idle and stolen time are more than there was; 40 ms were used.
     records = lines([(20, 60)])
@@ -94,7 +94,7 @@ def test_what_the_host_took_is_a_share_of_what_was_asked_for(tmp_path: Path) -> 
     [([[], None, []], 0), ([[], [7], [7, 8]], 2), ([None] * 3, None), (None, None)],
     ids=["nobody else", "two others", "nobody told", "no GPU"],
 )
-def test_processes_of_others_on_the_gpus_void_the_cell(
+def test_foreign_gpu_processes_void_the_cell(
     tmp_path: Path, told: list[list[int] | None] | None, value: int | None
 ) -> None:
     records = lines([(0, 0)] * 3)
@@ -158,7 +158,7 @@ def checks(machine: WatchedMachine | None, watched: bool = True) -> dict[str, Ch
 
 
 @pytest.mark.parametrize("name", [n for n in MACHINE_CHECKS if CHECKS[n].device is None])
-def test_a_machine_that_was_to_be_watched_and_was_not_voids_the_cell(name: str) -> None:
+def test_missing_machine_record_voids_the_cell(name: str) -> None:
     assert name not in checks(None, watched=False)
     health = checks(None)
     assert health[name]["value"] is None

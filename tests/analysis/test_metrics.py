@@ -42,7 +42,7 @@ def declared(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_a_metric_is_one_line(study: Path) -> None:
+def test_metric_is_one_declaration(study: Path) -> None:
     assert aggregate(["--study", str(study)]) == 0
     before = {q: len(effects(study.parent, q)) for q in ("tax", "gap")}
     done = declared("aggregate", "--study", str(study))

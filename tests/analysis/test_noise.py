@@ -72,7 +72,7 @@ def test_mixture_equals_restricted_likelihood_by_dense_algebra(
 
 
 @given(st.integers(1, 80), st.floats(0, 500))
-def test_upper_tail_equals_scipys(df: int, x: float) -> None:
+def test_upper_tail_equals_scipy(df: int, x: float) -> None:
     assert upper_tail(df, np.array([x]))[0] == pytest.approx(stdtr(df, -x), abs=1e-12)
 
 
@@ -81,7 +81,7 @@ def test_upper_tail_equals_scipys(df: int, x: float) -> None:
     st.lists(st.tuples(st.floats(-12, 0), st.floats(-3, 3)), min_size=1, max_size=12),
     st.floats(0.9, 0.97),
 )
-def test_quantiles_have_the_tails_of_their_levels(
+def test_quantile_has_the_tail_probability_of_its_level(
     df: int, parts: list[tuple[float, float]], lower: float
 ) -> None:
     logs = np.array(parts)
@@ -123,7 +123,7 @@ def test_planned_layout_equals_that_of_a_study_with_these_blocks() -> None:
     assert planned.rss == pytest.approx(now.rss * 3, rel=1e-12)
 
 
-def test_one_noisy_configuration_is_found_and_the_others_keep_their_spread() -> None:
+def test_one_noisy_configuration_widens_only_its_own_spread() -> None:
     rng, blocks = np.random.default_rng(5), 4
     config = np.tile([0, 0, 1, 2, 3, 4, 5], blocks)
     block = np.repeat(np.arange(blocks), 7)

@@ -13,7 +13,7 @@ samples = st.lists(st.floats(0, 1e6), min_size=1, max_size=300).map(np.array)
 
 
 @given(st.integers(1, 5000), st.sampled_from([50, 90, 99]), st.sampled_from([0.9, 0.95, 0.99]))
-def test_ranks_cover_by_the_binomial_law_and_no_tighter_pair_would(
+def test_interval_ranks_are_the_tightest_that_cover_by_the_binomial_law(
     n: int, percent: int, confidence: float
 ) -> None:
     low, high = order_statistic_ranks(n, percent, confidence)
@@ -31,7 +31,7 @@ def test_ranks_cover_by_the_binomial_law_and_no_tighter_pair_would(
 
 
 @given(samples, st.sampled_from([50, 90, 99]))
-def test_what_a_percentile_at_least_is_is_the_lower_end_of_its_interval(
+def test_lower_bound_of_a_percentile_is_the_lower_end_of_its_interval(
     values: np.ndarray, percent: int
 ) -> None:
     least = quantile(values, percent, 0.95).lo
@@ -40,7 +40,7 @@ def test_what_a_percentile_at_least_is_is_the_lower_end_of_its_interval(
     assert at_least(sorted(values), percent) == pytest.approx(expected, rel=1e-12)
 
 
-def test_one_stall_in_three_seconds_of_ticks_is_no_percent_of_them() -> None:
+def test_one_percent_of_slow_ticks_does_not_raise_the_p99_bound() -> None:
     ticks = [0.0] * 297
     assert at_least([*ticks, 10.0, 20.0, 30.0], 99) == 0
     assert at_least([*ticks, *[10.0] * 9], 99) == 10
@@ -59,6 +59,6 @@ def test_the_interval_encloses_the_value_and_scales_with_the_data(
     assert doubled == tuple(None if v is None else pytest.approx(2 * v) for v in estimate)
 
 
-def test_too_small_a_sample_has_no_bound_rather_than_a_wrong_one() -> None:
+def test_sample_too_small_for_a_bound_has_none() -> None:
     assert quantile(np.arange(10.0), 90, 0.95).hi is None
     assert quantile(np.array([]), 90, 0.95) == (None, None, None)

@@ -69,12 +69,12 @@ def test_a_bad_line_is_named_with_its_number(tmp_path: Path, bad: bytes, message
     assert message in str(error.value)
 
 
-def test_a_record_may_lack_the_whole_engine_step(tmp_path: Path) -> None:
+def test_step_record_without_engine_step_is_accepted(tmp_path: Path) -> None:
     steps = read(tmp_path / "s.jsonl", GOOD + line(engine_step_us=1000.5) + GOOD)
     assert np.array_equal(steps["engine_step_us"], [np.nan, 1000.5, np.nan], equal_nan=True)
 
 
-def test_a_file_cut_off_in_its_last_line_is_refused(tmp_path: Path) -> None:
+def test_file_truncated_in_its_last_line_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r":2: the last line has no newline"):
         read(tmp_path / "s.jsonl", GOOD + GOOD[:-1])
     with pytest.raises(ArtifactError, match=r":2: Input data was truncated"):
@@ -87,7 +87,7 @@ def test_line_numbers_count_across_blocks(tmp_path: Path, monkeypatch: pytest.Mo
         read(tmp_path / "s.jsonl", GOOD * 40 + b"{\n" + GOOD)
 
 
-def test_a_changed_byte_is_found_by_its_hash(tmp_path: Path) -> None:
+def test_changed_byte_is_detected_by_hash(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
     path.write_bytes(GOOD.replace(b"900.5", b"900.6"))
     with pytest.raises(ArtifactError, match="the file changed after it was measured"):
@@ -127,7 +127,7 @@ step_records = st.fixed_dictionaries(
 
 
 @given(st.lists(step_records, min_size=1, max_size=20), st.integers(1, 4000))
-def test_reading_gives_back_what_was_written_whatever_the_block_size(
+def test_records_round_trip_at_any_block_size(
     tmp_path_factory: pytest.TempPathFactory, written: list[dict[str, Any]], block: int
 ) -> None:
     path = tmp_path_factory.mktemp("records") / "s.jsonl"

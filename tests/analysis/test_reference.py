@@ -48,7 +48,7 @@ def load(ratio: float = 1.0, waiting: float = 0.0, ttft: float = 100.0) -> CellL
         (load(ttft=900.0), None, ""),
     ],
 )
-def test_each_criterion_fires_beyond_its_bound(
+def test_each_saturation_criterion_fires_beyond_its_bound(
     cell: CellLoad, half: CellLoad | None, names: str
 ) -> None:
     judgement = judge(cell, {} if half is None else {1.0: half, 4.0: load(ttft=1e9)}, BOUNDS)
@@ -56,7 +56,7 @@ def test_each_criterion_fires_beyond_its_bound(
     assert judgement.saturated == bool(names)
 
 
-def test_a_rate_without_its_half_in_the_grid_is_not_applicable_rather_than_false() -> None:
+def test_criterion_is_not_applicable_without_half_the_rate_in_the_grid() -> None:
     cells = [cell_of("x", 0, rate) for rate in (1.0, 3.0)]
     loads = {cell.key: load(ttft=900.0)._replace(rate_rps=cell.rate_rps) for cell in cells}
     judged = judge_cells(study_of(["x"]), cells, loads)
@@ -70,7 +70,7 @@ def test_a_rate_without_its_half_in_the_grid_is_not_applicable_rather_than_false
     ("saturated", "expected"),
     [([True, False, False], False), ([True, True, False], True), ([True, False], True), ([], None)],
 )
-def test_at_least_half_of_the_valid_launches_decide(
+def test_rate_is_saturated_if_half_of_the_valid_launches_are(
     saturated: list[bool], expected: bool | None
 ) -> None:
     judged = [judge(load(waiting=5.0 if s else 0.0), {}, BOUNDS) for s in saturated]
@@ -124,7 +124,7 @@ def test_a_rate_above_a_saturated_one_never_qualifies() -> None:
     assert choose(plain="....", x=".#..")["ref_safe"] == 1.0
 
 
-def test_one_broken_connector_does_not_drag_everyone_down() -> None:
+def test_connector_saturated_at_the_lowest_rate_does_not_lower_ref_safe() -> None:
     rates = choose(plain="...#", broken="####", gone="????")
     assert rates["ref_safe"] == 4.0
     assert rates["left_out"] == {
@@ -138,7 +138,7 @@ def test_a_rate_without_a_valid_cell_does_not_qualify_but_higher_ones_may() -> N
     assert choose(plain="....", x=".?.#")["ref_safe"] == 4.0
 
 
-def test_every_launch_of_plain_has_its_say() -> None:
+def test_all_launches_of_plain_decide_the_reference_rates() -> None:
     rates = choose(plain="...#", plain_2=".###", plain_3=".###", x="...#")
     assert (rates["ref_safe"], rates["ref_load"]) == (1.0, 1.0)
     assert rates["saturation_rate_rps"] == {"plain": 2.0, "x": 8.0}
@@ -146,7 +146,7 @@ def test_every_launch_of_plain_has_its_say() -> None:
     assert choose(plain="...#", plain_2=".?.#", x="...#")["ref_safe"] == 4.0
 
 
-def test_no_qualifying_rate_is_an_error_that_names_who_is_in_the_way() -> None:
+def test_error_without_a_qualifying_rate_names_the_configurations() -> None:
     with pytest.raises(NoReferenceRateError) as error:
         choose(plain="####", x="....")
     assert "plain left out: saturated at 1 req/s" in str(error.value)
@@ -154,13 +154,13 @@ def test_no_qualifying_rate_is_an_error_that_names_who_is_in_the_way() -> None:
         choose(plain=".###", x="?.##")
 
 
-def test_a_fallback_takes_its_place_and_is_recorded() -> None:
+def test_configured_fallback_rate_is_used_and_recorded() -> None:
     rates = choose(0.5, plain="####", x="....")
     assert (rates["ref_safe"], rates["ref_load"], rates["fallback_used"]) == (0.5, 0.5, True)
     assert choose(0.5, plain="..##", x="..##")["fallback_used"] is False
 
 
-def test_a_growing_backlog_counts_against_throughput_although_all_are_served() -> None:
+def test_growing_backlog_lowers_throughput_though_all_requests_are_served() -> None:
     n = 200
     at_s = np.arange(n) / 20
 
@@ -177,7 +177,7 @@ def test_a_growing_backlog_counts_against_throughput_although_all_are_served() -
     assert dropped.error_rate == pytest.approx(5 / (n + 5))
 
 
-def test_the_command_says_what_no_rate_means_and_writes_nothing(
+def test_command_explains_a_missing_reference_rate_and_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study = write_synthetic_study(tmp_path / "x", steps_per_cell=10)
@@ -194,7 +194,7 @@ def test_the_command_says_what_no_rate_means_and_writes_nothing(
     assert not (study.parent / "reference_rates.json").exists()
 
 
-def test_where_plain_is_void_the_error_names_the_command_that_measures_it_again(
+def test_error_for_void_plain_names_the_remeasure_command(
     tmp_path: Path,
 ) -> None:
     rates = [f"r{rate:g}" for rate in CONFIG["phase_a"]["rates_rps"]]
@@ -226,7 +226,7 @@ def test_no_rate_is_derived_while_a_launch_of_phase_a_is_failed_or_missing(
     assert not rates.exists()
 
 
-def test_several_blocks_and_a_void_cell(tmp_path: Path) -> None:
+def test_reference_rates_of_several_blocks_skip_a_void_cell(tmp_path: Path) -> None:
     study = write_synthetic_study(
         tmp_path / "x", blocks=3, steps_per_cell=10, void={("plain", 1, "A", "r80"): "late"}
     )

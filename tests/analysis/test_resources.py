@@ -70,7 +70,7 @@ def noise_of(seed: int) -> dict[tuple[str, int], float]:
 @pytest.mark.parametrize("resource", ["memory_pss_mib", "idle_cpu"])
 @settings(max_examples=20, deadline=None)
 @given(SEEDS, BLOCKS)
-def test_a_block_that_is_dearer_for_all_changes_no_effect(
+def test_block_offset_common_to_all_changes_no_effect(
     resource: str, seed: int, blocks: list[float]
 ) -> None:
     """Compare logs by a factor, and idle CPU, which may be 0, by a difference."""
@@ -90,7 +90,7 @@ def test_a_block_that_is_dearer_for_all_changes_no_effect(
         assert change == pytest.approx(first["estimate"])
 
 
-def test_tax_interval_and_p_are_the_error_models() -> None:
+def test_resource_tax_interval_and_p_come_from_the_error_model() -> None:
     values = {
         (name, block): base * (1 + 0.01 * ((7 * block + 3 * i) % 5))
         for block in range(4)
@@ -110,7 +110,7 @@ def test_tax_interval_and_p_are_the_error_models() -> None:
     assert again["estimate"] == pytest.approx(noise.point)
 
 
-def test_a_count_that_never_changes_is_exact_and_has_no_interval() -> None:
+def test_constant_count_is_exact_and_has_no_interval() -> None:
     values = {
         (name, block): 65 if name in PLAINS else 75 for name in (*PLAINS, "a") for block in (0, 1)
     }
@@ -131,7 +131,7 @@ def test_one_block_has_neither_an_interval_nor_an_exact_difference() -> None:
     assert (row["lo"], row["p"], row["method"]) == (None, None, ONE_LAUNCH)
 
 
-def test_a_quantity_that_was_not_read_is_missing_with_its_reason() -> None:
+def test_unread_quantity_is_missing_with_a_reason() -> None:
     reason = "no GPU: the engine's device is a CPU"
     launches = [
         launch(name, b, gpu_memory_mib=(None, reason)) for name in (*PLAINS, "a") for b in (0, 1)
@@ -159,7 +159,7 @@ def test_a_launch_that_ended_early_has_no_memory_under_load() -> None:
     assert (row["status"], row["reason"]) == ("missing", "ended before its last cell")
 
 
-def test_companions_stand_beside_the_total() -> None:
+def test_companion_share_is_listed_with_the_total() -> None:
     parts = {"server": 3.0, "lmcache_server": 1.5}
     launches = [launch(name, b) for name in PLAINS for b in (0, 1)]
     launches += [launch("a", b, memory_pss_mib=(4.5, None, parts)) for b in (0, 1)]
@@ -184,7 +184,7 @@ def test_settings_that_differ_from_plain_are_named_together() -> None:
     assert all(row["also_differs"] is None for row in rows if row["config"] == "plain")
 
 
-def test_launches_of_one_configuration_that_do_not_agree_are_told() -> None:
+def test_disagreeing_settings_of_one_configuration_are_reported() -> None:
     launches = [launch("plain", 0, layout="NHD"), launch("plain", 1, layout="HND")]
     row = next(row for row in engine_rows(launches, "plain") if row["setting"] == "layout")
     assert (row["value"], row["reason"]) == ("HND | NHD", "differs between launches")
@@ -202,14 +202,14 @@ def rows_of(study_file: Path) -> tuple[list[Row], list[Row]]:
     return resource_rows(launches, "plain", "r40", 0.95), engine_rows(launches, "plain")
 
 
-def test_a_study_measured_before_launches_kept_records_says_so(study_file: Path) -> None:
+def test_study_without_launch_records_reports_that(study_file: Path) -> None:
     resources, engine = rows_of(study_file)
     assert {(row["status"], row["reason"]) for row in resources} == {("missing", NOT_RECORDED)}
     assert {row["metric"] for row in resources} == {resource.name for resource in RESOURCES}
     assert {row["reason"] for row in engine} == {NOT_RECORDED}
 
 
-def test_records_are_read_from_the_launches_and_a_changed_one_is_refused(study_file: Path) -> None:
+def test_launch_records_are_read_and_a_changed_one_is_refused(study_file: Path) -> None:
     complete_launches(study_file.parent, "A")
     resources, engine = rows_of(study_file)
     of_noop = {r["metric"]: r for r in resources if r["config"] == "noop_connector"}
@@ -232,7 +232,7 @@ def test_records_are_read_from_the_launches_and_a_changed_one_is_refused(study_f
         rows_of(study_file)
 
 
-def test_busy_threads_of_the_idle_engine_stand_beside_its_cpu_time_by_name() -> None:
+def test_idle_cpu_time_lists_busy_threads_by_name() -> None:
     launches = study_of({("plain", 0): 0.0, ("a", 0): 1.0}, "idle_cpu")
     resources = known(launches[1].resources)
     resources["idle_cpu"]["threads"] = {"python (7)": 0.5, "python (8)": 0.25, "poll me (9)": 0.2}

@@ -32,10 +32,10 @@ def test_mser_finds_the_end_of_a_step() -> None:
     assert 40 // BATCH <= mser(batches) <= 40 // BATCH + 1
 
 
-def test_few_requests_cannot_tell() -> None:
+def test_stationarity_is_undecided_below_80_requests() -> None:
     assert warming_up(noise(1, 79), 0.03) is None
 
 
-def test_nothing_is_said_of_values_that_settle_at_zero() -> None:
+def test_stationarity_is_undecided_for_values_that_settle_at_zero() -> None:
     values = np.where(np.arange(200) < 90, 5.0, 0.0)
     assert warming_up(values, 0.03) is None

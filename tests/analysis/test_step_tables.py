@@ -36,7 +36,7 @@ def numbers(row: dict[str, str], *names: str) -> list[float]:
 
 
 @pytest.mark.parametrize("config", TAXES)
-def test_step_taxes_hold_the_cost_that_was_built_in(crisp: Path, config: str) -> None:
+def test_step_taxes_recover_the_injected_cost(crisp: Path, config: str) -> None:
     rows = select(effects(crisp, "step"), config=config, item="", **SAFE)
     step_taxes = {row["metric"]: row for row in rows}
     outside = 100.0 if config == "nixl_both" else 0.0
@@ -54,7 +54,7 @@ def test_step_taxes_hold_the_cost_that_was_built_in(crisp: Path, config: str) ->
         assert row["n_blocks"] == "5"
 
 
-def test_one_estimator_in_every_table(crisp: Path) -> None:
+def test_every_table_uses_the_same_estimator(crisp: Path) -> None:
     cells = table(crisp, "cells.csv")
     middle = {row["config"]: row for row in select(table(crisp, "step_cdf.csv"), cdf="0.5")}
 
@@ -77,7 +77,7 @@ def test_one_estimator_in_every_table(crisp: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["decode", "mixed"])
 @pytest.mark.parametrize("config", ["noop_connector", "mooncake_both", "nixl_both", STACKED])
-def test_hooks_and_what_is_left_add_up_to_the_step(crisp: Path, config: str, kind: str) -> None:
+def test_hooks_and_remainder_add_up_to_the_step(crisp: Path, config: str, kind: str) -> None:
     """Three fifths of the tax are in callbacks; another 22 us in two hooks, beside the step."""
     rows = select(effects(crisp, "step"), config=config, item=f"{kind}/all/", **SAFE)
     step, hooks, left = (one(rows, metric=f"{name}_us") for name in ("step", "hooks", "left"))
@@ -120,7 +120,7 @@ def test_hooks_have_their_mean_time_and_interval(crisp: Path) -> None:
     assert not select(rows, config="plain_2")
 
 
-def test_a_stack_s_children_stand_beside_it_and_in_it(crisp: Path) -> None:
+def test_hooks_of_child_connectors_are_listed_and_included_in_the_parent(crisp: Path) -> None:
     rows = select(effects(crisp, "hook"), config=STACKED, item="decode/all/", **SAFE)
     whole = float(one(rows, metric="scheduler//build_meta")["estimate"])
     for child, part in CHILDREN.items():
@@ -133,7 +133,7 @@ def test_every_phase_and_cell_has_its_hooks(crisp: Path) -> None:
     assert cells == {(row["phase"], row["cell"]) for row in table(crisp, "cells.csv")}
 
 
-def test_one_block_has_points_and_no_interval(single: Path) -> None:
+def test_step_table_of_one_block_has_points_without_intervals(single: Path) -> None:
     tax = one(effects(single, "step"), config="nixl_both", metric="step", **SAFE)
     assert float(tax["estimate"]) > 100
     assert [tax[name] for name in ("lo", "hi", "p", "method")] == [""] * 4
@@ -143,14 +143,14 @@ def test_one_block_has_points_and_no_interval(single: Path) -> None:
         assert (row["lo"], row["method"], row["n_blocks"]) == ("", "", "1")
 
 
-def test_a_tax_without_plain_says_why(single: Path) -> None:
+def test_step_tax_without_plain_gives_a_reason(single: Path) -> None:
     taxes = select(effects(single, "step"), config="nixl_both", phase="A", cell="r20", item="")
     assert {(row["estimate"], row["reason"]) for row in taxes} == {
         ("", "no block with nixl_both and plain: plain is not valid here")
     }
 
 
-def test_without_step_timing_every_step_tax_says_so(damaged: Path) -> None:
+def test_step_taxes_give_a_reason_without_step_timing(damaged: Path) -> None:
     reason = "step timing is not available: the probe does not fit this engine version"
     rows = effects(damaged, "step")
     assert {(row["estimate"], row["reason"]) for row in rows} == {("", reason)}

@@ -63,7 +63,7 @@ def steps_of(folder: Path, records: list[dict[str, Any]]) -> Steps:
     return read_steps(CellFolder(key, "valid", None, folder, files, record, 1.0, 1, 1))
 
 
-def test_empty_polling_steps_are_counted_apart(tmp_path: Path) -> None:
+def test_empty_polling_steps_are_counted_separately(tmp_path: Path) -> None:
     idle = scheduler(3, decode_tokens=0, step_duration_us=1.0)
     steps = steps_of(tmp_path, [scheduler(1), idle, worker(1), worker(3)])
     assert (len(steps.kinds), steps.n_empty) == (1, 1)
@@ -91,12 +91,12 @@ def test_a_step_without_its_worker_has_no_callback_sum(tmp_path: Path) -> None:
     assert (len(steps.kinds), len(steps.known(TOTAL))) == (2, 1)
 
 
-def test_a_hook_timed_in_either_process_is_found(tmp_path: Path) -> None:
+def test_hook_timed_in_either_process_is_listed(tmp_path: Path) -> None:
     steps = steps_of(tmp_path, [scheduler(1, get_finished_us=None), worker(1, get_finished_us=7.0)])
     assert steps.known(TOTAL).tolist() == [10.0 + 7.0 + 2.0]
 
 
-def test_hooks_stand_in_the_steps_in_which_they_ran_by_kind(tmp_path: Path) -> None:
+def test_hooks_are_assigned_to_their_steps_by_kind(tmp_path: Path) -> None:
     records = [
         scheduler(7, prefill_tokens=9, decode_tokens=0, hooks_us={"take_events": 3.0}),
         scheduler(3, prefill_tokens=9),
@@ -111,7 +111,7 @@ def test_hooks_stand_in_the_steps_in_which_they_ran_by_kind(tmp_path: Path) -> N
     assert steps.hooks[Hook("worker", "", "wait_for_save")].tolist() == [0.0, 950.0, 0.0]
 
 
-def test_the_slowest_tensor_parallel_rank_counts(tmp_path: Path) -> None:
+def test_step_of_several_ranks_takes_the_slowest_one(tmp_path: Path) -> None:
     ranks = [worker(1, start_load_kv_us=2.0), worker(1, start_load_kv_us=8.0)]
     assert steps_of(tmp_path, [scheduler(1), *ranks]).known(TOTAL).tolist() == [23.0]
 
@@ -152,7 +152,7 @@ samples = st.lists(st.floats(0, 1e6), min_size=1, max_size=900).map(np.array)
 
 
 @given(st.lists(samples, min_size=1, max_size=4))
-def test_the_curve_s_middle_is_the_mean_of_the_launches_medians(launches: list[Any]) -> None:
+def test_median_of_the_step_cdf_is_the_mean_of_launch_medians(launches: list[Any]) -> None:
     points = step_cdf({"us": launches})
     assert [point["cdf"] for point in points] == [i / 400 for i in range(1, 401)]
     by_share = {point["cdf"]: point["us"] for point in points}
@@ -176,14 +176,14 @@ def test_the_three_callbacks_are_hooks_like_the_others(tmp_path: Path) -> None:
     assert Hook(*OWN, "start_load_kv") not in hook_times
 
 
-def test_a_hook_of_both_processes_is_two_hooks(tmp_path: Path) -> None:
+def test_hook_that_runs_in_both_processes_has_two_entries(tmp_path: Path) -> None:
     records = [scheduler(1, hooks_us={"stats": 1.0}), worker(1, hooks_us={"stats": 7.0})]
     hook_times = steps_of(tmp_path, records).hooks
     assert times(hook_times, *OWN, "stats") == [1.0]
     assert times(hook_times, "worker", "", "stats") == [7.0]
 
 
-def test_a_child_s_callbacks_have_the_names_of_the_parent_s(tmp_path: Path) -> None:
+def test_child_callbacks_use_the_names_of_the_parent(tmp_path: Path) -> None:
     children = {
         "A": {"build_connector_meta": 3.0, "get_num_new_matched_tokens": 5.0},
         "B": {"get_finished": 1.0, "get_transfer_results": 2.0},
@@ -194,7 +194,7 @@ def test_a_child_s_callbacks_have_the_names_of_the_parent_s(tmp_path: Path) -> N
     assert times(hook_times, "scheduler", "B", "get_finished") == [3.0]
 
 
-def test_what_a_hook_takes_in_empty_polling_steps_is_of_no_step(tmp_path: Path) -> None:
+def test_hook_time_in_empty_polling_steps_counts_in_no_step(tmp_path: Path) -> None:
     idle = {"decode_tokens": 0, "hooks_us": {"get_num_new_matched_tokens": 400.0}}
     records = [scheduler(1, hooks_us={}), scheduler(2, **idle), scheduler(3, **idle)]
     hook_times = steps_of(tmp_path, records).hooks
@@ -209,5 +209,5 @@ def test_hooks_outside_the_measured_window_do_not_count(tmp_path: Path) -> None:
     assert {hook.name for hook in hook_times} == {"build_meta", "get_finished"}
 
 
-def test_the_names_are_the_step_probes() -> None:
+def test_field_names_equal_those_of_the_step_probe() -> None:
     assert analysis_steps.FIELDS == probe.FIELDS

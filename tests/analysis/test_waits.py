@@ -96,7 +96,7 @@ def said(study_file: Path, less_ms: float, spread_ms: float) -> str:
     [(4, 0.01, True), (0.0001, 0.00001, False), (4, 9, False)],
     ids=["differs", "within the margin", "cannot be told"],
 )
-def test_a_study_says_by_itself_that_waits_differ(
+def test_note_on_waits_appears_only_if_waits_differ(
     study_file: Path, less_ms: float, spread_ms: float, told: bool
 ) -> None:
     text = said(study_file, less_ms, spread_ms)
@@ -105,7 +105,9 @@ def test_a_study_says_by_itself_that_waits_differ(
 
 
 @pytest.mark.parametrize("process", ["fixed", "jittered"])
-def test_only_of_fixed_arrivals_the_cause_is_known(study_file: Path, process: str) -> None:
+def test_note_on_waits_gives_the_cause_for_fixed_arrivals_only(
+    study_file: Path, process: str
+) -> None:
     def arrive(document: Any) -> None:
         document["config"]["arrivals"]["process"] = process
 

@@ -38,7 +38,7 @@ def written(folder: Path) -> dict[str, Any]:
     return content
 
 
-def test_an_index_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_index_round_trips(tmp_path: Path) -> None:
     content = written(tmp_path)
     index = read_index(tmp_path)
     assert index is not None
@@ -49,7 +49,7 @@ def test_an_index_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read_index(tmp_path / "elsewhere") is None
 
 
-def test_an_index_that_is_not_sealed_has_no_files(tmp_path: Path) -> None:
+def test_unsealed_index_lists_no_files(tmp_path: Path) -> None:
     assert "files" not in written(tmp_path)
 
 
@@ -72,7 +72,7 @@ def test_a_malformed_index_is_refused_by_file_and_key(
     assert said in str(error.value)
 
 
-def test_a_cut_off_or_incomplete_index_is_refused(tmp_path: Path) -> None:
+def test_truncated_or_incomplete_index_is_refused(tmp_path: Path) -> None:
     content = written(tmp_path)
     (tmp_path / paths.INDEX).write_text(json.dumps(content)[:-5])
     with pytest.raises(ArtifactError, match=r"index\.json: "):
@@ -90,7 +90,7 @@ class Level(TypedDict, total=False):
     looks: int
 
 
-def test_a_record_is_handed_on_as_it_was_read(tmp_path: Path) -> None:
+def test_record_round_trips_unchanged(tmp_path: Path) -> None:
     content = {"memory_ns": 5, "compute_ns": 2.5, "looks": 3, "of_a_later_version": "x"}
     write_json(tmp_path / "level.json", content)
     level = read_record(tmp_path / "level.json", Level)
@@ -121,7 +121,7 @@ def test_a_record_of_other_fields_is_refused_by_file_and_key(
         read_record(path, list[Level])
 
 
-def test_what_is_kept_aside_gets_the_first_free_name(tmp_path: Path) -> None:
+def test_superseded_file_gets_the_first_free_name(tmp_path: Path) -> None:
     cell, study = tmp_path / "r0.5", tmp_path / "study.json"
     cell.mkdir()
     study.write_text("{}")
@@ -130,7 +130,7 @@ def test_what_is_kept_aside_gets_the_first_free_name(tmp_path: Path) -> None:
     assert paths.set_aside(study, "superseded").name == "study.superseded1.json"
 
 
-def test_a_further_launch_of_plain_is_plain() -> None:
+def test_repeated_plain_launch_belongs_to_plain() -> None:
     assert plain_names(3) == ["plain", "plain_2", "plain_3"]
     assert [configuration_of(n) for n in ("plain_3", "plain_2", "plain_x")] == [
         "plain", "plain", "plain_x",
@@ -141,7 +141,7 @@ def test_a_further_launch_of_plain_is_plain() -> None:
     assert LAUNCH.folder(Path("s")) == Path("s/runs/plain_2/block1/A")
 
 
-def test_a_table_has_its_columns_in_their_order_and_no_others(tmp_path: Path) -> None:
+def test_table_has_exactly_the_declared_columns_in_order(tmp_path: Path) -> None:
     name = paths.EFFECTS
     row = {"estimate": 1 / 3, "n_blocks": 2, "quantity": "gap", "config": "x"}
     text = table_text(name, [row])
@@ -159,7 +159,7 @@ widths = st.floats(0, 0.5)
 
 
 @given(st.floats(-0.5, 0.5), widths, st.floats(0, 1), st.floats(1e-3, 0.3))
-def test_no_verdict_is_against_its_interval(
+def test_verdict_never_contradicts_its_interval(
     point: float, half: float, share: float, margin: float
 ) -> None:
     interval = point - half, point + half
@@ -179,7 +179,7 @@ def test_no_verdict_is_against_its_interval(
 
 
 @given(st.floats(-0.1, 0.1), widths, st.floats(1e-3, 0.3), st.floats(1, 3))
-def test_a_wider_margin_never_takes_anything_back(
+def test_wider_margin_keeps_every_verdict(
     point: float, half: float, margin: float, factor: float
 ) -> None:
     interval, narrow = (point - half, point + half), (point - half / 2, point + half / 2)
@@ -188,7 +188,7 @@ def test_a_wider_margin_never_takes_anything_back(
     assert (costs(near), gains(near)) == (costs(far), gains(far))
 
 
-def test_a_cost_below_the_margin_says_both() -> None:
+def test_verdict_of_a_cost_below_the_margin_states_both() -> None:
     said = verdict_of((0.025, 0.092), (0.031, 0.086), 0.10)
     assert in_words(said, 0.10) == "costs, less than 10%"
     assert in_words(verdict_of((0.025, 0.092), (0.031, 0.086), 0.03), 0.03) == "costs"

@@ -51,7 +51,7 @@ def test_every_planned_cell_has_a_state_and_a_reason_unless_valid(study_file: Pa
     assert {status for status, reason in states.values() if reason is None} == {"valid"}
 
 
-def test_what_is_made_of_a_file_is_kept(study_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parsed_file_is_cached(study_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Path] = []
     read = folder_module.read_blocks
 
@@ -100,7 +100,7 @@ def test_line_with_a_key_twice_is_refused(line: str) -> None:
         list(folder_module.decoded(Path("x"), iter([content]), decode))
 
 
-def test_digest_is_kept_until_the_file_changes(tmp_path: Path) -> None:
+def test_digest_is_cached_until_the_file_changes(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(b"1")
     with digests_kept():

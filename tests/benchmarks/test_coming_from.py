@@ -18,7 +18,7 @@ OURS = {pair.ours: pair for pair in PAIRS}
 
 
 @pytest.mark.parametrize("pair", OURS.values(), ids=OURS)
-def test_our_line_sends_what_it_says(pair: Pair, tmp_path: Path) -> None:
+def test_equivalent_command_line_sends_the_stated_requests(pair: Pair, tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
     with serve(ANSWER) as server:
         arguments = pair.our_arguments(f"http://127.0.0.1:{server.port}")
@@ -32,7 +32,7 @@ def test_our_line_sends_what_it_says(pair: Pair, tmp_path: Path) -> None:
     assert pair.requests is None or len(records) == pair.requests
 
 
-def test_the_page_has_every_pair() -> None:
+def test_page_lists_every_pair_of_commands() -> None:
     text = PAGE.read_text()
     assert len(PAIRS) == 20
     for pair in PAIRS:

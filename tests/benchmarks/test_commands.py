@@ -14,17 +14,17 @@ FOLDER = ROOT / "benchmarks"
 LISTED = re.findall(r"^\| `python -m benchmarks\.(\w+)", (FOLDER / "README.md").read_text(), re.M)
 
 
-def test_the_list_has_every_command() -> None:
+def test_list_of_benchmarks_is_complete() -> None:
     commands = [path.stem for path in FOLDER.glob("*.py") if "__main__" in path.read_text()]
     assert sorted(set(LISTED)) == sorted(commands)
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
-def test_every_file_can_be_imported_where_its_packages_are(path: Path) -> None:
+def test_every_benchmark_can_be_imported_with_its_packages(path: Path) -> None:
     import_module(f"benchmarks.{path.stem}")
 
 
-def test_a_command_names_its_options_and_refuses_nonsense() -> None:
+def test_benchmark_prints_help_and_refuses_unknown_options() -> None:
     command = [sys.executable, "-m", "benchmarks.error_model"]
     shown = subprocess.run([*command, "--help"], cwd=ROOT, capture_output=True, text=True)
     assert shown.stdout.startswith("usage: python -m benchmarks.error_model ")

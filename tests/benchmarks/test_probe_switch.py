@@ -50,7 +50,7 @@ print("seen", json.dumps(seen))
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("connector", ["One", "MultiConnector"])
-def test_out_is_the_engine_as_it_was_and_in_records_again(
+def test_probe_switched_off_restores_the_engine_and_on_records_again(
     tmp_path: Path, connector: str, asynchronous: bool
 ) -> None:
     tree, log = stub.write(tmp_path / "site"), tmp_path / "log"

@@ -27,7 +27,7 @@ JITTERED = study_document("jittered", 0, 1)["config"]
 
 
 @pytest.mark.parametrize("config", ["plain", "step_tax_360us"])
-def test_lone_request_takes_the_cost_of_its_steps(config: str) -> None:
+def test_single_request_takes_the_cost_of_its_steps(config: str) -> None:
     engine = machine_with("engine").engines[config]
     cost = dataclasses.replace(engine.step_cost, jitter_rel_sd=0.0, launch_offset_rel_sd=0.0)
     launched = VirtualEngine(dataclasses.replace(engine, step_cost=cost), 1)
@@ -59,7 +59,7 @@ def test_true_taxes_grow_with_the_injected_tax() -> None:
     assert 0.08 < taxes[-1] < 0.25
 
 
-def test_study_is_analysed_with_each_count_of_blocks() -> None:
+def test_virtual_study_is_analysed_for_each_number_of_blocks() -> None:
     rows = virtual_study("engine", "jittered", 0)
     assert len(rows) == len(BLOCKS) * len(HEADLINE) * (len(STEP_TAX_US) + 1)
     large = {
@@ -71,7 +71,7 @@ def test_study_is_analysed_with_each_count_of_blocks() -> None:
 
 
 @pytest.mark.parametrize(("found", "smallest"), [((2, 5), 0.02 + 0.02 * 0.4 / 0.6), ((0, 2), None)])
-def test_smallest_tax_found_lies_between_two_levels(
+def test_smallest_detected_tax_lies_between_two_levels(
     found: tuple[int, int], smallest: float | None
 ) -> None:
     truths = {("step_tax_30us", "ttft_p90"): 0.02, ("step_tax_60us", "ttft_p90"): 0.04}

@@ -61,7 +61,7 @@ BLANK = ComparedRow(TAX, "x", "A", "r1", 1.0, 8, 8, "ttft_p90", "fraction", "log
     st.lists(st.floats(-1, 1), min_size=2, max_size=12),
     st.lists(st.floats(-1, 1), min_size=2, max_size=12),
 )
-def test_the_difference_is_welchs(a: list[float], b: list[float]) -> None:
+def test_difference_of_two_studies_uses_welch(a: list[float], b: list[float]) -> None:
     assume(min(np.std(a), np.std(b)) > 1e-3)
     sides = [known(float(np.mean(v)), float(sem(v)), len(v) - 1) for v in (a, b)]
     ours, welch = difference(*sides), ttest_ind(b, a, equal_var=False)
@@ -73,7 +73,7 @@ def test_the_difference_is_welchs(a: list[float], b: list[float]) -> None:
     )
 
 
-def test_what_is_exact_on_both_sides_is_the_same_or_different_without_an_interval() -> None:
+def test_exact_values_are_compared_without_an_interval() -> None:
     exact = known(0.5, 0.0, np.inf)
     assert difference(exact, exact).p == 1
     assert difference(exact, known(0.6, 0.0, np.inf)).p == 0
@@ -101,14 +101,14 @@ def marked(one: Side) -> Side:
         (marked(side(0.2, 0.01)), MARKED),
     ],
 )
-def test_verdicts(b: Side, verdict: str) -> None:
+def test_verdict_and_mark_follow_from_both_studies(b: Side, verdict: str) -> None:
     (row,) = judged([(BLANK, side(0.0, 0.001), b)], 0.95)
     assert row.verdict == verdict
     assert row.effect == pytest.approx(1 + b.known.point)
     assert row.mark == (f"B: {b.mark}" if b.mark else "")
 
 
-def test_configurations_of_a_cell_are_adjusted_together_and_plain_against_plain_is_not() -> None:
+def test_configurations_of_a_cell_are_adjusted_jointly_without_the_aa_row() -> None:
     sides = side(0.0, 0.01), side(0.035, 0.01)
     gap = compared(BLANK, *sides, 0.95)
     rows = judged([(replace(BLANK, config=c), *sides) for c in ("1", "2", "3", "4", "5", AA)], 0.95)
@@ -121,7 +121,7 @@ def test_configurations_of_a_cell_are_adjusted_together_and_plain_against_plain_
     assert rows[-1].p_adjusted == pytest.approx(gap.p_value)
 
 
-def test_the_injected_differences_are_found_and_swapping_the_studies_inverts_them(
+def test_injected_differences_are_recovered_and_inverted_by_swapping_studies(
     a: Path, b: Path
 ) -> None:
     first, second = StudyTables(a / "study.json"), StudyTables(b / "study.json")
@@ -143,7 +143,7 @@ def test_the_injected_differences_are_found_and_swapping_the_studies_inverts_the
     assert there.p_value == pytest.approx(taxes["nixl_both"].p_value)
 
 
-def test_each_study_brings_its_own_degrees_of_freedom(a: Path, b: Path) -> None:
+def test_comparison_uses_the_degrees_of_freedom_of_each_study(a: Path, b: Path) -> None:
     studies = [StudyTables(root / "study.json") for root in (a, b)]
     where = ("nixl_both", "A", "tpot_p90")
     tables = [next(r for r in s.of(TAX) if (r.config, r.phase, r.metric) == where) for s in studies]
@@ -155,7 +155,7 @@ def test_each_study_brings_its_own_degrees_of_freedom(a: Path, b: Path) -> None:
     assert row.error_df == pytest.approx(whole, rel=1e-6)
 
 
-def test_a_percentile_of_zero_has_no_ratio_and_says_so(a: Path, b: Path, tmp_path: Path) -> None:
+def test_percentile_of_zero_has_no_ratio_and_a_reason(a: Path, b: Path, tmp_path: Path) -> None:
     one = shutil.copytree(a, tmp_path / "one")
     zeros = dict.fromkeys(("tpot_p90_ms", "tpot_p90_lo_ms", "tpot_p90_hi_ms"), "0.0")
 
@@ -171,7 +171,7 @@ def test_a_percentile_of_zero_has_no_ratio_and_says_so(a: Path, b: Path, tmp_pat
     assert "tpot_p90 is 0" in zero.reason
 
 
-def test_resources_are_compared_and_what_never_changes_is_exact(a: Path, b: Path) -> None:
+def test_resources_are_compared_and_constant_ones_exactly(a: Path, b: Path) -> None:
     rows = compare_rows(*(StudyTables(root / "study.json") for root in (a, b)))
     by_name = {r.metric: r for r in rows if (r.quantity, r.config) == ("resource", "nixl_both")}
     assert (by_name["threads"].verdict, by_name["threads"].effect) == (LESS, 1.0)
@@ -200,7 +200,7 @@ def test_one_block_has_no_interval_and_no_verdict(a: Path, tmp_path: Path) -> No
         (lambda d: d.update(configurations=d["configurations"][:1]), "no configuration in common"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_compared_is_refused(
+def test_incomparable_studies_are_refused(
     a: Path, b: Path, change: Any, reason: str, tmp_path: Path
 ) -> None:
     (tmp_path / "study.json").write_text((b / "study.json").read_text())
@@ -215,7 +215,7 @@ def test_a_study_is_not_compared_with_itself(a: Path, capsys: pytest.CaptureFixt
     assert "the same study" in capsys.readouterr().err
 
 
-def test_what_differs_is_named_key_by_key(a: Path, b: Path) -> None:
+def test_differing_settings_are_named_key_by_key(a: Path, b: Path) -> None:
     told = what_differs(*(StudyTables(root / "study.json") for root in (a, b)))
     design = told.pop("Design")
     assert "engine.definition_content.step_us: 1.0 -> 2.0" in design
@@ -230,11 +230,11 @@ def test_what_differs_is_named_key_by_key(a: Path, b: Path) -> None:
         (MARKED, LOST), (TOO_FEW, LOST), ("", LOST),
     ],
 )  # fmt: skip
-def test_a_cost_below_the_margin_is_counted_as_a_cost(verdict: str, kind: str) -> None:
+def test_cost_below_the_margin_counts_as_a_cost(verdict: str, kind: str) -> None:
     assert look(replace(BLANK, verdict=verdict)) == kind
 
 
-def test_the_command_writes_a_page_that_needs_nothing_else(
+def test_compare_writes_a_self_contained_page(
     a: Path, b: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
@@ -283,7 +283,7 @@ def test_taxes_over_other_rates_are_named_and_not_compared(
     assert any(line.startswith(ALL_RATES) for line in left_out(*studies))
 
 
-def test_a_folder_without_tables_says_what_to_do(
+def test_folder_without_tables_is_refused_with_advice(
     a: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "study.json").write_text((a / "study.json").read_text())
@@ -292,7 +292,7 @@ def test_a_folder_without_tables_says_what_to_do(
 
 
 @pytest.mark.long
-def test_archives_are_opened_and_unlike_engines_refused(
+def test_archives_are_compared_and_different_engines_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     archives = [f"results/archive/{name}.tar.zst" for name in ("default", "vllm-cpu")]

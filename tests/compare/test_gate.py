@@ -41,7 +41,7 @@ def gate(root: Path, bounds: Sequence[float], configs: Sequence[str], *more: str
     return main([str(root), *asked, *(f"--config={c}" for c in configs), *more])
 
 
-def test_the_exit_status_is_the_answer(root: Path) -> None:
+def test_exit_status_reports_the_gate_result(root: Path) -> None:
     lo, hi = interval(root)
     # The printed interval is symmetric about the tax, not about its logarithm: a little room.
     assert gate(root, [hi + 0.05], ["nixl_both"]) == 0
@@ -67,7 +67,7 @@ def test_bounds_judged_together_have_wider_intervals(root: Path) -> None:
     assert known(of_three.decides) > known(alone.decides)
 
 
-def test_a_bound_without_a_metric_is_of_both_medians_over_all_rates(root: Path) -> None:
+def test_bound_without_a_metric_applies_to_both_medians_over_all_rates(root: Path) -> None:
     taxes = StudyTables(root / "study.json")
     checks = checked(root, Bound(0.1))
     assert [one.metric for one in checks] == ["ttft_p50", "tpot_p50"]
@@ -75,7 +75,7 @@ def test_a_bound_without_a_metric_is_of_both_medians_over_all_rates(root: Path) 
         assert one.tax == taxes.at(ALL_RATES, one.metric)["nixl_both"].estimate
 
 
-def test_what_an_interim_analysis_judged_keeps_its_interval(root: Path, tmp_path: Path) -> None:
+def test_tax_decided_by_an_interim_analysis_keeps_its_interval(root: Path, tmp_path: Path) -> None:
     study = shutil.copytree(root, tmp_path / "study")
     write_json(study / "looks.json", [{"blocks": 2, "level": 0.05, "findings": []}])
 
@@ -88,13 +88,13 @@ def test_what_an_interim_analysis_judged_keeps_its_interval(root: Path, tmp_path
     assert {one.result for one in checked(study, Bound(0.05))} == {CANNOT_TELL}
 
 
-def test_too_few_blocks_cannot_tell(tmp_path: Path) -> None:
+def test_gate_is_undecided_with_too_few_blocks(tmp_path: Path) -> None:
     write_study(tmp_path, Design(blocks=1))
     (answer,) = checked(tmp_path, Bound(5.0, "ttft_p90"))
     assert answer.result == CANNOT_TELL
 
 
-def test_the_files_say_what_each_bound_gave(
+def test_result_files_list_each_bound(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lo, hi = interval(root)
@@ -114,7 +114,7 @@ def test_the_files_say_what_each_bound_gave(
     assert all(result in text for result in (ABOVE, BELOW, CANNOT_TELL, NO_NUMBER))
 
 
-def test_junit_on_standard_output_is_alone_there(
+def test_junit_on_standard_output_is_not_mixed_with_text(
     root: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     gate(root, [5.0], ["nixl_both"], "--junit=-")
@@ -129,7 +129,7 @@ def test_junit_on_standard_output_is_alone_there(
 
 
 @pytest.mark.parametrize("bound", ["ttft_p90", "ttft_p90=5", "speed=5%", "ttft_p90=x%"])
-def test_a_wrong_command_line_is_none_of_the_answers(
+def test_bad_arguments_exit_with_64(
     root: Path, bound: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stopped:
@@ -138,7 +138,9 @@ def test_a_wrong_command_line_is_none_of_the_answers(
     assert "allowed: NUMBER%, or METRIC=NUMBER%" in capsys.readouterr().err
 
 
-def test_the_old_option_names_the_new_one(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_removed_option_names_its_replacement(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as stopped:
         main([str(root), "--max-tax", "ttft_p90=5%", "--config", "nixl_both"])
     assert stopped.value.code == 64
@@ -146,7 +148,7 @@ def test_the_old_option_names_the_new_one(root: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("fault", ["junit", "table"])
-def test_what_cannot_be_read_or_written_is_none_of_the_answers(
+def test_unreadable_or_unwritable_file_exits_with_3(
     root: Path, tmp_path: Path, fault: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study = shutil.copytree(root, tmp_path / "study")
@@ -158,7 +160,9 @@ def test_what_cannot_be_read_or_written_is_none_of_the_answers(
     assert capsys.readouterr().err.startswith("gate: ")
 
 
-def test_one_rate_that_is_both_has_its_taxes_under_either_name(root: Path, tmp_path: Path) -> None:
+def test_rate_that_is_ref_safe_and_ref_load_is_accepted_under_either_name(
+    root: Path, tmp_path: Path
+) -> None:
     study = shutil.copytree(root, tmp_path / "study")
     rates = read_json(study / "reference_rates.json")
     write_json(study / "reference_rates.json", {**rates, "ref_load": rates["ref_safe"]})

@@ -37,7 +37,7 @@ KIND = Stub
 """
 
 
-def test_a_kind_of_engine_is_one_file(tmp_path: Path) -> None:
+def test_each_engine_kind_is_one_module(tmp_path: Path) -> None:
     definition, study_file = tmp_path / "engine.json", tmp_path / "study" / "study.json"
     write_json(definition, load_yaml(ROOT / "config" / "embedded.yaml"))
     engine = {
@@ -64,7 +64,7 @@ def test_a_kind_of_engine_is_one_file(tmp_path: Path) -> None:
     assert settings["dtype"]["value"] is None
 
 
-def test_a_command_line_is_taken_apart_and_goes_through_no_shell(
+def test_command_line_is_split_without_a_shell(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", "/theirs")
@@ -81,20 +81,20 @@ def test_a_command_line_is_taken_apart_and_goes_through_no_shell(
     assert made.callers
 
 
-def test_json_in_a_command_line_is_one_word() -> None:
+def test_json_in_a_command_line_stays_one_argument() -> None:
     config = '{"kv_connector": "Nixl", "extra": {"a b": 1}}'
     line = f"serve --kv {config} --other={config} '{config}' {{port}} \"a {{b\""
     other = f"--other={config}"
     assert split_command(line) == ["serve", "--kv", config, other, config, "{port}", "a {b"]
 
 
-def test_a_companion_that_is_not_there_is_named() -> None:
+def test_missing_companion_program_is_named() -> None:
     section: Any = {"commands": {"x": "serve {beside2.port}"}, "beside": ["a {port}"]}
     with pytest.raises(ServerError, match=r"\{beside2\.port\}"):
         server_command(section, "x", "plain", 1, None)
 
 
-def test_a_lasting_port_is_the_same_again_until_somebody_has_it() -> None:
+def test_lasting_port_is_stable_until_another_process_uses_it() -> None:
     port = lasting_port("study/name")
     assert lasting_port("study/name") == port
     with socket.create_server(("127.0.0.1", port)):
@@ -102,7 +102,7 @@ def test_a_lasting_port_is_the_same_again_until_somebody_has_it() -> None:
     assert 20_000 <= port < other < 30_000
 
 
-def test_only_the_projects_own_folder_is_left_out_of_a_text() -> None:
+def test_only_the_projects_folder_is_replaced_in_a_text() -> None:
     text = f"{ROOT}/x, {ROOT}: {ROOT}."
     assert without_root(text) == "{root}/x, {root}: {root}."
     for other in (f"{ROOT}-tmp/x", f"{ROOT}2/x", f"{ROOT}.old/x"):

@@ -55,7 +55,7 @@ def transfer(study: str, configuration: str) -> dict[str, Any]:
     [("h20",), ("h20", "h20-verdicts"), ("h20", "gpu-small"), ("vllm-cpu",)]
     + [("vllm-cpu", name) for name in ("short-cpu", "extras")],
 )
-def test_no_launch_takes_the_sampling_defaults_of_its_model(names: tuple[str, ...]) -> None:
+def test_launch_ignores_the_sampling_defaults_of_its_model(names: tuple[str, ...]) -> None:
     config = load_yaml(ROOT / f"config/{names[0]}.yaml")
     for name in names[1:]:
         update_config(config, load_yaml(ROOT / f"config/{name}.yaml"))
@@ -66,13 +66,13 @@ def test_no_launch_takes_the_sampling_defaults_of_its_model(names: tuple[str, ..
         assert argv[argv.index("--generation-config") + 1] == "vllm"
 
 
-def test_a_study_may_ask_for_other_sampling() -> None:
+def test_study_can_set_other_sampling() -> None:
     flags = {**STUDIES["h20"]["config"]["engine"]["flags"], "--generation-config": "auto"}
     argv = command("h20", "plain", flags=flags).argv
     assert argv[argv.index("--generation-config") + 1] == "auto"
 
 
-def test_the_design_s_configurations_on_a_gpu() -> None:
+def test_commands_of_the_design_on_a_gpu() -> None:
     def mooncake(role: str) -> dict[str, Any]:
         # Its own bootstrap server would listen on every interface.
         extra = {"bootstrap_server_address": "127.0.0.1:9001", "mooncake_protocol": "tcp"}
@@ -108,7 +108,7 @@ def test_the_design_s_configurations_on_a_gpu() -> None:
     assert {i: transfer("h20", i) for i in IDS if i != "plain"} == wanted
 
 
-def test_the_forms_that_work_on_a_cpu() -> None:
+def test_commands_of_the_forms_for_a_cpu() -> None:
     for role in ("producer", "consumer", "both"):
         extra = transfer("vllm-cpu", f"mooncake_{role}")["kv_connector_extra_config"]
         assert extra["mooncake_protocol"] == "tcp"
@@ -130,7 +130,7 @@ def test_the_forms_that_work_on_a_cpu() -> None:
     ]
 
 
-def test_a_control_changes_the_engines_flags_and_environment_and_nothing_else() -> None:
+def test_control_changes_only_engine_flags_and_environment() -> None:
     config = load_yaml(ROOT / "config/vllm-cpu.yaml")
     form = {
         "flags": {"--distributed-executor-backend": "mp"},
@@ -149,7 +149,7 @@ def test_a_control_changes_the_engines_flags_and_environment_and_nothing_else() 
     assert control.environment == plain.environment | changed
 
 
-def test_a_connector_of_the_studys_own_brings_its_module_companion_and_interpreter() -> None:
+def test_custom_connector_adds_its_module_companion_and_interpreter() -> None:
     config = load_yaml(ROOT / "config/vllm-cpu.yaml")
     argv = ["{python}", "-m", "mine.server", "--listen", "127.0.0.1:{port}"]
     config["connectors"] = [
@@ -202,7 +202,7 @@ def test_a_connector_of_the_studys_own_brings_its_module_companion_and_interpret
         ("multi_mooncake_lmcache", ["dummy_bootstrap", "lmcache_server"]),
     ],
 )
-def test_companions_are_started_where_a_connector_needs_one(
+def test_companion_is_started_if_its_connector_needs_it(
     configuration: str, names: list[str]
 ) -> None:
     companions = command("vllm-cpu", configuration).companions
@@ -213,7 +213,7 @@ def test_companions_are_started_where_a_connector_needs_one(
 
 
 @pytest.mark.parametrize("study", STUDIES)
-def test_two_configurations_differ_by_the_connector_alone(study: str) -> None:
+def test_commands_of_two_configurations_differ_only_in_the_connector(study: str) -> None:
     def common(configuration: str) -> tuple[list[str], dict[str, str]]:
         whole = command(study, configuration, ROOT / "overlay")
         argv = whole.argv
@@ -226,7 +226,7 @@ def test_two_configurations_differ_by_the_connector_alone(study: str) -> None:
     assert all(common(i) == common("plain") for i in IDS)
 
 
-def test_flags_stand_in_the_configuration_s_order_and_may_be_bare_or_negated() -> None:
+def test_flags_keep_their_order_and_can_be_bare_or_negated() -> None:
     flags = {"--enforce-eager": True, "--enable-prefix-caching": False, "--max-model-len": 10}
     argv = command("vllm-cpu", "plain", flags=flags).argv
     assert argv[-4:] == ["--enforce-eager", "--no-enable-prefix-caching", "--max-model-len", "10"]
@@ -235,13 +235,13 @@ def test_flags_stand_in_the_configuration_s_order_and_may_be_bare_or_negated() -
 @pytest.mark.parametrize(
     ("study", "adapters"), [("vllm-cpu", ["connector_tax_cpu_adapter"]), ("h20", [])]
 )
-def test_the_manifest_s_adapters_are_read_from_the_command(study: str, adapters: list[str]) -> None:
+def test_manifest_adapters_are_read_from_the_command(study: str, adapters: list[str]) -> None:
     for probe in (None, ROOT / "results/s/patch/overlay"):
         assert adapters_of(command(study, "plain", probe).environment) == adapters
     assert adapters_of({}) == []
 
 
-def test_without_the_probe_no_step_log_is_asked_for() -> None:
+def test_command_requests_no_step_log_without_the_probe() -> None:
     assert "AGENTIC_STEP_LOG_PATH" not in command("vllm-cpu", "plain").environment
     with_probe = command("vllm-cpu", "plain", ROOT / "here").environment
     assert with_probe["AGENTIC_STEP_LOG_PATH"] == "engine_step"
@@ -249,18 +249,18 @@ def test_without_the_probe_no_step_log_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("study", STUDIES)
-def test_the_caller_s_key_does_not_reach_the_server(study: str) -> None:
+def test_api_key_of_the_caller_does_not_reach_the_server(study: str) -> None:
     assert command(study, "plain").environment["VLLM_API_KEY"] == ""
 
 
-def test_no_path_of_this_machine_is_in_a_command() -> None:
+def test_command_holds_no_path_of_this_machine() -> None:
     for study, configuration in itertools.product(STUDIES, IDS):
         whole = command(study, configuration, ROOT / "overlay")
         text = json.dumps([whole.argv, whole.environment, [c.argv for c in whole.companions]])
         assert str(ROOT) not in text
 
 
-def test_two_launches_of_a_configuration_differ_in_no_key_of_vllms_compile_cache() -> None:
+def test_launches_of_one_configuration_share_vllms_compile_cache_key() -> None:
     study = STUDIES["h20"]
     first, again = (command_for(study, Launch("plain", b, "A"), 9000 + b) for b in (0, 1))
     assert first.environment == again.environment
@@ -279,7 +279,7 @@ def test_an_unknown_companion_and_a_missing_child_are_refused() -> None:
         made(study, "multi_mooncake_lmcache")
 
 
-def test_launch_sh_resolves_the_root_and_quotes_everything_else(tmp_path: Path) -> None:
+def test_launch_script_resolves_the_root_and_quotes_all_arguments(tmp_path: Path) -> None:
     hostile = "{root}/a b;$(touch pwned):{root}'x\""
     whole = ServerCommand(["printf", "%s\\n", hostile], {"VALUE": hostile})
     for folder in ("launch", "up here"):
@@ -306,5 +306,5 @@ def test_launch_sh_resolves_the_root_and_quotes_everything_else(tmp_path: Path) 
         "ERROR 11-21 [core.py:1] EngineCore failed to start.",
     ],
 )
-def test_the_log_lines_of_a_dead_engine_are_known(line: str) -> None:
+def test_log_lines_of_a_dead_engine_are_recognised(line: str) -> None:
     assert DEAD_ENGINE.search(line)

@@ -132,7 +132,7 @@ def imported(path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("rule", REMADE)
-def test_what_is_remade_depends_on_all_the_code_that_makes_it(rule: str, dry_run: str) -> None:
+def test_analysis_rules_depend_on_all_their_code(rule: str, dry_run: str) -> None:
     code = {Path(name) for name in inputs_of(rule, dry_run) if name.endswith(".py")}
     assert set((PACKAGE / REMADE[rule]).glob("*.py")) <= code
     missing = {str(used.relative_to(PACKAGE)) for path in code for used in imported(path)} - {
@@ -149,7 +149,7 @@ def test_no_job_depends_on_a_benchmark_or_a_test(dry_run: str) -> None:
     assert code == {"scripts"}
 
 
-def test_a_rule_reworded_since_hides_nothing_of_what_is_to_be_made(folder: Path) -> None:
+def test_study_of_an_older_release_still_plans_its_remaining_jobs(folder: Path) -> None:
     assert run(folder, "environment").returncode == 0
     # As an older release left it; env.txt is `ancient` for whatever reads it.
     for record in (folder / ".snakemake/metadata").iterdir():
@@ -205,7 +205,7 @@ def test_a_broken_configuration_stops_before_anything_starts(
         (("tab.yaml", "--", "all"), "tab.yaml: line 2: not valid YAML: found character"),
     ],
 )
-def test_a_file_that_cannot_be_laid_over_is_one_line(
+def test_bad_overlay_file_gives_a_one_line_error(
     folder: Path, files: tuple[str, ...], words: str
 ) -> None:
     (folder / "tab.yaml").write_text("cell:\n\tfloor_s: 1\n")
@@ -216,7 +216,7 @@ def test_a_file_that_cannot_be_laid_over_is_one_line(
 
 
 @pytest.mark.parametrize("others", [(), ("plan",)])
-def test_the_last_line_of_a_doctor_that_says_no_is_its_own(
+def test_failed_doctor_rule_ends_with_the_doctors_message(
     folder: Path, others: tuple[str, ...]
 ) -> None:
     config = yaml.safe_load((folder / "study.yaml").read_text())
@@ -231,13 +231,13 @@ def test_the_last_line_of_a_doctor_that_says_no_is_its_own(
     assert ("RuleException" in said) == bool(others)
 
 
-def test_the_catalogs_own_study_is_planned(tmp_path: Path) -> None:
+def test_study_of_the_workflow_catalog_is_planned(tmp_path: Path) -> None:
     shutil.copytree(ROOT / ".test", tmp_path / "x")
     said = planning(tmp_path / "x", "--snakefile", str(ROOT / "workflow" / "Snakefile"))
     assert planned(said)["all"] == 1
 
 
-def test_as_a_module_every_rule_is_there_under_its_new_name(tmp_path: Path) -> None:
+def test_workflow_as_a_module_has_every_rule_with_its_prefix(tmp_path: Path) -> None:
     (tmp_path / "config").mkdir()
     config = {"connector_tax": yaml.safe_load(TINY.read_text())}
     (tmp_path / "config" / "config.yaml").write_text(yaml.safe_dump(config))
@@ -270,7 +270,7 @@ def test_an_executor_without_a_shared_file_system_is_refused(tmp_path: Path) -> 
     assert not (folder / "results").exists()
 
 
-def test_slots_are_of_one_machine_and_refused_with_an_executor(tmp_path: Path) -> None:
+def test_slots_are_refused_with_an_executor(tmp_path: Path) -> None:
     def edit(text: str) -> str:
         return f"{text}devices: [{{id: a, cpus: '0'}}]\n"
 

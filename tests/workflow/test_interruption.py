@@ -180,7 +180,7 @@ def make_void(launch: Path, cell: str) -> None:
     write_json(launch / "index.json", index)
 
 
-def test_a_launch_with_a_void_cell_is_measured_again_and_the_old_one_kept(folder: Path) -> None:
+def test_launch_with_a_void_cell_is_remeasured_and_the_old_one_kept(folder: Path) -> None:
     launch = (folder / PLAIN_A).parent
     make_void(launch, "r20")
     old = {cell: hashes(launch / cell) for cell in ("r20", "r40")}
@@ -203,7 +203,7 @@ def test_a_launch_with_a_void_cell_is_measured_again_and_the_old_one_kept(folder
     assert set(folder.glob("results/tiny/runs/noop_connector/block0/*")) == others
 
 
-def test_nothing_is_moved_or_measured_where_nothing_is_void(folder: Path) -> None:
+def test_remeasure_does_nothing_without_a_void_cell(folder: Path) -> None:
     before = sorted(folder.glob("results/tiny/runs/*/*/*"))
     done = remeasure(folder)
     assert done.returncode == 0, text_of(done)
@@ -212,7 +212,7 @@ def test_nothing_is_moved_or_measured_where_nothing_is_void(folder: Path) -> Non
     assert "Nothing to be done" in text_of(run(folder, PLAIN_A))
 
 
-def test_a_launch_that_is_not_the_studys_is_refused(folder: Path) -> None:
+def test_launch_the_study_does_not_have_is_refused(folder: Path) -> None:
     done = remeasure(folder, "--launch", "plain/block7/A")
     assert done.returncode == 2
     assert "--launch: found plain/block7/A; allowed: <name>/block<k>/<phase>" in done.stderr
@@ -243,7 +243,7 @@ def test_a_cell_that_was_cut_short_is_measured_again_by_the_same_command(folder:
     assert hashes(launch / "r40") == kept
 
 
-def test_a_cell_that_is_cut_short_before_its_launch_ends_is_named_too(folder: Path) -> None:
+def test_cell_cut_short_in_an_unfinished_launch_is_named(folder: Path) -> None:
     launch = (folder / PLAIN_A).parent
     (launch / "index.json").unlink()
     (launch / "r40").rename(launch / "r40.away1")
@@ -272,7 +272,7 @@ def test_a_changed_design_is_refused_with_every_way_out(folder: Path) -> None:
     assert read_json(folder / "results/tiny/study.json")["config"]["cell"]["floor_s"] == 0.6
 
 
-def test_a_new_design_is_measured_when_all_of_the_old_one_is_aside(folder: Path) -> None:
+def test_new_design_is_measured_after_the_old_one_is_moved_aside(folder: Path) -> None:
     """By one run at a time: a second one is refused, and so is moving more aside."""
     launch = (folder / PLAIN_A).parent
     old = {cell: hashes(launch / cell) for cell in ("r20", "r40")}
@@ -343,7 +343,7 @@ def kill_in(folder: Path, cells: list[str], module: str, target: str = "all") ->
     return process.wait(timeout=300), (folder / "snakemake.log").read_text()
 
 
-def test_a_launch_that_fails_at_each_of_its_cells_is_measured_before_a_rate_is_derived(
+def test_failed_launch_blocks_reference_rates_until_it_is_measured(
     folder: Path,
 ) -> None:
     results = folder / "results" / "tiny"

@@ -67,7 +67,9 @@ def replotted(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Replott
     return machine, machine.snakemake()
 
 
-def test_everything_is_redrawn_bit_for_bit_and_audited(replotted: Replotted, source: Path) -> None:
+def test_replot_reproduces_every_file_bit_for_bit_and_audits_it(
+    replotted: Replotted, source: Path
+) -> None:
     machine, done = replotted
     assert done.returncode == 0, done.stdout + done.stderr
     published = source / "results" / "synthetic"
@@ -83,14 +85,14 @@ def test_everything_is_redrawn_bit_for_bit_and_audited(replotted: Replotted, sou
     assert "0 NOT CHECKABLE" in done.stdout
 
 
-def test_nothing_but_the_replot_tree_is_written(replotted: Replotted) -> None:
+def test_replot_writes_only_its_folder(replotted: Replotted) -> None:
     machine, _ = replotted
     assert [path.name for path in (machine.folder / "results").iterdir()] == ["replot"]
     left = {path.name for path in machine.folder.iterdir()}
     assert left <= {"bare", "results", ".snakemake", "cache", "MANIFEST.md"}
 
 
-def test_no_measuring_rule_exists(replotted: Replotted) -> None:
+def test_replot_has_no_measuring_rule(replotted: Replotted) -> None:
     machine, _ = replotted
     listed = set(machine.snakemake("--list-rules").stdout.split())
     assert {"unpack", "aggregate", "figure", "report_html", "replot"} <= listed
@@ -105,7 +107,7 @@ def test_a_second_replot_only_audits_again(replotted: Replotted) -> None:
     assert not {"figure", "unpack"} & again.keys()
 
 
-def test_an_altered_picture_and_another_archive_than_the_manifests_fail_the_audit(
+def test_altered_picture_or_archive_fails_the_replot_audit(
     replotted: Replotted,
 ) -> None:
     machine, _ = replotted

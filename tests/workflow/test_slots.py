@@ -38,7 +38,7 @@ def span(begun: list[dict[str, Any]]) -> tuple[datetime, datetime]:
     )
 
 
-def test_two_slots_measure_a_block_each_at_a_time(tmp_path: Path) -> None:
+def test_two_slots_measure_one_block_each_at_a_time(tmp_path: Path) -> None:
     folder = prepare(tmp_path / "study", with_slots)
     # More cores than slots: a slot has one block at a time all the same.
     done = run(folder, "all", options=("--cores", "5"))

@@ -156,7 +156,7 @@ def audited(cluster: Cluster, study: Path, name: str = "tiny", config: str = "st
     assert ("device", "study") in passed
 
 
-def test_two_nodes_measure_a_block_each(cluster: Cluster) -> None:
+def test_two_nodes_measure_one_block_each(cluster: Cluster) -> None:
     study = cluster.study("two")
     done = cluster.run(study, "all")
     said = done.stdout + done.stderr
@@ -190,7 +190,7 @@ def test_two_studies_at_once_share_a_folder_and_the_nodes(cluster: Cluster) -> N
         assert all(begun >= ended for (_, ended), (begun, _) in itertools.pairwise(spans))
 
 
-def test_jobs_on_one_node_hold_the_gpu_that_each_was_given(cluster: Cluster) -> None:
+def test_jobs_on_one_node_lock_only_their_gpu(cluster: Cluster) -> None:
     folder = cluster.folder / "gpus"
     folder.mkdir()
     program = folder / "nvidia-smi"
@@ -214,7 +214,7 @@ def test_jobs_on_one_node_hold_the_gpu_that_each_was_given(cluster: Cluster) -> 
     assert [node["exclusive"] for node in held] == [False, False]
 
 
-def test_a_lost_head_and_a_cancelled_job_tear_nothing(cluster: Cluster) -> None:
+def test_lost_head_and_cancelled_job_leave_complete_blocks(cluster: Cluster) -> None:
     study = cluster.study("killed", floor_s=6)
     head = cluster.start(study)
     runs = study / "results" / "tiny" / "runs"
@@ -236,7 +236,7 @@ def test_a_lost_head_and_a_cancelled_job_tear_nothing(cluster: Cluster) -> None:
     audited(cluster, study)
 
 
-def test_warned_jobs_end_with_their_cells(cluster: Cluster) -> None:
+def test_warned_jobs_end_after_their_cell(cluster: Cluster) -> None:
     study = cluster.study("warned", floor_s=6)
     head = cluster.start(study)
     runs = study / "results" / "tiny" / "runs"

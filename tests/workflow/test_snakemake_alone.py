@@ -51,7 +51,7 @@ def call(python: Path, folder: Path, *options: str) -> subprocess.CompletedProce
 
 
 @pytest.mark.long
-def test_the_lowest_supported_version_plans_it_too(tmp_path: Path) -> None:
+def test_lowest_supported_snakemake_plans_the_study(tmp_path: Path) -> None:
     rules = (ROOT / "workflow" / "rules" / "common.smk").read_text()
     lowest = re.findall(r'^min_version\("([\d.]+)"\)', rules, re.M)
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
@@ -62,14 +62,14 @@ def test_the_lowest_supported_version_plans_it_too(tmp_path: Path) -> None:
     assert planned(done.stdout + done.stderr)["phase_a"] == 1
 
 
-def test_it_plans_the_whole_study(python: Path, tmp_path: Path) -> None:
+def test_snakemake_alone_plans_the_whole_study(python: Path, tmp_path: Path) -> None:
     done = call(python, prepare(tmp_path / "study"), "--dry-run", "--", "all")
     assert done.returncode == 0, done.stdout + done.stderr
     assert planned(done.stdout + done.stderr)["phase_a"] == 1
 
 
 @pytest.mark.parametrize("options", [(), ("--config", "archive=none.tar.zst")])
-def test_what_it_cannot_run_says_what_to_install(
+def test_rule_without_its_packages_names_what_to_install(
     python: Path, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
     done = call(python, prepare(tmp_path / "study"), *options)

@@ -105,7 +105,7 @@ def test_no_configuration_is_offered_more_of_a_shape_than_its_share(study: Study
     assert len(offered) == 1
 
 
-def test_a_dead_server_is_told_and_the_other_configurations_go_on(study: Study) -> None:
+def test_dead_server_is_reported_and_other_configurations_continue(study: Study) -> None:
     assert study.first_status != 0
     assert "MISSING results/tiny/runs/noop_connector/block0/B" in study.first_output
     assert "the server ended with status -9" in study.first_output
@@ -147,7 +147,7 @@ def test_every_launch_has_its_artifacts(study: Study) -> None:
                     assert sha256_file(launch / cell["cell"] / name) == digest
 
 
-def test_the_blocks_are_whole(study: Study) -> None:
+def test_every_block_is_complete(study: Study) -> None:
     """Also where a launch was measured by a second run."""
     ledger = Ledger()
     check_launches(StudyFolder.load(study.results / "study.json"), ledger)
@@ -157,7 +157,7 @@ def test_the_blocks_are_whole(study: Study) -> None:
     )
 
 
-def test_records_hold_what_was_asked_for(study: Study) -> None:
+def test_records_match_the_configured_load(study: Study) -> None:
     cell = study.results / "runs" / "plain" / "block0" / "A" / "r40"
     info = read_json(cell / "cell_A_r40.json")
     records = list(read_jsonl(cell / "requests_A_r40.jsonl"))
@@ -200,7 +200,7 @@ def test_step_logs_hold_both_processes_and_the_connectors_callbacks(study: Study
     assert any(step["build_meta_us"] for step in steps("noop_connector"))
 
 
-def test_figures_tables_report_and_manifest_are_there(study: Study) -> None:
+def test_figures_tables_report_and_manifest_exist(study: Study) -> None:
     for number in range(1, 9):
         for kind in ("png", "svg", "csv"):
             figures = list(study.results.glob(f"figures/fig{number}_*.{kind}"))
@@ -245,7 +245,7 @@ def test_nothing_published_names_a_folder_of_this_machine(study: Study) -> None:
     assert named == []
 
 
-def test_nothing_of_the_run_is_left(study: Study) -> None:
+def test_run_leaves_no_process_or_temporary_file(study: Study) -> None:
     assert gone(study.folder, timeout_s=5) == []
     assert not list(study.results.rglob("*.partial"))
     assert not list(study.results.rglob(".*.tmp"))
