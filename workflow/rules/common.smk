@@ -28,7 +28,7 @@ import connector_tax
 from snakemake.exceptions import WorkflowError
 from snakemake.settings.types import SharedFSUsage
 
-from connector_tax.config import ConfigError, load_yaml
+from connector_tax.config import ConfigError, load_yaml, shipped
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES
 from connector_tax.artifacts.study_file import every_launch, launches
@@ -46,7 +46,7 @@ from connector_tax.study.remeasure import withdraw_damaged, withdraw_failed
 # A configuration named on the command line stands alone; it is not laid over the default.
 if not workflow.overwrite_configfiles and "archive" not in config:
 
-    configfile: "config/config.yaml"
+    configfile: str(shipped("config/config.yaml"))
 
 
 set_job_environment(SOURCES)

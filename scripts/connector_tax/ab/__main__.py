@@ -43,6 +43,7 @@ from connector_tax.loadgen import LoadGeneratorError
 from connector_tax.study.cell import load_generator
 from connector_tax.study.design import differences, resolve
 from connector_tax.study.device import DeviceError, hold_devices
+from connector_tax.study.doctor import require_short_sockets
 from connector_tax.study.guard import kill_leftovers, remove_temporaries, set_job_environment
 from connector_tax.study.launch import LaunchOutcome, conclude
 from connector_tax.study.remeasure import withdraw_failed
@@ -162,6 +163,7 @@ def _study(options: argparse.Namespace, root: Path, line: Line) -> Study:
 def _resolved(options: argparse.Namespace, root: Path, line: Line) -> StudyDocument:
     """Ask every server; the design."""
     section = engine_section(options)
+    require_short_sockets(section, root)
 
     def asking(name: str) -> contextlib.AbstractContextManager[tuple[Server, Asked]]:
         line.show(f"asking {name} what it serves")

@@ -96,16 +96,21 @@ def findings(study: StudyDocument, folder: Path) -> Iterator[Finding]:
     """Yield the result of every check that applies to the study's engine."""
     engine = study["config"]["engine"]
     if engine_of(engine).configured:
-        yield from _packages(engine)
-        if engine["device"] == "emulated":
+        there = not [python for python in pythons_of(engine) if not (ROOT / python).exists()]
+        begun = (folder / paths.PREFLIGHT_STATUS).exists()
+        yield from _environments(engine, there, begun)
+        if there:
+            yield from _packages(engine)
+        if there and engine["device"] == "emulated":
             yield _emulated_device(engine)
         yield _model(engine, folder)
         yield _listening(study)
         if engine["device"] == "cuda":
             yield from _gpus(engine)
-            yield triton(engine)
+            if there:
+                yield triton(engine)
             yield rdma(study)
-    yield temporary(study, folder)
+    yield temporary(engine, folder)
     yield from _cpus(study)
     yield _clock()
     yield governor(CPUS)
@@ -135,16 +140,24 @@ def of_slots(study: StudyDocument, folder: Path) -> Iterator[Finding]:
         yield from (replace(finding, check=f"{slot['id']}: {finding.check}") for finding in of_slot)
 
 
+def _environments(engine: EngineSection, there: bool, begun: bool) -> Iterator[Finding]:
+    """Check that each interpreter is there, or that the run builds its environment.
+
+    Args:
+        begun: the gates have run, for which it was built.
+    """
+    made = [ROOT / name for name in files_of(engine) if name.endswith("built.json")]
+    for stamp in made:
+        finding = _built(stamp, engine.get("build_python", PYTHON))
+        yield replace(finding, verdict="fail") if begun and finding.verdict == "warn" else finding
+    for python in () if there else pythons_of(engine):
+        unbuilt = any(stamp.parent in (ROOT / python).parents for stamp in made)
+        if not (ROOT / python).exists() and (begun or not unbuilt):
+            yield Finding("vLLM", "fail", f"{python}: no such file; engine.python names it")
+
+
 def _packages(engine: EngineSection) -> Iterator[Finding]:
-    for name in files_of(engine):
-        if name.endswith("built.json"):
-            yield _built(ROOT / name, engine.get("build_python", PYTHON))
     pythons = pythons_of(engine)
-    gone = [python for python in pythons if not (ROOT / python).exists()]
-    for python in gone:
-        yield Finding("vLLM", "fail", f"{python} is not there; build the environment")
-    if gone:
-        return
     for python in pythons[1:]:
         further = engine_versions(python)["vllm"]
         yield _judged("vLLM", further != ABSENT, f"{further} ({python})")
@@ -178,7 +191,8 @@ def _built(stamp: Path, python: str) -> Finding:
             check_python(python, stamp.parents[1].name)
         except BuildError as error:
             return Finding("environment", "fail", f"not built, and cannot be: {error}")
-        return Finding("environment", "fail", f"{stamp.relative_to(ROOT)} is not there; not built")
+        command = f"python -m connector_tax.vllm.environment {stamp.parents[1].name}"
+        return Finding("environment", "warn", f"not built yet; the run builds it, or: {command}")
     built = read_json(stamp)
     lock = lock_text(stamp.parents[1].name).encode()
     if built["lock_sha256"] != hashlib.sha256(lock).hexdigest():
@@ -349,10 +363,10 @@ def governor(cpus: Path) -> Finding:
     return _judged("clock governor", set(read) == {"performance"}, counts, "warn")
 
 
-def temporary(study: StudyDocument, folder: Path) -> Finding:
+def temporary(engine: EngineSection, folder: Path) -> Finding:
     """Return whether the paths of Unix sockets below TMPDIR are short enough."""
     sockets = [Path(tempfile.gettempdir(), "connector-tax-loadgen-12345678", "requests-99")]
-    if engine_of(study["config"]["engine"]).configured:
+    if engine_of(engine).takes_probe:
         # vLLM's processes talk over sockets that are named by a UUID.
         sockets.append(temporary_folder(folder) / str(uuid.UUID(int=0)))
     most = max(len(os.fsencode(path)) for path in sockets)
@@ -360,6 +374,17 @@ def temporary(study: StudyDocument, folder: Path) -> Finding:
     if most > MOST_SOCKET_BYTES:
         text += f"; allowed: {MOST_SOCKET_BYTES}; set TMPDIR to a folder with a shorter path"
     return _judged("TMPDIR", most <= MOST_SOCKET_BYTES, text)
+
+
+def require_short_sockets(engine: EngineSection, folder: Path) -> None:
+    """Check TMPDIR before the first server of a study in `folder` is started.
+
+    Raises:
+        UnfitError: a socket's path would be too long.
+    """
+    finding = temporary(engine, folder)
+    if finding.verdict == "fail":
+        raise UnfitError(f"{finding.check}: {finding.text}")
 
 
 def _memory(study: StudyDocument, folder: Path) -> Finding:

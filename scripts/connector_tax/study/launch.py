@@ -350,10 +350,9 @@ class LaunchDriver:
         if reason is None:
             rate = reference_rate(self._study_folder, self.launch.phase)
             self.folder.mkdir(parents=True, exist_ok=True)
-            with hold_devices(devices_of(self.study["config"])):
-                phase = self.launch.phase
-                limits = shape_limits(self.study, self._study_folder, phase)
-                reason = self._run_cells(cell_rates(self.study, phase, rate, limits))
+            phase = self.launch.phase
+            limits = shape_limits(self.study, self._study_folder, phase)
+            reason = self._run_cells(cell_rates(self.study, phase, rate, limits))
             status = "failed" if reason else "done"
         else:
             self.progress.say(f"skipped: {reason}")
@@ -381,6 +380,13 @@ class LaunchDriver:
         missing = missing_cells(self.study, self.launch, self.folder, rates, say)
         if not missing:
             return None
+        with hold_devices(devices_of(self.study["config"])):
+            return self._run_missing(missing, rates)
+
+    def _run_missing(
+        self, missing: Sequence[CellPlan], rates: Mapping[str, float | None]
+    ) -> str | None:
+        say = self.progress.say
         engine, design = self.study["config"]["engine"], self.study["design_sha256"]
         node = describe_node(self.study["config"])
         node["engine_files"] = engine_files(engine) if self._files is None else self._files

@@ -45,6 +45,7 @@ from connector_tax.study.device import (
     enter_block_slot,
     hold_devices,
 )
+from connector_tax.study.doctor import require_short_sockets
 from connector_tax.study.guard import kill_leftovers, utc, watch_parent
 from connector_tax.study.resources import engine_record
 from connector_tax.study.scraper import parse_metrics
@@ -286,9 +287,11 @@ def preflight(study_file: Path) -> dict[str, GateRecord]:
 
     Raises:
         NoBaselineError: the baseline did not pass; no other configuration was launched.
+        UnfitError: TMPDIR is too long for Unix sockets.
     """
     study = enter_block_slot(read_study(study_file), study_file.parent)
     folder = study_file.parent / paths.PREFLIGHT
+    require_short_sockets(study["config"]["engine"], study_file.parent)
     engine = engine_of(study["config"]["engine"])
     baseline = baseline_of(study["config"])
     status: dict[str, GateRecord] = {}
