@@ -34,6 +34,7 @@ from connector_tax.study.shape_rates import shape_rates_content, shapes_of
 from tests.analysis.synthetic_records import (
     Writer,
     request_records,
+    write_lines,
     write_metrics,
     write_steps,
 )
@@ -209,11 +210,12 @@ def _write_cell(
     rng = named_generator(f"{writer.seed}/{config}/{block}/{phase}/{name}")
     suffix = f"{phase}_{name}.jsonl"
     requests, waiting = request_records(writer, config, planned, rate, window, offset, rng)
-    requests.write_ndjson(folder / f"requests_{suffix}")
+    write_lines(folder / f"requests_{suffix}", requests)
     write_metrics(folder / f"metrics_{suffix}", window, waiting)
     write_steps(writer, folder / f"engine_step_{suffix}", config, window, offset, rng)
     reason = writer.void.get((config, block, phase, name))
-    warm = requests.height - int(requests["warmup"].sum())
+    n = len(requests["seq"])
+    warm = n - sum(map(bool, requests["warmup"]))
     record: Any = {
         "phase": phase,
         "cell": name,
@@ -223,12 +225,12 @@ def _write_cell(
         "label": writer.document["engine_label"],
         "input_tokens": planned["input_tokens"],
         "output_tokens": planned["output_tokens"],
-        "schedule": {"kind": "fixed", "rate_rps": rate, "seed": "synthetic", "n": requests.height},
+        "schedule": {"kind": "fixed", "rate_rps": rate, "seed": "synthetic", "n": n},
         "window": window,
         "counts": {
-            "planned": requests.height,
-            "sent": requests.height,
-            "ok": requests.height,
+            "planned": n,
+            "sent": n,
+            "ok": n,
             "dropped": 0,
             "failed": {},
             "measured_ok": warm,

@@ -1,13 +1,13 @@
 """The raw records of a synthetic study's cells: requests, metrics, steps."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
-import polars as pl
 
 from connector_tax.artifacts.names import configuration_of
 from connector_tax.artifacts.study_records import StudyDocument
@@ -21,6 +21,17 @@ CHILDREN = {"Mooncake": 0.25, "LMCache": 0.75}
 TTFT_SIGMA, TPOT_SIGMA, STEP_SIGMA = 0.15, 0.05, 0.05
 
 CellName = tuple[str, int, str, str]
+Columns = dict[str, Sequence[Any] | np.ndarray[Any, Any]]
+
+
+def write_lines(path: Path, *tables: Columns) -> None:
+    """Write the rows of tables as JSON lines."""
+    rows = [
+        dict(zip(table, row, strict=True))
+        for table in tables
+        for row in zip(*(np.asarray(c, object).tolist() for c in table.values()), strict=True)
+    ]
+    path.write_bytes(msgspec.json.Encoder().encode_lines(rows))
 
 
 TAXES = {
@@ -86,7 +97,7 @@ def request_records(
     window: Mapping[str, Any],
     offset: float,
     rng: np.random.Generator,
-) -> tuple[pl.DataFrame, float]:
+) -> tuple[Columns, float]:
     span_s = (window["t_stop_ns"] - window["t_origin_ns"]) / 1e9
     n = int(np.ceil(rate * span_s - 1e-9))
     at_s = np.arange(n) / rate
@@ -106,31 +117,29 @@ def request_records(
     send = intended + rng.integers(50_000, 150_000, n)
     first = intended + np.round((ttft_s + behind * at_s) * 1e9).astype(np.int64)
     last = first + np.round(tpot_s * (outputs - 1) * 1e9).astype(np.int64)
-    frame = pl.DataFrame(
-        {
-            "request_id": [f"{config}-{i}" for i in range(n)],
-            "seq": np.arange(n),
-            "status": ["ok"] * n,
-            "error_kind": pl.Series([None] * n, dtype=pl.String),
-            "error_detail": pl.Series([None] * n, dtype=pl.String),
-            "warmup": intended < window["t_warmup_end_ns"],
-            "t_intended_ns": intended,
-            "t_issue_ns": intended + 10_000,
-            "t_worker_ns": intended + 30_000,
-            "t_conn_ns": intended + 40_000,
-            "t_send_ns": send,
-            "t_headers_ns": first - 20_000,
-            "t_first_token_ns": first,
-            "t_last_token_ns": last,
-            "t_done_ns": last + 10_000,
-            "prompt_tokens": [inputs] * n,
-            "completion_tokens": [outputs] * n,
-            "inflight_at_send": [1] * n,
-            "worker": [0] * n,
-            "reads": pl.Series([None] * n, dtype=pl.List(pl.List(pl.Int64))),
-        }
-    )
-    return frame, behind * PLAIN_CAPACITY_RPS
+    columns: Columns = {
+        "request_id": [f"{config}-{i}" for i in range(n)],
+        "seq": np.arange(n),
+        "status": ["ok"] * n,
+        "error_kind": [None] * n,
+        "error_detail": [None] * n,
+        "warmup": intended < window["t_warmup_end_ns"],
+        "t_intended_ns": intended,
+        "t_issue_ns": intended + 10_000,
+        "t_worker_ns": intended + 30_000,
+        "t_conn_ns": intended + 40_000,
+        "t_send_ns": send,
+        "t_headers_ns": first - 20_000,
+        "t_first_token_ns": first,
+        "t_last_token_ns": last,
+        "t_done_ns": last + 10_000,
+        "prompt_tokens": [inputs] * n,
+        "completion_tokens": [outputs] * n,
+        "inflight_at_send": [1] * n,
+        "worker": [0] * n,
+        "reads": [None] * n,
+    }
+    return columns, behind * PLAIN_CAPACITY_RPS
 
 
 def write_metrics(path: Path, window: Mapping[str, Any], waiting_per_s: float) -> None:
@@ -185,53 +194,46 @@ def write_steps(
     model = (MODEL_US + outside) * np.exp(rng.normal(0, writer.noise * STEP_SIGMA, n))
     callbacks = 0.6 * tax * STEP_US * np.exp(rng.normal(0, 0.02, n))
 
-    def series(values: Iterable[float] | None) -> pl.Series:
-        return pl.Series([None] * n if values is None else values, dtype=pl.Float64)
+    nothing = [None] * n
 
-    def hooks(**times: np.ndarray[Any, Any]) -> pl.Series:
-        return pl.DataFrame(times).to_struct() if connector else pl.Series([None] * n)
+    def named(**times: np.ndarray[Any, Any]) -> list[dict[str, float]]:
+        rows = zip(*(us.tolist() for us in times.values()), strict=True)
+        return [dict(zip(times, row, strict=True)) for row in rows]
 
     noise = np.exp(rng.normal(offset, writer.noise * STEP_SIGMA, n))
-    children = {
-        child: pl.DataFrame({"build_connector_meta": share * callbacks / 2}).to_struct()
-        for child, share in CHILDREN.items()
-    }
     common = {"t_ns": stamps, "step_id": np.arange(first_id, first_id + n)}
     prefill = np.where(empty, 0, np.where(np.arange(n) % 3 == 0, 256, 0))
-    scheduler = pl.DataFrame(
-        {
-            **common,
-            "process": ["scheduler"] * n,
-            "step_duration_us": duration,
-            "engine_step_us": duration + model,
-            "build_meta_us": series(callbacks / 2 if connector else None),
-            "get_finished_us": series(callbacks / 3 if connector else None),
-            "start_load_kv_us": series(None),
-            "num_running": np.where(empty, 0, 4),
-            "num_waiting": np.zeros(n, dtype=np.int64),
-            "prefill_tokens": prefill,
-            "decode_tokens": np.where(empty, 0, 4),
-            "hooks_us": hooks(take_events=TAKE_EVENTS_US * noise),
-        }
-    )
+    scheduler: Columns = {
+        **common,
+        "process": ["scheduler"] * n,
+        "step_duration_us": duration,
+        "engine_step_us": duration + model,
+        "build_meta_us": callbacks / 2 if connector else nothing,
+        "get_finished_us": callbacks / 3 if connector else nothing,
+        "start_load_kv_us": nothing,
+        "num_running": np.where(empty, 0, 4),
+        "num_waiting": np.zeros(n, dtype=np.int64),
+        "prefill_tokens": prefill,
+        "decode_tokens": np.where(empty, 0, 4),
+        "hooks_us": named(take_events=TAKE_EVENTS_US * noise) if connector else nothing,
+    }
     if config == STACKED:
-        scheduler = scheduler.with_columns(children_us=pl.DataFrame(children).to_struct())
-    nothing = pl.Series([None] * n, dtype=pl.Int64)
-    worker = pl.DataFrame(
-        {
-            **common,
-            "process": ["worker"] * n,
-            "step_duration_us": model,
-            "build_meta_us": series(None),
-            "get_finished_us": series(None),
-            "start_load_kv_us": series(callbacks / 6 if connector else None),
-            "num_running": nothing,
-            "num_waiting": nothing,
-            "prefill_tokens": nothing,
-            "decode_tokens": nothing,
-            "hooks_us": hooks(wait_for_save=WAIT_FOR_SAVE_US * noise),
-        }
-    )
-    with path.open("wb") as stream:
-        scheduler.write_ndjson(stream)
-        worker.write_ndjson(stream)
+        build_us = (callbacks / 2).tolist()
+        scheduler["children_us"] = [
+            {child: {"build_connector_meta": share * us} for child, share in CHILDREN.items()}
+            for us in build_us
+        ]
+    worker: Columns = {
+        **common,
+        "process": ["worker"] * n,
+        "step_duration_us": model,
+        "build_meta_us": nothing,
+        "get_finished_us": nothing,
+        "start_load_kv_us": callbacks / 6 if connector else nothing,
+        "num_running": nothing,
+        "num_waiting": nothing,
+        "prefill_tokens": nothing,
+        "decode_tokens": nothing,
+        "hooks_us": named(wait_for_save=WAIT_FOR_SAVE_US * noise) if connector else nothing,
+    }
+    write_lines(path, scheduler, worker)
