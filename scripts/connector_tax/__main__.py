@@ -34,8 +34,7 @@ COMMANDS = {
     "remeasure": Command("study.remeasure", "study", "measure void launches of a study again"),
     "plan": Command("rehearsal.plan", "study", "every launch and cell of a study, and its state"),
     "aggregate": Command("analysis.aggregate", "study", "raw records to tables"),
-    "figures": Command("figures.__main__", "study", "tables to pictures"),
-    "report": Command("report.__main__", "study", "tables and pictures to one HTML page"),
+    "report": Command("report.__main__", "study", "raw records to tables, figures and a page"),
     "audit": Command("provenance.audit", "study", "seals, everything derived made again, records"),
     "tiny-model": Command("vllm.tiny_model", "study", "write the tiny model of the CPU study"),
     "vllm-environment": Command("vllm.environment", "study", "build a pinned vLLM environment"),
@@ -43,7 +42,10 @@ COMMANDS = {
 # How many these are.
 FOR_USERS = 7
 # Removed commands, and what replaces them.
-REMOVED = {"calibrate": "run `python -m benchmarks.error_model virtual` in a checkout instead"}
+REMOVED = {
+    "calibrate": "run `python -m benchmarks.error_model virtual` in a checkout instead",
+    "figures": "run `connector-tax report` instead",
+}
 
 
 def usage() -> str:

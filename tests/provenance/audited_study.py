@@ -27,8 +27,6 @@ from connector_tax.artifacts.folder import StudyFolder
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.study_file import launches
 from connector_tax.artifacts.study_records import StudyDocument
-from connector_tax.figures import style
-from connector_tax.figures.names import NAMES, draw
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, read_jsonl, sha256_below, sha256_json, write_json
 from connector_tax.machine import packages
@@ -36,7 +34,7 @@ from connector_tax.provenance import manifest
 from connector_tax.provenance.environment import text as env_text
 from connector_tax.provenance.remade import remake
 from connector_tax.rehearsal.launch import HEALTHY
-from connector_tax.report.page import render
+from connector_tax.report.__main__ import write_views
 from connector_tax.seals import seal_launch, seal_settings
 from connector_tax.servers.kinds import command_for
 from connector_tax.study import complete
@@ -96,10 +94,7 @@ def write_published_study(folder: Path) -> None:
     """Write a study with figures and report into `folder`/audited, its claims anew beside it."""
     study_file = write_audited_study(folder / "audited")
     remake(StudyFolder.load(study_file), folder)
-    study = StudyTables(study_file)
-    for name in NAMES:
-        style.save(draw(study, name), study.root / paths.FIGURES, name)
-    (study.root / paths.REPORT).write_text(render(study))
+    write_views(StudyTables(study_file))
     manifest.write(study_file)
 
 

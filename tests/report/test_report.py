@@ -13,11 +13,10 @@ from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_records import DesignLabel
 from connector_tax.artifacts.tables import table_text
 from connector_tax.artifacts.verdicts import CANNOT_TELL, COSTS, COSTS_LESS, GAINS, LESS, TOO_FEW
-from connector_tax.figures.__main__ import main as draw
 from connector_tax.figures.names import NAMES
 from connector_tax.figures.resources import scores
 from connector_tax.figures.tables import StudyTables
-from connector_tax.files import read_json, write_json, write_text
+from connector_tax.files import ArtifactError, read_json, write_json, write_text
 from connector_tax.report import answer
 from connector_tax.report.__main__ import main
 from connector_tax.report.launches import LaunchReport, overhead
@@ -360,13 +359,10 @@ def test_overhead_includes_gaps_between_launches_but_no_interruption() -> None:
     assert spent.ratio == pytest.approx((4 * 60 + 2) / (4 * 56))
 
 
-def test_a_missing_figure_is_an_error_that_names_it(
-    study: StudyTables, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_figure_is_an_error_that_names_it(study: StudyTables) -> None:
     (study.root / "figures" / "fig6_step_cdf.svg").unlink()
-    assert main(["--study", str(study.root / "study.json")]) == 2
-    assert "fig6_step_cdf.svg: no such file" in capsys.readouterr().err
-    assert not (study.root / "report.html").exists()
+    with pytest.raises(ArtifactError, match=r"fig6_step_cdf\.svg: no such file"):
+        render(study)
 
 
 @pytest.mark.parametrize("phase", ["A", "B", "Bp"])
@@ -381,9 +377,7 @@ def test_study_with_a_void_phase_has_every_figure_and_a_report(tmp_path: Path, p
         failed={("lmcache_only", 0, "A"): "the server died"},
         config={**SMALL_GRID, "reference": {"fallback_rps": 40.0}},
     )
-    command = ["--study", str(study_file)]
-    assert draw([*NAMES, *command]) == 0
-    assert main(command) == 0
+    assert main(["--study", str(study_file)]) == 0
     source = (tmp_path / "s" / "report.html").read_text()
     assert source.count("<svg") > 100  # cells over time
     text = Page(source).text

@@ -95,7 +95,7 @@ def test_replot_writes_only_its_folder(replotted: Replotted) -> None:
 def test_replot_has_no_measuring_rule(replotted: Replotted) -> None:
     machine, _ = replotted
     listed = set(machine.snakemake("--list-rules").stdout.split())
-    assert {"unpack", "aggregate", "figure", "report_html", "replot"} <= listed
+    assert {"unpack", "analyse", "replot"} <= listed
     measuring = {"phase_a", "phase_b", "phase_bp", "preflight", "patch_apply", "study", "all"}
     assert not listed & measuring
 
@@ -104,7 +104,7 @@ def test_a_second_replot_only_audits_again(replotted: Replotted) -> None:
     machine, _ = replotted
     again = planned(machine.snakemake("--dry-run", "replot").stdout)
     assert again["replot"] == 1
-    assert not {"figure", "unpack"} & again.keys()
+    assert not {"analyse", "unpack"} & again.keys()
 
 
 def test_altered_picture_or_archive_fails_the_replot_audit(

@@ -291,4 +291,4 @@ def test_a_changed_margin_is_analysed_again_without_measuring(study: Study) -> N
         (study.folder / "study.yaml").write_text(text)
     jobs = planned(done.stdout + done.stderr)
     assert not jobs.keys() & set(MEASURING)
-    assert jobs["aggregate"] == 1
+    assert jobs["analyse"] == 1

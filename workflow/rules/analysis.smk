@@ -1,76 +1,22 @@
-# From raw records to tables, figures and the page; two studies beside each other. Nothing is measured.
+# From raw records to tables, figures and the page, by one job; two studies beside each other. Nothing is measured.
 
-from connector_tax.figures.names import FIGURES, NAMES
+from connector_tax.figures.names import CAPTIONS, NAMES
 
+TABLE_FILES = [f"{RESULTS}/{paths.ANALYSIS}/{name}" for name in paths.ANALYSIS_FILES]
 FIGURE_FILES = expand(
-    f"{RESULTS}/figures/{{figure}}.{{kind}}",
-    figure=NAMES,
-    kind=["png", "svg", "csv"],
+    f"{RESULTS}/figures/{{figure}}.{{kind}}", figure=NAMES, kind=["png", "svg"]
 )
+PAGE = f"{RESULTS}/report.html"
 
 
-rule aggregate:
+rule analyse:
     input:
-        INDEXES,
-        modules("analysis", "seeds.py", *SHARED),
-        study=f"{RESULTS}/study.json",
-        patch=f"{RESULTS}/patch/patch_status.json",
-        rates=f"{RESULTS}/reference_rates.json",
-    output:
-        [
-            report(
-                f"{RESULTS}/{paths.ANALYSIS}/{name}",
-                caption="../report/caption.rst",
-                category="Tables",
-                labels={"table": name},
-            )
-            for name in paths.ANALYSIS_FILES
-        ],
-        [f"{RESULTS}/{paths.ANALYSIS}/{name}" for name in paths.PARQUET_FILES],
-    log:
-        f"{RESULTS}/logs/aggregate.log",
-    conda:
-        CONDA
-    shell:
-        "python -m connector_tax.analysis.aggregate --study {input.study} 2>&1 | tee {log}"
-
-
-# Every figure; Snakemake's default triggers draw it again.
-rule figure:
-    input:
-        rules.aggregate.output,
-        modules("figures", "marks.py", *SHARED),
-        study=f"{RESULTS}/study.json",
-        rates=f"{RESULTS}/reference_rates.json",
-    output:
-        report(
-            f"{RESULTS}/figures/{{figure}}.png",
-            caption="../report/caption.rst",
-            category="Figures",
-            labels={"figure": "{figure}"},
-        ),
-        f"{RESULTS}/figures/{{figure}}.svg",
-        f"{RESULTS}/figures/{{figure}}.csv",
-    log:
-        f"{RESULTS}/logs/{{figure}}.log",
-    conda:
-        CONDA
-    params:
-        caption=lambda wildcards: FIGURES[wildcards.figure].caption,
-    shell:
-        "python -m connector_tax.figures {wildcards.figure:q} --study {input.study} 2>&1 | tee {log}"
-
-
-# One page that holds everything.
-rule report_html:
-    input:
-        FIGURE_FILES,
-        rules.aggregate.output,
         INDEXES,
         modules(
-            "report",
-            "figures",
             "analysis",
+            "figures",
+            "figures/captions",
+            "report",
             "seeds.py",
             "marks.py",
             "seals.py",
@@ -82,14 +28,33 @@ rule report_html:
         patch=f"{RESULTS}/patch/patch_status.json",
         rates=f"{RESULTS}/reference_rates.json",
     output:
+        [
+            report(
+                table,
+                caption="../report/table.rst",
+                category="Tables",
+                labels={"table": Path(table).name},
+            )
+            for table in TABLE_FILES
+        ],
+        [
+            report(
+                f"{RESULTS}/figures/{name}.png",
+                caption=str(CAPTIONS / f"{name}.rst"),
+                category="Figures",
+                labels={"figure": name},
+            )
+            for name in NAMES
+        ],
+        [f"{RESULTS}/figures/{name}.svg" for name in NAMES],
         report(
-            f"{RESULTS}/report.html",
-            caption="../report/caption.rst",
+            PAGE,
+            caption="../report/page.rst",
             category="Page",
             labels={"page": "report"},
         ),
     log:
-        f"{RESULTS}/logs/report.log",
+        f"{RESULTS}/logs/analyse.log",
     conda:
         CONDA
     shell:

@@ -7,9 +7,7 @@ ARCHIVED = f"results/archive/{STUDY['study']}.tar.zst"
 rule manifest:
     input:
         INDEXES,
-        FIGURE_FILES,
-        rules.aggregate.output,
-        f"{RESULTS}/report.html",
+        rules.analyse.output,
         study=f"{RESULTS}/study.json",
         environment=f"{RESULTS}/environment.json",
         patch=f"{RESULTS}/patch/patch_status.json",
@@ -54,8 +52,7 @@ rule pack:
     input:
         f"{RESULTS}/complete.json",
         INDEXES,
-        FIGURE_FILES,
-        f"{RESULTS}/report.html",
+        rules.analyse.output,
         f"{RESULTS}/manifest.json",
         f"{RESULTS}/manifest.md",
         study=f"{RESULTS}/study.json",

@@ -124,7 +124,7 @@ def ends_by_hook(rule_name):
 
 onsuccess:
     # Whatever else was asked for: the answer is told where the report was.
-    if "report_html" in {job.rule.name for job in workflow.dag.jobs}:
+    if "analyse" in {job.rule.name for job in workflow.dag.jobs}:
         shell("python -m connector_tax.report.answer --study {RESULTS}/study.json")
     if "doctor" in {job.rule.name for job in workflow.dag.jobs}:
         said = Path(RESULTS, "logs/doctor.log").read_text().splitlines()
@@ -149,7 +149,6 @@ CONDA = workflow.source_path("../envs/study.yaml")
 wildcard_constraints:
     config=r"[a-z][a-z0-9_]*",
     block=r"\d+",
-    figure=r"fig\d+_[a-z0-9_]+|scorecard",
 
 
 # What a launch needs. Measurements are not redone because one of these is newer.

@@ -36,7 +36,6 @@ from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import Study, launches, load_study
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.config import ConfigError
-from connector_tax.figures.names import NAMES
 from connector_tax.files import ArtifactError, read_json, write_json, write_text
 from connector_tax.foreign import printable
 from connector_tax.loadgen import LoadGeneratorError
@@ -336,7 +335,7 @@ def _finished(study: Study, blocks: int, line: Line) -> tuple[Answer, str]:
     if not archive.exists():
         line.show("making tables, figures, report and archive")
         _stage("analysis.reference", root)
-        _stage("analysis.aggregate", root)
+        _stage("report", root)
         try:
             _archive(study, archive)
         except Failed as error:
@@ -347,8 +346,6 @@ def _finished(study: Study, blocks: int, line: Line) -> tuple[Answer, str]:
 
 def _archive(study: Study, archive: Path) -> None:
     root = study.root
-    _stage("figures", root, *NAMES)
-    _stage("report", root)
     _stage("study.patch", root, "revert", unless=paths.REVERT_STATUS)
     _stage("provenance.manifest", root)
     _stage("study.complete", root, "--out", str(root / paths.COMPLETE))

@@ -1,23 +1,41 @@
-"""`python -m connector_tax.report --study results/x/study.json`: write results/x/report.html."""
+"""`python -m connector_tax.report --study results/x/study.json`: tables, figures and page."""
 
 import argparse
 import sys
 from collections.abc import Sequence
 
+from connector_tax.analysis.aggregate import write_tables
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.folder import StudyFolder
 from connector_tax.commands import run_command, study_parser
+from connector_tax.figures import style
+from connector_tax.figures.names import FIGURES, draw
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import write_text
 from connector_tax.report.page import render
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the report of a finished study."""
-    return run_command(study_parser("report", main.__doc__), argv, _write_report, label="report: ")
+    """Write the tables, the figures and the report of a study, all from its raw records.
+
+    One process for all: most of what a figure takes is the import of what draws it.
+    """
+    return run_command(study_parser("report", main.__doc__), argv, _write, label="report: ")
 
 
-def _write_report(arguments: argparse.Namespace) -> None:
-    study = StudyTables(arguments.study)
+def _write(arguments: argparse.Namespace) -> None:
+    write_tables(StudyFolder.load(arguments.study))
+    write_views(StudyTables(arguments.study))
+
+
+def write_views(study: StudyTables) -> None:
+    """Write the figures and the report of a study that has its tables.
+
+    Raises:
+        ArtifactError: a table or record they are made of is missing or malformed.
+    """
+    for name in FIGURES:
+        style.save(draw(study, name), study.root / paths.FIGURES, name)
     write_text(study.root / paths.REPORT, render(study))
 
 

@@ -16,7 +16,7 @@ from connector_tax.artifacts.metrics import criteria_of
 from connector_tax.artifacts.tables import POOLED
 from connector_tax.artifacts.verdicts import sign_of
 from connector_tax.figures import compared, resources, steps, style
-from connector_tax.figures.names import FIGURES
+from connector_tax.figures.names import FIGURES, caption
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, reading
 from connector_tax.report import answer, effects, series
@@ -105,12 +105,12 @@ def _figure(study: StudyTables, name: str) -> dict[str, str]:
     folder = study.root / paths.FIGURES
     picture, numbers = (_read(folder / f"{name}{kind}") for kind in (".svg", ".csv"))
     words = FIGURES[name]
-    caption = study.against(words.caption)
-    if name in steps.STEP_FIGURES and (said := steps.hidden(study)):
-        caption += f" {said}"
+    words_of = study.against(caption(name))
+    if name in steps.STEP_FIGURES and (hidden := steps.hidden(study)):
+        words_of += f" {hidden}"
     first = next(csv.DictReader(io.StringIO(numbers.decode())), {})
     return {
-        "name": name, "title": words.title, "caption": caption, "source": data_url(SVG, picture),
+        "name": name, "title": words.title, "caption": words_of, "source": data_url(SVG, picture),
         "numbers": data_url(CSV, numbers), "absent_because": first.get(style.ABSENT_BECAUSE, ""),
     }  # fmt: skip
 
