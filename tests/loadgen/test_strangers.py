@@ -234,7 +234,11 @@ def status(code: str, body: bytes, extra: bytes = b"", cut: int = 0) -> list[Ste
 
 
 SAID: dict[str, tuple[list[Step], str, str]] = {
-    "429": (status("429 Slow", b'{"error":"slow down"}'), "http_status", '429: {"error":"slow do'),
+    "429": (status("429 Slow", b'\x1b]0;x\x07{"error":"slow"}'), "http_status", '429: '),
+        status("429 Slow", b'\x1b]0;x\x07{"error":"slow down"}'),
+        "http_status",
+        '"slow down"}',
+    ),
     "cut": (status("500 Oops", b"broken", cut=9), "http_status", "500: broken (closed_mid_resp"),
     "307": (status("307 Go", b"", b"Location: /v2/x\r\n"), "http_status", "307 to /v2/x"),
     "302": (status("302 Go", b""), "http_status", "302 without Location"),
@@ -264,15 +268,16 @@ def test_failure_message_quotes_the_servers_error(
     assert failed["count"] == 7
     assert list(failed["texts"].values()) == [3, 2, 1]
     printed = capsys.readouterr().out
+    assert "\x1b" not in printed
     assert "7 http_status" in printed
-    assert '3 x 429: {"error":"slow down"}' in printed
+    assert '3 x 429: {"error":"slow"}' in printed
     assert "1 x other texts" in printed
 
 
 def test_ready_check_reports_missing_permission(capsys: pytest.CaptureFixture[str]) -> None:
     def refuse(connection: socket.socket) -> None:
         connection.recv(4096)
-        connection.sendall(b"HTTP/1.1 401 No\r\ncontent-length: 7\r\n\r\nwho? me")
+        connection.sendall(b"HTTP/1.1 401 No\r\ncontent-length: 11\r\n\r\n\x1b[2Jwho? me")
         connection.close()
 
     with listening(refuse, 2) as port:

@@ -494,6 +494,15 @@ def test_nothing_fails_where_nothing_was_changed(
     assert failures(root / "study.json") + derived_failures(root, remade) == []
 
 
+def test_audit_prints_no_escape_sequence_of_an_archive(capsys: pytest.CaptureFixture[str]) -> None:
+    result = Audit()
+    result.ledger.check("launch", "plain\x1b[2J", ["\x1b]0;owned\x07reason"])
+    audit_module.show(result)
+    said = capsys.readouterr().out
+    assert "FAIL launch plain: reason" in said
+    assert "\x1b" not in said
+
+
 def test_every_column_of_the_manifest_has_a_source(audited: Path) -> None:
     root = audited / "results" / "synthetic"
     record = manifest.read_manifest(root / "manifest.json")

@@ -105,3 +105,23 @@ def test_void_cells_are_counted_by_cause_with_what_to_do(
     assert remeasure.main([str(study_file.parent)]) == 0
     assert "2 launches moved aside" in capsys.readouterr().out
     assert Launch("plain", 2, "A").folder(study_file.parent).exists()
+
+
+def test_escape_sequences_in_the_reason_of_a_failed_launch_are_not_printed(
+    study_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = read_json(study_file)
+    study["run_order"] = {"A": [{"config": "plain", "block": 0}], "B": [], "Bp": []}
+    study_file.write_text(json.dumps(study))
+    failed = {"status": "failed", "reason": "\x1b]0;owned\x07no GPU\x1b[2J", "started_utc": ""}
+    for command, arguments_of in (
+        (complete.main, ["--study", str(study_file), "--phase", "A"]),
+        (remeasure.main, [str(study_file.parent)]),
+    ):
+        launched = Launch("plain", 0, "A")
+        index = launch_index(study, launched, [], **failed)
+        write_index(launched.folder(study_file.parent), index)
+        command(arguments_of)
+        said = "".join(capsys.readouterr())
+        assert "no GPU\n" in said
+        assert "\x1b" not in said

@@ -33,6 +33,7 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES
 from connector_tax.artifacts.study_file import every_launch, launches
 from connector_tax.files import ArtifactError
+from connector_tax.foreign import printable
 from connector_tax.study.block import end_s
 from connector_tax.study.design import refuse_changed_design, resolve
 from connector_tax.study.guard import (
@@ -106,7 +107,7 @@ def checked_design(wildcards):
         refuse_changed_design(Path(RESULTS, paths.STUDY), STUDY, SOURCE)
         if workflow.dag_settings.force_incomplete and not workflow.dryrun:
             for line in withdraw_damaged(STUDY, Path(RESULTS)):
-                print(line, file=sys.stderr)
+                print(printable(line), file=sys.stderr)
     except ConfigError as error:
         raise WorkflowError(str(error)) from None
     return ""

@@ -4,6 +4,7 @@
 import os
 
 from connector_tax.config import ROOT, is_fetched, shipped
+from connector_tax.foreign import printable
 from connector_tax.vllm.environment import PYTHON, PYTHON_VARIABLE, files_of
 
 # In the project's folder, whatever the working directory is: studies share an environment of 3 GB.
@@ -198,9 +199,12 @@ onerror:
     for launch, reason in withdraw_failed(
         every_launch(STUDY), Path(RESULTS)
     ).items():
-        print(f"MISSING {launch.folder(Path(RESULTS))}: {reason}", file=sys.stderr)
+        print(
+            printable(f"MISSING {launch.folder(Path(RESULTS))}: {reason}"),
+            file=sys.stderr,
+        )
     for line in withdraw_damaged(STUDY, Path(RESULTS)):
-        print(f"DAMAGED {line} by the same command", file=sys.stderr)
+        print(printable(f"DAMAGED {line} by the same command"), file=sys.stderr)
     if Path(RESULTS, "patch", "patch_status.json").exists():
         shell(
             f"python -m connector_tax.study.patch revert --study {RESULTS}/study.json"

@@ -18,6 +18,7 @@ from connector_tax.compare.studies import (
 )
 from connector_tax.figures.style import csv_text
 from connector_tax.files import ArtifactError, write_text
+from connector_tax.foreign import printable
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,7 +49,7 @@ def _compare(arguments: argparse.Namespace) -> None:
         ]
         write_text(out / "compare.csv", csv_text(pd.DataFrame(rows, dtype=object)))
         write_text(out / "compare.html", page.html(comparisons))
-        print("\n".join(one.headline for one in comparisons))
+        print(printable("\n".join(one.headline for one in comparisons)))
         print(f"{out}: compare.html, compare.csv")
 
 

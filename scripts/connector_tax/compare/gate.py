@@ -29,6 +29,7 @@ from connector_tax.compare.bounds import (
 from connector_tax.compare.studies import opened
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import ArtifactError, is_stdout, write_bytes
+from connector_tax.foreign import printable
 
 
 def checks_of(
@@ -102,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _gate(arguments)
     except (ArtifactError, OSError) as error:
         # Never the status of an answer: 1, which an error that nobody catches has, says above.
-        print(f"gate: {error}", file=sys.stderr)
+        print(printable(f"gate: {error}"), file=sys.stderr)
         return STATUS[NO_NUMBER]
 
 
@@ -119,7 +120,8 @@ def _gate(arguments: argparse.Namespace) -> int:
             if arguments.junit is not None:
                 write_bytes(arguments.junit, junit(study.name, checks))
         finally:
-            print("\n".join(summary), file=sys.stderr if is_stdout(arguments.junit) else sys.stdout)
+            stream = sys.stderr if is_stdout(arguments.junit) else sys.stdout
+            print(printable("\n".join(summary)), file=stream)
     return STATUS[overall]
 
 

@@ -19,6 +19,7 @@ from connector_tax.files import (
     is_stdout,
     open_closed_streams,
 )
+from connector_tax.foreign import printable
 from connector_tax.loadgen.affinity import plan_affinity, read_topology
 from connector_tax.loadgen.arguments import parse_arguments, shown_command
 from connector_tax.loadgen.checks import verify
@@ -111,7 +112,7 @@ def run(
     clocks.append(read_clocks())
     sink.close()
     for problem in result.health["connect_errors"]:
-        print(f"warning: {problem}", file=sys.stderr)
+        print(printable(f"warning: {problem}"), file=sys.stderr)
     checks = verify(result, load)
     # By this the stamps can be joined to a server's log.
     offsets_ns = [wall_ns - monotonic_ns for monotonic_ns, wall_ns in clocks]
@@ -249,7 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         make_load(options, target, rule, source)
         check_outputs(options)
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         raise SystemExit(2) from None
     signals = _Signals()
     try:
@@ -261,7 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("interrupted before anything was measured", file=sys.stderr)
         return 128 + (signals.received or signal.SIGINT)
     except (LoadGeneratorError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         return 3
 
 

@@ -8,6 +8,7 @@ import time
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from connector_tax.foreign import printable
 from connector_tax.loadgen.http import tls_context
 from connector_tax.loadgen.messages import LoadGeneratorError, Target
 from connector_tax.loadgen.sse import excerpt
@@ -109,7 +110,7 @@ def wait_ready(target: Target, model: str | None, wait_s: float) -> str:
             "or what the server calls its API"
         )
         if model is not None:
-            print(f"warning: {answer.url} answers 404{hint}", file=sys.stderr)
+            print(printable(f"warning: {answer.url} answers 404{hint}"), file=sys.stderr)
     if model is None:
         if len(names) != 1:
             text = f" {excerpt(answer.content)}".rstrip()
@@ -117,7 +118,10 @@ def wait_ready(target: Target, model: str | None, wait_s: float) -> str:
             raise LoadGeneratorError(f"{answer.url} names {said}; say which with --model{hint}")
         return names[0]
     if names and model not in names:
-        print(f"warning: {answer.url} names {', '.join(names)}, not {model}", file=sys.stderr)
+        print(
+            printable(f"warning: {answer.url} names {', '.join(names)}, not {model}"),
+            file=sys.stderr,
+        )
     return model
 
 

@@ -5,6 +5,7 @@ from typing import Any, TextIO
 
 from rich.console import Console
 
+from connector_tax.foreign import printable
 from connector_tax.loadgen.checks import ADVICE, WRONG
 from connector_tax.loadgen.messages import FAILURES, TOLERATED
 from connector_tax.loadgen.sweep import sweep_table, verdict
@@ -19,16 +20,16 @@ def print_summary(summary: Summary, stream: TextIO) -> None:
     """Print what came of one load."""
     console = _console(stream)
     for line in headlines(summary):
-        console.print(line)
+        console.print(printable(line))
     for line in failures(summary):
-        console.print(line)
+        console.print(printable(line))
     for note in notes(summary):
-        console.print(f"note: {note}")
+        console.print(printable(f"note: {note}"))
     if summary["latency_ms"]:
         console.print("latency of successes")
         console.print(latency_table(summary["latency_ms"], summary["configuration"]["percentiles"]))
     for line in check_lines(summary):
-        console.print(line)
+        console.print(printable(line))
 
 
 def print_sweep(summaries: Sequence[Summary], stream: TextIO) -> None:
@@ -45,7 +46,7 @@ def print_sweep(summaries: Sequence[Summary], stream: TextIO) -> None:
         if new:
             console.print(f"at rate {summary['configuration']['rate']:g} ({passed}):")
         for line in new:
-            console.print(f"  {line}")
+            console.print(printable(f"  {line}"))
 
 
 def _console(stream: TextIO) -> Console:

@@ -33,6 +33,7 @@ from connector_tax.files import (
     sha256_file,
     write_json,
 )
+from connector_tax.foreign import printable
 from connector_tax.provenance.archive import BESIDE, HEADER, MADE_BY_REPLOT, ORIGIN, PUBLISHED
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, PASS, Ledger
 from connector_tax.provenance.launches import check_launches
@@ -356,15 +357,15 @@ def show(result: Audit) -> None:
         mine = [claim for claim in ledger.claims if claim.kind == kind]
         counts = [sum(claim.verdict == verdict for claim in mine) for verdict in VERDICTS]
         subject = mine[0].subject if len(mine) == 1 else f"{mine[0].subject} ... ({len(mine)})"
-        print(f"{kind:14}{subject:58}", *(f"{count or '':>13}" for count in counts))
+        print(f"{kind:14}{printable(subject):58}", *(f"{count or '':>13}" for count in counts))
     for verdict in (NOT_CHECKABLE, FAIL):
         for claim in ledger.claims:
             if claim.verdict == verdict:
-                print(f"{verdict} {claim.kind} {claim.subject}: {claim.message}")
+                print(printable(f"{verdict} {claim.kind} {claim.subject}: {claim.message}"))
     for line in result.verdicts:
-        print(f"other verdict: {line}")
+        print(printable(f"other verdict: {line}"))
     total = ", ".join(f"{ledger.count(verdict)} {verdict}" for verdict in VERDICTS)
-    print(f"{len(ledger.claims)} claims: {total}\n{result.seal}")
+    print(printable(f"{len(ledger.claims)} claims: {total}\n{result.seal}"))
     if result.method:
         print(result.method)
 

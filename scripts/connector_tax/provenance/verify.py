@@ -72,6 +72,11 @@ def numbers(column: str) -> list[str]:
     return [str(n) for n in itertools.accumulate(map(int, values))] if column[0] == "+" else values
 
 
+def say(text: str, end: str = "\n") -> None:
+    """Print a text with ? for each control character: it may be of a hostile archive."""
+    print("".join(c if c.isprintable() else "?" for c in text), end=end)
+
+
 def waiting(values: Row) -> float:
     """Return the number of requests that wait in the server by one scrape, in all of its
     engines.
@@ -797,18 +802,19 @@ def verify(root: Path) -> int:
     different = ("ref_safe", "ref_load")[: len({rates["ref_safe"], rates["ref_load"]})]
     for reference, metric in itertools.product((RATES, *different), study.margins):
         at = f" ({rates[reference]:g}/s)" if reference in rates else ""
-        print(f"\n{metric} at {reference}{at}: published, recomputed, equal")
+        print()
+        say(f"{metric} at {reference}{at}: published, recomputed, equal")
         for key, row in published["taxes"].items():
             if (row["reference"], row["phase"], row["metric"]) == (reference, "A", metric):
                 mine, equal = again["taxes"].get(key, {}), state(f"taxes {key}")
-                print(f"{row['config']:23}{shown(row):27}{row['verdict'][:13]:14}", end="")
-                print(f"{shown(mine):27}{equal}")
+                say(f"{row['config']:23}{shown(row):27}{row['verdict'][:13]:14}", end="")
+                say(f"{shown(mine):27}{equal}")
     print("\nhypotheses: published, recomputed")
     for name, entry in again["hypotheses.json"].items():
         verdict = published["hypotheses.json"].get(name, {}).get("verdict", "nothing")
-        print(f"{name:23}{verdict:42}{entry['verdict']:27}{state(f'hypotheses.json {name}')}")
+        say(f"{name:23}{verdict:42}{entry['verdict']:27}{state(f'hypotheses.json {name}')}")
     for place in differ:
-        print(f"DIFFERS{place}: published {listed.get(place)}, recomputed {found[place]}")
+        say(f"DIFFERS{place}: published {listed.get(place)}, recomputed {found[place]}")
     print(f"\n{len(found):,} values, {len(differ)} differ.\n{NOT_CHECKED}")
     return len(differ)
 

@@ -35,6 +35,7 @@ from connector_tax.commands import run_command, study_parser
 from connector_tax.figures import resources
 from connector_tax.figures.tables import StudyTables
 from connector_tax.figures.taxes import other_waits
+from connector_tax.foreign import printable
 from connector_tax.report.launches import overhead, read_launches
 
 TABLE_WIDTH = 176
@@ -330,12 +331,14 @@ def _tell(arguments: argparse.Namespace) -> None:
     headings, lines = resources.scores(study)
     shown = Table("", *headings, box=None, pad_edge=False)
     for label, cells in lines:
-        shown.add_row(label, *(" ".join(filter(None, cell.words)) for cell in cells))
+        shown.add_row(printable(label), *(" ".join(filter(None, cell.words)) for cell in cells))
     console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
-    console.print(f"\n{study.engine_label}: {answer(study)}", soft_wrap=True, markup=False)
+    console.print(
+        printable(f"\n{study.engine_label}: {answer(study)}"), soft_wrap=True, markup=False
+    )
     console.print(shown, markup=False)
     for words in (*notes(study), limits(study), f"Report: {study.root / paths.REPORT}"):
-        console.print(words, soft_wrap=True, markup=False, highlight=False)
+        console.print(printable(words), soft_wrap=True, markup=False, highlight=False)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.study_file import launches, load_study, read_study
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError
+from connector_tax.foreign import printable
 from connector_tax.linux import WARNING, die_with_parent, ignore_warning
 from connector_tax.study.device import DeviceError, enter_block_slot
 from connector_tax.study.remeasure import withdraw_failed
@@ -81,7 +82,8 @@ def _drive(arguments: argparse.Namespace) -> int:
             # No reference rate is derived, and no other phase begun, without it.
             failed = withdraw_failed(drawn, root)
             for launch, reason in failed.items():
-                print(f"{launch.name} failed, and is run once more: {reason}", file=sys.stderr)
+                line = printable(f"{launch.name} failed, and is run once more: {reason}")
+                print(line, file=sys.stderr)
             status = run(failed)
         if arguments.phase == "A" and not status:
             _look(arguments)

@@ -17,6 +17,7 @@ from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.study_file import launches, read_study
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, make_durable, write_json
+from connector_tax.foreign import printable
 from connector_tax.study.processes import STOLEN_WORTH_SAYING
 from connector_tax.study.remeasure import (
     MACHINE_CAUSES,
@@ -70,7 +71,7 @@ def _conclude(arguments: argparse.Namespace) -> int:
     phases = [arguments.phase] if arguments.phase else PHASES
     ended = [launch for phase in phases for launch in launches(study, phase)]
     for line in void_lines(ended, folder):
-        print(line, file=sys.stderr)
+        print(printable(line), file=sys.stderr)
     failed = withdraw_failed(ended, folder)
     if not failed:
         if arguments.out:
@@ -78,7 +79,7 @@ def _conclude(arguments: argparse.Namespace) -> int:
             write_json(arguments.out, {"complete": True})
         return 0
     for launch, reason in failed.items():
-        print(f"MISSING {launch.folder(folder)}: {reason}", file=sys.stderr)
+        print(printable(f"MISSING {launch.folder(folder)}: {reason}"), file=sys.stderr)
     print(
         f"{len(failed)} launches failed. Figures and report show the study without their cells; "
         "the same command measures what is missing.",

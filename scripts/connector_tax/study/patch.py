@@ -21,6 +21,7 @@ from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT
 from connector_tax.files import ArtifactError, write_json
+from connector_tax.foreign import printable
 from connector_tax.servers.kinds import STEP_LOG_PROCESSES, engine_of, publishable
 from connector_tax.study.preflight import GateError, fitting_vllm
 from connector_tax.study.server_command import OVERLAY
@@ -117,7 +118,7 @@ def _patch(arguments: argparse.Namespace) -> None:
         available = status["step_timing_available"]
         print(f"step timing: {'available' if available else 'NOT available'}")
         if status["reason"]:
-            print(status["reason"])
+            print(printable(status["reason"]))
     else:
         status = read_record(root / paths.PATCH_STATUS, PatchStatus)
         write_json(root / paths.REVERT_STATUS, revert(study, status, folder))

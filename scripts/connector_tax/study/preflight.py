@@ -35,6 +35,7 @@ from connector_tax.artifacts.study_records import EngineSection, StudyDocument
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT
 from connector_tax.files import ArtifactError, write_json, write_text
+from connector_tax.foreign import printable
 from connector_tax.servers.kinds import ServerError, command_for, engine_of, free_port, publishable
 from connector_tax.servers.vllm import connector_classes, transfer_of
 from connector_tax.study.cell import planned_requests
@@ -306,7 +307,8 @@ def preflight(study_file: Path) -> dict[str, GateRecord]:
                 continue
             record = ask_gate(study, entry["id"], gate, folder, probe, probe_note)
             include, reason = record["include"], record["reason"]
-            print(f"pre-flight {entry['id']}: {'include' if include else 'SKIP'} ({reason})")
+            verdict = "include" if include else "SKIP"
+            print(printable(f"pre-flight {entry['id']}: {verdict} ({reason})"))
             if entry["id"] == baseline and not include:
                 raise NoBaselineError(
                     f"{baseline} did not pass its gate, and every tax is a comparison with it: "

@@ -23,6 +23,7 @@ from connector_tax.artifacts.study_file import every_launch, read_study
 from connector_tax.commands import run_command
 from connector_tax.config import ConfigError
 from connector_tax.files import ArtifactError, fsync, read_json, sha256_file
+from connector_tax.foreign import printable
 
 if TYPE_CHECKING:
     from connector_tax.artifacts.cell_records import CellRecord
@@ -131,7 +132,7 @@ def _remeasure(arguments: argparse.Namespace) -> None:
             move_aside(path, "superseded")
     fsync(folder)
     for launch, reason in failed.items():
-        print(f"{launch.name} failed: {reason}")
+        print(printable(f"{launch.name} failed: {reason}"))
     done = [f"{len(moved)} launches moved aside and kept"]
     done += [f"{len(failed)} failed launches to be carried on with"] if failed else []
     then = "the study's own command measures them" if moved or failed else "nothing to measure"
