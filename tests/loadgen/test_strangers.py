@@ -234,11 +234,7 @@ def status(code: str, body: bytes, extra: bytes = b"", cut: int = 0) -> list[Ste
 
 
 SAID: dict[str, tuple[list[Step], str, str]] = {
-    "429": (status("429 Slow", b'\x1b]0;x\x07{"error":"slow"}'), "http_status", '429: '),
-        status("429 Slow", b'\x1b]0;x\x07{"error":"slow down"}'),
-        "http_status",
-        '"slow down"}',
-    ),
+    "429": (status("429 Slow", b'\x1b[2J{"error":"slow"}'), "http_status", "429: "),
     "cut": (status("500 Oops", b"broken", cut=9), "http_status", "500: broken (closed_mid_resp"),
     "307": (status("307 Go", b"", b"Location: /v2/x\r\n"), "http_status", "307 to /v2/x"),
     "302": (status("302 Go", b""), "http_status", "302 without Location"),
