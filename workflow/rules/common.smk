@@ -50,6 +50,10 @@ if not workflow.overwrite_configfiles and "archive" not in config:
     configfile: str(shipped("config/config.yaml"))
 
 
+# `quiet` has no word for the lines about each selection of jobs.
+SELECTION = ("Select jobs to execute", "Execute ")
+logger.addFilter(lambda record: not record.getMessage().startswith(SELECTION))
+
 set_job_environment(SOURCES)
 pass_warnings_on()
 
