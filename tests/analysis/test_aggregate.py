@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pytest
 
 from connector_tax.analysis.aggregate import main as aggregate
-from connector_tax.analysis.aggregate import table_parquet
 from connector_tax.analysis.measure import summarise_cell
 from connector_tax.analysis.reference import main as reference
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.metrics import METRICS
-from connector_tax.artifacts.tables import COLUMNS, ROW_TYPES, EffectRow, read_table, table_text
+from connector_tax.artifacts.tables import ROW_TYPES, EffectRow, read_table
 from connector_tax.files import ArtifactError, sha256_file
 from tests.analysis.conftest import FAIL_REASON, SKIP_REASON, VOID_REASON
 from tests.analysis.synthetic import SMALL_GRID, write_analysed_study, write_synthetic_study
@@ -376,33 +374,3 @@ def test_plain_launched_once_has_taxes_and_no_aa(tmp_path: Path) -> None:
     rows = effects(study.parent, "tax")
     assert {row["config"] for row in rows} == set(TAXES)
     assert all(row["lo"] != "" for row in rows)
-
-
-# ---- parquet
-
-TABLES = [name for name in paths.ANALYSIS_FILES if name.endswith(".csv")]
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_parquet_table_equals_the_csv_table(crisp: Path, name: str) -> None:
-    frame = pl.read_parquet(crisp / "analysis" / name.replace(".csv", ".parquet"))
-    rows = table(crisp, name)
-    assert frame.columns == list(COLUMNS[name])
-    assert frame.height == len(rows)
-    for column, kind in frame.schema.items():
-        texts = [row[column] for row in rows]
-        for value, text in zip(frame[column], texts, strict=True):
-            if value is None:
-                assert text == ""
-            elif kind == pl.Boolean:
-                assert text == str(value).lower()
-            else:
-                assert value == (text if kind == pl.String else float(text))
-
-
-def test_parquet_types_are_the_same_for_every_study(crisp: Path, tmp_path: Path) -> None:
-    for name in TABLES:
-        path = tmp_path / name
-        path.write_bytes(table_parquet(name, table_text(name, [])))
-        whole = pl.read_parquet(crisp / "analysis" / name.replace(".csv", ".parquet"))
-        assert pl.read_parquet(path).schema == whole.schema

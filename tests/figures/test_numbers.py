@@ -1,19 +1,30 @@
-"""Test each figure's numbers against the tables it was drawn from."""
+"""Test each figure's numbers, as drawn, against the tables it was drawn from."""
 
-import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
-from matplotlib.patches import Rectangle
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 
-from connector_tax.artifacts.tables import DEVICE, GAP, RESOURCE, STEP, TAX, table_text
+from connector_tax.artifacts.tables import (
+    DEVICE,
+    GAP,
+    RESOURCE,
+    STEP,
+    TAX,
+    EffectRow,
+    table_text,
+)
 from connector_tax.artifacts.verdicts import COSTS
 from connector_tax.figures import rows, style
 from connector_tax.figures.names import draw
 from connector_tax.figures.resources import scores
-from connector_tax.figures.tables import StudyTables, records
+from connector_tax.figures.tables import StudyTables
 from connector_tax.report import answer
 from connector_tax.text import number, size
 from tests.analysis.tables import edit_csv, select
@@ -27,9 +38,40 @@ VOID = {
 SKIPPED = {"nixl_both": "NIXL is not installed"}
 
 
-def _rows(tmp_path: Path, design: Design, name: str) -> tuple[StudyTables, list[dict[str, Any]]]:
+def _drawn(tmp_path: Path, design: Design, name: str) -> tuple[StudyTables, Figure]:
     study = StudyTables(write_study(tmp_path / "s", design))
-    return study, records(draw(study, name).table)
+    return study, draw(study, name).figure
+
+
+def _bars(axes: Axes) -> list[tuple[float, float]]:
+    """Return the line and the width of each bar, in the order of drawing."""
+    bars = [bar for container in axes.containers for bar in container]
+    return [(round(bar.get_y() + bar.get_height() / 2), bar.get_width()) for bar in bars]
+
+
+def _lines(axes: Axes) -> list[Any]:
+    return list(axes.lines)
+
+
+def _intervals(axes: Axes) -> list[tuple[float, ...]]:
+    """Return the ends of each interval, in the order of drawing."""
+    return [tuple(line.get_xdata()) for line in _lines(axes) if line.get_marker() == "|"]
+
+
+def _ends(effects: Iterable[EffectRow]) -> list[tuple[float | None, float | None]]:
+    return [(row.lo, row.hi) for row in effects if row.lo is not None]
+
+
+def _band(axes: Axes) -> tuple[float, float]:
+    """Return the ends of the A/A band."""
+    (band,) = (patch.get_extents() for patch in axes.patches if patch.get_zorder() == 0.5)
+    left, right = axes.transData.inverted().transform([band.min, band.max])
+    return left[0], right[0]
+
+
+def _texts(figure: Figure | Axes) -> list[str]:
+    found = (artist for artist in figure.findobj() if isinstance(artist, Text))
+    return [artist.get_text() for artist in found if artist.get_text()]
 
 
 @pytest.mark.parametrize(
@@ -43,80 +85,84 @@ def _rows(tmp_path: Path, design: Design, name: str) -> tuple[StudyTables, list[
 def test_rate_figures_plot_the_pooled_value_of_every_cell(
     tmp_path: Path, name: str, field: str
 ) -> None:
-    study, rows = _rows(tmp_path, Design(void=VOID, skipped=SKIPPED), name)
-    pooled = {(row.config, row.cell): row for row in study.pooled}
+    study, figure = _drawn(tmp_path, Design(void=VOID, skipped=SKIPPED), name)
+    rates = study.settings["phase_a"]["rates_rps"]
+    pooled = {(row.config, row.cell): getattr(row, field) for row in study.pooled}
     taxes = {(row.config, row.cell): row.estimate for row in study.of(TAX, "A")
              if f"{row.metric}_ms" == field}  # fmt: skip
-    assert len(rows) == len(pooled) == 8 * 7
-    for row in rows:
-        cell = pooled[row["config"], f"r{row['rate_rps']:g}"]
-        assert row["value"] == getattr(cell, field)
-        assert (row["status"], row["reason"], row["n"]) == (cell.status, cell.reason, cell.n)
-        assert (row["value"] is None) == (row["status"] != "valid")
-        assert row.get("tax") == taxes.get((cell.config, cell.cell))
+    shown = study.configurations if name == "fig3_throughput" else study.launched
+    for axes, values in zip(figure.axes, (pooled, taxes) if taxes else (pooled,), strict=False):
+        curves = [line for line in _lines(axes) if len(line.get_xdata()) == len(rates)]
+        for item, curve in zip(shown, curves, strict=True):
+            wanted = [values.get((item.id, f"r{rate:g}")) for rate in rates]
+            np.testing.assert_array_equal(curve.get_ydata(), np.array(wanted, dtype=float))
     drawn = _svg(tmp_path, study, "fig3_throughput")
     assert ">void<" in drawn
     assert ">skipped: NIXL is not installed<" in drawn
 
 
 def test_the_knee_is_the_lowest_saturated_rate_and_stands_beside_what_fired(tmp_path: Path) -> None:
-    study, rows = _rows(tmp_path, Design(rates_rps=(0.5, 1, 2, 4, 8)), "fig3_throughput")
-    knees = {row["config"]: row["knee_rps"] for row in rows}
-    assert knees.pop("multi_mooncake_lmcache") == "8"
-    assert set(knees.values()) == {">8"}
-    drawn = _svg(tmp_path, study, "fig1_ttft_vs_rate")
-    assert ">saturated: TTFT<" in drawn
-    said = "knee, req/s: Mooncake + LMCache 8 (TTFT); others &gt;8 95\u00a0% intervals"
-    assert said in _words(drawn)
+    design = Design(rates_rps=(0.5, 1, 2, 4, 8))
+    study, figure = _drawn(tmp_path, design, "fig3_throughput")
+    beside = [text.get_text() for text in figure.axes[2].texts if text.get_text() in ("8", ">8")]
+    stack = [item.id for item in study.configurations].index("multi_mooncake_lmcache")
+    assert [place for place, knee in enumerate(beside) if knee == "8"] == [stack]
+    assert len(beside) == len(study.configurations)
+    words = _words(draw(study, "fig1_ttft_vs_rate").figure)
+    assert "saturated: TTFT" in words
+    assert "knee, req/s: Mooncake + LMCache 8 (TTFT); others >8 95\u00a0% intervals" in words
 
 
 def test_tax_bars_carry_both_references_with_intervals_band_and_gap(tmp_path: Path) -> None:
-    study, rows = _rows(tmp_path, Design(void=VOID, skipped=SKIPPED), "fig4_tax_bars")
-    assert {(row["metric"], row["reference"]) for row in rows} == {
-        (metric, reference)
-        for metric in ("ttft_p90", "tpot_p90")
-        for reference in ("ref_safe", "ref_load")
-    }
+    study, figure = _drawn(tmp_path, Design(void=VOID, skipped=SKIPPED), "fig4_tax_bars")
     gaps = {(row.config, row.metric): row for row in study.of(GAP)}
-    for row in rows:
-        taxes = study.at(row["reference"], row["metric"])
-        tax, noise, gap = taxes[row["config"]], taxes["plain_2"], gaps[row["config"], row["metric"]]
-        assert (row["tax"], row["tax_lo"], row["tax_hi"]) == (tax.estimate, tax.lo, tax.hi)
-        assert (row["aa_lo"], row["aa_hi"]) == (noise.lo, noise.hi)
-        assert (row["gap"], row["gap_lo"], row["gap_hi"]) == (gap.estimate, gap.lo, gap.hi)
-    assert "gap, pp" in _svg(tmp_path, study, "fig4_tax_bars")
-    lost = {(row["config"], row["reference"]): row for row in rows if row["tax"] is None}
-    assert lost["lmcache_only", "ref_safe"]["reason"] == "error_rate 0.2 > 0.01"
-    assert lost["nixl_both", "ref_load"]["status"] == "skipped"
+    for axes, metric in zip(figure.axes, ("ttft_p90", "tpot_p90"), strict=True):
+        taxes = [
+            study.at(reference, metric)[item.id]
+            for reference in ("ref_safe", "ref_load")
+            for item in study.connectors
+        ]
+        widths = [row.estimate for row in taxes if row.estimate is not None]
+        assert [width for _, width in _bars(axes)] == widths
+        assert _intervals(axes) == _ends(taxes)
+        noise = study.at("ref_safe", metric)["plain_2"]
+        assert _band(axes) == pytest.approx((noise.lo, noise.hi))
+        gap = gaps["mooncake_both", metric]
+        ends = (100 * value for value in (gap.estimate, gap.lo, gap.hi) if value is not None)
+        assert size(*ends) in _texts(axes)
+    texts = " ".join(_texts(figure))
+    assert "gap, pp" in texts
+    assert "void: error_rate" in texts
+    assert "skipped: NIXL" in texts
 
 
 def test_one_reference_rate_gives_one_bar_per_configuration(tmp_path: Path) -> None:
-    _, rows = _rows(tmp_path, Design(ref_load=4), "fig4_tax_bars")
-    assert {row["reference"] for row in rows} == {"ref_safe"}
-    assert len(rows) == 2 * 7
+    _, figure = _drawn(tmp_path, Design(ref_load=4), "fig4_tax_bars")
+    assert [line for line, _ in _bars(figure.axes[0])] == [*range(7)]
 
 
 def test_heat_maps_mark_cells_whose_interval_includes_zero(tmp_path: Path) -> None:
-    study, rows = _rows(tmp_path, Design(void=VOID, skipped=SKIPPED), "fig5_shape_heatmap")
-    assert len(rows) == 8 * 9
+    study, figure = _drawn(tmp_path, Design(void=VOID, skipped=SKIPPED), "fig5_shape_heatmap")
     taxes = {(row.config, row.cell): row for row in study.of(TAX, "B") if row.metric == "ttft_p90"}
-    for row in rows:
-        tax = taxes[row["config"], row["cell"]]
-        if tax.lo is None or tax.hi is None:
-            assert row["interval_includes_0"] is None
-            assert row["status"] in ("void", "skipped")
-        else:
-            assert row["interval_includes_0"] == (tax.lo <= 0 <= tax.hi)
-    marked = {row["config"] for row in rows if row["interval_includes_0"]}
-    assert marked == {"plain_2"}
+    maps = [axes for axes in figure.axes if axes.get_title(loc="left")]
+    assert len(maps) == len(study.compared) == 8
+    for axes, item in zip(maps, study.compared, strict=True):
+        own = [taxes[item.id, f"{i}x{o}"].estimate for i in (32768, 4096, 512)
+               for o in (64, 256, 1024)]  # fmt: skip
+        drawn: Any = axes.collections[0].get_array()
+        values = np.ma.filled(drawn.astype(float), np.nan).ravel()
+        np.testing.assert_array_equal(values, np.array(own, dtype=float))
+        marked = [text for text in _texts(axes) if "○" in text]
+        assert len(marked) == (9 if item.id == study.aa else 0)
 
 
 def test_the_step_cdf_holds_every_point_and_names_who_has_none(tmp_path: Path) -> None:
-    study, rows = _rows(tmp_path, Design(skipped=SKIPPED), "fig6_step_cdf")
-    drawn = [(row["config"], row["step_duration_us"]) for row in rows if row["status"] == "valid"]
-    assert sorted(drawn) == sorted((p.config, p.step_duration_us) for p in study.step_cdf)
-    (lost,) = [row for row in rows if row["status"] != "valid"]
-    assert (lost["config"], lost["status"]) == ("nixl_both", "skipped")
+    study, figure = _drawn(tmp_path, Design(skipped=SKIPPED), "fig6_step_cdf")
+    for item, curve in zip(study.configurations, figure.axes[0].lines, strict=False):
+        own = sorted(p.step_duration_us for p in study.step_cdf if p.config == item.id)
+        drawn = np.asarray(curve.get_xdata(), dtype=float)
+        assert list(drawn[~np.isnan(drawn)]) == own
+    assert _texts(figure.axes[1]).count("skipped") == 1
 
 
 def _svg(folder: Path, study: StudyTables, name: str) -> str:
@@ -124,31 +170,29 @@ def _svg(folder: Path, study: StudyTables, name: str) -> str:
     return (folder / f"{name}.svg").read_text()
 
 
-def _words(drawn: str) -> str:
-    """The texts of a picture, on and back: a footer is drawn from its last line upwards."""
-    texts = re.findall(r"<text[^>]*>([^<]*)</text>", drawn)
+def _words(figure: Figure) -> str:
+    """The texts of a figure, on and back: a footer is drawn from its last line upwards."""
+    texts = _texts(figure)
     return " ".join([*texts, *reversed(texts)])
 
 
+def _steps(study: StudyTables, kind: str) -> dict[str, EffectRow]:
+    found = study.of(STEP, "A")
+    return {row.config: row for row in found if row.item == f"{kind}/all/"
+            and (row.reference, row.metric) == ("ref_safe", "step_us")}  # fmt: skip
+
+
 def test_step_taxes_are_drawn_with_their_intervals_in_both_figures(tmp_path: Path) -> None:
-    study, rows = _rows(tmp_path, Design(), "fig7_decomposition")
-    taxes = {
-        (row.config, row.item.split("/")[0]): row
-        for row in study.of(STEP, "A")
-        if row.reference == "ref_safe" and row.metric == "step_us"
-    }
-    noise = {kind: taxes.pop(("plain_2", kind)) for kind in ("decode", "prefill")}
-    assert {(row["config"], row["kind"]) for row in rows} == set(taxes)
-    for row in rows:
-        tax, aa = taxes[row["config"], row["kind"]], noise[row["kind"]]
-        assert (row["step_us"], row["step_lo_us"], row["step_hi_us"]) == (
-            tax.estimate, tax.lo, tax.hi,
-        )  # fmt: skip
-        parts = [row[f"{part}_us"] or 0.0 for part in ("framework", "implementation", "left")]
-        assert sum(parts) == pytest.approx(tax.estimate)
-        assert (row["aa_lo"], row["aa_hi"]) == (aa.lo, aa.hi)
-        if row["config"] == "noop_connector":
-            assert parts[1:] == [0.0, 0.0]
+    study, figure = _drawn(tmp_path, Design(), "fig7_decomposition")
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["decode step", "prefill step"]
+    for axes, kind in zip(figure.axes, ("decode", "prefill"), strict=True):
+        taxes, bars = _steps(study, kind), _bars(axes)
+        for y, item in enumerate(study.connectors):
+            parts = [width for line, width in bars if line == y]
+            assert sum(parts) == pytest.approx(taxes[item.id].estimate)
+            assert (len(parts) == 1) == (item.id == "noop_connector")
+        assert _intervals(axes) == _ends(taxes[item.id] for item in study.connectors)
+        assert _band(axes) == pytest.approx((taxes["plain_2"].lo, taxes["plain_2"].hi))
     assert ">+630 [+570, +700]<" in _svg(tmp_path, study, "fig7_decomposition")
     curves = _svg(tmp_path, study, "fig6_step_cdf")
     assert "whole engine step (µs)" in curves
@@ -157,25 +201,20 @@ def test_step_taxes_are_drawn_with_their_intervals_in_both_figures(tmp_path: Pat
 
 
 def test_one_block_is_drawn_without_intervals(tmp_path: Path) -> None:
-    study, rows = _rows(tmp_path, Design(blocks=1), "fig7_decomposition")
-    assert {row["step_lo_us"] for row in rows} == {None}
+    study, figure = _drawn(tmp_path, Design(blocks=1), "fig7_decomposition")
+    assert _intervals(figure.axes[0]) == []
     # The band is the size of the A/A point both ways.
-    assert {(row["aa_lo"], row["aa_hi"]) for row in rows if row["kind"] == "decode"} == {(-12, 12)}
+    assert _band(figure.axes[0]) == pytest.approx((-12, 12))
     assert ">+630<" in _svg(tmp_path, study, "fig6_step_cdf")
 
 
 def test_without_a_connector_no_step_is_split(tmp_path: Path) -> None:
     study = StudyTables(write_study(tmp_path / "s"))
     study.unconnected.add("lmcache_only")
-    drawn = draw(study, "fig7_decomposition")
-    (own,) = {
-        (row["framework_us"], row["implementation_us"], row["left_us"])
-        for row in records(drawn.table)
-        if row["config"] == "lmcache_only"
-    }
-    assert own == (None, None, None)
-    said = [text.get_text() for text in drawn.figure.texts]
-    assert f"no connector, so not split: {study.label('lmcache_only')}" in said
+    figure = draw(study, "fig7_decomposition").figure
+    own = [item.id for item in study.connectors].index("lmcache_only")
+    assert own not in {line for line, _ in _bars(figure.axes[0])}
+    assert f"no connector, so not split: {study.label('lmcache_only')}" in _texts(figure)
 
 
 def test_what_is_below_zero_stands_left_of_it(tmp_path: Path) -> None:
@@ -187,20 +226,20 @@ def test_what_is_below_zero_stands_left_of_it(tmp_path: Path) -> None:
 
     edit_csv(tmp_path / "s" / "analysis" / "effects.csv", negative)
     axes = draw(StudyTables(study_file), "fig7_decomposition").figure.axes[0]
-    bars = [p for p in axes.patches if isinstance(p, Rectangle) and 0.6 < p.get_height() < 0.7]
-    (left,) = [bar for bar in bars if bar.get_width() < 0]
+    (left,) = [bar for container in axes.containers for bar in container if bar.get_width() < 0]
     assert (left.get_x(), left.get_width()) == (0, -50)
 
 
 def test_a_study_without_a_no_op_is_split_into_hooks_and_the_rest(tmp_path: Path) -> None:
     design = Design(skipped={"noop_connector": "gate failed"})
-    study, rows = _rows(tmp_path, design, "fig7_decomposition")
-    valid = [row for row in rows if row["status"] == "valid"]
-    assert {row["framework_us"] for row in valid} == {None}
-    assert all(row["implementation_us"] > 0 for row in valid)
-    assert {row["status"] for row in rows if row["config"] == "noop_connector"} == {"skipped"}
-    drawn = _svg(tmp_path, study, "fig7_decomposition")
-    assert "not split into framework and implementation" in drawn
+    study, figure = _drawn(tmp_path, design, "fig7_decomposition")
+    lines = [line for line, _ in _bars(figure.axes[0])]
+    noop = [item.id for item in study.connectors].index("noop_connector")
+    others = {*range(len(study.connectors))} - {noop}
+    assert sorted(lines) == sorted([*others, *others])  # the hooks and the rest
+    texts = " ".join(_texts(figure))
+    assert "skipped" in texts
+    assert "not split into framework and implementation" in texts
 
 
 @pytest.mark.parametrize(
@@ -215,38 +254,43 @@ def test_a_study_without_a_no_op_is_split_into_hooks_and_the_rest(tmp_path: Path
 def test_a_picture_that_cannot_be_drawn_says_why(
     tmp_path: Path, name: str, design: Design, said: str
 ) -> None:
-    _, rows = _rows(tmp_path, design, name)
-    (row,) = rows
-    assert said in row["absent_because"]
+    study = StudyTables(write_study(tmp_path / "s", design))
+    assert said in style.absent_because(_svg(tmp_path, study, name).encode())
 
 
 def test_the_sum_of_the_parts_has_the_conservative_interval(tmp_path: Path) -> None:
-    study, rows = _rows(tmp_path, Design(), "fig8_additivity")
-    taxes = study.at("ref_safe", "ttft_p90")
+    study, figure = _drawn(tmp_path, Design(), "fig8_additivity")
+    taxes, axes = study.at("ref_safe", "ttft_p90"), figure.axes[0]
     parts = [taxes["mooncake_both"], taxes["lmcache_only"]]
-    (total,) = [row for row in rows if row["config"] == "sum of the two"][:1]
-    for field, end in (("tax", "estimate"), ("tax_lo", "lo"), ("tax_hi", "hi")):
-        assert total[field] == pytest.approx(sum(getattr(part, end) for part in parts))
+    both = sum(width for line, width in _bars(axes) if line == 2)
+    assert both == pytest.approx(sum(part.estimate or 0 for part in parts))
+    ends = [sum(getattr(part, end) for part in parts) for end in ("lo", "hi")]
+    assert _intervals(axes)[2] == pytest.approx(ends)
     whole = taxes["multi_mooncake_lmcache"].estimate
     assert whole is not None
-    assert (total["tolerance_lo"], total["tolerance_hi"]) == pytest.approx(
-        (0.7 * whole, 1.3 * whole)
-    )
+    dotted = [line.get_xdata()[0] for line in _lines(axes) if line.get_zorder() == 4.5]
+    assert dotted == pytest.approx([0.7 * whole, 1.3 * whole])
 
 
 def test_no_sum_without_both_parts(tmp_path: Path) -> None:
-    _, rows = _rows(tmp_path, Design(void=VOID), "fig8_additivity")
-    total = [row for row in rows if row["config"] == "sum of the two"]
-    assert {(row["tax"], row["status"]) for row in total} == {(None, "missing")}
+    _, figure = _drawn(tmp_path, Design(void=VOID), "fig8_additivity")
+    assert "missing: a part has no" in " ".join(_texts(figure.axes[0]))
 
 
 def test_the_forest_shows_the_prior_beside_the_measurement(tmp_path: Path) -> None:
-    _, rows = _rows(tmp_path, Design(), "fig9_forest")
-    priors = {row["config"]: row["prior_tax"] for row in rows if row["prior_tax"] is not None}
+    study, figure = _drawn(tmp_path, Design(), "fig9_forest")
+    priors = {
+        study.compared[line.get_ydata()[0]].id: line.get_xdata()[0]
+        for axes in figure.axes
+        for line in _lines(axes)
+        if line.get_marker() == "D" and line.get_markerfacecolor() == "white"
+        and line.get_markersize() == 4
+    }  # fmt: skip
     assert priors == pytest.approx(
         {"mooncake_both": 10.67 / 7.35 - 1, "nixl_both": 10.1 / 7.35 - 1}
     )
-    assert {row["config"] for row in rows} >= {"plain_2", "noop_connector"}
+    taxes = study.at("ref_safe", "ttft_p90")
+    assert _intervals(figure.axes[0]) == _ends(taxes[item.id] for item in study.compared)
 
 
 OVERLOADED = {
@@ -257,54 +301,41 @@ OVERLOADED = {
 
 
 @pytest.mark.parametrize(
-    ("name", "config", "mark"),
-    [
-        ("fig4_tax_bars", "mooncake_both", "mooncake_both saturated"),
-        ("fig5_shape_heatmap", "nixl_both", "plain dropped 65 arrivals"),
-        ("fig8_additivity", "mooncake_both", "mooncake_both saturated"),
-        ("fig8_additivity", "sum of the two", "mooncake_both saturated"),
-        ("fig9_forest", "mooncake_both", "mooncake_both saturated"),
-    ],
+    ("name", "count"),
+    # Two metrics, at one rate or two; the stack's sum has a marked part.
+    [("fig4_tax_bars", 4), ("fig5_shape_heatmap", 1), ("fig8_additivity", 4), ("fig9_forest", 2)],
 )
-def test_a_tax_of_survivors_carries_its_mark(
-    tmp_path: Path, name: str, config: str, mark: str
-) -> None:
-    study, rows = _rows(tmp_path, Design(overloaded=OVERLOADED), name)
-    assert {row["mark"] for row in rows if row["config"] == config} - {""} == {mark}
-    assert all(row["tax"] is not None for row in rows)
-    drawn = _svg(tmp_path, study, name)
-    assert "saturated or dropped arrivals: no verdict" in _words(drawn)
+def test_a_tax_of_survivors_carries_its_mark(tmp_path: Path, name: str, count: int) -> None:
+    _, figure = _drawn(tmp_path, Design(overloaded=OVERLOADED), name)
+    sizes = [line.get_markersize() for axes in figure.axes for line in axes.lines]
+    circled = [text for axes in figure.axes for text in axes.texts if "▽" in text.get_text()]
+    assert sizes.count(rows.OVERLOAD["ms"]) + len(circled) == count
+    assert "saturated or dropped arrivals: no verdict" in _words(figure)
     clean = StudyTables(write_study(tmp_path / "clean", Design()))
-    assert "saturated or dropped" not in _svg(tmp_path, clean, name)
+    assert "saturated or dropped" not in _words(draw(clean, name).figure)
 
 
 @pytest.mark.parametrize("name", ["fig4_tax_bars", "fig5_shape_heatmap", "fig8_additivity"])
 def test_one_block_is_said_to_have_no_intervals(tmp_path: Path, name: str) -> None:
-    study, rows = _rows(tmp_path, Design(blocks=1), name)
-    assert {row["tax_lo"] for row in rows} == {None}
-    drawn = _svg(tmp_path, study, name)
-    assert "no intervals: one launch; launches not included" in drawn
-    assert f"{'exploratory' if 'heatmap' in name else 'confirmatory'} taxes" in drawn
+    _, figure = _drawn(tmp_path, Design(blocks=1), name)
+    assert [end for axes in figure.axes for end in _intervals(axes)] == []
+    words = _words(figure)
+    assert "no intervals: one launch; launches not included" in words
+    assert f"{'exploratory' if 'heatmap' in name else 'confirmatory'} taxes" in words
 
 
 def test_resources_are_plotted_as_differences_with_their_noise(tmp_path: Path) -> None:
-    study, rows = _rows(tmp_path, Design(skipped=SKIPPED), "fig10_resources")
-    by_key = {(row["config"], row["resource"]): row for row in rows}
+    study, figure = _drawn(tmp_path, Design(skipped=SKIPPED), "fig10_resources")
     table = {(row.config, row.metric): row for row in study.of(RESOURCE)}
-    assert {config for config, _ in by_key} == {item.id for item in study.connectors}
-    for key, row in by_key.items():
-        effect = table[key]
-        ends = tuple(row[f"difference{end}"] for end in ("", "_lo", "_hi"))
-        assert ends == effect.difference
-        assert (row["plain_mean"], row["status"]) == (effect.base, effect.status)
-    idle = by_key["lmcache_only", "idle_cpu"]
-    assert (idle["aa_lo"], idle["aa_hi"]) == (-1.2 * 0.004, 1.1 * 0.004)
-    skipped = by_key["nixl_both", "idle_cpu"]
-    assert (skipped["difference"], skipped["reason"]) == (None, SKIPPED["nixl_both"])
-    drawn = _svg(tmp_path, study, "fig10_resources")
-    assert ">+1,455<" in drawn
-    assert ">CPU while idle, cores<" in drawn
-    assert ">plain: 0.0210<" in drawn
+    axes = figure.axes[0]
+    assert axes.get_title(loc="left") == "CPU while idle, cores\nplain: 0.0210"
+    launched = [table[item.id, "idle_cpu"] for item in study.connectors]
+    wanted = [row.difference[1:] for row in launched if row.difference[0] is not None]
+    assert _intervals(axes) == wanted
+    assert _band(axes) == pytest.approx((-1.2 * 0.004, 1.1 * 0.004))
+    texts = [text for axes in figure.axes for text in _texts(axes)]
+    assert "+1,455" in texts
+    assert "missing" in texts
 
 
 def test_resources_that_no_launch_recorded_are_said_to_be_absent(tmp_path: Path) -> None:
@@ -316,7 +347,7 @@ def test_resources_that_no_launch_recorded_are_said_to_be_absent(tmp_path: Path)
     }  # fmt: skip
     path.write_text(table_text(path.name, [missing]))
     picture = draw(StudyTables(study_file), "fig10_resources")
-    assert picture.table.to_dict("records") == [{"absent_because": "not recorded: too old"}]
+    assert picture.absent_because == "not recorded: too old"
 
 
 @pytest.mark.parametrize(

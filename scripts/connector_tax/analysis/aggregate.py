@@ -5,14 +5,11 @@ hypotheses. Nothing here depends on when or where it runs: same input, same byte
 """
 
 import argparse
-import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-
-import polars as pl
 
 from connector_tax.analysis.device_time import read_device
 from connector_tax.analysis.effects import (
@@ -43,9 +40,9 @@ from connector_tax.artifacts.record_reader import read_record
 from connector_tax.artifacts.saturation import Judgement
 from connector_tax.artifacts.stage_records import HypothesesRecord, RatesRecord
 from connector_tax.artifacts.study_file import Study, cell_rates, shape_limits
-from connector_tax.artifacts.tables import ROW_TYPES, Row, column_types, table_text
+from connector_tax.artifacts.tables import Row, table_text
 from connector_tax.commands import run_command, study_parser
-from connector_tax.files import ArtifactError, write_bytes, write_json, write_text
+from connector_tax.files import ArtifactError, write_json, write_text
 
 
 def measure(cell: CellFolder, with_steps: bool) -> MeasuredCell:
@@ -166,16 +163,6 @@ def _check_rates(
             )
 
 
-def table_parquet(table: str, text: str) -> bytes:
-    """Return a table's CSV as parquet; an empty field is null, a column's type is always the
-    same.
-    """
-    schema = pl.Schema({name: of for name, (of, _) in column_types(ROW_TYPES[table]).items()})
-    stream = io.BytesIO()
-    pl.read_csv(io.StringIO(text), schema=schema).write_parquet(stream, compression="zstd")
-    return stream.getvalue()
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Write analysis/ beside study.json from the raw records."""
     parser = study_parser("analysis.aggregate", main.__doc__)
@@ -190,7 +177,7 @@ def _write(arguments: argparse.Namespace) -> None:
 def write_tables(
     study: StudyFolder, root: Path | None = None, rates: RatesRecord | None = None
 ) -> list[str]:
-    """Write every file under analysis/, each CSV as parquet too; the names without these.
+    """Write every file under analysis/; return their names.
 
     Raises:
         ArtifactError: as `aggregate`.
@@ -200,7 +187,6 @@ def write_tables(
     for name, content in files.items():
         if isinstance(content, str):
             write_text(folder / name, content)
-            write_bytes((folder / name).with_suffix(".parquet"), table_parquet(name, content))
         else:
             write_json(folder / name, content)
     return list(files)

@@ -44,10 +44,6 @@ STEP_CDF = "step_cdf.csv"
 ENGINE_TABLE = "engine.csv"
 HYPOTHESES = "hypotheses.json"
 ANALYSIS_FILES = (CELLS, EFFECTS, STEP_CDF, ENGINE_TABLE, HYPOTHESES)
-# The CSVs once more, typed.
-PARQUET_FILES = tuple(
-    name.replace(".csv", ".parquet") for name in ANALYSIS_FILES if name.endswith(".csv")
-)
 
 # Of a launch, below runs/<config>/block<k>/<phase>/ (names.Launch.folder). The index is written
 # last: without it the launch has not ended.

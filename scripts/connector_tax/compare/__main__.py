@@ -16,7 +16,6 @@ from connector_tax.compare.studies import (
     opened,
     refuse_unlike,
 )
-from connector_tax.figures.style import csv_text
 from connector_tax.files import ArtifactError, write_text
 from connector_tax.foreign import printable
 
@@ -47,7 +46,8 @@ def _compare(arguments: argparse.Namespace) -> None:
             for one in comparisons
             for row in one.rows
         ]
-        write_text(out / "compare.csv", csv_text(pd.DataFrame(rows, dtype=object)))
+        table = pd.DataFrame(rows, dtype=object)
+        write_text(out / "compare.csv", table.to_csv(index=False, lineterminator="\n"))
         write_text(out / "compare.html", page.html(comparisons))
         print(printable("\n".join(one.headline for one in comparisons)))
         print(f"{out}: compare.html, compare.csv")

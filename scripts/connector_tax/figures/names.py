@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,14 +55,12 @@ def caption(name: str) -> str:
 
 
 def draw(study: StudyTables, name: str) -> Picture:
-    """Return the picture of a figure with its numbers; where it cannot be drawn, one with the
-    reason.
-    """
+    """Return the picture of a figure; where it cannot be drawn, one with the reason."""
     from connector_tax.figures import style
 
     words = FIGURES[name]
     try:
-        picture: Picture = pkgutil.resolve_name(f"{__package__}.{words.drawn_by}")(study)
+        figure = pkgutil.resolve_name(f"{__package__}.{words.drawn_by}")(study)
     except style.AbsentError as reason:
-        picture = style.absent(study, words.title, str(reason))
-    return replace(picture, title=words.title)
+        return style.absent(study, words.title, str(reason))
+    return style.Picture(figure, words.title)

@@ -12,6 +12,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
@@ -24,7 +25,7 @@ from connector_tax.figures.tables import StudyTables, frame, records
 from connector_tax.marks import Mark
 
 COLUMNS = [
-    "config", "rate_rps", "value", "lo", "hi", "unit", "n", "status", "reason", "blocks_lost",
+    "config", "rate_rps", "value", "lo", "hi", "status", "reason", "blocks_lost",
     "saturation_criteria", "knee_rps",
 ]  # fmt: skip
 # What is drawn over a saturated point, a stroke for each criterion that fired.
@@ -140,7 +141,7 @@ def knee_text(study: StudyTables, config: str) -> str:
     return f"{min(saturated) if knee is None else knee:.10g}"
 
 
-def cells(study: StudyTables, column: str, unit: str) -> pd.DataFrame:
+def cells(study: StudyTables, column: str) -> pd.DataFrame:
     """Return a column of cells.csv in every cell of Phase A, configuration by configuration.
 
     The ends of its interval stand under `_lo` and `_hi` before the unit, where it has any.
@@ -152,7 +153,7 @@ def cells(study: StudyTables, column: str, unit: str) -> pd.DataFrame:
     counts = Counter(zip(lost["configuration"], lost["cell"], strict=True))
     stem, _, suffix = column.rpartition("_")
     names = {column: "value", f"{stem}_lo_{suffix}": "lo", f"{stem}_hi_{suffix}": "hi"}
-    table = table[table["block"] == POOLED].rename(columns=names).assign(unit=unit)
+    table = table[table["block"] == POOLED].rename(columns=names)
     at = zip(table["config"], table["cell"], strict=True)
     table["blocks_lost"] = [counts[key] for key in at]
     order = [item.id for item in study.configurations]
@@ -194,11 +195,11 @@ def _strokes(table: pd.DataFrame) -> list[Artist]:
     ]
 
 
-def latency_figure(study: StudyTables, metric: str) -> style.Picture:
+def latency_figure(study: StudyTables, metric: str) -> Figure:
     """Draw a latency against the rate: above in ms, below its tax over plain."""
     compared = rows.measured(study, "A").dropna(subset="rate_rps").query("metric == @metric")
     compared = compared[compared["config"].isin([item.id for item in study.compared])]
-    table = cells(study, f"{metric}_ms", "ms")
+    table = cells(study, f"{metric}_ms")
     label = rows.METRICS[metric]
     notes = [
         f"knee, req/s: {_knees(table, study)}",
@@ -228,16 +229,14 @@ def latency_figure(study: StudyTables, metric: str) -> style.Picture:
     lower.set(xlabel="offered rate (requests/s)", ylabel=rows.tax_label(study, lower, "y"))
     marked = rows.overload_handles(compared, "saturated, dropped: no verdict")
     handles = [*style.configuration_handles(study, study.launched), *_strokes(table), *marked]
-    columns = ["config", "rate_rps"]
-    table = table.merge(compared[[*columns, *rows.ENDS]], how="left", on=columns)
-    return style.picture(figure, table[[*COLUMNS, *rows.ENDS]], handles, 2)
+    return style.laid_out(figure, handles, 2)
 
 
 ttft = partial(latency_figure, metric="ttft_p90")
 tpot = partial(latency_figure, metric="tpot_p90")
 
 
-def throughput(study: StudyTables) -> style.Picture:
+def throughput(study: StudyTables) -> Figure:
     """Throughput with the line y = x, its ratio to what arrived, and the criteria that fired."""
     limits = study.settings["saturation"]
     kept = limits["throughput_ratio_min"]
@@ -251,8 +250,8 @@ def throughput(study: StudyTables) -> style.Picture:
     height = sum(heights) + AXES_IN + handles_in
     figure = style.new_figure(study, style.COLUMN_IN, height, notes)
     upper, lower, criteria = figure.subplots(3, height_ratios=heights)
-    table = cells(study, "effective_throughput_rps", "requests/s")
-    drawn = table.assign(ratio=cells(study, "throughput_ratio", "")["value"])
+    table = cells(study, "effective_throughput_rps")
+    drawn = table.assign(ratio=cells(study, "throughput_ratio")["value"])
     for item in study.configurations:
         mark, own = style.marks(study)[item.id], drawn[drawn["config"] == item.id]
         for axes, column in ((upper, "value"), (lower, "ratio")):
@@ -264,7 +263,7 @@ def throughput(study: StudyTables) -> style.Picture:
     _criteria(criteria, study, table)
     kept_up = Patch(color=KEPT, label=f"≥ {kept:g} of the arrivals")
     handles = [*style.configuration_handles(study), kept_up, *_strokes(table)]
-    return style.picture(figure, table, handles, 2)
+    return style.laid_out(figure, handles, 2)
 
 
 def _limits(upper: Axes, lower: Axes, study: StudyTables, kept: float) -> None:

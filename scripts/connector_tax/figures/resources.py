@@ -3,17 +3,17 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from connector_tax import text
 from connector_tax.artifacts.metrics import LATENCY_METRICS, VERDICT_METRICS
 from connector_tax.artifacts.names import ALL_RATES
-from connector_tax.artifacts.tables import DECODE, LOG, MIXED, PREFILL, RESOURCE, EffectRow
+from connector_tax.artifacts.tables import DECODE, MIXED, PREFILL, RESOURCE, EffectRow
 from connector_tax.artifacts.verdicts import COSTS, GAINS, JUDGED, LESS, in_words, less, sign_of
 from connector_tax.figures import rows, style
 from connector_tax.figures.tables import (
@@ -34,14 +34,10 @@ PANELS: Mapping[str, str] = {
     "startup_s": "start-up, s",
 }
 ENDS = ["difference", "difference_lo", "difference_hi"]
-COLUMNS = [
-    "config", "resource", "unit", "plain_mean", *ENDS, "tax", *rows.BAND, "interval_method",
-    "n_blocks", "status", "reason",
-]  # fmt: skip
 RESOURCE_IN = 0.15
 
 
-def resources(study: StudyTables) -> style.Picture:
+def resources(study: StudyTables) -> Figure:
     """Draw a panel for each resource that was read in some launch, rows of configurations."""
     measured = _differences(study)
     noise = measured[measured["config"] == study.aa].set_index("resource")[ENDS]
@@ -64,7 +60,7 @@ def resources(study: StudyTables) -> style.Picture:
     grid = style.panels(figure, len(shown), 2, share_x=False)
     for axes, (name, panel) in zip(grid.flat, table.groupby("resource", sort=False), strict=False):
         _panel(study, axes, PANELS[str(name)], panel)
-    return style.picture(figure, table[table["status"].notna()][COLUMNS])
+    return style.laid_out(figure)
 
 
 def _differences(study: StudyTables) -> pd.DataFrame:
@@ -74,8 +70,6 @@ def _differences(study: StudyTables) -> pd.DataFrame:
     table = frame(of, EffectRow).rename(columns=named)
     differences = [row.difference for row in of]
     table[ENDS] = pd.DataFrame(differences, columns=ENDS, dtype=object)
-    table["interval_method"] = [row.method.partition(" (")[0] for row in of]
-    table["tax"] = table["estimate"].where(table["scale"] == LOG, None)
     return table
 
 
@@ -140,7 +134,6 @@ class Score:
     sign: str = ""
     narrow: tuple[float, float] | None = None
     margin: float | None = None
-    value: float | None = None
 
     @property
     def words(self) -> tuple[str, str]:
@@ -184,12 +177,12 @@ def _latency(row: EffectRow | None) -> Score:
         return Score("not measured" if row is None else row.status, LOST)
     said, verdict = text.tax(row.estimate), in_words(row.verdict, row.margin)
     if row.narrow_lo is None or row.narrow_hi is None or row.mark:
-        return Score(said, LOST, verdict, value=row.estimate)
+        return Score(said, LOST, verdict)
     said += f", at most {text.tax(row.narrow_hi)}"
     narrow = (row.narrow_lo, row.narrow_hi) if row.verdict in JUDGED else None
     sign = sign_of(row.verdict)
     kind = LESS if less(row.verdict) else sign or UNSURE
-    return Score(said, kind, verdict, sign, narrow, row.margin, row.estimate)
+    return Score(said, kind, verdict, sign, narrow, row.margin)
 
 
 def _scored(study: StudyTables, of: dict[str, EffectRow]) -> list[Score]:
@@ -205,10 +198,10 @@ def _difference(row: EffectRow | None, digits: int, least: float) -> Score:
     if row is None or value is None:
         return Score(text.DASH, LOST)
     much = value >= max(least, OF_PLAIN * (row.base or 0)) and (low or 0) > 0
-    return Score(text.signed(value, digits), COSTS if much else NONE, value=value)
+    return Score(text.signed(value, digits), COSTS if much else NONE)
 
 
-def scorecard(study: StudyTables) -> style.Picture:
+def scorecard(study: StudyTables) -> Figure:
     """Draw the scorecard as a picture: a coloured cell for each answer, with its sign."""
     names, lines = scores(study)
     gains = "▼ gains; " * any(cell.kind == GAINS for _, cells in lines for cell in cells)
@@ -232,14 +225,12 @@ def scorecard(study: StudyTables) -> style.Picture:
     axes.set(xlim=(0, sum(widths)), ylim=(len(lines) + 0.5, -0.5))
     for x, name in zip(starts[1:], names, strict=True):
         axes.text(x + 0.05, 0, name.replace(", ", ",\n"), fontweight="bold", va="center")
-    drawn: list[dict[str, Any]] = []
     for y, (label, cells) in enumerate(lines, 1):
         axes.text(0, y, style.fitted(label, 1.25), va="center")
-        for x, width, name, cell in zip(starts[1:], widths[1:], names, cells, strict=True):
+        for x, width, cell in zip(starts[1:], widths[1:], cells, strict=True):
             paper, ink = LOOKS.get(cell.kind, ("white", "black"))
             place = (x + 0.02, y - 0.46)
             axes.add_patch(Rectangle(place, width - 0.04, 0.92, color=paper, lw=0))
             said = "\n".join(style.fitted(words, width - 0.1) for words in cell.words if words)
             axes.text(x + 0.05, y, said, color=ink, va="center")
-            drawn.append({"config": label, "column": name, **vars(cell)})
-    return style.picture(figure, pd.DataFrame(drawn, dtype=object))
+    return style.laid_out(figure)

@@ -31,12 +31,6 @@ OVERLOAD: dict[str, Any] = {
 }  # fmt: skip
 ENDS = ["tax", "tax_lo", "tax_hi"]
 BAND = ["aa_lo", "aa_hi"]
-# Columns of a tax in the figures' tables, by those of effects.csv.
-NAMED = {"n": "n_config", "n_base": "n_plain"}
-TAX_COLUMNS = [
-    "config", "metric", "reference", "rate_rps", *ENDS, *BAND, "n_blocks", "n_config",
-    "n_plain", "family", "verdict", "mark", "status", "reason",
-]  # fmt: skip
 
 
 # ---- the rows
@@ -45,7 +39,7 @@ TAX_COLUMNS = [
 def measured(study: StudyTables, phase: str) -> pd.DataFrame:
     """Return the taxes of a phase, one for each cell; a cell that is not valid has none."""
     of = study.of(TAX, phase)
-    table = frame(of, EffectRow).rename(columns=NAMED)
+    table = frame(of, EffectRow)
     table[ENDS] = pd.DataFrame([row.shown for row in of], columns=ENDS, dtype=object)
     return table.drop_duplicates(["config", "cell", "metric"])
 
@@ -66,7 +60,7 @@ def taxes(
     at = zip(table["metric"], table["reference"], strict=True)
     table[BAND] = pd.DataFrame([bands.get(key, (None, None)) for key in at], dtype=object)
     words = dict.fromkeys(("family", "verdict", "mark", "reason"), "")
-    return table.fillna(words | {"status": "missing"})[TAX_COLUMNS]
+    return table.fillna(words | {"status": "missing"})
 
 
 def numbers(table: pd.DataFrame, columns: Sequence[str] = ENDS) -> list[float]:
@@ -190,7 +184,7 @@ def tax_text(table: pd.DataFrame) -> str:
     families = [f"{', '.join(ids)}: {name}" for name, ids in by_family.items()]
     if len(by_family) == 1:
         families = [f"{by_family.index[0]} taxes"]
-    counts = n_range(table[table["tax"].notna()]["n_config"])
+    counts = n_range(table[table["tax"].notna()]["n"])
     return "; ".join([interval_text(table), *families, f"{counts} requests per tax"])
 
 

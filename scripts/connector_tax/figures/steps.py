@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
@@ -22,13 +23,12 @@ from connector_tax.text import size
 
 LABELS = {"step_duration_us": "schedule()", "engine_step_us": "whole engine step"}
 TAXES = {"step_duration_us": "step", "engine_step_us": "engine_step"}
-CDF_COLUMNS = ["config", *LABELS, "cdf", "status", "reason"]
-SHOWN = (0.01, 0.99)  # quantiles the x axes span; the CSV holds all
+SHOWN = (0.01, 0.99)  # quantiles the x axes span; step_cdf.csv holds all
 PLOT_IN = 1.4
 LINE_IN = 0.14
 
 
-def distribution(study: StudyTables) -> style.Picture:
+def distribution(study: StudyTables) -> Figure:
     """Cumulative share of non-empty steps against their duration in µs, logarithmic."""
     rows.need_steps(study)
     configs = pd.DataFrame({"config": [item.id for item in study.configurations]})
@@ -45,11 +45,7 @@ def distribution(study: StudyTables) -> style.Picture:
     for axes, table, measure in zip(grid[::2], grid[1::2], measures, strict=True):
         _curves(study, axes, points, measure)
         _table(study, table, points, measure)
-    drawn, lost = points[points["cdf"].notna()], points[points["cdf"].isna()]
-    reasons = lost["config"].map(study.skip_reason)
-    lost = lost.assign(reason=reasons, status=reasons.map(lambda r: "skipped" if r else "missing"))
-    table = pd.concat([drawn.assign(status="valid", reason=""), lost])
-    return style.picture(figure, table[CDF_COLUMNS])
+    return style.laid_out(figure)
 
 
 def _curves(study: StudyTables, axes: Axes, points: pd.DataFrame, measure: str) -> None:
@@ -115,12 +111,12 @@ PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "left_us": ("left (in no hook)", {"fc": "white", "ec": "#1b3a6b", "hatch": "////////"}),
 }
 STEP_ENDS = ["step_us", "step_lo_us", "step_hi_us"]
-PART_COLUMNS = ["config", "kind", *STEP_ENDS, *rows.BAND, *PARTS, "n_blocks", "n_steps", "status"]
+PART_COLUMNS = ["config", "kind", *STEP_ENDS, *rows.BAND, *PARTS, "status"]
 TOTAL = Mark("black", "D", "-", filled=False)
 ROW_IN = 0.16
 
 
-def decomposition(study: StudyTables) -> style.Picture:
+def decomposition(study: StudyTables) -> Figure:
     """Draw a stack for each configuration with its total and interval, a panel for each kind of
     step.
     """
@@ -159,7 +155,7 @@ def decomposition(study: StudyTables) -> style.Picture:
     ]
     handles.append(Line2D([], [], lw=0.7, label="step", **style.marker_style(TOTAL)))
     handles.append(rows.band_handle(table))
-    return style.picture(figure, table[PART_COLUMNS], handles, 2)
+    return style.laid_out(figure, handles, 2)
 
 
 def _parts(study: StudyTables) -> pd.DataFrame:
@@ -179,7 +175,7 @@ def _parts(study: StudyTables) -> pd.DataFrame:
             row |= dict(zip(rows.BAND, band, strict=True))
             if step := own[0]:
                 row |= dict(zip(STEP_ENDS, (step.estimate, step.lo, step.hi), strict=True))
-                row |= {"n_blocks": step.n_blocks, "n_steps": step.n, "status": "valid"}
+                row["status"] = "valid"
                 if connector.id not in study.unconnected:
                     row |= _split(connector.id, own, hooks.get(kind, {}).get(NOOP))
             else:

@@ -3,8 +3,10 @@
 Sizes are inches on paper; nothing is smaller than TEXT_PT at a single column's width (3.35 in).
 """
 
+import html
 import io
 import math
+import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,8 +29,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from connector_tax.figures.tables import Configuration, StudyTables, records
-from connector_tax.files import write_bytes, write_text
+from connector_tax.figures.tables import Configuration, StudyTables
+from connector_tax.files import write_bytes
 from connector_tax.marks import AA_MARK, Mark, marks_of
 
 COLUMN_IN = 3.35
@@ -40,8 +42,6 @@ LEGEND_IN = 0.13  # a line of a legend
 LABEL_IN = 1.2  # the longest label of a row
 MUTED = "#5f5f5f"
 BAND = "#e3e6ea"
-# The one column of the numbers of a figure that cannot be drawn.
-ABSENT_BECAUSE = "absent_because"
 # Hatching in place of a number, and the box in which its reason is readable.
 LOST: dict[str, Any] = {"fc": "white", "ec": "#b5b5b5", "hatch": "\\\\\\\\\\\\", "lw": 0.0}
 REASON: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "pad": 0.4}
@@ -93,21 +93,19 @@ def marker_style(mark: Mark) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawn figure and the numbers in it: a row for each thing drawn, values as they are."""
+    """A drawn figure with its title; where it could not be drawn, the reason."""
 
     figure: Figure
-    table: pd.DataFrame
-    title: str = ""
+    title: str
+    absent_because: str = ""
 
 
 class AbsentError(Exception):
     """A figure cannot be drawn of this study; the text says why."""
 
 
-def picture(
-    figure: Figure, table: pd.DataFrame, handles: Sequence[Artist] = (), columns: int = 1
-) -> Picture:
-    """Return the figure with its table: a legend above the footer, the rest laid out once above it.
+def laid_out(figure: Figure, handles: Sequence[Artist] = (), columns: int = 1) -> Figure:
+    """Return the figure with a legend above the footer, the rest laid out once above it.
 
     `handles` are the legend's entries, in that many columns.
     """
@@ -122,12 +120,7 @@ def picture(
     ConstrainedLayoutEngine(
         rect=(0, foot, 1, 1 - foot), w_pad=0.04, h_pad=0.04, wspace=0.03, hspace=0.03
     ).execute(figure)
-    return Picture(figure, pd.DataFrame(records(table), columns=table.columns, dtype=object))
-
-
-def csv_text(table: pd.DataFrame) -> str:
-    """Return a table as CSV; None is an empty field, floats keep every digit."""
-    return table.to_csv(index=False, lineterminator="\n")
+    return figure
 
 
 def new_figure(
@@ -261,17 +254,26 @@ def absent(study: StudyTables, title: str, reason: str) -> Picture:
     axes.add_patch(Rectangle((0, 0), 1, 1, **LOST))
     words = "\n".join(textwrap.wrap(reason, 56, break_long_words=True))
     reason_text(axes, 0.5, 0.5, f"{title}\nis absent from this study:\n{words}")
-    return picture(figure, pd.DataFrame({ABSENT_BECAUSE: [reason]}))
+    return Picture(figure, title, reason)
 
 
 def save(picture: Picture, folder: Path, name: str) -> None:
-    """Write `name`.png, .svg and .csv; equal pictures give equal bytes (no date, fixed ids)."""
+    """Write `name`.png and .svg; equal pictures give equal bytes (no date, fixed ids).
+
+    The SVG's description says why a figure is absent: `absent_because` reads it.
+    """
+    why = picture.absent_because or None
     for suffix, metadata in (
         ("png", {"Software": None, "Title": picture.title}),
-        ("svg", {"Date": None, "Creator": None, "Title": picture.title}),
+        ("svg", {"Date": None, "Creator": None, "Title": picture.title, "Description": why}),
     ):
         stream = io.BytesIO()
         with mpl.rc_context({"svg.hashsalt": name}):
             picture.figure.savefig(stream, format=suffix, dpi=DPI, metadata=metadata)
         write_bytes(folder / f"{name}.{suffix}", stream.getvalue())
-    write_text(folder / f"{name}.csv", csv_text(picture.table))
+
+
+def absent_because(svg: bytes) -> str:
+    """Return the reason why a saved picture shows no figure; empty where it shows one."""
+    found = re.search(r"<dc:description>(.*?)</dc:description>", svg.decode(), re.DOTALL)
+    return html.unescape(found[1]) if found else ""

@@ -11,6 +11,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, Normalize, to_rgba
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
@@ -43,7 +44,7 @@ HATCH = "//////"
 GAP_ENDS = ["gap", "gap_lo", "gap_hi"]
 
 
-def bars(study: StudyTables) -> style.Picture:
+def bars(study: StudyTables) -> Figure:
     """Bars of tax(config) with intervals over the A/A band; one panel per metric, on one scale."""
     rows.need_ref_safe(study)
     rates = study.reference
@@ -70,7 +71,7 @@ def bars(study: StudyTables) -> style.Picture:
         for name, (fill, hatch) in zip(names, (("#606060", None), ("white", HATCH)), strict=False)
     ]
     handles += [rows.band_handle(table), *rows.overload_handles(table)]
-    return style.picture(figure, table, handles, 2)
+    return style.laid_out(figure, handles, 2)
 
 
 def _bars(study: StudyTables, axes: Axes, panel: pd.DataFrame, references: Sequence[str]) -> None:
@@ -92,18 +93,13 @@ def _bars(study: StudyTables, axes: Axes, panel: pd.DataFrame, references: Seque
 
 # ---- figure 5: the last map is the A/A comparison: what the colours of the others are worth
 
-SHAPE_COLUMNS = [
-    "config", "cell", "input_tokens", "output_tokens", "rate_rps", *rows.ENDS,
-    "interval_includes_0", *rows.BAND, "n_config", "n_plain", "family", "mark", "status",
-    "reason",
-]  # fmt: skip
 ACROSS = 2
 CELL_IN = 0.22
 MAP_IN = 1.05  # the least width of a map
 CIRCLE, TRIANGLE = "○", "▽"
 
 
-def heat_maps(study: StudyTables) -> style.Picture:
+def heat_maps(study: StudyTables) -> Figure:
     """Heat maps on one diverging scale centred at 0; a circle marks intervals with 0."""
     table = _by_shape(study)
     if table.empty:
@@ -144,7 +140,7 @@ def heat_maps(study: StudyTables) -> style.Picture:
     bar.set_ticks([-limit, 0, limit], labels=[size(-100 * limit), "0", size(100 * limit)])
     bar.set_label("TTFT p90 tax (%)")
     bar.outline.set_visible(False)
-    return style.picture(figure, table[SHAPE_COLUMNS])
+    return style.laid_out(figure)
 
 
 def _colors(margin: float) -> ListedColormap:
@@ -158,8 +154,6 @@ def _colors(margin: float) -> ListedColormap:
 def _by_shape(study: StudyTables) -> pd.DataFrame:
     """Each configuration's tax in each shape, with the words of its cell."""
     table = rows.measured(study, "B").query("metric == 'ttft_p90'")
-    noise = table[table["config"] == study.aa][["cell", *rows.ENDS[1:]]]
-    table = table.merge(noise.set_axis(["cell", *rows.BAND], axis=1), how="left", on="cell")
     columns = ["cell", "input_tokens", "output_tokens"]
     shapes = pd.DataFrame(study.document["cells"]["B"], columns=columns)
     table = table.merge(shapes, how="left", on="cell")
@@ -229,7 +223,7 @@ TOLERANCE = ["tolerance_lo", "tolerance_hi"]
 DOTTED: dict[str, Any] = {"color": "black", "lw": 0.9, "ls": (0, (1, 1.2)), "zorder": 4.5}
 
 
-def additivity(study: StudyTables) -> style.Picture:
+def additivity(study: StudyTables) -> Figure:
     """Bars of both parts, of their sum with its interval, and of the stack, over the A/A band."""
     rows.need_ref_safe(study)
     labels = {item.id: item.label for item in study.configurations} | {SUM: SUM}
@@ -252,7 +246,7 @@ def additivity(study: StudyTables) -> style.Picture:
     for axes, panel in _panels(grid, table, [labels[config] for config in shown], ends):
         _parts(study, axes, panel)
     grid[-1].set_xlabel(rows.tax_label(study, grid[-1]))
-    return style.picture(figure, table, rows.overload_handles(measured))
+    return style.laid_out(figure, rows.overload_handles(measured))
 
 
 def _with_sums(taxes: pd.DataFrame, tolerance: float) -> pd.DataFrame:
@@ -267,8 +261,7 @@ def _with_sums(taxes: pd.DataFrame, tolerance: float) -> pd.DataFrame:
         if one["tax"] is None or other["tax"] is None:
             total["reason"] = "a part has no valid tax"
             continue
-        total |= {"status": "valid", "rate_rps": one["rate_rps"], "family": one["family"]}
-        total["mark"] = "; ".join(filter(None, (one["mark"], other["mark"])))
+        total |= {"status": "valid", "mark": "; ".join(filter(None, (one["mark"], other["mark"])))}
         for end in rows.ENDS:
             known = one[end] is not None and other[end] is not None
             total[end] = one[end] + other[end] if known else None
@@ -311,7 +304,7 @@ def priors(study: StudyTables) -> dict[str, float]:
     }
 
 
-def forest(study: StudyTables) -> style.Picture:
+def forest(study: StudyTables) -> Figure:
     """A forest plot per metric, with the numbers, their intervals and verdicts written out."""
     rows.need_ref_safe(study)
     table = rows.taxes(study, [item.id for item in study.compared])
@@ -338,7 +331,7 @@ def forest(study: StudyTables) -> style.Picture:
         Line2D([], [], label=f"±{margins} % margin", **MARGIN),
         *rows.overload_handles(table),
     ]
-    return style.picture(figure, table, handles, 2)
+    return style.laid_out(figure, handles, 2)
 
 
 def _forest(study: StudyTables, axes: Axes, panel: pd.DataFrame) -> None:

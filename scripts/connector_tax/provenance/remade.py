@@ -168,12 +168,7 @@ def check_claims(root: Path, made: Path, ledger: Ledger) -> Claims:
 def _tables_in(folder: Path) -> set[str]:
     """Return the files below a folder's `analysis/`, by their names in the folder."""
     below = (path for path in (folder / paths.ANALYSIS).rglob("*") if not path.is_dir())
-    typed = paths.PARQUET_FILES
-    return {
-        path.relative_to(folder).as_posix()
-        for path in below
-        if path.name not in typed and not is_temporary(path)
-    }
+    return {path.relative_to(folder).as_posix() for path in below if not is_temporary(path)}
 
 
 def _check_digests(root: Path, published: Path, record: ManifestRecord, ledger: Ledger) -> None:

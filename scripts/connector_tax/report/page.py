@@ -1,8 +1,7 @@
 """Assemble the report's sections and render the page."""
 
 import base64
-import csv
-import io
+import gzip
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,8 +22,8 @@ from connector_tax.report import answer, effects, series
 from connector_tax.report import launches as runs
 from connector_tax.seals import changed_settings
 
-SVG, CSV = "image/svg+xml", "text/csv"
-DOWNLOADS = (paths.CELLS, paths.EFFECTS, paths.ENGINE_TABLE)
+SVG, GZIP = "image/svg+xml", "application/gzip"
+DOWNLOADS = tuple(name for name in paths.ANALYSIS_FILES if name.endswith(".csv"))
 RAW_FILES = (
     paths.STUDY,
     paths.ENVIRONMENT,
@@ -62,6 +61,7 @@ def render(study: StudyTables) -> str:
 def context(study: StudyTables) -> dict[str, Any]:
     """Return the template's values, and the modules whose functions it calls."""
     engine = study.settings["engine"]
+    tables = study.root / paths.ANALYSIS
     launches = runs.read_launches(study)
     over_time = [(launch, series.series_of(launch)) for launch in launches]
     counts = Counter(cell.status for launch in launches for cell in launch.cells)
@@ -91,27 +91,26 @@ def context(study: StudyTables) -> dict[str, Any]:
         "warming_up": [row for row in study.cell_rows if row.warming_up and row.block != POOLED],
         "environment": _environment(study, launches),
         "downloads": [
-            (name, data_url(CSV, _read(study.root / paths.ANALYSIS / name))) for name in DOWNLOADS
+            (f"{name}.gz", data_url(GZIP, gzip.compress(_read(tables / name), mtime=0)))
+            for name in DOWNLOADS
         ],
         "raw_files": [name for name in RAW_FILES if (study.root / name).exists()],
     }
 
 
 def _figure(study: StudyTables, name: str) -> dict[str, str]:
-    """Return a figure's content for the page: inlined picture, its words, its download.
+    """Return a figure's content for the page: its words, the inlined picture.
 
     `absent_because` says why the study has no such figure; empty where it has one.
     """
-    folder = study.root / paths.FIGURES
-    picture, numbers = (_read(folder / f"{name}{kind}") for kind in (".svg", ".csv"))
+    picture = _read(study.root / paths.FIGURES / f"{name}.svg")
     words = FIGURES[name]
     words_of = study.against(caption(name))
     if name in steps.STEP_FIGURES and (hidden := steps.hidden(study)):
         words_of += f" {hidden}"
-    first = next(csv.DictReader(io.StringIO(numbers.decode())), {})
     return {
         "name": name, "title": words.title, "caption": words_of, "source": data_url(SVG, picture),
-        "numbers": data_url(CSV, numbers), "absent_because": first.get(style.ABSENT_BECAUSE, ""),
+        "absent_because": style.absent_because(picture),
     }  # fmt: skip
 
 
