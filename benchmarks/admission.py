@@ -124,10 +124,10 @@ async def _send_all(port: int) -> list[Stream]:
 def _run(policy: str) -> Figures:
     base = load_yaml(ROOT / "config/embedded.yaml")
     scheduler = {**base["scheduler"], **_SCHEDULER, **_POLICIES[policy]}
-    own = {"scheduler": scheduler, "step_cost": _STEP_COST, "connectors": {"plain": None}}
+    settings = {"scheduler": scheduler, "step_cost": _STEP_COST, "connectors": {"plain": None}}
     with tempfile.TemporaryDirectory(prefix="admission-") as folder:
         path = Path(folder, "engine.json")
-        write_json(path, {"label": base["label"], "model": base["model"], **own})
+        write_json(path, {"label": base["label"], "model": base["model"], **settings})
         with running(path) as engine:
             return summarize(asyncio.run(_send_all(engine.port)))
 

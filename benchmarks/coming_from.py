@@ -142,13 +142,13 @@ def did(arguments: list[str], client: str = "") -> str:
                 text=True,
             )
             try:
-                said, _ = process.communicate(timeout=TIMEOUT_S)
+                output, _ = process.communicate(timeout=TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.communicate()
                 return f"no end within {TIMEOUT_S:g} s"
         if process.returncode not in (0, 1):
-            print(said[-2000:], file=sys.stderr)
+            print(output[-2000:], file=sys.stderr)
             return f"exit status {process.returncode}"
         try:
             printed_ms, _ = ttft_ms(Path(folder))
@@ -205,8 +205,8 @@ def page(results: list[tuple[str, str]]) -> str:
             "| --- | --- | --- | --- | --- |",
         ]
         lines += [
-            f"| `{pair.theirs}` | `{pair.ours}` | {they} | {own} | {pair.differs} |"
-            for pair, (they, own) in zip(PAIRS, results, strict=True)
+            f"| `{pair.theirs}` | `{pair.ours}` | {their_result} | {our_result} | {pair.differs} |"
+            for pair, (their_result, our_result) in zip(PAIRS, results, strict=True)
             if pair.client == client
         ]
     return "\n".join(lines) + "\n"
@@ -222,14 +222,16 @@ def main() -> int:
     url = "http://127.0.0.1:PORT"
     results = []
     for pair in PAIRS:
-        they = "not run"
+        their_result = "not run"
         if pair.client in programs:
             name = options.aiperf_tokenizer if pair.client == AIPERF else options.tokenizer
-            they = did([programs[pair.client], *pair.their_arguments(url, name)], pair.client)
-        ours = [sys.executable, "-m", "connector_tax.loadgen", *pair.our_arguments(url)]
-        own = did(ours)
-        results.append((they, own))
-        print(f"{pair.client} {pair.theirs}: {they} | {own}", flush=True)
+            their_result = did(
+                [programs[pair.client], *pair.their_arguments(url, name)], pair.client
+            )
+        command = [sys.executable, "-m", "connector_tax.loadgen", *pair.our_arguments(url)]
+        our_result = did(command)
+        results.append((their_result, our_result))
+        print(f"{pair.client} {pair.theirs}: {their_result} | {our_result}", flush=True)
     PAGE.write_text(page(results))
     return 0
 

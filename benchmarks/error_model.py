@@ -156,11 +156,11 @@ def simulate(scenario: Scenario, blocks: int, studies: int) -> Shares:
     quiet = [number for number in range(len(names)) if number not in scenario.noisy]
     every = np.array([_outcomes(scenario, blocks, levels, rng) for _ in range(studies)])
     covered, cost, small, *at_margin = np.moveaxis(every[:, :, :-2], 2, 0)
-    found = every[:, -1, -2:].mean(0)
+    decided_last = every[:, -1, -2:].mean(0)
     return Shares(
         studies, covered.mean(0).tolist(),
         (float(cost.any(1).mean()), float(cost[:, quiet].any(1).mean())), small.mean(0).tolist(),
-        (float(found[0]), float(found[1])),
+        (float(decided_last[0]), float(decided_last[1])),
         tuple(float(of.mean(0).max()) for of in at_margin),
     )  # fmt: skip
 
@@ -303,26 +303,26 @@ def layouts() -> list[tuple[Scenario, int]]:
 def aim_table(studies: int, workers: int) -> Table:
     """Simulate every scenario, and again those whose miss may be chance."""
     tasks = layouts()
-    found = divided([(number, studies) for number in range(len(tasks))], workers)
+    shares = divided([(number, studies) for number in range(len(tasks))], workers)
 
     def all_aims() -> Iterator[tuple[int, Aim]]:
         alike = {
-            (scenario.configurations, blocks): found[number]
+            (scenario.configurations, blocks): shares[number]
             for number, (scenario, blocks) in enumerate(tasks) if scenario.name == "alike"
         }  # fmt: skip
         for number, (scenario, blocks) in enumerate(tasks):
-            equal = alike.get((scenario.configurations, blocks), found[number])
-            for aim in aims(scenario, blocks, found[number], equal):
+            equal = alike.get((scenario.configurations, blocks), shares[number])
+            for aim in aims(scenario, blocks, shares[number], equal):
                 yield number, aim
 
-    near = {number for number, aim in all_aims() if aim.near(found[number].studies)}
-    found |= divided([(number, AGAIN * studies) for number in sorted(near)], workers)
-    table = Table("launches", "beside", "blocks", "studies", "what", "found", "aim", "")
+    near = {number for number, aim in all_aims() if aim.near(shares[number].studies)}
+    shares |= divided([(number, AGAIN * studies) for number in sorted(near)], workers)
+    table = Table("launches", "configurations", "blocks", "studies", "what", "measured", "aim", "")
     for number, aim in all_aims():
         scenario, blocks = tasks[number]
         bound = "" if aim.bound is None else f"{'≥' if aim.at_least else '≤'} {100 * aim.bound:.1f}"
         table.add_row(
-            scenario.name, str(scenario.configurations), str(blocks), str(found[number].studies),
+            scenario.name, str(scenario.configurations), str(blocks), str(shares[number].studies),
             aim.what, f"{100 * aim.value:.1f}", bound, "MISS" if aim.missed else "",
         )  # fmt: skip
     for ratio in (1, 3, 10):
@@ -333,7 +333,7 @@ def aim_table(studies: int, workers: int) -> Table:
     return table
 
 
-def divided(asked: Sequence[tuple[int, int]], workers: int) -> dict[int, Shares]:
+def divided(tasks: Sequence[tuple[int, int]], workers: int) -> dict[int, Shares]:
     """Simulate scenarios of `layouts`, by number and studies, in their own processes."""
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     running = []
@@ -343,17 +343,17 @@ def divided(asked: Sequence[tuple[int, int]], workers: int) -> dict[int, Shares]
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | one_thread
         )
         assert process.stdin is not None
-        process.stdin.write(msgspec.json.encode(asked[worker::workers]))
+        process.stdin.write(msgspec.json.encode(tasks[worker::workers]))
         process.stdin.close()
         running.append(process)
-    found: dict[int, Shares] = {}
+    shares: dict[int, Shares] = {}
     for process in running:
         assert process.stdout is not None
         for line in process.stdout:
-            found |= msgspec.json.decode(line, type=dict[int, Shares])
+            shares |= msgspec.json.decode(line, type=dict[int, Shares])
         if status := process.wait():
             raise RuntimeError(f"a worker of the simulation ended with status {status}")
-    return found
+    return shares
 
 
 def work() -> None:
@@ -399,7 +399,7 @@ def ab_table(studies: int, workers: int) -> Table:
             for most in (4, 6, 8):
                 rng = named_generator(f"ab/{name}/{candidates}/{most}")
                 runs = [_run(rng, errors(candidates), candidates, most, 0) for _ in range(studies)]
-                share = float(np.mean([said for said, _ in runs]))
+                share = float(np.mean([decided for decided, _ in runs]))
                 table.add_row(name, str(candidates), str(most), "none", f"{100 * share:.1f}",
                               "≤ 5.0", "MISS" if share > 0.05 else "",
                               f"{np.mean([used for _, used in runs]):.1f}")  # fmt: skip
@@ -407,7 +407,7 @@ def ab_table(studies: int, workers: int) -> Table:
         for most in (4, 6, 8):
             rng = named_generator(f"ab/cost {cost}/{most}")
             runs = [_run(rng, alike, 1, most, cost, 0.01) for _ in range(studies)]
-            share = float(np.mean([said for said, _ in runs]))
+            share = float(np.mean([decided for decided, _ in runs]))
             table.add_row("alike", "1", str(most), f"{cost:.0%}", f"{100 * share:.1f}", "", "",
                           f"{np.mean([used for _, used in runs]):.1f}")  # fmt: skip
     return table
@@ -438,7 +438,9 @@ def _run(
                 assert effect is not None
                 verdicts.append(judge(effect, MARGIN, levels).verdict)
             signs = [costs(verdict) or gains(verdict) for verdict in verdicts]
-            if all(sign or less(said) for sign, said in zip(signs, verdicts, strict=True)):
+            if all(
+                sign or less(one_verdict) for sign, one_verdict in zip(signs, verdicts, strict=True)
+            ):
                 decided[name] = any(signs)
             elif any(signs) and blocks == most:
                 decided[name] = True

@@ -49,12 +49,14 @@ def _steps(file: Path) -> Iterable[tuple[int, float, float]]:
     """Yield the half second, the time and schedule()'s time (us) of each decode step of one
     request.
     """
-    ours: list[StepLine] = [step for step in read_jsonl(file) if step["process"] == "scheduler"]
-    for step, following in itertools.pairwise(ours):
+    scheduler_steps: list[StepLine] = [
+        step for step in read_jsonl(file) if step["process"] == "scheduler"
+    ]
+    for step, following in itertools.pairwise(scheduler_steps):
         step_us = (following["t_ns"] - step["t_ns"]) / 1e3
         if _alone(step) and _alone(following) and step_us < IDLE_US:
             hooks_us = sum(step.get("hooks_us", {}).values())
-            half_second = (step["t_ns"] - ours[0]["t_ns"]) // HALF_SECOND_NS
+            half_second = (step["t_ns"] - scheduler_steps[0]["t_ns"]) // HALF_SECOND_NS
             yield half_second, step_us, step["step_duration_us"] - hooks_us
 
 
@@ -79,8 +81,8 @@ def half_seconds(study_file: Path, cell: str) -> pd.DataFrame:
 def adjusted(frame: pd.DataFrame, baseline: str) -> tuple[pd.DataFrame, float, float]:
     """Medians of each launch, log us, as measured and at one speed; the slope and r for that."""
     times = frame[["step", "schedule"]]
-    own = times - times.groupby([frame["config"], frame["block"]]).transform("mean")
-    step, schedule = own.to_numpy().T
+    within_block = times - times.groupby([frame["config"], frame["block"]]).transform("mean")
+    step, schedule = within_block.to_numpy().T
     slope = float(step @ schedule / (schedule @ schedule))
     r = float(np.corrcoef(step, schedule)[0, 1])
     by_configuration = frame.groupby("configuration")["schedule"]
@@ -105,16 +107,16 @@ def _print(study: StudyDocument, frame: pd.DataFrame) -> None:
     others = sorted({*by_launch["configuration"]} - {baseline})
     for name in (baseline, *others):
         launches_of = by_launch[by_launch["configuration"] == name]
-        said = [
-            _said(of, name, baseline, study["config"]["statistics"]["confidence"])
+        taxes = [
+            _tax_words(of, name, baseline, study["config"]["statistics"]["confidence"])
             for of in launched.values()
         ]
-        table.add_row(name, str(len(launches_of)), *said)
+        table.add_row(name, str(len(launches_of)), *taxes)
     Console(width=150).print(table)
     print(f"step over schedule(), logs, within launches: slope {slope:.2f}, r {r:.2f}")
 
 
-def _said(launched: Launches, name: str, baseline: str, confidence: float) -> str:
+def _tax_words(launched: Launches, name: str, baseline: str, confidence: float) -> str:
     """Return the baseline's mean and spread, or another's difference from it with its interval."""
     plain = launched.y[launched.config == baseline]
     us = np.exp(plain.mean())

@@ -61,9 +61,9 @@ def block_by_configuration(sd: float = 1.5) -> Errors:
     """Each configuration has its own value in each block, the baseline's launches share it."""
 
     def errors(rng: np.random.Generator, place: Floats) -> Any:
-        own = rng.normal(0, sd, place.shape)
-        own[:, :BASELINES] = own[:, :1]
-        return alike(rng, place) + own
+        offsets = rng.normal(0, sd, place.shape)
+        offsets[:, :BASELINES] = offsets[:, :1]
+        return alike(rng, place) + offsets
 
     return errors
 

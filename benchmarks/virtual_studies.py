@@ -167,9 +167,9 @@ def log_ratios(arrivals: str, number: int) -> list[tuple[str, str, float]]:
         for config_id, engine in machine_with("engine").engines.items()
     }
     return [
-        (config_id, metric, own[metric].point - served[PLAIN][metric].point)
+        (config_id, metric, estimates[metric].point - served[PLAIN][metric].point)
         for metric in HEADLINE
-        for config_id, own in served.items()
+        for config_id, estimates in served.items()
     ]
 
 
@@ -179,7 +179,7 @@ def true_taxes(ratios: Sequence[tuple[str, str, float]]) -> dict[tuple[str, str]
     for config, metric, ratio in ratios:
         values[config, metric].append(ratio)
     return {(AA, metric): 0.0 for metric in HEADLINE} | {
-        key: float(np.expm1(np.mean(own))) for key, own in values.items()
+        key: float(np.expm1(np.mean(logs))) for key, logs in values.items()
     }
 
 
@@ -188,10 +188,13 @@ def smallest_found(rows: Sequence[Row], truths: Mapping[tuple[str, str], float])
 
     Between two levels it is read off a straight line.
     """
-    found: defaultdict[float, list[bool]] = defaultdict(list)
+    decided_by_tax: defaultdict[float, list[bool]] = defaultdict(list)
     for row in rows:
-        found[truths[row["config"], row["metric"]]].append(costs(row["verdict"]))
-    curve = [(0.0, 0.0), *sorted((tax, float(np.mean(own))) for tax, own in found.items())]
+        decided_by_tax[truths[row["config"], row["metric"]]].append(costs(row["verdict"]))
+    curve = [
+        (0.0, 0.0),
+        *sorted((tax, float(np.mean(decided))) for tax, decided in decided_by_tax.items()),
+    ]
     for (left, below), (right, above) in pairwise(curve):
         if below < POWER <= above:
             return left + (right - left) * (POWER - below) / (above - below)
@@ -209,8 +212,12 @@ def table(studies: int) -> Table:
                 made = pool.map(partial(virtual_study, spread, arrivals), range(studies))
                 rows = [*chain.from_iterable(made)]
                 for metric, count in product(HEADLINE, BLOCKS):
-                    own = [r for r in rows if (r["metric"], r["blocks"]) == (metric, count)]
-                    table.add_row(spread, arrivals, metric, str(count), *_shares(own, truths))
+                    matching_rows = [
+                        r for r in rows if (r["metric"], r["blocks"]) == (metric, count)
+                    ]
+                    table.add_row(
+                        spread, arrivals, metric, str(count), *_shares(matching_rows, truths)
+                    )
     return table
 
 
@@ -220,8 +227,8 @@ def _shares(rows: Sequence[Row], truths: Mapping[tuple[str, str], float]) -> lis
     off = [not row["lo"] <= 0 <= row["hi"] for row in aa]
     smallest = smallest_found(taxed, truths)
     largest = max(tax for (_, metric), tax in truths.items() if metric == rows[0]["metric"])
-    found = f"more than {100 * largest:.1f}" if smallest is None else f"{100 * smallest:.1f}"
-    return [f"{100 * np.mean(held):.1f}", f"{100 * np.mean(off):.1f}", found]
+    detectable = f"more than {100 * largest:.1f}" if smallest is None else f"{100 * smallest:.1f}"
+    return [f"{100 * np.mean(held):.1f}", f"{100 * np.mean(off):.1f}", detectable]
 
 
 # ---- steps
@@ -232,7 +239,7 @@ def steps(studies: int) -> Table:
     truths = {"step_us": HOOKS_US + OUTSIDE_US, "hooks_us": HOOKS_US, "left_us": OUTSIDE_US}
     table = Table("launches", "steps", *truths)
     for spread in ("engine", "vllm-cpu"):
-        found: dict[tuple[str, str], list[bool]] = {}
+        held_by_metric: dict[tuple[str, str], list[bool]] = {}
         for number in range(studies):
             document = study_document("jittered", number, STEP_BLOCKS, [CONNECTOR])
             study, machine = Study(Path(), document), machine_with(spread)
@@ -246,9 +253,11 @@ def steps(studies: int) -> Table:
             for row in step_rows(study, planned, each, None):
                 if row["config"] == CONNECTOR and row.get("item") and row["metric"] in truths:
                     held = row["lo"] - 1e-9 <= truths[row["metric"]] <= row["hi"] + 1e-9
-                    found.setdefault((row["item"], row["metric"]), []).append(held)
-        for item in dict.fromkeys(item for item, _ in found):
-            table.add_row(spread, item, *(_share(found[item, metric]) for metric in truths))
+                    held_by_metric.setdefault((row["item"], row["metric"]), []).append(held)
+        for item in dict.fromkeys(item for item, _ in held_by_metric):
+            table.add_row(
+                spread, item, *(_share(held_by_metric[item, metric]) for metric in truths)
+            )
     return table
 
 

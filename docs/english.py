@@ -60,7 +60,7 @@ def comments(source: str) -> Iterator[tuple[int, str]]:
 
 def sentences(page: str) -> Iterator[tuple[int, str]]:
     """Yield the line and the text of each sentence outside code, tables and headings."""
-    text = FENCE.sub(lambda found: "\n" * found[0].count("\n"), page)
+    text = FENCE.sub(lambda match: "\n" * match[0].count("\n"), page)
     line = 1
     for block in re.split(r"(\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) ))", text):
         prose = re.sub(r"\]\([^)]*\)|<[^>]*>", " ", block)
@@ -79,15 +79,15 @@ def places() -> Iterator[tuple[str, str, int, str]]:
             if QUESTION.match(text):
                 yield "docstrings that begin with a question word", name, line, text
         for line, text in [*texts, *comments(source)]:
-            if found := DENIED.search(QUOTED.sub("", text)):
-                yield "denied words", name, line, found[0]
+            if match := DENIED.search(QUOTED.sub("", text)):
+                yield "denied words", name, line, match[0]
     for name in tracked("*.md"):
         page = (ROOT / name).read_text(encoding="utf-8")
         for line, text in sentences(page):
             if len(text.split()) > LONGEST_SENTENCE:
                 yield f"sentences over {LONGEST_SENTENCE} words", name, line, text
-            if found := DENIED.search(QUOTED.sub("", text)):
-                yield "denied words", name, line, found[0]
+            if match := DENIED.search(QUOTED.sub("", text)):
+                yield "denied words", name, line, match[0]
 
 
 def readme() -> dict[str, int]:

@@ -88,9 +88,9 @@ def meanings(kind: type) -> dict[str, str]:
     lines, known = source.splitlines(), vars(sys.modules[kind.__module__])
     (definition,) = ast.parse(source).body
     assert isinstance(definition, ast.ClassDef)
-    said: dict[str, str] = {}
+    meaning_of: dict[str, str] = {}
     for base in map(known.get, map(ast.unparse, definition.bases)):
-        said |= meanings(base) if isinstance(base, type) else {}
+        meaning_of |= meanings(base) if isinstance(base, type) else {}
     for field in definition.body:
         if isinstance(field, ast.AnnAssign):
             first = field.lineno - 1
@@ -98,8 +98,8 @@ def meanings(kind: type) -> dict[str, str]:
                 first -= 1
             comments = [line.partition("#:")[2].strip() for line in lines[first : field.end_lineno]]
             if meaning := " ".join(filter(None, comments)):
-                said[ast.unparse(field.target)] = meaning
-    return said
+                meaning_of[ast.unparse(field.target)] = meaning
+    return meaning_of
 
 
 # ---- schemas
@@ -108,14 +108,14 @@ def meanings(kind: type) -> dict[str, str]:
 def made_of(kind: type) -> dict[str, Any]:
     """Return a declaration's JSON schema: no other keys; those with a default may be left out."""
     schema: dict[str, Any] = msgspec.json.schema(kind)
-    kinds = {found.__name__: found for found in _records(kind)}
+    kinds = {record.__name__: record for record in _records(kind)}
     definitions = schema["$defs"]
     for name, node in definitions.items():
         if "properties" in node:
             # msgspec sorts them.
-            said = meanings(kinds[name])
+            meaning_of = meanings(kinds[name])
             properties = {
-                key: ({"description": said[key]} if key in said else {})
+                key: ({"description": meaning_of[key]} if key in meaning_of else {})
                 | _simple(node["properties"][key])
                 for key in typing.get_type_hints(kinds[name])
             }
@@ -217,8 +217,8 @@ def keys_of(schema: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
                 meaning += " (optional)"
             for word, of in (("", child.get("kinds")), ("optional, ", child.get("optional"))):
                 meaning += f" ({word}engine.kind {', '.join(of)})" if of else ""
-            own = f"{path}.{name}" if path else name
-            yield own, "" if inner else allowed(child, resolved), meaning
+            full_path = f"{path}.{name}" if path else name
+            yield full_path, "" if inner else allowed(child, resolved), meaning
             yield from inner
         if "properties" in items:
             yield from walk(items, f"{path}[]")
@@ -275,11 +275,17 @@ def described(name: str, entry: Mapping[str, Any]) -> dict[str, Field]:
         FieldsError: a declared field has no meaning.
     """
     if name in RECORDS:
-        said = meanings(RECORDS[name])
+        meaning_of = meanings(RECORDS[name])
         hints = typing.get_type_hints(RECORDS[name])
-        if lost := hints.keys() - said.keys() - REHEARSED:
-            raise FieldsError(f"{name}: {', '.join(sorted(lost))}: declared without a meaning")
-        return {key: Field(key, in_words(hints[key]), said[key]) for key in hints if key in said}
+        if undescribed := hints.keys() - meaning_of.keys() - REHEARSED:
+            raise FieldsError(
+                f"{name}: {', '.join(sorted(undescribed))}: declared without a meaning"
+            )
+        return {
+            key: Field(key, in_words(hints[key]), meaning_of[key])
+            for key in hints
+            if key in meaning_of
+        }
     return {
         key: Field(key, str(kind), "; ".join(filter(None, (meaning, unit, _null(null)))))
         for pattern, (kind, unit, null, meaning) in entry["fields"].items()

@@ -68,8 +68,8 @@ def height(page: str, width: int) -> str:
         done = subprocess.run(
             [*command, around.as_uri()], capture_output=True, text=True, check=True
         )
-    found = re.search(r"<title>(.*?)</title>", done.stdout)
-    return html.unescape(found[1]) if found else "–"
+    title = re.search(r"<title>(.*?)</title>", done.stdout)
+    return html.unescape(title[1]) if title else "–"
 
 
 def main() -> None:

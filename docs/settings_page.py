@@ -36,10 +36,11 @@ def summary(matrix: Matrix) -> str:
                 else:
                     others.setdefault(_outcome(row, plain), []).append(row["connector"])
         words = "; ".join(f"**{outcome}**: {', '.join(names)}" for outcome, names in others.items())
-        own = plain["capacity"][0]
+        base = plain["capacity"][0]
         alike = "all" if not others else ", ".join(same)
         lines.append(
-            f"| {model}, {own['length']:,} | {own['blocks']:,}, {own['requests']:.2f} | {alike} |"
+            f"| {model}, {base['length']:,} | {base['blocks']:,}, {base['requests']:.2f} |"
+            f" {alike} |"
             f" {words or text.DASH} |"
         )
     return "\n".join(lines) + "\n"
@@ -49,9 +50,9 @@ def _outcome(row: Row, plain: Row) -> str:
     if row["state"] == REFUSES:
         needed = re.search(r"[\d.]+ GiB KV cache is needed", row["reason"])
         return f"refuses, “{needed[0] if needed else row['reason']}”"
-    own, usual = row["capacity"][0], plain["capacity"][0]
-    share = text.signed(100 * (own["requests"] / usual["requests"] - 1), 0)
-    return f"{own['blocks']:,}, {own['requests']:.2f} ({share}%)"
+    capacity, plain_capacity = row["capacity"][0], plain["capacity"][0]
+    share = text.signed(100 * (capacity["requests"] / plain_capacity["requests"] - 1), 0)
+    return f"{capacity['blocks']:,}, {capacity['requests']:.2f} ({share}%)"
 
 
 def parts() -> dict[str, str]:

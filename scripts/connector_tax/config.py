@@ -124,8 +124,12 @@ def shipped(name: str) -> Path:
     copy.
     """
     path = Path(name)
-    own = DEFAULTS / path.name
-    return own if path.parent == Path("config") and own.exists() and not path.exists() else path
+    shipped_path = DEFAULTS / path.name
+    return (
+        shipped_path
+        if path.parent == Path("config") and shipped_path.exists() and not path.exists()
+        else path
+    )
 
 
 @cache
@@ -139,7 +143,7 @@ def schema_of(name: str) -> dict[str, Any]:
             ("StudyConfig", "saturation", ((c.bound, c) for c in CRITERIA.values())),
             ("StatisticsSection", "margins", ((m, LATENCY_METRICS[m]) for m in METRICS)),
         ):
-            properties = {own: declared.schema() for own, declared in known}
+            properties = {known_key: declared.schema() for known_key, declared in known}
             closed = {"properties": properties, "additionalProperties": False}
             schema["$defs"][section]["properties"][key] |= closed
     return schema
@@ -204,13 +208,13 @@ def refuse_secrets(value: Any, source: str) -> None:
     Raises:
         ConfigError: one line for each that looks like one, without it.
     """
-    found = [where for where, name, leaf in _leaves(value, "", "") if is_secret(name, leaf)]
-    if found:
+    places = [where for where, name, leaf in _leaves(value, "", "") if is_secret(name, leaf)]
+    if places:
         raise ConfigError(
             "\n".join(
                 f"{source}: {where}: found what looks like a secret (not shown); allowed: none, a"
                 " configuration is published; whoever runs the study has it in the environment"
-                for where in dict.fromkeys(found)
+                for where in dict.fromkeys(places)
             )
         )
 
@@ -222,14 +226,14 @@ def _leaves(value: Any, where: str, name: str) -> Iterator[tuple[str, str, Any]]
             value = json.loads(value)
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            own = name if names_secret(name) else str(key)
-            yield from _leaves(inner, join(where, str(key)), own)
+            secret_name = name if names_secret(name) else str(key)
+            yield from _leaves(inner, join(where, str(key)), secret_name)
     elif isinstance(value, list):
         before = ""
         for position, inner in enumerate(value):
             # The item after `--name` of a command is its value.
-            own = before if before.startswith("-") else name
-            yield from _leaves(inner, f"{where}[{position}]", own)
+            secret_name = before if before.startswith("-") else name
+            yield from _leaves(inner, f"{where}[{position}]", secret_name)
             before = str(inner)
         if value and all(isinstance(item, str) for item in value):
             yield where, "", " ".join(value)
@@ -389,9 +393,9 @@ def _check_choices(config: StudyConfig, source: str) -> None:
     if looks is None and "first_look" in config["statistics"]:
         raise ConfigError(f"{source}: statistics.first_look: found without statistics.looks")
     if looks is not None and (len(looks) != wanted or "devices" in config):
-        found = "`devices`" if "devices" in config else f"{len(looks)} levels"
+        given = "`devices`" if "devices" in config else f"{len(looks)} levels"
         raise ConfigError(
-            f"{source}: statistics.looks: found {found} and {blocks} blocks; allowed: a level for"
+            f"{source}: statistics.looks: found {given} and {blocks} blocks; allowed: a level for"
             f" each block from number {first} on ({wanted}), on one device after the other"
         )
     spent, whole = math.fsum(looks or ()), 1 - config["statistics"]["confidence"]

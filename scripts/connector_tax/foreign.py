@@ -85,8 +85,8 @@ def holds_token(text: str) -> bool:
 
 def _pairs(text: str) -> list[tuple[str, str]]:
     """Name and value of each pair in a command, a URL, JSON or a log."""
-    found = ((m[1].strip(" =:\"'"), m[2].rstrip(")]}")) for m in _NAMED.finditer(text))
-    return [(name, value) for name, value in found if not _HARMLESS.fullmatch(value)]
+    pairs = ((m[1].strip(" =:\"'"), m[2].rstrip(")]}")) for m in _NAMED.finditer(text))
+    return [(name, value) for name, value in pairs if not _HARMLESS.fullmatch(value)]
 
 
 class LogSecrets:

@@ -56,5 +56,5 @@ def marks_of(configurations: Iterable[str]) -> dict[str, Mark]:
 
 def _open_mark(known: Sequence[Mark], number: int) -> Mark:
     rounds, position = divmod(number, len(known))
-    own, other = known[position], known[(position + 1 + rounds) % len(known)]
-    return Mark(own.color, other.marker, other.line, filled=False)
+    mark, other = known[position], known[(position + 1 + rounds) % len(known)]
+    return Mark(mark.color, other.marker, other.line, filled=False)

@@ -207,30 +207,32 @@ def device_time(engine: EngineSection) -> dict[str, Any]:
     Raises:
         ConfigError: an unusable accelerator or model, or an engine of several GPUs; names the key.
     """
-    asked, flags = engine["device_time"], engine["flags"]
+    section, flags = engine["device_time"], engine["flags"]
     for kind in ("tensor", "pipeline", "data"):
         if int(flags.get(key := f"--{kind}-parallel-size", 1)) != 1:
             raise ConfigError(f"engine.flags.{key}: found {flags[key]}; allowed: 1, or none")
-    path = shipped(asked["model_config"])
+    path = shipped(section["model_config"])
     if engine["model"] != (wanted := f"./build/models/{path.stem}"):
         raise ConfigError(
             f"engine.model: found {engine['model']!r}; allowed: {wanted!r}, which is made of "
             f"engine.device_time.model_config ({path})"
         )
-    accelerator, reached = read_accelerator(asked["accelerator"], "engine.device_time.accelerator")
+    accelerator, reached = read_accelerator(
+        section["accelerator"], "engine.device_time.accelerator"
+    )
     roof = Roofline(read_model(path, "engine.device_time.model_config"), accelerator, reached, 1)
     blocks = roof.kv_tokens(memory_share(flags)) // KV_BLOCK
     if blocks <= 0:
         raise ConfigError(
-            f"engine.device_time.accelerator: found {asked['accelerator']}; allowed: one whose "
+            f"engine.device_time.accelerator: found {section['accelerator']}; allowed: one whose "
             "memory holds the model's weights"
         )
     return {
-        "accelerator": asked["accelerator"],
+        "accelerator": section["accelerator"],
         "architecture": read_json(path)["architectures"][0],
         **roof.coefficients,
-        "besides_us": asked["besides_us"],
-        "launch_us": asked["launch_us"],
+        "besides_us": section["besides_us"],
+        "launch_us": section["launch_us"],
         "block_size": KV_BLOCK,
         "kv_blocks": blocks,
     }

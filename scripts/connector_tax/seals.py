@@ -107,16 +107,16 @@ _WAY_OUT = (
 )
 
 
-def study_files(folder: Path, beside: Collection[str] = ()) -> dict[str, str]:
+def study_files(folder: Path, excluded: Collection[str] = ()) -> dict[str, str]:
     """SHA-256 by path of every file of a study that is in no launch's index.json.
 
     That is what the launches share, the gates, the reference rates, and each launch that was
     measured again (`<phase>.superseded<k>`).
 
     Args:
-        beside: what lies in the folder and is not of the study.
+        excluded: names in the folder that are not part of the study.
     """
-    tops = [top for top in sorted(folder.iterdir()) if top.name not in (*MADE, *RUNNING, *beside)]
+    tops = [top for top in sorted(folder.iterdir()) if top.name not in (*MADE, *RUNNING, *excluded)]
     files = {}
     for path in (path for top in tops for path in (top, *sorted(top.rglob("*")))):
         parts = path.relative_to(folder).parts
@@ -224,6 +224,6 @@ def _chain(folder: Path) -> Iterator[list[tuple[str, SealLink]]]:
         links = read_links(folder)
         for index_file in () if links else folder.glob(f"{paths.RUNS}/*/*/*/{paths.INDEX}"):
             if "seal" in read_json(index_file):
-                told = f"holds no link, and {index_file} was sealed by one"
-                raise ArtifactError(f"{folder / paths.SEALS}: {told}. {_WAY_OUT}")
+                reason = f"holds no link, and {index_file} was sealed by one"
+                raise ArtifactError(f"{folder / paths.SEALS}: {reason}. {_WAY_OUT}")
         yield links

@@ -190,7 +190,7 @@ def test_every_request_gets_its_number_of_tokens_within_the_limits(
                 scheduler.abort(victim)
         for emitted in scheduler.commit(plan):
             tokens[emitted.arrival] += 1
-        held = sum(s.holding.own for s in sequences)
+        held = sum(s.holding.uncached for s in sequences)
         assert scheduler.pool.available + held <= blocks
         steps += 1
         assert steps < 20_000
@@ -212,7 +212,7 @@ def test_pool_allocates_no_block_twice(moves: list[tuple[int, int]]) -> None:
         elif pool.grow(holding, tokens) and tokens % 2:
             pool.publish(holding, block_digests(bytes([who]) * tokens, 1, BLOCK))
         shared = {digest for h in holdings for digest in h.shared}
-        in_use = sum(h.own for h in holdings) + len(shared)
+        in_use = sum(h.uncached for h in holdings) + len(shared)
         assert pool.available + in_use == pool.total
     for holding in holdings:
         pool.release(holding)

@@ -53,7 +53,7 @@ def test_model_defaults_to_the_one_the_endpoint_lists(
         server.models = ["one", "two"]
         before = len(server.bodies)
         assert main(["--url", f"http://127.0.0.1:{server.port}/v1", *LOAD.split()]) == 3
-        assert "names one, two; say which with --model" in capsys.readouterr().err
+        assert "lists one, two; give one with --model" in capsys.readouterr().err
         assert len(server.bodies) == before
 
 

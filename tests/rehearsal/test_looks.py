@@ -85,7 +85,7 @@ def test_decided_configuration_is_dropped_and_plain_stays_until_all_are_decided(
 
 def test_report_names_the_interim_analysis_that_decided(rehearsed: Rehearsal) -> None:
     said = looks(StudyTables(rehearsed.study.root / "study.json"))
-    assert said.startswith("Decided by the look after so many blocks: Mooncake both after 2;")
+    assert said.startswith("Decided at interim analyses: Mooncake both after 2;")
     assert "11 of 12 launches" in said
 
 

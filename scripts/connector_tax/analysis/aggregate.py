@@ -117,14 +117,14 @@ def aggregate(
         paths.STEP_CDF: cdf_rows(steps, at_safe),
         paths.ENGINE_TABLE: engine_rows(launches, study.baseline),
     }
-    found = hypotheses(taxes)
+    conclusions = hypotheses(taxes)
     return {
         **{name: table_text(name, content) for name, content in tables_of.items()},
         paths.HYPOTHESES: {
             "engine_label": study.document["engine_label"],
             "emulated": study.document["emulated"],
-            "hypotheses": found,
-            "criteria": criteria(taxes, found, cells, no_steps is None),
+            "hypotheses": conclusions,
+            "criteria": criteria(taxes, conclusions, cells, no_steps is None),
         },
     }
 

@@ -104,26 +104,26 @@ class Launches:
             return None
         return Mixture.of(self.numbers, np.unique(self.block, return_inverse=True)[1], residual)
 
-    def blocks(self, ours: str, base: Sequence[str]) -> tuple[int, ...]:
+    def blocks(self, config: str, base: Sequence[str]) -> tuple[int, ...]:
         """Return the blocks that have the launch `ours` and another one of `base`."""
-        is_base = self.is_base(ours, base)
-        shared = set(self.block[self.name == ours].tolist()) & set(self.block[is_base].tolist())
+        is_base = self.is_base(config, base)
+        shared = set(self.block[self.name == config].tolist()) & set(self.block[is_base].tolist())
         return tuple(sorted(shared))
 
-    def is_base(self, ours: str, base: Sequence[str]) -> Bools:
+    def is_base(self, config: str, base: Sequence[str]) -> Bools:
         """Return which launches are of `base`, without the launch `ours`."""
-        return np.isin(self.name, [name for name in base if name != ours])
+        return np.isin(self.name, [name for name in base if name != config])
 
-    def weights(self, ours: str, base: Sequence[str], blocks: Sequence[int]) -> Floats:
+    def weights(self, config: str, base: Sequence[str], blocks: Sequence[int]) -> Floats:
         """Return the weights of each launch in `ours` minus the mean of the block's other `base`
         launches.
 
         The mean of that over the blocks.
         """
-        is_base, weights = self.is_base(ours, base), np.zeros(len(self))
+        is_base, weights = self.is_base(config, base), np.zeros(len(self))
         for block in blocks:
             here = self.block == block
-            weights[here & (self.name == ours)] = 1 / len(blocks)
+            weights[here & (self.name == config)] = 1 / len(blocks)
             weights[here & is_base] = -1 / len(blocks) / (here & is_base).sum()
         return weights
 
@@ -137,7 +137,7 @@ class Launches:
 
     def contrast(
         self,
-        ours: str,
+        config: str,
         base: Sequence[str],
         confidence: float = 0.95,
         levels: Levels | None = None,
@@ -150,9 +150,9 @@ class Launches:
             confidence: of the interval that is shown.
             levels: that decide; None: those of a single comparison.
         """
-        blocks = self.blocks(ours, base)
-        weights = self.weights(ours, base, blocks)
-        return self.effect(weights, blocks, confidence, levels, ours) if blocks else None
+        blocks = self.blocks(config, base)
+        weights = self.weights(config, base, blocks)
+        return self.effect(weights, blocks, confidence, levels, config) if blocks else None
 
     def repeats(self, blocks: Sequence[int]) -> bool:
         """Return whether a contrast over these blocks has an error."""
@@ -169,7 +169,7 @@ class Launches:
         blocks: tuple[int, ...],
         confidence: float = 0.95,
         levels: Levels | None = None,
-        ours: str | None = None,
+        config: str | None = None,
     ) -> Effect:
         """The weighted sum of the launches, with its error at the levels that decide.
 
@@ -183,17 +183,24 @@ class Launches:
         point = self.value(weights)
         if not self.repeats(blocks):
             return Effect(point, None, 0, blocks, self.scale, confidence=confidence)
-        own = self.own_spread(weights, blocks)
+        separate = self.own_spread(weights, blocks)
         if self.own_blocks:
             return Effect(
-                point, own.error, own.df, blocks, self.scale, OWN_DIFFERENCES, confidence, 1
+                point,
+                separate.error,
+                separate.df,
+                blocks,
+                self.scale,
+                OWN_DIFFERENCES,
+                confidence,
+                1,
             )
         if self.mixture is None or not weights.any():
             df = self.residual[1]
             return Effect(point, 0.0, df, blocks, self.scale, MIXTURE, confidence)
         squares = np.bincount(self.numbers, weights**2).astype(float)
-        number = None if ours is None else int(self.numbers[self.name == ours][0])
-        noise = Noise(self.mixture, squares, len(blocks), own, number)
+        number = None if config is None else int(self.numbers[self.name == config][0])
+        noise = Noise(self.mixture, squares, len(blocks), separate, number)
         levels = levels or family_levels(confidence, 1)
         spread = noise.spread(levels.one_sided)
         return Effect(
@@ -231,16 +238,16 @@ class Launches:
         return columns[:, 0] - columns[:, 1:] @ beta, len(y) - len(means) - int(rank)
 
 
-def huber(launches: Launches, ours: str, base: Sequence[str]) -> Effect | None:
+def huber(launches: Launches, config: str, base: Sequence[str]) -> Effect | None:
     """Return Huber's estimate of `ours` against `base`; None where no residual is left."""
-    others = [name for name in base if name != ours]
+    others = [name for name in base if name != config]
     names, blocks = np.unique(launches.name), np.unique(launches.block)
     columns = np.column_stack(
         [launches.block[:, None] == blocks, launches.name[:, None] == names[1:]]
     ).astype(float)
     rank = int(np.linalg.matrix_rank(columns))
     df = len(launches) - rank
-    weights = np.concatenate([np.zeros(len(blocks)), (names == ours).astype(float)])
+    weights = np.concatenate([np.zeros(len(blocks)), (names == config).astype(float)])
     weights[len(blocks) :][np.isin(names, others)] = -1 / len(set(names) & set(others))
     contrast = np.delete(weights, len(blocks))
     inverse = np.linalg.pinv(columns.T @ columns)
@@ -259,7 +266,7 @@ def huber(launches: Launches, ours: str, base: Sequence[str]) -> Effect | None:
     correction = 1 + rank / len(y) * (1 - share) / share
     variance = correction**2 * float(bounded @ bounded) / df / share**2
     error = float(np.sqrt(variance * (contrast @ inverse @ contrast)))
-    return Effect(float(contrast @ beta), error, df, launches.blocks(ours, base), launches.scale)
+    return Effect(float(contrast @ beta), error, df, launches.blocks(config, base), launches.scale)
 
 
 def _fitted(columns: Floats, y: Floats, df: int) -> tuple[Floats, float, Floats]:

@@ -148,8 +148,8 @@ class Effect:
 
     def inner(self, confidence: float) -> float:
         """Return half the width of the equivalence test's interval, on the scale."""
-        own = 0.0 if self.own is None else self.own.half_width(confidence)
-        return max(self.half_width(confidence), own)
+        half_width = 0.0 if self.own is None else self.own.half_width(confidence)
+        return max(self.half_width(confidence), half_width)
 
     def narrow(self, confidence: float) -> Ends:
         """Return the ends of the equivalence test's interval."""

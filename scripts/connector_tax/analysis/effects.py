@@ -189,24 +189,26 @@ class CellTaxes:
         """
         launches = self.launches
         weights = launches.weights(config, self.plains, launches.blocks(config, self.plains))
-        base, own = map(float, np.exp(launches.levels(weights)))
+        base, level = map(float, np.exp(launches.levels(weights)))
         n_base, n = (
             sum(self.samples[launch].n for launch in launches.only(side).ids)
             for side in (weights < 0, weights > 0)
         )
-        return {"base": base, "own": own, "n": n, "n_base": n_base}
+        return {"base": base, "own": level, "n": n, "n_base": n_base}
 
     def mark(self, launches: Launches, weights: Floats) -> str:
         """Return the problems of the cells behind a tax, a configuration at a time.
 
         `mooncake_both saturated; plain dropped 65 arrivals`; "" for nothing.
         """
-        found: dict[str, list[LogSample]] = {}
+        samples_of: dict[str, list[LogSample]] = {}
         for side in (weights > 0, weights < 0):
             for launch in launches.only(side).ids:
-                found.setdefault(configuration_of(launch.name), []).append(self.samples[launch])
+                samples_of.setdefault(configuration_of(launch.name), []).append(
+                    self.samples[launch]
+                )
         parts = []
-        for configuration, samples in found.items():
+        for configuration, samples in samples_of.items():
             if any(sample.saturated for sample in samples):
                 parts.append(f"{configuration} saturated")
             if dropped := sum(sample.dropped for sample in samples):
@@ -244,8 +246,8 @@ class TaxTable:
         for key, metrics in samples.items():
             for metric, sample in metrics.items():
                 if key.block in self._blocks:
-                    own = by_cell.setdefault((key.phase, key.cell, metric), {})
-                    own[LaunchId(key.config, key.block)] = sample
+                    cell_samples = by_cell.setdefault((key.phase, key.cell, metric), {})
+                    cell_samples[LaunchId(key.config, key.block)] = sample
         overloaded = [
             (key.config, key.cell)
             for key, metrics in samples.items()
@@ -391,9 +393,9 @@ def tax_rows(taxes: TaxTable, findings: Sequence[Finding] = ()) -> list[Row]:
         for cell in [*cells, ALL_RATES] if phase == "A" and cells else cells:
             for metric in METRICS:
                 rows += family_rows(taxes, phase, cell, metric)
-    found = {(finding.config, finding.metric): finding for finding in findings}
+    finding_of = {(finding.config, finding.metric): finding for finding in findings}
     for row in rows:
-        if row["cell"] == ALL_RATES and (one := found.get((row["config"], row["metric"]))):
+        if row["cell"] == ALL_RATES and (one := finding_of.get((row["config"], row["metric"]))):
             row |= dict.fromkeys(row.keys() & OF_THE_WHOLE) | asdict(one)
     plains = (name for phase in PHASES for name in taxes.study.plains(phase))
     order = {name: i for i, name in enumerate((*taxes.study.configurations, *plains))}
@@ -432,11 +434,11 @@ def family_rows(
         size = len(family) if config in family else 1
         levels = family_levels(statistics["confidence"], size) if look is None else look[0]
         effect = at.tax(config, levels)
-        row, lost = here | {"config": config}, taxes.lost(config, phase, cell, metric)
+        row, reasons_lost = here | {"config": config}, taxes.lost(config, phase, cell, metric)
         if effect is None:
-            rows.append(row | {"n_blocks": 0, "n": 0, "n_base": 0} | _worst(lost))
+            rows.append(row | {"n_blocks": 0, "n": 0, "n_base": 0} | _worst(reasons_lost))
             continue
-        reason = merged_reasons([(block, reason) for _, block, reason in lost])
+        reason = merged_reasons([(block, reason) for _, block, reason in reasons_lost])
         row |= effect.columns() | {"mark": effect.mark, "status": "valid"} | at.levels(config)
         if look is not None:
             judged, planned = judge(effect, margin, levels, fewest=2), look[1]
@@ -453,10 +455,10 @@ def family_rows(
     return rows
 
 
-def _worst(lost: Sequence[tuple[str, int, str]]) -> Row:
+def _worst(missing: Sequence[tuple[str, int, str]]) -> Row:
     """Status and reason of a tax without a number."""
     for status in ("void", "missing", "skipped"):
-        reasons = [(block, reason) for how, block, reason in lost if how == status]
+        reasons = [(block, reason) for how, block, reason in missing if how == status]
         if reasons:
             return {"status": status, "reason": merged_reasons(reasons)}
     raise AssertionError("a tax without a number has a block that lost it")
@@ -491,8 +493,8 @@ def _gap(taxes: TaxTable, config: str, metric: str) -> Row:
             "narrow_lo": narrow[0], "narrow_hi": narrow[1], "mark": gap.mark, "status": "valid",
             "base": at_safe, "own": at_load,
         }  # fmt: skip
-    lost = [at for cell in (safe, load) for at in taxes.lost(config, "A", cell, metric)]
-    if lost:
-        return _worst(lost)
+    missing = [at for cell in (safe, load) for at in taxes.lost(config, "A", cell, metric)]
+    if missing:
+        return _worst(missing)
     why = f"no launch of {taxes.study.baseline} is valid at both rates in a block"
     return {"status": "missing", "reason": why}

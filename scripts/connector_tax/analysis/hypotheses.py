@@ -97,38 +97,40 @@ class Question:
     def found(self, name: str | int, effects: Effects) -> ConclusionRecord:
         """Return the conclusion."""
         label, verdict = self.label(effects), CANNOT_TELL
-        said = self.start.format(**effects)
+        sentence = self.start.format(**effects)
         if why := _undecided(effects):
-            said = f"{said}. {why} The point estimate by itself: {label}; no verdict."
+            sentence = f"{sentence}. {why} The point estimate by itself: {label}; no verdict."
         else:
             verdict, tail = self.answer(effects)
-            said = f"{said}. {tail[0].upper()}{tail[1:]}."
-        return conclusion(name, verdict, said, self.numbers(effects), label)
+            sentence = f"{sentence}. {tail[0].upper()}{tail[1:]}."
+        return conclusion(name, verdict, sentence, self.numbers(effects), label)
 
 
 def hypotheses(taxes: TaxTable) -> list[ConclusionRecord]:
     """Return the conclusion on each hypothesis, as hypotheses.json has it."""
-    asked = questions(taxes)
-    return [_hypothesis(taxes, name, asked[name]) for name in ABOUT]
+    by_name = questions(taxes)
+    return [_hypothesis(taxes, name, by_name[name]) for name in ABOUT]
 
 
-def _hypothesis(taxes: TaxTable, name: str, asked: Question | str) -> ConclusionRecord:
-    effects = _effects(taxes, asked)
-    if isinstance(asked, str) or isinstance(effects, str):
+def _hypothesis(taxes: TaxTable, name: str, question: Question | str) -> ConclusionRecord:
+    effects = _effects(taxes, question)
+    if isinstance(question, str) or isinstance(effects, str):
         return conclusion(name, CANNOT_TELL, str(effects))
-    found = asked.found(name, effects)
-    if found["verdict"] != CANNOT_TELL or _undecided(effects):
-        return found
+    conclusion_record = question.found(name, effects)
+    if conclusion_record["verdict"] != CANNOT_TELL or _undecided(effects):
+        return conclusion_record
 
     def would_tell(blocks: int) -> bool:
         ahead = {key: effect.ahead(blocks) for key, effect in effects.items()}
-        return asked.answer(ahead)[0] != CANNOT_TELL
+        return question.answer(ahead)[0] != CANNOT_TELL
 
     needed = fewest_blocks(taxes.study.document["blocks"], would_tell)
     more = f"{needed} blocks decide it" if needed else f"{MOST_BLOCKS} blocks would not decide it"
-    found["sentence"] += f" With this estimate and spread {more} in {POWER:.0%} of the studies."
-    found["numbers"]["blocks_needed"] = needed
-    return found
+    conclusion_record["sentence"] += (
+        f" With this estimate and spread {more} in {POWER:.0%} of the studies."
+    )
+    conclusion_record["numbers"]["blocks_needed"] = needed
+    return conclusion_record
 
 
 def conclusion(
@@ -154,19 +156,19 @@ def numbers_of(effect: Effect) -> EffectNumbers:
     }  # fmt: skip
 
 
-def _effects(taxes: TaxTable, asked: Question | str) -> Effects | str:
+def _effects(taxes: TaxTable, question: Question | str) -> Effects | str:
     """Return every contrast by its name, or why there are none where one has no number."""
-    if isinstance(asked, str):
-        return asked
-    found = dict[str, Effect]()
-    for name, (terms, confidence) in asked.contrasts.items():
+    if isinstance(question, str):
+        return question
+    effects = dict[str, Effect]()
+    for name, (terms, confidence) in question.contrasts.items():
         alone = len(terms) == 1 and terms[0].weight == 1
         effect = taxes.tax(*terms[0][1:]) if alone else taxes.combination(terms, confidence)
         if effect is not None:
-            found[name] = effect
-    if len(found) == len(asked.contrasts):
-        return found
-    wheres = dict.fromkeys(term[1:] for terms, _ in asked.contrasts.values() for term in terms)
+            effects[name] = effect
+    if len(effects) == len(question.contrasts):
+        return effects
+    wheres = dict.fromkeys(term[1:] for terms, _ in question.contrasts.values() for term in terms)
     why = [
         f"{where[0]}: {status} (block {block}: {reason})"
         for where in wheres
@@ -197,18 +199,18 @@ def questions(taxes: TaxTable) -> dict[str | int, Question | str]:
     """H1 to H6 and criteria 1 to 3; a sentence in place of one this study cannot be asked."""
     baseline, cell = taxes.study.baseline, taxes.cell_at("ref_safe")
     off = "Cannot tell: ref_safe is not a rate of Phase A."
-    asked: dict[str | int, Question | str] = dict.fromkeys((*REPORTED, *ABOUT), off)
+    by_name: dict[str | int, Question | str] = dict.fromkeys((*REPORTED, *ABOUT), off)
     if cell is not None:
         limits = taxes.study.config["hypotheses"]
         engine = taxes.study.document["engine_label"]
-        asked["H1"], asked[1] = _persists(cell, limits, engine, baseline)
-        asked["H2"], asked[2] = _gap(cell, limits, engine)
-        asked["H3"], asked[3] = _framework(cell, limits)
-        asked["H4"] = _adds_up(cell, limits)
-    asked["H5"] = _grows(taxes, "ttft_p90", "input_tokens", "output_tokens")
-    asked["H6"] = _grows(taxes, "tpot_p90", "output_tokens", "input_tokens")
+        by_name["H1"], by_name[1] = _persists(cell, limits, engine, baseline)
+        by_name["H2"], by_name[2] = _gap(cell, limits, engine)
+        by_name["H3"], by_name[3] = _framework(cell, limits)
+        by_name["H4"] = _adds_up(cell, limits)
+    by_name["H5"] = _grows(taxes, "ttft_p90", "input_tokens", "output_tokens")
+    by_name["H6"] = _grows(taxes, "tpot_p90", "output_tokens", "input_tokens")
     none = f"Cannot tell: taxes are against {baseline} here, which it is about."
-    return asked | {name: none for name, about in ABOUT.items() if baseline in about}
+    return by_name | {name: none for name, about in ABOUT.items() if baseline in about}
 
 
 def at_rate(cell: str, *weights: tuple[float, str]) -> Contrast:
@@ -475,7 +477,7 @@ def _grows(taxes: TaxTable, metric: str, axis: Axis, across: Axis) -> Question |
 
 def criteria(
     taxes: TaxTable,
-    found: Sequence[ConclusionRecord],
+    conclusions: Sequence[ConclusionRecord],
     cells: Sequence[CellFolder],
     step_timing: bool,
 ) -> list[ConclusionRecord]:
@@ -483,43 +485,43 @@ def criteria(
 
     1 to 5 ask that a number is reported and labelled.
     """
-    asked, (h4, *growth) = questions(taxes), found[3:]
+    by_name, (h4, *growth) = questions(taxes), conclusions[3:]
     labels = {SUPPORTED: "linear", REFUTED: "not linear"}
     numbers = _settled(h4) | {"label": labels.get(h4["verdict"], UNDECIDED)}
-    told = {str(of["id"]): _settled(of) for of in growth}
+    settled = {str(of["id"]): _settled(of) for of in growth}
     return [
-        *(_labelled(taxes, number, asked[number]) for number in REPORTED),
+        *(_labelled(taxes, number, by_name[number]) for number in REPORTED),
         _reported(4, [h4], numbers),
-        _reported(5, growth, told),
+        _reported(5, growth, settled),
         artifacts(taxes.study, cells, step_timing),
         wall_clock(taxes.study, cells),
     ]
 
 
-def _labelled(taxes: TaxTable, number: int, asked: Question | str) -> ConclusionRecord:
-    effects = _effects(taxes, asked)
-    if isinstance(asked, str) or isinstance(effects, str):
-        said = f"Not reported: there is no number for {REPORTED[number]}."
-        return conclusion(number, NOT_MET, said)
-    found = asked.found(number, effects)
-    said = found["verdict"]
-    found["numbers"]["label"] = UNDECIDED if said == CANNOT_TELL else said
-    return {**found, "verdict": MET}
+def _labelled(taxes: TaxTable, number: int, question: Question | str) -> ConclusionRecord:
+    effects = _effects(taxes, question)
+    if isinstance(question, str) or isinstance(effects, str):
+        verdict = f"Not reported: there is no number for {REPORTED[number]}."
+        return conclusion(number, NOT_MET, verdict)
+    conclusion_record = question.found(number, effects)
+    verdict = conclusion_record["verdict"]
+    conclusion_record["numbers"]["label"] = UNDECIDED if verdict == CANNOT_TELL else verdict
+    return {**conclusion_record, "verdict": MET}
 
 
 def _reported(
     number: int, findings: Sequence[ConclusionRecord], numbers: Mapping[str, Any]
 ) -> ConclusionRecord:
     """Return a criterion that is met where all of these findings have numbers."""
-    sentence = " ".join(found["sentence"] for found in findings)
-    if not all(found["numbers"] for found in findings):
+    sentence = " ".join(finding["sentence"] for finding in findings)
+    if not all(finding["numbers"] for finding in findings):
         return conclusion(number, NOT_MET, f"Not reported. {sentence}")
-    label = "; ".join(str(found["point_label"]) for found in findings)
+    label = "; ".join(str(finding["point_label"]) for finding in findings)
     return conclusion(number, MET, sentence, numbers, label)
 
 
-def _settled(found: ConclusionRecord) -> dict[str, Any]:
-    return {key: value for key, value in found["numbers"].items() if key != "blocks_needed"}
+def _settled(record: ConclusionRecord) -> dict[str, Any]:
+    return {key: value for key, value in record["numbers"].items() if key != "blocks_needed"}
 
 
 def artifacts(study: Study, cells: Sequence[CellFolder], step_timing: bool) -> ConclusionRecord:

@@ -85,7 +85,7 @@ def take_look(study: Study, blocks: int) -> list[Finding]:
     taken = next((entry for entry in looks if entry["blocks"] == blocks), None)
     if taken is not None:
         return taken["findings"]
-    kept = {name: found for entry in looks for name, found in decided_in(entry).items()}
+    kept = {name: decided for entry in looks for name, decided in decided_in(entry).items()}
     findings = [kept.get(f.config, {}).get(f.metric, f) for f in look(study, blocks)]
     statistics = study.config["statistics"]
     level = statistics["looks"][blocks - first_look(statistics)]

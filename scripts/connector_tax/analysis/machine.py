@@ -130,8 +130,8 @@ def read_machine(path: Path, sha256: str | None) -> WatchedMachine:
 
 
 def _foreign_gpu(lines: Sequence[MachineLine]) -> int | None:
-    told = [pids for line in lines if (pids := line.get("foreign_gpu_pids")) is not None]
-    return len({pid for pids in told for pid in pids}) if told else None
+    pid_lists = [pids for line in lines if (pids := line.get("foreign_gpu_pids")) is not None]
+    return len({pid for pids in pid_lists for pid in pids}) if pid_lists else None
 
 
 def _gpu_use(lines: Sequence[MachineLine]) -> tuple[int | None, float | None]:
@@ -156,17 +156,17 @@ def _cpu_use(begin: MachineLine, end: MachineLine) -> dict[str, CpuUse]:
     idle = np.subtract(last["idle_ms"], first["idle_ms"])
     steal = np.subtract(last["steal_ms"], first["steal_ms"])
     # A process that ended unwaited for takes its time along, which is nobody else's.
-    own = np.maximum(0.0, np.subtract(last["own_ms"], first["own_ms"]))
+    study_ms = np.maximum(0.0, np.subtract(last["own_ms"], first["own_ms"]))
     if begin["loadgen"] == begin["server"]:
         # Nothing is pinned: both sides use one set.
-        own = np.full_like(own, own.sum())
+        study_ms = np.full_like(study_ms, study_ms.sum())
     use: dict[str, CpuUse] = {}
     for side, name in enumerate(SIDES):
         whole = wall_ms * len(begin[name])
         busy = whole - idle[side] - steal[side]
         # A CPU that waits to be woken counts as stolen and as idle: what is left can be too little.
-        asked = steal[side] + max(busy, own[side])
-        stolen = steal[side] / asked if asked else 0.0
-        shares = (busy / whole, max(0.0, busy - own[side]) / whole, stolen)
+        requested_ms = steal[side] + max(busy, study_ms[side])
+        stolen = steal[side] / requested_ms if requested_ms else 0.0
+        shares = (busy / whole, max(0.0, busy - study_ms[side]) / whole, stolen)
         use[name] = CpuUse(*map(float, shares))
     return use

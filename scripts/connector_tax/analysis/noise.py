@@ -95,10 +95,10 @@ def _layout(configurations: int, blocks: int, launches: tuple[int, ...]) -> Layo
     counts = np.array(launches, float).reshape(configurations, blocks)
     ratios, log_prior = models(configurations)
     weights = 1 / ratios**2
-    own = weights[:, :, None] * counts
-    of_block = own.sum(1)
+    weighted = weights[:, :, None] * counts
+    of_block = weighted.sum(1)
     # The weighted Laplacian, its diagonal summed without cancellation.
-    system = -np.matmul(own / of_block[:, None, :], own.transpose(0, 2, 1))
+    system = -np.matmul(weighted / of_block[:, None, :], weighted.transpose(0, 2, 1))
     diagonal = np.arange(configurations)
     system[:, diagonal, diagonal] = 0
     system[:, diagonal, diagonal] = -system.sum(2)
@@ -242,9 +242,11 @@ class Noise:
     def planned(self, blocks: int) -> "Noise":
         """Return the noise in a study of so many blocks."""
         more = self.blocks / blocks
-        own = Spread(self.own.error * more**0.5, blocks - 1)
+        planned_spread = Spread(self.own.error * more**0.5, blocks - 1)
         mixture = self.mixture.planned(self.blocks, blocks)
-        return replace(self, mixture=mixture, squares=self.squares * more, blocks=blocks, own=own)
+        return replace(
+            self, mixture=mixture, squares=self.squares * more, blocks=blocks, own=planned_spread
+        )
 
 
 def upper_tail(df: int, x: Floats) -> Floats:

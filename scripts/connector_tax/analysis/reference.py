@@ -178,10 +178,10 @@ def reference_rates(
     }
     included = [config for config in study.configurations if config not in left_out]
     baseline = study.baseline
-    asked = included if baseline in included else []
+    considered = included if baseline in included else []
     qualifying: dict[Reference, float | None] = {
-        "ref_safe": _highest_qualifying(rates, [states[config] for config in asked]),
-        "ref_load": _highest_qualifying(rates, [states[baseline]] if asked else []),
+        "ref_safe": _highest_qualifying(rates, [states[config] for config in considered]),
+        "ref_load": _highest_qualifying(rates, [states[baseline]] if considered else []),
     }
     fallback = study.config["reference"]["fallback_rps"]
     derived = {name: fallback if rate is None else rate for name, rate in qualifying.items()}
@@ -218,8 +218,8 @@ def _criteria(
     launched: dict[tuple[str, float | None], list[Judgement]] = {}
     for cell in cells:
         if cell.key in judged:
-            own = launched.setdefault((cell.configuration, cell.rate_rps), [])
-            own.append(judged[cell.key])
+            judged_launches = launched.setdefault((cell.configuration, cell.rate_rps), [])
+            judged_launches.append(judged[cell.key])
     criteria: dict[str, dict[str, dict[str, Any]]] = {}
     states: States = {}
     for config in study.configurations:

@@ -134,7 +134,7 @@ def _quantity(resource: Resource, launch: LaunchRecords, cell: str | None) -> Qu
     def bare(value: float | None, reason: str | None = None) -> QuantityRecord:
         return {"value": value, "parts": {}, "reason": reason}
 
-    found: Any
+    reading: Any
     records: Any = launch.resources
     name = resource.name
     if resource.place == SETTINGS:
@@ -147,19 +147,19 @@ def _quantity(resource: Resource, launch: LaunchRecords, cell: str | None) -> Qu
         measured = launch.cells[cell]
         if measured.status != "valid" or measured.record is None:
             return bare(None, f"{cell}: {measured.status}: {measured.reason}")
-        found = measured.record["server_cpu"]
-    elif (found := records[resource.place]) is None:
+        reading = measured.record["server_cpu"]
+    elif (reading := records[resource.place]) is None:
         return bare(None, records["after_load_reason"])
     if name == "startup_s":
-        return bare(found)
+        return bare(reading)
     if name == "idle_cpu":
         # With the busy threads of the engine core, by name.
-        parts = dict(found["parts"])
-        for thread, share in found.get("threads", {}).items():
+        parts = dict(reading["parts"])
+        for thread, share in reading.get("threads", {}).items():
             named = f"thread {thread.rpartition(' ')[0]}"
             parts[named] = parts.get(named, 0.0) + share
-        return {"value": found["value"], "parts": parts, "reason": found["reason"]}
-    quantity: QuantityRecord = found[name.replace("_loaded", "")]
+        return {"value": reading["value"], "parts": parts, "reason": reading["reason"]}
+    quantity: QuantityRecord = reading[name.replace("_loaded", "")]
     return quantity
 
 
@@ -241,32 +241,36 @@ def _row(
         return row | {"status": "missing"}
     weights = scaled.weights(config, plains, effect.blocks)
     sides = [launches.y[side] for side in (weights < 0, weights > 0)]
-    base, own = (float(np.exp(level)) if is_log else level for level in scaled.levels(weights))
+    base, config_level = (
+        float(np.exp(level)) if is_log else level for level in scaled.levels(weights)
+    )
     if effect.n_blocks > 1 and all(len(set(side.tolist())) == 1 for side in sides):
         # A count that never changes is compared without the rounding of a logarithm.
-        base, own = (float(side[0]) for side in sides)
-        point = own / base - 1 if is_log else own - base
+        base, config_level = (float(side[0]) for side in sides)
+        point = config_level / base - 1 if is_log else config_level - base
         effect = replace(effect, combined=point, error=0.0, df=np.inf, method=EXACT)
-    return row | {"status": "valid"} | effect.columns() | {"base": base, "own": own}
+    return row | {"status": "valid"} | effect.columns() | {"base": base, "own": config_level}
 
 
 def _reason(sample: _Sample, names: Sequence[str]) -> str | None:
     """Return why values of a configuration's or of plain's launches are unknown, or None."""
-    lost = {launch: r for launch, r in sample.reasons.items() if launch.name in names}
+    reason_of = {launch: r for launch, r in sample.reasons.items() if launch.name in names}
     for side in (names[:1], names[1:]):
-        own = {r for launch, r in lost.items() if launch.name in side}
-        if len(own) == 1 and not any(launch.name in side for launch in sample.values):
+        side_reasons = {r for launch, r in reason_of.items() if launch.name in side}
+        if len(side_reasons) == 1 and not any(launch.name in side for launch in sample.values):
             # All that the configuration, or else plain, has to say.
-            return own.pop()
-    pairs = dict.fromkeys((launch.block, f"{launch.name}: {r}") for launch, r in lost.items())
+            return side_reasons.pop()
+    pairs = dict.fromkeys((launch.block, f"{launch.name}: {r}") for launch, r in reason_of.items())
     return merged_reasons(list(pairs)) or None
 
 
 def _companions(sample: _Sample, config: str) -> str | None:
     """Return the companion processes' mean share of the quantity, in words, or None."""
-    mine = [parts for launch, parts in sample.parts.items() if launch.name == config]
-    names = sorted({name for parts in mine for name in parts if name != SERVER})
-    means = [f"{name} {np.mean([parts.get(name, 0.0) for parts in mine]):.4g}" for name in names]
+    parts_of = [parts for launch, parts in sample.parts.items() if launch.name == config]
+    names = sorted({name for parts in parts_of for name in parts if name != SERVER})
+    means = [
+        f"{name} {np.mean([parts.get(name, 0.0) for parts in parts_of]):.4g}" for name in names
+    ]
     return "; ".join(means) or None
 
 
@@ -285,24 +289,26 @@ def engine_rows(launches: Sequence[LaunchRecords], baseline: str) -> list[Row]:
     settings = list(recorded[0]) if recorded else []
     rows: list[Row] = []
     for config in configurations:
-        mine = [r for r in launches if r.configuration == config]
-        if not any(r.settings for r in mine):
-            reasons = dict.fromkeys(r.reason or NOT_RECORDED for r in mine)
+        config_launches = [r for r in launches if r.configuration == config]
+        if not any(r.settings for r in config_launches):
+            reasons = dict.fromkeys(r.reason or NOT_RECORDED for r in config_launches)
             rows.append({"config": config, "reason": "; ".join(reasons)})
             continue
-        own: list[Row] = []
+        config_rows: list[Row] = []
         for setting in settings:
             value, source, reason = _found(launches, config, setting)
             plain, _, _ = _found(launches, baseline, setting)
             known = value is not None and plain is not None
-            own.append({
+            config_rows.append({
                 "config": config, "setting": setting, "value": value, "plain": plain,
                 "differs": value != plain if known else None, "source": source, "reason": reason,
             })  # fmt: skip
         changed = [
-            f"{r['setting']} {r['value']} ({baseline} {r['plain']})" for r in own if r["differs"]
+            f"{r['setting']} {r['value']} ({baseline} {r['plain']})"
+            for r in config_rows
+            if r["differs"]
         ]
-        rows += [row | {"also_differs": "; ".join(changed) or None} for row in own]
+        rows += [row | {"also_differs": "; ".join(changed) or None} for row in config_rows]
     return rows
 
 

@@ -80,8 +80,8 @@ def cell_rows(
             row["waiting_p50"] = of.waiting_p50
             row["warming_up"] = warming_up(of.requests.tpot_ms, margin)
             row |= {} if of.machine is None else of.machine._asdict()
-            if (found := judged.get(cell.key)) is not None:
-                row |= {"saturated": found.saturated, "saturation_criteria": found.names}
+            if (saturation := judged.get(cell.key)) is not None:
+                row |= {"saturated": saturation.saturated, "saturation_criteria": saturation.names}
             row |= {} if of.steps is None else step_columns(of.steps)
         rows.append(row)
     groups: dict[tuple[str, str, str], list[Row]] = {}
@@ -111,9 +111,9 @@ def _identity(study: Study, cell: CellFolder) -> Row:
 
 def _pooled(group: Sequence[Row], config: StudyConfig) -> Row:
     valid = [row for row in group if row["status"] == "valid"]
-    lost = [(row["block"], row["reason"]) for row in group if row["status"] != "valid"]
+    reasons = [(row["block"], row["reason"]) for row in group if row["status"] != "valid"]
     row = {name: group[0][name] for name in IDENTITY}
-    row |= {"block": POOLED, "reason": merged_reasons(lost) or None}
+    row |= {"block": POOLED, "reason": merged_reasons(reasons) or None}
     if not valid:
         return row | {name: group[0][name] for name in ("status", "rate_rps")}
     row |= {"status": "valid", "rate_rps": valid[0]["rate_rps"]}

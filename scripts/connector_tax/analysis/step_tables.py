@@ -44,10 +44,10 @@ OWN_LAUNCHES, OWN_BLOCKS = "own launches", "own differences in blocks"
 
 def by_cell(cells: Mapping[CellKey, Value]) -> dict[tuple[str, str], dict[LaunchId, Value]]:
     """(phase, cell) to what its launches have."""
-    found: dict[tuple[str, str], dict[LaunchId, Value]] = {}
+    by_place: dict[tuple[str, str], dict[LaunchId, Value]] = {}
     for key, value in cells.items():
-        found.setdefault((key.phase, key.cell), {})[LaunchId(key.config, key.block)] = value
-    return found
+        by_place.setdefault((key.phase, key.cell), {})[LaunchId(key.config, key.block)] = value
+    return by_place
 
 
 def contrast_columns(
@@ -59,11 +59,11 @@ def contrast_columns(
     blocks = launches.blocks(config, base)
     if not blocks:
         return {}
-    less, own = launches.levels(launches.weights(config, base, blocks))
+    base_level, level = launches.levels(launches.weights(config, base, blocks))
     # Not the residual of all configurations: what a step takes varies more where it takes more.
     each = [launches.value(launches.weights(config, base, [block])) for block in blocks]
     effect = mean_of(each, blocks, OWN_BLOCKS, confidence)
-    return effect.columns() | {"base": less, "own": own}
+    return effect.columns() | {"base": base_level, "own": level}
 
 
 def mean_columns(values: Sequence[float], confidence: float) -> Row:
@@ -131,8 +131,10 @@ def _step_rows(
         if bare and config in plains:
             continue
         if bare:
-            own = [us for la, us in medians.items() if la.name == config and la.block in blocks]
-            known = mean_columns(own, confidence) if own else {}
+            config_medians = [
+                us for la, us in medians.items() if la.name == config and la.block in blocks
+            ]
+            known = mean_columns(config_medians, confidence) if config_medians else {}
         else:
             known = contrast_columns(launches, config, plains, confidence)
         if not known:
@@ -168,8 +170,8 @@ def _costs(steps: Steps, kind: str) -> _Costs | None:
         return None
     hooks = {hook: float(us[kept].mean()) for hook, us in steps.hooks.items()}
     # The connector's own hooks hold its children's time.
-    own = sum(us for hook, us in hooks.items() if not hook.child)
-    return _Costs(float(whole_us[kept].mean()), hooks, own, int(kept.sum()))
+    parent_us = sum(us for hook, us in hooks.items() if not hook.child)
+    return _Costs(float(whole_us[kept].mean()), hooks, parent_us, int(kept.sum()))
 
 
 def _kind_rows(
@@ -187,9 +189,9 @@ def _kind_rows(
     hooks = Launches.of({launch: cost.hooks_us for launch, cost in costs.items()})
     valid: Row = {"item": StepGroup(kind).item, "unit": "us", "status": "valid"}
     for config in compared(study, phase):
-        own = {launch: cost for launch, cost in costs.items() if launch.name == config}
+        config_costs = {launch: cost for launch, cost in costs.items() if launch.name == config}
         row = valid | {"quantity": tables.STEP, "config": config}
-        row |= {"n": sum(cost.n for cost in own.values())}
+        row |= {"n": sum(cost.n for cost in config_costs.values())}
         over = contrast_columns(whole, config, plains, confidence)
         if over:
             yield row | {"metric": "step_us"} | over
@@ -197,7 +199,7 @@ def _kind_rows(
             continue
         if study.bare_baseline:
             blocks = whole.blocks(config, plains)
-            us = [cost.hooks_us for launch, cost in own.items() if launch.block in blocks]
+            us = [cost.hooks_us for launch, cost in config_costs.items() if launch.block in blocks]
             yield row | {"metric": "hooks_us"} | mean_columns(us, confidence)
         else:
             yield row | {"metric": "hooks_us"} | contrast_columns(hooks, config, plains, confidence)
@@ -311,10 +313,12 @@ def _device_rows(study: Study, phase: str, launches: Mapping[LaunchId, Row]) -> 
         config = configuration_of(name)
         if name in left_out or not any(launch.name == name for launch in launches):
             continue
-        own = [of for launch, of in launches.items() if configuration_of(launch.name) == config]
-        row: Row = {"config": name, "n": sum(of["n"] for of in own)}
+        config_values = [
+            of for launch, of in launches.items() if configuration_of(launch.name) == config
+        ]
+        row: Row = {"config": name, "n": sum(of["n"] for of in config_values)}
         for metric in DEVICE_METRICS:
-            if values := [value for of in own if (value := of[metric]) is not None]:
+            if values := [value for of in config_values if (value := of[metric]) is not None]:
                 unit = "us" if metric.endswith("_us") else "fraction"
                 yield row | {"metric": metric, "unit": unit} | mean_columns(values, confidence)
         if config != study.baseline or name in plains[1:]:

@@ -142,9 +142,9 @@ def _paid(busy: Table, worker: Table, name: str) -> Floats:
     np.fmax.at(slowest, place, worker[name])
     at = np.searchsorted(steps, busy["step_id"])
     at[~np.isin(busy["step_id"], steps)] = len(steps)
-    own: Floats = busy[name]
-    total: Floats = own + slowest[at]
-    return np.where(np.isnan(total), np.fmax(own, slowest[at]), total)
+    first_rank: Floats = busy[name]
+    total: Floats = first_rank + slowest[at]
+    return np.where(np.isnan(total), np.fmax(first_rank, slowest[at]), total)
 
 
 def prefill_wait_ms(requests: Requests, steps: Steps, window: MeasuredWindow) -> float | None:
@@ -248,17 +248,17 @@ class _Calls:
             steps: ids of the steps in the window that scheduled tokens, each once.
         """
         order = np.argsort(steps)
-        found: dict[Hook, Floats] = {}
+        times: dict[Hook, Floats] = {}
         for hook in sorted(self._calls):
             ids, us = map(np.array, self._calls[hook])
             place = np.minimum(np.searchsorted(steps, ids, sorter=order), len(steps) - 1)
             place = order[place] if len(steps) else place
             known = steps[place] == ids if len(steps) else np.zeros(len(ids), bool)
             if known.any():
-                found[hook] = np.zeros(len(steps))
+                times[hook] = np.zeros(len(steps))
                 # One record per tensor-parallel rank: the slowest rank holds the step up.
-                np.maximum.at(found[hook], place[known], us[known])
-        return found
+                np.maximum.at(times[hook], place[known], us[known])
+        return times
 
 
 def _hook(field: str) -> str:

@@ -103,11 +103,11 @@ def assess(
     measured = in_window(requests, window)
     ok = [r for r in requests if is_answered(r)]
     failed = [r for r in requests if r["status"] in FAILED]
-    lost = abs(record["counts"]["planned"] - len(requests))
-    lost += sum(r["status"] not in REQUEST_STATUSES for r in requests)
+    unaccounted = abs(record["counts"]["planned"] - len(requests))
+    unaccounted += sum(r["status"] not in REQUEST_STATUSES for r in requests)
     checks = {
         **_schedule_checks(measured, bounds),
-        "unaccounted_requests": at_most(lost, 0),
+        "unaccounted_requests": at_most(unaccounted, 0),
         "error_rate": at_most(_error_rate(ok, failed, window), bounds["max_error_rate"]),
         **_window_checks(measured, window, config["cell"]),
         **generator_checks(record["load_generator"], record["clock"], bounds),

@@ -254,14 +254,14 @@ def generator_checks(
     """Return the checks of the load generator's processes, of a cell or of its own command."""
 
     def worst(key: str) -> float | None:
-        values = [told[key] for told in processes.values() if told.get(key) is not None]
+        values = [health[key] for health in processes.values() if health.get(key) is not None]
         return max(values) if values and len(values) == len(processes) else None
 
     processes = health["processes"]
     counters = [(process, key) for process in processes for key in LOST_COUNTS]
     counts = [processes[process].get(key) for process, key in (*counters, ("main", "late_results"))]
     known = [count for count in counts if count is not None]
-    lost = sum(known) if len(known) == len(counts) else None
+    lost_messages = sum(known) if len(known) == len(counts) else None
     connections = health["workers"] * health["connections_per_worker"]
     return {
         "loop_lag_p99_ms": at_most(worst("loop_lag_p99_ms"), bounds["loop_lag_p99_ms"]),
@@ -270,7 +270,7 @@ def generator_checks(
         "workers_died": at_most(len(health["workers_died"]), 0),
         "silent_workers": at_most(health["workers"] - (len(processes) - 1), 0),
         "unopened_connections": at_most(connections - sum(health["connections"].values()), 0),
-        "lost_messages": at_most(lost, 0),
+        "lost_messages": at_most(lost_messages, 0),
         "unstamped_reads": at_most(_unstamped_share(health, clock), UNSTAMPED_SHARE_MAX),
     }
 

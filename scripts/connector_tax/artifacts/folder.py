@@ -178,14 +178,14 @@ class LaunchFolder:
         key = self.key(cell)
         for name in ("config", "block", "phase", "cell"):
             if record.get(name) != getattr(key, name):
-                told = f"{name} is {record.get(name)!r}, its folder says {getattr(key, name)!r}"
-                raise ArtifactError(f"{path}: {told}")
+                reason = f"{name} is {record.get(name)!r}, its folder says {getattr(key, name)!r}"
+                raise ArtifactError(f"{path}: {reason}")
         for name in ("schedule", "window", "counts", "valid", "void_reasons"):
             if name not in record:
                 raise ArtifactError(f"{path}: key {name!r} is missing")
         if record["valid"] != (entry.status == "valid"):
-            told = f"valid is {record['valid']}, index.json says {entry.status!r}"
-            raise ArtifactError(f"{path}: {told}")
+            reason = f"valid is {record['valid']}, index.json says {entry.status!r}"
+            raise ArtifactError(f"{path}: {reason}")
         checked: CellRecord = record
         return checked
 
@@ -313,29 +313,29 @@ class StudyFolder:
             ArtifactError: a launch belongs to another design or to another reference rate, or an
                 index or a cell's record is malformed; names the file and what differs.
         """
-        asked = (phase, rate_rps)
-        if asked not in self._cells:
+        key = (phase, rate_rps)
+        if key not in self._cells:
             study, order = self.study, self.study.configs(phase)
             limits = shape_limits(study.document, self.root, phase)
             rates = cell_rates(study.document, phase, rate_rps, limits)
-            found = list[CellFolder]()
+            cells = list[CellFolder]()
             at = {config: place for place, config in enumerate(order)}
             of_phase = self.of_phase(phase)
             of_phase.sort(key=lambda la: (at[la.launch.config], la.launch.block))
             for launch in of_phase:
                 self._check_index(launch, rate_rps)
-                found += (_cell(launch, c, rates[c["cell"]]) for c in study.cells(phase))
-            self._cells[asked] = found
-        return self._cells[asked]
+                cells += (_cell(launch, c, rates[c["cell"]]) for c in study.cells(phase))
+            self._cells[key] = cells
+        return self._cells[key]
 
     def _check_index(self, launch: LaunchFolder, rate_rps: float | None) -> None:
         index, path, phase = launch.index, launch.folder / paths.INDEX, launch.launch.phase
         if index is None:
             return
         for key in ("config", "block", "phase"):
-            told, wanted = getattr(index, key), getattr(launch.launch, key)
-            if told != wanted:
-                raise ArtifactError(f"{path}: {key} is {told!r}, its folder says {wanted!r}")
+            recorded, wanted = getattr(index, key), getattr(launch.launch, key)
+            if recorded != wanted:
+                raise ArtifactError(f"{path}: {key} is {recorded!r}, its folder says {wanted!r}")
         design = index.depends.get("design_sha256")
         if design != (wanted := self.study.document["design_sha256"]):
             raise ArtifactError(

@@ -102,10 +102,10 @@ def launch_index(
 
 def finished_cell(record: CellRecord, folder: Path) -> CellEntry:
     """Return the entry of a cell with this record, whose files lie in `folder`."""
-    own = paths.cell_record(record["phase"], record["cell"])
+    record_name = paths.cell_record(record["phase"], record["cell"])
     status = "valid" if record["valid"] else "void"
     reason = "; ".join(record["void_reasons"]) or None
-    files = {**record["files"], own: sha256_file(folder / own)}
+    files = {**record["files"], record_name: sha256_file(folder / record_name)}
     return CellEntry(record["cell"], status, reason, files)
 
 

@@ -81,11 +81,11 @@ def decided(findings: Sequence[Finding]) -> set[str]:
 def decided_in(taken: Look) -> dict[str, dict[str, Finding]]:
     """Return the findings of the decided configurations, by metric, in the study's order."""
     done = decided(taken["findings"])
-    found: dict[str, dict[str, Finding]] = {}
+    findings: dict[str, dict[str, Finding]] = {}
     for finding in taken["findings"]:
         if finding.config in done:
-            found.setdefault(finding.config, {})[finding.metric] = finding
-    return found
+            findings.setdefault(finding.config, {})[finding.metric] = finding
+    return findings
 
 
 def decided_earlier(folder: Path, launch: Launch) -> str | None:

@@ -14,8 +14,8 @@ Latency = Literal["ttft_ms", "tpot_ms", "e2e_ms"]
 
 def number(meaning: str, default: float | None, **limits: float) -> dict[str, Any]:
     """Return the JSON schema of a key that is a positive number."""
-    own = {"type": "number", "exclusiveMinimum": 0, "default": default}
-    return {"description": meaning, **own, **limits}
+    schema = {"type": "number", "exclusiveMinimum": 0, "default": default}
+    return {"description": meaning, **schema, **limits}
 
 
 class Metric(NamedTuple):
@@ -59,9 +59,9 @@ FAR_TAIL = 99
 
 def margin_of(margins: Mapping[str, float], metric: str) -> float:
     """Return the margin of a metric: the one in `statistics.margins`, or else its default."""
-    own = LATENCY_METRICS[metric].margin
-    assert own is not None
-    return margins.get(metric, own)
+    margin = LATENCY_METRICS[metric].margin
+    assert margin is not None
+    return margins.get(metric, margin)
 
 
 class CellLoad(NamedTuple):

@@ -49,10 +49,10 @@ def offences(value: Any, schema: Mapping[str, Any]) -> list[str]:
     errors = itertools.islice(_validator()(schema).iter_errors(value), MOST_OFFENCES + 1)
     ordered = sorted(errors, key=lambda e: [*map(str, e.path)])
     lines = dict.fromkeys(itertools.chain.from_iterable(map(_lines, ordered)))
-    told = [*itertools.islice(lines, MOST_OFFENCES + 1)]
-    if len(told) > MOST_OFFENCES:
-        told[MOST_OFFENCES:] = [f"more; these are {MOST_OFFENCES} of them"]
-    return told
+    messages = [*itertools.islice(lines, MOST_OFFENCES + 1)]
+    if len(messages) > MOST_OFFENCES:
+        messages[MOST_OFFENCES:] = [f"more; these are {MOST_OFFENCES} of them"]
+    return messages
 
 
 @cache
@@ -66,10 +66,10 @@ def _validator() -> Any:
         context: list[Any] = []
         for index, part in enumerate(parts):
             errors = validator.descend(instance, part, schema_path=index)
-            own = [*itertools.islice(errors, MOST_OFFENCES + 1)]
-            if not own:
+            branch_errors = [*itertools.islice(errors, MOST_OFFENCES + 1)]
+            if not branch_errors:
                 return
-            context += own
+            context += branch_errors
         yield ValidationError("matches none of what is allowed", context=context)
 
     def unique_items(_: Any, wanted: bool, instance: Any, __: Any) -> Iterator[Any]:
@@ -114,8 +114,8 @@ def _lines(error: ValidationError) -> Iterator[str]:
         yield from (f"{join(where, key)}: missing; it is required" for key in missing)
     else:
         near = meant(error.instance, wanted) if error.validator == "enum" else ""
-        found = clipped(repr(error.instance))
-        yield f"{where or 'the file'}: found {found};{near} allowed: {_allowed(error)}"
+        value = clipped(repr(error.instance))
+        yield f"{where or 'the file'}: found {value};{near} allowed: {_allowed(error)}"
 
 
 def clipped(text: str) -> str:
@@ -123,14 +123,14 @@ def clipped(text: str) -> str:
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
-def meant(found: Any, known: Iterable[Any]) -> str:
+def meant(value: Any, known: Iterable[Any]) -> str:
     """` did you mean ...?` where a known word is like the one found; else nothing."""
-    return "".join(f" did you mean {near}?" for near in _near(found, known))
+    return "".join(f" did you mean {near}?" for near in _near(value, known))
 
 
-def _near(found: Any, known: Iterable[Any]) -> list[str]:
+def _near(value: Any, known: Iterable[Any]) -> list[str]:
     """Return the known words most like the given one, if any."""
-    return difflib.get_close_matches(clipped(str(found)), map(str, known), 1)
+    return difflib.get_close_matches(clipped(str(value)), map(str, known), 1)
 
 
 def _allowed(error: ValidationError) -> str:

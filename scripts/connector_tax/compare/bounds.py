@@ -77,10 +77,10 @@ class BoundCheck:
 
     def __str__(self) -> str:
         size = f"{text.percent(self.tax)} {text.interval(self.lo, self.hi)}"
-        found = "" if self.tax is None else f" {size},"
+        size_text = "" if self.tax is None else f" {size},"
         return (
-            f"{self.config} {self.metric}:{found} bound {text.percent(self.bound)}: {self.result}"
-            f" ({self.reason})"
+            f"{self.config} {self.metric}:{size_text} bound {text.percent(self.bound)}:"
+            f" {self.result} ({self.reason})"
         )
 
 
@@ -105,7 +105,7 @@ def check(
     if row.mark:
         return replace(none, reason=row.mark, tax=row.estimate)
     effect = effect_of(row, confidence)
-    asked = replace(none, result=CANNOT_TELL, tax=row.estimate, lo=row.lo, hi=row.hi)
+    undecided = replace(none, result=CANNOT_TELL, tax=row.estimate, lo=row.lo, hi=row.hi)
     if looked and row.cell == ALL_RATES and row.metric in VERDICT_METRICS:
         lo, hi, decides = row.family_lo, row.family_hi, None
     elif not effect.repeats or effect.n_blocks < MIN_BLOCKS_FOR_VERDICT:
@@ -115,12 +115,12 @@ def check(
         decides = replace(effect, contrast=0.0).interval(confidence, POWER).hi
     if lo is None or hi is None:
         few = f"{effect.n_blocks} block(s); at least {MIN_BLOCKS_FOR_VERDICT} are needed"
-        return replace(asked, reason=few)
+        return replace(undecided, reason=few)
     result = BELOW if hi < most else ABOVE if lo > most else CANNOT_TELL
     reason = "the interval holds the bound"
     if result != CANNOT_TELL:
         reason = f"the whole interval is {result}"
-    return replace(asked, result=result, reason=reason, lo=lo, hi=hi, decides=decides)
+    return replace(undecided, result=result, reason=reason, lo=lo, hi=hi, decides=decides)
 
 
 def worst(results: Sequence[str]) -> str:

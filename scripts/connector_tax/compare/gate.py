@@ -43,15 +43,15 @@ def checks_of(
         bounds: those that name a metric are at the reference rate `at`, others over all rates.
         at: one of REFERENCES.
     """
-    asked = [(config, bound, metric) for config in configs for bound in bounds
+    combinations = [(config, bound, metric) for config in configs for bound in bounds
              for metric in bound.metrics]  # fmt: skip
-    confidence = 1 - (1 - study.settings["statistics"]["confidence"]) / len(asked)
+    confidence = 1 - (1 - study.settings["statistics"]["confidence"]) / len(combinations)
     return [
         check(
             study.at(at if bound.metric else ALL_RATES, metric).get(config),
             config, metric, bound.most, confidence, bool(study.looks),
         )
-        for config, bound, metric in asked
+        for config, bound, metric in combinations
     ]  # fmt: skip
 
 

@@ -81,12 +81,12 @@ class Comparison:
         """The verdicts on the first taxes; what costs more first."""
         judged = [row for row in self.first if row.config != AA]
         counts = Counter(look(row) for row in judged)
-        told = [f"{words} {counts[kind]}" for kind, words in LOOKS.items() if counts[kind]]
+        parts = [f"{words} {counts[kind]}" for kind, words in LOOKS.items() if counts[kind]]
         if counts[COSTS]:
             label = self.labels[judged[0].config]
-            told[0] += f" (most {label}, {metric_name(judged[0])} ×{judged[0].effect:.3g})"
+            parts[0] += f" (most {label}, {metric_name(judged[0])} ×{judged[0].effect:.3g})"
         against = f"{self.b.name} against {self.a.name}"
-        return f"Verdicts of {len(judged)} taxes, {against}: {'; '.join(told)}."
+        return f"Verdicts of {len(judged)} taxes, {against}: {'; '.join(parts)}."
 
     @property
     def sections(self) -> list[tuple[str, list[ComparedRow]]]:
@@ -124,14 +124,14 @@ def table_of(comparisons: Sequence[Comparison]) -> tuple[list[str], list[list[Sh
     for key in dict.fromkeys(key for of in by_key for key in of):
         pairs = [of.get(key) for of in by_key]
         known = next(row for row in pairs if row is not None)
-        label, cell, metric, ours, *_ = cells_of(known, first.labels)
-        theirs = [text.DASH if row is None else cells_of(row, {})[4] for row in pairs]
+        label, cell, metric, effect_a, *_ = cells_of(known, first.labels)
+        other_effects = [text.DASH if row is None else cells_of(row, {})[4] for row in pairs]
         against = [
             ("not compared", "") if row is None
             else (f"{_effect_text(row)} {_verdict_text(row)}", look(row))
             for row in pairs
         ]  # fmt: skip
-        plain = [(words, "") for words in (label, cell, metric, ours, *theirs)]
+        plain = [(words, "") for words in (label, cell, metric, effect_a, *other_effects)]
         rows.append([*plain, *against])
     return headings, rows
 
@@ -199,10 +199,10 @@ def _effect_text(row: ComparedRow) -> str:
 
 def _verdict_text(row: ComparedRow) -> str:
     """The verdict; A/A, a mark or a reason in its place."""
-    said = in_words(row.verdict, row.margin)
+    verdict = in_words(row.verdict, row.margin)
     if row.config == AA:
-        return f"A/A ({said})"
-    return f"{said} ({row.mark})" if row.mark else said or row.reason
+        return f"A/A ({verdict})"
+    return f"{verdict} ({row.mark})" if row.mark else verdict or row.reason
 
 
 def html(comparisons: Sequence[Comparison]) -> str:

@@ -136,8 +136,8 @@ def compare_rows(a: StudyTables, b: StudyTables) -> list[ComparedRow]:
     for key in dict.fromkeys((*of_a, *of_b)):
         quantity, config, phase, cell, metric = key
         load = NO_LOAD if quantity == RESOURCE else loads.get((phase, cell))
-        ours, theirs = (of.get(key, none.get(quantity)) for of in (of_a, of_b))
-        if config not in members[quantity] or load is None or ours is None or theirs is None:
+        side_a, side_b = (of.get(key, none.get(quantity)) for of in (of_a, of_b))
+        if config not in members[quantity] or load is None or side_a is None or side_b is None:
             continue
         unit, scale = units[metric] if quantity == RESOURCE else ("ms", LOG)
         if scale == LOG and quantity != LATENCY:
@@ -146,7 +146,7 @@ def compare_rows(a: StudyTables, b: StudyTables) -> list[ComparedRow]:
         if quantity != RESOURCE:
             margin = min(margin_of(s.settings["statistics"]["margins"], metric) for s in (a, b))
         row = ComparedRow(*key[:4], *load, metric, unit, scale, margin=margin)
-        pairs.append((row, ours, theirs))
+        pairs.append((row, side_a, side_b))
     return judged(pairs, confidence)
 
 
@@ -177,8 +177,8 @@ def compared(
         return replace(row, reason="; ".join(missing))
     gap = difference(a.known, b.known)
     judged = judge(gap, row.margin or 0.0, family_levels(confidence, comparisons))
-    told = judged.verdict not in (MARKED, TOO_FEW)
-    ends = (judged.family_lo, judged.family_hi) if told else gap.ends
+    is_decidable = judged.verdict not in (MARKED, TOO_FEW)
+    ends = (judged.family_lo, judged.family_hi) if is_decidable else gap.ends
     inner = gap.interval(2 * confidence - 1) if gap.repeats else (None, None)
     # A tax is compared as a ratio, which is 1 where nothing changed.
     unit = 1.0 if row.scale == LOG else 0.0
@@ -188,7 +188,7 @@ def compared(
     return replace(
         row, effect=point, effect_lo=lo, effect_hi=hi, narrow_lo=narrow_lo, narrow_hi=narrow_hi,
         error_df=gap.df if gap.error else None, p_value=gap.p, mark=gap.mark,
-        p_adjusted=sidak(gap.p, comparisons) if told and gap.p is not None else None,
+        p_adjusted=sidak(gap.p, comparisons) if is_decidable and gap.p is not None else None,
         verdict=judged.verdict,
     )  # fmt: skip
 
@@ -252,9 +252,9 @@ def _latency_side(
         return f"{metric} is 0, which has no ratio"
     by_block: dict[str, list[float]] = {}
     for launch in valid:
-        if (own := launch.number(f"{metric}_ms")) is not None:
-            by_block.setdefault(launch.block, []).append(math.log(own))
-    logs = [float(np.mean(own)) for own in by_block.values()]
+        if (milliseconds := launch.number(f"{metric}_ms")) is not None:
+            by_block.setdefault(launch.block, []).append(math.log(milliseconds))
+    logs = [float(np.mean(milliseconds)) for milliseconds in by_block.values()]
     known = mean_of(logs, tuple(range(len(logs))), "own blocks", confidence, LOG)
     mark = "saturated" if any(launch.saturated for launch in valid) else ""
     if len(logs) < 2:

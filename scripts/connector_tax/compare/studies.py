@@ -83,35 +83,35 @@ def refuse_unlike(a: StudyTables, b: StudyTables) -> None:
 
 def common_configurations(a: StudyTables, b: StudyTables) -> list[str]:
     """The configurations but the baseline that both studies have, in A's order."""
-    theirs = {item.id for item in b.connectors}
-    return [item.id for item in a.connectors if item.id in theirs]
+    ids_of_b = {item.id for item in b.connectors}
+    return [item.id for item in a.connectors if item.id in ids_of_b]
 
 
 def common_cells(a: StudyTables, b: StudyTables) -> dict[Where, CellRow]:
     """A's pooled baseline row of every cell that has one rate and one shape in both studies."""
-    ours, theirs = _cells(a), _cells(b)
+    cells_a, cells_b = _cells(a), _cells(b)
     return {
         where: row
-        for where, row in ours.items()
-        if where in theirs and row.rate_rps is not None and load_of(row) == load_of(theirs[where])
+        for where, row in cells_a.items()
+        if where in cells_b and row.rate_rps is not None and load_of(row) == load_of(cells_b[where])
     }
 
 
 def left_out(a: StudyTables, b: StudyTables) -> list[str]:
     """Return what one study has that is not compared, each with the reason."""
-    ours, theirs, common = _cells(a), _cells(b), common_cells(a, b)
+    cells_a, cells_b, common = _cells(a), _cells(b), common_cells(a, b)
     lines = []
     if all_rates(a) != all_rates(b):
         lines.append(f"{ALL_RATES}: not over the same rates and shapes")
-    for where in dict.fromkeys((*ours, *theirs)):
-        sides = [f"{s} {_load_text(own[where])}" for s, own in (("A", ours), ("B", theirs))
-                 if where in own and where not in common]  # fmt: skip
+    for where in dict.fromkeys((*cells_a, *cells_b)):
+        sides = [f"{s} {_load_text(cells[where])}" for s, cells in (("A", cells_a), ("B", cells_b))
+                 if where in cells and where not in common]  # fmt: skip
         if sides:
             only = "only in " if len(sides) == 1 else ""
             lines.append(f"{' '.join(where)}: {only}{', '.join(sides)}")
-    for side, mine, other in (("A", a, b), ("B", b, a)):
+    for side, study, other in (("A", a, b), ("B", b, a)):
         known = {item.id for item in other.configurations}
-        lines += [f"{item.id}: only in {side}" for item in mine.configurations
+        lines += [f"{item.id}: only in {side}" for item in study.configurations
                   if item.id not in known]  # fmt: skip
     return lines
 

@@ -312,16 +312,16 @@ class WorkerConnection(asyncio.Protocol):
 
     async def launch(self) -> asyncio.subprocess.Process:
         """Start the worker process at the other end."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            ours.setblocking(False)
+        parent_end, child_end = socket.socketpair()
+        with child_end:
+            parent_end.setblocking(False)
             self._transport, _ = await asyncio.get_running_loop().create_unix_connection(
-                lambda: self, sock=ours
+                lambda: self, sock=parent_end
             )
             return await asyncio.create_subprocess_exec(
                 *(sys.executable, "-c", _WORKER),
-                *(str(theirs.fileno()), str(os.getpid())),
-                pass_fds=(theirs.fileno(),),
+                *(str(child_end.fileno()), str(os.getpid())),
+                pass_fds=(child_end.fileno(),),
             )
 
     def write(self, frame: bytes) -> None:

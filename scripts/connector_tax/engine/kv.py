@@ -30,11 +30,11 @@ class Holding:
     """The blocks of one sequence: cached ones by digest, and a count of uncached ones."""
 
     shared: list[bytes] = field(default_factory=list)
-    own: int = 0
+    uncached: int = 0
 
     @property
     def blocks(self) -> int:
-        return len(self.shared) + self.own
+        return len(self.shared) + self.uncached
 
 
 class BlockPool:
@@ -92,7 +92,7 @@ class BlockPool:
             for _ in range(evicted):
                 self._idle.popitem(last=False)
             self._free += evicted - missing
-            holding.own += missing
+            holding.uncached += missing
         return True
 
     def publish(self, holding: Holding, digests: Seq[bytes]) -> None:
@@ -105,7 +105,7 @@ class BlockPool:
                 break
             self._users[digest] = 1
             holding.shared.append(digest)
-            holding.own -= 1
+            holding.uncached -= 1
 
     def release(self, holding: Holding) -> None:
         """Take everything back from a sequence; its cached blocks become idle, tail first."""
@@ -116,6 +116,6 @@ class BlockPool:
             else:
                 del self._users[digest]
                 self._idle[digest] = None
-        self._free += holding.own
+        self._free += holding.uncached
         holding.shared = []
-        holding.own = 0
+        holding.uncached = 0

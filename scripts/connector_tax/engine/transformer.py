@@ -120,8 +120,8 @@ def class_path(worker_class: type[VectorTransformer]) -> str:
 
 def _error(error: Exception) -> list[str]:
     """Return an exception's type, text and traceback, as msgpack can carry them."""
-    said = traceback.TracebackException.from_exception(error)
-    texts = ("error", type(error).__name__, str(said), "".join(said.format()))
+    report = traceback.TracebackException.from_exception(error)
+    texts = ("error", type(error).__name__, str(report), "".join(report.format()))
     return [text.encode("utf-8", "backslashreplace").decode() for text in texts]
 
 

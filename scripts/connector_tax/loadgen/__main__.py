@@ -172,7 +172,7 @@ def report(options: argparse.Namespace, runs: Sequence[Run], signals: _Signals) 
     """Print and write what came of the runs; return the exit status."""
     summaries = [one.summary for one in runs]
     to_stdout = any(is_stdout(getattr(options, name)) for name in OUTPUTS)
-    lost = any(one.lost for one in runs)
+    output_failed = any(one.lost for one in runs)
     stream = sys.stderr if to_stdout else sys.stdout
     try:
         if len(options.rates) > 1:
@@ -181,18 +181,18 @@ def report(options: argparse.Namespace, runs: Sequence[Run], signals: _Signals) 
             print_summary(summaries[0], stream)
         sys.stdout.flush()
     except (BrokenPipeError, SystemExit):  # nobody reads on, where rich would end the process
-        lost |= to_stdout
+        output_failed |= to_stdout
     except OSError as error:
-        lost = True
+        output_failed = True
         print(f"error: standard output: {error.strerror}", file=sys.stderr)
     try:
         write_outputs(options, summaries, [one.result for one in runs])
     except OSError as error:
-        lost = True
+        output_failed = True
         print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
     if signals.received is not None:
         return 128 + signals.received
-    if lost:
+    if output_failed:
         return 4
     if not summaries[0]["ok"]:
         return 3

@@ -102,18 +102,18 @@ def plan_affinity(
     cores.sort(key=lambda core: core.node == server_node)
     client = max(1, len(cores) - server_cores)
     if client >= LOADGEN_CORES + workers:
-        mine = LOADGEN_CORES
+        loadgen_cores = LOADGEN_CORES
     else:
-        mine = 1
+        loadgen_cores = 1
         warnings.append(_shortage(len(cores), workers, server_cores))
-    nodes = sorted({core.node for core in cores[:mine]})
+    nodes = sorted({core.node for core in cores[:loadgen_cores]})
     if len(nodes) > 1:
         warnings.append(
             f"the load generator's cores lie on NUMA nodes {nodes[0]} and {nodes[1]}: its threads "
             "reach each other's memory across the machine"
         )
-    used = min(mine + workers, client)
-    places, rest = cores[mine:used] or cores[:mine], cores[used:]
+    used = min(loadgen_cores + workers, client)
+    places, rest = cores[loadgen_cores:used] or cores[:loadgen_cores], cores[used:]
     near = [core for core in rest if core.node == server_node]
     if server_node is not None and len(near) < max(1, server_cores):
         warnings.append(
@@ -123,7 +123,7 @@ def plan_affinity(
     elif near:
         rest = near
     return AffinityPlan(
-        loadgen=_cpus(cores[:mine]),
+        loadgen=_cpus(cores[:loadgen_cores]),
         workers=tuple(places[i % len(places)].cpus for i in range(workers)),
         server=_cpus(rest) if server_cores else (),
         enabled=True,

@@ -67,7 +67,7 @@ class WorkerProcess:
         self.sender: Sender | None = None
         self.outstanding = 0
         self.answer: asyncio.Future[Any] | None = None
-        own = os.sched_getaffinity(0)
+        allowed_cpus = os.sched_getaffinity(0)
         if cpus is not None:
             # Inherited, so that the worker's memory comes from its own node from the first page on.
             os.sched_setaffinity(0, cpus)
@@ -79,7 +79,7 @@ class WorkerProcess:
                 pass_fds=(settings.inflight_fd,),
             )
         finally:
-            os.sched_setaffinity(0, own)
+            os.sched_setaffinity(0, allowed_cpus)
         self.pidfd = os.pidfd_open(self.process.pid)
 
     async def wait_up(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -255,12 +255,12 @@ class Dispatcher:
         self._run_number = begin.run
         self._probe.reset()
         self._inflight.limit(begin.inflight_cap)
-        asked = self._ask(begin)
-        await asyncio.wait(asked.values(), timeout=timeout_s)
-        silent = [worker.index for worker, answer in asked.items() if not answer.done()]
+        pending = self._ask(begin)
+        await asyncio.wait(pending.values(), timeout=timeout_s)
+        silent = [worker.index for worker, answer in pending.items() if not answer.done()]
         if silent:
             raise LoadGeneratorError(f"worker {silent} did not answer Begin in {timeout_s:.0f} s")
-        return [answer.result() for answer in asked.values() if answer.result() is not None]
+        return [answer.result() for answer in pending.values() if answer.result() is not None]
 
     def end(self) -> list[Health]:
         """End the run; return what every living worker says about it.
@@ -270,12 +270,12 @@ class Dispatcher:
         return self._call(self._end()) if self._living else []
 
     async def _end(self) -> list[Health]:
-        asked = self._ask(End())
-        await asyncio.wait(asked.values(), timeout=ANSWER_S)
-        for worker, answer in asked.items():
+        pending = self._ask(End())
+        await asyncio.wait(pending.values(), timeout=ANSWER_S)
+        for worker, answer in pending.items():
             if not answer.done():
                 worker.process.kill()
-        answers = await asyncio.gather(*asked.values())
+        answers = await asyncio.gather(*pending.values())
         return [health for health in answers if health is not None]
 
     def submit(self, items: Iterable[Item]) -> None:
@@ -352,11 +352,11 @@ class Dispatcher:
 
     def _ask(self, message: Begin | End) -> "dict[WorkerProcess, asyncio.Future[Any]]":
         """Send to every living worker; what each will answer, None if it dies before."""
-        asked: dict[WorkerProcess, asyncio.Future[Any]] = {}
+        pending: dict[WorkerProcess, asyncio.Future[Any]] = {}
         for worker in self._living:
-            worker.answer = asked[worker] = self._loop.create_future()
+            worker.answer = pending[worker] = self._loop.create_future()
         self._broadcast(message)
-        return asked
+        return pending
 
     # ---- from the workers
 
@@ -401,6 +401,6 @@ class Dispatcher:
         self._on_done(record)
 
 
-def _resolve(answer: "asyncio.Future[Any] | None", said: Begun | Health | None) -> None:
+def _resolve(answer: "asyncio.Future[Any] | None", message: Begun | Health | None) -> None:
     if answer is not None and not answer.done():
-        answer.set_result(said)
+        answer.set_result(message)

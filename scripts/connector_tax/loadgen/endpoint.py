@@ -114,8 +114,10 @@ def wait_ready(target: Target, model: str | None, wait_s: float) -> str:
     if model is None:
         if len(names) != 1:
             text = f" {excerpt(answer.content)}".rstrip()
-            said = ", ".join(names) or f"no model (status {answer.status_code}){text}"
-            raise LoadGeneratorError(f"{answer.url} names {said}; say which with --model{hint}")
+            listed_models = ", ".join(names) or f"no model (status {answer.status_code}){text}"
+            raise LoadGeneratorError(
+                f"{answer.url} lists {listed_models}; give one with --model{hint}"
+            )
         return names[0]
     if names and model not in names:
         print(

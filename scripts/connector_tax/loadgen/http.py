@@ -236,8 +236,8 @@ class TlsSession:
                 return
             data = await loop.sock_recv(sock, RECORD_BYTES)
             if not data:
-                said = "the server closed the connection in the handshake"
-                raise ssl.SSLError(ssl.SSL_ERROR_EOF, said)
+                reason = "the server closed the connection in the handshake"
+                raise ssl.SSLError(ssl.SSL_ERROR_EOF, reason)
             self._incoming.write(data)
 
 

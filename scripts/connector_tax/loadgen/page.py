@@ -166,8 +166,8 @@ def _curves(summaries: Sequence[Summary]) -> str:
             chart = Chart(lines, "requests/s asked for", "ms", x_log=True, y_log=True, knee=knee)
             figures.append(_figure(chart, f"{name} over the rate.", ""))
     ended = [(x, s["requests_per_s"]) for x, s in zip(rates, summaries, strict=True)]
-    asked = Line("asked for", "b", [(x, x) for x in rates], dashed=True)
-    lines = [Line("ended", "c", ended, marked=True), asked]
+    target = Line("asked for", "b", [(x, x) for x in rates], dashed=True)
+    lines = [Line("ended", "c", ended, marked=True), target]
     chart = Chart(lines, "requests/s asked for", "requests/s", x_log=True, y_log=True, knee=knee)
     figures.append(_figure(chart, "Throughput over the rate.", ""))
     note = "The dashed upright line is the highest rate that is kept up with." if knee else ""

@@ -226,7 +226,7 @@ class Plan:
         self._records: list[RequestRecord | None] = []  # by seq; None: came back unsent
         self._open: dict[int, Ready] = {}
         self._unanswered: set[int] = set()  # of the window, once it has ended
-        self._told_workers = False  # that it has ended
+        self._end_sent = False  # that it has ended
         self._untold = 0  # workers that have not said what they have of it
         self._last_due_ns: int | None = None
         self._last_end_ns = 0
@@ -260,9 +260,9 @@ class Plan:
         if self.stop_ns is None:
             self._look_for_end(now_ns, horizon_ns)
         items: list[Item] = [*self.take_cancels()]
-        if self.stop_ns is not None and self._load.waits_in_workers and not self._told_workers:
+        if self.stop_ns is not None and self._load.waits_in_workers and not self._end_sent:
             goes_on = self._rule.cooldown and not self._interrupted
-            self._told_workers = True
+            self._end_sent = True
             self._untold = self._workers if goes_on else 0
             items.append(Window(self.stop_ns, goes_on))
         if self.stop_ns is not None:

@@ -56,21 +56,21 @@ def read_prompts(path: Path, chat: bool, max_tokens: int) -> Prompts:
         OSError: the file cannot be read.
     """
     decoder = msgspec.json.Decoder(PromptLine)
-    found = Prompts([], [])
+    read = Prompts([], [])
     with path.open("rb") as stream:
         for number, text in enumerate(stream, 1):
             try:
                 line = decoder.decode(text)
-                found.prompts.append(_prompt(line, chat))
+                read.prompts.append(_prompt(line, chat))
             except ValueError as error:  # a DecodeError is one too
                 raise ValueError(
                     f"{path}:{number}: {error}; allowed: an object with prompt or messages, and "
                     "max_tokens"
                 ) from None
-            found.lengths.append(line.max_tokens or max_tokens)
-    if not found.prompts:
+            read.lengths.append(line.max_tokens or max_tokens)
+    if not read.prompts:
         raise ValueError(f"{path}: holds no prompt")
-    return found
+    return read
 
 
 def _prompt(line: PromptLine, chat: bool) -> Prompt:

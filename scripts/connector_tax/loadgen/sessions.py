@@ -212,10 +212,10 @@ def random_requests(
     encode = msgspec.json.Encoder().encode
     for k in range(count):
         drawn = prompt()
-        asked: dict[str, Any] = {"prompt": drawn}
+        prompt_field: dict[str, Any] = {"prompt": drawn}
         if chat:
-            asked = {"messages": [{"role": "user", "content": drawn}]}
-        body = encode({**before, **asked, **after})
+            prompt_field = {"messages": [{"role": "user", "content": drawn}]}
+        body = encode({**before, **prompt_field, **after})
         yield PlannedRequest(f"{name}/{k}", body, prompt_tokens, completion_tokens)
 
 

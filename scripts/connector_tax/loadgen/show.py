@@ -159,14 +159,14 @@ def _token_notes(summary: Summary) -> list[str]:
         notes.append(
             f"{cached} prompt tokens were in the server's cache: TTFT is that of cached prompts"
         )
-    output, asked = summary["lengths"]["output"], configuration["max_tokens"]
-    own = ("session_file", "prompts", "trace")
-    fixed = not any(configuration[name] for name in own) and not (
+    output, max_tokens = summary["lengths"]["output"], configuration["max_tokens"]
+    with_lengths = ("session_file", "prompts", "trace")
+    fixed = not any(configuration[name] for name in with_lengths) and not (
         {"max_tokens", "max_completion_tokens"} & configuration["body"].keys()
     )
-    if output is not None and fixed and output["mean"] != asked:
+    if output is not None and fixed and output["mean"] != max_tokens:
         notes.append(
-            f"answers have {output['mean']:.1f} tokens on average, not --max-tokens {asked}"
+            f"answers have {output['mean']:.1f} tokens on average, not --max-tokens {max_tokens}"
             + ("" if configuration["ignore_eos"] else " (--ignore-eos fixes their length)")
         )
     if (goodput := summary["goodput"]) is not None:

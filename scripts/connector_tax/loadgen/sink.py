@@ -60,7 +60,7 @@ class RecordSink:
         self._encode = msgspec.json.Encoder().encode
         self._recent_ms: deque[float] = deque(maxlen=RECENT)
         self._tokens = 0
-        self._told = (0.0, 0)
+        self._last_shown = (0.0, 0)
         self._next_s = 0.0
         self._live: Live | None = None
         if sys.stderr.isatty():
@@ -100,8 +100,8 @@ class RecordSink:
         if progress.elapsed_s < self._next_s:
             return
         self._next_s = progress.elapsed_s + (1.0 if self._live is not None else 5.0)
-        since_s, tokens = self._told
-        self._told = progress.elapsed_s, self._tokens
+        since_s, tokens = self._last_shown
+        self._last_shown = progress.elapsed_s, self._tokens
         rate = (self._tokens - tokens) / max(progress.elapsed_s - since_s, 1e-9)
         latest = ""
         if self._recent_ms:

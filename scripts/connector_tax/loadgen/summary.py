@@ -45,16 +45,18 @@ def session_outcomes(records: Sequence[RequestRecord]) -> list[SessionOutcome]:
     for record in records:
         by_session.setdefault(record.session, []).append(record)
     outcomes = []
-    for session, own in by_session.items():
-        kinds = [r.error_kind for r in own]
-        starts = [r.t_send_ns - r.wait_after_ready_ns for r in own if r.t_send_ns is not None]
+    for session, session_records in by_session.items():
+        kinds = [r.error_kind for r in session_records]
+        starts = [
+            r.t_send_ns - r.wait_after_ready_ns for r in session_records if r.t_send_ns is not None
+        ]
         outcome = SessionOutcome(
             session=session,
             status="cut" if "run_ended" in kinds else "failed" if any(kinds) else "ok",
             requests=len(kinds),
             ok=kinds.count(None),
             t_start_ns=min(starts, default=None),
-            t_end_ns=max(r.t_done_ns or 0 for r in own),
+            t_end_ns=max(r.t_done_ns or 0 for r in session_records),
         )
         outcomes.append(outcome)
     return outcomes

@@ -77,7 +77,7 @@ def _served(rehearsal: Rehearsal) -> pd.DataFrame:
     rows = [
         {
             "phase": launch.phase, "cell": cell, "block": launch.block,
-            "own": launch.configuration == rehearsal.study.baseline,
+            "is_baseline": launch.configuration == rehearsal.study.baseline,
             "valid": record["valid"], "why": "; ".join(record["void_reasons"]),
             "rate_rps": record["schedule"]["rate_rps"], "dropped": record["counts"]["dropped"],
             **record["rehearsed"],
@@ -170,16 +170,16 @@ def _looks(rehearsal: Rehearsal, total_s: float) -> Iterator[str]:
 def _machine(rehearsal: Rehearsal) -> Section:
     machine, rates = rehearsal.machine, rehearsal.rates
     noise = machine.noise
-    found = f"NO REFERENCE RATE: {rehearsal.no_rate}"
+    rates_text = f"NO REFERENCE RATE: {rehearsal.no_rate}"
     if rates is not None:
-        found = f"ref_safe {rates['ref_safe']:g} req/s, ref_load {rates['ref_load']:g} req/s."
+        rates_text = f"ref_safe {rates['ref_safe']:g} req/s, ref_load {rates['ref_load']:g} req/s."
     sentences = [
         *machine.source,
         f"Steps differ by {noise.launch_sd:.1%} from launch to launch, and by {noise.drift_sd:.1%} "
         f"from a block's first launch to its last{f' ({noise.source})' if noise.source else ''}.",
         f"KV cache: {machine.kv_tokens:,} tokens. Start-up {machine.startup_s:.0f} s.",
         "A rehearsed machine is quiet and the load generator never late: nothing is void for that.",
-        found,
+        rates_text,
     ]
     return Section("Machine and reference rates", sentences)
 
@@ -199,7 +199,7 @@ def _cells(rehearsal: Rehearsal) -> Iterator[Section]:
         "p50, ms. +-%: half the interval of the TTFT p90 of one launch."
     )
     for phase in PHASES:
-        cells = dict(iter(served[served.own & (served.phase == phase)].groupby("cell")))
+        cells = dict(iter(served[served.is_baseline & (served.phase == phase)].groupby("cell")))
         planned = [c["cell"] for c in rehearsal.study.cells(phase) if c["cell"] in cells]
         rows = [_cell_row(cells[name], pooled.get((phase, name), {})) for name in planned]
         if rows:
@@ -244,12 +244,12 @@ def _taxes(rehearsal: Rehearsal) -> Section:
         halves = [
             (tax.hi - tax.lo) / 2 for tax in taxes if tax.lo is not None and tax.hi is not None
         ]
-        told = sum(tax.verdict in DECIDED for tax in taxes)
+        decided = sum(tax.verdict in DECIDED for tax in taxes)
         needed = [tax.blocks_needed for tax in taxes if tax.blocks_needed is not None]
         width = f"{100 * median(halves):.1f}" if halves else ""
         margin = f"{100 * (taxes[0].margin or 0):g}"
         more = str(max(needed, default=""))
-        rows.append([cell, metric, width, margin, f"{told}/{len(taxes)}", more])
+        rows.append([cell, metric, width, margin, f"{decided}/{len(taxes)}", more])
     note = (
         f"With {rehearsal.study.document['blocks']} blocks, no connector costing anything beside "
         "what the machine above says. A tax below +-% cannot be told from none. blocks: what "

@@ -75,9 +75,9 @@ def slowness(noise: Noise, study: StudyDocument, launch: Launch) -> float:
     place = order.index(launch.config) / max(1, len(order) - 1) - 0.5
     name = f"{study['seed']}/noise"
     slope = named_generator(f"{name}/block{launch.block}/{launch.phase}").normal(0, noise.drift_sd)
-    own = named_generator(f"{name}/{launch.name}")
-    bad = own.random() < noise.bad_share
-    return float(np.exp(slope * place) * (1 + bad * own.choice(noise.slow_by)))
+    generator = named_generator(f"{name}/{launch.name}")
+    bad = generator.random() < noise.bad_share
+    return float(np.exp(slope * place) * (1 + bad * generator.choice(noise.slow_by)))
 
 
 # ---- the machine

@@ -74,17 +74,17 @@ def rehearse(study: StudyDocument, machine: Machine, root: Path) -> Rehearsal:
     Raises:
         SimulationError: a process of it failed, or a shape cannot be served.
     """
-    found = run_phases(study, machine, root, max(study["blocks"], MIN_BLOCKS_FOR_VERDICT))
-    if found.rates is not None:
-        write_tables(StudyFolder(found.study))
+    rehearsal = run_phases(study, machine, root, max(study["blocks"], MIN_BLOCKS_FOR_VERDICT))
+    if rehearsal.rates is not None:
+        write_tables(StudyFolder(rehearsal.study))
         folder = root / paths.ANALYSIS
         cells = read_table(folder / paths.CELLS, ROW_TYPES[paths.CELLS])
         effects = read_table(folder / paths.EFFECTS, EffectRow)
-        found.rows = [vars(row) for row in cells]
-        found.taxes = [row for row in effects if row.quantity == TAX]
+        rehearsal.rows = [vars(row) for row in cells]
+        rehearsal.taxes = [row for row in effects if row.quantity == TAX]
         concluded = read_record(folder / paths.HYPOTHESES, HypothesesRecord)
-        found.hypotheses = concluded["hypotheses"]
-    return found
+        rehearsal.hypotheses = concluded["hypotheses"]
+    return rehearsal
 
 
 def run_phases(study: StudyDocument, machine: Machine, root: Path, blocks: int) -> Rehearsal:
@@ -100,31 +100,31 @@ def run_phases(study: StudyDocument, machine: Machine, root: Path, blocks: int) 
         SimulationError: a process of it failed, or a shape cannot be served.
     """
     document = prepare(study, root, blocks)
-    found = Rehearsal(load_study(root / paths.STUDY), study["blocks"], machine)
+    rehearsal = Rehearsal(load_study(root / paths.STUDY), study["blocks"], machine)
     rehearse_phase(document, "A", root, machine)
     try:
-        found.rates = rates_of(StudyFolder(found.study))
+        rehearsal.rates = rates_of(StudyFolder(rehearsal.study))
     except NoReferenceRateError as error:
-        found.no_rate = str(error)
+        rehearsal.no_rate = str(error)
     else:
-        write_json(root / paths.REFERENCE_RATES, found.rates)
+        write_json(root / paths.REFERENCE_RATES, rehearsal.rates)
         if document["config"].get("shape_rates") is not None:
-            completed_s, found.probes_s = rehearse_shapes(document, machine)
+            completed_s, rehearsal.probes_s = rehearse_shapes(document, machine)
             try:
                 write_json(root / paths.SHAPE_RATES, shape_rates_content(document, completed_s))
             except ShapeRateError as error:
                 raise SimulationError(str(error)) from None
         for phase in PHASES[1:]:
             rehearse_phase(document, phase, root, machine)
-    launches = StudyFolder(found.study).launches
-    found.indexes = {la.launch: index for la in launches if (index := la.index) is not None}
-    found.records = {
+    launches = StudyFolder(rehearsal.study).launches
+    rehearsal.indexes = {la.launch: index for la in launches if (index := la.index) is not None}
+    rehearsal.records = {
         (la.launch, entry.cell): record
         for la in launches
         for entry in (la.index.cells if la.index else ())
         if entry.files and (record := la.record(entry.cell)) is not None
     }
-    return found
+    return rehearsal
 
 
 def prepare(study: StudyDocument, root: Path, blocks: int) -> StudyDocument:

@@ -121,21 +121,21 @@ def answer(study: StudyTables) -> str:
 def notes(study: StudyTables) -> list[str]:
     """Return a sentence for each question without an answer, with what would answer it."""
     compared = _compared(study)
-    said: list[str] = []
+    sentences: list[str] = []
     if chosen := _chosen(compared, lambda row: row.verdict == CANNOT_TELL):
-        said.append(_undecided(study, chosen))
+        sentences.append(_undecided(study, chosen))
     if chosen := _chosen(compared, lambda row: row.huber_differs):
         opinion = "Huber's estimate, which one bad launch moves less, decides otherwise"
         names = [f"{label} ({_metrics(rows)})" for label, rows in chosen]
-        said.append(f"{opinion} of {_joined(names)}")
+        sentences.append(f"{opinion} of {_joined(names)}")
     if chosen := _chosen(compared, lambda row: row.verdict == TOO_FEW):
         sizes = _of_each(chosen, lambda row: text.tax(*row.shown))
         few = f"{_too_few(study, chosen)} (a block takes {_block_minutes(study)} min)"
-        said.append(f"{few}; point estimates are {_joined(sizes)}")
+        sentences.append(f"{few}; point estimates are {_joined(sizes)}")
     if chosen := _chosen(compared, lambda row: row.mark or row.status != "valid"):
-        said.append(_without_number(study, chosen))
-    said += filter(None, [resources.exposed_words(study)])
-    return [f"{words[0].upper()}{words[1:]}." for words in said]
+        sentences.append(_without_number(study, chosen))
+    sentences += filter(None, [resources.exposed_words(study)])
+    return [f"{words[0].upper()}{words[1:]}." for words in sentences]
 
 
 def limits(study: StudyTables) -> str:
@@ -170,13 +170,13 @@ def _chosen(compared: Sequence[Compared], wanted: Callable[[EffectRow], object])
 
 def _dearest(proven: Sequence[Compared]) -> list[Compared]:
     """Return the configurations with the largest tax of a metric, and these taxes."""
-    found: dict[str, list[EffectRow]] = {}
+    by_label: dict[str, list[EffectRow]] = {}
     for metric in VERDICT_METRICS:
         taxes = [(row, label) for label, rows in proven for row in rows if row.metric == metric]
         if taxes:
             row, label = max(taxes, key=lambda tax: tax[0].estimate or 0)
-            found.setdefault(label, []).append(row)
-    return list(found.items())
+            by_label.setdefault(label, []).append(row)
+    return list(by_label.items())
 
 
 def _joined(words: Iterable[str]) -> str:
@@ -185,11 +185,11 @@ def _joined(words: Iterable[str]) -> str:
     return " and ".join(filter(None, (", ".join(listed[:-1]), *listed[-1:])))
 
 
-def _each(rows: Sequence[EffectRow], said: Callable[[EffectRow], str]) -> str:
+def _each(rows: Sequence[EffectRow], words_of: Callable[[EffectRow], str]) -> str:
     """Return a phrase for each row and its metric, or one where all are the same."""
     by_words: dict[str, list[str]] = {}
     for row in rows:
-        by_words.setdefault(said(row), []).append(LATENCY_METRICS[row.metric].label)
+        by_words.setdefault(words_of(row), []).append(LATENCY_METRICS[row.metric].label)
     return _joined(f"{words} on {_joined(metrics)}" for words, metrics in by_words.items())
 
 
@@ -197,8 +197,8 @@ def _metrics(rows: Sequence[EffectRow]) -> str:
     return _joined(LATENCY_METRICS[row.metric].label for row in rows)
 
 
-def _of_each(compared: Sequence[Compared], said: Callable[[EffectRow], str]) -> list[str]:
-    return [f"{label} {_each(rows, said)}" for label, rows in compared]
+def _of_each(compared: Sequence[Compared], words_of: Callable[[EffectRow], str]) -> list[str]:
+    return [f"{label} {_each(rows, words_of)}" for label, rows in compared]
 
 
 def _tax(row: EffectRow) -> str:
@@ -255,7 +255,7 @@ def _without_number(study: StudyTables, chosen: Sequence[Compared]) -> str:
 # ---- what was asked beforehand
 
 
-def _asked(study: StudyTables, hypothesis: str) -> bool:
+def _has_question(study: StudyTables, hypothesis: str) -> bool:
     known = {item.id for item in study.configurations}
     if (axis := AXES.get(hypothesis)) and len({c[axis] for c in study.document["cells"]["B"]}) < 2:
         return False
@@ -267,10 +267,10 @@ def hypotheses(study: StudyTables) -> list[tuple[str, str, str, ConclusionRecord
 
     Where requests wait otherwise for the step with their prompt, H5 says so.
     """
-    found = []
+    answers = []
     for item in study.hypotheses["hypotheses"]:
         name = str(item["id"])
-        if not _asked(study, name):
+        if not _has_question(study, name):
             continue
         question, supported, refuted = QUESTIONS[name]
         meaning = {"supported": f"It means: {supported}.", "refuted": f"It means: {refuted}."}.get(
@@ -278,44 +278,44 @@ def hypotheses(study: StudyTables) -> list[tuple[str, str, str, ConclusionRecord
         )
         if name == "H5" and (waits := other_waits(study)):
             item = {**item, "sentence": f"{item['sentence']} {waits}."}
-        found.append((name, question, meaning, item))
-    return found
+        answers.append((name, question, meaning, item))
+    return answers
 
 
 def looks(study: StudyTables) -> str:
-    """Return the interim analyses' decisions and the launches they saved; "" without any."""
-    found: list[str] = []
+    """Return what each interim analysis decided and the launches saved; "" without any."""
+    parts: list[str] = []
     known: set[str] = set()
     for taken in study.looks:
         decided = decided_in(taken).keys()
         new = [study.label(name) for name in decided if name not in known]
         known |= decided
-        found.append(f"{', '.join(new) or 'nothing'} after {taken['blocks']}")
-    if not found:
+        parts.append(f"{', '.join(new) or 'nothing'} after {taken['blocks']}")
+    if not parts:
         return ""
     rows = [row for row in study.cell_rows if row.phase == "A" and row.block != POOLED]
     planned = {(row.config, row.block) for row in rows}
     left_out = {(row.config, row.block) for row in rows if row.reason.startswith(LEFT_OUT)}
     return (
-        f"Decided by the look after so many blocks: {'; '.join(found)}. What is decided leaves the"
-        f" later blocks: {len(planned) - len(left_out)} of {len(planned)} launches of Phase A"
+        f"Decided at interim analyses: {'; '.join(parts)} blocks. Later blocks leave out decided"
+        f" configurations: {len(planned) - len(left_out)} of {len(planned)} launches of Phase A"
     )
 
 
 def not_asked(study: StudyTables) -> list[str]:
     """Return the hypotheses that need a configuration or a length that the study does not have."""
-    return [name for name in ABOUT if not _asked(study, name)]
+    return [name for name in ABOUT if not _has_question(study, name)]
 
 
 def criteria(study: StudyTables) -> list[tuple[str, str, str]]:
     """Words, verdict and finding of each success criterion that the study can be held to."""
-    found = []
+    answers = []
     for item in study.hypotheses["criteria"]:
         words, needs = CRITERIA[int(item["id"])]
-        if all(_asked(study, name) for name in needs):
+        if all(_has_question(study, name) for name in needs):
             verdict = REPORTED[item["verdict"]] if needs else item["verdict"]
-            found.append((words, verdict, item["sentence"]))
-    return found
+            answers.append((words, verdict, item["sentence"]))
+    return answers
 
 
 # ---- the command

@@ -48,9 +48,9 @@ def _verdict(study: StudyTables) -> EffectColumn:
 
     def says(row: EffectRow) -> TableCell:
         is_aa = row.config == study.aa
-        said = "A/A" if is_aa else in_words(row.verdict, row.margin)
+        verdict_words = "A/A" if is_aa else in_words(row.verdict, row.margin)
         moved = row.verdict in JUDGED and row.margin is not None and not is_aa
-        words = f"{said} ({study.labelled(row.mark)})" if row.mark else said
+        words = f"{verdict_words} ({study.labelled(row.mark)})" if row.mark else verdict_words
         return TableCell(words, verdict=row if moved else None)
 
     return ("Verdict", says)
@@ -213,9 +213,9 @@ def _step_columns(study: StudyTables, reference: str) -> list[Column[StepCosts]]
     def dearest(costs: StepCosts) -> TableCell:
         step = costs["step_us"]
         # A child's hook stands in its parent's.
-        own = [row for row in hooks.get((step.item, step.config), {}).values()
+        parent_hooks = [row for row in hooks.get((step.item, step.config), {}).values()
                if "//" in row.metric and (row.estimate or 0) >= SHOWN_US]  # fmt: skip
-        most = max(own, key=lambda row: row.estimate or 0, default=None)
+        most = max(parent_hooks, key=lambda row: row.estimate or 0, default=None)
         if most is None:
             return TableCell(text.DASH)
         name = most.metric.rpartition("/")[2]
@@ -292,16 +292,16 @@ def resource_taxes(study: StudyTables) -> Table:
     labels = [f"{study.label(study.baseline)} itself", *(c.label for c in study.connectors)]
     columns, rows = ["Configuration"], [[TableCell(label)] for label in labels]
     for name, heading in PANELS.items():
-        own = {row.config: row for row in valid if row.metric == name}
-        if not own:
+        by_config = {row.config: row for row in valid if row.metric == name}
+        if not by_config:
             continue
         columns.append(heading)
-        digits = decimals([r.difference[0] or 0.0 for c, r in own.items() if c != study.aa])
-        base = next((row.base for row in own.values() if row.base is not None), None)
+        digits = decimals([r.difference[0] or 0.0 for c, r in by_config.items() if c != study.aa])
+        base = next((row.base for row in by_config.values() if row.base is not None), None)
         words = text.DASH if base is None else text.signed(base, decimals([base]))
         rows[0].append(TableCell(words.removeprefix("+"), base))
         for line, item in zip(rows[1:], study.connectors, strict=True):
-            line.append(_difference(own.get(item.id), digits))
+            line.append(_difference(by_config.get(item.id), digits))
     return table("resource-taxes", columns, [TableRow(cells) for cells in rows])
 
 

@@ -100,8 +100,8 @@ def _cell(launch: LaunchFolder, name: str) -> CellState:
 def engine_files(launches: Sequence[LaunchReport]) -> list[str]:
     """Return the hashes of lock and vLLM's sources by interpreter; none for an embedded engine."""
     attempts = [a for launch in launches if launch.index for a in launch.index.attempts]
-    found = [item for node in nodes_of(attempts) for item in node["engine_files"].items()]
-    return list(dict.fromkeys(f"{python}: {text.compact(files)}" for python, files in found))
+    entries = [item for node in nodes_of(attempts) for item in node["engine_files"].items()]
+    return list(dict.fromkeys(f"{python}: {text.compact(files)}" for python, files in entries))
 
 
 def placements(launches: Sequence[LaunchReport]) -> Counter[str]:
@@ -231,8 +231,8 @@ def reference_rates(study: StudyTables) -> Table:
 
 
 def _criteria(entry: Mapping[str, Any], criteria: Iterable[str]) -> str:
-    said = (text.compact(entry[n]["value"]) + "×" * bool(entry[n]["fired"]) for n in criteria)
-    return " / ".join(said)
+    values = (text.compact(entry[n]["value"]) + "×" * bool(entry[n]["fired"]) for n in criteria)
+    return " / ".join(values)
 
 
 # ---- drift

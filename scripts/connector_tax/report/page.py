@@ -106,8 +106,8 @@ def _figure(study: StudyTables, name: str) -> dict[str, str]:
     picture = _read(study.root / paths.FIGURES / f"{name}.svg")
     words = FIGURES[name]
     words_of = study.against(caption(name))
-    if name in steps.STEP_FIGURES and (hidden := steps.hidden(study)):
-        words_of += f" {hidden}"
+    if name in steps.STEP_FIGURES and (explanation := steps.hidden(study)):
+        words_of += f" {explanation}"
     return {
         "name": name, "title": words.title, "caption": words_of, "source": data_url(SVG, picture),
         "absent_because": style.absent_because(picture),

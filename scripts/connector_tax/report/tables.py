@@ -61,13 +61,13 @@ def of_rows(
     """
     made = []
     for row in rows:
-        lost = first is not None and row.status != "valid"
-        said = [says(row) for _, says in (columns[:first] if lost else columns)]
-        cells = [TableCell(words) if isinstance(words, str) else words for words in said]
-        if lost:
+        is_lost = first is not None and row.status != "valid"
+        contents = [says(row) for _, says in (columns[:first] if is_lost else columns)]
+        cells = [TableCell(words) if isinstance(words, str) else words for words in contents]
+        if is_lost:
             words = [cell.text for cell in cells] + [text.DASH] * (len(columns) - len(cells) - 1)
             cells = [*map(TableCell, words), TableCell(f"{row.status}: {row.reason}")]
-        made.append(TableRow(cells, lost))
+        made.append(TableRow(cells, is_lost))
     return table(name, [heading for heading, _ in columns], made)
 
 
@@ -83,13 +83,13 @@ def table(name: str, columns: Sequence[str], rows: Sequence[TableRow]) -> Table:
     always = {0, *moved} | ({len(columns) - 1} if len(full) < len(rows) else set())
     kept = [
         place
-        for place, said in enumerate(texts)
-        if place in always or len(full) < 2 or len(said) > 1
+        for place, values in enumerate(texts)
+        if place in always or len(full) < 2 or len(values) > 1
     ]
     same = [
-        f"{columns[place]} {next(iter(said))}"
-        for place, said in enumerate(texts)
-        if place not in kept and not said <= {"", text.DASH}
+        f"{columns[place]} {next(iter(values))}"
+        for place, values in enumerate(texts)
+        if place not in kept and not values <= {"", text.DASH}
     ]
     return Table(
         name,

@@ -174,32 +174,33 @@ def server_command(
     Raises:
         ServerError: the line is not one.
     """
-    text, beside = section["commands"][name], [] if name == baseline else section.get("beside", [])
+    text = section["commands"][name]
+    companion_lines = [] if name == baseline else section.get("beside", [])
     if (running := running_port(text)) is not None:
         return ServerCommand(["sleep", "infinity"], {}, callers=True, running=running)
-    ports = {f"beside{number}": free_port() for number in range(1, len(beside) + 1)}
+    ports = {f"beside{number}": free_port() for number in range(1, len(companion_lines) + 1)}
 
-    def replaced(line: str, own: int) -> list[str]:
+    def replaced(line: str, line_port: int) -> list[str]:
         def port_of(match: re.Match[str]) -> str:
             if match[1] not in ports:
-                raise ServerError(f"{match[0]}: no such --beside; there are {len(beside)}")
+                raise ServerError(f"{match[0]}: no such --beside; there are {len(companion_lines)}")
             return str(ports[match[1]])
 
-        words = (word.replace(PORT_MARK, str(own)) for word in split_command(line))
+        words = (word.replace(PORT_MARK, str(line_port)) for word in split_command(line))
         return [_COMPANION_PORT.sub(port_of, word) for word in words]
 
     argv = replaced(text, port)
-    own = {}
+    assignments = {}
     while argv and (assigned := _ASSIGNMENT.fullmatch(argv[0])):
-        own[assigned[1]] = assigned[2]
+        assignments[assigned[1]] = assigned[2]
         argv = argv[1:]
     companions = [
         Companion(name, replaced(line, ports[name]), ports[name])
-        for name, line in zip(ports, beside, strict=True)
+        for name, line in zip(ports, companion_lines, strict=True)
     ]
     path = [*([below_root(probe)] if probe else []), *section.get("pythonpath", [])]
-    given = own.get("PYTHONPATH") or os.environ.get("PYTHONPATH")
-    variables = {**section.get("environment", {}), **own}
+    given = assignments.get("PYTHONPATH") or os.environ.get("PYTHONPATH")
+    variables = {**section.get("environment", {}), **assignments}
     if path:
         variables["PYTHONPATH"] = ":".join([*path, *([given] if given else [])])
     if probe:

@@ -261,9 +261,9 @@ def check_engine(engine: EngineSection, source: str) -> None:
     lines += [f"engine.{key}: missing; it is required" for key in kind.needs if key not in engine]
     device = engine.get("device")
     if (device == "emulated") != ("device_time" in engine):
-        found = "found" if "device_time" in engine else "none found"
+        presence = "found" if "device_time" in engine else "none found"
         lines.append(
-            f"engine.device_time: {found} with engine.device {device}; allowed: with emulated,"
+            f"engine.device_time: {presence} with engine.device {device}; allowed: with emulated,"
             " and with that alone"
         )
     # The words appear beside each of its numbers.

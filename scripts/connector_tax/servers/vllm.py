@@ -122,18 +122,18 @@ class Vllm(ProbedEngine):
         argv = [python, "-m", entry_point, "--model", _model(engine["model"])]
         argv += ["--served-model-name", engine["served_model_name"], "--host", HOST]
         emulated, fetched = engine["device"] == "emulated", is_fetched(engine)
-        own = {**_FLAGS, **(_emulated_flags(engine) if emulated else {})}
-        flags = _without_null({**own, **engine["flags"], **form.get("flags", {})})
+        base_flags = {**_FLAGS, **(_emulated_flags(engine) if emulated else {})}
+        flags = _without_null({**base_flags, **engine["flags"], **form.get("flags", {})})
         argv += ["--port", str(port), *_flags(flags)]
         if fetched and "revision" in engine:
             argv += ["--revision", engine["revision"], "--tokenizer-revision", engine["revision"]]
         members = [configuration, *by_id[configuration]["children"]]
         companions = _Companions(
             {
-                name: asked
+                name: companion
                 for member in members
                 if member in by_id
-                for name, asked in by_id[member].get("companions", {}).items()
+                for name, companion in by_id[member].get("companions", {}).items()
             },
             python,
         )
@@ -245,15 +245,15 @@ class _Companions:
     """The companions of a launch, each with its own port.
 
     Args:
-        own: of the configuration's `companions`; started in any case.
+        configured: of the configuration's `companions`; started in any case.
         python: the interpreter of the server.
     """
 
-    def __init__(self, own: Mapping[str, Any], python: str) -> None:
-        self._own = own
+    def __init__(self, configured: Mapping[str, Any], python: str) -> None:
+        self._configured = configured
         self._python = python
         self.started: dict[str, Companion] = {}
-        for name in own:
+        for name in configured:
             self.port_of(name)
 
     def port_of(self, name: str) -> int:
@@ -264,12 +264,12 @@ class _Companions:
         """
         if name not in self.started:
             port, ready = free_port(), None
-            if name in self._own:
-                asked = self._own[name]
-                asked = asked if isinstance(asked, Mapping) else {"command": asked}
-                marked = (a.replace("{port}", str(port)) for a in asked["command"])
+            if name in self._configured:
+                companion = self._configured[name]
+                companion = companion if isinstance(companion, Mapping) else {"command": companion}
+                marked = (a.replace("{port}", str(port)) for a in companion["command"])
                 argv = [argument.replace("{python}", self._python) for argument in marked]
-                ready = asked.get("ready")
+                ready = companion.get("ready")
             else:
                 argv = self._known(name, str(port))
             self.started[name] = Companion(name, argv, port, ready)
@@ -286,7 +286,7 @@ class _Companions:
             return [*argv, "--supported-transfer-mode", "auto", "--disable-observability"]
         raise ServerError(
             f"extra_config asks for {{{name}.port}}; allowed: "
-            + ", ".join([*self._own, "dummy_bootstrap", "lmcache_server"])
+            + ", ".join([*self._configured, "dummy_bootstrap", "lmcache_server"])
         )
 
 

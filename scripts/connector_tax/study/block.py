@@ -131,12 +131,12 @@ class _Ending:
     """A block's runner, which starts launches until the block is asked to end."""
 
     def __init__(self) -> None:
-        self._told = False
+        self._warned = False
         self._child: subprocess.Popen[bytes] | None = None
 
     def tell(self, *_: object) -> None:
         """Signal handler: the launch ends with its cell, and no other begins."""
-        self._told = True
+        self._warned = True
         if self._child is not None:
             self._child.send_signal(signal.SIGTERM)
 
@@ -144,11 +144,11 @@ class _Ending:
         """Return the exit status of a launch's driver, which decides itself how it answers a
         signal.
         """
-        if self._told:
+        if self._warned:
             # In the last cell of the launch before, which then was done.
             return SIGNALLED + signal.SIGTERM
         self._child = subprocess.Popen(command, preexec_fn=_as_child)
-        if self._told:
+        if self._warned:
             self.tell()
         while True:
             try:

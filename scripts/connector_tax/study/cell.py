@@ -333,9 +333,9 @@ def read_intact(folder: Path, phase: str, name: str) -> CellRecord | None:
     path = folder / name
     if not path.exists():
         return None
-    own = path / paths.cell_record(phase, name)
-    content: CellRecord = read_json(own)
-    checked(content, FinishedCell, str(own))
+    record_path = path / paths.cell_record(phase, name)
+    content: CellRecord = read_json(record_path)
+    checked(content, FinishedCell, str(record_path))
     for file, digest in content["files"].items():
         if not (path / file).exists() or sha256_file(path / file) != digest:
             raise ArtifactError(f"{path / file}: missing or changed since it was measured")

@@ -90,8 +90,8 @@ def resolve(config: Mapping[str, Any], source: str, *, shuffled: bool = True) ->
     resolved = check_study(config, source, list(configurations))
     check_engine(resolved["engine"], source)
     check_slots(resolved, source)
-    own = resolved.get("connectors", [])
-    configurations = with_entries(own, configurations, f"{source}: connectors")
+    connectors = resolved.get("connectors", [])
+    configurations = with_entries(connectors, configurations, f"{source}: connectors")
     engine = resolved["engine"]
     bounds = {**BOUNDS, **DEVICE_BOUNDS.get(engine.get("device", ""), {})}
     resolved["validity"] = {**bounds, **resolved["validity"]}
@@ -121,8 +121,8 @@ def measured_design(
     depends on.
     """
     design: dict[str, Any] = {k: v for k, v in config.items() if k in MEASUREMENT_KEYS}
-    beside = ("definition", "build_python")
-    design["engine"] = {k: v for k, v in design["engine"].items() if k not in beside}
+    excluded = ("definition", "build_python")
+    design["engine"] = {k: v for k, v in design["engine"].items() if k not in excluded}
     keys = engine_of(config["engine"]).design_keys
     design["configurations"] = [
         {

@@ -199,8 +199,8 @@ def claim_device(study_folder: Path, block: int, design: str, node: NodeRecord) 
         DeviceError: the block was begun on another; names what differs, and the ways out.
     """
     path = _claim_file(study_folder, block)
-    mine = {key: value for key, value in node.items() if key not in PASSING}
-    claim = {"design_sha256": design, "slurm_node": os.environ.get(NODE_VARIABLE), "node": mine}
+    identity = {key: value for key, value in node.items() if key not in PASSING}
+    claim = {"design_sha256": design, "slurm_node": os.environ.get(NODE_VARIABLE), "node": identity}
     if write_new_json(path, claim):
         return
     held = read_claim(study_folder, block, design)
@@ -209,7 +209,7 @@ def claim_device(study_folder: Path, block: int, design: str, node: NodeRecord) 
         return
     then: Mapping[str, object] = held["node"]
     # An older claim says nothing of what is recorded since.
-    wrong = [f"{k}: {then[k]!r}, here {v!r}" for k, v in mine.items() if then.get(k, v) != v]
+    wrong = [f"{k}: {then[k]!r}, here {v!r}" for k, v in identity.items() if then.get(k, v) != v]
     if wrong:
         raise DeviceError(
             f"block {block} was begun on another device ({'; '.join(wrong)}), and a block is "
@@ -239,10 +239,10 @@ def _exclusive() -> bool | None:
     if job is None:
         return None
     try:
-        told = command_output(["scontrol", "show", "job", "--oneliner", job])
+        job_text = command_output(["scontrol", "show", "job", "--oneliner", job])
     except (OSError, subprocess.SubprocessError):
         return None
-    shared = re.search(r"\bOverSubscribe=(\w+)", told)
+    shared = re.search(r"\bOverSubscribe=(\w+)", job_text)
     return None if shared is None else shared[1] == "NO"
 
 

@@ -164,9 +164,9 @@ def _packages(engine: EngineSection) -> Iterator[Finding]:
     versions = engine_versions(engine["python"])
     yield _judged("vLLM", versions["vllm"] != ABSENT, versions["vllm"])
     for column, label in NEEDED_BY.items():
-        found = versions[column]
-        text = f"{ABSENT}; its configurations will be skipped" if found == ABSENT else found
-        yield _judged(label, found != ABSENT, text, "warn")
+        version = versions[column]
+        text = f"{ABSENT}; its configurations will be skipped" if version == ABSENT else version
+        yield _judged(label, version != ABSENT, text, "warn")
 
 
 def _emulated_device(engine: EngineSection) -> Finding:
@@ -341,8 +341,8 @@ def _cpus(study: StudyDocument) -> Iterator[Finding]:
     load = psutil.getloadavg()[0]
     yield _judged("load", load < max(0.5, 0.1 * cores), f"{load:.2f} in the last minute", "warn")
     times = psutil.cpu_times()
-    asked = sum(times) - times.idle - times.iowait - times.guest - times.guest_nice
-    stolen = times.steal / asked
+    requested = sum(times) - times.idle - times.iowait - times.guest - times.guest_nice
+    stolen = times.steal / requested
     text = f"the host took {stolen:.1%} of the CPU time asked for since the machine started"
     yield _judged("steal", stolen < STOLEN_WORTH_SAYING, text, "warn")
 

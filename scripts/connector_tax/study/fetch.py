@@ -39,16 +39,16 @@ def fetch(engine: EngineSection) -> ModelRecord:
     command = [str(ROOT / engine["python"]), str(Path(hub_files.__file__)), model, revision, load]
     try:
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        fetched: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     except (OSError, subprocess.CalledProcessError, IndexError, ValueError) as error:
         name = f"{model}@{revision}" if revision else model
         raise FetchError(f"engine.model: {name} was not fetched: {error}") from None
     return {
         "model": model,
         "revision": revision or None,
-        "commit": told["commit"],
-        "files": told["files"],
-        "bytes": told["bytes"],
+        "commit": fetched["commit"],
+        "files": fetched["files"],
+        "bytes": fetched["bytes"],
         "seconds": round(time.monotonic() - began, 1),
     }
 

@@ -249,17 +249,17 @@ def own_launch(study_folder: Path, launch: Launch, on_loss: Callable[[], None]) 
         OwnerError: another driver measures it.
     """
     path = study_folder / paths.OWNERS / f"{launch.config}.block{launch.block}.{launch.phase}.json"
-    mine: OwnerRecord = {
+    owner: OwnerRecord = {
         "launch": launch.name,
         "process": process_name(os.getpid()),
         "machine": machine_alias(),
         "job": os.environ.get(JOB_VARIABLE),
         "since_utc": utc(),
     }
-    while not write_new_json(path, mine):
+    while not write_new_json(path, owner):
         _remove_ended(path)
     over = threading.Event()
-    beat = threading.Thread(target=_beat, args=(path, mine, over, on_loss), daemon=True)
+    beat = threading.Thread(target=_beat, args=(path, owner, over, on_loss), daemon=True)
     beat.start()
     try:
         yield
@@ -267,7 +267,7 @@ def own_launch(study_folder: Path, launch: Launch, on_loss: Callable[[], None]) 
         over.set()
         beat.join()
         # After a suspension it may be another's by now.
-        if _is(path, mine):
+        if _is(path, owner):
             path.unlink(missing_ok=True)
 
 
@@ -334,18 +334,18 @@ def _read(path: Path) -> OwnerRecord | None:
 
 
 def _beat(
-    path: Path, mine: OwnerRecord, over: threading.Event, on_loss: Callable[[], None]
+    path: Path, owner: OwnerRecord, over: threading.Event, on_loss: Callable[[], None]
 ) -> None:
     while not over.wait(HEARTBEAT_S):
         # A file system that does not answer now may at the next beat.
         with contextlib.suppress(OSError):
-            if not _is(path, mine):
+            if not _is(path, owner):
                 on_loss()
             os.utime(path)
 
 
-def _is(path: Path, mine: OwnerRecord) -> bool:
+def _is(path: Path, owner: OwnerRecord) -> bool:
     try:
-        return _read(path) == mine
+        return _read(path) == owner
     except ArtifactError:
         return False

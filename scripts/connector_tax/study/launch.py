@@ -510,14 +510,16 @@ class LaunchDriver:
         self, cell: str, instruments: cells.Instruments, used: Mapping[int, float], seconds: float
     ) -> str:
         """Return a sentence that names what else used CPU time in a void cell, or ""."""
-        told = []
+        causes = []
         disturbed = void_cause(self.folder, cell) in MACHINE_CAUSES
         if disturbed:
-            own = own_processes(os.getpid(), instruments.server.pid)
-            told.append(busiest_other(used, {pid for side in own for pid in side}, seconds))
+            study_pids = own_processes(os.getpid(), instruments.server.pid)
+            causes.append(
+                busiest_other(used, {pid for side in study_pids for pid in side}, seconds)
+            )
         if (stolen := stolen_share(self.folder, cell)) >= STOLEN_WORTH_SAYING:
-            told.append(f"the host took {stolen:.0%} of the CPU time (steal)")
-        known = [text for text in told if text]
+            causes.append(f"the host took {stolen:.0%} of the CPU time (steal)")
+        known = [text for text in causes if text]
         if disturbed and not known:
             known = ["which process it was is not known"]
         return "".join(f"; {text}" for text in known)
@@ -530,9 +532,9 @@ class LaunchDriver:
         title = launch_title(self.study, self.launch)
         self._server = server = Server(self.folder, command, title, port, server_cpus(plan))
         attempt["port"] = server.port
-        told = {"argv": command.argv, "environment": command.environment}
+        command_record = {"argv": command.argv, "environment": command.environment}
         design = described(self.study, self.launch)
-        write_json(self.folder / paths.LAUNCH_CONFIG, {**design, **told})
+        write_json(self.folder / paths.LAUNCH_CONFIG, {**design, **command_record})
         environment = self._study_folder / paths.ENV_TEXT
         write_text(self.folder / paths.ENV_TEXT, environment.read_text(encoding="utf-8"))
         server.start()
@@ -580,8 +582,8 @@ def _drive(arguments: argparse.Namespace) -> int:
             driver = LaunchDriver(arguments.study, launch, progress, arguments.engine_files)
             watch_parent(lambda: driver.die("Snakemake has ended"), progress.say)
             signal.signal(signal.SIGTERM, driver.stop_at_next_boundary)
-            lost = functools.partial(driver.die, "another driver has taken the launch over")
-            with own_launch(arguments.study.parent, launch, lost):
+            on_loss = functools.partial(driver.die, "another driver has taken the launch over")
+            with own_launch(arguments.study.parent, launch, on_loss):
                 sealed = seal_settings(arguments.study.parent, study)
                 if sealed is not None:
                     progress.say(

@@ -160,7 +160,7 @@ class Watcher:
         self._gpu = GpuReadings(gpus) if gpus else None
         self._gpu_users = GpuReadings(gpus, PROCESSES) if gpus else None
         self._file: TextIO | None = None
-        self._own: tuple[list[int], list[int]] = ([], [])
+        self._study_pids: tuple[list[int], list[int]] = ([], [])
         self._server_group = 0
         self.due_ns: int | None = None
 
@@ -168,7 +168,7 @@ class Watcher:
         """Begin a file."""
         self._file = Path(path).open("w", encoding="utf-8", buffering=1)  # noqa: SIM115
         self._server_group = server_group
-        self._own = own_processes(self._driver, server_group)
+        self._study_pids = own_processes(self._driver, server_group)
         for readings in filter(None, (self._gpu, self._gpu_users)):
             readings.take()
         self._write("begin", self._sampled)
@@ -178,7 +178,7 @@ class Watcher:
         """End the file."""
         self.due_ns = None
         # Processes that came during the cell belong to it too.
-        self._own = own_processes(self._driver, self._server_group)
+        self._study_pids = own_processes(self._driver, self._server_group)
         self._write_chunk()
         assert self._file is not None
         self._file.close()
@@ -198,19 +198,22 @@ class Watcher:
     def _foreign_gpu_pids(self) -> dict[str, list[int] | None]:
         if self._gpu_users is None:
             return {}
-        pids, own = self._gpu_users.pids(), {pid for side in self._own for pid in side}
-        if pids - own:
+        pids, study_pids = (
+            self._gpu_users.pids(),
+            {pid for side in self._study_pids for pid in side},
+        )
+        if pids - study_pids:
             # The study's own may have come since the cell began.
-            own = own.union(*own_processes(self._driver, self._server_group))
-        foreign = sorted(pid for pid in pids - own if not is_stopped(pid))
-        return {"foreign_gpu_pids": foreign if pids & own else None}
+            study_pids = study_pids.union(*own_processes(self._driver, self._server_group))
+        foreign = sorted(pid for pid in pids - study_pids if not is_stopped(pid))
+        return {"foreign_gpu_pids": foreign if pids & study_pids else None}
 
     def _write(self, kind: str, content: Mapping[str, object]) -> None:
         times = set_times(self._sampled[side] for side in SIDES)
         counters = {
             "idle_ms": [idle for idle, _ in times],
             "steal_ms": [steal for _, steal in times],
-            "own_ms": [cpu_ms(pids) for pids in self._own],
+            "own_ms": [cpu_ms(pids) for pids in self._study_pids],
             "throttled": throttled(self._throttled),
             "suspended_ms": suspended_ms(),
             **own_use(),

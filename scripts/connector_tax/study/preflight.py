@@ -144,8 +144,8 @@ def _unproved_device(
     scheduling = {"async_scheduling": "--no-async-scheduling" not in server.command.argv}
     flags = scheduling if configuration == baseline_of(study["config"]) else {}
     proof = ("model_runner", "async_scheduling", "kv_blocks", "kv_cache_layout", "executor")
-    said = ", ".join(f"{name} {settings[name]['value']}" for name in proof)
-    note(f"device time emulated: {len(steps)} steps; {said}")
+    settings_text = ", ".join(f"{name} {settings[name]['value']}" for name in proof)
+    note(f"device time emulated: {len(steps)} steps; {settings_text}")
     return unproved_device(engine, settings, steps, flags)
 
 

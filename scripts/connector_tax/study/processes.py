@@ -69,13 +69,13 @@ def stat_of(pid: int) -> Stat | None:
 
 
 def _every_stat() -> dict[int, Stat]:
-    found: dict[int, Stat] = {}
+    stats: dict[int, Stat] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         # Of other users /proc may show a process without its state (hidepid=1).
         with contextlib.suppress(PermissionError):
             if (stat := stat_of(int(folder.name))) is not None:
-                found[int(folder.name)] = stat
-    return found
+                stats[int(folder.name)] = stat
+    return stats
 
 
 # ---- of a server
@@ -202,7 +202,7 @@ def cpu_between(before: Reading, after: Reading) -> ServerCpu:
         parts[process.part] += process.own_ns + process.ended_ns
     for process in before.processes.values():
         parts[process.part] = parts.get(process.part, 0) - process.own_ns - process.ended_ns
-    reason = _lost(before, after)
+    reason = _unaccounted(before, after)
     seconds = {} if reason else {part: ns / 1e9 for part, ns in sorted(parts.items())}
     return ServerCpu(before.t_ns, after.t_ns, seconds, reason, _engine_queued_s(before, after))
 
@@ -216,7 +216,7 @@ def _engine_queued_s(before: Reading, after: Reading) -> float | None:
     return (last.queued_ns - first.queued_ns) / 1e9
 
 
-def _lost(before: Reading, after: Reading) -> str | None:
+def _unaccounted(before: Reading, after: Reading) -> str | None:
     """Return the name of an ended process whose CPU time is not accounted for, or None."""
     gone = [p for pid, p in before.processes.items() if pid not in after.processes]
     both = [(p, after.processes[i]) for i, p in before.processes.items() if i in after.processes]
@@ -283,17 +283,21 @@ def every_cpu_ms() -> dict[int, float]:
     return {pid: stat.own_ticks * TICK_MS for pid, stat in _every_stat().items()}
 
 
-def busiest_other(before: Mapping[int, float], own: Collection[int], seconds: float) -> str | None:
+def busiest_other(
+    before: Mapping[int, float], excluded: Collection[int], seconds: float
+) -> str | None:
     """Name, id and CPUs used of the busiest process that is not the study's; None: none is known.
 
     Args:
         before: `every_cpu_ms` of `seconds` ago.
-        own: the study's processes.
+        excluded: process ids of the study.
 
     One that has ended since is not seen, nor what runs outside this machine or container.
     """
     used = {
-        pid: cpu - before.get(pid, 0.0) for pid, cpu in every_cpu_ms().items() if pid not in own
+        pid: cpu - before.get(pid, 0.0)
+        for pid, cpu in every_cpu_ms().items()
+        if pid not in excluded
     }
     pid = max(used, key=lambda pid: used[pid], default=0)
     cpus = used.get(pid, 0.0) / 1e3 / seconds

@@ -137,14 +137,14 @@ def _gpu_memory(running: list[Process], device: str) -> QuantityRecord:
             used[int(pid)] = used.get(int(pid), 0.0) + float(mib)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         return _quantity({}, f"nvidia-smi does not tell: {error}")
-    mine = [process for process in running if process.pid in used]
-    if not mine:
+    on_gpu = [process for process in running if process.pid in used]
+    if not on_gpu:
         return _quantity(
             {},
             f"nvidia-smi names none of the server's processes (it names {len(used)}); in a "
             "container it may see other process ids",
         )
-    return _quantity(_by_part(mine, [used[process.pid] for process in mine]))
+    return _quantity(_by_part(on_gpu, [used[process.pid] for process in on_gpu]))
 
 
 def _by_part(running: list[Process], values: Sequence[float]) -> dict[str, float]:
@@ -190,11 +190,11 @@ def engine_record(server: Server, section: EngineSection, page: str | None) -> E
         "log": {name: (v, None) for name, v in engine.log_settings(server.log_text()).items()},
     }
     try:
-        own = Path(f"/proc/{server.pid}/environ").read_bytes().decode(errors="replace")
+        environ = Path(f"/proc/{server.pid}/environ").read_bytes().decode(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         server.check_alive("while its settings were read")
         raise
-    pairs = (line.partition("=") for line in own.split("\0") if line)
+    pairs = (line.partition("=") for line in environ.split("\0") if line)
     running = {name: value for name, _, value in sorted(pairs) if can_change(name)}
     environment = shown({name: without_root(value) for name, value in running.items()})
     return {
@@ -215,11 +215,11 @@ def _probe_file(folder: Path, part: str) -> Path:
 
 def _setting(name: str, sources: Mapping[str, Told], engine: Engine) -> SettingRecord:
     """Return the setting from the first source that has it, or null with each source's reason."""
-    told = [(source, *known[name]) for source, known in sources.items() if name in known]
-    for source, value, reason in told:
+    candidates = [(source, *known[name]) for source, known in sources.items() if name in known]
+    for source, value, reason in candidates:
         if value is not None:
             return {"value": value, "source": source, "reason": reason}
-    reasons = "; ".join(f"{source}: {reason}" for source, _, reason in told)
+    reasons = "; ".join(f"{source}: {reason}" for source, _, reason in candidates)
     unknown = "the probe is not in this server, and neither /metrics nor the log tells"
     return {"value": None, "source": None, "reason": engine.lacks or reasons or unknown}
 

@@ -102,12 +102,12 @@ def _install(name: str, lock: Path, target: Path) -> None:
         return
     entries = re.split(r"^(?=\w)", lock.read_text(encoding="utf-8"), flags=re.MULTILINE)
     with tempfile.TemporaryDirectory(dir=target) as folder:
-        own, others = Path(folder, "own.lock"), Path(folder, "others.lock")
-        own.write_text("".join(e for e in entries if e.startswith(f"{partial}==")))
-        others.write_text("".join(e for e in entries if not e.startswith(f"{partial}==")))
-        install(others, python, ["--no-deps"])
+        partial_lock, other_lock = Path(folder, "own.lock"), Path(folder, "others.lock")
+        partial_lock.write_text("".join(e for e in entries if e.startswith(f"{partial}==")))
+        other_lock.write_text("".join(e for e in entries if not e.startswith(f"{partial}==")))
+        install(other_lock, python, ["--no-deps"])
         pip = [python, "-m", "pip", "download", "-qq", "--no-deps", "--only-binary", ":all:",
-               "--require-hashes", "-d", folder, "-r", str(own)]  # fmt: skip
+               "--require-hashes", "-d", folder, "-r", str(partial_lock)]  # fmt: skip
         subprocess.run(pip, check=True)
         (wheel,) = Path(folder).glob("*.whl")
         unpack_python_files(wheel, next(target.glob("lib/python*/site-packages")))
@@ -122,20 +122,20 @@ def unpack_python_files(wheel: Path, folder: Path) -> None:
 
 def lock_text(name: str) -> str:
     """Return the pins that envs/<name> is built from: its own, then those it inherits."""
-    own = (ROOT / "envs" / name / "requirements.lock").read_text(encoding="utf-8")
+    text = (ROOT / "envs" / name / "requirements.lock").read_text(encoding="utf-8")
     if name not in BASES:
-        return own
-    replaced = set(_PIN.findall(own))
+        return text
+    replaced = set(_PIN.findall(text))
     entries = re.split(r"^(?=\w)", lock_text(BASES[name]), flags=re.MULTILINE)
     pins = [(_PIN.match(entry), entry) for entry in entries]
-    return own + "".join(entry for pin, entry in pins if not pin or pin[1] not in replaced)
+    return text + "".join(entry for pin, entry in pins if not pin or pin[1] not in replaced)
 
 
 def files_of(engine: EngineSection) -> list[str]:
     """Return the files that this project makes for a study's engine: environment and model."""
     names = "|".join(map(re.escape, NAMES))
-    own = (re.match(rf"envs/({names})/\.venv/", p) for p in pythons_of(engine))
-    needed = [f"{match[0]}built.json" for match in own if match]
+    matches = (re.match(rf"envs/({names})/\.venv/", p) for p in pythons_of(engine))
+    needed = [f"{match[0]}built.json" for match in matches if match]
     if engine.get("model", "").startswith(f"./{MODELS}/"):
         needed.append(f"{engine['model'][2:]}/config.json")
     return needed
@@ -171,16 +171,18 @@ def check_python(python: str, name: str) -> None:
         done = subprocess.run(
             [python, "-c", _PLATFORM], check=True, capture_output=True, text=True, timeout=60
         )
-        found: list[str] = json.loads(done.stdout)
+        reported: list[str] = json.loads(done.stdout)
     except FileNotFoundError:
         raise BuildError(f"{python}: not found; {way_out}") from None
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise BuildError(f"{python}: does not run ({error}); {way_out}") from None
-    new_enough = found[3] == "glibc" and [*map(int, found[4].split(".")[:2])] >= [*map(int, libc)]
-    if found[:3] != ["cpython", version, machine] or not new_enough:
+    new_enough = reported[3] == "glibc" and [*map(int, reported[4].split(".")[:2])] >= [
+        *map(int, libc)
+    ]
+    if reported[:3] != ["cpython", version, machine] or not new_enough:
         raise BuildError(
-            f"{python}: found {found[0]} {found[1]} for {found[2]} with "
-            f"{' '.join(found[3:]).strip() or 'another C library'}; {way_out}"
+            f"{python}: found {reported[0]} {reported[1]} for {reported[2]} with "
+            f"{' '.join(reported[3:]).strip() or 'another C library'}; {way_out}"
         )
 
 

@@ -72,9 +72,9 @@ def active_paths(log: str) -> dict[str, str]:
     Named as in `_PATHS`; NIXL transports are those UCX took for the agent's endpoint to itself, the
     only one that an idle agent has (said at UCX's log level info).
     """
-    said = {name: sorted(set(pattern.findall(log))) for name, pattern in _PATHS.items()}
-    said["NIXL transports"] = sorted(set(_TRANSPORT.findall(" ".join(_OWN_ENDPOINT.findall(log)))))
-    return {name: ", ".join(values) for name, values in said.items() if values}
+    paths = {name: sorted(set(pattern.findall(log))) for name, pattern in _PATHS.items()}
+    paths["NIXL transports"] = sorted(set(_TRANSPORT.findall(" ".join(_OWN_ENDPOINT.findall(log)))))
+    return {name: ", ".join(values) for name, values in paths.items() if values}
 
 
 def fallback_reason(paths: Mapping[str, str]) -> str | None:
@@ -142,9 +142,9 @@ def unproved_device(
         **flags,
     }
     for name, value in wanted.items():
-        if (found := settings[name]["value"]) != value:
+        if (actual := settings[name]["value"]) != value:
             why = settings[name]["reason"]
-            return f"{name} is {found!r}{f' ({why})' if why else ''}, beside a GPU it is {value!r}"
+            return f"{name} is {actual!r}{f' ({why})' if why else ''}, beside a GPU it is {value!r}"
     if (layout := settings["kv_cache_layout"]["value"]) not in GPU_LAYOUTS:
         return f"kv_cache_layout is {layout!r}; allowed: {', '.join(GPU_LAYOUTS)}"
     if not steps:

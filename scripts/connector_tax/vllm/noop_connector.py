@@ -180,20 +180,22 @@ class NoOpConnector(KVConnectorBase_V1, SupportsHMA):
 
 def differences() -> list[str]:
     """Hooks of the installed base classes that are missing here, or take other parameters."""
-    found = []
+    problems = []
     hooks = vars(SupportsHMA) | vars(KVConnectorBase_V1)
-    for name, theirs in hooks.items():
+    for name, base_hook in hooks.items():
         if name.startswith(("__", "_abc")) or name in KEPT:
             continue
-        if not (callable(theirs) or isinstance(theirs, property | classmethod | staticmethod)):
+        if not (
+            callable(base_hook) or isinstance(base_hook, property | classmethod | staticmethod)
+        ):
             continue
-        own = vars(NoOpConnector).get(name)
-        if own is None:
-            found.append(f"{name}: not overridden")
-        elif inspect.isfunction(theirs) and inspect.isfunction(own):
-            mine = inspect.signature(own).parameters
-            wanted = list(inspect.signature(theirs).parameters)
-            takes_all = any(p.kind is p.VAR_POSITIONAL for p in mine.values())
-            if not takes_all and list(mine)[: len(wanted)] != wanted:
-                found.append(f"{name}: {list(mine)}, the base class has {wanted}")
-    return found
+        override = vars(NoOpConnector).get(name)
+        if override is None:
+            problems.append(f"{name}: not overridden")
+        elif inspect.isfunction(base_hook) and inspect.isfunction(override):
+            parameters = inspect.signature(override).parameters
+            wanted = list(inspect.signature(base_hook).parameters)
+            takes_all = any(p.kind is p.VAR_POSITIONAL for p in parameters.values())
+            if not takes_all and list(parameters)[: len(wanted)] != wanted:
+                problems.append(f"{name}: {list(parameters)}, the base class has {wanted}")
+    return problems

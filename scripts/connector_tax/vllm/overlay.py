@@ -110,7 +110,7 @@ def describe_vllm(python: Path) -> VllmDescription:
     Raises:
         OverlayError: the interpreter is missing, or vLLM cannot be imported; the end of its output.
     """
-    described: VllmDescription = _asked(python, str(_ROOM / "step_probe" / "hook_points.py"))
+    described: VllmDescription = _json_of(python, str(_ROOM / "step_probe" / "hook_points.py"))
     return described
 
 
@@ -122,14 +122,14 @@ def refuse_unfit_for_device_time(python: Path) -> None:
     """
     with tempfile.TemporaryDirectory(prefix="overlay-") as folder:
         install(Path(folder))
-        missing = _asked(python, "-m", f"{DEVICE_TIME}.patches", pythonpath=folder)
+        missing = _json_of(python, "-m", f"{DEVICE_TIME}.patches", pythonpath=folder)
     if missing:
         raise OverlayError(
             f"{python}: no device can be emulated for this vLLM, which lacks {'; '.join(missing)}"
         )
 
 
-def _asked(python: Path, *program: str, pythonpath: str | None = None) -> Any:
+def _json_of(python: Path, *program: str, pythonpath: str | None = None) -> Any:
     """Return the JSON that a program prints last, run by `python`."""
     environment = {**os.environ, "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
     if pythonpath is not None:
@@ -173,7 +173,7 @@ def _lock(python: Path) -> str | None:
 
 def _sources(python: Path) -> str | None:
     try:
-        return sources_sha256(Path(_asked(python, "-c", _PACKAGE)))
+        return sources_sha256(Path(_json_of(python, "-c", _PACKAGE)))
     except OverlayError:
         return None
 

@@ -209,14 +209,16 @@ def _worker_steps(timed: Iterable[tuple[int, list[float]]]) -> Iterator[_Step]:
 
 def _fields(header: Header, hooks: Mapping[int, _Hook], step: _Step) -> StepLine:
     connector = _spent_in_hooks(hooks, step.calls)
-    own = connector.pop(None, {})
+    hook_times = connector.pop(None, {})
     record: dict[str, Any] = {"t_ns": int(step.start * 1e5) * 10_000, "step_id": step.step_id}
     record |= {"process": header.process, "step_duration_us": _us(step.spent)}
     for name in dict.fromkeys(FIELDS.values()):
-        called = [own[hook] for hook in own if FIELDS.get(hook) == name]
+        called = [hook_times[hook] for hook in hook_times if FIELDS.get(hook) == name]
         record[name] = _us(sum(called)) if called else None
     if header.groups:
-        record["hooks_us"] = {name: _us(own[name]) for name in own if name not in FIELDS}
+        record["hooks_us"] = {
+            name: _us(hook_times[name]) for name in hook_times if name not in FIELDS
+        }
     if connector:
         record["children_us"] = {
             child: {name: _us(seconds) for name, seconds in times.items()}

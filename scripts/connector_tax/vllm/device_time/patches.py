@@ -236,10 +236,10 @@ def _lift_restrictions() -> None:
 
     def check_and_update_config(cls: Any, config: Any) -> None:
         scheduler, parallel = config.scheduler_config, config.parallel_config
-        asked = scheduler.async_scheduling, parallel.distributed_executor_backend
+        requested = scheduler.async_scheduling, parallel.distributed_executor_backend
         start = os.environ.get(_START_METHOD, "spawn")
         check(cls, config)
-        scheduler.async_scheduling, parallel.distributed_executor_backend = asked
+        scheduler.async_scheduling, parallel.distributed_executor_backend = requested
         os.environ[_START_METHOD] = start
 
     platform.check_and_update_config = classmethod(check_and_update_config)

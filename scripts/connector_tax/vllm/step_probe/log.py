@@ -94,20 +94,20 @@ class Log:
     def _open(self) -> None:
         """Make the file and the socket; a worker that finds another rank's takes the next name."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        own = f"{self._prefix}{self.rank + 1}" if self.rank else self._prefix
+        base = f"{self._prefix}{self.rank + 1}" if self.rank else self._prefix
         for further in itertools.count(2):
             try:
-                self._descriptor = os.open(f"{own}.steps", flags, 0o644)
+                self._descriptor = os.open(f"{base}.steps", flags, 0o644)
                 break
             except FileExistsError:
                 if self._process != "worker":
                     raise
-                own = f"{self._prefix}{further}"
+                base = f"{self._prefix}{further}"
         self.limit = HELD_NUMBERS
         header = {"process": self._process, "groups": self._groups}
         self._unwritten = json.dumps(header).encode() + b"\n"
         server = socket.socket(socket.AF_UNIX)
-        with socket_address(f"{own}.socket") as address:
+        with socket_address(f"{base}.socket") as address:
             server.bind(address)
         server.listen()
         threading.Thread(target=self._serve, args=(server,), name="step-probe", daemon=True).start()
