@@ -13,8 +13,8 @@ STOPPED_LINE = "ab: stopped; what was measured is kept, and the same command car
 # Cells of a second: enough where no number counts.
 SHORT = """
 import sys
-from connector_tax.ab import design
-design.SHORTEST_S, design.SUCCESSES = 1.0, 20
+from connector_tax.ab import load
+load.SHORTEST_S, load.SUCCESSES = 1.0, 20
 from connector_tax.ab.__main__ import main
 sys.exit(main())
 """

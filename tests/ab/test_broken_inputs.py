@@ -11,7 +11,7 @@ import pytest
 
 from connector_tax.ab.arguments import parse
 from connector_tax.ab.ask import Asked
-from connector_tax.ab.design import engine_section, study_config
+from connector_tax.ab.design import engine_section, planned_load, study_config
 from connector_tax.servers.command import split_command
 from connector_tax.study.design import resolve
 from tests.ab.commands import ENGINE, NO_NUMBER, STOPPED, STOPPED_LINE, Ab
@@ -130,7 +130,8 @@ def test_candidates_may_have_the_names_of_a_studys_configurations() -> None:
         "max_model_len": None, "version": None, "counters": False, "no_steps": "none",
     }  # fmt: skip
     baseline = Asked(served, {}, 1.0, "server by its command")
-    document = resolve(study_config(options, engine_section(options), baseline), "design")
+    load = planned_load(options, 1.0, 1.0)
+    document = resolve(study_config(options, engine_section(options), baseline, load), "design")
     assert [entry["id"] for entry in document["configurations"]] == ["baseline", *names]
     assert [entry["connector"] for entry in document["configurations"]] == [None] * 4
 

@@ -153,7 +153,7 @@ def checks(machine: WatchedMachine | None, watched: bool = True) -> dict[str, Ch
         "server_counters": {"before": {}, "after": {}},
         "load_generator": process | {"connections_per_worker": 0, "connections": {}},
     }  # fmt: skip
-    config: Any = {"cell": cell, "validity": bounds}
+    config: Any = {"cell": cell, "validity": bounds, "phase_a": {}}
     return assess(record, [], [], config, machine=machine, watched=watched)
 
 

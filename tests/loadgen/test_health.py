@@ -185,10 +185,11 @@ def test_cell_and_command_report_the_same_failed_check(changes: dict[str, Any], 
     assert failed(generator_checks(WHOLE | changes, "kernel", BOUNDS)) == [check]
 
 
-def judged(health: Any, cell: Any = (), **changes: Any) -> list[str]:
+def judged(health: Any, cell: Any = (), hits: int = 0, traffic: Any = None,
+           **changes: Any) -> list[str]:  # fmt: skip
     """The failed checks of a cell of ten successes in a window of 100 ms."""
     totals: dict[str, float | None] = {"success": 10, "prompt_tokens": 10, "generation_tokens": 30,
-              "prefix_cache_hits": 0, "external_prefix_cache_hits": 0}  # fmt: skip
+              "prefix_cache_hits": hits, "external_prefix_cache_hits": 0}  # fmt: skip
     seen: Any = {
         "window": {"t_warmup_end_ns": 0, "t_stop_ns": 100 * MS}, "counts": {"planned": 10},
         "input_tokens": 1, "output_tokens": 3, "suspended_ms": 0, "clock": "kernel",
@@ -197,7 +198,8 @@ def judged(health: Any, cell: Any = (), **changes: Any) -> list[str]:
     }  # fmt: skip
     requests = [cast(RequestLine, record(k).fields(STUDY_FIELDS)) for k in range(10)]
     cell = {"floor_s": 0.1, "cap_s": 1.0, "min_completed": 10, **dict(cell)}
-    config: Any = {"cell": cell, "validity": BOUNDS}
+    phase_a = {} if traffic is None else {"traffic": traffic}
+    config: Any = {"cell": cell, "validity": BOUNDS, "phase_a": phase_a}
     return failed(assess(seen, requests, [{"t_ns": 10 * MS, "ok": True}], config))
 
 
@@ -209,6 +211,17 @@ def test_a_window_ends_between_floor_and_cap_with_enough_successes_or_at_the_cap
     # A worker's death in the middle of a window ends it.
     cut = {"t_warmup_end_ns": 0, "t_stop_ns": 95 * MS}
     assert judged(WHOLE, window=cut) == ["window_s"]
+
+
+def test_prefix_hits_void_a_cell_beyond_what_its_traffic_repeats() -> None:
+    assert judged(WHOLE, hits=1) == ["prefix_cache_hits"]
+    trace = {"kind": "trace", "longest": [1, 3], "most_hits": 4}
+    assert judged(WHOLE, hits=4, traffic=trace) == []
+    assert judged(WHOLE, hits=5, traffic=trace) == ["prefix_cache_hits"]
+    # Of text nobody knows what it repeats, but no more is found than was sent.
+    prompts = {"kind": "prompts", "longest": [1, 3]}
+    assert judged(WHOLE, hits=10, traffic=prompts) == []
+    assert judged(WHOLE, hits=11, traffic=prompts) == ["prefix_cache_hits"]
 
 
 def test_suspend_of_the_machine_voids_the_cell() -> None:

@@ -165,7 +165,7 @@ def _measure(document: StudyDocument, launch: Launch, folder: Path) -> CellRecor
         step_log = LaunchStepLog(folder, config["engine"])
         processes = ServerProcesses(server.pid, {})
         prepared = cells.prepare(
-            document, launch, planned, planned["rate_rps"], attempt=1, measurement=1
+            document, folder, launch, planned, planned["rate_rps"], attempt=1, measurement=1
         )
         instruments = cells.Instruments(server, processes, generator, sampler, step_log, watch=None)
         return cells.measure(document, launch, prepared, instruments, lambda _: None)

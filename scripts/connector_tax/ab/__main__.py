@@ -27,16 +27,18 @@ from connector_tax.ab.design import (
     arguments_of,
     block_s,
     engine_section,
+    planned_load,
     study_config,
     study_name,
 )
+from connector_tax.ab.load import Load, LoadError
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import Study, launches, load_study
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.config import ConfigError
-from connector_tax.files import ArtifactError, read_json, write_json, write_text
+from connector_tax.files import ArtifactError, read_json, write_bytes, write_json, write_text
 from connector_tax.foreign import printable
 from connector_tax.loadgen import LoadGeneratorError
 from connector_tax.study.cell import load_generator
@@ -62,8 +64,15 @@ STOPPING = (signal.SIGINT, signal.SIGTERM)
 NO_NUMBER = 3
 # The first burst at the baseline; further ones grow while it does not keep up with the rate.
 FIRST_BURST, GROWTH, BURST_S = 4, 4, 15.0
+# Of a request, until the burst tells.
+ASSUMED_LIFE_S = 1.0
 # A server that serves a burst as fast as this many times the rate will serve the rate.
 ENOUGH = 1.2
+
+REFUSALS = (
+    *(AskError, ArtifactError, ConfigError, DeviceError, LoadError, LoadGeneratorError),
+    *(ShapeRateError, overlay.OverlayError, OSError),
+)
 
 
 class Line:
@@ -112,8 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         kill_leftovers(root)
         line.say("ab: stopped; what was measured is kept, and the same command carries on")
         return STOPPED
-    except (AskError, ArtifactError, ConfigError, DeviceError, Failed, LoadGeneratorError,
-            ShapeRateError, overlay.OverlayError, OSError) as error:  # fmt: skip
+    except (Failed, *REFUSALS) as error:
         line.say(f"ab: {error}")
         return NO_NUMBER
     if options.export_markdown is not None:
@@ -166,20 +174,23 @@ def _resolved(options: argparse.Namespace, root: Path, line: Line) -> StudyDocum
 
     def asking(name: str) -> contextlib.AbstractContextManager[tuple[Server, Asked]]:
         line.show(f"asking {name} what it serves")
-        return asked(name, section, root, timeout_s=options.ready_timeout, model=options.model)
+        return asked(name, section, root, timeout_s=options.ready_timeout, model=options.model,
+                     chat=options.chat)  # fmt: skip
 
     overlay.install(root / paths.PATCH / "overlay")
     with hold_devices([options.device or "cpu"]):
         with asking(BASELINE) as (server, baseline):
-            _refuse_too_long(options, BASELINE, baseline)
-            planned = resolve(study_config(options, section, baseline), "design")
-            life_s = _refuse_beyond(options, planned, server, line)
+            assumed = planned_load(options, baseline.startup_s, ASSUMED_LIFE_S)
+            planned = resolve(study_config(options, section, baseline, assumed), "design")
+            life_s = _refuse_beyond(assumed, planned, server, line)
+            load = planned_load(options, baseline.startup_s, life_s)
+            _refuse_too_long(load, BASELINE, baseline)
         for name, _ in options.candidate:
             with asking(name) as (_, candidate):
                 changed = differing(baseline, candidate)
                 if candidate.served["model"] != baseline.served["model"]:
                     raise AskError(f"{name} serves another model: {changed[0]}")
-                _refuse_too_long(options, name, candidate)
+                _refuse_too_long(load, name, candidate)
                 if baseline.served["exact_output"] and not candidate.served["exact_output"]:
                     raise AskError(f"{name}: its answers have not the length asked for, those of"
                                    " the baseline have")  # fmt: skip
@@ -187,10 +198,14 @@ def _resolved(options: argparse.Namespace, root: Path, line: Line) -> StudyDocum
                     line.say(f"note: {name} differs from the baseline also in {'; '.join(changed)}")
     if (why := baseline.served["no_steps"]) is not None:
         line.say(f"note: no step times: {why}")
-    document = resolve(study_config(options, section, baseline, life_s), "design")
+    document = resolve(study_config(options, section, baseline, load, life_s), "design")
+    for note in load.notes:
+        line.say(note)
+    if load.traffic is not None:
+        write_bytes(root / paths.TRAFFIC, load.lines)
     for warning in affinity_plan(document).warnings:
         line.say(f"warning: {warning}")
-    minutes = block_s(options, baseline.startup_s, life_s) / 60
+    minutes = block_s(options, load, baseline.startup_s, life_s) / 60
     if options.minutes is not None and FIRST_ANALYSIS * minutes > options.minutes:
         line.say(
             f"warning: --minutes: found {options.minutes:g}; the first {FIRST_ANALYSIS} blocks,"
@@ -200,20 +215,18 @@ def _resolved(options: argparse.Namespace, root: Path, line: Line) -> StudyDocum
     return document
 
 
-def _refuse_too_long(options: argparse.Namespace, name: str, said: Asked) -> None:
-    longest, wanted = said.served.get("max_model_len"), sum(options.shape)
-    if longest is not None and wanted > longest:
-        raise Failed(f"--shape: found {options.shape[0]}x{options.shape[1]}, {wanted} tokens;"
-                     f" allowed: at most {longest}, by /v1/models of {name}")  # fmt: skip
+def _refuse_too_long(load: Load, name: str, said: Asked) -> None:
+    allowed, option = said.served.get("max_model_len"), "--trace" if load.traffic else "--shape"
+    if allowed is not None and load.longest is not None and load.longest > allowed:
+        raise Failed(f"{option}: found a request of {load.longest} tokens; allowed: at most"
+                     f" {allowed}, by /v1/models of {name}")  # fmt: skip
 
 
-def _refuse_beyond(
-    options: argparse.Namespace, study: StudyDocument, server: Server, line: Line
-) -> float:
+def _refuse_beyond(load: Load, study: StudyDocument, server: Server, line: Line) -> float:
     """Return a request's duration beside others, s; refuse a rate beyond the server's capacity."""
-    shape, most = tuple(options.shape), study["config"]["cell"]["inflight_cap"]
+    shape, most = load.shape, study["config"]["cell"]["inflight_cap"]
     line.show("asking the baseline how much it serves")
-    rate, count, best, life_s = max(options.rate), FIRST_BURST, 0.0, 0.0
+    rate, count, best, life_s = max(load.rates), FIRST_BURST, 0.0, 0.0
     with load_generator(study, server, affinity_plan(study)) as generator:
         while True:
             done = burst(study, generator, "rate", shape, min(count, most))
@@ -226,7 +239,10 @@ def _refuse_beyond(
             count *= GROWTH
     server.check_alive("while it was asked how much it serves")
     if best < rate:
-        raise Failed(f"--rate: found {rate:g}; the baseline serves about {best:.2g} requests/s of"
+        option = f"--rate: found {rate:g}"
+        if load.traffic and load.traffic["kind"] == "trace":
+            option = f"--trace-speed: found {rate:g} requests/s"
+        raise Failed(f"{option}; the baseline serves about {best:.2g} requests/s of"
                      f" {shape[0]}x{shape[1]}; allowed: a rate that it can serve")  # fmt: skip
     return life_s
 

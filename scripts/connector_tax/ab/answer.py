@@ -9,7 +9,9 @@ from typing import Any
 from connector_tax import text
 from connector_tax.ab.arguments import BASELINE
 from connector_tax.analysis.effect import MOST_BLOCKS
+from connector_tax.analysis.measure import measure_requests
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.folder import CellFolder, StudyFolder
 from connector_tax.artifacts.index import CellEntry, LaunchIndex, read_index
 from connector_tax.artifacts.metrics import VERDICT_METRICS
 from connector_tax.artifacts.names import ALL_RATES, configuration_of
@@ -45,6 +47,9 @@ class Answer:
         tables: of the study, for commands and milliseconds.
         taxes: over all rates, of each candidate and judged metric.
         void: why the configurations have no valid cell that have none.
+        hits: share of the prompt tokens that prefix caches had, by configuration; of a file's
+            requests where the server counts.
+        single_tokens: measured answers without a TPOT.
     """
 
     study: Study
@@ -55,6 +60,8 @@ class Answer:
     archive: Path | None
     tables: StudyTables
     void: Mapping[str, str] = field(default_factory=dict)
+    hits: Mapping[str, float] = field(default_factory=dict)
+    single_tokens: int = 0
 
     def text(self) -> str:
         """The answer, the latencies in ms, and the report's path."""
@@ -78,15 +85,33 @@ class Answer:
             lines.append(f"{label}: {'; '.join(map(self._said, mine))}")
             lines.append(f"  besides: {self._besides(name)}")
         config, sweep = self.study.config, self.study.config["phase_a"]
-        rates = ", ".join(f"{rate:g}" for rate in sweep["rates_rps"])
-        shape = f"{sweep['input_tokens']}x{sweep['output_tokens']}"
         running = "; it says something of these processes only" if self._running else ""
         tolerant = config["validity"]["max_foreign_cpu"] >= 1
         shared = "; other processes were tolerated" if tolerant else ""
         lines.append(
-            f"{self.blocks} blocks in {self.minutes:.1f} min at {rates} requests/s of {shape}, "
+            f"{self.blocks} blocks in {self.minutes:.1f} min at {compared.load_words(sweep)}, "
             f"{config['engine']['label']}, medians{running}{shared}"
         )
+        return [*lines, *self._of_traffic()]
+
+    def _of_traffic(self) -> list[str]:
+        """Return lines on a file's requests: what repeats, what the caches found."""
+        traffic = self.study.config["phase_a"].get("traffic")
+        if traffic is None:
+            return []
+        lines = []
+        if share := traffic["repeated_share"]:
+            lines.append(
+                f"traffic with {share:.0%} repeated prompt tokens: cost and gain of reuse together;"
+                " without repetition: run with --shape"
+            )
+        if self.hits:
+            hits = ", ".join(
+                f"{self.tables.label(name)} {share:.1%}" for name, share in self.hits.items()
+            )
+            lines.append(f"prompt tokens found in the prefix cache: {hits}")
+        if self.single_tokens:
+            lines.append(f"{self.single_tokens} answers of fewer than two tokens have no TPOT")
         return lines
 
     @property
@@ -163,6 +188,9 @@ class Answer:
                  **dict(zip(("difference", "lo", "hi"), r.difference, strict=True))}
                 for r in self._taken
             ],
+            "traffic": sweep.get("traffic"),
+            "prefix_hits": dict(self.hits),
+            "answers_without_tpot": self.single_tokens,
             "void": dict(self.void),
             "report": str(self.study.root / paths.REPORT),
             "archive": str(self.archive) if self.archive else None,
@@ -197,7 +225,33 @@ def answer_of(study: Study, blocks: int, archive: Path | None) -> Answer:
     taxes.sort(key=lambda row: VERDICT_METRICS.index(row.metric))
     resources = [row for row in rows if row.quantity == RESOURCE]
     tables = StudyTables(study.root / paths.STUDY)
-    return Answer(study, blocks, spent_s / 60, taxes, resources, archive, tables, all_void(indexes))
+    hits, single = ({}, 0) if "traffic" not in study.config["phase_a"] else _found(study)
+    return Answer(
+        study, blocks, spent_s / 60, taxes, resources, archive, tables, all_void(indexes), hits,
+        single,
+    )  # fmt: skip
+
+
+def _found(study: Study) -> tuple[dict[str, float], int]:
+    """Return the share of prompt tokens found in caches, and the answers without a TPOT."""
+    found: dict[str, list[float]] = {}
+    single = 0
+    for cell in StudyFolder(study).cells("A"):
+        if cell.status != "valid":
+            continue
+        requests = measure_requests(cell)
+        single += requests.n - len(requests.tpot_ms)
+        of = found.setdefault(cell.configuration, [0.0, 0.0])
+        for at, keys in enumerate((("prefix_cache_hits", "external_prefix_cache_hits"),
+                                   ("prompt_tokens",))):  # fmt: skip
+            of[at] += sum(_counted(cell, key) for key in keys)
+    return {name: hits / asked for name, (hits, asked) in found.items() if asked}, single
+
+
+def _counted(cell: CellFolder, key: str) -> float:
+    assert cell.record is not None
+    counters = cell.record["server_counters"]
+    return (counters["after"].get(key) or 0) - (counters["before"].get(key) or 0)
 
 
 def all_void(indexes: Sequence[LaunchIndex]) -> dict[str, str]:

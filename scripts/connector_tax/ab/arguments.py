@@ -8,10 +8,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from connector_tax.artifacts.metrics import VERDICT_METRICS
 from connector_tax.commands import AnsweringParser
 from connector_tax.compare.bounds import bound_of
 from connector_tax.foreign import is_secret
+from connector_tax.loadgen.prompts import PromptLine, read_prompts
+from connector_tax.loadgen.trace import BLOCK, read_trace
 from connector_tax.servers.command import PORT_MARK, expanded, running_port, split_command
 from connector_tax.servers.kinds import ServerError
 
@@ -59,9 +63,22 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     servers.add_argument("--model", help="where a server names several")
     servers.add_argument("--ready-timeout", type=_positive, default=600.0, metavar="S",
                          help="how long a server may take to be ready [600]")  # fmt: skip
-    add("--rate", action="append", required=True, type=_positive, metavar="R",
+    add("--rate", action="append", default=[], type=_positive, metavar="R",
         help="requests/s; may be given several times")  # fmt: skip
-    add("--shape", required=True, type=_shape, metavar="INxOUT", help="tokens, such as 2048x128")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--shape", type=_shape, metavar="INxOUT",
+                      help="random prompts of these tokens, such as 2048x128")  # fmt: skip
+    what.add_argument("--trace", type=Path, metavar="FILE",
+                      help="a trace (Mooncake format): its times, lengths and shared prefixes, cut"
+                      " so that three blocks fit --minutes")  # fmt: skip
+    what.add_argument("--prompts", type=Path, metavar="FILE",
+                      help="JSONL with prompt or messages, and max_tokens: each is sent once in a"
+                      " launch")  # fmt: skip
+    add("--trace-speed", type=_positive, metavar="X", help="2: twice as fast [1]")
+    add("--trace-block", type=_count, metavar="N",
+        help=f"prompt tokens that a hash id of --trace stands for [{BLOCK}]")  # fmt: skip
+    add("--max-tokens", type=_count, metavar="N",
+        help="of an answer whose line of --prompts has none [64]")  # fmt: skip
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--minutes", type=_positive, default=30.0, help="at most [30]")
     length.add_argument("--blocks", type=_blocks, help="so many, in place of --minutes")
@@ -132,11 +149,48 @@ def _check(parser: AnsweringParser, options: argparse.Namespace) -> None:
         if bound.metric not in (None, *VERDICT_METRICS):
             parser.error(f"--max: found {bound.metric}, which is not judged; allowed:"
                          f" {', '.join(VERDICT_METRICS)}")  # fmt: skip
+    _check_load(parser, options, any(running))
     for folder in options.pythonpath:
         if not Path(folder).is_dir() or ":" in folder:
             parser.error(f"--pythonpath: found {folder!r}; allowed: a folder that is there")
-    if options.shape[1] < 2:
+
+
+def _check_load(parser: AnsweringParser, options: argparse.Namespace, running: bool) -> None:
+    """Check what is sent, and read the user's file; refuse an option that has no effect."""
+    for name, default, needed in (("trace_speed", 1.0, "trace"), ("trace_block", BLOCK, "trace"),
+                                  ("max_tokens", 64, "prompts")):  # fmt: skip
+        option = f"--{name.replace('_', '-')}"
+        if getattr(options, name) is None:
+            setattr(options, name, default)
+        elif getattr(options, needed) is None:
+            parser.error(f"{option} has no effect without --{needed}")
+    if options.trace is not None and options.rate:
+        parser.error("--rate: a trace has its own times; see --trace-speed")
+    if options.trace is None and not options.rate:
+        parser.error("--rate: found none; allowed: requests/s, or a --trace with its own times")
+    if options.shape is not None and options.shape[1] < 2:
         parser.error("--shape: found 1 output token; allowed: at least 2, else there is no TPOT")
+    if options.prompts is not None and len(options.rate) > 1:
+        parser.error("--rate: found several with --prompts; allowed: one, since a launch sends each"
+                     " prompt once")  # fmt: skip
+    if options.prompts is not None and running:
+        parser.error("--prompts: found with a URL; allowed: with commands, since a server that is"
+                     " not restarted keeps the prompts in its prefix cache")  # fmt: skip
+    options.chat = False
+    try:
+        if options.trace is not None:
+            read_trace(options.trace, block=options.trace_block)
+        elif options.prompts is not None:
+            options.chat = _holds_messages(options)
+            read_prompts(options.prompts, options.chat, options.max_tokens)
+    except (ValueError, OSError) as error:
+        parser.error(f"--{'trace' if options.prompts is None else 'prompts'}: {error}")
+
+
+def _holds_messages(options: argparse.Namespace) -> bool:
+    """Return whether a line of the prompts holds messages, which only a chat endpoint takes."""
+    with options.prompts.open("rb") as stream:
+        return any(msgspec.json.decode(line, type=PromptLine).messages for line in stream)
 
 
 def _typed(check: Callable[[str], Any], allowed: str) -> Callable[[str], Any]:
@@ -196,6 +250,7 @@ _candidate = _typed(_named(_words), "a command line, or NAME='COMMAND'")
 _url = _typed(_running, "http://127.0.0.1:PORT, a server of this machine")
 _named_url = _typed(_named(_running), "http://127.0.0.1:PORT, or NAME=http://127.0.0.1:PORT")
 _positive = _typed(_number, "a number above 0")
+_count = _typed(lambda t: int(t) if 0 < int(t) < 1e6 else None, "a whole number above 0")
 _percent = _typed(_share, "a percentage between 0% and 100%")
 _blocks = _typed(lambda t: int(t) if 3 <= int(t) <= 100 else None, "3 to 100")
 _shape = _typed(

@@ -67,7 +67,13 @@ class Asked:
 
 @contextlib.contextmanager
 def asked(
-    name: str, section: EngineSection, root: Path, *, timeout_s: float, model: str | None
+    name: str,
+    section: EngineSection,
+    root: Path,
+    *,
+    timeout_s: float,
+    model: str | None,
+    chat: bool,
 ) -> Iterator[tuple[Server, Asked]]:
     """The server of a command, ready, and what it said; stopped after.
 
@@ -75,6 +81,7 @@ def asked(
         name: the baseline's or a candidate's, which has the further commands beside it.
         root: the study's folder, which holds the step probe.
         model: the name of the model to ask for; None: the only one that it serves.
+        chat: only its chat endpoint is asked.
 
     Raises:
         AskError: it does not start, serves no such model, answers no request, or does not end.
@@ -90,7 +97,7 @@ def asked(
         server = Server(folder, command, f"{name}, to be asked what it serves", port)
         server.start()
         try:
-            yield server, _ask(name, section, server, server.wait_ready(timeout_s), model)
+            yield server, _ask(name, section, server, server.wait_ready(timeout_s), model, chat)
         finally:
             server.stop(GRACE_S)
     except ServerError as error:
@@ -98,13 +105,13 @@ def asked(
 
 
 def _ask(name: str, section: EngineSection, server: Server, startup_s: float,
-         model: str | None) -> Asked:  # fmt: skip
+         model: str | None, chat: bool) -> Asked:  # fmt: skip
     # A server may close a connection behind a request that it refuses.
     with httpx.Client(base_url=server.url, trust_env=False, timeout=ANSWER_S,
                       limits=NO_KEEPALIVE) as client:  # fmt: skip
         try:
             card = _model_card(name, client, model)
-            served = _served(name, client, card)
+            served = _served(name, client, card, chat)
         except _WrongAnswer as error:
             raise AskError(f"{name}: {error}") from error
         except (httpx.HTTPError, ValueError, KeyError, TypeError, IndexError) as error:
@@ -147,11 +154,14 @@ def _model_card(name: str, client: httpx.Client, model: str | None) -> dict[str,
     return dict(cards[model])
 
 
-def _served(name: str, client: httpx.Client, card: Mapping[str, Any]) -> ServedSection:
+def _served(
+    name: str, client: httpx.Client, card: Mapping[str, Any], only_chat: bool
+) -> ServedSection:
     model = str(card["id"])
     ids = list(range(FIRST_PLAIN_TOKEN, FIRST_PLAIN_TOKEN + PROMPT_TOKENS))
     refusals = []
-    for path, chat in (("/v1/completions", False), ("/v1/chat/completions", True)):
+    endpoints = (("/v1/completions", False), ("/v1/chat/completions", True))
+    for path, chat in endpoints[only_chat:]:
         asked = _chat("one two three") if chat else {"prompt": ids}
         for body, keys in BODIES.items():
             answered = _stream(client, path, {"model": model, **asked, **keys})

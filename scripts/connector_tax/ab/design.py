@@ -4,16 +4,19 @@ import argparse
 import hashlib
 import json
 import math
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import psutil
 
 from connector_tax.ab.arguments import BASELINE, UNNAMED
 from connector_tax.ab.ask import GRACE_S, Asked
+from connector_tax.ab.load import Load, load_of
 from connector_tax.artifacts.metrics import METRICS
-from connector_tax.artifacts.study_records import CellSection, EngineSection
+from connector_tax.artifacts.study_records import EngineSection
 from connector_tax.config import DEFAULTS, filled, load_yaml
 from connector_tax.figures.compared import label_of
+from connector_tax.files import sha256_file
 from connector_tax.machine import GpuError, query_gpus
 from connector_tax.servers.command import split_command
 from connector_tax.study.durations import expected_cell_s
@@ -22,20 +25,20 @@ from connector_tax.study.durations import expected_cell_s
 FAMILY_LEVEL = 0.05
 # The blocks of the first one: a candidate is known by its own block differences alone.
 FIRST_ANALYSIS = 3
-# Successes of a cell, by which its median is known to a few per cent of a request's spread.
-SUCCESSES = 100
-SHORTEST_S, LONGEST_S = 8.0, 60.0
 # Beside the cell and the start of a launch: the end, the records.
 AROUND_A_LAUNCH_S = 8.0
 # More blocks than this seldom decide what these have not.
 MOST_BLOCKS = 12
-MOST_IN_FLIGHT = 1024
 
 
 def arguments_of(options: argparse.Namespace) -> dict[str, Any]:
     """The arguments that a measurement depends on."""
     unused = ("export_markdown", "json", "max", "name", "device", "ready_timeout")
-    return {key: value for key, value in sorted(vars(options).items()) if key not in unused}
+    told = {key: value for key, value in sorted(vars(options).items()) if key not in unused}
+    for key, value in told.items():
+        if isinstance(value, Path):
+            told[key] = {"file": str(value), "sha256": sha256_file(value)}
+    return told
 
 
 def study_name(options: argparse.Namespace) -> str:
@@ -63,43 +66,45 @@ def engine_section(options: argparse.Namespace) -> EngineSection:
     }
 
 
-def block_s(options: argparse.Namespace, startup_s: float, life_s: float) -> float:
+def planned_load(options: argparse.Namespace, startup_s: float, life_s: float) -> Load:
+    """Return the load; a trace is cut so that the first analysis fits the minutes.
+
+    Raises:
+        LoadError, ValueError, OSError: as `load_of`.
+    """
+    most_s = math.inf
+    if options.minutes is not None:
+        launches = FIRST_ANALYSIS * (2 + len(options.candidate))
+        most_s = options.minutes * 60 / launches - startup_s - life_s - AROUND_A_LAUNCH_S
+    return load_of(options, life_s, most_s)
+
+
+def block_s(options: argparse.Namespace, load: Load, startup_s: float, life_s: float) -> float:
     """Expected seconds of a block."""
-    cell = _cell_section(options, life_s)
-    cells_s = sum(expected_cell_s(cell, rate) + life_s for rate in options.rate)
+    cells_s = sum(expected_cell_s(cast(Any, load.cell), rate) + life_s for rate in load.rates)
     launches = 2 + len(options.candidate)
     return launches * (startup_s + cells_s + AROUND_A_LAUNCH_S)
 
 
-def _cell_section(options: argparse.Namespace, life_s: float) -> CellSection:
-    # SUCCESSES at the lowest rate, within bounds.
-    window_s = min(max(SUCCESSES / float(min(options.rate)), SHORTEST_S), LONGEST_S)
-    in_flight = min(MOST_IN_FLIGHT, max(64, math.ceil(max(options.rate) * life_s * 8)))
-    return {
-        "warmup_s": max(1.0, 1.5 * life_s),
-        "floor_s": window_s,
-        "cap_s": 2 * window_s,
-        "min_completed": max(1, math.floor(0.6 * window_s * min(options.rate))),
-        "drain_s": max(20.0, 10 * life_s),
-        "inflight_cap": in_flight,
-        "request_timeout_s": max(60.0, 20 * life_s),
-    }
-
-
 def study_config(
-    options: argparse.Namespace, engine: EngineSection, baseline: Asked, life_s: float = 1.0
+    options: argparse.Namespace,
+    engine: EngineSection,
+    baseline: Asked,
+    load: Load,
+    life_s: float = 1.0,
 ) -> dict[str, Any]:
     """The configuration of the study, as a file would have it.
 
     Args:
         baseline: what the baseline said.
+        load: of each launch.
         life_s: how long a request takes, some being under way.
     """
     config: dict[str, Any] = filled(load_yaml(DEFAULTS / "config.yaml"), "config")
     del config["phase_b"], config["phase_bp"]
     blocks = options.blocks
     if blocks is None:
-        planned = options.minutes * 60 / block_s(options, baseline.startup_s, life_s)
+        planned = options.minutes * 60 / block_s(options, load, baseline.startup_s, life_s)
         blocks = min(max(FIRST_ANALYSIS, math.floor(planned)), MOST_BLOCKS)
     looks = blocks - FIRST_ANALYSIS + 1
     base = split_command(options.baseline)
@@ -107,7 +112,6 @@ def study_config(
         name: label_of(base, split_command(command)) if name == UNNAMED else name
         for name, command in options.candidate
     }
-    cell = _cell_section(options, life_s)
     cores = (psutil.cpu_count(logical=False) or 2) - 2
     config |= {
         "study": study_name(options),
@@ -128,15 +132,11 @@ def study_config(
         ],
         "configurations": list(labels),
         "arrivals": {"process": "jittered", "gamma_shape": None},
-        "phase_a": {
-            "rates_rps": options.rate,
-            "input_tokens": options.shape[0],
-            "output_tokens": options.shape[1],
-        },
-        "cell": cell,
-        "reference": {"fallback_rps": options.rate[0]},
+        "phase_a": load.phase_a,
+        "cell": load.cell,
+        "reference": {"fallback_rps": load.rates[0]},
     }
-    config["load_generator"] |= {"connections_per_worker": cell["inflight_cap"]}
+    config["load_generator"] |= {"connections_per_worker": load.cell["inflight_cap"]}
     config["resources"] = {"idle_s": 1.0}
     config["statistics"] |= {
         "margins": dict.fromkeys(METRICS, options.margin),

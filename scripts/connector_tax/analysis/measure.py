@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 
 from connector_tax.analysis.records import REQUESTS, RequestRow
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.cell_records import CellRecord, MeasuredWindow, ScrapeLine
+from connector_tax.artifacts.cell_records import CellRecord, ScrapeLine
 from connector_tax.artifacts.folder import CellFolder, decoded, read_blocks
 from connector_tax.artifacts.metrics import FAR_TAIL, LATENCY_METRICS
-from connector_tax.artifacts.names import FAILED
-from connector_tax.artifacts.saturation import backlog_growth_s, effective_rps
+from connector_tax.artifacts.names import FAILED, TRACE
+from connector_tax.artifacts.saturation import HALF, TENTH, backlog_growth_s, effective_rps
 from connector_tax.artifacts.tables import Row
 from connector_tax.files import ArtifactError, read_json
 from connector_tax.ranks import order_statistic_ranks
@@ -65,10 +65,11 @@ class Requests:
 
     Attributes:
         ttft_ms, ttft_from_send_ms, e2e_ms: (n,) latencies.
-        tpot_ms: (n,); empty when the shape has a single output token.
+        tpot_ms: (m,); m < n where answers have a single token.
         since_warmup_s: (n,) intended arrival after the end of the warm-up.
         window_s: length of the measured window.
         arrivals, failed, dropped: of the measured arrivals.
+        parts: of the window, of which the backlog's growth compares the first and the last.
     """
 
     ttft_ms: NDArray[np.float64]
@@ -80,6 +81,7 @@ class Requests:
     arrivals: int
     failed: int
     dropped: int
+    parts: int = TENTH
 
     @property
     def n(self) -> int:
@@ -97,10 +99,8 @@ class Requests:
 
     @property
     def backlog_growth_s(self) -> float | None:
-        """Return the median E2E of the last tenth of the successes minus that of the first
-        tenth, in s.
-        """
-        return backlog_growth_s(self.e2e_ms)
+        """Return the median E2E of the window's last part minus that of the first, in s."""
+        return backlog_growth_s(self.e2e_ms, self.parts)
 
     @property
     def backlog_by_quarter_s(self) -> list[float | None]:
@@ -122,7 +122,7 @@ class Requests:
     @property
     def effective_rps(self) -> float:
         """Successes over the window plus the backlog's growth."""
-        return effective_rps(self.e2e_ms, self.window_s)
+        return effective_rps(self.e2e_ms, self.window_s, self.parts)
 
     @property
     def throughput_ratio(self) -> float | None:
@@ -136,18 +136,18 @@ class Requests:
         return self.failed / sent if sent else None
 
 
-def requests_of(path: Path, rows: Iterable[RequestRow], window: MeasuredWindow) -> Requests:
+def requests_of(path: Path, rows: Iterable[RequestRow], record: CellRecord) -> Requests:
     """Measure the requests of a cell.
 
     Args:
         path: of the requests file, for messages.
         rows: its lines.
-        window: the `window` of the cell's record.
+        record: the cell's.
 
     Raises:
         ArtifactError: a success has its stamps out of order.
     """
-    start, stop = window["t_warmup_end_ns"], window["t_stop_ns"]
+    start, stop = record["window"]["t_warmup_end_ns"], record["window"]["t_stop_ns"]
     if not stop > start:
         raise ArtifactError(
             f"{path}: the cell's window ends at {stop}, before it starts at {start}"
@@ -168,17 +168,18 @@ def requests_of(path: Path, rows: Iterable[RequestRow], window: MeasuredWindow) 
             f"{path}: the success with seq {ok[wrong[0]].seq} has its stamps out of order"
             " (send <= first token <= last token) or no completion token"
         )
-    gaps, states = tokens - 1, Counter(row.status for row in measured)
+    several, states = tokens > 1, Counter(row.status for row in measured)
     return Requests(
         ttft_ms=(first - intended) / 1e6,
         ttft_from_send_ms=(first - sent) / 1e6,
-        tpot_ms=(last - first) / gaps / 1e6 if np.all(gaps > 0) else np.empty(0),
+        tpot_ms=(last - first)[several] / (tokens[several] - 1) / 1e6,
         e2e_ms=(last - intended) / 1e6,
         since_warmup_s=(intended - start) / 1e9,
         window_s=(stop - start) / 1e9,
         arrivals=len(measured),
         failed=sum(states[status] for status in FAILED),
         dropped=states["dropped"],
+        parts=HALF if record["schedule"]["kind"] == TRACE else TENTH,
     )
 
 
@@ -236,14 +237,14 @@ def measure_requests(cell: CellFolder) -> Requests:
     def read() -> Requests:
         assert cell.record is not None
         path = cell.file("requests")
-        return _read(path, cell.blocks("requests"), cell.record["window"])
+        return _read(path, cell.blocks("requests"), cell.record)
 
     return cell.kept("requests", read)
 
 
-def _read(path: Path, blocks: Iterator[bytes], window: MeasuredWindow) -> Requests:
+def _read(path: Path, blocks: Iterator[bytes], record: CellRecord) -> Requests:
     rows = itertools.chain.from_iterable(REQUESTS.rows(path, blocks))
-    return requests_of(path, rows, window)
+    return requests_of(path, rows, record)
 
 
 def summarise_cell(cell_dir: Path) -> Row:
@@ -260,7 +261,7 @@ def summarise_cell(cell_dir: Path) -> Row:
         raise ArtifactError(f"{cell_dir}: found {len(records)} files cell_*.json, wanted 1")
     record: CellRecord = read_json(records[0])
     file = cell_dir / paths.cell_log("requests", record["phase"], record["cell"])
-    return summary_of(_read(file, read_blocks(file, None), record["window"]))
+    return summary_of(_read(file, read_blocks(file, None), record))
 
 
 def summary_of(requests: Requests) -> Row:

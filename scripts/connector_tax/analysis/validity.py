@@ -29,7 +29,7 @@ from connector_tax.artifacts.checks import (
     schedule_check,
 )
 from connector_tax.artifacts.names import FAILED, REQUEST_STATUSES
-from connector_tax.artifacts.study_records import CellSection, StudyConfig
+from connector_tax.artifacts.study_records import CellSection, StudyConfig, TrafficSection
 
 COUNTERS = {
     "success": "vllm:request_success_total",
@@ -114,7 +114,7 @@ def assess(
         "suspended_ms": at_most(record["suspended_ms"], SUSPENDED_MS_MAX),
     }
     if counted_by_server:
-        checks |= _server_checks(ok, len(failed), record)
+        checks |= _server_checks(ok, len(failed), record, config["phase_a"].get("traffic"))
         checks["metrics_scrapes"] = _scrape_check(scrapes, window)
     absent = () if counted_by_server else COUNTER_CHECKS
     assert checks.keys() == CHECKS.keys() - {*MACHINE_CHECKS, *DEVICE_CHECKS, *absent}
@@ -204,10 +204,16 @@ def _window_checks(
 
 
 def _server_checks(
-    ok: Sequence[AnsweredRequest], failed: int, record: MeasuredCellRecord
+    ok: Sequence[AnsweredRequest],
+    failed: int,
+    record: MeasuredCellRecord,
+    traffic: TrafficSection | None,
 ) -> dict[str, CheckRecord]:
+    """Compare the server's counters; what a file's requests repeat may be found in the cache."""
     counters = record["server_counters"]
-    shape = record["input_tokens"], record["output_tokens"]
+    longest = [record["input_tokens"], record["output_tokens"]]
+    if traffic is not None:
+        longest = traffic["longest"]
 
     def delta(key: str) -> float | None:
         before, after = counters["before"].get(key), counters["after"].get(key)
@@ -219,15 +225,16 @@ def _server_checks(
 
     prompt = sum(r["prompt_tokens"] for r in ok)
     generated = sum(r["completion_tokens"] for r in ok)
+    hits = 0 if traffic is None else traffic.get("most_hits", prompt)
     # A failed request may have been served in part or in full before it failed on the client.
     return {
         "server_success_excess": excess("success", len(ok), failed),
-        "server_prompt_tokens_excess": excess("prompt_tokens", prompt, failed * shape[0]),
+        "server_prompt_tokens_excess": excess("prompt_tokens", prompt, failed * longest[0]),
         "server_generation_tokens_excess": excess(
-            "generation_tokens", generated, failed * shape[1]
+            "generation_tokens", generated, failed * longest[1]
         ),
-        "prefix_cache_hits": _within(delta("prefix_cache_hits"), 0, 0),
-        "external_prefix_cache_hits": _within(delta("external_prefix_cache_hits"), 0, 0),
+        "prefix_cache_hits": _within(delta("prefix_cache_hits"), 0, hits),
+        "external_prefix_cache_hits": _within(delta("external_prefix_cache_hits"), 0, hits),
     }
 
 

@@ -26,6 +26,8 @@ REQUEST_STATUSES = ("ok", *FAILED, "dropped")
 # The configuration without a connector, and the baseline where a study names no other.
 PLAIN = "plain"
 NOOP = "noop_connector"
+# The kind of a schedule that is a trace's own.
+TRACE = "trace"
 # The reference rate that each of these phases is measured at.
 REFERENCE_OF: Mapping[str, Reference] = {"B": "ref_safe", "Bp": "ref_load"}
 REFERENCES = tuple(REFERENCE_OF.values())

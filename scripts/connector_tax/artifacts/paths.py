@@ -23,6 +23,8 @@ REFERENCE_RATES = "reference_rates.json"
 LOOKS = "looks.json"
 # Of a study that `ab` made: its arguments.
 ARGUMENTS = "ab.json"
+# Of a study that sends a file's requests: those lines that it may send.
+TRAFFIC = "traffic.jsonl"
 ANALYSIS = "analysis"
 FIGURES = "figures"
 REPORT = "report.html"

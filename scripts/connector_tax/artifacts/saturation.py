@@ -16,22 +16,27 @@ DEFAULT_BOUNDS = {criterion.bound: criterion.default for criterion in CRITERIA.v
 """The section `saturation` of a study that does not say otherwise."""
 
 
-def backlog_growth_s(e2e_ms: NDArray[np.float64]) -> float | None:
-    """Return the median E2E of the last tenth of the successes minus that of the first, in s.
+TENTH, HALF = 10, 2
+"""Parts of a window that are compared: tenths; of a trace, whose bursts fill tenths, halves."""
+
+
+def backlog_growth_s(e2e_ms: NDArray[np.float64], parts: int = TENTH) -> float | None:
+    """Return the median E2E of the last part of the successes minus that of the first, in s.
 
     Args:
         e2e_ms: in order of arrival; without any the result is None.
+        parts: of the window; the first and the last are compared.
     """
     n = len(e2e_ms)
     if n == 0:
         return None
-    tenth = max(1, n // 10)
-    return float(np.median(e2e_ms[-tenth:]) - np.median(e2e_ms[:tenth])) / 1e3
+    part = max(1, n // parts)
+    return float(np.median(e2e_ms[-part:]) - np.median(e2e_ms[:part])) / 1e3
 
 
-def effective_rps(e2e_ms: NDArray[np.float64], window_s: float) -> float:
+def effective_rps(e2e_ms: NDArray[np.float64], window_s: float, parts: int = TENTH) -> float:
     """Return the successes over the window plus the backlog's growth (1/s)."""
-    growth = backlog_growth_s(e2e_ms)
+    growth = backlog_growth_s(e2e_ms, parts)
     return 0.0 if growth is None else len(e2e_ms) / (window_s + max(0.0, growth))
 
 

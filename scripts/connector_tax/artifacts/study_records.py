@@ -260,6 +260,22 @@ class ArrivalsSection(TypedDict):
     gamma_shape: Annotated[Positive | None, meta(default=None)]
 
 
+class TrafficSection(TypedDict):
+    """A file's requests (traffic.jsonl), which each cell sends in their order."""
+
+    kind: Literal["trace", "prompts"]  #: with times, lengths and block ids; with text
+    source: Text  #: name of the user's file
+    sha256: Text  #: of the user's file
+    requests: Count  #: lines of traffic.jsonl
+    speed: Positive  #: of the trace's clock; 1 for prompts
+    block: Count  #: prompt tokens that an id stands for
+    max_tokens: Count  #: of an answer whose line has none
+    longest: Annotated[list[Count], meta(min_length=2, max_length=2)]  #: input, output tokens
+    repeated_share: Share  #: of the prompt tokens: those that repeat a prefix; of prompts 0
+    #: prompt tokens of a trace that a prefix cache may find, which begins empty; absent: all
+    most_hits: NotRequired[Annotated[int, meta(ge=0)]]
+
+
 class PhaseASection(TypedDict):
     """The rate sweep at one shape."""
 
@@ -267,6 +283,8 @@ class PhaseASection(TypedDict):
     rates_rps: Annotated[list[Positive], meta(min_length=1, uniqueItems=True)]
     input_tokens: Tokens  #: prompt length of every cell
     output_tokens: OutputTokens  #: completion length of every cell
+    #: requests of a file instead; rate and lengths are their means
+    traffic: NotRequired[TrafficSection]
 
 
 class PhaseBSection(TypedDict):

@@ -12,6 +12,7 @@ from difflib import SequenceMatcher
 from connector_tax import text
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.metrics import HEADLINE, LATENCY_METRICS, VERDICT_METRICS
+from connector_tax.artifacts.study_records import PhaseASection
 from connector_tax.artifacts.tables import POOLED, TAX
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json
@@ -83,6 +84,18 @@ def commands(study: StudyTables) -> list[tuple[str, list[Word]]]:
     return found + [(study.label(name), marked_words(of, base)) for name, of in others.items()]
 
 
+def load_words(sweep: PhaseASection) -> str:
+    """Return the load in words: the rates, and the shape or the file of the requests."""
+    rates = ", ".join(f"{rate:g}" for rate in sweep["rates_rps"])
+    shape = f"{sweep['input_tokens']}x{sweep['output_tokens']}"
+    if (traffic := sweep.get("traffic")) is None:
+        return f"{rates} requests/s of {shape} tokens"
+    file = f"the {traffic['kind']} {traffic['source']}"
+    if traffic["kind"] == "trace":
+        file += f" at speed {traffic['speed']:g}"
+    return f"{rates} requests/s of {file}, on average {shape} tokens"
+
+
 def load(study: StudyTables) -> list[tuple[str, str]]:
     """Return the conditions of the measurement: load, machine, date, launches and requests."""
     sweep, seen = study.settings["phase_a"], read_json(study.root / paths.ENVIRONMENT)
@@ -90,8 +103,7 @@ def load(study: StudyTables) -> list[tuple[str, str]]:
     gpus = [gpu for gpu in seen.get("gpu", []) if gpu != "no GPU"]
     launches = {(row.config, row.block, row.phase) for row in measured}
     return [
-        ("load", f"{', '.join(f'{rate:g}' for rate in sweep['rates_rps'])} requests/s of"
-                 f" {sweep['input_tokens']}x{sweep['output_tokens']} tokens, open loop"),
+        ("load", f"{load_words(sweep)}, open loop"),
         ("machine", "; ".join([str(seen.get("cpu", "unknown")), *gpus])),
         ("date", str(study.document.get("created_utc", "unknown"))),
         ("measured", f"{len(launches)} launches, {sum(row.n or 0 for row in measured):,} requests"),

@@ -53,7 +53,15 @@ REQUIRED = (
     paths.STUDY, paths.ENVIRONMENT, paths.ENV_TEXT, paths.REFERENCE_RATES, paths.MANIFEST,
     paths.SEALS, README,
 )  # fmt: skip
-SINGLE = (*REQUIRED, paths.COMPLETE, paths.MODEL, paths.LOOKS, paths.ARGUMENTS, VERIFY)
+SINGLE = (
+    *REQUIRED,
+    paths.COMPLETE,
+    paths.MODEL,
+    paths.LOOKS,
+    paths.ARGUMENTS,
+    paths.TRAFFIC,
+    VERIFY,
+)
 FOLDERS = (paths.PREFLIGHT, paths.PATCH, paths.RUNS, PUBLISHED)
 MADE_BY_REPLOT = (
     ORIGIN, paths.ANALYSIS, paths.FIGURES, paths.REPORT, paths.AUDIT, paths.LOGS

@@ -75,7 +75,7 @@ class Records:
         ids = [r["request_id"].rpartition("/")[0] for r in self.requests[:1]]
         measurement = int(ids[0][-1]) if ids else 1
         self.prepared = prepare(
-            study.document, self.launch, plan, cell.rate_rps or 0,
+            study.document, study.root, self.launch, plan, cell.rate_rps or 0,
             attempt=self.record["attempt"], measurement=measurement,
         )  # fmt: skip
         window = self.record["window"]

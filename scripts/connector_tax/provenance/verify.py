@@ -96,11 +96,12 @@ class Cell:
         due, first, last, tokens = (ok[name] for name in COLUMNS)
         gaps, self.all = tokens - 1, pd.DataFrame({"since_s": (due - start) / 1e9})
         self.all["ttft"], self.all["e2e"] = (first - due) / 1e6, (last - due) / 1e6
-        self.all["tpot"] = (last - first) / gaps / 1e6 if (gaps > 0).all() else np.nan
+        self.all["tpot"] = ((last - first) / gaps / 1e6).where(gaps > 0)
         inside = [m["values"] for m in metrics if m["ok"] and start <= m["t_ns"] < stop]
         self.waiting = float(pd.Series(map(waiting, inside), dtype=float).median())
-        tenth, e2e_s = max(1, len(ok) // 10), self.all["e2e"] / 1e3
-        growth = max(0.0, e2e_s[-tenth:].median() - e2e_s[:tenth].median()) if len(ok) else 0.0
+        part = max(1, len(ok) // (2 if record["schedule"]["kind"] == "trace" else 10))
+        e2e_s = self.all["e2e"] / 1e3
+        growth = max(0.0, e2e_s[-part:].median() - e2e_s[:part].median()) if len(ok) else 0.0
         self.effective_rps = len(ok) / (self.window_s + growth)
         self.ratio = self.effective_rps / (len(measured) / self.window_s) if len(measured) else None
 

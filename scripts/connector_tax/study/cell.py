@@ -28,7 +28,7 @@ from connector_tax.artifacts.cell_records import (
     ServerCounters,
     WindowRecord,
 )
-from connector_tax.artifacts.names import Launch, baseline_of
+from connector_tax.artifacts.names import TRACE, Launch, baseline_of
 from connector_tax.artifacts.record_reader import checked
 from connector_tax.artifacts.study_records import CellPlan, StudyConfig, StudyDocument
 from connector_tax.files import (
@@ -65,6 +65,7 @@ from connector_tax.study.resources import cell_cpu
 from connector_tax.study.scraper import MetricsSampler
 from connector_tax.study.server import Server
 from connector_tax.study.steplog import LaunchStepLog
+from connector_tax.study.traffic import recorded_requests
 
 # ---- what is sent
 
@@ -105,7 +106,7 @@ def planned_requests(
     }
     for key in _LEFT_OUT[served.get("body", "vllm")]:
         del after[key]
-    stream = f"{study['seed']}/content/{name}"
+    stream = _stream(study, name)
     wanted = output_tokens if served.get("exact_output", True) else None
     prompt: Callable[[], str | list[int]]
     vocab_size, prompt_tokens = served["vocab_size"], None
@@ -199,6 +200,7 @@ def load_generator(study: StudyDocument, server: Server, plan: AffinityPlan) -> 
 
 def prepare(
     study: StudyDocument,
+    root: Path,
     launch: Launch,
     cell: CellPlan,
     rate_rps: float,
@@ -209,6 +211,7 @@ def prepare(
     """Draw the cell's schedule up to its cap and cool-down; every arrival gets a fresh body.
 
     Args:
+        root: the study's folder, which holds the requests of a file.
         attempt: the launch's attempt, from 1.
         measurement: of this cell in this attempt, from 1; a void cell is measured again.
 
@@ -217,17 +220,35 @@ def prepare(
     """
     config = study["config"]
     arrivals_seed = f"{study['seed']}/arrivals/block{launch.block}/{launch.phase}/{cell['cell']}"
-    offsets = make_offsets(
-        config["arrivals"]["process"],
-        rate_rps,
-        cell_rule(config, launch.phase).schedule_s,
-        arrivals_seed,
-        gamma_shape=config["arrivals"]["gamma_shape"],
-    )
     name = f"{launch.name}/{cell['cell']}/attempt{attempt}{measurement}"
+    recorded = None
+    if (traffic := config["phase_a"].get("traffic")) is not None:
+        served, stream = engine_of(config["engine"]).served, _stream(study, name)
+        recorded = recorded_requests(
+            root / paths.TRAFFIC, traffic, served, stream, name, FIRST_PLAIN_TOKEN
+        )
+    if recorded is not None and recorded.offsets_ns is not None:
+        offsets = recorded.offsets_ns
+    else:
+        offsets = make_offsets(
+            config["arrivals"]["process"],
+            rate_rps,
+            cell_rule(config, launch.phase).schedule_s,
+            arrivals_seed,
+            gamma_shape=config["arrivals"]["gamma_shape"],
+            most=None if recorded is None else recorded.count,
+        )
     shape = cell["input_tokens"], cell["output_tokens"]
-    requests = planned_requests(study, name, shape, len(offsets))
+    if recorded is None:
+        requests = planned_requests(study, name, shape, len(offsets))
+    else:
+        requests = recorded.requests
     return PreparedCell(cell, rate_rps, attempt, arrivals_seed, offsets, requests)
+
+
+def _stream(study: StudyDocument, name: str) -> str:
+    """Return the random stream of a cell's content."""
+    return f"{study['seed']}/content/{name}"
 
 
 def measure(
@@ -353,6 +374,12 @@ def _final_scrape(sampler: MetricsSampler, before: ScrapeLine, result: CellResul
     return sampler.close()
 
 
+def schedule_kind(config: StudyConfig) -> str:
+    """Return the arrival process, or that a trace's own times are kept."""
+    traffic = config["phase_a"].get("traffic")
+    return TRACE if traffic and traffic["kind"] == TRACE else config["arrivals"]["process"]
+
+
 def cell_record(
     study: StudyDocument,
     launch: Launch,
@@ -385,7 +412,7 @@ def cell_record(
         "input_tokens": prepared.cell["input_tokens"],
         "output_tokens": prepared.cell["output_tokens"],
         "schedule": {
-            "kind": study["config"]["arrivals"]["process"],
+            "kind": schedule_kind(study["config"]),
             "gamma_shape": study["config"]["arrivals"]["gamma_shape"],
             "rate_rps": prepared.rate_rps,
             "seed": prepared.arrivals_seed,

@@ -474,8 +474,9 @@ class LaunchDriver:
                     self.progress.say("SIGTERM: stopped at the end of a cell")
                     raise StopRequested
                 prepared = cells.prepare(
-                    self.study, self.launch, cell, rate, attempt=attempt, measurement=measurement
-                )
+                    self.study, self._study_folder, self.launch, cell, rate,
+                    attempt=attempt, measurement=measurement,
+                )  # fmt: skip
                 self.progress.start_cell(cell["cell"], position, len(missing), rate)
                 began, used = time.monotonic(), every_cpu_ms()
                 content = cells.measure(
@@ -499,12 +500,20 @@ class LaunchDriver:
                 if content["cooldown"]["ended_by"] == "overloaded":
                     self.progress.say("overloaded: it would be so again, and is not measured again")
                     break
+                if self._sends_prompts:
+                    self.progress.say("the server knows these prompts now: not measured again")
+                    break
                 if measurement < MEASUREMENTS_OF_A_VOID_CELL:
                     move_aside(self.folder / cell["cell"], "void")
         if measured:
             self.progress.say("; ".join(measured))
         elif self.launch.configuration == baseline_of(self.study["config"]):
             self.progress.say("no cell is valid, and every tax is a comparison with this launch")
+
+    @property
+    def _sends_prompts(self) -> bool:
+        traffic = self.study["config"]["phase_a"].get("traffic")
+        return traffic is not None and traffic["kind"] == "prompts"
 
     def _disturber(
         self, cell: str, instruments: cells.Instruments, used: Mapping[int, float], seconds: float

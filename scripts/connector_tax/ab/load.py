@@ -1,0 +1,198 @@
+"""What a comparison sends: random requests of a rate and shape, a slice of a trace, or prompts."""
+
+import argparse
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from connector_tax.artifacts.study_records import TrafficSection
+from connector_tax.files import sha256_file
+from connector_tax.loadgen.prompts import Prompts, read_prompts
+from connector_tax.loadgen.sessions import Prompt
+from connector_tax.loadgen.trace import BLOCK, Trace, read_trace, trace_note
+
+# Successes of a cell, by which its median is known to a few per cent of a request's spread.
+SUCCESSES = 100
+SHORTEST_S, LONGEST_S = 8.0, 60.0
+# Requests of a file that a cell measures at least.
+FEWEST = 20
+MOST_IN_FLIGHT = 1024
+
+
+class LoadError(Exception):
+    """A file's requests cannot be measured; the text says why."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """The load of each launch.
+
+    Attributes:
+        rates: requests/s; of a file its mean.
+        shape: input and output tokens; of a file their means.
+        longest: the most tokens of a request; None: unknown.
+        cell: the configuration's section.
+        traffic: of a file, else None.
+        lines: of a file, those that are sent.
+        notes: for whoever reads the answer.
+    """
+
+    rates: list[float]
+    shape: tuple[int, int]
+    longest: int | None
+    cell: dict[str, Any]
+    traffic: TrafficSection | None = None
+    lines: bytes = b""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def phase_a(self) -> dict[str, Any]:
+        """Return the configuration's section of the sweep."""
+        section = {"rates_rps": self.rates, "input_tokens": self.shape[0],
+                   "output_tokens": self.shape[1]}  # fmt: skip
+        return section if self.traffic is None else {**section, "traffic": self.traffic}
+
+
+def load_of(options: argparse.Namespace, life_s: float, most_s: float) -> Load:
+    """Return the load that the options name.
+
+    Args:
+        life_s: how long a request takes, some being under way.
+        most_s: what a launch has for it: a trace is cut to it.
+
+    Raises:
+        LoadError: the file or the time is too short.
+        ValueError, OSError: the file is wrong; names file, line and key.
+    """
+    warmup_s = max(1.0, 1.5 * life_s)
+    if options.trace is not None:
+        return _of_trace(options, warmup_s, life_s, most_s)
+    lowest = min(options.rate)
+    window_s = min(max(SUCCESSES / float(lowest), SHORTEST_S), LONGEST_S)
+    if options.prompts is not None:
+        return _of_prompts(options, warmup_s, life_s, window_s)
+    least = math.floor(0.6 * window_s * lowest)
+    cell = _cell(warmup_s, (window_s, 2 * window_s), least, max(options.rate), life_s)
+    return Load(options.rate, options.shape, sum(options.shape), cell)
+
+
+def _cell(
+    warmup_s: float, window_s: tuple[float, float], least: int, rate_rps: float, life_s: float
+) -> dict[str, Any]:
+    in_flight = min(MOST_IN_FLIGHT, max(64, math.ceil(rate_rps * life_s * 8)))
+    return {
+        "warmup_s": warmup_s,
+        "floor_s": window_s[0],
+        "cap_s": window_s[1],
+        "min_completed": max(1, least),
+        "drain_s": _drain_s(life_s),
+        "inflight_cap": in_flight,
+        "request_timeout_s": max(60.0, 20 * life_s),
+    }
+
+
+def _drain_s(life_s: float) -> float:
+    return max(20.0, 10 * life_s)
+
+
+def _of_trace(options: argparse.Namespace, warmup_s: float, life_s: float, most_s: float) -> Load:
+    """Cut a trace to `most_s`, and to what follows until the measured requests are answered."""
+    whole = read_trace(options.trace, block=options.trace_block)
+    starts_s = whole.offsets_ns(options.trace_speed) / 1e9
+    length_s = min(float(starts_s[-1]), most_s)
+    window_s = length_s - warmup_s
+    measured = whole.lines[slice(*np.searchsorted(starts_s, (warmup_s, length_s)))]
+    if len(measured) < FEWEST:
+        raise LoadError(
+            f"--trace: found {len(measured)} requests in {max(window_s, 0):.0f} s behind a warm-up"
+            f" of {warmup_s:.0f} s; allowed: at least {FEWEST} (--trace-speed, --minutes, or a"
+            " longer trace)"
+        )
+    sent = Trace(whole.lines[: np.searchsorted(starts_s, length_s + _drain_s(life_s))], whole.block)
+    kept = Trace(whole.lines[: np.searchsorted(starts_s, length_s)], whole.block)
+    rate = float(f"{len(measured) / window_s:.4g}")
+    lengths = [(line.input_length, line.output_length) for line in measured]
+    mean_in, mean_out = (round(mean) for mean in np.mean(lengths, axis=0))
+    total = sum(line.input_length for line in sent.lines)
+    longest = [max(getattr(line, f"{side}_length") for line in sent.lines)
+               for side in ("input", "output")]  # fmt: skip
+    traffic = _section(options, options.trace, len(sent), longest)
+    traffic |= {
+        "kind": "trace",
+        "speed": options.trace_speed,
+        "block": options.trace_block,
+        "repeated_share": kept.repeated_share,
+        "most_hits": round(sent.repeated_share * total),
+    }
+    cell = _cell(warmup_s, (window_s, window_s), math.floor(0.6 * len(measured)), rate, life_s)
+    return Load(
+        [rate], (max(1, mean_in), max(2, mean_out)),
+        max(line.input_length + line.output_length for line in sent.lines),
+        cell, traffic, b"".join(msgspec.json.encode(line) + b"\n" for line in sent.lines),
+        (trace_note(kept, options.trace_speed),),
+    )  # fmt: skip
+
+
+def _of_prompts(
+    options: argparse.Namespace, warmup_s: float, life_s: float, window_s: float
+) -> Load:
+    """Send each prompt once in a launch: the window ends where they do."""
+    prompts, (rate,) = read_users_prompts(options), options.rate
+    most_s = len(prompts) / rate - warmup_s
+    if most_s * rate < FEWEST:
+        raise LoadError(
+            f"--prompts: found {len(prompts)} prompts; allowed: at least"
+            f" {math.ceil(warmup_s * rate) + FEWEST}, of which {rate:g}/s are sent, after a warm-up"
+            f" of {warmup_s:.0f} s"
+        )
+    window_s, cap_s = min(window_s, most_s), min(2 * window_s, most_s)
+    count = min(len(prompts), math.ceil((warmup_s + cap_s + _drain_s(life_s)) * rate))
+    lines = options.prompts.read_bytes().splitlines(keepends=True)[:count]
+    sizes = [_size(prompt) for prompt in prompts.prompts[:count]]
+    lengths = prompts.lengths[:count]
+    longest = [max(bytes_ for _, bytes_ in sizes), max(lengths)]
+    traffic = _section(options, options.prompts, count, longest)
+    shape = round(np.mean([words for words, _ in sizes])), round(np.mean(lengths))
+    least = math.floor(0.6 * window_s * rate)
+    cell = _cell(warmup_s, (window_s, cap_s), least, rate, life_s)
+    note = f"prompts: {count} of {len(prompts)}, each sent once in a launch, over {cap_s:.0f} s"
+    return Load(
+        [rate], (max(1, shape[0]), max(2, shape[1])), None, cell, traffic, b"".join(lines), (note,)
+    )
+
+
+def read_users_prompts(options: argparse.Namespace) -> Prompts:
+    """Read the file of --prompts, for the endpoint that takes them.
+
+    Raises:
+        ValueError, OSError: as `read_prompts`.
+    """
+    return read_prompts(options.prompts, options.chat, options.max_tokens)
+
+
+def _section(
+    options: argparse.Namespace, path: Path, requests: int, longest: list[int]
+) -> TrafficSection:
+    return {
+        "kind": "prompts",
+        "source": path.name,
+        "sha256": sha256_file(path),
+        "requests": requests,
+        "speed": 1.0,
+        "block": BLOCK,
+        "max_tokens": options.max_tokens,
+        "longest": longest,
+        "repeated_share": 0.0,
+    }
+
+
+def _size(prompt: Prompt) -> tuple[int, int]:
+    """Return about how many tokens a prompt has, and a number that it does not exceed."""
+    if isinstance(prompt, list) and all(isinstance(token, int) for token in prompt):
+        return len(prompt), len(prompt)
+    text = msgspec.json.encode(prompt)
+    return len(text.split()), len(text)
