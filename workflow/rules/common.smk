@@ -16,7 +16,7 @@ if find_spec("connector_tax") is None:
 # Snakemake alone plans a study; its jobs need these too.
 LACKING = [
     name
-    for name in ("msgspec", "numpy", "polars", "scipy", "uvloop", "zmq")
+    for name in ("msgspec", "numpy", "scipy", "uvloop", "zmq")
     if find_spec(name) is None
 ]
 HINT = (
@@ -76,7 +76,7 @@ try:
     else:
         if LACKING:
             raise WorkflowError(HINT)
-        # Imported here: it brings polars along, which planning a study does without.
+        # Imported here: planning a study does without it.
         from connector_tax.provenance.archive import read_head
 
         STUDY = read_head(Path(ARCHIVE))

@@ -20,7 +20,7 @@ from connector_tax.machine import arithmetic
 
 # What pictures depend on besides the raw records and this package.
 DRAWN_WITH = (
-    "numpy", "scipy", "polars", "pandas", "matplotlib", "pillow", "contourpy", "kiwisolver",
+    "numpy", "scipy", "pandas", "matplotlib", "pillow", "contourpy", "kiwisolver",
     "fonttools", "seaborn", "jinja2", "markupsafe",
 )  # fmt: skip
 # matplotlib names a clip path by a hash of its coordinates, whose last bits the layout's solver
