@@ -21,17 +21,18 @@ from connector_tax.files import read_json, write_json
 from connector_tax.machine import machine_alias
 from connector_tax.study import guard
 from connector_tax.study.guard import (
-    LAUNCH_VARIABLE,
     OTHERS_TEMPORARY_S,
     PARENT_VARIABLE,
+    LeftoverError,
     OwnerError,
     kill_leftovers,
-    leftovers,
+    kill_started,
     own_launch,
     process_name,
     remove_temporaries,
     set_job_environment,
 )
+from connector_tax.study.guardian import DRIVER_VARIABLE, LAUNCH_VARIABLE
 from tests.study.driving import drive
 
 
@@ -123,25 +124,50 @@ def test_a_temporary_file_is_deleted_when_its_writer_is_gone(tmp_path: Path) -> 
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
 
 
-def test_leftover_processes_of_a_launch_are_identified_by_folder_and_killed(tmp_path: Path) -> None:
-    mine, other = tmp_path / "runs" / "plain", tmp_path / "runs" / "plain_2"
+@pytest.fixture
+def ended_driver() -> str:
+    """The name of a driver of this machine that has ended."""
+    driver = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    name = process_name(driver.pid)
+    driver.communicate(b"")
+    return name
+
+
+def test_processes_of_ended_drivers_are_killed_by_folder(
+    tmp_path: Path, ended_driver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, other = tmp_path / "results" / "a", tmp_path / "results" / "ab"
+    here = process_name(os.getpid())
     started = [
         subprocess.Popen(
             [sys.executable, "-c", "print('up', flush=True); import signal; signal.pause()"],
-            env={**os.environ, LAUNCH_VARIABLE: str(folder)},
+            env={**os.environ, LAUNCH_VARIABLE: str(folder), DRIVER_VARIABLE: driver},
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
-        for folder in (mine / "block0" / "A", other / "block0" / "A")
+        for folder, driver in (
+            (mine / "runs/plain/block0/A", ended_driver),
+            (mine / "runs/plain/block1/A", here),
+            (mine / "runs/plain/block2/A", "7:boot/1:7"),
+            (other / "runs/plain/block0/A", ended_driver),
+        )
     ]
     for process in started:
         assert process.stdout is not None
         select.select([process.stdout], [], [], 20)
     try:
-        assert [process.pid for process in leftovers(mine)] == [started[0].pid]
+        with monkeypatch.context() as patch:
+            patch.setattr(psutil.Process, "kill", lambda _: None)
+            patch.setattr(guard, "KILLED_S", 0.05)
+            said = (
+                rf"process {started[0].pid} \(python.*\), left of an earlier launch, does"
+            )
+            with pytest.raises(LeftoverError, match=said):
+                kill_leftovers(mine)
         assert kill_leftovers(mine) == 1
-        assert not psutil.pid_exists(started[0].pid)
-        assert psutil.Process(started[1].pid).is_running()
+        assert [process.poll() is None for process in started] == [False, True, True, True]
+        assert kill_started(mine) == 2
+        assert started[3].poll() is None
     finally:
         for process in started:
             process.kill()

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -120,6 +121,44 @@ def test_a_companion_dies_with_the_server_and_both_with_the_driver(tmp_path: Pat
     psutil.wait_procs(started, timeout=20)
     for process in started:
         assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_process_that_left_its_session_and_ignores_sigterm_ends_with_the_driver(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    stubborn = (
+        "import os, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.setsid();"
+        "print(os.getpid(), flush=True); signal.pause()"
+    )
+    child = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+    code = (
+        "import sys; from pathlib import Path; from connector_tax.study.server import Server;"
+        "from connector_tax.servers.kinds import ServerCommand;"
+        "c = ServerCommand([sys.executable, '-c', *sys.argv[2:]], {});"
+        "Server(Path(sys.argv[1]), c, 't', 1).start(); print('up', flush=True); sys.stdin.read()"
+    )
+    driver = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path), child, stubborn],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert driver.stdout is not None
+    assert driver.stdout.readline() == b"up\n"
+    log, deadline = tmp_path / LOGS[0], time.monotonic() + 20
+    while not log.read_text().endswith("\n"):  # another process writes it
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    left = psutil.Process(int(log.read_text()))
+    # As a scheduler ends a job: its whole process group.
+    os.killpg(driver.pid, number)
+    driver.communicate()
+    psutil.wait_procs([left], timeout=20)
+    assert not left.is_running() or left.status() == psutil.STATUS_ZOMBIE
+    # And so does what waited to end it.
+    waiting = (p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in p.info["cmdline"])
+    assert psutil.wait_procs([*waiting], timeout=20)[1] == []
 
 
 def test_http_companion_is_ready_when_it_answers_200(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from connector_tax.config import ROOT, load_yaml
 from connector_tax.files import read_json, write_json
 from connector_tax.study import preflight
 from connector_tax.study.design import resolve
-from connector_tax.study.guard import leftovers
+from connector_tax.study.guardian import started_for
 from connector_tax.vllm import overlay
 from connector_tax.vllm.tiny_model import TINY, write_model
 
@@ -175,5 +175,5 @@ def test_every_process_of_a_server_is_identified_by_its_launch(tmp_path: Path) -
     ) as server:
         children = psutil.Process(server.pid).children(recursive=True)
         assert children
-        known = {process.pid for process in leftovers(folder)}
+        known = {pid for pid, _ in started_for(folder)}
         assert {server.pid, *(child.pid for child in children)} <= known

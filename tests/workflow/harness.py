@@ -15,7 +15,8 @@ import psutil
 
 from connector_tax.config import ROOT
 from connector_tax.files import read_json, sha256_file
-from connector_tax.study.guard import LAUNCH_VARIABLE, PARENT_VARIABLE
+from connector_tax.study.guard import PARENT_VARIABLE
+from connector_tax.study.guardian import LAUNCH_VARIABLE
 
 TINY = ROOT / ".test" / "config" / "config.yaml"
 SNAKEMAKE = str(Path(sys.executable).with_name("snakemake"))

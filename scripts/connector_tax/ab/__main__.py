@@ -45,7 +45,7 @@ from connector_tax.study.cell import load_generator
 from connector_tax.study.design import differences, resolve
 from connector_tax.study.device import DeviceError, hold_devices
 from connector_tax.study.doctor import require_short_sockets
-from connector_tax.study.guard import kill_leftovers, remove_temporaries, set_job_environment
+from connector_tax.study.guard import kill_started, remove_temporaries, set_job_environment
 from connector_tax.study.launch import LaunchOutcome, conclude
 from connector_tax.study.remeasure import withdraw_failed
 from connector_tax.study.server import Server
@@ -118,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         blocks = _measured(options, study, line)
         answer, problem = _finished(study, blocks, line)
     except KeyboardInterrupt:
-        kill_leftovers(root)
+        kill_started(root)
         line.say("ab: stopped; what was measured is kept, and the same command carries on")
         return STOPPED
     except (Failed, *REFUSALS) as error:

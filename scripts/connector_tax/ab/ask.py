@@ -88,7 +88,7 @@ def asked(
     """
     folder = root / paths.PREFLIGHT / name
     try:
-        kill_leftovers(folder)
+        kill_leftovers(root)
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.glob(f"{STEP_LOG_PREFIX}.*"):
             path.unlink()

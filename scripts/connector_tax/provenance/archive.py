@@ -32,6 +32,7 @@ import zstandard
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.record_reader import checked
+from connector_tax.artifacts.study_file import every_launch
 from connector_tax.artifacts.study_records import StudyDocument, meta
 from connector_tax.files import (
     ArtifactError,
@@ -557,4 +558,11 @@ def _study(header: ArchiveHeader, data: bytes) -> StudyDocument:
     if study["study"] != header["study"]:
         told = f"study is {study['study']!r}, {HEADER} says {header['study']!r}"
         raise ArtifactError(f"{paths.STUDY}: {told}")
+    named = set()
+    for launch in every_launch(study):
+        index = (launch.folder(Path()) / paths.INDEX).as_posix()
+        if launch in named or index not in header["files"]:
+            why = "twice" if launch in named else f"{HEADER} lists no {index}"
+            raise ArtifactError(f"{paths.STUDY}: run_order: found {launch.name}: {why}")
+        named.add(launch)
     return study

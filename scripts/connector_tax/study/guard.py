@@ -1,8 +1,9 @@
 """Nothing outlives its owner, and a launch has one: parent watch, leftovers, owner file.
 
 A killed Snakemake leaves its jobs running, so a driver watches the Snakemake process named in
-CONNECTOR_TAX_PARENT_PID; its children ask the kernel to die with it (linux.die_with_parent); and
-what a SIGKILL of the whole tree still leaves behind is recognised by an environment variable.
+CONNECTOR_TAX_PARENT_PID; its children ask the kernel to die with it (linux.die_with_parent), and a
+guardian ends what they leave (study.guardian). What a SIGKILL of all of them still leaves behind is
+recognised by its environment, and ended by the next launch of the study.
 
 A scheduler or a second `snakemake` can start a driver while an earlier one still measures on
 another machine, which no lock of either machine shows. So a file says who measures a launch, and
@@ -25,7 +26,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,7 +39,8 @@ from connector_tax.artifacts.record_reader import read_record
 from connector_tax.files import TEMPORARY, ArtifactError, write_new_json
 from connector_tax.linux import WARNING
 from connector_tax.machine import boot_id, machine_alias
-from connector_tax.study.device import JOB_VARIABLE
+from connector_tax.study.device import JOB_VARIABLE, DeviceError
+from connector_tax.study.guardian import started_for
 from connector_tax.study.processes import stat_of
 
 if TYPE_CHECKING:
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
 # ---- processes
 
 PARENT_VARIABLE = "CONNECTOR_TAX_PARENT_PID"
-LAUNCH_VARIABLE = "CONNECTOR_TAX_LAUNCH"
+KILLED_S = 10.0
 BLOCK_MODULE = "connector_tax.study.block"
 # Writing one file takes seconds at most.
 OTHERS_TEMPORARY_S = 3600
@@ -173,25 +175,49 @@ def watch_parent(on_death: Callable[[], None], say: Callable[[str], object]) -> 
     threading.Thread(target=wait, name="parent-watch", daemon=True).start()
 
 
-def leftovers(folder: Path) -> list[psutil.Process]:
-    """Running processes that were started for a launch in or below `folder`."""
-    prefix = str(folder.resolve())
-    matching = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            launch = process.environ().get(LAUNCH_VARIABLE, "")
-            if launch == prefix or launch.startswith(prefix + os.sep):
-                matching.append(process)
-    return [process for process in matching if process.pid != os.getpid()]
+class LeftoverError(DeviceError):
+    """A process of an earlier launch does not end; the text names it."""
+
+
+def kill_started(folder: Path) -> int:
+    """SIGKILL what was started for launches in or below `folder`; how many processes that were.
+
+    Raises:
+        LeftoverError: one of them does not end.
+    """
+    return _kill(pid for pid, _ in started_for(folder))
 
 
 def kill_leftovers(folder: Path) -> int:
-    """SIGKILL what a killed run left of the launches below `folder`; how many there were."""
-    processes = leftovers(folder)
-    for process in processes:
+    """SIGKILL what ended drivers left of launches in or below `folder`; how many processes.
+
+    Raises:
+        LeftoverError: one of them does not end.
+    """
+    return _kill(pid for pid, driver in started_for(folder) if _has_ended(driver))
+
+
+def _has_ended(driver: str) -> bool:
+    """Return whether a driver of this machine has ended; one of another container may run."""
+    return _is_here(driver) and not _runs(driver)
+
+
+def _kill(pids: Iterable[int]) -> int:
+    processes = []
+    for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):
+            processes.append(psutil.Process(pid))
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
             process.kill()
-    psutil.wait_procs(processes, timeout=10)
+    for process in psutil.wait_procs(processes, timeout=KILLED_S)[1]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                raise LeftoverError(
+                    f"process {process.pid} ({process.name()}), left of an earlier launch, does not"
+                    " end when it is killed, and would disturb what is measured; nothing is "
+                    "started. If it does not end by itself, restart the machine"
+                )
     return len(processes)
 
 

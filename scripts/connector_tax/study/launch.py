@@ -212,7 +212,8 @@ def launch_skip_reason(study_folder: Path, launch: Launch) -> str | None:
 
 def clear_interrupted(folder: Path, attempts: "Attempts", say: Callable[[str], None]) -> None:
     """Remove what an interrupted run left in a launch's folder: processes and unfinished cells."""
-    killed = kill_leftovers(folder)
+    # Of the whole study: what is left of another launch runs beside this one.
+    killed = kill_leftovers(folder.parents[3])
     if killed:
         say(f"killed {killed} processes left over from an interrupted run")
     # An interrupted run has not done it; whether or not anything is left to measure.

@@ -166,7 +166,6 @@ def gated_server(
             configuration.
         DeviceError: others hold the GPUs' memory: the same.
     """
-    kill_leftovers(folder)
     title = f"{name} of study {study['study']}"
     start = functools.partial(_ready_server, study, launch, title, folder, note, probe)
     try:
@@ -293,6 +292,7 @@ def preflight(study_file: Path) -> dict[str, GateRecord]:
     study = enter_block_slot(read_study(study_file), study_file.parent)
     folder = study_file.parent / paths.PREFLIGHT
     require_short_sockets(study["config"]["engine"], study_file.parent)
+    kill_leftovers(study_file.parent)
     engine = engine_of(study["config"]["engine"])
     baseline = baseline_of(study["config"])
     status: dict[str, GateRecord] = {}

@@ -1,6 +1,7 @@
 """One server launch: readiness, liveness, stop."""
 
 import contextlib
+import functools
 import os
 import re
 import signal
@@ -28,9 +29,10 @@ from connector_tax.servers.kinds import (
     without_root,
 )
 from connector_tax.servers.vllm import DEAD_ENGINE
+from connector_tax.study import guardian
 from connector_tax.study.guard import (
-    LAUNCH_VARIABLE,
-    kill_leftovers,
+    kill_started,
+    process_name,
     remove_temporary_folder,
     temporary_folder,
 )
@@ -112,6 +114,7 @@ class Server:
         self._title = title
         self._cpus = cpus
         self._process: subprocess.Popen[bytes] | None = None
+        self._guardian: subprocess.Popen[bytes]
         self._foreign_port = False
         self._started = 0.0
         # By `stop`: lines that were removed from each log, since they looked like secrets.
@@ -153,9 +156,11 @@ class Server:
         environment = {
             **os.environ,
             "TMPDIR": str(temporary_folder(self.folder)),
-            LAUNCH_VARIABLE: str(self.folder.resolve()),
+            guardian.LAUNCH_VARIABLE: str(self.folder.resolve()),
+            guardian.DRIVER_VARIABLE: process_name(os.getpid()),
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         }
+        self._guardian = self._start_guardian(environment[guardian.DRIVER_VARIABLE])
         self._started = time.monotonic()
         with contextlib.ExitStack() as stack:
             out, err = (stack.enter_context((self.folder / name).open("wb")) for name in LOGS)
@@ -166,8 +171,19 @@ class Server:
                 stderr=err,
                 env=environment,
                 start_new_session=True,
-                preexec_fn=die_with_parent,
+                preexec_fn=functools.partial(die_with_parent, os.getpid()),
             )
+
+    def _start_guardian(self, driver: str) -> subprocess.Popen[bytes]:
+        """Start what ends the server's processes where this one ends before `stop`."""
+        arguments = [str(self.folder.resolve()), driver]
+        return subprocess.Popen(
+            [sys.executable, "-I", guardian.__file__, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
     def wait_ready(self, timeout_s: float) -> float:
         """Wait until /v1/models answers 200, of a caller's /health where it is there.
@@ -335,6 +351,7 @@ class Server:
 
         Raises:
             ServerError: a process of the group or a listener on the port is still there.
+            LeftoverError: another process of the server is.
         """
         assert self._process is not None
         how = "dead" if self._process.poll() is not None else "TERM"
@@ -345,7 +362,8 @@ class Server:
             how = "KILL"
         self._signal_group(signal.SIGKILL)
         self._process.wait()
-        kill_leftovers(self.folder)
+        kill_started(self.folder)
+        self._guardian.communicate()
         remove_temporary_folder(self.folder)
         try:
             self._check_gone()

@@ -27,6 +27,7 @@ from connector_tax.loadgen import CellRule, Load, LoadGenerator, LoadGeneratorEr
 from connector_tax.loadgen.sessions import Node, Singles
 from connector_tax.study.cell import load_generator, planned_requests
 from connector_tax.study.device import DeviceError, devices_of, enter_block_slot, hold_devices
+from connector_tax.study.guard import kill_leftovers
 from connector_tax.study.preflight import GateError, gated_server
 from connector_tax.study.server import PortTakenError
 from connector_tax.study.server_command import affinity_plan, probe_overlay
@@ -149,6 +150,7 @@ def probe_shapes(study_file: Path) -> ShapeRatesRecord:
     study = enter_block_slot(read_study(study_file), study_file.parent)
     folder = study_file.parent / paths.PREFLIGHT / NAME
     completed_s: dict[str, list[float]] = {}
+    kill_leftovers(study_file.parent)
     with (
         hold_devices(devices_of(study["config"])),
         gated_server(
