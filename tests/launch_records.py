@@ -11,15 +11,13 @@ from connector_tax.seeds import named_generator
 NO_GPU = "no GPU: the engine's device is a CPU"
 # What a configuration adds to plain's, by resource.
 ADDED: Mapping[str, Mapping[str, float]] = {
-    "nixl_both": {"idle_cpu": 0.45, "threads": 10, "memory_pss_mib": 70.0},
-    "mooncake_both": {"kv_blocks": -800, "threads": 6},
-    "lmcache_only": {"idle_cpu": 0.03, "memory_pss_mib": 1400.0, "threads": 40},
+    "nixl_both": {"idle_cpu": 0.45, "memory_pss_mib": 70.0},
+    "mooncake_both": {"kv_blocks": -800},
+    "lmcache_only": {"idle_cpu": 0.03, "memory_pss_mib": 1400.0},
 }
 PLAIN = {
     "idle_cpu": 0.02,
     "memory_pss_mib": 1900.0,
-    "threads": 65,
-    "processes": 4,
     "startup_s": 21.0,
     "kv_blocks": 8192,
 }
@@ -34,7 +32,7 @@ def quantity(value: Any) -> dict[str, Any]:
 
 def resources_record(**given: Any) -> Any:
     """resources.json; a quantity that is not given is 1."""
-    names = ("memory_pss_mib", "gpu_memory_mib", "threads", "processes")
+    names = ("memory_pss_mib", "gpu_memory_mib")
     taken = {name: quantity(given.pop(name, 1.0)) for name in names}
     idle = {
         "from_ns": 1_000 - 2_000_000_000,
@@ -122,5 +120,4 @@ def cell_cpu_record(record: dict[str, Any], cpu_s: float) -> dict[str, Any]:
         "cpu_s": cpu_s,
         "requests": requests,
         "cpu_s_per_1000": quantity(1000 * cpu_s / requests),
-        "engine_queued": quantity(cpu_s / 1000),
     }

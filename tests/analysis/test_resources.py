@@ -114,19 +114,19 @@ def test_constant_count_is_exact_and_has_no_interval() -> None:
     values = {
         (name, block): 65 if name in PLAINS else 75 for name in (*PLAINS, "a") for block in (0, 1)
     }
-    row = row_of(study_of(values, "threads"), "a", "threads")
+    row = row_of(study_of(values, "startup_s"), "a", "startup_s")
     assert (row["estimate"], row["method"]) == (75 / 65 - 1, "exact")
     assert (row["base"], row["own"]) == (65, 75)
     assert (row["lo"], row["hi"], row["p"]) == (None, None, None)
-    assert row_of(study_of(values, "threads"), "plain_2", "threads")["estimate"] == 0
-    once = row_of(study_of({**values, ("a", 1): 76}, "threads"), "a", "threads")
+    assert row_of(study_of(values, "startup_s"), "plain_2", "startup_s")["estimate"] == 0
+    once = row_of(study_of({**values, ("a", 1): 76}, "startup_s"), "a", "startup_s")
     assert once["method"] != "exact"
     assert once["lo"] < once["estimate"] < once["hi"]
 
 
 def test_one_block_has_neither_an_interval_nor_an_exact_difference() -> None:
     values = {("plain", 0): 65.0, ("plain_2", 0): 66.0, ("a", 0): 75.0}
-    row = row_of(study_of(values, "threads"), "a", "threads")
+    row = row_of(study_of(values, "startup_s"), "a", "startup_s")
     assert row["own"] - row["base"] == pytest.approx(75 - math.sqrt(65 * 66))
     assert (row["lo"], row["p"], row["method"]) == (None, None, ONE_LAUNCH)
 
@@ -164,7 +164,7 @@ def test_companion_share_is_listed_with_the_total() -> None:
     launches = [launch(name, b) for name in PLAINS for b in (0, 1)]
     launches += [launch("a", b, memory_pss_mib=(4.5, None, parts)) for b in (0, 1)]
     assert row_of(launches, "a", "memory_pss_mib")["item"] == "lmcache_server 1.5"
-    assert row_of(launches, "a", "threads")["item"] is None
+    assert row_of(launches, "a", "startup_s")["item"] is None
 
 
 def test_settings_that_differ_from_plain_are_named_together() -> None:
@@ -217,7 +217,6 @@ def test_launch_records_are_read_and_a_changed_one_is_refused(study_file: Path) 
         r.name for r in RESOURCES if r.name != "gpu_memory_mib"
     }
     assert of_noop["cpu_s_per_1000"]["n_blocks"] == 2
-    assert 0 < of_noop["engine_queued"]["base"] < 0.1
     assert all("setting" in row for row in engine)
     path = study_file.parent / "runs" / "plain" / "block0" / "A" / "resources.json"
     write_json(path, read_json(path) | {"startup_s": 0.5})

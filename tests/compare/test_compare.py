@@ -174,7 +174,7 @@ def test_percentile_of_zero_has_no_ratio_and_a_reason(a: Path, b: Path, tmp_path
 def test_resources_are_compared_and_constant_ones_exactly(a: Path, b: Path) -> None:
     rows = compare_rows(*(StudyTables(root / "study.json") for root in (a, b)))
     by_name = {r.metric: r for r in rows if (r.quantity, r.config) == ("resource", "nixl_both")}
-    assert (by_name["threads"].verdict, by_name["threads"].effect) == (LESS, 1.0)
+    assert (by_name["kv_blocks"].verdict, by_name["kv_blocks"].effect) == (LESS, 1.0)
     assert by_name["idle_cpu"].scale == "raw"
     assert by_name["memory_pss_mib"].error_df is not None
     assert by_name["gpu_memory_mib"].reason.startswith("A: no GPU")

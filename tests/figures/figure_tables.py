@@ -251,21 +251,18 @@ def effect_rows(design: Design) -> Iterator[dict[str, Any]]:
 PLAIN: Mapping[str, tuple[float, float | None]] = {
     "idle_cpu": (0.021, 0.004),
     "cpu_s_per_1000": (34.2, 1.3),
-    "engine_queued": (0.03, 0.01),
     "memory_pss_mib": (1915.7, 12.0),
     "memory_pss_loaded_mib": (1958.5, 14.0),
     "gpu_memory_mib": (88_412.0, 30.0),
     "kv_blocks": (65_536.0, None),
     "kv_tokens": (1_048_576.0, None),
-    "threads": (65.0, None),
-    "processes": (4.0, None),
     "startup_s": (21.4, 0.9),
 }
 ADDED: Mapping[str, Mapping[str, float]] = {
     "noop_connector": {"cpu_s_per_1000": 1.1},
-    "mooncake_both": {"kv_blocks": -5120, "threads": 9, "startup_s": 2.5, "cpu_s_per_1000": 6.0},
-    "nixl_both": {"idle_cpu": 0.452, "threads": 10, "memory_pss_mib": 61.0},
-    "lmcache_only": {"idle_cpu": 0.03, "memory_pss_mib": 1454.6, "threads": 40, "startup_s": 19.0},
+    "mooncake_both": {"kv_blocks": -5120, "startup_s": 2.5, "cpu_s_per_1000": 6.0},
+    "nixl_both": {"idle_cpu": 0.452, "memory_pss_mib": 61.0},
+    "lmcache_only": {"idle_cpu": 0.03, "memory_pss_mib": 1454.6, "startup_s": 19.0},
 }
 
 

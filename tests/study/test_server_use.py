@@ -43,7 +43,6 @@ def test_resources_record_the_server_before_and_after_load(study_file: Path) -> 
     assert idle["to_ns"] - idle["from_ns"] >= 0.3e9
     for when in ("before_load", "after_load"):
         assert 5 < record[when]["memory_pss_mib"]["value"] < 500
-        assert record[when]["threads"]["value"] >= record[when]["processes"]["value"] >= 1
         assert record[when]["gpu_memory_mib"]["reason"] == "no GPU: the engine's device is a CPU"
     assert record["after_load_reason"] is None
 
@@ -102,7 +101,7 @@ def test_failed_launch_keeps_its_resources_record_and_the_next_attempt_writes_it
     folder = launch_folder(path)
     assert failed_index_of(path)["status"] == "failed"
     record = read_json(folder / "resources.json")
-    assert record["before_load"]["threads"]["value"] >= 1
+    assert record["before_load"]["memory_pss_mib"]["value"] > 5
     assert (record["after_load"], record["after_load_reason"]) == (
         None,
         "the launch ended before its last cell",

@@ -1,6 +1,6 @@
 """Estimate an idle connector's cost besides latency, and its other differences from plain.
 
-CPU time, memory, GPU memory, KV blocks, threads and start-up time of each configuration against
+CPU time, memory, GPU memory, KV blocks and start-up time of each configuration against
 the baseline's, from the launches of Phase A, by the error model (docs/method.md, "Resources"): rows
 of effects.csv. A connector can make vLLM choose another KV-cache layout or leave fewer blocks; then
 a tax is not of the connector's code alone: engine.csv, the settings the running engines resolved.
@@ -116,14 +116,11 @@ RESOURCES = (
     # Zero is possible, so that there are no logs.
     Resource("idle_cpu", "CPU s per s", RAW, "idle_cpu"),
     Resource("cpu_s_per_1000", "CPU s per 1000 requests", LOG, CELL),
-    Resource("engine_queued", "s per s", RAW, CELL),
     Resource("memory_pss_mib", "MiB", LOG, "before_load"),
     Resource("memory_pss_loaded_mib", "MiB", LOG, "after_load"),
     Resource("gpu_memory_mib", "MiB", LOG, "before_load"),
     Resource("kv_blocks", "blocks", LOG, SETTINGS),
     Resource("kv_tokens", "tokens", LOG, SETTINGS),
-    Resource("threads", "threads", LOG, "before_load"),
-    Resource("processes", "processes", LOG, "before_load"),
     Resource("startup_s", "s", LOG, "startup_s"),
 )
 

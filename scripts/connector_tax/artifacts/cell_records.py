@@ -241,7 +241,6 @@ class CellCpu(TypedDict):
     cpu_s: float | None
     requests: float | None
     cpu_s_per_1000: QuantityRecord
-    engine_queued: QuantityRecord
 
 
 class GeneratorHealth(TypedDict):

@@ -113,8 +113,6 @@ class ServerSnapshot(TypedDict):
 
     memory_pss_mib: QuantityRecord
     gpu_memory_mib: QuantityRecord
-    threads: QuantityRecord
-    processes: QuantityRecord
 
 
 class ResourcesRecord(TypedDict):
@@ -126,7 +124,7 @@ class ResourcesRecord(TypedDict):
     #: from_ns, to_ns, and the quantity: CPU time of the ready server before its first request; CPU
     #: s per s; threads: that of the engine core's busy threads, by name and id
     idle_cpu: IdleCpu
-    #: quantities memory_pss_mib, gpu_memory_mib, threads, processes, before the first request
+    #: quantities memory_pss_mib and gpu_memory_mib, before the first request
     before_load: ServerSnapshot
     #: the same after the last cell; null: the launch ended before its last cell
     after_load: ServerSnapshot | None

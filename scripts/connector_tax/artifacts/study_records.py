@@ -347,7 +347,7 @@ class MetricsSection(TypedDict):
 
 
 class ResourcesSection(TypedDict):
-    """What a launch takes besides time: CPU while idle, memory, threads."""
+    """What a launch takes besides time: CPU while idle, memory, start-up."""
 
     #: how long the server is watched, ready and without a request, before its first cell
     idle_s: Annotated[Positive, meta(default=3)]

@@ -30,7 +30,6 @@ PANELS: Mapping[str, str] = {
     "memory_pss_mib": "memory (PSS), MiB",
     "gpu_memory_mib": "GPU memory, MiB",
     "kv_blocks": "KV blocks",
-    "threads": "threads",
     "startup_s": "start-up, s",
 }
 ENDS = ["difference", "difference_lo", "difference_hi"]

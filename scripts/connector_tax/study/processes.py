@@ -43,7 +43,6 @@ class Stat(NamedTuple):
     session: int
     own_ticks: int
     ended_ticks: int
-    threads: int
     started: int
 
     @property
@@ -64,7 +63,7 @@ def stat_of(pid: int) -> Stat | None:
     n = list(map(int, fields))
     return Stat(
         head.partition("(")[2], state, parent=n[0], group=n[1], session=n[2],
-        own_ticks=n[10] + n[11], ended_ticks=n[12] + n[13], threads=n[16], started=n[18],
+        own_ticks=n[10] + n[11], ended_ticks=n[12] + n[13], started=n[18],
     )  # fmt: skip
 
 
@@ -95,17 +94,14 @@ class Process:
         part: `server`, or the companion it is or descends from.
         own_ns: CPU time of its threads, ended ones included.
         ended_ns: CPU time of the children it has waited for, to a clock tick.
-        queued_ns: for how long its first thread was in a run queue; None: the kernel does not tell.
     """
 
     pid: int
     name: str
     part: str
-    threads: int
     zombie: bool
     own_ns: int
     ended_ns: int
-    queued_ns: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,18 +121,12 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class ServerCpu:
-    """CPU seconds between two readings: of each part, or the reason why they are not known.
-
-    Attributes:
-        engine_queued_s: for how long the engine core's thread was ready and had no CPU; None where
-            that is not known.
-    """
+    """CPU seconds between two readings: of each part, or the reason why they are not known."""
 
     from_ns: int
     to_ns: int
     parts: dict[str, float]
     reason: str | None
-    engine_queued_s: float | None
 
     @property
     def cpu_s(self) -> float | None:
@@ -169,10 +159,7 @@ class ServerProcesses:
                     ended = True
                     continue
                 ended_ns = stat.ended_ticks * _NS_PER_TICK
-                threads = 0 if stat.is_zombie else stat.threads
-                processes[pid] = Process(
-                    pid, stat.name, part, threads, stat.is_zombie, own_ns, ended_ns, _queued_ns(pid)
-                )
+                processes[pid] = Process(pid, stat.name, part, stat.is_zombie, own_ns, ended_ns)
             if not ended or not left:
                 break
         return Reading(now, processes, self._leader)
@@ -204,16 +191,7 @@ def cpu_between(before: Reading, after: Reading) -> ServerCpu:
         parts[process.part] = parts.get(process.part, 0) - process.own_ns - process.ended_ns
     reason = _unaccounted(before, after)
     seconds = {} if reason else {part: ns / 1e9 for part, ns in sorted(parts.items())}
-    return ServerCpu(before.t_ns, after.t_ns, seconds, reason, _engine_queued_s(before, after))
-
-
-def _engine_queued_s(before: Reading, after: Reading) -> float | None:
-    first, last = before.engine, after.engine
-    if first is None or last is None or first.pid != last.pid:
-        return None
-    if first.queued_ns is None or last.queued_ns is None:
-        return None
-    return (last.queued_ns - first.queued_ns) / 1e9
+    return ServerCpu(before.t_ns, after.t_ns, seconds, reason)
 
 
 def _unaccounted(before: Reading, after: Reading) -> str | None:
@@ -228,13 +206,6 @@ def _unaccounted(before: Reading, after: Reading) -> str | None:
         return None
     names = ", ".join(f"{p.name} ({p.pid})" for p in gone)
     return f"{names} ended, and no process of the server waited for it: its CPU time is not known"
-
-
-def _queued_ns(pid: int) -> int | None:
-    try:
-        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
-    except (OSError, IndexError):
-        return None
 
 
 def _cpu_clock(pid: int) -> int:

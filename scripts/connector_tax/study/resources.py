@@ -1,7 +1,7 @@
 """Record a launch's resources and resolved settings: resources.json and settings.json.
 
-Idle CPU time, memory, GPU memory, threads, processes and start-up time of the server, with what
-each companion process has in them. A quantity that could not be read is null and has its reason.
+Idle CPU time, memory, GPU memory and start-up time of the server, with what each companion process
+has in them. A quantity that could not be read is null and has its reason.
 
 Two configurations can differ by more than the connector: it may ask for another KV-cache layout, or
 leave fewer blocks. Each setting has its value and where it was read, or null and the reason: from
@@ -34,7 +34,7 @@ from connector_tax.artifacts.study_records import EngineSection, StudyDocument
 from connector_tax.files import write_json
 from connector_tax.machine import command_output
 from connector_tax.servers.kinds import STEP_LOG_PREFIX, Engine, engine_of, without_root
-from connector_tax.study.processes import SERVER, Process, ServerCpu, ServerProcesses, cpu_between
+from connector_tax.study.processes import Process, ServerCpu, ServerProcesses, cpu_between
 from connector_tax.study.server import Server
 from connector_tax.study.server_command import can_change, shown
 from connector_tax.vllm.settings_probe import ENGINE, OF_WORKER
@@ -67,18 +67,16 @@ def idle_cpu(
 
 
 def snapshot(processes: ServerProcesses, device: str) -> ServerSnapshot:
-    """Memory (PSS), GPU memory, threads and processes of a server that has nothing to do."""
+    """Return memory (PSS) and GPU memory of a server that has nothing to do, in MiB."""
     running = [p for p in processes.read().processes.values() if not p.zombie]
     return {
         "memory_pss_mib": _memory(running),
         "gpu_memory_mib": _gpu_memory(running, device),
-        "threads": _quantity(_by_part(running, [process.threads for process in running])),
-        "processes": _quantity(_by_part(running, [1] * len(running))),
     }
 
 
 def cell_cpu(use: ServerCpu, counters: ServerCounters) -> CellCpu:
-    """Return a cell's CPU seconds per 1,000 requests, and the engine's waiting time for a CPU.
+    """Return a cell's CPU seconds per 1,000 requests.
 
     The readings lie just outside the cell, which begins after the first (its origin) and ends
     before the second (drained). Every request the server answered counts, of the warm-up too.
@@ -95,16 +93,12 @@ def cell_cpu(use: ServerCpu, counters: ServerCounters) -> CellCpu:
         parts = {name: 1000 * cpu / requests for name, cpu in use.parts.items()}
     else:
         reason = reason or "no request was answered"
-    queued, unknown = {}, "the kernel does not tell for how long the engine's thread had no CPU"
-    if use.engine_queued_s is not None:
-        queued = {SERVER: use.engine_queued_s / (use.to_ns - use.from_ns) * 1e9}
     return {
         "from_ns": use.from_ns,
         "to_ns": use.to_ns,
         "cpu_s": use.cpu_s,
         "requests": requests,
         "cpu_s_per_1000": _quantity(parts, reason),
-        "engine_queued": _quantity(queued, None if queued else unknown),
     }
 
 
