@@ -374,3 +374,16 @@ def test_plain_launched_once_has_taxes_and_no_aa(tmp_path: Path) -> None:
     rows = effects(study.parent, "tax")
     assert {row["config"] for row in rows} == set(TAXES)
     assert all(row["lo"] != "" for row in rows)
+
+
+def test_a_cell_that_reaches_its_cap_counts_and_says_so(tmp_path: Path) -> None:
+    config = {**SMALL_GRID, "cell": {"min_completed": 500}}
+    study = write_analysed_study(tmp_path, config=config).parent
+    rows = [row for row in table(study, "cells.csv") if row["phase"] == "A"]
+    rows = [row for row in rows if row["block"] != "all"]
+    assert {row["status"] for row in rows} == {"valid"}
+    slow, fast = (select(rows, cell=f"r{rate}") for rate in (40, 80))
+    assert {row["remark"] for row in slow} == {
+        f"cap reached after {row['n']} of 500" for row in slow
+    }
+    assert {row["remark"] for row in fast} == {""}

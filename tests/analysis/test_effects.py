@@ -224,6 +224,30 @@ def effect_of(point: float, error: float, blocks: int = 3, df: int = 12, mark: s
     return Effect(float(np.log1p(point)), error, df, blocks_, added_df=8, mark=mark)
 
 
+@pytest.mark.parametrize(("metric", "enough"), [("ttft_p50", 10), ("tpot_p90", 50)])
+@pytest.mark.parametrize("cell", ["r1", ALL_RATES])
+def test_fewer_than_five_requests_beyond_a_percentile_mark_its_tax(
+    metric: str, enough: int, cell: str
+) -> None:
+    def tax(least: int) -> Effect:
+        samples = {
+            CellKey(name, block, "A", at): {
+                metric: LogSample(1.0 + 0.1 * (name == "x") + 0.01 * block * (at == "r2"), n)
+            }
+            for name in ("plain", "plain_2", "x")
+            for block in range(3)
+            for at in ("r1", "r2")
+            for n in [least if (name, block, at) == ("plain_2", 1, "r1") else 1000]
+        }
+        cells = [{"cell": at, "rate_rps": float(at[1])} for at in ("r1", "r2")]
+        return known(table_of(samples, 3, cells=cells).tax("x", "A", cell, metric))
+
+    few = tax(enough - 1)
+    assert few.mark == "few requests"
+    assert judge(few, 0.03, family_levels(0.95, 1)).verdict == MARKED
+    assert tax(enough).mark == ""
+
+
 @pytest.mark.parametrize(
     ("point", "error", "expected"),
     [

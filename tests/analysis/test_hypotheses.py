@@ -74,7 +74,7 @@ def test_opposite_effects_refute_every_hypothesis(tmp_path: Path) -> None:
     )
     by_id = analyse(tmp_path, taxes=taxes)
     assert verdicts(by_id) == ["refuted"] * 6
-    assert "the prior's tax is not there" in by_id["H1"]["sentence"]
+    assert "tax is below 10%" in by_id["H1"]["sentence"]
     assert "super-additive" in by_id["H4"]["sentence"].lower()
     assert by_id[1]["numbers"]["label"] == "revised"
     assert by_id[2]["numbers"]["label"] == "disagrees"
@@ -86,7 +86,7 @@ def test_labels_of_sub_additive_inverted_and_falling_effects(tmp_path: Path) -> 
     taxes = with_taxes(nixl_both=0.60, multi_mooncake_lmcache=0.30, noop_connector=0.05)
     by_id = analyse(tmp_path, taxes=taxes, ttft_growth=-0.05, tpot_growth=-0.02)
     assert "sub-additive" in by_id["H4"]["sentence"].lower()
-    assert "inverted" in by_id["H2"]["sentence"]
+    assert "opposite sign" in by_id["H2"]["sentence"]
     assert [by_id[h]["verdict"] for h in ("H5", "H6")] == ["refuted", "refuted"]
     assert by_id["H5"]["numbers"]["sign"] == "-"
 
@@ -98,7 +98,7 @@ def test_hypotheses_on_shares_are_undecided_without_a_tax(tmp_path: Path) -> Non
     assert "nothing to split" in by_id["H3"]["sentence"]
     by_id = analyse(tmp_path / "faster", taxes=with_taxes(mooncake_both=-0.05))
     assert by_id["H3"]["numbers"]["blocks_needed"] is None
-    assert "100 blocks would not decide it in 80% of the studies." in by_id["H3"]["sentence"]
+    assert "100 blocks would not decide it in 80% of studies." in by_id["H3"]["sentence"]
 
 
 def test_undecided_hypothesis_gives_the_blocks_needed(tmp_path: Path) -> None:
@@ -106,8 +106,8 @@ def test_undecided_hypothesis_gives_the_blocks_needed(tmp_path: Path) -> None:
     by_id = analyse(tmp_path, taxes=taxes, launch_sigma=0.1, noise=0.5, seed=3)
     needed = {f"H{n}": by_id[f"H{n}"]["numbers"].get("blocks_needed") for n in range(1, 7)}
     assert by_id["H1"]["verdict"] == "cannot tell"
-    assert "holds 10%" in by_id["H1"]["sentence"]
-    assert f"{needed['H1']} blocks decide it in 80% of the studies." in by_id["H1"]["sentence"]
+    assert "contains 10%" in by_id["H1"]["sentence"]
+    assert f"{needed['H1']} blocks would decide it in 80% of studies." in by_id["H1"]["sentence"]
     assert needed["H1"] > 3
     assert by_id["H1"]["numbers"]["tax_ttft_p90"]["method"] == MIXTURE
     assert by_id["H4"]["verdict"] == "cannot tell"
@@ -128,7 +128,7 @@ def test_one_block_has_point_labels_and_no_verdicts(tmp_path: Path) -> None:
     assert labels["H5"] in ("grows with input length", "falls with input length")
     for name, label in labels.items():
         assert by_id[name]["verdict"] == "cannot tell"
-        assert f"The point estimate by itself: {label}; no verdict." in by_id[name]["sentence"]
+        assert f"By the point estimate alone: {label}." in by_id[name]["sentence"]
     assert "(one launch; launches not included)" in by_id["H1"]["sentence"]
     assert by_id["H1"]["numbers"]["tax_ttft_p90"]["lo"] is None
     assert by_id[1]["verdict"] == "met"

@@ -5,14 +5,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
+from scipy.stats import t as student
 
+from connector_tax.analysis.block_model import MIXTURE
+from connector_tax.analysis.looks import taxes_of_phase_a
 from connector_tax.artifacts.names import ALL_RATES
+from connector_tax.artifacts.study_file import load_study
 from connector_tax.artifacts.verdicts import CANNOT_TELL
 from connector_tax.compare.bounds import ABOVE, BELOW, NO_NUMBER, Bound, BoundCheck
 from connector_tax.compare.gate import checks_of, main
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, write_json
+from tests.analysis.synthetic import SMALL_GRID, write_analysed_study
 from tests.analysis.tables import edit_csv, select
 from tests.figures.figure_study import write_study
 from tests.figures.figure_tables import Design
@@ -65,6 +71,22 @@ def test_bounds_judged_together_have_wider_intervals(root: Path) -> None:
     (alone,), (of_three, *_) = checked(root, bound), checked(root, bound, bound, bound)
     assert known(of_three.lo) < known(alone.lo) < known(alone.hi) < known(of_three.hi)
     assert known(of_three.decides) > known(alone.decides)
+
+
+def test_bounds_on_a_study_of_mixtures_are_judged_by_its_records(tmp_path: Path) -> None:
+    study_file = write_analysed_study(tmp_path, blocks=3, config=SMALL_GRID)
+    study = StudyTables(study_file)
+    (row,) = (one for c, one in study.at(ALL_RATES, "ttft_p50").items() if c == "nixl_both")
+    assert row.method == MIXTURE
+    asked = [Bound(0.1)] * 20
+    (one, *_) = checks_of(study, ["nixl_both"], asked, "ref_safe")
+    noise = known(known(taxes_of_phase_a(load_study(study_file)).tax(
+        "nixl_both", "A", ALL_RATES, "ttft_p50")).noise)  # fmt: skip
+    mixture = noise.mixture
+    errors = np.sqrt(mixture.rss / mixture.df * (mixture.layout.ratios**2 @ noise.squares))
+    half = np.log1p(known(one.hi)) - np.log1p(known(one.tax))
+    beyond = mixture.weights @ student.sf(half / errors, mixture.df)
+    assert beyond == pytest.approx(0.025 / 40)
 
 
 def test_bound_without_a_metric_applies_to_both_medians_over_all_rates(root: Path) -> None:

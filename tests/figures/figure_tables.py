@@ -164,7 +164,7 @@ def _ends(design: Design, value: float, below: float, above: float) -> dict[str,
     if design.blocks == 1:
         return {"estimate": value, "status": "valid", "n_blocks": 1}
     return {"estimate": value, "lo": value - below, "hi": value + above, "status": "valid",
-            "p": 0.01, "n_blocks": design.blocks, "method": "mixture",
+            "p": 0.01, "n_blocks": design.blocks, "method": "block differences",
             "df": 17}  # fmt: skip
 
 

@@ -310,9 +310,9 @@ def test_a_tax_of_survivors_carries_its_mark(tmp_path: Path, name: str, count: i
     sizes = [line.get_markersize() for axes in figure.axes for line in axes.lines]
     circled = [text for axes in figure.axes for text in axes.texts if "▽" in text.get_text()]
     assert sizes.count(rows.OVERLOAD["ms"]) + len(circled) == count
-    assert "saturated or dropped arrivals: no verdict" in _words(figure)
+    assert "marked: no verdict" in _words(figure)
     clean = StudyTables(write_study(tmp_path / "clean", Design()))
-    assert "saturated or dropped" not in _words(draw(clean, name).figure)
+    assert "marked: no verdict" not in _words(draw(clean, name).figure)
 
 
 @pytest.mark.parametrize("name", ["fig4_tax_bars", "fig5_shape_heatmap", "fig8_additivity"])

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from connector_tax.artifacts.metrics import LATENCY_METRICS, VERDICT_METRICS
 from connector_tax.artifacts.study_records import TrafficSection
 from connector_tax.files import sha256_file
 from connector_tax.loadgen.prompts import Prompts, read_prompts
@@ -71,11 +72,13 @@ def load_of(options: argparse.Namespace, life_s: float, most_s: float) -> Load:
     warmup_s = max(1.0, 1.5 * life_s)
     if options.trace is not None:
         return _of_trace(options, warmup_s, life_s, most_s)
-    lowest = min(options.rate)
-    window_s = min(max(SUCCESSES / float(lowest), SHORTEST_S), LONGEST_S)
+    lowest = float(min(options.rate))
+    # As many as the verdicts' medians need.
+    needed = LATENCY_METRICS[VERDICT_METRICS[0]].least
+    window_s = max(min(max(SUCCESSES / lowest, SHORTEST_S), LONGEST_S), needed / lowest)
     if options.prompts is not None:
         return _of_prompts(options, warmup_s, life_s, window_s)
-    least = math.floor(0.6 * window_s * lowest)
+    least = max(needed, math.floor(0.6 * window_s * lowest))
     cell = _cell(warmup_s, (window_s, 2 * window_s), least, max(options.rate), life_s)
     return Load(options.rate, options.shape, sum(options.shape), cell)
 

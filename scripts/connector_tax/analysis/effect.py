@@ -73,7 +73,7 @@ class Effect:
         method: whose spread the error is of.
         confidence: of the interval that is shown.
         added_df: degrees of freedom that one more block would bring.
-        mark: why it gets no verdict; "" where nothing was saturated or dropped.
+        mark: why it gets no verdict: saturation, dropped arrivals, few requests; "" for none.
         taxes: of a combination, in the order of its terms.
         combined: of a combination, the sum of its weighted taxes, about which its interval lies.
         noise: from which error and df at other levels, or with more blocks, follow.

@@ -27,7 +27,7 @@ from connector_tax.analysis.measure import Requests
 from connector_tax.artifacts import tables
 from connector_tax.artifacts.folder import CellFolder
 from connector_tax.artifacts.looks import Finding
-from connector_tax.artifacts.metrics import METRICS, margin_of
+from connector_tax.artifacts.metrics import LATENCY_METRICS, METRICS, margin_of
 from connector_tax.artifacts.names import (
     ALL_RATES,
     PHASES,
@@ -43,6 +43,7 @@ from connector_tax.artifacts.tables import Row
 from connector_tax.artifacts.verdicts import CANNOT_TELL, JUDGED
 
 CONFIRMATORY, EXPLORATORY = "confirmatory", "exploratory"
+FEW_REQUESTS = "few requests"
 # Columns of a tax that an interim analysis has no part in.
 OF_THE_WHOLE = {"p_adjusted", "huber_differs"}
 # Of an interim analysis, and of the last one that is planned.
@@ -62,12 +63,19 @@ class LogSample(NamedTuple):
         n: the sample size.
         saturated: by the study's criteria.
         dropped: measured arrivals dropped by the in-flight cap.
+        n_cell: the sample size of its smallest cell; None: of its only one.
     """
 
     point: float
     n: int
     saturated: bool = False
     dropped: int = 0
+    n_cell: int | None = None
+
+    @property
+    def least(self) -> int:
+        """The sample size of its smallest cell."""
+        return self.n if self.n_cell is None else self.n_cell
 
 
 Samples = Mapping[CellKey, Mapping[str, LogSample]]
@@ -134,12 +142,14 @@ class CellTaxes:
         samples: by launch.
         plains: the baseline's launches in each block of the phase.
         confidence: of the intervals.
+        needed: requests of a cell, below which its percentile carries no verdict.
         borrow: whether configurations tell of each other's noise.
     """
 
     samples: Mapping[LaunchId, LogSample]
     plains: Sequence[str]
     confidence: float
+    needed: int
     borrow: bool = True
 
     @cached_property
@@ -185,7 +195,8 @@ class CellTaxes:
     def levels(self, config: str) -> Row:
         """Plain's level and the configuration's over the tax's blocks, and the requests of each.
 
-        Geometric means in ms, of a block's launches of plain too. The tax must have a number.
+        Levels are geometric means in ms, of a block's launches of plain too. `n_cell` has the
+        fewest requests of any cell of either. The tax must have a number.
         """
         launches = self.launches
         weights = launches.weights(config, self.plains, launches.blocks(config, self.plains))
@@ -194,12 +205,13 @@ class CellTaxes:
             sum(self.samples[launch].n for launch in launches.only(side).ids)
             for side in (weights < 0, weights > 0)
         )
-        return {"base": base, "own": level, "n": n, "n_base": n_base}
+        n_cell = min(self.samples[launch].least for launch in launches.only(weights != 0).ids)
+        return {"base": base, "own": level, "n": n, "n_base": n_base, "n_cell": n_cell}
 
     def mark(self, launches: Launches, weights: Floats) -> str:
         """Return the problems of the cells behind a tax, a configuration at a time.
 
-        `mooncake_both saturated; plain dropped 65 arrivals`; "" for nothing.
+        `mooncake_both saturated; plain dropped 65 arrivals; few requests`; "" for nothing.
         """
         samples_of: dict[str, list[LogSample]] = {}
         for side in (weights > 0, weights < 0):
@@ -213,6 +225,8 @@ class CellTaxes:
                 parts.append(f"{configuration} saturated")
             if dropped := sum(sample.dropped for sample in samples):
                 parts.append(f"{configuration} dropped {dropped} arrivals")
+        if any(sample.least < self.needed for of in samples_of.values() for sample in of):
+            parts.append(FEW_REQUESTS)
         return "; ".join(parts)
 
 
@@ -263,10 +277,14 @@ class TaxTable:
                 for launch in (of[0] if of else ())
                 if all(launch in launches for launches in of)
             }
-        self._at = {
-            where: CellTaxes(launches, self._plains[where[0]], self._confidence, study.borrows)
-            for where, launches in by_cell.items()
-        }
+        self._at = {where: self._cell_taxes(where, launches) for where, launches in by_cell.items()}
+
+    def _cell_taxes(
+        self, where: tuple[str, str, str], samples: Mapping[LaunchId, LogSample]
+    ) -> CellTaxes:
+        phase, _, metric = where
+        needed = LATENCY_METRICS[metric].least
+        return CellTaxes(samples, self._plains[phase], self._confidence, needed, self.study.borrows)
 
     def cell_at(self, reference: Reference) -> str | None:
         """Return the Phase A cell at `ref_safe` or `ref_load`; None when that rate is not in the
@@ -277,8 +295,8 @@ class TaxTable:
 
     def at(self, phase: str, cell: str, metric: str) -> CellTaxes:
         """Return the launches of a cell in a metric."""
-        none = CellTaxes({}, self._plains[phase], self._confidence)
-        return self._at.get((phase, cell, metric), none)
+        where = phase, cell, metric
+        return self._at.get(where) or self._cell_taxes(where, {})
 
     def tax(self, config: str, phase: str, cell: str, metric: str) -> Effect | None:
         """`CellTaxes.tax` of a cell."""
@@ -364,6 +382,7 @@ def _over_rates(samples: Sequence[LogSample]) -> LogSample:
         sum(sample.n for sample in samples),
         any(sample.saturated for sample in samples),
         sum(sample.dropped for sample in samples),
+        min(sample.least for sample in samples),
     )
 
 

@@ -99,7 +99,7 @@ class Question:
         label, verdict = self.label(effects), CANNOT_TELL
         sentence = self.start.format(**effects)
         if why := _undecided(effects):
-            sentence = f"{sentence}. {why} The point estimate by itself: {label}; no verdict."
+            sentence = f"{sentence}. {why} By the point estimate alone: {label}."
         else:
             verdict, tail = self.answer(effects)
             sentence = f"{sentence}. {tail[0].upper()}{tail[1:]}."
@@ -125,9 +125,9 @@ def _hypothesis(taxes: TaxTable, name: str, question: Question | str) -> Conclus
         return question.answer(ahead)[0] != CANNOT_TELL
 
     needed = fewest_blocks(taxes.study.document["blocks"], would_tell)
-    more = f"{needed} blocks decide it" if needed else f"{MOST_BLOCKS} blocks would not decide it"
+    more = f"{needed} blocks would" if needed else f"even {MOST_BLOCKS} blocks would not"
     conclusion_record["sentence"] += (
-        f" With this estimate and spread {more} in {POWER:.0%} of the studies."
+        f" With this estimate and spread, {more} decide it in {POWER:.0%} of studies."
     )
     conclusion_record["numbers"]["blocks_needed"] = needed
     return conclusion_record
@@ -182,13 +182,13 @@ def _effects(taxes: TaxTable, question: Question | str) -> Effects | str:
 def _undecided(effects: Effects) -> str:
     """Return why effects cannot carry a verdict; empty when they can."""
     if marks := joined(effect.mark for effect in effects.values()):
-        return f"Cannot tell, for these latencies are those of survivors: {marks}."
+        return f"Cannot tell, since taxes are marked: {marks}."
     fewest = min(effect.n_blocks for effect in effects.values())
     if fewest >= MIN_BLOCKS_FOR_VERDICT:
         return ""
     return (
         f"Cannot tell from {fewest} launch{'es' if fewest > 1 else ''} of each configuration:"
-        f" a verdict needs {MIN_BLOCKS_FOR_VERDICT}."
+        f" a verdict needs {MIN_BLOCKS_FOR_VERDICT} launches."
     )
 
 
@@ -209,7 +209,7 @@ def questions(taxes: TaxTable) -> dict[str | int, Question | str]:
         by_name["H4"] = _adds_up(cell, limits)
     by_name["H5"] = _grows(taxes, "ttft_p90", "input_tokens", "output_tokens")
     by_name["H6"] = _grows(taxes, "tpot_p90", "output_tokens", "input_tokens")
-    none = f"Cannot tell: taxes are against {baseline} here, which it is about."
+    none = f"Cannot tell: the hypothesis is about {baseline}, which is this study's baseline."
     return by_name | {name: none for name, about in ABOUT.items() if baseline in about}
 
 
@@ -242,12 +242,12 @@ def _persists(cell: str, limits: Any, engine: str, baseline: str) -> tuple[Quest
     contrasts = {"tax": at_rate(cell, (1, MOONCAKE))}
     h1 = Question(
         contrasts,
-        [Answer(SUPPORTED, f"at least {bound:.0%}: on {engine} a single instance has it",
+        [Answer(SUPPORTED, f"the tax is at least {bound:.0%} in a single instance on {engine}",
                 [("tax", "lo >=", bound)]),
-         Answer(REFUTED, f"below {bound:.0%}: on {engine} the prior's tax is not there",
+         Answer(REFUTED, f"the tax is below {bound:.0%} in a single instance on {engine}",
                 [("tax", "hi <", bound)])],
-        f"the interval holds {bound:.0%}, the least the hypothesis asks",
-        f"TTFT p90 of {MOONCAKE} at ref_safe is {{tax}} against {baseline}",
+        f"the interval contains {bound:.0%}, the least that the hypothesis asks for",
+        f"The TTFT p90 tax of {MOONCAKE} over {baseline} at ref_safe is {{tax}}",
         lambda e: {"tax_ttft_p90": numbers_of(e["tax"]), "min_tax": bound},
         lambda e: _place(e["tax"].point, band, f"the {100 * low:g} to {100 * high:g}% band"),
     )  # fmt: skip
@@ -257,8 +257,8 @@ def _persists(cell: str, limits: Any, engine: str, baseline: str) -> tuple[Quest
     return h1, Question(
         contrasts,
         _in_band("tax", band, accepted, revised),
-        f"the interval crosses a border of {words}",
-        f"{MOONCAKE} at ref_safe: {{tax}}",
+        f"the interval crosses an end of {words}",
+        f"The TTFT p90 tax of {MOONCAKE} at ref_safe is {{tax}}",
         lambda e: {"tax_ttft_p90": numbers_of(e["tax"]), "band": band},
         lambda e: f"prior {'accepted' if low <= e['tax'].point <= high else 'revised'}",
     )
@@ -271,27 +271,27 @@ def _gap(cell: str, limits: Any, engine: str) -> tuple[Question, Question]:
     contrasts = {"gap": at_rate(cell, (1, MOONCAKE), (-1, NIXL))}
     h2 = Question(
         contrasts,
-        [Answer(SUPPORTED, f"inside {words}: on {engine} a single instance has the gap",
+        [Answer(SUPPORTED, f"the gap lies within {words} on {engine}, as in the prior",
                 [("gap", "lo >=", low), ("gap", "hi <=", high)]),
-         Answer(REFUTED, f"the gap is inverted: on {engine} the prior's gap is absent",
+         Answer(REFUTED, f"the gap on {engine} has the opposite sign of the prior's",
                 [("gap", "hi <", 0)]),
-         Answer(REFUTED, f"below {words}: on {engine} the prior's gap is absent",
+         Answer(REFUTED, f"the gap on {engine} is smaller than {words}",
                 [("gap", "hi <", low), ("gap", "hi >=", 0)]),
-         Answer(REFUTED, f"above {words}: on {engine} the gap is larger than the prior's",
+         Answer(REFUTED, f"the gap on {engine} is larger than {words}",
                 [("gap", "lo >", high)])],
-        f"the interval crosses a border of the band {words}",
-        f"The TTFT p90 tax of {MOONCAKE} exceeds that of {NIXL} by {{gap:pp}}",
+        f"the interval crosses an end of the band {words}",
+        f"The TTFT p90 tax of {MOONCAKE} minus that of {NIXL} is {{gap:pp}}",
         lambda e: {"gap": numbers_of(e["gap"]), "band_pp": limits["h2_gap_band_pp"],
                    "prior_gap_pp": prior},
         lambda e: _place(e["gap"].point, band, f"the {words} band"),
     )  # fmt: skip
-    agrees = ("agrees", f"agrees with the prior's {prior:g} pp")
-    disagrees = ("disagrees", f"disagrees with the prior's {prior:g} pp")
+    agrees = ("agrees", f"the gap agrees with the prior's {prior:g} pp")
+    disagrees = ("disagrees", f"the gap disagrees with the prior's {prior:g} pp")
     return h2, Question(
         contrasts,
         _in_band("gap", band, agrees, disagrees),
-        "agreement with the prior cannot be told",
-        "Gap {gap:pp}",
+        "the interval crosses an end of the prior's band",
+        f"The TTFT p90 tax of {MOONCAKE} minus that of {NIXL} is {{gap:pp}}",
         lambda e: {"gap": numbers_of(e["gap"]), "prior_gap_pp": prior},
         lambda e: f"{'agrees' if low <= e['gap'].point <= high else 'disagrees'} with the prior",
     )
@@ -304,7 +304,7 @@ def _framework(cell: str, limits: Any) -> tuple[Question, Question]:
     taxes has no usable interval when the lower one may be zero.
     """
     most, least = limits["h3_framework_share"], limits["h3_implementation_share"]
-    nothing = f"the tax of {MOONCAKE} may be zero, and there is nothing to split"
+    nothing = f"the tax of {MOONCAKE} may be zero, so there may be nothing to split"
     of_both = {"noop": at_rate(cell, (1, NOOP)), "mooncake": at_rate(cell, (1, MOONCAKE))}
     split, lower = (at_rate(cell, (1, NOOP), (-share, MOONCAKE)) for share in (most, least))
     zero, taxed = ("mooncake", "lo <=", 0.0), ("mooncake", "lo >", 0.0)
@@ -327,12 +327,12 @@ def _framework(cell: str, limits: Any) -> tuple[Question, Question]:
     h3 = Question(
         {**of_both, "split": split},
         [Answer(CANNOT_TELL, nothing, [zero]),
-         Answer(SUPPORTED, f"the framework is less than {most:.0%} of the tax",
+         Answer(SUPPORTED, f"the framework's share of the tax is less than {most:.0%}",
                 [taxed, ("split", "hi <", 0)]),
-         Answer(REFUTED, f"the framework is at least {most:.0%} of the tax",
+         Answer(REFUTED, f"the framework's share of the tax is at least {most:.0%}",
                 [taxed, ("split", "lo >=", 0)])],
-        f"the interval of the difference to {most:.0%} of it holds zero",
-        f"The no-op connector costs {{noop}} TTFT p90, {MOONCAKE} {{mooncake}}",
+        f"the framework's share of the tax may be above or below {most:.0%}",
+        f"The TTFT p90 tax of the no-op connector is {{noop}}, that of {MOONCAKE} {{mooncake}}",
         lambda effects: {
             **numbers(effects), "noop_minus_share_of_mooncake": numbers_of(effects["split"]),
             "share": most, "framework_share": share(effects),
@@ -340,8 +340,8 @@ def _framework(cell: str, limits: Any) -> tuple[Question, Question]:
         dominance,
     )  # fmt: skip
     partly = (
-        f"the framework is less than {most:.0%} of the tax; whether it is less than {least:.0%}"
-        " cannot be told"
+        f"the framework's share of the tax is less than {most:.0%}, and may be above or below"
+        f" {least:.0%}"
     )
     return h3, Question(
         {**of_both, "upper": split, "lower": lower},
@@ -354,8 +354,8 @@ def _framework(cell: str, limits: Any) -> tuple[Question, Question]:
                 [taxed, ("lower", "lo >=", 0), ("upper", "hi <", 0)]),
          Answer(CANNOT_TELL, partly,
                 [taxed, ("upper", "hi <", 0), ("lower", "lo <", 0), ("lower", "hi >=", 0)])],
-        "the share of the framework cannot be told",
-        f"No-op connector {{noop}}, {MOONCAKE} {{mooncake}}",
+        f"the framework's share of the tax may be above or below {most:.0%}",
+        f"The TTFT p90 tax of the no-op connector is {{noop}}, that of {MOONCAKE} {{mooncake}}",
         lambda effects: {**numbers(effects), "framework_share": share(effects)},
         dominance,
     )  # fmt: skip
@@ -402,16 +402,17 @@ def _adds_up(cell: str, limits: Any) -> Question:
         {**alone, "sum": at_rate(cell, (1, MOONCAKE), (1, LMCACHE)),
          "not_super": combined(tolerance - 1, 1),
          "not_sub": combined(1 + tolerance, -1), "excess": combined(1, -1)},
-        [Answer(CANNOT_TELL, "its tax may be zero, and there is nothing to add up",
+        [Answer(CANNOT_TELL, "its tax may be zero, so there may be nothing to add up",
                 [("multi", "lo <=", 0)]),
-         Answer(SUPPORTED, f"additive within {tolerance:.0%}",
+         Answer(SUPPORTED, f"the taxes add up within {tolerance:.0%}",
                 [taxed, ("not_super", "lo >=", 0), ("not_sub", "lo >=", 0)]),
-         Answer(REFUTED, "super-additive: the connectors interfere",
+         Answer(REFUTED, "super-additive: stacked connectors hinder each other",
                 [taxed, ("not_super", "hi <", 0)]),
-         Answer(REFUTED, "sub-additive: a cost is shared", [taxed, ("not_sub", "hi <", 0)])],
-        f"the interval crosses a border of the {tolerance:.0%} tolerance",
-        "The stacked connector costs {multi} TTFT p90 against {sum:point} for the sum of its parts,"
-        " a difference of {excess:pp}",
+         Answer(REFUTED, "sub-additive: stacked connectors share a cost",
+                [taxed, ("not_sub", "hi <", 0)])],
+        f"the interval crosses an end of the {tolerance:.0%} tolerance",
+        "The TTFT p90 tax of the stacked connector is {multi}. Its parts' taxes add up to"
+        " {sum:point}, a difference of {excess:pp}",
         numbers,
         label,
     )  # fmt: skip
@@ -458,10 +459,10 @@ def _grows(taxes: TaxTable, metric: str, axis: Axis, across: Axis) -> Question |
          Answer(SUPPORTED, f"{growing}, less than {margin:.0%}", [*grows, below]),
          *(Answer(REFUTED, f"it falls at a step of the {noun} length", [(step, "hi <", 0)])
            for step in strict),
-         *(Answer(REFUTED, f"no growth beyond the margin of {margin:.0%}",
+         *(Answer(REFUTED, f"it does not grow by the margin of {margin:.0%} or more",
                   [below, (step, "lo <=", 0)]) for step in steps)],
-        "at least one step's interval holds zero",
-        f"From {lengths[0]} to {lengths[-1]} {noun} tokens the {LATENCY_METRICS[metric].label} tax"
+        "the interval of at least one step contains zero",
+        f"From {lengths[0]} to {lengths[-1]} {noun} tokens, the {LATENCY_METRICS[metric].label} tax"
         f" of {MOONCAKE} changes by {{whole:pp}}",
         lambda effects: {
             "whole": numbers_of(effects["whole"]), "lengths": lengths,

@@ -33,7 +33,22 @@ def look(study: Study, blocks: int) -> list[Finding]:
     Raises:
         ArtifactError: a record is missing, changed or malformed.
     """
-    cells = [cell for cell in StudyFolder(study).cells("A") if cell.key.block < blocks]
+    return findings_of(taxes_of_phase_a(study, blocks), blocks)
+
+
+def taxes_of_phase_a(study: Study, blocks: int | None = None) -> TaxTable:
+    """Return the taxes of Phase A, from the raw records.
+
+    Args:
+        study: Phase A of the blocks that count has ended.
+        blocks: the first ones that count; None: all.
+
+    Raises:
+        ArtifactError: a record is missing, changed or malformed.
+    """
+    cells = StudyFolder(study).cells("A")
+    if blocks is not None:
+        cells = [cell for cell in cells if cell.key.block < blocks]
     requests = {cell.key: measure_requests(cell) for cell in cells if cell.status == "valid"}
     loads = {
         cell.key: load
@@ -46,7 +61,7 @@ def look(study: Study, blocks: int) -> list[Finding]:
         key: sample_launch(of, key in judged and judged[key].saturated)
         for key, of in requests.items()
     }
-    return findings_of(TaxTable(study, cells, samples, {}, blocks), blocks)
+    return TaxTable(study, cells, samples, {}, blocks)
 
 
 def findings_of(taxes: TaxTable, blocks: int) -> list[Finding]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from connector_tax.analysis.block_model import Launches, LaunchId
-from connector_tax.analysis.effect import EXACT
+from connector_tax.analysis.effect import EXACT, Levels, family_levels
 from connector_tax.analysis.ingest import merged_reasons
 from connector_tax.artifacts import paths, tables
 from connector_tax.artifacts.cell_records import QuantityRecord
@@ -189,9 +189,11 @@ def resource_rows(
     plains = list(dict.fromkeys(r.launch.name for r in launches if r.configuration == baseline))
     others = dict.fromkeys(r.configuration for r in launches if r.configuration != baseline)
     samples = [_sample(resource, launches, cell) for resource in RESOURCES]
+    # A comparison of two studies corrects for the configurations of a resource.
+    sizes = dict.fromkeys(others, len(others)) | dict.fromkeys(plains[1:][-1:], 1)
     return [
-        _row(sample, name, plains, confidence, borrow)
-        for name in (*others, *plains[1:][-1:])
+        _row(sample, name, plains, family_levels(confidence, size), confidence, borrow)
+        for name, size in sizes.items()
         for sample in samples
     ]
 
@@ -221,7 +223,12 @@ def _sample(resource: Resource, launches: Sequence[LaunchRecords], cell: str | N
 
 
 def _row(
-    sample: _Sample, config: str, plains: Sequence[str], confidence: float, borrow: bool
+    sample: _Sample,
+    config: str,
+    plains: Sequence[str],
+    levels: Levels,
+    confidence: float,
+    borrow: bool,
 ) -> Row:
     """Return the contrast on the resource's scale: of logs a tax, of values a difference."""
     is_log = sample.resource.scale == LOG
@@ -233,7 +240,7 @@ def _row(
         "unit": sample.resource.unit, "scale": sample.resource.scale, "n_blocks": 0,
         "reason": _reason(sample, (config, *(name for name in plains if name != config))),
     }  # fmt: skip
-    effect = scaled.contrast(config, plains, confidence)
+    effect = scaled.contrast(config, plains, confidence, levels)
     if effect is None:
         return row | {"status": "missing"}
     weights = scaled.weights(config, plains, effect.blocks)

@@ -77,6 +77,9 @@ def cell_rows(
             row |= request_columns(
                 of.requests, statistics["confidence"], statistics["p99_min_samples"]
             )
+            wanted = study.config["cell"]["min_completed"]
+            if of.requests.n < wanted:
+                row["remark"] = f"cap reached after {of.requests.n} of {wanted}"
             row["waiting_p50"] = of.waiting_p50
             row["warming_up"] = warming_up(of.requests.tpot_ms, margin)
             row |= {} if of.machine is None else of.machine._asdict()

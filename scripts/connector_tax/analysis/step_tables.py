@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from connector_tax.analysis.block_model import Launches, LaunchId
+from connector_tax.analysis.block_model import OWN_DIFFERENCES, Launches, LaunchId
 from connector_tax.analysis.effect import mean_of
 from connector_tax.analysis.effects import compared
 from connector_tax.analysis.records import Table
@@ -39,7 +39,7 @@ DEVICE_METRICS = ("device_us", "period_us", "exposed_us", "exposed_share", "host
 OVER_PLAIN = "over_plain_us"
 # A launch with fewer steps of a group has no value of them.
 MIN_STEPS = 20
-OWN_LAUNCHES, OWN_BLOCKS = "own launches", "own differences in blocks"
+OWN_LAUNCHES = "own launches"
 
 
 def by_cell(cells: Mapping[CellKey, Value]) -> dict[tuple[str, str], dict[LaunchId, Value]]:
@@ -62,7 +62,7 @@ def contrast_columns(
     base_level, level = launches.levels(launches.weights(config, base, blocks))
     # Not the residual of all configurations: what a step takes varies more where it takes more.
     each = [launches.value(launches.weights(config, base, [block])) for block in blocks]
-    effect = mean_of(each, blocks, OWN_BLOCKS, confidence)
+    effect = mean_of(each, blocks, OWN_DIFFERENCES, confidence)
     return effect.columns() | {"base": base_level, "own": level}
 
 

@@ -53,6 +53,7 @@ class Finding:
     blocks_needed: int | None = None
     mark: str = ""
     reason: str = ""
+    n_cell: int | None = None
 
 
 class Look(TypedDict):

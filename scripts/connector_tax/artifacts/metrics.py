@@ -8,6 +8,8 @@ of CRITERIA is a criterion in `saturation`, in reference_rates.json, in the tabl
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
+# With fewer requests of a launch's cell beyond a percentile it carries no verdict.
+BEYOND = 5
 # How a launch's sample of each latency is named: of `analysis.measure.Requests`.
 Latency = Literal["ttft_ms", "tpot_ms", "e2e_ms"]
 
@@ -30,6 +32,11 @@ class Metric(NamedTuple):
     latency: Latency
     percent: int
     margin: float | None = None
+
+    @property
+    def least(self) -> int:
+        """The requests of a cell of which BEYOND lie beyond the percentile."""
+        return -(-100 * BEYOND // (100 - self.percent))
 
     def schema(self) -> dict[str, Any]:
         """Return the JSON schema of the metric's margin."""

@@ -69,6 +69,7 @@ class CellRow:
     output_tokens: int
     status: str
     reason: str
+    remark: str
     label: str
     device: str
     n: int | None
@@ -139,6 +140,7 @@ class EffectRow:
     n_blocks: int | None
     n: int | None
     n_base: int | None
+    n_cell: int | None
     family: str
     margin: float | None
     verdict: str

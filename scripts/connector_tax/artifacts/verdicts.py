@@ -8,7 +8,8 @@ again.
 from collections.abc import Iterable
 
 COSTS, GAINS, LESS, CANNOT_TELL = "costs", "gains", "less", "cannot tell"
-# Where latencies are those of survivors, and where too few launches repeat.
+# Where a tax carries a mark (saturated, dropped arrivals, few requests), and where too few
+# launches repeat.
 MARKED, TOO_FEW = "marked", "too few blocks"
 COSTS_LESS, GAINS_LESS = f"{COSTS}, {LESS}", f"{GAINS}, {LESS}"
 VERDICTS = (COSTS, COSTS_LESS, GAINS, GAINS_LESS, LESS, CANNOT_TELL, MARKED, TOO_FEW)

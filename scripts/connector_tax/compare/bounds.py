@@ -6,11 +6,12 @@ intervals of all costs that are judged together hold together (Bonferroni).
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from connector_tax import text
-from connector_tax.analysis.effect import POWER, effect_of
+from connector_tax.analysis.block_model import MIXTURE
+from connector_tax.analysis.effect import POWER, Effect, effect_of
 from connector_tax.artifacts.metrics import METRICS, VERDICT_METRICS
 from connector_tax.artifacts.names import ALL_RATES
 from connector_tax.artifacts.tables import EffectRow
@@ -85,7 +86,13 @@ class BoundCheck:
 
 
 def check(
-    row: EffectRow | None, config: str, metric: str, most: float, confidence: float, looked: bool
+    row: EffectRow | None,
+    config: str,
+    metric: str,
+    most: float,
+    confidence: float,
+    looked: bool,
+    mixture: Callable[[EffectRow], Effect] | None = None,
 ) -> BoundCheck:
     """Judge a cost against its bound.
 
@@ -96,6 +103,8 @@ def check(
         most: the bound, a fraction.
         confidence: of its interval.
         looked: the study has interim analyses; what these judge keeps their intervals.
+        mixture: returns the effect of a row at `confidence`; the t distribution that stands in
+            the row is of the mixture at other levels.
     """
     none = BoundCheck(config, metric, most, NO_NUMBER, "")
     if row is None:
@@ -105,6 +114,8 @@ def check(
     if row.mark:
         return replace(none, reason=row.mark, tax=row.estimate)
     effect = effect_of(row, confidence)
+    if mixture is not None and row.method == MIXTURE:
+        effect = mixture(row)
     undecided = replace(none, result=CANNOT_TELL, tax=row.estimate, lo=row.lo, hi=row.hi)
     if looked and row.cell == ALL_RATES and row.metric in VERDICT_METRICS:
         lo, hi, decides = row.family_lo, row.family_hi, None

@@ -5,6 +5,7 @@ no number (void, missing, marked), 2 it cannot be told; 64 the command line is w
 """
 
 import argparse
+import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,12 @@ from typing import NoReturn
 from xml.etree import ElementTree
 
 from connector_tax import text
+from connector_tax.analysis.effect import Effect, Levels
+from connector_tax.analysis.looks import taxes_of_phase_a
+from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import ALL_RATES, REFERENCES
+from connector_tax.artifacts.study_file import load_study
+from connector_tax.artifacts.tables import EffectRow
 from connector_tax.artifacts.verdicts import CANNOT_TELL
 from connector_tax.commands import AnsweringParser
 from connector_tax.compare.bounds import (
@@ -45,11 +51,19 @@ def checks_of(
     """
     combinations = [(config, bound, metric) for config in configs for bound in bounds
              for metric in bound.metrics]  # fmt: skip
-    confidence = 1 - (1 - study.settings["statistics"]["confidence"]) / len(combinations)
+    own = study.settings["statistics"]["confidence"]
+    levels = Levels(1 - (1 - own) / len(combinations), 2 * own - 1)
+    taxes = functools.cache(lambda: taxes_of_phase_a(load_study(study.root / paths.STUDY)))
+
+    def mixture(row: EffectRow) -> Effect:
+        effect = taxes().at("A", row.cell, row.metric).tax(row.config, levels)
+        assert effect is not None
+        return effect
+
     return [
         check(
             study.at(at if bound.metric else ALL_RATES, metric).get(config),
-            config, metric, bound.most, confidence, bool(study.looks),
+            config, metric, bound.most, levels.wide, bool(study.looks), mixture,
         )
         for config, bound, metric in combinations
     ]  # fmt: skip

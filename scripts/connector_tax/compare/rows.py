@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from connector_tax.analysis.block_model import OWN_DIFFERENCES
 from connector_tax.analysis.effect import (
     EXACT,
     Effect,
@@ -24,7 +25,8 @@ from connector_tax.analysis.effect import (
     mean_of,
     sidak,
 )
-from connector_tax.artifacts.metrics import METRICS, margin_of
+from connector_tax.analysis.effects import FEW_REQUESTS
+from connector_tax.artifacts.metrics import LATENCY_METRICS, METRICS, margin_of
 from connector_tax.artifacts.names import ALL_RATES
 from connector_tax.artifacts.tables import LOG, POOLED, RESOURCE, TAX, CellRow, EffectRow
 from connector_tax.artifacts.verdicts import MARKED, TOO_FEW
@@ -255,8 +257,13 @@ def _latency_side(
         if (milliseconds := launch.number(f"{metric}_ms")) is not None:
             by_block.setdefault(launch.block, []).append(math.log(milliseconds))
     logs = [float(np.mean(milliseconds)) for milliseconds in by_block.values()]
-    known = mean_of(logs, tuple(range(len(logs))), "own blocks", confidence, LOG)
-    mark = "saturated" if any(launch.saturated for launch in valid) else ""
+    known = mean_of(logs, tuple(range(len(logs))), OWN_DIFFERENCES, confidence, LOG)
+    least = LATENCY_METRICS[metric].least
+    marks = {
+        "saturated": any(launch.saturated for launch in valid),
+        FEW_REQUESTS: any((launch.n or 0) < least for launch in valid),
+    }
+    mark = "; ".join(name for name, marked in marks.items() if marked)
     if len(logs) < 2:
         # A single launch's interval is of its requests: launches are not in it.
         lo = hi = None

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from connector_tax import text
 from connector_tax.artifacts.metrics import LATENCY_METRICS, VERDICT_METRICS
 from connector_tax.artifacts.names import ALL_RATES
-from connector_tax.artifacts.tables import DECODE, MIXED, PREFILL, RESOURCE, EffectRow
+from connector_tax.artifacts.tables import DECODE, MIXED, POOLED, PREFILL, RESOURCE, EffectRow
 from connector_tax.artifacts.verdicts import COSTS, GAINS, JUDGED, LESS, in_words, less, sign_of
 from connector_tax.figures import rows, style
 from connector_tax.figures.tables import (
@@ -171,6 +171,12 @@ def exposed_words(study: StudyTables) -> str:
     return words if exposed_over_plain(study)[1] else ""
 
 
+def requests_of_cells(study: StudyTables) -> str:
+    """Return the number of requests of the cells that the latencies over all rates come from."""
+    of = [row for row in study.cell_rows if row.phase == "A" and row.block != POOLED]
+    return f"{rows.n_range(row.n for row in of if row.status == 'valid')} requests in a cell"
+
+
 def _latency(row: EffectRow | None) -> Score:
     if row is None or row.estimate is None:
         return Score("not measured" if row is None else row.status, LOST)
@@ -213,7 +219,7 @@ def scorecard(study: StudyTables) -> Figure:
             f" {OF_PLAIN:.0%} of plain's, its interval above zero"
         ),
     ]
-    notes += filter(None, [exposed_words(study)])
+    notes += filter(None, [requests_of_cells(study), exposed_words(study)])
     figure = style.new_figure(study, style.PAGE_IN, SCORE_IN * (len(lines) + 1), notes)
     axes = figure.subplots()
     axes.set_axis_off()

@@ -195,9 +195,7 @@ def n_range(counts: Iterable[int | None]) -> str:
     return f"n = {low:,}" if low == high else f"n = {low:,} to {high:,}"
 
 
-def overload_handles(
-    table: pd.DataFrame, label: str = "saturated or dropped arrivals: no verdict"
-) -> list[Artist]:
+def overload_handles(table: pd.DataFrame, label: str = "marked: no verdict") -> list[Artist]:
     """Return the legend's entry for marked taxes, if one of those drawn is marked."""
     marked = table["tax"].notna() & (table["mark"] != "")
     return [Line2D([], [], label=label, **OVERLOAD)] if marked.any() else []

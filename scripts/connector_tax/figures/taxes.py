@@ -176,7 +176,7 @@ def _cell_text(row: dict[Any, Any]) -> str:
 
 def _notes(study: StudyTables, table: pd.DataFrame, margin: float) -> list[str]:
     circle = f"{CIRCLE} 95 % interval includes 0; " * bool(rows.numbers(table, ["tax_lo"]))
-    marked = f"{TRIANGLE} saturated or dropped arrivals: no verdict; "
+    marked = f"{TRIANGLE} marked: no verdict; "
     marked *= bool(rows.overload_handles(table))
     noise = rows.numbers(table[table["config"] == study.aa], ["tax"])
     ends = [size(100 * value) for value in (min(noise), max(noise))] if noise else []

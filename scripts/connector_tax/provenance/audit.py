@@ -66,8 +66,8 @@ from connector_tax.seals import (
     study_files,
 )
 
-# Kind of the claim about what MANIFEST.md says of a study's pictures.
-LISTED = "pictures"
+# Kind of the claims about what MANIFEST.md lists of a study and packing writes: rows, pictures.
+LISTED = "listed"
 VERDICTS = (PASS, FAIL, NOT_CHECKABLE)
 LIMIT = (
     "What was sealed anew from its first link cannot be told from the folder alone: "
@@ -227,7 +227,9 @@ def check_published(study: Study, chain: Sequence[str], markdown: Path, ledger: 
     elif seal == head:
         told = f"the one {page} names"
         own = section(name, read_manifest(study.root / paths.MANIFEST), head)
-        wrong = [] if own == published_body(body) else [f"its rows are not {paths.MANIFEST}'s"]
+        wrong = []
+        rows = [] if own == published_body(body) else [f"its rows are not {paths.MANIFEST}'s"]
+        ledger.check(LISTED, "rows", rows, f"as {page} names them")
         pictures = wrong_pictures(body, pictures_of(published_views(study.root)))
         ledger.check(LISTED, paths.FIGURES, pictures, f"as {page} names them")
     else:

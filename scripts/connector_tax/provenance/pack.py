@@ -46,7 +46,7 @@ def pack(study_file: Path, manifest: Path, target: Path) -> None:
     result = audit(study_file, manifest)
     if result.by_another:
         raise ArtifactError(f"{root} is not archived: {result.method}; make its tables again")
-    # The line of the pictures is written anew below.
+    # The rows and the line of the pictures are written anew below.
     claims = result.ledger.claims
     failed = [claim for claim in claims if claim.verdict == FAIL and claim.kind != LISTED]
     if failed:

@@ -39,6 +39,7 @@ Key = tuple[str, int, str, str]  # launch name, block, phase, cell
 Row = dict[str, Any]
 Tax = tuple[str, str, str, str]  # launch name, phase, cell, metric
 Sample = tuple[float, int]  # log of a percentile, requests
+BEYOND = 5  # requests of a cell beyond a percentile; with fewer there is no verdict ("Verdicts")
 COLUMNS = ["t_intended_ns", "t_first_token_ns", "t_last_token_ns", "completion_tokens"]
 WAITING = "vllm:num_requests_waiting"
 RATES = "all_rates"  # the cell of the taxes over all rates of Phase A without saturation
@@ -501,17 +502,27 @@ class Taxes:
         return Effect(point, total, "; ".join(dict.fromkeys(marks)), Layout(y, self.study.borrow),
                       centre, is_log, taxes[0][0], wide, 2 * level - 1)  # fmt: skip
 
-    def marks(self, tax: Tax, launches: Iterable[Launch]) -> Iterable[str]:
-        """Yield a tax's configurations that were saturated or dropped arrivals ("Verdicts")."""
+    def keys(self, tax: Tax, launches: Iterable[Launch]) -> list[tuple[str, Key]]:
+        """The cells behind a tax, each with its configuration."""
         cells = self.study.unsaturated if tax[2] == RATES else [tax[2]]
         places = [(name, (name, b, tax[1], cell)) for name, b in launches for cell in cells]
-        keys = [(configuration_of(name), key) for name, key in places]
+        return [(configuration_of(name), key) for name, key in places]
+
+    def least(self, tax: Tax, launches: Iterable[Launch]) -> int:
+        """The fewest requests of a cell behind a tax."""
+        return min(len(self.study.cells[key].all) for _, key in self.keys(tax, launches))
+
+    def marks(self, tax: Tax, launches: Iterable[Launch]) -> Iterable[str]:
+        """Yield why a tax has no verdict: who was saturated, what was dropped, few requests."""
+        keys = self.keys(tax, launches)
         for name in dict.fromkeys(name for name, _ in keys):
             own = [key for configuration, key in keys if configuration == name]
             if any(self.study.fired(key) for key in own):
                 yield f"{name} saturated"
             if dropped := sum(self.study.cells[key].arrivals["dropped"] for key in own):
                 yield f"{name} dropped {dropped} arrivals"
+        if self.least(tax, launches) * (100 - int(tax[3][-2:])) < 100 * BEYOND:
+            yield "few requests"
 
 
 def judged(wide: tuple[float, float], inner: tuple[float, float], margin: float) -> str:
@@ -613,6 +624,7 @@ def tax_rows(study: Study, taxes: Taxes, rates: Row) -> Row:
                 "own": math.exp(sum(x * log for x, log, _ in ours)),
                 "base": math.exp(-sum(x * log for x, log, _ in base)),
                 "n": sum(n for _, _, n in ours), "n_base": sum(n for _, _, n in base),
+                "n_cell": taxes.least((config, *where), effect.weights),
                 "p": effect.p, "p_adjusted": p, "verdict": said,
             }  # fmt: skip
             if confirmatory and decides and (other := huber(effect, plains, margin)):

@@ -82,6 +82,7 @@ def at_references(study: StudyTables) -> list[tuple[str, Table]]:
         _aa(study, "A/A, %", lambda aa: percent(_ends(aa)[0])),
         ("n", lambda row: number(row.n, 0)),
         (f"{plain}'s n", lambda row: number(row.n_base, 0)),
+        ("Least n of a cell", lambda row: number(row.n_cell, 0)),
         ("Blocks", lambda row: number(row.n_blocks, 0)),
         ("Blocks to decide", lambda row: number(row.blocks_needed, 0)),
         ("By", lambda row: row.method),
@@ -133,6 +134,7 @@ def others(study: StudyTables) -> Table:
         ("Family", lambda row: row.family),
         ("n", lambda row: number(row.n, 0)),
         (study.against("plain's n"), lambda row: number(row.n_base, 0)),
+        ("Least n of a cell", lambda row: number(row.n_cell, 0)),
         _verdict(study),
     ]
     rows = [

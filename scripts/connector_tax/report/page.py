@@ -73,6 +73,7 @@ def context(study: StudyTables) -> dict[str, Any]:
         "runs": runs,
         "series": series,
         "scores": resources.scores(study),
+        "requests_of_cells": resources.requests_of_cells(study),
         "commands": compared.commands(study),
         "load": compared.load(study),
         "latencies": compared.table(study) if compared.commands(study) else None,
@@ -87,6 +88,9 @@ def context(study: StudyTables) -> dict[str, Any]:
         "void_share": counts["void"] / (counts.total() or 1),
         "criteria_said": " / ".join(
             criterion.said for criterion in criteria_of(study.settings["saturation"]).values()
+        ),
+        "capped": Counter(
+            (row.phase, row.cell, row.remark) for row in study.cell_rows if row.remark
         ),
         "warming_up": [row for row in study.cell_rows if row.warming_up and row.block != POOLED],
         "environment": _environment(study, launches),
