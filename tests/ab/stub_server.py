@@ -1,9 +1,11 @@
 """Serve as a stranger to vLLM: chat only, words for tokens, no usage, no metrics.
 
-python stub_server.py PORT [401] [garbage] [same [short]]
+python stub_server.py PORT [401] [garbage] [same [short]] [redirect] [absent] [key=KEY]
+    [base=PATH] [tls=CERTIFICATE,KEY]
 """
 
 import json
+import ssl
 import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,6 +14,8 @@ CARD = {"id": "embedded-model" if "same" in sys.argv else "stub", "object": "mod
 MODELS = {"object": "list", "data": [CARD | ({"max_model_len": 40} if "short" in sys.argv else {})]}
 KNOWN = {"model", "messages", "max_tokens", "temperature", "stream"}
 REFUSES = "401" in sys.argv
+OPTIONS = dict(word.split("=", 1) for word in sys.argv if "=" in word)
+BASE = OPTIONS.get("base", "")
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -19,19 +23,33 @@ class Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
 
+    def _refused(self) -> bool:
+        key = OPTIONS.get("key")
+        return REFUSES or (key is not None and self.headers["Authorization"] != f"Bearer {key}")
+
     def do_GET(self) -> None:
-        if REFUSES:
+        if "redirect" in sys.argv:
+            self.send_response(301)
+            self.send_header("Location", f"https://elsewhere{self.path}")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+        elif "absent" in sys.argv:
+            self._send(404, {"error": "no such path"})
+        elif self._refused():
             self._send(401, {"error": "no key"})
         elif "garbage" in sys.argv:
             self._send(200, "Hello")
-        elif self.path == "/v1/models":
+        elif self.path == f"{BASE}/v1/models":
             self._send(200, MODELS)
         else:
             self._send(404, {"error": "no such path"})
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.path != "/v1/chat/completions":
+        if self._refused():
+            self._send(401, {"error": "no key"})
+            return
+        if self.path != f"{BASE}/v1/chat/completions":
             self._send(404, {"error": "chat only"})
             return
         if unknown := asked.keys() - KNOWN:
@@ -68,4 +86,9 @@ class Handler(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
-    ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+    server = ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
+    if "tls" in OPTIONS:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*OPTIONS["tls"].split(","))
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+    server.serve_forever()

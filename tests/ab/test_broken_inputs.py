@@ -64,7 +64,12 @@ RUNNING = {"--baseline": None, "--candidate": None, "--baseline-url": f"{NOWHERE
         ({"--baseline": "cd x && serve {port}"}, "allowed: bash -c 'cd x && serve {port}'"),
         ({"--candidate": "serve {port} $NO_SUCH"}, "found $NO_SUCH, which is not set"),
         ({"--candidate": "serve {port} $MY_TOKEN"}, "found $MY_TOKEN, which looks like a secret"),
-        ({**RUNNING, "--candidate-url": "x=https://example.com"}, "allowed: http://127.0.0.1:PORT"),
+        ({**RUNNING, "--candidate-url": "ftp://x"}, "allowed: http[s]://HOST[:PORT][/v1], or NAME"),
+        ({**RUNNING, "--candidate-url": "x=http://127.0.0.1:1/a"}, "a base that ends in /v1"),
+        ({**RUNNING, "--baseline-url": "unix:///run/vllm.sock"}, "a Unix socket; allowed: http"),
+        ({**RUNNING, "--baseline-url": "/run/vllm.sock"}, "a Unix socket; allowed: http"),
+        ({"--api-key-env": "NO_SUCH"}, "--api-key-env: NO_SUCH is not set in the environment"),
+        ({**RUNNING, "--ca-file": "absent"}, "--ca-file and --insecure need an https URL"),
     ],
 )
 def test_a_wrong_command_line_is_refused_with_a_line(

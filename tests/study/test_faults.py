@@ -158,7 +158,7 @@ def _measure(document: StudyDocument, launch: Launch, folder: Path) -> CellRecor
         server = Server(folder, command, launch.name, port, server_cpus(plan))
         server.start()
         stack.callback(server.stop, config["server"]["stop_grace_s"])
-        sampler = MetricsSampler(server.url, config["metrics"]["interval_s"], ())
+        sampler = MetricsSampler(server.endpoint, config["metrics"]["interval_s"], ())
         stack.enter_context(sampler)
         server.wait_ready(30.0)
         generator = stack.enter_context(cells.load_generator(document, server, plan))

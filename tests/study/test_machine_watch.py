@@ -20,6 +20,7 @@ from connector_tax.analysis.machine import read_machine
 from connector_tax.files import read_jsonl
 from connector_tax.loadgen.affinity import AffinityPlan, plan_affinity, read_topology
 from connector_tax.study.child import ChildError
+from connector_tax.study.endpoint import Endpoint
 from connector_tax.study.machine_watch import (
     FIELDS,
     PROCESSES,
@@ -279,7 +280,7 @@ def url(tmp_path: Path) -> Iterator[str]:
 
 def test_scrape_times_are_jittered_against_regular_arrivals(url: str, tmp_path: Path) -> None:
     log = tmp_path / "metrics.jsonl"
-    with MetricsSampler(url, INTERVAL_S, ()) as sampler:
+    with MetricsSampler(Endpoint(url), INTERVAL_S, ()) as sampler:
         began = time.monotonic()
         sampler.open(log, "7/arrivals/block0/A/r8/scrapes")
         while len(written(log)) < SCRAPES:

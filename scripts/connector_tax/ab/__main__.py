@@ -175,7 +175,7 @@ def _resolved(options: argparse.Namespace, root: Path, line: Line) -> StudyDocum
     def asking(name: str) -> contextlib.AbstractContextManager[tuple[Server, Asked]]:
         line.show(f"asking {name} what it serves")
         return asked(name, section, root, timeout_s=options.ready_timeout, model=options.model,
-                     chat=options.chat)  # fmt: skip
+                     chat=options.chat, say=line.say)  # fmt: skip
 
     overlay.install(root / paths.PATCH / "overlay")
     with hold_devices([options.device or "cpu"]):

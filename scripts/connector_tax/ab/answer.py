@@ -21,7 +21,7 @@ from connector_tax.artifacts.verdicts import CANNOT_TELL, MARKED, in_words
 from connector_tax.compare.bounds import NO_NUMBER, STATUS, Bound, check, worst
 from connector_tax.figures import compared
 from connector_tax.figures.tables import StudyTables
-from connector_tax.servers.command import running_port
+from connector_tax.servers.command import running_url
 
 WORDS = {"ttft_p50": "TTFT", "tpot_p50": "TPOT"}
 BESIDES_LEVEL = 0.05
@@ -118,7 +118,7 @@ class Answer:
     def _running(self) -> bool:
         """Return whether the servers ran already."""
         commands = self.study.config["engine"]["commands"]
-        return any(running_port(command) is not None for command in commands.values())
+        return any(running_url(command) is not None for command in commands.values())
 
     def _said(self, tax: EffectRow) -> str:
         word = WORDS[tax.metric]

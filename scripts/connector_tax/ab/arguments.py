@@ -11,13 +11,15 @@ from typing import Any
 import msgspec
 
 from connector_tax.artifacts.metrics import VERDICT_METRICS
+from connector_tax.artifacts.study_records import AccessSection
 from connector_tax.commands import AnsweringParser
 from connector_tax.compare.bounds import bound_of
 from connector_tax.foreign import is_secret
 from connector_tax.loadgen.prompts import PromptLine, read_prompts
 from connector_tax.loadgen.trace import BLOCK, read_trace
-from connector_tax.servers.command import PORT_MARK, expanded, running_port, split_command
+from connector_tax.servers.command import PORT_MARK, expanded, running_url, split_command
 from connector_tax.servers.kinds import ServerError
+from connector_tax.study.endpoint import Endpoint
 
 BASELINE = "baseline"
 # The name of a candidate that has none; it is called by what differs in its command.
@@ -47,7 +49,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     baseline.add_argument("--baseline", type=_command, metavar="COMMAND",
                           help="the command that serves; {port} stands for its port")  # fmt: skip
     baseline.add_argument("--baseline-url", dest="baseline", type=_url, metavar="URL",
-                          help="a server of this machine that runs already")  # fmt: skip
+                          help="one that runs already: http[s]://HOST[:PORT][/v1]")  # fmt: skip
     candidates = servers.add_mutually_exclusive_group(required=True)
     candidates.add_argument("--candidate", action="append", type=_candidate,
                             metavar="[NAME=]COMMAND", help="several times, too")  # fmt: skip
@@ -60,6 +62,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
                          metavar="NAME=VALUE", help="for both servers")  # fmt: skip
     servers.add_argument("--pythonpath", action="append", default=[], metavar="FOLDER",
                          help="at the head of both servers' PYTHONPATH")  # fmt: skip
+    servers.add_argument("--api-key-env", metavar="NAME",
+                         help="variable that holds the key the servers ask for; it is sent, and"
+                         " recorded nowhere")  # fmt: skip
+    trust = servers.add_mutually_exclusive_group()
+    trust.add_argument("--ca-file", type=Path, metavar="FILE",
+                       help="PEM certificates to trust instead of the system's")  # fmt: skip
+    trust.add_argument("--insecure", action="store_true", help="trust any certificate")
     servers.add_argument("--model", help="where a server names several")
     servers.add_argument("--ready-timeout", type=_positive, default=600.0, metavar="S",
                          help="how long a server may take to be ready [600]")  # fmt: skip
@@ -119,7 +128,8 @@ def _check(parser: AnsweringParser, options: argparse.Namespace) -> None:
             parser.error(f"--beside: found no {PORT_MARK} in {line!r}; allowed: a command that"
                          " listens on it")  # fmt: skip
     servers = [(BASELINE, options.baseline), *options.candidate]
-    running = [running_port(command) is not None for _, command in servers]
+    urls = [running_url(command) for _, command in servers]
+    running = [url is not None for url in urls]
     if any(running):
         if not all(running):
             parser.error("found a URL and a command; allowed: --baseline-url with --candidate-url,"
@@ -128,10 +138,10 @@ def _check(parser: AnsweringParser, options: argparse.Namespace) -> None:
             if getattr(options, key):
                 parser.error(f"--{key}: found with a URL; allowed: with commands, since a server"
                              " that runs already is not started")  # fmt: skip
-        ports = [running_port(url) for _, url in servers]
         for number, (_, url) in enumerate(servers):
-            if ports.index(ports[number]) < number:
+            if urls.index(urls[number]) < number:
                 parser.error(f"--candidate-url: found {url!r} again; allowed: each server once")
+    _check_access(parser, options, urls)
     for name, command in servers if not any(running) else ():
         if PORT_MARK not in command:
             parser.error(f"--{name if name == BASELINE else 'candidate'}: found no {PORT_MARK} in"
@@ -153,6 +163,36 @@ def _check(parser: AnsweringParser, options: argparse.Namespace) -> None:
     for folder in options.pythonpath:
         if not Path(folder).is_dir() or ":" in folder:
             parser.error(f"--pythonpath: found {folder!r}; allowed: a folder that is there")
+
+
+def _check_access(
+    parser: AnsweringParser, options: argparse.Namespace, urls: Sequence[str | None]
+) -> None:
+    """Check URLs, key and certificates, and warn of servers on other machines."""
+    encrypted = any(url and url.startswith("https:") for url in urls)
+    if (options.ca_file or options.insecure) and not encrypted:
+        parser.error("--ca-file and --insecure need an https URL")
+    for url in urls:
+        endpoint = Endpoint(url or "http://127.0.0.1:1", access_of(options))
+        try:
+            target = endpoint.target()
+        except ValueError as error:
+            parser.error(str(error).replace("--url", f"--baseline-url, --candidate-url: {url}"))
+        if url is not None and not endpoint.local:
+            print(f"warning: {target.host} is another machine: client, network and server are"
+                  " measured together", file=sys.stderr)  # fmt: skip
+
+
+def access_of(options: argparse.Namespace) -> AccessSection:
+    """Return how the servers are reached."""
+    access: AccessSection = {}
+    if options.api_key_env is not None:
+        access["api_key_env"] = options.api_key_env
+    if options.ca_file is not None:
+        access["ca_file"] = str(options.ca_file)
+    if options.insecure:
+        access["insecure"] = True
+    return access
 
 
 def _check_load(parser: AnsweringParser, options: argparse.Namespace, running: bool) -> None:
@@ -215,8 +255,15 @@ def _words(text: str) -> str | None:
 
 
 def _running(text: str) -> str | None:
-    port = running_port(text)
-    return None if port is None or port >= 2**16 else text
+    if text.startswith(("unix:", "http+unix:", "/", "./")):
+        raise argparse.ArgumentTypeError(
+            f"found {text!r}, a Unix socket; allowed: http[s]://HOST[:PORT], so let the server"
+            " listen on a TCP port"
+        )
+    try:
+        return None if running_url(text) is None else text
+    except ServerError as error:
+        raise argparse.ArgumentTypeError(f"{text}: {error}") from None
 
 
 def _named(check: Callable[[str], Any]) -> Callable[[str], tuple[str | None, str] | None]:
@@ -247,8 +294,8 @@ def _share(text: str) -> float | None:
 
 _command = _typed(_words, "a command line")
 _candidate = _typed(_named(_words), "a command line, or NAME='COMMAND'")
-_url = _typed(_running, "http://127.0.0.1:PORT, a server of this machine")
-_named_url = _typed(_named(_running), "http://127.0.0.1:PORT, or NAME=http://127.0.0.1:PORT")
+_url = _typed(_running, "http[s]://HOST[:PORT][/v1], a server that runs already")
+_named_url = _typed(_named(_running), "http[s]://HOST[:PORT][/v1], or NAME=URL")
 _positive = _typed(_number, "a number above 0")
 _count = _typed(lambda t: int(t) if 0 < int(t) < 1e6 else None, "a whole number above 0")
 _percent = _typed(_share, "a percentage between 0% and 100%")

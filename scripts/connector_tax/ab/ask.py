@@ -7,7 +7,7 @@ server counts.
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -20,13 +20,13 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.launch_files import SettingRecord
 from connector_tax.artifacts.study_records import EngineSection, ServedSection
 from connector_tax.loadgen import random_words
-from connector_tax.servers.command import running_port, server_command
+from connector_tax.servers.command import running_url, server_command
 from connector_tax.servers.kinds import STEP_LOG_PREFIX, STEP_LOG_PROCESSES, ServerError, free_port
 from connector_tax.study.cell import FIRST_PLAIN_TOKEN
 from connector_tax.study.guard import kill_leftovers
 from connector_tax.study.resources import engine_record, remove_settings
 from connector_tax.study.scraper import parse_metrics
-from connector_tax.study.server import NO_KEEPALIVE, Server
+from connector_tax.study.server import Server
 from connector_tax.vllm.step_records import ask_to_write
 
 GRACE_S = 20.0
@@ -74,6 +74,7 @@ def asked(
     timeout_s: float,
     model: str | None,
     chat: bool,
+    say: Callable[[str], object],
 ) -> Iterator[tuple[Server, Asked]]:
     """The server of a command, ready, and what it said; stopped after.
 
@@ -82,6 +83,7 @@ def asked(
         root: the study's folder, which holds the step probe.
         model: the name of the model to ask for; None: the only one that it serves.
         chat: only its chat endpoint is asked.
+        say: takes what its answers lack while it is awaited.
 
     Raises:
         AskError: it does not start, serves no such model, answers no request, or does not end.
@@ -97,7 +99,8 @@ def asked(
         server = Server(folder, command, f"{name}, to be asked what it serves", port)
         server.start()
         try:
-            yield server, _ask(name, section, server, server.wait_ready(timeout_s), model, chat)
+            startup_s = server.wait_ready(timeout_s, lambda text: say(f"{name}: {text}"))
+            yield server, _ask(name, section, server, startup_s, model, chat)
         finally:
             server.stop(GRACE_S)
     except ServerError as error:
@@ -106,9 +109,7 @@ def asked(
 
 def _ask(name: str, section: EngineSection, server: Server, startup_s: float,
          model: str | None, chat: bool) -> Asked:  # fmt: skip
-    # A server may close a connection behind a request that it refuses.
-    with httpx.Client(base_url=server.url, trust_env=False, timeout=ANSWER_S,
-                      limits=NO_KEEPALIVE) as client:  # fmt: skip
+    with server.endpoint.client(ANSWER_S) as client:
         try:
             card = _model_card(name, client, model)
             served = _served(name, client, card, chat)
@@ -128,7 +129,7 @@ def _ask(name: str, section: EngineSection, server: Server, startup_s: float,
     owner, version = str(card.get("owned_by", "")), served["version"]
     what = f"vLLM {version}" if version and served["counters"] else "server"
     label = "embedded (emulated)" if "emulated" in owner else f"{what[:30]} by its command"
-    if running_port(section["commands"][name]) is not None:
+    if running_url(section["commands"][name]) is not None:
         label = f"{label.removesuffix(' by its command')}, launches not replicated"
     return Asked(served, settings, startup_s, label)
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import psutil
 
-from connector_tax.ab.arguments import BASELINE, UNNAMED
+from connector_tax.ab.arguments import BASELINE, UNNAMED, access_of
 from connector_tax.ab.ask import GRACE_S, Asked
 from connector_tax.ab.load import Load, load_of
 from connector_tax.artifacts.metrics import METRICS
@@ -55,7 +55,7 @@ def engine_section(options: argparse.Namespace) -> EngineSection:
         gpus = bool(query_gpus(("uuid",)))
     except GpuError:
         gpus = False
-    return {
+    section: EngineSection = {
         "kind": "command",
         "label": "server by its command",
         "device": "cuda" if gpus else "cpu",
@@ -64,6 +64,9 @@ def engine_section(options: argparse.Namespace) -> EngineSection:
         "environment": dict(options.env),
         "pythonpath": options.pythonpath,
     }
+    if access := access_of(options):
+        section["access"] = access
+    return section
 
 
 def planned_load(options: argparse.Namespace, startup_s: float, life_s: float) -> Load:

@@ -100,6 +100,14 @@ class ServedSection(TypedDict):
     version: NotRequired[str | None]  #: what /version answers
 
 
+class AccessSection(TypedDict, total=False):
+    """How servers are reached that ask for a key, or whose certificate nobody else trusts."""
+
+    api_key_env: Text  #: variable that holds the key, which is recorded nowhere
+    ca_file: Text  #: PEM certificates to trust instead of the system's
+    insecure: bool  #: any certificate is trusted
+
+
 class EngineSection(TypedDict, total=False):
     """The server that is measured; which keys it has besides `kind` and `label` its kind says."""
 
@@ -139,6 +147,7 @@ class EngineSection(TypedDict, total=False):
     #: {beside1.port}
     beside: list[Annotated[str, meta(pattern="[{]port[}]")]]
     served: ServedSection  #: what the servers said of themselves before the study
+    access: AccessSection  #: how the servers are reached
 
 
 class ServerSection(TypedDict):

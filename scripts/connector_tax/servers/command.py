@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     )
 
 PORT_MARK = "{port}"
-_RUNNING = re.compile(r"http://(?:127\.0\.0\.1|localhost):([1-9]\d{0,4})/?")
+_RUNNING = re.compile(r"(?P<host>https?://[^/?#\s]+)(?P<path>(?:/[^?#\s]*)?)")
 _COMPANION_PORT = re.compile(r"\{(beside\d+)\.port\}")
 _JSON = re.compile(r"(?<![^\s=])\{")
 _OPERATORS = "|&;<>()"
@@ -55,7 +55,7 @@ class Command(ProbedEngine):
     """A server by its command; one of vLLM may have the step probe in it."""
 
     needs = ("device", "commands", "served")
-    may = ("environment", "pythonpath", "beside")
+    may = ("environment", "pythonpath", "beside", "access")
     gate_s = 0.0
 
     def __init__(self, section: EngineSection) -> None:
@@ -156,10 +156,19 @@ def expanded(line: str, variables: Mapping[str, str]) -> str:
     return _EXPANDED.sub(value, text)
 
 
-def running_port(text: str) -> int | None:
-    """Return the port in a running server's URL, or None where `text` is a command."""
+def running_url(text: str) -> str | None:
+    """Return a running server's base URL, without /v1; None where `text` is a command.
+
+    Raises:
+        ServerError: the URL names another path.
+    """
     match = _RUNNING.fullmatch(text)
-    return int(match[1]) if match else None
+    if match is None:
+        return None
+    path = match["path"].rstrip("/")
+    if path and not path.endswith("/v1"):
+        raise ServerError(f"found the path {path}; allowed: none, or a base that ends in /v1")
+    return match["host"].replace("://localhost", "://127.0.0.1") + path.removesuffix("/v1")
 
 
 def server_command(
@@ -176,8 +185,10 @@ def server_command(
     """
     text = section["commands"][name]
     companion_lines = [] if name == baseline else section.get("beside", [])
-    if (running := running_port(text)) is not None:
-        return ServerCommand(["sleep", "infinity"], {}, callers=True, running=running)
+    access = section.get("access", {})
+    if (running := running_url(text)) is not None:
+        argv = ["sleep", "infinity"]
+        return ServerCommand(argv, {}, callers=True, running=running, access=access)
     ports = {f"beside{number}": free_port() for number in range(1, len(companion_lines) + 1)}
 
     def replaced(line: str, line_port: int) -> list[str]:
@@ -205,7 +216,7 @@ def server_command(
         variables["PYTHONPATH"] = ":".join([*path, *([given] if given else [])])
     if probe:
         variables[STEP_LOG_VARIABLE] = f"{{here}}/{STEP_LOG_PREFIX}"
-    return ServerCommand(argv, variables, companions=companions, callers=True)
+    return ServerCommand(argv, variables, companions=companions, callers=True, access=access)
 
 
 KIND = Command

@@ -28,6 +28,7 @@ from connector_tax.machine import ABSENT, ENGINE_PACKAGES
 
 if TYPE_CHECKING:
     from connector_tax.artifacts.study_records import (
+        AccessSection,
         ConfigurationEntry,
         EngineSection,
         ServedSection,
@@ -78,7 +79,8 @@ class ServerCommand:
 
     Attributes:
         callers: it runs in the folder and with the environment of the user who started the study.
-        running: the port of a server that runs already and is not started; the command waits.
+        running: base URL of a server that runs already and is not started; the command waits.
+        access: how the server is reached.
     """
 
     argv: list[str]
@@ -86,7 +88,8 @@ class ServerCommand:
     files: dict[str, Any] = field(default_factory=dict)
     companions: list[Companion] = field(default_factory=list)
     callers: bool = False
-    running: int | None = None
+    running: str | None = None
+    access: AccessSection = field(default_factory=lambda: AccessSection())
 
 
 class Engine:

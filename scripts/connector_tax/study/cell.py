@@ -48,7 +48,6 @@ from connector_tax.loadgen import (
     LoadGeneratorOptions,
     Progress,
     RequestSource,
-    Target,
     make_offsets,
     open_loop,
     random_requests,
@@ -57,7 +56,7 @@ from connector_tax.loadgen import (
 )
 from connector_tax.loadgen.affinity import AffinityPlan
 from connector_tax.loadgen.messages import STUDY_FIELDS
-from connector_tax.servers.kinds import HOST, engine_of
+from connector_tax.servers.kinds import engine_of
 from connector_tax.study.guard import utc
 from connector_tax.study.machine_watch import MachineWatch
 from connector_tax.study.processes import ServerProcesses, cpu_between, suspended_ms
@@ -185,9 +184,8 @@ def load_generator(study: StudyDocument, server: Server, plan: AffinityPlan) -> 
     """Return the load generator of the study's `load_generator` section, aimed at `server`."""
     options = study["config"]["load_generator"]
     served = engine_of(study["config"]["engine"]).served
-    path = "/v1/chat/completions" if served.get("chat") else "/v1/completions"
     return LoadGenerator(
-        Target(host=HOST, port=server.port, path=path),
+        server.endpoint.target(chat=served.get("chat", False)),
         LoadGeneratorOptions(
             workers=options["workers"],
             connections_per_worker=options["connections_per_worker"],

@@ -435,13 +435,15 @@ class LaunchDriver:
         # Left last, when the server has been stopped: then the wait for it has ended too.
         stack.callback(threads.shutdown)
         stack.callback(self._stop_server, server, attempt)
-        startup_s = threads.submit(server.wait_ready, config["server"]["ready_timeout_s"])
+        startup_s = threads.submit(
+            server.wait_ready, config["server"]["ready_timeout_s"], self.progress.say
+        )
         # What the cells need starts while the server does; none of it is garbage.
         gc.disable()
         summaries = threads.submit(importlib.import_module, SUMMARY_MODULE)
         own_cpus = plan.loadgen if plan.enabled else ()
         interval_s = config["metrics"]["interval_s"]
-        sampler = stack.enter_context(MetricsSampler(server.url, interval_s, own_cpus))
+        sampler = stack.enter_context(MetricsSampler(server.endpoint, interval_s, own_cpus))
         gpus = [gpu["uuid"] for gpu in attempt["node"]["gpus"]]
         watch = stack.enter_context(MachineWatch(plan, gpus))
         generator = stack.enter_context(cells.load_generator(self.study, server, plan))

@@ -106,11 +106,15 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The processes of a server at one moment (CLOCK_MONOTONIC, ns); `leader` is launch.sh's."""
+    """The processes of a server at one moment (CLOCK_MONOTONIC, ns); `leader` is launch.sh's.
+
+    `unseen` says why they are not seen.
+    """
 
     t_ns: int
     processes: Mapping[int, Process]
     leader: int
+    unseen: str | None = None
 
     @property
     def engine(self) -> Process | None:
@@ -140,14 +144,19 @@ class ServerProcesses:
     Args:
         leader: the process id of launch.sh, and then of the server.
         companions: their process ids by name.
+        unseen: why they are not seen; None: they are.
     """
 
-    def __init__(self, leader: int, companions: Mapping[str, int]) -> None:
-        self._leader = leader
+    def __init__(
+        self, leader: int, companions: Mapping[str, int], unseen: str | None = None
+    ) -> None:
+        self._leader, self._unseen = leader, unseen
         self._names = {leader: SERVER} | {pid: name for name, pid in companions.items()}
 
     def read(self) -> Reading:
         """Read them all; again where one ended meanwhile, whose time could be counted nowhere."""
+        if self._unseen:
+            return Reading(time.monotonic_ns(), {}, self._leader, self._unseen)
         for left in reversed(range(_READINGS)):
             now = time.monotonic_ns()
             processes: dict[int, Process] = {}
@@ -189,7 +198,7 @@ def cpu_between(before: Reading, after: Reading) -> ServerCpu:
         parts[process.part] += process.own_ns + process.ended_ns
     for process in before.processes.values():
         parts[process.part] = parts.get(process.part, 0) - process.own_ns - process.ended_ns
-    reason = _unaccounted(before, after)
+    reason = before.unseen or _unaccounted(before, after)
     seconds = {} if reason else {part: ns / 1e9 for part, ns in sorted(parts.items())}
     return ServerCpu(before.t_ns, after.t_ns, seconds, reason)
 

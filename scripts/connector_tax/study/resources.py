@@ -68,7 +68,11 @@ def idle_cpu(
 
 def snapshot(processes: ServerProcesses, device: str) -> ServerSnapshot:
     """Return memory (PSS) and GPU memory of a server that has nothing to do, in MiB."""
-    running = [p for p in processes.read().processes.values() if not p.zombie]
+    reading = processes.read()
+    running = [p for p in reading.processes.values() if not p.zombie]
+    if reading.unseen:
+        unseen = _quantity({}, reading.unseen)
+        return {"memory_pss_mib": unseen, "gpu_memory_mib": unseen}
     return {
         "memory_pss_mib": _memory(running),
         "gpu_memory_mib": _gpu_memory(running, device),
@@ -184,7 +188,8 @@ def engine_record(server: Server, section: EngineSection, page: str | None) -> E
         "log": {name: (v, None) for name, v in engine.log_settings(server.log_text()).items()},
     }
     try:
-        environ = Path(f"/proc/{server.pid}/environ").read_bytes().decode(errors="replace")
+        file = Path("/dev/null" if server.unseen else f"/proc/{server.pid}/environ")
+        environ = file.read_bytes().decode(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         server.check_alive("while its settings were read")
         raise
@@ -263,7 +268,7 @@ class ServerUse:
     def __init__(
         self, study: StudyDocument, launch: Launch, server: Server, attempt: AttemptRecord
     ) -> None:
-        self.processes = ServerProcesses(server.pid, server.companion_pids())
+        self.processes = ServerProcesses(server.pid, server.companion_pids(), server.unseen)
         self._server = server
         self._engine = study["config"]["engine"]
         self._device = self._engine.get("device", "cpu")

@@ -22,6 +22,7 @@ from connector_tax.artifacts.cell_records import ScrapeLine
 from connector_tax.artifacts.checks import SCRAPE_GAPS
 from connector_tax.seeds import named_generator
 from connector_tax.study.child import CommandChild, serve
+from connector_tax.study.endpoint import Endpoint
 
 # ---- the driver's end
 
@@ -32,12 +33,15 @@ class MetricsSampler(CommandChild):
     """The driver's end of the sampler process; a context manager.
 
     Args:
+        endpoint: the server's.
         interval_s: from one scrape to the next, on average.
         cpus: the logical CPUs the sampler stays on; empty: wherever its parent may run.
     """
 
-    def __init__(self, url: str, interval_s: float, cpus: Collection[int]) -> None:
-        super().__init__(SCRAPER_MODULE, [url, str(interval_s), *map(str, cpus)])
+    def __init__(self, endpoint: Endpoint, interval_s: float, cpus: Collection[int]) -> None:
+        access = json.dumps(endpoint.access)
+        arguments = [endpoint.url, access, str(interval_s), *map(str, cpus)]
+        super().__init__(SCRAPER_MODULE, arguments)
 
     def open(self, path: Path, seed: str) -> ScrapeLine:
         """Start a cell's file with a first scrape, its record; times to the next are of `seed`."""
@@ -81,15 +85,10 @@ def parse_metrics(text: str) -> dict[str, float]:
 class Scraper:
     """The scraping process's task; one file is open at a time."""
 
-    def __init__(self, url: str, interval_s: float) -> None:
-        # A connection for each scrape: none can have gone stale. The server is to compress nothing.
-        self._http = httpx.Client(
-            base_url=url,
-            headers={"Accept-Encoding": "identity"},
-            trust_env=False,
-            timeout=TIMEOUT_S,
-            limits=httpx.Limits(max_keepalive_connections=0),
-        )
+    def __init__(self, endpoint: Endpoint, interval_s: float) -> None:
+        self._http = endpoint.client(TIMEOUT_S)
+        # The server is to compress nothing.
+        self._http.headers["Accept-Encoding"] = "identity"
         self._interval_ns = int(interval_s * 1e9)
         self._file: TextIO | None = None
         self.due_ns: int | None = None
@@ -146,9 +145,14 @@ class Scraper:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve commands: scrape argv[0] every argv[1] seconds on average, on CPUs argv[2:]."""
-    url, interval_s, *cpus = argv if argv is not None else sys.argv[1:]
-    return serve("metrics sampler", list(map(int, cpus)), lambda: Scraper(url, float(interval_s)))
+    """Serve commands: scrape URL argv[0] with access argv[1] every argv[2] seconds on average, on
+    CPUs argv[3:].
+    """
+    url, access, interval_s, *cpus = argv if argv is not None else sys.argv[1:]
+    endpoint = Endpoint(url, json.loads(access))
+    return serve(
+        "metrics sampler", list(map(int, cpus)), lambda: Scraper(endpoint, float(interval_s))
+    )
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from connector_tax.servers.kinds import (
 )
 from connector_tax.servers.vllm import DEAD_ENGINE
 from connector_tax.study import guardian
+from connector_tax.study.endpoint import Endpoint, Waiting
 from connector_tax.study.guard import (
     kill_started,
     process_name,
@@ -46,7 +47,6 @@ PORTS_TRIED = 5
 ANSWER_S = 5.0
 # Of a log, in an error.
 TAIL_LINES = 20
-NO_KEEPALIVE = httpx.Limits(max_keepalive_connections=0)
 # The last line of a traceback, behind what a logger puts before it; not a warning that names one.
 _ERROR = re.compile(r"(?:^|\] )((?:\w+\.)*(?:[A-Z]\w*)?(?:Error|Exception): .+)", re.MULTILINE)
 _IN_USE = re.compile("address already in use", re.IGNORECASE)
@@ -108,7 +108,8 @@ class Server:
         cpus: tuple[int, ...] = (),
     ) -> None:
         self.folder = folder
-        self.port = command.running or port
+        self.port = port
+        self.endpoint = Endpoint(command.running or f"http://{HOST}:{port}", command.access)
         self.command = command
         self._listener: int | None = None
         self._title = title
@@ -120,14 +121,18 @@ class Server:
         # By `stop`: lines that were removed from each log, since they looked like secrets.
         self.redacted: dict[str, int] = {}
         self._log_read = dict.fromkeys(LOGS, 0)
-        self._http = httpx.Client(
-            base_url=self.url, trust_env=False, timeout=ANSWER_S, limits=NO_KEEPALIVE
-        )
+        self._http = self.endpoint.client(ANSWER_S)
+        self._waiting = Waiting()
 
     @property
     def url(self) -> str:
         """The server's base address."""
-        return f"http://{HOST}:{self.port}"
+        return self.endpoint.url
+
+    @property
+    def unseen(self) -> str | None:
+        """Return why the server's processes are not seen; None where they are."""
+        return None if self.endpoint.local else "the server is on another machine"
 
     @property
     def pid(self) -> int:
@@ -185,8 +190,12 @@ class Server:
             start_new_session=True,
         )
 
-    def wait_ready(self, timeout_s: float) -> float:
+    def wait_ready(self, timeout_s: float, say: Callable[[str], object] = lambda _: None) -> float:
         """Wait until /v1/models answers 200, of a caller's /health where it is there.
+
+        Args:
+            say: takes a problem with the server's answers that has lasted for five seconds; of a
+                server that runs already it is an error.
 
         Returns:
             The seconds since `start`.
@@ -196,42 +205,60 @@ class Server:
             ServerError: the process ended first, or `timeout_s` passed; no process is seen to be a
                 server that runs already.
         """
-        if self.command.running:
+        if self.command.running and self.endpoint.local:
             self._listener = self._find_listener()
         while True:
             self._check_port()
             self.check_alive("before it was ready")
-            if self._answers():
+            if self._answers(say):
                 return time.monotonic() - self._started
             if time.monotonic() - self._started > timeout_s:
                 name = "--ready-timeout" if self.command.callers else "server.ready_timeout_s"
-                raise ServerError(f"not ready after {timeout_s:g} s ({name})\n{self.log_tail()}")
+                raise ServerError(
+                    f"not ready after {timeout_s:g} s ({name}): {self._waiting.problem}\n"
+                    + self.log_tail()
+                )
             time.sleep(0.02)
 
-    def _answers(self) -> bool:
+    def _answers(self, say: Callable[[str], object]) -> bool:
         """Return whether the server serves; a user's server may list its model before it has
         loaded it.
         """
-        status, _ = self._answer("/v1/models")
+        answer = self._answer("/v1/models")
+        status = answer.status_code if isinstance(answer, httpx.Response) else None
         if status in (401, 403):
-            raise ServerError(f"/v1/models answers {status}: it asks for a key, and none is sent")
-        if not self.command.callers or status is None:
+            name = self.endpoint.access.get("api_key_env")
+            raise ServerError(
+                f"/v1/models answers {status}: it refuses the key of {name}"
+                if name
+                else f"/v1/models answers {status}: it asks for a key, and none is sent"
+                " (--api-key-env)"
+            )
+        if not self.command.callers:
             return status == httpx.codes.OK
         # There are servers that cannot list their models, and some without /health.
-        health, _ = self._answer("/health")
-        return health == 200 or (status == 200 and health == 404)
+        health = self._answer("/health") if status is not None else answer
+        if isinstance(health, httpx.Response) and (
+            health.status_code == 200 or (status == 200 and health.status_code == 404)
+        ):
+            return True
+        if (problem := self._waiting.take(answer)) is not None:
+            if self.command.running:
+                raise ServerError(problem)
+            say(f"waiting for the server: {problem}")
+        return False
 
-    def _answer(self, path: str) -> tuple[int | None, str]:
-        """Status and body of a GET of `path`; None without an answer."""
-        with contextlib.suppress(httpx.HTTPError):
-            answer = self._http.get(path)
-            return answer.status_code, answer.text
-        return None, ""
+    def _answer(self, path: str) -> httpx.Response | httpx.HTTPError:
+        """Return the answer to a GET of `path`, or why there is none."""
+        try:
+            return self._http.get(path)
+        except httpx.HTTPError as error:
+            return error
 
     def get(self, path: str) -> str | None:
-        """Return the body of a GET of `path`, or None for any status but 200."""
-        status, body = self._answer(path)
-        return body if status == httpx.codes.OK else None
+        """Return the body of a GET of `path`, or None for any other status than 2xx."""
+        answer = self._answer(path)
+        return answer.text if isinstance(answer, httpx.Response) and answer.is_success else None
 
     def check_alive(self, when: str) -> None:
         """Raise `ServerError` if the server, a companion or the engine behind it has ended.
@@ -291,7 +318,8 @@ class Server:
         """Return the processes that listen on the port; None for another user's, which only root
         sees.
         """
-        addresses = [(host, self.port) for host in (HOST, "0.0.0.0", "::")]  # noqa: S104
+        port = self.endpoint.target().port if self.command.running else self.port
+        addresses = [(host, port) for host in (HOST, "0.0.0.0", "::", "::1")]  # noqa: S104
         return {
             connection.pid
             for connection in psutil.net_connections("tcp")

@@ -1,0 +1,101 @@
+"""Ask servers behind TLS, a key and a base path; name what a server answers that is none."""
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from connector_tax.ab.arguments import parse
+from connector_tax.ab.ask import AskError, asked
+from connector_tax.ab.design import engine_section
+from connector_tax.servers.kinds import free_port
+from connector_tax.study.endpoint import PATIENCE_S
+from connector_tax.study.scraper import MetricsSampler
+from connector_tax.vllm import overlay
+from tests.loadgen.certificates import make_certificate
+
+STUB = Path(__file__).with_name("stub_server.py")
+KEY = "sk-abcdefghijklmnop0123"
+
+
+@contextlib.contextmanager
+def stub(*words: str) -> Iterator[int]:
+    """A stub that somebody else has started; its port."""
+    port = free_port()
+    with subprocess.Popen([sys.executable, str(STUB), str(port), *words]) as process:
+        try:
+            while process.poll() is None:
+                with contextlib.suppress(ConnectionRefusedError):
+                    socket.create_connection(("127.0.0.1", port)).close()
+                    break
+                time.sleep(0.01)
+            yield port
+        finally:
+            process.kill()
+
+
+def ask(root: Path, url: str, *further: str) -> str:
+    """Ask a server that runs already; return what asking it leaves on the disk."""
+    options = parse(["--baseline-url", url, "--candidate-url", "http://127.0.0.1:1", "--rate", "1",
+                     "--shape", "8x8", *further])  # fmt: skip
+    overlay.install(root / "patch" / "overlay")
+    section = engine_section(options)
+    with asked("baseline", section, root, timeout_s=60, model=None, chat=False, say=print) as (
+        server,
+        found,
+    ):
+        assert found.served["chat"]
+        with MetricsSampler(server.endpoint, 1.0, ()) as sampler:
+            sampler.open(root / "scrapes", "seed")
+            sampler.close()
+    kept = [path.read_text() for path in root.rglob("*") if path.is_file()]
+    return "".join(kept) + json.dumps(section)
+
+
+def test_server_behind_tls_a_key_and_a_base_path_is_asked_and_the_key_kept_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, key = make_certificate(tmp_path)
+    monkeypatch.setenv("MY_KEY", KEY)
+    with stub(f"tls={certificate},{key}", f"key={KEY}", "base=/api") as port:
+        url = f"https://127.0.0.1:{port}/api/v1"
+        root = tmp_path / "trusted"
+        kept = ask(root, url, "--api-key-env", "MY_KEY", "--ca-file", str(certificate))
+        assert KEY not in kept
+        assert "/metrics answered 404" in kept, "the scraper reached it"
+        ask(tmp_path / "any", url, "--api-key-env", "MY_KEY", "--insecure")
+        with pytest.raises(AskError, match=r"asks for a key, and none is sent \(--api-key-env\)"):
+            ask(tmp_path / "keyless", url, "--insecure")
+        monkeypatch.setenv("MY_KEY", "another")
+        with pytest.raises(AskError, match="it refuses the key of MY_KEY"):
+            ask(tmp_path / "wrong", url, "--insecure", "--api-key-env", "MY_KEY")
+
+
+def test_what_waiting_does_not_mend_is_said_after_five_seconds(tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path)
+    for words, said in (
+        (["absent"], "/v1/models answers 404"),
+        (["redirect"], "answers 301, a redirect to https://elsewhere/v1/models"),
+        ([f"tls={certificate},{key}"], "CERTIFICATE_VERIFY_FAILED"),
+    ):
+        with stub(*words) as port:
+            scheme = "https" if "tls" in words[0] else "http"
+            began = time.monotonic()
+            with pytest.raises(AskError, match=said):
+                ask(tmp_path / words[0][:4], f"{scheme}://127.0.0.1:{port}")
+            assert PATIENCE_S <= time.monotonic() - began < PATIENCE_S + 10
+
+
+def test_server_on_another_machine_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    # Kept for documentation (RFC 5737): no machine has it.
+    servers = ["--baseline-url", "http://192.0.2.1:80", "--candidate-url", "http://127.0.0.1:2"]
+    parse([*servers, "--rate", "1", "--shape", "8x8"])
+    assert capsys.readouterr().err == (
+        "warning: 192.0.2.1 is another machine: client, network and server are measured together\n"
+    )
