@@ -183,6 +183,7 @@ def test_combinations_cover_their_truth(across: str) -> None:
         gap = known(table.combination([first, other or WeightedTax(-1, "y", *WHERE)]))
         truth = 0.0 if across == "cells" else 0.2
         covered += gap.lo <= truth <= gap.hi
+        assert (known(gap.p) > 0.05) == (gap.lo < 0 < gap.hi)
         widths.append(gap.hi - gap.lo)
     # Three standard errors at 95% are 5.3 points.
     assert 0.89 <= covered / studies <= 0.995

@@ -114,10 +114,11 @@ class Effect:
 
     @property
     def p(self) -> float | None:
-        """Two-sided p-value of "the contrast is zero"; None without an error."""
+        """Two-sided p-value of "the middle of the interval is zero"; None without an error."""
+        middle = self.contrast if self.combined is None else self.combined
         if not self.error:
-            return None if self.error is None else float(self.contrast == 0)
-        return 2 * float(self.below(-abs(self.contrast)))
+            return None if self.error is None else float(middle == 0)
+        return 2 * float(self.below(-abs(middle)))
 
     def below(self, errors: float | Floats) -> Floats:
         """Return the probability that the estimate is off by less than these (signed) errors."""
