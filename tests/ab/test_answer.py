@@ -50,6 +50,8 @@ def test_a_server_that_fell_behind_gets_no_verdict_whatever_the_bound(
     line = "candidate: TTFT +20.0% [+10.0, +30.0] no verdict: a server fell behind this rate"
     assert said.text().splitlines()[0] == line
     assert said.status(bounds) == STATUS[NO_NUMBER]
+    said.taxes[0].mark = "few requests"  # type: ignore[misc]
+    assert "no verdict: a cell has few requests" in said.text()
     costs = answer(COSTS, tmp_path)
     assert costs.status(bounds) != STATUS[NO_NUMBER]
     line = "candidate: TTFT +20.0% [+10.0, +30.0], at most +28.0%: costs"

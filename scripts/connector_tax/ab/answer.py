@@ -9,6 +9,7 @@ from typing import Any
 from connector_tax import text
 from connector_tax.ab.arguments import BASELINE
 from connector_tax.analysis.effect import MOST_BLOCKS
+from connector_tax.analysis.effects import FEW_REQUESTS
 from connector_tax.analysis.measure import measure_requests
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.folder import CellFolder, StudyFolder
@@ -129,7 +130,9 @@ class Answer:
         if lo is not None:
             size += f" {text.interval(lo, hi)}"
         if tax.verdict == MARKED:
-            return f"{word} {size} no verdict: a server fell behind this rate"
+            few = tax.mark == FEW_REQUESTS
+            why = f"a cell has {FEW_REQUESTS}" if few else "a server fell behind this rate"
+            return f"{word} {size} no verdict: {why}"
         if tax.narrow_hi is not None:
             size += f", at most {text.signed(100 * tax.narrow_hi, 1)}%:"
         said = in_words(tax.verdict, tax.margin)
