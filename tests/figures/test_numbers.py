@@ -23,7 +23,7 @@ from connector_tax.artifacts.tables import (
 from connector_tax.artifacts.verdicts import COSTS
 from connector_tax.figures import rows, style
 from connector_tax.figures.names import draw
-from connector_tax.figures.resources import scores
+from connector_tax.figures.resources import KV_CAPACITY, LOST, NONE, scores
 from connector_tax.figures.tables import StudyTables
 from connector_tax.report import answer
 from connector_tax.text import number, size
@@ -381,6 +381,35 @@ def test_the_scorecard_marks_what_takes_much_of_a_column_and_of_plain(tmp_path: 
     assert marked["start-up, s"] == ["LMCache"]
     assert len(marked["TTFT p50"]) == len(study.connectors)
     assert ">▲ +1,455<" in _svg(tmp_path, study, "scorecard")
+
+
+def test_scorecard_marks_fewer_kv_blocks_and_names_requests_where_a_longest_is_known(
+    tmp_path: Path,
+) -> None:
+    study = StudyTables(write_study(tmp_path / "s", Design()))
+
+    def capacities() -> dict[str, tuple[str, str]]:
+        named, lines = scores(StudyTables(study.root / "study.json"))
+        at = named.index(KV_CAPACITY)
+        return {label: (" ".join(cells[at].words), cells[at].kind) for label, cells in lines}
+
+    assert capacities()["Mooncake both"] == (" ▲ (60,416)", COSTS)
+    assert capacities()["NIXL both"] == (" (65,536)", NONE)
+
+    def resolved(rows: list[dict[str, str]]) -> None:
+        own = {"config": "nixl_both", "setting": "max_model_len", "value": "131072"}
+        rows.append(dict.fromkeys(rows[0], "") | own)
+
+    def tokens(rows: list[dict[str, str]]) -> None:
+        blocks = next(r for r in rows if r["metric"] == "kv_blocks" and r["config"] == "nixl_both")
+        level = {"own": "436906.67", "base": "776000", "estimate": "-0.437", "lo": "", "hi": ""}
+        rows.append(blocks | {"metric": "kv_tokens"} | level)
+        rows[:] = [r for r in rows if (r["metric"], r["config"]) != ("kv_blocks", "mooncake_both")]
+
+    edit_csv(study.root / "analysis" / "engine.csv", resolved)
+    edit_csv(study.root / "analysis" / "effects.csv", tokens)
+    assert capacities()["NIXL both"] == ("▲ 3.33 (65,536)", COSTS)
+    assert capacities()["Mooncake both"] == ("not recorded", LOST)
 
 
 def test_beside_an_emulated_device_the_scorecard_has_what_it_waits_for(tmp_path: Path) -> None:

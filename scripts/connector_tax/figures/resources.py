@@ -117,6 +117,8 @@ RESOURCES = {
 }
 # A cell is marked where it takes so much of the most that any configuration takes, and of plain's.
 OF_MOST, OF_PLAIN = 0.5, 0.1
+KV_CAPACITY = "KV cache, (blocks)"
+KV_WORDS = "KV cache: requests of max_model_len tokens at once (blocks); ▲ fewer than plain"
 SCORE_IN = 0.3
 
 
@@ -159,6 +161,7 @@ def scores(study: StudyTables) -> tuple[list[str], list[tuple[str, list[Score]]]
         rows = (r for r in study.of(RESOURCE) if r.metric == name and r.status == "valid")
         taken[heading] = {row.config: row for row in rows}
     columns |= {heading: _scored(study, of) for heading, of in taken.items() if of}
+    columns[KV_CAPACITY] = [_kv_capacity(study, item.id) for item in study.connectors]
     cells = zip(study.connectors, *columns.values(), strict=True)
     return list(columns), [(item.label, list(own)) for item, *own in cells]
 
@@ -206,6 +209,28 @@ def _difference(row: EffectRow | None, digits: int, least: float) -> Score:
     return Score(text.signed(value, digits), COSTS if much else NONE)
 
 
+def _kv_capacity(study: StudyTables, config: str) -> Score:
+    """Return how many requests of `max_model_len` fit into the KV cache at once, and its blocks.
+
+    Blocks alone where the engine has no longest request. Marked where fewer than plain's remain.
+    """
+    rows = {row.metric: row for row in study.of(RESOURCE)
+            if row.config == config and row.own is not None}  # fmt: skip
+    blocks, tokens = rows.get("kv_blocks"), rows.get("kv_tokens")
+    if blocks is None or blocks.own is None:
+        return Score("recorded", LOST, "not")
+    requests = ""
+    longest = {row.setting: row.value for row in study.engine if row.config == config}.get(
+        "max_model_len", ""
+    )
+    if longest.isdecimal() and tokens is not None and tokens.own is not None:
+        requests = text.number(tokens.own / int(longest), 2)
+    ends = [row.difference for row in (blocks, tokens) if row is not None]
+    # A count that is the same in every launch has no interval.
+    fewer = any((d if high is None else high) < 0 for d, _, high in ends if d is not None)
+    return Score(f"({blocks.own:,.0f})", COSTS if fewer else NONE, requests)
+
+
 def scorecard(study: StudyTables) -> Figure:
     """Draw the scorecard as a picture: a coloured cell for each answer, with its sign."""
     names, lines = scores(study)
@@ -218,6 +243,7 @@ def scorecard(study: StudyTables) -> Figure:
             f"the rest has no verdict: ▲ is at least {OF_MOST:.0%} of the most in its column and"
             f" {OF_PLAIN:.0%} of plain's, its interval above zero"
         ),
+        study.against(KV_WORDS),
     ]
     notes += filter(None, [requests_of_cells(study), exposed_words(study)])
     figure = style.new_figure(study, style.PAGE_IN, SCORE_IN * (len(lines) + 1), notes)
@@ -225,7 +251,9 @@ def scorecard(study: StudyTables) -> Figure:
     axes.set_axis_off()
     # The rest is shared by what the longest line of a heading takes.
     rest = [max(8, *map(len, name.split(", "))) for name in names[len(VERDICT_METRICS) :]]
-    widths = [1.3, *[1.3] * len(VERDICT_METRICS), *(0.62 * len(rest) * n / sum(rest) for n in rest)]
+    latency = [1.22] * len(VERDICT_METRICS)
+    room = min(0.62 * len(rest), style.PAGE_IN - 1.3 - sum(latency))
+    widths = [1.3, *latency, *(room * n / sum(rest) for n in rest)]
     starts = [sum(widths[:k]) for k in range(len(widths))]
     axes.set(xlim=(0, sum(widths)), ylim=(len(lines) + 0.5, -0.5))
     for x, name in zip(starts[1:], names, strict=True):
@@ -236,6 +264,6 @@ def scorecard(study: StudyTables) -> Figure:
             paper, ink = LOOKS.get(cell.kind, ("white", "black"))
             place = (x + 0.02, y - 0.46)
             axes.add_patch(Rectangle(place, width - 0.04, 0.92, color=paper, lw=0))
-            said = "\n".join(style.fitted(words, width - 0.1) for words in cell.words if words)
+            said = "\n".join(style.fitted(words, width - 0.07) for words in cell.words if words)
             axes.text(x + 0.05, y, said, color=ink, va="center")
     return style.laid_out(figure)

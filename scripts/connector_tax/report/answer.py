@@ -38,7 +38,7 @@ from connector_tax.figures.taxes import other_waits
 from connector_tax.foreign import printable
 from connector_tax.report.launches import overhead, read_launches
 
-TABLE_WIDTH = 176
+TABLE_WIDTH = 196
 MORE = f"over {MOST_BLOCKS}"
 AXES: dict[str, Literal["input_tokens", "output_tokens"]] = {
     "H5": "input_tokens",
