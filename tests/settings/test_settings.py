@@ -180,6 +180,21 @@ def test_broken_stub_is_not_resolved_with_status_3(
     assert "refuses:" not in out
 
 
+def test_model_whose_plain_is_not_resolved_has_one_line_and_no_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = next(cell for cell in CELLS if cell["case"] == "plain")
+    error = _cell()["error"] | {"text": "Model architectures ['NoSuch'] are not supported"}
+    cell = {**plain, "settings": {}, "capacity": [], "error": error}
+    messages = [*MESSAGES[:2], cell, {"kind": "end"}]
+    status, out, _ = _answer(capsys, "--python", _replayed(tmp_path, messages), *TINY)
+    assert status == 3
+    lines = [line for line in out.splitlines() if cell["model"] in line]
+    assert len(lines) == 1
+    assert "plain: not resolved: Model architectures ['NoSuch'] are not supported" in lines[0]
+    assert "hybrid manager" not in out
+
+
 def test_missing_names_are_told_with_the_version(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -232,6 +247,7 @@ def test_program_that_ends_early_is_told_with_its_last_lines(
         (["--", "--tensor-parallel-size=2"], "this is set by --tp"),
         (["--", "--trust-remote-code"], "no code of a model is run"),
         (["--model", "no/such/model"], "no such folder; allowed: a folder, OWNER/NAME, or"),
+        (["--model", "Qwen3-8B", "--model", "Qwen3-8B"], "'Qwen3-8B' is the name of two models"),
         (["--unknown"], "unrecognized arguments: --unknown"),
     ],
 )

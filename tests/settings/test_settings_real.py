@@ -39,7 +39,19 @@ def test_three_models_with_four_connectors_resolve_as_recorded(
     assert rows == sorted(recorded, key=lambda row: key.index((row["model"], row["connector"])))
 
 
-def test_stub_without_a_method_is_not_resolved(
+def test_manager_forced_on_is_refused_for_a_connector_without_support(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flag = ["--", "--no-disable-hybrid-kv-cache-manager"]
+    names = ["--connector", "LMCacheConnectorV1", "--connector", "NixlConnector"]
+    assert main(["--model", "gpt-oss-20b", *names, "--json", *flag]) == 1
+    rows = {row["connector"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
+    reason = "Connector LMCacheConnectorV1 does not support HMA but HMA is enabled."
+    assert rows["LMCacheConnectorV1"]["reason"].startswith(reason)
+    assert rows["NixlConnector"]["state"] == "resolves"
+
+
+def test_stub_without_a_method_fails_the_proof(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "inside"
@@ -49,10 +61,9 @@ def test_stub_without_a_method_is_not_resolved(
     program.write_text(METHOD.sub("", whole))
     assert program.read_text() != whole
     monkeypatch.setattr(run, "PROGRAM", program)
-    assert main(["--model", "tiny-qwen3", "--connector", "LMCacheConnectorV1"]) == 3
-    out = capsys.readouterr().out
-    assert "not resolved: ContractError: Executor.determine_available_memory" in out
-    assert "refuses:" not in out
+    assert main(["--model", "gpt-oss-20b", "--connector", "LMCacheConnectorV1"]) == 3
+    err = capsys.readouterr().err
+    assert "lacks what this command uses: plain of tiny-qwen3: ContractError: Executor.det" in err
 
 
 def test_unknown_architecture_is_not_resolved_with_one_line(

@@ -46,9 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             python = options.python or own_python()
             names = options.model or requests.MODELS
             models = [requests.model(name, Path(scratch)) for name in names]
+            _check_names([model["name"] for model in models])
             for model in models:
                 _fetch(python, model)
-            matrix = resolve(python, request_of(options, models))
+            proof = requests.model(requests.PROOF, Path(scratch))
+            matrix = resolve(python, request_of(options, models, proof))
     except ArtifactError as error:
         AnsweringParser(prog="connector-tax settings").error(str(error))
     except UnresolvedError as error:
@@ -66,13 +68,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status_of(matrix)
 
 
-def request_of(options: Namespace, models: list[Model]) -> Request:
+def _check_names(names: list[str]) -> None:
+    """Check that each model has its own name, by which its rows are found.
+
+    Raises:
+        ArtifactError: two have the same.
+    """
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ArtifactError(f"--model: {twice[0]!r} is the name of two models; allowed: one")
+
+
+def request_of(options: Namespace, models: list[Model], proof: Model) -> Request:
     """Return the request that the options ask for."""
     named: list[Case] = [*map(requests.connector, options.connector), *options.kv_transfer_config]
     cases = [requests.plain(), *named] if named else requests.all_cases()
     hidden = {} if options.python else {"CUDA_VISIBLE_DEVICES": ""}
     return {
         "gpu": None if options.python else options.gpu or "h200",
+        "proof": proof,
         "models": models,
         "cases": cases,
         "every": not named,
@@ -156,12 +169,13 @@ def _fetch(python: str, model: Model) -> None:
         raise UnresolvedError(f"{model['name']}: not a folder, and not fetched: {last[0]}")
 
 
+def lines(values: Sequence[object]) -> str:
+    """Return values as JSON, a line for each."""
+    return ",\n  ".join(json.dumps(value, ensure_ascii=False) for value in values)
+
+
 def json_text(matrix: Matrix) -> str:
     """Return the matrix as JSON, a line for each row."""
-
-    def lines(values: Sequence[object]) -> str:
-        return ",\n  ".join(json.dumps(value, ensure_ascii=False) for value in values)
-
     rows: Sequence[Row] = matrix["rows"]
     return (
         f'{{"vllm": {json.dumps(matrix["vllm"])},\n "request": {json.dumps(matrix["request"])},\n'

@@ -21,6 +21,8 @@ MODELS = (
 )
 # Lengths at which the capacity is resolved besides the model's own.
 LENGTHS = (8192, 32768)
+# The shape that proves that a vLLM can answer.
+PROOF = "tiny-qwen3"
 PLAIN = "plain"
 # Extra configuration without which a connector cannot be resolved, or means nothing.
 _HOST_CACHE = {"cpu_bytes_to_use": 1 << 30}
@@ -66,6 +68,7 @@ class Request(TypedDict):
 
     Attributes:
         gpu: the GPU that stands in, None for vLLM's own platform.
+        proof: the model whose plain row must resolve before any other is tried.
         every: add a case for each registered connector that has none.
         capacity: resolve the KV cache too, not only the configuration.
         lengths: further lengths for the capacity, in tokens.
@@ -76,6 +79,7 @@ class Request(TypedDict):
     """
 
     gpu: str | None
+    proof: Model
     models: list[Model]
     cases: list[Case]
     every: bool
@@ -194,7 +198,7 @@ def model(name: str, scratch: Path) -> Model:
         return {"name": folder.resolve().name, "folder": str(folder.resolve())}
     if "/" not in name and shape.is_file():
         target = scratch / name
-        target.mkdir()
+        target.mkdir(exist_ok=True)
         (target / "config.json").write_bytes(shape.read_bytes())
         return {"name": name, "folder": str(target)}
     if name.count("/") == 1 and not name.startswith((".", "/")):

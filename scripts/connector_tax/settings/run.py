@@ -22,11 +22,14 @@ class UnresolvedError(Exception):
 
 
 @contextmanager
-def started(python: str, request: Request) -> Iterator[Iterator[Message]]:
+def started(
+    python: str, request: Request, packages: Path | None = None
+) -> Iterator[Iterator[Message]]:
     """Yield the program's messages, `end` the last.
 
     Args:
         python: the interpreter of a vLLM.
+        packages: a folder of packages that precede the interpreter's own.
 
     Raises:
         UnresolvedError: the interpreter does not run, or the program ended early.
@@ -39,6 +42,8 @@ def started(python: str, request: Request) -> Iterator[Iterator[Message]]:
         # Its own cache: nothing is read from earlier runs, and nothing stays.
         environment = os.environ | {"VLLM_CACHE_ROOT": str(folder / "cache"),
                                     "TMPDIR": name}  # fmt: skip
+        if packages is not None:
+            environment["PYTHONPATH"] = str(packages)
         with (folder / "log").open("wb") as log:
             try:
                 process = subprocess.Popen(

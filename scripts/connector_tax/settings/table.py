@@ -153,6 +153,9 @@ def as_text(matrix: Matrix, *, bold: bool) -> str:
     lines = origin(matrix)
     for model in models_of(matrix):
         plain = plain_of(matrix, model)
+        if plain["state"] != RESOLVES:
+            lines += [f"{model}: {remark}" for remark in remarks(matrix, model)]
+            continue
         rows = [row for row in matrix["rows"] if row["model"] == model]
         names = columns(matrix, model)
         table = [[Cell(row["connector"]), *cells(row, plain)] for row in rows]
@@ -210,6 +213,9 @@ def as_markdown(matrix: Matrix) -> str:
     parts = [". ".join(origin(matrix)) + "."]
     for model in models_of(matrix):
         plain = plain_of(matrix, model)
+        if plain["state"] != RESOLVES:
+            parts.append("\n".join(f"{model}: {remark}" for remark in remarks(matrix, model)))
+            continue
         merged: dict[tuple[Cell, ...], list[str]] = {}
         for row in matrix["rows"]:
             if row["model"] == model:

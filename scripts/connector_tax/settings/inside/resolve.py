@@ -9,8 +9,9 @@ for each.
 usage: resolve.py REQUEST FD
 
 REQUEST is a JSON file (`connector_tax.settings.request.Request`); JSON lines go to descriptor FD:
-`vllm`, then `missing`, or `connectors`, a `cell` for every model and case, and `end`; `failed`
-where an error ends the program.
+`vllm`, then `missing` (names, or plain of the tiny model, that the proof did not find), or
+`connectors`, a `cell` for every model and case, and `end`; `failed` where an error ends the
+program.
 """
 
 import argparse
@@ -36,6 +37,18 @@ USED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("vllm.engine.arg_utils", "EngineArgs.create_engine_config", ("usage_context",)),
     ("vllm.usage.usage_lib", "UsageContext.OPENAI_API_SERVER", ()),
     ("vllm.distributed.kv_transfer.kv_connector.factory", "KVConnectorFactory._registry", ()),
+    (
+        "vllm.distributed.kv_transfer.kv_connector.factory",
+        "KVConnectorFactory.get_connector_class",
+        ("kv_transfer_config",),
+    ),
+    (
+        "vllm.distributed.kv_transfer.kv_connector.factory",
+        "KVConnectorFactory.create_connector",
+        ("config", "role", "kv_cache_config"),
+    ),
+    ("vllm.distributed.kv_transfer.kv_connector.v1", "KVConnectorRole.SCHEDULER", ()),
+    ("vllm.model_executor.models.registry", "_run_in_subprocess", ("fn",)),
 )
 # Of what the KV cache is resolved with, beyond the configuration.
 USED_FOR_CACHE: tuple[tuple[str, str, tuple[str, ...]], ...] = (
@@ -46,7 +59,6 @@ USED_FOR_CACHE: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("vllm.distributed", "initialize_model_parallel", ("tensor_model_parallel_size",)),
     ("vllm.distributed.parallel_state", "get_tp_group", ()),
     ("vllm.model_executor.model_loader.utils", "initialize_model", ("vllm_config",)),
-    ("vllm.model_executor.models.registry", "_run_in_subprocess", ("fn",)),
     ("vllm.v1.engine.core", "EngineCore._initialize_kv_caches", ("vllm_config",)),
     (
         "vllm.v1.core.kv_cache_utils",
@@ -171,9 +183,13 @@ def on_meta() -> Iterator[None]:
 
 
 def first_line(text: str) -> str:
-    """Return the first line of a text, at most MESSAGE_CHARACTERS of it."""
+    """Return the first line of a text, with the next where it ends in a colon.
+
+    At most MESSAGE_CHARACTERS of it.
+    """
     lines = text.strip().splitlines()
-    return lines[0][:MESSAGE_CHARACTERS] if lines else ""
+    words = lines[: 2 if lines and lines[0].endswith(":") else 1]
+    return " ".join(map(str.strip, words))[:MESSAGE_CHARACTERS]
 
 
 def described(error: BaseException) -> Json:
@@ -240,12 +256,11 @@ class Resolver:
         self._arguments: Any = EngineArgs
         self._parser: argparse.ArgumentParser = EngineArgs.add_cli_args(_parser_class()())
         self._parser.error = _refuse
-        if request["capacity"]:
-            registry: Any = importlib.import_module("vllm.model_executor.models.registry")
-            # vLLM inspects a model class in its own process, 16 to 31 s for each.
-            registry._run_in_subprocess = lambda fn: fn()
-            if operators is not None:
-                _import_classes(registry, request["models"])
+        registry: Any = importlib.import_module("vllm.model_executor.models.registry")
+        # vLLM inspects a model class in its own process, 16 to 31 s for each.
+        registry._run_in_subprocess = lambda fn: fn()
+        if operators is not None:
+            _import_classes(registry, request["models"])
 
     def cell(self, model: Json, case: Json) -> Json:
         """Return what one model and one case resolve to."""
@@ -263,6 +278,8 @@ class Resolver:
                 _lift(record)
             else:
                 record["settings"] |= {n: read(configuration) for n, read in RESOLVED.items()}
+            if case["transfer"] is not None and "error" not in record:
+                check_creation(configuration)
         except BaseException as error:
             record["error"] = described(error)
         record["notes"] = sorted(notes.lines)
@@ -375,6 +392,21 @@ class Resolver:
             "group_block_sizes": sorted({x.kv_cache_spec.block_size for x in groups}),
             "layout": layout,
         }  # fmt: skip
+
+
+def check_creation(configuration: Any) -> None:
+    """Run vLLM's checks before it creates the connector, and create none.
+
+    Raises:
+        ValueError: the hybrid manager is on and the connector does not support it.
+    """
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+    from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+
+    connector: Any = KVConnectorFactory.get_connector_class(configuration.kv_transfer_config)
+    # A class whose instances are None: its constructor is not called.
+    connector.__new__ = lambda *_, **__: None
+    KVConnectorFactory.create_connector(configuration, KVConnectorRole.SCHEDULER, None)
 
 
 def _lift(record: Json) -> None:
@@ -511,6 +543,23 @@ def cases_of(request: Json, registered: list[str]) -> list[Json]:
     return cases
 
 
+def unproven(request: Json, operators: Any) -> str | None:
+    """Return why plain of the tiny model is not resolved; None where it is."""
+    own = {"models": [request["proof"]], "kv_gib": 1.0, "lengths": [], "max_model_len": None,
+           "tp": 1, "arguments": []}  # fmt: skip
+    case: Json = {"name": "plain", "registered": None, "transfer": None, "arguments": []}
+    resolver = Resolver(request | own, operators)
+    cell = forked(functools.partial(resolver.cell, request["proof"], case))
+    if "died" in cell:
+        return f"plain of {request['proof']['name']}: the process ended with {cell['died']}"
+    if error := cell.get("error"):
+        return (
+            f"plain of {request['proof']['name']}: {error['type']}: {error['text']}"
+            f" ({error['frames'][-1]})"
+        )
+    return None
+
+
 def answer(request: Json, say: Callable[..., None]) -> None:
     """Send the answers to a request, `end` last."""
     os.environ.update(request["environment"])
@@ -528,6 +577,9 @@ def answer(request: Json, say: Callable[..., None]) -> None:
     import torch
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
+    if reason := unproven(request, operators):
+        say("missing", names=[reason])
+        return
     resolver = Resolver(request, operators)
     registered = list(KVConnectorFactory._registry)
     packages = {name: _installed(name) for name in request["packages"]}
