@@ -124,10 +124,10 @@ def _tax_words(launched: Launches, name: str, baseline: str, confidence: float) 
         return f"{us:,.0f} us, sd {plain.std(ddof=1):.1%}"
     plains = launched_plains(launched.name.tolist(), baseline)
     estimate = launched.contrast(name, plains)
-    if estimate is None or (ends := estimate.interval(confidence)) is None:
+    if estimate is None or not estimate.repeats:
         return "no interval"
-    tax, low, high = np.expm1((estimate.point, *ends))
-    return f"{us * tax:+.0f} us, {tax:+.1%} [{low:+.1%}, {high:+.1%}]"
+    low, high = estimate.interval(confidence)
+    return f"{us * estimate.point:+.0f} us, {estimate.point:+.1%} [{low:+.1%}, {high:+.1%}]"
 
 
 def _times(frame: pd.DataFrame, name: str) -> NDArray[np.float64]:
