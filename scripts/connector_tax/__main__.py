@@ -26,7 +26,7 @@ COMMANDS = {
     ),
     "loadgen": Command("loadgen.__main__", "loadgen", "load an OpenAI-compatible endpoint"),
     "engine": Command("engine.__main__", "study", "serve the embedded engine"),
-    "compare": Command("compare.__main__", "study", "two studies or archives, beside each other"),
+    "compare": Command("compare.__main__", "study", "compare two studies or archives"),
     "gate": Command("compare.gate", "study", "is every tax of a study below its bound?"),
     "archive": Command("provenance.pack", "study", "pack a study into one file, or unpack one"),
     "doctor": Command("rehearsal.doctor", "study", "is this machine fit for a study?"),

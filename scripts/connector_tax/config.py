@@ -265,7 +265,7 @@ def with_entries(
     for position, entry in enumerate(entries):
         if entry["id"] in by_id:
             where = f"{source}[{position}].id"
-            raise ConfigError(f"{where}: found {entry['id']!r} a second time; ids are unique")
+            raise ConfigError(f"{where}: found {entry['id']!r} twice; ids must be unique")
         absent = {
             "label": entry["id"].replace("_", " "),
             "role": None if entry["connector"] is None else "kv_both",

@@ -102,8 +102,8 @@ def read_links(folder: Path) -> list[tuple[str, SealLink]]:
 
 
 _WAY_OUT = (
-    "Nothing was changed. Put the file back as it was, from a copy or an archive; without it "
-    "nobody can tell that the study is as measured: move its folder away and measure anew"
+    "Nothing was changed. Restore the file from a copy or an archive. Without it nothing shows "
+    "that the study is as measured: move its folder away and measure it anew"
 )
 
 

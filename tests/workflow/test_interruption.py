@@ -234,7 +234,7 @@ def test_a_cell_that_was_cut_short_is_measured_again_by_the_same_command(folder:
     # Whatever finds it first, the end of the run names it and says what happens to it.
     assert (
         "DAMAGED plain/block0/A: results/tiny/runs/plain/block0/A/r20/requests_A_r20.jsonl is "
-        "missing or not what index.json says; what is damaged is measured again by the same command"
+        "missing or not what index.json says; rerun the same command to measure it again"
     ) in text_of(done)
     done = run(folder, RATES)
     assert done.returncode == 0, text_of(done)

@@ -195,7 +195,7 @@ rule patch_revert:
 onerror:
     if LACKING:
         raise WorkflowError(HINT)
-    # Whatever ended the run: the same command measures what failed or was damaged.
+    # Failed launches and damaged cells are measured again by the next run.
     for launch, reason in withdraw_failed(
         every_launch(STUDY), Path(RESULTS)
     ).items():
@@ -204,7 +204,7 @@ onerror:
             file=sys.stderr,
         )
     for line in withdraw_damaged(STUDY, Path(RESULTS)):
-        print(printable(f"DAMAGED {line} by the same command"), file=sys.stderr)
+        print(printable(f"DAMAGED {line}"), file=sys.stderr)
     if Path(RESULTS, "patch", "patch_status.json").exists():
         shell(
             f"python -m connector_tax.study.patch revert --study {RESULTS}/study.json"

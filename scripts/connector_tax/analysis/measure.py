@@ -258,7 +258,7 @@ def summarise_cell(cell_dir: Path) -> Row:
     """
     records = sorted(cell_dir.glob("cell_*.json"))
     if len(records) != 1:
-        raise ArtifactError(f"{cell_dir}: found {len(records)} files cell_*.json, wanted 1")
+        raise ArtifactError(f"{cell_dir}: found {len(records)} files cell_*.json; allowed: 1")
     record: CellRecord = read_json(records[0])
     file = cell_dir / paths.cell_log("requests", record["phase"], record["cell"])
     return summary_of(_read(file, read_blocks(file, None), record))

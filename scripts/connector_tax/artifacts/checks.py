@@ -65,7 +65,7 @@ CHECKS: Mapping[str, CheckKind] = {
         "requests were written later than scheduled (p99)",
         {
             "schedule_lag_p99_ms": Bound(
-                2.0, "how late requests were written: all of the 99th percentile's 95% interval"
+                2.0, "delay of sends: lower end of the 95% interval of the 99th percentile"
             ),
             "schedule_lag_ttft_fraction": Bound(
                 0.02, "or this share of the TTFT median, whichever is larger", most=1
@@ -175,7 +175,7 @@ CHECKS: Mapping[str, CheckKind] = {
         " or busy",
         {
             "max_woken_late_ms": Bound(
-                0.1, "how long after a step of an emulated device the host went on, median"
+                0.1, "median delay from the end of an emulated step to the host's wake-up"
             )
         },
         device="emulated",

@@ -70,7 +70,7 @@ def _validator() -> Any:
             if not branch_errors:
                 return
             context += branch_errors
-        yield ValidationError("matches none of what is allowed", context=context)
+        yield ValidationError("matches none of the allowed forms", context=context)
 
     def unique_items(_: Any, wanted: bool, instance: Any, __: Any) -> Iterator[Any]:
         items = instance if wanted and isinstance(instance, list) else []

@@ -48,8 +48,8 @@ from connector_tax.loadgen.summary import Checks, summarise
 from connector_tax.loadgen.sweep import judge_rate, judgement_record
 
 COHORTS = (
-    "closed loop with fixed lengths: requests that start together end together and stay in step, "
-    "so latencies are those of a server that gets its work in waves"
+    "closed loop with fixed lengths: requests that start together also end together, "
+    "so the server receives its work in waves, and latencies are measured under those"
 )
 
 

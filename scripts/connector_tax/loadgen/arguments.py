@@ -95,7 +95,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         parser.error("--arrivals has no effect with --rate inf")
     ends = ("duration", "min_completed", "stop_at_precision")
     if options.cooldown and options.requests and not any(given(options, end) for end in ends):
-        parser.error("--cooldown has no effect where only --requests end the run: no load is left")
+        parser.error("--cooldown has no effect when --requests alone ends the run: no load is left")
     if options.requests and options.warmup:
         parser.error(
             "--requests counts what is sent, warm-up and all; with --warmup: --duration, or "
@@ -212,7 +212,7 @@ def _add_endpoint(parser: argparse.ArgumentParser) -> None:
     add("--no-ready-check", action="store_true", help="do not ask it; needs --model")
     add = where.add_mutually_exclusive_group().add_argument
     add("--no-stream", action="store_true", help="ask for whole responses")
-    more = "finish reason that ends an answer well, beside the usual ones; may be repeated"
+    more = "further finish reason that counts as success; may be repeated"
     where.add_argument("--finish-reason", action="append", default=[], metavar="NAME", help=more)
     add("--no-usage", action="store_true", help="do not ask for token usage; events are counted")
 
@@ -226,7 +226,7 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     kind.add_argument("--sweep", type=sweep, metavar="1:32", help=doubled)
     kind.add_argument("--concurrency", type=int, help="sessions kept active, closed loop")
     add = load.add_argument
-    add("--requests", type=int, help="end when so many have been sent and have ended")
+    add("--requests", type=int, help="end after this many requests were sent and finished")
     add(
         "--duration",
         type=float,
@@ -235,14 +235,14 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     add("--arrivals", choices=["fixed", "jittered", "poisson", "gamma"], help="for --rate")
     add("--gamma-shape", type=float, help="1/shape is the squared variation; for --arrivals gamma")
     add("--rampup", type=float, help="s until all of --concurrency run; 0.2 ms each at least")
-    add("--warmup", type=float, default=0.0, help="s of load before what is measured")
-    add("--min-completed", type=int, help="measure on until so many have succeeded")
+    add("--warmup", type=float, default=0.0, help="s of load before the measurement")
+    add("--min-completed", type=int, help="continue measuring until this many requests succeeded")
     add("--max-duration", type=float, help="s, the most that --min-completed may take")
     narrow = "end before --duration, when the intervals of TTFT and TPOT p90 are as narrow (half)"
     add("--stop-at-precision", type=share_of_one, metavar="5%", help=narrow)
     add("--stop-overloaded", action="store_true", help="end when --inflight-cap is reached")
-    add("--max-errors", type=int, help="end when so many requests have failed")
-    goes_on = "load goes on, unmeasured, until what was measured is answered"
+    add("--max-errors", type=int, help="end after this many failed requests")
+    goes_on = "keep the load up, unmeasured, until all measured requests are answered"
     add("--cooldown", action="store_true", help=goes_on)
     again = (
         "of arrivals and prompts [another in every run, and printed]; a server that has seen the "
@@ -252,7 +252,7 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_requests(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_argument_group("what to send (one of the first six)")
+    what = parser.add_argument_group("requests to send (give one of the first six)")
     source = what.add_mutually_exclusive_group(required=True)
     source.add_argument("--session-file", type=Path, help="one session (a graph) per line")
     source.add_argument("--prompt", help="the same text in every request")
@@ -263,7 +263,7 @@ def _add_requests(parser: argparse.ArgumentParser) -> None:
     lines = "JSONL with prompt or messages, and max_tokens: each is sent once"
     source.add_argument("--prompts", type=Path, metavar="FILE", help=lines)
     add = what.add_argument
-    add("--repeat", action="store_true", help="begin --prompts again when they are used up")
+    add("--repeat", action="store_true", help="start --prompts over after the last one")
     add("--trace-speed", type=float, help="2: twice as fast")
     add("--trace-limit", type=int, metavar="N", help="only the first N requests")
     add("--trace-block", type=int, help="prompt tokens that a hash id stands for")
@@ -280,12 +280,12 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("how")
     add = how.add_argument
     add("--workers", type=int, default=1, help="processes that send")
-    add("--connections", type=int, help="the most of a worker [4096, or what open files allow]")
-    add("--inflight-cap", type=int, help="drop what is due beyond")
+    add("--connections", type=int, help="most per worker [4096, or the limit of open files]")
+    add("--inflight-cap", type=int, help="drop requests due beyond this number in flight")
     add("--timeout", type=float, default=600.0, help="s per request")
-    add("--drain", type=float, default=60.0, help="s after the end for what runs")
+    add("--drain", type=float, default=60.0, help="s to wait at the end for running requests")
     add("--no-affinity", action="store_true", help="do not pin to CPUs")
-    keep = "ms: how many requests keep all of these"
+    keep = "ms: count requests within all of these limits"
     add("--goodput", type=latency_limit, nargs="+", default=[], metavar="ttft:200", help=keep)
     add("--percentiles", type=percentiles, default="50,90,95,99", help="of every latency")
     add("--html", type=Path, help="a page with curves, checks and the command")

@@ -29,10 +29,10 @@ WRONG = {name: check.void for name, check in CHECKS.items()} | {
     "dropped": "requests were dropped at the in-flight cap",
     "intra_session_delay_p99_ms": "requests were sent late after their parents (p99)",
     "intra_session_early_ms": "a request was sent before its parents had ended",
-    "concurrent_sessions_max": "more sessions were active than asked for",
+    "concurrent_sessions_max": "more sessions were active than requested",
     "session_start_delay_p99_ms": "a free place was taken late (p99)",
 }
-_BUSY = "stop what else runs on its CPUs, give it more of them, or lower the load"
+_BUSY = "stop other programs on its CPUs, give it more CPUs, or lower the load"
 # What a user can do where a check fails.
 ADVICE = {
     "schedule_lag_p99_ms": _BUSY,
@@ -49,7 +49,7 @@ ADVICE = {
     "cpu_share": "raise --workers, or lower the load",
     "workers_died": "read the messages above; look whether memory ran out",
     "silent_workers": "read the messages above; look whether memory ran out",
-    "unopened_connections": "lower --connections, or look why the server takes no more",
+    "unopened_connections": "lower --connections, or find out why the server accepts no more",
     "unstamped_reads": "the clock was set during the run: repeat it",
     "lost_messages": "raise --workers, or lower the load",
 }

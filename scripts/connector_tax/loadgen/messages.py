@@ -41,12 +41,12 @@ FAILURES: dict[str, tuple[Status, str]] = {
     "error_event": ("error", "the server reported an error after status 200"),
     "missing_done": ("error", "the stream ended without [DONE], or the body without finish reason"),
     "missing_finish": ("error", "the stream ended with [DONE], but no choice had a finish reason"),
-    "bad_finish": ("error", "the answer ended with another finish reason than those of a good end"),
+    "bad_finish": ("error", "the answer ended with a finish reason that does not count as success"),
     "not_a_stream": ("error", "the answer with status 200 was no event stream"),
     "data_after_done": ("error", "tokens followed [DONE]"),
     "missing_usage": ("error", "the response carried no token usage"),
     "missing_token_ids": ("error", "the response carried no token ids, which the session inherits"),
-    "wrong_length": ("error", "prompt or completion tokens differ from what was asked for"),
+    "wrong_length": ("error", "prompt or completion tokens differ from the requested numbers"),
     "worker_died": ("error", "the worker process that held the request died"),
     "send_buffer_full": ("error", "the worker did not take the request; its buffer was full"),
     "oversized_message": ("error", "the result exceeded the message size limit between processes"),
@@ -81,7 +81,7 @@ PAUSE_LIMITS_NS = (100_000_000, 86_400_000_000_000)
 # What a success may lack where the load generator is not strict -> the text a user reads.
 TOLERATED: dict[Tolerated, str] = {
     "no_done": "the stream ended in order and with a finish reason, but without [DONE]",
-    "not_closed": "the stream said [DONE], but its end did not come or was cut",
+    "not_closed": "the stream sent [DONE], but did not end or was truncated",
     "prompt_length": "the server counted another number of prompt tokens than were sent",
 }
 

@@ -23,14 +23,14 @@ def check_outputs(options: argparse.Namespace) -> None:
     paths = [path for name in OUTPUTS if (path := getattr(options, name)) is not None]
     for first, second in itertools.combinations(paths, 2):
         if first.resolve() == second.resolve() and not first.is_char_device():
-            raise ValueError(f"{first}: found it for two outputs; allowed: one")
+            raise ValueError(f"{first}: same file given for two outputs")
     for path in paths:
         if standard_stream(path) is not None:
             continue
         place = path if path.exists() else path.resolve().parent
         if path.is_dir() or not os.access(place, os.W_OK):
             where = "the folder" if place != path else "it"
-            raise ValueError(f"{path}: {where} cannot be written to")
+            raise ValueError(f"{path}: {where} is not writable")
 
 
 def write_outputs(

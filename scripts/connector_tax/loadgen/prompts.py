@@ -76,14 +76,14 @@ def read_prompts(path: Path, chat: bool, max_tokens: int) -> Prompts:
 def _prompt(line: PromptLine, chat: bool) -> Prompt:
     if line.messages is not None:
         if line.prompt is not None:
-            raise ValueError("found both prompt and messages")
+            raise ValueError("both prompt and messages given")
         if not chat:
-            raise ValueError("found messages for a completions endpoint; add --chat")
+            raise ValueError("messages given for a completions endpoint; add --chat")
         if any("role" not in message for message in line.messages):
-            raise ValueError("found a message without a role")
+            raise ValueError("message without a role")
         return line.messages
     if line.prompt is None:
-        raise ValueError("found neither prompt nor messages")
+        raise ValueError("neither prompt nor messages given")
     if chat and not isinstance(line.prompt, str):
-        raise ValueError("found token ids for a chat endpoint, which takes text")
+        raise ValueError("token ids given, but a chat endpoint takes text")
     return line.prompt

@@ -104,7 +104,7 @@ def read_sessions(path: Path) -> list[Session]:
     with path.open("rb") as stream:
         for number, line in enumerate(stream, 1):
             if not line.strip():
-                raise ValueError(f"{path}:{number}: found a blank line; allowed: a session")
+                raise ValueError(f"{path}:{number}: blank line; allowed: one session per line")
             try:
                 session = decoder.decode(line)
             except msgspec.DecodeError as error:

@@ -132,11 +132,11 @@ def notes(summary: Summary) -> list[str]:
     lines += _token_notes(summary)
     if summary["paused"] and summary["configuration"]["concurrency"] is not None:
         lines.append(
-            f"{summary['paused']} failures made their place of the closed loop pause, for 1 s or "
-            "as Retry-After said: fewer requests were under way than --concurrency"
+            f"{summary['paused']} failures paused their place in the closed loop, for 1 s or as "
+            "Retry-After requests: fewer requests were in flight than --concurrency"
         )
     if summary["retried"]:
-        lines.append(f"{summary['retried']} sent again: a connection from the pool was dead")
+        lines.append(f"{summary['retried']} retried: a pooled connection was closed")
     if summary["waited_for_connection"]:
         lines.append(f"{summary['waited_for_connection']} waited for a connection (--connections)")
     return [*lines, *summary["notes"]]

@@ -138,7 +138,7 @@ class RecordSink:
             if self._file is not None:
                 with contextlib.suppress(OSError):  # a pipe or a device
                     self._file.truncate(self._written)
-            self.problem = f"{self._path}: {error.strerror}; it has what came before"
+            self.problem = f"{self._path}: {error.strerror}; earlier lines were written"
             self._stop_live()
             print(f"error: {self.problem}; the run goes on", file=sys.stderr)
 

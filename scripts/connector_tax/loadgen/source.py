@@ -124,7 +124,7 @@ def _check_prompts(sessions: list[Session], target: Target) -> None:
 def _trace(options: argparse.Namespace, target: Target) -> Source:
     for name in ("rate", "concurrency"):
         if getattr(options, name) is not None:
-            raise ValueError(f"{option_name(name)}: a trace has its own times; see --trace-speed")
+            raise ValueError(f"{option_name(name)}: a trace sets the times; see --trace-speed")
     trace = read_trace(options.trace, options.trace_limit, options.trace_block)
     stream = f"{options.seed}/trace"
     if target.chat or options.trace_words:

@@ -90,7 +90,7 @@ def verdict(summaries: Sequence[Mapping[str, Any]]) -> str:
     knee, last = highest_unsaturated(summaries), summaries[-1]
     kept = "no rate is kept up with" if knee is None else f"{knee:g} requests/s are kept up with"
     if not last["saturation"]["saturated"]:
-        return f"{kept}, the highest rate asked for: its limit is above it"
+        return f"{kept}, the highest requested rate; the server's limit is above it"
     reasons = [
         f"{CRITERIA[name].label}: {CRITERIA[name].said} is {row['value']:.2f}, "
         f"{'above' if CRITERIA[name].above else 'below'} {row['bound']:g}"

@@ -251,9 +251,9 @@ def _taxes(rehearsal: Rehearsal) -> Section:
         more = str(max(needed, default=""))
         rows.append([cell, metric, width, margin, f"{decided}/{len(taxes)}", more])
     note = (
-        f"With {rehearsal.study.document['blocks']} blocks, no connector costing anything beside "
-        "what the machine above says. A tax below +-% cannot be told from none. blocks: what "
-        f"decides the undecided in {POWER:.0%} of such studies."
+        f"With {rehearsal.study.document['blocks']} blocks and no connector cost beyond the "
+        "machine above. A tax below +-% cannot be distinguished from none. blocks: the number "
+        f"that decides the undecided ones in {POWER:.0%} of such studies."
     )
     headings = ["cell", "metric", "+-%", "margin %", "decided", "blocks"]
     return Section("Taxes", [note], headings, rows)

@@ -150,7 +150,7 @@ def _embedded(study: StudyDocument) -> Machine:
         startup_s=engine_of(study["config"]["engine"]).startup_s,
         front_ns=0,
         kv_tokens=options.kv_blocks * options.kv_block_size,
-        source=("Step costs and taxes are those of the embedded engine's own definition.",),
+        source=("Step costs and taxes come from the embedded engine's definition.",),
     )
     return machine.noisy(NOISES["embedded"])
 
@@ -189,7 +189,7 @@ def _on_accelerator(study: StudyDocument, names: RehearsalSection) -> Machine:
             f"{gpu}: {accelerator['bf16_tflops']:g} TFLOP/s bf16, "
             f"{accelerator['bandwidth_gb_s']:g} GB/s, "
             f"{accelerator['memory_mib'] / 1024:.0f} GiB ({accelerator['source']}).",
-            f"Taken to reach {reached['linear']:.0%} of the arithmetic in matrix products, "
+            f"Assumed to reach {reached['linear']:.0%} of the arithmetic in matrix products, "
             f"{reached['attention']:.0%} in attention, {reached['bandwidth']:.0%} of the "
             f"bandwidth, and {reached['besides_us'] / 1e3:g} ms a step besides; beside it the "
             f"host, {reached['host_us'] / 1e3:g} ms a step: assumptions, to be replaced by a "

@@ -58,8 +58,8 @@ QUESTIONS = {
     ),
     "H3": (
         "The framework is less than half of the Mooncake tax",
-        "most of it can be saved in the connector's own code",
-        "another connector would pay most of it too: it is to be saved in vLLM's framework",
+        "a change of the connector can save most of it",
+        "another connector would cost most of it too; only a change of vLLM can save it",
     ),
     "H4": (
         "Stacked connectors' taxes add up",
@@ -69,7 +69,7 @@ QUESTIONS = {
     "H5": (
         "The TTFT tax grows with input length",
         "it has a part per prompt token: long prompts pay more",
-        "it is a fixed share, whatever the prompt's length",
+        "it is the same share at every prompt length",
     ),
     "H6": (
         "The TPOT tax grows with output length",
@@ -83,8 +83,8 @@ REPORTED = {"met": "reported", "not met": "not reported"}
 # Words of each success criterion, and the hypotheses whose numbers it needs; one that needs some
 # asks no more than that a number is there.
 CRITERIA: dict[int, tuple[str, tuple[str, ...]]] = {
-    1: ("The Mooncake tax at ref_safe, beside the prior", ("H1",)),
-    2: ("The NIXL–Mooncake gap at ref_safe, beside the prior", ("H2",)),
+    1: ("The Mooncake tax at ref_safe, compared with the prior", ("H1",)),
+    2: ("The NIXL–Mooncake gap at ref_safe, compared with the prior", ("H2",)),
     3: ("The share of the no-op connector in the tax", ("H3",)),
     4: ("The departure from additivity", ("H4",)),
     5: ("Sign and size of the growth with length", ("H5", "H6")),
@@ -142,13 +142,13 @@ def limits(study: StudyTables) -> str:
     """Return what a study of this kind of engine cannot show."""
     engine = study.settings["engine"]
     if study.emulated:
-        return "The costs were set in a file: nothing here is of vLLM or of a GPU."
+        return "The engine is emulated with costs set in a file: no number describes vLLM or a GPU."
     if engine.get("device_time"):
         return (
-            "No GPU was there, steps wait for a set time: this says nothing of a GPU's latencies,"
-            " memory or copies."
+            "Measured without a GPU, with emulated step times: no number describes a GPU's"
+            " latencies, memory or copies."
         )
-    here = "It says nothing of transfers between servers, nor of other models, loads or machines."
+    here = "It does not cover transfers between servers, or other models, loads or machines."
     if engine.get("device") == "cpu":
         return f"The model and connectors' threads share CPU cores: no number of a GPU. {here}"
     return here
@@ -216,8 +216,8 @@ def _undecided(study: StudyTables, chosen: Sequence[Compared]) -> str:
     valid = sorted({row.n_blocks or 0 for _, rows in chosen for row in rows})
     had = f"{valid[0]}" if len(valid) == 1 else f"{valid[0]} to {valid[-1]}"
     return (
-        f"cannot tell of {names}. In brackets: the blocks that decide it in {POWER:.0%} of studies."
-        f" This one has {had}; a block takes {_block_minutes(study)} min"
+        f"undecided: {names}. In brackets: the blocks that decide it in {POWER:.0%} of studies;"
+        f" this one has {had}, and a block takes {_block_minutes(study)} min"
     )
 
 

@@ -42,8 +42,8 @@ def void_lines(ended: Iterable[Launch], study_folder: Path) -> list[str]:
                 causes[cause] += 1
                 stolen.append(stolen_share(folder, cell.cell))
     again = f"connector-tax remeasure {study_folder}, then the same command"
-    mends = dict.fromkeys(MACHINE_CAUSES, f"end what else runs on the machine; {again}")
-    mends[OVERLOADED] = "it would be so again; offer less: `shape_rates`, or lower rates"
+    mends = dict.fromkeys(MACHINE_CAUSES, f"stop other programs on the machine; {again}")
+    mends[OVERLOADED] = "a retry would overload again; offer less: `shape_rates`, or lower rates"
     lines = [
         f"VOID {number} {'cell' if number == 1 else 'cells'}: {cause}. {mends.get(cause, again)}"
         for cause, number in causes.most_common()
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """End non-zero, saying what is missing, unless every launch is done or skipped for a reason."""
     parser = study_parser("study.complete", main.__doc__)
     end = parser.add_mutually_exclusive_group(required=True)
-    end.add_argument("--out", type=Path, help="what marks the whole study complete")
+    end.add_argument("--out", type=Path, help="file that marks the study complete")
     end.add_argument("--phase", choices=PHASES, help="judge the launches of one phase")
     return run_command(parser, argv, _conclude)
 
@@ -81,8 +81,8 @@ def _conclude(arguments: argparse.Namespace) -> int:
     for launch, reason in failed.items():
         print(printable(f"MISSING {launch.folder(folder)}: {reason}"), file=sys.stderr)
     print(
-        f"{len(failed)} launches failed. Figures and report show the study without their cells; "
-        "the same command measures what is missing.",
+        f"{len(failed)} launches failed. Figures and report omit their cells; "
+        "rerun the same command to measure what is missing.",
         file=sys.stderr,
     )
     return 1

@@ -315,13 +315,13 @@ def _listening(study: StudyDocument) -> Finding:
     reachable = []
     for connector, environment in _connectors(study):
         if connector.startswith("Mooncake"):
-            reachable.append("Mooncake to every address, whatever is set")
+            reachable.append("Mooncake listens on every address, whatever is configured")
         elif connector.startswith("Nixl") and environment.get(UCX_DEVICES) != "lo":
             reachable.append(f"NIXL to the machine's own address, unless {UCX_DEVICES} is lo")
     if not reachable:
         return Finding("listening", "ok", "on 127.0.0.1 alone")
     text = "; ".join(dict.fromkeys(reachable))
-    return Finding("listening", "warn", f"{text}: open to the network where no firewall is")
+    return Finding("listening", "warn", f"{text}: open to the network unless a firewall blocks it")
 
 
 def _connectors(study: StudyDocument) -> Iterator[tuple[str, dict[str, str]]]:

@@ -136,7 +136,7 @@ def durations_of(study: StudyDocument) -> Durations:
     if kind.emulated or "accelerator" not in names:
         why = "no model of this machine" if kind.emulated else "no accelerator in `rehearsal`"
         how = "assumed" if engine.get("device") == "cuda" else "as in the shipped studies"
-        source = f"if the server keeps up with every rate, a start-up of {kind.startup_s:g} s {how}"
+        source = f"if the server keeps up with every rate; start-up of {kind.startup_s:g} s {how}"
         return Durations(kind.startup_s, probes_s, f"{source}; {why}")
     flags, emulated = engine["flags"], engine["device"] == "emulated"
     accelerator, reached = read_accelerator(names["accelerator"])

@@ -165,7 +165,7 @@ def watch_parent(on_death: Callable[[], None], say: Callable[[str], object]) -> 
         descriptor = -1
     # Looked at when it can no longer become another's pid unnoticed.
     if not _runs(parent):
-        say(f"{PARENT_VARIABLE} names process {pid}, which is gone; unset it to run by hand")
+        say(f"{PARENT_VARIABLE} names process {pid}, which has ended; unset it to run by hand")
         on_death()
 
     def wait() -> None:
@@ -312,8 +312,8 @@ def _remove_ended(path: Path) -> None:
         pid = owner["process"].partition(":")[0]
         raise OwnerError(
             f"{owner['launch']} is being measured by process {pid} of {owner['machine']}{job}, "
-            f"since {owner['since_utc']}. Wait for it, or end it ({end}); then the same command "
-            f"carries on. This machine is {machine_alias()}."
+            f"since {owner['since_utc']}. Wait for it, or end it ({end}); then rerun the same "
+            f"command. This machine is {machine_alias()}."
         )
     aside = path.with_name(f".{path.name}.ended.{os.getpid()}@{platform.node()}.tmp")
     with contextlib.suppress(FileNotFoundError):

@@ -165,7 +165,7 @@ def _entry(launch: Launch, folder: Path, cell: CellPlan, outcome: LaunchOutcome)
     try:
         content = cells.read_intact(folder, launch.phase, name)
     except ArtifactError as error:
-        raise ArtifactError(f"{error}; the same command measures the cell again") from None
+        raise ArtifactError(f"{error}; rerun the same command to measure the cell again") from None
     if content is None:
         return CellEntry(name, "missing", outcome.reason, {})
     return finished_cell(content, folder / name)
@@ -489,8 +489,8 @@ class LaunchDriver:
                     aside = move_aside(self.folder / cell["cell"], "void")
                     raise LoadGeneratorError(
                         f"a worker of the load generator died in cell {cell['cell']} (kept as "
-                        f"{aside.name}); out of memory, or killed. Nothing more is measured with "
-                        "what is left of it: the same command measures the missing cells"
+                        f"{aside.name}); out of memory, or killed. The launch stops here: "
+                        "rerun the same command to measure the missing cells"
                     )
                 if content["valid"]:
                     measured.append(f"{cell['cell']} {_counted(content['counts'])}")
@@ -501,7 +501,7 @@ class LaunchDriver:
                 reasons = "; ".join(content["void_reasons"])
                 self.progress.say(f"cell {cell['cell']} VOID: {reasons}{who}")
                 if content["cooldown"]["ended_by"] == "overloaded":
-                    self.progress.say("overloaded: it would be so again, and is not measured again")
+                    self.progress.say("overloaded; not retried, since it would overload again")
                     break
                 if self._sends_prompts:
                     self.progress.say("the server knows these prompts now: not measured again")
@@ -576,7 +576,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--block", type=int, required=True)
     parser.add_argument("--phase", choices=PHASES, required=True)
     parser.add_argument("--log", type=Path, required=True)
-    words = "what vllm.overlay.engine_files says, as JSON; not given: asked of the machine"
+    words = "output of vllm.overlay.engine_files, as JSON; default: read from the machine"
     parser.add_argument("--engine-files", type=json.loads, help=words)
     # A full or read-only disk leaves no index.json: the next run measures what is missing.
     refusals = (ArtifactError, ConfigError, DeviceError, OwnerError, ChildError, OSError)
@@ -609,8 +609,8 @@ def _drive(arguments: argparse.Namespace) -> int:
                 withdraw_failed(every_launch(study), arguments.study.parent)
                 progress.say(
                     f"{launch.name} failed, and every tax is a comparison with {baseline}: the run "
-                    f"ends here. The server's logs are in {driver.folder}. When the cause is "
-                    "mended, the same command carries on at this launch; what is measured is kept."
+                    f"ends here. The server's logs are in {driver.folder}. Fix the cause and "
+                    "rerun the same command: it resumes at this launch and keeps measured ones."
                 )
                 return 1
     except StopRequested:

@@ -313,8 +313,8 @@ def preflight(study_file: Path) -> dict[str, GateRecord]:
                 raise NoBaselineError(
                     f"{baseline} did not pass its gate, and every tax is a comparison with it: "
                     f"nothing is measured. {reason}\nThe whole log: "
-                    f"{folder / gate}.log. When the cause is mended, the same command "
-                    "asks again."
+                    f"{folder / gate}.log. Fix the cause and rerun the same "
+                    "command."
                 )
             status[entry["id"]] = record
     return status

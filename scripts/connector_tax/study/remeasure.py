@@ -188,7 +188,7 @@ def withdraw_damaged(study: StudyDocument, folder: Path) -> list[str]:
         damage = _damage(path)
         if damage is not None:
             _withdraw(path, paths.DAMAGED_INDEX)
-            lines.append(f"{launch.name}: {damage}; what is damaged is measured again")
+            lines.append(f"{launch.name}: {damage}; rerun the same command to measure it again")
     return lines
 
 

@@ -275,7 +275,7 @@ class Server:
                 log = self._tail_of(f"{companion.name}.log")
                 raise self._end_of_process(f"{companion.name} ended {when}\n{log}")
         if status == 0 and self.command.callers:
-            why = "a server has to stay in the foreground, in its own process or its client's"
+            why = "a server must stay in the foreground, in its process or its client's"
             raise ServerError(f"the command ended {when}: {why}\n{self.log_tail()}")
         if status is not None:
             end = f"the server ended with status {status} {when}\n{self.log_tail()}"

@@ -85,7 +85,7 @@ def fallback_reason(paths: Mapping[str, str]) -> str | None:
     """
     if paths.get("Mooncake protocol") == "rdma" and paths.get("Mooncake RDMA devices") == "0":
         return (
-            "Mooncake is to use rdma, found no RDMA device and falls back to tcp; ask for it: "
+            "Mooncake should use rdma but found no RDMA device and falls back to tcp; set "
             "engine.forms.<id>.extra_config.mooncake_protocol: tcp"
         )
     if "LMCache kernels" in paths:
