@@ -129,6 +129,17 @@ def _veeksha_ttft(folder: Path) -> tuple[float, float]:
     return float(np.percentile(ttft_ms, 50)), float(np.percentile(ttft_ms, 99))
 
 
+def _perf_analyzer_file(load: Mapping[str, Any]) -> dict[str, Any]:
+    payload = {"model": "m", "prompt": PROMPT, "max_tokens": load["tokens"], "stream": True}
+    return {"data": [{"payload": [payload | {"ignore_eos": True}]}]}
+
+
+def _perf_analyzer_ttft(folder: Path) -> tuple[float, float]:
+    (experiment,) = json.loads((folder / "requests.json").read_text())["experiments"]
+    ttft_ms = [(r["response_timestamps"][0] - r["timestamp"]) / 1e6 for r in experiment["requests"]]
+    return float(np.percentile(ttft_ms, 50)), float(np.percentile(ttft_ms, 99))
+
+
 OWN = "this load generator"
 CLIENTS = {
     OWN: Client(
@@ -170,6 +181,15 @@ CLIENTS = {
         "--request-rate {rate!r} --burstiness 1000000",
         "--max-concurrency {places}",
         reported("vllm.json", p50="p50_ttft_ms", p99="p99_ttft_ms"),
+    ),
+    "perf_analyzer": Client(
+        "-m m --service-kind openai -u {address} --endpoint v1/completions --async"
+        " --input-data {folder}/config.yml --request-count {count}",
+        "--profile-export-file {folder}/requests.json",
+        "--request-rate-range {rate!r} --request-distribution constant",
+        "--concurrency-range {places}",
+        _perf_analyzer_ttft,
+        _perf_analyzer_file,
     ),
     "veeksha": Client(  # the program is the Python it is installed in
         "-m veeksha.benchmark --benchmark-config-from-file {folder}/config.yml",
@@ -308,7 +328,8 @@ def measure(
         prompts.write_text((line + "\n") * count)
         with EventServer(server_cpu) as server:
             load = {
-                "url": f"http://127.0.0.1:{server.port}", "rate": rate_rps, "places": places,
+                "url": f"http://127.0.0.1:{server.port}",
+                "address": f"127.0.0.1:{server.port}", "rate": rate_rps, "places": places,
                 "count": count, "tokens": tokens, "tokenizer": options.tokenizer,
                 "folder": folder, "prompts": prompts,
             }  # fmt: skip
