@@ -14,6 +14,7 @@ import pytest
 from connector_tax.ab.arguments import parse
 from connector_tax.ab.ask import AskError, asked
 from connector_tax.ab.design import engine_section
+from connector_tax.config import refuse_secrets
 from connector_tax.servers.kinds import free_port
 from connector_tax.study.endpoint import PATIENCE_S
 from connector_tax.study.scraper import MetricsSampler
@@ -46,6 +47,7 @@ def ask(root: Path, url: str, *further: str) -> str:
                      "--shape", "8x8", *further])  # fmt: skip
     overlay.install(root / "patch" / "overlay")
     section = engine_section(options)
+    refuse_secrets(section, "design")
     with asked("baseline", section, root, timeout_s=60, model=None, chat=False, say=print) as (
         server,
         found,

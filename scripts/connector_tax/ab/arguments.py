@@ -187,7 +187,7 @@ def access_of(options: argparse.Namespace) -> AccessSection:
     """Return how the servers are reached."""
     access: AccessSection = {}
     if options.api_key_env is not None:
-        access["api_key_env"] = options.api_key_env
+        access["variable"] = options.api_key_env
     if options.ca_file is not None:
         access["ca_file"] = str(options.ca_file)
     if options.insecure:

@@ -33,7 +33,7 @@ MOST_BLOCKS = 12
 
 def arguments_of(options: argparse.Namespace) -> dict[str, Any]:
     """The arguments that a measurement depends on."""
-    unused = ("export_markdown", "json", "max", "name", "device", "ready_timeout")
+    unused = ("api_key_env", "export_markdown", "json", "max", "name", "device", "ready_timeout")
     told = {key: value for key, value in sorted(vars(options).items()) if key not in unused}
     for key, value in told.items():
         if isinstance(value, Path):

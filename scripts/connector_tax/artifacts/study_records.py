@@ -103,7 +103,7 @@ class ServedSection(TypedDict):
 class AccessSection(TypedDict, total=False):
     """How servers are reached that ask for a key, or whose certificate nobody else trusts."""
 
-    api_key_env: Text  #: variable that holds the key, which is recorded nowhere
+    variable: Text  #: environment variable that holds the key, which is recorded nowhere
     ca_file: Text  #: PEM certificates to trust instead of the system's
     insecure: bool  #: any certificate is trusted
 

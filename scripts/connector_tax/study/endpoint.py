@@ -39,7 +39,7 @@ class Endpoint:
         return make_target(
             argparse.Namespace(
                 url=f"{self.url}/v1", chat=chat, header=[], finish_reason=[], no_stream=False,
-                no_ready_check=False, model=None, api_key_env=self.access.get("api_key_env"),
+                no_ready_check=False, model=None, api_key_env=self.access.get("variable"),
                 ca_file=trust.get("ca_file"), insecure=trust.get("insecure", False),
             )
         )  # fmt: skip

@@ -227,7 +227,7 @@ class Server:
         answer = self._answer("/v1/models")
         status = answer.status_code if isinstance(answer, httpx.Response) else None
         if status in (401, 403):
-            name = self.endpoint.access.get("api_key_env")
+            name = self.endpoint.access.get("variable")
             raise ServerError(
                 f"/v1/models answers {status}: it refuses the key of {name}"
                 if name
