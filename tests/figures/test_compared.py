@@ -15,6 +15,7 @@ from connector_tax.figures.compared import (
 )
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, write_json
+from connector_tax.report.page import shown_sections
 from connector_tax.servers.command import split_command
 from tests.figures.figure_study import write_study
 from tests.figures.figure_tables import Design
@@ -87,3 +88,14 @@ def test_markdown_has_the_commands_and_every_latency(study: StudyTables) -> None
     assert "**--kv-transfer-config**" in page
     assert page.count("\n| ") == len(latencies(study)) + 2
     assert known(latencies(study)[0].own[0]) > 0
+
+
+def test_page_of_a_comparison_has_no_section_without_content(study: StudyTables) -> None:
+    rates = study.settings["phase_a"]["rates_rps"]
+    assert len(rates) > 1
+    shown = shown_sections(study, steps_known=True)
+    assert "hypotheses" not in shown
+    assert {"saturation", "steps"} <= {*shown}
+    study.settings["phase_a"]["rates_rps"] = rates[:1]
+    assert not {"saturation", "steps"} & {*shown_sections(study, steps_known=False)}
+    study.settings["phase_a"]["rates_rps"] = rates

@@ -24,6 +24,18 @@ from connector_tax.seals import changed_settings
 
 SVG, GZIP = "image/svg+xml", "application/gzip"
 DOWNLOADS = tuple(name for name in paths.ANALYSIS_FILES if name.endswith(".csv"))
+SECTIONS = {
+    "evidence": "Evidence",
+    "saturation": "Saturation",
+    "resources": "Resources",
+    "hypotheses": "Hypotheses",
+    "taxes": "Every tax",
+    "steps": "Engine steps",
+    "validity": "Validity",
+    "order": "Run order",
+    "method": "Method and environment",
+    "files": "Files",
+}
 RAW_FILES = (
     paths.STUDY,
     paths.ENVIRONMENT,
@@ -65,6 +77,8 @@ def context(study: StudyTables) -> dict[str, Any]:
     launches = runs.read_launches(study)
     over_time = [(launch, series.series_of(launch)) for launch in launches]
     counts = Counter(cell.status for launch in launches for cell in launch.cells)
+    scores, step_kinds = resources.scores(study), effects.step_kinds(study)
+    shown = shown_sections(study, bool(step_kinds))
     return {
         "study": study,
         "plain": study.against("plain"),
@@ -72,7 +86,11 @@ def context(study: StudyTables) -> dict[str, Any]:
         "effects": effects,
         "runs": runs,
         "series": series,
-        "scores": resources.scores(study),
+        "scores": scores,
+        "largest": any(cell.words[1].startswith("▲") for _, of in scores[1] for cell in of),
+        "step_kinds": step_kinds,
+        "shown": shown,
+        "sections": [(name, SECTIONS[name]) for name in shown],
         "requests_of_cells": resources.requests_of_cells(study),
         "commands": compared.commands(study),
         "load": compared.load(study),
@@ -100,6 +118,18 @@ def context(study: StudyTables) -> dict[str, Any]:
         ],
         "raw_files": [name for name in RAW_FILES if (study.root / name).exists()],
     }
+
+
+def shown_sections(study: StudyTables, steps_known: bool) -> list[str]:
+    """Return the sections of a page: a comparison of commands has those that hold something."""
+    if not compared.commands(study):
+        return list(SECTIONS)
+    absent = {"hypotheses"}
+    if len(study.settings["phase_a"]["rates_rps"]) < 2:
+        absent.add("saturation")
+    if not steps_known:
+        absent.add("steps")
+    return [name for name in SECTIONS if name not in absent]
 
 
 def _figure(study: StudyTables, name: str) -> dict[str, str]:
