@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from connector_tax.ab.__main__ import Line
+from connector_tax.ab.__main__ import Line, fitted
 from connector_tax.ab.answer import Answer, all_void
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.checks import BOUNDS
@@ -93,6 +93,15 @@ def test_besides_names_what_differs_corrected_for_the_number_of_resources(tmp_pa
     # Two resources share the level.
     assert said(memory, ("startup_s", 0.1, 0.4)) == "besides: no difference found"
     assert said() == "besides: nothing is known"
+
+
+@pytest.mark.parametrize("width", [39, 40, 80, 200])
+def test_progress_keeps_the_parts_that_fit_the_terminal(width: int) -> None:
+    parts = ["block 12 of 12", "13:20 left", "TTFT +28.1%", "TPOT +9.4%", "x" * 200]
+    line = fitted(parts, width)
+    assert len(line) <= width
+    assert line.startswith("block 12 of 12, 13:20 left")
+    assert ("TPOT +9.4%" in line) is (width >= 52)
 
 
 def test_the_line_is_cut_to_the_terminals_width(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,7 @@ from connector_tax.ab.design import (
 from connector_tax.ab.load import Load, LoadError
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import read_index
+from connector_tax.artifacts.metrics import WORDS
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import Study, launches, load_study
 from connector_tax.artifacts.study_records import StudyDocument
@@ -82,15 +83,21 @@ class Line:
         self._live = sys.stderr.isatty()
         self._shown = ""
 
-    def show(self, text: str, *, passing: bool = False) -> None:
-        """Replace the line; `passing`: nothing but the time has changed."""
-        text = printable(text)
+    def show(self, text: str, *more: str, passing: bool = False) -> None:
+        """Replace the line.
+
+        Args:
+            more: further parts, of which a terminal shows those that fit.
+            passing: nothing but the time has changed.
+        """
         if self._live:
             # The cursor has the last column. A terminal may not tell its width.
             width = os.get_terminal_size(sys.stderr.fileno()).columns - 1
-            cut = text[:width] if width > 0 else text
-            print(f"\r\033[K{cut}", end="", file=sys.stderr, flush=True)
-        elif text and not passing and text != self._shown:
+            text = fitted([text, *more], width if width > 0 else 79)
+            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+            return
+        text = printable(", ".join([text, *more]))
+        if text and not passing and text != self._shown:
             print(text, file=sys.stderr, flush=True)
         self._shown = text
 
@@ -98,6 +105,16 @@ class Line:
         """A line that stays."""
         text = printable(text)
         print(f"\r\033[K{text}" if self._live else text, file=sys.stderr, flush=True)
+
+
+def fitted(parts: Sequence[str], width: int) -> str:
+    """Return as many of the parts as fit the width, the first cut where it does not."""
+    text = printable(parts[0])[:width]
+    for part in map(printable, parts[1:]):
+        if len(text) + 2 + len(part) > width:
+            break
+        text += f", {part}"
+    return text
 
 
 class Failed(Exception):
@@ -178,7 +195,7 @@ def _resolved(options: argparse.Namespace, root: Path, line: Line) -> StudyDocum
                      chat=options.chat, say=line.say)  # fmt: skip
 
     overlay.install(root / paths.PATCH / "overlay")
-    with hold_devices([options.device or "cpu"]):
+    with hold_devices([options.device or "cpu"], say=line.show):
         with asking(BASELINE) as (server, baseline):
             assumed = planned_load(options, baseline.startup_s, ASSUMED_LIFE_S)
             planned = resolve(study_config(options, section, baseline, assumed), "design")
@@ -196,8 +213,6 @@ def _resolved(options: argparse.Namespace, root: Path, line: Line) -> StudyDocum
                                    " the baseline have")  # fmt: skip
                 if changed:
                     line.say(f"note: {name} differs from the baseline also in {'; '.join(changed)}")
-    if (why := baseline.served["no_steps"]) is not None:
-        line.say(f"note: no step times: {why}")
     document = resolve(study_config(options, section, baseline, load, life_s), "design")
     for note in load.notes:
         line.say(note)
@@ -268,8 +283,7 @@ def _measured(options: argparse.Namespace, study: Study, line: Line) -> int:
             why = f"{options.minutes:g} minutes are up"
             break
         if missing:
-            left_s = min((blocks - block) * each_s, limit_s - spent_s)
-            _run_block(study, block, left_s, findings, line)
+            _run_block(study, block, limit_s, findings, line)
         if block + 1 >= FIRST_ANALYSIS:
             findings = take_look(study, block + 1)
             if decided(findings) == {finding.config for finding in findings}:
@@ -303,23 +317,52 @@ def _spent_s(study: Study, planned: Sequence[Launch]) -> tuple[float, float]:
 AROUND_S = 2.0
 
 
-def _run_block(
-    study: Study, block: int, left_s: float, findings: Sequence[Finding], line: Line
-) -> None:
-    root, began = study.root, time.monotonic()
-    so_far = ", ".join(
-        f"{f.config} {f.metric.replace('_', ' ')} {100 * f.estimate:+.1f}%"
+class Clock:
+    """The time that is left at most: what launches took so far, for those that are missing."""
+
+    def __init__(self, study: Study, limit_s: float) -> None:
+        self._study, self._limit_s = study, limit_s
+        self._planned = launches(study.document, "A")
+        self._missing: list[Launch] = []
+        self._each_s = self._spent_s = 0.0
+        self._since = time.monotonic()
+
+    def words(self) -> str:
+        """Return what is left, as 3:20 or 25 s; "" before the first launch has ended."""
+        root = self._study.root
+        missing = [la for la in self._planned if not (la.folder(root) / paths.INDEX).exists()]
+        if missing != self._missing:
+            self._missing, self._since = missing, time.monotonic()
+            self._spent_s, block_s = _spent_s(self._study, self._planned)
+            self._each_s = block_s / len({launch.config for launch in self._planned})
+        if not self._each_s:
+            return ""
+        left_s = min(len(missing) * self._each_s, self._limit_s - self._spent_s)
+        left_s = max(0.0, left_s - (time.monotonic() - self._since))
+        minutes, seconds = divmod(round(left_s), 60)
+        return f"{minutes}:{seconds:02} min left" if minutes else f"{seconds} s left"
+
+
+def _so_far(findings: Sequence[Finding]) -> list[str]:
+    """Return TTFT and TPOT of each candidate; its name only where there are several."""
+    several = len({f.config for f in findings}) > 1
+    return [
+        f"{f.config + ' ' if several else ''}{WORDS[f.metric]} {100 * f.estimate:+.1f}%"
         for f in findings
         if f.estimate is not None
-    )
+    ]
+
+
+def _run_block(
+    study: Study, block: int, limit_s: float, findings: Sequence[Finding], line: Line
+) -> None:
+    root, clock, so_far = study.root, Clock(study, limit_s), _so_far(findings)
     arguments = ["--block", str(block), "--phase", "A", "--logs", str(root / paths.LOGS)]
     passing = False
     with _started("study.block", root, *arguments) as (process, log):
         while True:
-            left = max(0.0, left_s - (time.monotonic() - began)) / 60
-            text = f"block {block + 1} of at most {study.document['blocks']}"
-            text += f", {left:.0f} min left" if left_s else ""
-            line.show(text + (f"; so far {so_far}" if so_far else ""), passing=passing)
+            parts = filter(None, [clock.words(), *so_far])
+            line.show(f"block {block + 1} of {study.document['blocks']}", *parts, passing=passing)
             passing = True
             with contextlib.suppress(subprocess.TimeoutExpired):
                 status = process.wait(1.0)

@@ -14,7 +14,7 @@ from connector_tax.analysis.measure import measure_requests
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.folder import CellFolder, StudyFolder
 from connector_tax.artifacts.index import CellEntry, LaunchIndex, read_index
-from connector_tax.artifacts.metrics import VERDICT_METRICS
+from connector_tax.artifacts.metrics import VERDICT_METRICS, WORDS
 from connector_tax.artifacts.names import ALL_RATES, configuration_of
 from connector_tax.artifacts.study_file import Study, launches
 from connector_tax.artifacts.tables import RESOURCE, TAX, EffectRow, read_table
@@ -24,7 +24,6 @@ from connector_tax.figures import compared
 from connector_tax.figures.tables import StudyTables
 from connector_tax.servers.command import running_url
 
-WORDS = {"ttft_p50": "TTFT", "tpot_p50": "TPOT"}
 BESIDES_LEVEL = 0.05
 # What a server takes besides latency: the resource, its words, its unit, decimals.
 BESIDES = (
@@ -93,7 +92,17 @@ class Answer:
             f"{self.blocks} blocks in {self.minutes:.1f} min at {compared.load_words(sweep)}, "
             f"{config['engine']['label']}, medians{running}{shared}"
         )
-        return [*lines, *self._of_traffic()]
+        return [*lines, *self._of_traffic(), *self._not_measured()]
+
+    def _not_measured(self) -> list[str]:
+        """Return a line on what these servers do not show, or none."""
+        served = self.study.config["engine"].get("served", {})
+        missing = ["step times"] if served.get("no_steps") else []
+        if not served.get("counters", True):
+            missing.append("the server's own counters, which check each cell of a vLLM")
+        unknown = {row.metric for row in self.resources if row.difference[0] is None}
+        missing += [words for name, words, *_ in BESIDES[:2] if name in unknown]
+        return [f"not measured: {', '.join(missing)}"] if missing else []
 
     def _of_traffic(self) -> list[str]:
         """Return lines on a file's requests: what repeats, what the caches found."""

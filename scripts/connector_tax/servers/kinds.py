@@ -80,7 +80,7 @@ class ServerCommand:
     Attributes:
         callers: it runs in the folder and with the environment of the user who started the study.
         running: base URL of a server that runs already and is not started; the command waits.
-        access: how the server is reached.
+        access: how the server is reached; None: without a key and a certificate of its own.
     """
 
     argv: list[str]
@@ -89,7 +89,7 @@ class ServerCommand:
     companions: list[Companion] = field(default_factory=list)
     callers: bool = False
     running: str | None = None
-    access: AccessSection = field(default_factory=lambda: AccessSection())
+    access: AccessSection | None = None
 
 
 class Engine:

@@ -26,7 +26,7 @@ import socket
 import struct
 import subprocess
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,10 +88,13 @@ def devices_of(config: StudyConfig) -> list[str]:
 
 
 @contextlib.contextmanager
-def hold_devices(names: Collection[str], wait_s: float = 10.0) -> Iterator[None]:
+def hold_devices(
+    names: Collection[str], wait_s: float = 10.0, say: Callable[[str], object] = lambda _: None
+) -> Iterator[None]:
     """Hold the devices for one measurement.
 
     Args:
+        say: takes who is waited for.
         wait_s: how long a holder that is just going away is waited for.
 
     Raises:
@@ -100,13 +103,13 @@ def hold_devices(names: Collection[str], wait_s: float = 10.0) -> Iterator[None]
     deadline = time.monotonic() + wait_s
     with contextlib.ExitStack() as stack:
         for name in sorted(names):
-            stack.enter_context(_held(name, deadline))
+            stack.enter_context(_held(name, deadline, say))
         yield
 
 
-def _held(name: str, deadline: float) -> socket.socket:
+def _held(name: str, deadline: float, say: Callable[[str], object]) -> socket.socket:
     address = f"\0connector-tax/device/{name}"
-    holder = socket.socket(socket.AF_UNIX)
+    holder, told = socket.socket(socket.AF_UNIX), False
     while True:
         try:
             holder.bind(address)
@@ -119,6 +122,9 @@ def _held(name: str, deadline: float) -> socket.socket:
                     "on one device would measure each other. Wait for it, or choose another: "
                     "`server.device` (of `ab` --device), with GPUs CUDA_VISIBLE_DEVICES."
                 ) from None
+            if not told:
+                say(f"waiting for {_holder(address)} to release {name!r}")
+                told = True
             time.sleep(_POLL_S)
     holder.listen(_BACKLOG)
     return holder

@@ -109,7 +109,7 @@ class Server:
     ) -> None:
         self.folder = folder
         self.port = port
-        self.endpoint = Endpoint(command.running or f"http://{HOST}:{port}", command.access)
+        self.endpoint = Endpoint(command.running or f"http://{HOST}:{port}", command.access or {})
         self.command = command
         self._listener: int | None = None
         self._title = title
