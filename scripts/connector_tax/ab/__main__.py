@@ -27,6 +27,7 @@ from connector_tax.ab.design import (
     arguments_of,
     block_s,
     engine_section,
+    planned_blocks,
     planned_load,
     study_config,
     study_name,
@@ -126,6 +127,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     line, name = Line(), study_name(options)
     root = Path("results", name)
+    if options.dry_run:
+        return _dry_run(options, root, line)
     for number in STOPPING:
         signal.signal(number, _stop)
     set_job_environment(None)
@@ -154,6 +157,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     if problem:
         line.say(f"ab: {problem}")
     return NO_NUMBER if problem else answer.status(options.max)
+
+
+def _dry_run(options: argparse.Namespace, root: Path, line: Line) -> int:
+    """Print what the planned blocks would decide, by the numbers of an earlier comparison."""
+    from connector_tax.ab.forecast import forecast
+    from connector_tax.artifacts.looks import read_looks
+
+    try:
+        looks = read_looks(root)
+        if not looks:
+            raise Failed(
+                f"--dry-run: found no interim analysis in {root}; allowed: --name of a comparison"
+                f" with at least {FIRST_ANALYSIS} blocks"
+            )
+        study = load_study(root / paths.STUDY)
+        _, each_s = _spent_s(study, launches(study.document, "A"))
+        blocks = planned_blocks(options, each_s)
+        print("\n".join(forecast(looks[-1]["findings"], blocks, each_s)))
+    except (Failed, ArtifactError) as error:
+        line.say(f"ab: {error}")
+        return NO_NUMBER
+    return 0
 
 
 def _stop(*_: object) -> None:
@@ -264,6 +289,7 @@ def _refuse_beyond(load: Load, study: StudyDocument, server: Server, line: Line)
 
 def _measured(options: argparse.Namespace, study: Study, line: Line) -> int:
     """Measure blocks until every candidate is decided or the time is up; return how many."""
+    from connector_tax.ab.forecast import forecast
     from connector_tax.analysis.looks import look, take_look
     from connector_tax.artifacts.looks import decided
 
@@ -286,6 +312,9 @@ def _measured(options: argparse.Namespace, study: Study, line: Line) -> int:
             _run_block(study, block, limit_s, findings, line)
         if block + 1 >= FIRST_ANALYSIS:
             findings = take_look(study, block + 1)
+            if block + 1 == FIRST_ANALYSIS and blocks > FIRST_ANALYSIS:
+                for said in forecast(findings, blocks, _spent_s(study, planned)[1]):
+                    line.say(said)
             if decided(findings) == {finding.config for finding in findings}:
                 why = f"decided after {block + 1} blocks"
                 break

@@ -91,6 +91,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--minutes", type=_positive, default=30.0, help="at most [30]")
     length.add_argument("--blocks", type=_blocks, help="so many, in place of --minutes")
+    add("--dry-run", action="store_true",
+        help="start nothing: by the numbers of an earlier --name, say how small a cost the blocks"
+        " would prove")  # fmt: skip
     add("--margin", type=_percent, default=0.03, metavar="3%",
         help="a cost below it is none to you [3%%]")  # fmt: skip
     add("--max", type=bound_of, action="append", default=[], metavar="[METRIC=]5%",

@@ -33,7 +33,16 @@ MOST_BLOCKS = 12
 
 def arguments_of(options: argparse.Namespace) -> dict[str, Any]:
     """The arguments that a measurement depends on."""
-    unused = ("api_key_env", "export_markdown", "json", "max", "name", "device", "ready_timeout")
+    unused = (
+        "api_key_env",
+        "dry_run",
+        "export_markdown",
+        "json",
+        "max",
+        "name",
+        "device",
+        "ready_timeout",
+    )
     told = {key: value for key, value in sorted(vars(options).items()) if key not in unused}
     for key, value in told.items():
         if isinstance(value, Path):
@@ -89,6 +98,14 @@ def block_s(options: argparse.Namespace, load: Load, startup_s: float, life_s: f
     return launches * (startup_s + cells_s + AROUND_A_LAUNCH_S)
 
 
+def planned_blocks(options: argparse.Namespace, each_s: float) -> int:
+    """Return the blocks that are asked for, or that fit the minutes, each of so many seconds."""
+    if options.blocks is not None:
+        return int(options.blocks)
+    fitting: int = math.floor(options.minutes * 60 / each_s)
+    return min(max(FIRST_ANALYSIS, fitting), MOST_BLOCKS)
+
+
 def study_config(
     options: argparse.Namespace,
     engine: EngineSection,
@@ -105,10 +122,7 @@ def study_config(
     """
     config: dict[str, Any] = filled(load_yaml(DEFAULTS / "config.yaml"), "config")
     del config["phase_b"], config["phase_bp"]
-    blocks = options.blocks
-    if blocks is None:
-        planned = options.minutes * 60 / block_s(options, load, baseline.startup_s, life_s)
-        blocks = min(max(FIRST_ANALYSIS, math.floor(planned)), MOST_BLOCKS)
+    blocks = planned_blocks(options, block_s(options, load, baseline.startup_s, life_s))
     looks = blocks - FIRST_ANALYSIS + 1
     base = split_command(options.baseline)
     labels = {BASELINE: "baseline"} | {

@@ -1,0 +1,61 @@
+"""Say how small a cost the planned blocks decide, and how long half of it would take.
+
+A candidate is judged by its own block differences, whose error falls with the root of the blocks,
+at the level of the last interim analysis (docs/method.md, "The error model").
+"""
+
+import math
+from collections.abc import Sequence
+
+from connector_tax.ab.design import FAMILY_LEVEL, FIRST_ANALYSIS
+from connector_tax.analysis.effect import MOST_BLOCKS, POWER, Effect, fewest_blocks
+from connector_tax.analysis.looks import shared
+from connector_tax.artifacts.looks import Finding
+from connector_tax.artifacts.metrics import WORDS
+
+
+def smallest_cost(finding: Finding, blocks: int, candidates: int) -> float:
+    """Return the smallest cost, a fraction, that so many blocks prove in POWER of such studies.
+
+    Args:
+        finding: with an error.
+        candidates: that share the level.
+    """
+    levels = shared(FAMILY_LEVEL / (blocks - FIRST_ANALYSIS + 1), candidates)
+    present = tuple(range(finding.n_blocks))
+    effect = Effect(0.0, finding.error, finding.df or 0, present, added_df=1)
+    planned = effect.with_blocks(blocks, levels)
+    return math.expm1(planned.half_width(levels.wide) + planned.reach(POWER))
+
+
+def forecast(findings: Sequence[Finding], blocks: int, block_s: float) -> list[str]:
+    """Return a line for each candidate with an interval.
+
+    Args:
+        findings: of the last interim analysis.
+        blocks: planned.
+        block_s: what a block takes.
+    """
+    lines = []
+    names = list(dict.fromkeys(finding.config for finding in findings))
+    for name in names:
+        known = [f for f in findings if f.config == name and f.error is not None]
+        costs = [(f, smallest_cost(f, blocks, len(names))) for f in known]
+        if not costs:
+            continue
+        words = " and ".join(f"{100 * cost:.1f}% of {WORDS[f.metric]}" for f, cost in costs)
+
+        def halved(count: int, of: Sequence[tuple[Finding, float]] = costs) -> bool:
+            return all(smallest_cost(f, count, len(names)) <= cost / 2 for f, cost in of)
+
+        needed = fewest_blocks(blocks, halved)
+        half = (
+            f"over {MOST_BLOCKS} blocks"
+            if needed is None
+            else f"{needed} blocks, about {math.ceil(needed * block_s / 60)} min"
+        )
+        lines.append(
+            f"{name}: {blocks} blocks prove a cost from {words} on (in {POWER:.0%} of such"
+            f" comparisons); half of that takes {half}"
+        )
+    return lines
