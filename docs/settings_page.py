@@ -1,6 +1,6 @@
 """Write the tables of docs/results/settings.md from the records beside it.
 
-After `connector-tax settings --json > docs/results/records/settings.json`:
+After `connector-tax settings --json > docs/results/records/settings.json` or `make vllm-history`:
 `python docs/settings_page.py`. With `--check` it only says whether the page has them.
 """
 
@@ -8,10 +8,12 @@ import argparse
 import json
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from connector_tax import text
-from connector_tax.settings import table
+from connector_tax.settings import history, table
+from connector_tax.settings.history import CONNECTORS, FLAG, Record
 from connector_tax.settings.matrix import REFUSES, Matrix, Row, models_of, plain_of
 from connector_tax.settings.request import PLAIN
 
@@ -22,43 +24,99 @@ _END = "<!-- end -->\n"
 
 
 def summary(matrix: Matrix) -> str:
-    """Return a line for each model: plain's capacity, and what connectors make of it."""
-    lines = ["| model, tokens | plain: blocks, requests at once | same capacity | other |",
-             "| --- | --- | --- | --- |"]  # fmt: skip
-    for model in models_of(matrix):
-        plain = plain_of(matrix, model)
-        same: list[str] = []
-        others: dict[str, list[str]] = {}
-        for row in matrix["rows"]:
-            if row["model"] == model and row["connector"] != PLAIN:
-                if row["capacity"] == plain["capacity"] and row["state"] != REFUSES:
-                    same.append(row["connector"])
-                else:
-                    others.setdefault(_outcome(row, plain), []).append(row["connector"])
-        words = "; ".join(f"**{outcome}**: {', '.join(names)}" for outcome, names in others.items())
-        base = plain["capacity"][0]
-        alike = "all" if not others else ", ".join(same)
-        lines.append(
-            f"| {model}, {base['length']:,} | {base['blocks']:,}, {base['requests']:.2f} |"
-            f" {alike} |"
-            f" {words or text.DASH} |"
-        )
-    return "\n".join(lines) + "\n"
+    """Return plain's capacity by model, then a line for connectors with the same outcomes."""
+    models = models_of(matrix)
+    plains = {model: plain_of(matrix, model) for model in models}
+    outcomes: dict[str, list[str]] = {}
+    for row in matrix["rows"]:
+        if row["connector"] != PLAIN:
+            outcomes.setdefault(row["connector"], []).append(_outcome(row, plains[row["model"]]))
+    merged: dict[tuple[str, ...], list[str]] = {}
+    for connector, cells in outcomes.items():
+        merged.setdefault(tuple(cells), []).append(connector)
+    own = [plains[model]["capacity"][0] for model in models]
+    lines = [
+        ["", *models],
+        ["---"] * (len(models) + 1),
+        ["tokens", *(f"{entry['length']:,}" for entry in own)],
+        ["plain: blocks", *(f"{entry['blocks']:,}" for entry in own)],
+        ["plain: requests at once", *(text.number(entry["requests"], 2) for entry in own)],
+        *([", ".join(names), *cells] for cells, names in merged.items()),
+    ]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def _outcome(row: Row, plain: Row) -> str:
     if row["state"] == REFUSES:
-        needed = re.search(r"[\d.]+ GiB KV cache is needed", row["reason"])
-        return f"refuses, “{needed[0] if needed else row['reason']}”"
-    capacity, plain_capacity = row["capacity"][0], plain["capacity"][0]
-    share = text.signed(100 * (capacity["requests"] / plain_capacity["requests"] - 1), 0)
-    return f"{capacity['blocks']:,}, {capacity['requests']:.2f} ({share}%)"
+        needed = re.search(r"([\d.]+) GiB KV cache is needed", row["reason"])
+        return f"**refuses: {needed[1]} GiB needed**" if needed else "**refuses**"
+    if row["capacity"] == plain["capacity"]:
+        return "same"
+    own, usual = row["capacity"][0], plain["capacity"][0]
+    share = text.signed(100 * (own["requests"] / usual["requests"] - 1), 0)
+    return f"**{own['blocks']:,}; {text.number(own['requests'], 2)} ({share}%)**"
+
+
+def versions(records: Mapping[str, Record]) -> str:
+    """Return a line for each range of versions: the manager by connector, async scheduling.
+
+    Args:
+        records: by version.
+    """
+    merged: list[tuple[list[str], list[str]]] = []
+    for version in history.locks(history.LOCK.read_text("utf-8")):
+        cells = ["not recorded"] * (len(CONNECTORS) + 1)
+        if version in records:
+            cells = _of_version(records[version])
+        if merged and merged[-1][1] == cells:
+            merged[-1][0].append(version)
+        else:
+            merged.append(([version], cells))
+    lines = [f"| vLLM | {' | '.join(CONNECTORS)} | async scheduling |",
+             "| --- |" + " --- |" * (len(CONNECTORS) + 1)]  # fmt: skip
+    for covered, cells in merged:
+        span = covered[0] if len(covered) == 1 else f"{covered[0]} to {covered[-1]}"
+        lines.append(f"| {span} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _of_version(record: Record) -> list[str]:
+    rows = {row["connector"]: row for row in record["rows"]}
+    plain = rows[PLAIN]["settings"]
+    changes = {key for row in record["rows"][1:] for key in row["settings"]}
+    assert plain["hybrid_manager"], record["vllm"]
+    assert not changes & {"async_scheduling", "scheduler"}, record["vllm"]
+    cells = [_manager(rows.get(name), rows.get(f"{name} {FLAG}")) for name in CONNECTORS]
+    return [*cells, "on" if plain["async_scheduling"] else "off"]
+
+
+def _manager(default: Row | None, asked: Row | None) -> str:
+    """Return whether the manager is on with a connector, and what the flag that asks for it does.
+
+    Args:
+        default: without the flag; None where the version does not register the connector.
+        asked: with the flag.
+    """
+    if default is None or asked is None:
+        return text.DASH
+    if default["settings"].get("hybrid_manager", True):
+        return "on"
+    if asked["state"] == REFUSES:
+        return "off; flag refused"
+    ignored = asked["settings"].get("hybrid_manager", True) is False
+    return "off; flag ignored" if ignored else "off; on with flag"
 
 
 def parts() -> dict[str, str]:
     """Return the page's parts by name."""
     matrix: Matrix = json.loads((RECORDS / "settings.json").read_text("utf-8"))
-    return {"summary": summary(matrix), "matrix": table.as_markdown(matrix)}
+    files = history.RECORDS.glob("*.json")
+    records = {path.stem: json.loads(path.read_text("utf-8")) for path in files}
+    return {
+        "summary": summary(matrix),
+        "matrix": table.as_markdown(matrix),
+        "history": versions(records),
+    }
 
 
 def page(old: str) -> str:
