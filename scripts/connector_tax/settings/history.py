@@ -1,0 +1,160 @@
+"""Record what each minor version of vLLM makes of connectors: `make vllm-history`.
+
+One version at a time from envs/vllm-history/versions.lock is unpacked, without compiled files, over
+the environment vllm-settings. It resolves the configuration of gpt-oss-20b's shape with each
+connector, by itself and with the flag that asks for the hybrid KV cache manager; then it is
+deleted. Its record stays: docs/results/records/history/VERSION.json.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+from connector_tax.config import ROOT
+from connector_tax.files import write_text
+from connector_tax.settings import request as requests
+from connector_tax.settings.__main__ import ENVIRONMENT_VARIABLES, lines, own_python
+from connector_tax.settings.matrix import NOT_RESOLVED, Row, rows_of
+from connector_tax.settings.request import Request
+from connector_tax.settings.run import UnresolvedError, started
+from connector_tax.vllm.environment import unpack_python_files
+
+LOCK = ROOT / "envs" / "vllm-history" / "versions.lock"
+RECORDS = ROOT / "docs" / "results" / "records" / "history"
+MODEL = "gpt-oss-20b"
+FLAG = "--no-disable-hybrid-kv-cache-manager"
+# LMCacheMPConnector is left out: earlier versions need an earlier lmcache for it.
+CONNECTORS = (
+    "NixlConnector",
+    "MooncakeConnector",
+    "OffloadingConnector",
+    "SimpleCPUOffloadConnector",
+    "MooncakeStoreConnector",
+    "LMCacheConnectorV1",
+    "ExampleConnector",
+)
+_VERSION = re.compile(r"^vllm(?:-cpu)?==([\w.]+)")
+
+
+class Record(TypedDict):
+    """The rows of one version; connectors that it does not register have none."""
+
+    vllm: dict[str, Any]
+    rows: list[Row]
+
+
+def locks(text: str) -> dict[str, str]:
+    """Return the pins of each version: a vLLM and the packages that follow it."""
+    found: dict[str, str] = {}
+    version = ""
+    for entry in re.split(r"^(?=\w)", text, flags=re.MULTILINE)[1:]:
+        if match := _VERSION.match(entry):
+            version = match[1]
+        found[version] = found.get(version, "") + entry
+    return found
+
+
+def unpack(lock: str, python: str, folder: Path) -> None:
+    """Unpack what a lock names into a folder; of vLLM the Python files alone.
+
+    Raises:
+        UnresolvedError: a wheel cannot be fetched, or is not the one of the lock.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        wheels = Path(name)
+        (wheels / "own.lock").write_text(lock, encoding="utf-8")
+        command = [python, "-m", "pip", "download", "-qq", "--no-deps", "--only-binary", ":all:",
+                   "--require-hashes", "-d", name, "-r", str(wheels / "own.lock")]  # fmt: skip
+        if status := subprocess.run(command, check=False).returncode:
+            raise UnresolvedError(f"pip download: status {status}; {lock.partition(' ')[0]}")
+        for wheel in wheels.glob("*.whl"):
+            if wheel.name.startswith("vllm"):
+                unpack_python_files(wheel, folder)
+            else:
+                zipfile.ZipFile(wheel).extractall(folder)
+
+
+def request_of(scratch: Path) -> Request:
+    """Return the request that every version answers."""
+    connectors = [requests.connector(name) for name in CONNECTORS]
+    cases = [requests.plain()]
+    for case in connectors:
+        cases += [case, {**case, "name": f"{case['name']} {FLAG}", "arguments": [FLAG]}]
+    return {
+        "gpu": "h200",
+        "proof": requests.model(requests.PROOF, scratch),
+        "models": [requests.model(MODEL, scratch)],
+        "cases": cases,
+        "every": False,
+        "capacity": False,
+        "kv_gib": 20.0,
+        "lengths": [],
+        "max_model_len": None,
+        "tp": 1,
+        "arguments": [],
+        "packages": [],
+        "environment": ENVIRONMENT_VARIABLES | {"CUDA_VISIBLE_DEVICES": ""},
+    }
+
+
+def record(python: str, version: str, lock: str) -> Record:
+    """Return what a version resolves.
+
+    Raises:
+        UnresolvedError: the version cannot be fetched or asked, or leaves a row open.
+    """
+    with tempfile.TemporaryDirectory(prefix="connector-tax-history-") as name:
+        # A folder of this name: frames of errors are shown from there on.
+        folder, scratch = Path(name, "site-packages"), Path(name, "models")
+        for made in (folder, scratch):
+            made.mkdir()
+        unpack(lock, python, folder)
+        with started(python, request_of(scratch), folder) as messages:
+            head = next(messages)
+            if head["version"].partition("+")[0] != version:
+                raise UnresolvedError(f"vLLM {head['version']} answers for {version}")
+            second = next(messages)
+            if second["kind"] == "missing":
+                raise UnresolvedError(f"vLLM {version} lacks {'; '.join(second['names'])}")
+            cells = (m for m in messages if m["kind"] == "cell" and not m.get("absent"))
+            rows = list(rows_of(cells))
+    for row in rows:
+        if row["state"] == NOT_RESOLVED:
+            raise UnresolvedError(
+                f"vLLM {version}: {row['connector']}: {row['reason']} ({row['at']})"
+            )
+        row["notes"] = []
+    return {"vllm": {key: value for key, value in head.items() if key != "kind"}, "rows": rows}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Record the versions that are named; without a name all of the lock."""
+    by_version: Mapping[str, str] = locks(LOCK.read_text(encoding="utf-8"))
+    parser = argparse.ArgumentParser(
+        prog="python -m connector_tax.settings.history", description=main.__doc__
+    )
+    parser.add_argument("version", nargs="*", choices=[[], *by_version])
+    status = 0
+    for version in parser.parse_args(argv).version or by_version:
+        began = time.monotonic()
+        try:
+            found = record(own_python(), version, by_version[version])
+        except UnresolvedError as error:
+            print(f"vllm-history: {error}", file=sys.stderr)
+            status = 3
+            continue
+        text = f'{{"vllm": {lines([found["vllm"]])},\n "rows": [\n  {lines(found["rows"])}]}}\n'
+        write_text(RECORDS / f"{version}.json", text)
+        print(f"{version}: {len(found['rows'])} rows in {time.monotonic() - began:.0f} s")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
