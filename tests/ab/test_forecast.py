@@ -31,12 +31,19 @@ def test_smallest_cost_is_proven_in_four_of_five_studies() -> None:
 
 
 def test_forecast_names_the_cost_of_the_planned_blocks_and_the_time_for_half_of_it() -> None:
-    (line,) = forecast([TTFT, replace(TTFT, metric="tpot_p50", error=0.01)], 6, 60)
-    cost = smallest_cost(TTFT, 6, 1)
-    assert line.startswith(f"candidate: 6 blocks prove a cost from {100 * cost:.1f}% of TTFT and ")
+    findings = [TTFT, replace(TTFT, metric="tpot_p50", error=0.01)]
+    costs = [smallest_cost(of, 6, 1) for of in findings]
+    (line,) = forecast(findings, 6, 60)
+    assert f": 6 blocks prove a cost from {100 * costs[0]:.1f}% of TTFT and " in line
     blocks, minutes = (int(word) for word in line.rpartition("takes ")[2].split() if word.isdigit())
     assert blocks == minutes
-    assert smallest_cost(TTFT, blocks, 1) <= cost / 2 < smallest_cost(TTFT, blocks - 1, 1)
+
+    def halved(count: int) -> bool:
+        pairs = zip(findings, costs, strict=True)
+        return all(smallest_cost(of, count, 1) <= cost / 2 for of, cost in pairs)
+
+    assert halved(blocks)
+    assert not halved(blocks - 1)
     assert forecast([replace(TTFT, error=None)], 6, 60) == []
 
 
