@@ -11,7 +11,7 @@ standard errors is tried again with ten times the studies.
 
 `steps`: studies of six blocks in virtual time, whose connector adds 60 us to each step in its hooks
 and 30 outside; shares of 95% intervals that hold the step's tax, the hooks' and what is left.
-Hooks take in virtual time exactly what they are told to.
+Hooks take in virtual time exactly the configured time.
 
 `virtual`: whole studies of three and five blocks in virtual time (docs/calibration.md), whose
 launches differ in three ways; shares of the 95% intervals of seven known taxes that hold the tax

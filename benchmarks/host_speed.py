@@ -5,7 +5,7 @@ the next; its time is that to the next one's beginning. The same core's time for
 the hooks in it, tells how fast the host was: within a launch the two go together, and by that slope
 a step is held to one speed. A connector makes schedule() longer itself, and what it does to all of
 the engine core this adjustment takes away: a lower bound. The last column leaves it in, as far as a
-configuration's fastest half seconds are those of an equally fast host.
+configuration's fastest half seconds come from an equally fast host.
 
 Cells that were measured again count with both measurements. `--picture` draws the half seconds.
 """

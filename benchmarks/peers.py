@@ -6,7 +6,7 @@
 Arrivals are the same for all: constant rate, one short prompt. The C event server has a CPU of its
 own; its log gives the truth: when requests arrived and when each one's first token was written. It
 counts from when it reads a request, a client from when it sends one, so that a busy server's delay
-stands in the error of every client. CPU time is that of the client's whole process tree between
+stands in the error of every client. CPU time covers the client's whole process tree between
 first arrival and last write, sampled every 100 ms. Each client is pinned whole to one CPU and runs
 at each of the rates, or in closed loops of so many requests at once.
 

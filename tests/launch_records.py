@@ -66,7 +66,7 @@ def settings_record(layout: str = "NHD", backend: str | None = None, blocks: int
 
 
 def complete_launches(root: Path, phase: str = "*") -> None:
-    """Complete every launch of a synthetic study, or those of one phase."""
+    """Complete every launch of a synthetic study, or of one phase."""
     for index_file in sorted(root.glob(f"runs/*/*/{phase}/index.json")):
         complete_launch(index_file)
 

@@ -27,11 +27,11 @@ def known(value: Value | None) -> Value:
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
     """Return the folder `name` of this test run, filled by the process that asks first.
 
-    The others wait for it. Nobody writes to it afterwards.
+    The others wait for it. It is not written to afterwards.
     """
     base = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
-        base = base.parent  # each process has a folder of its own in there
+        base = base.parent  # each process has a subfolder there
     folder, complete = base / name, base / f"{name}.complete"
     with locked(base / f"{name}.lock"):
         if not complete.exists():

@@ -35,7 +35,7 @@ DOCS = sorted({*(ROOT / "docs").rglob("*.md")} - {WRITTEN})
 READMES = [ROOT / folder / "README.md" for folder in (".", "benchmarks", "config")]
 PAPERS = [*DOCS, *READMES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 ARCHIVES = sorted((ROOT / "results" / "archive").glob("*.tar.zst"))
-# Papers nobody outside can read, and places on somebody's machine.
+# Papers that readers cannot get, and paths of one machine.
 PRIVATE = re.compile(
     r"\b(?:METHOD|CONTRACTS|FACTS|ARCHITECTURE|STYLE)\.md|\b[Ss]ource:? 00\d|\b[Ii]ssue [\d\"]"
     r"|\bdocument 00\d|/(?:Users|root|work)/|\b[0-9a-f]{16}\.txt"

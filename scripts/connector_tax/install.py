@@ -1,6 +1,6 @@
 """Install hashed locks by uv, in seconds where pip takes minutes.
 
-uv reads nothing of pip's configuration, so it is told where that finds packages. Run by the
+uv does not read pip's configuration, so this passes pip's package sources to it. Run by the
 Makefile before anything is installed: it needs pip and the standard library.
 """
 

@@ -1,6 +1,6 @@
 """Compute a model's cost on an accelerator: coefficients of its step time, and its memory.
 
-The peaks are those of config/accelerators.yaml; weights, heads and experts are those of the model's
+The peaks come from config/accelerators.yaml; weights, heads and experts from the model's
 config.json.
 Communication between the GPUs of a tensor-parallel engine is left out.
 """
@@ -61,7 +61,7 @@ class ModelSize:
 
     @property
     def active_parameters(self) -> int:
-        """Return the number of weights that one token uses, those of the output layer included."""
+        """Return the number of weights that one token uses, output layer included."""
         layer = self.dense + self.experts_per_token * self.expert
         return self.layers * layer + self.embedding
 

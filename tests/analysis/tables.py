@@ -38,7 +38,7 @@ def one(rows: list[dict[str, str]], **where: str) -> dict[str, str]:
 
 
 def edit_csv(path: Path, change: Callable[[list[dict[str, str]]], None]) -> None:
-    """Change a CSV file's rows in place; the columns are those of the first."""
+    """Change a CSV file's rows in place; the first row gives the columns."""
     with path.open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     change(rows)

@@ -103,7 +103,7 @@ def test_foreign_gpu_processes_void_the_cell(
     seen = machine(records, tmp_path)
     assert seen.foreign_gpu == value
     health = checks(seen)
-    # Where nobody can tell the cell is not judged by it, and on CPUs there is no such check.
+    # The cell is not judged by an unknown value, and on CPUs there is no such check.
     assert ("foreign_gpu_processes" in health) == (value is not None)
     reasons = [r for r in void_reasons(health) if "on the study's GPUs" in r]
     assert reasons == (

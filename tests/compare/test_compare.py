@@ -128,7 +128,7 @@ def test_injected_differences_are_recovered_and_inverted_by_swapping_studies(
     rows = compare_rows(first, second)
     here = [r for r in rows if (r.quantity, r.phase, r.metric) == (TAX, "A", "tpot_p90")]
     taxes = {r.config: r for r in here if r.cell != ALL_RATES}
-    # Both studies have one rate: the tax over all rates is that of its cell.
+    # Both studies have one rate: the tax over all rates equals that rate's.
     over_all = {r.config: r.effect for r in here if r.cell == ALL_RATES}
     assert over_all == pytest.approx({config: row.effect for config, row in taxes.items()})
     assert taxes["nixl_both"].verdict == GAINS

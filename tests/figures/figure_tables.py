@@ -190,7 +190,7 @@ def _tax(design: Design, config: str, cell: Grid, metric: str) -> dict[str, Any]
 
 
 HOOKS = {"scheduler//build_meta": 0.2, "worker//get_finished": 0.4, "worker//wait_for_save": 0.01}
-# Of the cost of a decode step that of a prefill step.
+# Cost of a prefill step, as a share of a decode step's.
 PREFILL_COST = 10
 
 

@@ -218,7 +218,7 @@ def test_prefix_hits_void_a_cell_beyond_what_its_traffic_repeats() -> None:
     trace = {"kind": "trace", "longest": [1, 3], "most_hits": 4}
     assert judged(WHOLE, hits=4, traffic=trace) == []
     assert judged(WHOLE, hits=5, traffic=trace) == ["prefix_cache_hits"]
-    # Of text nobody knows what it repeats, but no more is found than was sent.
+    # Repetition in text is unknown, but hits never exceed the tokens sent.
     prompts = {"kind": "prompts", "longest": [1, 3]}
     assert judged(WHOLE, hits=10, traffic=prompts) == []
     assert judged(WHOLE, hits=11, traffic=prompts) == ["prefix_cache_hits"]

@@ -99,7 +99,7 @@ def test_the_file_is_updated_in_place(tmp_path: Path) -> None:
     assert files == {"MANIFEST.md", ".MANIFEST.md.lock", "x.tar.zst"}
 
 
-# Names the archive of so many studies, one after the other, once it is told to begin.
+# Names the archives of this many studies, one after the other, after a start signal.
 WRITER = """
 import sys
 from pathlib import Path

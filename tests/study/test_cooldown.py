@@ -95,7 +95,7 @@ def test_every_request_is_accounted_for_and_the_counters_match_exactly(crowded: 
 
 
 def test_cooldown_request_cut_by_the_drain_does_not_void_the_cell(tmp_path: Path) -> None:
-    # A request takes 1.4 s: those of the window end before the drain, the last ones do not.
+    # A request takes 1.4 s: requests of the window end before the drain, the last ones do not.
     study_file = run_cell(tmp_path, {"drain_s": 2.2}, beta0_us=12_000.0)
     record, requests = cell_of(study_file)
     assert record["valid"], record["void_reasons"]

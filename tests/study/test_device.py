@@ -419,7 +419,7 @@ def test_launch_waits_for_free_memory_of_its_gpu_only(readings: Path) -> None:
     "engine",
     [
         {"kind": "vllm", "device": "cpu", "flags": {}},
-        # Nobody knows what its command line makes it take.
+        # The memory that its command line makes it take is unknown.
         {"kind": "command", "device": "cuda", "commands": {"plain": "serve"}},
     ],
 )

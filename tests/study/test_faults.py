@@ -174,7 +174,7 @@ def _measure(document: StudyDocument, launch: Launch, folder: Path) -> CellRecor
 def _stamp_errors_us(record: CellRecord, folder: Path) -> float:
     """Return the larger median of client's minus server's stamp, first and last token.
 
-    It is that of the answers that the fault struck; of all answers where it struck none.
+    It counts the answers that the fault struck, or all answers if it struck none.
     """
     decoder = msgspec.json.Decoder(LaunchTruth | RequestTruth)
     truth = {

@@ -42,7 +42,7 @@ def test_driver_ends_when_the_watched_ancestor_dies() -> None:
         "import os, signal;"
         "from connector_tax.study.guard import watch_parent;"
         "watch_parent(lambda: os._exit(8), print);"
-        # The watch of a later server takes the place of that of one that was stopped.
+        # The watch of a later server replaces the watch of a stopped one.
         "watch_parent(lambda: os._exit(7), print);"
         "print('watching', flush=True); signal.pause()"
     )

@@ -83,7 +83,7 @@ def test_machine_file_matches_its_declaration(
     assert 3 <= kinds.count("chunk") == len(kinds) - 1
     edges_ns = read_machine(path, None).edges_ns
     assert before < edges_ns[0] < edges_ns[-1] < after
-    # Never more than was planned; on a busy machine, where it runs when nobody else wants to, less.
+    # Never more than was planned; on a busy machine, where it runs at idle priority, less.
     assert len(edges_ns) <= 28
     begin, end = lines[0], lines[-1]
     own_us = end["counters"]["self_us"] - begin["counters"]["self_us"]
@@ -131,7 +131,7 @@ def test_cpu_time_of_the_drivers_children_is_not_foreign(
         watch.open(tmp_path / "machine.jsonl", sleeper)
         with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
             time.sleep(1.5)
-            # The watch runs when nobody else wants to: beside it, it would take half a minute.
+            # The watch runs at idle priority: beside the child it would take half a minute.
             child.send_signal(signal.SIGSTOP)
             watch.close()
             child.kill()

@@ -144,7 +144,7 @@ def test_settings_prefer_the_probe_then_metrics_then_the_log(standing: Server) -
         "source": None,
         "reason": f"probe: {unset}",
     }
-    # The metric says None: nobody knows.
+    # The metric says None: unknown.
     assert settings["kv_blocks"]["value"] is None
     assert "neither /metrics nor the log tells" in str(settings["kv_blocks"]["reason"])
     # Nor does a page that is no exposition tell.

@@ -304,7 +304,7 @@ def test_flushed_steps_survive_a_later_kill(stubbed: Stubbed) -> None:
     # The first step is written when it opens the file.
     assert [r["step_id"] for r in stubbed.records("worker")] == []
     assert (folder / "log.scheduler.socket").stat().st_mode & 0o022 == 0
-    # Nobody listens any more.
+    # No process listens any more.
     ask_to_write(folder / "log.scheduler.steps")
 
 
@@ -533,7 +533,7 @@ def test_update_is_recorded_with_the_step_it_names() -> None:
     content = header("scheduler", groups)
     content += packed(*hook(3, 5), *hook(4, 1), *schedule(1), *engine_step)
     # The second engine step schedules step 2 and updates step 1, with a hook in each; then a hook
-    # before the third, which updates a step that nobody has seen.
+    # before the third, which updates a step that was not recorded.
     content += packed(*hook(4, 2), *schedule(2), *hook(5, 9), *update(1, 2.5), *engine_step)
     content += packed(*hook(3, 6), *schedule(3), *update(77, 1), *engine_step)
     content += packed(*update(2, 3.5), *engine_step)

@@ -75,7 +75,7 @@ class Cluster:
         ]
 
     def environment(self, study: Path) -> dict[str, str]:
-        # The nodes have a temporary folder of their own.
+        # The nodes have separate temporary folders.
         own = {k: v for k, v in environment(study).items() if k != "TMPDIR"}
         return {**own, "SLURM_CONF": str(self.folder / "etc" / "slurm.conf")}
 
@@ -161,7 +161,7 @@ def test_two_nodes_measure_one_block_each(cluster: Cluster) -> None:
     done = cluster.run(study, "all")
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
-    # The rest ran here, as `localrule`. The environment is that of a machine which measures.
+    # The rest ran here, as `localrule`. The environment describes a measuring machine.
     jobs = {"environment", "preflight", "patch_apply", "phase_a", "phase_b", "phase_bp"}
     assert set(re.findall(r"^rule (\w+):", said, re.M)) == jobs
     first, second = nodes(study, 0), nodes(study, 1)

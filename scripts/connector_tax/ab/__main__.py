@@ -152,7 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         print(json.dumps(answer.as_dict()) if options.json else answer.text(), flush=True)
     except BrokenPipeError:
-        # Nobody reads on; what is left is not written when the process ends.
+        # The reader closed the pipe: unwritten output is dropped when the process ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if problem:
         line.say(f"ab: {problem}")

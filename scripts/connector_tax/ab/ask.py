@@ -247,7 +247,7 @@ def _vocabulary(client: httpx.Client, model: str) -> int | None:
 
 
 def _words(client: httpx.Client, path: str, model: str, body: str) -> dict[str, float]:
-    """Tokens of a word and of a prompt without words; a word counts as one where none are told."""
+    """Tokens of a word and of a prompt without words; one per word if the server counts none."""
     counts = []
     for words in (FEW_WORDS, MANY_WORDS):
         text = random_words(f"ask/{words}", words)()

@@ -39,7 +39,7 @@ class Load:
         cell: the configuration's section.
         traffic: of a file, else None.
         lines: of a file, those that are sent.
-        notes: for whoever reads the answer.
+        notes: printed with the answer.
     """
 
     rates: list[float]

@@ -148,7 +148,7 @@ class Launches:
             ours: name of the launches.
             base: names of those they are compared with.
             confidence: of the interval that is shown.
-            levels: that decide; None: those of a single comparison.
+            levels: that decide; None: the levels of a single comparison.
         """
         blocks = self.blocks(config, base)
         weights = self.weights(config, base, blocks)
@@ -177,7 +177,7 @@ class Launches:
             weights: of the launches; they add up to 0 in each block.
             blocks: it is formed in.
             confidence: of the interval that is shown.
-            levels: that decide; None: those of a single comparison.
+            levels: that decide; None: the levels of a single comparison.
             ours: name of the launches that it is of; None: of several configurations.
         """
         point = self.value(weights)

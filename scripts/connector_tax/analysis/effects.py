@@ -56,7 +56,7 @@ LookLevels = tuple[Levels, Levels]
 class LogSample(NamedTuple):
     """One percentile (ms) of one launch's cell.
 
-    Where the cell was saturated or arrivals were dropped, latencies are those of survivors.
+    If the cell was saturated or dropped arrivals, its latencies describe only the requests served.
 
     Attributes:
         point: its log.
@@ -172,7 +172,7 @@ class CellTaxes:
 
         Args:
             config: name of the launches.
-            levels: that decide; None: those of a single comparison.
+            levels: that decide; None: the levels of a single comparison.
         """
         launches = self.launches
         if (tax := launches.contrast(config, self.plains, self.confidence, levels)) is None:

@@ -27,7 +27,7 @@ class MachineUse(NamedTuple):
     Attributes:
         steal: share of either side's CPU time that the hypervisor gave to others, the larger one.
         foreign_cpu: share of the server's CPUs that processes of others used.
-        gpu_clock_share: of the slowest GPU (WatchedMachine); None: no GPUs, or not told.
+        gpu_clock_share: of the slowest GPU (WatchedMachine); None: no GPUs, or not reported.
     """
 
     steal: float
@@ -72,7 +72,7 @@ class WatchedMachine:
         steal: (k,) of each chunk.
         cpus: `loadgen` and `server` to the use of their CPU sets.
         throttled: periods the control group was throttled in; None: not counted.
-        foreign_gpu: processes of others on the study's GPUs; None: no GPUs, or not told.
+        foreign_gpu: processes of others on the study's GPUs; None: no GPUs, or not reported.
         gpu_slowed: readings of a busy GPU that heat or its power supply slowed; None: the same.
         gpu_clock_share: SM clock while busy over the highest, median, of the slowest GPU.
     """
@@ -155,7 +155,7 @@ def _cpu_use(begin: MachineLine, end: MachineLine) -> dict[str, CpuUse]:
     wall_ms = (end["t_ns"] - begin["t_ns"]) / 1e6
     idle = np.subtract(last["idle_ms"], first["idle_ms"])
     steal = np.subtract(last["steal_ms"], first["steal_ms"])
-    # A process that ended unwaited for takes its time along, which is nobody else's.
+    # A process that ended without a wait takes its CPU time along; that time is not foreign.
     study_ms = np.maximum(0.0, np.subtract(last["own_ms"], first["own_ms"]))
     if begin["loadgen"] == begin["server"]:
         # Nothing is pinned: both sides use one set.

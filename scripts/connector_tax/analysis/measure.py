@@ -99,12 +99,12 @@ class Requests:
 
     @property
     def backlog_growth_s(self) -> float | None:
-        """Return the median E2E of the window's last part minus that of the first, in s."""
+        """Return the median E2E of the window's last part minus the first part's, in s."""
         return backlog_growth_s(self.e2e_ms, self.parts)
 
     @property
     def backlog_by_quarter_s(self) -> list[float | None]:
-        """Return the median E2E of each quarter of the window minus that of the first, in s."""
+        """Return the median E2E of each quarter of the window minus the first quarter's, in s."""
         edges = np.linspace(0, self.window_s, 5)[1:-1]
         quarter = np.searchsorted(edges, self.since_warmup_s, side="right")
         medians = [

@@ -100,7 +100,7 @@ class RecordKind(Generic[Row]):
         self.columns = {n: _dtype(hint) for n, hint in hints.items() if n not in NESTED}
 
     def rows(self, path: Path, blocks: Iterator[bytes]) -> Iterator[list[Row]]:
-        """Yield the rows of each block; `path` and errors are those of `decoded`."""
+        """Yield the rows of each block; `path` and errors as in `decoded`."""
         return decoded(path, blocks, self.decode)
 
     def table(self, rows: Sequence[Row]) -> Table:

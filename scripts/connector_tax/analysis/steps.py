@@ -228,7 +228,7 @@ class _Calls:
         return rows
 
     def _add_all(self, row: StepRow, child: str, times: Mapping[str, float]) -> None:
-        # A child has the names of its methods: the callbacks get those of their fields.
+        # A child's entries are named by method: its callbacks get the names of their fields.
         named: dict[str, float] = {}
         for name, us in times.items():
             hook = _METHOD_HOOKS.get(name, name)

@@ -89,7 +89,7 @@ def assess(
 
     Args:
         record: the cell's, with `suspended_ms`, `server_counters` and `load_generator`.
-        requests: those of the cell, warm-up and cool-down included.
+        requests: all of the cell, warm-up and cool-down included.
         scrapes: the cell's metrics records.
         config: of the study; its sections `cell` and `validity` count.
         machine: the cell's machine file; None: there is none.
@@ -247,7 +247,7 @@ def _machine_checks(
         f"foreign_cpu_{side}": at_most(foreign[side], bounds["max_foreign_cpu"])
         for side in ("server", "loadgen")
     }
-    # Where nobody can tell, a watched cell is not judged by it.
+    # A watched cell is not judged by a quantity that could not be read.
     for name, value in (
         ("throttled_periods", None if machine is None else machine.throttled),
         ("foreign_gpu_processes", None if machine is None else machine.foreign_gpu),

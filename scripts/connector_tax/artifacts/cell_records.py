@@ -115,7 +115,7 @@ class DeviceLine(TypedDict):
     """One line of device_*.jsonl: a step of an emulated device."""
 
     t_ns: int  #: When the host queued it; ns
-    step_id: int  #: That of the engine step
+    step_id: int  #: Id of the engine step
     #: When the device began it: when it was queued, or when the step before ended; ns
     t_start_ns: int
     t_end_ns: int  #: When the device was done with it; ns

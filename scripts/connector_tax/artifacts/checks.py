@@ -251,7 +251,7 @@ def schedule_check(
 def generator_checks(
     health: GeneratorHealth, clock: str, bounds: Mapping[str, float]
 ) -> dict[str, CheckRecord]:
-    """Return the checks of the load generator's processes, of a cell or of its own command."""
+    """Return the checks of the load generator's processes, of a cell or of the loadgen command."""
 
     def worst(key: str) -> float | None:
         values = [health[key] for health in processes.values() if health.get(key) is not None]

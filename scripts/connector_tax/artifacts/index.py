@@ -43,7 +43,7 @@ class LaunchIndex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     #: load generator with affinity plan, start-up seconds, how it was stopped; node (what it ran
     #: on: machine, an alias, boot, devices, gpus, gpu_numa_nodes (of each GPU, null: not known),
     #: cpu, cpus, quota_cpus, job of the scheduler, exclusive (whether no other job may come onto
-    #: its node; null: not Slurm's, or not told), engine_files (by interpreter: lock_sha256 of the
+    #: its node; null: not Slurm's, or unknown), engine_files (by interpreter: lock_sha256 of the
     #: lock its environment was built from, null: of none of this project's; sources_sha256 of
     #: vLLM's sources, null: no vLLM; empty for the embedded engine)); supersedes (folder of an
     #: earlier run of the launch that was measured again on request, else null)

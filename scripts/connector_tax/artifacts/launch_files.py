@@ -122,7 +122,7 @@ class ResourcesRecord(TypedDict):
     attempt: int  #: the attempt it is of
     startup_s: float  #: launch.sh to ready
     #: from_ns, to_ns, and the quantity: CPU time of the ready server before its first request; CPU
-    #: s per s; threads: that of the engine core's busy threads, by name and id
+    #: s per s; threads: CPU of the engine core's busy threads, by name and id
     idle_cpu: IdleCpu
     #: quantities memory_pss_mib and gpu_memory_mib, before the first request
     before_load: ServerSnapshot

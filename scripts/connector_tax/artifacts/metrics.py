@@ -85,7 +85,7 @@ class CellLoad(NamedTuple):
     backlog_by_quarter_s: list[float | None]
 
     def over(self, other: "CellLoad | None", metric: str) -> float | None:
-        """Return a percentile over that of another cell, or None where one is missing."""
+        """Return the ratio of one cell's percentile to another's, or None if one is missing."""
         if other is None or metric not in self.ms.keys() & other.ms.keys():
             return None
         return self.ms[metric] / other.ms[metric]

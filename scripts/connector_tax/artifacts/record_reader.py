@@ -1,6 +1,6 @@
 """Read records from JSON files, and check each against the declaration of its fields.
 
-What is wrong with a value is told key by key, by its schema; so it is of a configuration.
+Errors of a value, also of a configuration, are reported key by key from its schema.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ALLOWED = {
 }
 
 
-# Lines that are told of a value, and characters that are shown of what stands in it. More is no
+# Lines reported about a value, and characters shown of its content. More is no
 # help, and of a hostile file it would take minutes and gigabytes.
 MOST_OFFENCES = 20
 MOST_SHOWN = 300
@@ -102,7 +102,7 @@ def _lines(error: ValidationError) -> Iterator[str]:
                 yield f"{join(where, clipped(key))}: unknown key;{near} allowed here: {known}"
     elif error.validator == "required":
         section: Any = error.instance
-        # A key whose name is mistyped is told once, as the unknown one.
+        # A mistyped key is reported once, as the unknown one.
         closed = schema.get("additionalProperties") is False
         unknown = section.keys() - schema["properties"] if closed else set()
         mistyped = {

@@ -21,7 +21,7 @@ TENTH, HALF = 10, 2
 
 
 def backlog_growth_s(e2e_ms: NDArray[np.float64], parts: int = TENTH) -> float | None:
-    """Return the median E2E of the last part of the successes minus that of the first, in s.
+    """Return the median E2E of the last part of the successes minus the first part's, in s.
 
     Args:
         e2e_ms: in order of arrival; without any the result is None.

@@ -101,7 +101,7 @@ class ServedSection(TypedDict):
 
 
 class AccessSection(TypedDict, total=False):
-    """How servers are reached that ask for a key, or whose certificate nobody else trusts."""
+    """How servers are reached that ask for a key, or whose certificate is not publicly trusted."""
 
     variable: Text  #: environment variable that holds the key, which is recorded nowhere
     ca_file: Text  #: PEM certificates to trust instead of the system's
@@ -126,7 +126,7 @@ class EngineSection(TypedDict, total=False):
     #: interpreter that an environment of this project is built with, of the version that its lock
     #: is for; absent: python3.11. No part of the design
     build_python: Text
-    #: module that is vLLM's server; absent: that of the newest release, which an older one may have
+    #: module that is vLLM's server; absent: the newest release's, which an older one may have
     #: elsewhere
     entry_point: ModuleName
     #: given to --model; fetched by this name before anything starts; ./folder: of the project
@@ -204,7 +204,7 @@ class ConfigurationEntry(TypedDict, total=False):
     extra_config: Annotated[Foreign, meta(default={})]
     #: ids of the connectors a MultiConnector holds
     children: Annotated[list[Identifier], meta(default=[])]
-    #: gate of its own; null: the general one on a real vLLM, none on the embedded engine
+    #: its gate; null: the general one on a real vLLM, none on the embedded engine
     gate: Annotated[
         Literal["verify_noop_connector", "verify_kv_consumer", "verify_multi_connector"] | None,
         meta(default=None),
@@ -385,7 +385,7 @@ class RehearsalSection(TypedDict, total=False):
 
     accelerator: Text  #: a row of config/accelerators.yaml
     model_config: Text  #: the model's config.json
-    #: relative spread from launch to launch; absent: that of config/accelerators.yaml
+    #: relative spread from launch to launch; absent: the value of config/accelerators.yaml
     launch_sd: Share
 
 
@@ -483,7 +483,7 @@ class StudyConfig(TypedDict):
     load_generator: NotRequired[Annotated[LoadGeneratorSection, meta(default={})]]
     metrics: NotRequired[Annotated[MetricsSection, meta(default={})]]
     resources: NotRequired[Annotated[ResourcesSection, meta(default={})]]
-    # Its keys are those of artifacts/checks.py; in study.json all of them.
+    # Its keys are declared in artifacts/checks.py; study.json holds all of them.
     #: bounds of the cell checks; a cell outside any of them is void
     validity: Annotated[dict[str, float], meta(default={})]
     # Its keys are artifacts/metrics.py:CRITERIA.

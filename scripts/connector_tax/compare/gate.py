@@ -1,7 +1,7 @@
 """`connector-tax gate STUDY --max ttft_p90=5% --config ID`: is every cost below its bound?
 
 The exit status is the answer: 0 every interval lies below its bound, 1 one lies above, 3 a cost has
-no number (void, missing, marked), 2 it cannot be told; 64 the command line is wrong.
+no number (void, missing, marked), 2 undecided; 64 bad arguments.
 """
 
 import argparse
@@ -116,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _gate(arguments)
     except (ArtifactError, OSError) as error:
-        # Never the status of an answer: 1, which an error that nobody catches has, says above.
+        # Never the status of a result: an uncaught error exits with 1, which means above.
         print(printable(f"gate: {error}"), file=sys.stderr)
         return STATUS[NO_NUMBER]
 

@@ -168,7 +168,7 @@ def compared(
 ) -> ComparedRow:
     """`row` with the numbers of both studies, or why there are none, their difference, a verdict.
 
-    `confidence` is that of the intervals of all comparisons that are made together.
+    `confidence` is the joint one of all comparisons that are made together.
     """
     if isinstance(a, Side):
         row = replace(row, a=a.printed, a_lo=a.lo, a_hi=a.hi, blocks_a=a.blocks)

@@ -119,7 +119,7 @@ class BatchedService:
 
         Raises:
             TransformError: the transformer raised for this element's batch.
-            WorkerDied, ServiceStopped: nobody is there to answer.
+            WorkerDied, ServiceStopped: no worker is left to answer.
             Exception: whatever the hooks raised for this element's batch, or TypeError where
                 msgpack cannot carry it.
         """
@@ -332,7 +332,7 @@ class WorkerConnection(asyncio.Protocol):
         self._closed = True
         if not self.first.done():
             self.first.set_exception(ServiceStopped("the service has been stopped"))
-            self.first.exception()  # Nobody may wait for it any more.
+            self.first.exception()  # No caller may be waiting for it any more.
         if self._transport is not None:
             self._transport.close()
 

@@ -1,6 +1,6 @@
 """Answer a completion or chat request: an event for each token, or one JSON object.
 
-The shapes are those of vLLM's OpenAI-compatible server. All parts of an event that do not change
+The JSON has the shape of vLLM's OpenAI-compatible server. All parts of an event that do not change
 from token to token are put together once for each request.
 """
 

@@ -27,7 +27,7 @@ _SPIN_NS = 60_000
 class Engine:
     """The engine of one launch, which runs steps while there is work.
 
-    `launch_seed` is that of the jitter and the launch offset; `on_death` is called once if the
+    `launch_seed` seeds the jitter and the launch offset; `on_death` is called once if the
     worker process dies.
     """
 
@@ -131,7 +131,7 @@ class Engine:
                 try:
                     deadline = await self._step(plan, start)
                 except ServiceError as error:
-                    # `_on_worker_death` has told every request.
+                    # `_on_worker_death` has notified every request.
                     _LOG.error("the step loop ends: %s", error)
                     return
 

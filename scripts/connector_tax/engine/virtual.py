@@ -1,6 +1,6 @@
 """Run one launch in virtual time: the engine's scheduler and step cost, no clock, no HTTP.
 
-A step is that of `engine.loop.Engine._run` without what waits; everything that decides a time
+A step equals one of `engine.loop.Engine._run` without the waits; everything that decides a time
 (plan, cost draw, launch offset, taxes, commit) is the engine's own code.
 """
 

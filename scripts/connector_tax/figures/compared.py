@@ -40,7 +40,7 @@ class Latency:
 
 
 def marked_words(own: Sequence[str], other: Sequence[str]) -> list[Word]:
-    """Mark the words of one command that are not those of the other in their place."""
+    """Mark the words of one command that differ from the other's in the same place."""
     blocks = SequenceMatcher(None, own, other, autojunk=False).get_matching_blocks()
     same = {place for block in blocks for place in range(block.a, block.a + block.size)}
     return [(word, place not in same) for place, word in enumerate(own)]

@@ -174,7 +174,7 @@ class StudyTables:
     def at(self, reference: str, metric: str, quantity: str = tables.TAX) -> dict[str, EffectRow]:
         """Configuration -> its estimate in Phase A at a reference rate; empty without such a cell.
 
-        A reference rate that is that of ref_safe too stands under the name ref_safe alone.
+        A reference rate that equals ref_safe is listed under the name ref_safe only.
         """
         return {
             row.config: row

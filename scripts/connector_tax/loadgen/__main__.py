@@ -180,7 +180,7 @@ def report(options: argparse.Namespace, runs: Sequence[Run], signals: _Signals) 
         else:
             print_summary(summaries[0], stream)
         sys.stdout.flush()
-    except (BrokenPipeError, SystemExit):  # nobody reads on, where rich would end the process
+    except (BrokenPipeError, SystemExit):  # the reader closed the pipe; rich would end the process
         output_failed |= to_stdout
     except OSError as error:
         output_failed = True

@@ -90,7 +90,7 @@ def wait_ready(target: Target, model: str | None, wait_s: float) -> str:
         model: the one the user names; None: the only one of the list.
 
     Raises:
-        LoadGeneratorError: no answer within `wait_s`, no permission, or the model cannot be told.
+        LoadGeneratorError: no answer within `wait_s`, no permission, or the model is ambiguous.
     """
     path = target.path.partition("?")[0]
     base = path.removesuffix("/chat/completions").removesuffix("/completions")

@@ -197,7 +197,7 @@ class CellResult:
     `records` holds the requests handed out, in that order: in open loop exactly those due before
     `t_cooldown_end_ns`, in schedule order; those due from `t_stop_ns` on are not measured.
     `bodies_sha256` is over their bodies, in order, a newline after each. `requests` has the same
-    and, after them, those of their sessions that were not sent. `extended_s` is how far the window
+    and, after them, the unsent requests of their sessions. `extended_s` is how far the window
     went beyond its floor. `health` has, per process, event-loop lag, CPU and spin share and message
     counters, and which workers have died, in this cell or before.
     """

@@ -421,7 +421,7 @@ class Connection:
             return
         if self.reader is None:
             if not self._is_control(data):
-                self._on_idle_data(self)  # closed by the server, or bytes nobody asked for
+                self._on_idle_data(self)  # closed by the server, or unrequested bytes
         elif not data:
             self._on_end()
         elif self._tls is None:

@@ -8,7 +8,7 @@ LATENCIES = ("TTFT", "TTFA", "TPOT", "E2E")
 def latencies_ms(record: RequestRecord) -> dict[str, float]:
     """Return the latencies of a success, in ms, from the intended send time.
 
-    TTFT is that of the first token, TTFA of the first that is no reasoning; a whole response has
+    TTFT ends at the first token, TTFA at the first that is no reasoning; a whole response has
     none. TPOT = (last token - first token) / (tokens after those of the first read); without any,
     or with all tokens in one read, there is none.
     """

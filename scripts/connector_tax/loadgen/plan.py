@@ -376,7 +376,7 @@ class Plan:
         return items
 
     def _look_for_end(self, now_ns: int, horizon_ns: int) -> None:
-        # In a closed loop not before its workers can be told.
+        # In a closed loop, not before its workers can be notified.
         soon_ns = horizon_ns if self._load.waits_in_workers else now_ns
         most = self._rule.max_errors
         if most is not None and self.failed >= most:
@@ -465,7 +465,7 @@ class Plan:
         return self._digest.hexdigest()
 
     def requests(self) -> list[RequestRecord]:
-        """Return a record per request handed out, in that order, then those of the same sessions
+        """Return a record per request handed out, in that order, then per request of their sessions
         that were not sent: given up after a failure, or cut off by the end of the run.
         """
         assert self.stop_ns is not None

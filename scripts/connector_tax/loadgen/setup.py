@@ -132,7 +132,7 @@ def check_numbers(options: argparse.Namespace) -> None:
 
 
 def make_rule(options: argparse.Namespace, source: Source) -> CellRule:
-    """Return when to stop: unless told, after 60 s or when the source is used up.
+    """Return when to stop: by default, after 60 s or when the source is used up.
 
     Raises:
         ValueError: the options make no sense; names the option.

@@ -373,7 +373,7 @@ class StreamAccumulator:
             response = decode_response(payload, exact=self._capture)
         except RequestFailed as failure:
             if kind != b"message" and failure.kind == "malformed_event":
-                return  # of another protocol than that of completions
+                return  # of a protocol other than completions
             raise
         self._take(response)
 

@@ -23,7 +23,7 @@ by 5.2% and lowers the coefficient of variation (cv) to 0.88.
 | poisson  | exponential(1/λ)                    | 1    |
 | gamma    | gamma(shape k, scale 1/(λ k))       | 1/√k |
 
-The schedulers have no clock: they are told the time, and the same code runs on a virtual one in
+The schedulers have no clock: callers pass the time, and the same code runs on a virtual one in
 tests.
 """
 

@@ -207,7 +207,7 @@ def _check_command(study: Study, launch: Launch, index: LaunchIndex, ledger: Led
     config = read_json(folder / paths.LAUNCH_CONFIG)
     said = config["argv"], {**config["environment"]}
     again = made.argv, {**made.environment}
-    if made.callers:  # Its PYTHONPATH ends with that of whoever started the study.
+    if made.callers:  # Its PYTHONPATH ends with the PYTHONPATH of the user who started the study.
         for _, environment in (said, again):
             environment.pop("PYTHONPATH", None)
     wrong = differences(_comparable(*said), _comparable(*again), "config.json")

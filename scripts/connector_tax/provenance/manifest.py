@@ -1,7 +1,7 @@
 """Write the manifest: method and version of the analysis, digests of published files, the launches'
 common environment, and a row for each launch and phase.
 
-A study's own is results/<study>/manifest.md; MANIFEST.md holds those of the archived studies. Rows
+A study's manifest is results/<study>/manifest.md; MANIFEST.md holds the archived studies. Rows
 are in phase and run order. A study stands between two markers, so that another study's archive
 leaves it as it is.
 """

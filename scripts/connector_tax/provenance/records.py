@@ -281,7 +281,7 @@ def _no_client_is_faster(
 def series_of(page: str) -> dict[str, float]:
     """The series of vLLM in a Prometheus page, as a metrics record names them.
 
-    A page is parsed twice for each cell; prometheus_client takes seconds for those of a study.
+    A page is parsed twice for each cell; prometheus_client takes seconds for a study's pages.
     """
     found: dict[str, float] = {}
     for name, labels, value in SERIES.findall(page):

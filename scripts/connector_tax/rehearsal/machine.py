@@ -66,7 +66,7 @@ NOISES: Mapping[str, Noise] = {
 
 
 def slowness(noise: Noise, study: StudyDocument, launch: Launch) -> float:
-    """Return a launch's step time over that of an undisturbed one in the middle of its block."""
+    """Return a launch's step time relative to an undisturbed launch in the middle of its block."""
     order = [
         entry["config"]
         for entry in study["run_order"][launch.phase]

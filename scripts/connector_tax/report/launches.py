@@ -142,7 +142,7 @@ def overhead(launches: Iterable[LaunchReport]) -> Overhead:
     """Return sums over every launch that ran; the wall time includes the gaps between launches.
 
     A gap longer than `PAUSE_S` is an interrupted study, not its overhead; nor is what follows a
-    launch whose end nobody saw, because its driver was killed after its last cell.
+    launch whose end was not recorded, because its driver was killed after its last cell.
     """
     ran = [launch.index for launch in launches if launch.index and launch.index.timing]
     ran.sort(key=lambda index: index.started_utc)

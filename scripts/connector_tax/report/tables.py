@@ -1,6 +1,6 @@
 """Build a page's tables: columns as functions of a row, sortable cells.
 
-Columns that say the same in every row are taken out, and told in words.
+Columns with one value in all rows are removed and described in words.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -89,7 +89,7 @@ class Command(ProbedEngine):
 def split_command(line: str) -> list[str]:
     """Split a command line as a shell does, but keep JSON with its quotes as one word.
 
-    Within the quotes of the outer shell nobody quotes JSON once more.
+    JSON inside the outer shell's quotes is not quoted again.
 
     Raises:
         ValueError: a quote has no end.

@@ -80,7 +80,7 @@ class ServerCommand:
     Attributes:
         callers: it runs in the folder and with the environment of the user who started the study.
         running: base URL of a server that runs already and is not started; the command waits.
-        access: how the server is reached; None: without a key and a certificate of its own.
+        access: how the server is reached; None: without a key and a custom certificate.
     """
 
     argv: list[str]
@@ -95,7 +95,7 @@ class ServerCommand:
 class Engine:
     """A kind of engine, with the study's `engine` section.
 
-    What is answered here is that of a kind which writes no step log, has no gate of its own and
+    The defaults here describe a kind which writes no step log, has no special gate and
     tells no versions: a kind overrides what it has.
 
     Attributes:
@@ -297,7 +297,7 @@ def free_port() -> int:
 def lasting_port(name: str) -> int:
     """Return a free TCP port of HOST that stays the same for a name on the same CPUs.
 
-    It lies below those that the kernel gives to whoever asks for any (ip(7), ip_local_port_range).
+    It lies below the range from which the kernel assigns free ports (ip(7), ip_local_port_range).
 
     Raises:
         ServerError: of the 100 from its own on none is free.

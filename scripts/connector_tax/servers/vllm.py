@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         StudyDocument,
     )
 
-# The module that is vLLM's server, from 0.31 on; `engine.entry_point` names that of an older one.
+# The module that is vLLM's server, from 0.31 on; `engine.entry_point` names an older one's.
 ENTRY_POINT = "vllm.entrypoints.launchers.api_server.entry"
 CPU_ADAPTER = f"{ROOT_MARK}/scripts/connector_tax/vllm/cpu_adapter"
 # Lines of a server whose engine is gone though its HTTP process still answers.
@@ -59,7 +59,7 @@ _ENVIRONMENT = {
     # what a killed driver left behind is known.
     "SPT_NOENV": "1",
     "PYTHONHASHSEED": "0",  # LMCache's keys: server and engine must hash alike
-    # Whatever the caller's shell holds, the server asks nobody for a key: no key is ever sent.
+    # The server must not require a key, whatever the caller's shell sets: no key is ever sent.
     "VLLM_API_KEY": "",
     "VLLM_HOST_IP": "127.0.0.1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -90,7 +90,7 @@ class Vllm(ProbedEngine):
 
     @property
     def pythons(self) -> list[str]:
-        """Return the engine's own interpreter, then those of single configurations."""
+        """Return the engine's interpreter, then the interpreters of single configurations."""
         return pythons_of(self.section)
 
     def resolve(self, _configurations: Sequence[str], /) -> None:
@@ -218,7 +218,7 @@ def transfer_config(
 
 
 def connector_classes(transfer: Mapping[str, Any] | None) -> Iterator[str]:
-    """Yield the connector class of a KVTransferConfig, then those of its children."""
+    """Yield the connector class of a KVTransferConfig, then its children's classes."""
     if transfer is not None:
         yield transfer["kv_connector"]
         for child in transfer.get("kv_connector_extra_config", {}).get("connectors", []):

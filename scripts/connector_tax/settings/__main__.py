@@ -28,7 +28,7 @@ from connector_tax.settings.run import Message, UnresolvedError, started
 
 ENVIRONMENT = "vllm-settings"
 HUB_FILES = Path(__file__).parents[1] / "vllm" / "hub_files.py"
-# No GPU is touched, nothing is fetched, nobody is told.
+# No GPU is used, nothing is fetched, no usage is reported.
 ENVIRONMENT_VARIABLES = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",

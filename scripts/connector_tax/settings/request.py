@@ -208,6 +208,6 @@ def model(name: str, scratch: Path) -> Model:
 
 
 def names_of(cases: Sequence[Case]) -> list[str]:
-    """Return the modules that these cases' connectors need, and those of all known ones."""
+    """Return the modules that these cases' connectors need, and all known modules."""
     names = {package_of(name) for case in cases for name in connectors_in(case["transfer"])}
     return sorted({*PACKAGES.values(), *(name for name in names if name)})

@@ -36,7 +36,7 @@ class CommandChild:
 
     def __exit__(self, *_: object) -> None:
         assert self._process.stdin is not None
-        # What it was last told stays unwritten where it has ended.
+        # A last message stays unwritten if the process has ended.
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         self._process.wait()

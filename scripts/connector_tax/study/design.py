@@ -143,7 +143,7 @@ def run_order(config: StudyConfig, *, shuffled: bool = True) -> dict[str, list[L
     A phase that the study leaves has none.
 
     Args:
-        shuffled: false: those of a block in the configuration's order.
+        shuffled: false: launches of a block in the configuration's order.
     """
     baseline = baseline_of(config)
     orders: dict[str, list[LaunchPlan]] = {phase: [] for phase in PHASES}

@@ -405,7 +405,7 @@ def numa_node(bus_id: str, root: Path = Path("/")) -> int | None:
 def gpu_node(config: StudyConfig, root: Path = Path("/")) -> int | None:
     """Return the NUMA node of the study's GPUs, or None where it is unknown.
 
-    None where the server runs on no GPU, or its GPUs on several nodes, or nobody knows (a virtual
+    None where the server runs on no GPU, or its GPUs on several nodes, or it is unknown (a virtual
     machine often does not say).
     """
     if config["engine"].get("device") != "cuda":
@@ -413,6 +413,6 @@ def gpu_node(config: StudyConfig, root: Path = Path("/")) -> int | None:
     try:
         devices, gpus = devices_of(config), query_gpus(("uuid", "pci.bus_id"))
     except (DeviceError, GpuError):
-        return None  # whoever holds the devices tells
+        return None  # holding the devices reports it
     nodes = {numa_node(gpu["pci.bus_id"], root) for gpu in gpus if gpu["uuid"] in devices}
     return nodes.pop() if len(nodes) == 1 else None

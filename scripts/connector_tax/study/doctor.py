@@ -3,7 +3,7 @@
 One function per source of trouble; each answers with a finding. A finding that would make the study
 fail or worthless is `fail`, one that weakens it or leaves configurations out is `warn`.
 
-A scheduler gives each job a machine that nobody has looked at. So a block asks too, before its
+A scheduler gives each job an unchecked machine. So a block runs the doctor too, before its
 first launch: one that would fail on it, or run on another vLLM than its neighbours, ends at once.
 """
 
@@ -124,7 +124,7 @@ def _judged(check: str, good: bool, text: str, otherwise: Verdict = "fail") -> F
 
 
 def of_slots(study: StudyDocument, folder: Path) -> Iterator[Finding]:
-    """Yield the findings, or those of each slot under its id where the study names slots."""
+    """Yield the findings, or each slot's findings under its id if the study names slots."""
     slots = study["config"].get("devices")
     if not slots:
         yield from findings(study, folder)
@@ -505,7 +505,7 @@ class UnfitError(DeviceError):
 
 
 def require_fit(study: StudyDocument, folder: Path) -> dict[str, EngineFiles]:
-    """Run the doctor's checks, and compare vLLM's sources with those of the patch stage.
+    """Run the doctor's checks, and compare vLLM's sources with the patch stage's.
 
     Returns:
         `engine_files`, which each of the block's launches records.

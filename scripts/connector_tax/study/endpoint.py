@@ -18,7 +18,7 @@ from connector_tax.loadgen.setup import make_target
 
 # A connection for each request: a server may close one behind a request that it refuses.
 NO_KEEPALIVE = httpx.Limits(max_keepalive_connections=0)
-# So long a wrong answer may be that of a server that starts.
+# A wrong answer within this time may come from a server that is starting.
 PATIENCE_S = 5.0
 
 

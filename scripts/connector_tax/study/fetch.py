@@ -1,6 +1,6 @@
 """Fetch the model of a study before any launch, so that no start-up waits for a network.
 
-Servers are then told to look in the cache alone (`HF_HUB_OFFLINE`), so that every launch loads what
+Servers then read the cache alone (`HF_HUB_OFFLINE`), so that every launch loads what
 was fetched. The commit stands in model.json and environment.json.
 """
 

@@ -62,7 +62,7 @@ def process_name(pid: int) -> str:
     start.
 
     Raises:
-        ProcessLookupError: there is none, or it has ended and nobody waited for it, as where a
+        ProcessLookupError: there is none, or it has ended without a wait, as where a
             container's first process waits for none.
     """
     stat = stat_of(pid)
@@ -140,7 +140,7 @@ def watch_parent(on_death: Callable[[], None], say: Callable[[str], object]) -> 
     """Call `on_death` from a thread as soon as the process in CONNECTOR_TAX_PARENT_PID is gone.
 
     Without the variable (a driver started by hand) nothing is watched, nor where it names a
-    process of another machine or container, which nobody can watch from here.
+    process of another machine or container, which cannot be watched from here.
 
     One thread watches for the whole process: a later call's `on_death` takes the place of the
     earlier one's, whose server has been stopped.

@@ -112,7 +112,7 @@ SUMMARY_MODULE = "connector_tax.analysis.measure"
 class LaunchOutcome:
     """The outcome of a launch: `done`, or `failed` or `skipped` with a reason.
 
-    `rate_rps` is that of the cells that have none of their own; None in Phase A.
+    `rate_rps` applies to cells without a rate; None in Phase A.
     """
 
     status: str
@@ -341,7 +341,7 @@ class LaunchDriver:
 
         Raises:
             StopRequested: SIGTERM arrived; finished cells stay.
-            DeviceError: another launch holds the device, or it is not that of the block.
+            DeviceError: another launch holds the device, or it is not the block's device.
             ConfigError: the folder holds cells of another design.
         """
         refuse_other_design(self.study, self.launch, self._study_folder)
@@ -369,7 +369,7 @@ class LaunchDriver:
         if self._server is not None:
             self._server.kill()
         try:
-            # In the log alone: nobody may be reading the other end of the terminal any more.
+            # In the log alone: the terminal may be closed.
             self.progress.note(f"{why}: this launch ends")
         finally:
             os._exit(1)

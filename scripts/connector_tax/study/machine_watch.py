@@ -4,7 +4,7 @@ A file begins with the logical CPUs of both sides; each second a line follows wi
 which are totals (docs/artifacts.md). With GPUs, `foreign_gpu_pids` are the processes seen on the
 study's GPUs that are not the study's: null where none of the study's was seen there either, since
 then nvidia-smi does not know this process's ids (it runs in a container), or did not answer in the
-chunk. Of GPUs of other studies nothing is told.
+chunk. Nothing is recorded about GPUs of other studies.
 """
 
 from __future__ import annotations

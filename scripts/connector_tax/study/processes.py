@@ -3,7 +3,7 @@
 The kernel keeps an account of each process: its CPU clock, in ns, in which threads that have ended
 stay. A process that has ended is in the account of the parent that waited for it, which the kernel
 tells in clock ticks (10 ms). So both are read, and a child's time only moves from one to the other
-when it ends. What nobody of the server waited for (its parent ended first, or ignores its children)
+when it ends. A process without a waiting parent (the parent ended first, or ignores its children)
 is lost to the kernel's books; where such a process was there at the first of two readings, that is
 noticed and told, not counted as no time at all.
 

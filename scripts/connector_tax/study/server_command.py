@@ -1,6 +1,6 @@
 """Write launch.sh, which runs a server's command with its CPUs, environment and probe.
 
-A variable that happens to be set in the shell of whoever starts a study can change what is measured
+A variable that happens to be set in the user's shell can change what is measured
 (a thread count, a log level, a transport). So launch.sh drops all that the study does not set
 itself, no matter who runs it.
 """

@@ -1,6 +1,6 @@
 """Measure how much of each shape plain can serve: the rates of Phases B and B' above ref_safe.
 
-Run once, between Phase A and Phase B, on a server of plain of its own. Requests of a shape arrive
+Run once, between Phase A and Phase B, on a separate server of plain. Requests of a shape arrive
 at once, and the time until all are completed is taken: four of them, then four times as many, up
 to `cell.inflight_cap`, while a burst takes less than a quarter of `shape_rates.probe_s`. The burst
 that is served fastest counts. Its ends serve less than its middle, so that the number errs on the

@@ -40,7 +40,7 @@ class LaunchStepLog:
         self._device = folder / f"{STEP_LOG_PREFIX}.device.steps"
 
     def _paths(self) -> list[Path]:
-        """Return the file of each process: the scheduler's, the worker's, those of its further
+        """Return the file of each process: the scheduler's, the worker's, and each of its further
         ranks.
         """
         suffix, paths = self._engine.step_suffix, []

@@ -154,7 +154,7 @@ def engine_files(engine: EngineSection) -> dict[str, EngineFiles]:
     """Return `lock_sha256` and `sources_sha256` by interpreter, as the study names it.
 
     The lock is None where the environment was not built from one of this project's, the sources
-    where there is no vLLM. An embedded engine has no interpreter of its own. Reads every source,
+    where there is no vLLM. An embedded engine has no separate interpreter. Reads every source,
     which takes a second or so.
 
     Args:

@@ -1,6 +1,6 @@
 """Convert the step probe's binary records to JSON lines in the design's format.
 
-The fields are those of docs/artifacts.md, engine_step. Beyond the design's fields: `update_us` and
+The fields are in docs/artifacts.md, engine_step. Beyond the design's fields: `update_us` and
 `engine_step_us` of the scheduler, `hooks_us` with the connector's other hooks, `children_us` with
 those timed of a MultiConnector's children, by name. A hook called by another hook of the same
 object belongs to the outer one. Spans have four significant digits and none below 0.1 us, about
@@ -33,7 +33,7 @@ _Call = tuple[float, float, int]
 
 @dataclass(frozen=True, slots=True)
 class _Hook:
-    """The hook at a position: the connector's, or that of its child of that name."""
+    """The hook at a position: the connector's, or its named child's."""
 
     group: int
     child: str | None

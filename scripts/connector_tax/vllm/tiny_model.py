@@ -1,7 +1,7 @@
 """Write models without weights: a config.json and a word-level tokenizer, no hub and no network.
 
 The tiny model of the CPU study is a Qwen3 of 2 layers, whose weights vLLM fills with random numbers
-(`--load-format dummy`). That of an emulated device has the config.json of a model of full size, and
+(`--load-format dummy`). An emulated device's model has the config.json of a full-size model, and
 no weights at all. Prompts are token ids, so the tokenizer only has to turn ids into text.
 """
 

@@ -1,7 +1,7 @@
 # CONNECTOR_TAX_PATCH
 """Emulate the device: a queue that one server works off, and events at moments of it.
 
-Nothing runs. What is queued is done at a moment that is known when it is queued, and whoever waits
+Nothing runs. What is queued is done at a moment that is known when it is queued, and a waiter
 for it sleeps until then, without using the CPU.
 """
 

@@ -41,7 +41,7 @@ def model_class(begin: Callable[[], bool], launched: Callable[[], None]) -> type
                 )
                 for name in self.names
             )
-            # Nobody looks at what a layer or a head gives: one number stands for it.
+            # The output of a layer or a head is not used: one number stands for it.
             self.hidden = torch.empty(1, 1, dtype=torch.bfloat16)
             self.anchor = nn.Parameter(torch.zeros(1), requires_grad=False)
 

@@ -3,7 +3,7 @@
 
 Matrix products and attention are added, each by its own roof. A mixture of experts reads the
 weights of the experts that the tokens of a step are expected to choose, each with the same chance.
-The coefficients are those of connector_tax.roofline:Roofline.coefficients.
+The coefficients come from connector_tax.roofline:Roofline.coefficients.
 """
 
 from collections.abc import Mapping

@@ -47,7 +47,7 @@ class Log:
     Args:
         prefix: of the paths of its file and its socket.
         process: scheduler, worker or device.
-        on_error: told of an error where no caller of the engine is to see it.
+        on_error: called with an error that must not reach a caller of the engine.
     """
 
     def __init__(self, prefix: str, process: str, on_error: Callable[[Exception], None]) -> None:
