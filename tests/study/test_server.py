@@ -5,11 +5,13 @@ What of the caller's environment reaches it is the same by the driver and by han
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -19,6 +21,7 @@ import pytest
 from connector_tax.config import ROOT
 from connector_tax.foreign import REDACTED
 from connector_tax.servers.kinds import Companion, ServerCommand, ServerError, free_port
+from connector_tax.study.processes import engine_cores
 from connector_tax.study.server import LOGS, Server
 from connector_tax.study.server_command import can_change, launch_script, shown
 from tests.study.driving import ANSWERS
@@ -84,6 +87,41 @@ def test_server_that_dies_before_ready_is_reported_with_its_log_without_paths(
     for text in (str(failure.value), *logs):
         assert "{root}/models: empty" in text
         assert str(ROOT) not in text
+
+
+def kill_engine_core(server: Server) -> None:
+    """Kill the engine core of a server once the server has been seen with it."""
+    cores: dict[int, int] = {}
+    while not server.cores or not cores:
+        cores = engine_cores(server.pid)
+    for pid in cores:
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_engine_core_that_dies_behind_a_living_api_server_is_noticed(
+    tmp_path: Path, started: list[Server], ready: bool
+) -> None:
+    core = tmp_path / "VLLM::EngineCor"
+    shutil.copy(shutil.which("sleep") or "", core)
+    code = f"import subprocess; subprocess.Popen([{str(core)!r}, '1000'])\n"
+    code += ANSWERS if ready else "import time; time.sleep(1000)"
+    port = free_port()
+    command = ServerCommand(["python", "-c", code, str(port)], {})
+    server = Server(tmp_path, command, "test", port)
+    started.append(server)
+    server.start()
+    if ready:
+        server.wait_ready(20)
+        kill_engine_core(server)
+        with pytest.raises(ServerError, match=r"engine core \(process \d+\) died in cell r5"):
+            server.check_alive("in cell r5")
+        return
+    with ThreadPoolExecutor() as threads:
+        killed = threads.submit(kill_engine_core, server)
+        with pytest.raises(ServerError, match=r"engine core .* died before it was ready"):
+            server.wait_ready(20)
+        killed.result()
 
 
 def test_server_that_is_never_ready_times_out(tmp_path: Path, started: list[Server]) -> None:

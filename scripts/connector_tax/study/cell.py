@@ -124,6 +124,8 @@ def planned_requests(
 # A server may count a request just after its last byte: how often and how long to look again.
 COUNTER_READS = 20
 COUNTER_PAUSE_S = 0.1
+# How often a cell looks whether the server, and the engine behind it, are alive.
+ALIVE_S = 2.0
 
 
 class _Offered(TypedDict):
@@ -283,7 +285,16 @@ def measure(
     used_before = instruments.processes.read()
     rule = cell_rule(study["config"], launch.phase)
     load = open_loop(prepared.offsets_ns, prepared.requests, rule)
-    result = instruments.generator.run(load, rule, on_progress)
+    looked = time.monotonic()
+
+    def progress(now: Progress) -> None:
+        nonlocal looked
+        if time.monotonic() - looked > ALIVE_S:
+            looked = time.monotonic()
+            instruments.server.check_alive(f"in cell {name}")
+        on_progress(now)
+
+    result = instruments.generator.run(load, rule, progress)
     used_after = instruments.processes.read()
     instruments.server.check_alive(f"in cell {name}")
     after = _final_scrape(sampler, before, result)

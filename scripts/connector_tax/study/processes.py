@@ -252,6 +252,13 @@ def group_members(group: int) -> list[int]:
     return [pid for pid, stat in every if stat.group == group and not stat.is_zombie]
 
 
+def engine_cores(leader: int) -> dict[int, int]:
+    """Return the start (clock ticks) of each engine core of a server, by process id."""
+    parts = _parts({leader: SERVER}, leader)
+    cores = {pid: stat for pid, (_, stat) in parts.items() if stat.name == ENGINE_CORE}
+    return {pid: stat.started for pid, stat in cores.items() if not stat.is_zombie}
+
+
 def is_stopped(pid: int) -> bool:
     """Return whether a process is stopped (SIGSTOP)."""
     stat = stat_of(pid)

@@ -37,7 +37,7 @@ from connector_tax.study.guard import (
     remove_temporary_folder,
     temporary_folder,
 )
-from connector_tax.study.processes import group_members
+from connector_tax.study.processes import engine_cores, group_members, stat_of
 from connector_tax.study.server_command import launch_script
 
 Result = TypeVar("Result")
@@ -45,6 +45,8 @@ LOGS = (paths.STDOUT_LOG, paths.STDERR_LOG)
 # A port is chosen free; somebody may take it before the server listens on it.
 PORTS_TRIED = 5
 ANSWER_S = 5.0
+# How often a starting server's processes are read for engine cores.
+CORES_S = 1.0
 # Of a log, in an error.
 TAIL_LINES = 20
 # The last line of a traceback, behind what a logger puts before it; not a warning that names one.
@@ -121,6 +123,9 @@ class Server:
         # By `stop`: lines that were removed from each log, since they looked like secrets.
         self.redacted: dict[str, int] = {}
         self._log_read = dict.fromkeys(LOGS, 0)
+        # Engine cores that were seen, by process id, with the time of their start.
+        self.cores: dict[int, int] = {}
+        self._cores_at = 0.0
         self._http = self.endpoint.client(ANSWER_S)
         self._waiting = Waiting()
 
@@ -209,8 +214,12 @@ class Server:
             self._listener = self._find_listener()
         while True:
             self._check_port()
+            if time.monotonic() - self._cores_at > CORES_S:
+                self._cores_at = time.monotonic()
+                self.cores |= engine_cores(self.pid)
             self.check_alive("before it was ready")
             if self._answers(say):
+                self.cores |= engine_cores(self.pid)
                 return time.monotonic() - self._started
             if time.monotonic() - self._started > timeout_s:
                 name = "--ready-timeout" if self.command.callers else "server.ready_timeout_s"
@@ -263,7 +272,8 @@ class Server:
     def check_alive(self, when: str) -> None:
         """Raise `ServerError` if the server, a companion or the engine behind it has ended.
 
-        An engine can be dead while its HTTP process answers; the log says so.
+        An engine can be dead while its HTTP process answers; the log says so, or its process is
+        gone.
         """
         assert self._process is not None
         if self._listener is not None and not psutil.pid_exists(self._listener):
@@ -280,6 +290,10 @@ class Server:
         if status is not None:
             end = f"the server ended with status {status} {when}\n{self.log_tail()}"
             raise self._end_of_process(end)
+        for pid, started in self.cores.items():
+            core = stat_of(pid)
+            if core is None or core.is_zombie or core.started != started:
+                raise ServerError(f"the engine core (process {pid}) died {when}\n{self.log_tail()}")
         for name in LOGS:
             with (self.folder / name).open("rb") as stream:
                 stream.seek(self._log_read[name])
