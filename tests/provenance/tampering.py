@@ -48,7 +48,7 @@ def derived_failures(root: Path, made: Path) -> list[Claim]:
     ledger = Ledger()
     with ledger.guarded("made again", "study"):
         check_views(root, ledger)
-        check_claims(root, made, ledger)
+        check_claims(StudyFolder.load(root / "study.json"), made, ledger)
     return _failed(ledger)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from connector_tax.artifacts.folder import StudyFolder
 from connector_tax.provenance.manifest import (
     COLUMNS,
     merge,
@@ -186,5 +187,7 @@ def test_a_launch_s_adapter_is_in_its_row_and_a_skipped_launch_has_none(root: Pa
     for path in root.glob("runs/*/*/*/config.json"):
         with edited_json(path) as config:
             config["environment"]["PYTHONPATH"] += f":{CPU_ADAPTER}"
-    adapters = {row["status"]: row["adapters"] for row in rows(root / "study.json")}
+    adapters = {
+        row["status"]: row["adapters"] for row in rows(StudyFolder.load(root / "study.json"))
+    }
     assert adapters == {"done": "connector_tax_cpu_adapter", "SKIPPED": ""}

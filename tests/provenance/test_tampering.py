@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from connector_tax.artifacts.folder import StudyFolder
 from connector_tax.artifacts.tables import METHOD
 from connector_tax.provenance import audit as audit_module
 from connector_tax.provenance import manifest
@@ -507,7 +508,7 @@ def test_every_column_of_the_manifest_has_a_source(audited: Path) -> None:
     root = audited / "results" / "synthetic"
     record = manifest.read_manifest(root / "manifest.json")
     rows, page = record["launches"], (root / "manifest.md").read_text()
-    assert manifest.rows(root / "study.json") == rows
+    assert manifest.rows(StudyFolder.load(root / "study.json")) == rows
     for column in COLUMNS:
         changed = [rows[0], {**rows[1], column: "H20"}, *rows[2:]]
         (told,) = differences(changed, rows, "row")
@@ -534,7 +535,7 @@ def test_forged_claim_of_an_older_method_is_not_accepted(
     monkeypatch.setattr(remade_module, "METHOD", METHOD + 1)
     monkeypatch.setattr(audit_module, "METHOD", METHOD + 1)
     ledger = Ledger()
-    claims = check_claims(root, remade, ledger)
+    claims = check_claims(StudyFolder.load(root / "study.json"), remade, ledger)
     (claim,) = [c for c in ledger.claims if c.kind == KIND and c.subject == name]
     assert claim.verdict == NOT_CHECKABLE
     assert f"made by method {METHOD}, this code's is {METHOD + 1}; " in claim.message
@@ -591,7 +592,7 @@ def older(root: Path) -> None:
 
 def verdicts(root: Path, remade: Path) -> dict[str, Claim]:
     ledger = Ledger()
-    check_claims(root, remade, ledger)
+    check_claims(StudyFolder.load(root / "study.json"), remade, ledger)
     return {claim.subject: claim for claim in ledger.claims if claim.kind == KIND}
 
 

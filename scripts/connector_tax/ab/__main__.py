@@ -34,9 +34,8 @@ from connector_tax.ab.design import (
 )
 from connector_tax.ab.load import Load, LoadError
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.index import read_index
+from connector_tax.artifacts.folder import LaunchFolder, StudyFolder
 from connector_tax.artifacts.metrics import WORDS
-from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import Study, launches, load_study
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.config import ConfigError
@@ -293,17 +292,17 @@ def _measured(options: argparse.Namespace, study: Study, line: Line) -> int:
     from connector_tax.analysis.looks import look, take_look
     from connector_tax.artifacts.looks import decided
 
-    planned = launches(study.document, "A")
     blocks = study.document["blocks"]
     findings: list[Finding] = []
     why = ""
     for block in range(blocks):
-        of_block = [launch for launch in planned if launch.block == block]
-        missing = [la for la in of_block if read_index(la.folder(study.root)) is None]
-        if not missing and not any(_is_done(study, launch) for launch in of_block):
+        planned = StudyFolder(study).of_phase("A")
+        of_block = [launch for launch in planned if launch.launch.block == block]
+        missing = [launch for launch in of_block if launch.index is None]
+        if not missing and all(launch.status != "done" for launch in of_block):
             # Left out when the study ended; no look is taken at what was not measured.
             break
-        spent_s, each_s = _spent_s(study, planned)
+        spent_s, each_s = _spent_s(planned)
         limit_s = math.inf if options.minutes is None else options.minutes * 60
         if missing and block >= FIRST_ANALYSIS and spent_s + each_s > limit_s:
             why = f"{options.minutes:g} minutes are up"
@@ -320,25 +319,20 @@ def _measured(options: argparse.Namespace, study: Study, line: Line) -> int:
                 break
         else:
             findings = look(study, block + 1)
-    measured = max(la.block for la in planned if _is_done(study, la)) + 1
+    planned = StudyFolder(study).of_phase("A")
     for launch in planned:
-        if read_index(launch.folder(study.root)) is None:
-            launch.folder(study.root).mkdir(parents=True, exist_ok=True)
+        if launch.index is None:
+            launch.folder.mkdir(parents=True, exist_ok=True)
             outcome = LaunchOutcome("skipped", why)
-            conclude(study.document, launch, launch.folder(study.root), outcome)
-    return measured
+            conclude(study.document, launch.launch, launch.folder, outcome)
+    return max(launch.launch.block for launch in planned if launch.status == "done") + 1
 
 
-def _is_done(study: Study, launch: Launch) -> bool:
-    index = read_index(launch.folder(study.root))
-    return index is not None and index.status == "done"
-
-
-def _spent_s(study: Study, planned: Sequence[Launch]) -> tuple[float, float]:
+def _spent_s(planned: Sequence[LaunchFolder]) -> tuple[float, float]:
     """Seconds that launches have taken, and a block's share."""
-    indexes = (read_index(launch.folder(study.root)) for launch in planned)
+    indexes = (launch.index for launch in planned)
     walls = [i.timing["wall_s"] + AROUND_S for i in indexes if i is not None and i.status == "done"]
-    in_block = len({launch.config for launch in planned})
+    in_block = len({launch.launch.config for launch in planned})
     return sum(walls), sum(walls) / len(walls) * in_block if walls else 0.0
 
 
@@ -396,20 +390,19 @@ def _run_block(
             with contextlib.suppress(subprocess.TimeoutExpired):
                 status = process.wait(1.0)
                 break
-    drawn = [la for la in launches(study.document, "A") if la.block == block]
-    withdraw_failed(drawn, root)
+    withdraw_failed((la for la in launches(study.document, "A") if la.block == block), root)
+    drawn = [la for la in StudyFolder(study).of_phase("A") if la.launch.block == block]
     for launch in drawn:
-        folder = launch.folder(root)
-        if (folder / paths.FAILED_INDEX).exists() and not (folder / paths.INDEX).exists():
-            reason = read_json(folder / paths.FAILED_INDEX)["reason"]
+        if launch.index is None and (launch.folder / paths.FAILED_INDEX).exists():
+            reason = read_json(launch.folder / paths.FAILED_INDEX)["reason"]
             raise Failed(
-                f"{launch.name} failed: {reason}\nWhat was measured is kept; the same command"
-                " carries on there"
+                f"{launch.launch.name} failed: {reason}\nWhat was measured is kept; the same"
+                " command carries on there"
             )
     if status:
         raise Failed(f"block {block} ended with status {status}: {_end_of(log)}")
-    void = [cell.reason for la in drawn if (index := read_index(la.folder(root))) is not None
-            for cell in index.cells if cell.status == "void"]  # fmt: skip
+    void = [cell.reason for launch in drawn if launch.index is not None
+            for cell in launch.index.cells if cell.status == "void"]  # fmt: skip
     if void:
         line.say(f"note: {len(void)} cells of block {block + 1} are void: {void[0]}")
 

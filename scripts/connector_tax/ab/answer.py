@@ -13,10 +13,10 @@ from connector_tax.analysis.effects import FEW_REQUESTS
 from connector_tax.analysis.measure import measure_requests
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.folder import CellFolder, StudyFolder
-from connector_tax.artifacts.index import CellEntry, LaunchIndex, read_index
+from connector_tax.artifacts.index import CellEntry, LaunchIndex
 from connector_tax.artifacts.metrics import VERDICT_METRICS, WORDS
 from connector_tax.artifacts.names import ALL_RATES, configuration_of
-from connector_tax.artifacts.study_file import Study, launches
+from connector_tax.artifacts.study_file import Study
 from connector_tax.artifacts.tables import RESOURCE, TAX, EffectRow, read_table
 from connector_tax.artifacts.verdicts import CANNOT_TELL, MARKED, in_words
 from connector_tax.compare.bounds import NO_NUMBER, STATUS, Bound, check, worst
@@ -225,8 +225,8 @@ class Answer:
 
 def answer_of(study: Study, blocks: int, archive: Path | None) -> Answer:
     """Return the answer of an analysed study."""
-    found = (read_index(launch.folder(study.root)) for launch in launches(study.document, "A"))
-    indexes = [index for index in found if index is not None]
+    measured = StudyFolder(study)
+    indexes = [la.index for la in measured.of_phase("A") if la.index is not None]
     spent_s = sum(index.timing["wall_s"] for index in indexes)
     rows = read_table(study.root / paths.ANALYSIS / paths.EFFECTS, EffectRow)
     taxes = [
@@ -237,18 +237,18 @@ def answer_of(study: Study, blocks: int, archive: Path | None) -> Answer:
     taxes.sort(key=lambda row: VERDICT_METRICS.index(row.metric))
     resources = [row for row in rows if row.quantity == RESOURCE]
     tables = StudyTables(study.root / paths.STUDY)
-    hits, single = ({}, 0) if "traffic" not in study.config["phase_a"] else _found(study)
+    hits, single = ({}, 0) if "traffic" not in study.config["phase_a"] else _found(measured)
     return Answer(
         study, blocks, spent_s / 60, taxes, resources, archive, tables, all_void(indexes), hits,
         single,
     )  # fmt: skip
 
 
-def _found(study: Study) -> tuple[dict[str, float], int]:
+def _found(study: StudyFolder) -> tuple[dict[str, float], int]:
     """Return the share of prompt tokens found in caches, and the answers without a TPOT."""
     found: dict[str, list[float]] = {}
     single = 0
-    for cell in StudyFolder(study).cells("A"):
+    for cell in study.cells("A"):
         if cell.status != "valid":
             continue
         requests = measure_requests(cell)

@@ -158,7 +158,7 @@ def _audit(study_file: Path, manifest: Path) -> Audit:
             result.analysed = read_manifest(study.root / paths.MANIFEST)["method"]
             check_views(study.root, ledger)
             with tempfile.TemporaryDirectory(prefix="audit-") as temporary:
-                claims = check_claims(study.root, remake(folder, Path(temporary)), ledger)
+                claims = check_claims(folder, remake(folder, Path(temporary)), ledger)
             result.verdicts, result.not_made_again = claims.verdicts, claims.not_made_again
     return result
 

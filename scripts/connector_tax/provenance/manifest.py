@@ -12,16 +12,18 @@ import shlex
 import sys
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from connector_tax import __version__
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.folder import LaunchFolder, StudyFolder
+from connector_tax.artifacts.index import CellEntry, LaunchIndex, launch_index
 from connector_tax.artifacts.launch_files import AttemptRecord, nodes_of
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.record_reader import checked
 from connector_tax.artifacts.stage_records import EnvironmentRecord, ManifestRecord
-from connector_tax.artifacts.study_file import every_launch, read_study
+from connector_tax.artifacts.study_file import Study
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.artifacts.tables import FIRST_METHOD, METHOD
 from connector_tax.commands import run_command, study_parser
@@ -86,34 +88,33 @@ take.
 """
 
 
-def rows(study_file: Path) -> list[dict[str, str]]:
+def rows(study: StudyFolder) -> list[dict[str, str]]:
     """Return the manifest rows of one study, in phase and run order; values are plain text.
 
     A launch that was measured again has a row for each run that was moved aside before its own.
     """
-    study = read_study(study_file)
-    folder = study_file.parent
     found = []
-    for launch in every_launch(study):
-        own = launch.folder(folder)
-        aside = sorted(own.parent.glob(f"{own.name}.superseded*"), key=lambda p: (len(p.name), p))
-        found += [row(study, folder, launch, path) for path in (*aside, own)]
+    for launch in study.launches:
+        folder = launch.folder
+        names = [path.name for path in folder.parent.glob(f"{folder.name}.superseded*")]
+        names.sort(key=lambda name: (len(name), name))
+        runs = (LaunchFolder(study.root, replace(launch.launch, phase=name)) for name in names)
+        found += [row(study.study, launch.launch, run) for run in (*runs, launch)]
     return found
 
 
-def row(study: StudyDocument, folder: Path, launch: Launch, path: Path) -> dict[str, str]:
-    """Return the manifest row of a launch of the study in `folder`, of its run that lies in
-    `path`.
-    """
+def row(of: Study, launch: Launch, run: LaunchFolder) -> dict[str, str]:
+    """Return the manifest row of a launch of a study: of its present run, or of one before."""
+    study, folder, path = of.document, of.root, run.folder
     environment: EnvironmentRecord = read_json(folder / paths.ENVIRONMENT)
     timed = read_json(folder / paths.PATCH_STATUS)["step_timing_available"]
     # The paths a connector's data would take, as its gate saw them.
     gate = read_json(folder / paths.PREFLIGHT_STATUS)[launch.configuration]
-    index = read_json(path / paths.INDEX) if (path / paths.INDEX).exists() else _without_index(path)
-    attempts: list[AttemptRecord] = index["attempts"]
+    index = run.index or _without_index(study, launch, path)
+    attempts = index.attempts
     plans = [a["load_generator"]["affinity"] for a in attempts if a.get("load_generator")]
     warnings = {told for plan in plans if plan for told in plan["warnings"]}
-    states = [cell["status"] for cell in index["cells"]]
+    states = [cell.status for cell in index.cells]
     forms = study["config"]["engine"].get("forms", {})
     python = forms.get(launch.configuration, {}).get("python")
     versions = environment.get("further_engines", {}).get(python or "", environment)
@@ -121,10 +122,10 @@ def row(study: StudyDocument, folder: Path, launch: Launch, path: Path) -> dict[
     if (path / paths.LAUNCH_CONFIG).exists():
         launched = read_json(path / paths.LAUNCH_CONFIG)
         command, adapters = shlex.join(launched["argv"]), adapters_of(launched["environment"])
-    status = index["status"].upper() if index["status"] == "skipped" else index["status"]
+    status = index.status.upper() if index.status == "skipped" else index.status
     engines = ("vllm", "vllm_sha", "mooncake", "nixl", "lmcache")
     return {
-        "date": index["started_utc"],
+        "date": index.started_utc,
         "study": study["study"],
         "configuration": launch.config,
         "block": str(launch.block),
@@ -139,7 +140,7 @@ def row(study: StudyDocument, folder: Path, launch: Launch, path: Path) -> dict[
         "paths": ", ".join(map(" ".join, gate.get("paths", {}).items())),
         "placement": "; ".join(sorted(warnings)),
         "status": status if path.name == launch.phase else "measured again, not used",
-        "reason": (index["reason"] or "").split("\n")[0],
+        "reason": (index.reason or "").split("\n")[0],
         "cells": "/".join(str(states.count(s)) for s in ("valid", "void", "skipped", "missing")),
         "directory": f"results/{study['study']}/{path.relative_to(folder).as_posix()}",
         "command": command,
@@ -147,17 +148,15 @@ def row(study: StudyDocument, folder: Path, launch: Launch, path: Path) -> dict[
     }
 
 
-def _without_index(path: Path) -> dict[str, Any]:
-    """Return the remaining content of a run that was moved aside without its index.json."""
+def _without_index(study: StudyDocument, launch: Launch, path: Path) -> LaunchIndex:
+    """Return the index of what remains of a run that was moved aside without its index.json."""
     attempts = read_json(path / paths.ATTEMPTS) if (path / paths.ATTEMPTS).exists() else []
-    cells = [read_json(file) for file in sorted(path.glob("*/cell_*.json"))]
-    return {
-        "started_utc": attempts[0]["started_utc"] if attempts else "not launched",
-        "attempts": attempts,
-        "status": "superseded",
-        "reason": None,
-        "cells": [{"status": "valid" if cell["valid"] else "void"} for cell in cells],
-    }
+    records = map(read_json, sorted(path.glob("*/cell_*.json")))
+    cells = [CellEntry(r["cell"], "valid" if r["valid"] else "void", None, {}) for r in records]
+    started_utc = attempts[0]["started_utc"] if attempts else "not launched"
+    return launch_index(
+        study, launch, cells, status="superseded", attempts=attempts, started_utc=started_utc
+    )
 
 
 def _devices(attempts: Sequence[AttemptRecord]) -> Iterator[str]:
@@ -340,7 +339,7 @@ def manifest_record(study_file: Path) -> ManifestRecord:
         "method": METHOD,
         "package": __version__,
         "files": {n: digest(path) for n, path in published_files(study_file.parent).items()},
-        "launches": rows(study_file),
+        "launches": rows(StudyFolder.load(study_file)),
     }
 
 

@@ -15,10 +15,9 @@ from connector_tax.analysis.looks import take_look
 from connector_tax.analysis.reference import rates_of
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.folder import StudyFolder
-from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.looks import read_looks
 from connector_tax.artifacts.stage_records import ManifestRecord
-from connector_tax.artifacts.study_file import Study, launches, load_study
+from connector_tax.artifacts.study_file import Study, load_study
 from connector_tax.artifacts.tables import METHOD
 from connector_tax.files import is_temporary, read_json, sha256_file, write_json
 from connector_tax.provenance import manifest
@@ -79,11 +78,10 @@ def take_looks_again(root: Path, copy: Study) -> None:
 def measured_again(root: Path, copy: Study) -> bool:
     """Return whether a remeasured launch of Phase A has its first run beside it, as sealed."""
     sealed = settled_files(read_links(root))
-    for launch in launches(copy.document, "A"):
-        index = read_index(launch.folder(root))
-        for attempt in index.attempts if index is not None else ():
-            aside = launch.folder(root).parent / str(attempt.get("supersedes")) / paths.INDEX
-            seal = sealed.get(aside.relative_to(root).as_posix())
+    for launch in StudyFolder(copy).of_phase("A"):
+        for attempt in launch.index.attempts if launch.index is not None else ():
+            aside = launch.folder.parent / str(attempt.get("supersedes")) / paths.INDEX
+            seal = sealed.get(aside.relative_to(copy.root).as_posix())
             if seal is not None and aside.is_file() and sha256_file(aside) == seal:
                 return True
     return False
@@ -135,8 +133,9 @@ class Claims:
         return Comparison(only=[lone]) if listed else Comparison(wrong=[lone])
 
 
-def check_claims(root: Path, made: Path, ledger: Ledger) -> Claims:
+def check_claims(study: StudyFolder, made: Path, ledger: Ledger) -> Claims:
     """Compare the claims in a study's folder with those in `made`."""
+    root = study.root
     record = manifest.read_manifest(root / paths.MANIFEST)
     archived = is_archived(root)
     published, tables = (root / PUBLISHED, root) if archived else (root, made)
@@ -150,7 +149,7 @@ def check_claims(root: Path, made: Path, ledger: Ledger) -> Claims:
         planted = sorted(_tables_in(root) - {*TABLES})
         ledger.check(KIND, "tables of replot", (f"{n} is no table" for n in planted), "no others")
     with ledger.guarded(KIND, paths.MANIFEST):
-        again = manifest.rows(root / paths.STUDY)
+        again = manifest.rows(study)
         claims.judge(
             paths.MANIFEST, compare_values(record["launches"], again, "row", claims.other_version)
         )

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.index import read_index
-from connector_tax.artifacts.names import PHASES, Launch
-from connector_tax.artifacts.study_file import launches, read_study
+from connector_tax.artifacts.folder import LaunchFolder, StudyFolder
+from connector_tax.artifacts.names import PHASES
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, make_durable, write_json
 from connector_tax.foreign import printable
@@ -28,19 +27,17 @@ from connector_tax.study.remeasure import (
 )
 
 
-def void_lines(ended: Iterable[Launch], study_folder: Path) -> list[str]:
+def void_lines(ended: Iterable[LaunchFolder], study_folder: Path) -> list[str]:
     """Return a line for each cause of void cells: count, reason and remedy."""
     causes: Counter[str] = Counter()
     stolen = []
     for launch in ended:
-        folder = launch.folder(study_folder)
-        index = read_index(folder)
-        if index is None:  # the launch has not ended
-            raise ArtifactError(f"{folder / paths.INDEX}: no such file")
-        for cell in index.cells:
-            if cell.status == "void" and (cause := void_cause(folder, cell.cell)) is not None:
+        if launch.index is None:  # the launch has not ended
+            raise ArtifactError(f"{launch.folder / paths.INDEX}: no such file")
+        for cell in (entry.cell for entry in launch.index.cells if entry.status == "void"):
+            if (cause := void_cause(launch.checked_record(cell))) is not None:
                 causes[cause] += 1
-                stolen.append(stolen_share(folder, cell.cell))
+                stolen.append(stolen_share(launch.folder, cell))
     again = f"connector-tax remeasure {study_folder}, then the same command"
     mends = dict.fromkeys(MACHINE_CAUSES, f"stop other programs on the machine; {again}")
     mends[OVERLOADED] = "a retry would overload again; offer less: `shape_rates`, or lower rates"
@@ -67,12 +64,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _conclude(arguments: argparse.Namespace) -> int:
-    study, folder = read_study(arguments.study), arguments.study.parent
-    phases = [arguments.phase] if arguments.phase else PHASES
-    ended = [launch for phase in phases for launch in launches(study, phase)]
+    study = StudyFolder.load(arguments.study)
+    folder, phases = study.root, [arguments.phase] if arguments.phase else PHASES
+    ended = [launch for phase in phases for launch in study.of_phase(phase)]
     for line in void_lines(ended, folder):
         print(printable(line), file=sys.stderr)
-    failed = withdraw_failed(ended, folder)
+    failed = withdraw_failed((launch.launch for launch in ended), folder)
     if not failed:
         if arguments.out:
             make_durable(folder)

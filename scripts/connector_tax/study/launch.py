@@ -497,7 +497,7 @@ class LaunchDriver:
                     self.progress.note(f"cell {measured[-1]}")
                     break
                 seconds = time.monotonic() - began
-                who = self._disturber(cell["cell"], instruments, used, seconds)
+                who = self._disturber(content, instruments, used, seconds)
                 reasons = "; ".join(content["void_reasons"])
                 self.progress.say(f"cell {cell['cell']} VOID: {reasons}{who}")
                 if content["cooldown"]["ended_by"] == "overloaded":
@@ -519,17 +519,21 @@ class LaunchDriver:
         return traffic is not None and traffic["kind"] == "prompts"
 
     def _disturber(
-        self, cell: str, instruments: cells.Instruments, used: Mapping[int, float], seconds: float
+        self,
+        cell: CellRecord,
+        instruments: cells.Instruments,
+        used: Mapping[int, float],
+        seconds: float,
     ) -> str:
         """Return a sentence that names what else used CPU time in a void cell, or ""."""
         causes = []
-        disturbed = void_cause(self.folder, cell) in MACHINE_CAUSES
+        disturbed = void_cause(cell) in MACHINE_CAUSES
         if disturbed:
             study_pids = own_processes(os.getpid(), instruments.server.pid)
             causes.append(
                 busiest_other(used, {pid for side in study_pids for pid in side}, seconds)
             )
-        if (stolen := stolen_share(self.folder, cell)) >= STOLEN_WORTH_SAYING:
+        if (stolen := stolen_share(self.folder, cell["cell"])) >= STOLEN_WORTH_SAYING:
             causes.append(f"the host took {stolen:.0%} of the CPU time (steal)")
         known = [text for text in causes if text]
         if disturbed and not known:

@@ -27,7 +27,7 @@ from connector_tax.foreign import printable
 
 if TYPE_CHECKING:
     from connector_tax.artifacts.cell_records import CellRecord
-    from connector_tax.artifacts.index import LaunchIndex
+    from connector_tax.artifacts.folder import LaunchFolder
     from connector_tax.artifacts.study_records import StudyDocument
 
 
@@ -39,10 +39,8 @@ MACHINE_CAUSES = frozenset(
 )
 
 
-def void_cause(launch_folder: Path, cell: str) -> str | None:
-    """Return why a cell of a launch is void, without numbers, or None where it is valid."""
-    path = launch_folder / cell / paths.cell_record(launch_folder.name, cell)
-    record: CellRecord = read_json(path)
+def void_cause(record: CellRecord) -> str | None:
+    """Return why a cell is void, without numbers, or None where it is valid."""
     failed = [name for name, check in record["health"].items() if not check["pass"]]
     if not failed:
         return None
@@ -114,7 +112,7 @@ def _remeasure(arguments: argparse.Namespace) -> None:
     elif arguments.phase or arguments.all:
         chosen = [launch for launch in launches if arguments.phase in (None, launch.phase)]
     else:
-        chosen = [launch for launch in launches if _worth_measuring(launch.folder(folder))]
+        chosen = [launch for launch in launches if _worth_measuring(_folder(launch, folder))]
     moved = [launch for launch in chosen if launch.folder(folder).exists()]
     for launch in moved:
         move_aside(launch.folder(folder), "superseded")
@@ -152,11 +150,11 @@ def _refuse_running(folder: Path) -> None:
                 )
 
 
-def _worth_measuring(launch_folder: Path) -> bool:
+def _worth_measuring(launch: LaunchFolder) -> bool:
     """Return whether a cell of the launch is void for another reason than overload."""
-    index = _index(launch_folder)
-    void = [entry.cell for entry in index.cells if entry.status == "void"] if index else []
-    return any(void_cause(launch_folder, cell) != OVERLOADED for cell in void)
+    entries = launch.index.cells if launch.index else []
+    records = (launch.record(entry.cell) for entry in entries if entry.status == "void")
+    return any(record is None or void_cause(record) != OVERLOADED for record in records)
 
 
 def move_aside(path: Path, label: str) -> Path:
@@ -184,10 +182,10 @@ def withdraw_damaged(study: StudyDocument, folder: Path) -> list[str]:
     """
     lines = []
     for launch in every_launch(study):
-        path = launch.folder(folder)
-        damage = _damage(path)
+        there = _folder(launch, folder)
+        damage = _damage(there)
         if damage is not None:
-            _withdraw(path, paths.DAMAGED_INDEX)
+            _withdraw(there.folder, paths.DAMAGED_INDEX)
             lines.append(f"{launch.name}: {damage}; rerun the same command to measure it again")
     return lines
 
@@ -200,19 +198,18 @@ def withdraw_failed(among: Iterable[Launch], folder: Path) -> dict[Launch, str]:
     """
     failed = {}
     for launch in among:
-        path = launch.folder(folder)
-        index = _index(path)
-        if index is not None and index.status == "failed":
-            _withdraw(path, paths.FAILED_INDEX)
-            failed[launch] = index.reason or ""
+        there = _folder(launch, folder)
+        if there.index is not None and there.status == "failed":
+            _withdraw(there.folder, paths.FAILED_INDEX)
+            failed[launch] = there.index.reason or ""
     return failed
 
 
-def _index(launch_folder: Path) -> LaunchIndex | None:
+def _folder(launch: Launch, study_folder: Path) -> LaunchFolder:
     # Imported late: Snakemake plans without msgspec.
-    from connector_tax.artifacts.index import read_index
+    from connector_tax.artifacts.folder import LaunchFolder
 
-    return read_index(launch_folder)
+    return LaunchFolder(study_folder, launch)
 
 
 def _withdraw(launch_folder: Path, name: str) -> None:
@@ -220,15 +217,15 @@ def _withdraw(launch_folder: Path, name: str) -> None:
     fsync(launch_folder)
 
 
-def _damage(launch_folder: Path) -> str | None:
+def _damage(launch: LaunchFolder) -> str | None:
     """Return the first file of a cell that differs from the launch's index, or None."""
     try:
-        index = _index(launch_folder)
+        index = launch.index
     except ArtifactError as error:
         return f"damaged: {error}"
     for cell in index.cells if index is not None else ():
         for name, digest in cell.files.items():
-            path = launch_folder / cell.cell / name
+            path = launch.folder / cell.cell / name
             if not path.is_file() or sha256_file(path) != digest:
                 return f"{path} is missing or not what index.json says"
     return None
