@@ -62,6 +62,21 @@ def test_exit_status_reports_the_gate_result(root: Path) -> None:
     assert gate(root, [hi + 0.2], ["nixl_both", "lmcache_only"]) == 3
 
 
+def test_tables_without_standard_errors_are_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_study(tmp_path, Design())
+
+    def of_method_1(rows: list[dict[str, str]]) -> None:
+        for row in rows:
+            del row["error"]
+
+    edit_csv(tmp_path / "analysis" / "effects.csv", of_method_1)
+    assert gate(tmp_path, [5.0], ["nixl_both"]) == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "has tables of method 1, without standard errors; finish the study, or `connec" in line
+
+
 def checked(folder: Path, *bounds: Bound) -> list[BoundCheck]:
     return checks_of(StudyTables(folder / "study.json"), ["nixl_both"], bounds, "ref_safe")
 

@@ -34,7 +34,7 @@ def opened(path: Path) -> Iterator[StudyTables]:
     """The tables of a study's folder, of its study.json, or of an archive (analysed anew).
 
     Raises:
-        ArtifactError: it is none of these, is damaged, or has not been analysed.
+        ArtifactError: it is none of these, is damaged, or has not been analysed by this method.
     """
     if path.name.endswith(ARCHIVE_SUFFIX):
         with tempfile.TemporaryDirectory(prefix="compare-") as name:
@@ -45,10 +45,12 @@ def opened(path: Path) -> Iterator[StudyTables]:
         return
     file = path / paths.STUDY if path.is_dir() else path
     tables = StudyTables(file)
-    if not (tables.root / paths.ANALYSIS / paths.EFFECTS).exists():
+    effects = tables.root / paths.ANALYSIS / paths.EFFECTS
+    text = effects.read_text(encoding="utf-8", errors="replace") if effects.exists() else ""
+    if "error" not in text.partition("\n")[0].split(","):
+        told = "has tables of method 1, without standard errors" if text else "has no tables"
         raise ArtifactError(
-            f"{tables.root}: has no tables; finish the study, or `connector-tax aggregate --study"
-            f" {file}`"
+            f"{tables.root}: {told}; finish the study, or `connector-tax aggregate --study {file}`"
         )
     yield tables
 
