@@ -10,14 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connector_tax.analysis.records import NESTED, REQUESTS, STEPS, Table, read_whole
+from connector_tax.analysis.records import NESTED, REQUESTS, STEPS, RecordKind, Table, whole_table
 from connector_tax.artifacts import folder
+from connector_tax.artifacts.folder import read_blocks
 from connector_tax.files import ArtifactError
 from tests.analysis.test_steps import scheduler
 
 STEP = scheduler(1, step_duration_us=900.5)
 del STEP["engine_step_us"]
 GOOD = json.dumps(STEP).encode() + b"\n"
+
+
+def read_whole(path: Path, kind: RecordKind[Any], sha256: str | None) -> Table:
+    return whole_table(kind, kind.rows(path, read_blocks(path, sha256)))
 
 
 def line(**changes: Any) -> bytes:

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from connector_tax.artifacts.folder import CellFolder
+from connector_tax.artifacts.names import CellKey
 from connector_tax.files import ArtifactError, sha256_file
-from connector_tax.report.launches import CellState, LaunchReport
+from connector_tax.report.launches import LaunchReport
 from connector_tax.report.series import COLUMNS, CellSeries, series_of
 
 SECOND = 10**9
@@ -44,9 +46,10 @@ def _series(root: Path, records: dict[str, list[dict[str, Any]]]) -> CellSeries:
         (folder / f"{kind}_A_r4.jsonl").write_text(text)
     window = {"t_origin_ns": 0, "t_warmup_end_ns": 12 * SECOND, "t_stop_ns": 48 * SECOND}
     files = {path.name: sha256_file(path) for path in folder.iterdir()}
-    record: Any = {"phase": "A", "cell": "r4", "window": window, "files": files}
-    cell = CellState("r4", "valid", "", folder / "cell_A_r4.json", record)
-    unmeasured = CellState("r8", "missing", "no index.json", folder / "cell_A_r8.json")
+    record: Any = {"window": window}
+    key = CellKey("plain", 0, "A", "r4")
+    cell = CellFolder(key, "valid", None, folder, files, record, 4.0, 256, 32)
+    unmeasured = CellFolder(key, "missing", "no index.json", folder, {}, None, 8.0, 256, 32)
     (series,) = series_of(LaunchReport("A", "plain", 0, None, [cell, unmeasured]))
     return series
 

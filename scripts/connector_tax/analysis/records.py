@@ -13,7 +13,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from connector_tax.artifacts.cell_records import MeasuredWindow
-from connector_tax.artifacts.folder import decoded, read_blocks
+from connector_tax.artifacts.folder import decoded
 from connector_tax.artifacts.names import REQUEST_STATUSES
 
 Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -132,18 +132,6 @@ def whole_table(kind: RecordKind[Row], blocks: Iterable[Sequence[Row]]) -> Table
 def taken(table: Table, rows: NDArray[Any]) -> Table:
     """Return the rows of a table that a mask or their numbers name."""
     return {name: column[rows] for name, column in table.items()}
-
-
-def read_whole(path: Path, kind: RecordKind[Row], sha256: str | None) -> Table:
-    """Read a file's records as one table.
-
-    Args:
-        sha256: hex digest the file's bytes must have; None: not checked.
-
-    Raises:
-        ArtifactError: as `read_blocks` and `decoded`.
-    """
-    return whole_table(kind, kind.rows(path, read_blocks(path, sha256)))
 
 
 def in_window(t_ns: NDArray[np.int64], window: MeasuredWindow) -> NDArray[np.bool_]:

@@ -8,7 +8,7 @@ cell that was skipped, failed, void or never measured has that state and its rea
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -163,6 +163,23 @@ class LaunchFolder:
     @cached_property
     def _records(self) -> dict[str, CellRecord | None]:
         return {}
+
+    def cell(self, planned: CellPlan, rate_rps: float | None = None) -> "CellFolder":
+        """Return a planned cell with its record, neither of them checked."""
+        name = planned["cell"]
+        entry, (status, reason) = self.entry(name), self.state(name)
+        return CellFolder(
+            key=self.key(name),
+            status=status,
+            reason=reason,
+            folder=self.folder / name,
+            files={} if entry is None else entry.files,
+            record=None if self.index is None else self.record(name),
+            rate_rps=rate_rps,
+            input_tokens=planned["input_tokens"],
+            output_tokens=planned["output_tokens"],
+            nodes=tuple(nodes_of([] if self.index is None else self.index.attempts)),
+        )
 
     def checked_record(self, cell: str) -> CellRecord:
         """The record of a measured cell.
@@ -356,12 +373,10 @@ class StudyFolder:
 
 
 def _cell(launch: LaunchFolder, planned: CellPlan, rate_rps: float | None) -> CellFolder:
-    index, entry, name = launch.index, launch.entry(planned["cell"]), planned["cell"]
-    status, reason = launch.state(name)
-    record = None
+    index, name, record = launch.index, planned["cell"], None
     if planned["rate_rps"] is None and (index is None or index.rate_rps is None):
         rate_rps = None
-    if status in ("valid", "void"):
+    if launch.state(name).status in ("valid", "void"):
         record = launch.checked_record(name)
         if record["schedule"]["rate_rps"] != rate_rps:
             raise ArtifactError(
@@ -370,15 +385,4 @@ def _cell(launch: LaunchFolder, planned: CellPlan, rate_rps: float | None) -> Ce
                 " at the new rate, its launches kept aside:"
                 f" connector-tax remeasure {launch.root} --phase {launch.launch.phase}"
             )
-    return CellFolder(
-        key=launch.key(name),
-        status=status,
-        reason=reason,
-        folder=launch.folder / name,
-        files={} if entry is None else entry.files,
-        record=record,
-        rate_rps=rate_rps,
-        input_tokens=planned["input_tokens"],
-        output_tokens=planned["output_tokens"],
-        nodes=tuple(nodes_of([] if index is None else index.attempts)),
-    )
+    return replace(launch.cell(planned, rate_rps), record=record)

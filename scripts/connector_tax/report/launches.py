@@ -6,13 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 from connector_tax import text
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import CellRecord
-from connector_tax.artifacts.folder import LaunchFolder, StudyFolder
+from connector_tax.artifacts.folder import CellFolder, StudyFolder
 from connector_tax.artifacts.index import LaunchIndex
 from connector_tax.artifacts.launch_files import nodes_of
 from connector_tax.artifacts.metrics import HEADLINE, LATENCY_METRICS, criteria_of
@@ -36,17 +35,6 @@ COUNTS: tuple[CountName, ...] = get_args(CountName)
 
 
 @dataclass(frozen=True)
-class CellState:
-    """One cell: its state with the reason, and what its record says (None: there is no record)."""
-
-    name: str
-    status: str
-    reason: str
-    path: Path
-    record: CellRecord | None = None
-
-
-@dataclass(frozen=True)
 class LaunchReport:
     """One server launch of the run order; `index` is None where it left none."""
 
@@ -54,7 +42,7 @@ class LaunchReport:
     config: str
     block: int
     index: LaunchIndex | None
-    cells: Sequence[CellState]
+    cells: Sequence[CellFolder]
 
     @property
     def status(self) -> str:
@@ -85,16 +73,9 @@ def read_launches(study: StudyTables) -> list[LaunchReport]:
     launches = []
     for launch in StudyFolder(Study(study.root, study.document)).launches:
         config, block, phase = launch.launch.config, launch.launch.block, launch.launch.phase
-        planned = (cell["cell"] for cell in study.document["cells"][phase])
-        cells = [_cell(launch, name) for name in planned]
+        cells = [launch.cell(planned) for planned in study.document["cells"][phase]]
         launches.append(LaunchReport(phase, config, block, launch.index, cells))
     return launches
-
-
-def _cell(launch: LaunchFolder, name: str) -> CellState:
-    status, reason = launch.state(name)
-    record = None if launch.index is None else launch.record(name)
-    return CellState(name, status, reason or "", launch.record_path(name), record)
 
 
 def engine_files(launches: Sequence[LaunchReport]) -> list[str]:
@@ -162,16 +143,16 @@ def overhead(launches: Iterable[LaunchReport]) -> Overhead:
 # ---- cells without a number, and the checks of each
 
 
-Measured = tuple[CellState, CellRecord]
+Measured = tuple[CellFolder, CellRecord]
 
 
 def lost_cells(study: StudyTables, launches: Sequence[LaunchReport]) -> Table | None:
     """Return every cell without a number, with its reason; None where all have one."""
-    columns: list[Column[tuple[LaunchReport, CellState]]] = [
+    columns: list[Column[tuple[LaunchReport, CellFolder]]] = [
         ("Configuration", lambda row: study.label(row[0].config)),
         ("Block", lambda row: number(row[0].block, 0)),
         ("Phase", lambda row: row[0].phase),
-        ("Cell", lambda row: row[1].name),
+        ("Cell", lambda row: row[1].key.cell),
         ("State", lambda row: row[1].status),
         ("Reason", lambda row: row[1].reason or row[0].reason),
     ]
@@ -186,7 +167,7 @@ def checks(launch: LaunchReport) -> Table | None:
         return None
     known = dict.fromkeys(name for _, record in measured for name in record["health"])
     columns: list[Column[Measured]] = [
-        ("Cell", lambda row: row[0].name),
+        ("Cell", lambda row: row[0].key.cell),
         ("State", lambda row: row[0].status),
         *map(_counted, COUNTS),
         ("failed", lambda row: text.compact(row[1]["counts"]["failed"]) or "none"),

@@ -6,18 +6,18 @@ median of what was recorded in it, and a part without a record is a gap.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from connector_tax import text
 from connector_tax.analysis.measure import WAITING, gauge_values
-from connector_tax.analysis.records import REQUESTS, STEPS, read_whole, taken
-from connector_tax.artifacts import paths
+from connector_tax.analysis.records import REQUESTS, STEPS, RecordKind, Table, taken, whole_table
 from connector_tax.artifacts.cell_records import CellRecord
-from connector_tax.files import ArtifactError, read_jsonl
-from connector_tax.report.launches import CellState, LaunchReport
+from connector_tax.artifacts.folder import CellFolder
+from connector_tax.files import ArtifactError
+from connector_tax.report.launches import LaunchReport
 
 BINS, HEIGHT = 48, 16  # of a drawing, in its own units
 COLUMNS = (
@@ -49,7 +49,7 @@ class CellSeries:
         drawings: one for each of COLUMNS; None where nothing was recorded.
     """
 
-    cell: CellState
+    cell: CellFolder
     warm: int
     failed: str
     drawings: Sequence[Drawing | None]
@@ -64,23 +64,20 @@ def series_of(launch: LaunchReport) -> list[CellSeries]:
     return [_series(cell, cell.record) for cell in launch.cells if cell.record]
 
 
-def _series(cell: CellState, record: CellRecord) -> CellSeries:
+def _series(cell: CellFolder, record: CellRecord) -> CellSeries:
     window = record["window"]
     start, stop = window["t_origin_ns"], window["t_stop_ns"]
     edges = np.linspace(start, stop, BINS + 1)
     none = (np.empty(0), np.empty(0))
 
-    def read(kind: str, samples: Callable[[Path, str], list[Samples]], count: int) -> list[Samples]:
-        """Return a reader of a kind of file in `count` parts; empty where the cell has no such
-        file.
-        """
-        name = paths.cell_log(kind, record["phase"], record["cell"])
-        digest = record["files"].get(name)
-        return [none] * count if digest is None else samples(cell.path.with_name(name), digest)
+    def read(kind: str, samples: Callable[[], list[Samples]], count: int) -> list[Samples]:
+        """Return the samples of a kind of file; empty where the cell has no such file."""
+        return [none] * count if cell.sha256(kind) is None else samples()
 
-    *latencies, (failed, _) = read("requests", lambda file, sha: _requests(file, sha, edges), 4)
-    scraped = read("metrics", lambda file, _: _gauges(file), 2)
-    (steps,) = read("engine_step", _steps, 1)
+    *latencies, (failed, _) = read("requests", lambda: _requests(cell, edges), 4)
+    scraped = read("metrics", lambda: _gauges(cell), 2)
+    (steps,) = read("engine_step", lambda: _steps(cell), 1)
+    cell.release()
     samples = [*latencies, *scraped, steps]
     warm = round(BINS * (window["t_warmup_end_ns"] - start) / (stop - start))
     hit = np.flatnonzero(np.histogram(failed, edges)[0])
@@ -112,9 +109,13 @@ def _drawing(t_ns: Floats, values: Floats, edges: Floats) -> Drawing | None:
     return Drawing(path, words)
 
 
-def _requests(path: Path, sha256: str, edges: Floats) -> list[Samples]:
+def _table(cell: CellFolder, name: str, kind: RecordKind[Any]) -> Table:
+    return whole_table(kind, kind.rows(cell.file(name), cell.blocks(name)))
+
+
+def _requests(cell: CellFolder, edges: Floats) -> list[Samples]:
     """TTFT and TPOT by when a request was due, how many are in flight, and which failed."""
-    table = read_whole(path, REQUESTS, sha256)
+    table = _table(cell, "requests", REQUESTS)
     is_ok = table["status"] == "ok"
     ok = taken(table, is_ok)
     due, first, last, sent, done, tokens = (
@@ -135,28 +136,30 @@ def _requests(path: Path, sha256: str, edges: Floats) -> list[Samples]:
     ]
 
 
-def _gauges(path: Path) -> list[Samples]:
+def _gauges(cell: CellFolder) -> list[Samples]:
     """Waiting requests, of all engines, and the share of KV blocks used, of the fullest, in %."""
-    rows = list(_scrapes(path))
+    rows = list(_scrapes(cell))
     t_ns, waiting, used = np.array(rows, float).reshape(-1, 3).T
     known = [~np.isnan(values) for values in (waiting, used)]
     return [(t_ns[known[0]], waiting[known[0]]), (t_ns[known[1]], 100 * used[known[1]])]
 
 
-def _scrapes(path: Path) -> Iterator[tuple[float, float, float]]:
-    for number, record in enumerate(read_jsonl(path), 1):
+def _scrapes(cell: CellFolder) -> Iterator[tuple[float, float, float]]:
+    lines: list[Any] = cell.lines("metrics")
+    for number, record in enumerate(lines, 1):
         try:
             if record["ok"]:
                 waiting, used = (gauge_values(record, gauge) for gauge in (WAITING, KV_USE))
                 nan = float("nan")
                 yield record["t_ns"], sum(waiting) if waiting else nan, max(used, default=nan)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise ArtifactError(f"{path}:{number}: not a metrics record: {error!r}") from None
+            told = f"{cell.file('metrics')}:{number}: not a metrics record: {error!r}"
+            raise ArtifactError(told) from None
 
 
-def _steps(path: Path, sha256: str) -> list[Samples]:
+def _steps(cell: CellFolder) -> list[Samples]:
     """Whole engine steps that scheduled tokens, in ms; schedule() where that is all there is."""
-    records = read_whole(path, STEPS, sha256)
+    records = _table(cell, "engine_step", STEPS)
     tokens = records["prefill_tokens"] + records["decode_tokens"]
     busy = taken(records, (records["process"] == "scheduler") & (tokens > 0))
     whole, schedule = busy["engine_step_us"], busy["step_duration_us"]
