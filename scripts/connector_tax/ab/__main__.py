@@ -34,8 +34,9 @@ from connector_tax.ab.design import (
 )
 from connector_tax.ab.load import Load, LoadError
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.folder import LaunchFolder, StudyFolder
+from connector_tax.artifacts.folder import StudyFolder
 from connector_tax.artifacts.metrics import WORDS
+from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import Study, launches, load_study
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.config import ConfigError
@@ -171,7 +172,7 @@ def _dry_run(options: argparse.Namespace, root: Path, line: Line) -> int:
                 f" with at least {FIRST_ANALYSIS} blocks"
             )
         study = load_study(root / paths.STUDY)
-        _, each_s = _spent_s(study, launches(study.document, "A"))
+        _, each_s = _spent_s(study)
         blocks = planned_blocks(options, each_s)
         print("\n".join(forecast(looks[-1]["findings"], blocks, each_s)))
     except (Failed, ArtifactError) as error:
@@ -302,7 +303,7 @@ def _measured(options: argparse.Namespace, study: Study, line: Line) -> int:
         if not missing and all(launch.status != "done" for launch in of_block):
             # Left out when the study ended; no look is taken at what was not measured.
             break
-        spent_s, each_s = _spent_s(planned)
+        spent_s, each_s = _spent_s(study)
         limit_s = math.inf if options.minutes is None else options.minutes * 60
         if missing and block >= FIRST_ANALYSIS and spent_s + each_s > limit_s:
             why = f"{options.minutes:g} minutes are up"
@@ -312,7 +313,7 @@ def _measured(options: argparse.Namespace, study: Study, line: Line) -> int:
         if block + 1 >= FIRST_ANALYSIS:
             findings = take_look(study, block + 1)
             if block + 1 == FIRST_ANALYSIS and blocks > FIRST_ANALYSIS:
-                for said in forecast(findings, blocks, _spent_s(study, planned)[1]):
+                for said in forecast(findings, blocks, _spent_s(study)[1]):
                     line.say(said)
             if decided(findings) == {finding.config for finding in findings}:
                 why = f"decided after {block + 1} blocks"
@@ -328,8 +329,9 @@ def _measured(options: argparse.Namespace, study: Study, line: Line) -> int:
     return max(launch.launch.block for launch in planned if launch.status == "done") + 1
 
 
-def _spent_s(planned: Sequence[LaunchFolder]) -> tuple[float, float]:
+def _spent_s(study: Study) -> tuple[float, float]:
     """Seconds that launches have taken, and a block's share."""
+    planned = StudyFolder(study).of_phase("A")
     indexes = (launch.index for launch in planned)
     walls = [i.timing["wall_s"] + AROUND_S for i in indexes if i is not None and i.status == "done"]
     in_block = len({launch.launch.config for launch in planned})
@@ -356,7 +358,7 @@ class Clock:
         missing = [la for la in self._planned if not (la.folder(root) / paths.INDEX).exists()]
         if missing != self._missing:
             self._missing, self._since = missing, time.monotonic()
-            self._spent_s, block_s = _spent_s(self._study, self._planned)
+            self._spent_s, block_s = _spent_s(self._study)
             self._each_s = block_s / len({launch.config for launch in self._planned})
         if not self._each_s:
             return ""
