@@ -25,6 +25,11 @@ TRACEBACKS = (
     ' for i in {{1..50}}; do echo "RuntimeError: see above {port}"; done; exit 1\''
 )
 BARE = "bash -c 'echo \"Exception: no CPU here\"; exit 1; echo {port}'"
+# As LMCacheConnectorV1 on a CPU.
+DEAD = (
+    "bash -c 'echo Creating v1 connector with name: LMCacheConnectorV1;"
+    f" echo Failed to initialize LMCacheManager; exec {ENGINE}'"
+)
 NOWHERE = "http://localhost:"
 RUNNING = {"--baseline": None, "--candidate": None, "--baseline-url": f"{NOWHERE}1",
            "--candidate-url": f"{NOWHERE}2"}  # fmt: skip
@@ -153,6 +158,7 @@ def test_candidates_may_have_the_names_of_a_studys_configurations() -> None:
         ([], {"candidate": f"{CHAT} same"}, "candidate: its answers have not the length asked for"),
         ([], {"candidate": f"{CHAT} same short"}, "at most 40, by /v1/models of candidate"),
         ([], {"candidate": f"{CHAT} garbage"}, "/v1/models answers '\"Hello\"'; allowed"),
+        ([], {"candidate": DEAD}, "candidate: its connector cannot transfer: the server answers, "),
         ([], {"shape": "8000x800"}, "8800 tokens; allowed: at most 8192"),
         ([], {"rate": "5000"}, "--rate: found 5000; the baseline serves about"),
         ([], {"baseline": f"{NOWHERE}1", "candidate": f"{NOWHERE}2"}, "at http://127.0.0.1:1\n"),

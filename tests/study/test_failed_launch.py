@@ -1,6 +1,7 @@
 """A launch that fails: plain ends the run at once, others at its end; the same command mends it."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,23 @@ def test_a_failed_plain_ends_the_run(study_file: Path, capsys: pytest.CaptureFix
     folder = launch_folder(study_file)
     assert not (folder / "index.json").exists()
     assert read_json(folder / "index.failed.json")["status"] == "failed"
+
+
+def test_launch_whose_connector_died_fails_by_its_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study_file = write_study(tmp_path / "results" / "tiny")
+    log = "echo Creating v1 connector with name: X; echo Failed to connect to master"
+    serve = f"exec {sys.executable} -m connector_tax.engine --port {{port}}"
+    study = read_json(study_file)
+    study["config"]["engine"] = {
+        **{"kind": "command", "label": "server by its command", "device": "cpu"},
+        "served": {"model": "embedded-model", "vocab_size": 32000, "no_steps": "no probe"},
+        "commands": {"plain": f"bash -c '{log}; {serve}'"},
+    }
+    study_file.write_text(json.dumps(study))
+    assert launch.main(arguments(study_file)) == 1
+    assert "its log says: Failed to connect to master" in "".join(capsys.readouterr())
 
 
 @pytest.mark.long

@@ -19,6 +19,7 @@ import pytest
 from connector_tax.analysis.machine import read_machine
 from connector_tax.files import read_jsonl
 from connector_tax.loadgen.affinity import AffinityPlan, plan_affinity, read_topology
+from connector_tax.study import child
 from connector_tax.study.child import ChildError
 from connector_tax.study.endpoint import Endpoint
 from connector_tax.study.machine_watch import (
@@ -230,6 +231,18 @@ def test_foreign_processes_on_the_studys_gpus_are_recorded(
         until(own, [])
         watch.close()
     assert read_machine(path, None).foreign_gpu == 2
+
+
+def test_watch_that_gets_no_cpu_is_named_and_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: AffinityPlan, sleeper: int
+) -> None:
+    monkeypatch.setattr(child, "ANSWER_S", 0.2)
+    said = "machine_watch gave no answer within 0.2 s: .* end what else runs here"
+    with MachineWatch(plan, []) as watch:
+        os.kill(watch.pid, signal.SIGSTOP)
+        with pytest.raises(ChildError, match=said):
+            watch.open(tmp_path / "machine.jsonl", sleeper)
+    assert not Path(f"/proc/{watch.pid}").exists()
 
 
 def test_without_nvidia_smi_a_gpu_study_does_not_start(

@@ -135,6 +135,8 @@ def serve() -> None:
     if FAULT == "dead connector" and names:
         print("\x1b[31mLMCache ERROR:\x1b[0m Failed to initialize the manager: Traceback (most")
         print('  File "x.py", line 1\nRuntimeError: No supported cpu connector found.')
+    if FAULT.startswith("says "):
+        print(FAULT.removeprefix("says "))
     if FAULT == "rdma without a device":
         print("INFO [m.py:1] The Mooncake Transfer Engine is using rdma as its protocol.")
         print("I1121 21:21:41.651367 3839 t.cpp:274] Topology discovery complete. Found 0 HCAs.")

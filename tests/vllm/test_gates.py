@@ -115,6 +115,11 @@ def test_sound_server_passes_its_gate(study: Study, configuration: str) -> None:
             "RuntimeError: No supported cpu connector found.",
         ),
         (
+            "nixl_both",
+            "says Exception in thread Thread-3 (_nixl_handshake_listener):",
+            "its log says: Exception in thread Thread-3 (_nixl_handshake_listener):",
+        ),
+        (
             "mooncake_consumer",
             "rdma without a device",
             "found no RDMA device and falls back to tcp",

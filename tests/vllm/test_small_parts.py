@@ -25,7 +25,7 @@ from connector_tax.vllm.environment import (
     lock_text,
     unpack_python_files,
 )
-from connector_tax.vllm.evidence import inactive_reason
+from connector_tax.vllm.evidence import dead_reason, inactive_reason, weaker_notes
 from connector_tax.vllm.tiny_model import TINY, write_model
 from tests.shared import interpreter
 
@@ -81,9 +81,64 @@ def test_bootstrap_server_refuses_invalid_requests(bootstrap: httpx.Client) -> N
 )
 def test_log_line_fails_a_connector_only_if_it_names_one(line: str, connectors: bool) -> None:
     created = "Creating v1 connector with name: NixlConnector and engine_id: x"
-    reason = inactive_reason(["NixlConnector"], f"{created}\n{line}\n", None)
+    reason = inactive_reason(["NixlConnector"], f"{created}\n{line}\n", None, "cpu")
     assert (line[:60] in str(reason)) if connectors else reason is None
-    assert inactive_reason([], f"{line}\n", None) is None
+    assert inactive_reason([], f"{line}\n", None, "cpu") is None
+
+
+TAKEN = """Exception in thread Thread-3 (_nixl_handshake_listener):
+Traceback (most recent call last):
+  File "threading.py", line 1045, in _bootstrap_inner
+zmq.error.ZMQError: Address already in use (addr='tcp://127.0.0.1:5600')
+"""
+UCX = (
+    "[1795374876.446269] [host:9751 :0] ucp_context.c:1110 UCX  WARN  transports 'cuda_ipc',"
+    "'cuda_copy' are not available, please use one or more of: tcp, self"
+)
+
+
+@pytest.mark.parametrize(
+    ("log", "device", "words"),
+    [
+        (TAKEN, "cpu", "(_nixl_handshake_listener): zmq.error.ZMQError: Address already in use"),
+        (UCX, "cuda", "'cuda_copy' are not available"),
+        (UCX, "cpu", None),
+        (UCX, "emulated", None),
+        ("E1124 rdma_context.cpp:161] Failed to register memory 0x7f", "cpu", "Failed to register"),
+        ("RuntimeError: Mooncake batch memory registration failed.", "cuda", "registration failed"),
+        ("E1124 client.cpp:88] Failed to connect to master", "cpu", "Failed to connect to master"),
+        ("LMCache WARNING: Failed to allocate memory during remote receive", "cpu", None),
+        ("Exception in thread Thread-9 (_report_usage_worker):", "cpu", None),
+    ],
+)
+def test_failure_after_which_a_connector_cannot_transfer_is_its_reason(
+    log: str, device: str, words: str | None
+) -> None:
+    created = "Creating v1 connector with name: X and engine_id: x"
+    reason = dead_reason(f"{created}\n{log}\n", device)
+    assert reason is None if words is None else words in str(reason)
+    assert dead_reason(log, device) is None
+
+
+TURNED_OFF = "WARNING [vllm.py:2180] Turning off hybrid kv cache manager because `--kv-transfer"
+HYBRID = "WARNING Hybrid KV cache manager is disabled for this hybrid model, This means"
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        ("LMCache WARNING: Failed to allocate memory for key x", ["what does not fit is not"]),
+        ("Failed to allocate memory block of size 9 because no memory is available", ["LMCache"]),
+        (f"{TURNED_OFF}\nINFO between\n{HYBRID}", ["so fewer requests fit"]),
+        (TURNED_OFF, []),
+        (HYBRID, []),
+    ],
+)
+def test_what_only_weakens_a_connector_is_a_note(log: str, words: list[str]) -> None:
+    notes = weaker_notes(log)
+    assert len(notes) == len(words)
+    assert all(word in note for word, note in zip(words, notes, strict=True))
+    assert dead_reason(f"Creating v1 connector with name: X\n{log}", "cuda") is None
 
 
 def test_tiny_model_with_a_known_name_has_the_config_of_that_model(tmp_path: Path) -> None:

@@ -50,10 +50,11 @@ from connector_tax.study.doctor import require_short_sockets
 from connector_tax.study.guard import kill_started, remove_temporaries, set_job_environment
 from connector_tax.study.launch import LaunchOutcome, conclude
 from connector_tax.study.remeasure import withdraw_failed
-from connector_tax.study.server import Server
+from connector_tax.study.server import LOGS, Server
 from connector_tax.study.server_command import affinity_plan
 from connector_tax.study.shape_rates import ShapeRateError, burst
 from connector_tax.vllm import overlay
+from connector_tax.vllm.evidence import weaker_notes
 
 # What analyses, compares and draws takes seconds to load: where it is needed.
 if TYPE_CHECKING:
@@ -223,10 +224,10 @@ def _resolved(options: argparse.Namespace, root: Path, line: Line) -> StudyDocum
     with hold_devices([options.device or "cpu"], say=line.show):
         with asking(BASELINE) as (server, baseline):
             assumed = planned_load(options, baseline.startup_s, ASSUMED_LIFE_S)
+            _refuse_too_long(assumed, BASELINE, baseline)
             planned = resolve(study_config(options, section, baseline, assumed), "design")
             life_s = _refuse_beyond(assumed, planned, server, line)
             load = planned_load(options, baseline.startup_s, life_s)
-            _refuse_too_long(load, BASELINE, baseline)
         for name, _ in options.candidate:
             with asking(name) as (_, candidate):
                 changed = differing(baseline, candidate)
@@ -424,6 +425,11 @@ def _finished(study: Study, blocks: int, line: Line) -> tuple[Answer, str]:
         except Failed as error:
             problem = str(error)
         line.show("")
+    for name in (entry["id"] for entry in study.document["configurations"]):
+        logs = (Launch(name, 0, "A").folder(root) / log for log in LOGS)
+        log = "".join(path.read_text(errors="replace") for path in logs if path.exists())
+        for note in weaker_notes(log):
+            line.say(f"note: {name}: {note}")
     return answer_of(study, blocks, None if problem else archive), problem
 
 

@@ -27,6 +27,7 @@ from connector_tax.study.guard import kill_leftovers
 from connector_tax.study.resources import engine_record, remove_settings
 from connector_tax.study.scraper import parse_metrics
 from connector_tax.study.server import Server
+from connector_tax.vllm.evidence import dead_reason
 from connector_tax.vllm.step_records import ask_to_write
 
 GRACE_S = 20.0
@@ -100,7 +101,10 @@ def asked(
         server.start()
         try:
             startup_s = server.wait_ready(timeout_s, lambda text: say(f"{name}: {text}"))
-            yield server, _ask(name, section, server, startup_s, model, chat)
+            reply = _ask(name, section, server, startup_s, model, chat)
+            if dead := dead_reason(server.log_text(), section["device"]):
+                raise AskError(f"{name}: its connector cannot transfer: {dead}")
+            yield server, reply
         finally:
             server.stop(GRACE_S)
     except ServerError as error:
@@ -278,6 +282,8 @@ def differing(baseline: Asked, candidate: Asked) -> list[str]:
     lines = []
     for name, mine in baseline.settings.items():
         theirs = candidate.settings[name]
+        if name == "hybrid_kv_cache_manager":
+            continue  # nothing differs unless the model is hybrid, which `weaker_notes` says
         if mine["value"] != theirs["value"] and None not in (mine["value"], theirs["value"]):
             lines.append(f"{name} {mine['value']} -> {theirs['value']}")
     keys = ("model", "vocab_size", "max_model_len", "version")

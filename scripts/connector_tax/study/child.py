@@ -1,6 +1,5 @@
 """A process of the study's own that answers commands: one JSON line in, one JSON line out."""
 
-import contextlib
 import json
 import select
 import signal
@@ -12,9 +11,12 @@ from typing import Any, Protocol, Self
 
 from connector_tax.linux import die_with_parent, run_when_idle
 
+# A process of the lowest priority takes milliseconds to answer, unless its CPU has no idle time.
+ANSWER_S = 60.0
+
 
 class ChildError(Exception):
-    """A child ended while it was needed; what it printed says why."""
+    """A child ended or did not answer while it was needed; the text or what it printed says why."""
 
 
 class CommandChild:
@@ -35,11 +37,9 @@ class CommandChild:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._process.stdin is not None
-        # A last message stays unwritten if the process has ended.
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        self._process.wait()
+        # It has answered, so what it was told is done. To end by itself it would need the CPU.
+        self._process.kill()
+        self._process.communicate()
 
     @property
     def pid(self) -> int:
@@ -50,13 +50,19 @@ class CommandChild:
         """Give one command and return the answer.
 
         Raises:
-            ChildError: the process has ended.
+            ChildError: the process has ended, or gives no answer within ANSWER_S.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
             self._process.stdin.write(json.dumps({"do": do, **details}) + "\n")
             self._process.stdin.flush()
+            if not select.select([self._process.stdout], [], [], ANSWER_S)[0]:
+                raise ChildError(
+                    f"{self._module} gave no answer within {ANSWER_S:g} s: it runs when nothing "
+                    "else wants its CPU, and something did all the time; end what else runs here, "
+                    "then the same command carries on"
+                )
             line = self._process.stdout.readline()
         except BrokenPipeError:
             line = ""

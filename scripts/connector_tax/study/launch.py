@@ -101,6 +101,7 @@ from connector_tax.study.server import (
 )
 from connector_tax.study.server_command import affinity_plan, probe_overlay, server_cpus
 from connector_tax.study.steplog import LaunchStepLog
+from connector_tax.vllm.evidence import dead_reason
 from connector_tax.vllm.overlay import engine_files
 
 # ---- index.json and summary.json
@@ -453,6 +454,7 @@ class LaunchDriver:
         gc.freeze()
         gc.enable()
         attempt["startup_s"] = startup_s.result()
+        self._refuse_dead_connector(server)
         if own_cpus:
             # Not before: what was imported until now could use the server's CPUs too.
             os.sched_setaffinity(0, own_cpus)
@@ -485,6 +487,11 @@ class LaunchDriver:
                 content = cells.measure(
                     self.study, self.launch, prepared, instruments, self.progress.update
                 )
+                try:
+                    self._refuse_dead_connector(instruments.server)
+                except ServerError:
+                    move_aside(self.folder / cell["cell"], "void")
+                    raise
                 if content["load_generator"]["workers_died"]:
                     aside = move_aside(self.folder / cell["cell"], "void")
                     raise LoadGeneratorError(
@@ -517,6 +524,11 @@ class LaunchDriver:
     def _sends_prompts(self) -> bool:
         traffic = self.study["config"]["phase_a"].get("traffic")
         return traffic is not None and traffic["kind"] == "prompts"
+
+    def _refuse_dead_connector(self, server: Server) -> None:
+        """Raise `ServerError` if the log says that the server's connector cannot transfer."""
+        if dead := dead_reason(server.log_text(), self.study["config"]["engine"].get("device", "")):
+            raise ServerError(dead)
 
     def _disturber(
         self,

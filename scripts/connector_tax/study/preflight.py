@@ -59,6 +59,7 @@ from connector_tax.vllm.evidence import (
     fallback_reason,
     inactive_reason,
     unproved_device,
+    weaker_notes,
 )
 
 FAILED_COUNTER = "vllm:engine_core_failed_total"
@@ -120,13 +121,15 @@ def run_gate(
         log = server.log_text()
         paths_taken = active_paths(log)
         note(f"paths: {', '.join(map(' '.join, paths_taken.items())) or 'none named'}")
-        reason = inactive_reason(classes, log, steps) or fallback_reason(paths_taken)
-        if study["config"]["engine"]["device"] == "emulated":
+        device = study["config"]["engine"]["device"]
+        reason = inactive_reason(classes, log, steps, device) or fallback_reason(paths_taken)
+        if device == "emulated":
             reason = reason or _unproved_device(study, configuration, server, note)
         if reason is not None:
             raise GateError(reason)
         seen = "the step probe is not available" if steps is None else f"{len(steps)} step records"
         note(f"connector: {' > '.join(classes) or 'none'}; {seen}")
+        passed["reason"] = "; ".join([passed["reason"], *weaker_notes(log)])
         passed["paths"] = paths_taken
         if steps is not None:
             passed["steps"] = Counter(step["process"] for step in steps)

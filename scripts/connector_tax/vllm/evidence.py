@@ -2,7 +2,8 @@
 
 LMCacheConnectorV1 on a CPU starts, answers 200 and is dead inside (docs/vllm.md). The evidence is
 in the server's log (the class vLLM created, lines that say a part of it failed) and in the step log
-(hooks that were called).
+(hooks that were called). Gates ask for all of it; each launch, and `ab`, for the lines of failure
+(`dead_reason`).
 """
 
 import re
@@ -20,6 +21,28 @@ _WATCHED = re.compile(r"connector_tax step probe watches ([\w >]+) \((?:SCHEDULE
 _FAILED = re.compile(
     r"fail(?:ed|ure) to initiali[sz]e|initiali[sz]ation failed|is not available$", re.I
 )
+# A failure of a connector that is up, after which it cannot transfer: a thread of it has ended, as
+# NIXL's does where its handshake's port is taken; the others are in the words of Mooncake.
+_DEAD = re.compile(
+    r"Exception in thread .*(?:nixl|mooncake|lmcache|handshake)|failed to register memory"
+    r"|memory registration failed|failed to connect to master",
+    re.I,
+)
+# UCX says so on every machine without a GPU.
+_NO_GPU_PATH = re.compile(r"UCX .*\bcuda_(?:ipc|copy)\b.* (?:is|are) not available")
+# What weakens a connector, with the consequence.
+_WEAKER = {
+    re.compile(r"LMCache.*Failed to allocate memory|Failed to allocate memory block of size"): (
+        "LMCache failed to allocate memory: what does not fit is not stored"
+    ),
+    # vLLM says the first of every model, the second of one with several kinds of attention.
+    re.compile(
+        r"Turning off hybrid kv cache manager(?s:.*)manager is disabled for this hybrid model", re.I
+    ): (
+        "vLLM turned off its hybrid KV cache manager for this connector: every layer keeps the "
+        "whole context, so fewer requests fit"
+    ),
+}
 # Parts of vLLM that a machine may lack; it says so, and goes on without them. A connector may lack
 # the same, and does not: its line names it.
 _NOT_THE_CONNECTOR = re.compile(
@@ -50,20 +73,37 @@ HOOKS: tuple[Literal["build_meta_us", "get_finished_us", "start_load_kv_us"], ..
 )
 
 
-def failed_parts(log: str) -> list[str]:
-    """Return the log's lines about connector parts that failed to initialise, with their
-    exceptions.
-    """
+def failed_parts(log: str, device: str) -> list[str]:
+    """Return the log's lines about failed parts of a connector, with their exceptions."""
     lines = [_COLOUR.sub("", line).strip() for line in log.splitlines()]
     lines_of_failure = []
     for position, line in enumerate(lines):
         other = _NOT_THE_CONNECTOR.search(line) and not _THE_CONNECTOR.search(line)
-        if _FAILED.search(line) and not other:
+        dead = _DEAD.search(line) or (device == "cuda" and _NO_GPU_PATH.search(line))
+        if dead or (_FAILED.search(line) and not other):
             after = lines[position + 1 : position + 1 + _TRACEBACK_LINES]
             cause = next((text for text in after if _EXCEPTION.match(text)), "")
             line = line.removesuffix("Traceback (most recent call last):").strip()
             lines_of_failure.append(f"{line} {cause}".strip())
     return lines_of_failure
+
+
+def dead_reason(log: str, device: str) -> str | None:
+    """Return why a connector that was created cannot transfer, or None.
+
+    Args:
+        log: the server's output and error log.
+        device: the engine's, of which `cuda` needs a path to the GPU's memory.
+    """
+    # Whatever else failed in it, it serves: what is without a connector is measured as it is.
+    if _CREATED.search(log) and (failed := failed_parts(log, device)):
+        return f"the server answers, but its log says: {failed[0][:300]}"
+    return None
+
+
+def weaker_notes(log: str) -> list[str]:
+    """Return what the log says that weakens a connector, with the consequence."""
+    return [note for pattern, note in _WEAKER.items() if pattern.search(log)]
 
 
 def active_paths(log: str) -> dict[str, str]:
@@ -94,7 +134,7 @@ def fallback_reason(paths: Mapping[str, str]) -> str | None:
 
 
 def inactive_reason(
-    classes: Sequence[str], log: str, steps: Sequence[StepLine] | None
+    classes: Sequence[str], log: str, steps: Sequence[StepLine] | None, device: str
 ) -> str | None:
     """Return why the connector is not really active, or None where all evidence shows that it is.
 
@@ -102,15 +142,15 @@ def inactive_reason(
         classes: the connector class wanted, then its children's; empty for plain.
         log: the server's output and error log.
         steps: the step records of the gate's requests; None where the probe is not available.
+        device: the engine's.
     """
     created = _CREATED.findall(log)
     if not classes:
-        # Whatever else failed in it, it serves: what is without a connector is measured as it is.
         return f"plain, but the log names {', '.join(created)}" if created else None
-    if failed := failed_parts(log):
-        return f"the server answers, but its log says: {failed[0][:300]}"
     if not created:
         return "the log names no connector as created"
+    if dead := dead_reason(log, device):
+        return dead
     if steps is None:
         return None
     watched = {name for names in _WATCHED.findall(log) for name in names.split(" > ")}
