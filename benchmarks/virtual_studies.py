@@ -184,7 +184,7 @@ def true_taxes(ratios: Sequence[tuple[str, str, float]]) -> dict[tuple[str, str]
 
 
 def smallest_found(rows: Sequence[Row], truths: Mapping[tuple[str, str], float]) -> float | None:
-    """Return the tax that is said to cost in 80% of studies; None where the largest is not.
+    """Return the smallest tax that costs in 80% of studies; None if the largest does not.
 
     Between two levels it is read off a straight line.
     """

@@ -1,7 +1,8 @@
 """Count what stops a reader: `python docs/english.py [--list]`.
 
 Counts docstrings that begin with a question word, sentences of the pages with more than 30 words,
-words on a denylist in docstrings, comments and pages, and the README's words, lines and numbers.
+words on a denylist in docstrings, comments and pages, variables named for no value outside tests,
+and the README's words, lines and numbers.
 `--list` prints each place. Exits with 1 where the README is over one of its limits.
 """
 
@@ -17,17 +18,21 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LONGEST_SENTENCE = 30
-README_LIMITS = {"words": 500, "lines": 80, "numbers outside code": 20}
+README_LIMITS = {
+    "words": 500, "lines": 80, "numbers outside code": 20, "numbers before the first command": 0
+}  # fmt: skip
 QUESTION = re.compile(
     r"(?:What|Whether|How|Where|When|Why|Which|Who|Whose|That|The (?:one|ones)|Those|Of)\b"
 )
 # Words that make a reader search for their noun, or turn data into speech.
 DENIED = re.compile(
-    r"\b(?:told|whoever|whatever becomes|amiss|thereof|therein|thereby|hereby|whence|whither"
+    r"\b(?:told|said|whoever|whatever becomes|amiss|thereof|therein|thereby|hereby|whence|whither"
     r"|of its own|of their own|none of the answers|that of|those of|nobody|becomes of"
     r"|has its say|so to speak)\b",
     re.IGNORECASE,
 )
+# Variables that do not name the value they hold.
+DENIED_NAMES = {"found", "told", "said", "asked", "mine", "ours", "theirs", "lost", "own", "beside"}
 # Quotations of foreign text: log lines, titles of threads and papers.
 QUOTED = re.compile(r"\"[^\"\n]*\"|“[^”\n]*”|`[^`\n]*`")
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
@@ -49,6 +54,16 @@ def docstrings(tree: ast.Module) -> Iterator[tuple[int, str, bool]]:
     for node in ast.walk(tree):
         if isinstance(node, kinds) and (text := ast.get_docstring(node)):
             yield node.body[0].lineno, text, getattr(node, "name", "").startswith("test_")
+
+
+def denied_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the line and the name of each assigned variable or parameter on the denylist."""
+    for node in ast.walk(tree):
+        name = node.arg if isinstance(node, ast.arg) else None
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            name = node.id
+        if name in DENIED_NAMES:
+            yield node.lineno, name  # type: ignore[attr-defined]
 
 
 def comments(source: str) -> Iterator[tuple[int, str]]:
@@ -74,7 +89,11 @@ def places() -> Iterator[tuple[str, str, int, str]]:
     """Yield the kind, file, line and text of each place that is counted."""
     for name in tracked("*.py"):
         source = (ROOT / name).read_text(encoding="utf-8")
-        texts = [(line, text) for line, text, _ in docstrings(ast.parse(source))]
+        tree = ast.parse(source)
+        texts = [(line, text) for line, text, _ in docstrings(tree)]
+        if not name.startswith("tests/"):
+            for line, text in denied_names(tree):
+                yield "variables named for no value", name, line, text
         for line, text in texts:
             if QUESTION.match(text):
                 yield "docstrings that begin with a question word", name, line, text
@@ -93,11 +112,15 @@ def places() -> Iterator[tuple[str, str, int, str]]:
 def readme() -> dict[str, int]:
     """Return the README's counts, by the names of README_LIMITS."""
     page = (ROOT / "README.md").read_text(encoding="utf-8")
-    prose = re.sub(r"\]\([^)]*\)|`[^`]*`", " ", FENCE.sub("", page))
+    prose, before = (
+        re.sub(r"\]\([^)]*\)|`[^`]*`", " ", FENCE.sub("", part))
+        for part in (page, page.partition("```")[0])
+    )
     return {
         "words": len(page.split()),
         "lines": len(page.splitlines()),
         "numbers outside code": len(NUMBER.findall(prose)),
+        "numbers before the first command": len(NUMBER.findall(before)),
     }
 
 

@@ -49,7 +49,7 @@ def test_nice_value_keeps_the_scheduling_policy(policy: str) -> None:
 @pytest.mark.parametrize("slice_ns", [100_000, 700_000])
 def test_kernel_reports_the_requested_slice_or_zero(slice_ns: int) -> None:
     noted, nice = ask(slice_ns)
-    # Linux before 6.12 has no slices, and a sandbox may forbid the call: both are said by 0.
+    # Linux before 6.12 has no slices, and a sandbox may forbid the call: both give 0.
     assert noted in (slice_ns, 0)
     assert nice == 19
 

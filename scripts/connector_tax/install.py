@@ -39,7 +39,7 @@ def install(lock: Path, python: str = sys.executable, options: Sequence[str] = (
         options: further ones of `uv pip install`.
 
     Raises:
-        subprocess.CalledProcessError: uv failed, and said why.
+        subprocess.CalledProcessError: uv failed, and printed the reason.
     """
     if importlib.util.find_spec("uv") is None:
         _install_uv()

@@ -90,7 +90,7 @@ def write_synthetic_study(
 
     Args:
         seed: same seed and arguments, same bytes.
-        config: sections that replace those of CONFIG, merged key by key.
+        config: sections that replace CONFIG's, merged key by key.
         given: fields of Writer.
 
     The shape and the rates are CONFIG's. reference_rates.json is the analysis' own.

@@ -153,7 +153,7 @@ def test_table_has_exactly_the_declared_columns_in_order(tmp_path: Path) -> None
         table_text(name, [row | {"colour": 1}])
 
 
-# ---- verdicts: never against the interval, and nothing is said twice
+# ---- verdicts: never against the interval, and never stated twice
 
 widths = st.floats(0, 0.5)
 

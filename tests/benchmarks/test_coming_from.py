@@ -1,4 +1,4 @@
-"""The lines of docs/coming-from.md do the work that they are said to do."""
+"""The lines of docs/coming-from.md send the stated requests."""
 
 import json
 from pathlib import Path

@@ -58,7 +58,7 @@ def test_text_is_collected_exactly_and_counts_agree(texts: list[str], points: li
     counting = StreamAccumulator(chat=False, capture="counts")
     for piece in cut(stream, points):
         assert collecting.feed(piece) == counting.feed(piece)
-    assert [choice.text for choice in collecting.said] == texts
+    assert [choice.text for choice in collecting.choices] == texts
     silent = next((k for k, text in enumerate(texts) if text), len(texts))
     assert (counting.silent, counting.token_events) == (silent, len(texts) - silent)
 

@@ -469,7 +469,7 @@ def test_a_run_ends_when_it_is_precise_or_the_server_overloaded(tmp_path: Path) 
 def test_retry_after_of_a_busy_server_is_respected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Four places for 1.5 s: each waits 0.4 s, or a second where nothing is said."""
+    """Four places for 1.5 s: each waits 0.4 s, or a second without Retry-After."""
     whole_second = status("503 Busy", b"", b"Retry-After: soon\r\n")
     date = formatdate(time.time() + 1000, usegmt=True).encode()
     load = "--concurrency 4 --duration 1.5"

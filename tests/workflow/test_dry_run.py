@@ -249,7 +249,7 @@ def test_workflow_as_a_module_has_every_rule_with_its_prefix(tmp_path: Path) -> 
 def elsewhere(
     tmp_path: Path, edit: Callable[[str], str] = str, *, shared: bool
 ) -> tuple[Path, str]:
-    """A study's folder, and what Snakemake said when it was to run there with that executor."""
+    """Return a study's folder, and Snakemake's output of a run there with that executor."""
     folder = prepare(tmp_path / "study", edit)
     plugin = tmp_path / "plugins" / "snakemake_executor_plugin_elsewhere"
     plugin.mkdir(parents=True)

@@ -460,7 +460,7 @@ def _stage(module: str, root: Path, *arguments: str, unless: str | None = None) 
 def _started(
     module: str, root: Path, *arguments: str
 ) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """A stage's process; where it is left early, the process is told and awaited.
+    """Run a stage's process; if the block is left early, terminate the process and wait for it.
 
     By SIGTERM: a block takes SIGINT for a terminal's, which has reached its launch too.
     """

@@ -77,7 +77,7 @@ def asked(
     chat: bool,
     say: Callable[[str], object],
 ) -> Iterator[tuple[Server, Asked]]:
-    """The server of a command, ready, and what it said; stopped after.
+    """Start a command's server, yield it with its answers once ready, and stop it afterwards.
 
     Args:
         name: the baseline's or a candidate's, which has the further commands beside it.

@@ -1,4 +1,4 @@
-"""From arguments, and what the servers said, to a study of Phase A."""
+"""Make a study of Phase A from arguments and the servers' answers."""
 
 import argparse
 import hashlib
@@ -116,7 +116,7 @@ def study_config(
     """The configuration of the study, as a file would have it.
 
     Args:
-        baseline: what the baseline said.
+        baseline: the baseline's answers.
         load: of each launch.
         life_s: how long a request takes, some being under way.
     """

@@ -1,4 +1,4 @@
-"""What a comparison sends: random requests of a rate and shape, a slice of a trace, or prompts."""
+"""Load of a comparison: random requests of a rate and shape, a slice of a trace, or prompts."""
 
 import argparse
 import math

@@ -50,7 +50,7 @@ class Launches:
     Attributes:
         y: the quantity (the log of a percentile, say).
         scale: LOG where `y` is a log, else RAW.
-        borrow: whether launches of other configurations say how much those of one differ; they do
+        borrow: whether launches of other configurations estimate one's spread; they do
             where two configurations besides the baseline have launches.
     """
 
@@ -142,10 +142,10 @@ class Launches:
         confidence: float = 0.95,
         levels: Levels | None = None,
     ) -> Effect | None:
-        """The launches `ours` against those of `base`; None without a block that has both.
+        """Return the effect of `config` against `base`; None without a block that has both.
 
         Args:
-            ours: name of the launches.
+            config: name of the launches.
             base: names of those they are compared with.
             confidence: of the interval that is shown.
             levels: that decide; None: the levels of a single comparison.
@@ -220,7 +220,7 @@ class Launches:
     def residual(self) -> tuple[Floats, int]:
         """Return residuals of the model by least squares, and their degrees of freedom.
 
-        Residuals of a fit with blocks are those of columns less their means in each block (Frisch &
+        A fit with blocks has the residuals of columns minus their block means (Frisch &
         Waugh, Econometrica 1 (1933) 387); with a column for each block, work would grow with the
         cube of their number.
         """

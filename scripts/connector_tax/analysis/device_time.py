@@ -79,8 +79,8 @@ def device_values(
     Args:
         lines: of its device log.
         step_lines: of its step log.
-        is_baseline: whether it is of the baseline, whose exposed steps alone are bounded: those of
-            a connector are what it costs.
+        is_baseline: whether it is of the baseline, whose exposed steps alone are bounded: a
+            connector's exposed steps are its cost.
     """
     steps = of_lines(lines)
     worked = {

@@ -72,7 +72,7 @@ class Question:
 
     Attributes:
         contrasts: the effects it is about; all must carry a verdict.
-        answers: of which at most one verdict holds, in whatever order they stand.
+        answers: of which at most one verdict holds, in any order.
         otherwise: said where none does.
         start: of its sentence; `{tax}` and `{gap:pp}` stand for effects.
         numbers: what hypotheses.json has of it.
@@ -423,8 +423,9 @@ def _grows(taxes: TaxTable, metric: str, axis: Axis, across: Axis) -> Question |
 
     Averaged over the other. Supported: every step from one length to the next is positive (all
     intervals above zero need no correction: each must hold), also where all of them together are
-    less than the margin, which is said. Refuted: some step is negative, at a level corrected for
-    the number of steps, or not every step is positive and all together are below the margin.
+    less than the margin, as the sentence states. Refuted: some step is negative, at a level
+    corrected for the number of steps, or not every step is positive and all together are
+    below the margin.
     """
     cells = {(c[axis], c[across]): str(c["cell"]) for c in taxes.study.cells("B")}
     lengths, others = (sorted({key[place] for key in cells}) for place in (0, 1))

@@ -1,4 +1,4 @@
-"""looks.json: what looks at a study's first blocks said, and whom they decided."""
+"""looks.json: results of the interim analyses of a study's first blocks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

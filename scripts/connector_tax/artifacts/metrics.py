@@ -103,7 +103,7 @@ class SaturationCriterion(NamedTuple):
         bound: its key in the section `saturation`; `default` where a study's file has none.
         above: it fires above the bound, else below it.
         label: in a figure's cell.
-        said: what is measured.
+        quantity: what is measured, in words.
     """
 
     value: Callable[[CellLoad, Sweep], float | None]
@@ -111,11 +111,11 @@ class SaturationCriterion(NamedTuple):
     default: float
     above: bool
     label: str
-    said: str
+    quantity: str
 
     def schema(self) -> dict[str, Any]:
         """Return the JSON schema of the criterion's bound."""
-        return number(f"{self.said} {'above' if self.above else 'below'} this", self.default)
+        return number(f"{self.quantity} {'above' if self.above else 'below'} this", self.default)
 
 
 CRITERIA = {

@@ -144,7 +144,7 @@ class ShapeRatesRecord(TypedDict):
 
 
 class AnalysisSettings(TypedDict):
-    """The sections of a configuration that decide what the measurements are said to mean."""
+    """The sections of a configuration that turn measurements into statements."""
 
     saturation: dict[str, float]
     reference: ReferenceSection

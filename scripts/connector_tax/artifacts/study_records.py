@@ -19,7 +19,7 @@ def meta(**limits: Any) -> Meta:
     """Return a field's limits as metadata.
 
     Args:
-        limits: those of msgspec.Meta; what else JSON Schema knows (`uniqueItems`); `default`, which
+        limits: of msgspec.Meta; further keys of JSON Schema (`uniqueItems`); `default`, which
             a file may leave out.
     """
     checked = {name: limits.pop(name) for name in _MSGSPEC if name in limits}
@@ -60,7 +60,7 @@ Ids = Annotated[list[Identifier], meta(min_length=1, uniqueItems=True)]
 
 
 class FormSection(TypedDict, total=False):
-    """What differs for one configuration here from config/configurations.yaml."""
+    """Changes of this study to one configuration of config/configurations.yaml."""
 
     python: Text  #: interpreter of another environment, for another vLLM or connector
     connector: ClassName  #: another class
@@ -71,7 +71,7 @@ class FormSection(TypedDict, total=False):
 
 
 class DeviceTimeSection(TypedDict):
-    """What the device is: its time of a step is a roofline of the accelerator and the model."""
+    """The emulated device: its step time is a roofline of the accelerator and the model."""
 
     accelerator: Text  #: a row of config/accelerators.yaml
     model_config: Text  #: config.json of the model, with its sizes
@@ -83,7 +83,7 @@ class DeviceTimeSection(TypedDict):
 
 
 class ServedSection(TypedDict):
-    """What a server serves and how it is asked."""
+    """The served model and the form of its requests."""
 
     model: str  #: the name that requests ask for
     #: token ids below it are taken; null: text is sent
@@ -101,7 +101,7 @@ class ServedSection(TypedDict):
 
 
 class AccessSection(TypedDict, total=False):
-    """How servers are reached that ask for a key, or whose certificate is not publicly trusted."""
+    """Key and certificate for servers that need them."""
 
     variable: Text  #: environment variable that holds the key, which is recorded nowhere
     ca_file: Text  #: PEM certificates to trust instead of the system's
@@ -146,12 +146,12 @@ class EngineSection(TypedDict, total=False):
     #: commands that run beside each candidate; the server knows the port of the first as
     #: {beside1.port}
     beside: list[Annotated[str, meta(pattern="[{]port[}]")]]
-    served: ServedSection  #: what the servers said of themselves before the study
+    served: ServedSection  #: the servers' own answers before the study
     access: AccessSection  #: how the servers are reached
 
 
 class ServerSection(TypedDict):
-    """How the server is started, stopped and placed."""
+    """Start, stop and placement of the server."""
 
     host: Annotated[str, meta(const="127.0.0.1", default="127.0.0.1")]  #: where it listens
     ready_timeout_s: Annotated[Positive, meta(default=180)]  #: from launch to 200 on /v1/models
@@ -189,7 +189,7 @@ Companions = dict[Annotated[str, meta(pattern="^[a-z_]+$")], Command | Companion
 class ConfigurationEntry(TypedDict, total=False):
     """A configuration of config/configurations.yaml, or of a study's own `connectors`.
 
-    Those of a study document's `configurations` have all but `companions`.
+    Entries of a study document's `configurations` have all keys but `companions`.
     """
 
     id: Required[ConfigurationId]  #: names folders, colours and rows everywhere
@@ -224,7 +224,7 @@ class ConfigurationsFile(TypedDict):
 
 
 class Efficiency(TypedDict):
-    """What is reached of an accelerator's peaks, and what a start takes; assumptions."""
+    """Assumed shares of an accelerator's peaks, and the assumed start-up time."""
 
     linear: Fraction  #: share of the dense peak in matrix products
     attention: Fraction  #: share of the dense peak in the attention of a prefill
@@ -317,7 +317,7 @@ class PhaseBpSection(TypedDict):
 
 
 class CellSection(TypedDict):
-    """How long a cell takes, and what it may have under way."""
+    """Durations of a cell, and its limits of requests in flight."""
 
     warmup_s: NonNegative  #: arrivals before this are discarded
     floor_s: Positive  #: shortest measured window
@@ -348,7 +348,7 @@ class LoadGeneratorSection(TypedDict):
 
 
 class MetricsSection(TypedDict):
-    """How often the server's /metrics are read."""
+    """Interval at which the server's /metrics are read."""
 
     #: from one scrape to the next, on average (drawn from 0.5 to 1.5 times that); of a vLLM on a
     #: CPU one that meets a first token adds 12 to 17 ms to it
@@ -356,7 +356,7 @@ class MetricsSection(TypedDict):
 
 
 class ResourcesSection(TypedDict):
-    """What a launch takes besides time: CPU while idle, memory, start-up."""
+    """Resources of a launch besides time: CPU while idle, memory, start-up."""
 
     #: how long the server is watched, ready and without a request, before its first cell
     idle_s: Annotated[Positive, meta(default=3)]
@@ -373,12 +373,12 @@ class ShapeRatesSection(TypedDict):
 class ReferenceSection(TypedDict):
     """The rate where none qualifies."""
 
-    #: used, and said so, when no rate qualifies; null: stop with an error
+    #: used, and reported, when no rate qualifies; null: stop with an error
     fallback_rps: Annotated[Positive | None, meta(default=None)]
 
 
 class RehearsalSection(TypedDict, total=False):
-    """What a rehearsal takes the machine of a real vLLM to be; no measurement depends on it.
+    """The machine that a rehearsal assumes for a real vLLM; no measurement depends on it.
 
     An accelerator and a model go together.
     """
@@ -421,7 +421,7 @@ Band = Annotated[list[float], meta(min_length=2, max_length=2)]
 
 
 class HypothesesSection(TypedDict):
-    """What the hypotheses and the success criteria are judged by."""
+    """Limits by which hypotheses and success criteria are judged."""
 
     h1_min_tax: Annotated[Fraction, meta(default=0.10)]  #: H1: least TTFT p90 tax of mooncake_both
     #: criterion 1: taxes at which the prior is accepted
@@ -519,7 +519,7 @@ class CellPlan(TypedDict):
 
 
 class DesignLabel(TypedDict):
-    """What every record of a study says of its design."""
+    """Design label in every record of a study."""
 
     #: over everything a measurement depends on
     design_sha256: Annotated[str, meta(pattern="^[0-9a-f]{64}$")]

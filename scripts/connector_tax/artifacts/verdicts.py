@@ -24,7 +24,7 @@ def verdict_of(interval: tuple[float, float], narrow: tuple[float, float], margi
     """Return the verdict on a tax, one of VERDICTS.
 
     Args:
-        interval: the one that is shown, which holds together with those of all that are compared
+        interval: the one that is shown, which holds jointly with the intervals of all compared
             with the same baseline; the tax costs or gains where it excludes zero.
         narrow: its 90% interval; the tax is less than the margin where that lies within it.
         margin: a fraction, to either side.

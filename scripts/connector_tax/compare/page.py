@@ -40,7 +40,7 @@ Shown = tuple[str, str]
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two studies and all that is said of them: what B differs in from A."""
+    """Two studies and how B differs from A."""
 
     a: StudyTables
     b: StudyTables

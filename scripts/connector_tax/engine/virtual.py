@@ -18,7 +18,7 @@ class VirtualEngine:
     Args:
         config: the launch's configuration.
         seed: of the launch offset and the step jitter, as the engine takes it.
-        device_us: the device's share of a step in us, without jitter and offset; None: that of the
+        device_us: the device's share of a step in us, without jitter and offset; None: from the
             configuration's step cost.
         slowness: of this launch, whose steps take so many times as long, taxes aside.
     """

@@ -241,7 +241,7 @@ def throughput(study: StudyTables) -> Figure:
     limits = study.settings["saturation"]
     kept = limits["throughput_ratio_min"]
     signs = (
-        f"{c.label}, {c.said} {'>' if c.above else '<'} {limits[c.bound]:g}"
+        f"{c.label}, {c.quantity} {'>' if c.above else '<'} {limits[c.bound]:g}"
         for c in criteria_of(limits).values()
     )
     notes = [f"saturated: {'; '.join(signs)}", f"hatched: no number; {sample_text(study)}"]

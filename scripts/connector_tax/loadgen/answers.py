@@ -262,7 +262,7 @@ class HeldRequest:
         if accumulator.silent_are_tokens(owner.strict):
             self._add_silent(accumulator)
         if owner.run.capture == "text":
-            record.output = output_of(accumulator.said)
+            record.output = output_of(accumulator.choices)
         elif owner.run.capture == "token_ids":
             record.output = whole_ids(accumulator.token_ids, accumulator.usage)
         record.token_events = accumulator.token_events

@@ -9,7 +9,7 @@ def latencies_ms(record: RequestRecord) -> dict[str, float]:
     """Return the latencies of a success, in ms, from the intended send time.
 
     TTFT ends at the first token, TTFA at the first that is no reasoning; a whole response has
-    none. TPOT = (last token - first token) / (tokens after those of the first read); without any,
+    none. TPOT = (last token - first token) / (tokens after the first read); without any,
     or with all tokens in one read, there is none.
     """
     due_ns, first_ns = record.t_intended_ns, record.t_first_token_ns

@@ -227,7 +227,7 @@ class Plan:
         self._open: dict[int, Ready] = {}
         self._unanswered: set[int] = set()  # of the window, once it has ended
         self._end_sent = False  # that it has ended
-        self._untold = 0  # workers that have not said what they have of it
+        self._untold = 0  # workers that have not reported their requests
         self._last_due_ns: int | None = None
         self._last_end_ns = 0
         self._cancels: list[int] = []

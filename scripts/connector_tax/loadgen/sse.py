@@ -209,10 +209,10 @@ class StreamAccumulator:
         "_splitter",
         "_with_usage",
         "answered",
+        "choices",
         "done",
         "finish_reason",
         "heard",
-        "said",
         "silent",
         "token_events",
         "token_ids",
@@ -236,7 +236,7 @@ class StreamAccumulator:
         self.usage: Usage | None = None
         self.finish_reason: str | None = None
         self.done = False
-        self.said: list[Choice] = []
+        self.choices: list[Choice] = []
         self.token_ids: list[int] = []
 
     @property
@@ -293,18 +293,18 @@ class StreamAccumulator:
 
     @property
     def ended_well(self) -> bool:
-        """True once the stream has said that it is whole, and why it ended."""
+        """True once the stream has sent [DONE] and a finish reason."""
         return self.done and self.finish_reason is not None
 
     def lacks_done(self, strict: bool, ends: Collection[str] = GOOD_ENDS) -> bool:
-        """Check what a stream that ended in order has said; True if only [DONE] is missing.
+        """Check a stream that ended in order; True if only [DONE] is missing.
 
         Args:
             ends: the finish reasons that end an answer well.
 
         Raises:
-            RequestFailed: `missing_done`; `missing_finish` when [DONE] came and no choice said why
-                it ended; `bad_finish` for another reason than `ends`; as `decode_response` where
+            RequestFailed: `missing_done`; `missing_finish` for [DONE] without a finish reason;
+                `bad_finish` for another reason than `ends`; as `decode_response` where
                 the body is JSON and no stream.
         """
         if self.finish_reason is not None:
@@ -395,7 +395,7 @@ class StreamAccumulator:
             raise RequestFailed("data_after_done")
         self._with_usage += usage is not None and usage.completion_tokens is not None
         if self._capture:
-            self.said.append(choice)
+            self.choices.append(choice)
             self.token_ids.extend(choice.token_ids or ())
         if tokens == 0:
             self._empty += 1

@@ -92,7 +92,7 @@ def verdict(summaries: Sequence[Mapping[str, Any]]) -> str:
     if not last["saturation"]["saturated"]:
         return f"{kept}, the highest requested rate; the server's limit is above it"
     reasons = [
-        f"{CRITERIA[name].label}: {CRITERIA[name].said} is {row['value']:.2f}, "
+        f"{CRITERIA[name].label}: {CRITERIA[name].quantity} is {row['value']:.2f}, "
         f"{'above' if CRITERIA[name].above else 'below'} {row['bound']:g}"
         for name, row in last["saturation"]["criteria"].items()
         if row["fired"]

@@ -104,8 +104,8 @@ def context(study: StudyTables) -> dict[str, Any]:
         "launches": launches,
         "counts": counts,
         "void_share": counts["void"] / (counts.total() or 1),
-        "criteria_said": " / ".join(
-            criterion.said for criterion in criteria_of(study.settings["saturation"]).values()
+        "saturation_quantities": " / ".join(
+            criterion.quantity for criterion in criteria_of(study.settings["saturation"]).values()
         ),
         "capped": Counter(
             (row.phase, row.cell, row.remark) for row in study.cell_rows if row.remark

@@ -60,7 +60,7 @@ class Endpoint:
 
 
 class Waiting:
-    """A wait for a server: what it answers meanwhile, said once it has for PATIENCE_S."""
+    """A wait for a server; a wrong answer is reported once it lasts PATIENCE_S."""
 
     def __init__(self) -> None:
         self.problem = "no answer yet"

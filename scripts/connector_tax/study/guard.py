@@ -137,7 +137,7 @@ def _warn_blocks() -> None:
 
 
 def watch_parent(on_death: Callable[[], None], say: Callable[[str], object]) -> None:
-    """Call `on_death` from a thread as soon as the process in CONNECTOR_TAX_PARENT_PID is gone.
+    """Call `on_death` from a thread as soon as the process in CONNECTOR_TAX_PARENT_PID has ended.
 
     Without the variable (a driver started by hand) nothing is watched, nor where it names a
     process of another machine or container, which cannot be watched from here.
@@ -147,7 +147,7 @@ def watch_parent(on_death: Callable[[], None], say: Callable[[str], object]) -> 
 
     Args:
         on_death: must not return.
-        say: is told why nothing is watched, or that the process was gone from the start.
+        say: called with the reason why nothing is watched, or that the process had ended before.
     """
     parent = _named_parent()
     if parent is None:

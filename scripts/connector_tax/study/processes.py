@@ -5,7 +5,7 @@ stay. A process that has ended is in the account of the parent that waited for i
 tells in clock ticks (10 ms). So both are read, and a child's time only moves from one to the other
 when it ends. A process without a waiting parent (the parent ended first, or ignores its children)
 is lost to the kernel's books; where such a process was there at the first of two readings, that is
-noticed and told, not counted as no time at all.
+reported, not counted as zero.
 
 How long the engine core's thread was ready to run and had no CPU is in the kernel's account too.
 
@@ -229,7 +229,7 @@ TICK_MS = 1000 / os.sysconf("SC_CLK_TCK")
 _IDLE, _IOWAIT, _STEAL = 4, 5, 8
 # CPUs that a process must have used to be named as what disturbed.
 WORTH_NAMING = 0.02
-# The share of the CPU time asked for that the host must have given to others, to be said.
+# The share of the CPU time asked for that the host must have given to others to be reported.
 STOLEN_WORTH_SAYING = 0.02
 
 

@@ -93,7 +93,7 @@ def _install(name: str, lock: Path, target: Path) -> None:
     """Install what the lock names into the environment `target`.
 
     Raises:
-        subprocess.CalledProcessError: uv or pip failed, and said why.
+        subprocess.CalledProcessError: uv or pip failed, and printed the reason.
     """
     python = str(target / "bin" / "python")
     partial = PYTHON_FILES_ONLY.get(name)

@@ -110,7 +110,7 @@ def active_paths(log: str) -> dict[str, str]:
     """Return the path that each part of a connector takes, by the log.
 
     Named as in `_PATHS`; NIXL transports are those UCX took for the agent's endpoint to itself, the
-    only one that an idle agent has (said at UCX's log level info).
+    only one that an idle agent has (logged by UCX at level info).
     """
     paths = {name: sorted(set(pattern.findall(log))) for name, pattern in _PATHS.items()}
     paths["NIXL transports"] = sorted(set(_TRANSPORT.findall(" ".join(_OWN_ENDPOINT.findall(log)))))

@@ -2,7 +2,7 @@
 
 The fields are in docs/artifacts.md, engine_step. Beyond the design's fields: `update_us` and
 `engine_step_us` of the scheduler, `hooks_us` with the connector's other hooks, `children_us` with
-those timed of a MultiConnector's children, by name. A hook called by another hook of the same
+hooks of a MultiConnector's children, by name. A hook called by another hook of the same
 object belongs to the outer one. Spans have four significant digits and none below 0.1 us, about
 what two readings of the clock take; `t_ns` is given to 10 us. Finer digits are noise that an
 archive has to carry.

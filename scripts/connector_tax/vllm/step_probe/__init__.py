@@ -20,7 +20,7 @@ connector_tax.vllm.step_records turns them into the fields of docs/artifacts.md 
 The per-layer hooks (wait_for_layer_load, save_kv_layer) are not timed: on a deep model two clock
 readings in each would cost more than the 5 us a step this probe may cost.
 
-A step id set on SchedulerOutput travels to the worker with it and joins the two records; that of
+A step id set on SchedulerOutput travels to the worker with it and joins the two records; the id of
 data-parallel rank r counts from r * STEPS_OF_A_RANK + 1, so that no two steps share one. An error
 of the probe switches it off in that process, is logged once, and never reaches vLLM.
 
