@@ -422,7 +422,7 @@ def _run(
     place = np.tile(np.arange(float(len(names))), (most, 1))
     truth = np.log1p(cost) * ~np.isin(names, PLAINS)
     values = [truth + sd * errors(rng, rng.permuted(place, axis=1)) for _ in VERDICT_METRICS]
-    levels = shared(FAMILY_LEVEL / (most - FIRST_ANALYSIS + 1), candidates)
+    levels = shared(FAMILY_LEVEL / (most - FIRST_ANALYSIS + 1), candidates, len(VERDICT_METRICS))
     decided: dict[str, bool] = {}
     for blocks in range(FIRST_ANALYSIS, most + 1):
         for name in names[BASELINES:]:

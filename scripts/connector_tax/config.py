@@ -398,6 +398,11 @@ def _check_choices(config: StudyConfig, source: str) -> None:
             f"{source}: statistics.looks: found {given} and {blocks} blocks; allowed: a level for"
             f" each block from number {first} on ({wanted}), on one device after the other"
         )
+    unknown = [m for m in config["statistics"].get("judged", []) if m not in METRICS]
+    if unknown:
+        raise ConfigError(
+            f"{source}: statistics.judged: found {unknown[0]!r}; allowed: {', '.join(METRICS)}"
+        )
     spent, whole = math.fsum(looks or ()), 1 - config["statistics"]["confidence"]
     if spent > whole and not math.isclose(spent, whole):
         raise ConfigError(

@@ -30,7 +30,12 @@ def answer(verdict: str, root: Path) -> Answer:
     engine = {**DEFAULT["engine"], "label": "a server", "commands": {}}
     document: Any = {"config": {**config, "engine": engine, "validity": BOUNDS}}
     tables: Any = SimpleNamespace(
-        label=str, baseline="baseline", pooled=[], connectors=[], of=lambda *_: []
+        label=str,
+        baseline="baseline",
+        pooled=[],
+        connectors=[],
+        of=lambda *_: [],
+        settings=document["config"],
     )
     tax: Any = SimpleNamespace(**dict.fromkeys(COLUMNS[paths.EFFECTS]))
     vars(tax).update(

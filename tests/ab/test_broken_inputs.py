@@ -48,6 +48,11 @@ RUNNING = {"--baseline": None, "--candidate": None, "--baseline-url": f"{NOWHERE
         ({"--candidate": "baseline=serve {port}"}, "--candidate: found the name 'baseline'"),
         ({"--candidate": "serve '{port}"}, '--candidate: found "serve \'{port}"'),
         ({"--baseline": "serve {port} --api-key sk-abcdefghijklmnop0123"}, "looks like a secret"),
+        ({"--metric": "ttft_p99"}, "--metric: invalid choice: 'ttft_p99'"),
+        (
+            {"--metric": "e2e_p90", "--max": "ttft_p50=5%"},
+            "not judged (--metric); allowed: e2e_p90",
+        ),
         ({"--margin": "3"}, "--margin: found '3'; allowed: a percentage"),
         ({"--blocks": "2"}, "--blocks: found '2'; allowed: 3 to 100"),
         ({"--beside": "cache --port 5"}, "--beside: found no {port}"),
@@ -168,7 +173,7 @@ def test_candidates_may_have_the_names_of_a_studys_configurations() -> None:
         (
             [],
             {"baseline": f"bash -c 'setsid {ENGINE} & sleep 1'", "shape": "4000x8", "rate": "8"},
-            "has to stay in the foreground",
+            "must stay in the foreground",
         ),
     ],
 )

@@ -19,9 +19,9 @@ TTFT = Finding("candidate", "ttft_p50", 3, 3, 6, "valid", error=0.02, df=2)
 def test_smallest_cost_is_proven_in_four_of_five_studies() -> None:
     blocks, deviation = 9, 0.03
     finding = replace(TTFT, error=deviation / 3**0.5)
-    cost = smallest_cost(finding, blocks, 1)
+    cost = smallest_cost(finding, blocks, 1, 2)
     drawn = np.random.default_rng(1).normal(np.log1p(cost), deviation, (4000, blocks))
-    level = shared(FAMILY_LEVEL / (blocks - FIRST_ANALYSIS + 1), 1).wide
+    level = shared(FAMILY_LEVEL / (blocks - FIRST_ANALYSIS + 1), 1, 2).wide
     proven = 0
     for study in drawn:
         error = float(study.std(ddof=1)) / blocks**0.5
@@ -32,7 +32,7 @@ def test_smallest_cost_is_proven_in_four_of_five_studies() -> None:
 
 def test_forecast_names_the_cost_of_the_planned_blocks_and_the_time_for_half_of_it() -> None:
     findings = [TTFT, replace(TTFT, metric="tpot_p50", error=0.01)]
-    costs = [smallest_cost(of, 6, 1) for of in findings]
+    costs = [smallest_cost(of, 6, 1, 2) for of in findings]
     (line,) = forecast(findings, 6, 60)
     assert f": 6 blocks prove a cost from {100 * costs[0]:.1f}% of TTFT and " in line
     blocks, minutes = (int(word) for word in line.rpartition("takes ")[2].split() if word.isdigit())
@@ -40,7 +40,7 @@ def test_forecast_names_the_cost_of_the_planned_blocks_and_the_time_for_half_of_
 
     def halved(count: int) -> bool:
         pairs = zip(findings, costs, strict=True)
-        return all(smallest_cost(of, count, 1) <= cost / 2 for of, cost in pairs)
+        return all(smallest_cost(of, count, 1, 2) <= cost / 2 for of, cost in pairs)
 
     assert halved(blocks)
     assert not halved(blocks - 1)

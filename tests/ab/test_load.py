@@ -153,3 +153,11 @@ def test_prompts_to_running_servers_are_refused(
         parse(["--baseline-url", "http://127.0.0.1:1", "--candidate-url", "http://127.0.0.1:2",
                "--rate", "2", "--prompts", path])  # fmt: skip
     assert "--prompts: found with a URL" in capsys.readouterr().err
+
+
+def test_cells_are_long_enough_for_the_judged_percentile() -> None:
+    shape = ["--shape", "8x8", "--rate", "0.5"]
+    assert load(*shape).cell["floor_s"] == 60
+    p90 = load(*shape, "--metric", "ttft_p90")
+    assert p90.cell["floor_s"] == 100, "50 requests"
+    assert p90.cell["min_completed"] == 50

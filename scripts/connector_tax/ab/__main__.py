@@ -35,7 +35,7 @@ from connector_tax.ab.design import (
 from connector_tax.ab.load import Load, LoadError
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.folder import StudyFolder
-from connector_tax.artifacts.metrics import WORDS
+from connector_tax.artifacts.metrics import word_of
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import Study, launches, load_study
 from connector_tax.artifacts.study_records import StudyDocument
@@ -248,6 +248,12 @@ def _resolved(options: argparse.Namespace, root: Path, line: Line) -> StudyDocum
         line.say(f"warning: {warning}")
     minutes = block_s(options, load, baseline.startup_s, life_s) / 60
     if options.minutes is not None and FIRST_ANALYSIS * minutes > options.minutes:
+        if options.metric:
+            raise Failed(
+                f"--metric: found {options.minutes:g} --minutes; {FIRST_ANALYSIS} blocks with the"
+                f" requests that {', '.join(options.metric)} need take about"
+                f" {math.ceil(FIRST_ANALYSIS * minutes)}"
+            )
         line.say(
             f"warning: --minutes: found {options.minutes:g}; the first {FIRST_ANALYSIS} blocks,"
             f" without which nothing is decided, take about {FIRST_ANALYSIS * minutes:.1f}"
@@ -373,7 +379,7 @@ def _so_far(findings: Sequence[Finding]) -> list[str]:
     """Return TTFT and TPOT of each candidate; its name only where there are several."""
     several = len({f.config for f in findings}) > 1
     return [
-        f"{f.config + ' ' if several else ''}{WORDS[f.metric]} {100 * f.estimate:+.1f}%"
+        f"{f.config + ' ' if several else ''}{word_of(f.metric)} {100 * f.estimate:+.1f}%"
         for f in findings
         if f.estimate is not None
     ]

@@ -14,7 +14,7 @@ from connector_tax.analysis.measure import measure_requests
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.folder import CellFolder, StudyFolder
 from connector_tax.artifacts.index import CellEntry, LaunchIndex
-from connector_tax.artifacts.metrics import VERDICT_METRICS, WORDS
+from connector_tax.artifacts.metrics import judged_metrics, word_of
 from connector_tax.artifacts.names import ALL_RATES, configuration_of
 from connector_tax.artifacts.study_file import Study
 from connector_tax.artifacts.tables import RESOURCE, TAX, EffectRow, read_table
@@ -86,11 +86,12 @@ class Answer:
             lines.append(f"  besides: {self._besides(name)}")
         config, sweep = self.study.config, self.study.config["phase_a"]
         running = "; it says something of these processes only" if self._running else ""
+        medians = "percentiles as named" if "judged" in config["statistics"] else "medians"
         tolerant = config["validity"]["max_foreign_cpu"] >= 1
         shared = "; other processes were tolerated" if tolerant else ""
         lines.append(
             f"{self.blocks} blocks in {self.minutes:.1f} min at {compared.load_words(sweep)}, "
-            f"{config['engine']['label']}, medians{running}{shared}"
+            f"{config['engine']['label']}, {medians}{running}{shared}"
         )
         return [*lines, *self._of_traffic(), *self._not_measured()]
 
@@ -131,7 +132,7 @@ class Answer:
         return any(running_url(command) is not None for command in commands.values())
 
     def _said(self, tax: EffectRow) -> str:
-        word = WORDS[tax.metric]
+        word = word_of(tax.metric)
         if tax.estimate is None:
             return f"{word} no number"
         _, lo, hi = tax.shown
@@ -218,7 +219,7 @@ class Answer:
             check(tax, tax.config, tax.metric, bound.most, confidence, looked=True)
             for tax in self.taxes
             for bound in bounds
-            if tax.metric in bound.metrics
+            if bound.metric in (None, tax.metric)
         ]
         return STATUS[worst([one.result for one in checks])]
 
@@ -229,12 +230,13 @@ def answer_of(study: Study, blocks: int, archive: Path | None) -> Answer:
     indexes = [la.index for la in measured.of_phase("A") if la.index is not None]
     spent_s = sum(index.timing["wall_s"] for index in indexes)
     rows = read_table(study.root / paths.ANALYSIS / paths.EFFECTS, EffectRow)
+    judged = judged_metrics(study.config["statistics"])
     taxes = [
         row for row in rows
-        if (row.quantity, row.cell) == (TAX, ALL_RATES) and row.metric in VERDICT_METRICS
+        if (row.quantity, row.cell) == (TAX, ALL_RATES) and row.metric in judged
         if configuration_of(row.config) != study.baseline
     ]  # fmt: skip
-    taxes.sort(key=lambda row: VERDICT_METRICS.index(row.metric))
+    taxes.sort(key=lambda row: judged.index(row.metric))
     resources = [row for row in rows if row.quantity == RESOURCE]
     tables = StudyTables(study.root / paths.STUDY)
     hits, single = ({}, 0) if "traffic" not in study.config["phase_a"] else _found(measured)

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from connector_tax.artifacts.metrics import VERDICT_METRICS
+from connector_tax.artifacts.metrics import METRICS, VERDICT_METRICS
 from connector_tax.artifacts.study_records import AccessSection
 from connector_tax.commands import AnsweringParser
 from connector_tax.compare.bounds import bound_of
@@ -96,9 +96,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         " would prove")  # fmt: skip
     add("--margin", type=_percent, default=0.03, metavar="3%",
         help="a cost below it is none to you [3%%]")  # fmt: skip
+    add("--metric", action="append", default=[], choices=METRICS,
+        help="judge this percentile, not the medians; may be given several times")  # fmt: skip
     add("--max", type=bound_of, action="append", default=[], metavar="[METRIC=]5%",
         help="exit non-zero if a cost over all rates exceeds it; of one of"
-        f" {', '.join(VERDICT_METRICS)}, or of both; may be given several times")  # fmt: skip
+        " the judged metrics, or of each; may be given several times")  # fmt: skip
     add("--name", type=_name, help="of the study, results/NAME [from the arguments]")
     add("--seed", type=int, default=1, help="of order, arrivals and prompts [1]")
     add("--device", type=_name, default=None, metavar="NAME",
@@ -158,10 +160,12 @@ def _check(parser: AnsweringParser, options: argparse.Namespace) -> None:
         if is_secret(name, value):
             parser.error(f"--env {name}: found what looks like a secret (not shown); allowed:"
                          " none, it is recorded; export it in your shell")  # fmt: skip
+    options.metric = list(dict.fromkeys(options.metric))
+    judged = options.metric or VERDICT_METRICS
     for bound in options.max:
-        if bound.metric not in (None, *VERDICT_METRICS):
-            parser.error(f"--max: found {bound.metric}, which is not judged; allowed:"
-                         f" {', '.join(VERDICT_METRICS)}")  # fmt: skip
+        if bound.metric not in (None, *judged):
+            parser.error(f"--max: found {bound.metric}, which is not judged (--metric); allowed:"
+                         f" {', '.join(judged)}")  # fmt: skip
     _check_load(parser, options, any(running))
     for folder in options.pythonpath:
         if not Path(folder).is_dir() or ":" in folder:

@@ -161,6 +161,8 @@ def study_config(
         "looks": [FAMILY_LEVEL / looks] * looks,
         "first_look": FIRST_ANALYSIS,
     }
+    if options.metric:
+        config["statistics"]["judged"] = options.metric
     if options.shared_machine:
         # What neighbours cause; they are measured all the same.
         config["validity"] = {

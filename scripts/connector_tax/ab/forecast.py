@@ -11,17 +11,17 @@ from connector_tax.ab.design import FAMILY_LEVEL, FIRST_ANALYSIS
 from connector_tax.analysis.effect import MOST_BLOCKS, POWER, Effect, fewest_blocks
 from connector_tax.analysis.looks import shared
 from connector_tax.artifacts.looks import Finding
-from connector_tax.artifacts.metrics import WORDS
+from connector_tax.artifacts.metrics import word_of
 
 
-def smallest_cost(finding: Finding, blocks: int, candidates: int) -> float:
+def smallest_cost(finding: Finding, blocks: int, candidates: int, metrics: int) -> float:
     """Return the smallest cost, a fraction, that so many blocks prove in POWER of such studies.
 
     Args:
         finding: with an error.
-        candidates: that share the level.
+        candidates, metrics: that share the level.
     """
-    levels = shared(FAMILY_LEVEL / (blocks - FIRST_ANALYSIS + 1), candidates)
+    levels = shared(FAMILY_LEVEL / (blocks - FIRST_ANALYSIS + 1), candidates, metrics)
     present = tuple(range(finding.n_blocks))
     effect = Effect(0.0, finding.error, finding.df or 0, present, added_df=1)
     planned = effect.with_blocks(blocks, levels)
@@ -38,15 +38,16 @@ def forecast(findings: Sequence[Finding], blocks: int, block_s: float) -> list[s
     """
     lines = []
     names = list(dict.fromkeys(finding.config for finding in findings))
+    sizes = len(names), len({finding.metric for finding in findings})
     for name in names:
         known = [f for f in findings if f.config == name and f.error is not None]
-        costs = [(f, smallest_cost(f, blocks, len(names))) for f in known]
+        costs = [(f, smallest_cost(f, blocks, *sizes)) for f in known]
         if not costs:
             continue
-        words = " and ".join(f"{100 * cost:.1f}% of {WORDS[f.metric]}" for f, cost in costs)
+        words = " and ".join(f"{100 * cost:.1f}% of {word_of(f.metric)}" for f, cost in costs)
 
         def halved(count: int, of: Sequence[tuple[Finding, float]] = costs) -> bool:
-            return all(smallest_cost(f, count, len(names)) <= cost / 2 for f, cost in of)
+            return all(smallest_cost(f, count, *sizes) <= cost / 2 for f, cost in of)
 
         needed = fewest_blocks(blocks, halved)
         half = (

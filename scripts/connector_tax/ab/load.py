@@ -74,13 +74,18 @@ def load_of(options: argparse.Namespace, life_s: float, most_s: float) -> Load:
         return _of_trace(options, warmup_s, life_s, most_s)
     lowest = float(min(options.rate))
     # As many as the verdicts' medians need.
-    needed = LATENCY_METRICS[VERDICT_METRICS[0]].least
+    needed = _needed(options)
     window_s = max(min(max(SUCCESSES / lowest, SHORTEST_S), LONGEST_S), needed / lowest)
     if options.prompts is not None:
         return _of_prompts(options, warmup_s, life_s, window_s)
     least = max(needed, math.floor(0.6 * window_s * lowest))
     cell = _cell(warmup_s, (window_s, 2 * window_s), least, max(options.rate), life_s)
     return Load(options.rate, options.shape, sum(options.shape), cell)
+
+
+def _needed(options: argparse.Namespace) -> int:
+    """Return the requests of a cell that the judged percentiles need."""
+    return max(LATENCY_METRICS[name].least for name in options.metric or VERDICT_METRICS)
 
 
 def _cell(
@@ -109,10 +114,11 @@ def _of_trace(options: argparse.Namespace, warmup_s: float, life_s: float, most_
     length_s = min(float(starts_s[-1]), most_s)
     window_s = length_s - warmup_s
     measured = whole.lines[slice(*np.searchsorted(starts_s, (warmup_s, length_s)))]
-    if len(measured) < FEWEST:
+    fewest = max(FEWEST, _needed(options))
+    if len(measured) < fewest:
         raise LoadError(
             f"--trace: found {len(measured)} requests in {max(window_s, 0):.0f} s behind a warm-up"
-            f" of {warmup_s:.0f} s; allowed: at least {FEWEST} (--trace-speed, --minutes, or a"
+            f" of {warmup_s:.0f} s; allowed: at least {fewest} (--trace-speed, --minutes, or a"
             " longer trace)"
         )
     sent = Trace(whole.lines[: np.searchsorted(starts_s, length_s + _drain_s(life_s))], whole.block)
@@ -146,10 +152,11 @@ def _of_prompts(
     """Send each prompt once in a launch: the window ends where they do."""
     prompts, (rate,) = read_users_prompts(options), options.rate
     most_s = len(prompts) / rate - warmup_s
-    if most_s * rate < FEWEST:
+    fewest = max(FEWEST, _needed(options))
+    if most_s * rate < fewest:
         raise LoadError(
             f"--prompts: found {len(prompts)} prompts; allowed: at least"
-            f" {math.ceil(warmup_s * rate) + FEWEST}, of which {rate:g}/s are sent, after a warm-up"
+            f" {math.ceil(warmup_s * rate) + fewest}, of which {rate:g}/s are sent, after a warm-up"
             f" of {warmup_s:.0f} s"
         )
     window_s, cap_s = min(window_s, most_s), min(2 * window_s, most_s)

@@ -17,7 +17,7 @@ from connector_tax.analysis.reference import judge_cells, load_of
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.folder import StudyFolder
 from connector_tax.artifacts.looks import Finding, decided_in, first_look, read_looks
-from connector_tax.artifacts.metrics import VERDICT_METRICS
+from connector_tax.artifacts.metrics import judged_metrics
 from connector_tax.artifacts.names import ALL_RATES
 from connector_tax.artifacts.study_file import Study
 from connector_tax.files import write_json
@@ -68,26 +68,28 @@ def findings_of(taxes: TaxTable, blocks: int) -> list[Finding]:
     """Judge the taxes over all rates at the level of the analysis after so many blocks."""
     statistics = taxes.study.config["statistics"]
     levels, first = statistics["looks"], first_look(statistics)
+    metrics = judged_metrics(statistics)
     candidates = [name for name in taxes.study.configurations if name != taxes.study.baseline]
     pair = tuple(
-        shared(level, len(candidates)) for level in (levels[max(blocks - first, 0)], levels[-1])
+        shared(level, len(candidates), len(metrics))
+        for level in (levels[max(blocks - first, 0)], levels[-1])
     )
     names = {field.name for field in fields(Finding)}
     return [
         Finding(**{key: of for key, of in row.items() if key in names and of is not None})
-        for metric in VERDICT_METRICS
+        for metric in metrics
         for row in family_rows(taxes, "A", ALL_RATES, metric, look=(pair[0], pair[1]))
         if row["config"] in candidates
     ]
 
 
-def shared(level: float, candidates: int) -> Levels:
+def shared(level: float, candidates: int, metrics: int) -> Levels:
     """Return the confidences of one of so many candidates' two intervals.
 
     All metrics must lie within the margin, so that they share no level for that
     (intersection-union).
     """
-    return Levels(1 - level / (candidates * len(VERDICT_METRICS)), 1 - 2 * level / candidates)
+    return Levels(1 - level / (candidates * metrics), 1 - 2 * level / candidates)
 
 
 def take_look(study: Study, blocks: int) -> list[Finding]:

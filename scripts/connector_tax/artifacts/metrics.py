@@ -58,12 +58,20 @@ LATENCY_METRICS = {
 METRICS = tuple(name for name, metric in LATENCY_METRICS.items() if metric.margin is not None)
 # Those whose tax over all rates is the study's verdict: medians, which few launches tell best.
 VERDICT_METRICS = ("ttft_p50", "tpot_p50")
-# The verdict metrics in a word.
-WORDS = {"ttft_p50": "TTFT", "tpot_p50": "TPOT"}
 # Those that figures and the tables of the report at one rate show.
 HEADLINE = ("ttft_p90", "tpot_p90")
 # Percentiles from here on are refused below `statistics.p99_min_samples` successes.
 FAR_TAIL = 99
+
+
+def judged_metrics(statistics: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the metrics whose tax over all rates is judged; the medians where none is named."""
+    return tuple(statistics.get("judged", VERDICT_METRICS))
+
+
+def word_of(metric: str) -> str:
+    """Return a metric in a word: TTFT for its median, TTFT p90."""
+    return LATENCY_METRICS[metric].label.removesuffix(" p50")
 
 
 def margin_of(margins: Mapping[str, float], metric: str) -> float:

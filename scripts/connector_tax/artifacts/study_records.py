@@ -406,6 +406,8 @@ class StatisticsSection(TypedDict):
     #: measured further, and their sum is the level of the whole
     looks: NotRequired[Annotated[list[Annotated[float, meta(gt=0, lt=0.2)]], meta(min_length=1)]]
     first_look: NotRequired[Annotated[int, meta(ge=2)]]  #: the blocks before the first look; 2
+    #: the metrics whose taxes over all rates are judged at the looks; absent: the medians
+    judged: NotRequired[Annotated[list[Identifier], meta(min_length=1, uniqueItems=True)]]
 
 
 class PriorSection(TypedDict):

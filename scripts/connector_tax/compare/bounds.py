@@ -102,7 +102,7 @@ def check(
         metric: one of METRICS.
         most: the bound, a fraction.
         confidence: of its interval.
-        looked: the study has interim analyses; what these judge keeps their intervals.
+        looked: interim analyses judge the metric; over all rates it keeps their intervals.
         mixture: returns the effect of a row at `confidence`; the t distribution that stands in
             the row is of the mixture at other levels.
     """
@@ -117,7 +117,7 @@ def check(
     if mixture is not None and row.method == MIXTURE:
         effect = mixture(row)
     undecided = replace(none, result=CANNOT_TELL, tax=row.estimate, lo=row.lo, hi=row.hi)
-    if looked and row.cell == ALL_RATES and row.metric in VERDICT_METRICS:
+    if looked and row.cell == ALL_RATES:
         lo, hi, decides = row.family_lo, row.family_hi, None
     elif not effect.repeats or effect.n_blocks < MIN_BLOCKS_FOR_VERDICT:
         lo, hi, decides = None, None, None

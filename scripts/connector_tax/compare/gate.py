@@ -16,6 +16,7 @@ from connector_tax import text
 from connector_tax.analysis.effect import Effect, Levels
 from connector_tax.analysis.looks import taxes_of_phase_a
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.metrics import judged_metrics
 from connector_tax.artifacts.names import ALL_RATES, REFERENCES
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.artifacts.tables import EffectRow
@@ -63,7 +64,8 @@ def checks_of(
     return [
         check(
             study.at(at if bound.metric else ALL_RATES, metric).get(config),
-            config, metric, bound.most, levels.wide, bool(study.looks), mixture,
+            config, metric, bound.most, levels.wide,
+            bool(study.looks) and metric in judged_metrics(study.settings["statistics"]), mixture,
         )
         for config, bound, metric in combinations
     ]  # fmt: skip

@@ -11,7 +11,12 @@ from difflib import SequenceMatcher
 
 from connector_tax import text
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.metrics import HEADLINE, LATENCY_METRICS, VERDICT_METRICS
+from connector_tax.artifacts.metrics import (
+    HEADLINE,
+    LATENCY_METRICS,
+    VERDICT_METRICS,
+    judged_metrics,
+)
 from connector_tax.artifacts.study_records import PhaseASection
 from connector_tax.artifacts.tables import POOLED, TAX
 from connector_tax.figures.tables import StudyTables
@@ -122,6 +127,8 @@ def latencies(study: StudyTables) -> list[Latency]:
         return value, lo, hi
 
     names = {item.id for item in study.connectors}
+    judged = judged_metrics(study.settings["statistics"])
+    order = list(dict.fromkeys((*MEDIANS_FIRST, *judged)))
     rows = [row for row in study.of(TAX, "A") if row.config in names and row.rate_rps is not None]
     found = [
         Latency(
@@ -130,9 +137,9 @@ def latencies(study: StudyTables) -> list[Latency]:
             level(row.config, row.cell, row.metric), row.difference,
         )
         for row in rows
-        if row.metric in MEDIANS_FIRST
+        if row.metric in order
     ]  # fmt: skip
-    return sorted(found, key=lambda one: (one.rate_rps, MEDIANS_FIRST.index(one.metric)))
+    return sorted(found, key=lambda one: (one.rate_rps, order.index(one.metric)))
 
 
 def ms(interval: Interval, *, signed: bool = False) -> str:

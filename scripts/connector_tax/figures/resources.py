@@ -11,7 +11,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from connector_tax import text
-from connector_tax.artifacts.metrics import LATENCY_METRICS, VERDICT_METRICS
+from connector_tax.artifacts.metrics import LATENCY_METRICS, judged_metrics
 from connector_tax.artifacts.names import ALL_RATES
 from connector_tax.artifacts.tables import DECODE, MIXED, POOLED, PREFILL, RESOURCE, EffectRow
 from connector_tax.artifacts.verdicts import COSTS, GAINS, JUDGED, LESS, in_words, less, sign_of
@@ -146,7 +146,7 @@ class Score:
 def scores(study: StudyTables) -> tuple[list[str], list[tuple[str, list[Score]]]]:
     """Return the headings, and each connector's label with a cell below each of them."""
     columns = {}
-    for metric in VERDICT_METRICS:
+    for metric in judged_metrics(study.settings["statistics"]):
         taxes = study.at(ALL_RATES, metric)
         own = [_latency(taxes.get(item.id)) for item in study.connectors]
         columns[LATENCY_METRICS[metric].label] = own
@@ -250,8 +250,9 @@ def scorecard(study: StudyTables) -> Figure:
     axes = figure.subplots()
     axes.set_axis_off()
     # The rest is shared by what the longest line of a heading takes.
-    rest = [max(8, *map(len, name.split(", "))) for name in names[len(VERDICT_METRICS) :]]
-    latency = [1.22] * len(VERDICT_METRICS)
+    judged = len(judged_metrics(study.settings["statistics"]))
+    rest = [max(8, *map(len, name.split(", "))) for name in names[judged:]]
+    latency = [1.22] * judged
     room = min(0.62 * len(rest), style.PAGE_IN - 1.3 - sum(latency))
     widths = [1.3, *latency, *(room * n / sum(rest) for n in rest)]
     starts = [sum(widths[:k]) for k in range(len(widths))]

@@ -17,7 +17,7 @@ from connector_tax.analysis.effect import MOST_BLOCKS, POWER
 from connector_tax.analysis.hypotheses import ABOUT
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.looks import LEFT_OUT, decided_in
-from connector_tax.artifacts.metrics import LATENCY_METRICS, VERDICT_METRICS
+from connector_tax.artifacts.metrics import LATENCY_METRICS, judged_metrics
 from connector_tax.artifacts.names import ALL_RATES, PLAIN
 from connector_tax.artifacts.stage_records import ConclusionRecord
 from connector_tax.artifacts.tables import POOLED, EffectRow
@@ -155,7 +155,7 @@ def limits(study: StudyTables) -> str:
 
 
 def _compared(study: StudyTables) -> list[Compared]:
-    taxes = [study.at(ALL_RATES, metric) for metric in VERDICT_METRICS]
+    taxes = [study.at(ALL_RATES, metric) for metric in judged_metrics(study.settings["statistics"])]
     return [
         (item.label, [rows[item.id] for rows in taxes if item.id in rows])
         for item in study.connectors
@@ -171,7 +171,7 @@ def _chosen(compared: Sequence[Compared], wanted: Callable[[EffectRow], object])
 def _dearest(proven: Sequence[Compared]) -> list[Compared]:
     """Return the configurations with the largest tax of a metric, and these taxes."""
     by_label: dict[str, list[EffectRow]] = {}
-    for metric in VERDICT_METRICS:
+    for metric in dict.fromkeys(row.metric for _, rows in proven for row in rows):
         taxes = [(row, label) for label, rows in proven for row in rows if row.metric == metric]
         if taxes:
             row, label = max(taxes, key=lambda tax: tax[0].estimate or 0)
