@@ -291,10 +291,21 @@ def test_terminal_prints_the_headline_of_the_report(
     full: StudyTables, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert answer.main(["--study", str(full.root / "study.json")]) == 0
-    said, *rows, _, _, report = capsys.readouterr().out.strip().splitlines()
+    said, *rows, load, _, _, report = capsys.readouterr().out.strip().splitlines()
     assert said.removeprefix("embedded (emulated): ") in text
     assert [row[:7] for row in rows[1:]] == [item.label[:7] for item in full.connectors]
     assert report == f"Report: {full.root / 'report.html'}"
+    assert load in text
+
+
+def test_load_and_costs_at_the_highest_rate_stand_beside_the_pooled_ones(
+    full: StudyTables,
+) -> None:
+    words = answer.load(full)
+    rates = full.settings["phase_a"]["rates_rps"]
+    assert words.startswith(f"Over {', '.join(f'{rate:g}' for rate in rates)} requests/s of ")
+    assert re.search(rf"At {max(rates):g}/s plain has TTFT [\d.]+ and TPOT [\d.]+ ms; over", words)
+    assert full.connectors[-1].label in words
 
 
 def test_every_cell_is_listed_with_its_checks(full: StudyTables, source: str, text: str) -> None:

@@ -17,10 +17,10 @@ from connector_tax.analysis.effect import MOST_BLOCKS, POWER
 from connector_tax.analysis.hypotheses import ABOUT
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.looks import LEFT_OUT, decided_in
-from connector_tax.artifacts.metrics import LATENCY_METRICS, judged_metrics
-from connector_tax.artifacts.names import ALL_RATES, PLAIN
+from connector_tax.artifacts.metrics import LATENCY_METRICS, judged_metrics, word_of
+from connector_tax.artifacts.names import ALL_RATES, PLAIN, cell_of_rate
 from connector_tax.artifacts.stage_records import ConclusionRecord
-from connector_tax.artifacts.tables import POOLED, EffectRow
+from connector_tax.artifacts.tables import POOLED, TAX, EffectRow
 from connector_tax.artifacts.verdicts import (
     CANNOT_TELL,
     JUDGED,
@@ -33,6 +33,7 @@ from connector_tax.artifacts.verdicts import (
 )
 from connector_tax.commands import run_command, study_parser
 from connector_tax.figures import resources
+from connector_tax.figures.compared import load_words, ms
 from connector_tax.figures.tables import StudyTables
 from connector_tax.figures.taxes import other_waits
 from connector_tax.foreign import printable
@@ -116,6 +117,31 @@ def answer(study: StudyTables) -> str:
     within = in_words(LESS, margins.pop()) if len(margins) == 1 else "less than the margin"
     named = f"{cheap[0]} costs" if len(cheap) == 1 else f"{len(cheap)} of {len(compared)} cost"
     return f"{first}; {named} {within}."
+
+
+def load(study: StudyTables) -> str:
+    """Return the load of the costs, and what stands beside them at the highest rate.
+
+    That is the baseline's latencies in ms, and each configuration's cost there, saturated or not.
+    """
+    sweep, metrics = study.settings["phase_a"], judged_metrics(study.settings["statistics"])
+    rate = max(sweep["rates_rps"])
+    cell = cell_of_rate(rate)
+    words = f"Over {load_words(sweep)}."
+    base = next((r for r in study.pooled if (r.config, r.cell) == (study.baseline, cell)), None)
+    if base is None or base.number(f"{metrics[0]}_ms") is None:
+        return words
+    levels = _joined(f"{word_of(m)} {ms((base.number(f'{m}_ms'), None, None))}" for m in metrics)
+    words += f" At {rate:g}/s {study.label(study.baseline)} has {levels} ms"
+    taxes = [row for row in study.of(TAX, "A") if row.cell == cell and row.estimate is not None]
+    costs_there = [
+        f"{item.label} {_joined(_tax(row) for row in own)}"
+        f"{' (saturated)' if any(row.mark for row in own) else ''}"
+        for item in study.connectors
+        if (own := [r for m in metrics for r in taxes if (r.config, r.metric) == (item.id, m)])
+    ]
+    over = f"; over it there: {', '.join(costs_there)}" if costs_there else ""
+    return f"{words}{over}."
 
 
 def notes(study: StudyTables) -> list[str]:
@@ -337,7 +363,12 @@ def _tell(arguments: argparse.Namespace) -> None:
         printable(f"\n{study.engine_label}: {answer(study)}"), soft_wrap=True, markup=False
     )
     console.print(shown, markup=False)
-    for words in (*notes(study), limits(study), f"Report: {study.root / paths.REPORT}"):
+    for words in (
+        load(study),
+        *notes(study),
+        limits(study),
+        f"Report: {study.root / paths.REPORT}",
+    ):
         console.print(printable(words), soft_wrap=True, markup=False, highlight=False)
 
 
