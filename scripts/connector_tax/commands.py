@@ -1,14 +1,21 @@
 """Share what every command on a study needs: the option `--study`, and status 2 for user errors."""
 
 import argparse
+import contextlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from connector_tax.artifacts import paths
 from connector_tax.files import ArtifactError
 from connector_tax.foreign import printable
+from connector_tax.linux import limited
+
+# What a command on an unpacked archive may use beyond its start; the shipped ones take a third.
+MEMORY_BYTES, MEMORY_BYTES_PER_BYTE = 1 << 30, 40
+CPU_S, CPU_S_PER_MB = 30.0, 10.0
 
 
 class AnsweringParser(argparse.ArgumentParser):
@@ -28,6 +35,27 @@ def study_parser(module: str, description: str | None) -> argparse.ArgumentParse
     return parser
 
 
+@contextlib.contextmanager
+def _limited_by_archive(study_file: Path | None) -> Iterator[None]:
+    """Bound memory and CPU time of a command on a study that was unpacked from an archive."""
+    origin = None if study_file is None else study_file.parent / paths.ORIGIN
+    if origin is None or not origin.is_file():
+        yield
+        return
+    *_, size = origin.read_text(encoding="utf-8").split()
+    archive_bytes = int(size) if size.isdecimal() else 0
+    cpu_s = CPU_S + CPU_S_PER_MB * archive_bytes / 1e6
+    message = (
+        f"{study_file}: its archive of {archive_bytes / 1e6:.1f} MB took more than {cpu_s:.0f} s of"
+        " CPU time; allowed: that much, so that no hostile one takes long"
+    )
+    try:
+        with limited(MEMORY_BYTES + MEMORY_BYTES_PER_BYTE * archive_bytes, cpu_s, message):
+            yield
+    except MemoryError:
+        raise ArtifactError(f"{study_file}: takes too much memory for its archive's size") from None
+
+
 def run_command(
     parser: argparse.ArgumentParser,
     argv: Sequence[str] | None,
@@ -44,7 +72,8 @@ def run_command(
     """
     arguments = parser.parse_args(argv)
     try:
-        return work(arguments) or 0
+        with _limited_by_archive(getattr(arguments, "study", None)):
+            return work(arguments) or 0
     except refusals as error:
         print(printable(f"{label}{error}"), file=sys.stderr)
         return 2

@@ -3,11 +3,15 @@
 import asyncio
 import contextlib
 import ctypes
+import math
 import os
 import platform
+import resource
 import signal
 import sys
-from collections.abc import Callable, Collection
+import time
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
 
 # A scheduler sends it to all of a job's processes, or the first, some time before the job's limit.
 WARNING = signal.SIGUSR1
@@ -50,6 +54,38 @@ def ignore_warning() -> None:
     Except what libuv starts (asyncio's subprocesses under uvloop): it sets all signals back.
     """
     signal.signal(WARNING, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def limited(memory_bytes: int, cpu_s: float, message: str) -> Iterator[None]:
+    """Bound what this process may use inside the block beyond what it has used.
+
+    More memory is a MemoryError. More CPU time ends the process with status 2.
+
+    Args:
+        message: printed at that end.
+    """
+
+    def give_up(*_: object) -> None:
+        print(message, file=sys.stderr, flush=True)
+        os._exit(2)
+
+    pages = int(Path("/proc/self/statm").read_text().split()[5])
+    most = {
+        resource.RLIMIT_DATA: pages * resource.getpagesize() + memory_bytes,
+        resource.RLIMIT_CPU: math.ceil(time.process_time() + cpu_s),
+    }
+    before = {kind: resource.getrlimit(kind) for kind in most}
+    handler = signal.signal(signal.SIGXCPU, give_up)
+    try:
+        for kind, (_, hard) in before.items():
+            unlimited = hard == resource.RLIM_INFINITY
+            resource.setrlimit(kind, (most[kind] if unlimited else min(most[kind], hard), hard))
+        yield
+    finally:
+        for kind, limits in before.items():
+            resource.setrlimit(kind, limits)
+        signal.signal(signal.SIGXCPU, handler)
 
 
 def sharpen_timers() -> None:

@@ -139,3 +139,38 @@ def test_small_bomb_is_refused_in_bounded_time_and_memory(tmp_path: Path, what: 
     assert len(told) < 10_000
     assert int(memory_kib) < MEMORY_KIB
     assert [*out.parent.iterdir()] == []
+
+
+WORK = """
+import sys
+import numpy as np
+from connector_tax import commands
+commands.CPU_S = 0.2
+def endless(_):
+    while True:
+        pass
+def large(_):
+    np.ones(1 << 28)
+def small(_):
+    print("done")
+parser = commands.study_parser("x", "")
+sys.exit(commands.run_command(parser, sys.argv[2:], globals()[sys.argv[1]]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("work", "status", "message"),
+    [
+        ("endless", 2, "study.json: its archive of 0.0 MB took more than 0 s of CPU time; allowed"),
+        ("large", 2, "study.json: takes too much memory for its archive's size\n"),
+        ("small", 0, "done\n"),
+    ],
+)
+def test_command_on_an_unpacked_archive_is_bounded_by_its_size(
+    tmp_path: Path, work: str, status: int, message: str
+) -> None:
+    (tmp_path / paths.ORIGIN).write_text("0123  an archive.tar.zst 123\n")
+    command = [sys.executable, "-c", WORK, work, "--study", str(tmp_path / "study.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == status, done
+    assert message in done.stdout + done.stderr

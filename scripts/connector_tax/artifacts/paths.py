@@ -25,6 +25,8 @@ LOOKS = "looks.json"
 ARGUMENTS = "ab.json"
 # Of a study that sends a file's requests: those lines that it may send.
 TRAFFIC = "traffic.jsonl"
+# Beside what was unpacked: SHA-256, name and bytes of its archive.
+ORIGIN = "archive.sha256"
 ANALYSIS = "analysis"
 FIGURES = "figures"
 REPORT = "report.html"

@@ -45,11 +45,9 @@ from connector_tax.files import (
 
 FORMAT = "connector-tax archive 4"
 HEADER = "archive.json"
-# Beside what was unpacked: of which archive it is.
-ORIGIN = "archive.sha256"
 README, VERIFY, PUBLISHED = "README.md", "verify.py", "published"
 # What lies beside a study that was unpacked.
-BESIDE = (HEADER, ORIGIN, README, VERIFY, PUBLISHED)
+BESIDE = (HEADER, paths.ORIGIN, README, VERIFY, PUBLISHED)
 REQUIRED = (
     paths.STUDY, paths.ENVIRONMENT, paths.ENV_TEXT, paths.REFERENCE_RATES, paths.MANIFEST,
     paths.SEALS, README,
@@ -65,7 +63,7 @@ SINGLE = (
 )
 FOLDERS = (paths.PREFLIGHT, paths.PATCH, paths.RUNS, PUBLISHED)
 MADE_BY_REPLOT = (
-    ORIGIN, paths.ANALYSIS, paths.FIGURES, paths.REPORT, paths.AUDIT, paths.LOGS
+    paths.ORIGIN, paths.ANALYSIS, paths.FIGURES, paths.REPORT, paths.AUDIT, paths.LOGS
 )  # fmt: skip
 TABLES = tuple(f"tables/{kind}" for kind in paths.ALL_LOGS)
 # What `connector-tax remeasure --all` keeps of an earlier design.
@@ -375,7 +373,8 @@ def unpack(archive: Path, target: Path) -> ArchiveHeader:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(data)
                 path.chmod(_mode(name))
-            write_text(folder / ORIGIN, f"{sha256_file(archive)}  {archive.name}\n")
+            size = archive.stat().st_size
+            write_text(folder / paths.ORIGIN, f"{sha256_file(archive)}  {archive.name} {size}\n")
             if target.exists():
                 shutil.rmtree(target)
             folder.rename(target)

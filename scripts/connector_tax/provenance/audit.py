@@ -34,7 +34,7 @@ from connector_tax.files import (
     write_json,
 )
 from connector_tax.foreign import printable
-from connector_tax.provenance.archive import BESIDE, HEADER, MADE_BY_REPLOT, ORIGIN, PUBLISHED
+from connector_tax.provenance.archive import BESIDE, HEADER, MADE_BY_REPLOT, PUBLISHED
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, PASS, Ledger
 from connector_tax.provenance.launches import check_launches
 from connector_tax.provenance.manifest import (
@@ -331,7 +331,7 @@ def check_archive(root: Path, manifest: Path, ledger: Ledger) -> None:
     ledger.check("archive", "files", _unpacked(root, header["files"]), "every hash as listed")
     text = manifest.read_text(encoding="utf-8") if manifest.is_file() else ""
     told = named(section_of(text, header["study"]), "Archive")
-    own = (root / ORIGIN).read_text(encoding="utf-8").split()[0]
+    own = (root / paths.ORIGIN).read_text(encoding="utf-8").split()[0]
     wrong = [] if told == own else [f"sha256 is {own}, {manifest.name} names {told}"]
     doubt = "" if told else f"{manifest.name} names no archive of study {header['study']}"
     ledger.check("archive", "file", wrong, f"the one {manifest.name} names", doubt)
