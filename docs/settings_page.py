@@ -34,13 +34,13 @@ def summary(matrix: Matrix) -> str:
     merged: dict[tuple[str, ...], list[str]] = {}
     for connector, cells in outcomes.items():
         merged.setdefault(tuple(cells), []).append(connector)
-    own = [plains[model]["capacity"][0] for model in models]
+    capacities = [plains[model]["capacity"][0] for model in models]
     lines = [
         ["", *models],
         ["---"] * (len(models) + 1),
-        ["tokens", *(f"{entry['length']:,}" for entry in own)],
-        ["plain: blocks", *(f"{entry['blocks']:,}" for entry in own)],
-        ["plain: requests at once", *(text.number(entry["requests"], 2) for entry in own)],
+        ["tokens", *(f"{entry['length']:,}" for entry in capacities)],
+        ["plain: blocks", *(f"{entry['blocks']:,}" for entry in capacities)],
+        ["plain: requests at once", *(text.number(entry["requests"], 2) for entry in capacities)],
         *([", ".join(names), *cells] for cells, names in merged.items()),
     ]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -52,9 +52,9 @@ def _outcome(row: Row, plain: Row) -> str:
         return f"**refuses: {needed[1]} GiB needed**" if needed else "**refuses**"
     if row["capacity"] == plain["capacity"]:
         return "same"
-    own, usual = row["capacity"][0], plain["capacity"][0]
-    share = text.signed(100 * (own["requests"] / usual["requests"] - 1), 0)
-    return f"**{own['blocks']:,}; {text.number(own['requests'], 2)} ({share}%)**"
+    capacity, usual = row["capacity"][0], plain["capacity"][0]
+    share = text.signed(100 * (capacity["requests"] / usual["requests"] - 1), 0)
+    return f"**{capacity['blocks']:,}; {text.number(capacity['requests'], 2)} ({share}%)**"
 
 
 def versions(records: Mapping[str, Record]) -> str:
@@ -90,20 +90,20 @@ def _of_version(record: Record) -> list[str]:
     return [*cells, "on" if plain["async_scheduling"] else "off"]
 
 
-def _manager(default: Row | None, asked: Row | None) -> str:
+def _manager(default: Row | None, requested: Row | None) -> str:
     """Return whether the manager is on with a connector, and what the flag that asks for it does.
 
     Args:
         default: without the flag; None where the version does not register the connector.
         asked: with the flag.
     """
-    if default is None or asked is None:
+    if default is None or requested is None:
         return text.DASH
     if default["settings"].get("hybrid_manager", True):
         return "on"
-    if asked["state"] == REFUSES:
+    if requested["state"] == REFUSES:
         return "off; flag refused"
-    ignored = asked["settings"].get("hybrid_manager", True) is False
+    ignored = requested["settings"].get("hybrid_manager", True) is False
     return "off; flag ignored" if ignored else "off; on with flag"
 
 

@@ -48,9 +48,7 @@ def answer(verdict: str, root: Path) -> Answer:
 
 
 @pytest.mark.parametrize("bounds", [[], [Bound(0.05)], [Bound(0.5, "ttft_p50")]])
-def test_a_server_that_fell_behind_gets_no_verdict_whatever_the_bound(
-    bounds: list[Bound], tmp_path: Path
-) -> None:
+def test_saturated_server_gets_no_verdict_at_any_bound(bounds: list[Bound], tmp_path: Path) -> None:
     said = answer(MARKED, tmp_path)
     line = "candidate: TTFT +20.0% [+10.0, +30.0] no verdict: a server fell behind this rate"
     assert said.text().splitlines()[0] == line
@@ -63,7 +61,7 @@ def test_a_server_that_fell_behind_gets_no_verdict_whatever_the_bound(
     assert costs.text().splitlines()[0] == line
 
 
-def test_where_every_cell_is_void_there_is_no_number_and_a_reason(tmp_path: Path) -> None:
+def test_answer_without_a_valid_cell_has_no_number_and_a_reason(tmp_path: Path) -> None:
     def launch(name: str, *cells: tuple[str, str | None]) -> Any:
         entries = [SimpleNamespace(status=status, reason=reason) for status, reason in cells]
         return SimpleNamespace(configuration=name, status="done", cells=entries)
@@ -85,7 +83,7 @@ def test_where_every_cell_is_void_there_is_no_number_and_a_reason(tmp_path: Path
     assert replace(none, void={"baseline": "busy"}).text().splitlines()[0] == line
 
 
-def test_besides_names_what_differs_corrected_for_the_number_of_resources(tmp_path: Path) -> None:
+def test_besides_line_names_resources_with_adjusted_p(tmp_path: Path) -> None:
     def said(*rows: tuple[str, float, float]) -> str:
         taken: Any = [
             SimpleNamespace(config="candidate", metric=metric, p=p, difference=(difference, 0, 1))
@@ -109,7 +107,7 @@ def test_progress_keeps_the_parts_that_fit_the_terminal(width: int) -> None:
     assert ("TPOT +9.4%" in line) is (width >= 52)
 
 
-def test_the_line_is_cut_to_the_terminals_width(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_line_fits_the_terminal_width(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 30, 0, 0))
     with os.fdopen(theirs, "w") as terminal:

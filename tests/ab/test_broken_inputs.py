@@ -82,7 +82,7 @@ RUNNING = {"--baseline": None, "--candidate": None, "--baseline-url": f"{NOWHERE
         ({**RUNNING, "--ca-file": "absent"}, "--ca-file and --insecure need an https URL"),
     ],
 )
-def test_a_wrong_command_line_is_refused_with_a_line(
+def test_bad_arguments_are_refused_with_one_line(
     changed: dict[str, str | None],
     words: str,
     capsys: pytest.CaptureFixture[str],
@@ -107,7 +107,7 @@ def test_a_wrong_command_line_is_refused_with_a_line(
     assert len(said.splitlines()) == 1
 
 
-def test_a_variable_before_a_command_is_no_name() -> None:
+def test_assignment_before_a_command_is_not_a_candidate_name() -> None:
     options = parse(["--baseline", "Level=1 serve {port}", "--candidate", "LEVEL=1 serve {port}",
                      "--rate", "1", "--shape", "8x8"])  # fmt: skip
     assert options.candidate == [("candidate", "LEVEL=1 serve {port}")]
@@ -123,7 +123,7 @@ def test_a_variable_before_a_command_is_no_name() -> None:
         ("serve 'a|b' \"c;d\" {port}", ["serve", "a|b", "c;d", "{port}"]),
     ],
 )
-def test_variables_are_expanded_as_a_shell_does(
+def test_variables_are_expanded_like_in_a_shell(
     line: str, words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DIR", "/a b")
@@ -136,7 +136,7 @@ def test_variables_are_expanded_as_a_shell_does(
     assert (name, split_command(candidate)) == ("x", words)
 
 
-def test_candidates_may_have_the_names_of_a_studys_configurations() -> None:
+def test_candidate_may_be_named_like_a_configuration() -> None:
     names = ["plain", "nixl_both", "offloading"]
     servers = [part for name in names for part in ("--candidate", f"{name}=serve {{port}}")]
     options = parse(["--baseline", "run {port}", *servers, "--rate", "1", "--shape", "8x8"])
@@ -177,7 +177,7 @@ def test_candidates_may_have_the_names_of_a_studys_configurations() -> None:
         ),
     ],
 )
-def test_a_server_that_cannot_be_measured_is_named(
+def test_server_that_cannot_be_measured_is_named(
     tmp_path: Path, further: list[str], changed: dict[str, str], words: str
 ) -> None:
     done = Ab(tmp_path, *further, **changed).run()
@@ -187,7 +187,7 @@ def test_a_server_that_cannot_be_measured_is_named(
     assert gone(tmp_path, timeout_s=2) == []
 
 
-def test_ctrl_c_while_a_server_is_asked_leaves_nothing_running(tmp_path: Path) -> None:
+def test_ctrl_c_during_the_server_checks_leaves_no_process(tmp_path: Path) -> None:
     command = Ab(tmp_path)
     with command.start(subprocess.PIPE) as process:
         assert process.stderr is not None
@@ -203,7 +203,7 @@ def test_ctrl_c_while_a_server_is_asked_leaves_nothing_running(tmp_path: Path) -
     assert gone(tmp_path, timeout_s=2) == []
 
 
-def test_fewer_minutes_than_three_blocks_take_are_told_before_the_first(tmp_path: Path) -> None:
+def test_warning_before_the_first_block_if_minutes_do_not_fit_three(tmp_path: Path) -> None:
     command = Ab(tmp_path)
     at = command.command.index("--blocks")
     command.command[at : at + 2] = ["--minutes", "0.01"]
@@ -220,7 +220,7 @@ def test_fewer_minutes_than_three_blocks_take_are_told_before_the_first(tmp_path
     assert gone(tmp_path, timeout_s=2) == []
 
 
-def test_a_file_in_the_place_of_the_studys_folder_is_named(tmp_path: Path) -> None:
+def test_file_in_place_of_the_study_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "mine").touch()
     done = Ab(tmp_path).run()
@@ -228,7 +228,7 @@ def test_a_file_in_the_place_of_the_studys_folder_is_named(tmp_path: Path) -> No
     assert done.stderr == "ab: results/mine is no folder; give this comparison another --name\n"
 
 
-def test_other_arguments_under_the_same_name_are_refused(tmp_path: Path) -> None:
+def test_different_arguments_under_one_name_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "results" / "mine"
     folder.mkdir(parents=True)
     (folder / "ab.json").write_text('{"rate": [4.0]}')

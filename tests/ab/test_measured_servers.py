@@ -28,7 +28,7 @@ def cells(command: Ab) -> dict[str, str]:
     return {str(path): sha256_file(path) for path in paths}
 
 
-def test_what_a_dead_server_and_ctrl_c_leave_is_carried_on_by_the_same_command(
+def test_same_command_resumes_after_a_dead_server_and_ctrl_c(
     tmp_path: Path,
 ) -> None:
     command, log = Ab(tmp_path), tmp_path / "log"
@@ -101,7 +101,7 @@ def engine(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
             process.kill()
 
 
-def test_running_servers_are_compared_left_alone_and_archived(tmp_path: Path) -> None:
+def test_running_servers_are_compared_not_stopped_and_archived(tmp_path: Path) -> None:
     with engine() as (plain, baseline), engine("--configuration", "nixl_both") as (dear, candidate):
         done = Ab(tmp_path, "--json", baseline=baseline, candidate=f"dear={candidate}").run()
         assert done.returncode == 0, done.stdout + done.stderr

@@ -35,15 +35,17 @@ NIXL = ' --kv-transfer-config {"kv_connector":"NixlConnector","kv_role":"kv_both
         ("old/bin/" + SERVE, "new/bin/" + SERVE, "new/bin/vllm"),
     ],
 )
-def test_a_candidate_is_called_by_what_differs(baseline: str, candidate: str, label: str) -> None:
+def test_candidate_is_named_by_the_words_that_differ(
+    baseline: str, candidate: str, label: str
+) -> None:
     assert label_of(split_command(baseline), split_command(candidate)) == label
 
 
-def test_a_long_difference_is_cut() -> None:
+def test_long_name_of_a_candidate_is_truncated() -> None:
     assert len(label_of(["serve"], ["serve", "--option", "x" * 100])) == 40
 
 
-def test_words_are_marked_in_their_place_alone() -> None:
+def test_only_words_that_differ_in_place_are_marked() -> None:
     marked = marked_words(["a", "--x", "1", "--y", "1"], ["a", "--x", "1", "--y", "2"])
     assert marked == [("a", False), ("--x", False), ("1", False), ("--y", False), ("1", True)]
 
@@ -61,7 +63,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> StudyTables:
     return StudyTables(root / "study.json")
 
 
-def test_commands_load_and_machine_are_said(study: StudyTables) -> None:
+def test_page_lists_commands_load_and_machine(study: StudyTables) -> None:
     said = dict(commands(study))
     assert [word for word, other in said["NIXL both"] if other] == NIXL.split()
     assert not any(other for _, other in said["plain"])
@@ -70,7 +72,7 @@ def test_commands_load_and_machine_are_said(study: StudyTables) -> None:
     assert words["measured"].endswith("requests")
 
 
-def test_milliseconds_are_those_of_the_tables(study: StudyTables) -> None:
+def test_milliseconds_equal_the_tables(study: StudyTables) -> None:
     found = [one for one in latencies(study) if one.config == "nixl_both"]
     assert found[0].metric == "ttft_p50"
     for one in found:
@@ -82,7 +84,7 @@ def test_milliseconds_are_those_of_the_tables(study: StudyTables) -> None:
         assert one.base[0] == pooled.number(f"{one.metric}_ms")
 
 
-def test_markdown_has_the_commands_and_every_latency(study: StudyTables) -> None:
+def test_markdown_lists_commands_and_every_latency(study: StudyTables) -> None:
     page = markdown(study, ["NIXL both: costs"])
     assert "- NIXL both: costs" in page
     assert "**--kv-transfer-config**" in page

@@ -82,7 +82,7 @@ def _texts(figure: Figure | Axes) -> list[str]:
         ("fig3_throughput", "effective_throughput_rps"),
     ],
 )
-def test_rate_figures_plot_the_pooled_value_of_every_cell(
+def test_rate_figures_plot_the_pooled_value_of_each_cell(
     tmp_path: Path, name: str, field: str
 ) -> None:
     study, figure = _drawn(tmp_path, Design(void=VOID, skipped=SKIPPED), name)
@@ -101,7 +101,7 @@ def test_rate_figures_plot_the_pooled_value_of_every_cell(
     assert ">skipped: NIXL is not installed<" in drawn
 
 
-def test_the_knee_is_the_lowest_saturated_rate_and_stands_beside_what_fired(tmp_path: Path) -> None:
+def test_knee_is_the_lowest_saturated_rate_with_its_criteria(tmp_path: Path) -> None:
     design = Design(rates_rps=(0.5, 1, 2, 4, 8))
     study, figure = _drawn(tmp_path, design, "fig3_throughput")
     beside = [text.get_text() for text in figure.axes[2].texts if text.get_text() in ("8", ">8")]
@@ -136,7 +136,7 @@ def test_tax_bars_carry_both_references_with_intervals_band_and_gap(tmp_path: Pa
     assert "skipped: NIXL" in texts
 
 
-def test_one_reference_rate_gives_one_bar_per_configuration(tmp_path: Path) -> None:
+def test_tax_bars_have_one_bar_per_configuration_with_one_reference_rate(tmp_path: Path) -> None:
     _, figure = _drawn(tmp_path, Design(ref_load=4), "fig4_tax_bars")
     assert [line for line, _ in _bars(figure.axes[0])] == [*range(7)]
 
@@ -156,7 +156,7 @@ def test_heat_maps_mark_cells_whose_interval_includes_zero(tmp_path: Path) -> No
         assert len(marked) == (9 if item.id == study.aa else 0)
 
 
-def test_the_step_cdf_holds_every_point_and_names_who_has_none(tmp_path: Path) -> None:
+def test_step_cdf_plots_every_point_and_names_configurations_without_steps(tmp_path: Path) -> None:
     study, figure = _drawn(tmp_path, Design(skipped=SKIPPED), "fig6_step_cdf")
     for item, curve in zip(study.configurations, figure.axes[0].lines, strict=False):
         own = sorted(p.step_duration_us for p in study.step_cdf if p.config == item.id)
@@ -208,7 +208,7 @@ def test_one_block_is_drawn_without_intervals(tmp_path: Path) -> None:
     assert ">+630<" in _svg(tmp_path, study, "fig6_step_cdf")
 
 
-def test_without_a_connector_no_step_is_split(tmp_path: Path) -> None:
+def test_step_decomposition_is_absent_without_a_connector(tmp_path: Path) -> None:
     study = StudyTables(write_study(tmp_path / "s"))
     study.unconnected.add("lmcache_only")
     figure = draw(study, "fig7_decomposition").figure
@@ -217,7 +217,7 @@ def test_without_a_connector_no_step_is_split(tmp_path: Path) -> None:
     assert f"no connector, so not split: {study.label('lmcache_only')}" in _texts(figure)
 
 
-def test_what_is_below_zero_stands_left_of_it(tmp_path: Path) -> None:
+def test_negative_parts_are_drawn_left_of_zero(tmp_path: Path) -> None:
     study_file = write_study(tmp_path / "s")
 
     def negative(table: list[dict[str, str]]) -> None:
@@ -230,7 +230,7 @@ def test_what_is_below_zero_stands_left_of_it(tmp_path: Path) -> None:
     assert (left.get_x(), left.get_width()) == (0, -50)
 
 
-def test_a_study_without_a_no_op_is_split_into_hooks_and_the_rest(tmp_path: Path) -> None:
+def test_step_without_a_no_op_is_split_into_hooks_and_rest(tmp_path: Path) -> None:
     design = Design(skipped={"noop_connector": "gate failed"})
     study, figure = _drawn(tmp_path, design, "fig7_decomposition")
     lines = [line for line, _ in _bars(figure.axes[0])]
@@ -251,7 +251,7 @@ def test_a_study_without_a_no_op_is_split_into_hooks_and_the_rest(tmp_path: Path
         ("fig9_forest", Design(ref_safe=3, ref_load=3), "ref_safe, 3 req/s, is not a rate of"),
     ],
 )
-def test_a_picture_that_cannot_be_drawn_says_why(
+def test_figure_without_data_gives_a_reason(
     tmp_path: Path, name: str, design: Design, said: str
 ) -> None:
     study = StudyTables(write_study(tmp_path / "s", design))
@@ -272,12 +272,12 @@ def test_the_sum_of_the_parts_has_the_conservative_interval(tmp_path: Path) -> N
     assert dotted == pytest.approx([0.7 * whole, 1.3 * whole])
 
 
-def test_no_sum_without_both_parts(tmp_path: Path) -> None:
+def test_sum_is_absent_without_both_parts(tmp_path: Path) -> None:
     _, figure = _drawn(tmp_path, Design(void=VOID), "fig8_additivity")
     assert "missing: a part has no" in " ".join(_texts(figure.axes[0]))
 
 
-def test_the_forest_shows_the_prior_beside_the_measurement(tmp_path: Path) -> None:
+def test_forest_plot_shows_prior_and_measurement(tmp_path: Path) -> None:
     study, figure = _drawn(tmp_path, Design(), "fig9_forest")
     priors = {
         study.compared[line.get_ydata()[0]].id: line.get_xdata()[0]
@@ -305,7 +305,7 @@ OVERLOADED = {
     # Two metrics, at one rate or two; the stack's sum has a marked part.
     [("fig4_tax_bars", 4), ("fig5_shape_heatmap", 1), ("fig8_additivity", 4), ("fig9_forest", 2)],
 )
-def test_a_tax_of_survivors_carries_its_mark(tmp_path: Path, name: str, count: int) -> None:
+def test_tax_with_survivorship_is_marked_in_figures(tmp_path: Path, name: str, count: int) -> None:
     _, figure = _drawn(tmp_path, Design(overloaded=OVERLOADED), name)
     sizes = [line.get_markersize() for axes in figure.axes for line in axes.lines]
     circled = [text for axes in figure.axes for text in axes.texts if "▽" in text.get_text()]
@@ -316,7 +316,7 @@ def test_a_tax_of_survivors_carries_its_mark(tmp_path: Path, name: str, count: i
 
 
 @pytest.mark.parametrize("name", ["fig4_tax_bars", "fig5_shape_heatmap", "fig8_additivity"])
-def test_one_block_is_said_to_have_no_intervals(tmp_path: Path, name: str) -> None:
+def test_figures_of_one_block_state_that_intervals_are_missing(tmp_path: Path, name: str) -> None:
     _, figure = _drawn(tmp_path, Design(blocks=1), name)
     assert [end for axes in figure.axes for end in _intervals(axes)] == []
     words = _words(figure)
@@ -338,7 +338,7 @@ def test_resources_are_plotted_as_differences_with_their_noise(tmp_path: Path) -
     assert "missing" in texts
 
 
-def test_resources_that_no_launch_recorded_are_said_to_be_absent(tmp_path: Path) -> None:
+def test_resources_without_records_are_stated_as_absent(tmp_path: Path) -> None:
     study_file = write_study(tmp_path / "s")
     path = study_file.parent / "analysis" / "effects.csv"
     missing = {
@@ -354,7 +354,7 @@ def test_resources_that_no_launch_recorded_are_said_to_be_absent(tmp_path: Path)
     ("values", "scale"),
     [([0.1, 0.4], "linear"), ([-0.5, 2.4], "function"), ([-1.9, 2.4], "linear")],
 )
-def test_a_scale_holds_all_taxes_and_differences_of_taxes(values: list[float], scale: str) -> None:
+def test_tax_scale_contains_all_taxes_and_differences(values: list[float], scale: str) -> None:
     """A no-op connector of +240 % beside a connector of +50 %: the difference is -190 points."""
     _, axes = plt.subplots()
     rows.tax_scale(axes, values)
@@ -364,13 +364,13 @@ def test_a_scale_holds_all_taxes_and_differences_of_taxes(values: list[float], s
     plt.close()
 
 
-def test_a_number_that_rounds_to_zero_has_no_sign() -> None:
+def test_number_that_rounds_to_zero_has_no_sign() -> None:
     assert size(-0.04, -0.4, 12.0) == "0 [0, +12]"
     assert number(-0.001) == "0.00"
     assert size(0.04, -0.4, 1.2) == "0.0 [−0.4, +1.2]"
 
 
-def test_the_scorecard_marks_what_takes_much_of_a_column_and_of_plain(tmp_path: Path) -> None:
+def test_scorecard_marks_large_values_of_a_column_relative_to_plain(tmp_path: Path) -> None:
     study = StudyTables(write_study(tmp_path / "s", Design()))
     named, lines = scores(study)
     marked = {name: [label for label, cells in lines if cells[k].kind == COSTS]
@@ -412,7 +412,7 @@ def test_scorecard_marks_fewer_kv_blocks_and_names_requests_where_a_longest_is_k
     assert capacities()["Mooncake both"] == ("not recorded", LOST)
 
 
-def test_beside_an_emulated_device_the_scorecard_has_what_it_waits_for(tmp_path: Path) -> None:
+def test_scorecard_of_an_emulated_device_has_exposed_time(tmp_path: Path) -> None:
     study = StudyTables(write_study(tmp_path / "s", Design()))
 
     def waited(rows: list[dict[str, str]]) -> None:

@@ -113,7 +113,7 @@ def test_each_figure_has_two_files_and_says_what_engine_it_shows(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_text_leaves_the_figure_and_no_two_texts_overlap(
+def test_texts_stay_inside_the_figure_and_do_not_overlap(
     pictures: dict[str, Picture], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     picture = pictures[name]
@@ -142,13 +142,13 @@ def test_figures_fit_a_column_and_the_scorecard_a_page(pictures: dict[str, Pictu
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_smallest_text_can_be_read(pictures: dict[str, Picture], name: str) -> None:
+def test_smallest_text_has_a_readable_size(pictures: dict[str, Picture], name: str) -> None:
     artists = pictures[name].figure.findobj(Text)
     texts = [text for text in artists if isinstance(text, Text) and text.get_text()]
     assert min(float(text.get_fontsize()) for text in texts) >= 6.5
 
 
-def test_a_hostile_label_stays_text(tmp_path: Path) -> None:
+def test_hostile_label_is_drawn_as_text(tmp_path: Path) -> None:
     study = StudyTables(write_study(tmp_path / "s", DESIGNS["overloaded_and_hostile"]))
     style.save(draw(study, "fig9_forest"), tmp_path, "fig9_forest")
     drawn = tmp_path / "fig9_forest.svg"
@@ -157,7 +157,7 @@ def test_a_hostile_label_stays_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("emulated", [True, False])
-def test_the_engine_stands_in_bold_in_the_last_line(tmp_path: Path, emulated: bool) -> None:
+def test_last_line_of_a_figure_names_the_engine_in_bold(tmp_path: Path, emulated: bool) -> None:
     design = Design(engine_label="real vLLM, GPU", emulated=emulated)
     study = StudyTables(write_study(tmp_path / "s", design))
     engines = [
@@ -168,7 +168,7 @@ def test_the_engine_stands_in_bold_in_the_last_line(tmp_path: Path, emulated: bo
     assert engines == [("EMULATED, not vLLM" if emulated else "real vLLM, GPU", "bold")]
 
 
-def test_any_number_of_configurations_has_marks_that_differ() -> None:
+def test_marks_differ_for_any_number_of_configurations() -> None:
     known = [*DESIGN_MARKS.values(), *SPARE_MARKS]
     assert len({mark.color for mark in known}) == len({mark.marker for mark in known}) == len(known)
     assert {mark.marker for mark in known}.isdisjoint({"x", "X"})  # x is the saturation mark
@@ -189,7 +189,7 @@ def content(path: Path) -> bytes:
 
 
 @pytest.mark.workflow
-def test_same_inputs_give_the_same_bytes_in_another_process(tmp_path: Path) -> None:
+def test_figures_are_byte_identical_across_processes(tmp_path: Path) -> None:
     study_file = write_study(tmp_path / "s", DESIGNS["one_block"])
     command = [sys.executable, "-c", DRAW_ALL, str(study_file)]
     # This process has another seed.
@@ -211,7 +211,7 @@ def test_same_inputs_give_the_same_bytes_in_another_process(tmp_path: Path) -> N
         (",r0.5,0.5,", ",r0.5,nan,", "rate_rps: 'nan'; allowed"),
     ],
 )
-def test_a_broken_table_is_refused_with_its_place(
+def test_broken_table_is_refused_with_file_and_line(
     tmp_path: Path, old: str, new: str, message: str
 ) -> None:
     write_study(tmp_path / "s")
@@ -232,7 +232,7 @@ def test_missing_table_is_named_and_nothing_is_drawn(tmp_path: Path) -> None:
     assert not (tmp_path / "s" / "figures").exists()
 
 
-def test_every_figure_is_drawn_from_what_the_analysis_writes(audited: Path) -> None:
+def test_every_figure_is_drawn_from_analysis_tables(audited: Path) -> None:
     for name in NAMES:
         drawn = audited / "results" / "synthetic" / "figures" / f"{name}.svg"
         assert style.absent_because(drawn.read_bytes()) == ""

@@ -58,7 +58,7 @@ SCHEDULED, EXECUTED = "async_scheduling", "executor"
          ["none is hidden", "lies in the engine step"], ["the GPU", "Model runner"]),
     ],
 )  # fmt: skip
-def test_what_is_said_follows_what_was_recorded(
+def test_span_explanations_follow_the_recorded_settings(
     root: Path, device: str, settings: dict[str, str], said: list[str], unsaid: list[str]
 ) -> None:
     study = study_with(root, device, settings)
@@ -74,7 +74,7 @@ def test_what_is_said_follows_what_was_recorded(
         (SCHEDULED, "true", "false", "Synchronous instead: {}."),
     ],
 )
-def test_a_configuration_that_was_served_in_another_way_is_named(
+def test_span_explanations_name_configurations_with_other_settings(
     root: Path, setting: str, mine: str, other: str, said: str
 ) -> None:
     row = {"config": "noop_connector", "setting": setting, "value": other, "differs": True}
@@ -83,7 +83,7 @@ def test_a_configuration_that_was_served_in_another_way_is_named(
     assert named in f"{steps.hidden(study)} {steps.placed(study)}"
 
 
-def test_of_the_embedded_engine_nothing_is_said(root: Path) -> None:
+def test_span_explanations_are_absent_for_the_embedded_engine(root: Path) -> None:
     study = study_with(root, "cuda", {"async_scheduling": "true"})
     del study.settings["engine"]["device"]
     assert (steps.hidden(study), steps.placed(study)) == ("", "")

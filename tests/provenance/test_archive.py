@@ -163,7 +163,7 @@ def test_a_damaged_archive_is_refused(packed: Path, tmp_path: Path, what: str) -
     assert_refused(path, tmp_path / "here", message)
 
 
-def test_every_cut_is_noticed(packed: Path, tmp_path: Path) -> None:
+def test_truncated_archive_is_detected_at_every_length(packed: Path, tmp_path: Path) -> None:
     data = packed.read_bytes()
     path = tmp_path / "bad.tar.zst"
     for length in range(1, len(data), len(data) // 40):
@@ -189,7 +189,7 @@ def test_data_behind_the_tar_is_refused(
     assert_refused(path, tmp_path / "here", message)
 
 
-def test_secret_in_a_text_is_not_packed_and_its_place_is_named(
+def test_text_with_a_secret_is_not_packed_and_its_place_is_named(
     audited: Path, tmp_path: Path
 ) -> None:
     root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
@@ -200,7 +200,7 @@ def test_secret_in_a_text_is_not_packed_and_its_place_is_named(
     assert "hunter2" not in str(refused.value)
 
 
-def test_a_killed_unpack_leaves_nothing(packed: Path, tmp_path: Path) -> None:
+def test_killed_unpack_leaves_no_folder(packed: Path, tmp_path: Path) -> None:
     pipe, target = tmp_path / "archive.tar.zst", tmp_path / "replot" / "x"
     os.mkfifo(pipe)
     command = [sys.executable, "-m", "connector_tax.provenance.pack", "unpack"]
@@ -219,7 +219,7 @@ def test_a_killed_unpack_leaves_nothing(packed: Path, tmp_path: Path) -> None:
     assert list(target.parent.iterdir()) == []
 
 
-def test_a_bomb_is_refused_before_it_fills_the_disk(packed: Path, tmp_path: Path) -> None:
+def test_archive_bomb_is_refused_before_it_fills_the_disk(packed: Path, tmp_path: Path) -> None:
     def edit(_: Members, header: dict[str, Any]) -> None:
         for number in range(20):
             header["files"][f"runs/zeros{number}"] = {"bytes": 50_000_000, "sha256": "0" * 64}
@@ -229,7 +229,9 @@ def test_a_bomb_is_refused_before_it_fills_the_disk(packed: Path, tmp_path: Path
 
 
 @pytest.mark.long
-def test_the_same_study_gives_the_same_bytes(audited: Path, packed: Path, tmp_path: Path) -> None:
+def test_archive_of_the_same_study_has_the_same_bytes(
+    audited: Path, packed: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "elsewhere"
     shutil.copytree(audited, folder)
     for path in folder.rglob("*"):
@@ -240,7 +242,7 @@ def test_the_same_study_gives_the_same_bytes(audited: Path, packed: Path, tmp_pa
     assert target.read_bytes() == packed.read_bytes()
 
 
-def test_what_is_unpacked_is_what_was_packed(audited: Path, packed: Path, tmp_path: Path) -> None:
+def test_archive_round_trips(audited: Path, packed: Path, tmp_path: Path) -> None:
     target = tmp_path / "replot" / "synthetic"
     header = unpack(packed, target)
     source = audited / "results" / "synthetic"
@@ -346,7 +348,7 @@ def test_archive_from_before_release_0_4_has_no_failing_claim(
     assert claims_of(root)["made again analysis/effects.csv"].verdict == FAIL
 
 
-def test_what_only_a_measured_study_has_is_no_file_of_an_archive(
+def test_archive_with_a_file_of_a_measured_study_only_fails_the_audit(
     packed: Path, tmp_path: Path
 ) -> None:
     root = tmp_path / "results" / "synthetic"
@@ -384,7 +386,7 @@ def test_the_manifest_names_the_archive_and_its_pictures(packed: Path, tmp_path:
     assert manifest.published_body(body) == manifest.section_of(page, "synthetic")
 
 
-def test_a_folder_of_something_else_is_never_replaced(packed: Path, tmp_path: Path) -> None:
+def test_unpack_does_not_replace_a_foreign_folder(packed: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("\\documentclass{article}")
     with pytest.raises(ArtifactError, match=r"holds thesis\.tex"):
@@ -400,7 +402,7 @@ def test_a_study_that_fails_the_audit_is_not_archived(root: Path, tmp_path: Path
     assert not (tmp_path / "x.tar.zst").exists()
 
 
-def test_the_command_says_what_is_wrong(
+def test_archive_command_names_the_error(
     packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "bad.tar.zst"
@@ -432,13 +434,13 @@ def decoded(table: bytes, files: dict[str, bytes]) -> dict[str, bytes]:
 
 
 @given(FILES)
-def test_files_come_back_to_the_byte(lines: dict[str, list[bytes]]) -> None:
+def test_logs_round_trip_byte_for_byte(lines: dict[str, list[bytes]]) -> None:
     files = {name: b"".join(line + b"\n" for line in of) for name, of in lines.items()}
     assert all(map(fits, files.values()))
     assert decoded(encode(files), files) == files
 
 
-def test_numbers_of_every_form_and_a_column_that_rises_come_back() -> None:
+def test_all_number_forms_and_rising_columns_round_trip() -> None:
     lines = [
         *(b'{"t_ns":%d,"us":%d.50}' % (585793010000 + 7 * k, k) for k in range(50)),
         b'{"t_ns":null,"us":-0}', b'{"t_ns":007,"us":1e-7}', b'{"n":%d}' % 10**40,
@@ -448,12 +450,12 @@ def test_numbers_of_every_form_and_a_column_that_rises_come_back() -> None:
     assert b"\n+585793010000 7 7 7" in encode(files)
 
 
-def test_a_file_without_a_last_line_break_or_with_a_nul_does_not_fit() -> None:
+def test_log_without_final_newline_or_with_nul_is_not_encoded() -> None:
     assert not fits(b"{}")
     assert not fits(b'{"a":"\0"}\n')
 
 
-def test_verify_py_reads_the_same_lines(tmp_path: Path) -> None:
+def test_verify_py_decodes_the_same_lines(tmp_path: Path) -> None:
     rows = [{"t_ns": 10**11 + k, "us": k / 10, "of": "Grüße 7", "reads": [k, 3]} for k in range(9)]
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     (tmp_path / "tables").mkdir()
@@ -461,7 +463,7 @@ def test_verify_py_reads_the_same_lines(tmp_path: Path) -> None:
     assert verify.read_table(tmp_path, "requests") == {"a": rows, "b": [{}]}
 
 
-def test_an_archive_has_a_table_of_each_kind_of_log() -> None:
+def test_archive_has_a_table_for_each_kind_of_log() -> None:
     name = "runs/plain/block0/A/r1/{}_A_r1.jsonl"
     files = {name.format(kind): b'{"t_ns":7}\n' for kind in paths.ALL_LOGS}
     content = zstandard.ZstdDecompressor().decompressobj().decompress(packed_bytes({}, files))

@@ -27,7 +27,7 @@ def arguments(root: Path) -> list[str]:
     return ["--study", str(root / "study.json"), "--manifest", str(root.parents[1] / "MANIFEST.md")]
 
 
-def test_an_honest_study_passes_and_every_claim_is_written(root: Path) -> None:
+def test_honest_study_passes_and_every_claim_is_recorded(root: Path) -> None:
     assert audit.main(arguments(root)) == 0
     written = read_json(root / "audit.json")
     assert written["counts"][FAIL] == 0
@@ -57,7 +57,7 @@ def study_against_noop(folder: Path, blocks: int) -> StudyTables:
     return StudyTables(study_file)
 
 
-def test_taxes_are_against_the_baseline_that_a_study_names(tmp_path: Path) -> None:
+def test_audit_recomputes_taxes_against_the_named_baseline(tmp_path: Path) -> None:
     """Here one with a connector, whose callbacks are not zero."""
     study = study_against_noop(tmp_path, blocks=1)
     taxes = study.at("ref_safe", "tpot_p90")
@@ -109,14 +109,14 @@ MALFORMED: dict[str, tuple[Tamper, str]] = {
 
 
 @pytest.mark.parametrize("what", MALFORMED)
-def test_what_is_malformed_fails_by_name(root: Path, what: str) -> None:
+def test_malformed_record_fails_by_name(root: Path, what: str) -> None:
     tamper, message = MALFORMED[what]
     tamper(root)
     shown = [f"{c.subject}: {c.message}" for c in failures(root / "study.json")]
     assert any(re.search(message, text) for text in shown), shown
 
 
-def test_a_malformed_study_replaces_the_audit_that_passed(
+def test_failed_audit_of_a_malformed_study_replaces_a_passed_one(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     replace(root / "audit.json", '{"counts": {"FAIL": 0}}')
@@ -126,7 +126,7 @@ def test_a_malformed_study_replaces_the_audit_that_passed(
     assert "FAIL study study.json" in capsys.readouterr().out
 
 
-def test_the_command_ends_non_zero_and_names_what_fails(
+def test_audit_exits_non_zero_and_names_failed_claims(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     csv_field(EFFECTS, "estimate", "0.02")(root)
@@ -137,7 +137,7 @@ def test_the_command_ends_non_zero_and_names_what_fails(
     assert "FAIL made again analysis/effects.csv" in capsys.readouterr().out
 
 
-def test_without_a_study_there_is_a_clear_message(
+def test_audit_without_a_study_gives_a_clear_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert audit.main(arguments(tmp_path / "results" / "x")) == 2
@@ -156,7 +156,7 @@ PICTURE = """<svg><clipPath id="p0123456789"/><clipPath id="pabcdef0123"/>
         ("M 1 2", "M 1 3", False),
     ],
 )
-def test_only_the_names_of_clip_paths_may_differ(
+def test_pictures_are_compared_except_for_clip_path_names(
     tmp_path: Path, old: str, new: str, same: bool
 ) -> None:
     one, other = tmp_path / "one.svg", tmp_path / "other.svg"
@@ -165,7 +165,7 @@ def test_only_the_names_of_clip_paths_may_differ(
     assert (digest(one) == digest(other)) == same
 
 
-def test_the_numbers_of_a_tables_tuple_are_compared_nearly(tmp_path: Path) -> None:
+def test_numbers_in_table_tuples_are_compared_with_tolerance(tmp_path: Path) -> None:
     texts = ["(0.1, None)", "(0.10000000000000002, None)", "(0.11, None)"]
     published, near, far = (tmp_path / name / "engine.csv" for name in ("published", "near", "far"))
     for file, text in zip((published, near, far), texts, strict=True):
@@ -177,7 +177,7 @@ def test_the_numbers_of_a_tables_tuple_are_compared_nearly(tmp_path: Path) -> No
     ]
 
 
-def test_table_is_compared_by_key_and_not_by_order(tmp_path: Path) -> None:
+def test_tables_are_compared_by_key_in_any_order(tmp_path: Path) -> None:
     one, other = tmp_path / "engine.csv", tmp_path / "other" / "engine.csv"
     other.parent.mkdir()
     one.write_text("config,setting,value\nx,a,1\nx,b,2\n")
@@ -188,7 +188,7 @@ def test_table_is_compared_by_key_and_not_by_order(tmp_path: Path) -> None:
         compare(one, other)
 
 
-def test_digest_of_a_page_follows_its_text_and_pictures(tmp_path: Path) -> None:
+def test_page_digest_depends_on_text_and_pictures(tmp_path: Path) -> None:
     page = tmp_path / "report.html"
 
     def written(picture: str, text: str = "+3.2 %") -> str:

@@ -71,11 +71,11 @@ def wrong(root: Path, attempts: Attempts) -> dict[str, str]:
     return {c.kind: c.message for c in claims(root, attempts) if c.verdict == FAIL}
 
 
-def test_a_block_as_drawn_passes_over_other_jobs(tmp_path: Path) -> None:
+def test_block_in_drawn_order_has_no_wrong_claim(tmp_path: Path) -> None:
     assert wrong(tmp_path, measured()) == {}
 
 
-def test_moments_of_two_boots_are_not_compared(tmp_path: Path) -> None:
+def test_timestamps_of_different_boots_are_not_compared(tmp_path: Path) -> None:
     attempts = measured()
     attempts["plain"][0]["node"]["boot"] = "another"
     attempts["plain"][0] |= {"started_ns": 1, "ended_ns": 2}
@@ -139,7 +139,7 @@ TORN: dict[str, tuple[Callable[[Attempts], None], str, str]] = {
 
 
 @pytest.mark.parametrize("what", TORN)
-def test_a_torn_block_fails(tmp_path: Path, what: str) -> None:
+def test_incomplete_or_reordered_block_fails_the_audit(tmp_path: Path, what: str) -> None:
     tear, kind, message = TORN[what]
     attempts = measured()
     tear(attempts)
@@ -147,7 +147,7 @@ def test_a_torn_block_fails(tmp_path: Path, what: str) -> None:
     assert any(re.search(message, text) for text in failed), failed
 
 
-def test_a_launch_measured_again_on_request_may_be_late(tmp_path: Path) -> None:
+def test_launch_remeasured_on_request_may_be_late(tmp_path: Path) -> None:
     attempts = measured()
     attempts["plain_2"][0] |= {"started_ns": 1800 * SECOND, "ended_ns": 1850 * SECOND}
     assert "order" in wrong(tmp_path, attempts)
@@ -177,12 +177,12 @@ def test_a_launch_on_a_slot_has_the_slot_s_gpus(root: Path) -> None:
 
 
 @pytest.mark.parametrize("mark", MARKS)
-def test_what_launch_sh_has_in_a_variable_is_read_back(root: Path, mark: str) -> None:
+def test_variables_of_launch_sh_are_expanded_for_comparison(root: Path, mark: str) -> None:
     other_command(lambda config: config["environment"].update(PLACE=f"{mark}/x"))(root)
     assert of_launch(root)["launch"][0] == of_launch(root)["script"][0] == PASS
 
 
-def test_a_command_of_another_version_is_not_checkable(root: Path) -> None:
+def test_command_of_another_version_is_not_checkable(root: Path) -> None:
     with edited_json(root / "study.json") as study:
         study["package_version"] = "0.1.0"
     assert of_launch(root)["command"][0] == PASS
@@ -193,7 +193,7 @@ def test_a_command_of_another_version_is_not_checkable(root: Path) -> None:
 
 
 @pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
-def test_a_free_port_is_no_part_of_a_command(separators: tuple[str, str]) -> None:
+def test_port_numbers_of_commands_are_not_compared(separators: tuple[str, str]) -> None:
     def command(port: int, size: int) -> Any:
         extra = json.dumps({"mp.port": str(port), "size": size}, separators=separators)
         argv = ["serve", "--port", str(port), f"--at=127.0.0.1:{port}", extra]

@@ -46,7 +46,7 @@ def cells(text: str) -> list[list[str]]:
 
 @settings(max_examples=40)
 @given(st.lists(row, min_size=1, max_size=4))
-def test_nothing_in_a_field_ends_its_cell_its_row_or_its_section(rows: list[Row]) -> None:
+def test_field_text_cannot_end_its_cell_row_or_section(rows: list[Row]) -> None:
     text = merge("", "s", section("s", rows))
     assert section_of(text, "s") == section("s", rows)
     head, _, *table = cells(text)
@@ -55,7 +55,7 @@ def test_nothing_in_a_field_ends_its_cell_its_row_or_its_section(rows: list[Row]
     assert text.count("<!--") == 2
 
 
-def test_what_all_launches_share_is_said_once() -> None:
+def test_values_common_to_all_launches_are_listed_once() -> None:
     rows = [
         dict.fromkeys(COLUMNS, "x") | {"study": "s", "phase": "A", "block": block, "gpu": gpu}
         for block, gpu in (("0", "H20"), ("1", "H200"))
@@ -66,7 +66,7 @@ def test_what_all_launches_share_is_said_once() -> None:
     assert "| x | x | 1 | A | H200 | x | x |\n" in text
 
 
-def test_section_names_the_method_where_the_manifest_does() -> None:
+def test_manifest_section_names_the_method_if_recorded() -> None:
     launches = [dict.fromkeys(COLUMNS, "x")]
     assert "- analysed by method: 1\n" in section("s", launches, "0.4")
     assert "method" not in section("s", launches)
@@ -74,7 +74,7 @@ def test_section_names_the_method_where_the_manifest_does() -> None:
 
 @settings(max_examples=40)
 @given(st.lists(row, min_size=1, max_size=2), st.lists(row, min_size=1, max_size=2))
-def test_a_re_run_replaces_its_own_rows_only(first: list[Row], second: list[Row]) -> None:
+def test_rerun_replaces_only_its_rows(first: list[Row], second: list[Row]) -> None:
     text = merge("", "b", section("b", first))
     text = merge(text, "a", section("a", second))
     again = merge(text, "b", section("b", second))
@@ -153,7 +153,7 @@ def reasons(manifest: Path) -> list[str]:
     return re.findall(r"^- reason: (.*)$", text, re.MULTILINE)
 
 
-def test_two_processes_that_write_at_once_lose_nothing_and_tear_nothing(tmp_path: Path) -> None:
+def test_concurrent_manifest_writers_lose_no_section(tmp_path: Path) -> None:
     (tmp_path / "x.tar.zst").write_bytes(b"x")
     manifest = tmp_path / "MANIFEST.md"
     writers = [started(WRITER, tmp_path, prefix, 15) for prefix in "ab"]
@@ -169,7 +169,7 @@ def test_two_processes_that_write_at_once_lose_nothing_and_tear_nothing(tmp_path
     assert not list(tmp_path.glob("*.tmp"))
 
 
-def test_a_process_that_is_killed_holds_the_manifest_no_longer(tmp_path: Path) -> None:
+def test_killed_process_releases_the_manifest_lock(tmp_path: Path) -> None:
     (tmp_path / "x.tar.zst").write_bytes(b"x")
     holder, writer = started(HOLDER, tmp_path), started(WRITER, tmp_path, "a", 1)
     begin(writer)
@@ -183,7 +183,7 @@ def test_a_process_that_is_killed_holds_the_manifest_no_longer(tmp_path: Path) -
     assert reasons(tmp_path / "MANIFEST.md") == ["a0"]
 
 
-def test_a_launch_s_adapter_is_in_its_row_and_a_skipped_launch_has_none(root: Path) -> None:
+def test_manifest_row_names_the_adapter_unless_the_launch_was_skipped(root: Path) -> None:
     for path in root.glob("runs/*/*/*/config.json"):
         with edited_json(path) as config:
             config["environment"]["PYTHONPATH"] += f":{CPU_ADAPTER}"

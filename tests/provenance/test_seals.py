@@ -40,7 +40,7 @@ def told(study_file: Path) -> tuple[str, list[tuple[str, str]]]:
     return line, mine
 
 
-def test_the_audit_says_whether_the_seal_was_published(
+def test_audit_reports_if_the_seal_was_published(
     root: Path, request: pytest.FixtureRequest
 ) -> None:
     line, claims = told(root / "study.json")
@@ -52,7 +52,7 @@ def test_the_audit_says_whether_the_seal_was_published(
     assert [verdict for verdict, _ in claims] == ["PASS"]
 
 
-def test_a_link_added_after_the_published_one_fails(published: Path) -> None:
+def test_seal_added_after_the_published_one_fails_the_audit(published: Path) -> None:
     root = published.parent
     with edited_json(root / "study.json") as study:
         study["created_utc"] = "2020-01-01"
@@ -63,7 +63,7 @@ def test_a_link_added_after_the_published_one_fails(published: Path) -> None:
     assert "not the study that MANIFEST.md names" in line
 
 
-def test_another_seal_than_manifest_md_names_is_not_believed(published: Path) -> None:
+def test_seal_that_manifest_md_does_not_name_fails_the_audit(published: Path) -> None:
     """Sealed anew from the first link the folder is right in itself: only MANIFEST.md tells.
 
     A study of the same name that shares no launch with the published one is another measurement.
@@ -80,7 +80,7 @@ def test_another_seal_than_manifest_md_names_is_not_believed(published: Path) ->
     assert "not the study that MANIFEST.md names" in line
 
 
-def test_a_seal_taken_out_of_manifest_md_fails(published: Path) -> None:
+def test_seal_removed_from_manifest_md_fails_the_audit(published: Path) -> None:
     page = published.parents[2] / "MANIFEST.md"
     replace(page, re.sub("^Seal: .*\n\n", "", page.read_text(), flags=re.M))
     assert [verdict for verdict, _ in told(published)[1]] == [FAIL]
@@ -121,14 +121,14 @@ def test_manifest_md_names_the_pictures_of_the_study(
     ],
     ids=["a section before the true one", "text outside the sections"],
 )
-def test_manifest_md_holds_nothing_else(published: Path, old: str, new: str) -> None:
+def test_manifest_md_holds_generated_sections_only(published: Path, old: str, new: str) -> None:
     page = published.parents[2] / "MANIFEST.md"
     replace(page, page.read_text().replace(old, new, 1))
     message = "it holds more than its head and a section for each study"
     assert told(published)[1] == [(FAIL, message)]
 
 
-def test_rows_of_manifest_md_are_those_of_the_study(published: Path) -> None:
+def test_rows_of_manifest_md_equal_the_studys_manifest(published: Path) -> None:
     page = published.parents[2] / "MANIFEST.md"
     replace(page, page.read_text().replace("| 2/0/0/0 |", "| 9/0/0/0 |", 1))
     (claim,) = failures(published)
@@ -151,7 +151,7 @@ def measured_again(root: Path) -> Path:
     return aside
 
 
-def test_a_launch_measured_again_is_told_and_its_first_run_is_kept(root: Path) -> None:
+def test_remeasured_launch_is_reported_and_its_first_run_kept(root: Path) -> None:
     aside = measured_again(root)
     assert failures(root / "study.json") == []
     rows = read_manifest(root / "manifest.json")["launches"]
@@ -166,7 +166,7 @@ def test_a_launch_measured_again_is_told_and_its_first_run_is_kept(root: Path) -
     assert "A.superseded1/index.json is missing" in messages
 
 
-def test_the_time_of_day_may_be_set_back_while_a_study_runs(root: Path) -> None:
+def test_audit_passes_with_a_wall_clock_set_back_during_the_study(root: Path) -> None:
     ledger = Ledger()
     for index_file in root.glob("runs/plain/block0/*/index.json"):
         with edited_json(index_file) as index:
@@ -176,7 +176,7 @@ def test_the_time_of_day_may_be_set_back_while_a_study_runs(root: Path) -> None:
     assert wrong == []
 
 
-def test_a_chain_that_was_emptied_is_not_begun_anew(root: Path) -> None:
+def test_emptied_seal_chain_is_refused(root: Path) -> None:
     replace(root / SEALS, "")
     with pytest.raises(ArtifactError, match=r"holds no link, .* Put the file back"):
         seal_settings(root, read_json(root / "study.json"))
@@ -185,7 +185,7 @@ def test_a_chain_that_was_emptied_is_not_begun_anew(root: Path) -> None:
         seal_settings(root, read_json(root / "study.json"))
 
 
-def test_a_changed_setting_is_told_in_the_report(root: Path) -> None:
+def test_report_names_a_setting_changed_after_sealing(root: Path) -> None:
     assert "Changed after the first measurement" not in render(StudyTables(root / "study.json"))
     json_value("study.json", "config", "statistics", "margins", "tpot_p90", value=0.5)(root)
     page = render(StudyTables(root / "study.json"))
@@ -211,7 +211,7 @@ def honest(number: int) -> dict[str, Any]:
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_a_hundred_honest_studies_pass(tmp_path: Path) -> None:
+def test_hundred_honest_studies_pass_the_audit(tmp_path: Path) -> None:
     for number in range(100):
         folder = tmp_path / str(number)
         study_file = write_audited_study(folder, **honest(number))

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.workflow
 
 
 @pytest.mark.parametrize("name", ["default", "vllm-cpu", "h20-emulated"])
-def test_every_table_is_as_published(name: str, tmp_path: Path) -> None:
+def test_tables_of_shipped_archives_equal_the_published_ones(name: str, tmp_path: Path) -> None:
     root = tmp_path / name
     unpack(ROOT / f"results/archive/{name}.tar.zst", root)
     study = StudyFolder.load(root / paths.STUDY)

@@ -465,7 +465,7 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
 
 
 @pytest.mark.parametrize(("kind", "what"), [(k, what) for k in TAMPERING for what in TAMPERING[k]])
-def test_tampering_is_caught(
+def test_audit_detects_tampering(
     audited: Path, remade: Path, tmp_path: Path, kind: str, what: str
 ) -> None:
     root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
@@ -482,9 +482,7 @@ def _told(claims: list[Claim], kind: str, message: str) -> bool:
     return any(claim.kind == kind and re.search(message, claim.message) for claim in claims)
 
 
-def test_nothing_fails_where_nothing_was_changed(
-    audited: Path, remade: Path, tmp_path: Path
-) -> None:
+def test_audit_passes_an_unchanged_study(audited: Path, remade: Path, tmp_path: Path) -> None:
     root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
     for note in ("logs/audit.log", "owners/plain_2.block0.A.json", "devices/block0.json"):
         by.planted(note)(root)
@@ -596,9 +594,7 @@ def verdicts(root: Path, remade: Path) -> dict[str, Claim]:
     return {claim.subject: claim for claim in ledger.claims if claim.kind == KIND}
 
 
-def test_what_only_another_version_makes_is_named_and_does_not_fail(
-    root: Path, remade: Path
-) -> None:
+def test_claims_of_another_version_are_named_and_do_not_fail(root: Path, remade: Path) -> None:
     older(root)
     claims = verdicts(root, remade)
     doubtful = {s for s, claim in claims.items() if claim.verdict == NOT_CHECKABLE}
@@ -617,7 +613,7 @@ def test_what_only_another_version_makes_is_named_and_does_not_fail(
     ],
     ids=["value", "row of a known kind"],
 )
-def test_tables_of_another_version_are_compared_in_what_both_make(
+def test_tables_of_another_version_are_compared_in_common_columns(
     root: Path, remade: Path, tamper: Tamper, message: str
 ) -> None:
     older(root)

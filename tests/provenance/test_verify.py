@@ -81,7 +81,7 @@ def changed(unpacked: Path, tmp_path: Path, name: str) -> Path:
     return folder / name
 
 
-def test_every_number_of_the_archive_is_equal(unpacked: Path) -> None:
+def test_verify_recomputes_every_number_of_the_archive(unpacked: Path) -> None:
     result = verified(unpacked)
     assert result.returncode == 0, result.stdout + result.stderr
     assert " 0 differ." in result.stdout
@@ -90,7 +90,7 @@ def test_every_number_of_the_archive_is_equal(unpacked: Path) -> None:
 
 
 @needs_this_method
-def test_printed_command_runs_nothing_that_lies_in_the_archive(tmp_path: Path) -> None:
+def test_printed_command_runs_no_code_from_the_archive(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "reviewers.md").read_text()
     (command,) = re.findall(r"`(mkdir X.*verify\.py X)`", page)
     unpacking, verifying = (
@@ -113,7 +113,7 @@ def test_printed_command_runs_nothing_that_lies_in_the_archive(tmp_path: Path) -
 
 
 @needs_this_method
-def test_a_shipped_archive_without_phase_b_verifies_itself(tmp_path: Path) -> None:
+def test_shipped_archive_without_phase_b_verifies(tmp_path: Path) -> None:
     archive = ARCHIVE.with_name("h20-emulated.tar.zst")
     subprocess.run(["tar", "--zstd", "-xf", archive, "-C", tmp_path], check=True)
     result = verified(tmp_path)
@@ -121,7 +121,7 @@ def test_a_shipped_archive_without_phase_b_verifies_itself(tmp_path: Path) -> No
     assert " 0 differ." in result.stdout
 
 
-def test_a_changed_digit_of_a_published_tax_is_named(unpacked: Path, tmp_path: Path) -> None:
+def test_changed_digit_of_a_published_tax_is_named(unpacked: Path, tmp_path: Path) -> None:
     table = changed(unpacked, tmp_path, "published/analysis/effects.csv")
 
     def change(rows: list[dict[str, str]]) -> None:
@@ -150,9 +150,7 @@ def test_widened_family_interval_is_named(unpacked: Path, tmp_path: Path) -> Non
     assert "DIFFERS taxes mooncake_both A r40 ttft_p90 family_lo" in result.stdout
 
 
-def test_flag_of_hubers_estimate_that_was_overwritten_is_named(
-    unpacked: Path, tmp_path: Path
-) -> None:
+def test_overwritten_huber_flag_is_named(unpacked: Path, tmp_path: Path) -> None:
     table = changed(unpacked, tmp_path, "published/analysis/effects.csv")
 
     def overwrite(rows: list[dict[str, str]]) -> None:
@@ -202,7 +200,7 @@ def test_forged_identity_in_study_json_is_named(
     assert f"DIFFERS {place}" in result.stdout
 
 
-def test_a_changed_stamp_of_a_request_is_named(unpacked: Path, tmp_path: Path) -> None:
+def test_changed_timestamp_of_a_request_is_named(unpacked: Path, tmp_path: Path) -> None:
     path, name = changed(unpacked, tmp_path, TABLE), f"runs/{CELL}/requests_A_r40.jsonl"
     listed = json.loads((unpacked / "archive.json").read_text())
     sizes = {name: listed["files"][name]["bytes"] for name in listed["tables"][TABLE]["files"]}
@@ -219,7 +217,7 @@ def test_a_changed_stamp_of_a_request_is_named(unpacked: Path, tmp_path: Path) -
     assert "DIFFERS taxes" in result.stdout
 
 
-def test_a_folder_that_is_no_archive_is_refused(tmp_path: Path) -> None:
+def test_folder_that_is_no_archive_is_refused(tmp_path: Path) -> None:
     shutil.copy(verify.__file__, tmp_path)
     result = verified(tmp_path)
     assert result.returncode == 2

@@ -82,7 +82,7 @@ def test_capacity_is_vllms_own_number(
     assert (capacity["blocks"], capacity["requests"]) == (blocks, requests)
 
 
-def test_hybrid_manager_off_halves_a_window_model_and_stops_a_mamba_one() -> None:
+def test_hybrid_manager_off_halves_a_window_model_and_refuses_a_mamba_one() -> None:
     half = _row(MATRIX, "gpt-oss-20b", "LMCacheConnectorV1")
     assert half["settings"]["hybrid_manager"] is False
     assert differs(half, plain_of(MATRIX, "gpt-oss-20b"))
@@ -94,7 +94,7 @@ def test_hybrid_manager_off_halves_a_window_model_and_stops_a_mamba_one() -> Non
         assert refused["reason"].startswith("Failed to promote local KV cache specs")
 
 
-def test_one_child_without_support_switches_the_manager_off_for_all() -> None:
+def test_one_child_without_support_switches_the_manager_off() -> None:
     both = _row(MATRIX, "gpt-oss-20b", "Multi(NixlConnector, OffloadingConnector)")
     one = _row(MATRIX, "gpt-oss-20b", "Multi(NixlConnector, LMCacheConnectorV1)")
     assert "hybrid_manager" not in both["settings"]
@@ -120,7 +120,7 @@ def _cell(**changes: Any) -> dict[str, Any]:
         {"frames": []},
     ],
 )
-def test_defect_is_not_resolved_and_never_a_refusal(changes: dict[str, Any]) -> None:
+def test_defect_is_not_resolved_not_a_refusal(changes: dict[str, Any]) -> None:
     assert state_of(_cell(), "resolves") == "refuses"
     assert state_of(_cell(**changes), "resolves") == "not resolved"
 
@@ -167,7 +167,7 @@ def test_json_csv_markdown_and_text_have_the_same_rows(
 
 
 @pytest.mark.parametrize(("connectors", "status"), [(("plain",), 0), (("plain", "Nixl"), 1)])
-def test_status_says_whether_a_connector_changes_something(
+def test_exit_status_reports_if_a_connector_changes_something(
     tmp_path: Path, connectors: tuple[str, ...], status: int
 ) -> None:
     kept = [m for m in MESSAGES if m["kind"] != "cell" or m["case"].startswith(connectors)]
@@ -198,7 +198,7 @@ def test_model_whose_plain_is_not_resolved_has_one_line_and_no_table(
     assert "hybrid manager" not in out
 
 
-def test_missing_names_are_told_with_the_version(
+def test_missing_names_are_reported_with_the_version(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     head = MESSAGES[0] | {"version": "9.9.9"}
@@ -208,7 +208,7 @@ def test_missing_names_are_told_with_the_version(
     assert "vLLM 9.9.9 lacks what this command uses: vllm.config.CompilationMode.NONE" in err
 
 
-def test_untried_version_and_cpu_platform_are_told(
+def test_untried_version_and_cpu_platform_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     head = MESSAGES[0] | {"version": "9.9.9", "platform": "cpu", "device": "cpu"}
@@ -217,7 +217,7 @@ def test_untried_version_and_cpu_platform_are_told(
     assert "vLLM 9.9.9 was not tried by this project; the proof passed" in out
 
 
-def test_program_that_ends_early_is_told_with_its_last_lines(
+def test_program_that_ends_early_is_reported_with_its_last_lines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     python = interpreter(tmp_path, "echo no module named vllm >&2; exit 1")
@@ -317,7 +317,7 @@ def test_given_configuration_names_its_connector_and_its_children() -> None:
     assert own["registered"] is None
 
 
-def test_connector_tells_its_package_and_whether_it_was_started_here() -> None:
+def test_connector_row_names_its_package_and_if_it_was_started() -> None:
     cases = [request.connector("NixlConnector"), request.connector("FlexKVConnectorV1")]
     nixl, flexkv = connectors_of(cases, {"nixl": True, "flexkv": False})
     assert nixl["packages"] == {"nixl": True}
@@ -326,6 +326,6 @@ def test_connector_tells_its_package_and_whether_it_was_started_here() -> None:
     assert not flexkv["started"]
 
 
-def test_absent_connector_is_no_row() -> None:
+def test_absent_connector_has_no_row() -> None:
     with pytest.raises(UnresolvedError, match="NixlConnector: not registered"):
         list(rows_of([{"kind": "cell", "model": "x", "case": "NixlConnector", "absent": True}]))

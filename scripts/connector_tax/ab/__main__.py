@@ -194,15 +194,15 @@ def _study(options: argparse.Namespace, root: Path, line: Line) -> Study:
     """The study of these arguments: the one that was begun, or a new one, its servers asked."""
     if root.exists() and not root.is_dir():
         raise Failed(f"{root} is no folder; give this comparison another --name")
-    told = json.loads(json.dumps(arguments_of(options)))
+    arguments = json.loads(json.dumps(arguments_of(options)))
     if (root / paths.ARGUMENTS).exists():
-        changed = list(differences(read_json(root / paths.ARGUMENTS), told))
+        changed = list(differences(read_json(root / paths.ARGUMENTS), arguments))
         if changed:
             raise Failed(f"{root} was begun with other arguments: {'; '.join(changed)}; give this"
                          " comparison another --name")  # fmt: skip
     if not (root / paths.STUDY).exists():
         document = _resolved(options, root, line)
-        write_json(root / paths.ARGUMENTS, told)
+        write_json(root / paths.ARGUMENTS, arguments)
         write_json(root / paths.STUDY, document)
     _stage("provenance.environment", root, unless=paths.ENVIRONMENT)
     _stage("study.preflight", root, unless=paths.PREFLIGHT_STATUS)
@@ -262,8 +262,8 @@ def _resolved(options: argparse.Namespace, root: Path, line: Line) -> StudyDocum
     return document
 
 
-def _refuse_too_long(load: Load, name: str, said: Asked) -> None:
-    allowed, option = said.served.get("max_model_len"), "--trace" if load.traffic else "--shape"
+def _refuse_too_long(load: Load, name: str, answers: Asked) -> None:
+    allowed, option = answers.served.get("max_model_len"), "--trace" if load.traffic else "--shape"
     if allowed is not None and load.longest is not None and load.longest > allowed:
         raise Failed(f"{option}: found a request of {load.longest} tokens; allowed: at most"
                      f" {allowed}, by /v1/models of {name}")  # fmt: skip
@@ -320,8 +320,8 @@ def _measured(options: argparse.Namespace, study: Study, line: Line) -> int:
         if block + 1 >= FIRST_ANALYSIS:
             findings = take_look(study, block + 1)
             if block + 1 == FIRST_ANALYSIS and blocks > FIRST_ANALYSIS:
-                for said in forecast(findings, blocks, _spent_s(study)[1]):
-                    line.say(said)
+                for forecast_line in forecast(findings, blocks, _spent_s(study)[1]):
+                    line.say(forecast_line)
             if decided(findings) == {finding.config for finding in findings}:
                 why = f"decided after {block + 1} blocks"
                 break

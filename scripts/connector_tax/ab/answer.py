@@ -77,12 +77,12 @@ class Answer:
         """Two lines for each candidate, and one for how it was measured."""
         lines = []
         for name in dict.fromkeys(tax.config for tax in self.taxes):
-            mine = [tax for tax in self.taxes if tax.config == name]
+            taxes = [tax for tax in self.taxes if tax.config == name]
             label = self.tables.label(name)
             if why := self._void(name):
                 lines.append(f"{label}: no number: every cell is void: {why}")
                 continue
-            lines.append(f"{label}: {'; '.join(map(self._said, mine))}")
+            lines.append(f"{label}: {'; '.join(map(self._size_and_verdict, taxes))}")
             lines.append(f"  besides: {self._besides(name)}")
         config, sweep = self.study.config, self.study.config["phase_a"]
         running = "; it says something of these processes only" if self._running else ""
@@ -131,7 +131,7 @@ class Answer:
         commands = self.study.config["engine"]["commands"]
         return any(running_url(command) is not None for command in commands.values())
 
-    def _said(self, tax: EffectRow) -> str:
+    def _size_and_verdict(self, tax: EffectRow) -> str:
         word = word_of(tax.metric)
         if tax.estimate is None:
             return f"{word} no number"
@@ -145,13 +145,13 @@ class Answer:
             return f"{word} {size} no verdict: {why}"
         if tax.narrow_hi is not None:
             size += f", at most {text.signed(100 * tax.narrow_hi, 1)}%:"
-        said = in_words(tax.verdict, tax.margin)
+        verdict = in_words(tax.verdict, tax.margin)
         if tax.verdict != CANNOT_TELL:
-            return f"{word} {size} {said}"
+            return f"{word} {size} {verdict}"
         if tax.blocks_needed is None:
-            return f"{word} {size} {said}, over {MOST_BLOCKS} blocks would"
+            return f"{word} {size} {verdict}, over {MOST_BLOCKS} blocks would"
         minutes = self.minutes / self.blocks * tax.blocks_needed
-        return f"{word} {size} {said}, about {math.ceil(minutes)} min would"
+        return f"{word} {size} {verdict}, about {math.ceil(minutes)} min would"
 
     def _void(self, config: str) -> str:
         """Return why the candidate, or else the baseline, has no valid cell, or ""."""
@@ -162,12 +162,12 @@ class Answer:
         """Return what differs, its interval corrected for the number of resources (Bonferroni)."""
         rows = {row.metric: row for row in self._taken if row.config == config}
         known = [named for named in BESIDES if named[0] in rows and rows[named[0]].p is not None]
-        found = []
+        differences = []
         for name, word, unit, decimals in known:
             value, p = rows[name].difference[0], rows[name].p
             if value is not None and p is not None and len(known) * p < BESIDES_LEVEL:
-                found.append(f"{word} {text.signed(value, decimals)} {unit}")
-        return ", ".join(found) or ("no difference found" if known else "nothing is known")
+                differences.append(f"{word} {text.signed(value, decimals)} {unit}")
+        return ", ".join(differences) or ("no difference found" if known else "nothing is known")
 
     @property
     def _taken(self) -> list[EffectRow]:
@@ -239,27 +239,27 @@ def answer_of(study: Study, blocks: int, archive: Path | None) -> Answer:
     taxes.sort(key=lambda row: judged.index(row.metric))
     resources = [row for row in rows if row.quantity == RESOURCE]
     tables = StudyTables(study.root / paths.STUDY)
-    hits, single = ({}, 0) if "traffic" not in study.config["phase_a"] else _found(measured)
+    hits, single = ({}, 0) if "traffic" not in study.config["phase_a"] else _hit_shares(measured)
     return Answer(
         study, blocks, spent_s / 60, taxes, resources, archive, tables, all_void(indexes), hits,
         single,
     )  # fmt: skip
 
 
-def _found(study: StudyFolder) -> tuple[dict[str, float], int]:
+def _hit_shares(study: StudyFolder) -> tuple[dict[str, float], int]:
     """Return the share of prompt tokens found in caches, and the answers without a TPOT."""
-    found: dict[str, list[float]] = {}
+    hits_of: dict[str, list[float]] = {}
     single = 0
     for cell in study.cells("A"):
         if cell.status != "valid":
             continue
         requests = measure_requests(cell)
         single += requests.n - len(requests.tpot_ms)
-        of = found.setdefault(cell.configuration, [0.0, 0.0])
+        of = hits_of.setdefault(cell.configuration, [0.0, 0.0])
         for at, keys in enumerate((("prefix_cache_hits", "external_prefix_cache_hits"),
                                    ("prompt_tokens",))):  # fmt: skip
             of[at] += sum(_counted(cell, key) for key in keys)
-    return {name: hits / asked for name, (hits, asked) in found.items() if asked}, single
+    return {name: hits / asked for name, (hits, asked) in hits_of.items() if asked}, single
 
 
 def _counted(cell: CellFolder, key: str) -> float:

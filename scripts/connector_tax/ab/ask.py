@@ -153,9 +153,9 @@ def _model_card(name: str, client: httpx.Client, model: str | None) -> dict[str,
     if model is None and len(cards) == 1:
         return dict(next(iter(cards.values())))
     if model not in cards:
-        found = ", ".join(cards) or "none"
+        names = ", ".join(cards) or "none"
         wanted = "say which with --model" if model is None else f"--model names {model}"
-        raise AskError(f"{name}: /v1/models names {found}; {wanted}")
+        raise AskError(f"{name}: /v1/models names {names}; {wanted}")
     return dict(cards[model])
 
 
@@ -167,9 +167,9 @@ def _served(
     refusals = []
     endpoints = (("/v1/completions", False), ("/v1/chat/completions", True))
     for path, chat in endpoints[only_chat:]:
-        asked = _chat("one two three") if chat else {"prompt": ids}
+        request = _chat("one two three") if chat else {"prompt": ids}
         for body, keys in BODIES.items():
-            answered = _stream(client, path, {"model": model, **asked, **keys})
+            answered = _stream(client, path, {"model": model, **request, **keys})
             if isinstance(answered, str) and not chat:
                 # The same with text.
                 text = {"prompt": "one two three"}
@@ -255,8 +255,8 @@ def _words(client: httpx.Client, path: str, model: str, body: str) -> dict[str, 
     counts = []
     for words in (FEW_WORDS, MANY_WORDS):
         text = random_words(f"ask/{words}", words)()
-        asked = _chat(text) if path.endswith("chat/completions") else {"prompt": text}
-        answered = _stream(client, path, {"model": model, **asked, **BODIES[body]})
+        request = _chat(text) if path.endswith("chat/completions") else {"prompt": text}
+        answered = _stream(client, path, {"model": model, **request, **BODIES[body]})
         counts.append(None if isinstance(answered, str) else answered.get("prompt_tokens"))
     few, many = counts
     if few is None or many is None or many <= few:
@@ -280,12 +280,15 @@ def _no_steps(folder: Path, served: ServedSection) -> str | None:
 def differing(baseline: Asked, candidate: Asked) -> list[str]:
     """Settings in which a candidate differs from the baseline, with both values."""
     lines = []
-    for name, mine in baseline.settings.items():
-        theirs = candidate.settings[name]
+    for name, setting in baseline.settings.items():
+        other_setting = candidate.settings[name]
         if name == "hybrid_kv_cache_manager":
             continue  # nothing differs unless the model is hybrid, which `weaker_notes` says
-        if mine["value"] != theirs["value"] and None not in (mine["value"], theirs["value"]):
-            lines.append(f"{name} {mine['value']} -> {theirs['value']}")
+        if setting["value"] != other_setting["value"] and None not in (
+            setting["value"],
+            other_setting["value"],
+        ):
+            lines.append(f"{name} {setting['value']} -> {other_setting['value']}")
     keys = ("model", "vocab_size", "max_model_len", "version")
-    one, other = (cast(dict[str, Any], asked.served) for asked in (baseline, candidate))
+    one, other = (cast(dict[str, Any], answers.served) for answers in (baseline, candidate))
     return [f"{k} {one[k]} -> {other[k]}" for k in keys if one[k] != other[k]] + lines

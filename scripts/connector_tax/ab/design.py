@@ -43,11 +43,11 @@ def arguments_of(options: argparse.Namespace) -> dict[str, Any]:
         "device",
         "ready_timeout",
     )
-    told = {key: value for key, value in sorted(vars(options).items()) if key not in unused}
-    for key, value in told.items():
+    arguments = {key: value for key, value in sorted(vars(options).items()) if key not in unused}
+    for key, value in arguments.items():
         if isinstance(value, Path):
-            told[key] = {"file": str(value), "sha256": sha256_file(value)}
-    return told
+            arguments[key] = {"file": str(value), "sha256": sha256_file(value)}
+    return arguments
 
 
 def study_name(options: argparse.Namespace) -> str:

@@ -44,11 +44,11 @@ class Latency:
     difference: Interval
 
 
-def marked_words(own: Sequence[str], other: Sequence[str]) -> list[Word]:
+def marked_words(words: Sequence[str], other: Sequence[str]) -> list[Word]:
     """Mark the words of one command that differ from the other's in the same place."""
-    blocks = SequenceMatcher(None, own, other, autojunk=False).get_matching_blocks()
+    blocks = SequenceMatcher(None, words, other, autojunk=False).get_matching_blocks()
     same = {place for block in blocks for place in range(block.a, block.a + block.size)}
-    return [(word, place not in same) for place, word in enumerate(own)]
+    return [(word, place not in same) for place, word in enumerate(words)]
 
 
 def label_of(baseline: Sequence[str], candidate: Sequence[str]) -> str:
@@ -85,8 +85,8 @@ def commands(study: StudyTables) -> list[tuple[str, list[Word]]]:
     others = {name: of for name, of in words.items() if name != study.baseline}
     marked = [marked_words(base, of) for of in others.values()]
     first = [(word, any(of[place][1] for of in marked)) for place, word in enumerate(base)]
-    found = [(study.label(study.baseline), first)]
-    return found + [(study.label(name), marked_words(of, base)) for name, of in others.items()]
+    labelled = [(study.label(study.baseline), first)]
+    return labelled + [(study.label(name), marked_words(of, base)) for name, of in others.items()]
 
 
 def load_words(sweep: PhaseASection) -> str:
@@ -130,7 +130,7 @@ def latencies(study: StudyTables) -> list[Latency]:
     judged = judged_metrics(study.settings["statistics"])
     order = list(dict.fromkeys((*MEDIANS_FIRST, *judged)))
     rows = [row for row in study.of(TAX, "A") if row.config in names and row.rate_rps is not None]
-    found = [
+    latency_rows = [
         Latency(
             row.config, row.rate_rps or 0.0, row.metric,
             level(study.baseline, row.cell, row.metric),
@@ -139,7 +139,7 @@ def latencies(study: StudyTables) -> list[Latency]:
         for row in rows
         if row.metric in order
     ]  # fmt: skip
-    return sorted(found, key=lambda one: (one.rate_rps, order.index(one.metric)))
+    return sorted(latency_rows, key=lambda one: (one.rate_rps, order.index(one.metric)))
 
 
 def ms(interval: Interval, *, signed: bool = False) -> str:
@@ -157,13 +157,13 @@ def ms(interval: Interval, *, signed: bool = False) -> str:
 
 def table(study: StudyTables) -> tuple[list[str], list[list[str]]]:
     """Headings and rows of the latencies in ms."""
-    found = latencies(study)
-    several = len({one.rate_rps for one in found}) > 1
+    latency_rows = latencies(study)
+    several = len({one.rate_rps for one in latency_rows}) > 1
     headings = ["ms", study.label(study.baseline), "candidate", "", "difference"]
     rows = [
         [LATENCY_METRICS[one.metric].label + (f" at {one.rate_rps:g}/s" if several else ""),
          ms(one.base), study.label(one.config), ms(one.own), ms(one.difference, signed=True)]
-        for one in found
+        for one in latency_rows
     ]  # fmt: skip
     return headings, rows
 
@@ -187,5 +187,5 @@ def markdown(study: StudyTables, answer: Sequence[str]) -> str:
     for label, words in commands(study):
         shown = " ".join(f"**{word}**" if other else word for word, other in words)
         lines.append(f"- {label}: {shown}")
-    lines += [f"- {name}: {said}" for name, said in load(study)]
+    lines += [f"- {name}: {value}" for name, value in load(study)]
     return "\n".join([*lines, "", *markdown_table(*table(study)), ""])

@@ -56,9 +56,9 @@ def rate_ticks(axes: Axes, which: str, rates: Sequence[float], apart: float) -> 
     It has no words where the next rate is less than `apart` times its own.
     """
     after = [*rates[1:], math.inf]
-    said = [f"{r:.10g}" if b >= apart * r else "" for r, b in zip(rates, after, strict=True)]
+    labels = [f"{r:.10g}" if b >= apart * r else "" for r, b in zip(rates, after, strict=True)]
     (axes.set_xscale if which == "x" else axes.set_yscale)("log", base=2)
-    axes.set(**{f"{which}ticks": rates, f"{which}ticklabels": said})
+    axes.set(**{f"{which}ticks": rates, f"{which}ticklabels": labels})
     (axes.xaxis if which == "x" else axes.yaxis).minorticks_off()
 
 
@@ -147,10 +147,10 @@ def cells(study: StudyTables, column: str) -> pd.DataFrame:
     The ends of its interval stand under `_lo` and `_hi` before the unit, where it has any.
     """
     table = frame(study.cell_rows, ROW_TYPES[CELLS]).query("phase == 'A'")
-    lost = table[(table["block"] != POOLED) & (table["status"] != "valid")]
+    not_valid = table[(table["block"] != POOLED) & (table["status"] != "valid")]
     # A block counts once, however many of its launches of the baseline lost the cell.
-    lost = lost.drop_duplicates(["configuration", "cell", "block"])
-    counts = Counter(zip(lost["configuration"], lost["cell"], strict=True))
+    not_valid = not_valid.drop_duplicates(["configuration", "cell", "block"])
+    counts = Counter(zip(not_valid["configuration"], not_valid["cell"], strict=True))
     stem, _, suffix = column.rpartition("_")
     names = {column: "value", f"{stem}_lo_{suffix}": "lo", f"{stem}_hi_{suffix}": "hi"}
     table = table[table["block"] == POOLED].rename(columns=names)
@@ -171,9 +171,11 @@ def sample_text(study: StudyTables) -> str:
 def _knees(table: pd.DataFrame, study: StudyTables) -> str:
     """Return each knee with the criteria that fired there, once where configurations agree."""
     by_knee: dict[str, list[str]] = {}
-    for config, own in table.groupby("config", sort=False):
-        knee = str(own["knee_rps"].iloc[0])
-        at = own[own["rate_rps"].map("{:.10g}".format) == knee]["saturation_criteria"]
+    for config, config_rows in table.groupby("config", sort=False):
+        knee = str(config_rows["knee_rps"].iloc[0])
+        at = config_rows[config_rows["rate_rps"].map("{:.10g}".format) == knee][
+            "saturation_criteria"
+        ]
         fired = ", ".join(CRITERIA[c].label for c in ";".join(at.dropna()).split(";") if c)
         by_knee.setdefault(f"{knee} ({fired})" if fired else knee, []).append(str(config))
     most = max(by_knee, key=lambda knee: len(by_knee[knee]))
@@ -214,8 +216,8 @@ def latency_figure(study: StudyTables, metric: str) -> Figure:
     shares = np.linspace(-0.5, 0.5, len(study.launched))
     for item, share in zip(study.launched, shares, strict=True):
         mark = style.marks(study)[item.id]
-        own = table[table["config"] == item.id]
-        for point in records(curve(upper, study, own, ["value", "lo", "hi"], mark, share)):
+        config_rows = table[table["config"] == item.id]
+        for point in records(curve(upper, study, config_rows, ["value", "lo", "hi"], mark, share)):
             for criterion in filter(None, point["saturation_criteria"].split(";")):
                 upper.plot(point["x"], point["value"], STROKES[criterion], **STROKE)
         tax_curve(lower, study, compared[compared["config"] == item.id], mark, share)
@@ -253,10 +255,10 @@ def throughput(study: StudyTables) -> Figure:
     table = cells(study, "effective_throughput_rps")
     drawn = table.assign(ratio=cells(study, "throughput_ratio")["value"])
     for item in study.configurations:
-        mark, own = style.marks(study)[item.id], drawn[drawn["config"] == item.id]
+        mark, config_rows = style.marks(study)[item.id], drawn[drawn["config"] == item.id]
         for axes, column in ((upper, "value"), (lower, "ratio")):
             axes.plot(
-                own["rate_rps"], own[column].astype(float), ls=mark.line, zorder=3,
+                config_rows["rate_rps"], config_rows[column].astype(float), ls=mark.line, zorder=3,
                 **style.marker_style(mark),
             )  # fmt: skip
     _limits(upper, lower, study, kept)
@@ -285,9 +287,9 @@ def _criteria(axes: Axes, study: StudyTables, table: pd.DataFrame) -> None:
     grid, order = grid_rates(study), [item.id for item in study.configurations]
     valid = table["status"] == "valid"
     fired = table["saturation_criteria"].map(lambda text: [c for c in text.split(";") if c])
-    lost = table["blocks_lost"].map(lambda count: f"−{count}" if count else "")
-    said = lost.where(valid, table["status"])
-    keyed = table.assign(fired=fired.map(len).where(valid), words=said)
+    blocks_lost = table["blocks_lost"].map(lambda count: f"−{count}" if count else "")
+    cell_words = blocks_lost.where(valid, table["status"])
+    keyed = table.assign(fired=fired.map(len).where(valid), words=cell_words)
     counts, words = (
         keyed.pivot_table(name, "config", "rate_rps", "first").reindex(index=order, columns=grid)
         for name in ("fired", "words")
@@ -296,15 +298,19 @@ def _criteria(axes: Axes, study: StudyTables, table: pd.DataFrame) -> None:
     for line, item in enumerate(study.configurations):
         knee = knee_text(study, item.id)
         rows.beside(axes, line + 0.5, knee)
-        own = table[table["config"] == item.id]
+        config_rows = table[table["config"] == item.id]
         for place, rate in enumerate(grid):
             if f"{rate:.10g}" == knee:
                 axes.add_patch(Rectangle((place, line), 1, 1, **KNEE))
-            names = [name for at in fired[own.index[own["rate_rps"] == rate]] for name in at]
+            names = [
+                name
+                for at in fired[config_rows.index[config_rows["rate_rps"] == rate]]
+                for name in at
+            ]
             for x, name in zip(np.linspace(0, 1, len(names) + 2)[1:], names, strict=False):
                 axes.plot(place + x, line + 0.5, STROKES[name], **STROKE)
-        states = records(own[["status", "reason"]].drop_duplicates())
-        if len(own) == len(grid) and len(states) == 1 and states[0]["status"] != "valid":
+        states = records(config_rows[["status", "reason"]].drop_duplicates())
+        if len(config_rows) == len(grid) and len(states) == 1 and states[0]["status"] != "valid":
             # Said once, where the whole row has no number.
             words.loc[item.id] = ""
             reason = style.fitted(rows.state_text(states[0]), CELLS_IN)

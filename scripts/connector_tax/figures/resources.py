@@ -50,8 +50,8 @@ def resources(study: StudyTables) -> Figure:
     wanted = pd.MultiIndex.from_product([shown, [item.id for item in study.connectors]], names=keys)
     table = wanted.to_frame(index=False).merge(measured, how="left", on=keys)
     bands = {name: rows.band(*ends) for name, *ends in noise.itertuples()}
-    own = zip(table["resource"], table["difference"].notna(), strict=True)
-    band = [bands.get(name, (None, None)) if known else (None, None) for name, known in own]
+    is_known = zip(table["resource"], table["difference"].notna(), strict=True)
+    band = [bands.get(name, (None, None)) if known else (None, None) for name, known in is_known]
     table[rows.BAND] = pd.DataFrame(band, dtype=object)
     notes = [study.against("differences from plain; grey: A/A, plain against plain")]
     height = math.ceil(len(shown) / 2) * (RESOURCE_IN * len(study.connectors) + 0.6)
@@ -148,22 +148,22 @@ def scores(study: StudyTables) -> tuple[list[str], list[tuple[str, list[Score]]]
     columns = {}
     for metric in judged_metrics(study.settings["statistics"]):
         taxes = study.at(ALL_RATES, metric)
-        own = [_latency(taxes.get(item.id)) for item in study.connectors]
-        columns[LATENCY_METRICS[metric].label] = own
+        column = [_latency(taxes.get(item.id)) for item in study.connectors]
+        columns[LATENCY_METRICS[metric].label] = column
     # With asynchronous scheduling a step of the engine waits for the device's, however long it is.
     rate, exposed = exposed_over_plain(study)
     steps = exposed or steps_over_plain(study)
     # Prompts are computed in their own steps or beside answers.
     kinds = [DECODE, PREFILL if PREFILL in steps else MIXED]
-    said = f"µs exposed, at {rate:g}/s" if exposed else "µs/step"
-    taken = {f"{kind}, {said}": steps.get(kind, {}) for kind in kinds}
+    unit = f"µs exposed, at {rate:g}/s" if exposed else "µs/step"
+    taken = {f"{kind}, {unit}": steps.get(kind, {}) for kind in kinds}
     for name, heading in RESOURCES.items():
         rows = (r for r in study.of(RESOURCE) if r.metric == name and r.status == "valid")
         taken[heading] = {row.config: row for row in rows}
     columns |= {heading: _scored(study, of) for heading, of in taken.items() if of}
     columns[KV_CAPACITY] = [_kv_capacity(study, item.id) for item in study.connectors]
     cells = zip(study.connectors, *columns.values(), strict=True)
-    return list(columns), [(item.label, list(own)) for item, *own in cells]
+    return list(columns), [(item.label, list(column)) for item, *column in cells]
 
 
 def exposed_words(study: StudyTables) -> str:
@@ -183,14 +183,14 @@ def requests_of_cells(study: StudyTables) -> str:
 def _latency(row: EffectRow | None) -> Score:
     if row is None or row.estimate is None:
         return Score("not measured" if row is None else row.status, LOST)
-    said, verdict = text.tax(row.estimate), in_words(row.verdict, row.margin)
+    size, verdict = text.tax(row.estimate), in_words(row.verdict, row.margin)
     if row.narrow_lo is None or row.narrow_hi is None or row.mark:
-        return Score(said, LOST, verdict)
-    said += f", at most {text.tax(row.narrow_hi)}"
+        return Score(size, LOST, verdict)
+    size += f", at most {text.tax(row.narrow_hi)}"
     narrow = (row.narrow_lo, row.narrow_hi) if row.verdict in JUDGED else None
     sign = sign_of(row.verdict)
     kind = LESS if less(row.verdict) else sign or UNSURE
-    return Score(said, kind, verdict, sign, narrow, row.margin)
+    return Score(size, kind, verdict, sign, narrow, row.margin)
 
 
 def _scored(study: StudyTables, of: dict[str, EffectRow]) -> list[Score]:
@@ -265,6 +265,8 @@ def scorecard(study: StudyTables) -> Figure:
             paper, ink = LOOKS.get(cell.kind, ("white", "black"))
             place = (x + 0.02, y - 0.46)
             axes.add_patch(Rectangle(place, width - 0.04, 0.92, color=paper, lw=0))
-            said = "\n".join(style.fitted(words, width - 0.07) for words in cell.words if words)
-            axes.text(x + 0.05, y, said, color=ink, va="center")
+            cell_text = "\n".join(
+                style.fitted(words, width - 0.07) for words in cell.words if words
+            )
+            axes.text(x + 0.05, y, cell_text, color=ink, va="center")
     return style.laid_out(figure)

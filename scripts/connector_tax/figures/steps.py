@@ -73,18 +73,18 @@ def _table(study: StudyTables, axes: Axes, points: pd.DataFrame, measure: str) -
     taxes = study.at("ref_safe", TAXES[measure], STEP)
     middle = points[(points["config"] == study.baseline) & (points["cdf"] == 0.5)]
     medians = rows.numbers(middle, [measure])
-    said = {study.baseline: f"{medians[0]:,.0f}" if medians else "no steps"}
+    values = {study.baseline: f"{medians[0]:,.0f}" if medians else "no steps"}
     for item in study.connectors:
-        said[item.id] = "skipped" if study.skip_reason(item.id) else "no number"
+        values[item.id] = "skipped" if study.skip_reason(item.id) else "no number"
         if (row := taxes.get(item.id)) and row.estimate is not None:
-            said[item.id] = size(row.estimate, row.lo, row.hi)
+            values[item.id] = size(row.estimate, row.lo, row.hi)
     heading = study.against(f"{LABELS[measure]}: plain's median, then over plain, µs")
     noise = taxes.get(study.aa or "")
     aa = size(noise.estimate, noise.lo, noise.hi) if noise else size(None)
     marks = style.marks(study)
     lines = [
         ("", heading, None),
-        *((item.label, said[item.id], marks[item.id]) for item in study.configurations),
+        *((item.label, values[item.id], marks[item.id]) for item in study.configurations),
         (study.against("plain over plain (A/A)"), aa, None),
     ]
     axes.set_axis_off()
@@ -170,25 +170,27 @@ def _parts(study: StudyTables) -> pd.DataFrame:
         noise = over.get(kind, {}).get(study.aa or "")
         band = rows.band(noise.estimate, noise.lo, noise.hi) if noise else (None, None)
         for connector in study.connectors:
-            own = [of.get(kind, {}).get(connector.id) for of in (over, hooks, left)]
+            parts = [of.get(kind, {}).get(connector.id) for of in (over, hooks, left)]
             row: dict[str, Any] = {"config": connector.id, "kind": kind}
             row |= dict(zip(rows.BAND, band, strict=True))
-            if step := own[0]:
+            if step := parts[0]:
                 row |= dict(zip(STEP_ENDS, (step.estimate, step.lo, step.hi), strict=True))
                 row["status"] = "valid"
                 if connector.id not in study.unconnected:
-                    row |= _split(connector.id, own, hooks.get(kind, {}).get(NOOP))
+                    row |= _split(connector.id, parts, hooks.get(kind, {}).get(NOOP))
             else:
                 row["status"] = "skipped" if study.skip_reason(connector.id) else "missing"
             table.append(row)
     return pd.DataFrame(table, columns=PART_COLUMNS, dtype=object)
 
 
-def _split(config: str, own: Sequence[EffectRow | None], noop: EffectRow | None) -> dict[str, Any]:
+def _split(
+    config: str, parts: Sequence[EffectRow | None], noop: EffectRow | None
+) -> dict[str, Any]:
     """Return the parts of a step; without a no-op its hooks and the rest, all of it the
     connector's.
     """
-    step, hooks, left = (None if row is None else row.estimate for row in own)
+    step, hooks, left = (None if row is None else row.estimate for row in parts)
     if config == NOOP:
         return {"framework_us": step}
     if step is None or hooks is None or left is None:
@@ -238,14 +240,14 @@ def hidden(study: StudyTables) -> str:
     if device == "cpu":
         return "Every span is time of the CPU, which computes the model too: none is hidden."
     scheduled = _baselines(study, "async_scheduling")
-    said = [
+    sentences = [
         "Every span is time of the host, beside which the GPU computes.",
         BY_ASYNC_SCHEDULING.get(scheduled, UNKNOWN),
     ]
     if labels := _differing(study, "async_scheduling"):
         other = "Synchronous" if scheduled == "true" else "Asynchronous"
-        said.append(f"{other} instead: {labels}.")
-    return _of_device(study, " ".join(said))
+        sentences.append(f"{other} instead: {labels}.")
+    return _of_device(study, " ".join(sentences))
 
 
 def placed(study: StudyTables) -> str:
@@ -254,31 +256,31 @@ def placed(study: StudyTables) -> str:
     if device is None:
         return ""
     scheduling, runner, executor = (_baselines(study, setting) for setting in DECIDED_BY)
-    said = []
+    sentences = []
     if runner and device != "cpu":
-        said.append(
+        sentences.append(
             "Model runner V2 calls the worker's hooks when forward pass and sampling are with the"
             " GPU; its record never holds the GPU's time."
             if RUNNER_V2.search(runner)
             else "Model runner V1 calls the worker's hooks between forward pass and sampling."
         )
     if executor == "uni":
-        said.append(
+        sentences.append(
             "The worker runs in the engine core's process: its record lies in the engine step."
         )
     if executor == "mp":
-        beside = scheduling == "true"
-        share = ": a hook's share of the engine step is a ratio, not a part" if beside else ""
-        said.append(f"The worker runs in processes of its own{share}.")
+        is_async = scheduling == "true"
+        share = ": a hook's share of the engine step is a ratio, not a part" if is_async else ""
+        sentences.append(f"The worker runs in processes of its own{share}.")
     if labels := _differing(study, "model_runner", "executor"):
-        said.append(f"Not so of {labels}, whose settings differ.")
-    return _of_device(study, " ".join(said))
+        sentences.append(f"Not so of {labels}, whose settings differ.")
+    return _of_device(study, " ".join(sentences))
 
 
-def _of_device(study: StudyTables, said: str) -> str:
+def _of_device(study: StudyTables, words: str) -> str:
     """Sentences about the GPU, of a device where that is emulated."""
     emulated = study.settings["engine"]["device"] == "emulated"
-    return said.replace("GPU", "device") if emulated else said
+    return words.replace("GPU", "device") if emulated else words
 
 
 def _differing(study: StudyTables, *settings: str) -> str:
@@ -289,5 +291,5 @@ def _differing(study: StudyTables, *settings: str) -> str:
 
 def _baselines(study: StudyTables, setting: str) -> str:
     """Return the value of a setting in the baseline's launches; empty where it is not known."""
-    mine = (row for row in study.engine if row.config == study.baseline)
-    return next((row.value for row in mine if row.setting == setting), "")
+    baseline_rows = (row for row in study.engine if row.config == study.baseline)
+    return next((row.value for row in baseline_rows if row.setting == setting), "")

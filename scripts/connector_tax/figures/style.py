@@ -275,5 +275,5 @@ def save(picture: Picture, folder: Path, name: str) -> None:
 
 def absent_because(svg: bytes) -> str:
     """Return the reason why a saved picture shows no figure; empty where it shows one."""
-    found = re.search(r"<dc:description>(.*?)</dc:description>", svg.decode(), re.DOTALL)
-    return html.unescape(found[1]) if found else ""
+    match = re.search(r"<dc:description>(.*?)</dc:description>", svg.decode(), re.DOTALL)
+    return html.unescape(match[1]) if match else ""

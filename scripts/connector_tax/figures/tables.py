@@ -62,10 +62,10 @@ def exposed_over_plain(study: "StudyTables") -> tuple[float, dict[str, dict[str,
 
 
 def _by_kind(rows: Iterable[EffectRow]) -> dict[str, dict[str, EffectRow]]:
-    found: dict[str, dict[str, EffectRow]] = {}
+    rows_by_kind: dict[str, dict[str, EffectRow]] = {}
     for row in rows:
-        found.setdefault(tables.StepGroup.of(row.item).kind, {})[row.config] = row
-    return found
+        rows_by_kind.setdefault(tables.StepGroup.of(row.item).kind, {})[row.config] = row
+    return rows_by_kind
 
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
@@ -146,10 +146,10 @@ class StudyTables:
         """The label of a configuration, or of the A/A launch of plain; else the name itself."""
         return next((item.label for item in self.launched if item.id == config), config)
 
-    def labelled(self, said: str) -> str:
+    def labelled(self, words: str) -> str:
         """A sentence with labels in place of the configurations' ids."""
         ids = "|".join(re.escape(item.id) for item in self.launched)
-        return re.sub(rf"\b({ids})\b", lambda match: self.label(match[0]), said)
+        return re.sub(rf"\b({ids})\b", lambda match: self.label(match[0]), words)
 
     cell_rows = _table(paths.CELLS, CellRow)
     effects = _table(paths.EFFECTS, EffectRow)

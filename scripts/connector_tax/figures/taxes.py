@@ -121,9 +121,9 @@ def heat_maps(study: StudyTables) -> Figure:
     figure = style.new_figure(study, style.COLUMN_IN, height, _notes(study, table, margin))
     grid = style.panels(figure, len(shown), ACROSS, share_x=True)
     for axes, config in zip(grid.flat, shown, strict=False):
-        own = table[table["config"] == config]
+        config_rows = table[table["config"] == config]
         taxes, words = (
-            own.pivot_table(name, "input_tokens", "output_tokens", "first").reindex(
+            config_rows.pivot_table(name, "input_tokens", "output_tokens", "first").reindex(
                 index=inputs, columns=outputs
             )
             for name in ("tax", "words")
@@ -197,20 +197,20 @@ def other_waits(study: StudyTables) -> str:
     """
     margin = margin_of(study.settings["statistics"]["margins"], "ttft_p50")
     ttft = {(r.config, r.cell): r.base for r in study.of(TAX, "B") if r.metric == "ttft_p50"}
-    found: dict[str, list[str]] = {}
+    cells_by_label: dict[str, list[str]] = {}
     for row in study.of(WAIT, "B"):
         base = ttft.get((row.config, row.cell))
         if row.config == study.aa or base is None or row.lo is None or row.hi is None:
             continue
         if not row.lo <= 0 <= row.hi and row.estimate and abs(row.estimate) > margin * base:
-            told = f"{signed(row.estimate, 2)} ms at {row.cell}"
-            found.setdefault(study.label(row.config), []).append(told)
-    if not found:
+            difference = f"{signed(row.estimate, 2)} ms at {row.cell}"
+            cells_by_label.setdefault(study.label(row.config), []).append(difference)
+    if not cells_by_label:
         return ""
-    own = "; ".join(f"{label} {', '.join(cells)}" for label, cells in found.items())
+    listed = "; ".join(f"{label} {', '.join(cells)}" for label, cells in cells_by_label.items())
     fixed = study.settings["arrivals"]["process"] == "fixed"
     cause = ", by arrivals and not by connector" if fixed else ""
-    return f"Waits for the step with the prompt differ{cause}: {own}"
+    return f"Waits for the step with the prompt differ{cause}: {listed}"
 
 
 # ---- figure 8: is the stacked connector's tax the sum of its parts' taxes (H4)?
@@ -344,6 +344,6 @@ def _forest(study: StudyTables, axes: Axes, panel: pd.DataFrame) -> None:
         if row["prior_tax"] is not None:
             axes.plot(row["prior_tax"], y, zorder=5, **PRIOR)
         untold = row["config"] == study.aa or row["verdict"] == TOO_FEW
-        said = "" if untold else in_words(row["verdict"], row["margin"])
-        rows.beside(axes, y - 0.22 * bool(said), rows.size_text(row))
-        rows.beside(axes, y + 0.22, said, bold=costs(row["verdict"]))
+        verdict_words = "" if untold else in_words(row["verdict"], row["margin"])
+        rows.beside(axes, y - 0.22 * bool(verdict_words), rows.size_text(row))
+        rows.beside(axes, y + 0.22, verdict_words, bold=costs(row["verdict"]))

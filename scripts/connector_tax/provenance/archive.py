@@ -269,8 +269,8 @@ def decode(data: bytes, sizes: Mapping[str, int], limits: Limits) -> Iterator[tu
     for shape in header["shapes"]:
         line = shape.encode("latin-1")
         lines.append(line.replace(b"%", b"%%").replace(b"\0", b"%b") + b"\n")
-        own = [_read(data, *next(places)) for _ in range(line.count(b"\0"))]
-        rows.append(zip(*own, strict=False) if own else itertools.repeat(()))
+        cells = [_read(data, *next(places)) for _ in range(line.count(b"\0"))]
+        rows.append(zip(*cells, strict=False) if cells else itertools.repeat(()))
     for name, count in header["files"]:
         content = bytearray()
         for number in itertools.islice(order, count):
@@ -293,10 +293,10 @@ def packed(header: Mapping[str, Any], files: Mapping[str, bytes]) -> bytes:
     members, tables = dict(files), dict[str, Any]()
     for kind, table in zip(paths.ALL_LOGS, TABLES, strict=True):
         log = re.compile(rf"{paths.RUNS}/.*/{kind}_[^/]*\.jsonl")
-        own = {n: members.pop(n) for n in sorted(files) if log.fullmatch(n) and fits(files[n])}
-        if own:
-            members[table] = encode(own)
-            tables[table] = _entry(members[table]) | {"files": list(own)}
+        logs = {n: members.pop(n) for n in sorted(files) if log.fullmatch(n) and fits(files[n])}
+        if logs:
+            members[table] = encode(logs)
+            tables[table] = _entry(members[table]) | {"files": list(logs)}
     listed = {name: _entry(files[name]) for name in sorted(files, key=_place)}
     head = {"format": FORMAT, **header, "files": listed, "tables": tables}
     content = (json.dumps(head, indent=1) + "\n").encode()
@@ -474,17 +474,17 @@ def _header(content: IO[bytes], limits: Limits) -> tuple[ArchiveHeader, bytes]:
 
 def _check_sizes(files: Mapping[str, Member], tables: Mapping[str, Member], limits: Limits) -> None:
     if len(files) > limits.files:
-        told = f"{len(files):,} files; allowed for an archive of its size: {limits.files:,}"
-        raise ArtifactError(f"{HEADER}: {told}")
+        reason = f"{len(files):,} files; allowed for an archive of its size: {limits.files:,}"
+        raise ArtifactError(f"{HEADER}: {reason}")
     for listed in (files, tables):
         if sum(entry["bytes"] for entry in listed.values()) > limits.total_bytes:
-            told = f"more than {limits.total_bytes:,} bytes in all{_FOR_ITS_SIZE}"
-            raise ArtifactError(f"{HEADER}: {told}")
+            reason = f"more than {limits.total_bytes:,} bytes in all{_FOR_ITS_SIZE}"
+            raise ArtifactError(f"{HEADER}: {reason}")
         for name, entry in listed.items():
             most = MOST_JSON_BYTES if name.endswith(".json") else limits.file_bytes
             if entry["bytes"] > most:
-                told = f"{name!r} has {entry['bytes']:,} bytes; allowed: {most:,}"
-                raise ArtifactError(f"{HEADER}: {told}")
+                reason = f"{name!r} has {entry['bytes']:,} bytes; allowed: {most:,}"
+                raise ArtifactError(f"{HEADER}: {reason}")
 
 
 def _files(opened: Opened) -> Iterator[tuple[str, bytes]]:
@@ -532,17 +532,19 @@ def _next(content: IO[bytes], name: str, size: int | None = None) -> bytes:
     """
     try:
         info = tarfile.TarInfo.frombuf(content.read(BLOCK), "utf-8", "strict")
-        found = info.name, info.type, info.size
+        member = info.name, info.type, info.size
     except (tarfile.TarError, UnicodeError):
-        found = "", b"", 0
-    if size is None and found[0] != name:
+        member = "", b"", 0
+    if size is None and member[0] != name:
         raise ArtifactError(f"its first member is not {name}")
-    if size is None and found[2] > MOST_JSON_BYTES:
-        raise ArtifactError(f"{name} has {found[2]:,} bytes; allowed: {MOST_JSON_BYTES:,}")
-    size = max(found[2], 0) if size is None else size
-    if found != (name, tarfile.REGTYPE, size):
-        told = f"{name!r} is missing, no plain file of the {size} bytes that {HEADER} lists, or not"
-        raise ArtifactError(f"member {told} in its place")
+    if size is None and member[2] > MOST_JSON_BYTES:
+        raise ArtifactError(f"{name} has {member[2]:,} bytes; allowed: {MOST_JSON_BYTES:,}")
+    size = max(member[2], 0) if size is None else size
+    if member != (name, tarfile.REGTYPE, size):
+        reason = (
+            f"{name!r} is missing, no plain file of the {size} bytes that {HEADER} lists, or not"
+        )
+        raise ArtifactError(f"member {reason} in its place")
     data = content.read(size)
     content.read(-size % BLOCK)
     return data
@@ -555,8 +557,8 @@ def _study(header: ArchiveHeader, data: bytes) -> StudyDocument:
     except ValueError as error:
         raise ArtifactError(f"{paths.STUDY}: not valid JSON: {error}") from None
     if study["study"] != header["study"]:
-        told = f"study is {study['study']!r}, {HEADER} says {header['study']!r}"
-        raise ArtifactError(f"{paths.STUDY}: {told}")
+        reason = f"study is {study['study']!r}, {HEADER} says {header['study']!r}"
+        raise ArtifactError(f"{paths.STUDY}: {reason}")
     named = set()
     for launch in every_launch(study):
         index = (launch.folder(Path()) / paths.INDEX).as_posix()

@@ -172,16 +172,16 @@ def planned_method(study: Study) -> int:
 
 def check_study(folder: StudyFolder, manifest: Path, ledger: Ledger) -> str:
     """Check every claim but those that are made again; return where the study comes from."""
-    told, study = "No seal.", folder.study
+    statement, study = "No seal.", folder.study
     with ledger.guarded("seal", "study"):
         links = read_links(study.root)
         check_seals(folder, links, ledger)
-        told = check_published(study, [sha256 for sha256, _ in links], manifest, ledger)
+        statement = check_published(study, [sha256 for sha256, _ in links], manifest, ledger)
     with ledger.guarded("launch", "study"):
         check_launches(folder, ledger)
     with ledger.guarded("records", "study"):
         check_records(folder, ledger)
-    return told
+    return statement
 
 
 # ---- seals
@@ -221,27 +221,29 @@ def check_published(study: Study, chain: Sequence[str], markdown: Path, ledger: 
     body = section_of(text, name)
     seal, shown, doubt = named(body, "Seal"), (head or "none")[:12], ""
     if seal is None or head is None:
-        told = "published nowhere: whoever can write this folder can have made it"
-        wrong, doubt = [told], f"{page} names no seal of study {name}"
+        statement = "published nowhere: whoever can write this folder can have made it"
+        wrong, doubt = [statement], f"{page} names no seal of study {name}"
         doubt *= not _is_published(study, body)
     elif seal == head:
-        told = f"the one {page} names"
-        own = section(name, read_manifest(study.root / paths.MANIFEST), head)
+        statement = f"the one {page} names"
+        section_text = section(name, read_manifest(study.root / paths.MANIFEST), head)
         wrong = []
-        rows = [] if own == published_body(body) else [f"its rows are not {paths.MANIFEST}'s"]
+        rows = (
+            [] if section_text == published_body(body) else [f"its rows are not {paths.MANIFEST}'s"]
+        )
         ledger.check(LISTED, "rows", rows, f"as {page} names them")
         pictures = wrong_pictures(body, pictures_of(published_views(study.root)))
         ledger.check(LISTED, paths.FIGURES, pictures, f"as {page} names them")
     else:
-        told = f"not the study that {page} names, whose seal is {seal[:12]}"
-        wrong, doubt = [told], f"seal {shown}" * (not _is_published(study, body))
+        statement = f"not the study that {page} names, whose seal is {seal[:12]}"
+        wrong, doubt = [statement], f"seal {shown}" * (not _is_published(study, body))
         if seal in chain:
             after = len(chain) - 1 - chain.index(seal)
             wrong, doubt = [f"{after} links were added after the published seal"], ""
     if body and text != merge(text, name, body):
         wrong, doubt = ["it holds more than its head and a section for each study"], ""
     ledger.check("seal", page, wrong, f"names seal {shown}", doubt)
-    return f"Seal {shown}: {told}. {LIMIT}."
+    return f"Seal {shown}: {statement}. {LIMIT}."
 
 
 def _is_published(study: Study, body: str) -> bool:
@@ -267,14 +269,14 @@ def _chain(links: Links) -> Iterator[str]:
 
 def _settings(study: Study, links: Links, newest: Mapping[str, SealLink]) -> Iterator[str]:
     design = study.document["design_sha256"]
-    mine = [link for _, link in links if link.get("design_sha256") == design]
-    if len(mine) != 1:
-        yield f"sealed {len(mine)} times for this design"
+    seals = [link for _, link in links if link.get("design_sha256") == design]
+    if len(seals) != 1:
+        yield f"sealed {len(seals)} times for this design"
         return
     for line in changed_settings(study.root, study.document):
-        yield f"changed after the first measurement, sealed {mine[0]['utc']}: {line}"
+        yield f"changed after the first measurement, sealed {seals[0]['utc']}: {line}"
     for name, link in newest.items():
-        if link["number"] < mine[0]["number"]:
+        if link["number"] < seals[0]["number"]:
             yield f"{name} was measured before they were sealed"
 
 
@@ -330,10 +332,14 @@ def check_archive(root: Path, manifest: Path, ledger: Ledger) -> None:
     header = read_json(root / HEADER)
     ledger.check("archive", "files", _unpacked(root, header["files"]), "every hash as listed")
     text = manifest.read_text(encoding="utf-8") if manifest.is_file() else ""
-    told = named(section_of(text, header["study"]), "Archive")
-    own = (root / paths.ORIGIN).read_text(encoding="utf-8").split()[0]
-    wrong = [] if told == own else [f"sha256 is {own}, {manifest.name} names {told}"]
-    doubt = "" if told else f"{manifest.name} names no archive of study {header['study']}"
+    listed_sha256 = named(section_of(text, header["study"]), "Archive")
+    actual_sha256 = (root / paths.ORIGIN).read_text(encoding="utf-8").split()[0]
+    wrong = (
+        []
+        if listed_sha256 == actual_sha256
+        else [f"sha256 is {actual_sha256}, {manifest.name} names {listed_sha256}"]
+    )
+    doubt = "" if listed_sha256 else f"{manifest.name} names no archive of study {header['study']}"
     ledger.check("archive", "file", wrong, f"the one {manifest.name} names", doubt)
 
 
@@ -356,9 +362,11 @@ def show(result: Audit) -> None:
     ledger = result.ledger
     print(f"{'claims about':14}{'of':58}", *(f"{verdict:>13}" for verdict in VERDICTS))
     for kind in dict.fromkeys(claim.kind for claim in ledger.claims):
-        mine = [claim for claim in ledger.claims if claim.kind == kind]
-        counts = [sum(claim.verdict == verdict for claim in mine) for verdict in VERDICTS]
-        subject = mine[0].subject if len(mine) == 1 else f"{mine[0].subject} ... ({len(mine)})"
+        claims = [claim for claim in ledger.claims if claim.kind == kind]
+        counts = [sum(claim.verdict == verdict for claim in claims) for verdict in VERDICTS]
+        subject = (
+            claims[0].subject if len(claims) == 1 else f"{claims[0].subject} ... ({len(claims)})"
+        )
         print(f"{kind:14}{printable(subject):58}", *(f"{count or '':>13}" for count in counts))
     for verdict in (NOT_CHECKABLE, FAIL):
         for claim in ledger.claims:

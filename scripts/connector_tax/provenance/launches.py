@@ -91,8 +91,8 @@ def _design(study: Study) -> Iterator[str]:
         "run_order": run_order(config),
         "cells": {phase: cells_of(config, phase) for phase in PHASES},
     }
-    said = {key: value for key, value in document.items() if key in expected}
-    yield from differences(said, expected, "study")
+    recorded = {key: value for key, value in document.items() if key in expected}
+    yield from differences(recorded, expected, "study")
     emulated = document["emulated"] or config["engine"].get("device") == "emulated"
     if ("emulated" in document["engine_label"]) != emulated:
         label, named = document["engine_label"], config["engine"]["kind"]
@@ -112,22 +112,22 @@ def _shape_rates(study: Study) -> Iterator[str]:
 def _environment(study: Study) -> Iterator[str]:
     """env.txt begins with environment.json, a line each."""
     environment = read_json(study.root / paths.ENVIRONMENT)
-    said = (study.root / paths.ENV_TEXT).read_text(encoding="utf-8").partition("\n\n")[0]
+    recorded = (study.root / paths.ENV_TEXT).read_text(encoding="utf-8").partition("\n\n")[0]
     made = environment_text(environment, {})
-    yield from differences(said.split("\n"), made.splitlines(), paths.ENV_TEXT)
+    yield from differences(recorded.split("\n"), made.splitlines(), paths.ENV_TEXT)
     if environment["engine_label"] != study.document["engine_label"]:
         yield f"engine_label is {environment['engine_label']!r}"
 
 
 def _gate(study: Study, entry: ConfigurationEntry, gates: dict[str, GateRecord]) -> Iterator[str]:
     """Check that pre-flight's decision stands in the log of the gate."""
-    said = gates[entry["id"]]
-    evidence = said.get("evidence")
+    gate = gates[entry["id"]]
+    evidence = gate.get("evidence")
     if evidence is None:
-        if engine_of(study.config["engine"]).gate_of(entry) or not said["include"]:
+        if engine_of(study.config["engine"]).gate_of(entry) or not gate["include"]:
             yield "left out without a gate, or preflight_status.json names no log of its gate"
         return
-    decision = f"{'INCLUDE' if said['include'] else 'SKIP'}: {said['reason']}"
+    decision = f"{'INCLUDE' if gate['include'] else 'SKIP'}: {gate['reason']}"
     text = (study.root / evidence).read_text(encoding="utf-8")
     if not text.rstrip("\n").endswith(f" {decision}"):
         yield f"{evidence} does not end with {decision!r}"
@@ -146,14 +146,14 @@ def _launch(whole: StudyFolder, launch: Launch, index: LaunchIndex | None) -> It
     rate = None if skipped else reference_rate(study.root, launch.phase)
     attempts = Attempts(folder).entries
     outcome = LaunchOutcome(index.status, index.reason, rate, attempts)
-    beside = ("files", "seal", *(() if attempts else ("started_utc", "ended_utc")))
-    said, again = (
-        {key: value for key, value in content.items() if key not in beside}
+    excluded = ("files", "seal", *(() if attempts else ("started_utc", "ended_utc")))
+    recorded, again = (
+        {key: value for key, value in content.items() if key not in excluded}
         for content in (
             read_json(folder / paths.INDEX), index_of(study.document, launch, folder, outcome)
         )
     )  # fmt: skip
-    yield from differences(said, again, paths.INDEX)
+    yield from differences(recorded, again, paths.INDEX)
     if skipped and any(folder.glob("*/cell_*.json")):
         yield "skipped, though there are measured cells"
     if skipped and not _left_out(whole, launch, index.reason):
@@ -180,8 +180,8 @@ def _run_files(study: Study, launch: Launch, index: LaunchIndex) -> Iterator[str
     folder = launch.folder(study.root)
     config = read_record(folder / paths.LAUNCH_CONFIG, LaunchConfig)
     design = described(_on_its_slot(study, index), launch)
-    said = {key: value for key, value in config.items() if key in design}
-    yield from differences(said, design, "config.json")
+    recorded = {key: value for key, value in config.items() if key in design}
+    yield from differences(recorded, design, "config.json")
     if (folder / paths.ENV_TEXT).read_bytes() != (study.root / paths.ENV_TEXT).read_bytes():
         yield "env.txt differs from the study's"
     script = (folder / paths.LAUNCH_SCRIPT).read_text(encoding="utf-8")
@@ -205,12 +205,12 @@ def _check_command(study: Study, launch: Launch, index: LaunchIndex, ledger: Led
     port = index.attempts[-1].get("port", 0) if index.attempts else 0
     made = command_for(_on_its_slot(study, index), launch, port, probe)
     config = read_json(folder / paths.LAUNCH_CONFIG)
-    said = config["argv"], {**config["environment"]}
+    recorded = config["argv"], {**config["environment"]}
     again = made.argv, {**made.environment}
     if made.callers:  # Its PYTHONPATH ends with the PYTHONPATH of the user who started the study.
-        for _, environment in (said, again):
+        for _, environment in (recorded, again):
             environment.pop("PYTHONPATH", None)
-    wrong = differences(_comparable(*said), _comparable(*again), "config.json")
+    wrong = differences(_comparable(*recorded), _comparable(*again), "config.json")
     version = study.document["package_version"]
     doubt = "" if version == __version__ else f"measured with {version}, which may make another"
     ledger.check("command", launch.name, wrong, "follows from the study", doubt)
@@ -232,8 +232,8 @@ def _script(
     root, caller = (_word(line.search(script)) for line in (ROOT_LINE, CALLERS_LINE))
     title = launch_title(study.document, launch)
     made = launch_script(command, title, root, tuple(cpus), caller)
-    said, again = (FREE_PORT.sub(r"\g<1>0", text).splitlines() for text in (script, made))
-    yield from differences(said, again, paths.LAUNCH_SCRIPT)
+    recorded, again = (FREE_PORT.sub(r"\g<1>0", text).splitlines() for text in (script, made))
+    yield from differences(recorded, again, paths.LAUNCH_SCRIPT)
 
 
 def _word(line: re.Match[str] | None) -> str:
@@ -328,10 +328,10 @@ def _moved(blocks: Iterable[Sequence[Attempt]]) -> Iterator[str]:
     for first, *others in blocks:
         for attempt in others:
             for key, wanted in first.node.items():
-                if key not in PASSING and (found := attempt.node.get(key)) != wanted:
+                if key not in PASSING and (actual := attempt.node.get(key)) != wanted:
                     yield (
                         f"{key}: {first.launch.name} on {wanted!r}, "
-                        f"{attempt.launch.name} on {found!r}"
+                        f"{attempt.launch.name} on {actual!r}"
                     )
 
 

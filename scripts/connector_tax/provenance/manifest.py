@@ -93,14 +93,14 @@ def rows(study: StudyFolder) -> list[dict[str, str]]:
 
     A launch that was measured again has a row for each run that was moved aside before its own.
     """
-    found = []
+    rows = []
     for launch in study.launches:
         folder = launch.folder
         names = [path.name for path in folder.parent.glob(f"{folder.name}.superseded*")]
         names.sort(key=lambda name: (len(name), name))
         runs = (LaunchFolder(study.root, replace(launch.launch, phase=name)) for name in names)
-        found += [row(study.study, launch.launch, run) for run in (*runs, launch)]
-    return found
+        rows += [row(study.study, launch.launch, run) for run in (*runs, launch)]
+    return rows
 
 
 def row(of: Study, launch: Launch, run: LaunchFolder) -> dict[str, str]:
@@ -113,7 +113,7 @@ def row(of: Study, launch: Launch, run: LaunchFolder) -> dict[str, str]:
     index = run.index or _without_index(study, launch, path)
     attempts = index.attempts
     plans = [a["load_generator"]["affinity"] for a in attempts if a.get("load_generator")]
-    warnings = {told for plan in plans if plan for told in plan["warnings"]}
+    warnings = {warning for plan in plans if plan for warning in plan["warnings"]}
     states = [cell.status for cell in index.cells]
     forms = study["config"]["engine"].get("forms", {})
     python = forms.get(launch.configuration, {}).get("python")
@@ -163,10 +163,10 @@ def _devices(attempts: Sequence[AttemptRecord]) -> Iterator[str]:
     """Yield each attempt's device, where recorded: `machine-01 GPU-0a, NUMA node 0, exclusive`."""
     for node in nodes_of(attempts):
         numa = sorted({n for n in node["gpu_numa_nodes"] if n is not None})
-        told = [f"NUMA node {n}" for n in numa]
+        notes = [f"NUMA node {n}" for n in numa]
         if node["exclusive"] is not None:
-            told.append("exclusive" if node["exclusive"] else "not exclusive")
-        yield ", ".join([" ".join([node["machine"], *node["devices"]]), *told])
+            notes.append("exclusive" if node["exclusive"] else "not exclusive")
+        yield ", ".join([" ".join([node["machine"], *node["devices"]]), *notes])
 
 
 def _engine_files(attempts: Sequence[AttemptRecord]) -> Iterator[str]:
@@ -259,14 +259,14 @@ def pictures_of(digests: Mapping[str, str]) -> dict[str, str]:
     return {Path(n).name: sha256 for n, sha256 in digests.items() if n.endswith(".png")}
 
 
-def wrong_pictures(body: str, own: Mapping[str, str]) -> Iterator[str]:
+def wrong_pictures(body: str, digests: Mapping[str, str]) -> Iterator[str]:
     """Yield the section's wrong statements about its pictures; `own`: SHA-256 by file name."""
     (line,) = re.findall(r"^Pictures: .*$", body, re.MULTILINE) or [""]
     listed = dict(re.findall(r"`([^`]+)` (\w+)", line))
-    for name in sorted({*listed, *own}):
-        if listed.get(name) != own.get(name):
-            yield f"{name} has sha256 {own.get(name)}, listed is {listed.get(name)}"
-    if listed == own and line != pictures_line(own):
+    for name in sorted({*listed, *digests}):
+        if listed.get(name) != digests.get(name):
+            yield f"{name} has sha256 {digests.get(name)}, listed is {listed.get(name)}"
+    if listed == digests and line != pictures_line(digests):
         yield "the line says more than the SHA-256 of each picture"
 
 

@@ -51,8 +51,8 @@ def pack(study_file: Path, manifest: Path, target: Path) -> None:
     failed = [claim for claim in claims if claim.verdict == FAIL and claim.kind != LISTED]
     if failed:
         lines = [f"{claim.kind} {claim.subject}: {claim.message}" for claim in failed[:10]]
-        told = f"{root} is not archived: {len(failed)} claims fail the audit"
-        raise ArtifactError("\n  ".join([f"{told}:", *lines]))
+        reason = f"{root} is not archived: {len(failed)} claims fail the audit"
+        raise ArtifactError("\n  ".join([f"{reason}:", *lines]))
     target.parent.mkdir(parents=True, exist_ok=True)
     with private_folder(target) as folder:
         made = folder / target.name
@@ -110,8 +110,10 @@ def _refuse_secrets(root: Path, contents: Mapping[str, bytes]) -> None:
         for line in secrets.lines(data.decode(errors="replace"))
     ]
     if places:
-        told = "found what looks like a secret (not shown); allowed: none, an archive is published"
-        raise ArtifactError("\n".join(f"{place}: {told}" for place in places[:20]))
+        reason = (
+            "found what looks like a secret (not shown); allowed: none, an archive is published"
+        )
+        raise ArtifactError("\n".join(f"{place}: {reason}" for place in places[:20]))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

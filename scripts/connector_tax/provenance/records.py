@@ -165,9 +165,9 @@ def _record(records: Records) -> Iterator[str]:
         "valid": not reasons,
         "void_reasons": sorted(reasons),
     }
-    said = {key: record.get(key) for key in again}
-    said["void_reasons"] = sorted(record["void_reasons"])
-    yield from differences(said, again, "cell")
+    recorded = {key: record.get(key) for key in again}
+    recorded["void_reasons"] = sorted(record["void_reasons"])
+    yield from differences(recorded, again, "cell")
 
 
 # ---- what was sent, and what came back
@@ -186,7 +186,7 @@ def _requests(records: Records) -> Iterator[str]:
         yield f"the warm-up lasts {(warm - origin) / 1e9} s, not {warmup_s} s"
     if len(records.requests) != len(records.due_ns):
         yield f"{len(records.requests)} requests, the seed gives {len(records.due_ns)}"
-    said, again = list[Line](), list[Line]()
+    recorded, again = list[Line](), list[Line]()
     lines = zip(records.requests, records.due_ns, records.planned, strict=False)
     for number, (request, due_ns, planned) in enumerate(lines):
         arrival = request["t_intended_ns"]
@@ -198,10 +198,10 @@ def _requests(records: Records) -> Iterator[str]:
             # Of text the server alone knows the length; one that ends where it likes says so.
             for name in ("prompt_tokens", "completion_tokens"):
                 wanted |= {name: n} if (n := getattr(planned, name)) is not None else {}
-        said.append({name: request[name] for name in wanted} | {"due_ns": arrival - origin})
+        recorded.append({name: request[name] for name in wanted} | {"due_ns": arrival - origin})
         again.append(wanted | {"due_ns": due_ns})
         yield from (f"seq {number}: {problem}" for problem in _of_one(request, drained))
-    yield from differences(said, again, "requests")
+    yield from differences(recorded, again, "requests")
 
 
 def _of_one(r: Line, drained_ns: int) -> Iterator[str]:
@@ -271,8 +271,10 @@ def _no_client_is_faster(
         served = count - before[bound]
         seen = sum(s * (1 + CLOCKS) <= float(bound) for s in seconds)
         if seen > served:
-            told = f"{seen} requests took at most {bound} s at the client, only {served:g} at the"
-            yield f"{name}: {told} server: {faster}"
+            comparison = (
+                f"{seen} requests took at most {bound} s at the client, only {served:g} at the"
+            )
+            yield f"{name}: {comparison} server: {faster}"
             return
     if exact and took * (1 + CLOCKS) < grown:
         yield f"{name}: {took:.4f} s in sum at the client, {grown:.4f} s at the server: {faster}"
@@ -283,12 +285,12 @@ def series_of(page: str) -> dict[str, float]:
 
     A page is parsed twice for each cell; prometheus_client takes seconds for a study's pages.
     """
-    found: dict[str, float] = {}
+    series: dict[str, float] = {}
     for name, labels, value in SERIES.findall(page):
         pairs = sorted((key, ESCAPED.sub(_character, text)) for key, text in LABEL.findall(labels))
-        said = ",".join(f'{key}="{text}"' for key, text in pairs)
-        found[f"{name}{{{said}}}" if said else name] = float(value)
-    return found
+        label_text = ",".join(f'{key}="{text}"' for key, text in pairs)
+        series[f"{name}{{{label_text}}}" if label_text else name] = float(value)
+    return series
 
 
 def _character(escaped: re.Match[str]) -> str:

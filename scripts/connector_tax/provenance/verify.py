@@ -146,8 +146,8 @@ class Study:
 
     def plains(self, phase: str) -> list[str]:
         """Return the baseline's launches in a block, by number."""
-        mine = [name for name in self.names[phase] if configuration_of(name) == self.baseline]
-        return sorted(mine, key=lambda name: (len(name), name))
+        names = [name for name in self.names[phase] if configuration_of(name) == self.baseline]
+        return sorted(names, key=lambda name: (len(name), name))
 
     def fired(self, key: Key) -> list[str]:
         """Return the saturation criteria that fire in a valid cell."""
@@ -222,21 +222,24 @@ class Study:
 
 def samples(study: Study) -> dict[tuple[str, ...], dict[Launch, Sample]]:
     """Return the samples of each phase, cell and metric, and those over all rates of Phase A."""
-    found: dict[tuple[str, ...], dict[Launch, Sample]] = {}
+    by_quantity: dict[tuple[str, ...], dict[Launch, Sample]] = {}
     for key, cell in study.cells.items():
         ok = cell.all
         for metric in study.margins if len(ok) else ():
             values, percent = ok[metric[:-4]].to_numpy(), int(metric[-2:])
             point = float(np.percentile(values, percent))
             if point > 0:  # neither 0 nor without TPOT
-                found.setdefault((*key[2:], metric), {})[key[:2]] = math.log(point), len(values)
+                by_quantity.setdefault((*key[2:], metric), {})[key[:2]] = (
+                    math.log(point),
+                    len(values),
+                )
     for metric, rates in itertools.product(study.margins, [study.unsaturated]):
-        of = [found.get(("A", cell, metric), {}) for cell in rates]
+        of = [by_quantity.get(("A", cell, metric), {}) for cell in rates]
         for launch in [la for la in of[0] if all(la in cell for cell in of)] if of else []:
             logs, counts = zip(*(cell[launch] for cell in of), strict=True)
             mean = sum(logs) / len(logs), sum(counts)
-            found.setdefault(("A", RATES, metric), {})[launch] = mean
-    return found
+            by_quantity.setdefault(("A", RATES, metric), {})[launch] = mean
+    return by_quantity
 
 
 @dataclass(frozen=True)
@@ -466,9 +469,11 @@ class Taxes:
         """
         plain = {la for la in launches if la[0] in self.study.plains(tax[1]) and la[0] != tax[0]}
         base = {block: [la for la in plain if la[1] == block] for _, block in plain}
-        ours = [la for la in launches if la[0] == tax[0] and la[1] in base]
-        w = {la: 1 / len(ours) for la in ours}
-        return w | {p: -1 / len(ours) / len(base[b]) for _, b in ours for p in base[b]}
+        config_launches = [la for la in launches if la[0] == tax[0] and la[1] in base]
+        w = {la: 1 / len(config_launches) for la in config_launches}
+        return w | {
+            p: -1 / len(config_launches) / len(base[b]) for _, b in config_launches for p in base[b]
+        }
 
     def effect(
         self, *terms: tuple[float, Tax], confidence: float | None = None, comparisons: int = 1
@@ -516,10 +521,10 @@ class Taxes:
         """Yield why a tax has no verdict: who was saturated, what was dropped, few requests."""
         keys = self.keys(tax, launches)
         for name in dict.fromkeys(name for name, _ in keys):
-            own = [key for configuration, key in keys if configuration == name]
-            if any(self.study.fired(key) for key in own):
+            config_keys = [key for configuration, key in keys if configuration == name]
+            if any(self.study.fired(key) for key in config_keys):
                 yield f"{name} saturated"
-            if dropped := sum(self.study.cells[key].arrivals["dropped"] for key in own):
+            if dropped := sum(self.study.cells[key].arrivals["dropped"] for key in config_keys):
                 yield f"{name} dropped {dropped} arrivals"
         if self.least(tax, launches) * (100 - int(tax[3][-2:])) < 100 * BEYOND:
             yield "few requests"
@@ -607,12 +612,12 @@ def tax_rows(study: Study, taxes: Taxes, rates: Row) -> Row:
                 continue
             size, of = len(tested) if config in tested else 1, taxes.samples[where]
             effect = replace(first, wide=study.confidence ** (1 / size))
-            said, p = verdict(effect, margin), None
+            tax_verdict, p = verdict(effect, margin), None
             if effect.p is not None and not effect.mark:
                 p = float(-np.expm1(size * np.log1p(-min(effect.p, 1 - 1e-16))))
-            ours, base = ([(x, *of[la]) for la, x in effect.weights.items() if x * sign > 0]
+            config_side, base = ([(x, *of[la]) for la, x in effect.weights.items() if x * sign > 0]
                           for sign in (1, -1))  # fmt: skip
-            decides = said not in ("marked", "too few blocks")
+            decides = tax_verdict not in ("marked", "too few blocks")
             family = effect.ends(effect.wide) if decides else (None, None)
             known = effect.spread if effect.repeats else None
             row |= {
@@ -621,14 +626,14 @@ def tax_rows(study: Study, taxes: Taxes, rates: Row) -> Row:
                 "narrow_lo": effect.inner[0], "narrow_hi": effect.inner[1],
                 "error": known and known.error, "df": known and known.df,
                 "n_blocks": effect.n_blocks, "method": effect.method, "mark": effect.mark,
-                "own": math.exp(sum(x * log for x, log, _ in ours)),
+                "own": math.exp(sum(x * log for x, log, _ in config_side)),
                 "base": math.exp(-sum(x * log for x, log, _ in base)),
-                "n": sum(n for _, _, n in ours), "n_base": sum(n for _, _, n in base),
+                "n": sum(n for _, _, n in config_side), "n_base": sum(n for _, _, n in base),
                 "n_cell": taxes.least((config, *where), effect.weights),
-                "p": effect.p, "p_adjusted": p, "verdict": said,
+                "p": effect.p, "p_adjusted": p, "verdict": tax_verdict,
             }  # fmt: skip
             if confirmatory and decides and (other := huber(effect, plains, margin)):
-                row["huber_differs"] = other != said
+                row["huber_differs"] = other != tax_verdict
     return rows
 
 
@@ -637,7 +642,7 @@ def hypotheses(study: Study, taxes: Taxes, rates: Row) -> Row:
     limits, safe = study.config["hypotheses"], study.grid.get(rates["ref_safe"], "")
     least, (low, high) = limits["h1_min_tax"], (pp / 100 for pp in limits["h2_gap_band_pp"])
     share, off = limits["h3_framework_share"], limits["h4_tolerance"]
-    found: Row = {f"H{n}": {"verdict": "cannot tell", "numbers": {}} for n in range(1, 7)}
+    conclusions: Row = {f"H{n}": {"verdict": "cannot tell", "numbers": {}} for n in range(1, 7)}
 
     def at(*weights: tuple[float, str]) -> Effect | None:
         terms = [(w, (config, "A", safe, "ttft_p90")) for w, config in weights]
@@ -646,7 +651,7 @@ def hypotheses(study: Study, taxes: Taxes, rates: Row) -> Row:
     def tell(name: str, used: Sequence[Effect], yes: bool, no: bool, **numbers: Any) -> None:
         decides = all(effect.n_blocks > 2 and not effect.mark for effect in used)
         verdict = "supported" if yes else "refuted" if no else "cannot tell"
-        found[name] = {"verdict": verdict if decides else "cannot tell", "numbers": numbers}
+        conclusions[name] = {"verdict": verdict if decides else "cannot tell", "numbers": numbers}
 
     noop, both, nixl = "noop_connector", "mooncake_both", "nixl_both"
     cache, multi = "lmcache_only", "multi_mooncake_lmcache"
@@ -684,7 +689,7 @@ def hypotheses(study: Study, taxes: Taxes, rates: Row) -> Row:
             no = not yes and (any(e.hi < 0 for e in falls) or whole.hi < study.margins[metric])
             numbers = [e.numbers for e in (whole, *grows)]
             tell(name, [whole, *grows], yes, no, whole=numbers[0], steps=numbers[1:])
-    return found
+    return conclusions
 
 
 NAMES = ("mooncake", "nixl", "lmcache", "no-op", "producer", "consumer")
@@ -712,22 +717,22 @@ def identity(study: Study, root: Path) -> tuple[Row, Row]:
     seal = json.loads((root / "seals.jsonl").read_text().partition("\n")[0])
     labels = {entry["id"]: entry["label"] for entry in document["configurations"]}
     settings = {name: study.config[name] for name in seal["settings"]}
-    told: Row = {"settings": texts(settings), "configurations": texts(by_id(document))}
+    recorded: Row = {"settings": texts(settings), "configurations": texts(by_id(document))}
     again: Row = {"settings": texts(seal["settings"]), "configurations": texts(by_id(seal))}
     for path in sorted(root.glob("runs/*/*/*/launch.sh")):
         script, place = path.read_text(), str(path.parent.relative_to(root / "runs"))
         of = re.search(r"^# .* of study \S+ \((.*)\)$", script, re.MULTILINE)
         command = script.strip().rpartition("\n")[2]
-        own = re.findall(r"--configuration (\S+)", command)
-        own += re.findall(r'"kv_connector":\s*"(\w+)"', command)
-        own += re.findall(r'"kv_role":\s*"kv_(\w+)"', command)[:1]
+        launched = re.findall(r"--configuration (\S+)", command)
+        launched += re.findall(r'"kv_connector":\s*"(\w+)"', command)
+        launched += re.findall(r'"kv_role":\s*"kv_(\w+)"', command)[:1]
         emulated = "connector_tax.engine" in command or "CONNECTOR_TAX_DEVICE_TIME" in script
         name = configuration_of(path.parts[-4])
-        told[place] = {"names": named(labels[name]), "engine": label,
+        recorded[place] = {"names": named(labels[name]), "engine": label,
                        "emulated": "emulated" in label}  # fmt: skip
-        again[place] = {"names": named(" ".join(own)), "engine": of[1] if of else "no label",
+        again[place] = {"names": named(" ".join(launched)), "engine": of[1] if of else "no label",
                         "emulated": emulated}  # fmt: skip
-    return told, again
+    return recorded, again
 
 
 def read_csv(path: Path, *keys: str) -> Row:
@@ -750,8 +755,8 @@ def judged_early(root: Path) -> set[str]:
     """
     path = root / "looks.json"
     taken = json.loads(path.read_text())[-1:] if path.exists() else []
-    found = [finding for look in taken for finding in look["findings"]]
-    return {" ".join((one["config"], "A", RATES, one["metric"])) for one in found}
+    findings = [finding for look in taken for finding in look["findings"]]
+    return {" ".join((one["config"], "A", RATES, one["metric"])) for one in findings}
 
 
 def flat(where: str, value: Any) -> Row:
@@ -784,14 +789,14 @@ def verify(root: Path) -> int:
     study, folder = Study(root), root / "published/analysis"
     rates, taxes = study.reference_rates(), Taxes(study)
     cells = read_csv(folder / "cells.csv", "status", "config", "block", "phase", "cell")
-    told = json.loads((folder / "hypotheses.json").read_text())["hypotheses"]
+    hypothesis_entries = json.loads((folder / "hypotheses.json").read_text())["hypotheses"]
     measured, launched = identity(study, root)
     published: Row = {
         "study.json": measured,
         "reference_rates.json": json.loads((root / "reference_rates.json").read_text()),
         "cells": {k: row for k, row in cells.items() if re.match(r"valid \S+ \d", k)},
         "taxes": published_taxes(folder),
-        "hypotheses.json": {entry["id"]: entry for entry in told},
+        "hypotheses.json": {entry["id"]: entry for entry in hypothesis_entries},
     }
     again: Row = {
         "study.json": launched,
@@ -806,8 +811,8 @@ def verify(root: Path) -> int:
     for name in ("cells", "taxes"):
         extra = set(published[name]) - set(again[name])
         again[name] |= {key: {"row": "not in the records"} for key in extra}
-    listed, found = flat("", published), flat("", again)
-    differ = [place for place, value in found.items() if not same(listed.get(place), value)]
+    listed, recomputed = flat("", published), flat("", again)
+    differ = [place for place, value in recomputed.items() if not same(listed.get(place), value)]
 
     def state(place: str) -> str:
         return "DIFFERS" if any(where.startswith(f" {place} ") for where in differ) else "ok"
@@ -819,16 +824,16 @@ def verify(root: Path) -> int:
         say(f"{metric} at {reference}{at}: published, recomputed, equal")
         for key, row in published["taxes"].items():
             if (row["reference"], row["phase"], row["metric"]) == (reference, "A", metric):
-                mine, equal = again["taxes"].get(key, {}), state(f"taxes {key}")
+                recomputed_tax, equal = again["taxes"].get(key, {}), state(f"taxes {key}")
                 say(f"{row['config']:23}{shown(row):27}{row['verdict'][:13]:14}", end="")
-                say(f"{shown(mine):27}{equal}")
+                say(f"{shown(recomputed_tax):27}{equal}")
     print("\nhypotheses: published, recomputed")
     for name, entry in again["hypotheses.json"].items():
         verdict = published["hypotheses.json"].get(name, {}).get("verdict", "nothing")
         say(f"{name:23}{verdict:42}{entry['verdict']:27}{state(f'hypotheses.json {name}')}")
     for place in differ:
-        say(f"DIFFERS{place}: published {listed.get(place)}, recomputed {found[place]}")
-    print(f"\n{len(found):,} values, {len(differ)} differ.\n{NOT_CHECKED}")
+        say(f"DIFFERS{place}: published {listed.get(place)}, recomputed {recomputed[place]}")
+    print(f"\n{len(recomputed):,} values, {len(differ)} differ.\n{NOT_CHECKED}")
     return len(differ)
 
 

@@ -89,11 +89,11 @@ def versions() -> dict[str, str]:
     package = Path(__file__).parents[1]
     kinds = (".py", ".j2", ".css", ".js")
     sources = (path for path in sorted(package.rglob("*")) if path.suffix in kinds)
-    own = {
+    project_versions = {
         "drawing": hashlib.sha256(b"".join(p.read_bytes() for p in sources)).hexdigest()[:12],
         "python": platform.python_version(),
         "connector-tax": __version__,
         "processor": arithmetic(),
     }
     installed = {(d.metadata["Name"] or "").lower(): d.version for d in metadata.distributions()}
-    return own | {name: installed.get(name, "absent") for name in DRAWN_WITH}
+    return project_versions | {name: installed.get(name, "absent") for name in DRAWN_WITH}

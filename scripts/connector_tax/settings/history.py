@@ -52,13 +52,13 @@ class Record(TypedDict):
 
 def locks(text: str) -> dict[str, str]:
     """Return the pins of each version: a vLLM and the packages that follow it."""
-    found: dict[str, str] = {}
+    lock_of: dict[str, str] = {}
     version = ""
     for entry in re.split(r"^(?=\w)", text, flags=re.MULTILINE)[1:]:
         if match := _VERSION.match(entry):
             version = match[1]
-        found[version] = found.get(version, "") + entry
-    return found
+        lock_of[version] = lock_of.get(version, "") + entry
+    return lock_of
 
 
 def unpack(lock: str, python: str, folder: Path) -> None:
@@ -145,14 +145,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     for version in parser.parse_args(argv).version or by_version:
         began = time.monotonic()
         try:
-            found = record(own_python(), version, by_version[version])
+            result = record(own_python(), version, by_version[version])
         except UnresolvedError as error:
             print(f"vllm-history: {error}", file=sys.stderr)
             status = 3
             continue
-        text = f'{{"vllm": {lines([found["vllm"]])},\n "rows": [\n  {lines(found["rows"])}]}}\n'
+        text = f'{{"vllm": {lines([result["vllm"]])},\n "rows": [\n  {lines(result["rows"])}]}}\n'
         write_text(RECORDS / f"{version}.json", text)
-        print(f"{version}: {len(found['rows'])} rows in {time.monotonic() - began:.0f} s")
+        print(f"{version}: {len(result['rows'])} rows in {time.monotonic() - began:.0f} s")
     return status
 
 

@@ -156,16 +156,16 @@ def rows_of(cells: Iterable[Message]) -> Iterator[Row]:
     for cell in cells:
         if cell.get("absent"):
             raise UnresolvedError(f"{cell['case']}: not registered by this vLLM")
-        own = cell.get("settings", {})
+        resolved = cell.get("settings", {})
         if cell["case"] == PLAIN:
-            settings, notes, plain = own, set(cell.get("notes", ())), None
+            settings, notes, plain = resolved, set(cell.get("notes", ())), None
         row: Row = {
             "model": cell["model"],
             "connector": cell["case"],
             "state": state_of(cell, plain),
-            "settings": own
+            "settings": resolved
             if cell["case"] == PLAIN
-            else {n: v for n, v in own.items() if v != settings.get(n) and v is not None},
+            else {n: v for n, v in resolved.items() if v != settings.get(n) and v is not None},
             "capacity": [_capacity(entry) for entry in cell.get("capacity", ())],
             "notes": [note for note in cell.get("notes", ()) if note not in notes],
         }
@@ -179,11 +179,11 @@ def rows_of(cells: Iterable[Message]) -> Iterator[Row]:
 def connectors_of(cases: Iterable[Case], packages: Mapping[str, bool]) -> list[Connector]:
     """Return the connectors of the cases, with what they need to start."""
     known = started()
-    found: list[Connector] = []
+    connectors: list[Connector] = []
     for case in cases:
         names = connectors_in(case["transfer"])
         modules = {module for name in names if (module := package_of(name)) is not None}
-        found.append(
+        connectors.append(
             {
                 "name": case["name"],
                 "transfer": case["transfer"],
@@ -191,7 +191,7 @@ def connectors_of(cases: Iterable[Case], packages: Mapping[str, bool]) -> list[C
                 "started": known.issuperset(names),
             }
         )
-    return found
+    return connectors
 
 
 def asked(request: Request) -> dict[str, Any]:

@@ -77,9 +77,9 @@ def columns(matrix: Matrix, model: str) -> list[str]:
 def cells(row: Row, plain: Row) -> list[Cell]:
     """Return a row's cells after the connector's name."""
     line = [Cell(_STARTS[row["state"]], row["state"] != RESOLVES)]
-    own = dict(enumerate(row["capacity"]))
+    capacities = dict(enumerate(row["capacity"]))
     for number, baseline in enumerate(plain["capacity"]):
-        line.append(_requests(own.get(number), baseline))
+        line.append(_requests(capacities.get(number), baseline))
     blocks, usual = _blocks(row), _blocks(plain)
     line.append(Cell(_value(blocks), blocks is not None and blocks != usual))
     for name in _COLUMNS:
@@ -99,14 +99,14 @@ def _blocks(row: Row) -> int | None:
     return next((entry["blocks"] for entry in row["capacity"] if "blocks" in entry), None)
 
 
-def _requests(own: Capacity | None, baseline: Capacity) -> Cell:
-    if own is None or "requests" not in own:
-        return Cell("none" if own is not None else text.DASH, own is not None)
+def _requests(capacity: Capacity | None, baseline: Capacity) -> Cell:
+    if capacity is None or "requests" not in capacity:
+        return Cell("none" if capacity is not None else text.DASH, capacity is not None)
     usual = baseline.get("requests")
-    number = text.number(own["requests"], 2)
-    if not usual or own["requests"] == usual:
+    number = text.number(capacity["requests"], 2)
+    if not usual or capacity["requests"] == usual:
         return Cell(number)
-    percent = text.signed(100 * (own["requests"] / usual - 1), 0)
+    percent = text.signed(100 * (capacity["requests"] / usual - 1), 0)
     shown = percent not in ("0", "+0", f"{text.MINUS}0")
     return Cell(f"{number} ({percent}%)" if shown else number, shown)
 

@@ -109,7 +109,7 @@ def hold_devices(
 
 def _held(name: str, deadline: float, say: Callable[[str], object]) -> socket.socket:
     address = f"\0connector-tax/device/{name}"
-    holder, told = socket.socket(socket.AF_UNIX), False
+    holder, is_reported = socket.socket(socket.AF_UNIX), False
     while True:
         try:
             holder.bind(address)
@@ -122,9 +122,9 @@ def _held(name: str, deadline: float, say: Callable[[str], object]) -> socket.so
                     "on one device would measure each other. Wait for it, or choose another: "
                     "`server.device` (of `ab` --device), with GPUs CUDA_VISIBLE_DEVICES."
                 ) from None
-            if not told:
+            if not is_reported:
                 say(f"waiting for {_holder(address)} to release {name!r}")
-                told = True
+                is_reported = True
             time.sleep(_POLL_S)
     holder.listen(_BACKLOG)
     return holder

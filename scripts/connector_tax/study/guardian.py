@@ -41,13 +41,13 @@ def main() -> None:
 
     The folder and the driver's name are the arguments.
     """
-    folder, mine = sys.argv[1:]
+    folder, own_driver = sys.argv[1:]
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.buffer.read()
     deadline = time.monotonic() + GIVE_UP_S
     while time.monotonic() < deadline:
-        pids = [pid for pid, driver in started_for(Path(folder)) if driver == mine]
+        pids = [pid for pid, driver in started_for(Path(folder)) if driver == own_driver]
         if not pids:
             break
         for pid in pids:

@@ -353,8 +353,8 @@ class Resolver:
         self, configuration: Any, specs: dict[str, Any], backends: dict[str, Any]
     ) -> list[Json]:
         """Return the KV cache at the model's own length, then at each shorter one that is asked."""
-        own = configuration.model_config.max_model_len
-        shorter = [length for length in self._request["lengths"] if length < own]
+        longest = configuration.model_config.max_model_len
+        shorter = [length for length in self._request["lengths"] if length < longest]
         capacities = []
         for length in shorter:
             configuration.model_config.max_model_len = length
@@ -362,8 +362,8 @@ class Resolver:
                 forked(lambda: self._capacity(configuration, specs, backends))
                 | {"length": length}
             )  # fmt: skip
-        configuration.model_config.max_model_len = own
-        return [self._capacity(configuration, specs, backends) | {"length": own}, *capacities]
+        configuration.model_config.max_model_len = longest
+        return [self._capacity(configuration, specs, backends) | {"length": longest}, *capacities]
 
     def _capacity(
         self, configuration: Any, specs: dict[str, Any], backends: dict[str, Any]
@@ -545,10 +545,10 @@ def cases_of(request: Json, registered: list[str]) -> list[Json]:
 
 def unproven(request: Json, operators: Any) -> str | None:
     """Return why plain of the tiny model is not resolved; None where it is."""
-    own = {"models": [request["proof"]], "kv_gib": 1.0, "lengths": [], "max_model_len": None,
-           "tp": 1, "arguments": []}  # fmt: skip
+    only_tiny = {"models": [request["proof"]], "kv_gib": 1.0, "lengths": [],
+                 "max_model_len": None, "tp": 1, "arguments": []}  # fmt: skip
     case: Json = {"name": "plain", "registered": None, "transfer": None, "arguments": []}
-    resolver = Resolver(request | own, operators)
+    resolver = Resolver(request | only_tiny, operators)
     cell = forked(functools.partial(resolver.cell, request["proof"], case))
     if "died" in cell:
         return f"plain of {request['proof']['name']}: the process ended with {cell['died']}"
