@@ -1,5 +1,6 @@
 """The installed package: its command, its versions, what a wheel holds."""
 
+import json
 import os
 import re
 import shutil
@@ -77,7 +78,19 @@ def test_a_missing_dependency_is_named_with_its_extra(tmp_path: Path) -> None:
     assert call("--version", path=bare).returncode == 0
     done = call("loadgen", "--help", path=bare)
     assert done.returncode == 2
-    assert "pip install 'connector-tax[loadgen]'" in done.stderr
+    assert "[loadgen]'" in done.stderr
+
+
+def test_install_hint_names_the_wheel_or_clone_that_the_package_is_from(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(BARE)
+    wheel = tmp_path / "a b.whl"
+    wheel.touch()
+    installed = tmp_path / "connector_tax-1.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: connector-tax\nVersion: 1\n")
+    (installed / "direct_url.json").write_text(json.dumps({"url": wheel.as_uri()}))
+    done = call("engine", path=Path(f"{tmp_path}{os.pathsep}{ROOT / 'scripts'}"))
+    assert f"pip install '{wheel}[engine]'" in done.stderr
 
 
 def test_every_dependency_is_locked() -> None:

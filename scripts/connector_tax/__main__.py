@@ -1,9 +1,12 @@
 """`connector-tax COMMAND ...`: one command that lists and starts the others."""
 
+import json
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import NamedTuple
 
 from connector_tax import __version__
@@ -25,7 +28,7 @@ COMMANDS = {
         "settings.__main__", "study", "what a connector changes of vLLM's settings"
     ),
     "loadgen": Command("loadgen.__main__", "loadgen", "load an OpenAI-compatible endpoint"),
-    "engine": Command("engine.__main__", "study", "serve the embedded engine"),
+    "engine": Command("engine.__main__", "engine", "serve the embedded engine"),
     "compare": Command("compare.__main__", "study", "compare two studies or archives"),
     "gate": Command("compare.gate", "study", "is every tax of a study below its bound?"),
     "archive": Command("provenance.pack", "study", "pack a study into one file, or unpack one"),
@@ -89,13 +92,28 @@ def _run(argv: Sequence[str] | None) -> int:
             raise
         print(
             f"connector-tax {name}: {error.name} is not installed; "
-            f"pip install 'connector-tax[{command.extra}]'",
+            f"pip install {shlex.quote(f'{_source()}[{command.extra}]')}",
             file=sys.stderr,
         )
         return 2
     sys.argv = [f"connector-tax {name}", *rest]
     status: int = module.main()
     return status
+
+
+def _source() -> str:
+    """Return what the package was installed from, a wheel or a clone: no index has it."""
+    # Imported late: every command would wait for them.
+    from importlib.metadata import PackageNotFoundError, distribution
+    from urllib.parse import unquote, urlsplit
+
+    try:
+        origin = json.loads(distribution("connector-tax").read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, ValueError):
+        origin = {}
+    url = urlsplit(str(origin.get("url", "")))
+    path = unquote(url.path) if url.scheme == "file" else ""
+    return path if Path(path).exists() and path else "FILE.whl"
 
 
 if __name__ == "__main__":
