@@ -61,13 +61,11 @@ def versions(records: Mapping[str, Record]) -> str:
     """Return a line for each range of versions: the manager by connector, async scheduling.
 
     Args:
-        records: by version.
+        records: by version, in order.
     """
     merged: list[tuple[list[str], list[str]]] = []
-    for version in history.locks(history.LOCK.read_text("utf-8")):
-        cells = ["not recorded"] * (len(CONNECTORS) + 1)
-        if version in records:
-            cells = _of_version(records[version])
+    for version, record in records.items():
+        cells = _of_version(record)
         if merged and merged[-1][1] == cells:
             merged[-1][0].append(version)
         else:
@@ -110,8 +108,8 @@ def _manager(default: Row | None, requested: Row | None) -> str:
 def parts() -> dict[str, str]:
     """Return the page's parts by name."""
     matrix: Matrix = json.loads((RECORDS / "settings.json").read_text("utf-8"))
-    files = history.RECORDS.glob("*.json")
-    records = {path.stem: json.loads(path.read_text("utf-8")) for path in files}
+    locked = history.locks(history.LOCK.read_text("utf-8"))
+    records = {v: json.loads((history.RECORDS / f"{v}.json").read_text("utf-8")) for v in locked}
     return {
         "summary": summary(matrix),
         "matrix": table.as_markdown(matrix),

@@ -35,15 +35,15 @@ def _row(version: str, connector: str) -> dict[str, object] | None:
 # ---- the records
 
 
-def test_lock_has_each_minor_version_with_hashes_and_each_record_its_version() -> None:
+def test_lock_has_each_minor_version_with_hashes_and_a_record() -> None:
     assert [*map(_minor, VERSIONS)] == list(range(11, 34))
-    assert HISTORY.keys() <= VERSIONS.keys()
+    assert HISTORY.keys() == VERSIONS.keys()
     assert all(lock.count("==") == lock.count("--hash=sha256:") for lock in VERSIONS.values())
     for version, found in HISTORY.items():
         assert found["vllm"]["version"].partition("+")[0] == version
 
 
-@pytest.mark.parametrize("version", sorted(HISTORY))
+@pytest.mark.parametrize("version", VERSIONS)
 def test_manager_follows_the_rule_of_the_version(version: str) -> None:
     minor = _minor(version)
     since = {"NixlConnector": 18, "SimpleCPUOffloadConnector": 19, "MooncakeConnector": 20,
@@ -60,7 +60,7 @@ def test_manager_follows_the_rule_of_the_version(version: str) -> None:
             assert asked["state"] == ("resolves" if supported else "refuses")
 
 
-@pytest.mark.parametrize("version", sorted(HISTORY))
+@pytest.mark.parametrize("version", VERSIONS)
 def test_async_scheduling_is_on_from_0_14_with_and_without_a_connector(version: str) -> None:
     rows = [row for name in ("plain", *CONNECTORS) if (row := _row(version, name)) is not None]
     assert {row["async_scheduling"] for row in rows} == {_minor(version) >= 14}

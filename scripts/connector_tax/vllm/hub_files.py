@@ -18,12 +18,13 @@ OTHER_WEIGHTS = ["*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onn
 def main(model: str, revision: str, load: str) -> None:
     """Fetch, unless the disk is too small for what is missing."""
     hub = importlib.import_module("huggingface_hub")
+    constants = importlib.import_module("huggingface_hub.constants")
     left_out = [*OTHER_WEIGHTS, *(["*.safetensors"] if load == "dummy" else [])]
     wanted = {"revision": revision or None, "ignore_patterns": left_out}
-    if not hub.constants.HF_HUB_OFFLINE:
+    if not constants.HF_HUB_OFFLINE:
         files = hub.snapshot_download(model, dry_run=True, **wanted)
         missing = sum(file.file_size or 0 for file in files if file.will_download)
-        cache = Path(hub.constants.HF_HUB_CACHE)
+        cache = Path(constants.HF_HUB_CACHE)
         there = next(folder for folder in (cache, *cache.parents) if folder.exists())
         free = shutil.disk_usage(there).free
         if missing > free:
