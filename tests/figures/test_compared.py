@@ -15,7 +15,7 @@ from connector_tax.figures.compared import (
 )
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, write_json
-from connector_tax.report.page import shown_sections
+from connector_tax.report.page import shown_sections, without_absent_marks
 from connector_tax.servers.command import split_command
 from tests.figures.figure_study import write_study
 from tests.figures.figure_tables import Design
@@ -90,6 +90,26 @@ def test_markdown_lists_commands_and_every_latency(study: StudyTables) -> None:
     assert "**--kv-transfer-config**" in page
     assert page.count("\n| ") == len(latencies(study)) + 2
     assert known(latencies(study)[0].own[0]) > 0
+
+
+def test_caption_leaves_out_marks_that_are_not_there() -> None:
+    words = "Taxes. An open triangle marks a tax; its interval is. Open diamonds are the prior."
+    assert without_absent_marks(words, marked=False) == "Taxes."
+    marked = "Taxes. An open triangle marks a tax; its interval is."
+    assert without_absent_marks(words, marked=True) == marked
+
+
+def test_load_of_a_trace_names_its_file_and_what_it_repeats(study: StudyTables) -> None:
+    sweep: Any = study.settings["phase_a"]
+    sweep["traffic"] = {
+        "kind": "trace", "source": "t.jsonl", "sha256": "ab12", "requests": 7, "speed": 2.0,
+        "repeated_share": 0.29,
+    }  # fmt: skip
+    said = dict(load(study))
+    del sweep["traffic"]
+    assert "of the trace t.jsonl at speed 2, on average" in said["load"]
+    assert "29% of the prompt tokens repeated" in said["load"]
+    assert said["t.jsonl"] == "the first 7 requests, sha256 ab12"
 
 
 def test_page_of_a_comparison_has_no_section_without_content(study: StudyTables) -> None:

@@ -98,7 +98,9 @@ def load_words(sweep: PhaseASection) -> str:
     file = f"the {traffic['kind']} {traffic['source']}"
     if traffic["kind"] == "trace":
         file += f" at speed {traffic['speed']:g}"
-    return f"{rates} requests/s of {file}, on average {shape} tokens"
+    repeated = traffic["repeated_share"]
+    again = f", {repeated:.0%} of the prompt tokens repeated" if repeated else ""
+    return f"{rates} requests/s of {file}, on average {shape} tokens{again}"
 
 
 def load(study: StudyTables) -> list[tuple[str, str]]:
@@ -107,8 +109,13 @@ def load(study: StudyTables) -> list[tuple[str, str]]:
     measured = [row for row in study.cell_rows if row.block != POOLED and row.status == "valid"]
     gpus = [gpu for gpu in seen.get("gpu", []) if gpu != "no GPU"]
     launches = {(row.config, row.block, row.phase) for row in measured}
+    file = []
+    if traffic := sweep.get("traffic"):
+        used = f"the first {traffic['requests']} requests, sha256 {traffic['sha256']}"
+        file = [(traffic["source"], used)]
     return [
         ("load", f"{load_words(sweep)}, open loop"),
+        *file,
         ("machine", "; ".join([str(seen.get("cpu", "unknown")), *gpus])),
         ("date", str(study.document.get("created_utc", "unknown"))),
         ("measured", f"{len(launches)} launches, {sum(row.n or 0 for row in measured):,} requests"),

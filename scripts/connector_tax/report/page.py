@@ -2,6 +2,7 @@
 
 import base64
 import gzip
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from connector_tax import text
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.metrics import criteria_of
-from connector_tax.artifacts.tables import POOLED
+from connector_tax.artifacts.tables import POOLED, TAX
 from connector_tax.artifacts.verdicts import sign_of
 from connector_tax.figures import compared, resources, steps, style
 from connector_tax.figures.names import FIGURES, caption
@@ -140,12 +141,20 @@ def _figure(study: StudyTables, name: str) -> dict[str, str]:
     picture = _read(study.root / paths.FIGURES / f"{name}.svg")
     words = FIGURES[name]
     words_of = study.against(caption(name))
+    if compared.commands(study):
+        words_of = without_absent_marks(words_of, any(row.mark for row in study.of(TAX)))
     if name in steps.STEP_FIGURES and (explanation := steps.hidden(study)):
         words_of += f" {explanation}"
     return {
         "name": name, "title": words.title, "caption": words_of, "source": data_url(SVG, picture),
         "absent_because": style.absent_because(picture),
     }  # fmt: skip
+
+
+def without_absent_marks(words: str, marked: bool) -> str:
+    """Return a caption without the sentences about marks that a comparison's figure lacks."""
+    absent = ("Open diamonds", *(() if marked else ("An open triangle",)))
+    return " ".join(one for one in re.split(r"(?<=\.) ", words) if not one.startswith(absent))
 
 
 def _read(path: Path) -> bytes:
