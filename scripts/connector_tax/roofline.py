@@ -187,9 +187,11 @@ class Roofline:
         """Return the device's time of a step, in microseconds."""
         return device_us(self.coefficients, batch)
 
-    def kv_tokens(self, memory_share: float) -> int:
-        """Tokens that the KV cache has room for; negative where the weights do not fit."""
-        memory = self.accelerator["memory_mib"] * 2**20 * memory_share
+    def kv_tokens(self, flags: Mapping[str, Any]) -> int:
+        """Return the tokens that fit the KV cache; negative if the weights do not fit."""
+        if (cache := flags.get("--kv-cache-memory-bytes")) is not None:
+            return int(cache) * self.gpus // self.model.kv_bytes_per_token
+        memory = self.accelerator["memory_mib"] * 2**20 * memory_share(flags)
         memory -= self.efficiency["reserve_gib"] * 2**30
         weights = self.model.parameters * self.model.weight_bytes
         return int((memory * self.gpus - weights) // self.model.kv_bytes_per_token)
@@ -221,7 +223,7 @@ def device_time(engine: EngineSection) -> dict[str, Any]:
         section["accelerator"], "engine.device_time.accelerator"
     )
     roof = Roofline(read_model(path, "engine.device_time.model_config"), accelerator, reached, 1)
-    blocks = roof.kv_tokens(memory_share(flags)) // KV_BLOCK
+    blocks = roof.kv_tokens(flags) // KV_BLOCK
     if blocks <= 0:
         raise ConfigError(
             f"engine.device_time.accelerator: found {section['accelerator']}; allowed: one whose "

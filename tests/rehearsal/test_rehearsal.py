@@ -81,7 +81,7 @@ def test_model_size_follows_from_its_config(at_the_peak: Roofline) -> None:
     assert model.active_parameters / 1e9 == pytest.approx(3.05, abs=0.05)
     assert model.kv_bytes_per_token == 2 * 48 * 4 * 128 * 2
     memory = 97871 * 2**20 * 0.9
-    assert at_the_peak.kv_tokens(0.9) == (memory - 2 * model.parameters) // 98304
+    assert at_the_peak.kv_tokens({}) == (memory - 2 * model.parameters) // 98304
 
 
 def test_a_step_takes_the_slower_of_arithmetic_and_memory(at_the_peak: Roofline) -> None:
@@ -107,6 +107,12 @@ def test_fp8_model_is_refused_for_an_accelerator_without_fp8(tmp_path: Path) -> 
     accelerator, efficiency = read_accelerator("A100")
     with pytest.raises(ConfigError, match="found one without fp8"):
         Roofline(read_model(tmp_path / "config.json"), accelerator, efficiency, 1)
+
+
+def test_configured_cache_size_replaces_the_share_of_memory() -> None:
+    machine = machine_of(resolve(load_yaml(ROOT / "config/gpu-short.yaml"), "gpu-short.yaml"))
+    # 4 GiB, of 112 KiB a token.
+    assert machine.engines["plain"].scheduler.kv_blocks == 2**32 // (28 * 2 * 8 * 128 * 2) // 16
 
 
 @pytest.mark.parametrize(

@@ -166,13 +166,12 @@ def _on_accelerator(study: StudyDocument, names: RehearsalSection) -> Machine:
         reached = {**reached, "besides_us": besides_us, "step_sd": 0.0, "launch_sd": 0.0}
     model = read_model(shipped(names["model_config"]))
     roof = Roofline(model, accelerator, reached, int(flags.get("--tensor-parallel-size", 1)))
-    share = memory_share(flags)
-    kv_tokens, longest = roof.kv_tokens(share), int(flags.get("--max-model-len", 0))
+    kv_tokens, longest = roof.kv_tokens(flags), int(flags.get("--max-model-len", 0))
     if kv_tokens < longest or kv_tokens <= 0:
         raise ConfigError(
             f"engine.flags.--max-model-len: found {longest}; allowed: at most {max(kv_tokens, 0)}, "
-            f"what {share:.0%} of {roof.gpus} x {name} leaves for the KV cache beside "
-            f"{model.parameters * model.weight_bytes / 2**30:.1f} GiB of weights"
+            f"what {memory_share(flags):.0%} of {roof.gpus} x {name} leaves for the KV cache "
+            f"beside {model.parameters * model.weight_bytes / 2**30:.1f} GiB of weights"
         )
     launch_sd = names.get("launch_sd", reached["launch_sd"])
     cost = StepCost(0.0, 0.0, 0.0, 0.0, 0.0, reached["step_sd"], 0.0)

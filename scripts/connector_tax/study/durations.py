@@ -16,7 +16,7 @@ from connector_tax.artifacts.names import REFERENCE_OF
 from connector_tax.artifacts.study_file import cell_rates
 from connector_tax.artifacts.study_records import CellSection, StudyDocument
 from connector_tax.config import shipped
-from connector_tax.roofline import Roofline, memory_share, read_accelerator, read_model
+from connector_tax.roofline import Roofline, read_accelerator, read_model
 from connector_tax.servers.kinds import engine_of
 from connector_tax.vllm.device_time.clock import Batch
 
@@ -148,7 +148,7 @@ def durations_of(study: StudyDocument) -> Durations:
         roof,
         int(flags.get("--max-num-batched-tokens", VLLM_STEP_TOKENS)),
         int(flags.get("--max-num-seqs", VLLM_SEQUENCES)),
-        roof.kv_tokens(memory_share(flags)),
+        roof.kv_tokens(flags),
     )
     source = f"by a fluid model of {names['accelerator']}"
     rates = _reference_rates(study, server)
