@@ -35,7 +35,9 @@ def void_lines(ended: Iterable[LaunchFolder], study_folder: Path) -> list[str]:
         if launch.index is None:  # the launch has not ended
             raise ArtifactError(f"{launch.folder / paths.INDEX}: no such file")
         for cell in (entry.cell for entry in launch.index.cells if entry.status == "void"):
-            if (cause := void_cause(launch.checked_record(cell))) is not None:
+            if (record := launch.record(cell)) is None:
+                raise ArtifactError(f"{launch.record_path(cell)}: no such file")
+            if (cause := void_cause(record)) is not None:
                 causes[cause] += 1
                 stolen.append(stolen_share(launch.folder, cell))
     again = f"connector-tax remeasure {study_folder}, then the same command"
