@@ -160,7 +160,7 @@ def did(arguments: list[str], client: str = "") -> str:
 
 
 def seen(responses: list[list[int]]) -> str:
-    """Requests, tokens of each, the most at once."""
+    """Return requests, tokens of each, the most at once."""
     if len(responses) < 2:
         return f"{len(responses)} requests"
     tokens = np.unique([len(stamps) - 1 for stamps in responses])

@@ -386,7 +386,9 @@ def planned_over_true(ratio: float, studies: int) -> float:
 
 
 def ab_table(studies: int, workers: int) -> Table:
-    """Verdicts of `ab` about equal servers, and about one that costs 6 or 3% at 1% of noise."""
+    """Return verdicts of `ab` about equal servers, and about one that costs 6 or 3% at 1% of
+    noise.
+    """
     del workers
     kinds: dict[str, Callable[[int], Errors]] = {"alike": lambda _: alike}
     for ratio in (3, 5, 10):

@@ -79,7 +79,9 @@ def half_seconds(study_file: Path, cell: str) -> pd.DataFrame:
 
 
 def adjusted(frame: pd.DataFrame, baseline: str) -> tuple[pd.DataFrame, float, float]:
-    """Medians of each launch, log us, as measured and at one speed; the slope and r for that."""
+    """Return medians of each launch, log us, as measured and at one speed; the slope and r for
+    that.
+    """
     times = frame[["step", "schedule"]]
     within_block = times - times.groupby([frame["config"], frame["block"]]).transform("mean")
     step, schedule = within_block.to_numpy().T

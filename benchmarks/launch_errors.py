@@ -16,12 +16,12 @@ BASELINES = 2
 
 
 def alike(rng: np.random.Generator, place: Floats) -> Any:
-    """Normal errors."""
+    """Draw normal errors."""
     return rng.normal(0, 1, place.shape)
 
 
 def heavy_tails(rng: np.random.Generator, place: Floats) -> Any:
-    """Student's t with three degrees of freedom, of variance 1."""
+    """Draw from Student\'s t with three degrees of freedom, of variance 1."""
     return rng.standard_t(3, place.shape) / np.sqrt(3)
 
 
@@ -45,7 +45,7 @@ def regime(rng: np.random.Generator, place: Floats) -> Any:
 
 
 def autocorrelated(rng: np.random.Generator, place: Floats) -> Any:
-    """An autoregressive process of 0.6 from launch to launch, of variance 1."""
+    """Draw an autoregressive process of 0.6 from launch to launch, of variance 1."""
     values = rng.normal(0, 1, place.size)
     for at in range(1, len(values)):
         values[at] = 0.6 * values[at - 1] + 0.8 * values[at]

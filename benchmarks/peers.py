@@ -77,7 +77,7 @@ def _own_ttft(folder: Path) -> tuple[float, float]:
 
 
 def reported(file: str, *path: Any, p50: str = "p50", p99: str = "p99") -> Any:
-    """Reads p50 and p99 from a peer's report, below the keys of `path`."""
+    """Return a reader of p50 and p99 from a peer's report, below the keys of `path`."""
 
     def read(folder: Path) -> tuple[float, float]:
         report = json.loads((folder / file).read_text())
@@ -89,7 +89,7 @@ def reported(file: str, *path: Any, p50: str = "p50", p99: str = "p99") -> Any:
 
 
 def _veeksha_file(load: Mapping[str, Any]) -> dict[str, Any]:
-    """Chat, since its client for completions does not stream."""
+    """Return a configuration for chat, since its client for completions does not stream."""
     interval = {"type": "fixed", "interval": 1 / load["rate"]}
     traffic: dict[str, Any] = {"type": "rate", "interval_generator": interval}
     if load["places"]:
@@ -212,7 +212,7 @@ def add_peers(parser: argparse.ArgumentParser) -> None:
 def named_peers(
     parser: argparse.ArgumentParser, peers: Sequence[str], known: Collection[str]
 ) -> dict[str, str]:
-    """Program by name of each --peer; ends the command at one that is not known."""
+    """Return program by name of each --peer; ends the command at one that is not known."""
     programs = dict(text.partition("=")[::2] for text in peers)
     if unknown := set(programs) - set(known):
         parser.error(f"--peer: {sorted(unknown)} unknown; allowed: {sorted(known)}")

@@ -103,7 +103,9 @@ class _MultiConnector(_Connector):
 
 
 def _engine() -> tuple[Any, Any]:
-    """Fresh classes of the hook points, registered as vLLM's modules; scheduler side, worker."""
+    """Return new classes of the hook points, registered as vLLM's modules; scheduler side,
+    worker.
+    """
     cached = SimpleNamespace(resumed_req_ids=set())
 
     class Scheduler:
@@ -412,7 +414,7 @@ def _measure_blocks(
 
 
 def _decoding_s(client: httpx.Client, request: PlannedRequest) -> float:
-    """Seconds from the first token to the last."""
+    """Return seconds from the first token to the last."""
     with client.stream("POST", "/v1/completions", content=request.body) as answer:
         answer.raise_for_status()
         stamps = [time.perf_counter() for line in answer.iter_lines() if line]

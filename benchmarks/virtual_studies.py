@@ -235,7 +235,9 @@ def _shares(rows: Sequence[Row], truths: Mapping[tuple[str, str], float]) -> lis
 
 
 def steps(studies: int) -> Table:
-    """Coverage of the step table: a connector with HOOKS_US in its hooks and OUTSIDE_US beside."""
+    """Print the coverage of the step table: a connector with HOOKS_US in its hooks and OUTSIDE_US
+    beside.
+    """
     truths = {"step_us": HOOKS_US + OUTSIDE_US, "hooks_us": HOOKS_US, "left_us": OUTSIDE_US}
     table = Table("launches", "steps", *truths)
     for spread in ("engine", "vllm-cpu"):
@@ -262,7 +264,7 @@ def steps(studies: int) -> Table:
 
 
 def _steps(document: StudyDocument, launch: Launch, machine: Machine) -> Steps:
-    """The steps of a launch that answers one request at a time."""
+    """Return the steps of a launch that answers one request at a time."""
     served = machine.engines[launch.configuration]
     taxed = launch.configuration == CONNECTOR
     cost = served.step_cost

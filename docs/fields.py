@@ -83,7 +83,7 @@ class FieldsError(Exception):
 
 @cache
 def meanings(kind: type) -> dict[str, str]:
-    """Field to what its comment `#:` says, of a declaration and those it extends."""
+    """Return field to what its comment `#:` says, of a declaration and those it extends."""
     source = textwrap.dedent(inspect.getsource(kind))
     lines, known = source.splitlines(), vars(sys.modules[kind.__module__])
     (definition,) = ast.parse(source).body
@@ -184,7 +184,7 @@ def with_kinds(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def keys_of(schema: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Path, what is allowed and meaning of each key a schema has, in its order.
+    """Yield path, what is allowed and meaning of each key a schema has, in its order.
 
     `<id>` stands for a key of the user's choice; a section allows nothing itself.
     """
@@ -252,7 +252,7 @@ class Field(NamedTuple):
 
 
 def dictionary() -> dict[str, Any]:
-    """docs/fields.yaml."""
+    """Return the content of docs/fields.yaml."""
     content: dict[str, Any] = yaml.safe_load(DICTIONARY.read_text(encoding="utf-8"))
     return content
 

@@ -134,7 +134,7 @@ def shipped(name: str) -> Path:
 
 @cache
 def schema_of(name: str) -> dict[str, Any]:
-    """workflow/schemas/<name>.schema.json, closed over what a line elsewhere declares."""
+    """Return workflow/schemas/<name>.schema.json, closed over what a line elsewhere declares."""
     schema: dict[str, Any] = json.loads((SCHEMAS / f"{name}.schema.json").read_text("utf-8"))
     if name == "config":
         bounds = (bounds for check in CHECKS.values() for bounds in check.bounds.items())
@@ -220,7 +220,7 @@ def refuse_secrets(value: Any, source: str) -> None:
 
 
 def _leaves(value: Any, where: str, name: str) -> Iterator[tuple[str, str, Any]]:
-    """Path, name and value of each value in YAML, and in JSON that stands in it as text."""
+    """Yield path, name and value of each value in YAML, and in JSON that stands in it as text."""
     if isinstance(value, str) and value.startswith(("{", "[")):
         with contextlib.suppress(ValueError):
             value = json.loads(value)
@@ -256,7 +256,7 @@ def load_configurations(path: Path) -> dict[str, ConfigurationEntry]:
 def with_entries(
     entries: Sequence[ConfigurationEntry], known: Mapping[str, ConfigurationEntry], source: str
 ) -> dict[str, ConfigurationEntry]:
-    """`known` and the entries, filled up, by id.
+    """Return `known` and the entries, filled up, by id.
 
     Raises:
         ConfigError: an id that stands twice, or a child that is not defined.

@@ -35,7 +35,7 @@ class ArtifactError(Exception):
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Reads of the file at `path`.
+    """Yield reads of the file at `path`.
 
     Raises:
         ArtifactError: there is no such file, or it is a folder.

@@ -82,7 +82,9 @@ def machine(*packages: str) -> str:
 
 
 def packages(python: Path | None) -> dict[str, str]:
-    """Version by distribution name, of this environment or of the one `python` belongs to."""
+    """Return version by distribution name, of this environment or of the one `python` belongs
+    to.
+    """
     if python is None:
         return {d.metadata["Name"]: d.version for d in metadata.distributions()}
     output = subprocess.run(
@@ -93,7 +95,9 @@ def packages(python: Path | None) -> dict[str, str]:
 
 
 def engine_versions(python: str) -> dict[str, str]:
-    """Versions of vLLM and the connectors of an interpreter, with vLLM's git SHA if it tells."""
+    """Return versions of vLLM and the connectors of an interpreter, with vLLM's git SHA if it
+    tells.
+    """
     present = {name.lower(): version for name, version in packages(ROOT / python).items()}
     versions = {
         column: next((present[name] for name in names if name in present), ABSENT)

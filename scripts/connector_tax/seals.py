@@ -53,7 +53,8 @@ def analysis_settings(config: StudyConfig) -> AnalysisSettings:
 
 
 def changed_settings(folder: Path, study: StudyDocument) -> list[str]:
-    """`statistics.margins.ttft_p90: 0.03 -> 0.1` for each setting or name that is not as sealed.
+    """Return `statistics.margins.ttft_p90: 0.03 -> 0.1` for each setting or name that is not as
+    sealed.
 
     None for a study without a chain, and for one whose chain holds no settings of its design.
     """
@@ -83,7 +84,7 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def read_links(folder: Path) -> list[tuple[str, SealLink]]:
-    """SHA-256 and content of every link of a study's chain; none where there is no chain.
+    """Return SHA-256 and content of every link of a study's chain; none where there is no chain.
 
     Raises:
         ArtifactError: a line is no JSON object; names the line and the way out.

@@ -68,7 +68,7 @@ def compact(value: Any) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as '42 s', '7.5 min' or '5.2 h'."""
+    """Return seconds as '42 s', '7.5 min' or '5.2 h'."""
     if seconds < 90:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.2f} h"

@@ -191,7 +191,9 @@ def _stop(*_: object) -> None:
 
 
 def _study(options: argparse.Namespace, root: Path, line: Line) -> Study:
-    """The study of these arguments: the one that was begun, or a new one, its servers asked."""
+    """Return the study of these arguments: the one that was begun, or a new one, its servers
+    asked.
+    """
     if root.exists() and not root.is_dir():
         raise Failed(f"{root} is no folder; give this comparison another --name")
     arguments = json.loads(json.dumps(arguments_of(options)))

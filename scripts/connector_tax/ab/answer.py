@@ -64,12 +64,12 @@ class Answer:
     single_tokens: int = 0
 
     def text(self) -> str:
-        """The answer, the latencies in ms, and the report's path."""
+        """Return the answer, the latencies in ms, and the report's path."""
         table = compared.aligned(*compared.table(self.tables))
         return "\n".join([*self.lines, *table, f"report: {self.study.root / paths.REPORT}"])
 
     def markdown(self) -> str:
-        """The answer with both commands and the latencies as Markdown."""
+        """Return the answer with both commands and the latencies as Markdown."""
         return compared.markdown(self.tables, self.lines)
 
     @property
@@ -179,7 +179,7 @@ class Answer:
         ]  # fmt: skip
 
     def as_dict(self) -> dict[str, Any]:
-        """The answer for a program."""
+        """Return the answer for a program."""
         sweep = self.study.config["phase_a"]
         return {
             "study": self.study.document["study"],

@@ -36,7 +36,9 @@ _TAKEN = re.compile(r".*_([2-9]|1\d|20|last)")
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The options, checked; ends the process with status 64 and a line where one is wrong."""
+    """Return the options, checked; ends the process with status 64 and a line where one is
+    wrong.
+    """
     parser = AnsweringParser(
         prog="connector-tax ab",
         description="What does a candidate server cost against a baseline, for whom uses it?",

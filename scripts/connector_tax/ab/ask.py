@@ -209,7 +209,7 @@ def _chat(text: str) -> dict[str, Any]:
 
 
 def _stream(client: httpx.Client, path: str, body: Mapping[str, Any]) -> dict[str, Any] | str:
-    """The `usage` of the answer to a streamed request; why there is no answer."""
+    """Return the `usage` of the answer to a streamed request; why there is no answer."""
     content = {"max_tokens": ANSWER_TOKENS, "temperature": 0, "stream": True, **body}
     usage: dict[str, Any] = {}
     with client.stream("POST", path, json=content) as answer:
@@ -251,7 +251,9 @@ def _vocabulary(client: httpx.Client, model: str) -> int | None:
 
 
 def _words(client: httpx.Client, path: str, model: str, body: str) -> dict[str, float]:
-    """Tokens of a word and of a prompt without words; one per word if the server counts none."""
+    """Return tokens of a word and of a prompt without words; one per word if the server counts
+    none.
+    """
     counts = []
     for words in (FEW_WORDS, MANY_WORDS):
         text = random_words(f"ask/{words}", words)()
@@ -278,7 +280,7 @@ def _no_steps(folder: Path, served: ServedSection) -> str | None:
 
 
 def differing(baseline: Asked, candidate: Asked) -> list[str]:
-    """Settings in which a candidate differs from the baseline, with both values."""
+    """Return settings in which a candidate differs from the baseline, with both values."""
     lines = []
     for name, setting in baseline.settings.items():
         other_setting = candidate.settings[name]

@@ -32,7 +32,7 @@ MOST_BLOCKS = 12
 
 
 def arguments_of(options: argparse.Namespace) -> dict[str, Any]:
-    """The arguments that a measurement depends on."""
+    """Return the arguments that a measurement depends on."""
     unused = (
         "api_key_env",
         "dry_run",
@@ -51,7 +51,7 @@ def arguments_of(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def study_name(options: argparse.Namespace) -> str:
-    """The study's name: the same for the same arguments."""
+    """Return the study's name: the same for the same arguments."""
     if options.name:
         return str(options.name)
     text = json.dumps(arguments_of(options), sort_keys=True)
@@ -59,7 +59,7 @@ def study_name(options: argparse.Namespace) -> str:
 
 
 def engine_section(options: argparse.Namespace) -> EngineSection:
-    """The engine's section but for what the servers say."""
+    """Return the engine's section but for what the servers say."""
     try:
         gpus = bool(query_gpus(("uuid",)))
     except GpuError:
@@ -92,7 +92,7 @@ def planned_load(options: argparse.Namespace, startup_s: float, life_s: float) -
 
 
 def block_s(options: argparse.Namespace, load: Load, startup_s: float, life_s: float) -> float:
-    """Expected seconds of a block."""
+    """Return expected seconds of a block."""
     cells_s = sum(expected_cell_s(cast(Any, load.cell), rate) + life_s for rate in load.rates)
     launches = 2 + len(options.candidate)
     return launches * (startup_s + cells_s + AROUND_A_LAUNCH_S)
@@ -113,7 +113,7 @@ def study_config(
     load: Load,
     life_s: float = 1.0,
 ) -> dict[str, Any]:
-    """The configuration of the study, as a file would have it.
+    """Return the configuration of the study, as a file would have it.
 
     Args:
         baseline: the baseline's answers.

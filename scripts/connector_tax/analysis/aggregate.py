@@ -68,7 +68,7 @@ def measure(cell: CellFolder, with_steps: bool) -> MeasuredCell:
 def aggregate(
     folder: StudyFolder, rates: RatesRecord | None = None
 ) -> dict[str, str | HypothesesRecord]:
-    """The content of every file under analysis/, by name: text of a CSV, or a JSON value.
+    """Return the content of every file under analysis/, by name: text of a CSV, or a JSON value.
 
     Args:
         rates: the reference rates; default: reference_rates.json.

@@ -128,11 +128,13 @@ class Launches:
         return weights
 
     def value(self, weights: Floats) -> float:
-        """The weighted sum of the launches; of equal values an exact zero, weights adding to it."""
+        """Return the weighted sum of the launches; of equal values an exact zero, weights adding to
+        it.
+        """
         return float(weights @ (self.y - self.y[0]))
 
     def levels(self, weights: Floats) -> tuple[float, float]:
-        """The two means that a contrast compares: of the base, and its own."""
+        """Return the two means that a contrast compares: of the base, and its own."""
         return float(-np.minimum(weights, 0) @ self.y), float(np.maximum(weights, 0) @ self.y)
 
     def contrast(
@@ -171,7 +173,7 @@ class Launches:
         levels: Levels | None = None,
         config: str | None = None,
     ) -> Effect:
-        """The weighted sum of the launches, with its error at the levels that decide.
+        """Return the weighted sum of the launches, with its error at the levels that decide.
 
         Args:
             weights: of the launches; they add up to 0 in each block.
@@ -270,7 +272,7 @@ def huber(launches: Launches, config: str, base: Sequence[str]) -> Effect | None
 
 
 def _fitted(columns: Floats, y: Floats, df: int) -> tuple[Floats, float, Floats]:
-    """Coefficients, scale and residuals, by weighted least squares until they settle.
+    """Return coefficients, scale and residuals, by weighted least squares until they settle.
 
     Residuals spread less than the errors, by the root of `df` in all of them.
     """

@@ -132,7 +132,7 @@ class Effect:
         return float(stdtrit(self.df, share)) * self.error if self.error else 0.0
 
     def half_width(self, confidence: float) -> float:
-        """Half the width of the interval of a confidence, on the scale."""
+        """Return half the width of the interval of a confidence, on the scale."""
         return self.reach((1 + confidence) / 2)
 
     def interval(self, confidence: float, power: float | None = None) -> Ends:
@@ -287,7 +287,7 @@ def fewest_blocks(present: int, decided: Callable[[int], bool]) -> int | None:
 
 
 def sidak(p: float, comparisons: int) -> float:
-    """Sidak's adjustment of a p-value for a number of comparisons (JASA 62 (1967) 626)."""
+    """Return Sidak's adjustment of a p-value for a number of comparisons (JASA 62 (1967) 626)."""
     return float(-np.expm1(comparisons * np.log1p(-min(p, 1 - 1e-16))))
 
 

@@ -166,7 +166,8 @@ class CellTaxes:
         )
 
     def tax(self, config: str, levels: Levels | None = None) -> Effect | None:
-        """The tax with its interval, both formed on the log ratio; None without a shared block.
+        """Return the tax with its interval, both formed on the log ratio; None without a shared
+        block.
 
         The tax of a launch of plain is against the block's other launches of plain.
 
@@ -193,7 +194,8 @@ class CellTaxes:
         return judge(other, margin, levels).verdict != judged.verdict
 
     def levels(self, config: str) -> Row:
-        """Plain's level and the configuration's over the tax's blocks, and the requests of each.
+        """Return plain's level and the configuration's over the tax's blocks, and the requests of
+        each.
 
         Levels are geometric means in ms, of a block's launches of plain too. `n_cell` has the
         fewest requests of any cell of either. The tax must have a number.
@@ -299,7 +301,7 @@ class TaxTable:
         return self._at.get(where) or self._cell_taxes(where, {})
 
     def tax(self, config: str, phase: str, cell: str, metric: str) -> Effect | None:
-        """`CellTaxes.tax` of a cell."""
+        """Return `CellTaxes.tax` of a cell."""
         return self.at(phase, cell, metric).tax(config)
 
     def combination(
@@ -344,7 +346,9 @@ class TaxTable:
         return replace(effect, mark=joined(marks), taxes=tuple(taxes), combined=point)
 
     def lost(self, config: str, phase: str, cell: str, metric: str) -> list[tuple[str, int, str]]:
-        """(status, block, reason) of every block in which the tax has no number, in block order."""
+        """Return (status, block, reason) of every block in which the tax has no number, in block
+        order.
+        """
         known, baseline = self.at(phase, cell, metric).samples, self.study.baseline
         plains = [name for name in self._plains[phase] if name != config]
         reasons: list[tuple[str, int, str]] = []
@@ -475,7 +479,7 @@ def family_rows(
 
 
 def _worst(missing: Sequence[tuple[str, int, str]]) -> Row:
-    """Status and reason of a tax without a number."""
+    """Return status and reason of a tax without a number."""
     for status in ("void", "missing", "skipped"):
         reasons = [(block, reason) for how, block, reason in missing if how == status]
         if reasons:
@@ -484,7 +488,8 @@ def _worst(missing: Sequence[tuple[str, int, str]]) -> Row:
 
 
 def gap_rows(taxes: TaxTable) -> list[Row]:
-    """tax(ref_load) - tax(ref_safe) of each configuration and metric, from Phase A, as fractions.
+    """Return tax(ref_load) - tax(ref_safe) of each configuration and metric, from Phase A, as
+    fractions.
 
     Source: design, "Reference rate selection": the non-linear queueing amplification.
     """

@@ -87,7 +87,7 @@ class Question:
     label: Callable[[Effects], str]
 
     def answer(self, effects: Bounds) -> tuple[str, str]:
-        """Verdict and tail."""
+        """Return verdict and tail."""
         held = sorted({(a.verdict, a.tail) for a in self.answers if a.holds(effects)})
         if not held:
             return CANNOT_TELL, self.otherwise
@@ -221,7 +221,7 @@ def at_rate(cell: str, *weights: tuple[float, str]) -> Contrast:
 def _in_band(
     effect: str, band: Sequence[float], inside: tuple[str, str], outside: tuple[str, str]
 ) -> list[Answer]:
-    """Verdict and tail of an interval inside a band, and of one wholly outside."""
+    """Return verdict and tail of an interval inside a band, and of one wholly outside."""
     low, high = band
     return [
         Answer(*inside, [(effect, "lo >=", low), (effect, "hi <=", high)]),
@@ -419,7 +419,7 @@ def _adds_up(cell: str, limits: Any) -> Question:
 
 
 def _grows(taxes: TaxTable, metric: str, axis: Axis, across: Axis) -> Question | str:
-    """H5, H6: whether a tax of mooncake_both grows along one axis of Phase B.
+    """Return the question of H5 or H6: does a tax of mooncake_both grow along one axis of Phase B.
 
     Averaged over the other. Supported: every step from one length to the next is positive (all
     intervals above zero need no correction: each must hold), also where all of them together are

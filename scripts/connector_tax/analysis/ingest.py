@@ -29,7 +29,7 @@ def merged_reasons(reasons: Sequence[tuple[int, str]]) -> str:
 
 
 def block_devices(cells: Iterable[CellFolder]) -> dict[int, str]:
-    """Block to the name of its device; empty where all blocks have the same.
+    """Return block to the name of its device; empty where all blocks have the same.
 
     Args:
         cells: of any phases of the study.

@@ -135,7 +135,7 @@ def _foreign_gpu(lines: Sequence[MachineLine]) -> int | None:
 
 
 def _gpu_use(lines: Sequence[MachineLine]) -> tuple[int | None, float | None]:
-    """`gpu_slowed` and `gpu_clock_share` of a WatchedMachine, of nvidia-smi's rows."""
+    """Return `gpu_slowed` and `gpu_clock_share` of a WatchedMachine, of nvidia-smi's rows."""
     slowed = 0
     shares: dict[str, list[float]] = {}
     for uuid, clock, highest, reasons, *_ in (r for line in lines for r in line.get("gpu", [])):

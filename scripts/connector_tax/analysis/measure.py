@@ -194,7 +194,8 @@ def gauge_values(record: ScrapeLine, gauge: str) -> list[float]:
 
 
 def measure_waiting(cell: CellFolder) -> float | None:
-    """Median of vllm:num_requests_waiting over the scrapes inside a valid cell's measured window.
+    """Return median of vllm:num_requests_waiting over the scrapes inside a valid cell's measured
+    window.
 
     None of a server whose /metrics has nothing under vLLM's names. Read once, and kept.
 
@@ -248,7 +249,7 @@ def _read(path: Path, blocks: Iterator[bytes], record: CellRecord) -> Requests:
 
 
 def summarise_cell(cell_dir: Path) -> Row:
-    """The percentiles of one cell's folder, for the launch's `summary.json`.
+    """Return the percentiles of one cell's folder, for the launch's `summary.json`.
 
     Returns:
         as `summary_of`.
@@ -265,7 +266,7 @@ def summarise_cell(cell_dir: Path) -> Row:
 
 
 def summary_of(requests: Requests) -> Row:
-    """The entry of a cell in `summary.json`.
+    """Return the entry of a cell in `summary.json`.
 
     Returns:
         n, window_s, requested and effective throughput (1/s), error_rate, and for ttft, tpot and

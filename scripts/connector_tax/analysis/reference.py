@@ -135,7 +135,7 @@ def measured_rates(folder: StudyFolder) -> dict[Reference, float]:
 
 
 def rates_of(folder: StudyFolder) -> RatesRecord:
-    """`reference_rates` of a study, from the raw records of Phase A.
+    """Return `reference_rates` of a study, from the raw records of Phase A.
 
     Raises:
         NoReferenceRateError: as `reference_rates`.

@@ -177,7 +177,8 @@ def resource_rows(
     confidence: float,
     borrow: bool = True,
 ) -> list[Row]:
-    """A row for each resource of each configuration but the baseline, and of its last launch.
+    """Return a row for each resource of each configuration but the baseline, and of its last
+    launch.
 
     Args:
         launches: all planned launches of Phase A, in the study's order.

@@ -43,7 +43,7 @@ OWN_LAUNCHES = "own launches"
 
 
 def by_cell(cells: Mapping[CellKey, Value]) -> dict[tuple[str, str], dict[LaunchId, Value]]:
-    """(phase, cell) to what its launches have."""
+    """Return (phase, cell) to what its launches have."""
     by_place: dict[tuple[str, str], dict[LaunchId, Value]] = {}
     for key, value in cells.items():
         by_place.setdefault((key.phase, key.cell), {})[LaunchId(key.config, key.block)] = value
@@ -163,7 +163,7 @@ class _Costs(NamedTuple):
 
 
 def _costs(steps: Steps, kind: str) -> _Costs | None:
-    """Means over the steps of a kind; None where a launch has too few."""
+    """Return means over the steps of a kind; None where a launch has too few."""
     whole_us = steps.samples["engine_step_us"]
     kept = (steps.kinds == kind) & ~np.isnan(whole_us)
     if kept.sum() < MIN_STEPS:
@@ -177,7 +177,8 @@ def _costs(steps: Steps, kind: str) -> _Costs | None:
 def _kind_rows(
     study: Study, phase: str, kind: str, launched: Mapping[LaunchId, Steps]
 ) -> Iterator[Row]:
-    """Yield, for a kind of step, its time over the baseline's, its hooks' time, and what is left.
+    """Yield, for a kind of step, its time over the baseline's, its hooks' time, and what is
+    left.
 
     Left is what a step takes outside its hooks over the no-op connector's, the framework's share
     being taken off so; of the no-op connector, and in a cell without it, over the baseline's.
@@ -216,7 +217,7 @@ def _kind_rows(
 
 
 def cdf_rows(cells: Mapping[CellKey, Steps], cell: str | None) -> list[Row]:
-    """step_cdf.csv: schedule() and the engine step in a Phase A cell, by configuration."""
+    """Return step_cdf.csv: schedule() and the engine step in a Phase A cell, by configuration."""
     launches: dict[str, list[Steps]] = {}
     for launch, steps in by_cell(cells).get(("A", cell or ""), {}).items():
         launches.setdefault(configuration_of(launch.name), []).append(steps)

@@ -168,7 +168,9 @@ def prefill_wait_ms(requests: Requests, steps: Steps, window: MeasuredWindow) ->
 
 
 def step_columns(steps: Steps) -> Row:
-    """The tables' step columns of one cell: p50 and p90 in us, counts; None for an empty sample."""
+    """Return the tables' step columns of one cell: p50 and p90 in us, counts; None for an empty
+    sample.
+    """
     row: Row = {}
     for name in STEP_SAMPLES:
         values = steps.known(name)
@@ -183,7 +185,8 @@ def step_columns(steps: Steps) -> Row:
 
 
 def step_cdf(samples: Mapping[str, Sequence[Floats]]) -> list[Row]:
-    """CDF_POINTS shares of the steps, and the mean over launches of what each launch has there.
+    """Return CDF_POINTS shares of the steps, and the mean over launches of what each launch has
+    there.
 
     The curve's value at one half is thus the mean of the launches' medians, which is what step
     taxes are made of; a curve of all steps together is another thing where launches differ.
@@ -216,7 +219,7 @@ class _Calls:
         )
 
     def taken(self, rows: list[StepRow]) -> list[StepRow]:
-        """The same rows, their hooks noted."""
+        """Return the same rows, their hooks noted."""
         for row in rows:
             for field, hook in _CALLBACK_HOOKS.items():
                 if (us := getattr(row, field)) is not None:
@@ -242,7 +245,7 @@ class _Calls:
         times.append(us)
 
     def times(self, steps: NDArray[np.int64]) -> dict[Hook, Floats]:
-        """The time of each hook in each of the steps, 0 where it did not run, by hook.
+        """Return the time of each hook in each of the steps, 0 where it did not run, by hook.
 
         Args:
             steps: ids of the steps in the window that scheduled tokens, each once.

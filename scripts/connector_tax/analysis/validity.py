@@ -42,7 +42,8 @@ COUNTERS = {
 
 
 def server_counters(values: Mapping[str, float]) -> dict[str, float | None]:
-    """The counters the checks use, summed over label sets; None where the server lacks a series.
+    """Return the counters the checks use, summed over label sets; None where the server lacks a
+    series.
 
     Args:
         values: `values` of one metrics record (`{name{labels}: number}`).
@@ -55,7 +56,9 @@ def server_counters(values: Mapping[str, float]) -> dict[str, float | None]:
 
 
 def in_window(records: Sequence[RequestLine], window: MeasuredWindow) -> list[RequestLine]:
-    """The measured requests: those due after the warm-up and before the end of the window."""
+    """Return the measured requests: those due after the warm-up and before the end of the
+    window.
+    """
     start, stop = window["t_warmup_end_ns"], window["t_stop_ns"]
     return [r for r in records if start <= r["t_intended_ns"] < stop]
 
@@ -85,7 +88,7 @@ def assess(
     device: Mapping[str, float | None] | None = None,
     counted_by_server: bool = True,
 ) -> dict[str, CheckRecord]:
-    """Every check of `CHECKS` for one cell: `{check: {"value", "bound", "pass"}}`.
+    """Return every check of `CHECKS` for one cell: `{check: {"value", "bound", "pass"}}`.
 
     Args:
         record: the cell's, with `suspended_ms`, `server_counters` and `load_generator`.
@@ -158,7 +161,9 @@ def _within(value: float | None, low: float, high: float) -> CheckRecord:
 def _error_rate(
     ok: Sequence[AnsweredRequest], failed: Sequence[RequestLine], window: MeasuredWindow
 ) -> float | None:
-    """The share of failures up to the end of the window; the cool-down may be cut by the drain."""
+    """Return the share of failures up to the end of the window; the cool-down may be cut by the
+    drain.
+    """
     good, bad = (sum(r["t_intended_ns"] < window["t_stop_ns"] for r in of) for of in (ok, failed))
     return bad / (good + bad) if good + bad else None
 
@@ -241,7 +246,7 @@ def _server_checks(
 def _machine_checks(
     machine: WatchedMachine | None, bounds: Mapping[str, float]
 ) -> dict[str, CheckRecord]:
-    """The checks of MACHINE_CHECKS."""
+    """Return the checks of MACHINE_CHECKS."""
     foreign = {side: None if machine is None else machine.cpus[side].foreign for side in SIDES}
     checks = {
         f"foreign_cpu_{side}": at_most(foreign[side], bounds["max_foreign_cpu"])

@@ -89,7 +89,7 @@ def decoded(
 
 
 def _decoder_of(content: bytes) -> Callable[[bytes], dict[str, Any]]:
-    """A decoder of the content's lines into objects, in which no key may stand twice."""
+    """Return a decoder of the content's lines into objects, in which no key may stand twice."""
     decode = msgspec.json.Decoder(dict[str, Any]).decode
     # Then `":` follows every key: where there are as many as keys were decoded, none was dropped.
     compact = SPACED_KEY.search(content) is None
@@ -104,7 +104,7 @@ def _decoder_of(content: bytes) -> Callable[[bytes], dict[str, Any]]:
 
 
 def _keys(value: Mapping[str, Any]) -> int:
-    """The number of an object's keys, and those outside a list."""
+    """Return the number of an object's keys, and those outside a list."""
     return len(value) + sum(_keys(of) for of in value.values() if type(of) is dict)
 
 
@@ -150,11 +150,13 @@ class LaunchFolder:
         return CellState(*cell_state(self.index, self.entry(cell)))
 
     def record_path(self, cell: str) -> Path:
-        """The path of a cell's record."""
+        """Return the path of a cell's record."""
         return self.folder / cell / paths.cell_record(self.launch.phase, cell)
 
     def record(self, cell: str) -> CellRecord | None:
-        """A cell's record as it lies there, not checked against the index; None: there is none."""
+        """Return a cell's record as it lies there, not checked against the index; None: there is
+        none.
+        """
         if cell not in self._records:
             path = self.record_path(cell)
             self._records[cell] = read_json(path) if path.exists() else None
@@ -182,7 +184,7 @@ class LaunchFolder:
         )
 
     def checked_record(self, cell: str) -> CellRecord:
-        """The record of a measured cell.
+        """Return the record of a measured cell.
 
         Raises:
             ArtifactError: it is not what the index lists, or of another cell or state.
@@ -245,11 +247,11 @@ class CellFolder:
         return "/".join((self.key.config, f"block{self.key.block}", *self.key[2:]))
 
     def file(self, kind: str) -> Path:
-        """The path of the cell's file of one of paths.ALL_LOGS."""
+        """Return the path of the cell's file of one of paths.ALL_LOGS."""
         return self.folder / paths.cell_log(kind, self.key.phase, self.key.cell)
 
     def sha256(self, kind: str) -> str | None:
-        """The hash of that file in the index; None when it does not list the file."""
+        """Return the hash of that file in the index; None when it does not list the file."""
         return self.files.get(self.file(kind).name)
 
     def listed(self, kind: str) -> tuple[Path, str]:
@@ -272,7 +274,7 @@ class CellFolder:
         return value
 
     def blocks(self, kind: str) -> Iterator[bytes]:
-        """One of its files in blocks of whole lines, checked against the index.
+        """Yield one of its files in blocks of whole lines, checked against the index.
 
         Raises:
             ArtifactError: the index does not list it, or it is not what the index lists.
@@ -283,7 +285,7 @@ class CellFolder:
             yield from read_blocks(*self.listed(kind))
 
     def lines(self, kind: str) -> list[dict[str, Any]]:
-        """Every line of one of its files; the file's content is held until `release`.
+        """Return every line of one of its files; the file's content is held until `release`.
 
         Raises:
             ArtifactError: as `blocks`; or a line is no JSON.
@@ -312,15 +314,16 @@ class StudyFolder:
 
     @classmethod
     def load(cls, study_file: Path) -> "StudyFolder":
-        """The folder of a study.json; raises as `load_study`."""
+        """Return the folder of a study.json; raises as `load_study`."""
         return cls(load_study(study_file))
 
     def of_phase(self, phase: str) -> list[LaunchFolder]:
-        """The launches of a phase in run order."""
+        """Return the launches of a phase in run order."""
         return [launch for launch in self.launches if launch.launch.phase == phase]
 
     def cells(self, phase: str, rate_rps: float | None = None) -> list[CellFolder]:
-        """Every planned cell of a phase, in the study's order of configurations, blocks and cells.
+        """Return every planned cell of a phase, in the study's order of configurations, blocks and
+        cells.
 
         Args:
             rate_rps: the phase's reference rate as of now, which the launches of Phases B and Bp

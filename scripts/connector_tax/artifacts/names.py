@@ -109,12 +109,12 @@ def launched_plains(names: Iterable[str], baseline: str = PLAIN) -> list[str]:
 
 
 def cell_of_rate(rate_rps: float) -> str:
-    """`r0.5`, `r4`: the name of a Phase A cell."""
+    """Return `r0.5`, `r4`: the name of a Phase A cell."""
     return f"r{rate_rps:g}"
 
 
 def cell_of_shape(input_tokens: int, output_tokens: int) -> str:
-    """`512x64`: the name of a cell of Phases B and B'."""
+    """Return `512x64`: the name of a cell of Phases B and B'."""
     return f"{input_tokens}x{output_tokens}"
 
 

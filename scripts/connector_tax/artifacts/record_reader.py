@@ -57,7 +57,9 @@ def offences(value: Any, schema: Mapping[str, Any]) -> list[str]:
 
 @cache
 def _validator() -> Any:
-    """JSON schema's validator, which stops where a value has enough offences against one part."""
+    """Return JSON schema's validator, which stops where a value has enough offences against one
+    part.
+    """
     # Imported late: a launch validates nothing, and its server would start 100 ms later.
     from jsonschema import Draft202012Validator, ValidationError
     from jsonschema.validators import extend
@@ -124,7 +126,7 @@ def clipped(text: str) -> str:
 
 
 def meant(value: Any, known: Iterable[Any]) -> str:
-    """` did you mean ...?` where a known word is like the one found; else nothing."""
+    """Return ` did you mean ...?` where a known word is like the one found; else nothing."""
     return "".join(f" did you mean {near}?" for near in _near(value, known))
 
 

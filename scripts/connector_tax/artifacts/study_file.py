@@ -111,7 +111,7 @@ def launches(study: StudyDocument, phase: str) -> list[Launch]:
 
 
 def shape_limits(study: StudyDocument, root: Path, phase: str) -> dict[str, float]:
-    """Cell name to the most requests/s of that shape.
+    """Return cell name to the most requests/s of that shape.
 
     Empty for Phase A, after which the shapes are probed, and in a study without `shape_rates`.
 
@@ -133,7 +133,7 @@ def shape_limits(study: StudyDocument, root: Path, phase: str) -> dict[str, floa
 def cell_rates(
     study: StudyDocument, phase: str, reference_rps: float | None, limits: Mapping[str, float]
 ) -> dict[str, float | None]:
-    """Cell name to requests/s, for each cell of a phase; None where no rate was chosen.
+    """Return cell name to requests/s, for each cell of a phase; None where no rate was chosen.
 
     Args:
         study: study.json.

@@ -285,7 +285,7 @@ def _value(text: str, scalar: type, optional: bool) -> Any:
 
 
 def column_types(row_type: type) -> dict[str, tuple[type, bool]]:
-    """Column name -> (scalar type, may be empty) from the annotations of a row class."""
+    """Return column name -> (scalar type, may be empty) from the annotations of a row class."""
     hints = typing.get_type_hints(row_type)
     columns = {}
     for field in fields(row_type):

@@ -72,7 +72,9 @@ def checks_of(
 
 
 def junit(study: str, checks: Sequence[BoundCheck]) -> bytes:
-    """The checks as JUnit XML: above is a failure, no number an error, undecided is skipped."""
+    """Return the checks as JUnit XML: above is a failure, no number an error, undecided is
+    skipped.
+    """
     counts = {result: sum(c.result == result for c in checks) for result in STATUS}
     suite = ElementTree.Element(
         "testsuite", name=f"connector-tax gate {study}", tests=str(len(checks)),

@@ -110,7 +110,8 @@ class Comparison:
 
 
 def table_of(comparisons: Sequence[Comparison]) -> tuple[list[str], list[list[Shown]]]:
-    """Headings and rows of the one table: each study's tax, and each later one's ratio to A's.
+    """Return headings and rows of the one table: each study's tax, and each later one's ratio to
+    A's.
 
     Args:
         comparisons: of the first study with each other one, in the order given.
@@ -137,18 +138,18 @@ def table_of(comparisons: Sequence[Comparison]) -> tuple[list[str], list[list[Sh
 
 
 def metrics_of(cell: str) -> Sequence[str]:
-    """The metrics that the page shows of a cell: medians over all rates, p90 at one."""
+    """Return the metrics that the page shows of a cell: medians over all rates, p90 at one."""
     return VERDICT_METRICS if cell == ALL_RATES else HEADLINE
 
 
 def metric_name(row: ComparedRow) -> str:
-    """TTFT p90; a resource under its own name."""
+    """Return the name of a metric (TTFT p90), a resource under its own name."""
     metric = LATENCY_METRICS.get(row.metric)
     return row.metric if metric is None else metric.label
 
 
 def look(row: ComparedRow) -> str:
-    """The kind of answer, one of LOOKS; empty for plain against plain."""
+    """Return the kind of answer, one of LOOKS; empty for plain against plain."""
     if row.config == AA:
         return ""
     if sign := sign_of(row.verdict):
@@ -159,7 +160,7 @@ def look(row: ComparedRow) -> str:
 
 
 def dearest_first(rows: Sequence[ComparedRow]) -> list[ComparedRow]:
-    """Rows by the kind of answer, those that cost more in B first, of a kind the dearest."""
+    """Return rows by the kind of answer, those that cost more in B first, of a kind the dearest."""
     order = [*LOOKS, ""]
     return sorted(rows, key=lambda row: (order.index(look(row)), -(row.effect or 0)))
 
@@ -168,7 +169,7 @@ def dearest_first(rows: Sequence[ComparedRow]) -> list[ComparedRow]:
 
 
 def cells_of(row: ComparedRow, labels: dict[str, str]) -> list[str]:
-    """A row of a table as text, in the order of HEADINGS."""
+    """Return a row of a table as text, in the order of HEADINGS."""
     where = text.DASH if not row.cell else f"{row.phase} {row.cell}"
     return [
         labels.get(row.config, row.config), where, metric_name(row),
@@ -179,7 +180,7 @@ def cells_of(row: ComparedRow, labels: dict[str, str]) -> list[str]:
 
 
 def _side_text(unit: str, value: float | None, lo: float | None, hi: float | None) -> str:
-    """One study's number with its interval."""
+    """Return one study's number with its interval."""
     if value is None:
         return text.DASH
     if unit == "fraction":
@@ -189,7 +190,7 @@ def _side_text(unit: str, value: float | None, lo: float | None, hi: float | Non
 
 
 def _effect_text(row: ComparedRow) -> str:
-    """The ratio, or on the raw scale the difference, with its interval."""
+    """Return the ratio, or on the raw scale the difference, with its interval."""
     decimals = 3 if row.scale == LOG else 4
     point, low, high = (
         text.number(end, decimals) for end in (row.effect, row.effect_lo, row.effect_hi)
@@ -198,7 +199,7 @@ def _effect_text(row: ComparedRow) -> str:
 
 
 def _verdict_text(row: ComparedRow) -> str:
-    """The verdict; A/A, a mark or a reason in its place."""
+    """Return the verdict; A/A, a mark or a reason in its place."""
     verdict = in_words(row.verdict, row.margin)
     if row.config == AA:
         return f"A/A ({verdict})"
@@ -206,7 +207,7 @@ def _verdict_text(row: ComparedRow) -> str:
 
 
 def html(comparisons: Sequence[Comparison]) -> str:
-    """The whole page, which needs nothing else."""
+    """Return the whole page, which needs nothing else."""
     details = [
         (one, [
             (heading, [(row, cells_of(row, one.labels)) for row in rows])

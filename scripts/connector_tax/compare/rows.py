@@ -120,7 +120,7 @@ Pair = tuple[ComparedRow, Side | str, Side | str]
 
 
 def compare_rows(a: StudyTables, b: StudyTables) -> list[ComparedRow]:
-    """Every comparison of two comparable studies, judged.
+    """Return every comparison of two comparable studies, judged.
 
     Raises:
         ArtifactError: a table of one of them is missing or malformed.
@@ -153,7 +153,7 @@ def compare_rows(a: StudyTables, b: StudyTables) -> list[ComparedRow]:
 
 
 def judged(pairs: Sequence[Pair], confidence: float) -> list[ComparedRow]:
-    """The rows with numbers and verdicts, each judged with the others of its family."""
+    """Return the rows with numbers and verdicts, each judged with the others of its family."""
     sizes = Counter(row.family for row, *sides in pairs if all(map(_repeats, sides)))
     return [compared(row, a, b, confidence, max(1, sizes[row.family])) for row, a, b in pairs]
 
@@ -166,7 +166,8 @@ def _repeats(side: Side | str) -> bool:
 def compared(
     row: ComparedRow, a: Side | str, b: Side | str, confidence: float, comparisons: int = 1
 ) -> ComparedRow:
-    """`row` with the numbers of both studies, or why there are none, their difference, a verdict.
+    """Return `row` with the numbers of both studies, or why there are none, their difference, a
+    verdict.
 
     `confidence` is the joint one of all comparisons that are made together.
     """
@@ -214,7 +215,7 @@ def difference(a: Effect, b: Effect) -> Effect:
 
 
 def _sides(study: StudyTables, confidence: float) -> Iterator[tuple[Key, Side | str]]:
-    """Every tax, pooled latency and resource of a study."""
+    """Yield every tax, pooled latency and resource of a study."""
     for row in study.effects:
         if row.quantity in (TAX, RESOURCE):
             config = AA if row.config == study.aa else row.config
@@ -243,7 +244,8 @@ def effect_side(row: EffectRow | None, confidence: float) -> Side | str:
 def _latency_side(
     row: CellRow, metric: str, valid: Sequence[CellRow], confidence: float
 ) -> Side | str:
-    """A percentile pooled over blocks, on the scale of logs; Student's t of the block values.
+    """Return a percentile pooled over blocks, on the scale of logs; Student's t of the block
+    values.
 
     `valid` has the launches that it is pooled from.
     """

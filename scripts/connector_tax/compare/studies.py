@@ -31,7 +31,7 @@ class NotComparableError(Exception):
 
 @contextmanager
 def opened(path: Path) -> Iterator[StudyTables]:
-    """The tables of a study's folder, of its study.json, or of an archive (analysed anew).
+    """Yield the tables of a study's folder, of its study.json, or of an archive (analysed anew).
 
     Raises:
         ArtifactError: it is none of these, is damaged, or has not been analysed by this method.
@@ -141,7 +141,7 @@ def all_rates(study: StudyTables) -> list[Load]:
 
 
 def load_of(row: CellRow) -> Load:
-    """Rate and shape."""
+    """Return rate and shape."""
     return row.rate_rps, row.input_tokens, row.output_tokens
 
 
@@ -161,7 +161,7 @@ def _model(study: StudyTables) -> Any:
 
 
 def what_differs(a: StudyTables, b: StudyTables) -> dict[str, list[str]]:
-    """Heading to lines, `key: A -> B`, of what the studies differ in.
+    """Return heading to lines, `key: A -> B`, of what the studies differ in.
 
     Design, analysis settings, environment, and what the running engines resolved.
 

@@ -138,11 +138,11 @@ class BatchedService:
                 self._submit()
 
     async def preprocess(self, batch: list[Any]) -> Any:
-        """Hook: what to send to the worker for a batch; runs for one batch at a time."""
+        """Return what to send to the worker for a batch; runs for one batch at a time."""
         return batch
 
     async def postprocess(self, results: list[Any]) -> list[Any]:
-        """Hook: what to hand out for the worker's results; as many, in the same order."""
+        """Return what to hand out for the worker's results; as many, in the same order."""
         return results
 
     # -- the batcher ----------------------------------------------------------------------------

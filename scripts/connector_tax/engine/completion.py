@@ -85,7 +85,7 @@ class Answer:
         return f"{'chatcmpl' if self.chat else 'cmpl'}-{self.request_id}"
 
     def usage(self, completion_tokens: int) -> dict[str, Any]:
-        """vLLM's usage object."""
+        """Return vLLM's usage object."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "total_tokens": self.prompt_tokens + completion_tokens,
@@ -374,5 +374,5 @@ def prompt_bytes(ids: Sequence[int]) -> bytes:
 
 
 def natural_length(seed: int) -> int:
-    """Tokens until the emulated model would emit its end-of-sequence token."""
+    """Return tokens until the emulated model would emit its end-of-sequence token."""
     return 16 + seed % _EOS_SPREAD

@@ -32,7 +32,9 @@ class ConnectorTax:
 def taxes_of_step(
     tax: ConnectorTax | None, cached_blocks: int, admitted: int
 ) -> tuple[float, float, float]:
-    """build_meta, get_finished and start_load_kv of a step that admits so many requests, in us."""
+    """Return build_meta, get_finished and start_load_kv of a step that admits so many requests, in
+    us.
+    """
     if tax is None:
         return 0.0, 0.0, 0.0
     build_meta = (

@@ -241,7 +241,7 @@ class HttpProtocol(asyncio.Protocol):
 
 
 def error_body(status: int, message: str, param: str | None = None) -> bytes:
-    """vLLM's error object."""
+    """Return vLLM's error object."""
     kinds = {400: "BadRequestError", 404: "NotFoundError", 429: "TooManyRequestsError"}
     kind = kinds.get(status, "InternalServerError" if status >= 500 else "BadRequestError")
     error = {"message": message, "type": kind, "param": param, "code": status}

@@ -62,7 +62,7 @@ class StepClock:
         return factor
 
     def draw_us(self, prefill_tokens: int, decode_seqs: int, kv_tokens: int) -> tuple[float, float]:
-        """(host share, device share) of the next step, in microseconds."""
+        """Return (host share, device share) of the next step, in microseconds."""
         factor = self.next_factor()
         device = self._cost.device_us(prefill_tokens, decode_seqs, kv_tokens)
         return self._cost.delta_us * factor, device * factor

@@ -316,7 +316,7 @@ class Scheduler:
         return chunk
 
     def _secure(self, sequence: Sequence, tokens: int, plan: StepPlan) -> bool:
-        """Blocks for `tokens` tokens, by preemption of later arrivals if need be."""
+        """Return blocks for `tokens` tokens, by preemption of later arrivals if need be."""
         while not self.pool.grow(sequence.holding, tokens):
             victim = max([*self._prefilling, *self._decoding], key=lambda s: s.arrival)
             self._preempt(victim, plan)

@@ -101,7 +101,7 @@ def split_frames(buffer: bytearray) -> Iterator[bytes]:
 
 
 def class_path(worker_class: type[VectorTransformer]) -> str:
-    """`module:qualified.name` under which a worker process can import `worker_class`.
+    """Return `module:qualified.name` under which a worker process can import `worker_class`.
 
     Raises:
         ValueError: the class is local to a function, or stands in a script without a module name.

@@ -73,7 +73,7 @@ def _short(word: str) -> str:
 
 
 def commands(study: StudyTables) -> list[tuple[str, list[Word]]]:
-    """Each server's label and the words of its command; empty in a study of configurations.
+    """Return each server's label and the words of its command; empty in a study of configurations.
 
     A word of the baseline is marked where any candidate lacks it.
     """
@@ -123,7 +123,7 @@ def load(study: StudyTables) -> list[tuple[str, str]]:
 
 
 def latencies(study: StudyTables) -> list[Latency]:
-    """The percentiles of Phase A of each candidate, medians first, by rate."""
+    """Return the percentiles of Phase A of each candidate, medians first, by rate."""
     pooled = {(row.config, row.cell): row for row in study.pooled}
 
     def level(config: str, cell: str, metric: str) -> Interval:
@@ -150,7 +150,7 @@ def latencies(study: StudyTables) -> list[Latency]:
 
 
 def ms(interval: Interval, *, signed: bool = False) -> str:
-    """`12.3 [11.9, 12.8]`; a difference with its sign."""
+    """Return text such as `12.3 [11.9, 12.8]`; a difference with its sign."""
     value, lo, hi = interval
     if value is None:
         return text.DASH
@@ -163,7 +163,7 @@ def ms(interval: Interval, *, signed: bool = False) -> str:
 
 
 def table(study: StudyTables) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows of the latencies in ms."""
+    """Return headings and rows of the latencies in ms."""
     latency_rows = latencies(study)
     several = len({one.rate_rps for one in latency_rows}) > 1
     headings = ["ms", study.label(study.baseline), "candidate", "", "difference"]
@@ -176,20 +176,20 @@ def table(study: StudyTables) -> tuple[list[str], list[list[str]]]:
 
 
 def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table in columns, for a terminal."""
+    """Return the lines of a table in columns, for a terminal."""
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
     lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in (headings, *rows))
     return [f"  {line}" for line in lines]
 
 
 def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a Markdown table."""
+    """Return the lines of a Markdown table."""
     lines = [list(headings), ["---"] * len(headings), *map(list, rows)]
     return [f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines]
 
 
 def markdown(study: StudyTables, answer: Sequence[str]) -> str:
-    """The answer, what was compared, and the latencies, as Markdown."""
+    """Return the answer, what was compared, and the latencies, as Markdown."""
     lines = ["# " + study.name, "", *(f"- {line.strip()}" for line in answer), ""]
     for label, words in commands(study):
         shown = " ".join(f"**{word}**" if other else word for word, other in words)

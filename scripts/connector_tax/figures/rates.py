@@ -91,7 +91,7 @@ def curve(
     axes: Axes, study: StudyTables, table: pd.DataFrame, columns: Sequence[str], mark: Mark,
     share: float,
 ) -> pd.DataFrame:  # fmt: skip
-    """Values over the rate with their intervals; the line breaks where a rate has no value.
+    """Draw values over the rate with their intervals; the line breaks where a rate has no value.
 
     The table has a row for each rate, `columns` are the value and the ends of its interval. Points
     stand aside by that share of SPREAD, -0.5 to 0.5, of the step to the next rate.
@@ -188,7 +188,7 @@ def _knees(table: pd.DataFrame, study: StudyTables) -> str:
 
 
 def _strokes(table: pd.DataFrame) -> list[Artist]:
-    """Legend entries of the criteria that fired somewhere."""
+    """Return legend entries of the criteria that fired somewhere."""
     fired = set(";".join(table["saturation_criteria"].dropna()).split(";"))
     return [
         Line2D([], [], marker=stroke, label=f"saturated: {CRITERIA[criterion].label}", **STROKE)
@@ -239,7 +239,9 @@ tpot = partial(latency_figure, metric="tpot_p90")
 
 
 def throughput(study: StudyTables) -> Figure:
-    """Throughput with the line y = x, its ratio to what arrived, and the criteria that fired."""
+    """Draw throughput with the line y = x, its ratio to what arrived, and the criteria that
+    fired.
+    """
     limits = study.settings["saturation"]
     kept = limits["throughput_ratio_min"]
     signs = (

@@ -194,7 +194,9 @@ def _latency(row: EffectRow | None) -> Score:
 
 
 def _scored(study: StudyTables, of: dict[str, EffectRow]) -> list[Score]:
-    """Differences from plain in the row's own unit; marked where they are much, and certain."""
+    """Return differences from plain in the row's own unit; marked where they are much, and
+    certain.
+    """
     rows = [of.get(item.id) for item in study.connectors]
     values = [row.difference[0] for row in rows if row and row.difference[0] is not None]
     digits, most = min(2, decimals(values)), max(values, default=0.0)

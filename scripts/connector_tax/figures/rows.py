@@ -47,7 +47,7 @@ def measured(study: StudyTables, phase: str) -> pd.DataFrame:
 def taxes(
     study: StudyTables, configs: Iterable[str], references: Sequence[str] = ("ref_safe",)
 ) -> pd.DataFrame:
-    """Taxes of Phase A as plotted: a row for each metric, reference rate and configuration.
+    """Return taxes of Phase A as plotted: a row for each metric, reference rate and configuration.
 
     With the A/A band: the tax of plain's last launch against its others.
     """

@@ -29,7 +29,7 @@ LINE_IN = 0.14
 
 
 def distribution(study: StudyTables) -> Figure:
-    """Cumulative share of non-empty steps against their duration in µs, logarithmic."""
+    """Draw cumulative share of non-empty steps against their duration in µs, logarithmic."""
     rows.need_steps(study)
     configs = pd.DataFrame({"config": [item.id for item in study.configurations]})
     points = configs.merge(frame(study.step_cdf, StepPoint), "left", on="config")
@@ -278,7 +278,7 @@ def placed(study: StudyTables) -> str:
 
 
 def _of_device(study: StudyTables, words: str) -> str:
-    """Sentences about the GPU, of a device where that is emulated."""
+    """Return sentences about the GPU, of a device where that is emulated."""
     emulated = study.settings["engine"]["device"] == "emulated"
     return words.replace("GPU", "device") if emulated else words
 

@@ -161,7 +161,7 @@ def new_figure(
 def configuration_handles(
     study: StudyTables, shown: Sequence[Configuration] | None = None
 ) -> list[Artist]:
-    """Legend entries of configurations, all where none are given: line, marker and label."""
+    """Return legend entries of configurations, all where none are given: line, marker and label."""
     by_id = marks(study)
     return [
         Line2D([], [], ls=by_id[item.id].line, label=fitted(item.label, LABEL_IN),
@@ -219,7 +219,7 @@ def log_ticks(axis: Axis, low: float, high: float) -> None:
 
 @cache
 def text_width_in(text: str, points: float) -> float:
-    """Width in inches of one line of text in the figures' font."""
+    """Return width in inches of one line of text in the figures' font."""
     font = get_font(findfont(FontProperties()))
     # Measured large: at the size of the text the hinting of single glyphs adds up.
     font.set_size(20 * points, 72)
@@ -228,7 +228,7 @@ def text_width_in(text: str, points: float) -> float:
 
 
 def fitted(text: str, width_in: float, points: float = TEXT_PT) -> str:
-    """`text`, shortened with an ellipsis if it is wider than `width_in`."""
+    """Return `text`, shortened with an ellipsis if it is wider than `width_in`."""
     if text_width_in(text, points) <= width_in:
         return text
     while text and text_width_in(text + "…", points) > width_in:
@@ -237,7 +237,7 @@ def fitted(text: str, width_in: float, points: float = TEXT_PT) -> str:
 
 
 def _broken(text: str, width_in: float) -> list[str]:
-    """`text` in lines of at most `width_in`."""
+    """Return `text` in lines of at most `width_in`."""
     characters = int(len(text) * width_in / text_width_in(text, TEXT_PT))
     while True:
         lines = textwrap.wrap(text.replace(" %", "\u00a0%"), characters)

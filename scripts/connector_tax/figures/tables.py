@@ -35,7 +35,9 @@ class Configuration:
 
 
 def frame(rows: Sequence[object], row_type: type) -> pd.DataFrame:
-    """Rows of a table as a frame with the columns of their class; None where there is no value."""
+    """Return rows of a table as a frame with the columns of their class; None where there is no
+    value.
+    """
     columns = [field.name for field in fields(row_type)]
     return pd.DataFrame([vars(row) for row in rows], columns=columns, dtype=object)
 
@@ -75,14 +77,14 @@ def records(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _table(name: str, _: type[Row]) -> "cached_property[list[Row]]":
-    """A table of analysis/ as its rows, read when first asked for."""
+    """Return a table of analysis/ as its rows, read when first asked for."""
     return cached_property(
         lambda study: read_table(study.root / paths.ANALYSIS / name, ROW_TYPES[name])
     )
 
 
 def _document(name: str, kind: type[Row]) -> "cached_property[Row]":
-    """A JSON file of the study, read when first asked for."""
+    """Return a JSON file of the study, read when first asked for."""
     return cached_property(lambda study: read_record(study.root / name, kind))
 
 
@@ -136,18 +138,20 @@ class StudyTables:
         return [*self.configurations, again]
 
     def against(self, words: str) -> str:
-        """Words about plain, as of the baseline's label where that is another configuration."""
+        """Return words about plain, as of the baseline's label where that is another
+        configuration.
+        """
         if self.baseline == PLAIN:
             return words
         labels = {item.id: item.label for item in self.configurations}
         return re.sub(r"\bplain\b", lambda _: labels[self.baseline], words)
 
     def label(self, config: str) -> str:
-        """The label of a configuration, or of the A/A launch of plain; else the name itself."""
+        """Return the label of a configuration or of the A/A launch; else the name itself."""
         return next((item.label for item in self.launched if item.id == config), config)
 
     def labelled(self, words: str) -> str:
-        """A sentence with labels in place of the configurations' ids."""
+        """Return a sentence with labels in place of the configurations' ids."""
         ids = "|".join(re.escape(item.id) for item in self.launched)
         return re.sub(rf"\b({ids})\b", lambda match: self.label(match[0]), words)
 
@@ -166,13 +170,14 @@ class StudyTables:
         return read_looks(self.root)
 
     def of(self, quantity: str, phase: str | None = None) -> list[EffectRow]:
-        """The estimates of a quantity, of one phase if it is named."""
+        """Return the estimates of a quantity, of one phase if it is named."""
         return [
             row for row in self.effects if row.quantity == quantity and phase in (None, row.phase)
         ]
 
     def at(self, reference: str, metric: str, quantity: str = tables.TAX) -> dict[str, EffectRow]:
-        """Configuration -> its estimate in Phase A at a reference rate; empty without such a cell.
+        """Return configuration -> its estimate in Phase A at a reference rate; empty without such a
+        cell.
 
         A reference rate that equals ref_safe is listed under the name ref_safe only.
         """
@@ -183,7 +188,7 @@ class StudyTables:
         }
 
     def cell_at(self, reference: str) -> str | None:
-        """The name of the Phase A cell at a reference rate; None when it is not in the grid."""
+        """Return the name of the Phase A cell at a reference rate; None if not in the grid."""
         return next((row.cell for row in self.at(reference, "ttft_p90").values()), None)
 
     @property

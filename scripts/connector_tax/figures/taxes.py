@@ -29,7 +29,9 @@ def _panels(
     grid: np.ndarray, table: pd.DataFrame, labels: Sequence[str], ends: Sequence[float],
     at: str = "", logarithmic: bool = False,
 ) -> Iterator[tuple[Axes, pd.DataFrame]]:  # fmt: skip
-    """A panel for each metric with its rows, on one scale that holds `ends`, over its A/A band."""
+    """Yield a panel for each metric with its rows, on one scale that holds `ends`, over its A/A
+    band.
+    """
     for axes, (metric, panel) in zip(grid, table.groupby("metric", sort=False), strict=True):
         rows.tax_scale(axes, ends, logarithmic=logarithmic)
         rows.shade(axes, panel)
@@ -45,7 +47,9 @@ GAP_ENDS = ["gap", "gap_lo", "gap_hi"]
 
 
 def bars(study: StudyTables) -> Figure:
-    """Bars of tax(config) with intervals over the A/A band; one panel per metric, on one scale."""
+    """Draw bars of tax(config) with intervals over the A/A band; one panel per metric, on one
+    scale.
+    """
     rows.need_ref_safe(study)
     rates = study.reference
     one_rate = rates["ref_load"] == rates["ref_safe"]
@@ -100,7 +104,7 @@ CIRCLE, TRIANGLE = "○", "▽"
 
 
 def heat_maps(study: StudyTables) -> Figure:
-    """Heat maps on one diverging scale centred at 0; a circle marks intervals with 0."""
+    """Draw heat maps on one diverging scale centred at 0; a circle marks intervals with 0."""
     table = _by_shape(study)
     if table.empty:
         raise style.AbsentError("the study has no Phase B, the sweep over shapes.")
@@ -144,7 +148,9 @@ def heat_maps(study: StudyTables) -> Figure:
 
 
 def _colors(margin: float) -> ListedColormap:
-    """Red above zero, blue below, grey within the margin, which is a share of the scale's end."""
+    """Return colours: red above zero, blue below, grey within the margin, which is a share of the scale's
+    end.
+    """
     ends = np.linspace(-1, 1, 512)
     colors = colormaps["RdBu_r"]((1 + ends) / 2)
     colors[abs(ends) <= margin] = to_rgba("#d9d9d9")
@@ -152,7 +158,7 @@ def _colors(margin: float) -> ListedColormap:
 
 
 def _by_shape(study: StudyTables) -> pd.DataFrame:
-    """Each configuration's tax in each shape, with the words of its cell."""
+    """Return each configuration's tax in each shape, with the words of its cell."""
     table = rows.measured(study, "B").query("metric == 'ttft_p90'")
     columns = ["cell", "input_tokens", "output_tokens"]
     shapes = pd.DataFrame(study.document["cells"]["B"], columns=columns)
@@ -167,7 +173,7 @@ def _by_shape(study: StudyTables) -> pd.DataFrame:
 
 
 def _cell_text(row: dict[Any, Any]) -> str:
-    """A tax in per cent with its marks, or why there is none."""
+    """Return a tax in per cent with its marks, or why there is none."""
     if row["tax"] is None:
         return str(row["status"])
     marks = CIRCLE * bool(row["interval_includes_0"]) + TRIANGLE * bool(row["mark"])
@@ -224,7 +230,9 @@ DOTTED: dict[str, Any] = {"color": "black", "lw": 0.9, "ls": (0, (1, 1.2)), "zor
 
 
 def additivity(study: StudyTables) -> Figure:
-    """Bars of both parts, of their sum with its interval, and of the stack, over the A/A band."""
+    """Draw bars of both parts, of their sum with its interval, and of the stack, over the A/A
+    band.
+    """
     rows.need_ref_safe(study)
     labels = {item.id: item.label for item in study.configurations} | {SUM: SUM}
     shown = (*PARTS, SUM, STACKED)
@@ -250,7 +258,7 @@ def additivity(study: StudyTables) -> Figure:
 
 
 def _with_sums(taxes: pd.DataFrame, tolerance: float) -> pd.DataFrame:
-    """The taxes with the rows of the sums filled in, where both parts have a tax.
+    """Return the taxes with the rows of the sums filled in, where both parts have a tax.
 
     A sum's ends are the sums of its parts' ends. Conservative: it holds whatever the dependence of
     the two (they share plain's launches).
@@ -295,7 +303,9 @@ PRIOR: dict[str, Any] = rows.OVERLOAD | {"marker": "D", "ms": 4}
 
 
 def priors(study: StudyTables) -> dict[str, float]:
-    """The TTFT p90 taxes of the earlier trace replay (8 instances, saturated), by configuration."""
+    """Return the TTFT p90 taxes of the earlier trace replay (8 instances, saturated), by
+    configuration.
+    """
     values = study.settings["hypotheses"]["prior"]
     plain = values["plain_ttft_p90_s"]
     return {
@@ -305,7 +315,7 @@ def priors(study: StudyTables) -> dict[str, float]:
 
 
 def forest(study: StudyTables) -> Figure:
-    """A forest plot per metric, with the numbers, their intervals and verdicts written out."""
+    """Draw a forest plot per metric, with the numbers, their intervals and verdicts written out."""
     rows.need_ref_safe(study)
     table = rows.taxes(study, [item.id for item in study.compared])
     expected = table["metric"] == "ttft_p90"

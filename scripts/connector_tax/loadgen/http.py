@@ -171,7 +171,7 @@ class StampCounts:
 
 
 def read_clocks() -> tuple[int, int]:
-    """Monotonic and wall time in ns, read as close together as some tries allow."""
+    """Return monotonic and wall time in ns, read as close together as some tries allow."""
     best = (1 << 62, 0, 0)
     for _ in range(CLOCK_TRIES):
         now, wall = _monotonic_ns(), _time_ns()

@@ -99,7 +99,7 @@ CONFIDENCE = 0.95
 
 
 def relative_half_width(ordered: Sequence[float]) -> float:
-    """Half the interval of p90 of an ascending sample (not negative) over its p90.
+    """Return half the interval of p90 of an ascending sample (not negative) over its p90.
 
     Infinite where the sample is too small for an interval, or its p90 is 0 (a TPOT whose tokens
     all came in one read).
@@ -147,7 +147,7 @@ class PrecisionRule:
 
 
 def open_loop(offsets_ns: NDArray[np.int64], requests: RequestSource, rule: CellRule) -> Load:
-    """Independent requests, the k-th due `offsets_ns[k]` after the origin.
+    """Return independent requests, the k-th due `offsets_ns[k]` after the origin.
 
     `offsets_ns` has shape (n,), ns, ascending, must reach to warmup_s + cap_s and should to
     `rule.schedule_s`. Requests beyond its last are not sent.

@@ -77,7 +77,9 @@ class Parser(argparse.ArgumentParser):
         args: Sequence[str] | None = None,
         namespace: argparse.Namespace | None = None,
     ) -> argparse.Namespace:
-        """Parse; an option of another client is named before a required one that is missing."""
+        """Parse the arguments; an option of another client is named before a required one that
+        is missing.
+        """
         words = sys.argv[1:] if args is None else args
         for word in words:
             if word == "--":

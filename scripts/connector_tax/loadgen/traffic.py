@@ -108,7 +108,7 @@ Admission = Callable[[int, int, int], int | None]
 
 
 def at_starts(starts_ns: Sequence[int]) -> Admission:
-    """Session k starts at `starts_ns[k]` (ascending, absolute), whatever else is going on."""
+    """Start session k at `starts_ns[k]` (ascending, absolute), whatever else is going on."""
     return lambda started, _active, _now_ns: (
         starts_ns[started] if started < len(starts_ns) else None
     )

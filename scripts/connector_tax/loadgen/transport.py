@@ -210,7 +210,7 @@ class InFlight:
         _sem_init(self._address, 1, free)
 
     def count(self) -> int:
-        """Requests in flight in all workers, read one worker after the other."""
+        """Return requests in flight in all workers, read one worker after the other."""
         return sum(self._counts)
 
     def enter(self, worker: int) -> bool:

@@ -381,7 +381,8 @@ class Worker:
     def _may_retry(
         self, record: RequestRecord, connection: Connection, failure: RequestFailed | None
     ) -> bool:
-        """Once, where a connection from the pool was dead already: the server saw no request.
+        """Return True once, if a connection from the pool was dead already: the server saw no
+        request.
 
         Never against a server that is judged (`strict`).
         """

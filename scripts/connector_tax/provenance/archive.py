@@ -160,7 +160,7 @@ def check_name(name: str) -> None:
 
 
 def readme(study: StudyDocument) -> str:
-    """README.md of an archive: what it is, and how to check it."""
+    """Return README.md of an archive: what it is, and how to check it."""
     return f"""# Connector-tax study {study["study"]}
 
 Engine: {study["engine_label"]}. Package {study["package_version"]}.
@@ -195,7 +195,7 @@ def fits(data: bytes) -> bool:
 
 
 def encode(files: Mapping[str, bytes]) -> bytes:
-    """Files that fit, by column."""
+    """Return files that fit, by column."""
     shapes: dict[bytes, list[list[bytes]]] = {}
     numbers: dict[bytes, int] = {}
     order = []
@@ -334,7 +334,7 @@ def _place(name: str) -> tuple[bool, str]:
 
 
 def read_head(archive: Path) -> StudyDocument:
-    """study.json of an archive; the rest is decompressed and not checked.
+    """Return study.json of an archive; the rest is decompressed and not checked.
 
     Raises:
         ArtifactError: the file is not an archive of this kind.
@@ -551,7 +551,7 @@ def _next(content: IO[bytes], name: str, size: int | None = None) -> bytes:
 
 
 def _study(header: ArchiveHeader, data: bytes) -> StudyDocument:
-    """study.json, checked before any path is made of what it names."""
+    """Return study.json, checked before any path is made of what it names."""
     try:
         study = checked(parse_json(data), StudyDocument, paths.STUDY)
     except ValueError as error:

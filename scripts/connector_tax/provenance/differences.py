@@ -127,7 +127,7 @@ def differences(published: Any, made: Any, where: str) -> Iterator[str]:
 
 
 def _walk(published: Any, made: Any, where: str) -> Iterator[tuple[bool, str]]:
-    """Differences, each with a flag for keys that only one side has."""
+    """Yield differences, each with a flag for keys that only one side has."""
     published, made = _by_id(published), _by_id(made)
     if isinstance(published, Mapping) and isinstance(made, Mapping):
         for key in dict.fromkeys((*made, *published)):

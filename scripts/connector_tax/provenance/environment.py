@@ -51,7 +51,7 @@ def gpu_driver() -> str:
 
 
 def capture(study: StudyDocument) -> EnvironmentRecord:
-    """Everything environment.json holds."""
+    """Return everything environment.json holds."""
     kind = engine_of(study["config"]["engine"])
     # Interpreters that only some configurations are served with.
     further = {python: engine_versions(python) for python in kind.pythons[1:]}
@@ -74,7 +74,7 @@ def capture(study: StudyDocument) -> EnvironmentRecord:
 
 
 def text(environment: EnvironmentRecord, listings: Mapping[str, Mapping[str, str]]) -> str:
-    """env.txt: the environment, then each listing as `name==version` lines."""
+    """Return env.txt: the environment, then each listing as `name==version` lines."""
     lines = [f"{key}: {value}" for key, value in environment.items()]
     for title, listing in listings.items():
         lines += ["", f"# {title}"]

@@ -110,7 +110,7 @@ def _shape_rates(study: Study) -> Iterator[str]:
 
 
 def _environment(study: Study) -> Iterator[str]:
-    """env.txt begins with environment.json, a line each."""
+    """Yield differences, since env.txt begins with environment.json, a line each."""
     environment = read_json(study.root / paths.ENVIRONMENT)
     recorded = (study.root / paths.ENV_TEXT).read_text(encoding="utf-8").partition("\n\n")[0]
     made = environment_text(environment, {})
@@ -137,7 +137,9 @@ def _gate(study: Study, entry: ConfigurationEntry, gates: dict[str, GateRecord])
 
 
 def _launch(whole: StudyFolder, launch: Launch, index: LaunchIndex | None) -> Iterator[str]:
-    """index.json is what the design, attempts.json and the cells' records give."""
+    """Yield differences of index.json from what the design, attempts.json and the cells'
+    records give.
+    """
     study, folder = whole.study, launch.folder(whole.root)
     if index is None:
         yield "index.json is missing"
@@ -176,7 +178,7 @@ def _left_out(folder: StudyFolder, launch: Launch, reason: str | None) -> bool:
 
 
 def _run_files(study: Study, launch: Launch, index: LaunchIndex) -> Iterator[str]:
-    """launch.sh runs what config.json says, which is what study.json says, in its environment."""
+    """Yield differences between launch.sh, config.json and study.json."""
     folder = launch.folder(study.root)
     config = read_record(folder / paths.LAUNCH_CONFIG, LaunchConfig)
     design = described(_on_its_slot(study, index), launch)

@@ -182,7 +182,7 @@ def _engine_files(attempts: Sequence[AttemptRecord]) -> Iterator[str]:
 
 
 def adapters_of(environment: Mapping[str, str]) -> list[str]:
-    """Plugins of this project that change vLLM, by the folders on the path of its launch."""
+    """Return plugins of this project that change vLLM, by the folders on the path of its launch."""
     folders = environment.get("PYTHONPATH", "").split(":")
     adapted = any(folder.endswith("/connector_tax/vllm/cpu_adapter") for folder in folders)
     return ["connector_tax_cpu_adapter"] if adapted else []
@@ -304,7 +304,7 @@ def _sections(text: str) -> dict[str, str]:
 
 
 def _escape(value: str) -> str:
-    """A field as a table cell: nothing in it ends the line, the cell or the section.
+    """Return a field as a table cell: nothing in it ends the line, the cell or the section.
 
     Control characters, surrogates and separators of lines stand as `\\u{...}`, Markdown's own marks
     behind a backslash.

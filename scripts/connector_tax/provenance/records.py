@@ -281,7 +281,7 @@ def _no_client_is_faster(
 
 
 def series_of(page: str) -> dict[str, float]:
-    """The series of vLLM in a Prometheus page, as a metrics record names them.
+    """Return the series of vLLM in a Prometheus page, as a metrics record names them.
 
     A page is parsed twice for each cell; prometheus_client takes seconds for a study's pages.
     """
@@ -298,7 +298,7 @@ def _character(escaped: re.Match[str]) -> str:
 
 
 def _histogram(page: Mapping[str, float], metric: str) -> dict[str, float]:
-    """Bucket's bound to count, and `sum`; series of several engines added up."""
+    """Return bucket's bound to count, and `sum`; series of several engines added up."""
     totals: dict[str, float] = {}
     for key, value in page.items():
         series = re.fullmatch(rf'{metric}_(?:bucket.*[{{,]le="([^"]+)".*|(sum).*)', key)

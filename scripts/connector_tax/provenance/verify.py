@@ -202,7 +202,7 @@ class Study:
         return row
 
     def reference_rates(self) -> Row:
-        """Reference and saturation rates, and who has no say in them."""
+        """Return reference and saturation rates, and the configurations left out of them."""
         state: dict[str, dict[float, bool]] = {config: {} for config in self.ids}
         for config, (rate, at) in itertools.product(self.ids, self.grid.items()):
             here = [k for k in self.cells if (configuration_of(k[0]), *k[2:]) == (config, "A", at)]
@@ -250,13 +250,13 @@ class Spread:
     df: float
 
     def half(self, confidence: float) -> float:
-        """Half the width of an interval."""
+        """Return half the width of an interval."""
         return float(special.stdtrit(self.df, (1 + confidence) / 2)) * self.error
 
 
 @cache
 def models(k: int) -> tuple[Any, Any]:
-    """The ratios of k configurations in each model, and the models' prior probabilities."""
+    """Return the ratios of k configurations in each model, and the models' prior probabilities."""
     sets = [s for size in range(4) for s in itertools.combinations(range(k), size)]
     each = [(s, r) for s in sets for r in (RATIOS if s else (1.0,))]
     ratios = np.array([[r if c in s else 1.0 for c in range(k)] for s, r in each])
@@ -266,7 +266,7 @@ def models(k: int) -> tuple[Any, Any]:
 
 @cache
 def contrasts(places: tuple[tuple[int, str], ...]) -> tuple[Any, Any]:
-    """A basis of the error contrasts of launches (block, configuration), and by model the
+    """Return a basis of the error contrasts of launches (block, configuration), and by model the
     Cholesky factor of their covariance; contrasts of errors know neither blocks nor means.
     """
     block, group = (np.array(column) for column in zip(*places, strict=True))
@@ -319,7 +319,7 @@ class Layout:
         return len(blocks) > 1 and (self.own or self.posterior[2] > 0)
 
     def own_spread(self, weights: Mapping[Launch, float]) -> Spread:
-        """The t distribution of a contrast's own block differences."""
+        """Return the t distribution of a contrast's own block differences."""
         blocks = sorted({block for _, block in weights})
         sums = [sum(w * self.y[la] for la, w in weights.items() if la[1] == b) for b in blocks]
         rest = len(blocks) * (np.array(sums) - np.mean(sums))
@@ -328,7 +328,7 @@ class Layout:
         return Spread(math.sqrt(variance / n), n - 1)
 
     def spread(self, weights: Mapping[Launch, float], wide: float, narrow: float) -> Spread:
-        """The t distribution with the mixture's quantiles at the two levels that decide."""
+        """Return the t distribution with the mixture's quantiles at the two levels that decide."""
         if self.own:
             return self.own_spread(weights)
         model, variance, df = self.posterior
@@ -399,7 +399,7 @@ class Effect:
         return self.layout.spread(self.weights, self.wide, self.narrow)
 
     def around(self, half: float) -> tuple[float, float]:
-        """An interval; infinite where nothing repeats."""
+        """Return an interval; infinite where nothing repeats."""
         if not self.repeats:
             return -math.inf, math.inf
         low, high = self.centre - half, self.centre + half
@@ -508,13 +508,13 @@ class Taxes:
                       centre, is_log, taxes[0][0], wide, 2 * level - 1)  # fmt: skip
 
     def keys(self, tax: Tax, launches: Iterable[Launch]) -> list[tuple[str, Key]]:
-        """The cells behind a tax, each with its configuration."""
+        """Return the cells behind a tax, each with its configuration."""
         cells = self.study.unsaturated if tax[2] == RATES else [tax[2]]
         places = [(name, (name, b, tax[1], cell)) for name, b in launches for cell in cells]
         return [(configuration_of(name), key) for name, key in places]
 
     def least(self, tax: Tax, launches: Iterable[Launch]) -> int:
-        """The fewest requests of a cell behind a tax."""
+        """Return the fewest requests of a cell behind a tax."""
         return min(len(self.study.cells[key].all) for _, key in self.keys(tax, launches))
 
     def marks(self, tax: Tax, launches: Iterable[Launch]) -> Iterable[str]:
@@ -531,14 +531,14 @@ class Taxes:
 
 
 def judged(wide: tuple[float, float], inner: tuple[float, float], margin: float) -> str:
-    """The verdict of a tax with these intervals."""
+    """Return the verdict of a tax with these intervals."""
     off = "costs" if wide[0] > 0 else "gains" if wide[1] < 0 else ""
     less = "less" if -margin <= inner[0] and inner[1] <= margin else ""
     return ", ".join(filter(None, (off, less))) or "cannot tell"
 
 
 def verdict(effect: Effect, margin: float) -> str:
-    """The verdict of a tax at its levels."""
+    """Return the verdict of a tax at its levels."""
     if effect.mark:
         return "marked"
     if not effect.repeats or effect.n_blocks < 3:
@@ -547,7 +547,7 @@ def verdict(effect: Effect, margin: float) -> str:
 
 
 def huber(effect: Effect, base: Sequence[str], margin: float) -> str | None:
-    """The verdict by Huber's estimate of the block model; None where no residual is left."""
+    """Return the verdict by Huber's estimate of the block model; None where no residual is left."""
     launches = list(effect.layout.y)
     block, name = (np.array(column) for column in zip(*((b, n) for n, b in launches), strict=True))
     names, others = np.unique(name), [n for n in base if n != effect.ours]
@@ -638,7 +638,9 @@ def tax_rows(study: Study, taxes: Taxes, rates: Row) -> Row:
 
 
 def hypotheses(study: Study, taxes: Taxes, rates: Row) -> Row:
-    """Verdict and effects of H1 to H6 (docs/study.md, "Hypotheses"), as in hypotheses.json."""
+    """Return verdict and effects of H1 to H6 (docs/study.md, "Hypotheses"), as in
+    hypotheses.json.
+    """
     limits, safe = study.config["hypotheses"], study.grid.get(rates["ref_safe"], "")
     least, (low, high) = limits["h1_min_tax"], (pp / 100 for pp in limits["h2_gap_band_pp"])
     share, off = limits["h3_framework_share"], limits["h4_tolerance"]
@@ -696,18 +698,18 @@ NAMES = ("mooncake", "nixl", "lmcache", "no-op", "producer", "consumer")
 
 
 def named(text: str) -> list[str]:
-    """The connectors and roles that a label, an id or a command names."""
+    """Return the connectors and roles that a label, an id or a command names."""
     lower = text.lower().replace("noop", "no-op")
     return [name for name in NAMES if name in lower]
 
 
 def by_id(record: Row) -> Row:
-    """The configurations of a record by their ids."""
+    """Return the configurations of a record by their ids."""
     return {entry["id"]: entry for entry in record["configurations"]}
 
 
 def texts(record: Row) -> Row:
-    """Each value of a record as one text."""
+    """Return each value of a record as one text."""
     return {name: json.dumps(value, sort_keys=True) for name, value in record.items()}
 
 
@@ -778,7 +780,7 @@ def same(published: Any, again: Any) -> bool:
 
 
 def shown(row: Row) -> str:
-    """`+12.34% [+10.12, +14.56]`."""
+    """Return text such as `+12.34% [+10.12, +14.56]`."""
     ends = [row.get(name) for name in ("estimate", "lo", "hi")]
     tax, lo, hi = (math.nan if end in (None, "") else 100 * float(end) for end in ends)
     return f"{tax:+.2f}% [{lo:+.2f}, {hi:+.2f}]"

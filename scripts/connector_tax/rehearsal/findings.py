@@ -58,7 +58,7 @@ def page(title: str, sections: Sequence[Section]) -> str:
 
 
 def seconds_by_part(rehearsal: Rehearsal) -> dict[str, float]:
-    """Expected seconds of the study's parts, in the order they run."""
+    """Return expected seconds of the study's parts, in the order they run."""
     study, machine = rehearsal.study, rehearsal.machine
     parts = {"gates": gates_s(study.document, machine.startup_s)}
     if rehearsal.probes_s is not None:
@@ -88,7 +88,7 @@ def _served(rehearsal: Rehearsal) -> pd.DataFrame:
 
 
 def cells_that_cannot_be_valid(rehearsal: Rehearsal) -> dict[tuple[str, str], str]:
-    """Phase and cell to the reason, where no launch has a valid cell."""
+    """Return phase and cell to the reason, where no launch has a valid cell."""
     served = _served(rehearsal).groupby(["phase", "cell"], sort=False)
     cells = served.agg(valid=("valid", "any"), why=("why", "first"))
     reasons: dict[Any, str] = cells.why[~cells.valid].to_dict()

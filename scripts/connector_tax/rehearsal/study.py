@@ -88,7 +88,8 @@ def rehearse(study: StudyDocument, machine: Machine, root: Path) -> Rehearsal:
 
 
 def run_phases(study: StudyDocument, machine: Machine, root: Path, blocks: int) -> Rehearsal:
-    """Phase A, its reference rates, the probes of the shapes, and Phases B and B'; no tables.
+    """Run Phase A, its reference rates, the probes of the shapes, and Phases B and B'; no
+    tables.
 
     Args:
         study: the design.

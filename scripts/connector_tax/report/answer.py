@@ -206,7 +206,7 @@ def _dearest(proven: Sequence[Compared]) -> list[Compared]:
 
 
 def _joined(words: Iterable[str]) -> str:
-    """'a', 'a and b', 'a, b and c'."""
+    """Return the names joined: \'a\', 'a and b', 'a, b and c'."""
     listed = list(words)
     return " and ".join(filter(None, (", ".join(listed[:-1]), *listed[-1:])))
 
@@ -269,7 +269,7 @@ def _too_few(study: StudyTables, chosen: Sequence[Compared]) -> str:
 
 
 def _without_number(study: StudyTables, chosen: Sequence[Compared]) -> str:
-    """Marked taxes and lost ones, each reason once with those it holds for."""
+    """Return marked taxes and lost ones, each reason once with those it holds for."""
     by_reason: dict[str, dict[str, None]] = {}
     for label, rows in chosen:
         for row in rows:
@@ -289,7 +289,7 @@ def _has_question(study: StudyTables, hypothesis: str) -> bool:
 
 
 def hypotheses(study: StudyTables) -> list[tuple[str, str, str, ConclusionRecord]]:
-    """Id, question, meaning and finding of each hypothesis that the study can be asked.
+    """Return id, question, meaning and finding of each hypothesis that the study can be asked.
 
     Where requests wait otherwise for the step with their prompt, H5 says so.
     """
@@ -334,7 +334,7 @@ def not_asked(study: StudyTables) -> list[str]:
 
 
 def criteria(study: StudyTables) -> list[tuple[str, str, str]]:
-    """Words, verdict and finding of each success criterion that the study can be held to."""
+    """Return words, verdict and finding of each success criterion that the study can be held to."""
     answers = []
     for item in study.hypotheses["criteria"]:
         words, needs = CRITERIA[int(item["id"])]

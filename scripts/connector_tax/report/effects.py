@@ -104,7 +104,7 @@ def at_references(study: StudyTables) -> list[tuple[str, Table]]:
 
 
 def amplification(study: StudyTables) -> Table | None:
-    """Tax at ref_load minus tax at ref_safe; None where they are one rate."""
+    """Return tax at ref_load minus tax at ref_safe; None where they are one rate."""
     rows = [row for row in study.of(tables.GAP) if row.metric in HEADLINE]
     if not any(row.status == "valid" for row in rows):
         return None
@@ -149,7 +149,9 @@ def others(study: StudyTables) -> Table:
 
 
 def prior(study: StudyTables) -> Table | None:
-    """TTFT p90 of the earlier trace replay beside this study's; None with nothing to compare."""
+    """Return TTFT p90 of the earlier trace replay beside this study's; None with nothing to
+    compare.
+    """
     plain_s = study.settings["hypotheses"]["prior"]["plain_ttft_p90_s"]
     known, taxes = priors(study), study.at("ref_safe", HEADLINE[0])
 
@@ -273,7 +275,7 @@ def _signed(row: EffectRow | None) -> TableCell:
 
 
 def _mean(row: EffectRow | None) -> TableCell:
-    """`12.3 [10.1, 14.6]`, without brackets where there is no interval."""
+    """Return text such as `12.3 [10.1, 14.6]`, without brackets where there is no interval."""
     value, low, high = _ends(row)
     if value is None:
         return TableCell(text.DASH)
@@ -289,7 +291,9 @@ def _mean(row: EffectRow | None) -> TableCell:
 
 
 def resource_taxes(study: StudyTables) -> Table:
-    """Differences from plain: a row for each configuration, a column for each resource read."""
+    """Return differences from plain: a row for each configuration, a column for each resource
+    read.
+    """
     valid = [row for row in study.of(tables.RESOURCE) if row.status == "valid"]
     labels = [f"{study.label(study.baseline)} itself", *(c.label for c in study.connectors)]
     columns, rows = ["Configuration"], [[TableCell(label)] for label in labels]

@@ -62,7 +62,9 @@ class LaunchReport:
 
 
 def measured_again(study: StudyTables) -> list[str]:
-    """`plain/block0/A (kept in A.superseded1)` for each run that another took the place of."""
+    """Return `plain/block0/A (kept in A.superseded1)` for each run that another took the place
+    of.
+    """
     aside = study.root.glob(f"{paths.RUNS}/*/block*/*.superseded*")
     names = sorted(path.relative_to(study.root / paths.RUNS).as_posix() for path in aside)
     return [f"{name.partition('.')[0]} (kept in {name.rpartition('/')[2]})" for name in names]
@@ -181,7 +183,7 @@ def _counted(name: CountName) -> Column[Measured]:
 
 
 def _checked(name: str) -> Column[Measured]:
-    """Value and bound of a check; one that failed says so."""
+    """Return value and bound of a check; one that failed says so."""
 
     def says(row: Measured) -> TableCell:
         result = row[1]["health"].get(name)
@@ -196,7 +198,7 @@ def _checked(name: str) -> Column[Measured]:
 
 
 def reference_rates(study: StudyTables) -> Table:
-    """Value of each saturation criterion at each rate, × where it fired."""
+    """Return value of each saturation criterion at each rate, × where it fired."""
     rates = study.reference["rates_rps"]
     at = [f"{text.compact(rate)} req/s" for rate in rates]
     columns = ("Configuration", *at, "Knee, req/s", study.against("Capacity over plain's"))
@@ -237,7 +239,9 @@ class DriftRow:
 
 
 def drift_rows(study: StudyTables) -> list[DriftRow]:
-    """Plain's earliest against its latest launch of each block, wherever both cells are valid."""
+    """Compare plain\'s earliest with its latest launch of each block, wherever both cells are
+    valid.
+    """
     valid = {
         (row.config, row.block, row.phase, row.cell): row
         for row in study.cell_rows
@@ -262,7 +266,7 @@ def drift_rows(study: StudyTables) -> list[DriftRow]:
 
 
 def drift_summary(drift: Sequence[DriftRow]) -> list[tuple[str, int, float, DriftRow]]:
-    """Per metric: how many comparisons, the median change, and the row that changed most."""
+    """Return by metric how many comparisons, the median change, and the row that changed most."""
     changes = []
     for metric in dict.fromkeys(row.metric for row in drift):
         rows = [row for row in drift if row.metric == metric]

@@ -168,7 +168,7 @@ def data_url(kind: str, content: bytes) -> str:
 
 
 def _environment(study: StudyTables, launches: list[runs.LaunchReport]) -> dict[str, list[str]]:
-    """environment.json as lines: a list keeps its entries, anything else is one line.
+    """Return environment.json as lines: a list keeps its entries, anything else is one line.
 
     With what the launches recorded of their vLLM's files.
     """

@@ -114,7 +114,7 @@ def _table(cell: CellFolder, name: str, kind: RecordKind[Any]) -> Table:
 
 
 def _requests(cell: CellFolder, edges: Floats) -> list[Samples]:
-    """TTFT and TPOT by when a request was due, how many are in flight, and which failed."""
+    """Return TTFT and TPOT by when a request was due, how many are in flight, and which failed."""
     table = _table(cell, "requests", REQUESTS)
     is_ok = table["status"] == "ok"
     ok = taken(table, is_ok)
@@ -137,7 +137,9 @@ def _requests(cell: CellFolder, edges: Floats) -> list[Samples]:
 
 
 def _gauges(cell: CellFolder) -> list[Samples]:
-    """Waiting requests, of all engines, and the share of KV blocks used, of the fullest, in %."""
+    """Return waiting requests, of all engines, and the share of KV blocks used, of the fullest, in
+    %.
+    """
     rows = list(_scrapes(cell))
     t_ns, waiting, used = np.array(rows, float).reshape(-1, 3).T
     known = [~np.isnan(values) for values in (waiting, used)]
@@ -158,7 +160,9 @@ def _scrapes(cell: CellFolder) -> Iterator[tuple[float, float, float]]:
 
 
 def _steps(cell: CellFolder) -> list[Samples]:
-    """Whole engine steps that scheduled tokens, in ms; schedule() where that is all there is."""
+    """Return complete engine steps that scheduled tokens, in ms; schedule() where that is all there
+    is.
+    """
     records = _table(cell, "engine_step", STEPS)
     tokens = records["prefill_tokens"] + records["decode_tokens"]
     busy = taken(records, (records["process"] == "scheduler") & (tokens > 0))

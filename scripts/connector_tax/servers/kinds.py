@@ -184,11 +184,11 @@ class Engine:
         return lines
 
     def log_settings(self, _log: str, /) -> Mapping[str, str]:
-        """Settings of vLLM that the server's log tells, by name."""
+        """Return settings of vLLM that the server's log gives, by name."""
         return {}
 
     def versions(self) -> dict[str, str]:
-        """Versions for the manifest: of vLLM, of the connectors, and vLLM's commit."""
+        """Return versions for the manifest: of vLLM, of the connectors, and vLLM's commit."""
         return {**dict.fromkeys(ENGINE_PACKAGES, ABSENT), "vllm_sha": "unknown"}
 
 
@@ -282,7 +282,7 @@ def check_engine(engine: EngineSection, source: str) -> None:
 def command_for(
     study: StudyDocument, launch: Launch, port: int, probe: Path | None = None
 ) -> ServerCommand:
-    """`Engine.command` of the study's engine."""
+    """Return `Engine.command` of the study's engine."""
     return engine_of(study["config"]["engine"]).command(study, launch, port, probe)
 
 
@@ -311,7 +311,7 @@ def lasting_port(name: str) -> int:
 
 
 def below_root(path: Path) -> str:
-    """`{root}/...` for a path in the project's folder, else the absolute path."""
+    """Return `{root}/...` for a path in the project's folder, else the absolute path."""
     path = path.resolve()
     if path.is_relative_to(ROOT):
         return f"{ROOT_MARK}/{path.relative_to(ROOT).as_posix()}"
@@ -319,7 +319,8 @@ def below_root(path: Path) -> str:
 
 
 def without_root(text: str) -> str:
-    """`text` with `{root}` for the project's folder, `~` for the user's home, `host` for its name.
+    """Return `text` with `{root}` for the project's folder, `~` for the user's home, `host` for its
+    name.
 
     What is recorded is published. Of the machine's name only what UCX puts before each line of its
     log is known: `[host:pid:thread]`.

@@ -109,7 +109,7 @@ class Vllm(ProbedEngine):
     def command(
         self, study: StudyDocument, launch: Launch, port: int, probe: Path | None, /
     ) -> ServerCommand:
-        """vLLM's own server with the configuration's connector.
+        """Return the command of vLLM\'s server with the configuration's connector.
 
         Raises:
             ServerError: an unknown companion, or a child connector the study does not hold.
@@ -186,7 +186,7 @@ def transfer_config(
     forms: Mapping[str, FormSection],
     port_of: Callable[[str], int],
 ) -> dict[str, Any] | None:
-    """vLLM's KVTransferConfig of a configuration; None for one without a connector.
+    """Return vLLM's KVTransferConfig of a configuration; None for one without a connector.
 
     Raises:
         ServerError: a child is not among the study's configurations.
@@ -296,7 +296,7 @@ def _without_null(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flags(flags: Mapping[str, Any]) -> Iterator[str]:
-    """vLLM's flags in order: true is the bare flag, false its `--no-` form."""
+    """Yield vLLM's flags in order: true is the bare flag, false its `--no-` form."""
     for flag, value in flags.items():
         if value is False:
             yield f"--no-{flag.removeprefix('--')}"
@@ -311,7 +311,7 @@ def _below_root(path: str) -> str:
 
 
 def _model(name: str) -> str:
-    """`./folder` is a folder of the project; anything else is passed on as it stands."""
+    """Return the model; `./folder` becomes a folder of the project."""
     return f"{ROOT_MARK}/{name[2:]}" if name.startswith("./") else name
 
 

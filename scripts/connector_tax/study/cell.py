@@ -81,7 +81,7 @@ _LEFT_OUT = {
 def planned_requests(
     study: StudyDocument, name: str, shape: tuple[int, int], count: int
 ) -> RequestSource:
-    """`count` streaming completion requests of one shape, made as they are asked for.
+    """Return `count` streaming completion requests of one shape, made as they are asked for.
 
     The same work for all, and no reuse: same lengths for every configuration, fresh random ids so
     that no cache can hit, `ignore_eos` with `max_tokens` = `min_tokens`, usage asked for. Token ids

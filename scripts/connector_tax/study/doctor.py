@@ -409,7 +409,7 @@ def _memory(study: StudyDocument, folder: Path) -> Finding:
 
 
 def artifact_bytes(study: StudyDocument, folder: Path) -> float:
-    """Expected size of the artifacts still to be written, from record sizes seen."""
+    """Return expected size of the artifacts still to be written, from record sizes seen."""
     config = study["config"]
     shapes = {(p, c["cell"]): c for p, cells in study["cells"].items() for c in cells}
     per_read = BYTES_PER_READ if config["load_generator"]["keep_reads"] else 0
@@ -469,7 +469,9 @@ def _weights_gib(study: StudyDocument, folder: Path) -> float | None:
 
 
 def _lmcache_gib(study: StudyDocument) -> float:
-    """Host memory that LMCache reserves in a launch, the largest of the study's; 0 without it."""
+    """Return host memory that LMCache reserves in a launch, the largest of the study's; 0 without
+    it.
+    """
     engine = study["config"]["engine"]
     if not engine_of(engine).configured:
         return 0.0
@@ -484,7 +486,7 @@ def _lmcache_gib(study: StudyDocument) -> float:
 
 
 def _bodies_gib(study: StudyDocument) -> float:
-    """Bodies of the longest prompts: as many as may be in flight, and as many made ahead."""
+    """Return the GiB of bodies of the longest prompts: as many as may be in flight, and as many made ahead."""
     cap = study["config"]["cell"]["inflight_cap"]
     longest = max(cell["input_tokens"] for cells in study["cells"].values() for cell in cells)
     # A token is at most the digits of the largest id, and a comma.

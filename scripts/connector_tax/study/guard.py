@@ -180,7 +180,8 @@ class LeftoverError(DeviceError):
 
 
 def kill_started(folder: Path) -> int:
-    """SIGKILL what was started for launches in or below `folder`; how many processes that were.
+    """Kill what was started for launches in or below `folder`; how many processes that
+    were.
 
     Raises:
         LeftoverError: one of them does not end.
@@ -189,7 +190,7 @@ def kill_started(folder: Path) -> int:
 
 
 def kill_leftovers(folder: Path) -> int:
-    """SIGKILL what ended drivers left of launches in or below `folder`; how many processes.
+    """Kill what ended drivers left of launches in or below `folder`; how many processes.
 
     Raises:
         LeftoverError: one of them does not end.

@@ -81,7 +81,9 @@ def reference_rate(folder: Path, phase: str) -> float | None:
 
 
 def launch_overhead_s(study: StudyDocument, folder: Path, known: Durations) -> float:
-    """Expected seconds of a launch beside its cells: start-up as seen, else known, and release."""
+    """Return expected seconds of a launch beside its cells: start-up as seen, else known, and
+    release.
+    """
     seen = [
         attempt["startup_s"]
         for launch in StudyFolder(Study(folder, study)).launches

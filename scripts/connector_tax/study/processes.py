@@ -266,14 +266,17 @@ def is_stopped(pid: int) -> bool:
 
 
 def every_cpu_ms() -> dict[int, float]:
-    """CPU time of every process of the machine that /proc shows, without its children's, in ms."""
+    """Return CPU time of every process of the machine that /proc shows, without its children's, in
+    ms.
+    """
     return {pid: stat.own_ticks * TICK_MS for pid, stat in _every_stat().items()}
 
 
 def busiest_other(
     before: Mapping[int, float], excluded: Collection[int], seconds: float
 ) -> str | None:
-    """Name, id and CPUs used of the busiest process that is not the study's; None: none is known.
+    """Return name, id and CPUs used of the busiest process that is not the study's; None: none is
+    known.
 
     Args:
         before: `every_cpu_ms` of `seconds` ago.
@@ -301,7 +304,9 @@ def cpu_ms(pids: Iterable[int]) -> int:
 
 
 def set_times(sets: Iterable[Collection[int]]) -> list[tuple[int, int]]:
-    """Idle (waiting for I/O included) and stolen time, in ms, summed over each set of CPUs."""
+    """Return idle (waiting for I/O included) and stolen time, in ms, summed over each set of
+    CPUs.
+    """
     by_cpu = {}
     with Path("/proc/stat").open(encoding="utf-8") as stream:
         next(stream)
@@ -318,7 +323,9 @@ def set_times(sets: Iterable[Collection[int]]) -> list[tuple[int, int]]:
 
 
 def throttled_file(root: Path = Path("/")) -> Path | None:
-    """`cpu.stat` of this process's control group, of version 2 or 1; None where there is none."""
+    """Return `cpu.stat` of this process's control group, of version 2 or 1; None where there is
+    none.
+    """
     groups = root / "proc/self/cgroup"
     if not groups.exists():
         return None

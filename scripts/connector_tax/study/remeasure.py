@@ -158,7 +158,9 @@ def _worth_measuring(launch: LaunchFolder) -> bool:
 
 
 def move_aside(path: Path, label: str) -> Path:
-    """Rename a folder or file to `<name>.<label><k>`, keeping what it holds; the new path."""
+    """Rename a folder or file to `<name>.<label><k>`, keeping what it holds; the new
+    path.
+    """
     target = paths.set_aside(path, label)
     path.rename(target)
     fsync(path.parent)

@@ -48,7 +48,9 @@ WORTH_NAMING = 0.01  # CPU s per s of a thread
 def idle_cpu(
     processes: ServerProcesses, idle_s: float, check_alive: Callable[[str], None]
 ) -> IdleCpu:
-    """CPU time that a server with nothing to do uses, in CPU seconds per second, over `idle_s`."""
+    """Return CPU time that a server with nothing to do uses, in CPU seconds per second, over
+    `idle_s`.
+    """
     before = processes.read()
     threads = _threads(before.engine)
     time.sleep(idle_s)
@@ -107,7 +109,7 @@ def cell_cpu(use: ServerCpu, counters: ServerCounters) -> CellCpu:
 
 
 def _threads(process: Process | None) -> dict[str, int]:
-    """CPU time in ns of each of a process's threads, by name and thread id."""
+    """Return CPU time in ns of each of a process's threads, by name and thread id."""
     times: dict[str, int] = {}
     for folder in Path(f"/proc/{process.pid}/task").glob("[0-9]*") if process else ():
         with contextlib.suppress(OSError):  # it has ended

@@ -52,7 +52,9 @@ class MetricsSampler(CommandChild):
         return cast(ScrapeLine, self.ask("peek"))
 
     def close(self) -> ScrapeLine:
-        """Scrape a last time with the raw text, end the cell's file, and return the record."""
+        """Scrape a last time with the raw text, end the cell's file, and return the
+        record.
+        """
         return cast(ScrapeLine, self.ask("close"))
 
 
@@ -62,7 +64,8 @@ TIMEOUT_S = 5.0
 
 
 def parse_metrics(text: str) -> dict[str, float]:
-    """`{name{label="value",...}: number}` of a Prometheus text exposition, labels sorted by name.
+    """Return `{name{label="value",...}: number}` of a Prometheus text exposition, labels sorted by
+    name.
 
     Without the histograms' buckets and the moments at which series began.
 

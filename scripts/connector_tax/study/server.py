@@ -74,7 +74,8 @@ def on_a_free_port(start: Callable[[], Result], say: Callable[[str], object]) ->
 
 
 def make_publishable(folder: Path) -> dict[str, int]:
-    """Rewrite a launch's logs by `without_root`, without lines that hold what looks like a secret.
+    """Rewrite a launch's logs by `without_root`, without lines that hold what looks like a
+    secret.
 
     Nothing may be writing to them any more.
 
@@ -370,7 +371,7 @@ class Server:
         return publishable("".join(texts))
 
     def log_tail(self) -> str:
-        """The first error and the paths of the logs; without one the logs' last lines.
+        """Return the first error and the paths of the logs; without one the logs' last lines.
 
         vLLM's last lines are tracebacks of the processes that waited for the one that failed.
         """

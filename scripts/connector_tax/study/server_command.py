@@ -108,7 +108,7 @@ def _joined(arguments: Sequence[str]) -> str:
 
 
 def _quoted(value: str) -> str:
-    """`value` for the shell, with the marks left to variables."""
+    """Return `value` for the shell, with the marks left to variables."""
     parts = re.split(f"({'|'.join(map(re.escape, MARKS))})", value)
     return "".join(MARKS.get(part) or shlex.quote(part) for part in parts if part) or "''"
 

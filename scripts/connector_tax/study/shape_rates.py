@@ -48,7 +48,7 @@ def _section(config: StudyConfig) -> ShapeRatesSection:
 
 
 def shapes_of(study: StudyDocument) -> dict[str, tuple[int, int]]:
-    """Cell name to input and output tokens, of Phases B and B'."""
+    """Return cell name to input and output tokens, of Phases B and B'."""
     cells = [cell for phase in ("B", "Bp") for cell in study["cells"][phase]]
     return {cell["cell"]: (cell["input_tokens"], cell["output_tokens"]) for cell in cells}
 

@@ -179,7 +179,9 @@ def _sources(python: Path) -> str | None:
 
 
 def leftovers(package: Path) -> list[str]:
-    """Files of the installed package's environment that carry the marker; there must be none."""
+    """Return files of the installed package's environment that carry the marker; there must be
+    none.
+    """
     site = package.parent
     candidates = {*site.glob("*.pth"), *site.glob("connector_tax_*_probe*"), *package.rglob("*.py")}
     return sorted(

@@ -235,7 +235,7 @@ def _fields(header: Header, hooks: Mapping[int, _Hook], step: _Step) -> StepLine
 def _spent_in_hooks(
     hooks: Mapping[int, _Hook], calls: list[_Call]
 ) -> dict[str | None, dict[str, float]]:
-    """Seconds by child (None: the connector itself) and hook, in the order of the positions.
+    """Return seconds by child (None: the connector itself) and hook, in the order of the positions.
 
     Args:
         calls: (start, end, position) of each thing timed.

@@ -21,7 +21,7 @@ UNKNOWN, BEGIN, END = "<unk>", "<s>", "</s>"
 
 
 def tokenizer(vocab_size: int) -> dict[str, Any]:
-    """tokenizer.json: one word for each token id, split at spaces."""
+    """Return tokenizer.json: one word for each token id, split at spaces."""
     words = [UNKNOWN, BEGIN, END, *(f"w{i}" for i in range(3, vocab_size))]
     kept = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     special = [{"id": i, "content": words[i], **kept, "special": True} for i in range(3)]

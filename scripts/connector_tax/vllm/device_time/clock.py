@@ -96,7 +96,9 @@ class Device:
 
 
 def event_class(device: Device) -> type:
-    """torch.cuda.Event of a device: `record` notes what is queued, `synchronize` waits for it."""
+    """Return torch.cuda.Event of a device: `record` notes what is queued, `synchronize` waits for
+    it.
+    """
 
     class Event:
         __slots__ = ("step", "when_ns")

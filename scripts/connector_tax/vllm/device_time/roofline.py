@@ -29,7 +29,7 @@ class Batch(Protocol):
 
 
 def device_us(coefficients: Mapping[str, Any], batch: Batch) -> float:
-    """Microseconds that the device works on a step."""
+    """Return microseconds that the device works on a step."""
     c, tokens = coefficients, batch.prefill_tokens + batch.decode_seqs
     # The output's weights are read by every step, and used for the sequences that get a token.
     flops = c["layer_flops"] * tokens + c["head_flops"] * (batch.decode_seqs + 1)

@@ -108,7 +108,7 @@ def _switch_off(error: Exception) -> None:
 
 
 def _timed(hook: Any, log: Log, position: int) -> Any:
-    """`hook` with its calls recorded; one within another ends before it."""
+    """Return `hook` with its calls recorded; one within another ends before it."""
     add, now, ended = log.numbers.extend, _now, mark(position)
 
     def timed_hook(*args: Any, **kwargs: Any) -> Any:
