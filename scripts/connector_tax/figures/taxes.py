@@ -148,7 +148,7 @@ def heat_maps(study: StudyTables) -> Figure:
 
 
 def _colors(margin: float) -> ListedColormap:
-    """Return colours: red above zero, blue below, grey within the margin, which is a share of the scale's
+    """Return colours: red above zero, blue below, grey within the margin, a share of the scale's
     end.
     """
     ends = np.linspace(-1, 1, 512)

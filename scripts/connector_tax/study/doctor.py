@@ -486,7 +486,7 @@ def _lmcache_gib(study: StudyDocument) -> float:
 
 
 def _bodies_gib(study: StudyDocument) -> float:
-    """Return the GiB of bodies of the longest prompts: as many as may be in flight, and as many made ahead."""
+    """Return the GiB of the longest prompts' bodies: in flight, and as many made ahead."""
     cap = study["config"]["cell"]["inflight_cap"]
     longest = max(cell["input_tokens"] for cells in study["cells"].values() for cell in cells)
     # A token is at most the digits of the largest id, and a comma.
