@@ -88,7 +88,12 @@ def sample_launch(requests: Requests, saturated: bool = False) -> dict[str, LogS
     ratio: TPOT, where all tokens of many requests came in one read.
     """
     return {
-        metric: LogSample(float(np.log(value)), requests.n, saturated, requests.dropped)
+        metric: LogSample(
+            float(np.log(value)),
+            len(getattr(requests, LATENCY_METRICS[metric].latency)),
+            saturated,
+            requests.dropped,
+        )
         for metric in METRICS
         if (value := requests.percentiles_ms.get(metric, 0)) > 0
     }

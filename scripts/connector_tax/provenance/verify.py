@@ -226,8 +226,8 @@ def samples(study: Study) -> dict[tuple[str, ...], dict[Launch, Sample]]:
     for key, cell in study.cells.items():
         ok = cell.all
         for metric in study.margins if len(ok) else ():
-            values, percent = ok[metric[:-4]].to_numpy(), int(metric[-2:])
-            point = float(np.percentile(values, percent))
+            values, percent = ok[metric[:-4]].dropna().to_numpy(), int(metric[-2:])
+            point = float(np.percentile(values, percent)) if len(values) else 0.0
             if point > 0:  # neither 0 nor without TPOT
                 by_quantity.setdefault((*key[2:], metric), {})[key[:2]] = (
                     math.log(point),
@@ -515,7 +515,9 @@ class Taxes:
 
     def least(self, tax: Tax, launches: Iterable[Launch]) -> int:
         """Return the fewest requests of a cell behind a tax."""
-        return min(len(self.study.cells[key].all) for _, key in self.keys(tax, launches))
+        latency = tax[3][:-4]
+        cells = (self.study.cells[key].all for _, key in self.keys(tax, launches))
+        return min(int(cell[latency].count()) for cell in cells)
 
     def marks(self, tax: Tax, launches: Iterable[Launch]) -> Iterable[str]:
         """Yield why a tax has no verdict: who was saturated, what was dropped, few requests."""
@@ -728,7 +730,8 @@ def identity(study: Study, root: Path) -> tuple[Row, Row]:
         launched = re.findall(r"--configuration (\S+)", command)
         launched += re.findall(r'"kv_connector":\s*"(\w+)"', command)
         launched += re.findall(r'"kv_role":\s*"kv_(\w+)"', command)[:1]
-        emulated = "connector_tax.engine" in command or "CONNECTOR_TAX_DEVICE_TIME" in script
+        engine = re.search(r"connector[-_]tax[. ]engine", command)
+        emulated = engine is not None or "CONNECTOR_TAX_DEVICE_TIME" in script
         name = configuration_of(path.parts[-4])
         recorded[place] = {"names": named(labels[name]), "engine": label,
                        "emulated": "emulated" in label}  # fmt: skip
