@@ -13,7 +13,8 @@ from connector_tax.files import ArtifactError
 from connector_tax.foreign import printable
 from connector_tax.linux import limited
 
-# What a command on an unpacked archive may use beyond its start; the shipped ones take a third.
+# What a command on an unpacked archive may use beyond its start; the shipped ones take less
+# than a third.
 MEMORY_BYTES, MEMORY_BYTES_PER_BYTE = 1 << 30, 40
 CPU_S, CPU_S_PER_MB = 30.0, 10.0
 

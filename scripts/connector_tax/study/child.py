@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self
 from connector_tax.linux import die_with_parent, run_when_idle
 
 # A process of the lowest priority takes milliseconds to answer, unless its CPU has no idle time.
-ANSWER_S = 60.0
+ANSWER_S = 300.0
 
 
 class ChildError(Exception):
