@@ -334,7 +334,7 @@ def check_sha256(path: Path, sha256: str | None) -> None:
     if sha256 is not None and sha256_file(path) != sha256:
         raise ArtifactError(
             f"{path}: sha256 is not what index.json says: the file changed after it was measured."
-            " To measure the cell again, the damaged one kept: --rerun-incomplete"
+            " To keep the damaged cell and measure it again: --rerun-incomplete"
         )
 
 

@@ -9,7 +9,7 @@ from tests.workflow.harness import device_for, environment
 
 ENGINE = f"{sys.executable} -m connector_tax.engine --port {{port}}"
 NO_NUMBER, STOPPED = 3, 130
-STOPPED_LINE = "ab: stopped; what was measured is kept, and the same command carries on\n"
+STOPPED_LINE = "ab: stopped; measurements are kept; rerun the same command to resume\n"
 # Cells of a second: enough where no number counts.
 SHORT = """
 import sys

@@ -160,7 +160,11 @@ def test_candidate_may_be_named_like_a_configuration() -> None:
         ([], {"baseline": BARE}, "first error: Exception: no CPU here\nlog: "),
         ([], {"baseline": f"{CHAT} 401"}, "answers 401: it asks for a key, and none is sent"),
         ([], {"candidate": CHAT}, "candidate serves another model: model embedded-model -> stub"),
-        ([], {"candidate": f"{CHAT} same"}, "candidate: its answers have not the length asked for"),
+        (
+            [],
+            {"candidate": f"{CHAT} same"},
+            "candidate: its answers do not have the requested length",
+        ),
         ([], {"candidate": f"{CHAT} same short"}, "at most 40, by /v1/models of candidate"),
         ([], {"candidate": f"{CHAT} garbage"}, "/v1/models answers '\"Hello\"'; allowed"),
         ([], {"candidate": DEAD}, "candidate: its connector cannot transfer: the server answers, "),

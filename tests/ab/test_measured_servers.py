@@ -53,7 +53,7 @@ def test_same_command_resumes_after_a_dead_server_and_ctrl_c(
     said = log.read_text()
     assert process.returncode == NO_NUMBER, said
     assert "candidate/block0/A failed: the server ended with status" in said, said
-    assert "the same command carries on there" in said
+    assert "same command to resume there" in said
     assert gone(tmp_path, timeout_s=2) == []
     kept = cells(command)
     assert len({Path(name).parent for name in kept}) == 2, "the baseline's launches"

@@ -48,7 +48,7 @@ SCHEDULED, EXECUTED = "async_scheduling", "executor"
          ["was asynchronous", "V1 calls the worker's hooks", "a ratio, not a part"],
          ["lies in the engine step"]),
         ("cuda", {SCHEDULED: "false", EXECUTED: "mp"},
-         ["was synchronous", "in processes of its own."],
+         ["was synchronous", "in separate processes."],
          ["Model runner", "a ratio, not a part", "asynchronous"]),
         ("cuda", {}, ["no launch recorded how steps were scheduled"],
          ["Model runner", "The worker"]),
@@ -70,7 +70,7 @@ def test_span_explanations_follow_the_recorded_settings(
 @pytest.mark.parametrize(
     ("setting", "mine", "other", "said"),
     [
-        (EXECUTED, "uni", "mp", "Not so of {}, whose settings differ."),
+        (EXECUTED, "uni", "mp", "This does not hold for {}, whose settings differ."),
         (SCHEDULED, "true", "false", "Synchronous instead: {}."),
     ],
 )

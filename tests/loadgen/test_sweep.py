@@ -64,7 +64,7 @@ def test_a_sweep_stops_after_the_first_saturated_rate(
         ("--rate 4 --rate 4", "allowed: different rates"),
         ("--rate 4 --rate inf", "none of them inf"),
         ("--rate 4 --sweep 1:2", "not allowed with argument"),
-        ("--sweep 1:4 --prompts x.jsonl", "--prompts has no place in a run of several rates"),
+        ("--sweep 1:4 --prompts x.jsonl", "--prompts is not valid with several rates"),
         ("--sweep 1:4 --session-output x.jsonl", "--session-output has no place"),
     ],
 )

@@ -140,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         answer, problem = _finished(study, blocks, line)
     except KeyboardInterrupt:
         kill_started(root)
-        line.say("ab: stopped; what was measured is kept, and the same command carries on")
+        line.say("ab: stopped; measurements are kept; rerun the same command to resume")
         return STOPPED
     except (Failed, *REFUSALS) as error:
         line.say(f"ab: {error}")
@@ -237,8 +237,8 @@ def _resolved(options: argparse.Namespace, root: Path, line: Line) -> StudyDocum
                     raise AskError(f"{name} serves another model: {changed[0]}")
                 _refuse_too_long(load, name, candidate)
                 if baseline.served["exact_output"] and not candidate.served["exact_output"]:
-                    raise AskError(f"{name}: its answers have not the length asked for, those of"
-                                   " the baseline have")  # fmt: skip
+                    raise AskError(f"{name}: its answers do not have the requested length; the"
+                                   " baseline's do")  # fmt: skip
                 if changed:
                     line.say(f"note: {name} differs from the baseline also in {'; '.join(changed)}")
     document = resolve(study_config(options, section, baseline, load, life_s), "design")
@@ -407,8 +407,8 @@ def _run_block(
         if launch.index is None and (launch.folder / paths.FAILED_INDEX).exists():
             reason = read_json(launch.folder / paths.FAILED_INDEX)["reason"]
             raise Failed(
-                f"{launch.launch.name} failed: {reason}\nWhat was measured is kept; the same"
-                " command carries on there"
+                f"{launch.launch.name} failed: {reason}\nMeasurements are kept; rerun the"
+                " same command to resume there"
             )
     if status:
         raise Failed(f"block {block} ended with status {status}: {_end_of(log)}")

@@ -85,7 +85,7 @@ class Answer:
             lines.append(f"{label}: {'; '.join(map(self._size_and_verdict, taxes))}")
             lines.append(f"  besides: {self._besides(name)}")
         config, sweep = self.study.config, self.study.config["phase_a"]
-        running = "; it says something of these processes only" if self._running else ""
+        running = "; the result applies to these processes only" if self._running else ""
         medians = "percentiles as named" if "judged" in config["statistics"] else "medians"
         tolerant = config["validity"]["max_foreign_cpu"] >= 1
         shared = "; other processes were tolerated" if tolerant else ""

@@ -26,7 +26,7 @@ BASELINE = "baseline"
 UNNAMED = "candidate"
 EPILOG = """exit status: 0 answered (with --max: every tax lies below it), 1 one lies above it,
 2 cannot tell, 3 a candidate has no number, 64 the command line is wrong, 130 stopped.
-The same command carries on where it was stopped, and prints the answer again when it is there."""
+The same command resumes where it stopped, and prints the answer again when it is there."""
 _NAMED = re.compile(r"([a-z][a-z0-9_]{0,39})=(.*)", re.DOTALL)
 # A name, or an attempt at one.
 _BEGUN = re.compile(r"([\w.-]+)=")
@@ -41,7 +41,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """
     parser = AnsweringParser(
         prog="connector-tax ab",
-        description="What does a candidate server cost against a baseline, for whom uses it?",
+        description="Measure what a candidate server costs its users against a baseline.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -71,7 +71,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     trust.add_argument("--ca-file", type=Path, metavar="FILE",
                        help="PEM certificates to trust instead of the system's")  # fmt: skip
     trust.add_argument("--insecure", action="store_true", help="trust any certificate")
-    servers.add_argument("--model", help="where a server names several")
+    servers.add_argument("--model", help="required if a server lists several models")
     servers.add_argument("--ready-timeout", type=_positive, default=600.0, metavar="S",
                          help="how long a server may take to be ready [600]")  # fmt: skip
     add("--rate", action="append", default=[], type=_positive, metavar="R",
@@ -89,15 +89,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--trace-block", type=_count, metavar="N",
         help=f"prompt tokens that a hash id of --trace stands for [{BLOCK}]")  # fmt: skip
     add("--max-tokens", type=_count, metavar="N",
-        help="of an answer whose line of --prompts has none [64]")  # fmt: skip
+        help="output tokens for --prompts lines without max_tokens [64]")  # fmt: skip
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--minutes", type=_positive, default=30.0, help="at most [30]")
-    length.add_argument("--blocks", type=_blocks, help="so many, in place of --minutes")
+    length.add_argument("--blocks", type=_blocks, help="number of blocks, in place of --minutes")
     add("--dry-run", action="store_true",
         help="start nothing: by the numbers of an earlier --name, say how small a cost the blocks"
         " would prove")  # fmt: skip
     add("--margin", type=_percent, default=0.03, metavar="3%",
-        help="a cost below it is none to you [3%%]")  # fmt: skip
+        help="ignore costs smaller than this [3%%]")  # fmt: skip
     add("--metric", action="append", default=[], choices=METRICS,
         help="judge this percentile, not the medians; may be given several times")  # fmt: skip
     add("--max", type=bound_of, action="append", default=[], metavar="[METRIC=]5%",
@@ -106,9 +106,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--name", type=_name, help="of the study, results/NAME [from the arguments]")
     add("--seed", type=int, default=1, help="of order, arrivals and prompts [1]")
     add("--device", type=_name, default=None, metavar="NAME",
-        help="what a measurement holds alone [cpu, or the GPUs]")  # fmt: skip
+        help="device to lock during the measurement [cpu, or the GPUs]")  # fmt: skip
     add("--shared-machine", action="store_true",
-        help="measure though other processes use the CPUs; the answer says so")  # fmt: skip
+        help="measure even if other processes use the CPUs; the answer states it")  # fmt: skip
     add("--export-markdown", type=Path, metavar="FILE",
         help="write the answer, both commands and the latencies as Markdown")  # fmt: skip
     add("--json", action="store_true", help="the answer as JSON on standard output")
@@ -171,7 +171,7 @@ def _check(parser: AnsweringParser, options: argparse.Namespace) -> None:
     _check_load(parser, options, any(running))
     for folder in options.pythonpath:
         if not Path(folder).is_dir() or ":" in folder:
-            parser.error(f"--pythonpath: found {folder!r}; allowed: a folder that is there")
+            parser.error(f"--pythonpath: found {folder!r}; allowed: an existing folder")
 
 
 def _check_access(
@@ -214,7 +214,7 @@ def _check_load(parser: AnsweringParser, options: argparse.Namespace, running: b
         elif getattr(options, needed) is None:
             parser.error(f"{option} has no effect without --{needed}")
     if options.trace is not None and options.rate:
-        parser.error("--rate: a trace has its own times; see --trace-speed")
+        parser.error("--rate: a trace sets the times; see --trace-speed")
     if options.trace is None and not options.rate:
         parser.error("--rate: found none; allowed: requests/s, or a --trace with its own times")
     if options.shape is not None and options.shape[1] < 2:

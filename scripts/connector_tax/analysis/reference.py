@@ -117,7 +117,7 @@ def measured_rates(folder: StudyFolder) -> dict[Reference, float]:
             raise ArtifactError(
                 f"launches of Phase {phase} were measured at"
                 f" {' and '.join(f'{rate:g}' for rate in sorted(rates))} req/s: mixtures are"
-                " refused. To measure the phase again at one rate, its launches kept aside:"
+                " refused. To set its launches aside and measure the phase at one rate:"
                 f" connector-tax remeasure {folder.root} --phase {phase}"
             )
         # Of launches that were interrupted: no rate of a shape is above the phase's.
@@ -309,7 +309,7 @@ def _write_rates(arguments: argparse.Namespace) -> None:
         now = "no rate" if rate is None else f"{rate:g} req/s"
         print(
             f"{name} stays {rates[name]:g} req/s, which Phase {phase} was measured at; Phase A as"
-            f" it is now gives {now}. To measure the phase at that, its launches kept aside:"
+            f" it is now gives {now}. To set its launches aside and measure the phase at that rate:"
             f" connector-tax remeasure {study.root} --phase {phase}"
         )
 

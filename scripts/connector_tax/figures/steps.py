@@ -229,7 +229,7 @@ BY_ASYNC_SCHEDULING = {
         " holds the GPU's time."
     ),
 }
-UNKNOWN = "Whether the GPU hides it is not known: no launch recorded how steps were scheduled."
+UNKNOWN = "It is unknown if the GPU hides it: no launch recorded how steps were scheduled."
 
 
 def hidden(study: StudyTables) -> str:
@@ -241,7 +241,7 @@ def hidden(study: StudyTables) -> str:
         return "Every span is time of the CPU, which computes the model too: none is hidden."
     scheduled = _baselines(study, "async_scheduling")
     sentences = [
-        "Every span is time of the host, beside which the GPU computes.",
+        "Every span is host time; the GPU computes in parallel.",
         BY_ASYNC_SCHEDULING.get(scheduled, UNKNOWN),
     ]
     if labels := _differing(study, "async_scheduling"):
@@ -271,9 +271,9 @@ def placed(study: StudyTables) -> str:
     if executor == "mp":
         is_async = scheduling == "true"
         share = ": a hook's share of the engine step is a ratio, not a part" if is_async else ""
-        sentences.append(f"The worker runs in processes of its own{share}.")
+        sentences.append(f"The worker runs in separate processes{share}.")
     if labels := _differing(study, "model_runner", "executor"):
-        sentences.append(f"Not so of {labels}, whose settings differ.")
+        sentences.append(f"This does not hold for {labels}, whose settings differ.")
     return _of_device(study, " ".join(sentences))
 
 

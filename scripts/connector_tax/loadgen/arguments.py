@@ -116,7 +116,9 @@ def _refuse_token_times(parser: argparse.ArgumentParser, options: argparse.Names
     if timed:
         parser.error(f"--goodput {timed[0].lower()}: a whole response (--no-stream) has E2E alone")
     if options.stop_at_precision is not None:
-        parser.error("--stop-at-precision is of TTFT and TPOT; a whole response has neither")
+        parser.error(
+            "--stop-at-precision needs TTFT and TPOT, which a whole response does not have"
+        )
 
 
 def _rates(parser: Parser, options: argparse.Namespace) -> list[float]:
@@ -128,7 +130,7 @@ def _rates(parser: Parser, options: argparse.Namespace) -> list[float]:
         parser.error("--rate is given several times; allowed: different rates, none of them inf")
     for name in ("session_file", "session_output", "prompts"):
         if given(options, name):
-            parser.error(f"{option_name(name)} has no place in a run of several rates")
+            parser.error(f"{option_name(name)} is not valid with several rates")
     return rates
 
 

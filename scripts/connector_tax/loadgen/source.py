@@ -105,7 +105,9 @@ def _sessions(options: argparse.Namespace, target: Target) -> Source:
     starts_ns = None
     if starts_s:
         if len(starts_s) < len(graphs):
-            raise ValueError(f"{path}: start_s stands in some sessions only")
+            raise ValueError(
+                f"{path}: start_s is set in some sessions only; set it in all or in none"
+            )
         graphs.sort(key=lambda session: session.start_s or 0.0)
         starts_ns = np.rint(np.sort(starts_s) * 1e9).astype(np.int64)
     return Source(graphs, starts_ns=starts_ns, kind="sessions", held=len(graphs))

@@ -38,13 +38,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     whose.add_argument("--python", metavar="PATH", help="interpreter of a vLLM of your own, on its"
                        " own platform [that of `make vllm-settings`]")  # fmt: skip
     whose.add_argument("--gpu", choices=GPUS, default=None,
-                       help="what vLLM is told it runs on [h200]")  # fmt: skip
+                       help="GPU that vLLM sees [h200]")  # fmt: skip
     add("--model", action="append", metavar="FOLDER", help="a folder with a config.json, a hub name"
         f" OWNER/NAME, or a shipped shape; several times, too [{', '.join(MODELS)}]")  # fmt: skip
     add("--connector", action="append", default=[], metavar="NAME",
         help="a connector that vLLM registers; several times, too [all]")  # fmt: skip
     add("--kv-transfer-config", action="append", default=[], type=_case, metavar="JSON",
-        help="as vLLM takes it; several times, too")  # fmt: skip
+        help="in vLLM's form; may be repeated")  # fmt: skip
     add("--kv-gib", type=_positive, default=20.0, metavar="GIB",
         help="memory for the KV cache of one GPU [20]")  # fmt: skip
     add("--max-model-len", type=_count, metavar="N", help="tokens [each model's own]")

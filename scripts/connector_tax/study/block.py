@@ -105,7 +105,10 @@ def _look(arguments: argparse.Namespace) -> None:
     findings = take_due_look(load_study(arguments.study), arguments.block)
     if findings is not None:
         names = ", ".join(sorted(decided(findings))) or "nothing"
-        print(f"look after {arguments.block + 1} blocks: {names} decided, and measured no further")
+        print(
+            f"interim analysis after {arguments.block + 1} blocks: {names} decided;"
+            " not measured further"
+        )
 
 
 def _run_launches(

@@ -146,7 +146,7 @@ def _refuse_running(folder: Path) -> None:
             if (home / line).is_relative_to(root):
                 raise RemeasureError(
                     f"{folder}: found a run that holds it ({lock}); allowed: one that has ended."
-                    " Of a run that was killed: snakemake --unlock"
+                    " After a killed run: snakemake --unlock"
                 )
 
 
@@ -243,7 +243,7 @@ def refuse_other_design(study: StudyDocument, launch: Launch, study_folder: Path
     if path.exists() and read_json(path)["design_sha256"] != study["design_sha256"]:
         raise ConfigError(
             f"{path.parent} holds cells of another design than {study_folder / paths.STUDY}; they "
-            "are kept. To measure it again, the old cells moved aside: "
+            "are kept. To set the old cells aside and measure it again: "
             f"connector-tax remeasure {study_folder} --launch {launch.name}"
         )
 
