@@ -53,7 +53,7 @@ SCHEDULED, EXECUTED = "async_scheduling", "executor"
         ("cuda", {}, ["no launch recorded how steps were scheduled"],
          ["Model runner", "The worker"]),
         ("emulated", {SCHEDULED: "true", "model_runner": V2},
-         ["beside which the device computes", "an idle device", "V2 calls"], ["GPU"]),
+         ["the device computes in parallel", "an idle device", "V2 calls"], ["GPU"]),
         ("cpu", {SCHEDULED: "false", EXECUTED: "uni", "model_runner": V1},
          ["none is hidden", "lies in the engine step"], ["the GPU", "Model runner"]),
     ],
