@@ -156,7 +156,10 @@ def query_gpus(
     except subprocess.CalledProcessError as error:
         raise GpuError(f"nvidia-smi: {(error.stdout + error.stderr).strip() or error}") from None
     except FileNotFoundError:
-        raise GpuError("nvidia-smi is not installed") from None
+        raise GpuError(
+            "nvidia-smi is not in PATH; it comes with NVIDIA's driver, and no other maker's GPUs "
+            "are supported, such as AMD's"
+        ) from None
     except (OSError, subprocess.SubprocessError) as error:
         raise GpuError(f"nvidia-smi: {error}") from None
     rows = list(csv.reader(printed.splitlines(), skipinitialspace=True))

@@ -38,7 +38,7 @@ from connector_tax.machine import (
     machine_alias,
     query_gpus,
 )
-from connector_tax.roofline import memory_share, read_model
+from connector_tax.roofline import ModelSize, memory_share, read_model
 from connector_tax.servers.kinds import engine_of
 from connector_tax.study.device import (
     VISIBLE_VARIABLE,
@@ -70,6 +70,8 @@ BYTES_PER_READ = 22
 BYTES_PER_STEP_RECORD = 420
 STEPS_PER_S = 400
 DISK_RESERVE = 3
+# Assumed of an environment to build, since wheels for GPUs hold CUDA; the one for CPUs has 2.4 GB.
+ENVIRONMENT_GIB = 12
 GPU_FIELDS = (
     "name", "driver_version", "memory.total", "memory.used", "utilization.gpu", "clocks.max.sm",
     "persistence_mode",
@@ -106,7 +108,7 @@ def findings(study: StudyDocument, folder: Path) -> Iterator[Finding]:
         yield _model(engine, folder)
         yield _listening(study)
         if engine["device"] == "cuda":
-            yield from _gpus(engine)
+            yield from _gpus(study, folder)
             if there:
                 yield triton(engine)
             yield rdma(study)
@@ -219,8 +221,9 @@ def _model(engine: EngineSection, folder: Path) -> Finding:
     return Finding("model", "ok", f"{name}: fetched, {size}, commit {known['commit']}")
 
 
-def _gpus(engine: EngineSection) -> Iterator[Finding]:
+def _gpus(study: StudyDocument, folder: Path) -> Iterator[Finding]:
     """Check each GPU that a server's ranks will run on."""
+    engine = study["config"]["engine"]
     flags = engine["flags"]
     sizes = (flags.get(f"--{kind}-parallel-size", 1) for kind in ("tensor", "pipeline", "data"))
     ranks = math.prod(map(int, sizes))
@@ -231,10 +234,23 @@ def _gpus(engine: EngineSection) -> Iterator[Finding]:
         text = f"{VISIBLE_VARIABLE}: found {','.join(chosen)}; allowed: {ranks}, one for each rank"
         yield Finding("GPUs", "fail", text)
     for gpu in chosen:
-        yield from _gpu(engine, gpu)
+        yield from _gpu(engine, gpu, _wanted_mib(study, folder))
 
 
-def _gpu(engine: EngineSection, chosen: str) -> Iterator[Finding]:
+def _wanted_mib(study: StudyDocument, folder: Path) -> float:
+    """Return the weights and the longest request's cache on each GPU, MiB; 0 where unknown."""
+    weights, model = _weights_gib(study, folder), _model_size(study)
+    if weights is None or model is None:
+        return 0.0
+    flags = study["config"]["engine"]["flags"]
+    parts = (int(flags.get(f"--{kind}-parallel-size", 1)) for kind in ("tensor", "pipeline"))
+    every = (cell for cells in study["cells"].values() for cell in cells)
+    tokens = max(cell["input_tokens"] + cell["output_tokens"] for cell in every)
+    whole = weights * GIB + model.kv_bytes_per_token * tokens
+    return whole / math.prod(parts) / 2**20
+
+
+def _gpu(engine: EngineSection, chosen: str, wanted_mib: float) -> Iterator[Finding]:
     try:
         gpu = query_gpus(GPU_FIELDS, chosen, units=False)[0]
     except GpuError as error:
@@ -250,7 +266,10 @@ def _gpu(engine: EngineSection, chosen: str) -> Iterator[Finding]:
     share = memory_share(engine["flags"])
     free = 1 - float(used) / float(total)
     text = f"{float(total) - float(used):.0f} of {total} MiB free, {share:.0%} wanted"
-    yield _judged("GPU memory", free >= share, text)
+    fits = wanted_mib <= share * float(total)
+    if not fits:
+        text += f"; weights and one request's cache take {wanted_mib:.0f} MiB: a smaller model"
+    yield _judged("GPU memory", fits and free >= share, text)
     yield _judged("GPU load", float(busy) == 0, f"{busy}% busy; a study needs it idle")
     kept = persistence == "Enabled"
     text = f"up to {clock} MHz, persistence mode {persistence}"
@@ -425,9 +444,17 @@ def artifact_bytes(study: StudyDocument, folder: Path) -> float:
 
 
 def _disk(study: StudyDocument, folder: Path) -> Finding:
-    needed, free = artifact_bytes(study, folder), shutil.disk_usage(folder).free
-    text = f"{free / GIB:.1f} GiB free, about {needed / GIB:.2f} GiB of artifacts expected"
-    return _judged("disk", free > DISK_RESERVE * needed, text)
+    engine, free = study["config"]["engine"], shutil.disk_usage(folder).free
+    parts = {"artifacts": DISK_RESERVE * artifact_bytes(study, folder)}
+    if is_fetched(engine) and not (folder / paths.MODEL).exists():
+        parts["weights"] = (_weights_gib(study, folder) or 0.0) * GIB
+    unbuilt = [name for name in files_of(engine) if name.endswith("built.json")]
+    missing = [name for name in unbuilt if not (ROOT / name).exists()]
+    parts["environment"] = float(ENVIRONMENT_GIB * GIB * len(missing))
+    wanted = sum(parts.values())
+    text = f"{free / GIB:.1f} GiB free, {wanted / GIB:.1f} wanted ("
+    text += ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts.items() if size) + ")"
+    return _judged("disk", free > wanted, text)
 
 
 def _device(study: StudyDocument) -> Finding:
@@ -449,11 +476,17 @@ GIB = 2**30
 
 def _weights_gib(study: StudyDocument, folder: Path) -> float | None:
     """Return the size of the model's weights, as fetched or by config.json; None where unknown."""
-    config, engine = study["config"], study["config"]["engine"]
-    if not engine_of(engine).configured:
+    if not engine_of(study["config"]["engine"]).configured:
         return 0.0
     if (folder / paths.MODEL).exists():
         return float(read_json(folder / paths.MODEL)["bytes"]) / GIB
+    model = _model_size(study)
+    return None if model is None else model.parameters * model.weight_bytes / GIB
+
+
+def _model_size(study: StudyDocument) -> ModelSize | None:
+    """Return the model's sizes by its config.json; None where it is not known."""
+    config, engine = study["config"], study["config"]["engine"]
     named = (config.get("rehearsal") or {}).get("model_config")
     if not is_fetched(engine):
         file = ROOT / engine["model"] / "config.json"
@@ -462,10 +495,9 @@ def _weights_gib(study: StudyDocument, folder: Path) -> float | None:
     else:
         return None
     try:
-        model = read_model(file)
+        return read_model(file)
     except ConfigError:
         return None  # not there, or of another kind: it may be served all the same
-    return model.parameters * model.weight_bytes / GIB
 
 
 def _lmcache_gib(study: StudyDocument) -> float:
