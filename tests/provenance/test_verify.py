@@ -12,14 +12,9 @@ from typing import Any
 
 import pytest
 
-from connector_tax.analysis.aggregate import write_tables
-from connector_tax.artifacts import paths
-from connector_tax.artifacts.folder import StudyFolder
-from connector_tax.artifacts.study_file import load_study
-from connector_tax.artifacts.tables import FIRST_METHOD, METHOD
 from connector_tax.config import ROOT
 from connector_tax.provenance import verify
-from connector_tax.provenance.archive import Limits, decode, encode, unpack
+from connector_tax.provenance.archive import Limits, decode, encode
 from tests.analysis.tables import edit_csv, one
 
 ARCHIVE = ROOT / "results" / "archive" / "default.tar.zst"
@@ -27,30 +22,11 @@ CELL = "plain/block0/A/r40"
 TABLE = "tables/requests"
 
 
-def method_of(archive: Path) -> int:
-    """Return the method that an archive's tables were made by."""
-    command = ["tar", "--zstd", "-xOf", str(archive), paths.MANIFEST]
-    record = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-    return int(record["method"]) if isinstance(record, dict) else FIRST_METHOD
-
-
-needs_this_method = pytest.mark.skipif(
-    method_of(ARCHIVE) != METHOD, reason="the shipped archives were analysed by an older method"
-)
-
-
 @pytest.fixture(scope="module")
 def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("archive")
     subprocess.run(["tar", "--zstd", "-xf", ARCHIVE, "-C", folder], check=True)
     shutil.copy(verify.__file__, folder)
-    if method_of(ARCHIVE) != METHOD:
-        study = tmp_path_factory.mktemp("study") / ARCHIVE.name.partition(".")[0]
-        unpack(ARCHIVE, study)
-        write_tables(StudyFolder(load_study(study / paths.STUDY)))
-        published = folder / "published" / "analysis"
-        shutil.copytree(study / paths.ANALYSIS, published, dirs_exist_ok=True)
-        (folder / "manifest.json").write_text(json.dumps({"method": METHOD}))
     return folder
 
 
@@ -114,7 +90,6 @@ def test_printed_command_runs_no_code_from_the_archive(tmp_path: Path) -> None:
     assert " 0 differ." in result.stdout
 
 
-@needs_this_method
 def test_shipped_archive_without_phase_b_verifies(tmp_path: Path) -> None:
     archive = ARCHIVE.with_name("h20-emulated.tar.zst")
     subprocess.run(["tar", "--zstd", "-xf", archive, "-C", tmp_path], check=True)

@@ -57,7 +57,7 @@ COLUMNS = {
     "step_timing": "step timing",
     "adapters": "adapters",
     "paths": "data paths",
-    "placement": "amiss with the CPUs",
+    "placement": "CPU placement",
     "status": "status",
     "reason": "reason",
     "cells": "cells valid/void/skipped/missing",
@@ -76,15 +76,15 @@ TABLES = tuple(f"{paths.ANALYSIS}/{name}" for name in paths.ANALYSIS_FILES)
 CLAIMED = (*TABLES, paths.REFERENCE_RATES, paths.LOOKS)
 HEAD = """# Manifest
 
-Of each study, what all its launches share, then one row per server launch and phase. `plain_2` is
-the second launch of `plain` in a block. The files of a launch lie in
-`results/<study>/runs/<configuration>/block<block>/<phase>`; the last column is the SHA-256 of the
-lines `<sha256>  <path>` of all of them, sorted by path. Its command is in its `launch.sh`, and with
-all else in the study's `manifest.json`. `Seal` names the last link of the study's chain
-(seals.jsonl), to which each launch was added when it ended. An engine that says "emulated" is not a
-measurement of vLLM. Adapters are this project's plugins that change vLLM so that a connector starts
-on the machine. Data paths are what the log of a configuration's gate says of the way its data would
-take.
+Each study lists what all its launches share, then one row per server launch and phase. `plain_2` is
+the second launch of `plain` in a block. A launch's files lie in
+`results/<study>/runs/<configuration>/block<block>/<phase>`, its command in `launch.sh` there. The
+last column is the SHA-256 of the lines `<sha256>  <path>` of these files, sorted by path. The
+study's `manifest.json` holds all of this. `Seal` is the last link of the study's chain
+(seals.jsonl); each launch was added to the chain when it ended. An engine labelled "emulated" is
+not a measurement of vLLM. Adapters are this project's plugins that change vLLM so that a connector
+starts on the machine. Data paths: how a connector's data would travel, by the log of its gate. CPU
+placement: what server and load generator shared.
 """
 
 
