@@ -298,3 +298,23 @@ def test_archives_are_compared_and_different_engines_refused(
     archives = [f"results/archive/{name}.tar.zst" for name in ("default", "vllm-cpu")]
     assert main(archives) == 2
     assert "emulated was set by hand" in capsys.readouterr().err.replace("is ", "", 1)
+
+
+def test_latency_of_few_requests_is_compared_without_a_verdict(
+    a: Path, b: Path, tmp_path: Path
+) -> None:
+    study = shutil.copytree(a, tmp_path / "study")
+
+    def fewer(rows: list[dict[str, str]]) -> None:
+        select(rows, config="plain", block="1", phase="A")[0]["n"] = "49"
+
+    edit_csv(study / "analysis" / "cells.csv", fewer)
+    rows = compare_rows(*(StudyTables(root / "study.json") for root in (study, b)))
+    marks = {
+        (row.phase, row.metric): (row.mark, row.verdict == MARKED)
+        for row in rows
+        if (row.quantity, row.config) == (LATENCY, "plain")
+    }
+    assert marks["A", "tpot_p90"] == ("A: few requests", True)
+    assert marks["A", "tpot_p50"] == ("", False)
+    assert marks["B", "tpot_p90"] == ("", False)
