@@ -17,7 +17,7 @@ from tests.shared import members_of
 
 ARCHIVES = ROOT / "results" / "archive"
 RESULTS = ROOT / "docs" / "results"
-PAGES = [ROOT / "README.md", *(RESULTS / f"{s}.md" for s in ("vllm-cpu", "h20-emulated", "h200"))]
+PAGES = [RESULTS / f"{s}.md" for s in ("vllm-cpu", "h20-emulated", "h200")]
 # A paragraph or a table whose intervals come from an archive: the comment before it says of
 # which. A row of a table is of the configuration in its first cell.
 MARKED = re.compile(r"<!-- intervals of ([\w-]+) -->\s*(.+?)(?=\n\n|\Z)", re.DOTALL)
