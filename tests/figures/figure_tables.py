@@ -173,7 +173,8 @@ def _tax(design: Design, config: str, cell: Grid, metric: str) -> dict[str, Any]
     base, own = (_values_ms(c, rate, *shape)[metric] for c in ("plain", config))
     tax = own / base - 1
     half = 0.03 if config == "plain_2" else 0.03 + 0.04 * abs(tax)
-    row = {"base": base, "own": own, "n": 240 * design.blocks, "n_base": 240 * design.blocks,
+    n = 240 * design.blocks
+    row = {"base": base, "own": own, "n": n, "n_base": n, "n_cell": 240,
            "mark": design.overloaded.get((config, name), ""), "p_adjusted": 0.02,
            "verdict": COSTS if tax - half > 0 else CANNOT_TELL}  # fmt: skip
     row |= _ends(design, tax, half, half)

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from connector_tax import text
 from connector_tax.artifacts.metrics import LATENCY_METRICS, judged_metrics
 from connector_tax.artifacts.names import ALL_RATES
-from connector_tax.artifacts.tables import DECODE, MIXED, POOLED, PREFILL, RESOURCE, EffectRow
+from connector_tax.artifacts.tables import DECODE, MIXED, PREFILL, RESOURCE, EffectRow
 from connector_tax.artifacts.verdicts import COSTS, GAINS, JUDGED, LESS, in_words, less, sign_of
 from connector_tax.figures import rows, style
 from connector_tax.figures.tables import (
@@ -175,9 +175,10 @@ def exposed_words(study: StudyTables) -> str:
 
 
 def requests_of_cells(study: StudyTables) -> str:
-    """Return the number of requests of the cells that the latencies over all rates come from."""
-    of = [row for row in study.cell_rows if row.phase == "A" and row.block != POOLED]
-    return f"{rows.n_range(row.n for row in of if row.status == 'valid')} requests in a cell"
+    """Return the fewest requests of a cell behind the latencies over all rates; "" without any."""
+    least = [row.n_cell for metric in judged_metrics(study.settings["statistics"])
+             for row in study.at(ALL_RATES, metric).values() if row.n_cell]  # fmt: skip
+    return f"at least {min(least):,} requests in a cell" if least else ""
 
 
 def _latency(row: EffectRow | None) -> Score:
@@ -254,15 +255,17 @@ def scorecard(study: StudyTables) -> Figure:
     # The rest is shared by what the longest line of a heading takes.
     judged = len(judged_metrics(study.settings["statistics"]))
     rest = [max(8, *map(len, name.split(", "))) for name in names[judged:]]
-    latency = [1.22] * judged
-    room = min(0.62 * len(rest), style.PAGE_IN - 1.3 - sum(latency))
-    widths = [1.3, *latency, *(room * n / sum(rest) for n in rest)]
+    verdicts = [words for _, cells in lines for cell in cells[:judged] for words in cell.words]
+    names_in = min(1.3, _widest_in([label for label, _ in lines]))
+    latency = [min(1.45, _widest_in(verdicts))] * judged
+    room = min(0.62 * len(rest), style.PAGE_IN - names_in - sum(latency))
+    widths = [names_in, *latency, *(room * n / sum(rest) for n in rest)]
     starts = [sum(widths[:k]) for k in range(len(widths))]
     axes.set(xlim=(0, sum(widths)), ylim=(len(lines) + 0.5, -0.5))
     for x, name in zip(starts[1:], names, strict=True):
         axes.text(x + 0.05, 0, name.replace(", ", ",\n"), fontweight="bold", va="center")
     for y, (label, cells) in enumerate(lines, 1):
-        axes.text(0, y, style.fitted(label, 1.25), va="center")
+        axes.text(0, y, style.fitted(label, names_in), va="center")
         for x, width, cell in zip(starts[1:], widths[1:], cells, strict=True):
             paper, ink = LOOKS.get(cell.kind, ("white", "black"))
             place = (x + 0.02, y - 0.46)
@@ -272,3 +275,8 @@ def scorecard(study: StudyTables) -> Figure:
             )
             axes.text(x + 0.05, y, cell_text, color=ink, va="center")
     return style.laid_out(figure)
+
+
+def _widest_in(texts: Sequence[str]) -> float:
+    """Return the inches of a column for the widest text."""
+    return 0.1 + max(style.text_width_in(text, style.TEXT_PT) for text in texts)
