@@ -12,12 +12,13 @@ from PIL.ImageFont import load_default
 TARGET = Path(__file__).with_name("figures") / "scorecard-numbered.png"
 # Where each mark stands, as shares of the picture's width and height: beside what it is about.
 MARKS = (
-    (0.356, 0.155),  # verdict
-    (0.356, 0.369),  # at most
-    (0.985, 0.708),  # a triangle without a word
-    (0.806, 0.6),  # idle CPU
-    (0.8985, 0.816),  # memory
-    (0.358, 0.968),  # engine
+    (0.326, 0.142),  # verdict
+    (0.326, 0.34),  # at most
+    (0.904, 0.651),  # a triangle without a word
+    (0.745, 0.551),  # idle CPU
+    (0.825, 0.75),  # memory
+    (0.358, 0.967),  # engine
+    (0.982, 0.142),  # KV cache
 )
 RADIUS = 0.0082
 INK = (11, 92, 173)
