@@ -83,9 +83,7 @@ def test_printed_command_runs_no_code_from_the_archive(tmp_path: Path) -> None:
         ["bash", "-c", verifying], capture_output=True, text=True, check=False, cwd=ROOT,
         env=environment,
     )  # fmt: skip
-    by_another = method_of(ARCHIVE) != METHOD
-    assert result.returncode == 2 * by_another, result.stdout + result.stderr
-    assert ("analysed by method" in result.stdout) == by_another
+    assert result.returncode == 0, result.stdout + result.stderr
     assert "planted" not in result.stdout
     assert " 0 differ." in result.stdout
 
