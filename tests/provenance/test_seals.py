@@ -178,7 +178,7 @@ def test_audit_passes_with_a_wall_clock_set_back_during_the_study(root: Path) ->
 
 def test_emptied_seal_chain_is_refused(root: Path) -> None:
     replace(root / SEALS, "")
-    with pytest.raises(ArtifactError, match=r"holds no link, .* Put the file back"):
+    with pytest.raises(ArtifactError, match=r"holds no link, .* Restore the file"):
         seal_settings(root, read_json(root / "study.json"))
     replace(root / SEALS, "garbage\n")
     with pytest.raises(ArtifactError, match=r"seals.jsonl:1: not a link: .* move its folder away"):
