@@ -43,7 +43,7 @@ class Switch:
                     self._changes.append((changed, name, old.get(name, _ABSENT), value))
 
     def replace(self, owner: Any, name: str, without: Any, probed: Any) -> None:
-        """Put `probed` there, and `without` while the probe is out."""
+        """Set `probed`, and `without` while the probe is switched off."""
         setattr(owner, name, probed)
         self._changes.append((owner, name, without, probed))
 

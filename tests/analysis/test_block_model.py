@@ -109,7 +109,7 @@ def test_a_contrast_in_a_single_block_has_no_error() -> None:
 
 
 @given(st.integers(0, 2**32))
-def test_the_aa_contrast_ignores_every_other_configuration_in_its_point(seed: int) -> None:
+def test_aa_estimate_does_not_depend_on_other_configurations(seed: int) -> None:
     values = drawn(seed, 3)
     aa = known(Launches.of(values, RAW).contrast("plain_2", ("plain",)))
     per_block = [values[LaunchId("plain_2", b)] - values[LaunchId("plain", b)] for b in range(3)]

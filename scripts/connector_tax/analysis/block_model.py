@@ -98,7 +98,7 @@ class Launches:
 
     @cached_property
     def mixture(self) -> Mixture | None:
-        """The models of which configurations are noisier; None where they are not asked."""
+        """The mixture over models of which configurations are noisier; None if it is not used."""
         residual, df = self.residual
         if self.own_blocks or not df or self.only_rounding(residual):
             return None

@@ -132,7 +132,7 @@ class DeviceLine(TypedDict):
 
 
 class MachineCounters(TypedDict):
-    """Totals when a line of machine_*.jsonl was written; of both sides where there are two."""
+    """Totals at the time of a line of machine_*.jsonl; a list has one value for each CPU set."""
 
     idle_ms: list[float]
     steal_ms: list[float]

@@ -54,7 +54,7 @@ def read_blocks(path: Path, sha256: str | None) -> Iterator[bytes]:
     if sha256 is not None and digest.hexdigest() != sha256:
         raise ArtifactError(
             f"{path}: sha256 is {digest.hexdigest()}, index.json says {sha256}: the file changed"
-            " after it was measured. To measure the cell again, the damaged one kept:"
+            " after it was measured. To keep the damaged cell and measure it again:"
             " --rerun-incomplete"
         )
 
@@ -365,8 +365,8 @@ class StudyFolder:
         if phase != "A" and index.status != "skipped" and index.rate_rps != rate_rps:
             raise ArtifactError(
                 f"{path}: rate_rps is {index.rate_rps}, the reference rate is now {rate_rps}:"
-                " the launch was measured at another rate; mixtures are refused. To measure the"
-                " phase at one rate, its launches kept aside:"
+                " the launch was measured at another rate; mixtures are refused. To set the"
+                " launches aside and measure the phase at one rate:"
                 f" connector-tax remeasure {self.root} --phase {phase}"
             )
         unknown = {entry.cell for entry in index.cells}
@@ -384,8 +384,8 @@ def _cell(launch: LaunchFolder, planned: CellPlan, rate_rps: float | None) -> Ce
         if record["schedule"]["rate_rps"] != rate_rps:
             raise ArtifactError(
                 f"{launch.record_path(name)}: rate_rps is {record['schedule']['rate_rps']}, the"
-                f" rate of this cell is now {rate_rps}: mixtures are refused. To measure the phase"
-                " at the new rate, its launches kept aside:"
+                f" rate of this cell is now {rate_rps}: mixtures are refused. To set the"
+                " launches aside and measure the phase at the new rate:"
                 f" connector-tax remeasure {launch.root} --phase {launch.launch.phase}"
             )
     return replace(launch.cell(planned, rate_rps), record=record)

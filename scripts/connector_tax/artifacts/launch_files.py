@@ -109,7 +109,7 @@ class IdleCpu(QuantityRecord):
 
 
 class ServerSnapshot(TypedDict):
-    """`before_load`, `after_load`: what a server has that has nothing to do."""
+    """`before_load`, `after_load`: resources of an idle server."""
 
     memory_pss_mib: QuantityRecord
     gpu_memory_mib: QuantityRecord

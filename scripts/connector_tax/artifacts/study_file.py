@@ -1,4 +1,4 @@
-"""study.json as its readers take it, and the rate of every cell.
+"""Read study.json, and compute the rate of every cell.
 
 A rate is the cell's own in Phase A, else the phase's reference rate, or its shape's. In a study
 with a `shape_rates` section plain is asked, once Phase A is over, how much of each shape it can

@@ -151,7 +151,7 @@ class EffectRow:
 
     @property
     def shown(self) -> tuple[float | None, float | None, float | None]:
-        """The estimate with the interval that its verdict is of; without a verdict the 95% one."""
+        """The estimate with the interval behind its verdict; without a verdict, the 95% one."""
         if self.family_lo is None:
             return self.estimate, self.lo, self.hi
         return self.estimate, self.family_lo, self.family_hi

@@ -225,7 +225,7 @@ class BatchedService:
             ServiceError: it was started before.
         """
         if self._connection is not None:
-            raise ServiceError("a service is started once")
+            raise ServiceError("a service can be started only once")
         first = pack({"class": class_path(worker_class), "kwargs": kwargs or {}})
         self._connection = WorkerConnection(self._results.put_nowait, self._on_worker_closed)
         try:

@@ -180,7 +180,7 @@ class HttpProtocol(asyncio.Protocol):
         self.end()
 
     def begin_body(self, content_type: bytes) -> int:
-        """Send the head of a response whose body follows in pieces; the time of the write."""
+        """Send the head of a response with a body in pieces; return the time of the write."""
         request = self._current
         assert request is not None
         if not request.chunked:

@@ -138,9 +138,7 @@ class StudyTables:
         return [*self.configurations, again]
 
     def against(self, words: str) -> str:
-        """Return words about plain, as of the baseline's label where that is another
-        configuration.
-        """
+        """Return text with "plain" replaced by the baseline's label, if that is not plain."""
         if self.baseline == PLAIN:
             return words
         labels = {item.id: item.label for item in self.configurations}

@@ -162,7 +162,7 @@ class HeldRequest:
         self._check()
 
     def on_failure(self, failure: RequestFailed) -> None:
-        """The connection failed, or the end of a stream that is over did not come."""
+        """Handle a failed connection, or a finished stream that did not close."""
         accumulator = self._accumulator
         if self._status not in (0, 200):
             self._fail_by_status(f" ({failure.kind})")

@@ -1,4 +1,4 @@
-"""Server-sent events: incremental splitting, and what a completion stream says.
+"""Server-sent events: split them incrementally and interpret a completion stream.
 
 Source: WHATWG HTML, "Server-sent events", event stream interpretation (lines end in LF, CRLF or CR;
 a blank line dispatches the event; lines that begin with a colon are comments).

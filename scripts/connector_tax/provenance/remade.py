@@ -116,7 +116,7 @@ class Claims:
             self.ledger.check(KIND, name, lines or ["no value differs"], doubt=by)
 
     def judge(self, name: str, result: Comparison) -> None:
-        """Add a claim; what only one version makes is a doubt, unless something else is wrong."""
+        """Add a claim; a file that only one version makes is NOT CHECKABLE unless others differ."""
         doubt = "" if result.wrong else ANOTHER
         self.ledger.check(KIND, name, result.wrong + result.only, "as published", doubt)
 

@@ -139,7 +139,7 @@ def run_gate(
 def _unproved_device(
     study: StudyDocument, configuration: str, server: Server, note: Callable[[str], None]
 ) -> str | None:
-    """Return `vllm.evidence.unproved_device` of a server that has served its gate's requests."""
+    """Return why the emulated device of a gated server is unproved, or None."""
     engine = study["config"]["engine"]
     settings = engine_record(server, engine, None)["settings"]
     steps = LaunchStepLog(server.folder, engine).take_device()

@@ -100,7 +100,7 @@ def removed_lines(redacted: Mapping[str, int]) -> str:
 
 
 class Server:
-    """A launched server process group in `folder`, from `start` to `stop`; `command` is its own."""
+    """A launched server process group in `folder`, from `start` to `stop`, running `command`."""
 
     def __init__(
         self,

@@ -57,7 +57,7 @@ class LaunchStepLog:
             path.with_suffix(".socket").unlink(missing_ok=True)
 
     def mark(self) -> None:
-        """Start a cell here."""
+        """Remember the length of each log as the start of a cell."""
         self._offsets = {path: self._size(path) for path in [*self._paths(), self._device]}
 
     def take(self, origin_ns: int, drained_ns: int) -> bytes:
