@@ -89,7 +89,7 @@ def _of_version(record: Record) -> list[str]:
 
 
 def _manager(default: Row | None, requested: Row | None) -> str:
-    """Return whether the manager is on with a connector, and what the flag that asks for it does.
+    """Return whether a connector leaves the manager on, and what its flag changes.
 
     Args:
         default: without the flag; None where the version does not register the connector.

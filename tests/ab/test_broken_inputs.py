@@ -58,7 +58,7 @@ RUNNING = {"--baseline": None, "--candidate": None, "--baseline-url": f"{NOWHERE
         ({"--beside": "cache --port 5"}, "--beside: found no {port}"),
         ({"--env": "x=1"}, "--env: found 'x=1'; allowed: NAME=VALUE"),
         ({"--env": "API_KEY=abcdefghijklmnop"}, "--env API_KEY: found what looks like a secret"),
-        ({"--pythonpath": "nowhere"}, "--pythonpath: found 'nowhere'; allowed: a folder"),
+        ({"--pythonpath": "nowhere"}, "--pythonpath: found 'nowhere'; allowed: an existing folder"),
         ({"--candidate ": "again {port}"}, "--candidate: found several without a name"),
         ({"--candidate-url": "http://127.0.0.1:1"}, "not allowed with argument --candidate"),
         ({"--baseline-url": "http://127.0.0.1:1"}, "not allowed with argument --baseline"),

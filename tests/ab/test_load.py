@@ -108,7 +108,7 @@ def test_a_file_that_is_too_short_is_refused_with_what_is_needed(tmp_path: Path)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--trace", "t.jsonl", "--rate", "2"], "--rate: a trace has its own times"),
+        (["--trace", "t.jsonl", "--rate", "2"], "--rate: a trace sets the times"),
         (["--trace", "t.jsonl"], "--trace: t.jsonl:1: hash_ids has 3 ids"),
         (["--trace", "absent"], "--trace: [Errno 2]"),
         (["--prompts", "p.jsonl"], "--rate: found none; allowed"),

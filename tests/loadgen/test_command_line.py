@@ -250,7 +250,7 @@ def line(*nodes: dict[str, Any], **changes: Any) -> str:
     ("second", "named"),
     [
         ("{", "truncated"),
-        ("", "found a blank line"),
+        ("", "blank line"),
         (line(A, id="first"), "used twice"),
         (line(A, start_s=1e300), "<= 1"),
         (line(A, id="café"), "printable ASCII"),

@@ -65,7 +65,7 @@ def test_a_sweep_stops_after_the_first_saturated_rate(
         ("--rate 4 --rate inf", "none of them inf"),
         ("--rate 4 --sweep 1:2", "not allowed with argument"),
         ("--sweep 1:4 --prompts x.jsonl", "--prompts is not valid with several rates"),
-        ("--sweep 1:4 --session-output x.jsonl", "--session-output has no place"),
+        ("--sweep 1:4 --session-output x.jsonl", "--session-output is not valid"),
     ],
 )
 def test_invalid_list_of_rates_is_refused(

@@ -89,7 +89,7 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
     "a table of nothing": (by.other_table(by.columns([], [], b"")), "member 'tables/requests'"),
     "a table of another file": (
         by.other_table(by.columns([["study.json", 1]], ["{}"], b"0")),
-        "its files are not those that archive.json lists",
+        "its files differ from those that archive.json lists",
     ),
     "a table of huge lines": (
         by.other_table(by.columns([[REQUESTS, 10**6]], ["x" * 10**6], b"0 " * 10**6), REQUESTS),

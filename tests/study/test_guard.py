@@ -83,7 +83,7 @@ def test_parent_in_another_pid_namespace_is_not_watched() -> None:
     ("named", "status", "said"),
     [
         # The pid belongs to another process by now.
-        ("{pid}:{where}:1", 7, "names process {pid}, which is gone; unset it"),
+        ("{pid}:{where}:1", 7, "names process {pid}, which has ended; unset it"),
         # A pid that is not here: by the pid alone the driver would end.
         (f"{2**22 + 1}:another-boot/1:1", 0, "machine or container: not watched"),
         ("{pid}:no place:1", 1, "allowed: what Snakemake's start sets it to"),

@@ -195,7 +195,7 @@ class Mixture:
         return equivalent(quantiles(weights, errors, self.df, levels), levels)
 
     def planned(self, present: int, blocks: int) -> "Mixture":
-        """Return the mixture as a study of so many blocks would have it, instead of `present`.
+        """Return the mixture expected for a study of `blocks` blocks, from one of `present` blocks.
 
         Each further block has all launches, and its residuals scatter as these.
         """

@@ -11,7 +11,7 @@ from connector_tax.artifacts.study_records import CellPlan, ConfigurationEntry, 
 
 
 class ClaimedNode(TypedDict):
-    """`node` of a claim: what of a machine makes it another device."""
+    """`node` of a claim: the properties that identify a device."""
 
     machine: str
     devices: list[str]

@@ -392,7 +392,7 @@ class LoadGenerator:
         return self._dispatcher.begin(begin, issuer.put, issuer.stop)
 
     def _drive(self, issuer: IssuingThread, report: Callable[[], None]) -> None:
-        """Run the plan to its end, which Ctrl-C only brings sooner."""
+        """Run the plan to its end; Ctrl-C ends it early."""
         self._issuer = issuer
         issuer.start()
         while True:

@@ -261,7 +261,9 @@ def decode(data: bytes, sizes: Mapping[str, int], limits: Limits) -> Iterator[tu
         raise ValueError(f"too many numbers ({numbers:,}), columns ({columns:,}) or shapes")
     header = parse_json(data[:head_end])
     if [name for name, _ in header["files"]] != [*sizes] or len(header["shapes"]) > limits.columns:
-        raise ValueError(f"its files are not those that {HEADER} lists, or too many shapes")
+        raise ValueError(
+            f"its files differ from those that {HEADER} lists, or have too many shapes"
+        )
     places = _lines(data, head_end + 1)
     begin, end = next(places)
     order = map(int, itertools.chain.from_iterable(_words(data, begin, end)))

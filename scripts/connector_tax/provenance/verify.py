@@ -407,7 +407,7 @@ class Effect:
         return (math.expm1(low), math.expm1(high)) if self.is_log else (low, high)
 
     def ends(self, confidence: float) -> tuple[float, float]:
-        """Its interval."""
+        """Return the interval of the effect."""
         return self.around(self.spread.half(confidence) if self.repeats else 0.0)
 
     @cached_property

@@ -107,7 +107,7 @@ def void_phases(launches: Sequence[LaunchReport]) -> list[str]:
 
 @dataclass(frozen=True)
 class Overhead:
-    """The study's wall time beside what its launches cannot do without, in seconds."""
+    """Wall time of the study beyond its launches' necessary time, in seconds."""
 
     wall_s: float
     startup_s: float
