@@ -230,6 +230,8 @@ def test_command_rehearses_a_study(tmp_path: Path, capsys: pytest.CaptureFixture
     said = capsys.readouterr().out
     assert "Duration" in said
     assert "blocks: 1 decides nothing" in said
+    few = "cell.min_completed: 24 requests at r40 give no verdict on ttft_p90, tpot_p90, e2e_p90."
+    assert few in " ".join(said.split())
     kept = (study_file.parent / "rehearsal.md").read_text()
     assert kept.startswith("# Rehearsal of tiny")
     assert kept in said

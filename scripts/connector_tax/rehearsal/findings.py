@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from connector_tax.analysis.effect import POWER
-from connector_tax.analysis.effects import CONFIRMATORY
+from connector_tax.analysis.effects import CONFIRMATORY, FEW_REQUESTS
 from connector_tax.artifacts.looks import LEFT_OUT, first_look
 from connector_tax.artifacts.names import PHASES, configuration_of
 from connector_tax.artifacts.study_records import StudyDocument
@@ -293,6 +293,12 @@ def advice(rehearsal: Rehearsal) -> Iterator[str]:
     if needed:
         needed_s = block_s * max(needed) + parts["gates"]
         yield f"blocks: {max(needed)} decide every confirmatory tax, in {duration(needed_s)}."
+    few = [tax for tax in _confirmatory(rehearsal) if FEW_REQUESTS in tax.mark]
+    for cell, group in groupby(sorted(few, key=lambda t: t.cell), key=lambda t: t.cell):
+        taxes = list(group)
+        metrics = ", ".join(dict.fromkeys(tax.metric for tax in taxes))
+        least = min(tax.n_cell or 0 for tax in taxes)
+        yield f"cell.min_completed: {least} requests at {cell} give no verdict on {metrics}."
     if total_s / 3600 > config["hypotheses"]["max_hours"]:
         limit = config["hypotheses"]["max_hours"]
         yield f"hypotheses.max_hours: {limit:g}; the study takes {duration(total_s)}."
