@@ -38,7 +38,8 @@ def cell_of(folder: Path, due_ms: list[float], steps: list[dict[str, Any]]) -> C
         path = folder / f"{kind}_B_128x8.jsonl"
         path.write_text("".join(json.dumps(record) + "\n" for record in records))
         files[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
-    record: Any = {"window": {"t_warmup_end_ns": 10 * MS, "t_stop_ns": 80 * MS}}
+    window = {"t_warmup_end_ns": 10 * MS, "t_stop_ns": 80 * MS}
+    record: Any = {"window": window, "schedule": {"kind": "jittered"}}
     return CellFolder(key, "valid", None, folder, files, record, 16.0, 128, 8)
 
 
