@@ -166,7 +166,7 @@ def test_study_can_define_configurations() -> None:
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        ({"id": "nixl_both"}, "connectors[0].id: found 'nixl_both' a second time"),
+        ({"id": "nixl_both"}, "connectors[0].id: found 'nixl_both' twice"),
         ({"children": ["nobody"]}, "connectors: mine.children: found 'nobody'; allowed: plain"),
         ({"id": "plain_2"}, "connectors[0].id: found 'plain_2'; allowed: text matching"),
         ({"id": "$(rm -rf ~)"}, "connectors[0].id: found '$(rm -rf ~)'; allowed: text matching"),

@@ -333,7 +333,7 @@ def test_batch_that_cannot_be_pickled_fails_with_its_reason(
 def test_service_refuses_a_second_start() -> None:
     async def body(service: BatchedService) -> None:
         pid = service.worker_pid
-        with pytest.raises(ServiceError, match="started once"):
+        with pytest.raises(ServiceError, match="started only once"):
             await service.start(t.Squares)
         assert service.worker_pid == pid
         assert await service.do_one(3) == 9

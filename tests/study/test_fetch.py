@@ -17,7 +17,6 @@ from tests.shared import interpreter
 HUB = """
 import os, types
 from pathlib import Path
-constants = types.SimpleNamespace(HF_HUB_OFFLINE=False, HF_HUB_CACHE="{cache}/hub")
 def snapshot_download(model, revision=None, ignore_patterns=(), dry_run=False):
     if model == "no/such":
         raise RuntimeError("404")
@@ -31,11 +30,14 @@ def snapshot_download(model, revision=None, ignore_patterns=(), dry_run=False):
         (folder / "model.safetensors").write_text("abc")
     return str(folder)
 """
+CONSTANTS = 'HF_HUB_OFFLINE, HF_HUB_CACHE = False, "{cache}/hub"'
 
 
 def study_file(folder: Path, size: int = 1000, **engine: Any) -> Path:
-    (folder / "site").mkdir()
-    (folder / "site/huggingface_hub.py").write_text(HUB.format(cache=folder, size=size))
+    hub = folder / "site" / "huggingface_hub"
+    hub.mkdir(parents=True)
+    (hub / "__init__.py").write_text(HUB.format(cache=folder, size=size))
+    (hub / "constants.py").write_text(CONSTANTS.format(cache=folder))
     python = interpreter(folder, f'PYTHONPATH={folder}/site exec {sys.executable} "$@"')
     config = load_yaml(ROOT / "config/h20.yaml")
     config["engine"] |= {"python": str(python), **engine}

@@ -195,7 +195,9 @@ def test_process_that_left_its_session_and_ignores_sigterm_ends_with_the_driver(
     psutil.wait_procs([left], timeout=20)
     assert not left.is_running() or left.status() == psutil.STATUS_ZOMBIE
     # And so does what waited to end it.
-    waiting = (p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in p.info["cmdline"])
+    waiting = (
+        p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in (p.info["cmdline"] or ())
+    )
     assert psutil.wait_procs([*waiting], timeout=20)[1] == []
 
 

@@ -203,7 +203,15 @@ def modules(*names):
 
 
 # What every table and picture goes through.
-SHARED = ["commands.py", "files.py", "foreign.py", "ranks.py", "text.py", "artifacts"]
+SHARED = [
+    "commands.py",
+    "files.py",
+    "foreign.py",
+    "linux.py",
+    "ranks.py",
+    "text.py",
+    "artifacts",
+]
 
 
 def block_priority(phase):
