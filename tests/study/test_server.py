@@ -95,7 +95,11 @@ def kill_engine_core(server: Server) -> None:
     while not server.cores or not cores:
         cores = engine_cores(server.pid)
     for pid in cores:
-        os.kill(pid, signal.SIGKILL)
+        core = psutil.Process(pid)
+        core.kill()
+        # Its parent does not wait for it, so that it stays as a zombie.
+        while core.is_running() and core.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
 
 
 @pytest.mark.parametrize("ready", [True, False])
