@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.study_file import every_launch
 from connector_tax.config import ROOT
 from connector_tax.provenance.archive import FORMAT, HEADER, REQUIRED, read_head
 from tests.provenance.forged_archives import columns, plain, sized, write_archive
@@ -18,7 +19,9 @@ from tests.provenance.forged_archives import columns, plain, sized, write_archiv
 CPU_S, MEMORY_KIB = 30, 1 << 20
 LOG = "runs/plain/block0/A/r40/requests_A_r40.jsonl"
 TABLE = "tables/requests"
-STUDY = json.dumps(read_head(ROOT / "results" / "archive" / "default.tar.zst")).encode()
+DEFAULT = read_head(ROOT / "results" / "archive" / "default.tar.zst")
+STUDY = json.dumps(DEFAULT).encode()
+INDEXES = [(launch.folder(Path()) / paths.INDEX).as_posix() for launch in every_launch(DEFAULT)]
 
 
 def write(
@@ -33,7 +36,7 @@ def write(
     Args:
         header: in place of what archive.json would say.
     """
-    files = dict.fromkeys(REQUIRED, b"{}") | {paths.STUDY: STUDY} | files
+    files = dict.fromkeys((*REQUIRED, *INDEXES), b"{}") | {paths.STUDY: STUDY} | files
     listed = {name: sized(data) for name, data in files.items()}
     listed |= {name: {"bytes": size, "sha256": "0" * 64} for name, size in logs.items()}
     head: dict[str, Any] = {"format": FORMAT, "study": "default", "files": listed}
@@ -61,6 +64,13 @@ def companions_of(count: int) -> bytes:
     return json.dumps(study).encode()
 
 
+def ordered(*launches: dict[str, Any]) -> bytes:
+    """Return a study.json whose run order has these launches too."""
+    study = json.loads(STUDY)
+    study["run_order"]["A"] += launches
+    return json.dumps(study).encode()
+
+
 MANY = 30_000_000
 BOMBS: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     "entries without a size": (
@@ -75,6 +85,12 @@ BOMBS: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     "a value that no form fits": (
         lambda: {"files": {"study.json": companions_of(5_000_000)}},
         r"companions.store: found \[0, 0"),
+    "a launch without files": (
+        lambda: {"files": {"study.json": ordered({"config": "plain", "block": 77})}},
+        "run_order: found plain/block77/A: archive.json lists no runs/plain/block77/A/index.json"),
+    "a launch twice": (
+        lambda: {"files": {"study.json": ordered({"config": "plain", "block": 0})}},
+        "run_order: found plain/block0/A: twice"),
     "empty lines": (
         lambda: {"tables": table_of(MANY, [""], b"0 " * MANY), "logs": {LOG: MANY}},
         "too many numbers"),
@@ -101,7 +117,7 @@ BOMBS: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
         "has no place in a study"),
     "files": (
         lambda: {"files": {f"runs/{n}": b"" for n in range(50_000)}},
-        "50,007 files; allowed for an archive of its size"),
+        rf"{50_000 + len(REQUIRED) + len(INDEXES):,} files; allowed for an archive of its size"),
 }  # fmt: skip
 # Run by a small process: the memory of its parent counts as the process's own.
 UNPACK = """
