@@ -101,7 +101,7 @@ def test_launch_ends_after_the_load_generator_lost_a_worker(study_file: Path) ->
     index = failed_index_of(study_file)
     assert index["status"] == "failed"
     assert "a worker of the load generator died in cell r20 (kept as r20.void1)" in index["reason"]
-    assert "the same command measures the missing cells" in index["reason"]
+    assert "rerun the same command to measure the missing cells" in index["reason"]
     assert {entry["status"] for entry in index["cells"]} == {"missing"}
     aside = read_json(launch_folder(study_file) / "r20.void1" / "cell_A_r20.json")
     reasons = " ".join(aside["void_reasons"])
