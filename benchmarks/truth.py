@@ -97,6 +97,8 @@ def kept_schedule(result: CellResult) -> bool:
 
 
 def _cells(values: Floats) -> str:
+    if not len(values):  # answers of one token have no ITL
+        return ""
     p50, p90, p99 = np.percentile(values, [50, 90, 99])
     return f"{p50:.0f}/{p90:.0f}/{p99:.0f}"
 

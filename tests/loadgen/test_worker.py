@@ -112,7 +112,7 @@ def test_sends_precede_first_tokens_and_those_precede_later_reads() -> None:
                 ready = stack.enter_context(contextlib.closing(Ready(number, served)))
                 poller.add(ready)  # type: ignore[arg-type]
                 if number < begun:
-                    poller.streaming.add(ready.sock.fileno())
+                    poller.move(ready, streams=True, writes=False)  # type: ignore[arg-type]
             poller.until_ns = 0
             poller.serve_ready()
             assert served == [begun, *range(Poller.LEAST - 1)]
@@ -131,7 +131,7 @@ def test_busy_poller_serves_all_polled_events_before_polling_again(
     looked_at: list[int] = []
     with contextlib.closing(uvloop.new_event_loop()) as loop, contextlib.ExitStack() as stack:
         poller = Poller(loop)
-        epoll = poller._epoll
+        epoll = poller._streaming
 
         class Counting:
             def poll(self, timeout: float, most: int) -> list[tuple[int, int]]:
@@ -142,9 +142,10 @@ def test_busy_poller_serves_all_polled_events_before_polling_again(
         for number in range(300):
             ready = stack.enter_context(contextlib.closing(Ready(number, served)))
             poller.add(ready)  # type: ignore[arg-type]
+            poller.move(ready, streams=True, writes=False)  # type: ignore[arg-type]
         poller.until_ns = 0
         with monkeypatch.context() as patch:
-            patch.setattr(poller, "_epoll", Counting())
+            patch.setattr(poller, "_streaming", Counting())
             while len(served) < 300:
                 poller.serve_ready()
         assert sum(looked_at) == 300

@@ -25,10 +25,11 @@ _monotonic_ns = time.monotonic_ns
 
 
 class Poller:
-    """Watches the connections' sockets with one epoll set inside the event loop.
+    """Watches the connections' sockets with two epoll sets inside the event loop.
 
-    `streaming` holds the descriptors whose answer has begun to bring tokens; `until_ns` is when the
-    loop has something else to do.
+    One holds the connections that wait for a first token, the other those whose answer streams: a
+    busy worker reads first tokens one by one, and of the others several at once. `until_ns` is when
+    the loop has something else to do.
 
     uvloop's own add_reader would do but for one case: when bytes and a reset arrive together it
     calls the reader once and then stops watching (libuv ends a poll on POLLERR), so that the reset
@@ -36,74 +37,104 @@ class Poller:
     """
 
     READY = 128
-    """Looked at together, to find who waits for a first token; what is not served then is served
-    in the next turns, before anything is looked at again."""
+    """Streaming sockets looked at together; what is not served then is served in the next turns,
+    before more are looked at."""
     BATCH = 64
     """Served in one turn of the loop: answers end and closed loops go on within it."""
-    LEAST = 32
+    LEAST = 12
     """Served in a turn whatever is due: more than a turn can send, else answers pile up."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._epoll = select.epoll()
+        self._waiting, self._streaming = select.epoll(), select.epoll()
         self._connections: dict[int, Connection] = {}
-        self._ready: list[tuple[int, int]] = []  # descriptors and their events
+        self._streams: set[int] = set()  # descriptors in _streaming
+        self._ready: list[tuple[int, int]] = []  # of _streaming: descriptors and their events
         self._next = 0  # of them to be served
-        self.streaming: set[int] = set()
         self.until_ns = FAR_NS
-        loop.add_reader(self._epoll.fileno(), self.serve_ready)
+        for epoll in (self._waiting, self._streaming):
+            loop.add_reader(epoll.fileno(), self.serve_ready)
 
     def add(self, connection: "Connection") -> None:
         """Call `connection.on_readable` whenever there is something to read."""
         descriptor = connection.sock.fileno()
         self._connections[descriptor] = connection
-        self._epoll.register(descriptor, select.EPOLLIN)
+        self._waiting.register(descriptor, select.EPOLLIN)
+
+    def move(self, connection: "Connection", streams: bool, writes: bool) -> None:
+        """Watch a connection with those that stream, or with those that wait for a first token.
+
+        Args:
+            writes: whether `on_writable` is wanted.
+        """
+        descriptor = connection.sock.fileno()
+        if (descriptor in self._streams) is streams or descriptor not in self._connections:
+            return
+        source, target = self._waiting, self._streaming
+        if streams:
+            self._streams.add(descriptor)
+        else:
+            self._streams.discard(descriptor)
+            source, target = target, source
+        source.unregister(descriptor)
+        target.register(descriptor, select.EPOLLIN | (select.EPOLLOUT if writes else 0))
 
     def want_write(self, connection: "Connection", wanted: bool) -> None:
         """Also call, or stop calling, `connection.on_writable`."""
         mask = select.EPOLLIN | select.EPOLLOUT if wanted else select.EPOLLIN
-        self._epoll.modify(connection.sock.fileno(), mask)
+        descriptor = connection.sock.fileno()
+        self._set_of(descriptor).modify(descriptor, mask)
 
     def remove(self, connection: "Connection") -> None:
         descriptor = connection.sock.fileno()
         if self._connections.pop(descriptor, None) is not None:
-            self._epoll.unregister(descriptor)
-            self.streaming.discard(descriptor)
+            self._set_of(descriptor).unregister(descriptor)
+            self._streams.discard(descriptor)
 
     def close(self) -> None:
-        self._loop.remove_reader(self._epoll.fileno())
-        self._epoll.close()
+        for epoll in (self._waiting, self._streaming):
+            self._loop.remove_reader(epoll.fileno())
+            epoll.close()
+
+    def _set_of(self, descriptor: int) -> select.epoll:
+        return self._streaming if descriptor in self._streams else self._waiting
 
     def serve_ready(self) -> None:
         """Serve what is ready, at most BATCH, those that wait for a first token first.
 
-        A busy worker so reads first tokens one by one, and of the others several at once. At
-        `until_ns` something else is due: it ends then, once LEAST are served.
+        At `until_ns` something else is due: it ends then, once LEAST are served.
         """
-        if self._next >= len(self._ready):
-            streaming = self.streaming
-            self._ready, self._next = self._epoll.poll(0, self.READY), 0
-            if len(self._ready) > self.LEAST:
-                self._ready.sort(key=lambda event: event[0] in streaming)
         served = 0
-        while served < self.BATCH and self._next < len(self._ready):
-            self._serve_next()  # which may send, and serve others until that is due
+        for descriptor, events in self._waiting.poll(0, self.BATCH):
+            self._serve(descriptor, events)  # which may send, and serve others until that is due
+            served += 1
+            if served >= self.LEAST and _monotonic_ns() >= self.until_ns:
+                return
+        while served < self.BATCH and self._serve_streaming(self.READY):
             served += 1
             if served >= self.LEAST and _monotonic_ns() >= self.until_ns:
                 return
 
     def serve_one(self) -> None:
         """Serve one socket that is ready, if there is one."""
-        if self._next >= len(self._ready):
-            self._ready, self._next = self._epoll.poll(0, 1), 0
-        if self._ready:
-            self._serve_next()
+        for descriptor, events in self._waiting.poll(0, 1):
+            self._serve(descriptor, events)
+            return
+        self._serve_streaming(1)
 
-    def _serve_next(self) -> None:
+    def _serve_streaming(self, most: int) -> bool:
+        """Serve one streaming socket; look for at most so many where none is left."""
+        if self._next >= len(self._ready):
+            self._ready, self._next = self._streaming.poll(0, most), 0
+            if not self._ready:
+                return False
+        self._next += 1
+        self._serve(*self._ready[self._next - 1])
+        return True
+
+    def _serve(self, descriptor: int, events: int) -> None:
         # A connection that was closed meanwhile, or whose descriptor another one has now, has
         # nothing to read, and does not mind being asked.
-        descriptor, events = self._ready[self._next]
-        self._next += 1
         connection = self._connections.get(descriptor)
         if connection is None:
             return
@@ -328,12 +359,12 @@ class Connection:
         self.reused = False  # has served one
         self._unsent: memoryview | None = None
         # Of the response being read.
-        self._begin(None)
         poller.add(self)
+        self._begin(None)
 
     def _begin(self, reader: Reader | None) -> None:
         self.reader = reader
-        self._poller.streaming.discard(self.sock.fileno())
+        self._poller.move(self, streams=False, writes=False)
         self._parts: list[bytes] = []
         self._framed = False
         self._status = 0
@@ -386,8 +417,8 @@ class Connection:
 
     def has_begun(self) -> None:
         """Mark this response as past its first token, so that its reads get lower priority."""
-        if not self.closed:
-            self._poller.streaming.add(self.sock.fileno())
+        if not (self.closed or self._complete):
+            self._poller.move(self, streams=True, writes=self._unsent is not None)
 
     def read(self) -> tuple[memoryview, int]:
         """Read once; raises OSError."""
