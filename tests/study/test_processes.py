@@ -182,9 +182,9 @@ def test_idle_cpu_is_per_second_and_reports_a_server_that_ended(worker: Worker) 
     assert idle["value"] == pytest.approx(0, abs=0.01)
     spin = "threading.Thread(target=burn, args=(100,), daemon=True).start()"
     worker.do(spin)
-    busy = idle_cpu(processes, 0.3, lambda _: None)
-    # The machine may be busy with other tests: a share of a core, well above nothing.
-    assert 0.1 < (busy["value"] or 0.0) < 1.1
+    busy = idle_cpu(processes, 1.0, lambda _: None)
+    # Beside other tests the spinning thread gets a share of a core, and a reading may come late.
+    assert 0.1 < (busy["value"] or 0.0) < 2
     assert busy["to_ns"] - busy["from_ns"] >= 0.3e9
     (name, share), *_ = busy["threads"].items()
     main = f"({worker.process.pid})"
