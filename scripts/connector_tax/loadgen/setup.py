@@ -5,7 +5,8 @@ import math
 import os
 import resource
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -40,13 +41,43 @@ def make_target(options: argparse.Namespace) -> Target:
     Raises:
         ValueError: the options make no sense; names the option.
     """
-    parts = urlsplit(options.url)
+    target = target_of(
+        options.url, chat=options.chat, key_variable=options.api_key_env, ca_file=options.ca_file,
+        insecure=options.insecure, header_lines=options.header, stream=not options.no_stream,
+        finish_reasons=options.finish_reason,
+    )  # fmt: skip
+    if options.no_ready_check and options.model is None:
+        raise ValueError("--no-ready-check needs --model")
+    return target
+
+
+def target_of(
+    url: str,
+    *,
+    chat: bool,
+    key_variable: str | None,
+    ca_file: Path | str | None,
+    insecure: bool,
+    header_lines: Sequence[str] = (),
+    stream: bool = True,
+    finish_reasons: Sequence[str] = (),
+) -> Target:
+    """Return the endpoint of a URL.
+
+    Args:
+        key_variable: the environment variable that holds its key.
+        header_lines: each `Name: value`.
+
+    Raises:
+        ValueError: a value is unusable; names the option of the load generator that gives it.
+    """
+    parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.fragment:
-        raise ValueError(f"--url is {options.url!r}; allowed: http[s]://host[:port][/path][?query]")
+        raise ValueError(f"--url is {url!r}; allowed: http[s]://host[:port][/path][?query]")
     path = parts.path.rstrip("/") or "/v1"
     if path.endswith("/v1"):
-        path += "/chat/completions" if options.chat else "/completions"
-    elif options.chat and not path.endswith("/chat/completions"):
+        path += "/chat/completions" if chat else "/completions"
+    elif chat and not path.endswith("/chat/completions"):
         raise ValueError(f"--chat has no effect: --url names the path {path} to POST to")
     if parts.username is not None:
         raise ValueError("--url holds a user name; give it with --header 'Authorization: ...'")
@@ -54,34 +85,31 @@ def make_target(options: argparse.Namespace) -> Target:
         path += f"?{parts.query}"
     tls = None
     if parts.scheme == "https":
-        ca_file = None if options.ca_file is None else str(options.ca_file)
-        tls = TlsSettings(parts.hostname, ca_file, options.insecure)
+        tls = TlsSettings(parts.hostname, None if ca_file is None else str(ca_file), insecure)
         try:
             tls_context(tls)
         except OSError as error:
             raise ValueError(f"--ca-file {ca_file}: {error}") from None
-    elif options.ca_file is not None or options.insecure:
+    elif ca_file is not None or insecure:
         raise ValueError("--ca-file and --insecure need an https URL")
-    if options.no_ready_check and options.model is None:
-        raise ValueError("--no-ready-check needs --model")
-    headers = _headers(options)
+    headers = _headers(header_lines, key_variable)
     try:
         return Target(
             host=parts.hostname,
             port=parts.port or (80 if tls is None else 443),
             path=path,
             headers=headers,
-            stream=not options.no_stream,
+            stream=stream,
             tls=tls,
-            finish_reasons=tuple(options.finish_reason),
+            finish_reasons=tuple(finish_reasons),
         )
     except ValueError as error:
         raise ValueError(f"--url or --header: {error}") from None
 
 
-def _headers(options: argparse.Namespace) -> dict[str, str]:
+def _headers(lines: Sequence[str], key_variable: str | None) -> dict[str, str]:
     headers: dict[str, str] = {}
-    for line in options.header:
+    for line in lines:
         name, colon, value = line.partition(":")
         name = name.strip()
         if not colon:
@@ -89,15 +117,15 @@ def _headers(options: argparse.Namespace) -> dict[str, str]:
         if name.lower() in map(str.lower, headers):
             raise ValueError(f"--header: found {name} twice; allowed: once")
         headers[name] = value.strip()
-    if options.api_key_env is not None:
+    if key_variable is not None:
         if "authorization" in map(str.lower, headers):
             raise ValueError("--api-key-env has no effect beside --header 'Authorization: ...'")
-        key = os.environ.get(options.api_key_env)
+        key = os.environ.get(key_variable)
         if not key:
-            raise ValueError(f"--api-key-env: {options.api_key_env} is not set in the environment")
+            raise ValueError(f"--api-key-env: {key_variable} is not set in the environment")
         if not (key.isascii() and key.isprintable()):
             raise ValueError(
-                f"--api-key-env: {options.api_key_env} holds characters beyond printable ASCII"
+                f"--api-key-env: {key_variable} holds characters beyond printable ASCII"
             )
         headers["Authorization"] = f"Bearer {key}"
     return headers

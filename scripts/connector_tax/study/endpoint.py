@@ -3,7 +3,6 @@
 The key is read from the environment wherever it is sent, and recorded nowhere.
 """
 
-import argparse
 import time
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,7 +13,7 @@ from connector_tax.artifacts.study_records import AccessSection
 from connector_tax.loadgen import Target
 from connector_tax.loadgen.endpoint import is_local
 from connector_tax.loadgen.http import tls_context
-from connector_tax.loadgen.setup import make_target
+from connector_tax.loadgen.setup import target_of
 
 # A connection for each request: a server may close one behind a request that it refuses.
 NO_KEEPALIVE = httpx.Limits(max_keepalive_connections=0)
@@ -36,12 +35,9 @@ class Endpoint:
             ValueError: the URL, the certificates' file or the key's variable is unusable.
         """
         trust = self.access if self.url.startswith("https:") else AccessSection()
-        return make_target(
-            argparse.Namespace(
-                url=f"{self.url}/v1", chat=chat, header=[], finish_reason=[], no_stream=False,
-                no_ready_check=False, model=None, api_key_env=self.access.get("variable"),
-                ca_file=trust.get("ca_file"), insecure=trust.get("insecure", False),
-            )
+        return target_of(
+            f"{self.url}/v1", chat=chat, key_variable=self.access.get("variable"),
+            ca_file=trust.get("ca_file"), insecure=trust.get("insecure", False),
         )  # fmt: skip
 
     def client(self, timeout_s: float) -> httpx.Client:
@@ -65,7 +61,7 @@ class Waiting:
     def __init__(self) -> None:
         self.problem = "no answer yet"
         self._since = 0.0
-        self.told = False
+        self.reported = False
 
     def take(self, answer: httpx.Response | httpx.HTTPError) -> str | None:
         """Take an answer; return the problem where waiting seldom mends it and it has lasted."""
@@ -80,8 +76,8 @@ class Waiting:
                 lasting, problem = True, f"{problem}, a redirect to {answer.headers['location']}"
         now = time.monotonic()
         if problem != self.problem or not lasting:
-            self.problem, self._since, self.told = problem, now, False
-        if not lasting or self.told or now - self._since < PATIENCE_S:
+            self.problem, self._since, self.reported = problem, now, False
+        if not lasting or self.reported or now - self._since < PATIENCE_S:
             return None
-        self.told = True
+        self.reported = True
         return problem
