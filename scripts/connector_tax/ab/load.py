@@ -12,7 +12,7 @@ import numpy as np
 from connector_tax.artifacts.metrics import LATENCY_METRICS, VERDICT_METRICS
 from connector_tax.artifacts.study_records import TrafficSection
 from connector_tax.files import sha256_file
-from connector_tax.loadgen.prompts import Prompts, read_prompts
+from connector_tax.loadgen.prompts import read_prompts
 from connector_tax.loadgen.sessions import Prompt
 from connector_tax.loadgen.trace import BLOCK, Trace, read_trace, trace_note
 
@@ -150,7 +150,8 @@ def _of_prompts(
     options: argparse.Namespace, warmup_s: float, life_s: float, window_s: float
 ) -> Load:
     """Send each prompt once in a launch: the window ends where they do."""
-    prompts, (rate,) = read_users_prompts(options), options.rate
+    prompts = read_prompts(options.prompts, options.chat, options.max_tokens)
+    (rate,) = options.rate
     most_s = len(prompts) / rate - warmup_s
     fewest = max(FEWEST, _needed(options))
     if most_s * rate < fewest:
@@ -173,15 +174,6 @@ def _of_prompts(
     return Load(
         [rate], (max(1, shape[0]), max(2, shape[1])), None, cell, traffic, b"".join(lines), (note,)
     )
-
-
-def read_users_prompts(options: argparse.Namespace) -> Prompts:
-    """Read the file of --prompts, for the endpoint that takes them.
-
-    Raises:
-        ValueError, OSError: as `read_prompts`.
-    """
-    return read_prompts(options.prompts, options.chat, options.max_tokens)
 
 
 def _section(

@@ -48,9 +48,9 @@ def opened(path: Path) -> Iterator[StudyTables]:
     effects = tables.root / paths.ANALYSIS / paths.EFFECTS
     text = effects.read_text(encoding="utf-8", errors="replace") if effects.exists() else ""
     if "error" not in text.partition("\n")[0].split(","):
-        told = "has tables of method 1, without standard errors" if text else "has no tables"
+        why = "has tables of method 1, without standard errors" if text else "has no tables"
         raise ArtifactError(
-            f"{tables.root}: {told}; finish the study, or `connector-tax aggregate --study {file}`"
+            f"{tables.root}: {why}; finish the study, or `connector-tax aggregate --study {file}`"
         )
     yield tables
 

@@ -155,8 +155,8 @@ def _scrapes(cell: CellFolder) -> Iterator[tuple[float, float, float]]:
                 nan = float("nan")
                 yield record["t_ns"], sum(waiting) if waiting else nan, max(used, default=nan)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            told = f"{cell.file('metrics')}:{number}: not a metrics record: {error!r}"
-            raise ArtifactError(told) from None
+            reason = f"{cell.file('metrics')}:{number}: not a metrics record: {error!r}"
+            raise ArtifactError(reason) from None
 
 
 def _steps(cell: CellFolder) -> list[Samples]:

@@ -189,9 +189,10 @@ def engine_record(server: Server, section: EngineSection, page: str | None) -> E
         "metrics": _of_metrics(page),
         "log": {name: (v, None) for name, v in engine.log_settings(server.log_text()).items()},
     }
+    environ = ""
     try:
-        file = Path("/dev/null" if server.unseen else f"/proc/{server.pid}/environ")
-        environ = file.read_bytes().decode(errors="replace")
+        if not server.unseen:
+            environ = Path(f"/proc/{server.pid}/environ").read_bytes().decode(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         server.check_alive("while its settings were read")
         raise
