@@ -164,7 +164,7 @@ def test_note_gives_tokens_per_event_when_events_bundle_tokens(
     assert summary["latency_ms"]["TPOT"]["n"] == 1
     printed = capsys.readouterr().out
     assert "an event brought 6.00 tokens on average" in printed
-    assert "1 of 2 without TPOT: fewer than two tokens, or all in one read" in printed
+    assert "1 of 2 without TPOT: an answer of one token, or all tokens in one read" in printed
 
 
 # ---- throughput

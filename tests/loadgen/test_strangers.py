@@ -451,7 +451,7 @@ def test_a_run_ends_when_it_is_precise_or_the_server_overloaded(tmp_path: Path) 
     assert summary["ok"] >= 100
     assert summary["window_s"] < 30
     assert "TTFT and TPOT p90 of" in summary["notes"][-1]
-    assert "asked for ±99.9%" in summary["notes"][-1]
+    assert "requested: ±99.9%" in summary["notes"][-1]
     with serve(Hang) as server:
         limit = "--inflight-cap 3 --stop-overloaded --warmup 0.5"
         _, summary, records = command(server.port, tmp_path, f"{load} {limit}")

@@ -1,4 +1,4 @@
-"""Load generator for OpenAI-compatible endpoints, stamped where the bytes arrive."""
+"""Load generator for OpenAI-compatible endpoints; answers are stamped as their bytes arrive."""
 
 from connector_tax.loadgen.generator import CellResult, LoadGenerator, LoadGeneratorOptions
 from connector_tax.loadgen.messages import LoadGeneratorError, RequestRecord, Target

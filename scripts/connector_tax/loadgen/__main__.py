@@ -49,12 +49,15 @@ from connector_tax.loadgen.sweep import judge_rate, judgement_record
 
 COHORTS = (
     "closed loop with fixed lengths: requests that start together also end together, "
-    "so the server receives its work in waves, and latencies are measured under those"
+    "so the server receives its work in waves, and the latencies include their effect"
 )
 
 
 class _Signals:
-    """Ctrl-C, SIGTERM and SIGHUP end a run in order; before one and after it, the command."""
+    """The handler of Ctrl-C, SIGTERM and SIGHUP.
+
+    During a run it ends the run in order; before and after a run it ends the command.
+    """
 
     def __init__(self) -> None:
         self.generator: LoadGenerator | None = None
@@ -67,7 +70,9 @@ class _Signals:
 
     @contextlib.contextmanager
     def handled(self) -> Iterator[None]:
-        """Handle the signals that this process was not started to ignore."""
+        """Handle the three signals inside the block, except those that this process inherited as
+        ignored.
+        """
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         before = {number: signal.getsignal(number) for number in numbers}
         for number, handler in before.items():
@@ -82,12 +87,12 @@ class _Signals:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One load that was sent: what came of it, and whether a line of it could not be written."""
+    """One finished load; `output_failed`: a line of --output could not be written."""
 
     summary: dict[str, Any]
     result: CellResult
     checks: Checks
-    lost: bool
+    output_failed: bool
 
 
 def run(
@@ -97,7 +102,7 @@ def run(
     signals: _Signals,
     append: bool,
 ) -> Run:
-    """Send one load."""
+    """Send one load and summarise it; `append`: add to the --output file of an earlier load."""
     rule = make_rule(options, source)
     load = make_load(options, generator.target, rule, source)
     target_width = options.stop_at_precision
@@ -114,7 +119,7 @@ def run(
     for problem in result.health["connect_errors"]:
         print(printable(f"warning: {problem}"), file=sys.stderr)
     checks = verify(result, load)
-    # By this the stamps can be joined to a server's log.
+    # With these offsets the stamps can be matched to a server's log.
     offsets_ns = [wall_ns - monotonic_ns for monotonic_ns, wall_ns in clocks]
     begun = datetime.fromtimestamp((result.t_origin_ns + offsets_ns[0]) / 1e9, UTC)
     times = {
@@ -135,7 +140,7 @@ def run(
         count, width = precision.seen
         known = f"known to ±{width:.1%}" if math.isfinite(width) else "not known yet"
         known = f"TTFT and TPOT p90 of {count} successes are {known}"
-        summary["notes"].append(f"{known}; asked for ±{precision.target:.1%}")
+        summary["notes"].append(f"{known}; requested: ±{precision.target:.1%}")
     return Run(summary, result, checks, sink.problem is not None)
 
 
@@ -169,10 +174,10 @@ def run_all(
 
 
 def report(options: argparse.Namespace, runs: Sequence[Run], signals: _Signals) -> int:
-    """Print and write what came of the runs; return the exit status."""
-    summaries = [one.summary for one in runs]
+    """Print the summaries and write the output files; return the exit status."""
+    summaries = [done.summary for done in runs]
     to_stdout = any(is_stdout(getattr(options, name)) for name in OUTPUTS)
-    output_failed = any(one.lost for one in runs)
+    output_failed = any(done.output_failed for done in runs)
     stream = sys.stderr if to_stdout else sys.stdout
     try:
         if len(options.rates) > 1:
@@ -186,7 +191,7 @@ def report(options: argparse.Namespace, runs: Sequence[Run], signals: _Signals) 
         output_failed = True
         print(f"error: standard output: {error.strerror}", file=sys.stderr)
     try:
-        write_outputs(options, summaries, [one.result for one in runs])
+        write_outputs(options, summaries, [done.result for done in runs])
     except OSError as error:
         output_failed = True
         print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
@@ -196,30 +201,32 @@ def report(options: argparse.Namespace, runs: Sequence[Run], signals: _Signals) 
         return 4
     if not summaries[0]["ok"]:
         return 3
-    return 0 if all(_passes(one) for one in runs) else 1
+    return 0 if all(map(_passes, runs)) else 1
 
 
-def _passes(one: Run) -> bool:
-    """Return whether every check passed; a saturated rate may fail requests."""
-    saturated = one.summary.get("saturation", {"saturated": False})["saturated"]
+def _passes(done: Run) -> bool:
+    """Return whether every check passed; failed and dropped requests are excused at a saturated
+    rate.
+    """
+    saturated = done.summary.get("saturation", {"saturated": False})["saturated"]
     excused = ("error_rate", "dropped") if saturated else ()
-    return all(check["pass"] for name, check in one.checks.items() if name not in excused)
+    return all(check["pass"] for name, check in done.checks.items() if name not in excused)
 
 
 def _rate(options: argparse.Namespace) -> float | str | None:
-    """Return the rate as JSON has it."""
+    """Return --rate as a JSON value, with infinity as "inf"."""
     return "inf" if options.rate == math.inf else options.rate
 
 
 def _about(options: argparse.Namespace, target: Target) -> dict[str, Any]:
-    """Return the request and the machine for the summary; header values are left out."""
+    """Return version, command, configuration and notes for the summary, without header values."""
     configuration = {
         name: str(value) if isinstance(value, Path) else value
         for name, value in vars(options).items()
     }
     del configuration["command"]
     configuration["header"] = sorted(target.headers)
-    # A query may hold a key.
+    # The query may hold a secret.
     configuration["url"] = options.url.partition("?")[0]
     configuration["rate"] = _rate(options)
     configuration["rates"] = options.rates if len(options.rates) > 1 else None
@@ -246,7 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         source = read_source(options, target)
         rule = make_rule(options, source)
         options.connections = most_connections(options)
-        # Before anything is asked of the endpoint, so that bad arguments are seen at once.
+        # Before the first request, so that bad arguments are reported at once.
         make_load(options, target, rule, source)
         check_outputs(options)
     except (ValueError, OSError) as error:

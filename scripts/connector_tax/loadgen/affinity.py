@@ -2,8 +2,8 @@
 
 The session and event-loop threads are the load generator's bottleneck and get the fastest physical
 cores of the primary NUMA node; each worker gets one physical core (all its SMT siblings), first on
-the same node, then on the next; the server gets every core that is left. Names of sysfs: the
-kernel's admin-guide/cputopology.
+the same node, then on the next; the server gets every core that is left. The sysfs names are
+documented in the kernel's admin-guide/cputopology.
 """
 
 import math
@@ -30,8 +30,8 @@ class Core:
 class Topology:
     """The cores this process may use, in order of preference, and its CPU quota, if any.
 
-    Nodes come by their fastest core, cores of a node from fast to slow, ties by number.
-    `ranked_by` names the sysfs source of `performance`; None: nothing to tell cores apart.
+    NUMA nodes are ordered by their fastest core, cores of a node from fast to slow, ties by number.
+    `ranked_by` names the sysfs source of `performance`; None: no source tells cores apart.
     """
 
     cores: tuple[Core, ...]
@@ -43,7 +43,7 @@ class Topology:
 class AffinityPlan:
     """Logical CPUs for the main process's threads, each worker, and the server.
 
-    With `enabled` false nothing is pinned and the CPU sets are what everyone may use. `server` is
+    With `enabled` false nothing is pinned, and each CPU set holds all usable CPUs. `server` is
     empty for a server on another machine.
     """
 
@@ -73,15 +73,16 @@ def plan_affinity(
     enable_cpu_affinity: bool = True,
     server_node: int | None = None,
 ) -> AffinityPlan:
-    """Place the load generator, `workers` worker processes and a server of >= `server_cores` cores,
-    0 for a server on another machine.
+    """Assign CPUs to the load generator, `workers` worker processes and a server.
 
-    With too few cores the load generator shrinks to one core, then workers share cores, then all of
-    the client shares one, then the server gets fewer; it never shares a core with the client as
-    long as there are two. On a single core nothing is pinned. Every such step back is a warning.
+    With too few cores the load generator shrinks to one core, then workers share cores, then the
+    whole client shares one core, then the server gets fewer. Server and client share a core only
+    where there is just one; then nothing is pinned. Each of these steps adds a warning.
 
-    `server_node` is the NUMA node the server belongs on, such as its GPU's: the client is placed
-    elsewhere first, and the server gets that node's cores alone, where there are enough.
+    Args:
+        server_cores: the least number of cores for the server; 0: it runs on another machine.
+        server_node: the server's NUMA node, such as its GPU's. The client is placed on other nodes
+            first, and the server gets only cores of this node, if there are enough.
     """
     warnings: list[str] = []
     cores = list(topology.cores)
@@ -154,9 +155,11 @@ def _cpus(cores: list[Core]) -> tuple[int, ...]:
 
 
 def read_topology(root: Path = Path("/"), inherited: set[int] | None = None) -> Topology:
-    """Read the cores of the inherited mask, which holds no CPU that is offline or not the cgroup's.
+    """Read the usable cores from sysfs: those in the CPU mask that this process inherited.
 
-    `root` is where /sys and /proc are found; `inherited` is this process's mask unless given.
+    Args:
+        root: the folder that holds /sys and /proc.
+        inherited: the CPU mask; default: this process's.
 
     Raises:
         ValueError: sysfs is malformed.
@@ -197,7 +200,10 @@ def _node_of(node_folder: Path, cpu: int) -> int:
 
 
 def _performance(cpu_folder: Path, allowed: set[int]) -> tuple[str | None, Callable[[int], int]]:
-    """Return the first source that every CPU has (their scales differ), and how to look it up."""
+    """Return the first sysfs source of core speed that every CPU has, and a function to read it.
+
+    The scales of the sources differ, so that one source must serve all CPUs.
+    """
     for source in ("acpi_cppc/highest_perf", "cpu_capacity", "cpufreq/cpuinfo_max_freq"):
         texts = {cpu: _read(cpu_folder / f"cpu{cpu}" / source) for cpu in allowed}
         values = {cpu: int(text) for cpu, text in texts.items() if text}
@@ -209,8 +215,8 @@ def _performance(cpu_folder: Path, allowed: set[int]) -> tuple[str | None, Calla
 def _cgroup_quota(root: Path) -> float | None:
     """Return the CPU quota of this process's control group, version 1 or 2; None: unlimited.
 
-    A limit anywhere on the way to the root binds, so every level is read. Inside a container the
-    path of /proc/self/cgroup may be the host's; then the mount's own root is the group.
+    A limit at any level up to the root applies, so every level is read. Inside a container
+    /proc/self/cgroup may hold the host's path; then the root of the mount is the group.
     """
     mount = root / "sys/fs/cgroup"
     quotas: list[float] = []

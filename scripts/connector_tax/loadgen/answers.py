@@ -1,4 +1,4 @@
-"""A request while a worker holds it: takes its answer as it arrives, and judges it."""
+"""Read and check the answer to a request while a worker holds it."""
 
 import asyncio
 import time
@@ -32,16 +32,17 @@ DONE_GRACE_S = 1.0
 """How long the end of a stream may take after [DONE], where the load generator is not strict."""
 ERROR_BYTES = 1000
 OPENING_BYTES = 200
-"""Of an answer that brought no token: kept to be named."""
+"""Bytes kept from an answer without tokens, to quote in its error."""
 NAMED_ANYWAY = ("error_event", "bad_finish", "missing_finish")
-"""Failures that say what the server said, in whatever form."""
+"""Failures whose text quotes the server, whatever the form of its answer."""
 MAX_BODY_BYTES = 64 * 1024 * 1024
 
 
 def as_failure(error: Exception) -> RequestFailed:
-    """Return a request's failure as a copy that was never raised.
+    """Return an exception as a new RequestFailed that holds no traceback.
 
-    A traceback holds frames with their bodies, and the collector does not run during a cell.
+    A traceback would keep frames and request bodies alive, since the garbage collector is off
+    during a cell.
     """
     if isinstance(error, RequestFailed):
         return RequestFailed(error.kind, error.detail)
@@ -49,9 +50,9 @@ def as_failure(error: Exception) -> RequestFailed:
 
 
 def pause_ns(retry_after: str, now_s: float) -> int:
-    """Return how long a Retry-After header asks to wait, within PAUSE_LIMITS_NS.
+    """Return the pause in ns that a Retry-After header requests, within PAUSE_LIMITS_NS.
 
-    It holds seconds or a date; without one, or with another text, PAUSE_NS. `now_s`: wall time.
+    The header holds seconds or a date; a missing or other text gives PAUSE_NS. `now_s`: wall time.
     Source: RFC 9110, section 10.2.3.
     """
     text = retry_after.strip()
@@ -67,10 +68,10 @@ def pause_ns(retry_after: str, now_s: float) -> int:
 
 
 class HeldRequest:
-    """A request while a worker holds it; takes its answer, as the `Reader` of a connection.
+    """A request that a worker holds, and the `Reader` of its answer.
 
-    `connection` and `head`: since it was fired; `sent`: it holds a place among those in flight;
-    `task` opens its connection.
+    `connection` and `head` are set when it is fired; `sent`: it is counted as in flight; `task`
+    opens its connection.
     """
 
     __slots__ = (
@@ -94,11 +95,11 @@ class HeldRequest:
         self._status = 0
         self._whole = False
         self._headers: dict[bytes, bytes] = {}
-        self._silent: list[tuple[int, int]] = []  # reads of silent events: stamp, how many
+        self._silent: list[tuple[int, int]] = []  # silent events by read: stamp, number
         self._body: list[bytes] = []
         self._size = 0
 
-    # ---- what the connection tells
+    # ---- callbacks of the connection
 
     def on_head(self, status: int, stamp: int) -> None:
         self._status, self.record.t_headers_ns = status, stamp
@@ -109,7 +110,7 @@ class HeldRequest:
             self._accumulator = StreamAccumulator(owner.chat, owner.run.capture)
 
     def on_body(self, chunk: bytes, stamp: int) -> None:
-        """Take what one read brought: count its tokens, or keep it for the end."""
+        """Handle the bytes of one read: count their tokens, or keep them until the end."""
         accumulator = self._accumulator
         if accumulator is None:
             self._keep(chunk)
@@ -142,8 +143,9 @@ class HeldRequest:
             )
 
     def on_last(self, chunk: bytes, stamp: int) -> None:
-        """Let go of the connection, so that the next request of a closed loop goes; then take what
-        came with the end.
+        """Release the connection, then handle the last bytes of the answer.
+
+        The release comes first so that the next request of a closed loop can start.
         """
         if self._status == 200:
             self.record.t_done_ns = stamp
@@ -154,7 +156,7 @@ class HeldRequest:
             self.on_end(stamp)
 
     def on_end(self, stamp: int) -> None:
-        """The answer is whole: let go of the connection, then check what came."""
+        """Release the connection, then check the whole answer."""
         if self._status != 200:
             self._fail_by_status("")
             return
@@ -203,7 +205,7 @@ class HeldRequest:
             self._silent.append((stamp, more))
 
     def _named(self, failure: RequestFailed) -> RequestFailed:
-        """Say what came in place of a stream, where no token did."""
+        """Return the failure, or `not_a_stream` with the answer's opening where no token came."""
         kind = self._header(b"content-type", "none")
         encoded = self._encoding != "identity"
         accumulator = self._accumulator
@@ -230,7 +232,9 @@ class HeldRequest:
         self.fail(RequestFailed("http_status", self._error_text(cut)))
 
     def _error_text(self, cut: str) -> str:
-        """Return what an answer with another status says, cut off as it may be."""
+        """Return an error for a status other than 200: status, redirect, opening of the body, and
+        `cut`.
+        """
         where = ""
         if 300 <= self._status < 400:
             location = self._header(b"location", "")
@@ -269,7 +273,7 @@ class HeldRequest:
         self._count(accumulator.usage, accumulator.tokens)
 
     def _add_silent(self, accumulator: StreamAccumulator) -> None:
-        """Put the silent events, which were tokens, before the others."""
+        """Count the silent events as tokens, in the record's stamps and reads."""
         record, silent = self.record, self._silent
         accumulator.add_silent()
         first_ns, tokens = silent[0]
@@ -309,10 +313,10 @@ class HeldRequest:
         self._count(response.usage, None)
 
     def _count(self, usage: Usage | None, events: int | None) -> None:
-        """Compare the server's count of tokens with what was asked for.
+        """Record the token counts and compare the server's with the requested numbers.
 
-        Without one, unless strict, the number of token events of a stream is taken; some servers
-        count none where tokens came.
+        Unless strict, the number of token events replaces a missing count, and a count of 0 where
+        tokens came.
         """
         record, strict = self.record, self._owner.strict
         completion = None if usage is None else usage.completion_tokens

@@ -1,4 +1,4 @@
-"""The command line of `connector-tax loadgen`: its options, and which need which."""
+"""Parse the command line of `connector-tax loadgen`."""
 
 import argparse
 import math
@@ -17,17 +17,17 @@ from connector_tax.loadgen.trace import BLOCK
 
 EXIT_CODES = """exit status:
   0  every check passed and at most 1% of the requests failed
-  1  a check failed: the numbers are printed, but do not believe them
+  1  a check failed: the numbers are printed, but are not reliable
   2  bad arguments or session file
   3  the endpoint did not answer, no request succeeded, or the load generator could not run
   4  an output could not be written
-  130, 143, 129  ended by Ctrl-C, SIGTERM or SIGHUP; what had ended until then is kept
+  130, 143, 129  ended by Ctrl-C, SIGTERM or SIGHUP; requests finished by then are kept
 
-Times of requests begin at their due time, also where they were sent late. In closed loop
-(--concurrency) a slow server is asked less often, and requests of one fixed length that start
-together end together and stay in step: for latencies under a given load use --rate."""
+Latencies begin at a request's due time, even if it was sent late. In a closed loop
+(--concurrency) a slow server gets fewer requests, and requests of one fixed length that start
+together also end together. To measure latencies under a given load, use --rate."""
 
-# Option -> what it has no effect without (one of these), and its default where it has an effect.
+# Option -> the options of which it needs one to have an effect, and its default in that case.
 NEEDS: dict[str, tuple[tuple[str, ...], object]] = {
     "arrivals": (("rate",), "jittered"),
     "gamma_shape": (("arrivals",), None),
@@ -50,7 +50,7 @@ NEEDS: dict[str, tuple[tuple[str, ...], object]] = {
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Shows the default of every option that has one."""
+    """A help formatter that shows the default of every option that has one."""
 
     def _get_help_string(self, action: argparse.Action) -> str:
         default = action.default
@@ -62,11 +62,11 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line; exits with status 2 and a message if it is wrong."""
+    """Parse the command line; on an error print a message and exit with status 2."""
     parser = Parser(
         prog="connector-tax loadgen",
         allow_abbrev=False,
-        description="Send requests to an OpenAI-compatible endpoint; report when everything came.",
+        description="Load an OpenAI-compatible endpoint; report latencies and throughput.",
         epilog=EXIT_CODES,
         formatter_class=_Help,
     )
@@ -111,7 +111,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _refuse_token_times(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Refuse what needs the times of tokens, which a whole response does not have."""
+    """Reject options that need token times when responses are not streamed (--no-stream)."""
     timed = [name for name, _ in options.goodput if name != "E2E"]
     if timed:
         parser.error(f"--goodput {timed[0].lower()}: a whole response (--no-stream) has E2E alone")
@@ -122,7 +122,7 @@ def _refuse_token_times(parser: argparse.ArgumentParser, options: argparse.Names
 
 
 def _rates(parser: Parser, options: argparse.Namespace) -> list[float]:
-    """Return the rates in the order of their runs, ascending; exits if they cannot follow."""
+    """Return the rates in ascending order; exit with an error if options forbid several."""
     rates: list[float] = sorted(options.sweep or options.rate or [])
     if len(rates) < 2:
         return rates
@@ -135,7 +135,7 @@ def _rates(parser: Parser, options: argparse.Namespace) -> list[float]:
 
 
 def shown_command(words: Sequence[str]) -> str:
-    """Return the command line as a shell takes it, without values of headers and queries."""
+    """Return the command line quoted for a shell, without header values and URL queries."""
     shown, before = ["connector-tax", "loadgen"], ""
     for word in words:
         option, equals, value = word.partition("=") if word.startswith("--") else (before, "", word)
@@ -199,56 +199,57 @@ def json_object(text: str) -> dict[str, Any]:
 def _add_endpoint(parser: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group("endpoint")
     add = where.add_argument
-    urls = "http[s]://host[:port], a base that ends in /v1, or a path to POST to"
+    urls = "http[s]://host[:port], a base URL that ends in /v1, or the full URL to POST to"
     add("--url", required=True, help=urls)
-    add("--chat", action="store_true", help="/v1/chat/completions, not completions")
-    add("--model", help="default: the one that /v1/models names")
-    add("--header", action="append", default=[], metavar="'NAME: VALUE'", help="may be repeated")
-    add("--api-key-env", metavar="NAME", help="variable that holds the bearer token")
-    # Of a pair, each makes the other one void.
+    add("--chat", action="store_true", help="use /v1/chat/completions instead of /v1/completions")
+    add("--model", help="model to request [the only one in /v1/models]")
+    header = "header to send; may be repeated"
+    add("--header", action="append", default=[], metavar="'NAME: VALUE'", help=header)
+    add("--api-key-env", metavar="NAME", help="environment variable with the bearer token")
+    # The two options of a pair exclude each other.
     add = where.add_mutually_exclusive_group().add_argument
     add("--ca-file", type=Path, help="PEM certificates to trust instead of the system's")
     add("--insecure", action="store_true", help="trust any certificate")
     add = where.add_mutually_exclusive_group().add_argument
-    add("--wait", type=float, default=10.0, help="s for the endpoint to answer before the run")
-    add("--no-ready-check", action="store_true", help="do not ask it; needs --model")
+    add("--wait", type=float, default=10.0, help="seconds to wait for the endpoint")
+    add("--no-ready-check", action="store_true", help="do not wait for the endpoint; needs --model")
     add = where.add_mutually_exclusive_group().add_argument
-    add("--no-stream", action="store_true", help="ask for whole responses")
+    add("--no-stream", action="store_true", help="request whole responses")
     more = "further finish reason that counts as success; may be repeated"
     where.add_argument("--finish-reason", action="append", default=[], metavar="NAME", help=more)
-    add("--no-usage", action="store_true", help="do not ask for token usage; events are counted")
+    add("--no-usage", action="store_true", help="count events, not usage")
 
 
 def _add_load(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("load (--rate, --concurrency, or a file with start times)")
     kind = load.add_mutually_exclusive_group()
-    open_loop = "sessions a second, open loop; inf: all at once; several: one after the other"
+    open_loop = "sessions per second, open loop; inf: all at once; may be repeated for a sweep"
     kind.add_argument("--rate", type=float, action="append", help=open_loop)
-    doubled = "rates 1, 2, 4, ..., until one is too much for the server"
+    doubled = "rates 1, 2, 4, ..., up to the first that saturates the server"
     kind.add_argument("--sweep", type=sweep, metavar="1:32", help=doubled)
     kind.add_argument("--concurrency", type=int, help="sessions kept active, closed loop")
     add = load.add_argument
-    add("--requests", type=int, help="end after this many requests were sent and finished")
+    add("--requests", type=int, help="end once this many requests were sent and finished")
     add(
         "--duration",
         type=float,
-        help="s that are measured [60, or until a file or --requests end]",
+        help="measured seconds [60, or until a file or --requests is used up]",
     )
     add("--arrivals", choices=["fixed", "jittered", "poisson", "gamma"], help="for --rate")
-    add("--gamma-shape", type=float, help="1/shape is the squared variation; for --arrivals gamma")
-    add("--rampup", type=float, help="s until all of --concurrency run; 0.2 ms each at least")
-    add("--warmup", type=float, default=0.0, help="s of load before the measurement")
+    add("--gamma-shape", type=float, help="for --arrivals gamma; cv is 1/sqrt(shape)")
+    add("--rampup", type=float, help="seconds until all of --concurrency run; at least 0.2 ms each")
+    add("--warmup", type=float, default=0.0, help="seconds of load before measuring")
     add("--min-completed", type=int, help="continue measuring until this many requests succeeded")
-    add("--max-duration", type=float, help="s, the most that --min-completed may take")
-    narrow = "end before --duration, when the intervals of TTFT and TPOT p90 are as narrow (half)"
+    add("--max-duration", type=float, help="most seconds to wait for --min-completed")
+    narrow = "end early once TTFT and TPOT p90 are known to ± this share of their value"
     add("--stop-at-precision", type=share_of_one, metavar="5%", help=narrow)
     add("--stop-overloaded", action="store_true", help="end when --inflight-cap is reached")
     add("--max-errors", type=int, help="end after this many failed requests")
-    goes_on = "keep the load up, unmeasured, until all measured requests are answered"
+    goes_on = "keep sending, unmeasured, until all measured requests are answered"
     add("--cooldown", action="store_true", help=goes_on)
     again = (
-        "of arrivals and prompts [another in every run, and printed]; a server that has seen the "
-        "prompts of a seed may have them in its prefix cache"
+        "seed of arrivals and prompts [random, printed]; a server may have the prompts of a seed "
+        "that was used before in its prefix cache"
     )
     add("--seed", type=int, help=again)
 
@@ -256,42 +257,51 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
 def _add_requests(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("requests to send (give one of the first six)")
     source = what.add_mutually_exclusive_group(required=True)
-    source.add_argument("--session-file", type=Path, help="one session (a graph) per line")
+    source.add_argument(
+        "--session-file", type=Path, help="JSONL, one session (a graph of requests) per line"
+    )
     source.add_argument("--prompt", help="the same text in every request")
     source.add_argument("--prompt-words", type=int, help="random words, fresh per request")
     source.add_argument("--prompt-tokens", type=int, help="random token ids, fresh per request")
     mooncake = "a trace (Mooncake format): its times, lengths and shared prefixes"
     source.add_argument("--trace", type=Path, metavar="FILE", help=mooncake)
-    lines = "JSONL with prompt or messages, and max_tokens: each is sent once"
+    lines = "JSONL with prompt or messages, and max_tokens; each line is sent once"
     source.add_argument("--prompts", type=Path, metavar="FILE", help=lines)
     add = what.add_argument
-    add("--repeat", action="store_true", help="start --prompts over after the last one")
-    add("--trace-speed", type=float, help="2: twice as fast")
+    add("--repeat", action="store_true", help="start --prompts again after its last line")
+    add("--trace-speed", type=float, help="factor on the trace's pace; 2: twice as fast")
     add("--trace-limit", type=int, metavar="N", help="only the first N requests")
-    add("--trace-block", type=int, help="prompt tokens that a hash id stands for")
-    add("--trace-words", action="store_true", help="words for tokens, as with --chat")
-    add("--vocabulary", type=int, help="token ids below this")
-    add("--max-tokens", type=int, help="of each answer")
-    add("--ignore-eos", action="store_true", help="exactly --max-tokens; checked by the usage")
+    add("--trace-block", type=int, help="prompt tokens per hash id")
+    add(
+        "--trace-words", action="store_true", help="send words instead of token ids, as with --chat"
+    )
+    add("--vocabulary", type=int, help="draw token ids below this number")
+    add("--max-tokens", type=int, help="most tokens of each answer")
+    add("--ignore-eos", action="store_true", help="generate exactly --max-tokens; checked by usage")
     merged = "JSON merged into every body; null removes a key"
     add("--body", type=json_object, default={}, help=merged)
-    add("--keep-going", action="store_true", help="after a failure in a session")
+    add("--keep-going", action="store_true", help="continue a session after a failed request")
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
-    how = parser.add_argument_group("how")
+    how = parser.add_argument_group("sending and output")
     add = how.add_argument
-    add("--workers", type=int, default=1, help="processes that send")
-    add("--connections", type=int, help="most per worker [4096, or the limit of open files]")
-    add("--inflight-cap", type=int, help="drop requests due beyond this number in flight")
-    add("--timeout", type=float, default=600.0, help="s per request")
-    add("--drain", type=float, default=60.0, help="s to wait at the end for running requests")
-    add("--no-affinity", action="store_true", help="do not pin to CPUs")
-    keep = "ms: count requests within all of these limits"
+    add("--workers", type=int, default=1, help="processes that send requests")
+    add("--connections", type=int, help="most per worker [4096, or what ulimit -n allows]")
+    add("--inflight-cap", type=int, help="drop requests that are due with this many in flight")
+    add("--timeout", type=float, default=600.0, help="seconds per request")
+    add("--drain", type=float, default=60.0, help="seconds to wait for running requests at the end")
+    add("--no-affinity", action="store_true", help="do not pin processes to CPUs")
+    keep = "report requests within all of these limits, in ms"
     add("--goodput", type=latency_limit, nargs="+", default=[], metavar="ttft:200", help=keep)
-    add("--percentiles", type=percentiles, default="50,90,95,99", help="of every latency")
-    add("--html", type=Path, help="a page with curves, checks and the command")
-    add("--csv", type=Path, help="the table of latencies: a row for each")
+    add(
+        "--percentiles",
+        type=percentiles,
+        default="50,90,95,99",
+        help="percentiles of every latency",
+    )
+    add("--html", type=Path, help="write a page with curves, checks and the command")
+    add("--csv", type=Path, help="write the table of latencies, one row each")
     add("--summary", type=Path, help="JSON: configuration, checks, percentiles with intervals")
     add("--output", type=Path, help="JSONL, a record per request, as they end (- is stdout)")
     add("--session-output", type=Path, help="JSONL, one record per session")

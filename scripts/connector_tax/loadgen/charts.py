@@ -11,7 +11,7 @@ LEFT, RIGHT, TOP, BOTTOM = 52, 14, 24, 40
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A named series of points, drawn as a line or as dots; `style` is a class of the page."""
+    """A named series of points, drawn as a line or as dots; `style` is a CSS class of the page."""
 
     name: str
     style: str
@@ -33,7 +33,7 @@ class Axis:
 
     @classmethod
     def over(cls, values: Sequence[float], start: float, end: float, log: bool) -> "Axis":
-        """Return an axis that holds all values; a linear one begins at 0 at the latest."""
+        """Return an axis that contains all values; a linear axis begins at 0 or below."""
         if log:
             positive = [value for value in values if value > 0] or [1.0]
             low, high = min(positive) / 1.1, max(positive) * 1.1
@@ -43,14 +43,14 @@ class Axis:
         return cls(low, high, start, end, log)
 
     def at(self, value: float) -> float:
-        """Return the pixel of a value; below a logarithmic axis it is the axis's end."""
+        """Return the pixel of a value; a value below a logarithmic axis gets the axis's start."""
         low, high = self.low, self.high
         if self.log:
             low, high, value = math.log(low), math.log(high), math.log(max(value, low))
         return self.start + (self.end - self.start) * (value - low) / (high - low)
 
     def ticks(self) -> list[float]:
-        """Return about five round values; 1, 2 and 5 of each decade where it is logarithmic."""
+        """Return about five round values; on a logarithmic axis 1, 2 and 5 of each decade."""
         if not self.log:
             step = 10 ** math.floor(math.log10((self.high - self.low) / 4))
             step *= next((m for m in (1, 2, 5) if (self.high - self.low) / (step * m) <= 6), 10)
@@ -67,7 +67,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Lines over common axes; `knee` marks a place on the horizontal one."""
+    """Lines over common axes; `knee` is the x value of a dashed vertical line."""
 
     lines: Sequence[Line]
     x_label: str
@@ -77,7 +77,7 @@ class Chart:
     knee: float | None = None
 
     def svg(self, title: str) -> str:
-        """Return the picture; `title` is read to those who cannot see it."""
+        """Return the chart as SVG; `title` is its text for screen readers."""
         xs = [x for line in self.lines for x, _ in line.points]
         ys = [y for line in self.lines for _, y in line.points]
         x = Axis.over(xs, LEFT, WIDTH - RIGHT, self.x_log)

@@ -1,7 +1,7 @@
-"""The checks of a run: did the load generator do what the schedule says?
+"""Check that the load generator sent the planned schedule.
 
 Every check has a value and a bound, is two-sided where the quantity can err both ways, and fails
-when its data are missing. Those that a study's cells have too have its names, bounds and sentences.
+when its data are missing. Checks that a study's cells share have the same names, bounds and texts.
 """
 
 from collections import defaultdict
@@ -24,7 +24,7 @@ from connector_tax.loadgen.summary import Checks, session_outcomes
 from connector_tax.loadgen.traffic import Load
 
 SESSION_DELAY_P99_MS = 5.0
-# Of the checks that a study has not: what is wrong where one fails.
+# Check -> what is wrong when it fails; the second part holds the checks that no study has.
 WRONG = {name: check.void for name, check in CHECKS.items()} | {
     "dropped": "requests were dropped at the in-flight cap",
     "intra_session_delay_p99_ms": "requests were sent late after their parents (p99)",
@@ -33,7 +33,7 @@ WRONG = {name: check.void for name, check in CHECKS.items()} | {
     "session_start_delay_p99_ms": "a free place was taken late (p99)",
 }
 _BUSY = "stop other programs on its CPUs, give it more CPUs, or lower the load"
-# What a user can do where a check fails.
+# Check -> what a user can do when it fails.
 ADVICE = {
     "schedule_lag_p99_ms": _BUSY,
     "early_send_ms": "a fault of the load generator: report it",
@@ -47,8 +47,8 @@ ADVICE = {
     "loop_lag_p99_ms": _BUSY,
     "loop_lag_max_ms": _BUSY,
     "cpu_share": "raise --workers, or lower the load",
-    "workers_died": "read the messages above; look whether memory ran out",
-    "silent_workers": "read the messages above; look whether memory ran out",
+    "workers_died": "read the messages above; check whether memory ran out",
+    "silent_workers": "read the messages above; check whether memory ran out",
     "unopened_connections": "lower --connections, or find out why the server accepts no more",
     "unstamped_reads": "the clock was set during the run: repeat it",
     "lost_messages": "raise --workers, or lower the load",
@@ -89,10 +89,10 @@ def check_requests(records: Sequence[RequestRecord]) -> Checks:
 def check_sent_rate(
     records: Sequence[RequestRecord], planned_starts_ns: Sequence[int]
 ) -> CheckRecord:
-    """Check the rate at which sessions were dispatched against the plan, both ways.
+    """Check that sessions were dispatched at the planned rate, neither slower nor faster.
 
-    The first request that a session sent stands for its start; `planned_starts_ns` are the starts
-    due within the run.
+    A session starts with the first request that it sent; `planned_starts_ns` are the planned starts
+    within the run, in ns.
     """
     first: dict[str, int] = {}
     for record in records:
@@ -110,8 +110,10 @@ def check_sent_rate(
 
 
 def check_intra_session(records: Sequence[RequestRecord]) -> Checks:
-    """Check that every request with parents was sent when they had ended plus its wait: not before,
-    and not late. Computed anew from the stamps of the parents, not from the scheduler's due times.
+    """Check that each request was sent at the end of its parents plus its wait, neither early nor
+    late.
+
+    Due times are recomputed from the parents' stamps, not taken from the scheduler.
     """
     ended = {(record.session, record.node): record.t_done_ns for record in records}
     delays_ms: list[float] = []
@@ -132,10 +134,15 @@ def check_intra_session(records: Sequence[RequestRecord]) -> Checks:
 def check_concurrency(
     records: Sequence[RequestRecord], sessions: int, ramp: tuple[int, int, int], stop_ns: int
 ) -> Checks:
-    """Check that never more than the target's sessions were under way at once, and no fewer: each
-    of the `sessions` must start when its place is there, which is when enough others have ended.
-    A session that never started though it had a place before `stop_ns` counts as late as that.
-    `ramp`: the target, which the places reach linearly from this origin over that time (ns).
+    """Check that the sessions in progress never exceeded the target, and that no place stayed
+    empty.
+
+    Each of the `sessions` must start when its place is free, that is, when enough earlier sessions
+    have ended. A session with a free place before `stop_ns` that never started counts as late by
+    the time until `stop_ns`.
+
+    Args:
+        ramp: target, origin (ns) and duration (ns) of the linear ramp to the target.
     """
     target, origin_ns, ramp_ns = ramp
     outcomes = session_outcomes(records)

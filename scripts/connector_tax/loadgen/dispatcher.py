@@ -1,8 +1,8 @@
-"""The event-loop thread of the main process: requests out to the workers, results in.
+"""The event-loop thread of the main process: sends requests to the workers and receives results.
 
 It owns the worker processes. Requests go round-robin to the living workers, each over its own PUSH
-socket, so that a request's worker is always known; all results arrive on one PULL socket. A worker
-that dies is noticed by its process descriptor, not by silence.
+socket, so that a request's worker is always known; all results arrive on one PULL socket. The end
+of a worker is noticed through its process descriptor.
 """
 
 import asyncio
@@ -54,11 +54,11 @@ _T = TypeVar("_T")
 
 
 class WorkerProcess:
-    """Started by the constructor, on `cpus` if there are any.
+    """A worker process, started by the constructor and pinned to `cpus` if given.
 
-    `sender` is its way in, once there is one; `pidfd` becomes readable when it ends;
-    `outstanding` requests were sent to it and have not come back; `answer` will be what it says to
-    the last question, or None if it dies before.
+    `sender` sends to the worker once it is connected; `pidfd` becomes readable when it ends;
+    `outstanding` are the requests sent to it whose results have not come back; `answer` will hold
+    its reply to the last question, or None if it dies before.
     """
 
     def __init__(self, settings: WorkerSettings, cpus: tuple[int, ...] | None) -> None:
@@ -69,7 +69,7 @@ class WorkerProcess:
         self.answer: asyncio.Future[Any] | None = None
         allowed_cpus = os.sched_getaffinity(0)
         if cpus is not None:
-            # Inherited, so that the worker's memory comes from its own node from the first page on.
+            # Inherited, so that even the worker's first pages lie on its own NUMA node.
             os.sched_setaffinity(0, cpus)
         try:
             self.process = subprocess.Popen(
@@ -83,7 +83,7 @@ class WorkerProcess:
         self.pidfd = os.pidfd_open(self.process.pid)
 
     async def wait_up(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Wait for the worker's first line, written once it can read its settings.
+        """Wait for the worker's first line, which it writes when it is ready for its settings.
 
         Raises:
             LoadGeneratorError: it ended, or did not write within START_S.
@@ -118,7 +118,7 @@ class WorkerProcess:
 
 
 class Dispatcher:
-    """Runs the event loop in its own thread; every public method may be called from any thread."""
+    """An event loop in a thread of its own; every public method may be called from any thread."""
 
     def __init__(
         self,
@@ -126,7 +126,12 @@ class Dispatcher:
         cpus: tuple[int, ...] | None,
         worker_cpus: Sequence[tuple[int, ...]] | None,
     ) -> None:
-        """`cpus` for this process's threads and `worker_cpus`, a set for each worker; None: any."""
+        """Store the settings of each worker and the CPUs to use; None: any CPU.
+
+        Args:
+            cpus: for the threads of this process.
+            worker_cpus: a set of CPUs for each worker.
+        """
         self._settings = settings
         self._cpus = cpus
         self._worker_cpus = worker_cpus
@@ -148,7 +153,7 @@ class Dispatcher:
     # ---- life
 
     def start(self) -> None:
-        """Start the thread and the workers; return when every worker is connected both ways.
+        """Start the thread and the workers; return when every worker can send and receive.
 
         Raises:
             LoadGeneratorError: a worker ended or did not answer in time; nothing is left running.
@@ -211,7 +216,7 @@ class Dispatcher:
             push.bind(f"ipc://{self._folder}/requests-{worker.index}")
             worker.sender = Sender(self._loop, push)
             worker.tell_settings(self._folder)
-        await self._begin(Begin(0, 0, 0, False, "counts"), START_S)  # proves both ways
+        await self._begin(Begin(0, 0, 0, False, "counts"), START_S)  # both directions work
         self._remove_folder()
 
     async def _close(self) -> None:
@@ -263,9 +268,9 @@ class Dispatcher:
         return [answer.result() for answer in pending.values() if answer.result() is not None]
 
     def end(self) -> list[Health]:
-        """End the run; return what every living worker says about it.
+        """End the run; return the health report of every living worker.
 
-        A worker that says nothing is killed and counts as dead: what was measured stays, void.
+        A worker that does not reply is killed and counts as dead: its results are kept, but void.
         """
         return self._call(self._end()) if self._living else []
 
@@ -280,7 +285,7 @@ class Dispatcher:
 
     def submit(self, items: Iterable[Item]) -> None:
         self._inbox.extend(items)
-        if not self._wake_pending:  # one wake-up for however many were appended meanwhile
+        if not self._wake_pending:  # one wake-up serves all that were appended meanwhile
             self._wake_pending = True
             self._loop.call_soon_threadsafe(self._flush)
 
@@ -313,7 +318,7 @@ class Dispatcher:
         self._send_requests(requests)
 
     def _send_requests(self, requests: list[tuple[RequestRecord, bytes]]) -> None:
-        """Send to the workers in turn, each its requests as one message."""
+        """Distribute requests to the workers in turn, with one message per worker."""
         if not self._living:
             for record, _ in requests:
                 self._fail(record, "worker_died", "no worker is left")
@@ -339,7 +344,7 @@ class Dispatcher:
 
     def _next_worker(self, record: RequestRecord) -> WorkerProcess:
         if record.t_intended_ns == WAITS:
-            # It waits for a place: the worker whose requests end faster needs more of them.
+            # It waits for a place: a worker whose requests end faster needs more of them.
             return min(self._living, key=lambda worker: worker.outstanding)
         self._next = (self._next + 1) % len(self._living)
         return self._living[self._next]
@@ -351,7 +356,7 @@ class Dispatcher:
             worker.sender.send(frame)
 
     def _ask(self, message: Begin | End) -> "dict[WorkerProcess, asyncio.Future[Any]]":
-        """Send to every living worker; what each will answer, None if it dies before."""
+        """Send a message to every living worker; return a future reply of each, None if it dies."""
         pending: dict[WorkerProcess, asyncio.Future[Any]] = {}
         for worker in self._living:
             worker.answer = pending[worker] = self._loop.create_future()

@@ -1,4 +1,4 @@
-"""The endpoint: its address, the head of a request to it, and whether somebody answers there."""
+"""Resolve the endpoint's address, build the head of its requests, and wait until it answers."""
 
 import contextlib
 import re
@@ -20,12 +20,12 @@ PROBE_S = 2.0
 PAUSE_S = 0.2
 ANSWER_S = 10.0
 USER_AGENT = f"connector-tax/{version('connector-tax')}"
-"""Common firewalls refuse requests without one."""
+"""Sent as User-Agent; common firewalls refuse requests without it."""
 _KEY = re.compile(r"api[-_ ]?key|unauthori[sz]ed|authenticat|authori[sz]ation|credential", re.I)
 
 
 def is_local(host: str) -> bool:
-    """True if `host` is this machine; False for an unknown one."""
+    """Return whether `host` is this machine; False for an unknown host."""
     try:
         known = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except OSError:
@@ -39,11 +39,12 @@ def is_local(host: str) -> bool:
 
 
 def find_address(host: str, port: int) -> tuple[int, str, int]:
-    """Return the first address of `host` that takes a connection, or its first if none does; its
-    family, and how many addresses there are.
+    """Return an address of `host`, its family, and how many addresses `host` has.
+
+    The first address that accepts a connection is taken, or the first of all if none does.
 
     Raises:
-        LoadGeneratorError: it has none.
+        LoadGeneratorError: `host` has no address.
     """
     try:
         known = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -59,7 +60,7 @@ def find_address(host: str, port: int) -> tuple[int, str, int]:
 
 
 def request_head(target: Target) -> str:
-    """Return the request head without its per-request headers, which the worker adds."""
+    """Return the request's head without the headers that the worker adds to each request."""
     host = _in_url(target.host)
     default_port = 80 if target.tls is None else 443
     headers = {
@@ -82,12 +83,12 @@ def _in_url(host: str) -> str:
 def wait_ready(target: Target, model: str | None, wait_s: float) -> str:
     """Wait until the endpoint answers; return the model to request.
 
-    GET of the list of models that belongs to the path; any HTTP answer but 502, 503 and 504, which
-    a proxy gives for a server that is starting, means ready. A model that is not in the list is
-    warned of: servers have aliases.
+    Sends GET to the list of models that belongs to the path. Every HTTP status means ready, except
+    502, 503 and 504, which a proxy returns while a server starts. A model that is not in the list
+    gives a warning, since servers have aliases.
 
     Args:
-        model: the one the user names; None: the only one of the list.
+        model: the user's choice; None: the only model in the list.
 
     Raises:
         LoadGeneratorError: no answer within `wait_s`, no permission, or the model is ambiguous.

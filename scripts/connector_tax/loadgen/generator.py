@@ -46,13 +46,13 @@ from connector_tax.loadgen.sessions import needed_capture
 from connector_tax.loadgen.traffic import Load
 
 ABORT_GRACE_S = 2.0
-# No body is begun so shortly before the next look at the plan.
+# No body is made this shortly before the plan is checked again.
 BODY_NS = 2_000_000
 PROGRESS_S = 0.25
 START_DELAY_NS = 20_000_000
 RECORDS_AT_ONCE = 10
-"""Handed to `on_record` before the other threads get their turn."""
-# Of a worker, beside its connections: pipes, ipc sockets, timers, libraries.
+"""Records handed to `on_record` before the other threads get their turn."""
+# Open files of a worker besides its connections: pipes, ipc sockets, timers, libraries.
 OTHER_FILES = 64
 
 
@@ -75,7 +75,7 @@ class IssuingThread:
         threading.Thread(target=self._run, name="loadgen-issue", daemon=True).start()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the end; True if it is over. Raises what the thread raised."""
+        """Wait for the end; return whether the thread ended. Raises what the thread raised."""
         # Not Thread.join: interrupted by Ctrl-C, Python 3.11 takes the running thread for ended.
         if not self._ended.wait(timeout_s):
             return False
@@ -106,7 +106,7 @@ class IssuingThread:
             self._issue()
             self._drain()
             self.t_drained_ns = time.monotonic_ns()
-        except BaseException as error:  # handed to the thread that joins
+        except BaseException as error:  # re-raised by join
             self._error = error
         finally:
             self._ended.set()
@@ -126,7 +126,7 @@ class IssuingThread:
 
     def _issue(self) -> None:
         while True:
-            self._wake.clear()  # before looking, so that what comes meanwhile wakes the sleep
+            self._wake.clear()  # first, so that a result that comes meanwhile ends the sleep
             self._take_results()
             now_ns = time.monotonic_ns()
             if self._stop:
@@ -173,10 +173,10 @@ class IssuingThread:
 class LoadGeneratorOptions:
     """The options of the load generator's processes; none changes what is sent or when it is due.
 
-    `connections_per_worker` is the most that one worker opens; a request that finds none free waits
-    for one (counted in health as pool_waits). With `strict`, for a server that is judged, all of
-    them are opened before a run, nothing is sent again, and nothing that a success lacks is
-    tolerated. Otherwise a few more than in use are kept open, and records say what was missing.
+    `connections_per_worker` limits the connections that one worker opens; a request that gets none
+    waits (counted in health as pool_waits). Set `strict` for a server under measurement: all
+    connections are opened before a run, no request is retried, and no deviation in a success is
+    tolerated. Otherwise a few spare connections are kept open, and records name what was tolerated.
     """
 
     workers: int = 1
@@ -192,14 +192,14 @@ class LoadGeneratorOptions:
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """A cell's result; times are CLOCK_MONOTONIC ns.
+    """The result of one cell; times are CLOCK_MONOTONIC ns.
 
-    `records` holds the requests handed out, in that order: in open loop exactly those due before
-    `t_cooldown_end_ns`, in schedule order; those due from `t_stop_ns` on are not measured.
-    `bodies_sha256` is over their bodies, in order, a newline after each. `requests` has the same
-    and, after them, the unsent requests of their sessions. `extended_s` is how far the window
-    went beyond its floor. `health` has, per process, event-loop lag, CPU and spin share and message
-    counters, and which workers have died, in this cell or before.
+    `records` holds the requests handed out, in that order. In open loop these are the requests due
+    before `t_cooldown_end_ns`; those due from `t_stop_ns` on are not measured. `bodies_sha256` is
+    the hash of their bodies, in order, a newline after each. `requests` holds `records` and then
+    the unsent requests of their sessions. `extended_s` is the time by which the window exceeded its
+    floor. `health` has, per process, event-loop lag, CPU and spin share and message counters, and
+    lists the workers that died, in this cell or before.
     """
 
     records: list[RequestRecord]
@@ -217,7 +217,9 @@ class CellResult:
 
     @classmethod
     def of(cls, plan: Plan, drained_ns: int, clock: Clock, health: GeneratorHealth) -> Self:
-        """Return the result of an ended plan; nothing was outstanding any more at `drained_ns`."""
+        """Return the result of a finished plan, whose last outstanding request ended at
+        `drained_ns`.
+        """
         assert plan.stop_ns is not None
         assert plan.cooldown_ended_by is not None
         requests = plan.requests()
@@ -238,7 +240,7 @@ class CellResult:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C ended a run; `result` is what it brought until then."""
+    """Ctrl-C ended a run; `result` holds what was measured before it."""
 
     def __init__(self, result: CellResult) -> None:
         super().__init__()
@@ -246,11 +248,11 @@ class Interrupted(KeyboardInterrupt):
 
 
 class LoadGenerator:
-    """Sends planned requests to one endpoint and records when everything happened.
+    """Sends planned requests to one endpoint and records the time of each event.
 
     A context manager: entering starts the worker processes, connects them and fills their
-    connection pools; leaving ends them. No process, socket or temporary folder is left, also when
-    this process is killed. `address`: of the host's `addresses` the one that gets every request.
+    connection pools; leaving ends them. No process, socket or temporary folder is left, even if
+    this process is killed. `address` is the one of the host's `addresses` that gets every request.
     """
 
     address = ""
@@ -263,7 +265,7 @@ class LoadGenerator:
         self._issuer: IssuingThread | None = None
 
     def __enter__(self) -> "LoadGenerator":
-        """Start everything.
+        """Resolve the address and start the workers.
 
         Raises:
             LoadGeneratorError: the host has no address, a worker did not start, or the limit of
@@ -293,7 +295,7 @@ class LoadGenerator:
         return self._dispatcher.pids
 
     def describe(self) -> dict[str, Any]:
-        """Return target and options, for the records; header values are left out."""
+        """Return the target and the options for the records, without header values."""
         options = asdict(self.options)
         cpus = options.pop("cpus")
         return {
@@ -317,11 +319,14 @@ class LoadGenerator:
         precision: PrecisionRule | None = None,
         on_record: Callable[[RequestRecord], None] | None = None,
     ) -> CellResult:
-        """Send `load` until `rule` says that it is enough.
+        """Send `load` until `rule` ends it; return the result.
 
-        `on_progress` is called about four times a second in the calling thread, where `precision`,
-        a rule of this cell's own, is brought up to date too. `on_record` is called there with each
-        request that has ended, once, and may drop what it holds.
+        Args:
+            on_progress: called about four times a second in the calling thread, which also updates
+                `precision` then.
+            precision: a rule made for this cell only.
+            on_record: called in the calling thread once for each request that has ended; it may
+                drop what the record holds.
 
         Raises:
             LoadGeneratorError: no worker is left to run it.
@@ -340,7 +345,7 @@ class LoadGenerator:
                 while on_record is not None and plan.ended:
                     for _ in range(min(RECORDS_AT_ONCE, len(plan.ended))):
                         on_record(plan.ended.popleft())
-                    time.sleep(0)  # lets the other threads go on
+                    time.sleep(0)  # give the other threads their turn
                 if on_progress is not None:
                     on_progress(plan.progress(time.monotonic_ns()))
 
@@ -356,7 +361,7 @@ class LoadGenerator:
         return result
 
     def interrupt(self) -> bool:
-        """End a run as Ctrl-C does, from a signal's handler; False if none is under way."""
+        """End a run as Ctrl-C does, from a signal handler; return False if none runs."""
         if self._issuer is None:
             return False
         self._issuer.interrupt()
@@ -409,9 +414,9 @@ class LoadGenerator:
         report()
 
     def _end(self, begun: list[Begun]) -> GeneratorHealth:
-        """End the run; return the health of every process that is alive.
+        """End the run; return the health of every living process.
 
-        `workers` and `connections_per_worker` say how many there should have been at its beginning.
+        `workers` and `connections_per_worker` in it are the numbers expected at the run's start.
         """
         processes = {f"worker{h.worker}": h.values for h in self._dispatcher.end()}
         return {
@@ -443,7 +448,7 @@ class LoadGenerator:
 
 @contextlib.contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Keep Python's cyclic collector out of a run."""
+    """Disable Python's cyclic garbage collector during a run."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()

@@ -1,7 +1,7 @@
 """HTTP/1.1 client: the protocol of one connection, on a socket that it reads itself.
 
-Not through an asyncio transport: only so can the kernel's receive time come along with the bytes.
-Every read is stamped first, then decrypted through memory (`ssl.MemoryBIO`), then parsed.
+It uses no asyncio transport, because a transport does not pass on the kernel's receive time. Every
+read is stamped first, then decrypted through memory (`ssl.MemoryBIO`), then parsed.
 """
 
 import asyncio
@@ -27,45 +27,51 @@ _monotonic_ns = time.monotonic_ns
 class Poller:
     """Watches the connections' sockets with two epoll sets inside the event loop.
 
-    One holds the connections that wait for a first token, the other those whose answer streams: a
-    busy worker reads first tokens one by one, and of the others several at once. `until_ns` is when
-    the loop has something else to do.
+    One set holds connections that wait for a first token, the other those whose answer streams. A
+    busy worker reads first tokens one at a time and streaming answers in batches. `until_ns` is
+    when the event loop has something else to do.
 
-    uvloop's own add_reader would do but for one case: when bytes and a reset arrive together it
-    calls the reader once and then stops watching (libuv ends a poll on POLLERR), so that the reset
-    is never seen. One loop callback also serves every socket that is ready.
+    uvloop's add_reader fails in one case: when bytes and a reset arrive together it calls the
+    reader once and then stops watching (libuv ends a poll on POLLERR), so that the reset is never
+    seen. One loop callback here also serves every socket that is ready.
     """
 
     READY = 128
-    """Streaming sockets looked at together; what is not served then is served in the next turns,
-    before more are looked at."""
+    """Streaming sockets polled at once. Those not served in this turn are served in the next turns,
+    before the next poll.
+    """
     BATCH = 64
-    """Served in one turn of the loop: answers end and closed loops go on within it."""
+    """Sockets served in one turn of the event loop; answers end and closed loops continue within
+    it.
+    """
     LEAST = 12
-    """Served in a turn whatever is due: more than a turn can send, else answers pile up."""
+    """Sockets served in a turn whatever else is due: more than a turn can send, or answers would
+    pile up.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._waiting, self._streaming = select.epoll(), select.epoll()
         self._connections: dict[int, Connection] = {}
         self._streams: set[int] = set()  # descriptors in _streaming
-        self._ready: list[tuple[int, int]] = []  # of _streaming: descriptors and their events
-        self._next = 0  # of them to be served
+        self._ready: list[tuple[int, int]] = []  # ready descriptors of _streaming and their events
+        self._next = 0  # those of them still to serve
         self.until_ns = FAR_NS
         for epoll in (self._waiting, self._streaming):
             loop.add_reader(epoll.fileno(), self.serve_ready)
 
     def add(self, connection: "Connection") -> None:
-        """Call `connection.on_readable` whenever there is something to read."""
+        """Call `connection.on_readable` whenever the connection has data to read."""
         descriptor = connection.sock.fileno()
         self._connections[descriptor] = connection
         self._waiting.register(descriptor, select.EPOLLIN)
 
     def move(self, connection: "Connection", streams: bool, writes: bool) -> None:
-        """Watch a connection with those that stream, or with those that wait for a first token.
+        """Move a connection to the set that streams, or to the set that waits for a first token.
 
         Args:
-            writes: whether `on_writable` is wanted.
+            streams: the answer has brought its first token.
+            writes: also call `on_writable`.
         """
         descriptor = connection.sock.fileno()
         if (descriptor in self._streams) is streams or descriptor not in self._connections:
@@ -80,7 +86,7 @@ class Poller:
         target.register(descriptor, select.EPOLLIN | (select.EPOLLOUT if writes else 0))
 
     def want_write(self, connection: "Connection", wanted: bool) -> None:
-        """Also call, or stop calling, `connection.on_writable`."""
+        """Start or stop calling `connection.on_writable`."""
         mask = select.EPOLLIN | select.EPOLLOUT if wanted else select.EPOLLIN
         descriptor = connection.sock.fileno()
         self._set_of(descriptor).modify(descriptor, mask)
@@ -100,13 +106,14 @@ class Poller:
         return self._streaming if descriptor in self._streams else self._waiting
 
     def serve_ready(self) -> None:
-        """Serve what is ready, at most BATCH, those that wait for a first token first.
+        """Serve up to BATCH ready sockets, first those that wait for a first token.
 
-        At `until_ns` something else is due: it ends then, once LEAST are served.
+        Ends early once `until_ns` has passed and LEAST sockets are served.
         """
         served = 0
         for descriptor, events in self._waiting.poll(0, self.BATCH):
-            self._serve(descriptor, events)  # which may send, and serve others until that is due
+            # This may send, and serve other sockets until the send is due.
+            self._serve(descriptor, events)
             served += 1
             if served >= self.LEAST and _monotonic_ns() >= self.until_ns:
                 return
@@ -116,14 +123,14 @@ class Poller:
                 return
 
     def serve_one(self) -> None:
-        """Serve one socket that is ready, if there is one."""
+        """Serve one ready socket, if any."""
         for descriptor, events in self._waiting.poll(0, 1):
             self._serve(descriptor, events)
             return
         self._serve_streaming(1)
 
     def _serve_streaming(self, most: int) -> bool:
-        """Serve one streaming socket; look for at most so many where none is left."""
+        """Serve one streaming socket; poll for up to `most` if none is pending."""
         if self._next >= len(self._ready):
             self._ready, self._next = self._streaming.poll(0, most), 0
             if not self._ready:
@@ -146,10 +153,12 @@ class Poller:
 
 CLOCK_GAP_NS = 10_000
 CLOCK_TRIES = 5
-"""The two clocks are read between two readings of the one; further apart than CLOCK_GAP_NS, the
-process was interrupted between them, and they are read again, up to CLOCK_TRIES times."""
+"""The wall clock is read between two readings of the monotonic clock. If these are more than
+CLOCK_GAP_NS apart, the process was interrupted, and the clocks are read again, up to CLOCK_TRIES
+times.
+"""
 STAMPS_ON_NS = 2_000_000_000
-"""The longest wait for the kernel's first stamp; it takes less than a millisecond."""
+"""The longest wait for the kernel's first stamp, which usually takes less than a millisecond."""
 
 _SO_TIMESTAMPNS = 35
 _CONTROL_BYTES = socket.CMSG_SPACE(16)
@@ -158,7 +167,7 @@ _time_ns = time.time_ns
 
 
 def enable_kernel_stamps(sock: socket.socket) -> bool:
-    """Ask the kernel to stamp received segments (software, any interface); False if it cannot."""
+    """Ask the kernel to stamp received segments (in software); return False if it cannot."""
     try:
         sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
     except OSError:
@@ -167,13 +176,14 @@ def enable_kernel_stamps(sock: socket.socket) -> bool:
 
 
 def hold_kernel_stamps() -> socket.socket | None:
-    """Have stamps from the first segment of any later connection on, while the result is open.
+    """Keep the kernel's receive stamps switched on, so that even a new connection's first segment
+    has one.
 
-    The kernel switches them on a moment after the first socket has asked, and off with the last
-    (net/core/dev.c:net_enable_timestamp): a segment that arrives in that moment has none.
+    The kernel switches stamps on a moment after the first socket has requested them, and off with
+    the last (net/core/dev.c:net_enable_timestamp). Segments that arrive in that moment have none.
 
     Returns:
-        A socket to keep; None where the kernel stamps nothing on TCP.
+        A socket to keep open; None where the kernel does not stamp TCP.
     """
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as listener:
         held = socket.create_connection(listener.getsockname())
@@ -192,8 +202,8 @@ def hold_kernel_stamps() -> socket.socket | None:
 
 @dataclass(slots=True)
 class StampCounts:
-    """Counts of a pool's reads: `reads`, those without a stamp of the kernel
-    (`unstamped`), and those that read the clocks again (`clock_gaps`).
+    """Counts of a pool's reads: all (`reads`), without a kernel stamp (`unstamped`), and those that
+    had to read the clocks again (`clock_gaps`).
     """
 
     reads: int = 0
@@ -202,7 +212,7 @@ class StampCounts:
 
 
 def read_clocks() -> tuple[int, int]:
-    """Return monotonic and wall time in ns, read as close together as some tries allow."""
+    """Return monotonic and wall time in ns, read as close together as CLOCK_TRIES tries allow."""
     best = (1 << 62, 0, 0)
     for _ in range(CLOCK_TRIES):
         now, wall = _monotonic_ns(), _time_ns()
@@ -231,10 +241,11 @@ class TlsSession:
         return self._outgoing.read()
 
     def decrypt(self, data: bytes | memoryview) -> bytes:
-        """Return what `data` completes; often nothing, where it is only for TLS itself.
+        """Return the plain bytes that `data` completes, often none, since some records are TLS's
+        own.
 
         Raises:
-            ssl.SSLError: it is damaged, or no TLS.
+            ssl.SSLError: `data` is damaged or is not TLS.
         """
         self._incoming.write(data)
         records: list[bytes] = []
@@ -249,10 +260,11 @@ class TlsSession:
         return records[0] if len(records) == 1 else b"".join(records)
 
     async def handshake(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
-        """Agree on keys with the peer of a connected, non-blocking socket.
+        """Perform the TLS handshake on a connected, non-blocking socket.
 
         Raises:
-            OSError: the connection failed; ssl.SSLError: the peer is not to be trusted, or no TLS.
+            OSError: the connection failed; ssl.SSLError: the peer is not trusted, or does not speak
+                TLS.
         """
         while True:
             try:
@@ -260,7 +272,7 @@ class TlsSession:
                 needs_more = False
             except ssl.SSLWantReadError:
                 needs_more = True
-            finally:  # also an alert that says why it failed
+            finally:  # includes an alert that names the failure
                 if self._outgoing.pending:
                     await loop.sock_sendall(sock, self._outgoing.read())
             if not needs_more:
@@ -273,10 +285,10 @@ class TlsSession:
 
 
 def tls_context(settings: TlsSettings) -> ssl.SSLContext:
-    """Return what every connection to one host shares.
+    """Return the TLS context that all connections to one host share.
 
     Raises:
-        OSError: `ca_file` cannot be read; ssl.SSLError, which is one: it holds no certificate.
+        OSError: `ca_file` cannot be read; as ssl.SSLError: it holds no certificate.
     """
     context = ssl.create_default_context(cafile=settings.ca_file)
     if settings.insecure:
@@ -297,34 +309,35 @@ _WOULD_BLOCK = {errno.EAGAIN, errno.EWOULDBLOCK, errno.EINTR}
 
 
 class Reader(Protocol):
-    """Takes one response, as it arrives. After `on_end`, `on_last` or `on_failure` it hears nothing
-    more.
+    """The receiver of one response as it arrives.
+
+    Nothing is called after `on_end`, `on_last` or `on_failure`.
     """
 
     def on_head(self, status: int, stamp: int) -> None:
         """Handle a complete head."""
 
     def on_body(self, chunk: bytes, stamp: int) -> None:
-        """Handle the part of the body that one read brought."""
+        """Handle the part of the body that came with one read."""
 
     def on_end(self, stamp: int) -> None:
         """Handle the end of the response."""
 
     def on_last(self, chunk: bytes, stamp: int) -> None:
-        """A read brought so much of the body, and with it the response is whole."""
+        """Handle the last part of the body and the end of the response, from one read."""
 
     def on_failure(self, failure: RequestFailed) -> None:
         """Handle a failure of the connection before the response's end."""
 
 
 class Connection:
-    """One connection. At most one response at a time is read from it, by `reader`.
+    """One connection, from which `reader` reads at most one response at a time.
 
     The reader is called while a read is handled, and may release the connection then.
 
-    The stamp of a read is when the kernel received the last segment in it, or, without kernel
-    stamps, when the read returned. `_not_before_ns`: nothing read from here on can have arrived
-    earlier (the last write, or read).
+    A read's stamp is the time at which the kernel received its last segment or, without kernel
+    stamps, at which the read returned. `_not_before_ns` is the lower limit of the next stamp: the
+    last write or read.
     """
 
     __slots__ = (
@@ -343,8 +356,13 @@ class Connection:
         stamps: StampCounts,
         on_idle_data: "Callable[[Connection], None]",
     ) -> None:
-        """`buffer`: what every read goes to; `stamps`: where the reads are counted."""
-        # Of the connection.
+        """Wrap a connected socket.
+
+        Args:
+            buffer: receives every read.
+            stamps: counts the reads.
+        """
+        # State of the connection.
         self._poller = poller
         self.sock = sock
         self._on_idle_data = on_idle_data
@@ -358,7 +376,7 @@ class Connection:
         self.pooled = False  # has waited for a request
         self.reused = False  # has served one
         self._unsent: memoryview | None = None
-        # Of the response being read.
+        # State of the response being read.
         poller.add(self)
         self._begin(None)
 
@@ -378,12 +396,12 @@ class Connection:
     # ---- request
 
     def write(self, head: bytes, body: bytes, reader: Reader) -> int:
-        """Begin a request: hand it to the kernel as far as it takes it; return the stamp before.
+        """Write a request as far as the kernel accepts it; return the time before the write (ns).
 
-        Its response goes to `reader`.
+        The rest follows when the socket is writable. The response goes to `reader`.
 
         Raises:
-            RequestFailed: `reset_before_headers` if the peer is already gone.
+            RequestFailed: `reset_before_headers` if the peer has already closed the connection.
         """
         self._begin(reader)
         parts = (head, body) if self._tls is None else (self._tls.encrypt(head, body),)
@@ -421,20 +439,20 @@ class Connection:
             self._poller.move(self, streams=True, writes=self._unsent is not None)
 
     def read(self) -> tuple[memoryview, int]:
-        """Read once; raises OSError."""
+        """Read once; return the bytes and their stamp (ns). Raises OSError."""
         size, control, _, _ = self.sock.recvmsg_into((self._buffer,), _CONTROL_BYTES)
         stamp = now = _monotonic_ns()
         stamps = self._stamps
         stamps.reads += 1
         if control:
-            # The kernel stamps in wall time; its age carries over to the monotonic clock.
+            # The kernel stamps in wall time; the stamp's age is converted to the monotonic clock.
             seconds, ns = _timespec(control[0][2])
             wall = _time_ns()
             if _monotonic_ns() - now > CLOCK_GAP_NS:
                 stamps.clock_gaps += 1
                 now, wall = read_clocks()
             stamp = now - (wall - (seconds * 1_000_000_000 + ns))
-        # A stamp out of these bounds was taken before a step of the wall clock.
+        # A stamp outside these bounds: the wall clock was stepped after it was taken.
         if size and (not control or not self._not_before_ns <= stamp <= now):
             stamps.unstamped += 1
             stamp = now
@@ -474,7 +492,7 @@ class Connection:
             self._on_end()
 
     def _is_control(self, data: memoryview) -> bool:
-        """True if what an idle connection brought is only for its TLS layer (session tickets)."""
+        """Return whether an idle connection's data concern only its TLS layer (session tickets)."""
         if self._tls is None or not data:
             return False
         try:
@@ -537,14 +555,12 @@ class Connection:
     # ---- parser callbacks
 
     def on_message_begin(self) -> None:
-        """Refuse a second message where one is wanted: it is garbage, and the connection is not
-        reused.
-        """
+        """Fail on a second message in one response; the connection is not reused."""
         if self._complete:
             self._poisoned = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Note whether the message says where it ends, and what a failure may have to name."""
+        """Record the headers that give the message's length, and those that an error may quote."""
         name = name.lower()
         if name in (b"content-length", b"transfer-encoding"):
             self._framed = True
@@ -552,7 +568,7 @@ class Connection:
             self.headers[name] = value
 
     def on_headers_complete(self) -> None:
-        """Take the status; interim (1xx) responses are skipped."""
+        """Record the status; skip interim (1xx) responses."""
         status = self._parser.get_status_code()
         if status >= 200 and not self._complete:
             self._status = status
@@ -570,7 +586,7 @@ class Connection:
     # ---- end of use
 
     def release(self) -> bool:
-        """End the response; True if the connection can carry another request."""
+        """End the response; return whether the connection can carry another request."""
         self.reader = None
         self.reused = True
         self.idle_since_ns = _monotonic_ns()
@@ -584,7 +600,7 @@ class Connection:
         return reusable and not self.closed
 
     def is_stale(self) -> bool:
-        """True if the server has closed this idle connection, or sent something."""
+        """Return whether the server has closed this idle connection or sent something on it."""
         try:
             return not self._is_control(self.read()[0])
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""The latencies of one request."""
+"""Compute the latencies of one request."""
 
 from connector_tax.loadgen.messages import RequestRecord
 
@@ -8,9 +8,9 @@ LATENCIES = ("TTFT", "TTFA", "TPOT", "E2E")
 def latencies_ms(record: RequestRecord) -> dict[str, float]:
     """Return the latencies of a success, in ms, from the intended send time.
 
-    TTFT ends at the first token, TTFA at the first that is no reasoning; a whole response has
-    none. TPOT = (last token - first token) / (tokens after the first read); without any,
-    or with all tokens in one read, there is none.
+    TTFT ends at the first token and TTFA at the first token that is not reasoning; a whole response
+    has neither. TPOT = (last token - first token) / (tokens after the first read); it is missing
+    where no token came after the first read.
     """
     due_ns, first_ns = record.t_intended_ns, record.t_first_token_ns
     last_ns = record.t_last_token_ns
@@ -29,6 +29,6 @@ def latencies_ms(record: RequestRecord) -> dict[str, float]:
 
 
 def latency_columns(record: RequestRecord) -> dict[str, float | None]:
-    """Return `ttft_ms`, `ttfa_ms`, `tpot_ms` and `e2e_ms`; None where there is none."""
+    """Return `ttft_ms`, `ttfa_ms`, `tpot_ms` and `e2e_ms`; None for a missing latency."""
     latencies = latencies_ms(record)
     return {f"{name.lower()}_ms": latencies.get(name) for name in LATENCIES}

@@ -1,4 +1,4 @@
-"""The records of the load generator: what it returns, and what travels between its processes.
+"""The records of the load generator: results, and messages between its processes.
 
 Between processes every record is msgpack in array form (field order is the wire format), tagged by
 a small integer; request bodies travel beside them as raw frames. Nothing is pickled.
@@ -15,11 +15,11 @@ Clock = Literal["kernel", "worker"]
 CountedBy = Literal["server", "client"]
 Tolerated = Literal["no_done", "not_closed", "prompt_length"]
 Capture = Literal["counts", "text", "token_ids"]
-"""What a worker keeps of an answer beside its counts."""
+"""The part of an answer that a worker keeps besides its counts."""
 Output = str | list[int] | dict[str, Any]
-"""What descendants inherit of an answer: text, token ids, or a chat message."""
+"""The part of an answer that descendants inherit: text, token ids, or a chat message."""
 WAITS = -1
-"""The due time of a request that waits in a worker for a place of a closed loop."""
+"""The due time of a request that waits in a worker for a place in a closed loop."""
 Status = Literal["ok", "error", "timeout", "cancelled", "dropped"]
 
 # Every way a request can end other than in success: kind -> (status, the text a user reads).
@@ -68,17 +68,18 @@ GOOD_ENDS = frozenset(
 )
 """The finish reasons that end an answer well."""
 
-# Before any byte of an answer: so fails a request whose pooled connection was dead already.
+# Failures before any byte of an answer, as on a pooled connection that was already dead.
 DEAD = ("reset_before_headers", "closed_before_headers")
 PAUSE_AFTER = ("connect_refused", "connect_failed", "tls_failed", *DEAD)
 PAUSE_NS = 1_000_000_000
-"""So long a place of a closed loop pauses after such a failure: a dead server is not hammered."""
+"""Pause of a closed loop's place after a failed connection, so that a dead server is not flooded.
+"""
 BUSY = (429, 503)
-"""Statuses of a server that wants fewer requests: a place pauses as long as Retry-After says."""
+"""Statuses of an overloaded server; the place pauses for the time in Retry-After."""
 PAUSE_LIMITS_NS = (100_000_000, 86_400_000_000_000)
-"""The shortest and the longest pause that Retry-After can ask for."""
+"""Limits of the pause that Retry-After can request."""
 
-# What a success may lack where the load generator is not strict -> the text a user reads.
+# Tolerated deviation of a success (not strict) -> the text a user reads.
 TOLERATED: dict[Tolerated, str] = {
     "no_done": "the stream ended in order and with a finish reason, but without [DONE]",
     "not_closed": "the stream sent [DONE], but did not end or was truncated",
@@ -87,11 +88,11 @@ TOLERATED: dict[Tolerated, str] = {
 
 
 class LoadGeneratorError(Exception):
-    """The load generator's processes cannot do their work; the text says which and why."""
+    """The load generator's processes cannot work; the text names the process and the cause."""
 
 
 class RequestFailed(Exception):
-    """A request ended in failure `kind` (a key of FAILURES); `detail` says what was seen."""
+    """A failed request: `kind` is a key of FAILURES, `detail` the cause."""
 
     def __init__(self, kind: str, detail: str | None = None) -> None:
         super().__init__(kind, detail)
@@ -102,17 +103,17 @@ class RequestFailed(Exception):
 class RequestRecord(msgspec.Struct, kw_only=True, array_like=True, tag=0):
     """One request, from its plan to its outcome; times are CLOCK_MONOTONIC ns.
 
-    The main process makes it, a worker fills in what came of it and sends it back.
-    `t_issue_ns` is when the issuing thread handed the request on, ahead of its due time
-    `t_intended_ns`; the worker holds it and sends at the due time. Schedule lag and "no early send"
-    are judged on `t_send_ns - t_intended_ns`. `warmup` and `cooldown`: due before and after the
-    measured window. `t_first_answer_ns`: when the first token came that is no reasoning.
-    `counted_by`: whose count of tokens it has, the server's usage or the client's of token events.
-    `first_read_tokens`: token events in the read that brought the first; `raw_reads`: pairs of
-    native int64 (t_ns, token events), a pair for each read that brought some. `retries`: sent
-    again, since a connection from the pool was dead. `tolerated`: what was missing of a success.
-    `token_events`: events that brought tokens; `cached_tokens`: of the prompt, by the server's
-    usage.
+    The main process creates it; a worker adds the outcome and sends it back. `t_issue_ns` is when
+    the issuing thread handed the request on, ahead of its due time `t_intended_ns`; the worker
+    holds it and sends it when due. Schedule lag and "no early send" are judged on `t_send_ns -
+    t_intended_ns`. `warmup` and `cooldown`: due before and after the measured window.
+    `t_first_answer_ns`: arrival of the first token that is not reasoning. `counted_by`: source of
+    the token count, the server's usage or the client's token events. `first_read_tokens`: token
+    events in the read that brought the first; `raw_reads`: pairs of native int64 (t_ns, token
+    events), one for each read with token events. `retries`: how often it was sent again because a
+    pooled connection was dead. `tolerated`: the deviation of a success from a complete answer.
+    `token_events`: events that brought tokens; `cached_tokens`: cached prompt tokens, by the
+    server's usage.
     """
 
     request_id: str
@@ -148,8 +149,8 @@ class RequestRecord(msgspec.Struct, kw_only=True, array_like=True, tag=0):
     finish_reason: str | None = None
     token_events: int | None = None
     cached_tokens: int | None = None
-    # On the way only: the run, the counts asked for (None: unchecked), what children inherit; how
-    # long the place of a closed loop pauses after it.
+    # Only between processes: run, requested token counts (None: unchecked), output that children
+    # inherit, and the pause of its place in a closed loop.
     run: int = 0
     pause_ns: int = 0
     wanted: tuple[int | None, int | None] = (None, None)
@@ -192,8 +193,8 @@ STUDY_FIELDS = LINE_FIELDS[: LINE_FIELDS.index("session")]
 class TlsSettings(msgspec.Struct, frozen=True):
     """The settings for trusting an https endpoint.
 
-    `name` stands in its certificate; `ca_file` holds PEM certificates to trust instead of the
-    system's; with `insecure` any certificate will do.
+    `name` is the host name in its certificate; `ca_file` holds PEM certificates to trust instead of
+    the system's; with `insecure` any certificate is accepted.
     """
 
     name: str
@@ -202,7 +203,7 @@ class TlsSettings(msgspec.Struct, frozen=True):
 
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+").fullmatch
-# The length of each body, and the name of each request, are the load generator's to say.
+# Headers that the load generator sets for each request.
 _OWN_HEADERS = {"content-length", "transfer-encoding", "x-request-id"}
 
 
@@ -210,8 +211,8 @@ _OWN_HEADERS = {"content-length", "transfer-encoding", "x-request-id"}
 class Target:
     """The endpoint; `path` may carry a query.
 
-    Header values (credentials) are sent, and never logged or described. `finish_reasons`: further
-    ones that end an answer well, beside GOOD_ENDS.
+    Header values (credentials) are sent, but never logged or described. `finish_reasons`: reasons
+    that count as success, besides GOOD_ENDS.
     """
 
     host: str
@@ -229,7 +230,9 @@ class Target:
             if any(character in name + value for character in "\r\n"):
                 raise ValueError(f"header {name!r} contains a line break")
             if not _TOKEN(name):
-                raise ValueError(f"header name {name!r} is none (letters, digits, - and the like)")
+                raise ValueError(
+                    f"header name {name!r} is invalid; allowed: letters, digits, - and the like"
+                )
             if name.lower() in _OWN_HEADERS:
                 raise ValueError(f"header {name!r} is set for each request")
             if not all(ord(character) < 256 for character in value):
@@ -258,11 +261,11 @@ class WorkerSettings(msgspec.Struct):
 
 
 class Begin(msgspec.Struct, array_like=True, tag=2):
-    """A run starts: open `connections` of the pool, reset the counters, answer `Begun`.
+    """Start of a run: open `connections` of the pool, reset the counters, reply `Begun`.
 
-    `prompt`: the plan waits for results; else each may be held for a few milliseconds.
-    `closed`: a closed loop of single requests. Those without a due time wait in the worker, and
-    one starts when another ends.
+    `prompt`: send each result at once, since the plan waits for it; otherwise results may be
+    batched for a few milliseconds. `closed`: a closed loop of single requests, where requests
+    without a due time wait in the worker and one starts when another ends.
     """
 
     run: int
@@ -276,21 +279,21 @@ class Begin(msgspec.Struct, array_like=True, tag=2):
 
 
 class Cancel(msgspec.Struct, array_like=True, tag=3):
-    """End with failure `kind` what a worker has of the named requests, or all if `seqs` is None."""
+    """Request to end this worker's requests in `seqs`, or all if None, with failure `kind`."""
 
     kind: str
     seqs: list[int] | None
 
 
 class End(msgspec.Struct, array_like=True, tag=4):
-    """The run is over: answer `Health`."""
+    """End of the run: reply `Health`."""
 
 
 class Window(msgspec.Struct, array_like=True, tag=5):
-    """The measured window of a closed loop ends at `stop_ns`.
+    """End of a closed loop's measured window, at `stop_ns`.
 
-    With `goes_on`, answer `Unanswered` then. Else start nothing from then on, and return what
-    still waits, as `run_ended`.
+    With `goes_on`, reply `Unanswered` then. Otherwise start nothing from then on, and return the
+    waiting requests as `run_ended`.
     """
 
     stop_ns: int
@@ -299,14 +302,14 @@ class Window(msgspec.Struct, array_like=True, tag=5):
 
 ToWorker = RequestRecord | Begin | Cancel | End | Window
 Item = tuple[RequestRecord, bytes] | Cancel | Window
-"""What a plan hands over: a request with its body, or a message to all whom it concerns."""
+"""Output of a plan: a request with its body, or a message to the workers."""
 
 
 # ---- worker -> main process
 
 
 class Begun(msgspec.Struct, array_like=True, tag=2):
-    """The worker is ready for the requests of a run."""
+    """A worker's reply that it is ready for the requests of a run."""
 
     worker: int
     connections: int
@@ -322,17 +325,18 @@ class Health(msgspec.Struct, array_like=True, tag=4):
 
 
 class Ended(msgspec.Struct, array_like=True, tag=5):
-    """Requests that ended within a few milliseconds: a message on its own wakes four threads on its
-    way, ZMQ's and the event loops.
+    """The requests that ended within a few milliseconds, in one message.
+
+    Each message wakes four threads: two of ZMQ and two event loops.
     """
 
     results: list[RequestRecord]
 
 
 class Unanswered(msgspec.Struct, array_like=True, tag=6):
-    """The requests of the window that a worker still has, when the window of a closed loop is over.
+    """The requests due in a closed loop's window that a worker still holds at the window's end.
 
-    `seqs` were due before its end.
+    `seqs` lists them.
     """
 
     worker: int
@@ -341,4 +345,4 @@ class Unanswered(msgspec.Struct, array_like=True, tag=6):
 
 FromWorker = Begun | Health | Ended | Unanswered
 FromRun = RequestRecord | Unanswered
-"""What comes back in a run."""
+"""A message from a worker during a run."""

@@ -1,4 +1,4 @@
-"""The files that a command writes at its end."""
+"""Write the output files of the command at its end."""
 
 import argparse
 import itertools
@@ -19,7 +19,7 @@ OUTPUTS = ("summary", "output", "session_output", "csv", "html")
 
 
 def check_outputs(options: argparse.Namespace) -> None:
-    """Refuse outputs that cannot be written before anything is sent; raises ValueError."""
+    """Reject outputs that cannot be written, before anything is sent; raises ValueError."""
     paths = [path for name in OUTPUTS if (path := getattr(options, name)) is not None]
     for first, second in itertools.combinations(paths, 2):
         if first.resolve() == second.resolve() and not first.is_char_device():
@@ -38,7 +38,7 @@ def write_outputs(
     summaries: Sequence[Mapping[str, Any]],
     results: Sequence[CellResult],
 ) -> None:
-    """Write summary, table, page and sessions; raises OSError that names the file."""
+    """Write the summary, table, page and sessions; raises OSError that names the file."""
     if options.summary is not None:
         whole: Mapping[str, Any] = summaries[0]
         if len(options.rates) > 1:
@@ -59,7 +59,7 @@ def write_outputs(
 
 
 def load_name(summary: Mapping[str, Any]) -> str:
-    """Return what a load is called in tables: "rate 5", "concurrency 8", "trace", "sessions"."""
+    """Return the name of a load in tables: "rate 5", "concurrency 8", "trace" or "sessions"."""
     configuration = summary["configuration"]
     for name in ("rate", "concurrency"):
         if configuration[name] is not None:

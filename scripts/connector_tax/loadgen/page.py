@@ -1,4 +1,4 @@
-"""The page of a run: one self-contained HTML file, with curves as inline SVG."""
+"""Render the page of a run: one self-contained HTML file, with charts as inline SVG."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -15,7 +15,7 @@ from connector_tax.loadgen.table import distinct, short
 
 Summary = Mapping[str, Any]
 MOST_DOTS = 1500
-"""In a chart over time; of more requests, every second, third, ... is drawn."""
+"""Most dots in a chart over time; of more requests only every second, third, ... is drawn."""
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --paper: #fff; --muted: #59636e; --line: #d5dae0;
   --soft: #f4f6f8; --good: #005a41; --bad: #8f3500; --a: #0b5cad; --b: #a34700; --c: #005a41; }
@@ -58,7 +58,7 @@ svg circle.c, svg text.c { fill: var(--c); stroke: none; }
 
 
 def page(summaries: Sequence[Summary], results: Sequence[CellResult]) -> str:
-    """Return the page of one load, or of several rates with their curve."""
+    """Return the page of one load, or of several rates with their charts over the rate."""
     first = summaries[0]
     place = first["configuration"]["url"]
     parts = [f"<h1>Load on {escape(place)}</h1>"]
@@ -81,7 +81,7 @@ def page(summaries: Sequence[Summary], results: Sequence[CellResult]) -> str:
 
 
 def _one(summary: Summary, result: CellResult) -> list[str]:
-    """Return the parts of one load."""
+    """Return the HTML parts of one load."""
     lines = [*headlines(summary), *failures(summary)]
     parts = [f"<p>{'<br>'.join(map(escape, lines))}</p>"]
     parts += [_muted(f"Note: {note}") for note in notes(summary)]
@@ -95,7 +95,7 @@ def _muted(text: str) -> str:
 
 
 def _table(summary: Summary) -> str:
-    """Return the latencies: a row for each, with intervals in small print."""
+    """Return the table of latencies, one row each, with intervals in small print."""
     keys = [f"p{percent:g}" for percent in summary["configuration"]["percentiles"]]
     names = ["ms", "n", "mean", "std", *keys, "max"]
     rows = []
@@ -112,12 +112,12 @@ def _table(summary: Summary) -> str:
     return (
         f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
-        + _muted("Of successes; in small print the 95% interval of the percentile.")
+        + _muted("Successful requests only; small print: 95% interval of each percentile.")
     )
 
 
 def _figures(result: CellResult) -> str:
-    """Return the latencies over time, and their distribution."""
+    """Return charts of the latencies over time and of their distribution."""
     records = [record for record in result.records if record.measured and record.status == "ok"]
     begin_ns = result.t_warmup_end_ns
     rows = [((r.t_intended_ns - begin_ns) / 1e9, latencies_ms(r)) for r in records]
@@ -139,12 +139,16 @@ def _figures(result: CellResult) -> str:
             lines.append(Line(name, style, list(zip(at.tolist(), shares.tolist(), strict=True))))
     if lines:
         chart = Chart(lines, "ms", "% of answers within", x_log=True)
-        figures.append(_figure(chart, "Distribution.", " How many answers took at most so long."))
+        figures.append(
+            _figure(chart, "Distribution.", " Share of answers that took at most this long.")
+        )
     return f'<div class="figures">{"".join(figures)}</div>'
 
 
 def _curves(summaries: Sequence[Summary]) -> str:
-    """Return latencies and throughput over the rate; a dashed line is the highest kept up with."""
+    """Return charts of latencies and throughput over the rate, with a line at the highest sustained
+    rate.
+    """
     rates = [summary["configuration"]["rate"] for summary in summaries]
     ms = [summary["saturation"]["ms"] for summary in summaries]
     knee = highest_unsaturated(summaries)
@@ -163,14 +167,14 @@ def _curves(summaries: Sequence[Summary]) -> str:
         ]
         lines = [line for line in lines if line.points]
         if lines:
-            chart = Chart(lines, "requests/s asked for", "ms", x_log=True, y_log=True, knee=knee)
+            chart = Chart(lines, "requests/s requested", "ms", x_log=True, y_log=True, knee=knee)
             figures.append(_figure(chart, f"{name} over the rate.", ""))
     ended = [(x, s["requests_per_s"]) for x, s in zip(rates, summaries, strict=True)]
     target = Line("asked for", "b", [(x, x) for x in rates], dashed=True)
     lines = [Line("ended", "c", ended, marked=True), target]
-    chart = Chart(lines, "requests/s asked for", "requests/s", x_log=True, y_log=True, knee=knee)
+    chart = Chart(lines, "requests/s requested", "requests/s", x_log=True, y_log=True, knee=knee)
     figures.append(_figure(chart, "Throughput over the rate.", ""))
-    note = "The dashed upright line is the highest rate that is kept up with." if knee else ""
+    note = "Dashed vertical line: the highest rate that the server sustains." if knee else ""
     return f'<div class="figures">{"".join(figures)}</div>{_muted(note) if note else ""}'
 
 
@@ -182,7 +186,7 @@ def _figure(chart: Chart, title: str, text: str) -> str:
 
 
 def _checks(summary: Summary) -> str:
-    """Return the checks, those first that failed."""
+    """Return the table of checks, failed checks first."""
     rows = []
     advice = "<br>".join(escape(line) for line in check_lines(summary)[1:])
     for check in sorted(summary["checks"], key=lambda check: bool(check["passed"])):

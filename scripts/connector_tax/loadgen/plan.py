@@ -1,4 +1,4 @@
-"""The plan of a run: the traffic, the rule by which measuring ends, and what has come of it so far.
+"""The plan of a run: the traffic, the rule that ends measuring, and the results so far.
 
 Warm-up, measured window, cool-down: the same traffic runs through all three, so that the first and
 the last measured requests meet the same load as those between them. A window may end on count or
@@ -35,26 +35,28 @@ from connector_tax.loadgen.traffic import Load, Ready
 from connector_tax.ranks import order_statistic_ranks, percentile_of
 
 LEAD_NS = 20_000_000
-"""A request travels to its worker so long before it is due."""
+"""A request is sent to its worker this long before it is due."""
 POLL_NS = 10_000_000
 CooldownEnd = Literal["answered", "drain", "schedule", "interrupted", "off", "overloaded", "errors"]
-"""Why traffic ended: every measured request has its result; the drain time was over; all sessions
-were over before that; the run was told to stop; the rule has no cool-down; `end_overloaded`;
-`max_errors`."""
+"""Why traffic ended, in order: every measured request has its result; the drain time was over; all
+sessions ended before that; the run was interrupted; the rule has no cool-down; `end_overloaded`;
+`max_errors`.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class CellRule:
     """The length of a cell. Requests due in the first `warmup_s` are not measured.
 
-    Measuring ends at the first moment at or after warmup_s + floor_s at which `min_completed`
-    measured requests have succeeded (and, with a PrecisionRule, their percentiles are precise
-    enough), at the latest at warmup_s + cap_s, and when all sessions are over. With `cooldown`
-    traffic goes on after it, unmeasured, until every measured request has its result. What is still
-    running `drain_s` after the window is cancelled. A request due while `inflight_cap` (None: any
-    number) are in flight is dropped; with `end_overloaded` the first one ends window and traffic,
-    not before the warm-up is over, and what is running is cancelled. `max_errors` (None: any
-    number) that failed end both too.
+    Measuring ends at the first moment from warmup_s + floor_s on at which `min_completed` measured
+    requests have succeeded and the percentiles are precise enough for the PrecisionRule, if any. It
+    ends at the latest at warmup_s + cap_s, or when all sessions are over.
+
+    With `cooldown` traffic continues, unmeasured, until every measured request has its result.
+    Requests that still run `drain_s` after the window are cancelled. A request that is due while
+    `inflight_cap` (None: no limit) are in flight is dropped. With `end_overloaded` the first
+    dropped request ends window and traffic, after the warm-up at the earliest, and running requests
+    are cancelled. `max_errors` (None: no limit) failed requests end window and traffic too.
     """
 
     warmup_s: float
@@ -83,10 +85,10 @@ class CellRule:
 
     @property
     def schedule_s(self) -> float:
-        """Return the span of the schedule: the cap plus the length of the shortest cell.
+        """Return the length of the schedule in s: the cap plus the length of the shortest cell.
 
-        Where the last measured requests take longer, the end of the schedule is the end of
-        arrivals, and `cooldown_ended_by` says so.
+        If the last measured requests take longer, arrivals end with the schedule, and
+        `cooldown_ended_by` is "schedule".
         """
         if not self.cooldown:
             return self.warmup_s + self.cap_s
@@ -99,9 +101,9 @@ CONFIDENCE = 0.95
 
 
 def relative_half_width(ordered: Sequence[float]) -> float:
-    """Return half the interval of p90 of an ascending sample (not negative) over its p90.
+    """Return half the width of the p90's interval, relative to p90, of an ascending sample >= 0.
 
-    Infinite where the sample is too small for an interval, or its p90 is 0 (a TPOT whose tokens
+    Infinite where the sample is too small for an interval, or its p90 is 0 (as a TPOT whose tokens
     all came in one read).
     """
     low, high = order_statistic_ranks(len(ordered), PERCENT, CONFIDENCE)
@@ -112,10 +114,10 @@ def relative_half_width(ordered: Sequence[float]) -> float:
 
 
 class PrecisionRule:
-    """Follows one cell until the intervals of TTFT p90 and TPOT p90 are narrow enough.
+    """A rule that one cell has measured enough once the intervals of TTFT and TPOT p90 are narrow.
 
-    `target` is the relative half-width wanted of both; `seen` how many successes there were at the
-    last look, and the wider half-width of both.
+    `target` is the relative half-width required of both; `seen` holds the number of successes at
+    the last check, and the larger of the two half-widths.
     """
 
     def __init__(self, target: float) -> None:
@@ -126,9 +128,10 @@ class PrecisionRule:
         self.seen = (0, math.inf)
 
     def add(self, record: RequestRecord) -> None:
-        """Take a success (issuing thread, which only appends). A TPOT of one token is 0.
+        """Add a success (issuing thread, which only appends). The TPOT of a single token counts as
+        0.
 
-        One without a token has no latencies.
+        A success without tokens has no latencies and is ignored.
         """
         first_ns, last_ns = record.t_first_token_ns, record.t_last_token_ns
         if first_ns is None or last_ns is None:
@@ -137,7 +140,7 @@ class PrecisionRule:
         self._fresh.append((first_ns - record.t_intended_ns, (last_ns - first_ns) / gaps))
 
     def look(self) -> None:
-        """Bring `seen` up to date; from one thread only, which need not be the issuing one."""
+        """Update `seen`; call it from one thread only, which need not be the issuing one."""
         for _ in range(len(self._fresh)):
             ttft_ns, tpot_ns = self._fresh.popleft()
             insort(self._ttft_ns, ttft_ns)
@@ -147,14 +150,14 @@ class PrecisionRule:
 
 
 def open_loop(offsets_ns: NDArray[np.int64], requests: RequestSource, rule: CellRule) -> Load:
-    """Return independent requests, the k-th due `offsets_ns[k]` after the origin.
+    """Return a load of independent requests, the k-th due `offsets_ns[k]` after the origin.
 
-    `offsets_ns` has shape (n,), ns, ascending, must reach to warmup_s + cap_s and should to
-    `rule.schedule_s`. Requests beyond its last are not sent.
+    `offsets_ns` has shape (n,), in ns, ascending. It must reach to warmup_s + cap_s and should
+    reach to `rule.schedule_s`. Requests beyond its last offset are not sent.
 
     Raises:
-        ValueError: the schedule is empty, not ascending, or ends before the rule's cap; as they are
-            made, fewer requests than offsets.
+        ValueError: the schedule is empty, not ascending, or ends before the rule's cap; while
+            requests are made: there are fewer requests than offsets.
     """
     if len(offsets_ns) == 0:
         raise ValueError("the schedule is empty")
@@ -182,7 +185,7 @@ def open_loop(offsets_ns: NDArray[np.int64], requests: RequestSource, rule: Cell
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A glance at a running cell. `issued` counts requests handed to workers, dropped included."""
+    """A snapshot of a running cell; `issued` counts the requests handed to workers."""
 
     elapsed_s: float
     issued: int
@@ -194,12 +197,12 @@ class Progress:
 
 
 class Plan:
-    """A plan of what to send and when to stop. The issuing thread calls it, unless stated
-    otherwise.
+    """The state of a run: what to send next, and when to stop. Called by the issuing thread, unless
+    stated otherwise.
 
-    `outstanding` requests were handed out and their result has not been taken. `stop_ns`, the end
-    of the measured window, is known at the latest when `step` has returned None. `ended` holds the
-    results for anyone who takes them out (from another thread), if `keeps_ended`.
+    `outstanding` counts requests that were handed out and whose result is missing. `stop_ns`, the
+    end of the measured window, is known at the latest when `step` has returned None. With
+    `keeps_ended`, `ended` holds the results until another thread takes them out.
     """
 
     def __init__(
@@ -225,7 +228,7 @@ class Plan:
         self._failing = False
         self._records: list[RequestRecord | None] = []  # by seq; None: came back unsent
         self._open: dict[int, Ready] = {}
-        self._unanswered: set[int] = set()  # of the window, once it has ended
+        self._unanswered: set[int] = set()  # requests of the ended window
         self._end_sent = False  # that it has ended
         self._untold = 0  # workers that have not reported their requests
         self._last_due_ns: int | None = None
@@ -249,14 +252,14 @@ class Plan:
     def outstanding(self) -> int:
         return len(self._open)
 
-    # ---- what the issuing thread asks
+    # ---- called by the issuing thread
 
     def prepare(self) -> bool:
-        """Make one body ahead; False if there is none to make now."""
+        """Make one body ahead; return False if there is none to make now."""
         return self._ahead.make_one()
 
     def step(self, now_ns: int, horizon_ns: int) -> tuple[list[Item], int | None]:
-        """Return what is due before `horizon_ns`, and when to ask again; None: no more to send."""
+        """Return the items due before `horizon_ns`, and when to call again; None: all is sent."""
         if self.stop_ns is None:
             self._look_for_end(now_ns, horizon_ns)
         items: list[Item] = [*self.take_cancels()]
@@ -284,7 +287,7 @@ class Plan:
         return items, min([*due_ns, look_ns, self._cap_ns])
 
     def take_cancels(self) -> list[Cancel]:
-        """Return what is to be cancelled, since a request of its session has failed."""
+        """Return the requests to cancel because another request of their session failed."""
         cancels, self._cancels = self._cancels, []
         return [Cancel("session_failed", cancels)] if cancels else []
 
@@ -326,18 +329,18 @@ class Plan:
             self.ended.append(record)
 
     def take_unanswered(self, seqs: list[int]) -> None:
-        """Take what a worker has of the window of a closed loop."""
+        """Record the requests of a closed loop's window that a worker still holds."""
         self._untold -= 1
         self._unanswered |= self._open.keys() & seqs
 
     def stop(self, now_ns: int) -> None:
-        """End the window now, if it has not ended, and send nothing after it."""
+        """End the window now, if it has not ended, and send nothing more."""
         self._interrupted = True
         if self.stop_ns is None:
             self._end_window(self._end_after(now_ns))
 
     def give_up(self, kind: str) -> None:
-        """End every outstanding request with failure `kind`: its worker did not answer."""
+        """Fail every outstanding request with `kind`, because its worker did not answer."""
         for seq in sorted(self._open):
             record = self._records[seq]
             assert record is not None
@@ -345,7 +348,7 @@ class Plan:
             self.take(record)
 
     def look(self) -> None:
-        """Bring the precision up to date; called from another thread than the issuing one."""
+        """Update the precision rule; called from another thread than the issuing one."""
         if self.stop_ns is None and self._precision is not None:
             self._precision.look()
 
@@ -390,7 +393,7 @@ class Plan:
         elif horizon_ns >= self._cap_ns:
             self._end_window(self._cap_ns)
         elif self._scheduler.finished and now_ns >= self._horizon_ns:
-            # With the last answer, which was heard of a little later.
+            # At the end of the last answer, which was reported a little later.
             self._end_window(self._end_after(max(self._last_end_ns + 1, self._horizon_ns)))
 
     def _enough(self) -> bool:
@@ -416,16 +419,14 @@ class Plan:
         return self.stop_ns is not None and due_ns >= self.stop_ns
 
     def _cooldown_end(self, now_ns: int) -> CooldownEnd | None:
-        """Return why no request is sent after the window any more, or None while traffic goes
-        on.
-        """
+        """Return why sending ended after the window, or None while it continues."""
         if self.stop_ns is None:
             return None
         if self._overloaded:
             return "overloaded"
         if self._failing:
             return "errors"
-        # What a closed loop without a cool-down has of the window, only its workers know.
+        # Without a cool-down only the workers know what a closed loop still has of the window.
         unknown = self._load.waits_in_workers and not self._rule.cooldown and self._open
         if not self._unanswered and not self._untold and not unknown:
             return "answered"
@@ -438,13 +439,13 @@ class Plan:
         return "schedule" if self._scheduler.exhausted else None
 
     def _end_after(self, moment_ns: int) -> int:
-        """Return the first end of window that includes every request already handed out."""
+        """Return the earliest end of the window that includes every request already handed out."""
         return moment_ns if self._last_due_ns is None else max(moment_ns, self._last_due_ns + 1)
 
-    # ---- what came of it
+    # ---- results
 
     def progress(self, now_ns: int) -> Progress:
-        """Return the counts; callable from any thread."""
+        """Return the counts so far; callable from any thread."""
         elapsed_s, inflight = (now_ns - self.origin_ns) / 1e9, self.outstanding
         issued = len(self._records)
         if self._load.waits_in_workers:
@@ -455,18 +456,20 @@ class Plan:
 
     @property
     def cooldown_end_ns(self) -> int:
-        """The end of traffic: in open loop, what was due before it was issued, and nothing else."""
+        """Return the end of traffic (ns), after every request that was handed out."""
         assert self.stop_ns is not None
         return self._end_after(self.stop_ns)
 
     @property
     def bodies_sha256(self) -> str:
-        """SHA-256 over the bodies handed out, in order, a newline after each."""
+        """Return the SHA-256 of the bodies handed out, in order, a newline after each."""
         return self._digest.hexdigest()
 
     def requests(self) -> list[RequestRecord]:
-        """Return a record per request handed out, in that order, then per request of their sessions
-        that were not sent: given up after a failure, or cut off by the end of the run.
+        """Return a record of each request handed out, in that order, then the unsent ones of their
+        sessions.
+
+        A request is unsent when its session failed before, or when the run ended.
         """
         assert self.stop_ns is not None
         made = [record for record in self._records if record is not None]

@@ -23,16 +23,21 @@ from connector_tax.loadgen.messages import RequestFailed, TlsSettings
 
 READ_BYTES = 256 * 1024
 FILL_S = 5.0
-"""How long opening connections ahead may take, in all."""
+"""The longest time that opening connections ahead may take in total."""
 MAX_IDLE_NS = 4_000_000_000
-"""A connection that idled longer is not used: uvicorn, which serves vLLM, closes after 5 s, and a
-request written in that moment fails although the server is well. Balancers forget idle ones too."""
+"""A connection that idled longer is not used. uvicorn, which serves vLLM, closes after 5 s, and a
+request written in that moment fails although the server is healthy. Load balancers drop idle
+connections too.
+"""
 YOUNG_NS = 1_000_000_000
-"""One used so recently is taken for alive, unless `strict`: if it is not, it is sent again."""
+"""A connection used this recently counts as alive, unless `strict`; if it is dead, the request is
+sent again.
+"""
 SPARE = 4
 SPARE_PART = 4
-"""So many connections, or this part of those in use if that is more, are kept open for what comes
-next. Few: a server may have a thread for each connection and no more."""
+"""Spare connections to keep open: SPARE, or the number in use over SPARE_PART if that is more.
+There are few, since a server may dedicate a thread to each.
+"""
 LOOK_S = 0.5
 
 
@@ -40,7 +45,7 @@ PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def connect_text(error: OSError) -> str:
-    """Say why no connection could be made, and what to do where a limit of this machine did it."""
+    """Return the error of a failed connection, with advice if a limit of this machine caused it."""
     text = os_text(error)
     if error.errno == errno.EADDRNOTAVAIL and PORT_RANGE.exists():
         first, last = map(int, PORT_RANGE.read_text().split())
@@ -55,14 +60,14 @@ def connect_text(error: OSError) -> str:
 
 
 class Pool:
-    """At most `limit` connections to one address; the most recently used idle one goes first.
+    """At most `limit` connections to one address; the most recently used idle one is taken first.
 
     Last in, first out keeps the working set warm. Waiters are served first in, first out. At most
     CONNECTING handshakes run at once, so that a burst does not overflow the server's accept queue.
 
-    Between `open` and `pause` some spare connections are kept open, and idle ones are renewed
-    before they are too old. With `strict` neither: the server is a known one, all connections are
-    opened before a run, and only one that has idled since it was used is too old.
+    Between `open` and `pause` some spare connections are kept open, and idle connections are
+    replaced before they are too old. With `strict` neither happens: all connections are opened
+    before a run, and only a connection that idled since its last use can be too old.
     """
 
     CONNECTING = 32
@@ -140,7 +145,7 @@ class Pool:
                 connection_or_none = await waiter
             except asyncio.CancelledError:
                 if waiter.done() and not waiter.cancelled():
-                    # Handed over in the same moment: pass on what this waiter will not use.
+                    # A connection came in the same moment: pass it on.
                     handed = waiter.result()
                     if handed is None:
                         self._wake_next(None)
@@ -154,14 +159,16 @@ class Pool:
             self._discard(connection_or_none)
 
     def release(self, connection: Connection) -> None:
-        """Take back a connection whose response has ended, for the next request if it can."""
+        """Take back a connection whose response has ended; reuse it if possible."""
         if connection.release():
             self.put_back(connection)
         else:
             self._discard(connection)
 
     async def open(self, count: int) -> str | None:
-        """Open connections up to `count`, for FILL_S at most; return what stopped it, or None."""
+        """Open connections up to `count`, for FILL_S at most; return the error that stopped it, or
+        None.
+        """
         self.drop_idle(self._is_stale)
         missing = max(0, min(count, self._limit) - self._size)
         self._size += missing
@@ -187,7 +194,7 @@ class Pool:
         return problem
 
     def pause(self) -> None:
-        """Keep nothing open for what comes next, until `open`."""
+        """Stop keeping spare connections open, until the next `open`."""
         if self._look is not None:
             self._look.cancel()
             self._look = None
@@ -205,7 +212,7 @@ class Pool:
         self._open_spares()
 
     def _open_spares(self) -> None:
-        """Open connections for the requests to come, in the background."""
+        """Open spare connections in the background."""
         opening = len(self._spares)
         busy = self._size - len(self._idle) - opening
         missing = max(SPARE, busy // SPARE_PART) - len(self._idle) - opening
@@ -220,7 +227,7 @@ class Pool:
     async def _open_spare(self) -> None:
         try:
             connection = await self._connect()
-        except RequestFailed:  # the request that needs one will say so
+        except RequestFailed:  # the request that needs a connection reports the error
             self._refused_ns = time.monotonic_ns() + round(LOOK_S * 1e9)
             return
         if not self._wake_next(connection):

@@ -27,7 +27,7 @@ class PromptLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Prompts in the order of their file, and the most tokens of each answer."""
+    """Prompts in the order of their file, each with the most tokens of its answer."""
 
     prompts: list[Prompt]
     lengths: list[int]
@@ -36,7 +36,7 @@ class Prompts:
         return len(self.prompts)
 
     def __call__(self, index: int) -> Prompt:
-        """Return the prompt of request `index`; after the last one the first comes again."""
+        """Return the prompt of request `index`; after the last prompt the first follows again."""
         return self.prompts[index % len(self.prompts)]
 
     def singles(self, count: int) -> Singles:
@@ -48,11 +48,12 @@ def read_prompts(path: Path, chat: bool, max_tokens: int) -> Prompts:
     """Read a prompt file.
 
     Args:
-        chat: the endpoint takes messages; text is made a user's message.
-        max_tokens: of an answer whose line has none.
+        chat: the endpoint takes messages; a text becomes a user's message.
+        max_tokens: for lines that give none.
 
     Raises:
-        ValueError: a line is no prompt, or none for this endpoint; names file, line and key.
+        ValueError: a line is not a prompt, or not one that this endpoint takes; names file, line
+            and key.
         OSError: the file cannot be read.
     """
     decoder = msgspec.json.Decoder(PromptLine)
@@ -62,7 +63,7 @@ def read_prompts(path: Path, chat: bool, max_tokens: int) -> Prompts:
             try:
                 line = decoder.decode(text)
                 read.prompts.append(_prompt(line, chat))
-            except ValueError as error:  # a DecodeError is one too
+            except ValueError as error:  # DecodeError is a ValueError
                 raise ValueError(
                     f"{path}:{number}: {error}; allowed: an object with prompt or messages, and "
                     "max_tokens"

@@ -7,10 +7,10 @@ A session file has one JSON object per line:
       {"id": "b", "prompt": "And then?", "max_tokens": 16, "wait_after_ready_s": 0.5,
        "parents": [{"node": "a", "history": true}]}]}
 
-A session may have a `start_s`, as in a trace; then all have one. `prompt` is text or a list of
-token ids. A node becomes ready when every parent has ended, and is
-due `wait_after_ready_s` later. Its history is every turn (prompt and output) that its history
-parents know, their own included, each turn once, in the order of the parents.
+A session may have a `start_s`, as in a trace; then every session must have it. `prompt` is text or
+a list of token ids. A node becomes ready when every parent has ended, and is due
+`wait_after_ready_s` later. Its history holds the turns (prompt and output) of its history parents
+and of their histories, each turn once, in the order of the parents.
 """
 
 import itertools
@@ -50,7 +50,7 @@ class Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A graph of requests; parents stand before their children in `nodes`.
 
-    `start_s`: when it starts, after the beginning of the run; None: as the traffic says.
+    `start_s`: its start in s after the beginning of the run; None: decided by the traffic.
     """
 
     id: str
@@ -80,7 +80,7 @@ class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """A finished node's part of its descendants' history.
+    """The part of its descendants' history that a finished node contributes.
 
     `output` is a message where an answer is more than its text (`loadgen/turns.py:output_of`).
     """
@@ -97,7 +97,7 @@ def read_sessions(path: Path) -> list[Session]:
     """Read a session file.
 
     Raises:
-        ValueError: a line is no session; names file, line, key and what was found.
+        ValueError: a line is not a session; names file, line, key and the value found.
     """
     decoder = msgspec.json.Decoder(Session)
     sessions: dict[str, Session] = {}
@@ -118,7 +118,7 @@ def read_sessions(path: Path) -> list[Session]:
 
 
 def needed_capture(sessions: "Sessions") -> Capture:
-    """Return what must be kept of the outputs so that children can inherit them.
+    """Return the part of the answers to keep so that children can inherit it.
 
     Raises:
         ValueError: some sessions inherit text and others token ids.
@@ -160,19 +160,19 @@ class Singles:
 
 
 Sessions = Singles | Sequence[Session]
-"""In the order of their starts."""
+"""Sessions in the order of their starts."""
 
 AHEAD = 256
-"""Bodies made ahead: 25 MB of 16,000-token prompts."""
+"""Bodies made ahead; 16,000-token prompts take 25 MB."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
     """A request before it is sent: `body` is the complete JSON of the POST.
 
-    The response's usage must equal the token counts, else the request fails with `wrong_length`;
-    None leaves a count unchecked. `request_id` is sent as X-Request-Id, so that a server's own log
-    of the request can be joined to the record.
+    The response's usage must equal the token counts, or the request fails with `wrong_length`; None
+    leaves a count unchecked. `request_id` is sent as X-Request-Id, so that the server's log of the
+    request can be matched to the record.
     """
 
     request_id: str
@@ -186,8 +186,8 @@ class PlannedRequest:
 
 
 RequestSource = Iterable[PlannedRequest]
-"""Requests to send in order, each made when the iteration comes to it."""
-# Session, node (both by index) and what the node inherits -> its request.
+"""Requests in sending order, each made when the iteration reaches it."""
+# (session index, node index, inherited history) -> request.
 Build = Callable[[int, int, History], PlannedRequest]
 
 
@@ -205,9 +205,9 @@ def random_requests(
 
     Args:
         prompt: makes the next prompt, which stands in the body between `before` and `after`.
-        chat: the prompt is a user's message.
-        prompt_tokens: of each prompt, where they are known.
-        completion_tokens: that each is asked to bring; None: any number.
+        chat: send each prompt as a user's message.
+        prompt_tokens: the length of each prompt, if known.
+        completion_tokens: the length required of each answer; None: any.
     """
     encode = msgspec.json.Encoder().encode
     for k in range(count):
@@ -220,7 +220,9 @@ def random_requests(
 
 
 def random_tokens(seed: str, count: int, first_id: int, end_id: int) -> Callable[[], list[int]]:
-    """Return what makes prompts of `count` ids from [first_id, end_id), by the stream `seed`."""
+    """Return a function that makes prompts of `count` ids in [first_id, end_id), from random stream
+    `seed`.
+    """
     draw = named_generator(seed).integers
     return lambda: draw(first_id, end_id, size=count).tolist()
 
@@ -233,13 +235,14 @@ WORDS = (
 
 
 def random_words(seed: str, count: int) -> Callable[[], str]:
-    """Return what makes prompts of `count` common words, by the random stream `seed`."""
+    """Return a function that makes prompts of `count` common words, from random stream `seed`."""
     draw = named_generator(seed).integers
     return lambda: " ".join([WORDS[k] for k in draw(0, len(WORDS), size=count)])
 
 
 class LookAhead:
-    """Makes the first request of sessions ahead, AHEAD at most; the others when they are due.
+    """Makes the first requests of up to AHEAD sessions ahead, and all other requests when they are
+    due.
 
     A request that inherits from others cannot be made before they have ended.
     """
@@ -250,7 +253,7 @@ class LookAhead:
         self._made: dict[int, PlannedRequest] = {}
 
     def make_one(self) -> bool:
-        """Make the next; False if enough are there, or all are made."""
+        """Make the next request; return False if enough are ready, or all are made."""
         if len(self._made) >= AHEAD:
             return False
         session = next(self._sessions, None)
@@ -259,7 +262,7 @@ class LookAhead:
         return session is not None
 
     def take(self, session: int, node: int, history: History) -> PlannedRequest:
-        """Return the request, made ahead or now."""
+        """Return the request of a node, whether it was made ahead or is made now."""
         if node != 0:
             return self._build(session, node, history)
         while session not in self._made:
@@ -276,12 +279,15 @@ def session_bodies(
     extra: dict[str, Any],
     prompt_of: Callable[[int], Prompt] | None = None,
 ) -> Build:
-    """Return what makes the requests `<name>/<session>/<node>`, each with the history it inherits.
+    """Return a function that makes the requests `<name>/<session>/<node>` with inherited history.
 
-    `common` begins every body and `extra` is merged into it last (temperature, ...); a key whose
-    value there is None is left out. `prompt_of` makes the prompt of each session's request, in
-    place of its node's; messages are sent as they are. Completion tokens are checked only if
-    `ignore_eos` fixes them.
+    Completion tokens are checked only if `ignore_eos` fixes them.
+
+    Args:
+        common: the keys that begin every body.
+        extra: keys merged into every body last (temperature, ...); None removes a key.
+        prompt_of: makes the prompt of each session's request in place of its node's; messages are
+            sent as they are.
     """
 
     def build(session: int, node: int, history: History) -> PlannedRequest:
@@ -313,7 +319,7 @@ def session_bodies(
 
 
 def _messages(turn: Turn) -> Messages:
-    """Return the messages of a turn: the user's, and the answer as it was."""
+    """Return the messages of a turn: the user's, and the assistant's unchanged."""
     output = turn.output
     answer = output if isinstance(output, dict) else _message("assistant", output)
     return [_message("user", turn.prompt), answer]

@@ -1,4 +1,4 @@
-"""Turn the options of the command into an endpoint, a rule for its end, and traffic."""
+"""Turn the command's options into an endpoint, a rule that ends the run, and traffic."""
 
 import argparse
 import math
@@ -32,14 +32,14 @@ from connector_tax.loadgen.traffic import Load, make_offsets
 
 MOST_SESSIONS = 10**8
 CONNECTIONS = 4096
-"""What a worker may open, unless told or limited: in open loop a slow server needs many."""
+"""Connections per worker by default, if open files allow; a slow server in open loop needs many."""
 
 
 def make_target(options: argparse.Namespace) -> Target:
-    """Return the endpoint that the options name.
+    """Return the endpoint from the options.
 
     Raises:
-        ValueError: the options make no sense; names the option.
+        ValueError: an option is invalid; names it.
     """
     target = target_of(
         options.url, chat=options.chat, key_variable=options.api_key_env, ca_file=options.ca_file,
@@ -66,10 +66,10 @@ def target_of(
 
     Args:
         key_variable: the environment variable that holds its key.
-        header_lines: each `Name: value`.
+        header_lines: headers, each as `Name: value`.
 
     Raises:
-        ValueError: a value is unusable; names the option of the load generator that gives it.
+        ValueError: a value is invalid; names the load generator's option for it.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.fragment:
@@ -113,7 +113,7 @@ def _headers(lines: Sequence[str], key_variable: str | None) -> dict[str, str]:
         name, colon, value = line.partition(":")
         name = name.strip()
         if not colon:
-            raise ValueError(f"{name!r} is no header; write 'Name: value'")
+            raise ValueError(f"{name!r} is not a header; write 'Name: value'")
         if name.lower() in map(str.lower, headers):
             raise ValueError(f"--header: found {name} twice; allowed: once")
         headers[name] = value.strip()
@@ -132,7 +132,7 @@ def _headers(lines: Sequence[str], key_variable: str | None) -> dict[str, str]:
 
 
 def check_numbers(options: argparse.Namespace) -> None:
-    """Refuse numbers beyond what an option allows.
+    """Reject numbers outside an option's range.
 
     Raises:
         ValueError: names the option.
@@ -160,10 +160,10 @@ def check_numbers(options: argparse.Namespace) -> None:
 
 
 def make_rule(options: argparse.Namespace, source: Source) -> CellRule:
-    """Return when to stop: by default, after 60 s or when the source is used up.
+    """Return the rule that ends the run: by default after 60 s, or when the source is used up.
 
     Raises:
-        ValueError: the options make no sense; names the option.
+        ValueError: options contradict each other; names them.
     """
     floor_s, longest_s = options.duration, options.max_duration
     if floor_s is None:
@@ -176,11 +176,11 @@ def make_rule(options: argparse.Namespace, source: Source) -> CellRule:
     if options.rampup > options.warmup + longest_s:
         raise ValueError(
             f"--rampup: found {options.rampup:g}; allowed: up to {options.warmup + longest_s:g} s,"
-            " --warmup and the longest run: else --concurrency is never reached"
+            " --warmup and the longest run; otherwise --concurrency is never reached"
         )
     least = options.min_completed
     if options.stop_at_precision is not None:
-        # So many that an interval has some meaning; its ends are seen again and again.
+        # Enough for a meaningful interval, which is checked repeatedly during the run.
         floor_s, least = 0.0, max(least, 100)
     return CellRule(
         warmup_s=options.warmup,
@@ -221,10 +221,10 @@ def most_connections(options: argparse.Namespace) -> int:
 
 
 def make_load(options: argparse.Namespace, target: Target, rule: CellRule, source: Source) -> Load:
-    """Make arrivals, sessions and what makes their bodies.
+    """Return the load: arrivals, sessions, and the function that makes their bodies.
 
     Raises:
-        ValueError: the options make no sense; names the option.
+        ValueError: options contradict each other; names them.
     """
     timed = source.starts_ns is not None
     if sum((options.rate is not None, options.concurrency is not None, timed)) != 1:
@@ -241,14 +241,14 @@ def make_load(options: argparse.Namespace, target: Target, rule: CellRule, sourc
         offsets,
         concurrency=options.concurrency or 0,
         rampup_s=options.rampup,
-        # Where sessions can be used up, the run ends with the last of them.
+        # If sessions can be used up, the run ends with the last of them.
         horizon_s=rule.warmup_s + rule.cap_s if source.limit is None else 0.0,
         keep_going=options.keep_going,
     )
 
 
 def _offsets(options: argparse.Namespace, rule: CellRule, count: int | None) -> NDArray[np.int64]:
-    """Return the arrivals of --rate: `count` at most, and as far as the run may last."""
+    """Return the arrivals of --rate in ns: at most `count`, up to the run's longest duration."""
     wanted = min(options.rate * rule.schedule_s, math.inf if count is None else count)
     if math.isinf(wanted):
         raise ValueError("--rate inf needs --requests, --session-file or --prompts")
@@ -278,13 +278,13 @@ def _bodies(
     sessions: Sessions,
     prompt_of: Callable[[int], Prompt] | None,
 ) -> Build:
-    """Return what makes the body of each request."""
+    """Return the function that makes the body of each request."""
     common: dict[str, Any] = {"model": options.model, "stream": target.stream}
     if target.stream and not options.no_usage:
         common["stream_options"] = {"include_usage": True}
     if needed_capture(sessions) == "token_ids":
         common["return_token_ids"] = True
-    run_id = secrets.token_hex(4)  # of this run alone, so that a server's log can tell runs apart
+    run_id = secrets.token_hex(4)  # unique to this run, so that runs differ in a server's log
     fixed = options.ignore_eos or options.trace is not None
     extra = {**({"ignore_eos": True} if fixed else {}), **options.body}
     if options.vocabulary is not None and options.vocabulary > 2**31:

@@ -12,12 +12,12 @@ from connector_tax.loadgen.sweep import sweep_table, verdict
 from connector_tax.loadgen.table import latency_table
 
 Summary = Mapping[str, Any]
-"""As `loadgen/summary.py:summarise` makes it, with configuration and notes."""
+"""The dictionary that `loadgen/summary.py:summarise` returns, with configuration and notes."""
 SHARED_FIRST_MAX = 0.01
 
 
 def print_summary(summary: Summary, stream: TextIO) -> None:
-    """Print what came of one load."""
+    """Print the results of one load."""
     console = _console(stream)
     for line in headlines(summary):
         console.print(printable(line))
@@ -33,7 +33,7 @@ def print_summary(summary: Summary, stream: TextIO) -> None:
 
 
 def print_sweep(summaries: Sequence[Summary], stream: TextIO) -> None:
-    """Print a row for each rate, the highest that is kept up with, and what went wrong where."""
+    """Print a row for each rate, the highest sustained rate, and the problems at each rate."""
     console = _console(stream)
     console.print(sweep_table(summaries))
     console.print(verdict(summaries))
@@ -55,7 +55,7 @@ def _console(stream: TextIO) -> Console:
 
 
 def headlines(summary: Summary) -> list[str]:
-    """Return counts, throughput, lengths, finish reasons and goodput."""
+    """Return lines with counts, throughput, lengths, finish reasons and goodput."""
     lines = [
         f"{summary['requests']} requests in {summary['window_s']:.1f} s, {summary['ok']} ok; "
         f"{summary['requests_per_s']:.2f} requests/s ended in it, "
@@ -81,7 +81,7 @@ def headlines(summary: Summary) -> list[str]:
 
 
 def failures(summary: Summary) -> list[str]:
-    """Return a line for each kind of failure, and the commonest texts of it below."""
+    """Return a line for each kind of failure, each followed by its most frequent texts."""
     lines = []
     for kind, failed in summary["failed"].items():
         lines.append(f"  {failed['count']} {kind}: {FAILURES[kind][1]}")
@@ -93,7 +93,7 @@ def failures(summary: Summary) -> list[str]:
 
 
 def check_lines(summary: Summary) -> list[str]:
-    """Return how many checks passed, and two lines for each that failed."""
+    """Return how many checks passed, and two lines for each failed check."""
     checks = summary["checks"]
     lines = [f"{sum(check['passed'] for check in checks)} of {len(checks)} checks pass"]
     for check in checks:
@@ -107,7 +107,7 @@ def check_lines(summary: Summary) -> list[str]:
 
 
 def notes(summary: Summary) -> list[str]:
-    """Return what a reader should know of numbers that are there."""
+    """Return notes on how to read the numbers."""
     ok, shared = summary["ok"], summary["first_token_shared"]
     lines = [f"{count} of {ok}: {TOLERATED[name]}" for name, count in summary["tolerated"].items()]
     if summary["counted_by_client"]:
@@ -127,7 +127,7 @@ def notes(summary: Summary) -> list[str]:
     timed = summary["latency_ms"].get("TPOT", {"n": 0})["n"]
     if ok > timed and not summary["configuration"]["no_stream"]:
         lines.append(
-            f"{ok - timed} of {ok} without TPOT: fewer than two tokens, or all in one read"
+            f"{ok - timed} of {ok} without TPOT: an answer of one token, or all tokens in one read"
         )
     lines += _token_notes(summary)
     if summary["paused"] and summary["configuration"]["concurrency"] is not None:
@@ -143,7 +143,7 @@ def notes(summary: Summary) -> list[str]:
 
 
 def _token_notes(summary: Summary) -> list[str]:
-    """Return what is odd about the number of tokens, and what it makes of the latencies."""
+    """Return notes on unusual token counts and their effect on the latencies."""
     ok, configuration, notes = summary["ok"], summary["configuration"], []
     factor = summary["tokens_per_event"]
     if factor is not None and factor > 1 + SHARED_FIRST_MAX:

@@ -1,4 +1,4 @@
-"""Requests as they end: to a file, and to the eye."""
+"""Write requests to a file and show progress while a run goes on."""
 
 import contextlib
 import sys
@@ -22,26 +22,25 @@ from connector_tax.loadgen.plan import Progress
 from connector_tax.loadgen.throughput import TokenTimes, read_pairs
 
 PENDING_BYTES = 1 << 20
-"""Of lines before they are written, whether or not it is time to show how the run goes."""
+"""Bytes of pending lines above which they are written at once."""
 RECENT = 200
-"""Successes over which the running percentiles are taken."""
+"""Number of latest successes in the displayed percentiles."""
 
 
 class RecordSink:
-    """Takes each request once, writes its line, and drops the stamps of its reads.
+    """A consumer of finished requests: writes each one's line and drops the stamps of its reads.
 
-    `itl_ms`: the gaps between successive reads that brought tokens, of the measured successes; 4
-    bytes each, where the records would keep 16. Where events say that they hold several tokens, a
-    gap is shared among them. `tokens`: when tokens came. `problem`: why the file could not be
-    written.
+    `itl_ms`: the gaps between successive reads with tokens, of the measured successes; 4 bytes
+    each, where the records would need 16. A gap is divided among the tokens of an event that holds
+    several. `tokens`: arrival times of tokens. `problem`: why the file could not be written.
     """
 
     def __init__(self, path: Path | None, more: Mapping[str, Any], append: bool = False) -> None:
-        """Open the file, which is written as it stands; raises OSError.
+        """Open the output file for direct writing; raises OSError.
 
         Args:
-            more: columns that each line ends with.
-            append: go on with a file that this command has begun.
+            more: columns at the end of each line.
+            append: continue a file that this command has begun.
         """
         self._more = more
         self.itl_ms = array("f")
@@ -49,7 +48,7 @@ class RecordSink:
         self.problem: str | None = None
         self._path = path
         self._lines = bytearray()
-        self._written = 0  # bytes, all of them whole lines
+        self._written = 0  # bytes of whole lines
         self._stream: BinaryIO | FileIO | None = None
         self._file: FileIO | None = None  # none of the standard streams
         if path is not None:
@@ -92,9 +91,9 @@ class RecordSink:
             record.raw_reads = None
 
     def progress(self, progress: Progress) -> None:
-        """Let what was written reach the file; show how the run goes.
+        """Write pending lines to the file, and show progress.
 
-        By a live line in a terminal, and a new one every five seconds elsewhere.
+        A terminal gets one live line; other outputs get a new line every five seconds.
         """
         self._flush()
         if progress.elapsed_s < self._next_s:
@@ -118,7 +117,7 @@ class RecordSink:
         self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def close(self) -> None:
-        """Write what is left; leave the line of progress standing."""
+        """Write pending lines, close the file and leave the progress line in place."""
         self._stop_live()
         self._flush()
         if self._file is not None:

@@ -1,6 +1,4 @@
-"""Choose the source of requests: a file of sessions, a trace, a file of prompts, the command
-line.
-"""
+"""Choose the source of requests: a session file, a trace, a prompt file or the command line."""
 
 import argparse
 import dataclasses
@@ -26,28 +24,28 @@ from connector_tax.loadgen.sessions import (
 from connector_tax.loadgen.trace import TracePrompts, read_trace, trace_note, trace_words
 
 MANY = 10**12
-"""Sessions whose number nobody has limited."""
+"""Number of sessions where no option limits it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """The requests that a run may send.
 
-    `prompt_of` makes the prompt of each session, where its node has none. `starts_ns` are the
-    starts of sessions that have their own times, ascending. `kind` says what a file holds, of
-    which there are `held`; `notes` are for anyone who reads the numbers.
+    `prompt_of` makes the prompt of a session whose node has none. `starts_ns` are the starts of
+    sessions with times of their own, in ns, ascending. `kind` names the items of a file, `size` is
+    their number. `notes` explain the numbers in the summary.
     """
 
     sessions: Sessions
     prompt_of: Callable[[int], Prompt] | None = None
     starts_ns: NDArray[np.int64] | None = None
     kind: str = ""
-    held: int = 0
+    size: int = 0
     notes: tuple[str, ...] = ()
 
     @property
     def limit(self) -> int | None:
-        """Return how many sessions there are; None: any number."""
+        """Return the number of sessions; None: unlimited."""
         return None if len(self.sessions) >= MANY else len(self.sessions)
 
     def first(self, count: int) -> Sessions:
@@ -57,18 +55,18 @@ class Source:
         return self.sessions[:count]
 
     def use(self, started: int) -> str | None:
-        """Return a line on how much of a file was used; None: there is none."""
+        """Return a line on how much of the file was used; None without a file."""
         if not self.kind:
             return None
         if self.limit is None:
-            return f"{started} requests from {self.held} {self.kind}, repeated in turn"
+            return f"{started} requests from {self.size} {self.kind}, repeated in turn"
         if started >= len(self.sessions):
             return f"all {len(self.sessions)} {self.kind} were used: that ended the run"
         return f"{started} of {len(self.sessions)} {self.kind} were used before the run ended"
 
 
 def read_source(options: argparse.Namespace, target: Target) -> Source:
-    """Read or prepare what the options name.
+    """Read or prepare the requests that the options describe.
 
     Raises:
         ValueError, OSError: an option or a file is wrong; names it.
@@ -110,7 +108,7 @@ def _sessions(options: argparse.Namespace, target: Target) -> Source:
             )
         graphs.sort(key=lambda session: session.start_s or 0.0)
         starts_ns = np.rint(np.sort(starts_s) * 1e9).astype(np.int64)
-    return Source(graphs, starts_ns=starts_ns, kind="sessions", held=len(graphs))
+    return Source(graphs, starts_ns=starts_ns, kind="sessions", size=len(graphs))
 
 
 def _check_prompts(sessions: list[Session], target: Target) -> None:
@@ -141,7 +139,7 @@ def _trace(options: argparse.Namespace, target: Target) -> Source:
         prompt_of,
         trace.offsets_ns(options.trace_speed),
         kind="requests of the trace",
-        held=len(trace),
+        size=len(trace),
         notes=(trace_note(trace, options.trace_speed),),
     )
 
@@ -156,4 +154,4 @@ def _prompts(options: argparse.Namespace, target: Target) -> Source:
             f"--requests: found {count}; allowed: up to {len(prompts)}, the prompts of "
             f"{options.prompts}, or any number with --repeat"
         )
-    return Source(prompts.singles(count), prompts, kind="prompts", held=len(prompts))
+    return Source(prompts.singles(count), prompts, kind="prompts", size=len(prompts))

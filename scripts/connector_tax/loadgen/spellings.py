@@ -1,4 +1,4 @@
-"""Answer a wrong command line with one line: the error, and what was probably meant."""
+"""Report a wrong command line in one line: the error, and the option probably meant."""
 
 import argparse
 import difflib
@@ -6,8 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-# How other clients spell an option (vllm bench serve, guidellm, AIPerf, perf_analyzer) -> what does
-# it here.
+# Option of another client (vllm bench serve, guidellm, AIPerf, perf_analyzer) -> the option here.
 PEERS = {
     "--api-key": "--api-key-env NAME",
     "--arrival-pattern": "--arrivals",
@@ -70,15 +69,18 @@ PEERS = {
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are two lines, and which knows the spellings of other clients."""
+    """An argument parser with two-line errors that suggests this command's options for other
+    clients'.
+    """
 
     def parse_args(  # type: ignore[override]
         self,
         args: Sequence[str] | None = None,
         namespace: argparse.Namespace | None = None,
     ) -> argparse.Namespace:
-        """Parse the arguments; an option of another client is named before a required one that
-        is missing.
+        """Parse the arguments.
+
+        An unknown option is reported before a missing required one, with a suggestion.
         """
         words = sys.argv[1:] if args is None else args
         for word in words:
@@ -90,7 +92,7 @@ class Parser(argparse.ArgumentParser):
         return super().parse_args(words, namespace)
 
     def error(self, message: str) -> NoReturn:
-        """Print what is wrong and where to read on; exit with status 2."""
+        """Print the error and a hint, and exit with status 2."""
         self.exit(2, f"error: {message}\nhint: {self.prog} --help lists every option\n")
 
     def _meant(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Server-sent events: split them incrementally and interpret a completion stream.
+"""Server-sent events: split a stream into events and interpret a completion stream.
 
 Source: WHATWG HTML, "Server-sent events", event stream interpretation (lines end in LF, CRLF or CR;
 a blank line dispatches the event; lines that begin with a colon are comments).
@@ -16,16 +16,16 @@ MAX_EVENT_BYTES = 4 * 1024 * 1024
 
 _BOM = b"\xef\xbb\xbf"
 _HEARTBEATS = {b"ping", b"heartbeat", b"keepalive", b"keep-alive", b"keep_alive"}
-"""Names of events that carry nothing, whatever their data."""
+"""Names of events to ignore, whatever their data."""
 _NO_DATA = {b"", b"null", b'""', *_HEARTBEATS}
-"""Data of events that carry nothing, whatever their name."""
+"""Data of events to ignore, whatever their name."""
 
 
 class EventSplitter:
-    """Cuts a byte stream, split anywhere, into blocks of whole events.
+    """Cuts a byte stream, which may be split anywhere, into blocks of whole events.
 
-    Linear in the bytes fed: an unfinished event is kept in pieces and joined once, when its blank
-    line arrives.
+    Time is linear in the bytes fed: an unfinished event is kept in pieces, and they are joined
+    once, when its blank line arrives.
     """
 
     __slots__ = ("_after_cr", "_ends_line", "_pending", "_pending_bytes")
@@ -37,7 +37,7 @@ class EventSplitter:
         self._after_cr = False  # a line feed at the start of the next chunk belongs to this CR
 
     def feed(self, chunk: bytes) -> bytes:
-        r"""Return the events completed by `chunk`: lines end in LF, each event in "\n\n".
+        r"""Return the events that `chunk` completes; their lines end in LF, each event in "\n\n".
 
         Raises:
             RequestFailed: `oversized_event` when an unfinished event exceeds MAX_EVENT_BYTES.
@@ -66,12 +66,12 @@ class EventSplitter:
 
     @property
     def between_events(self) -> bool:
-        """True if the next byte begins an event."""
+        """Return whether the next byte begins an event."""
         return not (self._pending or self._after_cr)
 
     @property
     def rest(self) -> bytes:
-        """Return the bytes of an event without its blank line."""
+        """Return the bytes of an event whose blank line has not come."""
         return b"".join(self._pending)
 
     def _keep(self, piece: bytes) -> None:
@@ -97,16 +97,16 @@ class Usage(msgspec.Struct):
 
     @property
     def cached_tokens(self) -> int | None:
-        """Return how many prompt tokens a cache held, where the server says so."""
+        """Return how many prompt tokens the server took from its cache; None if it does not say."""
         details = self.prompt_tokens_details
         cached = details.get("cached_tokens") if isinstance(details, dict) else None
         return cached if isinstance(cached, int) else None
 
 
 class Message(msgspec.Struct):
-    """`delta` of a chat chunk or `message` of a chat response.
+    """The `delta` of a chat chunk or the `message` of a chat response.
 
-    Reasoning has one of two names, by the server and its version. Content may be a list of parts.
+    Reasoning has one of two field names, depending on the server. Content may be a list of parts.
     """
 
     role: Any = None
@@ -121,7 +121,7 @@ class Message(msgspec.Struct):
 
     @property
     def answers(self) -> bool:
-        """True if it brings text of the answer or (a part of) a tool call."""
+        """Return whether it holds text of the answer or (a part of) a tool call."""
         return bool(self.content or self.tool_calls)
 
 
@@ -137,18 +137,18 @@ class Choice(msgspec.Struct):
 
     @property
     def speaks(self) -> bool:
-        """True if it brings text, reasoning or (a part of) a tool call."""
+        """Return whether it holds text, reasoning or (a part of) a tool call."""
         delta = self.delta
         return bool(self.text) if delta is None else delta.reasons or delta.answers
 
     @property
     def is_plain(self) -> bool:
-        """True if it does not count its tokens."""
+        """Return whether it gives no count of its tokens."""
         return self.token_ids is None and self.logprobs is None
 
     @property
     def counted(self) -> int | None:
-        """Return how many tokens its token ids or logprobs count; None without them."""
+        """Return the number of its tokens by token ids or logprobs; None without either."""
         if self.token_ids is not None:
             return len(self.token_ids)
         if isinstance(self.logprobs, dict):
@@ -169,8 +169,8 @@ class Response(msgspec.Struct):
 
 _decode = msgspec.json.Decoder(Response).decode
 
-# Any of these makes an event more than a plain token; with json's default spacing or a different
-# field order the plain form is simply not recognised and the event is decoded instead.
+# Any of these makes an event more than a plain token. With other spacing or field order the plain
+# form is not recognised, and the event is decoded instead.
 _PLAIN_TEXT = re.compile(rb'[^"\\\r\n]*').fullmatch
 _NOT_PLAIN = (
     *(b'"finish_reason":"', b'"usage":{', b'"token_ids":[', b'"logprobs":{'),
@@ -181,18 +181,18 @@ _REASONING = (b'"reasoning":"', b'"reasoning_content":"')
 
 
 class StreamAccumulator:
-    """Adds up one completion stream.
+    """The totals of one completion stream.
 
-    An event that carries a choice is a *token event*: vLLM sends one per output token at light
-    load, also when the token's text is still empty (half of a UTF-8 character). Where the event
-    itself counts its tokens (token ids, logprobs, or usage in every event), it brings so many;
-    else one. An event without text that comes before any text may be a token or an opening that
-    carries none, and so may one whose usage counts none: such events are `silent`, and
-    `silent_are_tokens` decides at the end. `answered`: a token came that is no reasoning.
+    An event that carries a choice is a *token event*: at light load vLLM sends one per output
+    token, even if the token's text is empty (half of a UTF-8 character). An event that counts its
+    tokens (token ids, logprobs, or usage in every event) adds that count; any other adds one. An
+    event without text before any text, or whose usage counts no token, is `silent`: it may be a
+    token or an opening without one. `silent_are_tokens` decides at the end. `answered`: a token
+    that is not reasoning has come.
 
     Where only counts are needed, plain token events after the first are counted without decoding
     JSON. A read usually brings one event that differs from an earlier one only in its text: the
-    bytes before and after the text are compared as they are. A block of several is counted by
+    bytes before and after the text are compared directly. A block of several events is counted by
     substring search: inside a JSON string a quote is always escaped, so `"text":"` can only be the
     field itself. Requests ask for one choice (n = 1).
     """
@@ -241,11 +241,11 @@ class StreamAccumulator:
 
     @property
     def tokens(self) -> int:
-        """Return the tokens of the token events, as far as these say how many they bring."""
+        """Return the number of tokens, by the counts in the token events, or one per event."""
         return self.token_events + self._more_tokens
 
     def feed(self, chunk: bytes) -> int:
-        """Take the next bytes of the body; return how many tokens their events brought.
+        """Process the next bytes of the body; return how many tokens their events brought.
 
         Raises:
             RequestFailed: `malformed_event`, `oversized_event`, `error_event` or `data_after_done`.
@@ -275,7 +275,7 @@ class StreamAccumulator:
         return self.token_events + self._more_tokens - before
 
     def _count_plain(self, block: bytes) -> int:
-        """Return how many events `block` holds if all are surely plain token events, else 0."""
+        """Return the number of events in `block` if all are surely plain token events, else 0."""
         events = block.count(b"\n\n")
         if block.count(self._plain_field) != events:
             return 0
@@ -293,19 +293,19 @@ class StreamAccumulator:
 
     @property
     def ended_well(self) -> bool:
-        """True once the stream has sent [DONE] and a finish reason."""
+        """Return whether the stream has sent [DONE] and a finish reason."""
         return self.done and self.finish_reason is not None
 
     def lacks_done(self, strict: bool, ends: Collection[str] = GOOD_ENDS) -> bool:
-        """Check a stream that ended in order; True if only [DONE] is missing.
+        """Check a stream that the server ended; return True if only [DONE] is missing.
 
         Args:
-            ends: the finish reasons that end an answer well.
+            ends: the finish reasons that count as success.
 
         Raises:
             RequestFailed: `missing_done`; `missing_finish` for [DONE] without a finish reason;
-                `bad_finish` for another reason than `ends`; as `decode_response` where
-                the body is JSON and no stream.
+                `bad_finish` for a reason not in `ends`; errors of `decode_response` where the body
+                is JSON instead of a stream.
         """
         if self.finish_reason is not None:
             check_finish(self.finish_reason, ends)
@@ -322,10 +322,10 @@ class StreamAccumulator:
         return True
 
     def silent_are_tokens(self, strict: bool) -> bool:
-        """Decide by the server's count, once it is there, whether silent events were tokens.
+        """Return whether silent events were tokens, by the server's final count.
 
-        `strict`: the server sends no event without a token, so that only a count that leaves no
-        room for them says otherwise.
+        With `strict` they are, unless the count leaves no room for them: a strictly checked server
+        sends no event without a token.
         """
         count = None if self.usage is None else self.usage.completion_tokens
         if not self.silent or count == self.tokens > 0:
@@ -417,8 +417,8 @@ class StreamAccumulator:
             self.answered = True
 
     def _tokens_of(self, choice: Choice, usage: Usage | None, before: Usage | None) -> int | None:
-        """Return how many tokens an event brings, 0 if that is not known; None: it is no event of
-        the answer.
+        """Return the number of tokens in an event, 0 if unknown; None if it is no part of the
+        answer.
         """
         speaks, delta = choice.speaks, choice.delta
         counted = choice.counted
@@ -428,7 +428,7 @@ class StreamAccumulator:
             and total is not None
             and self._with_usage == self.token_events + self._empty
         ):
-            # Usage in every event so far: it grows by what the event brings.
+            # Every event so far had usage, so its growth is this event's number of tokens.
             counted = max(0, total - ((before and before.completion_tokens) or 0))
         if counted:
             return counted
@@ -444,7 +444,7 @@ class StreamAccumulator:
 
 
 def check_finish(reason: str, ends: Collection[str]) -> None:
-    """Check that an answer ended well.
+    """Check that the finish reason is in `ends`.
 
     Raises:
         RequestFailed: `bad_finish`.
@@ -461,11 +461,11 @@ def text_of(choice: Choice) -> str:
 
 
 def decode_response(payload: bytes, exact: bool = False) -> Response:
-    """Decode a chunk or a whole response; `exact`: its text is read, so that it must be UTF-8.
+    """Decode a chunk or a whole response; `exact`: require valid UTF-8, because the text is used.
 
     Raises:
-        RequestFailed: `malformed_event` for anything that is not such an object, `error_event` for
-            an error object: `{"error": ...}` or `{"object": "error", "message": ...}`.
+        RequestFailed: `malformed_event` for anything else, `error_event` for an error object:
+            `{"error": ...}` or `{"object": "error", "message": ...}`.
     """
     try:
         response = _decode(payload)
@@ -480,7 +480,7 @@ def decode_response(payload: bytes, exact: bool = False) -> Response:
 
 
 def whole_ids(token_ids: list[int], usage: Usage | None) -> list[int]:
-    """Return the ids, if they are as many as the server counted.
+    """Return the token ids after checking that there are as many as the server counted.
 
     Raises:
         RequestFailed: `missing_token_ids`.
@@ -493,5 +493,5 @@ def whole_ids(token_ids: list[int], usage: Usage | None) -> list[int]:
 
 
 def excerpt(payload: bytes) -> str:
-    """Return the first 200 bytes of `payload` as text for an error's detail."""
+    """Return the first 200 bytes of `payload` as text, for an error message."""
     return " ".join(payload[:200].decode(errors="replace").split())

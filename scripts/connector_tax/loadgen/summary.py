@@ -19,7 +19,7 @@ from connector_tax.loadgen.throughput import ended_between
 from connector_tax.ranks import order_statistic_ranks, percentile_of
 
 Checks = dict[str, CheckRecord]
-"""By name; a value is null when there are no data, which fails."""
+"""Checks by name; a value is null when data are missing, and such a check fails."""
 
 # ---- sessions and latencies
 
@@ -27,8 +27,8 @@ Checks = dict[str, CheckRecord]
 class SessionOutcome(msgspec.Struct, kw_only=True):
     """The outcome of a session that started; times are CLOCK_MONOTONIC ns.
 
-    `t_start_ns` is when its first request was sent (null: none was), less that request's own wait;
-    `t_end_ns` when its last one ended. `status`: `cut` when the run ended before the session.
+    `t_start_ns`: when its first request was sent, minus that request's wait (null: none was sent);
+    `t_end_ns`: when its last request ended. `status` is `cut` if the run ended before the session.
     """
 
     session: str
@@ -65,9 +65,9 @@ def session_outcomes(records: Sequence[RequestRecord]) -> list[SessionOutcome]:
 # ---- the summary
 
 BEYOND = 10
-"""Samples that must lie beyond a percentile of 99 or more, for it to have an interval."""
+"""Samples required beyond a percentile of 99 or more for it to have an interval."""
 TEXTS = 3
-"""The commonest texts of a kind of failure that are told."""
+"""Number of most frequent texts shown for each kind of failure."""
 
 
 def summarise(
@@ -77,15 +77,15 @@ def summarise(
     slos_ms: Sequence[tuple[str, float]],
     percents: Sequence[float],
 ) -> dict[str, Any]:
-    """Return what a run says. Times are in s and ms.
+    """Return the summary of a run; times are in s and ms.
 
-    Latencies, failures and lengths are of the measured requests. Throughput is of the window:
-    what ended and what came in it, over its length.
+    Latencies, failures and lengths describe the measured requests. Throughput describes the window:
+    the requests that ended and the tokens that came in it, divided by its length.
 
     Args:
-        sink: has seen every request; its gaps are sorted here.
-        slos_ms: latencies that a request must keep to count as good.
-        percents: of the latencies, ascending.
+        sink: has processed every request; its gaps are sorted here.
+        slos_ms: limits of the latencies of a good request, for goodput.
+        percents: the percentiles of the latencies, ascending.
     """
     records = [record for record in result.requests if record.measured]
     begin_ns, stop_ns = result.t_warmup_end_ns, result.t_stop_ns
@@ -152,7 +152,7 @@ def _shared_first_reads(ok: Sequence[RequestRecord]) -> int:
 
 
 def _tokens_per_event(ok: Sequence[RequestRecord]) -> float | None:
-    """Return the tokens that the server counted over the token events; None without streams."""
+    """Return the server's token count divided by the token events; None without streams."""
     both = [
         (record.completion_tokens or 0, record.token_events)
         for record in ok
@@ -167,7 +167,7 @@ def _sum_known(values: Sequence[int | None]) -> int | None:
 
 
 def _lengths(counts: Sequence[int | None]) -> dict[str, float] | None:
-    """Return mean, p50 and p90 of the counts that are known; None if none is."""
+    """Return mean, p50 and p90 of the known counts; None if none is known."""
     known = sorted(count for count in counts if count is not None)
     if not known:
         return None
@@ -180,7 +180,7 @@ def _lengths(counts: Sequence[int | None]) -> dict[str, float] | None:
 
 
 def _failures(records: Sequence[RequestRecord]) -> dict[str, Any]:
-    """Return counts by kind of failure, and the commonest texts with their counts."""
+    """Return counts by kind of failure, and its most frequent texts with their counts."""
     texts: dict[str, Counter[str]] = {}
     for record in records:
         if record.error_kind is not None:
@@ -200,7 +200,7 @@ def _goodput(
     requests: int,
     window_s: float,
 ) -> dict[str, Any]:
-    """Count the requests that kept every one of `slos_ms`; a latency not measured is not kept."""
+    """Count the requests within every limit of `slos_ms`; a missing latency is not within."""
     good = sum(
         all(row.get(name, math.inf) <= limit for name, limit in slos_ms) for row in latencies
     )
@@ -219,8 +219,8 @@ def _quantiles(
 ) -> dict[str, Any]:
     """Return n, mean, standard deviation, max, and percentiles with order-statistic intervals.
 
-    What a sample cannot tell is null. ITL has no intervals: the gaps of one stream depend on each
-    other.
+    Values that a sample is too small for are null. ITL has no intervals, since the gaps of one
+    stream depend on each other.
     """
     n = len(ordered)
     row: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Several rates, one after the other: which of them a server keeps up with."""
+"""Judge a sequence of rates, and find the highest that a server sustains."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,13 +16,13 @@ MOST_RATES = 32
 
 
 def powers_of_two(lowest: float, highest: float) -> list[float]:
-    """Return `lowest`, its double, and so on up to `highest`.
+    """Return `lowest`, 2 x `lowest`, 4 x `lowest`, ... up to `highest`.
 
     Raises:
         ValueError: there are none, or more than MOST_RATES.
     """
     if not 0 < lowest <= highest < float("inf"):
-        raise ValueError("no rates above 0, the lower one first")
+        raise ValueError("not two rates above 0, the lower first")
     rates = [lowest]
     while 2 * rates[-1] <= highest:
         rates.append(2 * rates[-1])
@@ -32,9 +32,9 @@ def powers_of_two(lowest: float, highest: float) -> list[float]:
 
 
 def load_at(result: CellResult, rate: float) -> CellLoad | None:
-    """Return what saturation at a rate is judged from; None if nothing succeeded.
+    """Return the data by which saturation at a rate is judged; None if no request succeeded.
 
-    The queue of the server is not looked at, and the backlog by quarter is left out.
+    They leave out the server's queue and the backlog by quarter.
     """
     measured = sorted(
         (record for record in result.records if record.measured),
@@ -54,7 +54,7 @@ def load_at(result: CellResult, rate: float) -> CellLoad | None:
 
 
 def judge_rate(result: CellResult, rate: float, earlier: dict[float, CellLoad]) -> Judgement | None:
-    """Judge a rate by a study's rule, and note its load in `earlier`; None: nothing succeeded."""
+    """Judge a rate by a study's rule and add its load to `earlier`; None: no request succeeded."""
     load = load_at(result, rate)
     if load is None:
         return None
@@ -63,7 +63,7 @@ def judge_rate(result: CellResult, rate: float, earlier: dict[float, CellLoad]) 
 
 
 def judgement_record(judgement: Judgement | None) -> dict[str, Any]:
-    """Return the summary of a judgement, by criterion; without one the rate is saturated."""
+    """Return a judgement by criterion for the summary; None counts as saturated."""
     if judgement is None:
         return {"saturated": True, "criteria": {}, "ms": {}}
     criteria = {
@@ -80,15 +80,17 @@ def judgement_record(judgement: Judgement | None) -> dict[str, Any]:
 
 
 def highest_unsaturated(summaries: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the highest rate below the first saturated one; None if that is the first."""
+    """Return the highest rate below the first saturated rate; None if the first is saturated."""
     kept = [s["configuration"]["rate"] for s in summaries if not s["saturation"]["saturated"]]
     return max(kept, default=None)
 
 
 def verdict(summaries: Sequence[Mapping[str, Any]]) -> str:
-    """Return a sentence on the rate up to which the server keeps up, and why not beyond."""
+    """Return a sentence with the highest sustained rate, and why the next rate saturated the
+    server.
+    """
     knee, last = highest_unsaturated(summaries), summaries[-1]
-    kept = "no rate is kept up with" if knee is None else f"{knee:g} requests/s are kept up with"
+    kept = "the server sustains no rate" if knee is None else f"{knee:g} requests/s are sustained"
     if not last["saturation"]["saturated"]:
         return f"{kept}, the highest requested rate; the server's limit is above it"
     reasons = [

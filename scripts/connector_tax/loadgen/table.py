@@ -1,4 +1,4 @@
-"""The table of latencies: a column for each, so that it fits 80 columns."""
+"""Render the latencies as a table of at most 80 columns, with a column for each latency."""
 
 import csv
 import io
@@ -8,11 +8,13 @@ from typing import Any
 from rich.table import Table
 
 Latencies = Mapping[str, Mapping[str, Any]]
-"""By name (TTFT, ...), as `loadgen/summary.py:summarise` makes them; ms."""
+"""Latencies by name (TTFT, ...), from `loadgen/summary.py:summarise`; ms."""
 
 
 def latency_table(latencies: Latencies, percents: Sequence[float]) -> Table:
-    """Return a table of count, mean, spread and percentiles, with the intervals below these."""
+    """Return a table of count, mean, spread and percentiles, each percentile with its interval
+    below.
+    """
     shown = distinct(latencies)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("ms")
@@ -33,7 +35,7 @@ def latency_table(latencies: Latencies, percents: Sequence[float]) -> Table:
 
 
 def distinct(latencies: Latencies) -> Latencies:
-    """Return the latencies without a TTFA that equals TTFT: no answer began with reasoning."""
+    """Return the latencies, without TTFA where it equals TTFT (no answer began with reasoning)."""
     same = latencies.get("TTFA") == latencies.get("TTFT")
     return {name: row for name, row in latencies.items() if not (same and name == "TTFA")}
 
@@ -50,7 +52,7 @@ def _interval(ends: Sequence[float] | None) -> str:
 
 
 def latency_csv(runs: Sequence[tuple[str, Latencies]], percents: Sequence[float]) -> bytes:
-    """Return a row for each load and latency: the table's numbers, unrounded, in ms."""
+    """Return CSV with a row for each load and latency: the table's numbers, unrounded, in ms."""
     keys = [f"p{percent:g}" for percent in percents]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

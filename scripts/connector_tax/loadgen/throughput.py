@@ -1,4 +1,4 @@
-"""Throughput of the measured window: what ended and what came in it, whenever it was due."""
+"""Throughput of the measured window: requests that ended and tokens that came in it."""
 
 from array import array
 from collections import Counter
@@ -13,16 +13,19 @@ _PENDING = 1 << 17
 
 
 class TokenTimes:
-    """Counts the tokens that came, by millisecond: a run is too long to keep every stamp."""
+    """Counts of tokens by the millisecond of their arrival, since a run is too long to keep every
+    stamp.
+    """
 
     def __init__(self) -> None:
         self._reads = array("q")  # pairs: stamp in ns, tokens
         self._bins: Counter[int] = Counter()
 
     def take(self, record: RequestRecord) -> None:
-        """Count the tokens of a request, also of one that failed or is not measured.
+        """Count the tokens of a request, even if it failed or is not measured.
 
-        Where events hold more tokens than they say, they count in proportion to the answer's.
+        Where the server counts more tokens than events came, each event gets the same share of
+        them.
         """
         tokens = record.completion_tokens or 0
         if record.raw_reads is None:
@@ -41,7 +44,7 @@ class TokenTimes:
             self._fold()
 
     def between(self, begin_ns: int, end_ns: int) -> int:
-        """Return the tokens that came in [begin_ns, end_ns), to a millisecond."""
+        """Return the number of tokens that came in [begin_ns, end_ns), to a millisecond."""
         self._fold()
         first, last = begin_ns // BIN_NS, -(-end_ns // BIN_NS)
         return sum(tokens for number, tokens in self._bins.items() if first <= number < last)
@@ -56,7 +59,7 @@ class TokenTimes:
 
 
 def read_pairs(raw_reads: bytes) -> tuple["np.ndarray[tuple[int], np.dtype[np.int64]]", ...]:
-    """Return the stamps of reads in ns, and the tokens of each."""
+    """Return the stamps of the reads in ns, and the number of token events in each."""
     pairs = np.frombuffer(raw_reads, np.int64)
     return pairs[::2], pairs[1::2]
 
@@ -64,7 +67,7 @@ def read_pairs(raw_reads: bytes) -> tuple["np.ndarray[tuple[int], np.dtype[np.in
 def ended_between(
     records: Sequence[RequestRecord], begin_ns: int, end_ns: int
 ) -> list[RequestRecord]:
-    """Return the successes whose answer ended in [begin_ns, end_ns)."""
+    """Return the successes that ended in [begin_ns, end_ns)."""
     return [
         record
         for record in records

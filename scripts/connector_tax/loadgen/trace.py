@@ -5,8 +5,8 @@ A trace has one JSON object per line:
     {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 2353]}
 
 `timestamp` is in ms; lengths are in tokens. `hash_ids` has one id for each block of 512 prompt
-tokens, the last of which may be shorter: two prompts are equal as far as their lists begin with the
-same ids. Without the list no token is shared. Format: github.com/kvcache-ai/Mooncake.
+tokens; the last block may be shorter. Prompts whose lists begin with the same ids share these
+blocks. Without the list no token is shared. Format: github.com/kvcache-ai/Mooncake.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from connector_tax.loadgen.sessions import LONGEST_S, WORDS, Node, Singles
 from connector_tax.seeds import named_generator
 
 BLOCK = 512
-"""Prompt tokens that an id stands for in the published traces."""
+"""Prompt tokens per id in the published traces."""
 Length = Annotated[int, Meta(ge=1, lt=2**31)]
 
 
@@ -37,10 +37,10 @@ class TraceLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_trace(path: Path, limit: int | None = None, block: int = BLOCK) -> "Trace":
-    """Read the first `limit` requests of a trace; stamps are counted from the earliest one.
+    """Read the first `limit` requests of a trace; timestamps become relative to the earliest.
 
     Raises:
-        ValueError: a line is no request, or its ids do not fit its length; names file, line and
+        ValueError: a line is not a request, or its ids do not fit its length; names file, line and
             key.
         OSError: the file cannot be read.
     """
@@ -73,7 +73,7 @@ def read_trace(path: Path, limit: int | None = None, block: int = BLOCK) -> "Tra
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests in the order of their stamps; an id stands for `block` tokens."""
+    """Requests in the order of their timestamps; an id stands for `block` tokens."""
 
     lines: tuple[TraceLine, ...]
     block: int = BLOCK
@@ -82,7 +82,7 @@ class Trace:
         return len(self.lines)
 
     def offsets_ns(self, speed: float = 1.0) -> NDArray[np.int64]:
-        """Return the starts in ns after the first one, ascending; twice as fast at speed 2."""
+        """Return the starts in ns after the first one, ascending, divided by `speed`."""
         stamps_ms = np.array([line.timestamp for line in self.lines])
         starts_ns = (stamps_ms - stamps_ms[0]) * (1e6 / speed)
         offsets: NDArray[np.int64] = np.rint(starts_ns).astype(np.int64)
@@ -99,7 +99,7 @@ class Trace:
 
     @property
     def repeated_share(self) -> float:
-        """Return the share of prompt tokens that an earlier request of the trace has sent."""
+        """Return the share of prompt tokens that repeat a prefix of an earlier request."""
         sent: dict[int, int] = {}  # tokens of each block
         known = total = 0
         for line, numbers in zip(self.lines, number_blocks(self)[0], strict=True):
@@ -112,10 +112,11 @@ class Trace:
 
 
 def number_blocks(trace: Trace) -> tuple[list[tuple[int, ...]], list[tuple[int, int]]]:
-    """Number the blocks of a trace, one number for each distinct list of leading ids.
+    """Assign a number to each distinct list of leading ids in a trace.
 
-    Returns the numbers of each request's blocks and, by number, the block before it (-1: none) and
-    how many other blocks had followed that one.
+    Returns:
+        The block numbers of each request and, by block number, the preceding block (-1: none) and
+            the number of other blocks that already followed that block.
     """
     numbers: dict[tuple[int, int], int] = {}
     followers: dict[int, int] = {}
@@ -143,7 +144,7 @@ def number_blocks(trace: Trace) -> tuple[list[tuple[int, ...]], list[tuple[int, 
 
 
 class TracePrompts:
-    """Make the prompt of each request of a trace from token ids below `vocabulary`.
+    """Makes the prompt of each request of a trace from token ids below `vocabulary`.
 
     Prompts are equal as far as their leading ids are, and differ from there on: blocks that follow
     the same block begin with different tokens. Where more blocks follow one than there are token
@@ -163,7 +164,7 @@ class TracePrompts:
         self._block = trace.block
         self._vocabulary = vocabulary
         most = max(follower for _, follower in self._places) + 1
-        # Of a follower's number, in base `vocabulary`.
+        # Digits of a follower's number in base `vocabulary`.
         self._digits = 1
         while vocabulary**self._digits < most:
             self._digits += 1
@@ -187,7 +188,7 @@ class TracePrompts:
 def mix(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return a random 64-bit number for each number: the output function of SplitMix64.
 
-    Any block can be made again without those before it, and a prompt in one go.
+    Any block can be made without the blocks before it, and a whole prompt in one vectorised call.
     Source: Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014.
     """
     z = numbers * np.uint64(0x9E3779B97F4A7C15)
@@ -197,13 +198,13 @@ def mix(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def trace_words(trace: Trace, seed: str) -> Callable[[int], str]:
-    """Return what makes each prompt of a trace of common words, one for each of its tokens."""
+    """Return a function that makes each prompt of a trace from common words, one per token."""
     tokens = TracePrompts(trace, seed, len(WORDS))
     return lambda index: " ".join([WORDS[k] for k in tokens(index)])
 
 
 def trace_note(trace: Trace, speed: float) -> str:
-    """Return a line on the size of a trace and on what it repeats."""
+    """Return a line with the trace's size and its share of repeated prefixes."""
     stamps = len({line.timestamp for line in trace.lines})
     return (
         f"trace: {len(trace)} requests at {stamps} stamps over {trace.duration_s / speed:.1f} s "

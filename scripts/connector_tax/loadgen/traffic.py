@@ -1,4 +1,4 @@
-"""Define traffic: when sessions start, and which of their requests are ready when.
+"""Define traffic: when each session starts, and when each of its requests is ready.
 
 One scheduler serves both kinds of traffic; they differ only in when the next session may start:
 
@@ -51,10 +51,10 @@ from connector_tax.seeds import named_generator
 ArrivalKind = Literal["fixed", "jittered", "poisson", "gamma"]
 
 _NS = 1_000_000_000
-# Of a constant size, so that earlier arrivals are the same whatever the horizon is.
+# Of constant size, so that earlier arrivals do not depend on the horizon.
 _CHUNK = 4096
 START_GAP_NS = 200_000
-"""Between the first requests of a closed loop, at least: several times what a send takes."""
+"""Least time between the first requests of a closed loop: several times the duration of a send."""
 
 
 def make_offsets(
@@ -67,7 +67,7 @@ def make_offsets(
 ) -> NDArray[np.int64]:
     """Return the offsets in ns, ascending, of every arrival in [0, horizon_s), `most` at most.
 
-    Lengthening the horizon keeps the arrivals already there (the process is extended, not redrawn).
+    A longer horizon keeps the earlier arrivals (the process is extended, not redrawn).
 
     Raises:
         ValueError: unknown kind, rate or horizon not positive and finite, or a gamma shape that is
@@ -79,7 +79,7 @@ def make_offsets(
         if not (math.isfinite(value) and value > 0):
             raise ValueError(f"{name} is {value!r}; it must be a positive number")
     if (kind == "gamma") != (gamma_shape is not None):
-        raise ValueError(f"gamma_shape is {gamma_shape!r} for kind {kind!r}; gamma alone has one")
+        raise ValueError(f"gamma_shape is {gamma_shape!r} for kind {kind!r}; only gamma takes it")
     if gamma_shape is not None and not (math.isfinite(gamma_shape) and gamma_shape > 0):
         raise ValueError(f"gamma_shape is {gamma_shape!r}; it must be a positive number")
     generator = named_generator(seed)
@@ -102,20 +102,20 @@ def make_offsets(
     return offsets_ns[offsets_ns < round(horizon_s * _NS)][:most]
 
 
-# Sessions started and active, and the time, to when the next may start; None: not before another
-# one ends, or never.
+# (sessions started, sessions active, time) -> when the next may start; None: when another ends, or
+# never.
 Admission = Callable[[int, int, int], int | None]
 
 
 def at_starts(starts_ns: Sequence[int]) -> Admission:
-    """Start session k at `starts_ns[k]` (ascending, absolute), whatever else is going on."""
+    """Return an admission that starts session k at `starts_ns[k]` (ascending, absolute)."""
     return lambda started, _active, _now_ns: (
         starts_ns[started] if started < len(starts_ns) else None
     )
 
 
 def at_places(target: int, origin_ns: int, rampup_ns: int) -> Admission:
-    """Keeps `target` sessions active, rising linearly from `origin_ns` over `rampup_ns`."""
+    """Return an admission that keeps `target` sessions active, after a linear ramp (ns)."""
 
     def next_start_ns(_started: int, active: int, now_ns: int) -> int | None:
         if active >= target:
@@ -129,10 +129,10 @@ def at_places(target: int, origin_ns: int, rampup_ns: int) -> Admission:
 class Load:
     """The load to send: sessions, their start times, and how their requests are made.
 
-    `offsets_ns` are the starts after the origin, ascending (open loop); None: `concurrency`
-    sessions are kept active, rising linearly over `rampup_ns` (closed loop). The schedule is known
-    up to `horizon_s`: a run that has served all sessions before it goes on to there.
-    A request that fails ends its session, unless `keep_going`.
+    `offsets_ns` are the starts after the origin, ascending (open loop). If None, `concurrency`
+    sessions are kept active after a linear ramp of `rampup_ns` (closed loop). The schedule is known
+    up to `horizon_s`; a run that has served all sessions earlier continues until then. A failed
+    request ends its session, unless `keep_going`.
     """
 
     sessions: Sessions
@@ -149,14 +149,14 @@ class Load:
 
     @property
     def waits_for_results(self) -> bool:
-        """True if the main process makes requests due, or ends them, when another one ends."""
+        """Return whether the end of one request makes another due or ends it."""
         if isinstance(self.sessions, Singles):
             return False
         return any(len(session.nodes) > 1 for session in self.sessions)
 
     @property
     def waits_in_workers(self) -> bool:
-        """True if requests wait in the workers until another one ends."""
+        """Return whether requests wait in the workers until another one ends."""
         return self.offsets_ns is None and not self.waits_for_results
 
     def scheduler(self, origin_ns: int) -> "SessionScheduler | ClosedSingles":
@@ -177,11 +177,11 @@ class _State:
     pending: set[int] = field(default_factory=set)  # neither issued nor given up
     histories: dict[str, History] = field(default_factory=dict)
     failed: bool = False
-    pause_until_ns: int = 0  # its place is not free before
+    pause_until_ns: int = 0  # when its place is free
 
 
 class Ready(NamedTuple):
-    """A request to send at `due_ns`; WAITS: when it gets a place. `name` is its session's."""
+    """A request to send at `due_ns` (WAITS: when it gets a place); `name` is its session's."""
 
     due_ns: int
     session: int
@@ -193,8 +193,9 @@ class Ready(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """An ended request's consequences: `cancel` are in-flight nodes of its session to
-    cancel, `given_up` nodes that will never be sent.
+    """The consequences of a request's end.
+
+    `cancel`: in-flight nodes of its session to cancel; `given_up`: nodes that will never be sent.
     """
 
     cancel: tuple[int, ...] = ()
@@ -234,13 +235,13 @@ class SessionScheduler:
 
     @property
     def exhausted(self) -> bool:
-        """True when no request will be ready any more, whatever those in flight bring."""
+        """Return whether no request will become ready any more, however those in flight end."""
         if self._queue or self.started < len(self._sessions):
             return False
         return not any(state.pending for state in self._active.values())
 
     def pop_ready(self, now_ns: int, horizon_ns: int) -> list[Ready]:
-        """Take every request due at or before `horizon_ns`, starting sessions as they may."""
+        """Start sessions as admission allows; return the requests due by `horizon_ns`."""
         ready: list[Ready] = []
         while True:
             start_ns = self._next_start_ns(now_ns)
@@ -258,7 +259,7 @@ class SessionScheduler:
                 return sorted(ready, key=lambda request: request.due_ns)
 
     def unsent(self) -> list[tuple[int, int]]:
-        """Return session and node of every request of an active session that was not issued."""
+        """Return (session, node) of every request of an active session that was not issued."""
         return [
             (session, node)
             for session, state in self._active.items()
@@ -266,7 +267,7 @@ class SessionScheduler:
         ]
 
     def next_ns(self, now_ns: int) -> int | None:
-        """Return when something is next due; None: only after a request in flight has ended."""
+        """Return when the next request is due; None: only after one in flight has ended."""
         candidates = [self._next_start_ns(now_ns), self._queue[0][0] if self._queue else None]
         return min((t for t in candidates if t is not None), default=None)
 
@@ -278,9 +279,9 @@ class SessionScheduler:
         output: Output | None,
         pause_ns: int = 0,
     ) -> Outcome:
-        """Take the end of a request; `output` None means that it failed.
+        """Process the end of a request; `output` None means that it failed.
 
-        Where sessions are kept active, its session's place stays free for `pause_ns` after it.
+        Where sessions are kept active, its session's place stays empty for `pause_ns` afterwards.
         """
         state = self._active[session]
         if pause_ns:
@@ -342,7 +343,7 @@ class SessionScheduler:
     def _history(state: _State, node: Node) -> History:
         # A parent that failed (and did not end the session) has no turn to hand on.
         inherited = (state.histories.get(p.node, ()) for p in node.parents if p.history)
-        # Each turn once, first come first.
+        # Each turn once, in the order of first occurrence.
         return tuple({turn.node: turn for history in inherited for turn in history}.values())
 
     def _release_children(self, session: int, state: _State, ended: Node, end_ns: int) -> None:
@@ -360,11 +361,12 @@ class SessionScheduler:
 
 
 class ClosedSingles:
-    """Hands out sessions of one request each, so many at once; asked as SessionScheduler.
+    """Hands out single-request sessions of a closed loop; same interface as SessionScheduler.
 
-    When a place, of `target`, is there, `admission` says (`at_places`): the request that takes it
-    is due then. The others have no due time (WAITS), and wait in a worker for a place: STOCK of
-    them, or as many as there are places, so that none stays empty until the next look here.
+    `admission` (`at_places`) gives the time of each of the `target` places; the request that takes
+    the place is due then. The other requests have no due time (WAITS) and wait in a worker for a
+    place. As many wait there as there are places, and at least STOCK, so that no place stays empty
+    until the scheduler is called again.
     """
 
     STOCK = 128
@@ -390,7 +392,9 @@ class ClosedSingles:
         return self._handed >= len(self._sessions)
 
     def pop_ready(self, now_ns: int, horizon_ns: int) -> list[Ready]:  # noqa: ARG002
-        """Take the places due at or before `horizon_ns`, and what is to wait for one."""
+        """Return the requests whose places are due by `horizon_ns`, and requests that wait for a
+        place.
+        """
         ready: list[Ready] = []
         while not self.exhausted:
             place_ns = self.next_ns(horizon_ns)
@@ -417,7 +421,7 @@ class ClosedSingles:
         return Ready(due_ns, index, 0, node, (), session.id)
 
     def next_ns(self, now_ns: int) -> int | None:  # noqa: ARG002
-        """Return when the next place is there; None: all are."""
+        """Return when the next place is due; None: all places are taken."""
         return self._admission(self._handed, self._places, 0)
 
     def complete(self, *_: object) -> Outcome:

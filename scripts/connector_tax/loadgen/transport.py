@@ -1,13 +1,13 @@
 """Connect the processes: ZMQ over ipc, the number in flight, the lag of an event loop.
 
 A ZMQ descriptor is edge-triggered: it signals once, and not again until everything has been taken.
-So a wake-up always drains: the receiver until nothing is left, the sender until the socket is full
-or its backlog empty; the waiting task is woken once for the lot.
+So every wake-up drains: the receiver until nothing is left, the sender until the socket is full or
+its backlog empty. The waiting task is woken once for all messages.
 
-A worker that checks the number in flight and then raises it lets one request too many through for
-each other worker that does so in between. A process-shared POSIX semaphore, sem_overview(7), takes
-a free place or finds none in a single step, without a system call and on every architecture. The
-counts beside it say how many places each worker holds: one that dies does not give them back.
+If workers checked the number in flight and then raised it, several could take the last place at
+once. A process-shared POSIX semaphore, sem_overview(7), takes a place atomically, without a system
+call and on every architecture. Counts beside it record how many places each worker holds, because a
+worker that dies does not give them back.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from connector_tax.linux import TimerFd
 from connector_tax.ranks import at_least
 
 MAX_MESSAGE = 16 * 1024 * 1024
-"""Largest frame in bytes that travels between the processes."""
+"""Largest frame between the processes, in bytes."""
 BACKLOG = 65536
 
 
@@ -61,19 +61,19 @@ class Sender:
         loop.add_reader(self._fd, self._drain)
 
     def send(self, *frames: bytes) -> bool:
-        """Send at once or queue; False if the message was refused because the backlog is full."""
+        """Send at once or queue; return False if the full backlog dropped the message."""
         if not self._backlog and self._try(frames):
             return True
         if len(self._backlog) >= self._limit:
             self.dropped += 1
             return False
         self._backlog.append(frames)
-        # Without this the edge that announces room may have passed between the try and the append.
+        # Otherwise the edge that announces room could pass unseen between the try and the append.
         self._drain()
         return True
 
     def close(self) -> None:
-        """Close the socket; what is still queued is discarded."""
+        """Close the socket and discard queued messages."""
         self._loop.remove_reader(self._fd)
         self._socket.close()
 
@@ -125,14 +125,14 @@ class Receiver:
         loop.call_soon(self.drain)
 
     async def recv(self) -> tuple[Any, bytes | None]:
-        """Return the next message; suspends only when none is buffered."""
+        """Return the next message; suspends only when no message is buffered."""
         while not self._queue:
             self._waiter = self._loop.create_future()
             await self._waiter
         return self._queue.popleft()
 
     def drain(self) -> None:
-        """Take everything that has arrived, then wake the consumer once."""
+        """Take every message that has arrived, then wake the consumer once."""
         receive = self._socket.recv
         while True:
             try:
@@ -205,16 +205,16 @@ class InFlight:
             self._counts = counts.cast("q")
 
     def limit(self, cap: int) -> None:
-        """Allow `cap` requests in flight, those that already are among them; 0: any number."""
+        """Allow `cap` requests in flight, including those in flight now; 0: no limit."""
         free = max(0, (cap or _SEM_VALUE_MAX) - self.count())
         _sem_init(self._address, 1, free)
 
     def count(self) -> int:
-        """Return requests in flight in all workers, read one worker after the other."""
+        """Return the requests in flight in all workers, read one worker after the other."""
         return sum(self._counts)
 
     def enter(self, worker: int) -> bool:
-        """Count a request of `worker` as in flight; False, and not counted, at the cap."""
+        """Count a request of `worker` as in flight; return False, uncounted, at the cap."""
         if _sem_trywait(self._address) != 0:
             return False
         self._counts[worker] += 1
@@ -227,7 +227,8 @@ class InFlight:
     def forget_worker(self, worker: int) -> None:
         """Release every request of a worker that died.
 
-        If it died between its place and its count, that place is lost until the next `limit`.
+        If the worker died after taking a place and before counting it, that place is lost until the
+        next `limit`.
         """
         while self._counts[worker] > 0:
             self.leave(worker)
@@ -257,8 +258,8 @@ class LoopProbe:
     def values(self) -> dict[str, float]:
         """Return lag p99 and max in ms (0 before the first tick) and the process's CPU share.
 
-        The p99 is what it at least is, the lower end of its 95% interval: in a cell of three
-        seconds one stall of 30 ms is 1% of the ticks.
+        The p99 is the lower end of its 95% interval, because in a cell of three seconds a single
+        stall of 30 ms is already 1% of the ticks.
         """
         lags = sorted(self.lags_ns) or [0]
         wall_ns = max(time.monotonic_ns() - self.start_ns, 1)
@@ -273,7 +274,7 @@ class LoopProbe:
 
     def _tick(self) -> None:
         late_ns = max(time.monotonic_ns() - self._due_ns, 0)
-        # Every tick that a stuck loop missed counts, as late as it was: a hold-up of a second among
+        # Every tick that a stuck loop missed counts with its lateness: a stall of a second among
         # sixty is 1.7% of the samples.
         self.lags_ns += range(late_ns, -1, -self.INTERVAL_NS)
         self._due_ns += self.INTERVAL_NS * (1 + late_ns // self.INTERVAL_NS)

@@ -8,13 +8,14 @@ from connector_tax.loadgen.sse import Choice, Message, text_of
 
 
 def output_of(choices: Sequence[Choice]) -> Output:
-    """Return the text of an answer, or its message where text is not all that it says.
+    """Return the text of an answer, or its message if it holds more than text.
+
+    A message with tool calls keeps them; a message without text keeps its reasoning, under the
+    server's name for it. Reasoning before a text is not inherited.
 
     Args:
-        choices: the chunks of a stream that brought something, or the one of a whole response.
-
-    A message with tool calls keeps these; one without text keeps its reasoning, under the name that
-    the server gave it. Reasoning before a text is not inherited.
+        choices: the chunks of a stream that brought something, or the single choice of a whole
+            response.
     """
     text = "".join(map(text_of, choices))
     messages = [message for c in choices if (message := c.delta or c.message) is not None]
@@ -29,7 +30,7 @@ def output_of(choices: Sequence[Choice]) -> Output:
 
 
 def _calls(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return the tool calls, whose names and arguments may have come in parts."""
+    """Return the tool calls, joined from the parts of their names and arguments."""
     calls: dict[int, dict[str, Any]] = {}
     for message in messages:
         for place, part in enumerate(message.tool_calls or ()):

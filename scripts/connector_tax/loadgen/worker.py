@@ -1,14 +1,15 @@
-"""The worker process: requests in over ZMQ, HTTP out and back, results out over ZMQ.
+"""The worker process: receives requests over ZMQ, sends them over HTTP, and returns results over
+ZMQ.
 
     await requests.recv -> hold until due -> fire: write -> answer, read by read -> result
 
-A request has a task only while it waits for a connection; the next one is received meanwhile.
+A request has a task only while it waits for a connection; the next request is received meanwhile.
 Stamps are taken in this process and nowhere else. `answers.HeldRequest` reads an answer as it
 arrives and judges it; `Places` holds what waits in a closed loop; `Worker` does the rest.
 
 Started as `python -m connector_tax.loadgen.worker`, with its settings as one line of JSON on stdin
-(headers may hold credentials, which a command line would show to every user). The pipe stays open:
-its end is the sign that the main process is gone.
+(headers may hold credentials, which a command line would show to every user). The pipe stays open;
+its end means that the main process has ended.
 """
 
 import asyncio
@@ -62,19 +63,21 @@ from connector_tax.loadgen.transport import (
 
 
 class Places:
-    """Requests that wait for a place, and places that wait for a request.
+    """Requests that wait for a place in a closed loop, and places that wait for a request.
 
-    `stop_ns`: nothing that is due then or later is started.
+    Nothing that is due at `stop_ns` or later is started.
     """
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, start: Callable[[HeldRequest, int], None]
     ) -> None:
-        """`start`: called with the next request and its due time, which may be in the past."""
+        """Store `start`, which is called with the next request and its due time, possibly in the
+        past.
+        """
         self._loop = loop
         self._start = start
         self._waiting: deque[HeldRequest] = deque()
-        self._free: deque[int] = deque()  # since when
+        self._free: deque[int] = deque()  # free since (ns)
         self.stop_ns: int | None = None
 
     def add(self, request: HeldRequest) -> None:
@@ -83,14 +86,14 @@ class Places:
             self._next(self._free.popleft())
 
     def free(self, since_ns: int, pause_ns: int) -> None:
-        """Take back a place, which is free after a pause."""
+        """Take back a place, which becomes free after `pause_ns`."""
         if pause_ns:
             self._loop.call_later(pause_ns / 1e9, self._next, since_ns + pause_ns)
         else:
             self._next(since_ns)
 
     def close(self) -> list[HeldRequest]:
-        """Start nothing more; return what waits."""
+        """Start nothing more; return the waiting requests."""
         self.stop_ns = 0
         waiting, self._waiting = list(self._waiting), deque()
         return waiting
@@ -105,21 +108,21 @@ class Places:
 
 
 SPIN_NS = 400_000
-"""The timer is set so much before a due time; what is left is spun, not slept."""
+"""The timer fires this long before a due time; the worker spins for the rest."""
 # The shortest there is: main-process threads on the same CPU let the worker go first.
 _TIME_SLICE_NS = 100_000
-# A spin reads answers one at a time, while there is time for one before the next send.
+# A spin reads answers one at a time, as long as one fits before the next send.
 _READ_MARGIN_NS = 80_000
 _FIRES_PER_TURN = 8
-# At most this part of the time between two sends is spun: dense requests bring other work.
+# Largest share of the time between two sends to spin: dense requests need CPU for other work.
 _SPIN_PART = 4
-# How long a result may wait for others, where no plan waits for it.
+# How long a result may wait to be batched, if no plan waits for it.
 _HOLD_S = 0.005
 _monotonic_ns = time.monotonic_ns
 
 
 class Worker:
-    """The worker's main loop and the life of each request."""
+    """The worker's main loop, and the handling of each request."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, settings: WorkerSettings, inflight: InFlight
@@ -169,7 +172,7 @@ class Worker:
     # ---- messages from the main process
 
     async def main_loop(self) -> None:
-        """Serve messages for ever; suspends only when none is buffered."""
+        """Process messages forever; suspends only when no message is buffered."""
         while True:
             message, body = await self._requests.recv()
             match message:
@@ -263,7 +266,7 @@ class Worker:
             self._fire_due()
 
     def _take_place(self, request: HeldRequest, due_ns: int) -> None:
-        """Send the next request of a closed loop, which is due now, or in a while."""
+        """Send the next request of a closed loop now, or hold it until it is due."""
         request.record.t_intended_ns = due_ns
         if due_ns <= _monotonic_ns():
             self._fire(request, due_ns)
@@ -272,10 +275,10 @@ class Worker:
             self._fire_due()
 
     def _fire_due(self) -> None:
-        """Fire what is due, or will be in a moment; set the timer for the next.
+        """Fire the requests that are due or nearly so; set the timer for the next.
 
-        At most one spin and _FIRES_PER_TURN requests in a turn of the loop: where requests are
-        dense, results and messages are served between them.
+        At most one spin and _FIRES_PER_TURN requests run in a turn of the event loop, so that
+        results and messages are served between dense requests.
         """
         held, spun = self._held, False
         self._pool.poller.until_ns = FAR_NS
@@ -301,12 +304,12 @@ class Worker:
             self._wake_at(held[0][0] - SPIN_NS)
 
     def _wake_at(self, at_ns: int) -> None:
-        """Look for what is due then; reading answers ends for it."""
+        """Set the timer for `at_ns`, when reading of answers also ends."""
         self._pool.poller.until_ns = at_ns
         self._timer.arm(at_ns)
 
     def _fire(self, request: HeldRequest, due_ns: int) -> None:
-        """Send at `due_ns`: make ready, then spin the rest, reading what answers come meanwhile."""
+        """Send at `due_ns`: prepare, then spin until then, reading answers meanwhile."""
         run = self.run
         left_s = (due_ns + run.request_timeout_ns - _monotonic_ns()) / 1e9
         request.timeout = self.loop.call_later(
@@ -322,7 +325,7 @@ class Worker:
             now_ns = _monotonic_ns()
         self._spun_ns += now_ns - begin_ns
         request.sent = True
-        # Judged at the due time, as the cap is on requests in flight and not on those prepared.
+        # Checked at the due time, because the cap limits requests in flight, not prepared ones.
         if not self._inflight.enter(self._index):
             if connection is not None:
                 self._pool.put_back(connection)
@@ -366,7 +369,7 @@ class Worker:
         record.t_send_ns = record.t_send_ns or sent_ns
 
     def on_answered(self, request: HeldRequest, failure: RequestFailed | None) -> None:
-        """Take the end of a request; send it again if it met a dead connection."""
+        """Finish an ended request, or send it again if its connection was already dead."""
         record, connection = request.record, request.connection
         if connection is None or not self._may_retry(record, connection, failure):
             self._finish(request, failure)
@@ -374,26 +377,25 @@ class Worker:
         record.t_send_ns = record.t_send_ns or record.t_conn_ns
         record.retries += 1
         self._pool.release(connection)
-        self._pool.drop_idle()  # the others have waited too
+        self._pool.drop_idle()  # the other idle connections are as old
         request.connection = None
         self._connect(request)
 
     def _may_retry(
         self, record: RequestRecord, connection: Connection, failure: RequestFailed | None
     ) -> bool:
-        """Return True once, if a connection from the pool was dead already: the server saw no
-        request.
+        """Return True at most once per request, if its pooled connection was already dead.
 
-        Never against a server that is judged (`strict`).
+        The server has not seen such a request. Never True for `strict`.
         """
         dead = failure is not None and failure.kind in DEAD
         dead = dead and connection.pooled and not connection.received
         return dead and record.retries == 0 and not self.strict
 
     def leave(self, request: HeldRequest) -> None:
-        """Give up what a request holds: its connection, and its place among those in flight.
+        """Release the request's connection and its place among those in flight.
 
-        In closed loop the next request goes here, before the answer of this one is checked.
+        In a closed loop the next request starts here, before this answer is checked.
         """
         if not request.sent:
             return
@@ -411,7 +413,7 @@ class Worker:
             self._places.free(record.t_done_ns, record.pause_ns)
 
     def holds(self, request: HeldRequest) -> bool:
-        """Return whether the request has not ended."""
+        """Return whether the request has not ended yet."""
         return self._requests_by_seq.get(request.record.seq) is request
 
     def _finish(self, request: HeldRequest, failure: RequestFailed | None) -> None:
@@ -440,7 +442,7 @@ class Worker:
             self._send_results(ended)
 
     def _send_results(self, ended: list[RequestRecord]) -> None:
-        """Send as one message or, where that is too long, each by itself."""
+        """Send the results as one message, or each by itself if that would be too long."""
         frame = self._encode(Ended(ended))
         if len(frame) <= MAX_MESSAGE:
             self._results.send(frame)
@@ -465,11 +467,11 @@ def peak_memory_mb() -> float:
 
 
 def main() -> None:
-    """Run until the main process says or shows that it is over."""
-    # They are for the main process to handle, whether the group gets them or it alone.
+    """Run the worker until the main process sends its end or exits."""
+    # Only the main process handles them, even if the whole process group receives them.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    os.write(sys.stdout.fileno(), b"up\n")  # one write, whatever buffering the user has set
+    os.write(sys.stdout.fileno(), b"up\n")  # a single write, independent of Python's buffering
     settings = msgspec.json.decode(sys.stdin.readline(), type=WorkerSettings)
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
@@ -478,7 +480,7 @@ def main() -> None:
     asyncio.set_event_loop(loop)
 
     def leave() -> None:
-        # The main process removes the folder itself, unless it was killed before that.
+        # The main process removes the folder, unless it was killed before that.
         shutil.rmtree(Path(settings.folder), ignore_errors=True)
         os._exit(0)
 
