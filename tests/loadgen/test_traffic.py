@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from connector_tax.loadgen.sessions import Node, Parent, Session
+from connector_tax.loadgen.sessions import Node, Parent, Session, Singles
 from connector_tax.loadgen.traffic import (
     ArrivalKind,
+    OpenSingles,
     Ready,
     SessionScheduler,
     at_places,
@@ -155,6 +156,23 @@ def test_rate_traffic_keeps_its_invariants(
         if not ready.node.parents:  # open loop: nothing that runs delays a session's start
             wait = round(ready.node.wait_after_ready_s * S)
             assert ready.due_ns == starts[ready.session] + wait
+
+
+@given(gaps=st.lists(st.integers(0, 3), max_size=12), horizons=st.lists(st.integers(0, 30)))
+def test_single_requests_are_handed_out_as_sessions_of_one_are(
+    gaps: list[int], horizons: list[int]
+) -> None:
+    starts = [sum(gaps[: k + 1]) for k in range(len(gaps))]
+    singles = Singles(len(starts), Node("0", "p", 1), [1, 2, 3])
+    one, other = OpenSingles(singles, starts), SessionScheduler(singles, at_starts(starts), True)
+    for horizon_ns in sorted(horizons):
+        assert one.next_ns(0) == other.next_ns(0)
+        ready = one.pop_ready(0, horizon_ns)
+        assert ready == other.pop_ready(0, horizon_ns)
+        assert (one.active, one.exhausted) == (other.active, other.exhausted)
+        for request in ready[::2]:
+            assert one.complete() == other.complete(request.session, 0, horizon_ns, "")
+        assert (one.active, one.finished) == (other.active, other.finished)
 
 
 @given(**RUN, target=st.integers(1, 8), rampup_ns=st.sampled_from([0, S, 10 * S]))

@@ -362,8 +362,7 @@ class Plan:
             request = self._ahead.take(ready.session, ready.node_index, ready.history)
             self._digest.update(request.body)
             self._digest.update(b"\n")
-            record = _record(seq, ready.due_ns, ready.name, ready.node)
-            record.request_id = request.request_id
+            record = _record(seq, ready.due_ns, ready.name, ready.node, request.request_id)
             record.t_issue_ns = now_ns
             record.wanted = request.prompt_tokens, request.completion_tokens
             self._records.append(record)
@@ -477,7 +476,9 @@ class Plan:
         for kind, unsent in (("session_failed", self._given_up), ("run_ended", cut)):
             for session, node, when_ns in unsent:
                 graph = self._load.sessions[session]
-                record = _record(len(made), when_ns, graph.id, graph.nodes[node])
+                planned = graph.nodes[node]
+                request_id = f"{graph.id}/{planned.id}"
+                record = _record(len(made), when_ns, graph.id, planned, request_id)
                 record.warmup = when_ns < self.warmup_end_ns
                 record.cooldown = self._after_window(when_ns)
                 record.fail(kind, "not sent")
@@ -486,13 +487,13 @@ class Plan:
         return made
 
 
-def _record(seq: int, due_ns: int, session: str, node: Node) -> RequestRecord:
+def _record(seq: int, due_ns: int, session: str, node: Node, request_id: str) -> RequestRecord:
     return RequestRecord(
-        request_id=f"{session}/{node.id}",
+        request_id=request_id,
         seq=seq,
         t_intended_ns=due_ns,
         session=session,
         node=node.id,
-        parents=tuple([parent.node for parent in node.parents]),
+        parents=tuple([parent.node for parent in node.parents]) if node.parents else (),
         wait_after_ready_ns=round(node.wait_after_ready_s * 1e9),
     )

@@ -16,6 +16,7 @@ and of their histories, each turn once, in the order of the parents.
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -153,21 +154,34 @@ class Singles:
         return self.count
 
     def __getitem__(self, index: int) -> Session:
+        name, node = self.single(index)
+        return Session(name, (node,))
+
+    def single(self, index: int) -> tuple[str, Node]:
+        """Return the name and the only node of a session."""
         node = self.node
         if self.lengths is not None:
             node = msgspec.structs.replace(node, max_tokens=self.lengths[index % len(self.lengths)])
-        return Session(f"r{index}", (node,))
+        return f"r{index}", node
 
 
 Sessions = Singles | Sequence[Session]
 """Sessions in the order of their starts."""
 
+
+def node_of(sessions: Sessions, session: int, node: int) -> tuple[str, Node]:
+    """Return the name of a session, and a node of it."""
+    if isinstance(sessions, Singles):
+        return sessions.single(session)
+    graph = sessions[session]
+    return graph.id, graph.nodes[node]
+
+
 AHEAD = 256
 """Bodies made ahead; 16,000-token prompts take 25 MB."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedRequest:
+class PlannedRequest(msgspec.Struct, frozen=True):
     """A request before it is sent: `body` is the complete JSON of the POST.
 
     The response's usage must equal the token counts, or the request fails with `wrong_length`; None
@@ -219,12 +233,23 @@ def random_requests(
         yield PlannedRequest(f"{name}/{k}", body, prompt_tokens, completion_tokens)
 
 
+_BLOCK = 4096
+"""Ids drawn together: a call to draw a few costs more than they do."""
+
+
+def _rows(seed: str, count: int, first: int, end: int) -> Iterator[list[int]]:
+    """Yield lists of `count` numbers from [first, end), from random stream `seed`."""
+    draw = named_generator(seed).integers
+    shape = max(1, _BLOCK // count), count
+    while True:
+        yield from draw(first, end, size=shape).tolist()
+
+
 def random_tokens(seed: str, count: int, first_id: int, end_id: int) -> Callable[[], list[int]]:
     """Return a function that makes prompts of `count` ids in [first_id, end_id), from random stream
     `seed`.
     """
-    draw = named_generator(seed).integers
-    return lambda: draw(first_id, end_id, size=count).tolist()
+    return _rows(seed, count, first_id, end_id).__next__
 
 
 WORDS = (
@@ -236,8 +261,8 @@ WORDS = (
 
 def random_words(seed: str, count: int) -> Callable[[], str]:
     """Return a function that makes prompts of `count` common words, from random stream `seed`."""
-    draw = named_generator(seed).integers
-    return lambda: " ".join([WORDS[k] for k in draw(0, len(WORDS), size=count)])
+    rows = _rows(seed, count, 0, len(WORDS))
+    return lambda: " ".join([WORDS[k] for k in next(rows)])
 
 
 class LookAhead:
@@ -290,12 +315,17 @@ def session_bodies(
             sent as they are.
     """
 
+    encode = msgspec.json.Encoder().encode
+
+    @cache
+    def template(max_tokens: int) -> dict[str, Any]:
+        merged = {**common, "max_tokens": max_tokens, **extra}
+        return {key: value for key, value in merged.items() if value is not None}
+
     def build(session: int, node: int, history: History) -> PlannedRequest:
-        graph = sessions[session]
-        planned = graph.nodes[node]
+        graph_name, planned = node_of(sessions, session, node)
         prompt: Prompt = planned.prompt if prompt_of is None else prompt_of(session)
-        merged = {**common, "max_tokens": planned.max_tokens, **extra}
-        body = {key: value for key, value in merged.items() if value is not None}
+        body = template(planned.max_tokens).copy()
         prompt_tokens: int | None = None
         if chat and not isinstance(prompt, str):
             body["messages"] = prompt
@@ -309,8 +339,8 @@ def session_bodies(
             prompt_tokens = None if isinstance(prompt, str) else len(prompt)
         wanted = body.get("max_completion_tokens", body.get("max_tokens"))
         return PlannedRequest(
-            request_id=f"{name}/{graph.id}/{planned.id}",
-            body=msgspec.json.encode(body),
+            request_id=f"{name}/{graph_name}/{planned.id}",
+            body=encode(body),
             prompt_tokens=prompt_tokens,
             completion_tokens=wanted if body.get("ignore_eos") else None,
         )
@@ -330,6 +360,8 @@ def _message(role: str, content: Prompt) -> dict[str, Any]:
 
 
 def _joined(prompt: Prompt, history: History) -> Prompt:
+    if not history:
+        return prompt
     pieces = [piece for turn in history for piece in (turn.prompt, turn.output)]
     if isinstance(prompt, str):
         return "".join([*map(str, pieces), prompt])

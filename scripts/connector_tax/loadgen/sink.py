@@ -19,7 +19,7 @@ from connector_tax.files import standard_stream, write_all
 from connector_tax.loadgen.latency import latency_columns
 from connector_tax.loadgen.messages import LINE_FIELDS, RequestRecord
 from connector_tax.loadgen.plan import Progress
-from connector_tax.loadgen.throughput import TokenTimes, read_pairs
+from connector_tax.loadgen.throughput import PAIR_BYTES, TokenTimes, read_pairs
 
 PENDING_BYTES = 1 << 20
 """Bytes of pending lines above which they are written at once."""
@@ -82,7 +82,8 @@ class RecordSink:
             self._tokens += record.completion_tokens or 0
         self.tokens.take(record)
         if record.raw_reads is not None:
-            if record.status == "ok" and record.measured:
+            # One read has no gap.
+            if len(record.raw_reads) > PAIR_BYTES and record.status == "ok" and record.measured:
                 stamps, counts = read_pairs(record.raw_reads)
                 gaps_ms = np.diff(stamps) / 1e6
                 if counts.sum() > (record.token_events or 0):

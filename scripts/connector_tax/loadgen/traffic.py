@@ -1,6 +1,6 @@
 """Define traffic: when each session starts, and when each of its requests is ready.
 
-One scheduler serves both kinds of traffic; they differ only in when the next session may start:
+`SessionScheduler` serves both kinds of traffic, which differ in when the next session may start:
 
 - rate (open loop): session k starts at its own offset, whatever is running;
 - concurrency (closed loop): a session starts as soon as fewer than target(t) are active, where
@@ -8,8 +8,8 @@ One scheduler serves both kinds of traffic; they differ only in when the next se
   alone, so sessions that outlast it neither hold it up nor let it overshoot. It lasts N x
   START_GAP_NS at least: N requests due at one moment would wait for each other in the client.
 
-In a closed loop whose sessions have one request each the next ones wait in the workers, and start
-there when one ends (`ClosedSingles`).
+Sessions of one request each are handed out without a state for each (`OpenSingles`). In a closed
+loop the next ones wait in the workers, and start there when one ends (`ClosedSingles`).
 
 Arrivals at rate λ are gaps X₁, X₂, …; session k is due X₁ + … + X_k after the origin, except that
 the fixed process starts at the origin itself. Offsets are absolute, so that a late request never
@@ -27,6 +27,7 @@ The schedulers have no clock: callers pass the time, and the same code runs on a
 tests.
 """
 
+import bisect
 import heapq
 import math
 from collections.abc import Callable, Sequence
@@ -45,6 +46,7 @@ from connector_tax.loadgen.sessions import (
     Sessions,
     Singles,
     Turn,
+    node_of,
 )
 from connector_tax.seeds import named_generator
 
@@ -159,12 +161,15 @@ class Load:
         """Return whether requests wait in the workers until another one ends."""
         return self.offsets_ns is None and not self.waits_for_results
 
-    def scheduler(self, origin_ns: int) -> "SessionScheduler | ClosedSingles":
+    def scheduler(self, origin_ns: int) -> "SessionScheduler | OpenSingles | ClosedSingles":
         admission = at_places(self.concurrency, origin_ns, self.rampup_ns)
         if self.waits_in_workers:
             return ClosedSingles(self.sessions, self.concurrency, admission)
         if self.offsets_ns is not None:
-            admission = at_starts((self.offsets_ns + origin_ns).tolist())
+            starts_ns = (self.offsets_ns + origin_ns).tolist()
+            if isinstance(self.sessions, Singles):
+                return OpenSingles(self.sessions, starts_ns)
+            admission = at_starts(starts_ns)
         return SessionScheduler(self.sessions, admission, not self.keep_going)
 
 
@@ -360,8 +365,61 @@ class SessionScheduler:
         self._arrivals += 1
 
 
-class ClosedSingles:
-    """Hands out single-request sessions of a closed loop; same interface as SessionScheduler.
+class _OneByOne:
+    """Hands out single-request sessions in order; same interface as SessionScheduler."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+        self._handed = 0
+        self._ended = 0
+
+    @property
+    def finished(self) -> bool:
+        return self.exhausted and self._ended == self._handed
+
+    @property
+    def exhausted(self) -> bool:
+        return self._handed >= len(self._sessions)
+
+    def complete(self, *_: object) -> Outcome:
+        """Take the end of a request, or its return, if it was never sent."""
+        self._ended += 1
+        return _NOTHING_MORE
+
+    def unsent(self) -> list[tuple[int, int]]:
+        return []
+
+    def _hand_out(self, start_ns: int | None) -> Ready:
+        index, self._handed = self._handed, self._handed + 1
+        name, node = node_of(self._sessions, index, 0)
+        due_ns = WAITS if start_ns is None else start_ns + _wait_ns(node)
+        return Ready(due_ns, index, 0, node, (), name)
+
+
+class OpenSingles(_OneByOne):
+    """Hands out single-request sessions of an open loop, at ascending absolute times in ns."""
+
+    def __init__(self, sessions: Singles, starts_ns: list[int]) -> None:
+        super().__init__(sessions)
+        self._starts_ns = starts_ns[: len(sessions)]
+
+    @property
+    def active(self) -> int:
+        return self._handed - self._ended
+
+    def pop_ready(self, now_ns: int, horizon_ns: int) -> list[Ready]:  # noqa: ARG002
+        """Return every request due at or before `horizon_ns`."""
+        first = self._handed
+        end = bisect.bisect_right(self._starts_ns, horizon_ns, first)
+        return [self._hand_out(start_ns) for start_ns in self._starts_ns[first:end]]
+
+    def next_ns(self, now_ns: int) -> int | None:  # noqa: ARG002
+        """Return when the next request is due; None: there is none."""
+        return None if self.exhausted else self._starts_ns[self._handed]
+
+
+class ClosedSingles(_OneByOne):
+    """Hands out single-request sessions of a closed loop.
 
     `admission` (`at_places`) gives the time of each of the `target` places; the request that takes
     the place is due then. The other requests have no due time (WAITS) and wait in a worker for a
@@ -372,24 +430,14 @@ class ClosedSingles:
     STOCK = 128
 
     def __init__(self, sessions: Sessions, target: int, admission: Admission) -> None:
-        self._sessions = sessions
+        super().__init__(sessions)
         self._target = target
         self._admission = admission
         self._places = 0  # handed out with a due time
-        self._handed = 0
-        self._ended = 0
 
     @property
     def active(self) -> int:
         return min(self._places, self._handed - self._ended)
-
-    @property
-    def finished(self) -> bool:
-        return self.exhausted and self._ended == self._handed
-
-    @property
-    def exhausted(self) -> bool:
-        return self._handed >= len(self._sessions)
 
     def pop_ready(self, now_ns: int, horizon_ns: int) -> list[Ready]:  # noqa: ARG002
         """Return the requests whose places are due by `horizon_ns`, and requests that wait for a
@@ -413,24 +461,9 @@ class ClosedSingles:
         most = max(self.STOCK, self._places) if self._places else 0
         return left > self._target - self._places and waiting < most
 
-    def _hand_out(self, place_ns: int | None) -> Ready:
-        index, self._handed = self._handed, self._handed + 1
-        session = self._sessions[index]
-        node = session.nodes[0]
-        due_ns = WAITS if place_ns is None else place_ns + _wait_ns(node)
-        return Ready(due_ns, index, 0, node, (), session.id)
-
     def next_ns(self, now_ns: int) -> int | None:  # noqa: ARG002
         """Return when the next place is due; None: all places are taken."""
         return self._admission(self._handed, self._places, 0)
-
-    def complete(self, *_: object) -> Outcome:
-        """Take the end of a request, or its return, if it was never sent."""
-        self._ended += 1
-        return _NOTHING_MORE
-
-    def unsent(self) -> list[tuple[int, int]]:
-        return []
 
 
 def _wait_ns(node: Node) -> int:

@@ -10,9 +10,9 @@ import hashlib
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 
 from connector_tax.analysis.device_time import device_values
@@ -85,7 +85,7 @@ class Records:
         self.planned, bodies = list[PlannedRequest](), hashlib.sha256()
         for request in itertools.islice(self.prepared.requests, count):
             bodies.update(request.body + b"\n")
-            self.planned.append(replace(request, body=b""))
+            self.planned.append(msgspec.structs.replace(request, body=b""))
         self.bodies_sha256 = bodies.hexdigest()
 
 
