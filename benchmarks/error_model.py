@@ -202,7 +202,7 @@ def _pooled(launches: Launches, effect: Effect, levels: Levels) -> str:
     residual, df = launches.residual
     weights = launches.weights(launches.name[-1], PLAINS, effect.blocks)
     error = float(np.sqrt(residual @ residual / df * (weights**2).sum()))
-    pooled = replace(shifted(effect, SOUGHT), error=error, df=df, own=None)
+    pooled = replace(shifted(effect, SOUGHT), error=error, df=df, own_spread=None)
     return judge(pooled, MARGIN, levels, fewest=2).verdict
 
 

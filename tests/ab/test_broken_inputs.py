@@ -158,7 +158,11 @@ def test_candidate_may_be_named_like_a_configuration() -> None:
         ([], {"baseline": "false {port}"}, "baseline: the server ended with status 1 before"),
         ([], {"baseline": TRACEBACKS}, "before it was ready\nfirst error: MemoryError: 15 GiB\n"),
         ([], {"baseline": BARE}, "first error: Exception: no CPU here\nlog: "),
-        ([], {"baseline": f"{CHAT} 401"}, "answers 401: it asks for a key, and none is sent"),
+        (
+            [],
+            {"baseline": f"{CHAT} 401"},
+            "answers 401: the server requires a key, and none is sent",
+        ),
         ([], {"candidate": CHAT}, "candidate serves another model: model embedded-model -> stub"),
         (
             [],

@@ -72,10 +72,10 @@ def test_server_behind_tls_a_key_and_a_base_path_is_asked_and_the_key_kept_nowhe
         assert KEY not in kept
         assert "/metrics answered 404" in kept, "the scraper reached it"
         ask(tmp_path / "any", url, "--api-key-env", "MY_KEY", "--insecure")
-        with pytest.raises(AskError, match=r"asks for a key, and none is sent \(--api-key-env\)"):
+        with pytest.raises(AskError, match=r"requires a key, and none is sent \(--api-key-env\)"):
             ask(tmp_path / "keyless", url, "--insecure")
         monkeypatch.setenv("MY_KEY", "another")
-        with pytest.raises(AskError, match="it refuses the key of MY_KEY"):
+        with pytest.raises(AskError, match="the server rejects the key in MY_KEY"):
             ask(tmp_path / "wrong", url, "--insecure", "--api-key-env", "MY_KEY")
 
 

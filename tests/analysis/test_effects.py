@@ -340,5 +340,5 @@ def test_a_launch_without_one_of_the_rates_is_not_in_the_mean_over_them() -> Non
     table = over_rates({}, (CellKey("x", 1, "A", "r2"),))
     tax = known(table.tax("x", "A", ALL_RATES, "ttft_p90"))
     assert tax.blocks == (0, 2)
-    lost = table.lost("x", "A", ALL_RATES, "ttft_p90")
-    assert lost == [("missing", 1, "the launch is not part of the design")]
+    missing = table.missing_blocks("x", "A", ALL_RATES, "ttft_p90")
+    assert missing == [("missing", 1, "the launch is not part of the design")]

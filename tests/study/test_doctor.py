@@ -127,7 +127,10 @@ def test_unbuilt_environment_names_its_command_and_fails_once_the_study_has_begu
         status, rows = findings(name)
         assert status == 0, rows
         command = "python -m connector_tax.vllm.environment vllm-cpu"
-        assert rows["environment"] == ("warn", f"not built yet; the run builds it, or: {command}")
+        assert rows["environment"] == (
+            "warn",
+            f"not built yet; the run builds it. To build it now: {command}",
+        )
         assert {"vLLM", "emulated device"}.isdisjoint(rows)
     _, rows = findings("vllm-cpu", engine={"python": "elsewhere/python"})
     assert rows["vLLM"] == ("fail", "elsewhere/python: no such file; engine.python names it")
@@ -143,7 +146,7 @@ def test_doctor_accepts_a_missing_model_that_the_run_builds(
 ) -> None:
     monkeypatch.setattr(doctor, "ROOT", tmp_path / "a fresh checkout")
     verdict, said = findings(name)[1]["model"]
-    assert (verdict, said.partition(": ")[2]) == ("ok", "not there, made by the run")
+    assert (verdict, said.partition(": ")[2]) == ("ok", "missing; the run makes it")
     # Once gates have run it must be there.
     write_json(tmp_path / "preflight" / "preflight_status.json", {})
     assert findings(name)[1]["model"][0] == "fail"
@@ -151,7 +154,7 @@ def test_doctor_accepts_a_missing_model_that_the_run_builds(
 
 def test_doctor_fails_for_a_missing_model_folder(findings: Findings) -> None:
     _, rows = findings("vllm-cpu", engine={"model": "./elsewhere/model"})
-    assert rows["model"] == ("fail", "./elsewhere/model: not there")
+    assert rows["model"] == ("fail", "./elsewhere/model: missing")
 
 
 @pytest.mark.parametrize(
@@ -178,7 +181,7 @@ def test_doctor_checks_the_gpu_of_the_study(
     _, rows = findings("h20")
     assert rows["GPU"] == ("ok", f"0: NVIDIA H20, driver {driver}")
     assert rows["GPU driver"][1] == f"{driver}; CUDA 13 of vllm-gpu needs 580 or later"
-    assert rows["GPU memory"][1] == f"{97871 - used} of 97871 MiB free, 90% wanted"
+    assert rows["GPU memory"][1] == f"{97871 - used} of 97871 MiB free, 90% needed"
     checks = ("GPU driver", "GPU memory", "GPU load", "GPU clocks")
     assert tuple(rows[check][0] for check in checks) == verdicts
 
@@ -186,8 +189,8 @@ def test_doctor_checks_the_gpu_of_the_study(
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("vllm-cpu", "Mooncake listens on every address, whatever is configured"),
-        ("h20", "NIXL to the machine's own address, unless UCX_NET_DEVICES is lo"),
+        ("vllm-cpu", "Mooncake listens on every address, whatever its configuration"),
+        ("h20", "NIXL listens on the machine's address, unless UCX_NET_DEVICES is lo"),
     ],
 )
 def test_doctor_warns_of_ports_reachable_from_the_network(
@@ -219,7 +222,7 @@ def test_gpu_is_named_by_index_or_uuid_like_nvidia_smi(
 @pytest.mark.parametrize(
     ("governors", "wanted"),
     [
-        ([], ("ok", "not controlled by this system")),
+        ([], ("ok", "this system does not control the clock")),
         (["performance"] * 2, ("ok", "performance on 2 CPUs")),
         (
             ["performance", "powersave", "powersave"],
@@ -274,9 +277,9 @@ def test_doctor_checks_the_gpu_of_every_rank(
 @pytest.mark.parametrize(
     ("available_gib", "verdict", "said"),
     [
-        (120, "ok", "21.1 wanted (server 16.0, LMCache 5.0, bodies 0.1)"),
+        (120, "ok", "21.1 needed (server 16.0, LMCache 5.0, bodies 0.1)"),
         (60, "warn", "no room to keep 56.9 GiB of weights: each launch reads them from disk"),
-        (20, "fail", "20.0 of 256.0 GiB available, 21.1 wanted"),
+        (20, "fail", "20.0 of 256.0 GiB available, 21.1 needed"),
     ],
 )
 def test_doctor_compares_memory_with_weights_lmcache_and_request_bodies(

@@ -101,7 +101,7 @@ def test_port_in_use_at_a_gate_is_replaced(
     status = read_json(gated_study.parent / "preflight" / "preflight_status.json")
     assert status["noop_connector"]["include"] is True
     log = (gated_study.parent / status["noop_connector"]["evidence"]).read_text()
-    assert "another port is chosen" in log
+    assert "trying another port" in log
 
 
 def test_ports_in_use_at_a_gate_are_an_error_not_a_skip(

@@ -203,7 +203,7 @@ def test_idle_cpu_is_per_second_and_reports_a_server_that_ended(worker: Worker) 
     [
         ("{mine}, 100\n1, 7000\n{mine}, 23", 123.0, None),
         ("1, 7000", None, "names none of the server's processes"),
-        ("{mine}, [N/A]", None, "nvidia-smi does not tell"),
+        ("{mine}, [N/A]", None, "nvidia-smi failed"),
     ],
     ids=["two GPUs and a stranger", "a stranger alone", "no number"],
 )

@@ -188,7 +188,7 @@ def test_launch_with_a_void_cell_is_remeasured_and_the_old_one_kept(folder: Path
     done = remeasure(folder)
     assert done.returncode == 0, text_of(done)
     assert done.stdout.endswith(
-        "results/tiny: 1 launches moved aside and kept; the study's own command measures them\n"
+        "results/tiny: 1 launches moved aside and kept; rerun the study's command to measure them\n"
     )
     aside = sorted(launch.parent.glob("A.superseded*"))[-1]
     assert {cell: hashes(aside / cell) for cell in old} == old
@@ -238,7 +238,7 @@ def test_a_cell_that_was_cut_short_is_measured_again_by_the_same_command(folder:
     ) in text_of(done)
     done = run(folder, RATES)
     assert done.returncode == 0, text_of(done)
-    assert "cell r40 is there and intact; kept" in text_of(done)
+    assert "cell r40 is already measured and intact; kept" in text_of(done)
     assert (launch / "r20.damaged1").is_dir()
     assert hashes(launch / "r40") == kept
 
@@ -291,7 +291,7 @@ def test_new_design_is_measured_after_the_old_one_is_moved_aside(folder: Path) -
     assert second.returncode != 0
     assert "cannot be locked" in text_of(second)
     assert moved.returncode == 2
-    assert "results/tiny: found a run that holds it" in moved.stderr
+    assert "results/tiny: a run holds it" in moved.stderr
     assert first.wait(timeout=120) == 0, (folder / "snakemake.log").read_text()
     assert gone(folder, timeout_s=5) == []
     asides = sorted(launch.parent.glob("A.superseded*"))

@@ -1,1 +1,1 @@
-"""From raw files to tables: reads artifacts only, no clock, no network; same input, same bytes."""
+"""Turn raw files into tables: no clock and no network, so the same input gives the same bytes."""

@@ -1,7 +1,7 @@
 """Write every table under analysis/ from the raw records of a study.
 
-Source: docs/method.md. One pass over the raw files, cell by cell; then rows, taxes,
-hypotheses. Nothing here depends on when or where it runs: same input, same bytes.
+Source: docs/method.md. One pass over the raw files, cell by cell; then rows, taxes, hypotheses. The
+same input gives the same bytes, whenever and wherever it runs.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def measure(cell: CellFolder, with_steps: bool) -> MeasuredCell:
     window = cell.record["window"]
     requests, waiting = measure_requests(cell), measure_waiting(cell)
     steps, machine, wait_ms = read_steps(cell) if with_steps else None, None, None
-    # TTFT is read by shape, in Phase B; Phase A has no shape to compare.
+    # TTFT is compared by shape, in Phase B; Phase A has only one shape.
     if steps is not None and cell.key.phase == "B":
         wait_ms = prefill_wait_ms(requests, steps, window)
     if (digest := cell.sha256("machine")) is not None:
@@ -130,7 +130,9 @@ def aggregate(
 
 
 def _places(study: Study, rates: RatesRecord) -> dict[tuple[str, str | None], Row]:
-    """Return each cell's rate and the reference rate it stands for, ref_safe where both."""
+    """Return each cell's rate, and the reference rate that it represents (ref_safe before
+    ref_load).
+    """
     places: dict[tuple[str, str | None], Row] = {("A", ALL_RATES): {"reference": ALL_RATES}}
     names = {rates[name]: name for name in reversed(REFERENCES)}
     for planned in study.cells("A"):
@@ -150,7 +152,7 @@ def _check_rates(
     cells: Sequence[CellFolder],
     judged: Mapping[CellKey, Judgement],
 ) -> None:
-    """Refuse a reference_rates.json that the raw cells and present thresholds do not give."""
+    """Raise if the raw cells and present thresholds do not give this reference_rates.json."""
     try:
         again = reference_rates(folder.study, cells, judged, measured_rates(folder))
     except NoReferenceRateError as error:
@@ -180,7 +182,7 @@ def write_tables(
     """Write every file under analysis/; return their names.
 
     Raises:
-        ArtifactError: as `aggregate`.
+        ArtifactError: an artifact is unusable, as in `aggregate`.
     """
     files = aggregate(study, rates)
     folder = (root or study.root) / paths.ANALYSIS

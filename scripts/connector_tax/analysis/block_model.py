@@ -1,12 +1,12 @@
-"""The block model: what a contrast of configurations is, and how well the launches know it.
+"""The block model: estimate contrasts of configurations and their standard errors.
 
 y = block + configuration + error, one value for each server launch. A block holds every
-configuration once and the baseline one or more times, so what changes from block to block, its
-device too, cancels in a contrast within blocks, and all launches together say how much two launches
-of one kind differ.
+configuration once and the baseline one or more times. So differences between blocks, such as their
+devices, cancel in a contrast within blocks, and all launches together estimate how much two
+launches of one configuration differ.
 
-Beside least squares stands a second opinion. Least squares lets one bad launch in twenty take two
-thirds of a study's power; Huber's estimate bounds what a launch can do.
+Huber's estimate is computed beside least squares as a robustness check. A single bad launch in
+twenty can cost least squares two thirds of a study's power; Huber's estimate bounds its influence.
 
 Sources: docs/method.md, "The error model"; Montgomery, "Design and Analysis of Experiments",
 chapter 4 (randomised complete blocks); Huber, Annals of Mathematical Statistics 35 (1964) 73;
@@ -29,15 +29,15 @@ from connector_tax.artifacts.tables import LOG
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-# Of Huber's estimate: a normal distribution's quartile, and where errors are bounded, for 95% of
-# least squares' efficiency where they are normal.
+# Constants of Huber's estimate: the normal distribution's quartile, and the bound on errors that
+# gives 95% of least squares' efficiency for normal errors.
 QUARTILE, TUNING = 0.6745, 1.345
 ROUNDS, SETTLED = 200, 1e-10
 MIXTURE, OWN_DIFFERENCES = "mixture", "block differences"
 
 
 class LaunchId(NamedTuple):
-    """One server launch: its name in the run order (`plain_2`), and its block."""
+    """The identity of a server launch: its name in the run order (`plain_2`), and its block."""
 
     name: str
     block: int
@@ -45,13 +45,11 @@ class LaunchId(NamedTuple):
 
 @dataclass(frozen=True)
 class Launches:
-    """One quantity of one phase and cell, an entry for each launch that has it.
+    """The values of one quantity in one cell of a phase, one entry per launch.
 
-    Attributes:
-        y: the quantity (the log of a percentile, say).
-        scale: LOG where `y` is a log, else RAW.
-        borrow: whether launches of other configurations estimate one's spread; they do
-            where two configurations besides the baseline have launches.
+    Attributes: y: the values (for example the log of a percentile). scale: LOG if `y` holds logs,
+    else RAW. borrow: whether the spread of one configuration may be estimated from the others; this
+    needs two configurations besides the baseline.
     """
 
     name: NDArray[np.str_]
@@ -64,7 +62,7 @@ class Launches:
     def of(
         cls, values: Mapping[LaunchId, float], scale: str = LOG, borrow: bool = True
     ) -> "Launches":
-        """Return the launches of a mapping."""
+        """Build from a mapping of launch to value."""
         names = np.array([launch.name for launch in values], dtype=str)
         blocks = np.array([launch.block for launch in values], np.int64)
         return cls(names, blocks, np.array(list(values.values()), float), scale, borrow)
@@ -78,7 +76,7 @@ class Launches:
         return [LaunchId(str(n), int(b)) for n, b in zip(self.name, self.block, strict=True)]
 
     def only(self, kept: Bools) -> "Launches":
-        """Return the launches that are `kept`."""
+        """Return the launches selected by the mask `kept`."""
         return Launches(self.name[kept], self.block[kept], self.y[kept], self.scale, self.borrow)
 
     @cached_property
@@ -87,38 +85,36 @@ class Launches:
         return np.array([configuration_of(str(name)) for name in self.name], dtype=str)
 
     def only_rounding(self, residual: Floats) -> bool:
-        """Return whether residuals are what rounding leaves: about 1e-16 of each value."""
+        """Return whether residuals are mere rounding errors: about 1e-16 of each value."""
         nothing = len(residual) * (1e-13 * float(np.abs(self.y).max(initial=1.0))) ** 2
         return float(residual @ residual) <= nothing
 
     @cached_property
     def numbers(self) -> NDArray[np.int64]:
-        """The number of each launch's configuration, in the order of their names."""
+        """Return the number of each launch's configuration, in the order of their names."""
         return np.unique(self.config, return_inverse=True)[1]
 
     @cached_property
     def mixture(self) -> Mixture | None:
-        """The mixture over models of which configurations are noisier; None if it is not used."""
+        """Return the mixture over models of which configurations are noisier; None if unused."""
         residual, df = self.residual
         if self.own_blocks or not df or self.only_rounding(residual):
             return None
         return Mixture.of(self.numbers, np.unique(self.block, return_inverse=True)[1], residual)
 
     def blocks(self, config: str, base: Sequence[str]) -> tuple[int, ...]:
-        """Return the blocks that have the launch `ours` and another one of `base`."""
+        """Return the blocks with a launch of `config` and another launch of `base`."""
         is_base = self.is_base(config, base)
         shared = set(self.block[self.name == config].tolist()) & set(self.block[is_base].tolist())
         return tuple(sorted(shared))
 
     def is_base(self, config: str, base: Sequence[str]) -> Bools:
-        """Return which launches are of `base`, without the launch `ours`."""
+        """Return a mask of the launches of `base`, except `config`."""
         return np.isin(self.name, [name for name in base if name != config])
 
     def weights(self, config: str, base: Sequence[str], blocks: Sequence[int]) -> Floats:
-        """Return the weights of each launch in `ours` minus the mean of the block's other `base`
-        launches.
-
-        The mean of that over the blocks.
+        """Return the weights of a contrast: `config` minus the mean of the block's `base`, over
+        blocks.
         """
         is_base, weights = self.is_base(config, base), np.zeros(len(self))
         for block in blocks:
@@ -128,13 +124,11 @@ class Launches:
         return weights
 
     def value(self, weights: Floats) -> float:
-        """Return the weighted sum of the launches; of equal values an exact zero, weights adding to
-        it.
-        """
+        """Return the weighted sum of the values; exactly zero for equal values and a contrast."""
         return float(weights @ (self.y - self.y[0]))
 
     def levels(self, weights: Floats) -> tuple[float, float]:
-        """Return the two means that a contrast compares: of the base, and its own."""
+        """Return the two means that a contrast compares: the base's, and the configuration's."""
         return float(-np.minimum(weights, 0) @ self.y), float(np.maximum(weights, 0) @ self.y)
 
     def contrast(
@@ -148,21 +142,21 @@ class Launches:
 
         Args:
             config: name of the launches.
-            base: names of those they are compared with.
-            confidence: of the interval that is shown.
-            levels: that decide; None: the levels of a single comparison.
+            base: names of the launches to compare with.
+            confidence: confidence of the displayed interval.
+            levels: confidences for the verdict; None: the levels of a single comparison.
         """
         blocks = self.blocks(config, base)
         weights = self.weights(config, base, blocks)
         return self.effect(weights, blocks, confidence, levels, config) if blocks else None
 
     def repeats(self, blocks: Sequence[int]) -> bool:
-        """Return whether a contrast over these blocks has an error."""
+        """Return whether a contrast over these blocks has a standard error."""
         return len(blocks) > 1 and (self.own_blocks or self.residual[1] > 0)
 
     @cached_property
     def own_blocks(self) -> bool:
-        """Return whether a contrast uses its own differences alone."""
+        """Return whether a contrast's error comes from its own block differences alone."""
         return not self.borrow or len(set(self.config)) < 3
 
     def effect(
@@ -173,14 +167,14 @@ class Launches:
         levels: Levels | None = None,
         config: str | None = None,
     ) -> Effect:
-        """Return the weighted sum of the launches, with its error at the levels that decide.
+        """Return the weighted sum of the launches, with its error for the verdict's levels.
 
         Args:
-            weights: of the launches; they add up to 0 in each block.
-            blocks: it is formed in.
-            confidence: of the interval that is shown.
-            levels: that decide; None: the levels of a single comparison.
-            ours: name of the launches that it is of; None: of several configurations.
+            weights: weights of the launches; they add up to 0 in each block.
+            blocks: the blocks that the contrast uses.
+            confidence: confidence of the displayed interval.
+            levels: confidences for the verdict; None: the levels of a single comparison.
+            config: the configuration of the contrast; None: several.
         """
         point = self.value(weights)
         if not self.repeats(blocks):
@@ -207,29 +201,33 @@ class Launches:
         spread = noise.spread(levels.one_sided)
         return Effect(
             point, spread.error, spread.df, blocks, self.scale, MIXTURE, confidence,
-            noise=noise, own=noise.suspect,
+            noise=noise, own_spread=noise.suspect,
         )  # fmt: skip
 
     def own_spread(self, weights: Floats, blocks: tuple[int, ...]) -> Spread:
-        """Return the error of a contrast by how its blocks differ."""
+        """Return a contrast's error from the differences between its blocks."""
         each = [float((weights * self.y)[self.block == block].sum()) for block in blocks]
         differences = len(blocks) * np.array(each)
-        rest = differences - differences.mean()
-        variance = 0.0 if self.only_rounding(rest) else float(rest @ rest) / (len(blocks) - 1)
+        deviations = differences - differences.mean()
+        variance = (
+            0.0
+            if self.only_rounding(deviations)
+            else float(deviations @ deviations) / (len(blocks) - 1)
+        )
         return Spread(float(np.sqrt(variance / len(blocks))), len(blocks) - 1)
 
     @cached_property
     def residual(self) -> tuple[Floats, int]:
-        """Return residuals of the model by least squares, and their degrees of freedom.
+        """Return the least-squares residuals of the model, and their degrees of freedom.
 
-        A fit with blocks has the residuals of columns minus their block means (Frisch &
-        Waugh, Econometrica 1 (1933) 387); with a column for each block, work would grow with the
-        cube of their number.
+        Block effects are removed by subtracting block means from all columns (Frisch & Waugh,
+        Econometrica 1 (1933) 387). With a column for each block, work would grow with the cube of
+        their number.
         """
         if not len(self):
             return self.y, 0
         y, config, block = self.y, self.config, np.unique(self.block, return_inverse=True)[1]
-        # Taken from their mean, so that equal values leave an exact zero.
+        # The mean is subtracted so that equal values give an exact zero.
         columns = np.column_stack([y - y.mean(), config[:, None] == np.unique(config)]).astype(
             float
         )
@@ -241,7 +239,7 @@ class Launches:
 
 
 def huber(launches: Launches, config: str, base: Sequence[str]) -> Effect | None:
-    """Return Huber's estimate of `ours` against `base`; None where no residual is left."""
+    """Return Huber's estimate of `config` against `base`; None without residuals."""
     others = [name for name in base if name != config]
     names, blocks = np.unique(launches.name), np.unique(launches.block)
     columns = np.column_stack(
@@ -253,7 +251,7 @@ def huber(launches: Launches, config: str, base: Sequence[str]) -> Effect | None
     weights[len(blocks) :][np.isin(names, others)] = -1 / len(set(names) & set(others))
     contrast = np.delete(weights, len(blocks))
     inverse = np.linalg.pinv(columns.T @ columns)
-    # Blocks that the two do not share would leave the difference undetermined.
+    # Without shared blocks the difference is undetermined.
     if df < 1 or not np.allclose(contrast @ inverse @ columns.T @ columns, contrast):
         return None
     y = launches.y - launches.y.mean()
@@ -272,9 +270,9 @@ def huber(launches: Launches, config: str, base: Sequence[str]) -> Effect | None
 
 
 def _fitted(columns: Floats, y: Floats, df: int) -> tuple[Floats, float, Floats]:
-    """Return coefficients, scale and residuals, by weighted least squares until they settle.
+    """Return coefficients, scale and residuals of an iteratively reweighted least-squares fit.
 
-    Residuals spread less than the errors, by the root of `df` in all of them.
+    Residuals spread less than the errors, by the root of `df` over their number.
     """
     unit = QUARTILE * float(np.sqrt(df / len(y)))
     weight = np.ones(len(y))

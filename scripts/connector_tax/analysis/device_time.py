@@ -1,10 +1,10 @@
-"""The steps of an emulated device: what the host's work adds to them.
+"""Read the steps of an emulated device and the time that the host adds to them.
 
-`exposed_us` is for how long the device had nothing to do though the engine had: from the end of the
-step before, or from when the engine core was given the first request, to the step's start.
-`host_busy_us` is what the host's thread worked for a step: from when it went on after the step
-before to when it waited for this one. Time in which it was ready and had no CPU is in both; both
-need no other configuration to compare with.
+`exposed_us` is the time in which the device was idle although the engine had work: from the end of
+the previous step, or from when the engine core received the first request, to the step's start.
+`host_busy_us` is the host thread's work for a step: from when it continued after the previous step
+to when it waited for this one. Both include time in which the thread was ready but had no CPU, and
+neither needs a second configuration for comparison.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import DeviceLine
 from connector_tax.artifacts.folder import CellFolder
 
-# A double holds every second ns only from 104 days after the machine's start on.
+# A double is exact to the ns for 104 days after the machine's start.
 CLOCK_NS = 4
 
 
@@ -39,7 +39,7 @@ def device_steps(log: Table) -> Table:
     start, end, since, wait, woken = (
         log[f"t_{name}_ns"] for name in ("start", "end", "since", "wait", "woken")
     )
-    # Nothing is known of what was before the first.
+    # The step before the first is not known.
     ended, went_on = (np.concatenate([[np.nan], of])[: len(of)] for of in (end, woken))
     continued = np.isnan(since)
     return {
@@ -55,7 +55,7 @@ def device_steps(log: Table) -> Table:
 
 
 def of_lines(lines: Sequence[DeviceLine]) -> Table:
-    """Return the steps of a device log that has just been taken."""
+    """Return the steps of a device log that was just collected."""
     return device_steps(DEVICE.table(msgspec.convert(lines, list[DeviceRow])))
 
 
@@ -63,7 +63,7 @@ def read_device(cell: CellFolder) -> Table:
     """Return the steps of a valid cell that were queued in its measured window.
 
     Raises:
-        ArtifactError: the index does not list the device's log, or a line of it is malformed.
+        ArtifactError: the index does not list the device log, or a line is malformed.
     """
     assert cell.record is not None
     blocks = cell.blocks(paths.DEVICE_LOG)
@@ -74,13 +74,13 @@ def read_device(cell: CellFolder) -> Table:
 def device_values(
     lines: Sequence[DeviceLine], step_lines: Iterable[Mapping[str, Any]], is_baseline: bool
 ) -> dict[str, float | None]:
-    """Return one cell's values for DEVICE_CHECKS, by check; None where nothing is known.
+    """Return the values of one cell for DEVICE_CHECKS, by check; None for unknown values.
 
     Args:
-        lines: of its device log.
-        step_lines: of its step log.
-        is_baseline: whether it is of the baseline, whose exposed steps alone are bounded: a
-            connector's exposed steps are its cost.
+        lines: the lines of its device log.
+        step_lines: the lines of its step log.
+        is_baseline: whether it is a cell of the baseline. Only the baseline's exposed steps are
+            bounded, since a connector's exposed steps are its cost.
     """
     steps = of_lines(lines)
     worked = {
@@ -94,7 +94,7 @@ def device_values(
         of[~np.isnan(of)]
         for of in (steps["woken_late_us"], steps["exposed_us"][steps["continued"]])
     )
-    # A host that is always slower than the device waits for no step, and is late after none.
+    # A host that is always slower than the device never waits, so it is never woken late.
     never_waited = None if np.isnan(steps["host_busy_us"]).all() else 0.0
     exposed_share = float(np.mean(exposed_us > 0)) if len(exposed_us) else None
     values: dict[str, float | None] = {

@@ -1,7 +1,7 @@
-"""One effect: a contrast of launches, its standard error, its intervals, and what they decide.
+"""One effect: a contrast of launches, its standard error, its intervals and its verdict.
 
-Every estimate of a study is one of these: taxes and their combinations, steps, resources, interim
-analyses, and differences between two studies. `effects.csv` has its contrast (as `estimate`),
+Every estimate of a study is an `Effect`: taxes and their combinations, steps, resources, interim
+analyses, and differences between two studies. `effects.csv` holds its contrast (as `estimate`),
 `error`, `df` and `scale`, so that every reader computes with the same numbers (`effect_of`).
 
 Source: docs/method.md, "The error model" and "Verdicts".
@@ -27,28 +27,27 @@ from connector_tax.text import signed
 
 Floats = NDArray[np.float64]
 
-# What a planned number of blocks is to reach, and the most that are planned.
+# The power that a planned number of blocks must reach, and the most blocks to plan.
 POWER = 0.8
 MOST_BLOCKS = 100
-# Of many blocks only round numbers are tried.
+# Above that, only round numbers of blocks are tried.
 PLANNED = (*range(1, 21), *range(25, 51, 5), *range(60, MOST_BLOCKS + 1, 10))
 ONE_LAUNCH = "one launch; launches not included"
 EXACT = "exact"
 
 
 class Ends(NamedTuple):
-    """The ends of an interval; infinite where it has none."""
+    """The ends of an interval, infinite where it is unbounded."""
 
     lo: float
     hi: float
 
 
 class Levels(NamedTuple):
-    """The confidences that decide an effect.
+    """The confidences of the two intervals that decide an effect.
 
-    Attributes:
-        wide: of the interval that zero lies outside of, or not.
-        narrow: of the interval of the equivalence test.
+    Attributes: wide: of the interval that is tested for containing zero. narrow: of the interval of
+    the equivalence test.
     """
 
     wide: float
@@ -56,29 +55,25 @@ class Levels(NamedTuple):
 
     @property
     def one_sided(self) -> tuple[float, float]:
-        """Return the one-sided levels of the ends, the equivalence test's first."""
+        """Return the one-sided levels of the interval ends, the equivalence test's first."""
         return (1 + self.narrow) / 2, (1 + self.wide) / 2
 
 
 @dataclass(frozen=True)
 class Effect:
-    """A contrast of launches with Student's t distribution of its error.
+    """A contrast of launches, whose error follows Student's t distribution.
 
-    Attributes:
-        contrast: the weighted sum of the launches' values, on `scale`.
-        error: its standard error; None where nothing repeats, as in a single block.
-        df: degrees of freedom behind the error; 0 without one, infinite where it is exactly 0.
-        blocks: the blocks it is formed in.
-        scale: LOG: the values are logs, and the effect is exp(contrast) - 1; RAW: their own unit.
-        method: whose spread the error is of.
-        confidence: of the interval that is shown.
-        added_df: degrees of freedom that one more block would bring.
-        mark: why it gets no verdict: saturation, dropped arrivals, few requests; "" for none.
-        taxes: of a combination, in the order of its terms.
-        combined: of a combination, the sum of its weighted taxes, about which its interval lies.
-        noise: from which error and df at other levels, or with more blocks, follow.
-        own: the spread by own blocks, where the configuration may be noisier than it seems: the
-            interval of the equivalence test is not narrower than by it.
+    Attributes: contrast: the weighted sum of the launches' values, on `scale`. error: its standard
+    error; None without repetition, as in a single block. df: degrees of freedom of the error; 0
+    without an error, infinite if it is exactly 0. blocks: the blocks that it uses. scale: LOG: the
+    values are logs, and the effect is exp(contrast) - 1; RAW: in their unit. method: the source of
+    the spread behind the error. confidence: confidence of the displayed interval. added_df: degrees
+    of freedom that one more block adds. mark: why it gets no verdict (saturation, dropped arrivals,
+    few requests); "" for none. taxes: for a combination, its taxes in the order of its terms.
+    combined: for a combination, the sum of its weighted taxes, the centre of its interval. noise:
+    source of error and df at other levels or with more blocks. own_spread: the spread by the
+    configuration's own blocks, if it may be noisier than it seems; the interval of the equivalence
+    test is at least as wide as this spread gives.
     """
 
     contrast: float
@@ -93,35 +88,35 @@ class Effect:
     taxes: tuple[float, ...] = ()
     combined: float | None = None
     noise: Noise | None = None
-    own: Spread | None = None
+    own_spread: Spread | None = None
 
     @property
     def point(self) -> float:
-        """The effect: a fraction on the scale LOG (0.45 is +45%), else in the values' unit."""
+        """Return the effect: a fraction on scale LOG (0.45 is +45%), else in the values' unit."""
         if self.combined is not None:
             return self.combined
         return float(np.expm1(self.contrast)) if self.scale == LOG else self.contrast
 
     @property
     def n_blocks(self) -> int:
-        """The number of blocks it is formed in."""
+        """Return the number of blocks that it uses."""
         return len(self.blocks)
 
     @property
     def repeats(self) -> bool:
-        """Return whether launches repeat, so that there is an interval."""
+        """Return whether it has an error and so an interval."""
         return self.error is not None
 
     @property
     def p(self) -> float | None:
-        """Two-sided p-value of "the middle of the interval is zero"; None without an error."""
+        """Return the two-sided p-value of a zero effect; None without an error."""
         middle = self.contrast if self.combined is None else self.combined
         if not self.error:
             return None if self.error is None else float(middle == 0)
         return 2 * float(self.below(-abs(middle)))
 
     def below(self, errors: float | Floats) -> Floats:
-        """Return the probability that the estimate is off by less than these (signed) errors."""
+        """Return the probability that the estimation error is below each of these (signed)."""
         assert self.error
         return np.asarray(stdtr(self.df, errors / self.error), np.float64)
 
@@ -132,15 +127,15 @@ class Effect:
         return float(stdtrit(self.df, share)) * self.error if self.error else 0.0
 
     def half_width(self, confidence: float) -> float:
-        """Return half the width of the interval of a confidence, on the scale."""
+        """Return half the width of the interval of a confidence, on `scale`."""
         return self.reach((1 + confidence) / 2)
 
     def interval(self, confidence: float, power: float | None = None) -> Ends:
         """Return the ends of the interval of a confidence.
 
         Args:
-            confidence: of the interval.
-            power: with it the ends that are within reach of this share of such studies.
+            confidence: confidence of the interval.
+            power: if given, return the ends that this share of such studies reaches.
         """
         half = self.half_width(confidence)
         if power is not None:
@@ -148,8 +143,8 @@ class Effect:
         return self._around(half)
 
     def inner(self, confidence: float) -> float:
-        """Return half the width of the equivalence test's interval, on the scale."""
-        half_width = 0.0 if self.own is None else self.own.half_width(confidence)
+        """Return half the width of the equivalence test's interval, on `scale`."""
+        half_width = 0.0 if self.own_spread is None else self.own_spread.half_width(confidence)
         return max(self.half_width(confidence), half_width)
 
     def narrow(self, confidence: float) -> Ends:
@@ -165,21 +160,21 @@ class Effect:
 
     @property
     def lo(self) -> float:
-        """The lower end of the interval that is shown."""
+        """Return the lower end of the displayed interval."""
         return self.interval(self.confidence).lo
 
     @property
     def hi(self) -> float:
-        """The upper end of the interval that is shown."""
+        """Return the upper end of the displayed interval."""
         return self.interval(self.confidence).hi
 
     @property
     def ends(self) -> tuple[float | None, float | None]:
-        """The ends of the interval that is shown; None without one."""
+        """Return the ends of the displayed interval; None for a missing end."""
         return (self.lo, self.hi) if self.repeats else (None, None)
 
     def columns(self) -> Row:
-        """Return the numbers of a row of effects.csv; without an error there is no interval."""
+        """Return the numeric columns of a row of effects.csv; no interval without an error."""
         row: Row = {"estimate": self.point, "n_blocks": self.n_blocks, "method": self.method}
         if self.error is None:
             return row
@@ -191,39 +186,44 @@ class Effect:
     # ---- more blocks
 
     def with_blocks(self, blocks: int, levels: Levels) -> "Effect":
-        """Return the effect as it would be in a study of so many blocks."""
+        """Return the effect expected from a study of `blocks` blocks."""
         assert self.error is not None
         if self.noise is not None:
             noise = self.noise.planned(blocks)
             spread = noise.spread(levels.one_sided)
-            return replace(self, error=spread.error, df=spread.df, noise=noise, own=noise.suspect)
+            return replace(
+                self, error=spread.error, df=spread.df, noise=noise, own_spread=noise.suspect
+            )
         df = self.df + self.added_df * (blocks - self.n_blocks)
         return replace(self, error=self.error * float(np.sqrt(self.n_blocks / blocks)), df=df)
 
     def ahead(self, blocks: int) -> Ends:
-        """Return the interval's ends as so many blocks would have them, in POWER of the studies."""
+        """Return the interval's ends expected with `blocks` blocks, reached by POWER of such
+        studies.
+        """
         if not self.repeats:
             return Ends(-np.inf, np.inf)
         levels = family_levels(self.confidence, 1)
         return self.with_blocks(blocks, levels).interval(self.confidence, POWER)
 
     def power(self, margin: float, levels: Levels) -> float:
-        """Return the share of such studies that decide, were the contrast of logs the true one.
+        """Return the share of such studies that reach a verdict, if the contrast is the true
+        effect.
 
-        They decide by the wide interval off zero, or by the narrow one within the margin, a
-        fraction.
+        A verdict is reached if the wide interval excludes zero, or the narrow one lies within the
+        margin (a fraction).
         """
         reach, inner = self.half_width(levels.wide), self.inner(levels.narrow)
         least, most = np.log1p(-margin) + inner, np.log1p(margin) - inner
         if self.error == 0:
             return float(abs(self.contrast) > reach or least < self.contrast < most)
-        # Within the margin, of what is not off zero as well.
+        # Probability of lying within the margin without excluding zero.
         ends = np.array([-reach, max(least, -reach), min(most, reach), reach])
         below, lower, upper, above = self.below(ends - self.contrast)
         return float(below + max(0.0, upper - lower) + 1 - above)
 
     def blocks_needed(self, margin: float, levels: Levels) -> int | None:
-        """Return the fewest blocks, above the present ones, whose `power` is POWER."""
+        """Return the fewest blocks above the present ones with a `power` of POWER; None if none."""
 
         def decided(blocks: int) -> bool:
             return self.with_blocks(blocks, levels).power(margin, levels) >= POWER
@@ -231,8 +231,9 @@ class Effect:
         return fewest_blocks(self.n_blocks, decided)
 
     def __format__(self, unit: str) -> str:
-        """Format for a sentence: `+12.3% [+10.1%, +14.6%]`; `pp` in points, `point` without
-        interval.
+        """Return text such as `+12.3% [+10.1%, +14.6%]`.
+
+        Format `pp` gives percentage points, `point` leaves out the interval.
         """
 
         def text(value: float) -> str:
@@ -246,9 +247,9 @@ class Effect:
 
 
 def effect_of(row: EffectRow, confidence: float) -> Effect:
-    """Return the effect of a row of effects.csv that has a number.
+    """Return the effect in a row of effects.csv that has an estimate.
 
-    It has no `added_df`, and so plans nothing.
+    It has no `added_df`, so it cannot plan further blocks.
     """
     assert row.estimate is not None
     contrast = float(np.log1p(row.estimate)) if row.scale == LOG else row.estimate
@@ -264,7 +265,7 @@ def mean_of(
     confidence: float,
     scale: str = RAW,
 ) -> Effect:
-    """Return the mean of a value for each block, its error by their own spread."""
+    """Return the mean of one value per block, with its error from the spread of the values."""
     mean, n = float(np.mean(values)), len(values)
     if n < 2:
         return Effect(mean, None, 0, blocks, scale, "", confidence)
@@ -276,12 +277,12 @@ def fewest_blocks(present: int, decided: Callable[[int], bool]) -> int | None:
     """Return the smallest number of PLANNED blocks above `present` that decides.
 
     Args:
-        present: the blocks there are.
-        decided: whether so many decide; more need not, since further blocks may show that a
-            configuration is noisier.
+        present: the present number of blocks.
+        decided: returns whether a number of blocks decides. A larger number need not, since more
+            blocks may show that a configuration is noisier.
 
     Returns:
-        None where none of them does.
+        The number of blocks; None if none decides.
     """
     return next((blocks for blocks in PLANNED if blocks > present and decided(blocks)), None)
 
@@ -295,7 +296,7 @@ def sidak(p: float, comparisons: int) -> float:
 
 
 class Judged(NamedTuple):
-    """The verdict of an effect, and the intervals that give it."""
+    """The verdict on an effect, and the intervals behind it."""
 
     verdict: str
     family_lo: float | None = None
@@ -305,9 +306,9 @@ class Judged(NamedTuple):
 
 
 def family_levels(confidence: float, comparisons: int) -> Levels:
-    """Return the levels of a study's effects of which so many are compared with one baseline.
+    """Return the confidences for effects of which `comparisons` share one baseline.
 
-    Zero lies outside the wide interval where Sidak's adjusted p is below 1 - confidence.
+    The wide interval excludes zero if Sidak's adjusted p is below 1 - confidence.
     """
     return Levels(confidence ** (1 / max(1, comparisons)), 2 * confidence - 1)
 
@@ -318,12 +319,12 @@ def judge(
     levels: Levels,
     fewest: int = MIN_BLOCKS_FOR_VERDICT,
 ) -> Judged:
-    """Judge an effect: the only place where a verdict is formed from an estimate.
+    """Return the verdict on an effect; no other function derives a verdict from an estimate.
 
     Args:
-        effect: on the scale LOG.
-        margin: of its metric, a fraction.
-        levels: of its intervals; its error and df are for these.
+        effect: an effect on scale LOG.
+        margin: the margin of its metric, a fraction.
+        levels: the confidences of its intervals, for which its error and df hold.
         fewest: the blocks that a verdict needs.
     """
     narrow = effect.narrow(levels.narrow) if effect.repeats else (None, None)

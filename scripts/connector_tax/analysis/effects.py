@@ -1,8 +1,8 @@
-"""Effects: percentiles of a configuration over the baseline's, and combinations of such taxes.
+"""Compute effects: taxes (percentiles over the baseline's) and combinations of taxes.
 
-With their intervals and verdicts, and the rows of effects.csv about latencies. tax = exp(d) - 1, d
+With intervals, verdicts, and the rows of effects.csv about latencies. tax = exp(d) - 1, where d is
 the mean over blocks of the log of the configuration's percentile minus the mean log of the block's
-launches of plain. A tax that has no number keeps its row, with the status and the reason.
+launches of plain. A tax without a number keeps its row, with status and reason.
 
 Source: docs/method.md, "The error model" and "Verdicts"; design, "Substrate tax definition" and
 "Reference rate selection".
@@ -44,9 +44,9 @@ from connector_tax.artifacts.verdicts import CANNOT_TELL, JUDGED
 
 CONFIRMATORY, EXPLORATORY = "confirmatory", "exploratory"
 FEW_REQUESTS = "few requests"
-# Columns of a tax that an interim analysis has no part in.
+# Columns of a tax that no interim analysis fills.
 OF_THE_WHOLE = {"p_adjusted", "huber_differs"}
-# Of an interim analysis, and of the last one that is planned.
+# Levels of an interim analysis, and of the last planned one.
 LookLevels = tuple[Levels, Levels]
 
 
@@ -56,14 +56,11 @@ LookLevels = tuple[Levels, Levels]
 class LogSample(NamedTuple):
     """One percentile (ms) of one launch's cell.
 
-    If the cell was saturated or dropped arrivals, its latencies describe only the requests served.
+    If the cell was saturated or dropped arrivals, its latencies cover only the served requests.
 
-    Attributes:
-        point: its log.
-        n: the sample size.
-        saturated: by the study's criteria.
-        dropped: measured arrivals dropped by the in-flight cap.
-        n_cell: the sample size of its smallest cell; None: of its only one.
+    Attributes: point: the log of the percentile. n: the sample size. saturated: whether the study's
+    criteria call the cell saturated. dropped: measured arrivals dropped by the in-flight cap.
+    n_cell: the sample size of its smallest cell; None: it has only one cell.
     """
 
     point: float
@@ -74,7 +71,7 @@ class LogSample(NamedTuple):
 
     @property
     def least(self) -> int:
-        """The sample size of its smallest cell."""
+        """Return the sample size of its smallest cell."""
         return self.n if self.n_cell is None else self.n_cell
 
 
@@ -84,8 +81,8 @@ Samples = Mapping[CellKey, Mapping[str, LogSample]]
 def sample_launch(requests: Requests, saturated: bool = False) -> dict[str, LogSample]:
     """Return every metric of one valid cell.
 
-    Metrics without data (TPOT of one output token) are absent, and those that are 0, which has no
-    ratio: TPOT, where all tokens of many requests came in one read.
+    Metrics without data (TPOT of one output token) are left out, and so are zero percentiles (TPOT,
+    if many requests' tokens came in one read), which have no logarithm.
     """
     return {
         metric: LogSample(
@@ -102,14 +99,14 @@ def sample_launch(requests: Requests, saturated: bool = False) -> dict[str, LogS
 def unsaturated(
     rates: Mapping[str, float | None], overloaded: Collection[tuple[str, str]]
 ) -> list[str]:
-    """Return the cells of Phase A without saturation, from the lowest rate to the highest.
+    """Return the Phase A cells without saturation in any launch, from low to high rate.
 
-    Of all launches of all configurations. A configuration that is saturated at the lowest rate has
-    no say, or one broken connector would leave no rate to anybody.
+    A configuration that is saturated at the lowest rate is ignored, or one broken connector would
+    leave no rate.
 
     Args:
-        rates: of the cells.
-        overloaded: launch and cell, where one was saturated or dropped arrivals.
+        rates: the rate of each cell.
+        overloaded: (launch, cell) pairs that were saturated or dropped arrivals.
     """
     cells = sorted(rates, key=lambda cell: rates[cell] or 0.0)
     broken = {configuration_of(name) for name, cell in overloaded if cell in cells[:1]}
@@ -121,7 +118,7 @@ def unsaturated(
 
 
 class WeightedTax(NamedTuple):
-    """One tax in a linear combination of taxes."""
+    """One term of a linear combination of taxes."""
 
     weight: float
     config: str
@@ -131,7 +128,7 @@ class WeightedTax(NamedTuple):
 
 
 def joined(marks: Iterable[str]) -> str:
-    """Return the marks of several taxes as one, each part once."""
+    """Join the marks of several taxes, each part once."""
     parts = [part for text in marks for part in text.split("; ") if part]
     return "; ".join(dict.fromkeys(parts))
 
@@ -141,14 +138,11 @@ def joined(marks: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class CellTaxes:
-    """One metric of the launches of a phase's cell, and the taxes that are formed of it.
+    """One metric of a cell's launches, and the taxes between them.
 
-    Attributes:
-        samples: by launch.
-        plains: the baseline's launches in each block of the phase.
-        confidence: of the intervals.
-        needed: requests of a cell, below which its percentile carries no verdict.
-        borrow: whether configurations tell of each other's noise.
+    Attributes: samples: the samples by launch. plains: the baseline's launches in each block of the
+    phase. confidence: confidence of the intervals. needed: requests per cell below which its
+    percentile gets no verdict. borrow: whether configurations inform each other's noise.
     """
 
     samples: Mapping[LaunchId, LogSample]
@@ -171,14 +165,13 @@ class CellTaxes:
         )
 
     def tax(self, config: str, levels: Levels | None = None) -> Effect | None:
-        """Return the tax with its interval, both formed on the log ratio; None without a shared
-        block.
+        """Return the tax and its interval, from the log ratio; None without a shared block.
 
-        The tax of a launch of plain is against the block's other launches of plain.
+        The tax of a launch of plain is relative to the block's other launches of plain.
 
         Args:
             config: name of the launches.
-            levels: that decide; None: the levels of a single comparison.
+            levels: confidences for the verdict; None: the levels of a single comparison.
         """
         launches = self.launches
         if (tax := launches.contrast(config, self.plains, self.confidence, levels)) is None:
@@ -189,9 +182,9 @@ class CellTaxes:
     def huber_differs(
         self, config: str, judged: Judged, levels: Levels, margin: float
     ) -> bool | None:
-        """Return whether Huber's estimate has another verdict at the same levels.
+        """Return whether Huber's estimate gives another verdict at the same levels.
 
-        None where the tax has no verdict of its size, or there is no such estimate.
+        None if the tax has no verdict on its size, or there is no such estimate.
         """
         other = huber(self.launches, config, self.plains)
         if judged.verdict not in JUDGED or not other:
@@ -199,11 +192,11 @@ class CellTaxes:
         return judge(other, margin, levels).verdict != judged.verdict
 
     def levels(self, config: str) -> Row:
-        """Return plain's level and the configuration's over the tax's blocks, and the requests of
-        each.
+        """Return the levels of plain and of the configuration over the tax's blocks, with sample
+        sizes.
 
-        Levels are geometric means in ms, of a block's launches of plain too. `n_cell` has the
-        fewest requests of any cell of either. The tax must have a number.
+        Levels are geometric means in ms, also over a block's launches of plain. `n_cell` holds the
+        smallest number of requests in a cell of either. The tax must have a number.
         """
         launches = self.launches
         weights = launches.weights(config, self.plains, launches.blocks(config, self.plains))
@@ -216,9 +209,9 @@ class CellTaxes:
         return {"base": base, "own": level, "n": n, "n_base": n_base, "n_cell": n_cell}
 
     def mark(self, launches: Launches, weights: Floats) -> str:
-        """Return the problems of the cells behind a tax, a configuration at a time.
+        """Return the problems of the cells behind a tax, by configuration.
 
-        `mooncake_both saturated; plain dropped 65 arrivals; few requests`; "" for nothing.
+        For example `mooncake_both saturated; plain dropped 65 arrivals; few requests`; "" for none.
         """
         samples_of: dict[str, list[LogSample]] = {}
         for side in (weights > 0, weights < 0):
@@ -238,16 +231,15 @@ class CellTaxes:
 
 
 class TaxTable:
-    """The samples of every valid cell of a study, and the effects that can be formed from them.
+    """The samples of every valid cell of a study, and the effects computed from them.
 
     Args:
-        cells: the study's planned ones, for the reasons of those without a sample.
+        cells: the study's planned cells, for the reasons of missing samples.
         samples: `sample_launch` of each valid cell.
         references: the reference rates.
-        blocks: the first ones that count; None: all.
+        blocks: number of first blocks to use; None: all.
 
-    Attributes:
-        rates: the cells of Phase A that the cell ALL_RATES is of, each launch's mean over them.
+    Attributes: rates: the Phase A cells that the cell ALL_RATES averages, for each launch.
     """
 
     def __init__(
@@ -294,28 +286,29 @@ class TaxTable:
         return CellTaxes(samples, self._plains[phase], self._confidence, needed, self.study.borrows)
 
     def cell_at(self, reference: Reference) -> str | None:
-        """Return the Phase A cell at `ref_safe` or `ref_load`; None when that rate is not in the
+        """Return the Phase A cell at `ref_safe` or `ref_load`; None if that rate is not in the
         grid.
         """
         names = {cell["rate_rps"]: cell["cell"] for cell in self.study.cells("A")}
         return names.get(self._references.get(reference, -1.0))
 
     def at(self, phase: str, cell: str, metric: str) -> CellTaxes:
-        """Return the launches of a cell in a metric."""
+        """Return the samples of a cell in a metric."""
         where = phase, cell, metric
         return self._at.get(where) or self._cell_taxes(where, {})
 
     def tax(self, config: str, phase: str, cell: str, metric: str) -> Effect | None:
-        """Return `CellTaxes.tax` of a cell."""
+        """Return `CellTaxes.tax` of a cell's metric."""
         return self.at(phase, cell, metric).tax(config)
 
     def combination(
         self, terms: Sequence[WeightedTax], confidence: float | None = None
     ) -> Effect | None:
-        """Return a linear combination of taxes, over the blocks all of them have; None without any.
+        """Return a linear combination of taxes, over the blocks that all of them have; None without
+        any.
 
-        Of several configurations in one cell, or of one configuration in several cells of a phase:
-        then over the launches that have all of these cells.
+        It combines several configurations in one cell, or one configuration in several cells of a
+        phase; the latter uses the launches that have all of these cells.
         """
         of = {term[2:]: self.at(*term[2:]) for term in terms}
         assert len(of) == 1 or len({term.config for term in terms}) == 1
@@ -344,35 +337,35 @@ class TaxTable:
             y = y + term.weight * float(np.exp(d)) * launches.y
             marks.append(of[term[2:]].mark(launches, weights))
         if len(of) > 1:
-            # Of one configuration: the combined values of each launch, compared once.
+            # One configuration: combine the values of each launch, then compare once.
             first, linear = replace(first, y=y), weights
         level = self._confidence if confidence is None else confidence
         effect = replace(first, scale=tables.RAW).effect(linear, blocks, level)
         return replace(effect, mark=joined(marks), taxes=tuple(taxes), combined=point)
 
-    def lost(self, config: str, phase: str, cell: str, metric: str) -> list[tuple[str, int, str]]:
-        """Return (status, block, reason) of every block in which the tax has no number, in block
-        order.
-        """
+    def missing_blocks(
+        self, config: str, phase: str, cell: str, metric: str
+    ) -> list[tuple[str, int, str]]:
+        """Return (status, block, reason) of every block without a number for the tax, in order."""
         known, baseline = self.at(phase, cell, metric).samples, self.study.baseline
         plains = [name for name in self._plains[phase] if name != config]
         reasons: list[tuple[str, int, str]] = []
         for block in self._blocks:
             if LaunchId(config, block) not in known:
-                reasons.append(self._why_lost(config, block, phase, cell, metric))
+                reasons.append(self._why_missing(config, block, phase, cell, metric))
             elif not any(LaunchId(name, block) in known for name in plains):
-                status, _, reason = self._why_lost(baseline, block, phase, cell, metric)
+                status, _, reason = self._why_missing(baseline, block, phase, cell, metric)
                 reasons.append((status, block, f"{baseline}: {reason}"))
         return reasons
 
-    def _why_lost(
+    def _why_missing(
         self, config: str, block: int, phase: str, cell: str, metric: str
     ) -> tuple[str, int, str]:
         if cell == ALL_RATES:
             launch = LaunchId(config, block)
             for rate in self.rates:
                 if launch not in self.at(phase, rate, metric).samples:
-                    return self._why_lost(config, block, phase, rate, metric)
+                    return self._why_missing(config, block, phase, rate, metric)
             return "missing", block, "no rate of Phase A is without saturation"
         state = self._cells.get(CellKey(config, block, phase, cell))
         if state is None:
@@ -385,7 +378,7 @@ class TaxTable:
 
 
 def _over_rates(samples: Sequence[LogSample]) -> LogSample:
-    """Return the mean of a launch's samples at several rates."""
+    """Return a launch's mean sample over several rates."""
     return LogSample(
         sum(sample.point for sample in samples) / len(samples),
         sum(sample.n for sample in samples),
@@ -399,7 +392,7 @@ def _over_rates(samples: Sequence[LogSample]) -> LogSample:
 
 
 def compared(study: Study, phase: str) -> list[str]:
-    """Return the names with taxes: all but the baseline, and the last of its several launches."""
+    """Return the compared names: all configurations, and of the baseline only its last launch."""
     baseline = study.plains(phase)[:-1] or study.plains(phase)
     return [name for name in study.configs(phase) if name not in baseline]
 
@@ -407,13 +400,12 @@ def compared(study: Study, phase: str) -> list[str]:
 def tax_rows(taxes: TaxTable, findings: Sequence[Finding] = ()) -> list[Row]:
     """Return a row for each (configuration but the baseline, phase, cell, metric), valid or not.
 
-    Phase A has one over all of its rates without saturation too, the cell ALL_RATES. The A/A row is
-    named after the baseline's last launch; there is none where it is launched once.
+    Phase A also has the cell ALL_RATES, the mean over its rates without saturation. The A/A row is
+    named after the baseline's last launch; it is missing if the baseline has one launch per block.
 
     Args:
-        taxes: of all launches.
-        findings: of the last interim analysis, whose numbers stand in place of those over all
-            rates.
+        taxes: the samples of all launches.
+        findings: results of the last interim analysis, which replace the numbers over all rates.
     """
     rows = []
     for phase in PHASES:
@@ -433,16 +425,16 @@ def tax_rows(taxes: TaxTable, findings: Sequence[Finding] = ()) -> list[Row]:
 def family_rows(
     taxes: TaxTable, phase: str, cell: str, metric: str, look: LookLevels | None = None
 ) -> list[Row]:
-    """Return the taxes of one cell and metric.
+    """Return the tax rows of one cell and metric.
 
-    The configurations are compared with the baseline together, the A/A row alone.
+    The configurations are one family of comparisons with the baseline; the A/A row is judged alone.
 
     Args:
-        taxes: of the launches there are.
-        phase: of the cell.
+        taxes: the samples of the present launches.
+        phase: the cell's phase.
         cell: its name.
         metric: one of METRICS.
-        look: of an interim analysis, which judges from two blocks on.
+        look: levels of an interim analysis, which judges from two blocks on.
     """
     study, statistics = taxes.study, taxes.study.config["statistics"]
     margin = margin_of(statistics["margins"], metric)
@@ -462,11 +454,12 @@ def family_rows(
         size = len(family) if config in family else 1
         levels = family_levels(statistics["confidence"], size) if look is None else look[0]
         effect = at.tax(config, levels)
-        row, reasons_lost = here | {"config": config}, taxes.lost(config, phase, cell, metric)
+        row = here | {"config": config}
+        missing = taxes.missing_blocks(config, phase, cell, metric)
         if effect is None:
-            rows.append(row | {"n_blocks": 0, "n": 0, "n_base": 0} | _worst(reasons_lost))
+            rows.append(row | {"n_blocks": 0, "n": 0, "n_base": 0} | _worst(missing))
             continue
-        reason = merged_reasons([(block, reason) for _, block, reason in reasons_lost])
+        reason = merged_reasons([(block, reason) for _, block, reason in missing])
         row |= effect.columns() | {"mark": effect.mark, "status": "valid"} | at.levels(config)
         if look is not None:
             judged, planned = judge(effect, margin, levels, fewest=2), look[1]
@@ -493,7 +486,7 @@ def _worst(missing: Sequence[tuple[str, int, str]]) -> Row:
 
 
 def gap_rows(taxes: TaxTable) -> list[Row]:
-    """Return tax(ref_load) - tax(ref_safe) of each configuration and metric, from Phase A, as
+    """Return tax(ref_load) - tax(ref_safe) of each configuration and metric, from Phase A, in
     fractions.
 
     Source: design, "Reference rate selection": the non-linear queueing amplification.
@@ -522,7 +515,9 @@ def _gap(taxes: TaxTable, config: str, metric: str) -> Row:
             "narrow_lo": narrow[0], "narrow_hi": narrow[1], "mark": gap.mark, "status": "valid",
             "base": at_safe, "own": at_load,
         }  # fmt: skip
-    missing = [at for cell in (safe, load) for at in taxes.lost(config, "A", cell, metric)]
+    missing = [
+        at for cell in (safe, load) for at in taxes.missing_blocks(config, "A", cell, metric)
+    ]
     if missing:
         return _worst(missing)
     why = f"no launch of {taxes.study.baseline} is valid at both rates in a block"

@@ -1,9 +1,9 @@
-"""H1 to H6 and the seven success criteria of the design: each a few contrasts, and what answers it.
+"""H1 to H6 and the seven success criteria of the design: their contrasts and their conclusions.
 
-Source: design, "Hypotheses" and "Success Criteria". Thresholds come from the configuration. An
-answer is read off intervals, never off a point, and needs three blocks: the unit of replication is
-the server launch. What the point estimate by itself would be called stands beside, and is no
-verdict. Where more blocks would tell, their number stands beside (docs/method.md, "Verdicts").
+Source: design, "Hypotheses" and "Success Criteria". Thresholds come from the configuration. A
+conclusion depends on intervals, never on a point estimate, and needs three blocks: the unit of
+replication is the server launch. The label of the point estimate is reported too, but is no
+verdict. If more blocks would decide, their number is reported (docs/method.md, "Verdicts").
 """
 
 import itertools
@@ -34,7 +34,7 @@ ABOUT = {
     "H1": (MOONCAKE,), "H2": (MOONCAKE, NIXL), "H3": (NOOP, MOONCAKE),
     "H4": (MULTI, MOONCAKE, LMCACHE), "H5": (MOONCAKE,), "H6": (MOONCAKE,),
 }  # fmt: skip
-# What each of the criteria that ask for a label has to report.
+# Criterion that requires a label -> the number that it reports.
 REPORTED = {
     1: f"the TTFT p90 tax of {MOONCAKE} at ref_safe",
     2: f"the gap between {MOONCAKE} and {NIXL} at ref_safe",
@@ -45,13 +45,13 @@ NS_PER_HOUR = 3.6e12
 
 Effects = Mapping[str, Effect]
 Bounds = Mapping[str, Effect | Ends]
-# Taxes, and the confidence of their combination's interval; None: the study's.
+# Weighted taxes, and the confidence of their combination's interval; None: the study's.
 Contrast = tuple[Sequence[WeightedTax], float | None]
 Axis = Literal["input_tokens", "output_tokens"]
 
 
 class Answer(NamedTuple):
-    """An answer given where all of `conditions` hold: (effect, end and sign, bound)."""
+    """A verdict, given if all `conditions` hold: (effect, end and sign, bound)."""
 
     verdict: str
     tail: str
@@ -68,15 +68,12 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Question:
-    """A hypothesis, or a criterion that asks for a label.
+    """A hypothesis, or a criterion that requires a label.
 
-    Attributes:
-        contrasts: the effects it is about; all must carry a verdict.
-        answers: of which at most one verdict holds, in any order.
-        otherwise: said where none does.
-        start: of its sentence; `{tax}` and `{gap:pp}` stand for effects.
-        numbers: what hypotheses.json has of it.
-        label: what the design calls the point estimate.
+    Attributes: contrasts: its effects; all must be able to carry a verdict. answers: its possible
+    answers, of which at most one verdict holds. otherwise: the sentence's end if no answer holds.
+    start: the sentence's beginning; `{tax}` and `{gap:pp}` stand for effects. numbers: its numbers
+    in hypotheses.json. label: the design's name for the point estimate.
     """
 
     contrasts: Mapping[str, Contrast]
@@ -87,15 +84,15 @@ class Question:
     label: Callable[[Effects], str]
 
     def answer(self, effects: Bounds) -> tuple[str, str]:
-        """Return verdict and tail."""
-        held = sorted({(a.verdict, a.tail) for a in self.answers if a.holds(effects)})
-        if not held:
+        """Return the verdict and the end of the sentence."""
+        holding = sorted({(a.verdict, a.tail) for a in self.answers if a.holds(effects)})
+        if not holding:
             return CANNOT_TELL, self.otherwise
-        assert len({verdict for verdict, _ in held}) == 1
-        return held[0][0], "; ".join(tail for _, tail in held)
+        assert len({verdict for verdict, _ in holding}) == 1
+        return holding[0][0], "; ".join(tail for _, tail in holding)
 
-    def found(self, name: str | int, effects: Effects) -> ConclusionRecord:
-        """Return the conclusion."""
+    def conclude(self, name: str | int, effects: Effects) -> ConclusionRecord:
+        """Return the conclusion for these effects."""
         label, verdict = self.label(effects), CANNOT_TELL
         sentence = self.start.format(**effects)
         if why := _undecided(effects):
@@ -107,7 +104,7 @@ class Question:
 
 
 def hypotheses(taxes: TaxTable) -> list[ConclusionRecord]:
-    """Return the conclusion on each hypothesis, as hypotheses.json has it."""
+    """Return the conclusion on each hypothesis for hypotheses.json."""
     by_name = questions(taxes)
     return [_hypothesis(taxes, name, by_name[name]) for name in ABOUT]
 
@@ -116,7 +113,7 @@ def _hypothesis(taxes: TaxTable, name: str, question: Question | str) -> Conclus
     effects = _effects(taxes, question)
     if isinstance(question, str) or isinstance(effects, str):
         return conclusion(name, CANNOT_TELL, str(effects))
-    conclusion_record = question.found(name, effects)
+    conclusion_record = question.conclude(name, effects)
     if conclusion_record["verdict"] != CANNOT_TELL or _undecided(effects):
         return conclusion_record
 
@@ -140,7 +137,7 @@ def conclusion(
     numbers: Mapping[str, Any] | None = None,
     label: str | None = None,
 ) -> ConclusionRecord:
-    """Return one conclusion; `label` is the design's name of the point estimate."""
+    """Return a conclusion record; `label` is the design's name for the point estimate."""
     return {
         "id": identifier, "verdict": verdict, "sentence": sentence,
         "numbers": dict(numbers or {}), "point_label": label,
@@ -157,7 +154,7 @@ def numbers_of(effect: Effect) -> EffectNumbers:
 
 
 def _effects(taxes: TaxTable, question: Question | str) -> Effects | str:
-    """Return every contrast by its name, or why there are none where one has no number."""
+    """Return the effects by name, or why there are none if one has no number."""
     if isinstance(question, str):
         return question
     effects = dict[str, Effect]()
@@ -173,7 +170,7 @@ def _effects(taxes: TaxTable, question: Question | str) -> Effects | str:
         f"{where[0]}: {status} (block {block}: {reason})"
         for where in wheres
         if taxes.tax(*where) is None
-        for status, block, reason in taxes.lost(*where)[:1]
+        for status, block, reason in taxes.missing_blocks(*where)[:1]
     ]
     because = "; ".join(why) or "the taxes it compares have no block in common"
     return f"Cannot tell: no number for {because}."
@@ -192,11 +189,11 @@ def _undecided(effects: Effects) -> str:
     )
 
 
-# ---- what is asked
+# ---- the questions
 
 
 def questions(taxes: TaxTable) -> dict[str | int, Question | str]:
-    """H1 to H6 and criteria 1 to 3; a sentence in place of one this study cannot be asked."""
+    """Return H1 to H6 and criteria 1 to 3; text replaces one that this study cannot answer."""
     baseline, cell = taxes.study.baseline, taxes.cell_at("ref_safe")
     off = "Cannot tell: ref_safe is not a rate of Phase A."
     by_name: dict[str | int, Question | str] = dict.fromkeys((*REPORTED, *ABOUT), off)
@@ -221,7 +218,7 @@ def at_rate(cell: str, *weights: tuple[float, str]) -> Contrast:
 def _in_band(
     effect: str, band: Sequence[float], inside: tuple[str, str], outside: tuple[str, str]
 ) -> list[Answer]:
-    """Return verdict and tail of an interval inside a band, and of one wholly outside."""
+    """Return the answers for an interval inside a band, and for one wholly outside."""
     low, high = band
     return [
         Answer(*inside, [(effect, "lo >=", low), (effect, "hi <=", high)]),
@@ -236,7 +233,7 @@ def _place(value: float, band: Sequence[float], name: str) -> str:
 
 
 def _persists(cell: str, limits: Any, engine: str, baseline: str) -> tuple[Question, Question]:
-    """H1: TTFT p90 of mooncake_both at least h1_min_tax; 1: the prior is accepted or revised."""
+    """Return H1 (TTFT p90 tax of mooncake_both >= h1_min_tax) and criterion 1 (prior accepted?)."""
     bound, band = limits["h1_min_tax"], limits["h1_prior_band"]
     low, high = band
     contrasts = {"tax": at_rate(cell, (1, MOONCAKE))}
@@ -265,7 +262,7 @@ def _persists(cell: str, limits: Any, engine: str, baseline: str) -> tuple[Quest
 
 
 def _gap(cell: str, limits: Any, engine: str) -> tuple[Question, Question]:
-    """H2: the gap between Mooncake and NIXL is inside h2_gap_band_pp; 2: it is the prior's."""
+    """Return H2 (the gap of Mooncake and NIXL is in h2_gap_band_pp) and criterion 2 (prior?)."""
     low, high = band = [bound / 100 for bound in limits["h2_gap_band_pp"]]
     prior, words = limits["h2_prior_gap_pp"], f"{100 * low:g} to {100 * high:g} pp"
     contrasts = {"gap": at_rate(cell, (1, MOONCAKE), (-1, NIXL))}
@@ -298,10 +295,11 @@ def _gap(cell: str, limits: Any, engine: str) -> tuple[Question, Question]:
 
 
 def _framework(cell: str, limits: Any) -> tuple[Question, Question]:
-    """H3: the framework is less than h3_framework_share of the Mooncake tax; 3: which dominates.
+    """Return H3 (framework below h3_framework_share of the Mooncake tax) and criterion 3.
 
-    noop < share x mooncake is read off the interval of noop - share x mooncake: a ratio of two
-    taxes has no usable interval when the lower one may be zero.
+    noop < share x mooncake is decided by the interval of noop - share x mooncake, since a ratio of
+    two taxes has no usable interval if the denominator may be zero. Criterion 3 names the dominant
+    cost.
     """
     most, least = limits["h3_framework_share"], limits["h3_implementation_share"]
     nothing = f"the tax of {MOONCAKE} may be zero, so there may be nothing to split"
@@ -362,10 +360,10 @@ def _framework(cell: str, limits: Any) -> tuple[Question, Question]:
 
 
 def _adds_up(cell: str, limits: Any) -> Question:
-    """H4: the stacked connector's tax is the sum of its parts', within h4_tolerance of itself.
+    """Return H4: the stacked connector's tax equals the sum of its parts' within h4_tolerance.
 
-    |multi - sum| <= tolerance x multi is two linear statements, each with its own interval:
-    sum - (1 - tolerance) multi >= 0 (not super-additive) and (1 + tolerance) multi - sum >= 0 (not
+    |multi - sum| <= tolerance x multi is two linear statements, each with its own interval: sum -
+    (1 - tolerance) multi >= 0 (not super-additive) and (1 + tolerance) multi - sum >= 0 (not
     sub-additive).
     """
     tolerance = limits["h4_tolerance"]
@@ -376,7 +374,7 @@ def _adds_up(cell: str, limits: Any) -> Question:
         return at_rate(cell, (multi, MULTI), (parts, MOONCAKE), (parts, LMCACHE))
 
     def above(effects: Effects) -> float | None:
-        """Return the stack's excess over its parts' sum, over its tax; None where it has none."""
+        """Return the stack's excess over its parts' sum, relative to its tax; None without tax."""
         multi = effects["multi"].point
         return (multi - effects["sum"].point) / multi if multi > 0 else None
 
@@ -419,13 +417,13 @@ def _adds_up(cell: str, limits: Any) -> Question:
 
 
 def _grows(taxes: TaxTable, metric: str, axis: Axis, across: Axis) -> Question | str:
-    """Return the question of H5 or H6: does a tax of mooncake_both grow along one axis of Phase B.
+    """Return H5 or H6: whether a tax of mooncake_both grows along one axis of Phase B.
 
-    Averaged over the other. Supported: every step from one length to the next is positive (all
-    intervals above zero need no correction: each must hold), also where all of them together are
-    less than the margin, as the sentence states. Refuted: some step is negative, at a level
-    corrected for the number of steps, or not every step is positive and all together are
-    below the margin.
+    The tax is averaged over the other axis. Supported: every step from one length to the next is
+    positive, even if the total is below the margin, which the sentence then states. (No correction
+    for several steps is needed, since all must be positive.) Refuted: a step is negative at a level
+    corrected for the number of steps, or not every step is positive and the total is below the
+    margin.
     """
     cells = {(c[axis], c[across]): str(c["cell"]) for c in taxes.study.cells("B")}
     lengths, others = (sorted({key[place] for key in cells}) for place in (0, 1))
@@ -483,9 +481,9 @@ def criteria(
     cells: Sequence[CellFolder],
     step_timing: bool,
 ) -> list[ConclusionRecord]:
-    """Return all seven criteria, in order, as hypotheses.json has them.
+    """Return all seven criteria in order, for hypotheses.json.
 
-    1 to 5 ask that a number is reported and labelled.
+    Criteria 1 to 5 require that a number is reported and labelled.
     """
     by_name, (h4, *growth) = questions(taxes), conclusions[3:]
     labels = {SUPPORTED: "linear", REFUTED: "not linear"}
@@ -505,7 +503,7 @@ def _labelled(taxes: TaxTable, number: int, question: Question | str) -> Conclus
     if isinstance(question, str) or isinstance(effects, str):
         verdict = f"Not reported: there is no number for {REPORTED[number]}."
         return conclusion(number, NOT_MET, verdict)
-    conclusion_record = question.found(number, effects)
+    conclusion_record = question.conclude(number, effects)
     verdict = conclusion_record["verdict"]
     conclusion_record["numbers"]["label"] = UNDECIDED if verdict == CANNOT_TELL else verdict
     return {**conclusion_record, "verdict": MET}
@@ -514,7 +512,7 @@ def _labelled(taxes: TaxTable, number: int, question: Question | str) -> Conclus
 def _reported(
     number: int, findings: Sequence[ConclusionRecord], numbers: Mapping[str, Any]
 ) -> ConclusionRecord:
-    """Return a criterion that is met where all of these findings have numbers."""
+    """Return a criterion that is met if all of these findings have numbers."""
     sentence = " ".join(finding["sentence"] for finding in findings)
     if not all(finding["numbers"] for finding in findings):
         return conclusion(number, NOT_MET, f"Not reported. {sentence}")
@@ -527,7 +525,7 @@ def _settled(record: ConclusionRecord) -> dict[str, Any]:
 
 
 def artifacts(study: Study, cells: Sequence[CellFolder], step_timing: bool) -> ConclusionRecord:
-    """6: a launch that ran has every file; a skipped configuration has a reason in pre-flight."""
+    """Return criterion 6: every launch that ran has its files, every skip a pre-flight reason."""
     try:
         gates: dict[str, GateRecord] = read_json(study.root / paths.PREFLIGHT_STATUS)
     except ArtifactError as error:
@@ -554,13 +552,13 @@ def artifacts(study: Study, cells: Sequence[CellFolder], step_timing: bool) -> C
 def _missing(
     launch: Launch, study: Study, members: Sequence[CellFolder], step_timing: bool
 ) -> Iterator[str]:
-    """Yield the files that a launch lacks, and its cells that were not measured with the reason."""
+    """Yield the files that a launch lacks, and its unmeasured cells with their reasons."""
     folder = launch.folder(study.root)
     if any(cell.status in ("valid", "void") for cell in members):
         yield from (f"/{file}" for file in paths.LAUNCH_FILES if not (folder / file).exists())
     kinds = ["requests", "metrics", *(["engine_step"] if step_timing else [])]
     for cell in members:
-        # A failed launch is missing its cells; the table of cells says so row by row.
+        # A failed launch lacks its cells, which the table of cells lists one by one.
         if cell.status in ("failed", "missing"):
             yield f": {cell.key.cell}: {cell.reason}"
         elif cell.status != "skipped":
@@ -569,7 +567,7 @@ def _missing(
 
 
 def wall_clock(study: Study, cells: Sequence[CellFolder]) -> ConclusionRecord:
-    """7: the measurements span less than max_hours of wall clock, first arrival to last drain."""
+    """Return criterion 7: the time from first arrival to last drain is below max_hours."""
     limit = study.config["hypotheses"]["max_hours"]
     spans, busy_h = [], 0.0
     for window in (cell.record["window"] for cell in cells if cell.record is not None):

@@ -1,7 +1,7 @@
-"""The devices that a study's cells were measured on.
+"""Find the devices that a study's cells were measured on.
 
-A block is measured on one device, which its effects therefore hold (docs/method.md, "Several
-devices"). A study whose launches ran on one, or did not record theirs, has none to tell apart.
+A block is measured on one device, so its effects include the device (docs/method.md, "Several
+devices"). If all launches ran on one device, or did not record it, devices are not distinguished.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,9 +12,9 @@ from connector_tax.artifacts.launch_files import ClaimedNode, NodeRecord
 from connector_tax.files import ArtifactError
 
 NOT_RECORDED = "a device that was not recorded"
-# Of a GPU, what tells it from others of its type.
+# Fields that distinguish a GPU from others of its type.
 OWN = ("uuid", "pci.bus_id")
-# Of a node, the hashes of the lock and of vLLM's sources.
+# Fields of a node with the hashes of the lock and of vLLM's sources.
 FILES = "engine_files"
 
 
@@ -29,14 +29,14 @@ def merged_reasons(reasons: Sequence[tuple[int, str]]) -> str:
 
 
 def block_devices(cells: Iterable[CellFolder]) -> dict[int, str]:
-    """Return block to the name of its device; empty where all blocks have the same.
+    """Return the name of each block's device; empty if all blocks have the same device.
 
     Args:
-        cells: of any phases of the study.
+        cells: cells of any phases of the study.
 
     Raises:
-        ArtifactError: a block has launches on two devices, or the study two types of device or two
-            environments.
+        ArtifactError: a block has launches on two devices, or the study has two types of device or
+            two environments.
     """
     cells = list(cells)
     measured = [(cell, node) for cell in cells for node in cell.nodes]
@@ -77,7 +77,7 @@ def _check_types(measured: Iterable[tuple[CellFolder, NodeRecord]]) -> None:
 
 
 def device_type(node: NodeRecord) -> dict[str, Any]:
-    """Return the properties of a device that must be the same for all launches."""
+    """Return the properties of a device that must be equal for all launches."""
     gpus = [{k: v for k, v in gpu.items() if k not in OWN} for gpu in node["gpus"]]
     return {
         "gpus": gpus, "cpu": node["cpu"], "quota_cpus": node["quota_cpus"],

@@ -1,9 +1,9 @@
-"""Interim analyses while a study is measured: after a block, which configurations are decided.
+"""Interim analyses while a study is measured: decide configurations after a block.
 
-An interim analysis judges the taxes over all rates of the blocks there are, as the study judges
-them at its end (docs/method.md, "The error model"), at its own level. The levels stand in
-`statistics.looks`, one for each analysis from `first_look` blocks on; their sum is the family's.
-Candidates and metrics share a level (Bonferroni).
+An interim analysis judges the taxes over all rates of the finished blocks, as the final analysis
+does (docs/method.md, "The error model"), but at its own level. `statistics.looks` lists a level for
+each analysis from `first_look` blocks on; their sum is the family's level. Candidates and metrics
+share a level (Bonferroni).
 """
 
 from dataclasses import fields
@@ -24,11 +24,11 @@ from connector_tax.files import write_json
 
 
 def look(study: Study, blocks: int) -> list[Finding]:
-    """Judge the first `blocks` blocks; without an interval before the second.
+    """Judge the first `blocks` blocks; there is no interval before the second block.
 
     Args:
-        study: Phase A of its first blocks has ended.
-        blocks: how many of them count.
+        study: a study whose Phase A has ended in its first `blocks` blocks.
+        blocks: the number of blocks to use.
 
     Raises:
         ArtifactError: a record is missing, changed or malformed.
@@ -40,8 +40,8 @@ def taxes_of_phase_a(study: Study, blocks: int | None = None) -> TaxTable:
     """Return the taxes of Phase A, from the raw records.
 
     Args:
-        study: Phase A of the blocks that count has ended.
-        blocks: the first ones that count; None: all.
+        study: a study whose Phase A has ended in these blocks.
+        blocks: the number of first blocks to use; None: all.
 
     Raises:
         ArtifactError: a record is missing, changed or malformed.
@@ -65,7 +65,7 @@ def taxes_of_phase_a(study: Study, blocks: int | None = None) -> TaxTable:
 
 
 def findings_of(taxes: TaxTable, blocks: int) -> list[Finding]:
-    """Judge the taxes over all rates at the level of the analysis after so many blocks."""
+    """Judge the taxes over all rates, at the level of the analysis after `blocks` blocks."""
     statistics = taxes.study.config["statistics"]
     levels, first = statistics["looks"], first_look(statistics)
     metrics = judged_metrics(statistics)
@@ -84,26 +84,26 @@ def findings_of(taxes: TaxTable, blocks: int) -> list[Finding]:
 
 
 def shared(level: float, candidates: int, metrics: int) -> Levels:
-    """Return the confidences of one of so many candidates' two intervals.
+    """Return the confidences of the two intervals of one candidate.
 
-    All metrics must lie within the margin, so that they share no level for that
-    (intersection-union).
+    The level is divided among candidates and metrics. For equivalence all metrics must lie within
+    the margin, so metrics do not divide it (intersection-union).
     """
     return Levels(1 - level / (candidates * metrics), 1 - 2 * level / candidates)
 
 
 def take_look(study: Study, blocks: int) -> list[Finding]:
-    """Look once after `blocks` blocks, and keep what was seen: looks.json.
+    """Run the interim analysis after `blocks` blocks and store its results in looks.json.
 
-    A look that was taken stays as it is: a second one at the same data would be no other, and one
-    at changed data would have no level left. So does what an earlier look has decided.
+    A stored analysis is never repeated: on the same data it would be identical, and on changed data
+    its level is spent. Earlier decisions also stay.
     """
     looks = read_looks(study.root)
-    taken = next((entry for entry in looks if entry["blocks"] == blocks), None)
-    if taken is not None:
-        return taken["findings"]
-    kept = {name: decided for entry in looks for name, decided in decided_in(entry).items()}
-    findings = [kept.get(f.config, {}).get(f.metric, f) for f in look(study, blocks)]
+    stored = next((entry for entry in looks if entry["blocks"] == blocks), None)
+    if stored is not None:
+        return stored["findings"]
+    earlier = {name: decided for entry in looks for name, decided in decided_in(entry).items()}
+    findings = [earlier.get(f.config, {}).get(f.metric, f) for f in look(study, blocks)]
     statistics = study.config["statistics"]
     level = statistics["looks"][blocks - first_look(statistics)]
     looks.append({"blocks": blocks, "level": level, "findings": findings})
@@ -112,10 +112,10 @@ def take_look(study: Study, blocks: int) -> list[Finding]:
 
 
 def take_due_look(study: Study, block: int) -> list[Finding] | None:
-    """Take the look that is due when a block of Phase A has ended; None where none is.
+    """Run the interim analysis that is due after `block` of Phase A; None if none is due.
 
-    Not while a launch up to it is missing or failed; nor where a later block has begun: what the
-    look would have left out is measured then, and its level stays unspent.
+    None is due while a launch up to this block is missing or failed, or if a later block has begun:
+    the launches that the analysis would have dropped are then measured, and its level is not spent.
     """
     blocks, statistics = block + 1, study.config["statistics"]
     if "looks" not in statistics or blocks < first_look(statistics):

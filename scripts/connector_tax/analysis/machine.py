@@ -1,7 +1,7 @@
-"""Read what the watching process recorded of the machine; it excludes no request.
+"""Read the machine records of a cell; no request is excluded because of them.
 
-The process (study.machine_watch) cuts a cell into chunks of about a second, one line of its file
-each. The checks of analysis.validity judge what others took of the CPUs and GPUs.
+The watching process (study.machine_watch) cuts a cell into chunks of about a second, one line each.
+The checks of analysis.validity judge how much CPU and GPU other programs took.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,12 +22,11 @@ Floats = NDArray[np.float64]
 
 
 class MachineUse(NamedTuple):
-    """Shares of a cell's time that its machine file tells.
+    """Shares of a cell's time, computed from its machine file.
 
-    Attributes:
-        steal: share of either side's CPU time that the hypervisor gave to others, the larger one.
-        foreign_cpu: share of the server's CPUs that processes of others used.
-        gpu_clock_share: of the slowest GPU (WatchedMachine); None: no GPUs, or not reported.
+    Attributes: steal: share of CPU time that the hypervisor gave to others, of the side with the
+    larger share. foreign_cpu: share of the server's CPUs that other processes used.
+    gpu_clock_share: the slowest GPU's clock share (WatchedMachine); None: no GPUs, or not reported.
     """
 
     steal: float
@@ -36,7 +35,7 @@ class MachineUse(NamedTuple):
 
 
 def machine_use(machine: "WatchedMachine") -> MachineUse:
-    """Return what a cell's machine file says of it."""
+    """Return the shares computed from a cell's machine file."""
     return MachineUse(
         float(np.average(machine.steal, weights=np.diff(machine.edges_ns))),
         machine.cpus["server"].foreign,
@@ -48,8 +47,7 @@ def machine_use(machine: "WatchedMachine") -> MachineUse:
 class CpuUse:
     """Shares of a CPU set's time while a cell was sampled.
 
-    Attributes:
-        stolen: of the time that was used or asked for, what the hypervisor gave to others.
+    Attributes: stolen: share of used or requested time that the hypervisor gave to others.
     """
 
     busy: float
@@ -57,24 +55,22 @@ class CpuUse:
     stolen: float
 
 
-# Reasons for a low clock in nvidia-smi's mask: the GPU is idle; the hardware slowed it (heat, power
-# brake), or the driver did for its heat. A power cap under load is none of them.
+# Reasons for a low clock in nvidia-smi's mask: idle; slowed by the hardware (heat, power brake) or
+# by the driver for heat. A power cap under load is not included.
 _IDLE = 0x1
 _SLOWED = 0x8 | 0x20 | 0x40 | 0x80
 
 
 @dataclass(frozen=True)
 class WatchedMachine:
-    """A cell's machine file.
+    """The content of a cell's machine file, of k chunks.
 
-    Attributes:
-        edges_ns: (k + 1,) of the chunks.
-        steal: (k,) of each chunk.
-        cpus: `loadgen` and `server` to the use of their CPU sets.
-        throttled: periods the control group was throttled in; None: not counted.
-        foreign_gpu: processes of others on the study's GPUs; None: no GPUs, or not reported.
-        gpu_slowed: readings of a busy GPU that heat or its power supply slowed; None: the same.
-        gpu_clock_share: SM clock while busy over the highest, median, of the slowest GPU.
+    Attributes: edges_ns: (k + 1,) times of the chunks' ends. steal: (k,) steal share of each chunk.
+    cpus: use of the CPU sets of `loadgen` and `server`. throttled: number of periods in which the
+    control group was throttled; None: not counted. foreign_gpu: number of other processes on the
+    study's GPUs; None: no GPUs, or not reported. gpu_slowed: number of readings of a busy GPU
+    slowed by heat or power supply; None: as above. gpu_clock_share: median SM clock while busy over
+    the highest, of the slowest GPU.
     """
 
     edges_ns: Ints
@@ -102,7 +98,7 @@ def read_machine(path: Path, sha256: str | None) -> WatchedMachine:
         lines = [r for r in records if r["kind"] == "chunk"]
         chunks = list(zip([begin, *lines], lines, strict=False))
         cpus = [len(begin[side]) for side in SIDES]
-        # Of either side's CPUs, whichever lost the larger share.
+        # The side whose CPUs lost the larger share.
         steal = [
             float((grown / np.array(cpus)).max() / ((line["t_ns"] - before["t_ns"]) / 1e6))
             for before, line in chunks
@@ -135,11 +131,11 @@ def _foreign_gpu(lines: Sequence[MachineLine]) -> int | None:
 
 
 def _gpu_use(lines: Sequence[MachineLine]) -> tuple[int | None, float | None]:
-    """Return `gpu_slowed` and `gpu_clock_share` of a WatchedMachine, of nvidia-smi's rows."""
+    """Return `gpu_slowed` and `gpu_clock_share` of a WatchedMachine, from nvidia-smi's rows."""
     slowed = 0
     shares: dict[str, list[float]] = {}
     for uuid, clock, highest, reasons, *_ in (r for line in lines for r in line.get("gpu", [])):
-        # Not every GPU tells everything; in an idle one clocks are low.
+        # Some GPUs do not report all fields; clocks of an idle GPU are low.
         numbers = isinstance(clock, int | float) and isinstance(highest, int | float)
         mask = int(reasons, 16) if numbers and str(reasons).startswith("0x") else _IDLE
         if not mask & _IDLE:
@@ -155,7 +151,7 @@ def _cpu_use(begin: MachineLine, end: MachineLine) -> dict[str, CpuUse]:
     wall_ms = (end["t_ns"] - begin["t_ns"]) / 1e6
     idle = np.subtract(last["idle_ms"], first["idle_ms"])
     steal = np.subtract(last["steal_ms"], first["steal_ms"])
-    # A process that ended without a wait takes its CPU time along; that time is not foreign.
+    # The CPU time of a process that nobody waited for is lost; it is not foreign.
     study_ms = np.maximum(0.0, np.subtract(last["own_ms"], first["own_ms"]))
     if begin["loadgen"] == begin["server"]:
         # Nothing is pinned: both sides use one set.
@@ -164,7 +160,7 @@ def _cpu_use(begin: MachineLine, end: MachineLine) -> dict[str, CpuUse]:
     for side, name in enumerate(SIDES):
         whole = wall_ms * len(begin[name])
         busy = whole - idle[side] - steal[side]
-        # A CPU that waits to be woken counts as stolen and as idle: what is left can be too little.
+        # A CPU that waits to be woken counts as stolen and as idle: the remainder can be too small.
         requested_ms = steal[side] + max(busy, study_ms[side])
         stolen = steal[side] / requested_ms if requested_ms else 0.0
         shares = (busy / whole, max(0.0, busy - study_ms[side]) / whole, stolen)

@@ -1,8 +1,8 @@
 """Measure one valid cell: request latencies, throughput, waiting queue, backlog.
 
-TTFT and E2E are from the intended time, warm-up and drain excluded by arrival, failures never in a
-latency. Effective throughput charges a growing backlog to the window, so that requests which are
-only served during the drain do not count as kept up with.
+TTFT and E2E begin at the intended time. Requests that arrive in warm-up or drain are excluded, and
+failures have no latency. Effective throughput charges a growing backlog to the window, so that
+requests served only during the drain do not count as sustained.
 
 Sources: docs/method.md, "Clocks, latencies, success"; Hyndman & Fan (1996), definition 7 (numpy's
 `linear`); Le Boudec, "Performance Evaluation of Computer and Communication Systems", theorem 2.1
@@ -36,7 +36,7 @@ WAITING = "vllm:num_requests_waiting"
 
 
 class Quantile(NamedTuple):
-    """A percentile and its interval, in the unit of the data; None where the sample cannot tell."""
+    """A percentile and its interval, in the unit of the data; None if the sample is too small."""
 
     value: float | None
     lo: float | None
@@ -51,7 +51,7 @@ def quantile(values: NDArray[np.float64], percent: float, confidence: float) -> 
     ordered = np.sort(values)
     low, high = order_statistic_ranks(n, percent, confidence)
     value = float(np.percentile(ordered, percent))
-    # In a tiny sample the interpolated percentile can lie outside; widening keeps the coverage.
+    # In a tiny sample the interpolated percentile can lie outside; the interval is then widened.
     return Quantile(
         value,
         None if low is None else min(value, float(ordered[low - 1])),
@@ -63,13 +63,11 @@ def quantile(values: NDArray[np.float64], percent: float, confidence: float) -> 
 class Requests:
     """The successes among a cell's measured arrivals, in order of arrival, and its counts.
 
-    Attributes:
-        ttft_ms, ttft_from_send_ms, e2e_ms: (n,) latencies.
-        tpot_ms: (m,); m < n where answers have a single token.
-        since_warmup_s: (n,) intended arrival after the end of the warm-up.
-        window_s: length of the measured window.
-        arrivals, failed, dropped: of the measured arrivals.
-        parts: of the window, of which the backlog's growth compares the first and the last.
+    Attributes: ttft_ms, ttft_from_send_ms, e2e_ms: (n,) latencies. tpot_ms: (m,); m < n where
+    answers have a single token. since_warmup_s: (n,) intended arrival times after the end of the
+    warm-up. window_s: length of the measured window. arrivals, failed, dropped: counts of the
+    measured arrivals. parts: number of parts of the window; the backlog's growth compares the first
+    and the last.
     """
 
     ttft_ms: NDArray[np.float64]
@@ -90,7 +88,7 @@ class Requests:
 
     @cached_property
     def percentiles_ms(self) -> dict[str, float]:
-        """LATENCY_METRICS, of latencies that the cell has."""
+        """Return the percentiles of LATENCY_METRICS for the latencies that the cell has."""
         return {
             name: float(np.percentile(values, metric.percent))
             for name, metric in LATENCY_METRICS.items()
@@ -116,22 +114,22 @@ class Requests:
 
     @property
     def requested_rps(self) -> float:
-        """Measured arrivals over the window."""
+        """Return the measured arrivals divided by the window."""
         return self.arrivals / self.window_s
 
     @property
     def effective_rps(self) -> float:
-        """Successes over the window plus the backlog's growth."""
+        """Return the successes divided by the window plus the backlog's growth."""
         return effective_rps(self.e2e_ms, self.window_s, self.parts)
 
     @property
     def throughput_ratio(self) -> float | None:
-        """Effective over requested throughput; None without arrivals."""
+        """Return effective over requested throughput; None without arrivals."""
         return self.effective_rps / self.requested_rps if self.arrivals else None
 
     @property
     def error_rate(self) -> float | None:
-        """Failures over the arrivals that were not dropped by the in-flight cap."""
+        """Return failures over the arrivals that the in-flight cap did not drop."""
         sent = self.arrivals - self.dropped
         return self.failed / sent if sent else None
 
@@ -140,12 +138,12 @@ def requests_of(path: Path, rows: Iterable[RequestRow], record: CellRecord) -> R
     """Measure the requests of a cell.
 
     Args:
-        path: of the requests file, for messages.
+        path: the requests file, for messages.
         rows: its lines.
-        record: the cell's.
+        record: the cell's record.
 
     Raises:
-        ArtifactError: a success has its stamps out of order.
+        ArtifactError: the stamps of a success are out of order.
     """
     start, stop = record["window"]["t_warmup_end_ns"], record["window"]["t_stop_ns"]
     if not stop > start:
@@ -184,23 +182,22 @@ def requests_of(path: Path, rows: Iterable[RequestRow], record: CellRecord) -> R
 
 
 def gauge_values(record: ScrapeLine, gauge: str) -> list[float]:
-    """Return the values of a gauge in a line of a metrics file, of all its label sets.
+    """Return the values of a gauge in a line of a metrics file, for all label sets.
 
     Raises:
-        KeyError, TypeError, AttributeError, ValueError: the line is no metrics record.
+        KeyError, TypeError, AttributeError, ValueError: the line is not a metrics record.
     """
     values = record["values"].items()
     return [float(value) for name, value in values if name.partition("{")[0] == gauge]
 
 
 def measure_waiting(cell: CellFolder) -> float | None:
-    """Return median of vllm:num_requests_waiting over the scrapes inside a valid cell's measured
-    window.
+    """Return the median of vllm:num_requests_waiting over the scrapes in a cell's measured window.
 
-    None of a server whose /metrics has nothing under vLLM's names. Read once, and kept.
+    The cell must be valid. None for a server without vLLM's metric names. The result is cached.
 
     Raises:
-        ArtifactError: the file is not what the index lists, or a scrape lacks the gauge.
+        ArtifactError: the file differs from the index, or a scrape lacks the gauge.
     """
     return cell.kept("waiting", lambda: _waiting(cell))
 
@@ -228,11 +225,11 @@ def _waiting(cell: CellFolder) -> float | None:
 
 
 def measure_requests(cell: CellFolder) -> Requests:
-    """Measure the requests of a valid or void cell; read once, and kept.
+    """Measure the requests of a valid or void cell; the result is cached.
 
     Raises:
-        ArtifactError: the index does not list the file, it is not what the index lists, or a line
-            of it is malformed.
+        ArtifactError: the index does not list the file, the file differs from the index, or a line
+            is malformed.
     """
 
     def read() -> Requests:
@@ -252,7 +249,7 @@ def summarise_cell(cell_dir: Path) -> Row:
     """Return the percentiles of one cell's folder, for the launch's `summary.json`.
 
     Returns:
-        as `summary_of`.
+        The entry as from `summary_of`.
 
     Raises:
         ArtifactError: a file is missing or malformed.

@@ -1,10 +1,10 @@
-"""The error model: how well launches know a contrast when some configurations may be noisier.
+"""The error model: the error of a contrast when some configurations may be noisier.
 
 y = block + configuration + error. The standard deviation of a launch's error is sigma times its
-configuration's ratio: 1, or with probability NOISY one of RATIOS, which the noisy configurations of
-a study share. Blocks, means and sigma are integrated out under flat priors (of log sigma), which
-leaves the restricted likelihood. A contrast is then a mixture of t distributions, one for each
-model of which configurations are noisier.
+configuration's ratio. The ratio is 1 or, with probability NOISY, one of RATIOS, which the noisy
+configurations of a study share. Blocks, means and sigma are integrated out under flat priors (of
+log sigma), which leaves the restricted likelihood. A contrast is then a mixture of t distributions,
+one for each model of which configurations are noisier.
 
 Sources: docs/method.md, "The error model"; Patterson & Thompson, Biometrika 58 (1971) 545
 (restricted likelihood); Harville, Biometrika 61 (1974) 383 (as a posterior); Abramowitz & Stegun,
@@ -27,12 +27,12 @@ Integers = NDArray[np.int64]
 # The prior: docs/decisions.md, "Error model".
 NOISY, MOST_NOISY = 0.15, 3
 RATIOS = (2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
-# A posterior probability of being noisier from which a configuration's own blocks are asked too.
+# Posterior probability of being noisier above which a configuration's own spread is used too.
 SUSPECT = 0.25
-# Degrees of freedom of the equivalent t, and the models that count.
+# Range of degrees of freedom of the equivalent t, and the smallest weight of a model that counts.
 LEAST_DF, MOST_DF, NEGLIGIBLE = 0.3, 1e5, 1e-16
 TOLERANCE, SMALL_STEP, ROUNDS = 1e-12, 1e-7, 200
-# Degrees of freedom up to which the series of a tail is quicker than the incomplete beta function.
+# Degrees of freedom up to which the tail's series is faster than the incomplete beta function.
 SERIES_UP_TO = 100
 
 
@@ -66,19 +66,15 @@ def models(configurations: int) -> tuple[Floats, Floats]:
 
 @dataclass(frozen=True)
 class Layout:
-    """The launches of each configuration in each block, and each model's view of them.
+    """The number of launches by configuration and block, and each model's matrices for them.
 
-    Attributes:
-        counts: launches, (configurations, blocks).
-        ratios: (models, configurations).
-        weights: 1 / ratio squared.
-        log_prior: (models).
-        log_det: half the log of |V| / |X'VX|, up to what all models share (models).
-        of_block: the weights of a block's launches, summed (models, blocks).
-        kept: the configurations whose means are free; the others' are fixed, one for each group
-            that no block connects with the rest.
-        inverse: of X'VX with blocks eliminated (models, kept, kept).
-        df: launches minus the rank of X.
+    Attributes: counts: number of launches (configurations, blocks). ratios: (models,
+    configurations). weights: 1 / ratio squared (models, configurations). log_prior: log of the
+    prior probability (models). log_det: half the log of |V| / |X'VX|, up to a constant of all
+    models (models). of_block: summed weights of a block's launches (models, blocks). kept: the
+    configurations whose means are free. The others are fixed, one for each group of configurations
+    that share blocks. inverse: inverse of X'VX with blocks eliminated (models, kept, kept). df:
+    launches minus the rank of X.
     """
 
     counts: Floats
@@ -99,7 +95,7 @@ def _layout(configurations: int, blocks: int, launches: tuple[int, ...]) -> Layo
     weights = 1 / ratios**2
     weighted = weights[:, :, None] * counts
     of_block = weighted.sum(1)
-    # The weighted Laplacian, its diagonal summed without cancellation.
+    # The weighted Laplacian; its diagonal is summed without cancellation.
     system = -np.matmul(weighted / of_block[:, None, :], weighted.transpose(0, 2, 1))
     diagonal = np.arange(configurations)
     system[:, diagonal, diagonal] = 0
@@ -116,7 +112,7 @@ def _layout(configurations: int, blocks: int, launches: tuple[int, ...]) -> Layo
 
 
 def _first_of_groups(counts: Floats) -> Integers:
-    """Return one configuration of each group that shares blocks, directly or through others."""
+    """Return one configuration of each group that shares blocks, directly or indirectly."""
     linked = (counts @ counts.T) > 0
     while not np.array_equal(further := (linked.astype(int) @ linked.astype(int)) > 0, linked):
         linked = further
@@ -127,10 +123,8 @@ def _first_of_groups(counts: Floats) -> Integers:
 class Mixture:
     """The posterior over the models.
 
-    Attributes:
-        rss: the weighted residual sum of squares (models).
-        log_det: as of the layout.
-        df: degrees of freedom under each model.
+    Attributes: rss: weighted residual sum of squares (models). log_det: as in the layout (models).
+    df: degrees of freedom, equal for all models.
     """
 
     layout: Layout
@@ -140,12 +134,12 @@ class Mixture:
 
     @classmethod
     def of(cls, config: Integers, block: Integers, residual: Floats) -> "Mixture":
-        """Weigh the models by launches.
+        """Return the posterior of the models, given the launches.
 
         Args:
             config: number of each launch's configuration, from 0 without gaps.
-            block: of its block, likewise.
-            residual: by least squares; not all zero.
+            block: number of each launch's block, from 0 without gaps.
+            residual: least-squares residuals; not all zero.
         """
         k, blocks = int(config.max()) + 1, int(block.max()) + 1
         counts, sums = np.zeros((k, blocks), int), np.zeros((k, blocks))
@@ -159,7 +153,7 @@ class Mixture:
         rest = rest[:, layout.kept]
         fitted = (np.matmul(layout.inverse, rest[:, :, None])[:, :, 0] * rest).sum(1)
         rss = layout.weights @ squares - (of_block * means).sum(1) - fitted
-        # Weights of at least w leave at least w times the unweighted residuals; rounding may not.
+        # With weights >= w the sum is at least w times the unweighted one, except for rounding.
         least = layout.weights.min(1) * squares.sum()
         return cls(layout, np.maximum(rss, least), layout.log_det, layout.df)
 
@@ -172,7 +166,7 @@ class Mixture:
 
     @cached_property
     def _counted(self) -> tuple[Floats, Floats, Floats]:
-        """Weights, ratios squared and sigma squared of the models that are not NEGLIGIBLE."""
+        """Return weights, squared ratios and squared sigmas of models that are not NEGLIGIBLE."""
         counted = self.weights > NEGLIGIBLE
         variances = self.rss[counted] / self.df
         return self.weights[counted], self.layout.ratios[counted] ** 2, variances
@@ -184,10 +178,10 @@ class Mixture:
     def spread(self, squares: Floats, levels: tuple[float, float]) -> Spread:
         """Return the t distribution with the mixture's quantiles at two levels.
 
-        Where no t distribution has both, it has the second.
+        If no t distribution has both quantiles, the second is matched.
 
         Args:
-            squares: of a contrast's weights, summed by configuration.
+            squares: squared weights of a contrast, summed by configuration.
             levels: one-sided, the lower first.
         """
         weights, ratios, variances = self._counted
@@ -197,7 +191,7 @@ class Mixture:
     def planned(self, present: int, blocks: int) -> "Mixture":
         """Return the mixture expected for a study of `blocks` blocks, from one of `present` blocks.
 
-        Each further block has all launches, and its residuals scatter as these.
+        Each further block is assumed complete, with residuals as in the present blocks.
         """
         per_block, more = self.layout.counts.max(1), blocks - present
         of_block = np.log(self.layout.weights) @ per_block - np.log(self.layout.weights @ per_block)
@@ -213,18 +207,15 @@ class Mixture:
 class Noise:
     """The error of one contrast, from which its t distribution at any two levels follows.
 
-    Attributes:
-        mixture: over the models.
-        squares: of the contrast's weights, summed by configuration.
-        blocks: the contrast is formed in.
-        own: the spread by the contrast's own block differences.
-        config: number of the configuration it is of; None: of several.
+    Attributes: mixture: the posterior over the models. squares: squared weights of the contrast,
+    summed by configuration. blocks: number of blocks of the contrast. own_spread: the spread by the
+    contrast's own block differences. config: number of its configuration; None: several.
     """
 
     mixture: Mixture
     squares: Floats
     blocks: int
-    own: Spread
+    own_spread: Spread
     config: int | None = None
 
     def spread(self, levels: tuple[float, float]) -> Spread:
@@ -233,21 +224,25 @@ class Noise:
 
     @cached_property
     def noisier(self) -> float | None:
-        """The posterior probability that the configuration is noisier; None of several."""
+        """Return the posterior probability that the configuration is noisier; None for several."""
         return None if self.config is None else self.mixture.noisier(self.config)
 
     @property
     def suspect(self) -> Spread | None:
-        """The own spread, where the configuration may be noisier than it seems."""
-        return self.own if (self.noisier or 0.0) > SUSPECT else None
+        """Return the own spread if the configuration may be noisier than it seems, else None."""
+        return self.own_spread if (self.noisier or 0.0) > SUSPECT else None
 
     def planned(self, blocks: int) -> "Noise":
-        """Return the noise in a study of so many blocks."""
+        """Return the noise expected in a study of `blocks` blocks."""
         more = self.blocks / blocks
-        planned_spread = Spread(self.own.error * more**0.5, blocks - 1)
+        planned_spread = Spread(self.own_spread.error * more**0.5, blocks - 1)
         mixture = self.mixture.planned(self.blocks, blocks)
         return replace(
-            self, mixture=mixture, squares=self.squares * more, blocks=blocks, own=planned_spread
+            self,
+            mixture=mixture,
+            squares=self.squares * more,
+            blocks=blocks,
+            own_spread=planned_spread,
         )
 
 
@@ -272,10 +267,10 @@ def upper_tail(df: int, x: Floats) -> Floats:
 def quantiles(weights: Floats, errors: Floats, df: int, levels: Sequence[float]) -> Floats:
     """Return the quantiles of a mixture of t distributions about 0, to TOLERANCE.
 
-    Newton's method on the logs of tail and quantile, within ends that each step narrows.
+    Newton's method on the logs of tail and quantile, bracketed by ends that each step narrows.
 
     Args:
-        weights: of the distributions.
+        weights: weights of the distributions.
         errors: their standard errors.
         levels: one-sided, above 0.5.
     """
@@ -295,7 +290,7 @@ def quantiles(weights: Floats, errors: Floats, df: int, levels: Sequence[float])
         slow = (newton <= low) | (newton >= high) | (np.abs(newton - at) > 0.5 * np.abs(step))
         following = np.where(slow & ~settled, (low + high) / 2, newton)
         step, at = following - at, following
-        # What a further step would change is the square of this one.
+        # A further step would change the result by about the square of this change.
         if settled.all():
             return np.asarray(np.exp(at))
     raise ArithmeticError(f"no quantile of the mixture at {levels} in {ROUNDS} rounds")
@@ -307,7 +302,7 @@ def gamma_ratio(df: int) -> float:
 
 
 def equivalent(ends: Floats, levels: tuple[float, float]) -> Spread:
-    """Return the t distribution with two quantiles; at the ends of its df the second alone."""
+    """Return the t distribution with two quantiles; at the limits of df only the second."""
     ratio = np.log(ends[1] / ends[0])
 
     def above(log_df: float) -> float:

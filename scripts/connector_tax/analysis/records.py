@@ -1,6 +1,7 @@
 """The lines of the raw records, strictly typed (docs/artifacts.md: requests, engine_step, device).
 
-Each line is decoded once, into the keys the analysis needs; memory is bounded by a block of lines.
+Each line is decoded once, into the keys that the analysis needs; a block of lines bounds the
+memory.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,16 +20,16 @@ from connector_tax.artifacts.names import REQUEST_STATUSES
 Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Status = Annotated[str, Meta(pattern=f"^({'|'.join(REQUEST_STATUSES)})$")]
 Microseconds = Annotated[float, Meta(ge=0)]
-# The columns of records: whole numbers as int64, text as such; floats where a value may be absent,
-# which is NaN then. A double holds ns exactly for 104 days after the machine's start.
+# The columns of records: whole numbers as int64, text as strings; floats, NaN if absent, for
+# optional values. A double is exact to the ns for 104 days after the machine's start.
 Table = dict[str, NDArray[Any]]
 
 
 class _Row(msgspec.Struct):
-    """The keys of a line that are read; all must be there but those with a default."""
+    """The keys that are read from a line; all are required except those with a default."""
 
     def require(self, *names: str) -> None:
-        """Refuse a null that this kind of line may not have."""
+        """Raise if one of these keys is null."""
         for name in names:
             if getattr(self, name) is None:
                 raise ValueError(f"{name} is null")
@@ -63,8 +64,8 @@ class StepRow(_Row):
     start_load_kv_us: float | None
     prefill_tokens: Int | None
     decode_tokens: Int | None
-    # Not among the design's fields: a log in its bare format has no whole steps and only the
-    # three callbacks, and plain has no hooks.
+    # Not fields of the design: a log in the design's format has only schedule() and the three
+    # callbacks, and plain has no hooks.
     engine_step_us: float | None = None
     hooks_us: dict[str, Microseconds] | None = None
     children_us: dict[str, dict[str, Microseconds]] | None = None
@@ -92,7 +93,7 @@ Row = TypeVar("Row", bound=_Row)
 
 
 class RecordKind(Generic[Row]):
-    """A kind of file: how its lines are decoded, and their columns of numbers and text."""
+    """A kind of file: the decoder of its lines, and their columns."""
 
     def __init__(self, row: type[Row]) -> None:
         self.decode = msgspec.json.Decoder(row).decode
@@ -100,7 +101,7 @@ class RecordKind(Generic[Row]):
         self.columns = {n: _dtype(hint) for n, hint in hints.items() if n not in NESTED}
 
     def rows(self, path: Path, blocks: Iterator[bytes]) -> Iterator[list[Row]]:
-        """Yield the rows of each block; `path` and errors as in `decoded`."""
+        """Yield the rows of each block of lines; `path` and errors as in `decoded`."""
         return decoded(path, blocks, self.decode)
 
     def table(self, rows: Sequence[Row]) -> Table:
@@ -112,13 +113,13 @@ class RecordKind(Generic[Row]):
 
 
 def _dtype(hints: set[Any]) -> type:
-    """Return the type of a column, by the types that its values may have."""
+    """Return the type of a column from the types of its values."""
     if float in hints or (int in hints and type(None) in hints):
         return np.float64
     return np.int64 if int in hints else np.str_
 
 
-# Objects in a line, which are no column.
+# Objects in a line, which are not columns.
 NESTED = ("hooks_us", "children_us")
 REQUESTS, STEPS, DEVICE = RecordKind(RequestRow), RecordKind(StepRow), RecordKind(DeviceRow)
 
@@ -130,10 +131,10 @@ def whole_table(kind: RecordKind[Row], blocks: Iterable[Sequence[Row]]) -> Table
 
 
 def taken(table: Table, rows: NDArray[Any]) -> Table:
-    """Return the rows of a table that a mask or their numbers name."""
+    """Return the rows of a table that a mask or row numbers select."""
     return {name: column[rows] for name, column in table.items()}
 
 
 def in_window(t_ns: NDArray[np.int64], window: MeasuredWindow) -> NDArray[np.bool_]:
-    """Return which of these times lie in a cell's measured window."""
+    """Return a mask of the times that lie in a cell's measured window."""
     return (t_ns >= window["t_warmup_end_ns"]) & (t_ns < window["t_stop_ns"])

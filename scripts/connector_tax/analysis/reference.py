@@ -1,16 +1,17 @@
-"""Saturation at a rate, and the reference rates of Phases B and B' from the cells of Phase A.
+"""Judge saturation at a rate, and derive the reference rates from the cells of Phase A.
 
-Source: docs/study.md, "Saturation and the reference rates". A cell is saturated by any of the
-design's criteria. With several blocks each valid launch is judged by itself; the configuration is
-saturated at a rate when at least half of its valid launches are (a tie counts as saturated: a
-reference rate errs on the low side). `ref_safe` is the highest rate at which
-every included configuration is seen unsaturated and none is saturated at a lower rate; `ref_load`
-is the same for the baseline alone. Left out of the rule, with the reason: a configuration without a
-valid cell, and one that is saturated at the lowest rate it has. A rate at which an included
-configuration has no valid cell does not qualify. Every launch of the baseline counts.
+Source: docs/study.md, "Saturation and the reference rates". A cell is saturated if any of the
+design's criteria holds. Each valid launch is judged by itself. A configuration is saturated at a
+rate when at least half of its valid launches are (a tie counts as saturated, so that the reference
+rate is conservative). `ref_safe` is the highest rate at which every included configuration is
+unsaturated and none is saturated at a lower rate; `ref_load` is the same for the baseline alone. A
+configuration is excluded, with a reason, if it has no valid cell or is saturated at its lowest
+rate. A rate at which an included configuration has no valid cell does not qualify. Every launch of
+the baseline counts.
 
-The rates wait until no launch of Phase A is missing or failed, and are fixed by the first cell that
-is measured at them: later changes of Phase A or of its thresholds are reported, and change neither.
+The rates are derived once no launch of Phase A is missing or failed, and are fixed by the first
+cell measured at them. Later changes of Phase A or its thresholds are reported, but do not change
+them.
 """
 
 import argparse
@@ -33,16 +34,16 @@ from connector_tax.artifacts.study_records import Reference
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, read_json, write_json
 
-# Of each configuration whether it is saturated, by rate (1/s); None: no valid cell.
+# Configuration -> rate (1/s) -> whether it is saturated; None: no valid cell.
 States = dict[str, dict[float, bool | None]]
 
 
 class NoReferenceRateError(Exception):
-    """There is no reference rate, or not yet; the text says who is in the way."""
+    """There is no reference rate, or not yet; the text names the cause."""
 
 
 def load_of(requests: Requests, waiting: float | None, rate_rps: float | None) -> CellLoad | None:
-    """Return the load figures of a cell; None when nothing succeeded in it."""
+    """Return the load figures of a cell; None if no request succeeded."""
     ratio = requests.throughput_ratio
     if requests.n == 0 or ratio is None:
         return None
@@ -53,7 +54,7 @@ def load_of(requests: Requests, waiting: float | None, rate_rps: float | None) -
 def judge_cells(
     study: Study, cells: Sequence[CellFolder], loads: Mapping[CellKey, CellLoad]
 ) -> dict[CellKey, Judgement]:
-    """Judge the cells that have load figures; outside Phase A without the rate's half."""
+    """Judge the cells with load figures; criteria that compare with half the rate need Phase A."""
     known = [cell for cell in cells if cell.key in loads and cell.rate_rps is not None]
     sweeps: dict[tuple[str, int, str], dict[float, CellLoad]] = {}
     for cell in known:
@@ -65,11 +66,11 @@ def judge_cells(
 
 
 def combine(judgements: Sequence[Judgement], bounds: Mapping[str, float]) -> dict[str, Any]:
-    """Combine one rate of one configuration over its valid launches: medians and majorities.
+    """Combine one rate of one configuration over its valid launches, by medians and majorities.
 
     Returns:
-        `saturated` with the criteria and the backlog, as reference_rates.json has it; `saturated`
-        is None when no launch is valid.
+        `saturated` with the criteria and the backlog, for reference_rates.json; `saturated` is None
+            if no launch is valid.
     """
     quarters = [j.load.backlog_by_quarter_s for j in judgements]
     return {
@@ -102,10 +103,10 @@ def _median_or_none(values: Sequence[float | None]) -> float | None:
 
 
 def measured_rates(folder: StudyFolder) -> dict[Reference, float]:
-    """Return the rate that each of Phases B and B' was measured at; none where no cell was.
+    """Return the rate at which each of Phases B and B' was measured; omit phases without cells.
 
     Raises:
-        ArtifactError: launches of a phase were measured at several.
+        ArtifactError: launches of a phase were measured at several rates.
     """
     measured: dict[Reference, float] = {}
     for phase, name in REFERENCE_OF.items():
@@ -120,7 +121,7 @@ def measured_rates(folder: StudyFolder) -> dict[Reference, float]:
                 " refused. To set its launches aside and measure the phase at one rate:"
                 f" connector-tax remeasure {folder.root} --phase {phase}"
             )
-        # Of launches that were interrupted: no rate of a shape is above the phase's.
+        # Interrupted launches: the highest rate of a shape is the phase's.
         rates = rates or {
             read_json(path)["schedule"]["rate_rps"]
             for launch in of_phase
@@ -139,10 +140,10 @@ def rates_of(folder: StudyFolder) -> RatesRecord:
 
     Raises:
         NoReferenceRateError: as `reference_rates`.
-        ArtifactError: a file is not what it was, or the cells are of two types of device.
+        ArtifactError: a file has changed, or the cells are of two types of device.
     """
     study, cells = folder.study, folder.cells("A")
-    # Refuses two types of device before more is measured on them.
+    # Rejects two types of device before more is measured on them.
     block_devices(cells)
     loads = {
         cell.key: load
@@ -162,9 +163,9 @@ def reference_rates(
     """Return the content of reference_rates.json.
 
     Args:
-        cells: the study's Phase A cells, for the reasons of those that are not valid.
+        cells: the study's Phase A cells, for the reasons of invalid cells.
         judged: `judge_cells` of these cells.
-        measured: `measured_rates` of the study, which stay as they are.
+        measured: `measured_rates` of the study, which do not change.
 
     Raises:
         NoReferenceRateError: no rate qualifies and `reference.fallback_rps` is null.
@@ -276,7 +277,7 @@ def _why_none(
 
 
 def _remedy(study: Study, cells: Sequence[CellFolder], involved: Collection[str]) -> str:
-    """Return the remedy: measure again what is not valid, or where all is, use another grid."""
+    """Return the remedy: measure invalid cells again or, if all are valid, change the grid."""
     bad = [c for c in cells if c.status in ("void", "missing") and c.configuration in involved]
     if bad:
         names = sorted({Launch(c.key.config, c.key.block, c.key.phase).name for c in bad})
@@ -315,7 +316,7 @@ def _write_rates(arguments: argparse.Namespace) -> None:
 
 
 def _refuse_unmeasured(folder: StudyFolder) -> None:
-    """Refuse to derive rates that the next run, with all of Phase A, would not derive."""
+    """Raise while launches of Phase A are missing or failed, which could change the rates."""
     lines = []
     for launch in folder.of_phase("A"):
         index = launch.index

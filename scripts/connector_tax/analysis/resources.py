@@ -1,9 +1,9 @@
-"""Estimate an idle connector's cost besides latency, and its other differences from plain.
+"""Estimate what a connector costs besides latency, and how its settings differ from plain's.
 
-CPU time, memory, GPU memory, KV blocks and start-up time of each configuration against
-the baseline's, from the launches of Phase A, by the error model (docs/method.md, "Resources"): rows
-of effects.csv. A connector can make vLLM choose another KV-cache layout or leave fewer blocks; then
-a tax is not of the connector's code alone: engine.csv, the settings the running engines resolved.
+CPU time, memory, GPU memory, KV blocks and start-up time of each configuration are compared with
+the baseline's, over the launches of Phase A, by the error model (docs/method.md, "Resources"), as
+rows of effects.csv. A connector can make vLLM choose another KV-cache layout or leave fewer blocks;
+then a tax is not caused by the connector's code alone. engine.csv holds the resolved settings.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ from connector_tax.files import ArtifactError, read_json, sha256_file
 SERVER = "server"
 NOT_RECORDED = "not recorded: measured before launches kept it"
 VARIES = "differs between launches"
-# Text of a setting's value, where it was read, why it is not known.
+# Text of a setting's value, its source, and why it is unknown.
 Found = tuple[str | None, str | None, str | None]
 
 
@@ -35,10 +35,9 @@ Found = tuple[str | None, str | None, str | None]
 
 @dataclass(frozen=True)
 class LaunchRecords:
-    """One planned launch: its cells by name, and its records where it has them.
+    """One planned launch: its cells by name, and its records if it has them.
 
-    Attributes:
-        reason: why there are no records; None where there are.
+    Attributes: reason: why there are no records; None if there are.
     """
 
     launch: LaunchId
@@ -97,11 +96,10 @@ def _read(path: Path, listed: Mapping[str, str]) -> Any:
 
 
 class Resource(NamedTuple):
-    """A quantity of a launch.
+    """A quantity measured for each launch.
 
-    Attributes:
-        scale: where its launches are compared: logs, or as they are.
-        place: where it stands: a key of resources.json, SETTINGS or CELL.
+    Attributes: scale: the scale of comparison: LOG or RAW. place: its source: a key of
+    resources.json, SETTINGS or CELL.
     """
 
     name: str
@@ -110,10 +108,10 @@ class Resource(NamedTuple):
     place: str
 
 
-# settings.json, and `server_cpu` of the Phase A cell at ref_safe.
+# Other sources: settings.json, and `server_cpu` of the Phase A cell at ref_safe.
 SETTINGS, CELL = "settings", "cell"
 RESOURCES = (
-    # Zero is possible, so that there are no logs.
+    # RAW, since zero has no logarithm.
     Resource("idle_cpu", "CPU s per s", RAW, "idle_cpu"),
     Resource("cpu_s_per_1000", "CPU s per 1000 requests", LOG, CELL),
     Resource("memory_pss_mib", "MiB", LOG, "before_load"),
@@ -126,7 +124,7 @@ RESOURCES = (
 
 
 def _quantity(resource: Resource, launch: LaunchRecords, cell: str | None) -> QuantityRecord:
-    """Return a resource of a launch that has records; `cell` is the one at ref_safe."""
+    """Return a resource of a launch with records; `cell` is the cell at ref_safe."""
 
     def bare(value: float | None, reason: str | None = None) -> QuantityRecord:
         return {"value": value, "parts": {}, "reason": reason}
@@ -150,7 +148,7 @@ def _quantity(resource: Resource, launch: LaunchRecords, cell: str | None) -> Qu
     if name == "startup_s":
         return bare(reading)
     if name == "idle_cpu":
-        # With the busy threads of the engine core, by name.
+        # Includes the busy threads of the engine core, by name.
         parts = dict(reading["parts"])
         for thread, share in reading.get("threads", {}).items():
             named = f"thread {thread.rpartition(' ')[0]}"
@@ -162,7 +160,7 @@ def _quantity(resource: Resource, launch: LaunchRecords, cell: str | None) -> Qu
 
 @dataclass(frozen=True)
 class _Sample:
-    """One resource over the launches: the values known, their parts, and why others are not."""
+    """One resource over the launches: known values, their parts, and reasons of unknown ones."""
 
     resource: Resource
     values: Mapping[LaunchId, float]
@@ -177,20 +175,19 @@ def resource_rows(
     confidence: float,
     borrow: bool = True,
 ) -> list[Row]:
-    """Return a row for each resource of each configuration but the baseline, and of its last
-    launch.
+    """Return a row for each resource of each configuration and of the baseline's last launch.
 
     Args:
         launches: all planned launches of Phase A, in the study's order.
-        baseline: the configuration that the others are compared with.
-        cell: the Phase A cell at ref_safe; None where that rate is not in the grid.
-        confidence: of the intervals.
-        borrow: whether configurations tell of each other's noise.
+        baseline: the configuration to compare with.
+        cell: the Phase A cell at ref_safe; None if that rate is not in the grid.
+        confidence: confidence of the intervals.
+        borrow: whether configurations inform each other's noise.
     """
     plains = list(dict.fromkeys(r.launch.name for r in launches if r.configuration == baseline))
     others = dict.fromkeys(r.configuration for r in launches if r.configuration != baseline)
     samples = [_sample(resource, launches, cell) for resource in RESOURCES]
-    # A comparison of two studies corrects for the configurations of a resource.
+    # A comparison of two studies corrects for the number of configurations.
     sizes = dict.fromkeys(others, len(others)) | dict.fromkeys(plains[1:][-1:], 1)
     return [
         _row(sample, name, plains, family_levels(confidence, size), confidence, borrow)
@@ -231,7 +228,7 @@ def _row(
     confidence: float,
     borrow: bool,
 ) -> Row:
-    """Return the contrast on the resource's scale: of logs a tax, of values a difference."""
+    """Return the contrast: a tax for logs, a difference for values."""
     is_log = sample.resource.scale == LOG
     launches = Launches.of(sample.values, sample.resource.scale, borrow)
     scaled = replace(launches, y=np.log(launches.y)) if is_log else launches
@@ -250,7 +247,7 @@ def _row(
         float(np.exp(level)) if is_log else level for level in scaled.levels(weights)
     )
     if effect.n_blocks > 1 and all(len(set(side.tolist())) == 1 for side in sides):
-        # A count that never changes is compared without the rounding of a logarithm.
+        # A constant count is compared without logarithms, to avoid rounding errors.
         base, config_level = (float(side[0]) for side in sides)
         point = config_level / base - 1 if is_log else config_level - base
         effect = replace(effect, combined=point, error=0.0, df=np.inf, method=EXACT)
@@ -258,19 +255,19 @@ def _row(
 
 
 def _reason(sample: _Sample, names: Sequence[str]) -> str | None:
-    """Return why values of a configuration's or of plain's launches are unknown, or None."""
+    """Return why values of the configuration's or plain's launches are unknown, or None."""
     reason_of = {launch: r for launch, r in sample.reasons.items() if launch.name in names}
     for side in (names[:1], names[1:]):
         side_reasons = {r for launch, r in reason_of.items() if launch.name in side}
         if len(side_reasons) == 1 and not any(launch.name in side for launch in sample.values):
-            # All that the configuration, or else plain, has to say.
+            # The configuration's reasons or, without any, plain's.
             return side_reasons.pop()
     pairs = dict.fromkeys((launch.block, f"{launch.name}: {r}") for launch, r in reason_of.items())
     return merged_reasons(list(pairs)) or None
 
 
 def _companions(sample: _Sample, config: str) -> str | None:
-    """Return the companion processes' mean share of the quantity, in words, or None."""
+    """Return a sentence with the companion processes' mean share of the quantity, or None."""
     parts_of = [parts for launch, parts in sample.parts.items() if launch.name == config]
     names = sorted({name for parts in parts_of for name in parts if name != SERVER})
     means = [
@@ -283,8 +280,7 @@ def _companions(sample: _Sample, config: str) -> str | None:
 
 
 def engine_rows(launches: Sequence[LaunchRecords], baseline: str) -> list[Row]:
-    """Return one row for each configuration and setting; one without a setting where none was
-    recorded.
+    """Return a row for each configuration and setting; without settings, one row without a setting.
 
     Args:
         launches: all planned launches of Phase A, in the study's order.
@@ -318,9 +314,7 @@ def engine_rows(launches: Sequence[LaunchRecords], baseline: str) -> list[Row]:
 
 
 def _found(launches: Sequence[LaunchRecords], config: str, setting: str) -> Found:
-    """Return a configuration's value of a setting; all of its values where its launches do not
-    agree.
-    """
+    """Return a configuration's value of a setting; all values if its launches disagree."""
     known = [r.settings[setting] for r in launches if r.configuration == config and r.settings]
     values = sorted({_text(entry["value"]) for entry in known if entry["value"] is not None})
     sources = sorted({entry["source"] for entry in known if entry["source"] is not None})

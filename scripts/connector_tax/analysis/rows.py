@@ -1,14 +1,14 @@
-"""Rows of cells.csv: one for each planned cell, and one pooled over blocks.
+"""Rows of cells.csv: one for each planned cell, and pooled rows over blocks.
 
-Source: docs/method.md. A cell that is not valid keeps its row, with its status and reason and
-without a latency. Each configuration has pooled rows (block `all`), plain's over all of its
-launches: the geometric mean over the blocks of the geometric mean of the block's valid launches,
-with Student's t on the logs of the block values as interval. A single valid launch is repeated.
+Source: docs/method.md. A cell that is not valid keeps its row, with status and reason but without
+latencies. Each configuration has pooled rows (block `all`): the geometric mean over the blocks of
+the geometric mean of the block's valid launches, with an interval by Student's t on the logs of the
+block values. Plain's cover all of its launches. A single valid launch is repeated.
 
-A cell is still warming up by MSER-5 and its start against its second half, on TPOT by arrival.
-Sources: White, "An effective truncation heuristic for bias reduction in simulation output" (1997),
-MSER-5; Georges et al. (OOPSLA'07) on steady state. Neither removes data: the warm-up that is
-discarded is the design's fixed one, and a cell that is flagged needs a longer one.
+MSER-5 and a comparison of start and second half, on TPOT by arrival, tell whether a cell was still
+warming up. Sources: White, "An effective truncation heuristic for bias reduction in simulation
+output" (1997), MSER-5; Georges et al. (OOPSLA'07) on steady state. No data are removed: the
+discarded warm-up is the design's fixed one, and a flagged cell needs a longer warm-up.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,10 +33,10 @@ from connector_tax.artifacts.study_file import Study
 from connector_tax.artifacts.study_records import StudyConfig
 from connector_tax.artifacts.tables import POOLED, STEP_COLUMNS, Row
 
-# Requests of a batch of MSER, and what tells a start from the rest.
+# Requests per MSER batch, and the significance level of a difference at the start.
 BATCH, MIN_BATCHES = 5, 16
 SIGNIFICANCE = 0.01
-# Of the cell itself, in its pooled row too.
+# Columns that describe the cell itself, also in its pooled row.
 IDENTITY = (
     "config", "configuration", "phase", "cell", "input_tokens", "output_tokens", "label",
 )  # fmt: skip
@@ -51,7 +51,7 @@ SUMMED = (
 
 @dataclass(frozen=True)
 class MeasuredCell:
-    """Everything read from one valid cell."""
+    """The data read from one valid cell."""
 
     requests: Requests
     waiting_p50: float | None
@@ -139,9 +139,9 @@ def _pooled(group: Sequence[Row], config: StudyConfig) -> Row:
 
 
 def pooled_quantile(name: str, valid: Sequence[Row], confidence: float) -> Row:
-    """Return a percentile pooled over the rows of launches, with its interval, by column.
+    """Return a percentile pooled over the launches' rows, with its interval, by column.
 
-    Its geometric mean; of launches one of which has 0 (TPOT, all tokens in one read) that is 0.
+    It is the geometric mean, which is 0 if a launch has 0 (TPOT with all tokens in one read).
     """
     columns = [f"{name}{bound}_ms" for bound in ("", "_lo", "_hi")]
     if len(valid) == 1:
@@ -163,9 +163,9 @@ def pooled_quantile(name: str, valid: Sequence[Row], confidence: float) -> Row:
 def warming_up(values: NDArray[np.float64], margin: float) -> bool | None:
     """Return whether `values` (one per request, in order of arrival) still change as at a start.
 
-    Both signs must agree: the first quarter differs from the second half by more than the relative
+    Two criteria must hold: the first quarter differs from the second half by more than the relative
     `margin` and significantly (Mann-Whitney on batch means), and MSER-5 would discard a beginning.
-    None: too few requests to tell.
+    None if there are too few requests.
     """
     batches = values[: len(values) // BATCH * BATCH].reshape(-1, BATCH).mean(axis=1)
     start, settled = len(values) // 4, len(values) // 2
@@ -178,10 +178,10 @@ def warming_up(values: NDArray[np.float64], margin: float) -> bool | None:
 
 
 def mser(batches: NDArray[np.float64]) -> int:
-    """Return the number of leading batches MSER discards: argmin over d of S_d^2 / (m - d)^2.
+    """Return the number of leading batches that MSER discards: argmin over d of S_d^2 / (m - d)^2.
 
-    S_d^2 is the sum of squared deviations of the m - d batches kept from their mean; d is at most
-    half of m, as White has it, because the statistic is unstable when few batches are left.
+    S_d^2 is the sum of squared deviations of the remaining m - d batches from their mean. Following
+    White, d is at most half of m, since the statistic is unstable for few remaining batches.
     """
     m = len(batches)
     kept = np.arange(m, 0, -1)

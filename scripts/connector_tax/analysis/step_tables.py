@@ -1,14 +1,14 @@
-"""Rows of effects.csv about steps: of the engine, their hooks, an emulated device's; step_cdf.csv.
+"""Rows of effects.csv about engine steps, hooks and an emulated device's steps; step_cdf.csv.
 
-Source: docs/method.md, "Steps" and "Device time". By kind of step a launch's value is the mean over
-its steps, so that what the hooks take and what is left add up to the step. The design's step taxes
-are of medians over all steps. Differences are by their own blocks; hooks, which plain does not
+Source: docs/method.md, "Steps" and "Device time". For each kind of step a launch's value is the
+mean over its steps, so that hooks and remainder add up to the step. The design's step taxes use
+medians over all steps. Differences use their own blocks for the error; hooks, which plain does not
 have, are means over the configuration's own launches.
 
-Of an emulated device's steps it is what of the host's work it waits for, by kind and size of the
-batch: `exposed_us` is a mean, since most steps have none of it, the rest are medians. Intervals are
-of the configuration's own launches, since a connector's exposed time differs between launches as
-plain's does not; what lies over the baseline is compared within blocks.
+For an emulated device the rows give the host's work that it waits for, by kind and size of the
+batch: `exposed_us` as a mean, since it is zero in most steps, other columns as medians. Intervals
+come from the configuration's own launches, since a connector's exposed time varies more between
+launches than plain's; differences from the baseline are taken within blocks.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ from connector_tax.artifacts.tables import ALL_SIZES, KINDS, Row, StepGroup
 
 Value = TypeVar("Value")
 CALLBACKS = "callbacks"
-# The design's step taxes: the medians they compare, and why a launch has none.
+# Step tax of the design -> the median that it compares, and why a launch lacks it.
 STEP_METRICS: Mapping[str, tuple[str, str]] = {
     "step": ("step_duration_us", "no step with tokens in the measured window"),
     "engine_step": ("engine_step_us", "no engine_step_us in the records of both sides"),
@@ -37,13 +37,13 @@ STEP_METRICS: Mapping[str, tuple[str, str]] = {
 }
 DEVICE_METRICS = ("device_us", "period_us", "exposed_us", "exposed_share", "host_busy_us")
 OVER_PLAIN = "over_plain_us"
-# A launch with fewer steps of a group has no value of them.
+# A launch with fewer steps in a group has no value for it.
 MIN_STEPS = 20
 OWN_LAUNCHES = "own launches"
 
 
 def by_cell(cells: Mapping[CellKey, Value]) -> dict[tuple[str, str], dict[LaunchId, Value]]:
-    """Return (phase, cell) to what its launches have."""
+    """Group values by (phase, cell), then by launch."""
     by_place: dict[tuple[str, str], dict[LaunchId, Value]] = {}
     for key, value in cells.items():
         by_place.setdefault((key.phase, key.cell), {})[LaunchId(key.config, key.block)] = value
@@ -53,23 +53,19 @@ def by_cell(cells: Mapping[CellKey, Value]) -> dict[tuple[str, str], dict[Launch
 def contrast_columns(
     launches: Launches, config: str, base: Sequence[str], confidence: float
 ) -> Row:
-    """Return a difference in the values' own unit, with its interval; empty without a shared
-    block.
-    """
+    """Return a difference in the values' unit, with its interval; empty without a shared block."""
     blocks = launches.blocks(config, base)
     if not blocks:
         return {}
     base_level, level = launches.levels(launches.weights(config, base, blocks))
-    # Not the residual of all configurations: what a step takes varies more where it takes more.
+    # Without the other configurations' residuals: longer steps vary more.
     each = [launches.value(launches.weights(config, base, [block])) for block in blocks]
     effect = mean_of(each, blocks, OWN_DIFFERENCES, confidence)
     return effect.columns() | {"base": base_level, "own": level}
 
 
 def mean_columns(values: Sequence[float], confidence: float) -> Row:
-    """Return a mean over a configuration's own launches; its interval by Student's t, not below
-    0.
-    """
+    """Return the mean over a configuration's launches; interval by Student's t, not below 0."""
     row = mean_of(values, tuple(range(len(values))), OWN_LAUNCHES, confidence).columns()
     if "lo" in row:
         row |= {"lo": max(0.0, row["lo"]), "p": None}
@@ -85,12 +81,12 @@ def step_rows(
     cells: Mapping[CellKey, Steps],
     unavailable: str | None,
 ) -> list[Row]:
-    """Return the step taxes of each configuration but the baseline and of its last launch, by cell.
+    """Return the step taxes of each configuration and of the baseline's last launch, by cell.
 
     Args:
         planned: every planned cell of the study.
-        cells: the steps of the valid ones; empty where the study has no step timing.
-        unavailable: why the study has no step timing; None when it has.
+        cells: the steps of the valid cells; empty without step timing.
+        unavailable: why the study has no step timing; None if it has.
     """
     of_cells = by_cell(cells)
     rows = []
@@ -122,7 +118,7 @@ def _step_rows(
         for launch, steps in launched.items()
         if len(values := steps.known(STEP_METRICS[metric][0]))
     }
-    # Where the baseline has no callbacks, means in the blocks in which it has steps.
+    # If the baseline has no callbacks, means over the blocks in which it has steps.
     bare = metric == CALLBACKS and study.bare_baseline
     blocks = {la.block for la, s in launched.items() if la.name in plains and len(s.kinds)}
     launches = Launches.of(medians)
@@ -144,7 +140,7 @@ def _step_rows(
 
 
 def _lost(baseline: str, config: str, metric: str, launched: Iterable[LaunchId]) -> str:
-    """Return why there is no step tax in any block of a cell."""
+    """Return why a cell has no step tax in any block."""
     valid = {launch.name for launch in launched}
     if config not in valid:
         return f"no valid cell of {config}"
@@ -154,7 +150,7 @@ def _lost(baseline: str, config: str, metric: str, launched: Iterable[LaunchId])
 
 
 class _Costs(NamedTuple):
-    """Means over one launch's steps of a kind, in us: the whole step, each hook, all hooks."""
+    """Means in us over one launch's steps of a kind: whole step, each hook, all hooks."""
 
     step_us: float
     hooks: Mapping[Hook, float]
@@ -163,13 +159,13 @@ class _Costs(NamedTuple):
 
 
 def _costs(steps: Steps, kind: str) -> _Costs | None:
-    """Return means over the steps of a kind; None where a launch has too few."""
+    """Return the means over the steps of a kind; None if a launch has too few."""
     whole_us = steps.samples["engine_step_us"]
     kept = (steps.kinds == kind) & ~np.isnan(whole_us)
     if kept.sum() < MIN_STEPS:
         return None
     hooks = {hook: float(us[kept].mean()) for hook, us in steps.hooks.items()}
-    # The connector's own hooks hold its children's time.
+    # The connector's own hooks include its children's time.
     parent_us = sum(us for hook, us in hooks.items() if not hook.child)
     return _Costs(float(whole_us[kept].mean()), hooks, parent_us, int(kept.sum()))
 
@@ -177,11 +173,11 @@ def _costs(steps: Steps, kind: str) -> _Costs | None:
 def _kind_rows(
     study: Study, phase: str, kind: str, launched: Mapping[LaunchId, Steps]
 ) -> Iterator[Row]:
-    """Yield, for a kind of step, its time over the baseline's, its hooks' time, and what is
-    left.
+    """Yield, for a kind of step, its time above the baseline's, its hooks' time, and the remainder.
 
-    Left is what a step takes outside its hooks over the no-op connector's, the framework's share
-    being taken off so; of the no-op connector, and in a cell without it, over the baseline's.
+    The remainder is the step time outside hooks above the no-op connector's, so that the
+    framework's share is removed. For the no-op connector, or in a cell without it, it is above the
+    baseline's.
     """
     plains, confidence = study.plains(phase), study.config["statistics"]["confidence"]
     costs = {la: cost for la, steps in launched.items() if (cost := _costs(steps, kind))}
@@ -217,7 +213,7 @@ def _kind_rows(
 
 
 def cdf_rows(cells: Mapping[CellKey, Steps], cell: str | None) -> list[Row]:
-    """Return step_cdf.csv: schedule() and the engine step in a Phase A cell, by configuration."""
+    """Return step_cdf.csv: schedule() and engine step of a Phase A cell, by configuration."""
     launches: dict[str, list[Steps]] = {}
     for launch, steps in by_cell(cells).get(("A", cell or ""), {}).items():
         launches.setdefault(configuration_of(launch.name), []).append(steps)
@@ -230,9 +226,7 @@ def cdf_rows(cells: Mapping[CellKey, Steps], cell: str | None) -> list[Row]:
 
 
 def wait_rows(study: Study, waits: Mapping[CellKey, float]) -> list[Row]:
-    """Return how much longer a configuration's requests wait than the baseline's, by cell, in
-    ms.
-    """
+    """Return by how many ms a configuration's requests wait longer than the baseline's, by cell."""
     confidence = study.config["statistics"]["confidence"]
     return [
         {"quantity": tables.WAIT, "config": config, "phase": phase, "cell": cell, "metric": "wait",
@@ -252,7 +246,7 @@ def device_rows(study: Study, cells: Mapping[CellKey, Table]) -> list[Row]:
     """Return every group of steps of every configuration and of the baseline's last launch.
 
     Args:
-        study: one with an emulated device.
+        study: a study with an emulated device.
         cells: the steps of every valid cell.
     """
     rows: list[Row] = []
@@ -271,13 +265,13 @@ def device_rows(study: Study, cells: Mapping[CellKey, Table]) -> list[Row]:
 
 
 def _order(group: StepGroup) -> tuple[int, int]:
-    """Sort by kind and size, all sizes together first."""
+    """Return the sort key of a group: kind, then size, with all sizes together first."""
     first = -1 if group.batch == ALL_SIZES else int(group.batch.partition("-")[0])
     return KINDS.index(group.kind), first
 
 
 def _groups(steps: Table) -> Iterator[tuple[StepGroup, Row]]:
-    """Yield one launch's values of DEVICE_METRICS with the number of steps, by kind and size."""
+    """Yield the DEVICE_METRICS of one launch and their number of steps, by kind and size."""
     kinds = kinds_of(steps["prefill_tokens"] > 0, steps["decode_seqs"] > 0)
     sizes = np.array([_size(int(n)) for n in steps["decode_seqs"]])
     for batch in [ALL_SIZES, *sorted(set(sizes) - {""})]:
@@ -298,7 +292,7 @@ def _groups(steps: Table) -> Iterator[tuple[StepGroup, Row]]:
 
 
 def _size(decode_seqs: int) -> str:
-    """Return the size class of a batch, each twice the one before: 1, 2-3, 4-7; "" for 0."""
+    """Return the size class of a batch, each class twice the previous: 1, 2-3, 4-7; "" for 0."""
     if decode_seqs < 2:
         return str(decode_seqs or "")
     low = 1 << decode_seqs.bit_length() - 1
@@ -308,7 +302,7 @@ def _size(decode_seqs: int) -> str:
 def _device_rows(study: Study, phase: str, launches: Mapping[LaunchId, Row]) -> Iterator[Row]:
     confidence, plains = study.config["statistics"]["confidence"], study.plains(phase)
     exposed = {la: us for la, of in launches.items() if (us := of["exposed_us"]) is not None}
-    # All launches of the baseline are one row, and its last is another: the A/A comparison.
+    # The baseline's launches share one row; its last launch has another, the A/A comparison.
     left_out = plains[1:-1]
     for name in study.configs(phase):
         config = configuration_of(name)

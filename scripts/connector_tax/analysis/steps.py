@@ -1,14 +1,13 @@
 """Join scheduler and worker records of a cell's engine steps by step id, with their hooks.
 
 Source: design, "Step-level timing instrumentation" and "Substrate tax definition"; docs/method.md,
-"Steps". Empty polling steps (no token scheduled) are counted apart: a connector that polls adds
-steps, and with them a median that is not the cost of a step that does work.
+"Steps". Polling steps (no token scheduled) are counted separately: a connector that polls adds such
+steps, which would move the median away from the cost of a step that does work.
 
-The design's step duration is schedule(), entry to exit. The whole engine step stands beside it: a
-connector whose cost lies in the worker, or between the processes, shows there alone. The design's
-three callbacks stand in their own fields of a step record; the step probe adds the connector's
-other hooks (`hooks_us`) and those timed of a MultiConnector's children (`children_us`), by the
-names of their methods.
+The design's step duration is schedule(), entry to exit. The whole engine step is reported too,
+because only it includes costs in the worker or between the processes. The design's three callbacks
+have their own fields in a step record. The step probe adds the connector's other hooks (`hooks_us`)
+and the hooks of a MultiConnector's children (`children_us`), by method name.
 """
 
 from collections import defaultdict
@@ -35,8 +34,8 @@ TOKENS = ("prefill_tokens", "decode_tokens")
 CDF_POINTS = 400
 
 Floats = NDArray[np.float64]
-# Hooks with their own field in the step records, by the name that children_us has for them: as
-# in connector_tax.vllm.step_probe, which an archive is replotted without.
+# Name in children_us -> own field in the step records. Repeats connector_tax.vllm.step_probe, which
+# is not needed to replot an archive.
 FIELDS = {
     "build_connector_meta": "build_meta_us",
     "get_finished": "get_finished_us",
@@ -46,10 +45,10 @@ FIELDS = {
 
 
 class Hook(NamedTuple):
-    """A timed hook: the process it runs in, the connector it belongs to, its name.
+    """A timed hook: its process, its connector and its name.
 
-    `child` is empty for the configured connector itself, and the name of the child for one of a
-    MultiConnector's. The three callbacks have the names of the design's fields, without the unit.
+    `child` is empty for the configured connector itself, else the name of a MultiConnector's child.
+    The three callbacks have the names of the design's fields, without the unit.
     """
 
     process: str
@@ -61,13 +60,11 @@ class Hook(NamedTuple):
 class Steps:
     """The steps of one cell that started in its measured window and scheduled tokens.
 
-    Attributes:
-        kinds: (n,) each step's kind.
-        samples: (n,) each of STEP_SAMPLES in us, NaN where it is not known; the total of the
-            callbacks where all three are.
-        hooks: (n,) the time of every timed hook in each step, 0 where it did not run.
-        n_empty: polling steps in the window, which are in neither.
-        prefill_ns: when steps with tokens of prompts began, of the whole cell, in order.
+    Attributes: kinds: (n,) kind of each step. samples: (n,) each of STEP_SAMPLES in us, NaN if
+    unknown; the callbacks' total only where all three are known. hooks: (n,) time of every timed
+    hook in each step in us, 0 if it did not run. n_empty: number of polling steps in the window,
+    which the arrays leave out. prefill_ns: start times of steps with prompt tokens in the whole
+    cell, in order.
     """
 
     kinds: NDArray[np.str_]
@@ -77,21 +74,21 @@ class Steps:
     prefill_ns: NDArray[np.int64]
 
     def known(self, sample: str) -> Floats:
-        """Return the values of one of STEP_SAMPLES, of the steps that have it."""
+        """Return the known values of one of STEP_SAMPLES."""
         values = self.samples[sample]
         return values[~np.isnan(values)]
 
 
 def kinds_of(prefill: NDArray[np.bool_], decode: NDArray[np.bool_]) -> NDArray[np.str_]:
-    """Return the kinds of steps, by whether they have tokens of prompts and of answers."""
+    """Return the kind of each step, by its prompt tokens and decoding sequences."""
     return np.where(prefill & decode, MIXED, np.where(prefill, PREFILL, DECODE))
 
 
 def step_timing_reason(study: Study) -> str | None:
-    """Return why the study has no step timing, or None when it has.
+    """Return why the study has no step timing, or None if it has.
 
     Raises:
-        ArtifactError: patch/patch_status.json is missing or does not say.
+        ArtifactError: patch/patch_status.json is missing or incomplete.
     """
     status = read_record(study.root / paths.PATCH_STATUS, PatchStatus)
     if status["step_timing_available"]:
@@ -132,12 +129,12 @@ def read_steps(cell: CellFolder) -> Steps:
 
 
 def _paid(busy: Table, worker: Table, name: str) -> Floats:
-    """Return what a callback took of each step, NaN where no record of the step has it.
+    """Return a callback's time in each step, NaN if no record of the step has it.
 
-    It is timed where it runs; if both processes run it, the step pays for both.
+    It is timed where it runs; if both processes run it, both times count.
     """
     steps, place = np.unique(worker["step_id"], return_inverse=True)
-    # One record per tensor-parallel rank: the slowest rank holds the step up.
+    # One record per tensor-parallel rank: the slowest rank determines the step.
     slowest = np.full(len(steps) + 1, np.nan)
     np.fmax.at(slowest, place, worker[name])
     at = np.searchsorted(steps, busy["step_id"])
@@ -148,16 +145,16 @@ def _paid(busy: Table, worker: Table, name: str) -> Floats:
 
 
 def prefill_wait_ms(requests: Requests, steps: Steps, window: MeasuredWindow) -> float | None:
-    """Return how long requests wait for the step with their prompt: the arrivals' part of TTFT.
+    """Return how long requests wait for the step with their prompt: TTFT's part due to arrival
+    times.
 
-    The first token's time is cut where the step begins that computes the prompt (the first with
-    prompt tokens after the request's due time). A request that comes while another decodes waits
-    for the end of the step it comes into. Where requests come at nearly the same moment of a step
-    each time, as with fixed arrivals, that wait differs between configurations by up to a step,
-    whatever they cost.
+    TTFT is split at the start of the step that computes the prompt (the first with prompt tokens
+    after the request's due time). A request that arrives while others decode waits for the end of
+    the current step. If requests always arrive at nearly the same moment of a step, as with fixed
+    arrivals, that wait differs between configurations by up to a step, whatever they cost.
 
     Returns:
-        the median over a cell's measured successes, in ms; None where no step follows one.
+        The median over a cell's measured successes in ms; None if no such step follows a request.
     """
     due_ns = window["t_warmup_end_ns"] + np.rint(requests.since_warmup_s * 1e9).astype(np.int64)
     place = np.searchsorted(steps.prefill_ns, due_ns)
@@ -168,7 +165,7 @@ def prefill_wait_ms(requests: Requests, steps: Steps, window: MeasuredWindow) ->
 
 
 def step_columns(steps: Steps) -> Row:
-    """Return the tables' step columns of one cell: p50 and p90 in us, counts; None for an empty
+    """Return the tables' step columns of one cell: p50 and p90 in us, and counts; None for an empty
     sample.
     """
     row: Row = {}
@@ -179,17 +176,16 @@ def step_columns(steps: Steps) -> Row:
                 float(np.percentile(values, percent)) if len(values) else None
             )
     row["n_steps"], row["n_empty_steps"] = len(steps.kinds), steps.n_empty
-    # Steps for which a callback is not known: always all of plain's.
+    # Steps with an unknown callback time: for plain always all.
     row["n_incomplete_steps"] = int(np.isnan(steps.samples["connector_total_us"]).sum())
     return row
 
 
 def step_cdf(samples: Mapping[str, Sequence[Floats]]) -> list[Row]:
-    """Return CDF_POINTS shares of the steps, and the mean over launches of what each launch has
-    there.
+    """Return CDF_POINTS shares of steps, and at each share the mean of the launches' quantiles.
 
-    The curve's value at one half is thus the mean of the launches' medians, which is what step
-    taxes are made of; a curve of all steps together is another thing where launches differ.
+    The value at one half is the mean of the launches' medians, from which step taxes are computed.
+    A curve over all steps together would differ if launches differ.
 
     Args:
         samples: the durations in us of each launch, by column; a column without steps is None.
@@ -211,7 +207,7 @@ def step_cdf(samples: Mapping[str, Sequence[Floats]]) -> list[Row]:
 
 
 class _Calls:
-    """Every hook of every step record: the ids of the steps, and the times in us."""
+    """The hooks of all step records: step ids, and times in us."""
 
     def __init__(self) -> None:
         self._calls: defaultdict[Hook, tuple[list[int], list[float]]] = defaultdict(
@@ -219,7 +215,7 @@ class _Calls:
         )
 
     def taken(self, rows: list[StepRow]) -> list[StepRow]:
-        """Return the same rows, their hooks noted."""
+        """Store the hooks of these rows and return the rows."""
         for row in rows:
             for field, hook in _CALLBACK_HOOKS.items():
                 if (us := getattr(row, field)) is not None:
@@ -231,7 +227,7 @@ class _Calls:
         return rows
 
     def _add_all(self, row: StepRow, child: str, times: Mapping[str, float]) -> None:
-        # A child's entries are named by method: its callbacks get the names of their fields.
+        # Entries of a child have method names; its callbacks get the names of their fields.
         named: dict[str, float] = {}
         for name, us in times.items():
             hook = _METHOD_HOOKS.get(name, name)
@@ -245,7 +241,7 @@ class _Calls:
         times.append(us)
 
     def times(self, steps: NDArray[np.int64]) -> dict[Hook, Floats]:
-        """Return the time of each hook in each of the steps, 0 where it did not run, by hook.
+        """Return the time in us of each hook in each step, 0 if it did not run, by hook.
 
         Args:
             steps: ids of the steps in the window that scheduled tokens, each once.
@@ -259,7 +255,7 @@ class _Calls:
             known = steps[place] == ids if len(steps) else np.zeros(len(ids), bool)
             if known.any():
                 times[hook] = np.zeros(len(steps))
-                # One record per tensor-parallel rank: the slowest rank holds the step up.
+                # One record per tensor-parallel rank: the slowest rank determines the step.
                 np.maximum.at(times[hook], place[known], us[known])
         return times
 

@@ -1,7 +1,7 @@
 """Judge a cell: valid, or void with a reason.
 
-All checks (`artifacts.checks.CHECKS`) are two-sided where a value can be wrong both ways, and
-missing data fails: a check whose value is None never passes.
+All checks (`artifacts.checks.CHECKS`) are two-sided where a value can be wrong both ways. Missing
+data fails: a check whose value is None never passes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,8 +42,7 @@ COUNTERS = {
 
 
 def server_counters(values: Mapping[str, float]) -> dict[str, float | None]:
-    """Return the counters the checks use, summed over label sets; None where the server lacks a
-    series.
+    """Return the counters for the checks, summed over label sets; None for a missing series.
 
     Args:
         values: `values` of one metrics record (`{name{labels}: number}`).
@@ -56,15 +55,13 @@ def server_counters(values: Mapping[str, float]) -> dict[str, float | None]:
 
 
 def in_window(records: Sequence[RequestLine], window: MeasuredWindow) -> list[RequestLine]:
-    """Return the measured requests: those due after the warm-up and before the end of the
-    window.
-    """
+    """Return the requests due after the warm-up and before the end of the window."""
     start, stop = window["t_warmup_end_ns"], window["t_stop_ns"]
     return [r for r in records if start <= r["t_intended_ns"] < stop]
 
 
 def counted(records: Sequence[RequestLine], window: MeasuredWindow) -> CountsRecord:
-    """Return the number of a cell's requests of each kind; all of them are planned."""
+    """Return the numbers of a cell's requests by kind."""
     states = [r["status"] for r in records]
     kinds = [r["error_kind"] for r in records if r["status"] in FAILED]
     return {
@@ -91,13 +88,13 @@ def assess(
     """Return every check of `CHECKS` for one cell: `{check: {"value", "bound", "pass"}}`.
 
     Args:
-        record: the cell's, with `suspended_ms`, `server_counters` and `load_generator`.
-        requests: all of the cell, warm-up and cool-down included.
+        record: the cell's record, with `suspended_ms`, `server_counters` and `load_generator`.
+        requests: all requests of the cell, including warm-up and cool-down.
         scrapes: the cell's metrics records.
-        config: of the study; its sections `cell` and `validity` count.
+        config: the study's configuration, of which sections `cell` and `validity` are used.
         machine: the cell's machine file; None: there is none.
-        watched: whether there must be one; False: MACHINE_CHECKS are left out.
-        device: what DEVICE_CHECKS judge, by check (`device_time.device_values`; of the baseline
+        watched: whether a machine file is required; False: MACHINE_CHECKS are left out.
+        device: values for DEVICE_CHECKS, by check (`device_time.device_values`; for the baseline
             only: device_exposed_share); None: no device is emulated.
         counted_by_server: whether the server counts under vLLM's names; else COUNTER_CHECKS are
             left out.
@@ -130,7 +127,7 @@ def assess(
 
 
 def void_reasons(checks: Mapping[str, CheckRecord]) -> list[str]:
-    """One sentence for each failed check, with its value and bound; empty for a valid cell."""
+    """Return a sentence for each failed check, with value and bound; empty for a valid cell."""
     return [
         f"{CHECKS[name].void}: {name} {_shown(check['value'])}, allowed {_shown(check['bound'])}"
         for name, check in checks.items()
@@ -161,9 +158,7 @@ def _within(value: float | None, low: float, high: float) -> CheckRecord:
 def _error_rate(
     ok: Sequence[AnsweredRequest], failed: Sequence[RequestLine], window: MeasuredWindow
 ) -> float | None:
-    """Return the share of failures up to the end of the window; the cool-down may be cut by the
-    drain.
-    """
+    """Return the share of failures up to the window's end; the drain may cut the rest."""
     good, bad = (sum(r["t_intended_ns"] < window["t_stop_ns"] for r in of) for of in (ok, failed))
     return bad / (good + bad) if good + bad else None
 
@@ -176,7 +171,7 @@ def _schedule_checks(
         (sent - r["t_intended_ns"]) / 1e6 for r in measured if (sent := r["t_send_ns"]) is not None
     ]
     ttft = [(r["t_first_token_ns"] - r["t_intended_ns"]) / 1e6 for r in measured if is_answered(r)]
-    # A dropped request never reaches the socket; the issuing thread's stamp stands in for it.
+    # A dropped request never reaches the socket, so the issuing thread's stamp is used.
     sent_ns = [
         issued if r["t_send_ns"] is None else r["t_send_ns"]
         for r in measured
@@ -198,7 +193,7 @@ def _schedule_checks(
 def _window_checks(
     measured: Sequence[RequestLine], window: MeasuredWindow, cell: CellSection
 ) -> dict[str, CheckRecord]:
-    """The window ends with enough successes, or at its cap with what there are."""
+    """Check that the window ended with enough successes, or at its cap."""
     low_ns, cap_ns = round(cell["floor_s"] * 1e9), round(cell["cap_s"] * 1e9)
     length_ns = window["t_stop_ns"] - window["t_warmup_end_ns"]
     wanted = cell["min_completed"] if length_ns < cap_ns else 0
@@ -214,7 +209,7 @@ def _server_checks(
     record: MeasuredCellRecord,
     traffic: TrafficSection | None,
 ) -> dict[str, CheckRecord]:
-    """Compare the server's counters; what a file's requests repeat may be found in the cache."""
+    """Compare the server's counters; prompts repeated in a user's file may hit the cache."""
     counters = record["server_counters"]
     longest = [record["input_tokens"], record["output_tokens"]]
     if traffic is not None:
@@ -231,7 +226,7 @@ def _server_checks(
     prompt = sum(r["prompt_tokens"] for r in ok)
     generated = sum(r["completion_tokens"] for r in ok)
     hits = 0 if traffic is None else traffic.get("most_hits", prompt)
-    # A failed request may have been served in part or in full before it failed on the client.
+    # The server may have served a request, in part or in full, that failed on the client.
     return {
         "server_success_excess": excess("success", len(ok), failed),
         "server_prompt_tokens_excess": excess("prompt_tokens", prompt, failed * longest[0]),
@@ -252,7 +247,7 @@ def _machine_checks(
         f"foreign_cpu_{side}": at_most(foreign[side], bounds["max_foreign_cpu"])
         for side in ("server", "loadgen")
     }
-    # A watched cell is not judged by a quantity that could not be read.
+    # A quantity that could not be read does not void a watched cell.
     for name, value in (
         ("throttled_periods", None if machine is None else machine.throttled),
         ("foreign_gpu_processes", None if machine is None else machine.foreign_gpu),

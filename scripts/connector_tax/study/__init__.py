@@ -1,1 +1,1 @@
-"""The measuring side: resolved design, server launches, cells and their artifacts."""
+"""Measure a study: resolve the design, launch servers, measure cells and write their records."""

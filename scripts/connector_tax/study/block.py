@@ -1,11 +1,10 @@
 """Run one block of a phase: its launches one after the other, in their seeded order.
 
-A block is what a tax is computed within, so it is the job: anyone who runs jobs, on however many
-machines, cannot tear it. Each launch has its own driver (connector_tax.study.launch); one that
-fails costs only itself, and in Phase A, which all others wait for, is run once more. A machine that
-cannot measure ends the block before the first of them (connector_tax.study.doctor). SIGTERM and
-SIGUSR1, by which a scheduler may announce that the time is up, end the block at the end of a cell,
-SIGINT at once.
+Taxes are computed within a block, so a block is one job and cannot be split between machines. Each
+launch has its own driver (connector_tax.study.launch). A failed launch does not affect the others;
+in Phase A, which all later phases need, it is run once more. A machine that cannot measure ends the
+block before its first launch (connector_tax.study.doctor). SIGTERM and SIGUSR1, with which a
+scheduler announces its time limit, end the block at the end of a cell; SIGINT ends it at once.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ if TYPE_CHECKING:
     from connector_tax.artifacts.launch_files import EngineFiles
     from connector_tax.artifacts.study_records import StudyConfig
 
-# Above this, an exit status says which signal ended the process.
+# An exit status above this is 128 plus the signal that ended the process.
 SIGNALLED = 128
-# What a cell takes besides its window: its last scrapes, and writing the records.
+# Seconds of a cell besides its window, for the last scrapes and writing the records.
 AROUND_A_CELL_S = 30
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run every launch of a block and a phase; what is measured is kept."""
+    """Run every launch of a block and a phase; keep what is already measured."""
     parser = study_parser("study.block", main.__doc__)
     parser.add_argument("--block", type=int, required=True)
     parser.add_argument("--phase", choices=PHASES, required=True)
@@ -51,9 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def end_s(config: StudyConfig) -> int:
-    """Return the seconds that a stopped block needs to end: its longest cell, and the server's
-    stop.
-    """
+    """Return the seconds that a stopped block needs: its longest cell plus the server's stop."""
     cell, server = config["cell"], config["server"]
     cell_s: float = cell["warmup_s"] + cell["cap_s"] + cell["drain_s"] + AROUND_A_CELL_S
     stop_s: float = server["stop_grace_s"] + server["release_s"]
@@ -61,7 +58,7 @@ def end_s(config: StudyConfig) -> int:
 
 
 def _drive(arguments: argparse.Namespace) -> int:
-    # Imported here: the workflow imports this module, and is planned without the doctor's.
+    # Imported here: the workflow plans with this module, but without the doctor's imports.
     from connector_tax.study.doctor import require_fit
 
     study = read_study(arguments.study)
@@ -73,16 +70,16 @@ def _drive(arguments: argparse.Namespace) -> int:
     ending = _Ending()
     for number in (signal.SIGTERM, WARNING):
         signal.signal(number, ending.tell)
-    # A launch that failed says so in its index and ends with 0; another status ends the block.
+    # A failed launch writes its failure to index.json and exits 0; another status ends the block.
     try:
         files = require_fit(enter_block_slot(study, root, arguments.block), root)
         run = functools.partial(_run_launches, ending, arguments, files)
         status = run(drawn)
         if arguments.phase == "A" and not status:
-            # No reference rate is derived, and no other phase begun, without it.
+            # Reference rates and all later phases need it.
             failed = withdraw_failed(drawn, root)
             for launch, reason in failed.items():
-                line = printable(f"{launch.name} failed, and is run once more: {reason}")
+                line = printable(f"{launch.name} failed; running it once more: {reason}")
                 print(line, file=sys.stderr)
             status = run(failed)
         if arguments.phase == "A" and not status:
@@ -90,15 +87,15 @@ def _drive(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         status = SIGNALLED + signal.SIGINT
     if status > SIGNALLED:
-        # Snakemake does so with a job that failed, and not with one that was interrupted, of which
-        # it then refuses what is there. Each is written anew from the launch's cells.
+        # Snakemake deletes the outputs of a failed job, but not of an interrupted one, and later
+        # rejects them. Each index is rewritten from the launch's cells.
         for launch in drawn:
             (launch.folder(root) / paths.INDEX).unlink(missing_ok=True)
     return status
 
 
 def _look(arguments: argparse.Namespace) -> None:
-    """Take the look that is due after this block, and say what it decided."""
+    """Run the interim analysis due after this block, if any, and print its decisions."""
     from connector_tax.analysis.looks import take_due_look
     from connector_tax.artifacts.looks import decided
 
@@ -117,7 +114,7 @@ def _run_launches(
     files: dict[str, EngineFiles],
     drawn: Iterable[Launch],
 ) -> int:
-    """Run launches until one ends with another status than 0; that status."""
+    """Run launches until one exits non-zero; return that status, or 0."""
     for launch in drawn:
         log = arguments.logs / f"{launch.config}.block{launch.block}.{launch.phase}.log"
         status = ending.run([
@@ -138,17 +135,15 @@ class _Ending:
         self._child: subprocess.Popen[bytes] | None = None
 
     def tell(self, *_: object) -> None:
-        """Signal handler: the launch ends with its cell, and no other begins."""
+        """Signal handler: end the running launch after its current cell, and start no other."""
         self._warned = True
         if self._child is not None:
             self._child.send_signal(signal.SIGTERM)
 
     def run(self, command: Sequence[str]) -> int:
-        """Return the exit status of a launch's driver, which decides itself how it answers a
-        signal.
-        """
+        """Run a launch's driver, which handles signals itself; return its exit status."""
         if self._warned:
-            # In the last cell of the launch before, which then was done.
+            # The signal came in the last cell of the previous launch, which completed.
             return SIGNALLED + signal.SIGTERM
         self._child = subprocess.Popen(command, preexec_fn=_as_child)
         if self._warned:
@@ -158,7 +153,7 @@ class _Ending:
                 status = self._child.wait()
                 break
             except KeyboardInterrupt:
-                # A terminal's Ctrl-C has reached the driver too.
+                # The terminal sent Ctrl-C to the driver too.
                 continue
         return SIGNALLED - status if status < 0 else status
 

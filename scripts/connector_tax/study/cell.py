@@ -1,8 +1,8 @@
-"""One cell: prepare, measure, check, and keep it as a folder that appears whole.
+"""Prepare, measure and check one cell, and write it as a folder that appears whole.
 
-The schedule exists before the first arrival; request bodies are made a little ahead. The cell
-is written to `<cell>.partial/`, fsynced and renamed to `<cell>/`; a finished cell names the
-SHA-256 of its files, so that a later run can tell intact from damaged.
+The schedule exists before the first arrival; request bodies are made a little ahead. The cell is
+written to `<cell>.partial/`, fsynced and renamed to `<cell>/`. A finished cell records the SHA-256
+of its files, so that a later run can detect damage.
 """
 
 import shutil
@@ -68,7 +68,7 @@ from connector_tax.study.traffic import recorded_requests
 
 # ---- what is sent
 
-# Ids below this are special tokens in common tokenizers; a random prompt stays above them.
+# Ids below this are special tokens in common tokenizers; random prompts avoid them.
 FIRST_PLAIN_TOKEN = 10
 # By what a server takes.
 _LEFT_OUT = {
@@ -81,12 +81,12 @@ _LEFT_OUT = {
 def planned_requests(
     study: StudyDocument, name: str, shape: tuple[int, int], count: int
 ) -> RequestSource:
-    """Return `count` streaming completion requests of one shape, made as they are asked for.
+    """Return `count` streaming completion requests of one shape, made when iterated.
 
-    The same work for all, and no reuse: same lengths for every configuration, fresh random ids so
-    that no cache can hit, `ignore_eos` with `max_tokens` = `min_tokens`, usage asked for. Token ids
-    are drawn uniformly from [10, vocab_size). A server that takes none is sent random words, as
-    many as come to the wanted length by its own count.
+    All configurations do the same work without reuse: equal lengths, fresh random ids so that no
+    cache can hit, `ignore_eos` with `max_tokens` = `min_tokens`, and usage requested. Token ids are
+    drawn uniformly from [10, vocab_size). A server that takes no token ids gets random words, as
+    many as it counts for the requested length.
 
     Args:
         name: the path-like name of this cell's content.
@@ -121,10 +121,10 @@ def planned_requests(
 
 # ---- a cell
 
-# A server may count a request just after its last byte: how often and how long to look again.
+# A server may count a request just after its last byte: number and pause of further scrapes.
 COUNTER_READS = 20
 COUNTER_PAUSE_S = 0.1
-# How often a cell looks whether the server, and the engine behind it, are alive.
+# Interval of the checks during a cell that the server and its engine are alive.
 ALIVE_S = 2.0
 
 
@@ -145,7 +145,7 @@ class FinishedCell(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class PreparedCell:
-    """A cell ready to be measured: arrival offsets (ns from its origin) and how bodies are made."""
+    """A cell ready to be measured: arrival offsets (ns from its origin) and its requests."""
 
     cell: CellPlan
     rate_rps: float
@@ -157,10 +157,9 @@ class PreparedCell:
 
 @dataclass(frozen=True, slots=True)
 class Instruments:
-    """A running server, whose folder is the launch's, and what measures its cells.
+    """A running server in the launch's folder, and the instruments that measure its cells.
 
-    Attributes:
-        watch: None where the machine is not watched.
+    Attributes: watch: None if the machine is not watched.
     """
 
     server: Server
@@ -174,7 +173,7 @@ class Instruments:
 def cell_rule(config: StudyConfig, phase: str) -> CellRule:
     """Return the load generator's rule for a cell of a phase, from the `cell` section.
 
-    Phase A is to show where saturation begins: none of its cells ends for it.
+    Cells of Phase A never end early on overload, since Phase A measures where saturation begins.
     """
     cell: dict[str, Any] = {**config["cell"]}
     if phase == "A":
@@ -183,7 +182,7 @@ def cell_rule(config: StudyConfig, phase: str) -> CellRule:
 
 
 def load_generator(study: StudyDocument, server: Server, plan: AffinityPlan) -> LoadGenerator:
-    """Return the load generator of the study's `load_generator` section, aimed at `server`."""
+    """Return the load generator of the study's `load_generator` section, for `server`."""
     options = study["config"]["load_generator"]
     served = engine_of(study["config"]["engine"]).served
     return LoadGenerator(
@@ -210,13 +209,14 @@ def prepare(
 ) -> PreparedCell:
     """Draw the cell's schedule up to its cap and cool-down; every arrival gets a fresh body.
 
+    The arrivals' random stream does not depend on the configuration: every configuration gets the
+    same arrival times. The content's stream depends on everything, so that no prompt repeats.
+
     Args:
         root: the study's folder, which holds the requests of a file.
         attempt: the launch's attempt, from 1.
-        measurement: of this cell in this attempt, from 1; a void cell is measured again.
-
-    The arrivals' name leaves out the configuration: every configuration gets the same arrival
-    times. The content's name holds everything, so that no prompt is ever sent twice.
+        measurement: number of the measurement of this cell in this attempt, from 1; a void cell is
+            measured again.
     """
     config = study["config"]
     arrivals_seed = f"{study['seed']}/arrivals/block{launch.block}/{launch.phase}/{cell['cell']}"
@@ -247,7 +247,7 @@ def prepare(
 
 
 def _stream(study: StudyDocument, name: str) -> str:
-    """Return the random stream of a cell's content."""
+    """Return the name of the random stream of a cell's content."""
     return f"{study['seed']}/content/{name}"
 
 
@@ -258,7 +258,7 @@ def measure(
     instruments: Instruments,
     on_progress: Callable[[Progress], None],
 ) -> CellRecord:
-    """Measure one cell into `<cell>/` of the launch's folder; the content of its cell file.
+    """Measure one cell into `<cell>/` of the launch's folder; return the content of its cell file.
 
     The folder appears by rename when everything in it is written; an earlier folder of that name
     must have been moved away.
@@ -345,7 +345,7 @@ def measure(
 def _take_device(
     study: StudyDocument, launch: Launch, step_log: LaunchStepLog, file: Path, steps: bytes
 ) -> dict[str, float | None] | None:
-    """Write the log of an emulated device, and what its checks judge; None: there is none."""
+    """Write an emulated device's log and return the values for its checks; None without one."""
     if study["config"]["engine"].get("device") != "emulated":
         return None
     lines = step_log.take_device()
@@ -355,10 +355,10 @@ def _take_device(
 
 
 def read_intact(folder: Path, phase: str, name: str) -> CellRecord | None:
-    """Return a finished cell's record, or None where the cell is not finished.
+    """Return a finished cell's record, or None if the cell is not finished.
 
     Raises:
-        ArtifactError: the cell is there and damaged; names the file.
+        ArtifactError: the cell is damaged; names the file.
     """
     path = folder / name
     if not path.exists():
@@ -376,15 +376,15 @@ def _final_scrape(sampler: MetricsSampler, before: ScrapeLine, result: CellResul
     start = server_counters(before["values"])["success"]
     ok = sum(record.status == "ok" for record in result.records)
     for _ in range(COUNTER_READS):
-        seen = server_counters(sampler.peek()["values"])["success"]
-        if seen is None or start is None or seen - start >= ok:
+        completed = server_counters(sampler.peek()["values"])["success"]
+        if completed is None or start is None or completed - start >= ok:
             break
         time.sleep(COUNTER_PAUSE_S)
     return sampler.close()
 
 
 def schedule_kind(config: StudyConfig) -> str:
-    """Return the arrival process, or that a trace's own times are kept."""
+    """Return the arrival process, or TRACE if a trace's own times are used."""
     traffic = config["phase_a"].get("traffic")
     return TRACE if traffic and traffic["kind"] == TRACE else config["arrivals"]["process"]
 

@@ -1,4 +1,4 @@
-"""A process of the study's own that answers commands: one JSON line in, one JSON line out."""
+"""Run a helper process that executes commands: one JSON line in, one JSON line out."""
 
 import json
 import select
@@ -11,16 +11,16 @@ from typing import Any, Protocol, Self
 
 from connector_tax.linux import die_with_parent, run_when_idle
 
-# A process of the lowest priority takes milliseconds to answer, unless its CPU has no idle time.
+# A process of the lowest priority replies within milliseconds if its CPU has idle time.
 ANSWER_S = 300.0
 
 
 class ChildError(Exception):
-    """A child ended or did not answer while it was needed; the text or what it printed says why."""
+    """A helper process ended or did not reply; the text or its own output gives the cause."""
 
 
 class CommandChild:
-    """The driver's end of such a process; a context manager. It dies with the driver."""
+    """The driver's end of a helper process; a context manager. The process dies with the driver."""
 
     def __init__(self, module: str, arguments: Sequence[str]) -> None:
         self._module = module
@@ -37,20 +37,20 @@ class CommandChild:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # It has answered, so what it was told is done. To end by itself it would need the CPU.
+        # Its last reply means that its work is done; killing it takes none of its CPU's time.
         self._process.kill()
         self._process.communicate()
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Return its process id."""
         return self._process.pid
 
     def ask(self, do: str, **details: Any) -> dict[str, Any]:
-        """Give one command and return the answer.
+        """Send one command and return the reply.
 
         Raises:
-            ChildError: the process has ended, or gives no answer within ANSWER_S.
+            ChildError: the process has ended, or does not reply within ANSWER_S.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -74,32 +74,32 @@ class CommandChild:
 
 
 def _as_child() -> None:
-    """Prepare a helper process: it gets a terminal's Ctrl-C too, and ends with its parent."""
+    """Prepare a helper process: ignore the terminal's Ctrl-C, and die with the parent."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class Task(Protocol):
-    """The work of a helper process: a method for each command, and `work` between them.
+    """The work of a helper process: a method for each command, and `work` between commands.
 
-    Attributes:
-        due_ns: when `work` is to be called (CLOCK_MONOTONIC); None: not before the next command.
+    Attributes: due_ns: when to call `work` next (CLOCK_MONOTONIC); None: not before the next
+    command.
     """
 
     due_ns: int | None
 
     def work(self) -> None:
-        """Do what is due."""
+        """Do the work that is due."""
 
 
 def serve(name: str, cpus: Collection[int], begin: Callable[[], Task]) -> int:
-    """Do commands until there are no more, and what is due between them; the exit status.
+    """Execute commands until stdin ends, and `work` when due; return the exit status.
 
     Args:
-        name: of the process, for errors.
-        cpus: the logical CPUs it stays on; empty: wherever its parent may run.
+        name: the process's name in errors.
+        cpus: the logical CPUs it stays on; empty: all of its parent's.
     """
-    # On a small machine it shares a core with the load generator, which never waits for it so.
+    # On a small machine it shares a core with the load generator, which must never wait for it.
     run_when_idle(cpus)
     poll = select.poll()
     poll.register(sys.stdin, select.POLLIN)

@@ -1,8 +1,8 @@
-"""Exit non-zero and list the launches that failed; else mark the study complete. Count void cells.
+"""List void cells and failed launches; exit non-zero, or mark the study complete if none failed.
 
-A launch that failed gives up its index.json here (renamed to index.failed.json), so that the next
-run measures its missing cells; everything derived from the others stays. With `--phase` this is the
-end of a run that measures one phase only, and marks nothing complete.
+The index.json of a failed launch is renamed to index.failed.json here, so that the next run
+measures its missing cells; everything derived from the other launches stays. With `--phase` the
+launches of one phase are checked, and nothing is marked complete.
 """
 
 import argparse
@@ -47,21 +47,21 @@ def void_lines(ended: Iterable[LaunchFolder], study_folder: Path) -> list[str]:
         f"VOID {number} {'cell' if number == 1 else 'cells'}: {cause}. {mends.get(cause, again)}"
         for cause, number in causes.most_common()
     ]
-    taken = [share for share in stolen if share >= STOLEN_WORTH_SAYING]
-    if 2 * len(taken) > len(stolen):
+    high = [share for share in stolen if share >= STOLEN_WORTH_SAYING]
+    if 2 * len(high) > len(stolen):
         lines.append(
-            f"In {len(taken)} of {len(stolen)} the host took up to {max(taken):.0%} of the CPU time"
+            f"In {len(high)} of {len(stolen)} the host took up to {max(high):.0%} of the CPU time"
             " (steal): measure when it is quieter, or on another machine"
         )
     return lines
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """End non-zero, saying what is missing, unless every launch is done or skipped for a reason."""
+    """List void cells and failed launches; exit non-zero if a launch failed."""
     parser = study_parser("study.complete", main.__doc__)
     end = parser.add_mutually_exclusive_group(required=True)
     end.add_argument("--out", type=Path, help="file that marks the study complete")
-    end.add_argument("--phase", choices=PHASES, help="judge the launches of one phase")
+    end.add_argument("--phase", choices=PHASES, help="check the launches of one phase only")
     return run_command(parser, argv, _conclude)
 
 

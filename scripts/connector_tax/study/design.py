@@ -1,7 +1,7 @@
-"""The resolved design of a study: its launches and cells, their order, and the hash over it all.
+"""Resolve the design of a study: its launches and cells, their order, and the hash over them.
 
 Source: docs/study.md, "Workload"; docs/method.md, "Design: blocks of launches". `study.json` holds
-the result; a study folder belongs to one design, recognised by the SHA-256 of everything a
+the result. A study folder belongs to one design, identified by the SHA-256 of everything a
 measurement depends on.
 """
 
@@ -72,20 +72,20 @@ COSMETIC_KEYS = ("label", "purpose")
 
 
 def resolve(config: Mapping[str, Any], source: str, *, shuffled: bool = True) -> StudyDocument:
-    """Turn a checked-in configuration into the content of `study.json`.
+    """Return the content of `study.json` for a configuration.
 
     Args:
         config: the merged Snakemake configuration.
         source: the configuration file's name, for errors.
-        shuffled: as for `run_order`. Snakemake plans without: which launches there are, and not
-            when each runs, which takes numpy.
+        shuffled: as for `run_order`. Snakemake plans unshuffled, without numpy: it needs the
+            launches, not their order.
 
     Raises:
         ConfigError: the configuration, config/configurations.yaml or the engine's file is unusable.
     """
     configurations = load_configurations(shipped("config/configurations.yaml"))
     if config.get("engine", {}).get("kind") == "command":
-        # Servers by their commands have their own names.
+        # Studies of servers by their commands name the configurations themselves.
         configurations = {}
     resolved = check_study(config, source, list(configurations))
     check_engine(resolved["engine"], source)
@@ -117,8 +117,8 @@ def resolve(config: Mapping[str, Any], source: str, *, shuffled: bool = True) ->
 def measured_design(
     config: StudyConfig, configurations: Sequence[ConfigurationEntry]
 ) -> dict[str, Any]:
-    """Return the part of the configuration that the design hash covers: all a measurement
-    depends on.
+    """Return the part of the configuration that the design hash covers: all a measurement depends
+    on.
     """
     design: dict[str, Any] = {k: v for k, v in config.items() if k in MEASUREMENT_KEYS}
     excluded = ("definition", "build_python")
@@ -138,12 +138,12 @@ def measured_design(
 def run_order(config: StudyConfig, *, shuffled: bool = True) -> dict[str, list[LaunchPlan]]:
     """Return the launches of each phase in run order: seeded randomised complete blocks.
 
-    Each block holds the baseline `plain_launches` times and each other configuration once, all in
-    random order: no launch has its own place, so that a drift within blocks meets all alike.
-    A phase that the study leaves has none.
+    Each block holds the baseline `plain_launches` times and each other configuration once, in
+    random order, so that a drift within blocks affects all alike. A phase that the study omits has
+    no launches.
 
     Args:
-        shuffled: false: launches of a block in the configuration's order.
+        shuffled: if false, the launches of a block have the configuration's order.
     """
     baseline = baseline_of(config)
     orders: dict[str, list[LaunchPlan]] = {phase: [] for phase in PHASES}
@@ -158,9 +158,10 @@ def run_order(config: StudyConfig, *, shuffled: bool = True) -> dict[str, list[L
 
 
 def cells_of(config: StudyConfig, phase: str) -> list[CellPlan]:
-    """Return the cells of a phase; the rate of Phases B and B' is null, since it comes from data.
+    """Return the cells of a phase; in Phases B and B' the rate is null, since it depends on
+    results.
 
-    A study without a section of Phase B or B' leaves that phase.
+    A phase without a section in the study has no cells.
     """
     if phase == "A":
         sweep = config["phase_a"]
@@ -186,14 +187,14 @@ def planned_cell(input_tokens: int, output_tokens: int, rate_rps: float | None =
 
 
 def cell_order(study: StudyDocument, launch: Launch) -> list[CellPlan]:
-    """Return the launch's cells in the seeded order they run."""
+    """Return the launch's cells in their seeded run order."""
     cells = list(study["cells"][launch.phase])
     order = named_generator(f"{study['seed']}/cell_order/{launch.name}").permutation(len(cells))
     return [cells[position] for position in order]
 
 
 def described(study: StudyDocument, launch: Launch) -> dict[str, Any]:
-    """Return the design's part of a launch's config.json, which also holds the command."""
+    """Return the design's part of a launch's config.json; the command is added to it."""
     entries = {entry["id"]: entry for entry in study["configurations"]}
     return {
         "study": study["study"],
@@ -220,18 +221,18 @@ def differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
 
 
 def has_begun(folder: Path) -> bool:
-    """Return whether the study has begun: its folder holds a device, a gate or a launch."""
+    """Return whether the study's folder holds a device claim, a gate or a launch."""
     begun = (paths.ENVIRONMENT, paths.PATCH, paths.PREFLIGHT, paths.RUNS)
     return any((folder / name).exists() for name in begun)
 
 
 def refuse_changed_design(existing: Path, resolved: StudyDocument, source: str) -> None:
-    """Stop when a study of another design has begun in the folder.
+    """Raise if a study of another design has begun in the folder.
 
-    Before that the design can change: a rehearsal's advice is followed by editing the file.
+    Before it begins, the design may change, as after a rehearsal.
 
     Raises:
-        ConfigError: names the keys that differ and the ways out.
+        ConfigError: names the keys that differ and the possible remedies.
     """
     if not existing.exists() or not has_begun(existing.parent):
         return

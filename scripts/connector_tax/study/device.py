@@ -1,19 +1,19 @@
-"""The devices of a study: who holds one, which a block is measured on, and what it needs.
+"""The devices of a study: their locks, the device of each block, and their free memory.
 
-One measurement at a time runs on a device, whichever user of the machine begins it. It is held by
-a Unix socket of that name in the abstract namespace (unix(7)). All users see it, whatever their
-temporary folder is; it needs no right and leaves no file; the kernel says who holds it
-(SO_PEERCRED) and gives it free however the holder ends. A container with a network namespace of its
-own does not see it.
+Only one measurement at a time runs on a device, whichever user starts it. The lock is a Unix socket
+named for the device in the abstract namespace (unix(7)). All users see it, whatever their temporary
+folder is; it needs no privilege and leaves no file; the kernel names the holder (SO_PEERCRED) and
+releases the lock however the holder ends. A container with its own network namespace does not see
+it.
 
-The machine is asked what it is before each server is started: a study may be resumed elsewhere. No
-host name is recorded.
+The machine is described before each server start, because a study may be resumed elsewhere. No host
+name is recorded.
 
-`devices` of a study's file lists the slots of one machine, on which blocks are measured side by
-side; it is no part of the design. A slot is a set of CPUs and, with GPUs, what CUDA_VISIBLE_DEVICES
-is to be. The blocks take the slots in turn, and a block that was begun stays on the slot of the
-CPUs that its claim names. Whatever starts a server enters a slot first; Snakemake runs one block on
-each at a time (`block_slots` of workflow/rules/common.smk).
+`devices` in a study's file lists the slots of one machine, on which blocks are measured side by
+side; it is no part of the design. A slot is a set of CPUs and, with GPUs, a value of
+CUDA_VISIBLE_DEVICES. The blocks take the slots in turn; a block that has begun stays on the slot
+whose CPUs its claim names. Every server is started in a slot; Snakemake runs one block at a time on
+each slot (`block_slots` of workflow/rules/common.smk).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 # ---- the lock
 
-# Which GPUs a server sees.
+# The variable that lists the GPUs a server sees.
 VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 _POLL_S = 0.05
 _BACKLOG = 1000
@@ -53,16 +53,16 @@ _CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 
 
 class DeviceError(Exception):
-    """A device cannot be held: somebody else holds it, or it is not known."""
+    """A device cannot be held: another process holds it, or it is not known."""
 
 
 def devices_of(config: StudyConfig) -> list[str]:
-    """Return the devices of a study's server: the UUIDs of its GPUs, or else `server.device`.
+    """Return the devices of a study's server: the UUIDs of its GPUs, or `server.device`.
 
-    CUDA_VISIBLE_DEVICES leaves some GPUs, by their indices or the beginnings of their UUIDs.
+    CUDA_VISIBLE_DEVICES selects GPUs, by their indices or the beginnings of their UUIDs.
 
     Raises:
-        DeviceError: the engine is to run on GPUs and nvidia-smi does not list them.
+        DeviceError: engine.device is cuda and nvidia-smi does not list the GPUs.
     """
     engine = config["engine"]
     if engine.get("device") != "cuda":
@@ -78,7 +78,7 @@ def devices_of(config: StudyConfig) -> list[str]:
     chosen = set()
     for entry in filter(None, (text.strip() for text in visible.split(","))):
         of_entry = [u for i, u in gpus.items() if i == entry or u.startswith(entry)]
-        # A part of a GPU (MIG) is none of them, and has its own UUID.
+        # A part of a GPU (MIG) is not in the list, and has its own UUID.
         chosen.update(of_entry or ([entry] if entry.startswith("MIG-") else []))
     if not chosen:
         raise DeviceError(
@@ -94,8 +94,8 @@ def hold_devices(
     """Hold the devices for one measurement.
 
     Args:
-        say: takes who is waited for.
-        wait_s: how long a holder that is just going away is waited for.
+        say: receives a line that names the holder being waited for.
+        wait_s: how long to wait for a holder to release a device.
 
     Raises:
         DeviceError: a device is still held after `wait_s`; names the holder.
@@ -119,8 +119,8 @@ def _held(name: str, deadline: float, say: Callable[[str], object]) -> socket.so
                 holder.close()
                 raise DeviceError(
                     f"device {name!r} is in use by another measurement ({_holder(address)}); two "
-                    "on one device would measure each other. Wait for it, or choose another: "
-                    "`server.device` (of `ab` --device), with GPUs CUDA_VISIBLE_DEVICES."
+                    "on one device would disturb each other. Wait for it, or choose another: "
+                    "`server.device` (`ab`: --device), with GPUs CUDA_VISIBLE_DEVICES."
                 ) from None
             if not is_reported:
                 say(f"waiting for {_holder(address)} to release {name!r}")
@@ -131,7 +131,7 @@ def _held(name: str, deadline: float, say: Callable[[str], object]) -> socket.so
 
 
 def _holder(address: str) -> str:
-    """Process id, user and command of the process that holds a device."""
+    """Return process id, user and command of the process that holds a device."""
     with socket.socket(socket.AF_UNIX) as caller:
         caller.setblocking(False)
         try:
@@ -148,7 +148,7 @@ def _holder(address: str) -> str:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
     except OSError:
         command = b"command not known"
-    # The kernel says 0 of a process of another container.
+    # The kernel gives pid 0 for a process of another container.
     name = f"pid {pid}" if pid else "a process of another container"
     return f"{name}, user {user}: {' '.join(command.decode(errors='replace').split())}"
 
@@ -161,9 +161,9 @@ GPU_FIELDS = (
     "clocks.max.mem", "ecc.mode.current", "mig.mode.current",
 )  # fmt: skip
 JOB_VARIABLE = "SLURM_JOB_ID"
-# Stays in the study's folder: archives and reports name machines by their alias.
+# Not in archives and reports, which name machines by their alias.
 NODE_VARIABLE = "SLURMD_NODENAME"
-# What may change without another device: a reboot, the next job of a scheduler.
+# Fields that may change on the same device, as after a reboot or in another scheduler job.
 PASSING = ("boot", "job", "exclusive")
 
 
@@ -171,7 +171,7 @@ def describe_node(config: StudyConfig) -> NodeRecord:
     """Return the `node` of an attempt: machine, boot, devices, CPUs, job, exclusive use.
 
     Raises:
-        DeviceError: the GPUs the engine is to run on are not known.
+        DeviceError: the GPUs for the engine are not known.
     """
     # Imported late: Snakemake plans without the load generator.
     from connector_tax.loadgen.affinity import read_topology
@@ -199,10 +199,12 @@ def describe_node(config: StudyConfig) -> NodeRecord:
 
 
 def claim_device(study_folder: Path, block: int, design: str, node: NodeRecord) -> None:
-    """Make the device the block's, of all its phases and of this design; the first launch's is.
+    """Record this device as the block's, for all its phases of this design, or check that it is.
+
+    The first launch of a block makes the claim.
 
     Raises:
-        DeviceError: the block was begun on another; names what differs, and the ways out.
+        DeviceError: the block was begun on another device; names what differs, and the remedies.
     """
     path = _claim_file(study_folder, block)
     identity = {key: value for key, value in node.items() if key not in PASSING}
@@ -214,21 +216,21 @@ def claim_device(study_folder: Path, block: int, design: str, node: NodeRecord) 
         write_json(path, claim)
         return
     then: Mapping[str, object] = held["node"]
-    # An older claim says nothing of what is recorded since.
+    # An older claim lacks fields that were added since.
     wrong = [f"{k}: {then[k]!r}, here {v!r}" for k, v in identity.items() if then.get(k, v) != v]
     if wrong:
         raise DeviceError(
             f"block {block} was begun on another device ({'; '.join(wrong)}), and a block is "
-            "measured on one. Go on there; or, to measure the whole block on this one, move "
-            f"{path} and {study_folder / paths.RUNS}/*/block{block} away."
+            "measured on a single device. Continue there; or, to measure the whole block on this "
+            f"device, move {path} and {study_folder / paths.RUNS}/*/block{block} away."
         )
 
 
 def read_claim(study_folder: Path, block: int, design: str) -> DeviceClaim | None:
     """Return the device that a block of this design began on (devices/block<k>.json), or None."""
     path = _claim_file(study_folder, block)
-    held: DeviceClaim | None = read_json(path) if path.exists() else None
-    return held if held is not None and held["design_sha256"] == design else None
+    claim: DeviceClaim | None = read_json(path) if path.exists() else None
+    return claim if claim is not None and claim["design_sha256"] == design else None
 
 
 def _claim_file(study_folder: Path, block: int) -> Path:
@@ -236,10 +238,10 @@ def _claim_file(study_folder: Path, block: int) -> Path:
 
 
 def _exclusive() -> bool | None:
-    """Return whether Slurm gives this job its node alone; None without Slurm, or where it does not
-    say.
+    """Return whether Slurm gives this job its node alone; None without Slurm, or if unknown.
 
-    Source: `OverSubscribe` of scontrol(1), which is NO with --exclusive and in such a partition.
+    Source: `OverSubscribe` of scontrol(1), which is NO with --exclusive and in an exclusive
+    partition.
     """
     job = os.environ.get(JOB_VARIABLE)
     if job is None:
@@ -256,10 +258,10 @@ def _exclusive() -> bool | None:
 
 
 def check_slots(config: StudyConfig, source: str) -> None:
-    """Check what a schema cannot say of `devices`; `source` names the file in errors.
+    """Check `devices` beyond its schema; `source` names the file in errors.
 
     Raises:
-        ConfigError: a slot has no CPU or, with GPUs, none of them; two share something; or the
+        ConfigError: a slot has no CPU or, with GPUs, no GPU; two slots share something; or the
             study sets CUDA_VISIBLE_DEVICES itself.
     """
     slots, engine = config.get("devices", []), config["engine"]
@@ -287,7 +289,7 @@ def check_slots(config: StudyConfig, source: str) -> None:
 
 
 def _uses(slot: SlotSection, where: str) -> Iterator[tuple[str, str]]:
-    """Yield each key and value that belongs to one slot alone."""
+    """Yield each key and value that only one slot may have."""
     yield "id", slot["id"]
     for part in slot["cpus"].split(","):
         cpus = parse_cpus(part)
@@ -298,10 +300,10 @@ def _uses(slot: SlotSection, where: str) -> Iterator[tuple[str, str]]:
 
 
 def slot_of(study: StudyDocument, study_folder: Path, block: int) -> SlotSection | None:
-    """Return the slot that a block is measured on, or None where the study names none."""
+    """Return the slot that a block is measured on, or None if the study has no slots."""
     slots: list[SlotSection] = study["config"].get("devices", [])
-    held = read_claim(study_folder, block, study["design_sha256"]) if slots else None
-    begun = held and slot_at(study, held["node"]["cpus"])
+    claim = read_claim(study_folder, block, study["design_sha256"]) if slots else None
+    begun = claim and slot_at(study, claim["node"]["cpus"])
     return begun or (slots[block % len(slots)] if slots else None)
 
 
@@ -313,13 +315,13 @@ def slot_at(study: StudyDocument, cpus: str) -> SlotSection | None:
 
 
 def enter_block_slot(study: StudyDocument, study_folder: Path, block: int = 0) -> StudyDocument:
-    """Enter the slot of a block, where the study names slots; the study as it is there."""
+    """Enter the slot of a block, if the study has slots; return the study with its values."""
     slot = slot_of(study, study_folder, block)
     return study if slot is None else enter_slot(study, slot)
 
 
 def enter_slot(study: StudyDocument, slot: SlotSection) -> StudyDocument:
-    """Confine this thread, and what it starts, to a slot; the study with the slot's device.
+    """Confine this thread and its children to a slot; return the study with the slot's device.
 
     Raises:
         DeviceError: this process may not use a CPU of the slot.
@@ -335,10 +337,10 @@ def enter_slot(study: StudyDocument, slot: SlotSection) -> StudyDocument:
 
 
 def on_slot(study: StudyDocument, slot: SlotSection) -> StudyDocument:
-    """Return the study with the values of one slot of its machine."""
+    """Return the study with one slot's values: device name and visible GPUs."""
     config = study["config"]
     server, engine = config["server"].copy(), config["engine"].copy()
-    # The same CPUs are one device, whatever a study calls them: on CPUs the lock has this name.
+    # Named by its CPUs, so that all studies on the same CPUs share one lock.
     server["device"] += f"/{format_cpus(tuple(parse_cpus(slot['cpus'])))}"
     if "visible" in slot:
         engine["environment"] = {**engine["environment"], VISIBLE_VARIABLE: slot["visible"]}
@@ -355,8 +357,8 @@ POLL_S = 1.0
 def await_free_memory(config: StudyConfig) -> None:
     """Wait until the study's GPUs have as much free memory as the server will take.
 
-    Without effect where the server runs on no GPU or has no flags that tell it, and for a GPU that
-    does not tell.
+    Does nothing for a server without a GPU or without flags that give its share, and ignores GPUs
+    whose memory is not reported.
 
     Raises:
         ServerError: a GPU's memory is still in use after FREE_WAIT_S; names it.
@@ -364,18 +366,18 @@ def await_free_memory(config: StudyConfig) -> None:
     engine = config["engine"]
     if engine.get("device") != "cuda" or "flags" not in engine:
         return
-    wanted = memory_share(engine["flags"])
+    share = memory_share(engine["flags"])
     devices, deadline = devices_of(config), time.monotonic() + FREE_WAIT_S
-    while occupied := _occupied(devices, wanted):
+    while occupied := _occupied(devices, share):
         if time.monotonic() > deadline:
             raise ServerError(
-                f"GPU memory is in use: {'; '.join(occupied)}; {wanted:.0%} of it must be free. "
+                f"GPU memory is in use: {'; '.join(occupied)}; {share:.0%} of it must be free. "
                 "End what holds it (nvidia-smi names the processes)"
             )
         time.sleep(POLL_S)
 
 
-def _occupied(devices: Collection[str], wanted: float) -> list[str]:
+def _occupied(devices: Collection[str], share: float) -> list[str]:
     """Return a line for each GPU with too little free memory."""
     try:
         gpus = query_gpus(("uuid", "memory.used", "memory.total"), units=False)
@@ -384,7 +386,7 @@ def _occupied(devices: Collection[str], wanted: float) -> list[str]:
     lines = []
     for uuid, used, total in (gpu.values() for gpu in gpus):
         known = used.isdecimal() and total.isdecimal()
-        if uuid in devices and known and int(total) - int(used) < wanted * int(total):
+        if uuid in devices and known and int(total) - int(used) < share * int(total):
             lines.append(f"{uuid}: {used} of {total} MiB")
     return lines
 
@@ -393,9 +395,7 @@ def _occupied(devices: Collection[str], wanted: float) -> list[str]:
 
 
 def numa_node(bus_id: str, root: Path = Path("/")) -> int | None:
-    """Return the NUMA node of a PCI device (bus id as in nvidia-smi), or None where it is
-    unknown.
-    """
+    """Return the NUMA node of a PCI device (bus id as in nvidia-smi), or None if unknown."""
     # nvidia-smi's domain has eight digits, the kernel's four.
     file = root / "sys/bus/pci/devices" / bus_id.lower()[-12:] / "numa_node"
     node = int(file.read_text()) if file.exists() else -1
@@ -403,10 +403,10 @@ def numa_node(bus_id: str, root: Path = Path("/")) -> int | None:
 
 
 def gpu_node(config: StudyConfig, root: Path = Path("/")) -> int | None:
-    """Return the NUMA node of the study's GPUs, or None where it is unknown.
+    """Return the NUMA node of the study's GPUs, or None.
 
-    None where the server runs on no GPU, or its GPUs on several nodes, or it is unknown (a virtual
-    machine often does not say).
+    None if the server runs on no GPU, its GPUs are on several nodes, or the machine does not report
+    the node, as many virtual machines.
     """
     if config["engine"].get("device") != "cuda":
         return None

@@ -1,10 +1,10 @@
 """Check that this machine is fit for a study; start no server and change nothing.
 
-One function per source of trouble; each answers with a finding. A finding that would make the study
-fail or worthless is `fail`, one that weakens it or leaves configurations out is `warn`.
+Each function checks one source of trouble and returns findings: `fail` if the study would fail or
+be worthless, `warn` if it would be weaker or lack configurations.
 
-A scheduler gives each job an unchecked machine. So a block runs the doctor too, before its
-first launch: one that would fail on it, or run on another vLLM than its neighbours, ends at once.
+A scheduler assigns jobs to unchecked machines. So a block also runs the doctor before its first
+launch, and ends at once if the machine is unfit or has another vLLM than the machines before.
 """
 
 import hashlib
@@ -60,26 +60,26 @@ from connector_tax.vllm.overlay import OverlayError, engine_files, refuse_unfit_
 # ---- the checks
 
 Verdict = Literal["ok", "warn", "fail"]
-# Which of the machine's network devices UCX listens on, NIXL's transport.
+# The variable for the network devices on which UCX, NIXL's transport, listens.
 UCX_DEVICES = "UCX_NET_DEVICES"
 # Which configurations fall away without a package, for the warning.
 NEEDED_BY = {"mooncake": "Mooncake", "nixl": "NIXL", "lmcache": "LMCache"}
-# A record's size, seen in studies of both engines.
+# Record sizes, measured in studies of both engines.
 BYTES_PER_REQUEST = 700
 BYTES_PER_READ = 22
 BYTES_PER_STEP_RECORD = 420
 STEPS_PER_S = 400
 DISK_RESERVE = 3
-# Assumed of an environment to build, since wheels for GPUs hold CUDA; the one for CPUs has 2.4 GB.
+# Assumed for an environment to build: wheels for GPUs contain CUDA; the CPU environment has 2.4 GB.
 ENVIRONMENT_GIB = 12
 GPU_FIELDS = (
     "name", "driver_version", "memory.total", "memory.used", "utilization.gpu", "clocks.max.sm",
     "persistence_mode",
 )  # fmt: skip
-# The first driver of each CUDA release, by NVIDIA's release notes.
+# CUDA release -> its first driver, by NVIDIA's release notes.
 LEAST_DRIVERS = {"12": 525, "13": 580}
 CPUS = Path("/sys/devices/system/cpu")
-# What Triton builds its launchers with: one of these, and the headers of the interpreter.
+# Triton builds its launchers with one of these compilers and the interpreter's headers.
 COMPILERS = ("cc", "gcc", "clang")
 MOST_SOCKET_BYTES = 107
 HEADER = "import sysconfig; print(sysconfig.get_path('include'))"
@@ -87,7 +87,7 @@ HEADER = "import sysconfig; print(sysconfig.get_path('include'))"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One row of the table."""
+    """One row of the doctor's table: check, verdict and text."""
 
     check: str
     verdict: Verdict
@@ -126,7 +126,7 @@ def _judged(check: str, good: bool, text: str, otherwise: Verdict = "fail") -> F
 
 
 def of_slots(study: StudyDocument, folder: Path) -> Iterator[Finding]:
-    """Yield the findings, or each slot's findings under its id if the study names slots."""
+    """Yield the findings; if the study has slots, each slot's findings under its id."""
     slots = study["config"].get("devices")
     if not slots:
         yield from findings(study, folder)
@@ -143,10 +143,10 @@ def of_slots(study: StudyDocument, folder: Path) -> Iterator[Finding]:
 
 
 def _environments(engine: EngineSection, there: bool, begun: bool) -> Iterator[Finding]:
-    """Check that each interpreter is there, or that the run builds its environment.
+    """Check that each interpreter exists, or that the run will build its environment.
 
     Args:
-        begun: the gates have run, for which it was built.
+        begun: the gates have run, which needed the environment.
     """
     made = [ROOT / name for name in files_of(engine) if name.endswith("built.json")]
     for stamp in made:
@@ -194,11 +194,13 @@ def _built(stamp: Path, python: str) -> Finding:
         except BuildError as error:
             return Finding("environment", "fail", f"not built, and cannot be: {error}")
         command = f"python -m connector_tax.vllm.environment {stamp.parents[1].name}"
-        return Finding("environment", "warn", f"not built yet; the run builds it, or: {command}")
+        return Finding(
+            "environment", "warn", f"not built yet; the run builds it. To build it now: {command}"
+        )
     built = read_json(stamp)
     lock = lock_text(stamp.parents[1].name).encode()
     if built["lock_sha256"] != hashlib.sha256(lock).hexdigest():
-        return Finding("environment", "fail", "built from another requirements.lock; build it anew")
+        return Finding("environment", "fail", "built from another requirements.lock; rebuild it")
     size = f"{built['bytes'] / 2**30:.1f} GiB, built in {built['seconds']:.0f} s"
     return Finding("environment", "ok", size)
 
@@ -208,13 +210,15 @@ def _model(engine: EngineSection, folder: Path) -> Finding:
     if not is_fetched(engine):
         if (ROOT / name / "config.json").exists():
             return Finding("model", "ok", name)
-        # Of those that this project writes, which come before the first gate.
+        # A model that this project writes is made before the first gate.
         made = str(Path(name, "config.json")) in files_of(engine)
         begun = (folder / paths.PREFLIGHT_STATUS).exists()
-        text = f"{name}: not there{', made by the run' if made else ''}"
+        text = f"{name}: missing{'; the run makes it' if made else ''}"
         return _judged("model", made and not begun, text)
     if not (folder / paths.MODEL).exists():
-        text = f"{name}: not fetched yet; the study begins so, or: snakemake {folder}/model.json"
+        text = (
+            f"{name}: not fetched; the run fetches it. To do so now: snakemake {folder}/model.json"
+        )
         return Finding("model", "warn", text)
     known = read_json(folder / paths.MODEL)
     size = f"{known['bytes'] / 2**30:.1f} GiB"
@@ -227,7 +231,7 @@ def _gpus(study: StudyDocument, folder: Path) -> Iterator[Finding]:
     flags = engine["flags"]
     sizes = (flags.get(f"--{kind}-parallel-size", 1) for kind in ("tensor", "pipeline", "data"))
     ranks = math.prod(map(int, sizes))
-    # An index or a UUID, as nvidia-smi takes them too; the study's, else the user's.
+    # Indices or UUIDs, from the study or from the user's environment; nvidia-smi takes both.
     inherited = os.environ.get(VISIBLE_VARIABLE, ",".join(map(str, range(ranks))))
     chosen = (engine["environment"].get(VISIBLE_VARIABLE) or inherited).split(",")[:ranks]
     if len(chosen) < ranks:
@@ -238,7 +242,7 @@ def _gpus(study: StudyDocument, folder: Path) -> Iterator[Finding]:
 
 
 def _wanted_mib(study: StudyDocument, folder: Path) -> float:
-    """Return the weights and the longest request's cache on each GPU, MiB; 0 where unknown."""
+    """Return the MiB that weights and the longest request's cache need per GPU; 0 if unknown."""
     weights, model = _weights_gib(study, folder), _model_size(study)
     if weights is None or model is None:
         return 0.0
@@ -265,7 +269,7 @@ def _gpu(engine: EngineSection, chosen: str, wanted_mib: float) -> Iterator[Find
         return
     share = memory_share(engine["flags"])
     free = 1 - float(used) / float(total)
-    text = f"{float(total) - float(used):.0f} of {total} MiB free, {share:.0%} wanted"
+    text = f"{float(total) - float(used):.0f} of {total} MiB free, {share:.0%} needed"
     fits = wanted_mib <= share * float(total)
     if not fits:
         text += f"; weights and one request's cache take {wanted_mib:.0f} MiB: a smaller model"
@@ -274,7 +278,7 @@ def _gpu(engine: EngineSection, chosen: str, wanted_mib: float) -> Iterator[Find
     kept = persistence == "Enabled"
     text = f"up to {clock} MHz, persistence mode {persistence}"
     if not kept:
-        text += "; the driver may load, and set its clocks, anew at each launch"
+        text += "; the driver may reload, and reset its clocks, at each launch"
     yield _judged("GPU clocks", kept, text, "warn")
 
 
@@ -295,7 +299,7 @@ def _driver(engine: EngineSection, driver: str) -> Iterator[Finding]:
 
 
 def triton(engine: EngineSection) -> Finding:
-    """Check that Triton can build its launchers at the first start."""
+    """Check that Triton can build its launchers when a server starts."""
     missing = []
     if not any(shutil.which(name) for name in COMPILERS):
         missing.append(f"no C compiler ({', '.join(COMPILERS)})")
@@ -312,7 +316,7 @@ def triton(engine: EngineSection) -> Finding:
 
 
 def rdma(study: StudyDocument, root: Path = Path("/")) -> Finding:
-    """Check that each Mooncake configured for RDMA has a device for it."""
+    """Check that each Mooncake configured for RDMA has an RDMA device."""
     forms = study["config"]["engine"]["forms"]
     asking = [
         entry["id"]
@@ -324,27 +328,27 @@ def rdma(study: StudyDocument, root: Path = Path("/")) -> Finding:
         == "rdma"
     ]
     if not asking or any(root.glob("sys/class/infiniband/*")):
-        return Finding("RDMA", "ok", "a device, or no configuration that asks for one")
+        return Finding("RDMA", "ok", "a device exists, or no configuration needs one")
     key = "engine.forms.<id>.extra_config.mooncake_protocol"
     return Finding("RDMA", "fail", f"no device; set {key}: tcp for [{', '.join(asking)}]")
 
 
 def _listening(study: StudyDocument) -> Finding:
-    """List what the network can reach; everything else of a launch listens on 127.0.0.1."""
+    """List the connectors that listen on the network; the rest of a launch uses 127.0.0.1."""
     reachable = []
     for connector, environment in _connectors(study):
         if connector.startswith("Mooncake"):
-            reachable.append("Mooncake listens on every address, whatever is configured")
+            reachable.append("Mooncake listens on every address, whatever its configuration")
         elif connector.startswith("Nixl") and environment.get(UCX_DEVICES) != "lo":
-            reachable.append(f"NIXL to the machine's own address, unless {UCX_DEVICES} is lo")
+            reachable.append(f"NIXL listens on the machine's address, unless {UCX_DEVICES} is lo")
     if not reachable:
-        return Finding("listening", "ok", "on 127.0.0.1 alone")
+        return Finding("listening", "ok", "127.0.0.1 only")
     text = "; ".join(dict.fromkeys(reachable))
     return Finding("listening", "warn", f"{text}: open to the network unless a firewall blocks it")
 
 
 def _connectors(study: StudyDocument) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield each configuration's connector ("" for none) and environment, on this engine."""
+    """Yield the connector ("" for none) and the environment of each configuration."""
     engine = study["config"]["engine"]
     for entry in study["configurations"]:
         form = engine["forms"].get(entry["id"], {})
@@ -374,19 +378,19 @@ def _clock() -> Finding:
 
 
 def governor(cpus: Path) -> Finding:
-    """Check the clock governors of all CPUs below `cpus` (sysfs); they may differ."""
+    """Check the clock governors of all CPUs below `cpus` (sysfs)."""
     read = [path.read_text().strip() for path in cpus.glob("cpu[0-9]*/cpufreq/scaling_governor")]
     if not read:
-        return Finding("clock governor", "ok", "not controlled by this system")
+        return Finding("clock governor", "ok", "this system does not control the clock")
     counts = ", ".join(f"{name} on {read.count(name)} CPUs" for name in sorted(set(read)))
     return _judged("clock governor", set(read) == {"performance"}, counts, "warn")
 
 
 def temporary(engine: EngineSection, folder: Path) -> Finding:
-    """Return whether the paths of Unix sockets below TMPDIR are short enough."""
+    """Check that the paths of Unix sockets below TMPDIR are short enough."""
     sockets = [Path(tempfile.gettempdir(), "connector-tax-loadgen-12345678", "requests-99")]
     if engine_of(engine).takes_probe:
-        # vLLM's processes talk over sockets that are named by a UUID.
+        # vLLM names the sockets between its processes by a UUID.
         sockets.append(temporary_folder(folder) / str(uuid.UUID(int=0)))
     most = max(len(os.fsencode(path)) for path in sockets)
     text = f"{tempfile.gettempdir()}: Unix sockets in it have paths of up to {most} bytes"
@@ -407,7 +411,7 @@ def require_short_sockets(engine: EngineSection, folder: Path) -> None:
 
 
 def _memory(study: StudyDocument, folder: Path) -> Finding:
-    """Compare available memory with what server and pipeline take."""
+    """Compare the available memory with the needs of server and pipeline."""
     engine = study["config"]["engine"]
     device = engine.get("device", "cpu")
     weights = _weights_gib(study, folder)
@@ -417,7 +421,7 @@ def _memory(study: StudyDocument, folder: Path) -> Finding:
     parts |= {"weights": size if device == "cpu" else 0.0, "bodies": _bodies_gib(study)}
     wanted, memory = sum(parts.values()), psutil.virtual_memory()
     available = memory.available / GIB
-    text = f"{available:.1f} of {memory.total / GIB:.1f} GiB available, {wanted:.1f} wanted ("
+    text = f"{available:.1f} of {memory.total / GIB:.1f} GiB available, {wanted:.1f} needed ("
     text += ", ".join(f"{name} {part:.1f}" for name, part in parts.items() if part >= 0.05) + ")"
     if weights is None:
         text += "; the weights' size is not known"
@@ -428,7 +432,7 @@ def _memory(study: StudyDocument, folder: Path) -> Finding:
 
 
 def artifact_bytes(study: StudyDocument, folder: Path) -> float:
-    """Return expected size of the artifacts still to be written, from record sizes seen."""
+    """Return the expected bytes of the artifacts still to be written, from typical record sizes."""
     config = study["config"]
     shapes = {(p, c["cell"]): c for p, cells in study["cells"].items() for c in cells}
     per_read = BYTES_PER_READ if config["load_generator"]["keep_reads"] else 0
@@ -452,7 +456,7 @@ def _disk(study: StudyDocument, folder: Path) -> Finding:
     missing = [name for name in unbuilt if not (ROOT / name).exists()]
     parts["environment"] = float(ENVIRONMENT_GIB * GIB * len(missing))
     wanted = sum(parts.values())
-    text = f"{free / GIB:.1f} GiB free, {wanted / GIB:.1f} wanted ("
+    text = f"{free / GIB:.1f} GiB free, {wanted / GIB:.1f} needed ("
     text += ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts.items() if size) + ")"
     return _judged("disk", free > wanted, text)
 
@@ -468,14 +472,16 @@ def _device(study: StudyDocument) -> Finding:
 
 # ---- sizes
 
-# Buffer of one launch: of each rank where no LMCACHE_MAX_LOCAL_CPU_SIZE is set, LMCache's default;
-# of the server beside an LMCacheMPConnector (servers.vllm).
+# LMCache's buffers in GiB: its default per rank without LMCACHE_MAX_LOCAL_CPU_SIZE, and that
+# of the companion server of an LMCacheMPConnector (servers.vllm).
 LMCACHE_GIB = {"LMCacheConnectorV1": 5.0, "LMCacheMPConnector": 1.0}
 GIB = 2**30
 
 
 def _weights_gib(study: StudyDocument, folder: Path) -> float | None:
-    """Return the size of the model's weights, as fetched or by config.json; None where unknown."""
+    """Return the GiB of the model's weights, from the fetched model or config.json; None if
+    unknown.
+    """
     if not engine_of(study["config"]["engine"]).configured:
         return 0.0
     if (folder / paths.MODEL).exists():
@@ -485,7 +491,7 @@ def _weights_gib(study: StudyDocument, folder: Path) -> float | None:
 
 
 def _model_size(study: StudyDocument) -> ModelSize | None:
-    """Return the model's sizes by its config.json; None where it is not known."""
+    """Return the model's sizes from its config.json; None if unknown."""
     config, engine = study["config"], study["config"]["engine"]
     named = (config.get("rehearsal") or {}).get("model_config")
     if not is_fetched(engine):
@@ -497,13 +503,11 @@ def _model_size(study: StudyDocument) -> ModelSize | None:
     try:
         return read_model(file)
     except ConfigError:
-        return None  # not there, or of another kind: it may be served all the same
+        return None  # missing or of an unknown kind; vLLM may serve it nevertheless
 
 
 def _lmcache_gib(study: StudyDocument) -> float:
-    """Return host memory that LMCache reserves in a launch, the largest of the study's; 0 without
-    it.
-    """
+    """Return the most GiB of host memory that LMCache reserves in a launch; 0 without LMCache."""
     engine = study["config"]["engine"]
     if not engine_of(engine).configured:
         return 0.0
@@ -518,7 +522,7 @@ def _lmcache_gib(study: StudyDocument) -> float:
 
 
 def _bodies_gib(study: StudyDocument) -> float:
-    """Return the GiB of the longest prompts' bodies: in flight, and as many made ahead."""
+    """Return the GiB of the longest prompts' bodies, in flight and made ahead."""
     cap = study["config"]["cell"]["inflight_cap"]
     longest = max(cell["input_tokens"] for cells in study["cells"].values() for cell in cells)
     # A token is at most the digits of the largest id, and a comma.
@@ -528,9 +532,9 @@ def _bodies_gib(study: StudyDocument) -> float:
 
 # ---- a block's machine
 
-# What the launch before may still hold (a launch waits for these itself), and its devices.
+# Checks of what an earlier launch may still hold; each launch waits for it itself.
 AWAITED = ("GPU memory", "GPU load", "device", "GPU")
-# Estimates; and an environment that was measured with is not built anew within a study.
+# Checks that are estimates, and the environment, which is never rebuilt within a study.
 LEFT_OUT = (*AWAITED, "memory", "disk", "environment")
 
 
@@ -539,10 +543,10 @@ class UnfitError(DeviceError):
 
 
 def require_fit(study: StudyDocument, folder: Path) -> dict[str, EngineFiles]:
-    """Run the doctor's checks, and compare vLLM's sources with the patch stage's.
+    """Run the doctor's checks, and compare vLLM's sources with those of the patch stage.
 
     Returns:
-        `engine_files`, which each of the block's launches records.
+        The `engine_files` that each launch of the block records.
 
     Raises:
         UnfitError: names every check that failed.
@@ -566,7 +570,7 @@ def require_fit(study: StudyDocument, folder: Path) -> dict[str, EngineFiles]:
 def _other_sources(
     engine: EngineSection, files: dict[str, EngineFiles], status: Path
 ) -> Iterator[str]:
-    """Yield the problems of vLLM's sources; without step timing their hash is not known."""
+    """Yield the differences of vLLM's sources from the patch stage's, if it recorded their hash."""
     proved = read_record(status, PatchStatus).get("vllm_sources_sha256_before")
     if proved is None:
         return

@@ -1,11 +1,11 @@
 """Estimate the duration of a study before it is measured, for plan, doctor, progress and `ab`.
 
-A server that keeps up with a rate answers all of a cell's requests while they arrive. Where the
-study names an accelerator, a roofline says from which rate on the server cannot keep up, as a fluid
-model: of n requests in the server one is prefilled in k steps of the token budget, and decodes its
-other tokens beside the rest; a second of a server that keeps up has room for all steps of the
-requests that arrive in it. Without an accelerator every server is taken to keep up. A rehearsal
-serves each request of a study in virtual time instead.
+A server that sustains a rate answers all of a cell's requests while they arrive. If the study names
+an accelerator, a fluid model with a roofline gives the rate above which the server cannot sustain
+the load. In it, each of n requests is prefilled in k steps of the token budget, and decodes its
+other tokens beside the others; a sustained second has room for all steps of the requests that
+arrive in it. Without an accelerator every rate counts as sustained. A rehearsal, by contrast,
+serves each request of a study in virtual time.
 """
 
 import math
@@ -20,23 +20,21 @@ from connector_tax.roofline import Roofline, read_accelerator, read_model
 from connector_tax.servers.kinds import engine_of
 from connector_tax.vllm.device_time.clock import Batch
 
-# vLLM's where its flags do not say: requests that run at once, and tokens of a step.
+# vLLM's defaults without flags: requests that run at once, and tokens per step.
 VLLM_SEQUENCES = 256
 VLLM_STEP_TOKENS = 8192
-# A phase's rate is the highest that takes less than this share of what the server can do.
+# A reference rate is the highest below this share of the server's capacity.
 UNSATURATED = 0.9
 
 
 @dataclass(frozen=True)
 class Durations:
-    """Expected seconds.
+    """Expected durations in s.
 
-    Attributes:
-        startup_s: from a launch to a server that answers.
-        probes_s: all probes of shapes together, without their server's start.
-        source: sentence on the model, or on what was assumed and why.
-        server: model of the server; None without an accelerator, where it is taken to keep up.
-        rates_rps: expected reference rate of Phases B and B'; without an accelerator empty.
+    Attributes: startup_s: from a launch to a server that answers. probes_s: all probes of shapes
+    together, without their server's start. source: a sentence on the model, or on the assumptions
+    and their reason. server: model of the server; None without an accelerator, where every rate is
+    sustained. rates_rps: expected reference rates of Phases B and B'; empty without an accelerator.
     """
 
     startup_s: float
@@ -46,7 +44,7 @@ class Durations:
     rates_rps: Mapping[str, float] = field(default_factory=dict)
 
     def cell_s(self, cell: CellSection, rate_rps: float | None, shape: tuple[int, int]) -> float:
-        """Return the expected seconds of a cell; an unknown rate counts as its shortest window."""
+        """Return the expected seconds of a cell; an unknown rate gives its shortest window."""
         if self.server is None or rate_rps is None:
             return expected_cell_s(cell, rate_rps)
         return self.server.cell_s(cell, rate_rps, shape)
@@ -56,10 +54,8 @@ class Durations:
 class Server:
     """A vLLM on an accelerator, as a fluid model.
 
-    Attributes:
-        roof: the cost of a step.
-        step_tokens, sequences: the scheduler's bounds.
-        kv_tokens: room of the KV cache.
+    Attributes: roof: the cost of a step. step_tokens, sequences: the scheduler's limits per step.
+    kv_tokens: capacity of the KV cache in tokens.
     """
 
     roof: Roofline
@@ -68,12 +64,14 @@ class Server:
     kv_tokens: int
 
     def request_s(self, shape: tuple[int, int], n: int) -> float:
-        """Return the server's time for one request, n being served at once."""
+        """Return the server time in s that one request takes while n are served at once."""
         prompt, output = shape
         steps = math.ceil(prompt / self.step_tokens)
-        chunk, held = prompt // steps, n * (prompt + output // 2)
-        prefill_s = self._step_s(Batch(chunk, n, held, chunk * prompt // 2))
-        return steps * prefill_s + max(0.0, output / n - steps) * self._step_s(Batch(0, n, held, 0))
+        chunk, cached_tokens = prompt // steps, n * (prompt + output // 2)
+        prefill_s = self._step_s(Batch(chunk, n, cached_tokens, chunk * prompt // 2))
+        return steps * prefill_s + max(0.0, output / n - steps) * self._step_s(
+            Batch(0, n, cached_tokens, 0)
+        )
 
     def _step_s(self, batch: Batch) -> float:
         return max(self.roof.efficiency["host_us"], self.roof.device_us(batch)) / 1e6
@@ -83,18 +81,18 @@ class Server:
         return max(1, min(self.sequences, self.kv_tokens // sum(shape)))
 
     def capacity_rps(self, shape: tuple[int, int]) -> float:
-        """Return the most requests/s that are served."""
+        """Return the highest throughput in requests/s."""
         return 1 / self.request_s(shape, self.most_at_once(shape))
 
     def life_s(self, shape: tuple[int, int], rate_rps: float) -> float:
-        """Return how long a request takes at a rate below the capacity (Little's law)."""
+        """Return the seconds of one request at a rate below the capacity (Little's law)."""
         for n in range(1, self.most_at_once(shape) + 1):
             if rate_rps * self.request_s(shape, n) <= 1:
                 return max(n / rate_rps if n > 1 else 0.0, self.request_s(shape, 1))
         return self.most_at_once(shape) / self.capacity_rps(shape)
 
     def cell_s(self, cell: CellSection, rate_rps: float, shape: tuple[int, int]) -> float:
-        """Return warm-up, window and drain; a queue that grows lengthens the last two."""
+        """Return the seconds of warm-up, window and drain; a growing queue prolongs both."""
         capacity_rps, life_s = self.capacity_rps(shape), self.life_s(shape, rate_rps)
         longest_s = min(cell["drain_s"], cell["request_timeout_s"])
         if rate_rps <= capacity_rps:
@@ -110,10 +108,10 @@ class Server:
 
 
 def expected_cell_s(cell: CellSection, rate_rps: float | None) -> float:
-    """Return the seconds of a cell of a server that keeps up: warm-up, and the window.
+    """Return the seconds of a cell at a sustained rate: warm-up plus window.
 
-    The window is max(floor, time to the successes wanted), at most the cap; an unknown rate counts
-    as the floor.
+    The window is max(floor, time to the required successes), at most the cap; an unknown rate gives
+    the floor.
     """
     window = cell["floor_s"]
     if rate_rps is not None:
@@ -125,7 +123,7 @@ def durations_of(study: StudyDocument) -> Durations:
     """Return the expected durations of a study.
 
     Raises:
-        ConfigError: the accelerator or the model that it names cannot be had; names the key.
+        ConfigError: the accelerator or its model is unknown; names the key.
     """
     config = study["config"]
     engine, names = config["engine"], config.get("rehearsal") or {}
@@ -159,7 +157,7 @@ def durations_of(study: StudyDocument) -> Durations:
 
 
 def _reference_rates(study: StudyDocument, server: Server) -> dict[str, float]:
-    """Return the highest rate of Phase A that the server keeps up with, for Phases B and B'."""
+    """Return the expected reference rate of Phases B and B', by phase."""
     served = [
         rate
         for cell in study["cells"]["A"]
@@ -176,11 +174,11 @@ def expected_rates(
     known: Durations,
     limits: Mapping[str, float],
 ) -> dict[str, float | None]:
-    """Return the rates of a phase's cells by name: measured, or expected; None where neither is.
+    """Return the measured or expected rate of each cell of a phase, by name; None if unknown.
 
     Args:
-        reference_rps: the phase's reference rate, where it is known.
-        limits: most requests/s of each cell's shape; empty before they were probed.
+        reference_rps: the phase's reference rate, if known.
+        limits: highest requests/s of each cell's shape; empty before they are probed.
     """
     shape_rates = study["config"].get("shape_rates")
     if not limits and shape_rates is not None and known.server is not None:
@@ -194,7 +192,7 @@ def expected_rates(
 
 
 def overloaded_cells(study: StudyDocument, known: Durations) -> list[str]:
-    """Return the cells, as "A r32", whose rate is above what the server is expected to do."""
+    """Return the cells, as "A r32", whose rate is above the server's expected capacity."""
     if known.server is None:
         return []
     return [
@@ -214,7 +212,7 @@ def gates_s(study: StudyDocument, startup_s: float) -> float:
 
 
 def probing_s(study: StudyDocument, startup_s: float, probes_s: float) -> float:
-    """Return the expected seconds of the stage that probes the shapes; 0 in a study without it."""
+    """Return the expected seconds of probing the shapes; 0 for a study without this stage."""
     if study["config"].get("shape_rates") is None:
         return 0.0
     return startup_s + engine_of(study["config"]["engine"]).gate_s + probes_s

@@ -1,6 +1,6 @@
-"""Reach a server: its address, the trust in its certificate, and the key that it asks for.
+"""Reach a server: its address, trusted certificates and API key.
 
-The key is read from the environment wherever it is sent, and recorded nowhere.
+The key is read from the environment whenever it is sent, and recorded nowhere.
 """
 
 import time
@@ -15,24 +15,24 @@ from connector_tax.loadgen.endpoint import is_local
 from connector_tax.loadgen.http import tls_context
 from connector_tax.loadgen.setup import target_of
 
-# A connection for each request: a server may close one behind a request that it refuses.
+# One connection per request: a server may close the connection after a request that it rejects.
 NO_KEEPALIVE = httpx.Limits(max_keepalive_connections=0)
-# A wrong answer within this time may come from a server that is starting.
+# Wrong answers within this time may come from a server that is still starting.
 PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server's base URL, without /v1, and how it is reached."""
+    """The base URL of a server, without /v1, with its certificates and key variable."""
 
     url: str
     access: AccessSection = field(default_factory=lambda: AccessSection())
 
     def target(self, *, chat: bool = False) -> Target:
-        """Return what the load generator sends requests to.
+        """Return the load generator's target.
 
         Raises:
-            ValueError: the URL, the certificates' file or the key's variable is unusable.
+            ValueError: the URL, the certificate file or the key variable is unusable.
         """
         trust = self.access if self.url.startswith("https:") else AccessSection()
         return target_of(
@@ -41,7 +41,7 @@ class Endpoint:
         )  # fmt: skip
 
     def client(self, timeout_s: float) -> httpx.Client:
-        """Return a client of the server."""
+        """Return an HTTP client of the server."""
         target = self.target()
         headers = {name.encode(): value.encode("latin-1") for name, value in target.headers.items()}
         return httpx.Client(
@@ -56,7 +56,7 @@ class Endpoint:
 
 
 class Waiting:
-    """A wait for a server; a wrong answer is reported once it lasts PATIENCE_S."""
+    """A wait for a server; a persistent wrong answer is reported after PATIENCE_S."""
 
     def __init__(self) -> None:
         self.problem = "no answer yet"
@@ -64,7 +64,7 @@ class Waiting:
         self.reported = False
 
     def take(self, answer: httpx.Response | httpx.HTTPError) -> str | None:
-        """Take an answer; return the problem where waiting seldom mends it and it has lasted."""
+        """Record an answer; return its problem once it has lasted and waiting rarely helps."""
         lasting = False
         if isinstance(answer, httpx.HTTPError):
             problem = str(answer) or type(answer).__name__

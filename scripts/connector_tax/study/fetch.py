@@ -1,7 +1,7 @@
 """Fetch the model of a study before any launch, so that no start-up waits for a network.
 
-Servers then read the cache alone (`HF_HUB_OFFLINE`), so that every launch loads what
-was fetched. The commit stands in model.json and environment.json.
+Servers then read only the cache (`HF_HUB_OFFLINE`), so that every launch loads the same files. The
+commit is recorded in model.json and environment.json.
 """
 
 import argparse
@@ -24,14 +24,14 @@ from connector_tax.vllm import hub_files
 
 
 class FetchError(Exception):
-    """The model cannot be had; the text says why."""
+    """The model cannot be fetched; the text says why."""
 
 
 def fetch(engine: EngineSection) -> ModelRecord:
-    """Fetch the model of an `engine` section; the content of model.json.
+    """Fetch the model of an `engine` section; return the content of model.json.
 
     Raises:
-        FetchError: the hub does not have it or cannot be reached, or the disk is too small.
+        FetchError: the hub lacks the model or cannot be reached, or the disk is too small.
     """
     model, revision = engine["model"], engine.get("revision", "")
     load = str(engine["flags"].get("--load-format", "auto"))

@@ -1,15 +1,15 @@
-"""Nothing outlives its owner, and a launch has one: parent watch, leftovers, owner file.
+"""Ensure that processes end with their owner, and that each launch has only one driver.
 
 A killed Snakemake leaves its jobs running, so a driver watches the Snakemake process named in
-CONNECTOR_TAX_PARENT_PID; its children ask the kernel to die with it (linux.die_with_parent), and a
-guardian ends what they leave (study.guardian). What a SIGKILL of all of them still leaves behind is
-recognised by its environment, and ended by the next launch of the study.
+CONNECTOR_TAX_PARENT_PID. Its children die with it (linux.die_with_parent), and a guardian ends the
+rest (study.guardian). Processes that survive a SIGKILL of all of these are recognised by their
+environment and ended by the next launch of the study.
 
 A scheduler or a second `snakemake` can start a driver while an earlier one still measures on
-another machine, which no lock of either machine shows. So a file says who measures a launch, and
-its owner touches it every HEARTBEAT_S seconds. An owner on this machine is asked for in the process
-table; one elsewhere lives as long as its file is touched, which is watched, since two machines'
-clocks may differ.
+another machine, where no lock of this machine reaches. So a file names the driver of a launch, and
+the driver touches it every HEARTBEAT_S seconds. A driver on this machine is looked up in the
+process table; one on another machine counts as alive while its file is being touched. The touches
+are observed, since the clocks of two machines may differ.
 """
 
 from __future__ import annotations
@@ -53,17 +53,16 @@ KILLED_S = 10.0
 BLOCK_MODULE = "connector_tax.study.block"
 # Writing one file takes seconds at most.
 OTHERS_TEMPORARY_S = 3600
-# What `watch_parent` was given: the last is called.
+# The callbacks of `watch_parent`, of which the last is called.
 _on_death: list[Callable[[], None]] = []
 
 
 def process_name(pid: int) -> str:
-    """Return a name of the process `pid` that is unique across machines: pid, boot, namespace,
-    start.
+    """Return a name of process `pid` that is unique across machines: pid, boot, namespace, start.
 
     Raises:
-        ProcessLookupError: there is none, or it has ended without a wait, as where a
-            container's first process waits for none.
+        ProcessLookupError: it does not exist, or it is a zombie, as in a container whose first
+            process does not reap children.
     """
     stat = stat_of(pid)
     if stat is None or stat.is_zombie:
@@ -76,12 +75,12 @@ def _where() -> str:
 
 
 def _is_here(process: str) -> bool:
-    """Return whether the process belongs to this boot of this machine and to this container."""
+    """Return whether the process is of this machine's current boot and of this container."""
     return f":{_where()}:" in process
 
 
 def _runs(process: str) -> bool:
-    """Return whether the process still runs; only for one that `_is_here`."""
+    """Return whether the process still runs; valid only if it `_is_here`."""
     try:
         return process_name(int(process.partition(":")[0])) == process
     except ProcessLookupError:
@@ -104,12 +103,12 @@ def utc() -> str:
 
 
 def set_job_environment(sources: str | None) -> None:
-    """Make the jobs of this process (Snakemake) run its interpreter, and die with it.
+    """Set the variables that make Snakemake's jobs use this interpreter and die with Snakemake.
 
-    One that is itself the job of a running Snakemake keeps that as the owner of its jobs.
+    If this process is itself a job of a running Snakemake, that Snakemake stays the jobs' owner.
 
     Args:
-        sources: where the jobs find this package; None: it is installed.
+        sources: the folder from which the jobs import this package; None: it is installed.
     """
     first = {"PATH": str(Path(sys.executable).parent), "PYTHONPATH": sources}
     for name, folder in first.items():
@@ -121,10 +120,10 @@ def set_job_environment(sources: str | None) -> None:
 
 
 def pass_warnings_on() -> None:
-    """Have a WARNING to this process (Snakemake) reach the drivers of blocks that it runs.
+    """Forward a WARNING signal of this process (Snakemake) to the block drivers it runs.
 
-    Snakemake itself would end by it, and its jobs with it. Slurm sends it to all processes of a job
-    or to the first alone, which is Snakemake.
+    By default Snakemake and its jobs would die of the signal. Slurm sends it to all processes of a
+    job or only to the first, which is Snakemake.
     """
     signal.signal(WARNING, lambda *_: _warn_blocks())
 
@@ -139,15 +138,15 @@ def _warn_blocks() -> None:
 def watch_parent(on_death: Callable[[], None], say: Callable[[str], object]) -> None:
     """Call `on_death` from a thread as soon as the process in CONNECTOR_TAX_PARENT_PID has ended.
 
-    Without the variable (a driver started by hand) nothing is watched, nor where it names a
-    process of another machine or container, which cannot be watched from here.
+    Nothing is watched without the variable (a driver started by hand), or if it names a process of
+    another machine or container, which cannot be watched from here.
 
-    One thread watches for the whole process: a later call's `on_death` takes the place of the
-    earlier one's, whose server has been stopped.
+    One thread watches for the whole process: a later call replaces `on_death` of an earlier one,
+    whose server has been stopped.
 
     Args:
         on_death: must not return.
-        say: called with the reason why nothing is watched, or that the process had ended before.
+        say: receives the reason why nothing is watched, or that the process had already ended.
     """
     parent = _named_parent()
     if parent is None:
@@ -163,7 +162,7 @@ def watch_parent(on_death: Callable[[], None], say: Callable[[str], object]) -> 
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         descriptor = -1
-    # Looked at when it can no longer become another's pid unnoticed.
+    # Checked after opening: from now on the pid cannot be reused unnoticed.
     if not _runs(parent):
         say(f"{PARENT_VARIABLE} names process {pid}, which has ended; unset it to run by hand")
         on_death()
@@ -176,12 +175,11 @@ def watch_parent(on_death: Callable[[], None], say: Callable[[str], object]) -> 
 
 
 class LeftoverError(DeviceError):
-    """A process of an earlier launch does not end; the text names it."""
+    """A process of an earlier launch does not end; the text names the process."""
 
 
 def kill_started(folder: Path) -> int:
-    """Kill what was started for launches in or below `folder`; how many processes that
-    were.
+    """Kill all processes of launches in or below `folder`; return their number.
 
     Raises:
         LeftoverError: one of them does not end.
@@ -190,7 +188,8 @@ def kill_started(folder: Path) -> int:
 
 
 def kill_leftovers(folder: Path) -> int:
-    """Kill what ended drivers left of launches in or below `folder`; how many processes.
+    """Kill the processes of launches in or below `folder` whose drivers have ended; return their
+    number.
 
     Raises:
         LeftoverError: one of them does not end.
@@ -199,7 +198,7 @@ def kill_leftovers(folder: Path) -> int:
 
 
 def _has_ended(driver: str) -> bool:
-    """Return whether a driver of this machine has ended; one of another container may run."""
+    """Return whether a driver of this machine has ended; False for one of another container."""
     return _is_here(driver) and not _runs(driver)
 
 
@@ -229,16 +228,16 @@ def temporary_folder(launch_folder: Path) -> Path:
 
 
 def remove_temporary_folder(launch_folder: Path) -> None:
-    """Delete what a server of this launch has left in its temporary folder, and the folder."""
+    """Delete the temporary folder of a launch's server, with its content."""
     folder = temporary_folder(launch_folder)
     if folder.is_dir() and not folder.is_symlink():
         shutil.rmtree(folder)
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Delete what killed writes left below `folder` (files.write_bytes).
+    """Delete the files that killed writes (files.write_bytes) left below `folder`.
 
-    A process of this machine that still runs is not done yet; nor may one of another machine be.
+    Files of running processes stay, and so do files of processes on other machines.
     """
     for path in [p for p in folder.rglob(".*.tmp") if p.is_file() and _is_left(p)]:
         path.unlink(missing_ok=True)
@@ -256,7 +255,7 @@ def _is_left(temporary: Path) -> bool:
 # ---- the owner of a launch
 
 HEARTBEAT_S = 5.0
-# An owner elsewhere that misses this many heartbeats has ended.
+# An owner on another machine that misses this many heartbeats counts as ended.
 MISSED = 6
 
 
@@ -266,11 +265,11 @@ class OwnerError(Exception):
 
 @contextlib.contextmanager
 def own_launch(study_folder: Path, launch: Launch, on_loss: Callable[[], None]) -> Iterator[None]:
-    """Be the only driver of a launch.
+    """Make this process the only driver of a launch inside the block.
 
     Args:
-        on_loss: called from a thread when another driver has taken this one for dead, as after a
-            long suspension; must not return.
+        on_loss: called from a thread when another driver has taken the launch over, as after a long
+            suspension; must not return.
 
     Raises:
         OwnerError: another driver measures it.
@@ -293,7 +292,7 @@ def own_launch(study_folder: Path, launch: Launch, on_loss: Callable[[], None]) 
     finally:
         over.set()
         beat.join()
-        # After a suspension it may be another's by now.
+        # After a suspension another driver may own it.
         if _is(path, owner):
             path.unlink(missing_ok=True)
 
@@ -302,7 +301,7 @@ def _remove_ended(path: Path) -> None:
     """Remove the file of an owner that has ended.
 
     Raises:
-        OwnerError: it has not.
+        OwnerError: the owner still runs.
     """
     owner = _read(path)
     if owner is None:
@@ -320,7 +319,7 @@ def _remove_ended(path: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         path.rename(aside)
         if _read(aside) != owner:
-            # Somebody else was quicker, and owns it by now.
+            # Another driver was quicker and owns it now.
             with contextlib.suppress(FileExistsError):
                 os.link(aside, path)
         aside.unlink()
@@ -338,8 +337,8 @@ def _lives(path: Path, owner: OwnerRecord) -> bool:
 
 
 def _touched(path: Path) -> int | None:
-    """Return the file's modification time by its server's clock; opens it, since NFS caches the
-    rest.
+    """Return the file's modification time (ns) by its server's clock; opens it to bypass NFS's
+    cache.
     """
     try:
         with path.open("rb") as stream:
@@ -364,7 +363,7 @@ def _beat(
     path: Path, owner: OwnerRecord, over: threading.Event, on_loss: Callable[[], None]
 ) -> None:
     while not over.wait(HEARTBEAT_S):
-        # A file system that does not answer now may at the next beat.
+        # A file system that fails now may work at the next heartbeat.
         with contextlib.suppress(OSError):
             if not _is(path, owner):
                 on_loss()

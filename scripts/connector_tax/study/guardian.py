@@ -1,9 +1,9 @@
-"""End what is left of a server when its driver ends, whichever way that ends.
+"""End the remaining processes of a server when its driver ends, however the driver ends.
 
-Its standard input is a pipe that the driver holds open. The kernel's death signal reaches direct
-children alone, and a process may leave its group and its session; so every process that the driver
-started for the launch is killed, by its environment, until none is left. This module imports the
-standard library only: it stays in memory beside each server.
+Its standard input is a pipe that the driver holds open. The kernel's death signal reaches only
+direct children, and a process may leave its group and session. So the guardian kills every process
+whose environment names the launch, until none is left. This module imports only the standard
+library, because it stays in memory beside each server.
 """
 
 import contextlib
@@ -14,20 +14,18 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-# In the environment of a server's processes: the launch's folder; by name, who started them.
+# Variables of a server's processes: the launch's folder, and the name of the driver.
 LAUNCH_VARIABLE = "CONNECTOR_TAX_LAUNCH"
 DRIVER_VARIABLE = "CONNECTOR_TAX_DRIVER"
-# A process that the kernel does not end within this time is in it, and will not be ended.
+# A process that survives SIGKILL this long is stuck in the kernel.
 GIVE_UP_S, POLL_S = 60.0, 0.02
 
 
 def started_for(folder: Path) -> Iterator[tuple[int, str]]:
-    """Yield pid and driver ("" if unnamed) of each process started for a launch in or below
-    `folder`.
-    """
+    """Yield pid and driver ("" if unnamed) of each process of a launch in or below `folder`."""
     prefix = str(folder.resolve())
     for process in Path("/proc").glob("[0-9]*"):
-        # Others' processes cannot be read, and one may end meanwhile. A zombie has no environment.
+        # Processes of other users cannot be read; a process may end meanwhile; a zombie has none.
         with contextlib.suppress(OSError):
             text = os.fsdecode((process / "environ").read_bytes())
             named = dict(part.partition("=")[::2] for part in text.split("\0"))
@@ -37,9 +35,10 @@ def started_for(folder: Path) -> Iterator[tuple[int, str]]:
 
 
 def main() -> None:
-    """Wait for the end of standard input, then kill what a driver started for a folder.
+    """Wait for the end of standard input, then kill the processes that a driver started in a
+    folder.
 
-    The folder and the driver's name are the arguments.
+    The arguments are the folder and the driver's name.
     """
     folder, own_driver = sys.argv[1:]
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):

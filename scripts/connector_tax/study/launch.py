@@ -1,12 +1,12 @@
-"""The driver of one server launch: start the server, run its cells, stop it, write index.json.
+"""The driver of one server launch: start the server, measure its cells, stop it, write index.json.
 
-`index.json` is the only output Snakemake knows; it is renamed into place last. Finished cells that
-are there and intact are kept, so an interrupted launch resumes at the cell it lost. A launch that
-fails (its server dies, a configuration cannot be started) ends as `status: failed` with the end of
-the server's log, and the study goes on; `connector_tax.study.complete` makes the run end non-zero.
-A failed launch of the baseline ends the run at once: without it there is nothing to compare with.
+Snakemake knows only `index.json`, which is renamed into place last. Finished, intact cells are
+kept, so that an interrupted launch resumes at the first missing cell. A launch that fails (the
+server dies or cannot be started) is recorded as `status: failed` with the end of the server's log,
+and the study continues; `connector_tax.study.complete` then makes the run exit non-zero. A failed
+baseline launch ends the run at once, because every tax is a comparison with the baseline.
 
-SIGTERM ends the driver after the current cell, SIGINT at once; neither leaves an index.json.
+SIGTERM ends the driver after the current cell, SIGINT at once; neither writes an index.json.
 """
 
 import argparse
@@ -113,7 +113,7 @@ SUMMARY_MODULE = "connector_tax.analysis.measure"
 class LaunchOutcome:
     """The outcome of a launch: `done`, or `failed` or `skipped` with a reason.
 
-    `rate_rps` applies to cells without a rate; None in Phase A.
+    `rate_rps` is the rate of cells that plan none; None in Phase A.
     """
 
     status: str
@@ -125,7 +125,7 @@ class LaunchOutcome:
 def conclude(study: StudyDocument, launch: Launch, folder: Path, outcome: LaunchOutcome) -> None:
     """Write summary.json, the percentiles of each finished cell, then index.json and its seal.
 
-    What index.json vouches for is on the disk first: the cells, their records, the logs.
+    Cells, records and logs are fsynced before index.json lists them.
     """
     content, order = index_of(study, launch, folder, outcome), cell_order(study, launch)
     module = importlib.import_module(SUMMARY_MODULE)
@@ -139,7 +139,7 @@ def conclude(study: StudyDocument, launch: Launch, folder: Path, outcome: Launch
 def index_of(
     study: StudyDocument, launch: Launch, folder: Path, outcome: LaunchOutcome
 ) -> dict[str, Any]:
-    """Return the content of index.json without `files` and `seal`; a launch never begun ends
+    """Return the content of index.json without `files` and `seal`; a launch without attempts ends
     now.
     """
     attempts, now = list(outcome.attempts), utc()
@@ -175,7 +175,7 @@ def _entry(launch: Launch, folder: Path, cell: CellPlan, outcome: LaunchOutcome)
 def _timing(
     study: StudyDocument, folder: Path, attempts: Sequence[AttemptRecord]
 ) -> dict[str, float]:
-    # Also the first measurement of a void cell, which stands aside as <cell>.void<k>.
+    # Includes earlier measurements of a void cell, kept as <cell>.void<k>.
     windows = [
         cast(CellRecord, read_json(path))["window"]
         for path in folder.glob("*/cell_*.json")
@@ -189,16 +189,16 @@ def _timing(
     }
 
 
-# ---- what is kept of an earlier run of the launch
+# ---- resuming an earlier run of the launch
 
 
 def launch_title(study: StudyDocument, launch: Launch) -> str:
-    """Return the text of the first comment in a launch's launch.sh."""
+    """Return the first comment of a launch's launch.sh."""
     return f"{launch.name} of study {study['study']} ({study['engine_label']})"
 
 
 def launch_skip_reason(study_folder: Path, launch: Launch) -> str | None:
-    """Return why the launch is not run at all, or None where it is run."""
+    """Return why the launch is skipped, or None if it is run."""
     gates: dict[str, GateRecord] = read_json(study_folder / paths.PREFLIGHT_STATUS)
     gate = gates[launch.configuration]
     if not gate["include"]:
@@ -212,12 +212,12 @@ def launch_skip_reason(study_folder: Path, launch: Launch) -> str | None:
 
 
 def clear_interrupted(folder: Path, attempts: "Attempts", say: Callable[[str], None]) -> None:
-    """Remove what an interrupted run left in a launch's folder: processes and unfinished cells."""
-    # Of the whole study: what is left of another launch runs beside this one.
+    """Remove the processes and unfinished cells of an interrupted run of a launch."""
+    # In the whole study: leftovers of another launch would run beside this one.
     killed = kill_leftovers(folder.parents[3])
     if killed:
         say(f"killed {killed} processes left over from an interrupted run")
-    # An interrupted run has not done it; whether or not anything is left to measure.
+    # An interrupted run has not done this; done even if no cell is missing.
     redacted = make_publishable(folder)
     if redacted and attempts.entries:
         attempts.entries[-1]["redacted"] = redacted
@@ -237,7 +237,7 @@ def missing_cells(
     """Return the launch's cells still to measure, in run order, and move unusable ones aside.
 
     Args:
-        rates: by cell, in requests/s.
+        rates: requests/s by cell name.
     """
     missing = []
     for cell in cell_order(study, launch):
@@ -251,7 +251,7 @@ def missing_cells(
         if content is not None:
             measured_rps = content["schedule"]["rate_rps"]
             if measured_rps == rate_rps:
-                say(f"cell {name} is there and intact; kept")
+                say(f"cell {name} is already measured and intact; kept")
                 continue
             aside = move_aside(folder / name, "otherrate")
             say(
@@ -263,7 +263,7 @@ def missing_cells(
 
 
 class Attempts:
-    """attempts.json: each start of the launch's server, one object for each."""
+    """The file attempts.json, with one object for each start of the launch's server."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -272,8 +272,8 @@ class Attempts:
 
     @contextlib.contextmanager
     def another(self, node: NodeRecord, supersedes: str | None) -> Iterator[AttemptRecord]:
-        """Yield a new attempt, with the earlier one's files renamed; write it when it begins and
-        ends.
+        """Yield a new attempt and write it at its begin and end; first rename the previous one's
+        files.
         """
         number = len(self.entries) + 1
         for name in (paths.LAUNCH_SCRIPT, paths.RESOURCES, paths.SETTINGS, *LOGS):
@@ -300,7 +300,7 @@ class Attempts:
             self.write()
 
     def write(self) -> None:
-        """Write what the entries are now."""
+        """Write the entries to attempts.json."""
         write_json(self._path, self.entries)
 
 
@@ -317,7 +317,7 @@ class LaunchDriver:
     """Runs one launch of a study.
 
     Args:
-        files: `engine_files` of the study's engine; None: asked of the machine.
+        files: `engine_files` of the study's engine; None: read them from the machine.
     """
 
     def __init__(
@@ -338,7 +338,7 @@ class LaunchDriver:
         self._attempts: Attempts
 
     def run(self) -> LaunchOutcome:
-        """Run the cells that are missing.
+        """Measure the missing cells; return the outcome.
 
         Raises:
             StopRequested: SIGTERM arrived; finished cells stay.
@@ -361,22 +361,22 @@ class LaunchDriver:
         return LaunchOutcome(status, reason, rate, self._attempts.entries)
 
     def stop_at_next_boundary(self, *_: object) -> None:
-        """SIGTERM handler."""
-        # Print nothing here: the interrupted code may hold the lock of the progress.
+        """Handle SIGTERM: stop after the current cell."""
+        # Print nothing here: the interrupted code may hold the progress display's lock.
         self._stop_requested = True
 
     def die(self, why: str) -> None:
-        """Take the server along and end at once."""
+        """Kill the server and exit at once with status 1."""
         if self._server is not None:
             self._server.kill()
         try:
-            # In the log alone: the terminal may be closed.
+            # Only in the log: the terminal may be closed.
             self.progress.note(f"{why}: this launch ends")
         finally:
             os._exit(1)
 
     def _run_cells(self, rates: Mapping[str, float | None]) -> str | None:
-        """Measure every missing cell; None, or why the launch failed."""
+        """Measure every missing cell; return why the launch failed, or None."""
         say = self.progress.say
         clear_interrupted(self.folder, self._attempts, say)
         missing = missing_cells(self.study, self.launch, self.folder, rates, say)
@@ -423,7 +423,7 @@ class LaunchDriver:
     def _start(
         self, stack: contextlib.ExitStack, attempt: AttemptRecord
     ) -> tuple[cells.Instruments, ServerUse]:
-        """Start the server, and what measures it while it starts; `stack` stops them."""
+        """Start the server and, while it starts, its instruments; `stack` stops them."""
         plan = affinity_plan(self.study)
         for line in plan.lines():
             self.progress.note(line)
@@ -433,13 +433,13 @@ class LaunchDriver:
         server = self._start_server(attempt, plan)
         stack.callback(step_log.remove)
         threads = ThreadPoolExecutor(2)
-        # Left last, when the server has been stopped: then the wait for it has ended too.
+        # Runs after the server's stop, when the thread that waits for it has ended too.
         stack.callback(threads.shutdown)
         stack.callback(self._stop_server, server, attempt)
         startup_s = threads.submit(
             server.wait_ready, config["server"]["ready_timeout_s"], self.progress.say
         )
-        # What the cells need starts while the server does; none of it is garbage.
+        # The instruments start while the server does; nothing they allocate is garbage.
         gc.disable()
         summaries = threads.submit(importlib.import_module, SUMMARY_MODULE)
         own_cpus = plan.loadgen if plan.enabled else ()
@@ -450,13 +450,13 @@ class LaunchDriver:
         generator = stack.enter_context(cells.load_generator(self.study, server, plan))
         attempt["load_generator"] = generator.describe()
         summaries.result()
-        # Keeps what is there for good out of the collection before every cell.
+        # Exempts permanent objects from the collection before every cell.
         gc.freeze()
         gc.enable()
         attempt["startup_s"] = startup_s.result()
         self._refuse_dead_connector(server)
         if own_cpus:
-            # Not before: what was imported until now could use the server's CPUs too.
+            # Only now: imports until here could use the server's CPUs too.
             os.sched_setaffinity(0, own_cpus)
         use = ServerUse(self.study, self.launch, server, attempt)
         use.before_load()
@@ -511,7 +511,9 @@ class LaunchDriver:
                     self.progress.say("overloaded; not retried, since it would overload again")
                     break
                 if self._sends_prompts:
-                    self.progress.say("the server knows these prompts now: not measured again")
+                    self.progress.say(
+                        "not measured again, since the server has now seen these prompts"
+                    )
                     break
                 if measurement < MEASUREMENTS_OF_A_VOID_CELL:
                     move_aside(self.folder / cell["cell"], "void")
@@ -526,7 +528,7 @@ class LaunchDriver:
         return traffic is not None and traffic["kind"] == "prompts"
 
     def _refuse_dead_connector(self, server: Server) -> None:
-        """Raise `ServerError` if the log says that the server's connector cannot transfer."""
+        """Raise `ServerError` if the log shows that the server's connector cannot transfer."""
         if dead := dead_reason(server.log_text(), self.study["config"]["engine"].get("device", "")):
             raise ServerError(dead)
 
@@ -537,7 +539,7 @@ class LaunchDriver:
         used: Mapping[int, float],
         seconds: float,
     ) -> str:
-        """Return a sentence that names what else used CPU time in a void cell, or ""."""
+        """Return text that names other users of CPU time in a void cell, or ""."""
         causes = []
         disturbed = void_cause(cell) in MACHINE_CAUSES
         if disturbed:
@@ -549,7 +551,7 @@ class LaunchDriver:
             causes.append(f"the host took {stolen:.0%} of the CPU time (steal)")
         known = [text for text in causes if text]
         if disturbed and not known:
-            known = ["which process it was is not known"]
+            known = ["the process that disturbed it is not known"]
         return "".join(f"; {text}" for text in known)
 
     def _start_server(self, attempt: AttemptRecord, plan: AffinityPlan) -> Server:
@@ -594,7 +596,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--log", type=Path, required=True)
     words = "output of vllm.overlay.engine_files, as JSON; default: read from the machine"
     parser.add_argument("--engine-files", type=json.loads, help=words)
-    # A full or read-only disk leaves no index.json: the next run measures what is missing.
+    # With a full or read-only disk there is no index.json; the next run measures what is missing.
     refusals = (ArtifactError, ConfigError, DeviceError, OwnerError, ChildError, OSError)
     return run_command(parser, argv, _drive, refusals)
 

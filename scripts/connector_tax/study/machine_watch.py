@@ -1,10 +1,10 @@
-"""The process that watches the machine while a launch runs; it writes one file for each cell.
+"""Watch the machine while a launch runs, in a process of its own; write one file for each cell.
 
-A file begins with the logical CPUs of both sides; each second a line follows with the counters,
-which are totals (docs/artifacts.md). With GPUs, `foreign_gpu_pids` are the processes seen on the
-study's GPUs that are not the study's: null where none of the study's was seen there either, since
-then nvidia-smi does not know this process's ids (it runs in a container), or did not answer in the
-chunk. Nothing is recorded about GPUs of other studies.
+A file begins with the logical CPUs of both sides. Each second a line with the counters follows;
+counters are totals (docs/artifacts.md). With GPUs, `foreign_gpu_pids` lists processes on the
+study's GPUs that do not belong to the study. It is null if none of the study's processes was listed
+either: then nvidia-smi reports other process ids (in a container), or did not answer in time.
+Nothing is recorded about GPUs of other studies.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class GpuReadings:
     """A child that prints rows once a second and dies with this process.
 
     Args:
-        query: CLOCKS, a row for each GPU, or PROCESSES, one for each process on each.
+        query: CLOCKS (a row for each GPU) or PROCESSES (a row for each process on a GPU).
 
     Raises:
         OSError: there is no nvidia-smi.
@@ -96,9 +96,7 @@ class GpuReadings:
         return [[_number(value) for value in row] for row in rows if row and row[0] in self._uuids]
 
     def pids(self) -> set[int]:
-        """Return the processes seen since the last call; in many containers nvidia-smi names
-        none.
-        """
+        """Return the processes seen since the last call; empty in many containers."""
         return {int(row[1]) for row in self.take() if isinstance(row[1], float)}
 
 
@@ -120,8 +118,8 @@ class MachineWatch(CommandChild):
     """The driver's end of the watching process; a context manager.
 
     Args:
-        gpus: the UUIDs of the GPUs that the engine runs on; empty: on none.
-        chunk_ms: from one line of a file to the next.
+        gpus: UUIDs of the engine's GPUs; empty without GPUs.
+        chunk_ms: interval of a file's lines in ms.
     """
 
     def __init__(self, plan: AffinityPlan, gpus: Sequence[str], chunk_ms: float = CHUNK_MS) -> None:
@@ -133,7 +131,9 @@ class MachineWatch(CommandChild):
         super().__init__(WATCH_MODULE, list(map(json.dumps, (sampled, home, os.getpid(), [*gpus]))))
 
     def open(self, path: Path, server_group: int) -> None:
-        """Begin a cell's file; `server_group` leads the server's session or process group."""
+        """Begin a cell's file; `server_group` is the leader of the server's session or process
+        group.
+        """
         self.ask("open", path=str(path), server_group=server_group)
 
     def close(self) -> None:
@@ -145,11 +145,11 @@ class MachineWatch(CommandChild):
 
 
 class Watcher:
-    """The process's task: write while a cell's file is open; one is open at a time.
+    """The watching process's task: writes lines while a cell's file is open, one file at a time.
 
     Args:
-        sampled: `chunk_ms` and the logical CPUs of both SIDES, as a file's first line.
-        driver: the process whose descendants are the study's.
+        sampled: `chunk_ms` and the logical CPUs of both SIDES, for a file's first line.
+        driver: the process whose descendants belong to the study.
     """
 
     def __init__(self, sampled: Mapping[str, Any], driver: int, gpus: Sequence[str]) -> None:
@@ -177,7 +177,7 @@ class Watcher:
     def close(self) -> None:
         """End the file."""
         self.due_ns = None
-        # Processes that came during the cell belong to it too.
+        # Includes processes that started during the cell.
         self._study_pids = own_processes(self._driver, self._server_group)
         self._write_chunk()
         assert self._file is not None
@@ -186,7 +186,7 @@ class Watcher:
     def work(self) -> None:
         """Write a line."""
         assert self.due_ns is not None
-        # What was missed is left out: never two lines in a row to catch up.
+        # Missed lines are left out: never two lines in a row to catch up.
         late = max(0, time.monotonic_ns() - self.due_ns) // self._chunk_ns
         self.due_ns += (late + 1) * self._chunk_ns
         self._write_chunk()
@@ -203,7 +203,7 @@ class Watcher:
             {pid for side in self._study_pids for pid in side},
         )
         if pids - study_pids:
-            # The study's own may have come since the cell began.
+            # The study may have started processes since the cell began.
             study_pids = study_pids.union(*own_processes(self._driver, self._server_group))
         foreign = sorted(pid for pid in pids - study_pids if not is_stopped(pid))
         return {"foreign_gpu_pids": foreign if pids & study_pids else None}
@@ -224,12 +224,12 @@ class Watcher:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve commands with what `MachineWatch` says as JSON texts."""
+    """Serve the commands of `MachineWatch`, whose arguments are JSON texts."""
     sampled, home, driver, gpus = map(json.loads, argv if argv is not None else sys.argv[1:])
 
     def begin() -> Watcher:
         watcher = Watcher(sampled, driver, gpus)
-        # Nothing that is made from here on is a cycle.
+        # No reference cycles are made from here on.
         gc.disable()
         return watcher
 

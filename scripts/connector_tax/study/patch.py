@@ -1,10 +1,10 @@
-"""Step timing on and off: what the design's patch stage decides, does and records.
+"""Switch step timing on and off, as the design's patch stage, and record the result.
 
-The embedded engine writes the step log itself when AGENTIC_STEP_LOG_PATH is set, so there is
-nothing to install. For a real vLLM the step probe's overlay is installed beside the results
-(connector_tax.vllm.overlay). It is proved before: every hook point is there by name, and in the
-baseline's gate both processes recorded steps. Where that fails, `step_timing_available` is false
-with the reason, and the study goes on without figures 6 and 7, as designed.
+The embedded engine writes the step log itself when AGENTIC_STEP_LOG_PATH is set, so nothing is
+installed. For a real vLLM the step probe's overlay is installed beside the results
+(connector_tax.vllm.overlay), after two checks: every hook point exists by name, and both processes
+recorded steps in the baseline's gate. If a check fails, `step_timing_available` is false with the
+reason, and the study continues without figures 6 and 7, as designed.
 """
 
 import argparse
@@ -29,10 +29,10 @@ from connector_tax.vllm import overlay
 
 
 def apply(study: StudyDocument, folder: Path) -> PatchStatus:
-    """Switch step timing on for the study whose patch folder is `folder`: patch_status.json.
+    """Switch on step timing for the study with patch folder `folder`; return the status to record.
 
     Raises:
-        OverlayError: the study's device is emulated, and that does not work.
+        OverlayError: the study emulates a device and the emulation does not work.
     """
     engine, kind = study["config"]["engine"], engine_of(study["config"]["engine"])
     status: PatchStatus = {
@@ -62,7 +62,7 @@ def apply(study: StudyDocument, folder: Path) -> PatchStatus:
         status["step_timing_available"] = True
     except (overlay.OverlayError, GateError) as error:
         if engine["device"] == "emulated":
-            # The device lies in the overlay: without it there is nothing to measure.
+            # The overlay contains the emulated device, without which nothing can be measured.
             raise overlay.OverlayError(publishable(str(error))) from error
         status["reason"] = publishable(str(error))
         overlay.remove(folder / OVERLAY)
@@ -79,7 +79,7 @@ def _proved(study: StudyDocument, root: Path) -> dict[str, int]:
 
 
 def revert(study: StudyDocument, status: PatchStatus, folder: Path) -> RevertStatus:
-    """Remove the overlay: revert_status.json says what was removed, and whether anything is left.
+    """Remove the overlay; return what was removed and whether anything is left, to record.
 
     Raises:
         OverlayError: the overlay folder holds a file that is not the probe's.
@@ -101,7 +101,7 @@ def revert(study: StudyDocument, status: PatchStatus, folder: Path) -> RevertSta
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Apply the step timing of a study, or revert it; both can be repeated."""
+    """Apply or revert the step timing of a study; both can be repeated."""
     parser = study_parser("study.patch", main.__doc__)
     parser.add_argument("action", choices=["apply", "revert"])
     refusals = (ArtifactError, overlay.OverlayError)

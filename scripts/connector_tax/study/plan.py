@@ -1,7 +1,7 @@
 """List every launch and cell of a study in run order, with its state.
 
-`snakemake -n` lists jobs in no particular order; this table is the seeded order itself, with the
-state of each cell and the minutes it is expected to take (`study.durations`).
+`snakemake -n` lists jobs in no particular order. This table follows the seeded order, and shows the
+state and the expected minutes of each cell (`study.durations`).
 """
 
 import statistics
@@ -50,10 +50,8 @@ class PlannedCell:
 class Remaining(NamedTuple):
     """Expected seconds until all is measured.
 
-    Attributes:
-        wall_s: on the clock.
-        device_s: of all devices together.
-        devices: how many there are; of blocks that were not begun, only slots are known.
+    Attributes: wall_s: elapsed time. device_s: summed over all devices. devices: number of devices;
+    blocks that have not begun count only if they have a slot.
     """
 
     wall_s: float
@@ -62,18 +60,18 @@ class Remaining(NamedTuple):
 
     @property
     def of_devices(self) -> str:
-        """Return the text behind the remaining time that names its devices; "" for one device."""
+        """Return a text with device hours and devices for the remaining time; "" for one device."""
         hours = f", {self.device_s / 3600:.2f} device hours on {self.devices} devices"
         return hours if self.devices > 1 else ""
 
     def after(self, seconds: float) -> "Remaining":
-        """Return the remaining time after `seconds`, with all devices working alike."""
+        """Return the remaining time after `seconds` in which all devices work."""
         left = max(0.0, 1 - seconds / self.wall_s) if self.wall_s else 0.0
         return self._replace(wall_s=self.wall_s * left, device_s=self.device_s * left)
 
 
 def reference_rate(folder: Path, phase: str) -> float | None:
-    """Return a phase's rate from reference_rates.json; None before it is known, and for Phase A."""
+    """Return a phase's rate from reference_rates.json; None if unknown, and in Phase A."""
     path = folder / paths.REFERENCE_RATES
     if phase == "A" or not path.exists():
         return None
@@ -81,8 +79,8 @@ def reference_rate(folder: Path, phase: str) -> float | None:
 
 
 def launch_overhead_s(study: StudyDocument, folder: Path, known: Durations) -> float:
-    """Return expected seconds of a launch beside its cells: start-up as seen, else known, and
-    release.
+    """Return the expected seconds of a launch besides its cells: start-up (measured if possible)
+    and release.
     """
     seen = [
         attempt["startup_s"]
@@ -96,13 +94,13 @@ def launch_overhead_s(study: StudyDocument, folder: Path, known: Durations) -> f
 
 
 def _is_skipped(folder: Path, known: Durations, phase: str) -> bool:
-    """Return whether the phase has no launches: B' where ref_load is, or will be, ref_safe."""
+    """Return whether the phase has no launches: B' if ref_load is, or will be, ref_safe."""
     rates = [reference_rate(folder, name) or known.rates_rps.get(name) for name in ("B", "Bp")]
     return phase == "Bp" and rates[0] is not None and rates[0] == rates[1]
 
 
 def planned_cells(study: StudyDocument, folder: Path) -> Iterator[PlannedCell]:
-    """Yield every cell of the study in the order it runs."""
+    """Yield every cell of the study in run order."""
     known, planned = durations_of(study), StudyFolder(Study(folder, study))
     for phase in PHASES:
         limits = shape_limits(study, folder, phase) if (folder / paths.SHAPE_RATES).exists() else {}
@@ -136,13 +134,13 @@ def _state(launch: LaunchFolder, cell: str) -> tuple[str, str]:
 
 
 def remaining(study: StudyDocument, folder: Path, *, least: bool = False) -> Remaining:
-    """Return the remaining time: gates, then Phase A, the probes of the shapes, and B with B'.
+    """Return the remaining time of gates, Phase A, shape probes, and Phases B and B'.
 
-    Devices work side by side. A block that no device has yet is counted on the one with the least
-    to do.
+    Devices work side by side. A block without a device counts for the device with the least to do.
 
     Args:
-        least: as if the first look decided everything; else as if none decided anything.
+        least: as if the first interim analysis decided everything; else as if none decided
+            anything.
     """
     known = durations_of(study)
     rows = [row for row in planned_cells(study, folder) if row.state in TO_MEASURE]
@@ -153,7 +151,7 @@ def remaining(study: StudyDocument, folder: Path, *, least: bool = False) -> Rem
     run = {row.launch for row in rows if not _is_skipped(folder, known, row.launch.phase)}
     steps = [(row.launch, row.expected_s) for row in rows]
     steps += [(launch, overhead) for launch in run]
-    # Phase A, and what comes after it: of each block, then of each device.
+    # Seconds of Phase A and of what follows: first by block, then by device.
     blocks: defaultdict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for launch, seconds in steps:
         blocks[launch.block][launch.phase != "A"] += seconds
@@ -163,7 +161,7 @@ def remaining(study: StudyDocument, folder: Path, *, least: bool = False) -> Rem
         device = devices[block] or min(busy, key=lambda name: sum(busy[name]))
         busy[device] = [x + y for x, y in zip(busy[device], blocks[block], strict=True)]
     stages = list(zip(*busy.values(), strict=True))
-    # Before any block, and between Phases A and B, on one device.
+    # Gates before any block, probes between Phases A and B; both use one device.
     alone = 0.0 if (folder / paths.PREFLIGHT_STATUS).exists() else gates_s(study, known.startup_s)
     if not (folder / paths.SHAPE_RATES).exists():
         alone += probing_s(study, known.startup_s, known.probes_s)
@@ -171,8 +169,8 @@ def remaining(study: StudyDocument, folder: Path, *, least: bool = False) -> Rem
 
 
 def _device(study: StudyDocument, folder: Path, block: int) -> str | None:
-    """Return the key of a block's device: its slot, or the node that has begun it."""
+    """Return the key of a block's device: its slot, or the node it began on."""
     if slot := slot_of(study, folder, block):
         return str(slot["id"])
-    held = read_claim(folder, block, study["design_sha256"])
-    return None if held is None else device_name(held["node"])
+    claim = read_claim(folder, block, study["design_sha256"])
+    return None if claim is None else device_name(claim["node"])

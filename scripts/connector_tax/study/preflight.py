@@ -1,15 +1,15 @@
-"""Pre-flight gates: which configurations are run, and why the others are not.
+"""Run the pre-flight gates: decide which configurations are measured, and why others are not.
 
 A gate launches its configuration's server, waits for /v1/models, sends the design's requests one
-after the other in the design's time and checks that the engine is still alive (docs/study.md,
-"Before anything is measured: gates"). vLLM 0.32 has no `engine_core_failed_total`, so liveness is
-the process, its log, /health and, where the series exists, its value.
+after the other within the design's time and checks that the engine is still alive (docs/study.md,
+"Before anything is measured: gates"). vLLM 0.32 has no `engine_core_failed_total`, so liveness
+means the process, its log, /health and, where the series exists, its value.
 
-On a real vLLM every configuration has a gate, and its connector must be really active: created
-under its name, seen by the step probe in every hook, no part of it failed (vllm.evidence).
+On a real vLLM every configuration has a gate, and its connector must be active: created under its
+name, seen by the step probe in every hook, no part of it failed (vllm.evidence).
 
-The baseline is asked first. Every tax is a comparison with it, so where it does not pass there is
-no study: that is an error and no skip, and the next run asks again.
+The baseline is tested first. Every tax is a comparison with it, so a failed baseline is an error
+and not a skip, and the next run tests it again.
 """
 
 import argparse
@@ -64,23 +64,21 @@ from connector_tax.vllm.evidence import (
 
 FAILED_COUNTER = "vllm:engine_core_failed_total"
 PROMPT_TOKENS = 32
-# Added to a gate's server and to no launch: UCX then names its transports in the log.
+# Only for gates, not for launches: UCX then logs its transports.
 UCX_TELLS = {"UCX_LOG_LEVEL": "info"}
 
 
 class GateError(Exception):
-    """A configuration did not pass its gate; the text is the reason shown for the skip."""
+    """A configuration did not pass its gate; the text is the reason for the skip."""
 
 
 class NoBaselineError(Exception):
-    """The baseline did not pass its gate; the text says why, and what then."""
+    """The baseline did not pass its gate; the text gives the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """The requirement on a configuration: sequential requests, tokens of each, and the time for
-    all.
-    """
+    """The requirements of a gate: number of sequential requests, tokens of each, and total time."""
 
     requests: int
     max_tokens: int
@@ -92,7 +90,7 @@ GATES = {
     "verify_multi_connector": Gate(requests=5, max_tokens=32, within_s=60.0),
     "verify_noop_connector": Gate(requests=5, max_tokens=32, within_s=30.0),
 }
-# For a configuration the design has no gate for.
+# For configurations without a gate in the design.
 OTHER_GATE = Gate(requests=5, max_tokens=32, within_s=60.0)
 
 
@@ -104,13 +102,13 @@ def run_gate(
     note: Callable[[str], None],
     probe: Path | None,
 ) -> GateRecord:
-    """Launch `configuration` in `folder` and put it through the gate called `name`; its record.
+    """Launch `configuration` in `folder` and test it by the gate called `name`; return its record.
 
     Args:
-        probe: the step probe's overlay folder, None where it is not available.
+        probe: the step probe's overlay folder, None if it is not available.
 
     Raises:
-        GateError: it did not pass; says at which step and with which value.
+        GateError: it did not pass; names the step and the value.
     """
     with gated_server(study, Launch(configuration, 0, "A"), name, folder, note, probe) as server:
         passed: GateRecord = {"include": True, "reason": f"{name} passed", "paths": {}}
@@ -139,11 +137,11 @@ def run_gate(
 def _unproved_device(
     study: StudyDocument, configuration: str, server: Server, note: Callable[[str], None]
 ) -> str | None:
-    """Return why the emulated device of a gated server is unproved, or None."""
+    """Return why a gate's server does not prove the emulated device, or None if it does."""
     engine = study["config"]["engine"]
     settings = engine_record(server, engine, None)["settings"]
     steps = LaunchStepLog(server.folder, engine).take_device()
-    # A connector may switch asynchronous scheduling off: that is a result.
+    # A connector may switch off asynchronous scheduling, which is a result and not a failure.
     scheduling = {"async_scheduling": "--no-async-scheduling" not in server.command.argv}
     flags = scheduling if configuration == baseline_of(study["config"]) else {}
     proof = ("model_runner", "async_scheduling", "kv_blocks", "kv_cache_layout", "executor")
@@ -161,10 +159,10 @@ def gated_server(
     note: Callable[[str], None],
     probe: Path | None,
 ) -> Iterator[Server]:
-    """Yield a server that has served the requests of the gate `name` in time; stop it afterwards.
+    """Yield a server that has passed the requests of the gate `name`; stop it afterwards.
 
     Raises:
-        GateError: it did not start, serve or stop as it must.
+        GateError: it did not start, serve or stop as required.
         PortTakenError: other processes took every port that was tried: nothing is known of the
             configuration.
         DeviceError: others hold the GPUs' memory: the same.
@@ -210,13 +208,13 @@ def _ready_server(
     command = replace(command, environment={**UCX_TELLS, **command.environment})
     server = Server(folder, command, title, port, cpus)
     watch_parent(functools.partial(_die, server), note)
-    # A server that lost its port before it served has made its log already.
+    # A server that lost its port before it served has already written a log.
     LaunchStepLog(folder, study["config"]["engine"]).remove()
     note(f"launching {launch.configuration} on port {port}: {' '.join(command.argv)}")
     try:
         await_free_memory(study["config"])
     except ServerError as error:
-        # Nothing is known of the configuration: the next run asks again.
+        # The configuration was not tested; the next run tests it.
         raise DeviceError(str(error)) from error
     server.start()
     try:
@@ -229,7 +227,7 @@ def _ready_server(
 
 
 def steps_of(study: StudyDocument, folder: Path) -> list[StepLine]:
-    """Return the step records that an idle server has written into `folder`, of both processes."""
+    """Return the step records of an idle server from `folder`, of both processes."""
     lines = LaunchStepLog(folder, study["config"]["engine"]).take(0, time.monotonic_ns())
     return [json.loads(line) for line in lines.splitlines()]
 
@@ -286,7 +284,7 @@ def _check_engine(server: Server, note: Callable[[str], None]) -> None:
 
 
 def preflight(study_file: Path) -> dict[str, GateRecord]:
-    """Decide for every configuration; writes verify_<gate>.log beside, returns the status by id.
+    """Test every configuration; write verify_<gate>.log files and return the records by id.
 
     Raises:
         NoBaselineError: the baseline did not pass; no other configuration was launched.
@@ -331,10 +329,12 @@ def ask_gate(
     probe: Path | None,
     probe_note: str | None = None,
 ) -> GateRecord:
-    """Return a configuration's gate record, passed or not; write <gate>.log into `folder`.
+    """Run a configuration's gate and return its record, passed or not; write <gate>.log into
+    `folder`.
 
     Args:
-        probe: as for `run_gate`; probe_note: why there is none.
+        probe: as for `run_gate`.
+        probe_note: why there is no probe.
     """
     log: list[str] = []
 
@@ -353,10 +353,11 @@ def ask_gate(
 
 
 def fitting_vllm(engine: EngineSection) -> VllmDescription:
-    """Return `overlay.describe_vllm` of the engine's vLLM; the probe must fit all of the study's.
+    """Return `overlay.describe_vllm` of the engine's vLLM, after checking all interpreters of the
+    study.
 
     Raises:
-        OverlayError: one of them lacks a hook point, or cannot be examined.
+        OverlayError: a vLLM lacks a hook point, or cannot be examined.
     """
     pythons = engine_of(engine).pythons
     all_described = [overlay.describe_vllm(ROOT / python) for python in pythons]
@@ -369,8 +370,8 @@ def fitting_vllm(engine: EngineSection) -> VllmDescription:
 
 @contextlib.contextmanager
 def _probe(study: StudyDocument, folder: Path) -> Iterator[tuple[Path | None, str | None]]:
-    """Yield the step probe for the gates of a real vLLM, or None and the reason; remove it
-    afterwards.
+    """Yield the step probe for the gates of a real vLLM, or None and the reason; remove it at the
+    end.
     """
     engine = study["config"]["engine"]
     pythons = engine_of(engine).pythons
@@ -398,7 +399,7 @@ def _probe(study: StudyDocument, folder: Path) -> Iterator[tuple[Path | None, st
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the pre-flight gates of a study and write preflight_status.json."""
     parser = study_parser("study.preflight", main.__doc__)
-    # No verdict, so that the next run asks again.
+    # No verdict, so that the next run tests again.
     refusals = (ArtifactError, DeviceError, NoBaselineError, PortTakenError, OSError)
     return run_command(parser, argv, _write_status, refusals)
 

@@ -1,15 +1,14 @@
 """Find the processes of a server, and read their CPU time in ns.
 
-The kernel keeps an account of each process: its CPU clock, in ns, in which threads that have ended
-stay. A process that has ended is in the account of the parent that waited for it, which the kernel
-tells in clock ticks (10 ms). So both are read, and a child's time only moves from one to the other
-when it ends. A process without a waiting parent (the parent ended first, or ignores its children)
-is lost to the kernel's books; where such a process was there at the first of two readings, that is
-reported, not counted as zero.
+A process's CPU clock counts in ns and includes its ended threads. The CPU time of an ended process
+moves to the parent that waited for it, which the kernel reports in clock ticks (10 ms). Both are
+read, so that a child's time only moves from one to the other when it ends. If no parent waited (it
+ended first, or ignores its children), the kernel loses the time. If such a process existed at the
+first of two readings, this is reported, not counted as zero.
 
-How long the engine core's thread was ready to run and had no CPU is in the kernel's account too.
+The time for which the engine core's thread was ready but had no CPU is read as well.
 
-Of the whole machine: CPU time by CPU set and process, steal, throttling (proc(5); the kernel's
+For the whole machine: CPU time by CPU set and process, steal, throttling (proc(5); the kernel's
 admin-guide/cgroup-v2). Each is a total since some start, so that any two readings can be
 subtracted.
 """
@@ -24,16 +23,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-# ---- of any process
+# ---- any process
 
 
 class Stat(NamedTuple):
-    """A process by /proc/<pid>/stat (proc(5)); CPU time in clock ticks.
+    """The state of a process by /proc/<pid>/stat (proc(5)); CPU time in clock ticks.
 
-    Attributes:
-        own_ticks: of its threads.
-        ended_ticks: of the children it has waited for.
-        started: in clock ticks since the boot.
+    Attributes: own_ticks: CPU time of its threads. ended_ticks: CPU time of the children it has
+    waited for. started: start time in clock ticks since the boot.
     """
 
     name: str
@@ -57,7 +54,7 @@ def stat_of(pid: int) -> Stat | None:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The name in parentheses may hold anything.
+    # The name in parentheses may contain any character.
     head, _, rest = text.rpartition(")")
     state, *fields = rest.split()
     n = list(map(int, fields))
@@ -70,17 +67,17 @@ def stat_of(pid: int) -> Stat | None:
 def _every_stat() -> dict[int, Stat]:
     stats: dict[int, Stat] = {}
     for folder in Path("/proc").glob("[0-9]*"):
-        # Of other users /proc may show a process without its state (hidepid=1).
+        # /proc may hide the state of other users' processes (hidepid=1).
         with contextlib.suppress(PermissionError):
             if (stat := stat_of(int(folder.name))) is not None:
                 stats[int(folder.name)] = stat
     return stats
 
 
-# ---- of a server
+# ---- a server's processes
 
 SERVER, _DRIVER = "server", "driver"
-# The process of vLLM's engine core, as the kernel cuts its name; another engine has one process.
+# Name of vLLM's engine core process, truncated by the kernel; other engines have one process.
 ENGINE_CORE = "VLLM::EngineCor"
 _READINGS = 5
 _NS_PER_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
@@ -90,10 +87,9 @@ _NS_PER_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 class Process:
     """One process of a server.
 
-    Attributes:
-        part: `server`, or the companion it is or descends from.
-        own_ns: CPU time of its threads, ended ones included.
-        ended_ns: CPU time of the children it has waited for, to a clock tick.
+    Attributes: part: `server`, or the name of the companion that it is or descends from. own_ns:
+    CPU time of its threads, ended ones included. ended_ns: CPU time of the children it has waited
+    for, to a clock tick.
     """
 
     pid: int
@@ -108,7 +104,7 @@ class Process:
 class Reading:
     """The processes of a server at one moment (CLOCK_MONOTONIC, ns); `leader` is launch.sh's.
 
-    `unseen` says why they are not seen.
+    `unseen`: the reason why they cannot be seen.
     """
 
     t_ns: int
@@ -118,14 +114,14 @@ class Reading:
 
     @property
     def engine(self) -> Process | None:
-        """The process whose first thread runs the engine's steps."""
+        """Return the process whose first thread runs the engine's steps."""
         cores = [p for p in self.processes.values() if p.name == ENGINE_CORE]
         return cores[0] if cores else self.processes.get(self.leader)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerCpu:
-    """CPU seconds between two readings: of each part, or the reason why they are not known."""
+    """The CPU seconds of each part between two readings, or the reason why they are unknown."""
 
     from_ns: int
     to_ns: int
@@ -134,17 +130,17 @@ class ServerCpu:
 
     @property
     def cpu_s(self) -> float | None:
-        """Return the CPU time of all parts, in s."""
+        """Return the CPU time of all parts together, in s."""
         return None if self.reason else sum(self.parts.values())
 
 
 class ServerProcesses:
-    """`leader`, every process of the session that it began, and every descendant of those.
+    """The processes of a server: `leader`, its session, and all their descendants.
 
     Args:
-        leader: the process id of launch.sh, and then of the server.
+        leader: the process id of launch.sh, later of the server.
         companions: their process ids by name.
-        unseen: why they are not seen; None: they are.
+        unseen: why they cannot be seen; None: they can.
     """
 
     def __init__(
@@ -154,7 +150,7 @@ class ServerProcesses:
         self._names = {leader: SERVER} | {pid: name for name, pid in companions.items()}
 
     def read(self) -> Reading:
-        """Read them all; again where one ended meanwhile, whose time could be counted nowhere."""
+        """Read all processes; read again if one ended meanwhile, whose time would be lost."""
         if self._unseen:
             return Reading(time.monotonic_ns(), {}, self._leader, self._unseen)
         for left in reversed(range(_READINGS)):
@@ -175,14 +171,14 @@ class ServerProcesses:
 
 
 def _parts(names: Mapping[int, str], leader: int) -> dict[int, tuple[str, Stat]]:
-    """Process id to part and state: `names`, the session or group of `leader`, descendants."""
+    """Return part and state by process id, of `leader`, its session and all descendants."""
     every = _every_stat()
     parts: dict[int, str | None] = {}
 
     def part_of(pid: int) -> str | None:
         if pid in parts or pid not in every:
             return parts.get(pid)
-        parts[pid] = None  # a loop of parents, read while it changed, ends here
+        parts[pid] = None  # ends a cycle of parents, read while it changed
         parts[pid] = names.get(pid) or part_of(every[pid].parent)
         if parts[pid] is None and leader in (every[pid].session, every[pid].group):
             parts[pid] = SERVER
@@ -192,7 +188,7 @@ def _parts(names: Mapping[int, str], leader: int) -> dict[int, tuple[str, Stat]]
 
 
 def cpu_between(before: Reading, after: Reading) -> ServerCpu:
-    """Return the CPU time that a server used between two readings."""
+    """Return the CPU time of a server between two readings."""
     parts = dict.fromkeys((p.part for p in after.processes.values()), 0)
     for process in after.processes.values():
         parts[process.part] += process.own_ns + process.ended_ns
@@ -204,41 +200,40 @@ def cpu_between(before: Reading, after: Reading) -> ServerCpu:
 
 
 def _unaccounted(before: Reading, after: Reading) -> str | None:
-    """Return the name of an ended process whose CPU time is not accounted for, or None."""
-    gone = [p for pid, p in before.processes.items() if pid not in after.processes]
+    """Return why CPU time of ended processes is unknown, or None if all is accounted for."""
+    ended = [p for pid, p in before.processes.items() if pid not in after.processes]
     both = [(p, after.processes[i]) for i, p in before.processes.items() if i in after.processes]
-    known = sum(p.own_ns + p.ended_ns for p in gone)
+    known = sum(p.own_ns + p.ended_ns for p in ended)
     waited_for = sum(new.ended_ns - old.ended_ns for old, new in both)
     # Two sums, each cut to a tick at both readings, in every process that has waited.
     cut = 2 * _NS_PER_TICK * (1 + sum(new.ended_ns > old.ended_ns for old, new in both))
     if known <= waited_for + cut:
         return None
-    names = ", ".join(f"{p.name} ({p.pid})" for p in gone)
+    names = ", ".join(f"{p.name} ({p.pid})" for p in ended)
     return f"{names} ended, and no process of the server waited for it: its CPU time is not known"
 
 
 def _cpu_clock(pid: int) -> int:
-    """Return the CPU clock of a process, as clock_getcpuclockid(3) makes it."""
+    """Return the id of a process's CPU clock, as clock_getcpuclockid(3)."""
     return ((~pid) << 3) | 2
 
 
-# ---- of the machine
+# ---- the machine
 
 TICK_MS = 1000 / os.sysconf("SC_CLK_TCK")
 # Fields of a `cpuN` line of /proc/stat.
 _IDLE, _IOWAIT, _STEAL = 4, 5, 8
-# CPUs that a process must have used to be named as what disturbed.
+# CPUs that a process must have used to be named as a disturbance.
 WORTH_NAMING = 0.02
-# The share of the CPU time asked for that the host must have given to others to be reported.
+# Share of requested CPU time that the host must have taken to be reported.
 STOLEN_WORTH_SAYING = 0.02
 
 
 def own_processes(driver: int, server: int) -> tuple[list[int], list[int]]:
-    """Return the study's processes: the load generator's side (driver and descendants), the
-    server's.
+    """Return the study's processes: those of the load generator's side, and the server's.
 
-    The server's are `server`, the session or process group that it leads, and everything that
-    descends from them.
+    The first are `driver` and its descendants; the second are `server`, its session or process
+    group, and their descendants.
     """
     sides: dict[str, list[int]] = {_DRIVER: [], SERVER: []}
     for pid, (side, _) in _parts({driver: _DRIVER, server: SERVER}, server).items():
@@ -266,23 +261,20 @@ def is_stopped(pid: int) -> bool:
 
 
 def every_cpu_ms() -> dict[int, float]:
-    """Return CPU time of every process of the machine that /proc shows, without its children's, in
-    ms.
-    """
+    """Return the CPU time in ms of every visible process, without its children's, by process id."""
     return {pid: stat.own_ticks * TICK_MS for pid, stat in _every_stat().items()}
 
 
 def busiest_other(
     before: Mapping[int, float], excluded: Collection[int], seconds: float
 ) -> str | None:
-    """Return name, id and CPUs used of the busiest process that is not the study's; None: none is
-    known.
+    """Return name, id and CPUs of the busiest process outside the study; None if none is known.
+
+    Processes that have ended since, or that run outside this machine or container, are not seen.
 
     Args:
         before: `every_cpu_ms` of `seconds` ago.
         excluded: process ids of the study.
-
-    One that has ended since is not seen, nor what runs outside this machine or container.
     """
     used = {
         pid: cpu - before.get(pid, 0.0)
@@ -298,15 +290,13 @@ def busiest_other(
 
 
 def cpu_ms(pids: Iterable[int]) -> int:
-    """Return the CPU time, in ms, of the living processes and of the children they waited for."""
+    """Return the CPU time in ms of living processes, with that of children they waited for."""
     stats = filter(None, map(stat_of, pids))
     return round(sum((stat.own_ticks + stat.ended_ticks) * TICK_MS for stat in stats))
 
 
 def set_times(sets: Iterable[Collection[int]]) -> list[tuple[int, int]]:
-    """Return idle (waiting for I/O included) and stolen time, in ms, summed over each set of
-    CPUs.
-    """
+    """Return idle time (with I/O wait) and stolen time in ms, summed over each set of CPUs."""
     by_cpu = {}
     with Path("/proc/stat").open(encoding="utf-8") as stream:
         next(stream)
@@ -323,9 +313,7 @@ def set_times(sets: Iterable[Collection[int]]) -> list[tuple[int, int]]:
 
 
 def throttled_file(root: Path = Path("/")) -> Path | None:
-    """Return `cpu.stat` of this process's control group, of version 2 or 1; None where there is
-    none.
-    """
+    """Return `cpu.stat` of this process's control group (version 2 or 1); None if missing."""
     groups = root / "proc/self/cgroup"
     if not groups.exists():
         return None
@@ -335,7 +323,7 @@ def throttled_file(root: Path = Path("/")) -> Path | None:
         if controllers and "cpu" not in controllers.split(","):
             continue
         base = mount / controllers
-        # Inside a container the path may be the host's; then the mount's own root is the group.
+        # Inside a container the path may be the host's; then the root of the mount is the group.
         for folder in (base / path.lstrip("/"), base, mount / "cpu"):
             candidate = folder / "cpu.stat"
             if candidate.exists() and "nr_throttled" in candidate.read_text(encoding="utf-8"):
@@ -344,21 +332,19 @@ def throttled_file(root: Path = Path("/")) -> Path | None:
 
 
 def throttled(path: Path | None) -> int | None:
-    """Return the number of periods in which the control group was throttled; None where not
-    counted.
-    """
+    """Return in how many periods the control group was throttled; None if not counted."""
     text = "" if path is None else path.read_text(encoding="utf-8")
     counted = re.search(r"^nr_throttled (\d+)", text, re.MULTILINE)
     return None if counted is None else int(counted[1])
 
 
 def suspended_ms() -> int:
-    """Return the time, in ms, that the machine has been suspended since its boot."""
+    """Return how long the machine has been suspended since its boot, in ms."""
     boot = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     return round((boot - time.clock_gettime_ns(time.CLOCK_MONOTONIC)) / 1e6)
 
 
 def own_use() -> dict[str, int]:
-    """This process: CPU time so far in us, and page faults."""
+    """Return this process's CPU time in us and page faults so far."""
     use = resource.getrusage(resource.RUSAGE_SELF)
     return {"self_us": round((use.ru_utime + use.ru_stime) * 1e6), "faults": use.ru_minflt}

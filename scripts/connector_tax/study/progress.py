@@ -18,19 +18,19 @@ from connector_tax.study.plan import remaining
 from connector_tax.text import duration
 
 PLAIN_INTERVAL_S = 5.0
-# To the start of the line, and empty it.
+# Moves to the start of the line and clears it.
 CLEAR = "\r\033[K"
 
 
 class LaunchProgress:
-    """Shows phase, launch n of the phase's N, cell, completed/min_completed, time left.
+    """A display of phase, launch n of N, cell, completed/min_completed and time left.
 
-    Every message also goes to the job's log file as a plain line; a cell's state goes there every
-    five seconds.
+    Every message is also written to the job's log file as a plain line, and so is a cell's state
+    every five seconds.
     """
 
     def __init__(self, study: StudyDocument, folder: Path, launch: Launch, log: Path) -> None:
-        # Of its phase: a run may measure one alone.
+        # Position within the phase, since a run may measure a single phase.
         order = launches(study, launch.phase)
         number = order.index(launch) + 1
         self._title = f"Phase {launch.phase}  launch {number} of {len(order)}  {launch.config}"
@@ -44,7 +44,7 @@ class LaunchProgress:
         self._study_left_at = time.monotonic()
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log = log.open("a", encoding="utf-8")
-        # Blocks on other slots write to the same terminal: two lines would overwrite each other.
+        # Blocks on other slots use the same terminal: live lines would overwrite each other.
         self._live = sys.stderr.isatty() and len(study["config"].get("devices", [])) < 2
         self._lock = threading.Lock()
         self._cell = ""
@@ -62,11 +62,11 @@ class LaunchProgress:
         print(f"{CLEAR if self._live else ''}{text}", end=end, file=sys.stderr, flush=True)
 
     def say(self, message: str) -> None:
-        """Write a line on the terminal and in the log."""
+        """Write a line to the terminal and the log."""
         self._show(self.note(message))
 
     def note(self, message: str) -> str:
-        """Write a line in the log only, and return it."""
+        """Write a line to the log only, and return it."""
         line = f"{datetime.now():%H:%M:%S} {self._title}  {printable(message)}"
         with self._lock:
             self._log.write(line + "\n")
@@ -74,13 +74,13 @@ class LaunchProgress:
         return line
 
     def start_cell(self, name: str, position: int, count: int, rate_rps: float) -> None:
-        """Show that a new cell begins."""
+        """Show the start of a new cell."""
         self._cell = f"cell {name} ({position}/{count})"
         self._expected_s = self._known.cell_s(self._config["cell"], rate_rps, self._shapes[name])
         self._last_plain = time.monotonic()
 
     def update(self, progress: Progress) -> None:
-        """Show the load generator's state; called about four times a second."""
+        """Show the load generator's state; called about four times per second."""
         wanted = self._config["cell"]["min_completed"]
         left = max(0.0, self._expected_s - progress.elapsed_s)
         study = self._study_left.after(time.monotonic() - self._study_left_at)

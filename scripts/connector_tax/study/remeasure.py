@@ -1,11 +1,11 @@
-"""Measure launches of a study again: only on request, and nothing that was measured is deleted.
+"""Mark launches of a study to be measured again; no measurement is deleted.
 
     connector-tax remeasure results/<study>
 
-A launch's folder is renamed to `<phase>.superseded<k>`, which its next attempt names; the study's
-own command then measures what is missing. Without a choice these are the launches with a void cell.
-Those that failed need no moving: only their missing cells are measured. A cell that ended because
-the server was overloaded would end so again: its launch is measured again only by its name.
+A launch's folder is renamed to `<phase>.superseded<k>`, which its next attempt records; the study's
+command then measures what is missing. By default these are the launches with a void cell. Failed
+launches are not moved: only their missing cells are measured. A cell that ended because of an
+overloaded server would end so again, so its launch must be chosen by name.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MACHINE_CAUSES = frozenset(
 
 
 def void_cause(record: CellRecord) -> str | None:
-    """Return why a cell is void, without numbers, or None where it is valid."""
+    """Return why a cell is void, without numbers, or None if it is valid."""
     failed = [name for name, check in record["health"].items() if not check["pass"]]
     if not failed:
         return None
@@ -53,7 +53,7 @@ def void_cause(record: CellRecord) -> str | None:
 def stolen_share(launch_folder: Path, cell: str) -> float:
     """Return the share of requested CPU time that the host took, for the side that lost more.
 
-    0 where the machine was not watched.
+    0 if the machine was not watched.
     """
     # Imported late: Snakemake plans without numpy.
     from connector_tax.analysis.machine import read_machine
@@ -66,7 +66,7 @@ def stolen_share(launch_folder: Path, cell: str) -> float:
 
 # ---- moving aside
 
-# Of a study of another design; `--all` keeps them aside with its launches.
+# Files of one design; `--all` sets them aside together with the launches.
 DESIGN_FILES = (
     *(paths.STUDY, paths.ENVIRONMENT, paths.ENV_TEXT, paths.MODEL),
     *(paths.PREFLIGHT, paths.PATCH),
@@ -74,11 +74,11 @@ DESIGN_FILES = (
 
 
 class RemeasureError(Exception):
-    """Nothing was moved; the text says why."""
+    """Nothing was moved; the text gives the reason."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Move launches aside, to be measured again by the study's own command."""
+    """Set launches aside, so that the study's command measures them again."""
     parser = argparse.ArgumentParser(
         prog="connector-tax remeasure",
         description=main.__doc__,
@@ -118,12 +118,12 @@ def _remeasure(arguments: argparse.Namespace) -> None:
         move_aside(launch.folder(folder), "superseded")
     failed = withdraw_failed(launches, folder)
     if moved or arguments.all:
-        # Made again from what is measured then.
+        # Recomputed from the new measurements.
         for name in (paths.REFERENCE_RATES, paths.COMPLETE):
             (folder / name).unlink(missing_ok=True)
     aside = [*DESIGN_FILES] if arguments.all else []
     if arguments.all or arguments.phase == "A":
-        # What they decided holds for none of the launches to come.
+        # Their decisions do not hold for the new launches.
         aside.append(paths.LOOKS)
     for path in (folder / name for name in aside):
         if path.exists():
@@ -132,20 +132,20 @@ def _remeasure(arguments: argparse.Namespace) -> None:
     for launch, reason in failed.items():
         print(printable(f"{launch.name} failed: {reason}"))
     done = [f"{len(moved)} launches moved aside and kept"]
-    done += [f"{len(failed)} failed launches to be carried on with"] if failed else []
-    then = "the study's own command measures them" if moved or failed else "nothing to measure"
+    done += [f"{len(failed)} failed launches to be resumed"] if failed else []
+    then = "rerun the study's command to measure them" if moved or failed else "nothing to measure"
     print(f"{folder}: {', '.join(done)}; {then}")
 
 
 def _refuse_running(folder: Path) -> None:
-    """Refuse while Snakemake, which has planned its jobs by what is there, holds the study."""
+    """Raise if Snakemake, which plans jobs by the existing files, holds the study."""
     root = folder.resolve()
     home = root.parents[1]
     for lock in (home / ".snakemake" / "locks").glob("*"):
         for line in lock.read_text(encoding="utf-8").splitlines():
             if (home / line).is_relative_to(root):
                 raise RemeasureError(
-                    f"{folder}: found a run that holds it ({lock}); allowed: one that has ended."
+                    f"{folder}: a run holds it ({lock}); wait for its end."
                     " After a killed run: snakemake --unlock"
                 )
 
@@ -158,9 +158,7 @@ def _worth_measuring(launch: LaunchFolder) -> bool:
 
 
 def move_aside(path: Path, label: str) -> Path:
-    """Rename a folder or file to `<name>.<label><k>`, keeping what it holds; the new
-    path.
-    """
+    """Rename a file or folder to `<name>.<label><k>`; return the new path."""
     target = paths.set_aside(path, label)
     path.rename(target)
     fsync(path.parent)
@@ -168,7 +166,7 @@ def move_aside(path: Path, label: str) -> Path:
 
 
 def superseded(launch: Launch, study_folder: Path) -> str | None:
-    """Return the folder name of the run that the present one replaced last, or None."""
+    """Return the folder name of the latest run that was set aside, or None."""
     folder = launch.folder(study_folder)
     label = f"{folder.name}.superseded"
     names = [path.name.removeprefix(label) for path in folder.parent.glob(f"{label}*")]
@@ -177,10 +175,11 @@ def superseded(launch: Launch, study_folder: Path) -> str | None:
 
 
 def withdraw_damaged(study: StudyDocument, folder: Path) -> list[str]:
-    """Have damaged cells measured again: their launch's index.json becomes index.damaged.json.
+    """Mark damaged cells to be measured again: rename their launch's index.json to
+    index.damaged.json.
 
     Returns:
-        A line for each index withdrawn, with the file that is not what it says.
+        A line for each renamed index, with the damaged file.
     """
     lines = []
     for launch in every_launch(study):
@@ -193,10 +192,10 @@ def withdraw_damaged(study: StudyDocument, folder: Path) -> list[str]:
 
 
 def withdraw_failed(among: Iterable[Launch], folder: Path) -> dict[Launch, str]:
-    """Have failed launches measured again: their index.json becomes index.failed.json.
+    """Mark failed launches to be measured again: rename their index.json to index.failed.json.
 
     Returns:
-        Each launch whose index was withdrawn, and why it failed.
+        The reason of failure of each such launch.
     """
     failed = {}
     for launch in among:
@@ -220,7 +219,7 @@ def _withdraw(launch_folder: Path, name: str) -> None:
 
 
 def _damage(launch: LaunchFolder) -> str | None:
-    """Return the first file of a cell that differs from the launch's index, or None."""
+    """Return a sentence on the first damaged file of a launch's cells, or None."""
     try:
         index = launch.index
     except ArtifactError as error:
@@ -229,15 +228,15 @@ def _damage(launch: LaunchFolder) -> str | None:
         for name, digest in cell.files.items():
             path = launch.folder / cell.cell / name
             if not path.is_file() or sha256_file(path) != digest:
-                return f"{path} is missing or not what index.json says"
+                return f"{path} is missing or differs from index.json"
     return None
 
 
 def refuse_other_design(study: StudyDocument, launch: Launch, study_folder: Path) -> None:
-    """Refuse to carry on with cells that were measured under another design.
+    """Raise if the launch's folder holds cells of another design.
 
     Raises:
-        ConfigError: names the folder and the way out.
+        ConfigError: names the folder and the remedy.
     """
     path = launch.folder(study_folder) / paths.LAUNCH_CONFIG
     if path.exists() and read_json(path)["design_sha256"] != study["design_sha256"]:

@@ -1,12 +1,12 @@
 """Record a launch's resources and resolved settings: resources.json and settings.json.
 
-Idle CPU time, memory, GPU memory and start-up time of the server, with what each companion process
-has in them. A quantity that could not be read is null and has its reason.
+Resources are idle CPU time, memory, GPU memory and start-up time of the server, with the share of
+each companion process. A quantity that could not be read is null and has a reason.
 
-Two configurations can differ by more than the connector: it may ask for another KV-cache layout, or
-leave fewer blocks. Each setting has its value and where it was read, or null and the reason: from
-the engine's own objects (`probe`: vllm.settings_probe), else `vllm:cache_config_info` (`metrics`),
-else the log. Beside the settings stand the environment variables the server runs with.
+Two configurations can differ by more than the connector, which may change the KV-cache layout or
+leave fewer blocks. Each setting has its value and source, or null and a reason. Sources are the
+engine's objects (`probe`: vllm.settings_probe), then `vllm:cache_config_info` (`metrics`), then the
+log. The environment variables of the server are recorded too.
 """
 
 import contextlib
@@ -48,9 +48,7 @@ WORTH_NAMING = 0.01  # CPU s per s of a thread
 def idle_cpu(
     processes: ServerProcesses, idle_s: float, check_alive: Callable[[str], None]
 ) -> IdleCpu:
-    """Return CPU time that a server with nothing to do uses, in CPU seconds per second, over
-    `idle_s`.
-    """
+    """Measure the CPU seconds per second of an idle server over `idle_s`."""
     before = processes.read()
     threads = _threads(before.engine)
     time.sleep(idle_s)
@@ -69,7 +67,7 @@ def idle_cpu(
 
 
 def snapshot(processes: ServerProcesses, device: str) -> ServerSnapshot:
-    """Return memory (PSS) and GPU memory of a server that has nothing to do, in MiB."""
+    """Return memory (PSS) and GPU memory of an idle server, in MiB."""
     reading = processes.read()
     running = [p for p in reading.processes.values() if not p.zombie]
     if reading.unseen:
@@ -84,12 +82,12 @@ def snapshot(processes: ServerProcesses, device: str) -> ServerSnapshot:
 def cell_cpu(use: ServerCpu, counters: ServerCounters) -> CellCpu:
     """Return a cell's CPU seconds per 1,000 requests.
 
-    The readings lie just outside the cell, which begins after the first (its origin) and ends
-    before the second (drained). Every request the server answered counts, of the warm-up too.
+    The readings lie just outside the cell: the first before its origin, the second after its drain.
+    Every request that the server answered counts, including the warm-up's.
 
     Args:
         use: CPU time between the two readings.
-        counters: `before` and `after` the cell, as in its record: the server's own counts.
+        counters: the server's counts `before` and `after` the cell, as in its record.
     """
     before, after = counters["before"]["success"], counters["after"]["success"]
     requests, reason, parts = None, use.reason, {}
@@ -109,7 +107,7 @@ def cell_cpu(use: ServerCpu, counters: ServerCounters) -> CellCpu:
 
 
 def _threads(process: Process | None) -> dict[str, int]:
-    """Return CPU time in ns of each of a process's threads, by name and thread id."""
+    """Return the CPU time in ns of each thread of a process, by name and thread id."""
     times: dict[str, int] = {}
     for folder in Path(f"/proc/{process.pid}/task").glob("[0-9]*") if process else ():
         with contextlib.suppress(OSError):  # it has ended
@@ -136,7 +134,7 @@ def _gpu_memory(running: list[Process], device: str) -> QuantityRecord:
             pid, mib = line.split(",")
             used[int(pid)] = used.get(int(pid), 0.0) + float(mib)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        return _quantity({}, f"nvidia-smi does not tell: {error}")
+        return _quantity({}, f"nvidia-smi failed: {error}")
     on_gpu = [process for process in running if process.pid in used]
     if not on_gpu:
         return _quantity(
@@ -178,10 +176,10 @@ Told = dict[str, tuple[Any, str | None]]
 
 
 def engine_record(server: Server, section: EngineSection, page: str | None) -> EngineRecord:
-    """Return the settings and the environment of a ready server.
+    """Return the settings and environment variables of a ready server.
 
     Args:
-        page: the text of its /metrics; None where it did not answer.
+        page: the text of its /metrics; None if it did not answer.
     """
     engine = engine_of(section)
     sources: dict[str, Told] = {
@@ -206,7 +204,7 @@ def engine_record(server: Server, section: EngineSection, page: str | None) -> E
 
 
 def remove_settings(folder: Path) -> None:
-    """Delete what the settings probe wrote in a launch's folder; settings.json holds it."""
+    """Delete the settings probe's files in a launch's folder; settings.json has their content."""
     for part in _PARTS:
         _probe_file(folder, part).unlink(missing_ok=True)
 
@@ -216,13 +214,13 @@ def _probe_file(folder: Path, part: str) -> Path:
 
 
 def _setting(name: str, sources: Mapping[str, Told], engine: Engine) -> SettingRecord:
-    """Return the setting from the first source that has it, or null with each source's reason."""
+    """Return a setting from the first source that has it, or null with all reasons."""
     candidates = [(source, *known[name]) for source, known in sources.items() if name in known]
     for source, value, reason in candidates:
         if value is not None:
             return {"value": value, "source": source, "reason": reason}
     reasons = "; ".join(f"{source}: {reason}" for source, _, reason in candidates)
-    unknown = "the probe is not in this server, and neither /metrics nor the log tells"
+    unknown = "this server has no probe, and neither /metrics nor the log has the setting"
     return {"value": None, "source": None, "reason": engine.lacks or reasons or unknown}
 
 
@@ -250,7 +248,7 @@ def _of_metrics(page: str | None) -> Told:
         return {}
     samples = (sample for family in families for sample in family.samples)
     labels = next((sample.labels for sample in samples if sample.name == _METRIC), {})
-    # The API server prints None for what only the engine core has settled.
+    # The API server prints None for settings that only the engine core resolves.
     return {
         name: (parse(labels[label]), None)
         for name, (label, parse) in _LABELS.items()
@@ -279,7 +277,7 @@ class ServerUse:
         self._launch, self._attempt = launch.name, attempt
 
     def before_load(self) -> None:
-        """Record the server as it is ready and has had nothing to do yet."""
+        """Record the idle server, ready and before its first request."""
         number = self._attempt["attempt"]
         self._resources: ResourcesRecord = {
             "launch": self._launch,
@@ -297,7 +295,7 @@ class ServerUse:
         remove_settings(self._server.folder)
 
     def after_load(self) -> None:
-        """Record the server once more, drained after its last cell."""
+        """Record the idle server again, drained after its last cell."""
         self._resources["after_load"] = snapshot(self.processes, self._device)
         self._resources["after_load_reason"] = None
         write_json(self._server.folder / paths.RESOURCES, self._resources)

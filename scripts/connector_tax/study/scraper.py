@@ -1,9 +1,9 @@
-"""The sampler's process: scrapes /metrics while a cell is open (1 Hz in the design) and appends one
-record per scrape to the cell's metrics file (docs/artifacts.md).
+"""Scrape /metrics while a cell is open (1 Hz in the design), in a process of its own, and append
+one record per scrape to the cell's metrics file (docs/artifacts.md).
 
-A scrape takes the server's CPU. In step with the arrivals it would meet the same share of requests
-at the same point of their life in one launch and none in the next, so the time from one scrape to
-the next is drawn (docs/decisions.md, "The study's own scrapes").
+A scrape takes CPU time of the server. At a fixed interval it could stay in phase with the arrivals
+in one launch and out of phase in the next, so intervals are random (docs/decisions.md, "The study's
+own scrapes").
 
 Histogram buckets and `*_created` series are left out of `values`; the first and last scrape of a
 cell keep the raw text, which holds everything.
@@ -33,9 +33,9 @@ class MetricsSampler(CommandChild):
     """The driver's end of the sampler process; a context manager.
 
     Args:
-        endpoint: the server's.
-        interval_s: from one scrape to the next, on average.
-        cpus: the logical CPUs the sampler stays on; empty: wherever its parent may run.
+        endpoint: the server's endpoint.
+        interval_s: mean interval of scrapes.
+        cpus: the logical CPUs the sampler stays on; empty: all of its parent's.
     """
 
     def __init__(self, endpoint: Endpoint, interval_s: float, cpus: Collection[int]) -> None:
@@ -44,17 +44,15 @@ class MetricsSampler(CommandChild):
         super().__init__(SCRAPER_MODULE, arguments)
 
     def open(self, path: Path, seed: str) -> ScrapeLine:
-        """Start a cell's file with a first scrape, its record; times to the next are of `seed`."""
+        """Start a cell's file with a first scrape and return it; `seed` draws the intervals."""
         return cast(ScrapeLine, self.ask("open", path=str(path), seed=seed))
 
     def peek(self) -> ScrapeLine:
-        """Scrape once more now, and return the record."""
+        """Scrape once now, in addition, and return the record."""
         return cast(ScrapeLine, self.ask("peek"))
 
     def close(self) -> ScrapeLine:
-        """Scrape a last time with the raw text, end the cell's file, and return the
-        record.
-        """
+        """Scrape a last time with the raw text, end the cell's file, and return the record."""
         return cast(ScrapeLine, self.ask("close"))
 
 
@@ -67,7 +65,7 @@ def parse_metrics(text: str) -> dict[str, float]:
     """Return `{name{label="value",...}: number}` of a Prometheus text exposition, labels sorted by
     name.
 
-    Without the histograms' buckets and the moments at which series began.
+    Histogram buckets and series' creation times are left out.
 
     Raises:
         ValueError: the text is not a Prometheus exposition.
@@ -90,14 +88,14 @@ class Scraper:
 
     def __init__(self, endpoint: Endpoint, interval_s: float) -> None:
         self._http = endpoint.client(TIMEOUT_S)
-        # The server is to compress nothing.
+        # No compression, which would take the server's CPU.
         self._http.headers["Accept-Encoding"] = "identity"
         self._interval_ns = int(interval_s * 1e9)
         self._file: TextIO | None = None
         self.due_ns: int | None = None
 
     def open(self, path: str, seed: str) -> ScrapeLine:
-        """Begin a file."""
+        """Begin a file with a first scrape."""
         self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 - closed by `close`
         self._gaps = named_generator(seed)
         first = self._scrape(raw=True)
@@ -105,17 +103,17 @@ class Scraper:
         return first
 
     def work(self) -> None:
-        """Scrape between two commands."""
+        """Scrape on schedule."""
         assert self.due_ns is not None
         self._scrape()
         self._wait_from(self.due_ns)
 
     def peek(self) -> ScrapeLine:
-        """Scrape now, too."""
+        """Scrape once now, in addition."""
         return self._scrape()
 
     def close(self) -> ScrapeLine:
-        """End the file."""
+        """End the file with a last scrape."""
         self.due_ns = None
         last = self._scrape(raw=True)
         assert self._file is not None
@@ -126,7 +124,7 @@ class Scraper:
         self.due_ns = origin_ns + int(self._interval_ns * self._gaps.uniform(*SCRAPE_GAPS))
 
     def _scrape(self, *, raw: bool = False) -> ScrapeLine:
-        """Add a scrape to the file, with its text where `raw`; its record without."""
+        """Append a scrape to the file (`raw`: with its text); return it without the text."""
         started = time.monotonic_ns()
         record: ScrapeLine = {"t_ns": started, "ok": False, "scrape_ms": None, "values": {}}
         text: dict[str, str] = {}
@@ -148,9 +146,7 @@ class Scraper:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve commands: scrape URL argv[0] with access argv[1] every argv[2] seconds on average, on
-    CPUs argv[3:].
-    """
+    """Scrape URL argv[0] with access argv[1] every argv[2] seconds on average, on CPUs argv[3:]."""
     url, access, interval_s, *cpus = argv if argv is not None else sys.argv[1:]
     endpoint = Endpoint(url, json.loads(access))
     return serve(

@@ -1,4 +1,4 @@
-"""One server launch: readiness, liveness, stop."""
+"""Start one server, wait until it is ready, check that it is alive, and stop it."""
 
 import contextlib
 import functools
@@ -42,14 +42,14 @@ from connector_tax.study.server_command import launch_script
 
 Result = TypeVar("Result")
 LOGS = (paths.STDOUT_LOG, paths.STDERR_LOG)
-# A port is chosen free; somebody may take it before the server listens on it.
+# A free port is chosen, but another program may take it before the server listens on it.
 PORTS_TRIED = 5
 ANSWER_S = 5.0
-# How often a starting server's processes are read for engine cores.
+# Interval at which a starting server's processes are searched for engine cores.
 CORES_S = 1.0
-# Of a log, in an error.
+# Lines of a log that an error quotes.
 TAIL_LINES = 20
-# The last line of a traceback, behind what a logger puts before it; not a warning that names one.
+# The last line of a traceback, after a logger's prefix; not a warning that names an exception.
 _ERROR = re.compile(r"(?:^|\] )((?:\w+\.)*(?:[A-Z]\w*)?(?:Error|Exception): .+)", re.MULTILINE)
 _IN_USE = re.compile("address already in use", re.IGNORECASE)
 
@@ -59,28 +59,27 @@ class PortTakenError(ServerError):
 
 
 def on_a_free_port(start: Callable[[], Result], say: Callable[[str], object]) -> Result:
-    """Return the result of `start`, which chooses a port; start again if another program took it
-    first.
+    """Return the result of `start`, which chooses a port; repeat it if another program took the
+    port.
 
     Raises:
-        PortTakenError: so were PORTS_TRIED ports.
+        PortTakenError: PORTS_TRIED ports were taken.
     """
     for _ in range(PORTS_TRIED - 1):
         try:
             return start()
         except PortTakenError as error:
-            say(f"{str(error).splitlines()[0]}; another port is chosen")
+            say(f"{str(error).splitlines()[0]}; trying another port")
     return start()
 
 
 def make_publishable(folder: Path) -> dict[str, int]:
-    """Rewrite a launch's logs by `without_root`, without lines that hold what looks like a
-    secret.
+    """Rewrite a launch's logs by `without_root`, without lines that look like secrets.
 
-    Nothing may be writing to them any more.
+    Call it only when nothing writes to the logs any more.
 
     Returns:
-        How many lines were removed, by the name of the log; none where none was.
+        The number of removed lines by log; logs without such lines are left out.
     """
     secrets, removed = LogSecrets(), {}
     for path in sorted(folder.glob("*.log")):
@@ -94,13 +93,13 @@ def make_publishable(folder: Path) -> dict[str, int]:
 
 
 def removed_lines(redacted: Mapping[str, int]) -> str:
-    """Say how many lines were removed from which log."""
+    """Return a sentence on how many lines were removed from which logs."""
     counts = ", ".join(f"{count} of {name}" for name, count in redacted.items())
-    return f"lines removed that looked like secrets: {counts}"
+    return f"removed lines that looked like secrets: {counts}"
 
 
 class Server:
-    """A launched server process group in `folder`, from `start` to `stop`, running `command`."""
+    """The process group of a launched server in `folder`, which runs `command`."""
 
     def __init__(
         self,
@@ -121,10 +120,10 @@ class Server:
         self._guardian: subprocess.Popen[bytes]
         self._foreign_port = False
         self._started = 0.0
-        # By `stop`: lines that were removed from each log, since they looked like secrets.
+        # Set by `stop`: number of lines removed from each log because they looked like secrets.
         self.redacted: dict[str, int] = {}
         self._log_read = dict.fromkeys(LOGS, 0)
-        # Engine cores that were seen, by process id, with the time of their start.
+        # Engine cores seen so far: process id -> start time.
         self.cores: dict[int, int] = {}
         self._cores_at = 0.0
         self._http = self.endpoint.client(ANSWER_S)
@@ -132,22 +131,22 @@ class Server:
 
     @property
     def url(self) -> str:
-        """The server's base address."""
+        """Return the server's base address."""
         return self.endpoint.url
 
     @property
     def unseen(self) -> str | None:
-        """Return why the server's processes are not seen; None where they are."""
+        """Return why the server's processes cannot be seen; None if they can."""
         return None if self.endpoint.local else "the server is on another machine"
 
     @property
     def pid(self) -> int:
-        """The process id of the server, with which all of its processes began."""
+        """Return the process id of the server, the leader of its processes."""
         assert self._process is not None
         return self._listener or self._process.pid
 
     def companion_pids(self) -> dict[str, int]:
-        """Return the companions' process ids by name, once launch.sh has started them."""
+        """Return the companions' process ids by name, after launch.sh has started them."""
         pid_files = {c.name: self.folder / f"{c.name}.pid" for c in self.command.companions}
         return {name: int(path.read_text()) for name, path in pid_files.items()}
 
@@ -186,7 +185,7 @@ class Server:
             )
 
     def _start_guardian(self, driver: str) -> subprocess.Popen[bytes]:
-        """Start what ends the server's processes where this one ends before `stop`."""
+        """Start the guardian, which ends the server's processes if this process ends first."""
         arguments = [str(self.folder.resolve()), driver]
         return subprocess.Popen(
             [sys.executable, "-I", guardian.__file__, *arguments],
@@ -197,19 +196,19 @@ class Server:
         )
 
     def wait_ready(self, timeout_s: float, say: Callable[[str], object] = lambda _: None) -> float:
-        """Wait until /v1/models answers 200, of a caller's /health where it is there.
+        """Wait until /v1/models answers 200, and for a user's server also /health, if it exists.
 
         Args:
-            say: takes a problem with the server's answers that has lasted for five seconds; of a
-                server that runs already it is an error.
+            say: receives problems with the server's answers that have lasted five seconds; for a
+                server that runs already such a problem is an error.
 
         Returns:
             The seconds since `start`.
 
         Raises:
             PortTakenError: another process listens on the port.
-            ServerError: the process ended first, or `timeout_s` passed; no process is seen to be a
-                server that runs already.
+            ServerError: the process ended first, `timeout_s` passed, or a server that should run
+                already has no visible process.
         """
         if self.command.running and self.endpoint.local:
             self._listener = self._find_listener()
@@ -231,22 +230,20 @@ class Server:
             time.sleep(0.02)
 
     def _answers(self, say: Callable[[str], object]) -> bool:
-        """Return whether the server serves; a user's server may list its model before it has
-        loaded it.
-        """
+        """Return whether the server serves; a listed model may still be loading."""
         answer = self._answer("/v1/models")
         status = answer.status_code if isinstance(answer, httpx.Response) else None
         if status in (401, 403):
             name = self.endpoint.access.get("variable")
             raise ServerError(
-                f"/v1/models answers {status}: it refuses the key of {name}"
+                f"/v1/models answers {status}: the server rejects the key in {name}"
                 if name
-                else f"/v1/models answers {status}: it asks for a key, and none is sent"
+                else f"/v1/models answers {status}: the server requires a key, and none is sent"
                 " (--api-key-env)"
             )
         if not self.command.callers:
             return status == httpx.codes.OK
-        # There are servers that cannot list their models, and some without /health.
+        # Some servers cannot list their models, and some have no /health.
         health = self._answer("/health") if status is not None else answer
         if isinstance(health, httpx.Response) and (
             health.status_code == 200 or (status == 200 and health.status_code == 404)
@@ -259,28 +256,28 @@ class Server:
         return False
 
     def _answer(self, path: str) -> httpx.Response | httpx.HTTPError:
-        """Return the answer to a GET of `path`, or why there is none."""
+        """Return the answer to a GET of `path`, or the error."""
         try:
             return self._http.get(path)
         except httpx.HTTPError as error:
             return error
 
     def get(self, path: str) -> str | None:
-        """Return the body of a GET of `path`, or None for any other status than 2xx."""
+        """Return the body of a GET of `path`, or None for a status other than 2xx."""
         answer = self._answer(path)
         return answer.text if isinstance(answer, httpx.Response) and answer.is_success else None
 
     def check_alive(self, when: str) -> None:
         """Raise `ServerError` if the server, a companion or the engine behind it has ended.
 
-        An engine can be dead while its HTTP process answers; the log says so, or its process is
-        gone.
+        An engine can be dead while its HTTP process still answers; then the log reports it, or its
+        process is gone.
         """
         assert self._process is not None
         if self._listener is not None and not psutil.pid_exists(self._listener):
             raise ServerError(f"the server at {self.url} ended {when}")
         status = self._process.poll()
-        # First: launch.sh ends too when a companion does before the server is started.
+        # Checked first: if a companion ends before the server starts, launch.sh ends too.
         for companion in self.command.companions:
             if not self._runs(companion.name):
                 log = self._tail_of(f"{companion.name}.log")
@@ -299,15 +296,13 @@ class Server:
             with (self.folder / name).open("rb") as stream:
                 stream.seek(self._log_read[name])
                 text = stream.read()
-            # The last line may be half written; it is read again.
+            # The last line may be incomplete; it is read again next time.
             self._log_read[name] += text.rfind(b"\n") + 1
             if death := DEAD_ENGINE.search(text.decode(errors="replace")):
                 raise ServerError(f"the engine died ({death[0]}) {when}\n{self.log_tail()}")
 
     def _end_of_process(self, text: str) -> ServerError:
-        """Return the error for a server that ended by itself, or because another program took
-        its port.
-        """
+        """Return the error for a server that ended by itself or lost its port."""
         if not _IN_USE.search(text):
             return ServerError(text)
         self._foreign_port = self._port_taken()
@@ -316,9 +311,9 @@ class Server:
     def _check_port(self) -> None:
         """Raise `PortTakenError` if a process outside the group listens on the port.
 
-        Its answers would be taken for the server's.
+        That process's answers would be mistaken for the server's.
         """
-        # A command of the caller's may listen in a process that is not below it, as a container.
+        # A user's command may listen in a process that is not its descendant, such as a container.
         if not self._port_taken() or self.command.callers:
             return
         foreign = self._owners() - set(self._group_members())
@@ -330,9 +325,7 @@ class Server:
             raise PortTakenError(f"port {self.port} is in use by {names}")
 
     def _owners(self) -> set[int | None]:
-        """Return the processes that listen on the port; None for another user's, which only root
-        sees.
-        """
+        """Return the processes that listen on the port; None stands for another user's process."""
         port = self.endpoint.target().port if self.command.running else self.port
         addresses = [(host, port) for host in (HOST, "0.0.0.0", "::", "::1")]  # noqa: S104
         return {
@@ -342,7 +335,7 @@ class Server:
         }
 
     def _find_listener(self) -> int:
-        """Return the first of the listening processes, from which the others descend."""
+        """Return the listening process from which the other listening processes descend."""
         owners = self._owners()
         if not owners:
             raise ServerError(f"nothing listens at {self.url}")
@@ -355,7 +348,7 @@ class Server:
         return min(pids, key=lambda pid: psutil.Process(pid).create_time())
 
     def _runs(self, companion: str) -> bool:
-        """Return whether a companion runs; true until launch.sh has started it."""
+        """Return whether a companion runs; True until launch.sh has started it."""
         path = self.folder / f"{companion}.pid"
         text = path.read_text() if path.exists() else ""
         if not text.endswith("\n"):
@@ -366,14 +359,14 @@ class Server:
             return False
 
     def log_text(self) -> str:
-        """Everything the server has printed."""
+        """Return everything that the server has printed."""
         texts = ((self.folder / name).read_text(errors="replace") for name in LOGS)
         return publishable("".join(texts))
 
     def log_tail(self) -> str:
-        """Return the first error and the paths of the logs; without one the logs' last lines.
+        """Return the first error and the paths of the logs; without an error the logs' last lines.
 
-        vLLM's last lines are tracebacks of the processes that waited for the one that failed.
+        vLLM's last lines are tracebacks of processes that waited for the failed one.
         """
         written = [name for name in LOGS if (self.folder / name).stat().st_size]
         if error := _ERROR.search(self.log_text()):
@@ -394,7 +387,7 @@ class Server:
 
         Raises:
             ServerError: a process of the group or a listener on the port is still there.
-            LeftoverError: another process of the server is.
+            LeftoverError: another process of the server is still there.
         """
         assert self._process is not None
         how = "dead" if self._process.poll() is not None else "TERM"
@@ -415,7 +408,7 @@ class Server:
         return how
 
     def kill(self) -> None:
-        """SIGKILL the process group without waiting; for a driver that must die at once."""
+        """Send SIGKILL to the process group without waiting, for a driver that must die at once."""
         if self._process is not None:
             self._signal_group(signal.SIGKILL)
 

@@ -1,8 +1,7 @@
 """Write launch.sh, which runs a server's command with its CPUs, environment and probe.
 
-A variable that happens to be set in the user's shell can change what is measured
-(a thread count, a log level, a transport). So launch.sh drops all that the study does not set
-itself, no matter who runs it.
+A variable in the user's shell (a thread count, a log level, a transport) could change the
+measurement. So launch.sh drops every such variable that the study does not set itself.
 """
 
 import fnmatch
@@ -24,15 +23,15 @@ from connector_tax.vllm import overlay
 
 # ---- launch.sh
 
-# In a command of the caller's: the launch's folder, which it does not run in.
+# In a user's command: stands for the launch's folder, in which it does not run.
 HERE_MARK = "{here}"
 MARKS = {ROOT_MARK: '"$root"', TMP_MARK: '"${TMPDIR:-/tmp}"', HERE_MARK: '"$here"'}
-# The kernel ends a companion with the server, which launch.sh's shell becomes.
+# The kernel ends a companion with its parent, launch.sh's shell, which becomes the server.
 _DIES = ("setpriv", "--pdeathsig", "KILL")
 
 
 def affinity_plan(study: StudyDocument) -> AffinityPlan:
-    """Return the CPUs of the server and of the load generator of this study on this machine."""
+    """Return the CPUs of server and load generator for this study on this machine."""
     options = study["config"]["load_generator"]
     cores = study["config"]["server"]["cores"]
     return plan_affinity(
@@ -45,7 +44,7 @@ def affinity_plan(study: StudyDocument) -> AffinityPlan:
 
 
 def server_cpus(plan: AffinityPlan) -> tuple[int, ...]:
-    """Return the logical CPUs that the server is pinned to; empty where it is not pinned."""
+    """Return the logical CPUs to pin the server to; empty: it is not pinned."""
     return plan.server if plan.enabled else ()
 
 
@@ -59,9 +58,9 @@ def launch_script(
     """Return the text of launch.sh; every value is quoted, so the shell interprets none.
 
     Args:
-        root: the project's folder, absolute or as seen from the script's.
-        cpus: logical CPUs the server and its companions are pinned to; empty: not pinned.
-        callers_folder: where a command of the caller's runs, as seen from the script's.
+        root: the project's folder, absolute or relative to the script's.
+        cpus: logical CPUs to pin the server and its companions to; empty: not pinned.
+        callers_folder: the folder in which a user's command runs, relative to the script's.
     """
     pinned = ["taskset", "--cpu-list", format_cpus(cpus)] if cpus else []
     lines = [
@@ -92,7 +91,7 @@ def launch_script(
 
 
 def _answers(companion: Companion) -> str:
-    """Shell commands that succeed when the companion is ready: it listens, or answers 200."""
+    """Return shell commands that succeed when the companion listens or answers 200."""
     place = f"/dev/tcp/127.0.0.1/{companion.port}"
     if companion.ready_path is None:
         return f": <{place}"
@@ -108,14 +107,14 @@ def _joined(arguments: Sequence[str]) -> str:
 
 
 def _quoted(value: str) -> str:
-    """Return `value` for the shell, with the marks left to variables."""
+    """Return `value` quoted for the shell, except for marks of variables."""
     parts = re.split(f"({'|'.join(map(re.escape, MARKS))})", value)
     return "".join(MARKS.get(part) or shlex.quote(part) for part in parts if part) or "''"
 
 
 # ---- the caller's environment
 
-# Shell patterns, of bash's `case` and of fnmatch alike.
+# Patterns for both bash's `case` and fnmatch.
 CLEARED = (
     "AGENTIC_*", "CUBLAS_*", "CUDA_*", "CUDNN_*", "FLASHINFER_*", "GLIBC_TUNABLES", "GLOO_*",
     "GOMP_*", "HF_*", "HUGGINGFACE_*", "KMP_*", "LD_*", "LMCACHE_*", "MALLOC_*", "MC_*",
@@ -123,10 +122,10 @@ CLEARED = (
     "PYTORCH_*", "RAY_*", "SAFETENSORS_*", "TOKENIZERS_*", "TORCH*", "TRANSFORMERS_*",
     "TRITON_*", "UCX_*", "VLLM_*",
 )  # fmt: skip
-# Which GPU, and where a model's files lie and who may fetch them: they belong to the machine.
+# Properties of the machine: visible GPUs, the models' folder, and the token to fetch models.
 KEPT = ("CUDA_VISIBLE_DEVICES", "HF_HOME", "HF_HUB_CACHE", "HF_TOKEN")
-# What vLLM, torch, OpenMP and the connectors do depends on these. No other value is recorded: it
-# may be a secret, and what the study itself sets stands in launch.sh.
+# Variables that change vLLM, torch, OpenMP and the connectors. Other values are not recorded, since
+# they may be secrets; those that the study sets are in launch.sh.
 SHOWN = (
     "AGENTIC_STEP_LOG_PATH", "CUDA_VISIBLE_DEVICES", "HF_HUB_OFFLINE", "LD_PRELOAD",
     "LMCACHE_CHUNK_SIZE", "LMCACHE_LOCAL_CPU", "LMCACHE_MAX_LOCAL_CPU_SIZE",
@@ -152,12 +151,12 @@ def unset_lines() -> list[str]:
 
 
 def can_change(name: str) -> bool:
-    """Return whether a variable of this name can change a server."""
+    """Return whether a variable of this name can change a server's behaviour."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in CLEARED)
 
 
 def shown(environment: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Return the variables with their values where these may be recorded, else with null."""
+    """Return the variables, with null for values that must not be recorded."""
     return {
         name: value if not value or name in SHOWN else None for name, value in environment.items()
     }
@@ -171,7 +170,7 @@ OVERLAY = "overlay"
 def probe_overlay(study: StudyDocument, study_folder: Path) -> Path | None:
     """Return the overlay of a launch; None without step timing or without vLLM.
 
-    A reverted overlay is installed again when the study measures again.
+    A reverted overlay is installed again when the study is measured again.
 
     Raises:
         ArtifactError: the probe has changed since patch_status.json was written.

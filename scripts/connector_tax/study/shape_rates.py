@@ -1,10 +1,11 @@
-"""Measure how much of each shape plain can serve: the rates of Phases B and B' above ref_safe.
+"""Measure the throughput of plain for each shape; it limits the rates of Phases B and B'.
 
-Run once, between Phase A and Phase B, on a separate server of plain. Requests of a shape arrive
-at once, and the time until all are completed is taken: four of them, then four times as many, up
-to `cell.inflight_cap`, while a burst takes less than a quarter of `shape_rates.probe_s`. The burst
-that is served fastest counts. Its ends serve less than its middle, so that the number errs on the
-safe side. Whatever the rate comes to, it is the same for all configurations.
+Runs once, between Phases A and B, on a separate server of plain. A burst of requests of one shape
+arrives at once, and the time until all are completed is measured. The first burst has four
+requests, each further burst four times as many, up to `cell.inflight_cap`, while a burst takes less
+than a quarter of `shape_rates.probe_s`. The fastest burst counts. Throughput is lower at its ends
+than in its middle, so that the number is conservative. The resulting rate is the same for all
+configurations.
 """
 
 import argparse
@@ -33,12 +34,12 @@ from connector_tax.study.server import PortTakenError
 from connector_tax.study.server_command import affinity_plan, probe_overlay
 
 NAME = "shape_rates"
-# Requests of the first burst, and how many times as many the next one has.
+# Requests of the first burst, and the factor from burst to burst.
 FIRST_BURST = GROWTH = 4
 
 
 class ShapeRateError(Exception):
-    """plain did not serve a shape at all; the text names it."""
+    """The baseline completed no request of a shape; the text names the shape."""
 
 
 def _section(config: StudyConfig) -> ShapeRatesSection:
@@ -48,17 +49,17 @@ def _section(config: StudyConfig) -> ShapeRatesSection:
 
 
 def shapes_of(study: StudyDocument) -> dict[str, tuple[int, int]]:
-    """Return cell name to input and output tokens, of Phases B and B'."""
+    """Return input and output tokens of each cell of Phases B and B', by cell name."""
     cells = [cell for phase in ("B", "Bp") for cell in study["cells"][phase]]
     return {cell["cell"]: (cell["input_tokens"], cell["output_tokens"]) for cell in cells}
 
 
 def fastest_burst(config: StudyConfig, burst: Callable[[int], list[float]]) -> list[float]:
-    """Return the completion times, in s, of the burst that was served fastest.
+    """Return the completion times, in s, of the burst with the highest throughput.
 
     Args:
-        burst: sends so many requests at once; when each was completed, s, ascending. Those that
-            outlive `cell.request_timeout_s` are left out.
+        burst: sends the given number of requests at once; returns their completion times in s,
+            ascending, without those that outlive `cell.request_timeout_s`.
     """
     most, probe_s = config["cell"]["inflight_cap"], _section(config)["probe_s"]
     best: list[float] = []
@@ -78,10 +79,11 @@ def shape_rates_content(
     """Return the content of shape_rates.json.
 
     Args:
-        completed_s: cell name to when its requests were completed, s after all of them arrived.
+        completed_s: completion times of each cell's requests, in s after their arrival, by cell
+            name.
 
     Raises:
-        ShapeRateError: a shape has none.
+        ShapeRateError: a shape has no completed request.
     """
     config = study["config"]
     none = [name for name, moments in completed_s.items() if not moments]
@@ -141,11 +143,11 @@ def burst(
 
 
 def probe_shapes(study_file: Path) -> ShapeRatesRecord:
-    """Launch plain and probe every shape; the content of shape_rates.json.
+    """Launch plain and probe every shape; return the content of shape_rates.json.
 
     Raises:
         GateError: the baseline did not start, or failed.
-        ShapeRateError: it did not serve a shape.
+        ShapeRateError: it completed no request of a shape.
     """
     study = enter_block_slot(read_study(study_file), study_file.parent)
     folder = study_file.parent / paths.PREFLIGHT / NAME
@@ -171,7 +173,7 @@ def probe_shapes(study_file: Path) -> ShapeRatesRecord:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write shape_rates.json: how much of each shape plain can serve."""
+    """Measure how many requests/s of each shape plain can serve; write shape_rates.json."""
     parser = study_parser("study.shape_rates", main.__doc__)
     refusals = (ArtifactError, ConfigError, DeviceError, GateError, LoadGeneratorError,
                 PortTakenError, ShapeRateError, OSError)  # fmt: skip

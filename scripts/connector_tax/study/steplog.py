@@ -1,9 +1,9 @@
-"""The engine's step log, cut into cells.
+"""Cut the engine's step log into cells.
 
-The server writes one file per process (of a worker: per rank) for its whole life, the embedded
-engine JSON lines (`<prefix>.<process>.jsonl`, flushed every 20 ms), the step probe in a vLLM its
-own records (`<prefix>.<process>.steps`, written when asked). Between two cells the server is
-drained, so a cell's records are those appended between its start and its end.
+The server writes one file per process (worker: per rank) for its whole life. The embedded engine
+writes JSON lines (`<prefix>.<process>.jsonl`, flushed every 20 ms); the step probe in vLLM writes
+its own records (`<prefix>.<process>.steps`, on request). Between two cells the server is drained,
+so a cell's records are those appended between its start and its end.
 """
 
 import time
@@ -17,8 +17,8 @@ from connector_tax.artifacts.study_records import EngineSection
 from connector_tax.servers.kinds import STEP_LOG_PREFIX, STEP_LOG_PROCESSES, engine_of
 from connector_tax.vllm.step_records import device_records
 
-# After this time a drained server has recorded its last step: the embedded engine flushes, a vLLM
-# that schedules asynchronously ends the step it was ahead.
+# After this time a drained server has recorded its last step: the embedded engine has flushed, and
+# an asynchronously scheduling vLLM has ended the step it had scheduled ahead.
 _SETTLED_S = 0.06
 
 
@@ -29,20 +29,18 @@ class _Stamp(msgspec.Struct):
 class LaunchStepLog:
     """Reads the growing step-log files of the server launched in `folder`.
 
-    `mark` and `take` raise ServerError where a process that records does not answer.
+    `mark` and `take` raise ServerError if a recording process does not answer.
     """
 
     def __init__(self, folder: Path, engine: EngineSection) -> None:
         self._engine = engine_of(engine)
         self._folder = folder
         self._offsets: dict[Path, int] = {}
-        # Of an emulated device; another has none.
+        # Only an emulated device has this file.
         self._device = folder / f"{STEP_LOG_PREFIX}.device.steps"
 
     def _paths(self) -> list[Path]:
-        """Return the file of each process: the scheduler's, the worker's, and each of its further
-        ranks.
-        """
+        """Return the file of each process: scheduler, worker, and the worker's further ranks."""
         suffix, paths = self._engine.step_suffix, []
         for process in STEP_LOG_PROCESSES:
             name = f"{STEP_LOG_PREFIX}.{process}"
@@ -51,22 +49,21 @@ class LaunchStepLog:
         return paths
 
     def remove(self) -> None:
-        """Delete the files; the cells of the launch hold their records."""
+        """Delete the files, whose records are in the launch's cells."""
         for path in [*self._paths(), self._device]:
             path.unlink(missing_ok=True)
             path.with_suffix(".socket").unlink(missing_ok=True)
 
     def mark(self) -> None:
-        """Remember the length of each log as the start of a cell."""
+        """Store the length of each log as the start of a cell."""
         self._offsets = {path: self._size(path) for path in [*self._paths(), self._device]}
 
     def take(self, origin_ns: int, drained_ns: int) -> bytes:
-        """Return the JSON lines of all processes since `mark`, without steps from before
-        `origin_ns`.
+        """Return the JSON lines of all processes since `mark`, without steps before `origin_ns`.
 
-        The server has had nothing to do since `drained_ns`.
+        The server must have been idle since `drained_ns`.
         """
-        # Nothing signals that it has.
+        # No event signals that the last step is recorded.
         time.sleep(max(0.0, _SETTLED_S - (time.monotonic_ns() - drained_ns) / 1e9))
         decoder = msgspec.json.Decoder(_Stamp)
         taken: list[bytes] = []
@@ -84,6 +81,6 @@ class LaunchStepLog:
         return list(device_records(self._device.read_bytes(), self._offsets.get(self._device, 0)))
 
     def _size(self, path: Path) -> int:
-        """Return the length of one process's file, once all recorded steps are in it."""
+        """Return the length of a process's file, once all its steps are written."""
         self._engine.write_steps(path)
         return path.stat().st_size if path.exists() else 0

@@ -1,7 +1,7 @@
-"""Send a user's requests, a trace or prompts, in place of random ones of one shape.
+"""Send a user's requests (a trace or prompts) in place of random ones of one shape.
 
 Every launch sends the same requests in the same order. A trace's prompts are random, and equal as
-far as their block ids are: each launch draws other tokens, so that nothing is shared between them.
+far as their block ids are; each launch draws other tokens, so that launches share no prefix.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from connector_tax.loadgen.trace import TracePrompts, read_trace, trace_words
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A cell's `count` requests; of a trace with their starts, ns after the origin."""
+    """The `count` requests of a cell; a trace also has their starts, in ns after the origin."""
 
     count: int
     requests: RequestSource
@@ -39,7 +39,7 @@ def recorded_requests(
         first: the lowest token id of a prompt.
 
     Raises:
-        ValueError: a line is no request; names file, line and key.
+        ValueError: a line is not a request; names file, line and key.
         OSError: the file cannot be read.
     """
     chat, vocabulary = bool(served.get("chat")), served["vocab_size"]
