@@ -62,7 +62,7 @@ class Pair:
     differs: str = ""
 
     def our_arguments(self, url: str) -> list[str]:
-        """Return the arguments of `python -m connector_tax.loadgen`."""
+        """Return the arguments of `connector-tax loadgen`."""
         common = CHAT if "--chat" in self.ours else COMMON[""]
         return shlex.split(f"{common.format(url=url)} {self.ours.replace('--chat', '')}")
 
@@ -184,7 +184,7 @@ def page(results: list[tuple[str, str]]) -> str:
         "",
         f"Machine: `{machine()}`.",
         "",
-        f"Ours begin with `python -m connector_tax.loadgen {COMMON[''].format(url='URL')}`,",
+        f"Ours begin with `connector-tax loadgen {COMMON[''].format(url='URL')}`,",
         "with `--prompt-words` in place of `--prompt-tokens` for `--chat`.",
         "",
         "An option of theirs is answered with ours (`loadgen/spellings.py:PEERS`). Three more have",

@@ -28,9 +28,13 @@ class AnsweringParser(argparse.ArgumentParser):
 
 
 def study_parser(module: str, description: str | None) -> argparse.ArgumentParser:
-    """Return the parser of `python -m connector_tax.<module> --study FILE`."""
+    """Return the parser of `python -m connector_tax.<module> --study FILE`.
+
+    Help and errors name the command as the user typed it: `connector-tax NAME`, else the module.
+    """
+    typed = sys.argv[0].startswith("connector-tax ")
     parser = argparse.ArgumentParser(
-        prog=f"python -m connector_tax.{module}", description=description
+        prog=sys.argv[0] if typed else f"python -m connector_tax.{module}", description=description
     )
     parser.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
     return parser

@@ -22,9 +22,7 @@ from connector_tax.foreign import printable
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare studies with the first: folders under results/, study.json files or archives."""
-    parser = argparse.ArgumentParser(
-        prog="python -m connector_tax.compare", description=main.__doc__
-    )
+    parser = argparse.ArgumentParser(prog="connector-tax compare", description=main.__doc__)
     parser.add_argument("a", type=Path, metavar="A", help="the study that others are against")
     parser.add_argument("b", type=Path, metavar="B", help="a study of the same question")
     parser.add_argument("more", type=Path, nargs="*", metavar="C", help="more of them")

@@ -102,7 +102,7 @@ def _renamed(argument: str) -> NoReturn:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Judge costs of a study, or of an archive, against bounds."""
-    parser = AnsweringParser(prog="python -m connector_tax.compare.gate", description=main.__doc__)
+    parser = AnsweringParser(prog="connector-tax gate", description=main.__doc__)
     parser.add_argument("study", type=Path, metavar="STUDY", help="results/<study>, or an archive")
     parser.add_argument("--max", type=bound_of, action="append", metavar="[METRIC=]N%",
                         help="of a metric at --at, or of both medians over all rates without"

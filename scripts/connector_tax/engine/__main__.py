@@ -25,7 +25,7 @@ _LOG = logging.getLogger("connector_tax.engine")
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m connector_tax.engine", description=__doc__)
+    parser = argparse.ArgumentParser(prog="connector-tax engine", description=__doc__)
     shipped_file = "config/embedded.yaml"
     words = f"costs of steps and connectors [{shipped_file}]"
     parser.add_argument("--config", type=Path, default=shipped(shipped_file), help=words)

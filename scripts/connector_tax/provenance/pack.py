@@ -118,9 +118,7 @@ def _refuse_secrets(root: Path, contents: Mapping[str, bytes]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Pack a study into an archive, or unpack one."""
-    parser = argparse.ArgumentParser(
-        prog="python -m connector_tax.provenance.pack", description=main.__doc__
-    )
+    parser = argparse.ArgumentParser(prog="connector-tax archive", description=main.__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     packing = commands.add_parser("pack", help="write results/archive/<study>.tar.zst")
     packing.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")

@@ -1,4 +1,4 @@
-"""`python -m connector_tax.report --study results/x/study.json`: tables, figures and page."""
+"""`connector-tax report --study results/x/study.json`: tables, figures and page."""
 
 import argparse
 import sys

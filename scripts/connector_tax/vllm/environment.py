@@ -197,7 +197,7 @@ def _check_libraries() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Build a vLLM environment."""
     parser = argparse.ArgumentParser(
-        prog="python -m connector_tax.vllm.environment", description=main.__doc__
+        prog="connector-tax vllm-environment", description=main.__doc__
     )
     parser.add_argument("name", choices=NAMES)
     default = os.environ.get(PYTHON_VARIABLE, PYTHON)

@@ -62,9 +62,7 @@ def write_model(folder: Path, config: Mapping[str, Any]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write a model without weights."""
-    parser = argparse.ArgumentParser(
-        prog="python -m connector_tax.vllm.tiny_model", description=main.__doc__
-    )
+    parser = argparse.ArgumentParser(prog="connector-tax tiny-model", description=main.__doc__)
     parser.add_argument("--out", type=Path, required=True, help="the model's folder")
     parser.add_argument(
         "--config",
