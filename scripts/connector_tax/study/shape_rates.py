@@ -24,11 +24,17 @@ from connector_tax.artifacts.study_records import ShapeRatesSection, StudyConfig
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ConfigError
 from connector_tax.files import ArtifactError, write_json
-from connector_tax.loadgen import CellRule, Load, LoadGenerator, LoadGeneratorError
+from connector_tax.loadgen import (
+    CellResult,
+    CellRule,
+    Load,
+    LoadGenerator,
+    LoadGeneratorError,
+)
 from connector_tax.loadgen.sessions import Node, Singles
 from connector_tax.study.cell import load_generator, planned_requests
 from connector_tax.study.device import DeviceError, devices_of, enter_block_slot, hold_devices
-from connector_tax.study.guard import kill_leftovers
+from connector_tax.study.guard import end_with_parent, kill_leftovers
 from connector_tax.study.preflight import GateError, gated_server
 from connector_tax.study.server import PortTakenError
 from connector_tax.study.server_command import affinity_plan, probe_overlay
@@ -108,16 +114,23 @@ def shape_rates_content(
     }
 
 
-def burst(
+def all_at_once(
     study: StudyDocument,
     generator: LoadGenerator,
     name: str,
     shape: tuple[int, int],
     count: int,
-) -> list[float]:
-    """Return the completion times, in s, of `count` requests of a shape that arrive at once."""
+) -> CellResult:
+    """Send `count` requests of a shape at once and return the result when all are answered.
+
+    Args:
+        name: the path-like name of what is sent.
+
+    Raises:
+        ShapeRateError: a request failed for another reason than `cell.request_timeout_s`.
+    """
     longest_s = study["config"]["cell"]["request_timeout_s"]
-    requests = iter(planned_requests(study, f"{NAME}/{name}/{count}", shape, count))
+    requests = iter(planned_requests(study, name, shape, count))
     load = Load(
         Singles(count, Node("0", "", 1)),
         lambda _session, _node, _history: next(requests),
@@ -134,7 +147,19 @@ def burst(
         if record.status == "error"
     ]
     if errors:
-        raise ShapeRateError(f"shape {name}: a request failed: {errors[0]}")
+        raise ShapeRateError(f"{name}: a request of {shape[0]}x{shape[1]} failed: {errors[0]}")
+    return result
+
+
+def burst(
+    study: StudyDocument,
+    generator: LoadGenerator,
+    name: str,
+    shape: tuple[int, int],
+    count: int,
+) -> list[float]:
+    """Return the completion times, in s, of `count` requests of a shape that arrive at once."""
+    result = all_at_once(study, generator, f"{NAME}/{name}/{count}", shape, count)
     return sorted(
         (record.t_last_token_ns - result.t_origin_ns) / 1e9
         for record in result.records
@@ -149,6 +174,7 @@ def probe_shapes(study_file: Path) -> ShapeRatesRecord:
         GateError: the baseline did not start, or failed.
         ShapeRateError: it completed no request of a shape.
     """
+    end_with_parent(print)
     study = enter_block_slot(read_study(study_file), study_file.parent)
     folder = study_file.parent / paths.PREFLIGHT / NAME
     completed_s: dict[str, list[float]] = {}
