@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from connector_tax.analysis.block_model import MIXTURE
 from connector_tax.analysis.effect import Ends
 from connector_tax.analysis.effects import TaxTable
 from connector_tax.analysis.hypotheses import Question
+from connector_tax.artifacts.folder import StudyFolder
 from connector_tax.artifacts.names import REFERENCES
-from connector_tax.artifacts.study_file import Study
+from connector_tax.artifacts.study_file import Study, load_study
 from tests.analysis.synthetic import (
     CONFIG,
     CONFIGURATIONS,
@@ -24,6 +26,7 @@ from tests.analysis.synthetic import (
     write_synthetic_study,
 )
 from tests.analysis.synthetic_records import TAXES
+from tests.study_folder import on_machines
 
 Findings = dict[Any, dict[str, Any]]
 LIMITS = CONFIG["hypotheses"]
@@ -239,3 +242,19 @@ def test_growth_below_the_margin_supports_h5_and_is_stated() -> None:
         "supported", "it grows at every step of the input length, less than 3%",
     )  # fmt: skip
     assert h5.answer(small | {"step0": Ends(-0.01, 0.02)})[0] == "refuted"
+
+
+def test_duration_is_not_judged_where_the_clock_was_set_back(tmp_path: Path) -> None:
+    # Else five hours and five more between which it was set back span five.
+    study_file = write_synthetic_study(tmp_path, nodes=on_machines("one"))
+    study, cells = load_study(study_file), StudyFolder.load(study_file).cells("A")
+    assert hypotheses.wall_clock(study, cells)["verdict"] == "met"
+    window = max((c.record["window"] for c in cells if c.record), key=lambda w: w["t_origin_ns"])
+    begun = datetime.fromisoformat(window["started_utc"])
+    for minutes, verdict in ((0.5, "met"), (10, "cannot tell"), (-10, "met")):
+        window["started_utc"] = (begun - timedelta(minutes=minutes)).isoformat()
+        found = hypotheses.wall_clock(study, cells)
+        assert found["verdict"] == verdict, minutes
+    window["started_utc"] = (begun - timedelta(minutes=10)).isoformat()
+    sentence = hypotheses.wall_clock(study, cells)["sentence"]
+    assert sentence == "Cannot tell: the machine's clock was set back by 600 s meanwhile."

@@ -9,9 +9,11 @@ verdict. If more blocks would decide, their number is reported (docs/method.md, 
 import itertools
 import math
 import operator
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 from connector_tax.analysis.effect import MOST_BLOCKS, POWER, Effect, Ends, fewest_blocks
@@ -42,6 +44,8 @@ REPORTED = {
 }
 SIGNS = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
 NS_PER_HOUR = 3.6e12
+# What NTP may slew in a study is seconds.
+MOST_SET_BACK_S = 60.0
 
 Effects = Mapping[str, Effect]
 Bounds = Mapping[str, Effect | Ends]
@@ -577,6 +581,9 @@ def wall_clock(study: Study, cells: Sequence[CellFolder]) -> ConclusionRecord:
         busy_h += hours
     if not spans:
         return conclusion(7, CANNOT_TELL, "Cannot tell: no cell was measured.")
+    if (back_s := set_back_s(cells)) > MOST_SET_BACK_S:
+        sentence = f"Cannot tell: the machine's clock was set back by {back_s:.0f} s meanwhile."
+        return conclusion(7, CANNOT_TELL, sentence)
     span = max(end for _, end in spans) - min(begin for begin, _ in spans)
     planned = sum(len(study.document["run_order"][p]) * len(study.cells(p)) for p in PHASES)
     numbers = {"span_hours": span, "cell_hours": busy_h, "max_hours": limit,
@@ -586,3 +593,23 @@ def wall_clock(study: Study, cells: Sequence[CellFolder]) -> ConclusionRecord:
         f" ({busy_h:.2f} h inside cells), limit {limit:g} h."
     )
     return conclusion(7, MET if span < limit else NOT_MET, sentence, numbers)
+
+
+def set_back_s(cells: Sequence[CellFolder]) -> float:
+    """Return by how many seconds, at most, the time of day fell behind CLOCK_MONOTONIC between two
+    measured cells of one boot; 0 if it never did. Cells of unrecorded boots are left out.
+    """
+    offsets: dict[tuple[str, str], list[tuple[int, float]]] = defaultdict(list)
+    for cell in cells:
+        boots = {(node["machine"], node["boot"]) for node in cell.nodes}
+        if cell.record is not None and len(boots) == 1:
+            window = cell.record["window"]
+            begin_s = datetime.fromisoformat(window["started_utc"]).timestamp()
+            offset_s = begin_s - window["t_origin_ns"] / 1e9
+            offsets[boots.pop()].append((window["t_origin_ns"], offset_s))
+    falls = [
+        before_s - after_s
+        for of_boot in offsets.values()
+        for (_, before_s), (_, after_s) in pairwise(sorted(of_boot))
+    ]
+    return max([0.0, *falls])
