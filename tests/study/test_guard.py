@@ -41,8 +41,6 @@ def test_driver_ends_when_the_watched_ancestor_dies() -> None:
     code = (
         "import os, signal;"
         "from connector_tax.study.guard import watch_parent;"
-        "watch_parent(lambda: os._exit(8), print);"
-        # The watch of a later server replaces the watch of a stopped one.
         "watch_parent(lambda: os._exit(7), print);"
         "print('watching', flush=True); signal.pause()"
     )
@@ -56,6 +54,28 @@ def test_driver_ends_when_the_watched_ancestor_dies() -> None:
     owner.communicate()
     assert driver.wait(timeout=20) == 7
     driver.stdout.close()
+
+
+def test_gates_and_their_children_end_when_snakemake_does() -> None:
+    owner = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    # As a probe of vLLM's environment: a child of a shell, which reads no signal of its parent's.
+    code = (
+        "import subprocess; from connector_tax.study.guard import end_with_parent;"
+        "end_with_parent(print); subprocess.run(['sh', '-c', 'echo $$; sleep 60; true'])"
+    )
+    environment = {**os.environ, PARENT_VARIABLE: process_name(owner.pid)}
+    gates = subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    assert gates.stdout is not None
+    child = psutil.Process(int(gates.stdout.readline()))
+    owner.kill()
+    owner.communicate()
+    # The pipe ends with the last process that holds it.
+    assert gates.stdout.read() == ""
+    assert gates.wait(timeout=20) == 1
+    assert not child.is_running()
+    gates.stdout.close()
 
 
 def watched(parent: str, *prefix: str) -> subprocess.CompletedProcess[str]:

@@ -53,8 +53,6 @@ KILLED_S = 10.0
 BLOCK_MODULE = "connector_tax.study.block"
 # Writing one file takes seconds at most.
 OTHERS_TEMPORARY_S = 3600
-# The callbacks of `watch_parent`, of which the last is called.
-_on_death: list[Callable[[], None]] = []
 
 
 def process_name(pid: int) -> str:
@@ -141,9 +139,6 @@ def watch_parent(on_death: Callable[[], None], say: Callable[[str], object]) -> 
     Nothing is watched without the variable (a driver started by hand), or if it names a process of
     another machine or container, which cannot be watched from here.
 
-    One thread watches for the whole process: a later call replaces `on_death` of an earlier one,
-    whose server has been stopped.
-
     Args:
         on_death: must not return.
         say: receives the reason why nothing is watched, or that the process had already ended.
@@ -153,9 +148,6 @@ def watch_parent(on_death: Callable[[], None], say: Callable[[str], object]) -> 
         return
     if not _is_here(parent):
         say(f"{PARENT_VARIABLE} names a process of another machine or container: not watched")
-        return
-    _on_death.append(on_death)
-    if len(_on_death) > 1:
         return
     pid = int(parent.partition(":")[0])
     try:
@@ -169,9 +161,21 @@ def watch_parent(on_death: Callable[[], None], say: Callable[[str], object]) -> 
 
     def wait() -> None:
         select.select([descriptor], [], [])
-        _on_death[-1]()
+        on_death()
 
     threading.Thread(target=wait, name="parent-watch", daemon=True).start()
+
+
+def end_with_parent(say: Callable[[str], object]) -> None:
+    """Kill this process and all below it as soon as Snakemake has ended, as `watch_parent`."""
+    watch_parent(_end_at_once, say)
+
+
+def _end_at_once() -> None:
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    os._exit(1)
 
 
 class LeftoverError(DeviceError):

@@ -16,7 +16,6 @@ import argparse
 import contextlib
 import functools
 import json
-import os
 import sys
 import time
 from collections import Counter
@@ -47,7 +46,7 @@ from connector_tax.study.device import (
     hold_devices,
 )
 from connector_tax.study.doctor import require_short_sockets
-from connector_tax.study.guard import kill_leftovers, utc, watch_parent
+from connector_tax.study.guard import end_with_parent, kill_leftovers, utc
 from connector_tax.study.resources import engine_record
 from connector_tax.study.scraper import parse_metrics
 from connector_tax.study.server import PortTakenError, Server, on_a_free_port, removed_lines
@@ -207,7 +206,6 @@ def _ready_server(
     command = command_for(study, launch, port, probe)
     command = replace(command, environment={**UCX_TELLS, **command.environment})
     server = Server(folder, command, title, port, cpus)
-    watch_parent(functools.partial(_die, server), note)
     # A server that lost its port before it served has already written a log.
     LaunchStepLog(folder, study["config"]["engine"]).remove()
     note(f"launching {launch.configuration} on port {port}: {' '.join(command.argv)}")
@@ -230,11 +228,6 @@ def steps_of(study: StudyDocument, folder: Path) -> list[StepLine]:
     """Return the step records of an idle server from `folder`, of both processes."""
     lines = LaunchStepLog(folder, study["config"]["engine"]).take(0, time.monotonic_ns())
     return [json.loads(line) for line in lines.splitlines()]
-
-
-def _die(server: Server) -> None:
-    server.kill()
-    os._exit(1)
 
 
 def _send_requests(
@@ -290,6 +283,7 @@ def preflight(study_file: Path) -> dict[str, GateRecord]:
         NoBaselineError: the baseline did not pass; no other configuration was launched.
         UnfitError: TMPDIR is too long for Unix sockets.
     """
+    end_with_parent(print)
     study = enter_block_slot(read_study(study_file), study_file.parent)
     folder = study_file.parent / paths.PREFLIGHT
     require_short_sockets(study["config"]["engine"], study_file.parent)
