@@ -1,6 +1,7 @@
 """Test what processes share: a bounded, ordered, counted wire; places; a loop's lag."""
 
 import asyncio
+import itertools
 import subprocess
 import sys
 import time
@@ -11,9 +12,19 @@ import msgspec
 import pytest
 import uvloop
 import zmq
+from hypothesis import given
+from hypothesis import strategies as st
 
 from connector_tax.loadgen import transport
-from connector_tax.loadgen.messages import Cancel, Ended, FromWorker, RequestRecord, ToWorker
+from connector_tax.loadgen.dispatcher import PART_BYTES, _parts
+from connector_tax.loadgen.messages import (
+    Cancel,
+    Ended,
+    FromWorker,
+    RequestRecord,
+    Requests,
+    ToWorker,
+)
 from connector_tax.loadgen.transport import (
     InFlight,
     LoopProbe,
@@ -26,16 +37,25 @@ from connector_tax.loadgen.transport import (
 encode = msgspec.msgpack.Encoder().encode
 
 
-def issue(seq: int) -> RequestRecord:
-    return RequestRecord(request_id="r", seq=seq, t_intended_ns=2)
+def issue(seq: int, body: bytes = b"") -> Requests:
+    return Requests([(RequestRecord(request_id="r", seq=seq, t_intended_ns=2), body)])
 
 
-def receiver_of(pull: "zmq.Socket[bytes]") -> Receiver:
-    return Receiver(asyncio.get_running_loop(), pull, msgspec.msgpack.Decoder(ToWorker))
+class Received(Receiver):
+    """A receiver that keeps what it receives."""
+
+    def __init__(self, pull: "zmq.Socket[bytes]") -> None:
+        self._messages: asyncio.Queue[ToWorker] = asyncio.Queue()
+        decoder = msgspec.msgpack.Decoder(ToWorker)
+        super().__init__(asyncio.get_running_loop(), pull, decoder, self._messages.put_nowait)
+
+    async def take(self, count: int) -> list[ToWorker]:
+        async with asyncio.timeout(10):
+            return [await self._messages.get() for _ in range(count)]
 
 
 def send_over(
-    backlog: int, main: Callable[[Sender, Callable[[], Receiver]], Coroutine[Any, Any, None]]
+    backlog: int, main: Callable[[Sender, Callable[[], Received]], Coroutine[Any, Any, None]]
 ) -> None:
     """Run `main` with a sender, and what makes the receiver at the other end."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -44,84 +64,54 @@ def send_over(
     push.connect(f"tcp://127.0.0.1:{port}")
 
     async def with_sender() -> None:
-        await main(Sender(asyncio.get_running_loop(), push, backlog), lambda: receiver_of(pull))
+        await main(Sender(asyncio.get_running_loop(), push, backlog), lambda: Received(pull))
 
     uvloop.run(with_sender())
     context.destroy()
 
 
-async def gather(receiver: Receiver, count: int) -> list[Any]:
-    async with asyncio.timeout(10):
-        return [await receiver.recv() for _ in range(count)]
-
-
 def test_bad_messages_are_counted_and_the_good_ones_get_through(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def main(sender: Sender, receive: Callable[[], Receiver]) -> None:
+    async def main(sender: Sender, receive: Callable[[], Received]) -> None:
         receiver = receive()
         sender.send(b"\xc1 not msgpack")
         sender.send(encode([99, "unknown tag"]))
-        sender.send(encode([1, "a", "wrong", "types", 0]), b"its body is skipped too")
+        sender.send(encode([1, [["wrong", b"types"]]]))
         sender.send(b"x" * 5000)
-        sender.send(encode(issue(1)), b"y" * 5000)
-        sender.send(encode(issue(1)), b"z" * 1000)
+        sender.send(encode(issue(1, b"y" * 5000)))
+        sender.send(encode(issue(1, b"z" * 800)))
         sender.send(encode(Cancel("drain_timeout", None)))
-        assert await gather(receiver, 2) == [
-            (issue(1), b"z" * 1000),
-            (Cancel("drain_timeout", None), None),
-        ]
+        assert await receiver.take(2) == [issue(1, b"z" * 800), Cancel("drain_timeout", None)]
         assert (receiver.undecodable, receiver.oversized) == (3, 2)
 
     monkeypatch.setattr(transport, "MAX_MESSAGE", 1000)
     send_over(10, main)
 
 
-def test_results_in_one_message_arrive_in_order_except_a_malformed_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def main(sender: Sender, receive: Callable[[], Receiver]) -> None:
-        receiver = receive()
-        frames = [part for seq in range(4) for part in (encode(issue(seq)), b"%d" % seq)]
-        frames[2] = b"\xc1 not msgpack"
-        frames[5] = b"y" * 5000
-        sender.send(*frames)
-        assert await gather(receiver, 2) == [(issue(0), b"0"), (issue(3), b"3")]
-        assert (receiver.undecodable, receiver.oversized) == (1, 1)
-
-    monkeypatch.setattr(transport, "MAX_MESSAGE", 1000)
-    send_over(10, main)
+@given(sizes=st.lists(st.integers(0, 3 * PART_BYTES // 2), min_size=1, max_size=8))
+def test_requests_of_a_batch_share_messages_up_to_a_size(sizes: list[int]) -> None:
+    batch = [issue(seq, bytes(size)).requests[0] for seq, size in enumerate(sizes)]
+    parts = list(_parts(batch))
+    assert [request for part in parts for request in part] == batch
+    for part, later in itertools.pairwise([*parts, []]):
+        size = sum(len(body) for _, body in part)
+        assert len(part) == 1 or size <= PART_BYTES
+        assert not later or size + len(later[0][1]) > PART_BYTES
 
 
 def test_slow_peer_receives_everything_in_order() -> None:
-    async def main(sender: Sender, receive: Callable[[], Receiver]) -> None:
-        count = 40_000  # more than both high-water marks hold
-        assert all(sender.send(encode(issue(seq)), b"b" * 500) for seq in range(count))
-        seqs = [message.seq for message, _ in await gather(receive(), count)]
-        assert seqs == list(range(count))
+    async def main(sender: Sender, receive: Callable[[], Received]) -> None:
+        sent = [issue(seq, b"b" * 500) for seq in range(40_000)]  # over both high-water marks
+        assert all(sender.send(encode(message)) for message in sent)
+        assert await receive().take(len(sent)) == sent
         assert sender.dropped == 0
 
     send_over(50_000, main)
 
 
-def test_queued_messages_are_received_without_yielding_to_the_loop() -> None:
-    async def main(sender: Sender, receive: Callable[[], Receiver]) -> None:
-        receiver = receive()
-        for seq in range(100):
-            sender.send(encode(issue(seq)))
-        async with asyncio.timeout(10):
-            while len(receiver._queue) < 100:
-                await asyncio.sleep(0.001)
-        for seq in range(100):
-            with pytest.raises(StopIteration) as taken:
-                receiver.recv().send(None)
-            assert taken.value.value == (issue(seq), None)
-
-    send_over(100, main)
-
-
 def test_a_peer_that_never_reads_costs_bounded_memory_and_is_counted() -> None:
-    async def main(sender: Sender, _receive: Callable[[], Receiver]) -> None:
+    async def main(sender: Sender, _receive: Callable[[], Received]) -> None:
         loop = asyncio.get_running_loop()
         sent = [sender.send(b"x" * 1000) for _ in range(60_000)]
         refused = sent.count(False)
@@ -169,8 +159,8 @@ def test_message_is_sent_when_its_peer_attaches_during_draining() -> None:
         late = cast("zmq.Socket[bytes]", AttachingLate())
         sender = Sender(asyncio.get_running_loop(), late, backlog=10)
         # One message: another would take the first along.
-        assert sender.send(encode(issue(7)), b"body")
-        assert await gather(receiver_of(pull), 1) == [(issue(7), b"body")]
+        assert sender.send(encode(issue(7)))
+        assert await Received(pull).take(1) == [issue(7)]
         assert attached == [zmq.EVENTS]
 
     try:

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -33,6 +33,7 @@ from connector_tax.loadgen.messages import (
     Item,
     LoadGeneratorError,
     RequestRecord,
+    Requests,
     ToWorker,
     Unanswered,
     WorkerSettings,
@@ -49,6 +50,8 @@ from connector_tax.loadgen.transport import (
 START_S = 60.0
 ANSWER_S = 10.0
 DEATH_GRACE_S = 0.05
+PART_BYTES = 1 << 20
+"""Of request bodies in one message; a message holds MAX_MESSAGE at most."""
 
 _T = TypeVar("_T")
 
@@ -318,7 +321,7 @@ class Dispatcher:
         self._send_requests(requests)
 
     def _send_requests(self, requests: list[tuple[RequestRecord, bytes]]) -> None:
-        """Distribute requests to the workers in turn, with one message per worker."""
+        """Distribute requests to the workers in turn."""
         if not self._living:
             for record, _ in requests:
                 self._fail(record, "worker_died", "no worker is left")
@@ -329,18 +332,20 @@ class Dispatcher:
             worker.outstanding += 1
             batches.setdefault(worker, []).append((record, body))
         for worker, batch in batches.items():
-            assert worker.sender is not None
-            frames: list[bytes] = []
-            for record, body in batch:
-                record.run = self._run_number
-                self._outstanding[record.seq] = worker, record
-                frames += (self._encode(record), body)
-            if worker.sender.send(*frames):
-                continue
-            for record, _ in batch:
-                del self._outstanding[record.seq]
-                worker.outstanding -= 1
-                self._fail(record, "send_buffer_full")
+            for part in _parts(batch):
+                self._send_part(worker, part)
+
+    def _send_part(self, worker: WorkerProcess, part: list[tuple[RequestRecord, bytes]]) -> None:
+        for record, _ in part:
+            record.run = self._run_number
+            self._outstanding[record.seq] = worker, record
+        assert worker.sender is not None
+        if worker.sender.send(self._encode(Requests(part))):
+            return
+        for record, _ in part:
+            del self._outstanding[record.seq]
+            worker.outstanding -= 1
+            self._fail(record, "send_buffer_full")
 
     def _next_worker(self, record: RequestRecord) -> WorkerProcess:
         if record.t_intended_ns == WAITS:
@@ -365,7 +370,7 @@ class Dispatcher:
 
     # ---- from the workers
 
-    def _on_message(self, message: Any, _raw: bytes | None) -> None:
+    def _on_message(self, message: Any) -> None:
         if type(message) is Ended:
             for record in message.results:
                 self._take(record)
@@ -404,6 +409,21 @@ class Dispatcher:
         record.fail(kind, detail)
         record.t_done_ns = time.monotonic_ns()
         self._on_done(record)
+
+
+def _parts(
+    batch: list[tuple[RequestRecord, bytes]],
+) -> Iterator[list[tuple[RequestRecord, bytes]]]:
+    """Yield the batch in parts with bodies of PART_BYTES in all, or a single larger one."""
+    part: list[tuple[RequestRecord, bytes]] = []
+    size = 0
+    for request in batch:
+        if part and size + len(request[1]) > PART_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(request)
+        size += len(request[1])
+    yield part
 
 
 def _resolve(answer: "asyncio.Future[Any] | None", message: Begun | Health | None) -> None:

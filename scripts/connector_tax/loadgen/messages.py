@@ -1,7 +1,7 @@
 """The records of the load generator: results, and messages between its processes.
 
 Between processes every record is msgpack in array form (field order is the wire format), tagged by
-a small integer; request bodies travel beside them as raw frames. Nothing is pickled.
+a small integer. Nothing is pickled.
 """
 
 import re
@@ -278,6 +278,12 @@ class Begin(msgspec.Struct, array_like=True, tag=2):
     closed: bool = False
 
 
+class Requests(msgspec.Struct, array_like=True, tag=1):
+    """Requests for one worker, each with its body: one message wakes a worker once."""
+
+    requests: list[tuple[RequestRecord, bytes]]
+
+
 class Cancel(msgspec.Struct, array_like=True, tag=3):
     """Request to end this worker's requests in `seqs`, or all if None, with failure `kind`."""
 
@@ -300,7 +306,7 @@ class Window(msgspec.Struct, array_like=True, tag=5):
     goes_on: bool
 
 
-ToWorker = RequestRecord | Begin | Cancel | End | Window
+ToWorker = Requests | Begin | Cancel | End | Window
 Item = tuple[RequestRecord, bytes] | Cancel | Window
 """Output of a plan: a request with its body, or a message to the workers."""
 

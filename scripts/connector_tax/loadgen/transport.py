@@ -40,7 +40,7 @@ def private_socket(context: "zmq.Context[zmq.Socket[bytes]]", kind: int) -> "zmq
 
 
 class Sender:
-    """Sends messages of one or more frames without blocking; at most `backlog` wait in memory.
+    """Sends messages without blocking; at most `backlog` wait in memory.
 
     `dropped` counts messages refused because the backlog was full: a peer that no longer reads must
     not make this process grow or spin.
@@ -55,19 +55,19 @@ class Sender:
         self._loop = loop
         self._socket = socket
         self._limit = backlog
-        self._backlog: deque[tuple[bytes, ...]] = deque()
+        self._backlog: deque[bytes] = deque()
         self.dropped = 0
         self._fd: int = socket.fileno()
         loop.add_reader(self._fd, self._drain)
 
-    def send(self, *frames: bytes) -> bool:
+    def send(self, message: bytes) -> bool:
         """Send at once or queue; return False if the full backlog dropped the message."""
-        if not self._backlog and self._try(frames):
+        if not self._backlog and self._try(message):
             return True
         if len(self._backlog) >= self._limit:
             self.dropped += 1
             return False
-        self._backlog.append(frames)
+        self._backlog.append(message)
         # Otherwise the edge that announces room could pass unseen between the try and the append.
         self._drain()
         return True
@@ -77,9 +77,9 @@ class Sender:
         self._loop.remove_reader(self._fd)
         self._socket.close()
 
-    def _try(self, frames: tuple[bytes, ...]) -> bool:
+    def _try(self, message: bytes) -> bool:
         try:
-            self._socket.send_multipart(frames, zmq.NOBLOCK)
+            self._socket.send(message, zmq.NOBLOCK)
         except zmq.Again:
             return False
         return True
@@ -97,11 +97,10 @@ class Sender:
 
 
 class Receiver:
-    """Receives a decoded header frame with an optional raw frame, or several such pairs at once.
+    """Decodes each message that arrives and passes it to `on_message`.
 
-    Bad ones are counted, never raised: `undecodable` (header not of the expected type) and
-    `oversized` (a frame longer than MAX_MESSAGE). The consumer either awaits `recv`, or gives
-    `on_message`, which is then called inside the drain for each message.
+    Bad ones are counted, never raised: `undecodable` (not of the expected type) and `oversized`
+    (longer than MAX_MESSAGE).
     """
 
     def __init__(
@@ -109,14 +108,12 @@ class Receiver:
         loop: asyncio.AbstractEventLoop,
         socket: "zmq.Socket[bytes]",
         decoder: "msgspec.msgpack.Decoder[Any]",
-        on_message: Callable[[Any, bytes | None], None] | None = None,
+        on_message: Callable[[Any], None],
     ) -> None:
         self._loop = loop
         self._socket = socket
         self._decode = decoder.decode
-        self._on_message = on_message or self._enqueue
-        self._queue: deque[tuple[Any, bytes | None]] = deque()
-        self._waiter: asyncio.Future[None] | None = None
+        self._on_message = on_message
         self.undecodable = 0
         self.oversized = 0
         self._fd: int = socket.fileno()
@@ -124,52 +121,26 @@ class Receiver:
         # An edge that came before the reader was registered would never be seen.
         loop.call_soon(self.drain)
 
-    async def recv(self) -> tuple[Any, bytes | None]:
-        """Return the next message; suspends only when no message is buffered."""
-        while not self._queue:
-            self._waiter = self._loop.create_future()
-            await self._waiter
-        return self._queue.popleft()
-
     def drain(self) -> None:
-        """Take every message that has arrived, then wake the consumer once."""
-        receive = self._socket.recv
+        """Take every message that has arrived."""
         while True:
             try:
-                frame = receive(zmq.NOBLOCK, copy=False)
+                frame = self._socket.recv(zmq.NOBLOCK, copy=False)
             except zmq.Again:
-                break
-            header: zmq.Frame = frame
-            raw: zmq.Frame | None = None
-            while frame.more:
-                frame = receive(zmq.NOBLOCK, copy=False)
-                if raw is None:
-                    raw = frame
-                else:
-                    self._take(header, raw)
-                    header, raw = frame, None
-            self._take(header, raw)
-        if self._queue and self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+                return
+            if len(frame) > MAX_MESSAGE:
+                self.oversized += 1
+                continue
+            try:
+                message = self._decode(frame.buffer)
+            except msgspec.DecodeError:  # ValidationError is one
+                self.undecodable += 1
+                continue
+            self._on_message(message)
 
     def close(self) -> None:
         self._loop.remove_reader(self._fd)
         self._socket.close()
-
-    def _take(self, frame: zmq.Frame, raw: zmq.Frame | None) -> None:
-        most = MAX_MESSAGE
-        try:
-            header = None if len(frame) > most else self._decode(frame.buffer)
-        except msgspec.DecodeError:  # ValidationError is one
-            self.undecodable += 1
-            header = None
-        if len(frame) > most or (raw is not None and len(raw) > most):
-            self.oversized += 1
-        elif header is not None:
-            self._on_message(header, None if raw is None else raw.bytes)
-
-    def _enqueue(self, header: Any, raw: bytes | None) -> None:
-        self._queue.append((header, raw))
 
 
 # More than any C library's sem_t, which has 32 bytes in glibc and in musl.

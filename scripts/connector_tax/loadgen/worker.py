@@ -1,7 +1,7 @@
 """The worker process: receives requests over ZMQ, sends them over HTTP, and returns results over
 ZMQ.
 
-    await requests.recv -> hold until due -> fire: write -> answer, read by read -> result
+    _on_message -> hold until due -> fire: write -> answer, read by read -> result
 
 A request has a task only while it waits for a connection; the next request is received meanwhile.
 Stamps are taken in this process and nowhere else. `answers.HeldRequest` reads an answer as it
@@ -46,6 +46,7 @@ from connector_tax.loadgen.messages import (
     Health,
     RequestFailed,
     RequestRecord,
+    Requests,
     ToWorker,
     Unanswered,
     Window,
@@ -143,7 +144,8 @@ class Worker:
         pull = private_socket(context, zmq.PULL)
         pull.connect(f"ipc://{settings.folder}/requests-{settings.worker}")
         self._results = Sender(loop, push)
-        self._requests = Receiver(loop, pull, msgspec.msgpack.Decoder(ToWorker))
+        decoder = msgspec.msgpack.Decoder(ToWorker)
+        self._requests = Receiver(loop, pull, decoder, self._on_message)
         self._stamps = hold_kernel_stamps()
         self._clock: Clock = "kernel" if self._stamps is not None else "worker"
         self._pool = Pool(
@@ -157,6 +159,7 @@ class Worker:
         self._inflight = inflight
         self._timer = TimerFd(loop, self._fire_due)
         self._probe = LoopProbe(loop)
+        self._fires_soon = False
         self._background: set[asyncio.Task[None]] = set()
         self._begin_run(Begin(0, 0, 0, False, "counts"))
 
@@ -171,23 +174,21 @@ class Worker:
 
     # ---- messages from the main process
 
-    async def main_loop(self) -> None:
-        """Process messages forever; suspends only when no message is buffered."""
-        while True:
-            message, body = await self._requests.recv()
-            match message:
-                case RequestRecord():
-                    self._hold(message, body or b"")
-                case Begin():
-                    task = self.loop.create_task(self._begin(message))
-                    self._background.add(task)
-                    task.add_done_callback(self._background.discard)
-                case Cancel():
-                    self._cancel(message)
-                case Window():
-                    self._end_window(message)
-                case End():
-                    self._end()
+    def _on_message(self, message: ToWorker) -> None:
+        match message:
+            case Requests():
+                for record, body in message.requests:
+                    self._hold(record, body)
+            case Begin():
+                task = self.loop.create_task(self._begin(message))
+                self._background.add(task)
+                task.add_done_callback(self._background.discard)
+            case Cancel():
+                self._cancel(message)
+            case Window():
+                self._end_window(message)
+            case End():
+                self._end()
 
     async def _begin(self, begin: Begin) -> None:
         problem = await self._pool.open(begin.connections)
@@ -303,10 +304,18 @@ class Worker:
         if held:
             self._wake_at(held[0][0] - SPIN_NS)
 
+    def _fire_soon(self) -> None:
+        self._fires_soon = False
+        self._fire_due()
+
     def _wake_at(self, at_ns: int) -> None:
         """Set the timer for `at_ns`, when reading of answers also ends."""
         self._pool.poller.until_ns = at_ns
-        self._timer.arm(at_ns)
+        if at_ns > _monotonic_ns():
+            self._timer.arm(at_ns)
+        elif not self._fires_soon:  # in the loop's next turn, without the timer's system calls
+            self._fires_soon = True
+            self.loop.call_soon(self._fire_soon)
 
     def _fire(self, request: HeldRequest, due_ns: int) -> None:
         """Send at `due_ns`: prepare, then spin until then, reading answers meanwhile."""
@@ -485,7 +494,8 @@ def main() -> None:
         os._exit(0)
 
     loop.add_reader(sys.stdin.fileno(), leave)
-    loop.run_until_complete(Worker(loop, settings, inflight).main_loop())
+    Worker(loop, settings, inflight)
+    loop.run_forever()
 
 
 if __name__ == "__main__":
