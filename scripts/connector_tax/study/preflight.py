@@ -376,7 +376,7 @@ def _probe(study: StudyDocument, folder: Path) -> Iterator[tuple[Path | None, st
         fitting_vllm(engine)
         if engine["device"] == "emulated":
             for python in pythons:
-                overlay.refuse_unfit_for_device_time(ROOT / python)
+                overlay.refuse_unfit_for_device_time(ROOT / python, engine["device_time_content"])
         overlay.install(folder)
     except overlay.OverlayError as error:
         reason = publishable(str(error))

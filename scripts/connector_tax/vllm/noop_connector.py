@@ -54,6 +54,8 @@ class NoOpConnector(KVConnectorBase_V1, SupportsHMA):
     get_handshake_metadata = _nothing
     get_finished_count = _nothing
     shutdown = _nothing
+    unregister_kv_caches = _nothing
+    restore_kv_caches = _nothing
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         pass
@@ -75,6 +77,10 @@ class NoOpConnector(KVConnectorBase_V1, SupportsHMA):
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: Any) -> None:
         pass
+
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
+        return True
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: Any) -> None:

@@ -11,14 +11,17 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from connector_tax.artifacts.launch_files import EngineFiles
 from connector_tax.artifacts.stage_records import VllmDescription
 from connector_tax.artifacts.study_records import EngineSection
 from connector_tax.config import ROOT, pythons_of
-from connector_tax.files import fsync, read_json, sha256_file, sha256_tree, write_text
+from connector_tax.files import fsync, read_json, sha256_file, sha256_tree, write_json, write_text
+from connector_tax.vllm.tiny_model import TINY, write_model
 
 MARKER = "CONNECTOR_TAX_PATCH"
 PROBE = "connector_tax_step_probe"
@@ -26,6 +29,17 @@ DEVICE_TIME = "connector_tax_device_time"
 SETTINGS_PROBE = "connector_tax_settings_probe"
 _ROOM = Path(__file__).parent
 _VERSION = "1.0"
+_EMPTY: Mapping[str, str] = MappingProxyType({})
+# Of the engine that proves a step of the emulated device, in one process and without network.
+_PROOF = {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_USE_V2_MODEL_RUNNER": "1",
+}
 _PACKAGE = """
 import json
 from importlib.util import find_spec
@@ -114,31 +128,50 @@ def describe_vllm(python: Path) -> VllmDescription:
     return described
 
 
-def refuse_unfit_for_device_time(python: Path) -> None:
-    """Check that the device of the vLLM installed for `python` can be emulated.
+def refuse_unfit_for_device_time(python: Path, device: Mapping[str, Any]) -> None:
+    """Check that the device of the vLLM installed for `python` can be emulated: names, then a step.
+
+    Args:
+        python: interpreter of vLLM's environment.
+        device: coefficients of the emulated device, as in a launch's device_time.json.
 
     Raises:
-        OverlayError: names what that vLLM lacks, or why it cannot be examined.
+        OverlayError: names what that vLLM lacks, or why it cannot be examined or serves no request.
     """
-    with tempfile.TemporaryDirectory(prefix="overlay-") as folder:
-        install(Path(folder))
-        missing = _json_of(python, "-m", f"{DEVICE_TIME}.patches", pythonpath=folder)
+    model = read_json(TINY)
+    with tempfile.TemporaryDirectory(prefix="overlay-") as name:
+        folder = Path(name)
+        install(folder / "overlay")
+        write_model(folder / "model", model)
+        architecture = model["architectures"][0]
+        write_json(folder / "device_time.json", {**device, "architecture": architecture})
+        missing = _json_of(
+            python, "-m", f"{DEVICE_TIME}.patches", str(folder / "model"),
+            environment={
+                **_PROOF,
+                "PYTHONPATH": str(folder / "overlay"),
+                "CONNECTOR_TAX_DEVICE_TIME": str(folder / "device_time.json"),
+                "AGENTIC_STEP_LOG_PATH": str(folder / "engine_step"),
+            },
+        )  # fmt: skip
     if missing:
         raise OverlayError(
             f"{python}: no device can be emulated for this vLLM, which lacks {'; '.join(missing)}"
         )
 
 
-def _json_of(python: Path, *program: str, pythonpath: str | None = None) -> Any:
+def _json_of(python: Path, *program: str, environment: Mapping[str, str] = _EMPTY) -> Any:
     """Return the JSON that a program prints last, run by `python`."""
-    environment = {**os.environ, "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
-    if pythonpath is not None:
-        environment["PYTHONPATH"] = pythonpath
+    variables = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR", **environment}
     try:
         done = subprocess.run(
-            [python, *program], capture_output=True, text=True, timeout=300, env=environment
+            [python, *program],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env={**os.environ, **variables},
         )
-    except OSError as error:
+    except (OSError, subprocess.TimeoutExpired) as error:
         raise OverlayError(f"{python}: cannot be run: {error}") from error
     if done.returncode != 0:
         raise OverlayError(f"{python}: vLLM cannot be examined:\n{done.stderr[-2000:]}")

@@ -6,7 +6,8 @@ of the device; CUDA events, by moments of its queue; sampling, by token ids made
 metadata of attention, which no kernel reads; the KV cache's memory, by addresses; the restrictions
 of vLLM's CPU platform and CPU attention. All else is what a GPU's server runs.
 
-Also its own program, which prints as JSON what of it the vLLM of this interpreter lacks.
+Also its own program, which prints as JSON what of it the vLLM of this interpreter lacks, or why a
+request is not served with it.
 """
 
 # mypy: disable-error-code="import-not-found"
@@ -200,8 +201,9 @@ def install(coefficients: Mapping[str, Any], prefix: str) -> None:
         raise PatchError("the emulated device: Triton is installed; allowed: a vLLM without it")
     without_kernels()
     _refuse(TARGETS)
-    # Model runner V2 asks for it.
-    importlib.import_module("vllm.config.vllm").HAS_TRITON = True  # type: ignore[attr-defined]
+    # Model runner V2 asks for it; since 0.33 the worker does so too.
+    for module in ("vllm.config.vllm", f"{_WORKER}.gpu_worker"):
+        importlib.import_module(module).HAS_TRITON = True  # type: ignore[attr-defined]
     _lift_restrictions()
     emulation = Emulation(coefficients, Log(prefix, "device", _fail))
     _replace_model(coefficients["architecture"], emulation)
@@ -298,14 +300,43 @@ def _replace_runner(emulation: Emulation) -> None:
     state.prepare_attn = prepare_attn
 
 
+def _failed_step(model: str) -> list[str]:
+    """Return why an engine in this process serves no request with the emulated device."""
+    from vllm import LLM, SamplingParams
+
+    prompt, tokens = 20, 3
+    try:
+        engine = LLM(
+            model=model,
+            load_format="dummy",
+            dtype="bfloat16",
+            enforce_eager=True,
+            max_model_len=64,
+            kv_cache_memory_bytes=2**26,
+            distributed_executor_backend="uni",
+        )
+        parameters = SamplingParams(max_tokens=tokens, ignore_eos=True)
+        (answer,) = engine.generate([{"prompt_token_ids": [3] * prompt}], parameters)
+    except Exception as error:
+        return [f"a step of the emulated device ({type(error).__name__}: {error})"]
+    # As `sample` makes them.
+    expected = [prompt + 100 + position for position in range(tokens)]
+    got = list(answer.outputs[0].token_ids)
+    return [] if got == expected else [f"a step of the emulated device: tokens {got}"]
+
+
 def main() -> None:
-    """Print what is missing; what vLLM prints while it is imported comes before."""
+    """Print what is missing, or why no step runs; other output of vLLM comes before.
+
+    The argument is the folder of a model with the architecture of the coefficients.
+    """
     lacking = missing(KERNEL_TARGETS)
     if not lacking:
         without_kernels()
-        lacking = missing(TARGETS)
-    print(json.dumps(lacking or missing(RUNNER_TARGETS)))
-    sys.exit(0)
+        lacking = missing(TARGETS) or missing(RUNNER_TARGETS) or _failed_step(sys.argv[1])
+    print(json.dumps(lacking), flush=True)
+    # The engine's threads would hold up an ordinary exit.
+    os._exit(0)
 
 
 if __name__ == "__main__":
