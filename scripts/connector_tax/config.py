@@ -21,7 +21,13 @@ import yaml
 
 from connector_tax.artifacts.checks import CHECKS, SCRAPE_GAPS
 from connector_tax.artifacts.looks import first_look
-from connector_tax.artifacts.metrics import CRITERIA, LATENCY_METRICS, METRICS
+from connector_tax.artifacts.metrics import (
+    ALL_METRICS,
+    CRITERIA,
+    GOODPUT_LATENCIES,
+    METRICS,
+    THROUGHPUT_METRICS,
+)
 from connector_tax.artifacts.names import PHASE_RULES, PHASES, baseline_of, members_of
 from connector_tax.artifacts.record_reader import join, meant, offences
 from connector_tax.foreign import is_secret, names_secret
@@ -49,6 +55,8 @@ MOST_VALUES, MOST_DEPTH = 20_000, 40
 MOST = {"_rps": 1e6, "_s": 604_800.0, "": float(1 << 63)}
 # Of a cell, by its rate and longest window; each takes about 2 kB of the load generator.
 MOST_REQUESTS = 2_000_000
+# The metrics that `statistics.judged` and `statistics.margins` may name.
+JUDGEABLE = (*METRICS, *THROUGHPUT_METRICS)
 
 
 class ConfigError(Exception):
@@ -141,7 +149,7 @@ def schema_of(name: str) -> dict[str, Any]:
         for section, key, known in (
             ("StudyConfig", "validity", bounds),
             ("StudyConfig", "saturation", ((c.bound, c) for c in CRITERIA.values())),
-            ("StatisticsSection", "margins", ((m, LATENCY_METRICS[m]) for m in METRICS)),
+            ("StatisticsSection", "margins", ((m, ALL_METRICS[m]) for m in JUDGEABLE)),
         ):
             properties = {known_key: declared.schema() for known_key, declared in known}
             closed = {"properties": properties, "additionalProperties": False}
@@ -398,10 +406,22 @@ def _check_choices(config: StudyConfig, source: str) -> None:
             f"{source}: statistics.looks: found {given} and {blocks} blocks; allowed: a level for"
             f" each block from number {first} on ({wanted}), on one device after the other"
         )
-    unknown = [m for m in config["statistics"].get("judged", []) if m not in METRICS]
+    unknown = [m for m in config["statistics"].get("judged", []) if m not in JUDGEABLE]
     if unknown:
         raise ConfigError(
-            f"{source}: statistics.judged: found {unknown[0]!r}; allowed: {', '.join(METRICS)}"
+            f"{source}: statistics.judged: found {unknown[0]!r}; allowed: {', '.join(JUDGEABLE)}"
+        )
+    if "goodput" in config["statistics"].get("judged", []) and not config["statistics"].get(
+        "goodput"
+    ):
+        raise ConfigError(
+            f"{source}: statistics.judged: found goodput without statistics.goodput; allowed: with"
+            f" limits in ms of {', '.join(GOODPUT_LATENCIES)}"
+        )
+    if "concurrency" in config["phase_a"] and config["engine"]["kind"] != "command":
+        raise ConfigError(
+            f"{source}: phase_a.concurrency: found {config['phase_a']['concurrency']}; allowed:"
+            " in studies of `connector-tax ab`"
         )
     spent, whole = math.fsum(looks or ()), 1 - config["statistics"]["confidence"]
     if spent > whole and not math.isclose(spent, whole):

@@ -31,8 +31,9 @@ class Ab:
         if baseline.startswith("http://"):
             servers = ["--baseline-url", baseline, "--candidate-url", candidate]
         self.command = [
-            sys.executable, "-c", SHORT, *servers, "--rate", rate, "--shape", shape, "--blocks",
-            "3", "--name", "mine", "--shared-machine", "--device", device_for(folder), *further,
+            sys.executable, "-c", SHORT, *servers, *(["--rate", rate] if rate else []),
+            "--shape", shape, "--blocks", "3", "--name", "mine", "--shared-machine",
+            "--device", device_for(folder), *further,
         ]  # fmt: skip
 
     def start(self, stderr: int | IO[str]) -> "subprocess.Popen[str]":

@@ -13,9 +13,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from connector_tax.artifacts.metrics import CLOSED_LOOP_METRICS
+from connector_tax.artifacts.verdicts import CANNOT_TELL
+from connector_tax.compare import bounds
 from connector_tax.files import read_json, sha256_file
+from connector_tax.provenance import verify
 from connector_tax.servers.kinds import free_port
-from tests.ab.commands import NO_NUMBER, STOPPED, STOPPED_LINE, Ab
+from tests.ab.commands import ENGINE, NO_NUMBER, STOPPED, STOPPED_LINE, Ab
 from tests.provenance.forged_archives import members_of
 from tests.workflow.harness import gone, server_of, wait_for
 
@@ -99,6 +103,31 @@ def engine(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
             yield process, url
         finally:
             process.kill()
+
+
+def test_closed_loop_is_judged_on_throughput_and_its_archive_verifies(tmp_path: Path) -> None:
+    dear = f"{ENGINE} --configuration nixl_both"
+    more = ["--concurrency", "4", "--goodput", "ttft:5000,tpot:500", "--max", "goodput=900%"]
+    done = Ab(tmp_path, "--json", *more, candidate=dear, rate="").run()
+    # On a machine that others use the interval may hold any bound.
+    assert done.returncode in (0, bounds.STATUS[CANNOT_TELL]), done.stdout + done.stderr
+    answer = json.loads(done.stdout)
+    found = {finding["metric"]: finding for finding in answer["findings"]}
+    assert [*found] == [*CLOSED_LOOP_METRICS, "goodput"]
+    for metric in ("requests_per_s", "tokens_per_s", "goodput"):
+        tax = found[metric]["base"] / found[metric]["own"] - 1
+        assert found[metric]["estimate"] == pytest.approx(tax), "less is a cost"
+    served = next(row for row in answer["latencies_ms"] if row["metric"] == "requests_per_s")
+    value, lo, hi = served["difference"]
+    assert lo < value < hi
+    (tmp_path / "X").mkdir()
+    archive = ["tar", "--zstd", "-xf", tmp_path / answer["archive"], "-C", tmp_path / "X"]
+    subprocess.run(archive, check=True)
+    verified = subprocess.run(
+        [sys.executable, "-I", verify.__file__, tmp_path / "X"], stdout=subprocess.PIPE, text=True
+    )
+    assert verified.returncode == 0, verified.stdout[-3000:]
+    assert "requests_per_s at" in verified.stdout
 
 
 def test_running_servers_are_compared_not_stopped_and_archived(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def drawn(
 def test_percentile_of_zero_is_missing(zeros: int) -> None:
     n = 100
     tpot = np.where(np.arange(n) < zeros, 0.0, 5.0 + np.arange(n) / n)
-    samples = sample_launch(replace(requests_of(50.0 + np.arange(n)), tpot_ms=tpot))
+    samples = sample_launch(replace(requests_of(50.0 + np.arange(n)), per_token_ms=tpot))
     assert set(METRICS) - set(samples) == (set() if zeros < 50 else {"tpot_p50"})
 
 

@@ -35,7 +35,7 @@ from connector_tax.ab.design import (
 from connector_tax.ab.load import Load, LoadError
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.folder import StudyFolder
-from connector_tax.artifacts.metrics import word_of
+from connector_tax.artifacts.metrics import change_of, word_of
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import Study, launches, load_study
 from connector_tax.artifacts.study_records import StudyDocument
@@ -228,8 +228,8 @@ def _resolved(options: argparse.Namespace, root: Path, line: Line) -> StudyDocum
             assumed = planned_load(options, baseline.startup_s, ASSUMED_LIFE_S)
             _refuse_too_long(assumed, BASELINE, baseline)
             planned = resolve(study_config(options, section, baseline, assumed), "design")
-            life_s = _refuse_beyond(assumed, planned, server, line)
-            load = planned_load(options, baseline.startup_s, life_s)
+            life_s, rate_rps = _asked_how_much(assumed, planned, server, line)
+            load = planned_load(options, baseline.startup_s, life_s, rate_rps)
         for name, _ in options.candidate:
             with asking(name) as (_, candidate):
                 changed = differing(baseline, candidate)
@@ -271,10 +271,25 @@ def _refuse_too_long(load: Load, name: str, answers: Asked) -> None:
                      f" {allowed}, by /v1/models of {name}")  # fmt: skip
 
 
-def _refuse_beyond(load: Load, study: StudyDocument, server: Server, line: Line) -> float:
-    """Return a request's duration beside others, s; refuse a rate beyond the server's capacity."""
+def _asked_how_much(
+    load: Load, study: StudyDocument, server: Server, line: Line
+) -> tuple[float, float]:
+    """Return a request's duration beside others, s, and the requests/s that were served.
+
+    Raises:
+        Failed: the rate is beyond the server's capacity, or no request was answered.
+    """
     shape, most = load.shape, study["config"]["cell"]["inflight_cap"]
     line.show("asking the baseline how much it serves")
+    if load.concurrency is not None:
+        with load_generator(study, server, affinity_plan(study)) as generator:
+            # The first requests of a server are slower.
+            for name in ("first", "again"):
+                done = burst(study, generator, name, shape, load.concurrency)
+        server.check_alive("while it was asked how much it serves")
+        if not done:
+            raise Failed(f"the baseline answered no request of {shape[0]}x{shape[1]}")
+        return done[-1], len(done) / done[-1]
     rate, count, best, life_s = max(load.rates), FIRST_BURST, 0.0, 0.0
     with load_generator(study, server, affinity_plan(study)) as generator:
         while True:
@@ -293,7 +308,7 @@ def _refuse_beyond(load: Load, study: StudyDocument, server: Server, line: Line)
             option = f"--trace-speed: found {rate:g} requests/s"
         raise Failed(f"{option}; the baseline serves about {best:.2g} requests/s of"
                      f" {shape[0]}x{shape[1]}; allowed: a rate that it can serve")  # fmt: skip
-    return life_s
+    return life_s, best
 
 
 def _measured(options: argparse.Namespace, study: Study, line: Line) -> int:
@@ -381,7 +396,8 @@ def _so_far(findings: Sequence[Finding]) -> list[str]:
     """Return TTFT and TPOT of each candidate; its name only where there are several."""
     several = len({f.config for f in findings}) > 1
     return [
-        f"{f.config + ' ' if several else ''}{word_of(f.metric)} {100 * f.estimate:+.1f}%"
+        f"{f.config + ' ' if several else ''}{word_of(f.metric)} "
+        f"{100 * change_of(f.metric, f.estimate):+.1f}%"
         for f in findings
         if f.estimate is not None
     ]

@@ -14,7 +14,13 @@ from connector_tax.analysis.measure import measure_requests
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.folder import CellFolder, StudyFolder
 from connector_tax.artifacts.index import CellEntry, LaunchIndex
-from connector_tax.artifacts.metrics import judged_metrics, word_of
+from connector_tax.artifacts.metrics import (
+    THROUGHPUT_METRICS,
+    VERDICT_METRICS,
+    change_of,
+    judged_metrics,
+    word_of,
+)
 from connector_tax.artifacts.names import ALL_RATES, configuration_of
 from connector_tax.artifacts.study_file import Study
 from connector_tax.artifacts.tables import RESOURCE, TAX, EffectRow, read_table
@@ -86,7 +92,8 @@ class Answer:
             lines.append(f"  besides: {self._besides(name)}")
         config, sweep = self.study.config, self.study.config["phase_a"]
         running = "; the result applies to these processes only" if self._running else ""
-        medians = "percentiles as named" if "judged" in config["statistics"] else "medians"
+        latencies = set(judged_metrics(config["statistics"])) - THROUGHPUT_METRICS.keys()
+        medians = "medians" if latencies <= {*VERDICT_METRICS} else "percentiles as named"
         tolerant = config["validity"]["max_foreign_cpu"] >= 1
         shared = "; other processes were tolerated" if tolerant else ""
         lines.append(
@@ -135,16 +142,19 @@ class Answer:
         word = word_of(tax.metric)
         if tax.estimate is None:
             return f"{word} no number"
-        _, lo, hi = tax.shown
-        size = f"{text.signed(100 * tax.estimate, 1)}%"
-        if lo is not None:
-            size += f" {text.interval(lo, hi)}"
+        ends = [None if of is None else change_of(tax.metric, of) for of in tax.shown]
+        estimate, lo, hi = ends
+        size = f"{text.signed(100 * (estimate or 0.0), 1)}%"
+        if lo is not None and hi is not None:
+            size += f" {text.interval(min(lo, hi), max(lo, hi))}"
         if tax.verdict == MARKED:
             few = tax.mark == FEW_REQUESTS
             why = f"a cell has {FEW_REQUESTS}" if few else "a server fell behind this rate"
             return f"{word} {size} no verdict: {why}"
         if tax.narrow_hi is not None:
-            size += f", at most {text.signed(100 * tax.narrow_hi, 1)}%:"
+            most = change_of(tax.metric, tax.narrow_hi)
+            beyond = "at worst" if tax.metric in THROUGHPUT_METRICS else "at most"
+            size += f", {beyond} {text.signed(100 * most, 1)}%:"
         verdict = in_words(tax.verdict, tax.margin)
         if tax.verdict != CANNOT_TELL:
             return f"{word} {size} {verdict}"
@@ -190,6 +200,8 @@ class Answer:
             "engine": self.study.config["engine"]["label"],
             "measured": dict(compared.load(self.tables)),
             "rates_rps": sweep["rates_rps"],
+            "concurrency": sweep.get("concurrency"),
+            "goodput_ms": self.study.config["statistics"].get("goodput"),
             "shape": [sweep["input_tokens"], sweep["output_tokens"]],
             "latencies_ms": [asdict(one) for one in compared.latencies(self.tables)],
             "margin": self.study.config["statistics"]["margins"]["ttft_p50"],

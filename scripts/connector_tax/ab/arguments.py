@@ -10,7 +10,13 @@ from typing import Any
 
 import msgspec
 
-from connector_tax.artifacts.metrics import METRICS, VERDICT_METRICS
+from connector_tax.artifacts.metrics import (
+    CLOSED_LOOP_METRICS,
+    GOODPUT_LATENCIES,
+    METRICS,
+    THROUGHPUT_METRICS,
+    VERDICT_METRICS,
+)
 from connector_tax.artifacts.study_records import AccessSection
 from connector_tax.commands import AnsweringParser
 from connector_tax.compare.bounds import bound_of
@@ -22,6 +28,7 @@ from connector_tax.servers.kinds import ServerError
 from connector_tax.study.endpoint import Endpoint
 
 BASELINE = "baseline"
+MOST_IN_FLIGHT = 1024
 # The name of a candidate that has none; it is called by what differs in its command.
 UNNAMED = "candidate"
 EPILOG = """exit status: 0 answered (with --max: every tax lies below it), 1 one lies above it,
@@ -76,6 +83,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
                          help="how long a server may take to be ready [600]")  # fmt: skip
     add("--rate", action="append", default=[], type=_positive, metavar="R",
         help="requests/s; may be given several times")  # fmt: skip
+    add("--concurrency", type=_places, metavar="N",
+        help="keep N requests in flight instead (closed loop): the verdict is on requests/s and"
+        " tokens/s, too")  # fmt: skip
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--shape", type=_shape, metavar="INxOUT",
                       help="random prompts of these tokens, such as 2048x128")  # fmt: skip
@@ -98,8 +108,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         " would prove")  # fmt: skip
     add("--margin", type=_percent, default=0.03, metavar="3%",
         help="ignore costs smaller than this [3%%]")  # fmt: skip
-    add("--metric", action="append", default=[], choices=METRICS,
-        help="judge this percentile, not the medians; may be given several times")  # fmt: skip
+    add("--metric", action="append", default=[], choices=(*METRICS, *THROUGHPUT_METRICS),
+        help="judge this metric, not the medians; may be given several times")  # fmt: skip
+    add("--goodput", type=_limits, nargs="+", default=[], metavar="ttft:200",
+        help="judge the requests/s within these limits in ms, too: ttft, tpot, e2e")  # fmt: skip
     add("--max", type=bound_of, action="append", default=[], metavar="[METRIC=]5%",
         help="exit non-zero if a cost over all rates exceeds it; of one of"
         " the judged metrics, or of each; may be given several times")  # fmt: skip
@@ -163,7 +175,8 @@ def _check(parser: AnsweringParser, options: argparse.Namespace) -> None:
             parser.error(f"--env {name}: found what looks like a secret (not shown); allowed:"
                          " none, it is recorded; export it in your shell")  # fmt: skip
     options.metric = list(dict.fromkeys(options.metric))
-    judged = options.metric or VERDICT_METRICS
+    _check_throughput(parser, options)
+    judged = judged_of(options)
     for bound in options.max:
         if bound.metric not in (None, *judged):
             parser.error(f"--max: found {bound.metric}, which is not judged (--metric); allowed:"
@@ -172,6 +185,26 @@ def _check(parser: AnsweringParser, options: argparse.Namespace) -> None:
     for folder in options.pythonpath:
         if not Path(folder).is_dir() or ":" in folder:
             parser.error(f"--pythonpath: found {folder!r}; allowed: an existing folder")
+
+
+def judged_of(options: argparse.Namespace) -> list[str]:
+    """Return the metrics that get a verdict."""
+    default = VERDICT_METRICS if options.concurrency is None else CLOSED_LOOP_METRICS
+    more = ["goodput"] if options.goodput else []
+    return list(dict.fromkeys([*(options.metric or default), *more]))
+
+
+def _check_throughput(parser: AnsweringParser, options: argparse.Namespace) -> None:
+    """Check the limits of goodput, and that a throughput is not fixed by the schedule."""
+    options.goodput = [limit for limits in options.goodput for limit in limits]
+    if len(dict(options.goodput)) < len(options.goodput):
+        parser.error("--goodput: found a latency twice; allowed: each once")
+    options.goodput = dict(options.goodput)
+    for metric in options.metric:
+        if metric == "goodput" and not options.goodput:
+            parser.error("--metric goodput needs --goodput, such as ttft:200")
+        if metric in ("requests_per_s", "tokens_per_s") and options.concurrency is None:
+            parser.error(f"--metric {metric} needs --concurrency: a schedule fixes the rate")
 
 
 def _check_access(
@@ -213,10 +246,14 @@ def _check_load(parser: AnsweringParser, options: argparse.Namespace, running: b
             setattr(options, name, default)
         elif getattr(options, needed) is None:
             parser.error(f"{option} has no effect without --{needed}")
+    if options.concurrency is not None and (options.rate or options.shape is None):
+        parser.error("--concurrency: found with --rate, --trace or --prompts; allowed: with"
+                     " --shape, since requests are sent when others end")  # fmt: skip
     if options.trace is not None and options.rate:
         parser.error("--rate: a trace sets the times; see --trace-speed")
-    if options.trace is None and not options.rate:
-        parser.error("--rate: found none; allowed: requests/s, or a --trace with its own times")
+    if options.trace is None and options.concurrency is None and not options.rate:
+        parser.error("--rate: found none; allowed: requests/s, --concurrency, or a --trace with its"
+                     " own times")  # fmt: skip
     if options.shape is not None and options.shape[1] < 2:
         parser.error("--shape: found 1 output token; allowed: at least 2, else there is no TPOT")
     if options.prompts is not None and len(options.rate) > 1:
@@ -296,6 +333,13 @@ def _number(text: str) -> float | None:
     return value if 0 < value < 1e6 else None
 
 
+def _limit(text: str) -> tuple[str, float]:
+    name, _, limit = text.partition(":")
+    if name not in GOODPUT_LATENCIES or (limit_ms := _number(limit)) is None:
+        raise ValueError(text)
+    return name, limit_ms
+
+
 def _share(text: str) -> float | None:
     value = float(text.removesuffix("%")) / 100
     return value if text.endswith("%") and 0 < value < 1 else None
@@ -308,6 +352,13 @@ _named_url = _typed(_named(_running), "http[s]://HOST[:PORT][/v1], or NAME=URL")
 _positive = _typed(_number, "a number above 0")
 _count = _typed(lambda t: int(t) if 0 < int(t) < 1e6 else None, "a whole number above 0")
 _percent = _typed(_share, "a percentage between 0% and 100%")
+_places = _typed(
+    lambda t: int(t) if 0 < int(t) <= MOST_IN_FLIGHT else None, f"1 to {MOST_IN_FLIGHT}"
+)
+_limits = _typed(
+    lambda t: [_limit(one) for one in t.split(",")],
+    "LATENCY:MS with ttft, tpot or e2e, such as ttft:200 tpot:20",
+)
 _blocks = _typed(lambda t: int(t) if 3 <= int(t) <= 100 else None, "3 to 100")
 _shape = _typed(
     lambda t: (int(m[1]), int(m[2])) if (m := _SHAPE.fullmatch(t)) else None,

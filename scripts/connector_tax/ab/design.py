@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import psutil
 
-from connector_tax.ab.arguments import BASELINE, UNNAMED, access_of
+from connector_tax.ab.arguments import BASELINE, UNNAMED, access_of, judged_of
 from connector_tax.ab.ask import GRACE_S, Asked
 from connector_tax.ab.load import Load, load_of
-from connector_tax.artifacts.metrics import METRICS
+from connector_tax.artifacts.metrics import METRICS, VERDICT_METRICS
 from connector_tax.artifacts.study_records import EngineSection
 from connector_tax.config import DEFAULTS, filled, load_yaml
 from connector_tax.figures.compared import label_of
@@ -78,8 +78,13 @@ def engine_section(options: argparse.Namespace) -> EngineSection:
     return section
 
 
-def planned_load(options: argparse.Namespace, startup_s: float, life_s: float) -> Load:
+def planned_load(
+    options: argparse.Namespace, startup_s: float, life_s: float, rate_rps: float | None = None
+) -> Load:
     """Return the load; a trace is cut so that the first analysis fits the minutes.
+
+    Args:
+        rate_rps: what a closed loop is expected to come to; None: not known yet.
 
     Raises:
         LoadError, ValueError, OSError: as `load_of`.
@@ -88,7 +93,7 @@ def planned_load(options: argparse.Namespace, startup_s: float, life_s: float) -
     if options.minutes is not None:
         launches = FIRST_ANALYSIS * (2 + len(options.candidate))
         most_s = options.minutes * 60 / launches - startup_s - life_s - AROUND_A_LAUNCH_S
-    return load_of(options, life_s, most_s)
+    return load_of(options, life_s, most_s, rate_rps)
 
 
 def block_s(options: argparse.Namespace, load: Load, startup_s: float, life_s: float) -> float:
@@ -129,6 +134,7 @@ def study_config(
         name: label_of(base, split_command(command)) if name == UNNAMED else name
         for name, command in options.candidate
     }
+    judged = judged_of(options)
     cores = (psutil.cpu_count(logical=False) or 2) - 2
     config |= {
         "study": study_name(options),
@@ -156,13 +162,15 @@ def study_config(
     config["load_generator"] |= {"connections_per_worker": load.cell["inflight_cap"]}
     config["resources"] = {"idle_s": 1.0}
     config["statistics"] |= {
-        "margins": dict.fromkeys(METRICS, options.margin),
+        "margins": dict.fromkeys((*METRICS, *judged), options.margin),
         "confirmatory": ["ref_safe"],
         "looks": [FAMILY_LEVEL / looks] * looks,
         "first_look": FIRST_ANALYSIS,
     }
-    if options.metric:
-        config["statistics"]["judged"] = options.metric
+    if judged != list(VERDICT_METRICS):
+        config["statistics"]["judged"] = judged
+    if options.goodput:
+        config["statistics"]["goodput"] = options.goodput
     if options.shared_machine:
         # What neighbours cause; they are measured all the same.
         config["validity"] = {

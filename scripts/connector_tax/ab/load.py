@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from connector_tax.artifacts.metrics import LATENCY_METRICS, VERDICT_METRICS
+from connector_tax.ab.arguments import MOST_IN_FLIGHT, judged_of
+from connector_tax.artifacts.metrics import ALL_METRICS
 from connector_tax.artifacts.study_records import TrafficSection
 from connector_tax.files import sha256_file
 from connector_tax.loadgen.prompts import read_prompts
@@ -21,7 +22,8 @@ SUCCESSES = 100
 SHORTEST_S, LONGEST_S = 8.0, 60.0
 # Requests of a file that a cell measures at least.
 FEWEST = 20
-MOST_IN_FLIGHT = 1024
+# Lives of a request that a closed loop's window has at least.
+LIVES = 4
 
 
 class LoadError(Exception):
@@ -35,6 +37,8 @@ class Load:
     Attributes:
         rates: requests/s; of a file its mean.
         shape: input and output tokens; of a file their means.
+        concurrency: requests in flight in closed loop; then `rates` is what they are expected to
+            come to.
         longest: the most tokens of a request; None: unknown.
         cell: the configuration's section.
         traffic: of a file, else None.
@@ -49,21 +53,27 @@ class Load:
     traffic: TrafficSection | None = None
     lines: bytes = b""
     notes: tuple[str, ...] = ()
+    concurrency: int | None = None
 
     @property
     def phase_a(self) -> dict[str, Any]:
         """Return the configuration's section of the sweep."""
-        section = {"rates_rps": self.rates, "input_tokens": self.shape[0],
+        section: dict[str, Any] = {"rates_rps": self.rates, "input_tokens": self.shape[0],
                    "output_tokens": self.shape[1]}  # fmt: skip
+        if self.concurrency is not None:
+            section["concurrency"] = self.concurrency
         return section if self.traffic is None else {**section, "traffic": self.traffic}
 
 
-def load_of(options: argparse.Namespace, life_s: float, most_s: float) -> Load:
+def load_of(
+    options: argparse.Namespace, life_s: float, most_s: float, rate_rps: float | None = None
+) -> Load:
     """Return the load that the options name.
 
     Args:
         life_s: how long a request takes, some being under way.
         most_s: what a launch has for it: a trace is cut to it.
+        rate_rps: what a closed loop is expected to come to; None: a request for each life.
 
     Raises:
         LoadError: the file or the time is too short.
@@ -72,20 +82,27 @@ def load_of(options: argparse.Namespace, life_s: float, most_s: float) -> Load:
     warmup_s = max(1.0, 1.5 * life_s)
     if options.trace is not None:
         return _of_trace(options, warmup_s, life_s, most_s)
-    lowest = float(min(options.rate))
+    rates = options.rate
+    if options.concurrency is not None:
+        rates = [float(f"{rate_rps or options.concurrency / life_s:.4g}")]
+    lowest = float(min(rates))
     # As many as the verdicts' medians need.
     needed = _needed(options)
     window_s = max(min(max(SUCCESSES / lowest, SHORTEST_S), LONGEST_S), needed / lowest)
+    if options.concurrency is not None:
+        window_s = max(window_s, LIVES * life_s)
     if options.prompts is not None:
         return _of_prompts(options, warmup_s, life_s, window_s)
     least = max(needed, math.floor(0.6 * window_s * lowest))
-    cell = _cell(warmup_s, (window_s, 2 * window_s), least, max(options.rate), life_s)
-    return Load(options.rate, options.shape, sum(options.shape), cell)
+    cell = _cell(warmup_s, (window_s, 2 * window_s), least, max(rates), life_s)
+    if options.concurrency is not None:
+        cell["inflight_cap"] = options.concurrency
+    return Load(rates, options.shape, sum(options.shape), cell, concurrency=options.concurrency)
 
 
 def _needed(options: argparse.Namespace) -> int:
     """Return the requests of a cell that the judged percentiles need."""
-    return max(LATENCY_METRICS[name].least for name in options.metric or VERDICT_METRICS)
+    return max(ALL_METRICS[name].least for name in judged_of(options))
 
 
 def _cell(

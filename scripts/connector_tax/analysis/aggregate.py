@@ -94,7 +94,7 @@ def aggregate(
     samples = {}
     for key, m in measured.items():
         saturated = key in judged and judged[key].saturated
-        samples[key] = sample_launch(m.requests, saturated)
+        samples[key] = sample_launch(m.requests, saturated, study.config["statistics"])
     taxes = TaxTable(study, cells, samples, {name: rates[name] for name in REFERENCES})
     looks = read_looks(study.root)
     steps = {key: m.steps for key, m in measured.items() if m.steps is not None}

@@ -11,7 +11,7 @@ Source: docs/method.md, "The error model" and "Verdicts"; design, "Substrate tax
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,7 +27,13 @@ from connector_tax.analysis.measure import Requests
 from connector_tax.artifacts import tables
 from connector_tax.artifacts.folder import CellFolder
 from connector_tax.artifacts.looks import Finding
-from connector_tax.artifacts.metrics import LATENCY_METRICS, METRICS, margin_of
+from connector_tax.artifacts.metrics import (
+    ALL_METRICS,
+    METRICS,
+    THROUGHPUT_METRICS,
+    margin_of,
+    taxed_metrics,
+)
 from connector_tax.artifacts.names import (
     ALL_RATES,
     PHASES,
@@ -78,21 +84,30 @@ class LogSample(NamedTuple):
 Samples = Mapping[CellKey, Mapping[str, LogSample]]
 
 
-def sample_launch(requests: Requests, saturated: bool = False) -> dict[str, LogSample]:
-    """Return every metric of one valid cell.
+def sample_launch(
+    requests: Requests, saturated: bool = False, statistics: Mapping[str, Any] | None = None
+) -> dict[str, LogSample]:
+    """Return every metric of one valid cell; a throughput as the log of its inverse, since less
+    of it is a cost.
 
     Metrics without data (TPOT of one output token) are left out, and so are zero percentiles (TPOT,
     if many requests' tokens came in one read), which have no logarithm.
     """
+    statistics = statistics or {}
+    values, throughputs = (
+        requests.percentiles_ms,
+        requests.throughputs(statistics.get("goodput", {})),
+    )
+    values = values | {name: 1 / of for name, of in throughputs.items() if of > 0}
     return {
         metric: LogSample(
             float(np.log(value)),
-            len(getattr(requests, LATENCY_METRICS[metric].latency)),
+            len(getattr(requests, ALL_METRICS[metric].latency)),
             saturated,
             requests.dropped,
         )
-        for metric in METRICS
-        if (value := requests.percentiles_ms.get(metric, 0)) > 0
+        for metric in taxed_metrics(statistics)
+        if (value := values.get(metric, 0)) > 0
     }
 
 
@@ -239,7 +254,9 @@ class TaxTable:
         references: the reference rates.
         blocks: number of first blocks to use; None: all.
 
-    Attributes: rates: the Phase A cells that the cell ALL_RATES averages, for each launch.
+    Attributes:
+        metrics: those that the study has taxes of.
+        rates: the Phase A cells that the cell ALL_RATES averages, for each launch.
     """
 
     def __init__(
@@ -269,7 +286,8 @@ class TaxTable:
         ]
         rates = {cell["cell"]: cell["rate_rps"] for cell in study.cells("A")}
         self.rates = unsaturated(rates, overloaded)
-        for metric in METRICS:
+        self.metrics = taxed_metrics(study.config["statistics"])
+        for metric in self.metrics:
             of = [by_cell.get(("A", cell, metric), {}) for cell in self.rates]
             by_cell["A", ALL_RATES, metric] = {
                 launch: _over_rates([launches[launch] for launches in of])
@@ -282,7 +300,7 @@ class TaxTable:
         self, where: tuple[str, str, str], samples: Mapping[LaunchId, LogSample]
     ) -> CellTaxes:
         phase, _, metric = where
-        needed = LATENCY_METRICS[metric].least
+        needed = ALL_METRICS[metric].least
         return CellTaxes(samples, self._plains[phase], self._confidence, needed, self.study.borrows)
 
     def cell_at(self, reference: Reference) -> str | None:
@@ -411,7 +429,7 @@ def tax_rows(taxes: TaxTable, findings: Sequence[Finding] = ()) -> list[Row]:
     for phase in PHASES:
         cells = [str(planned["cell"]) for planned in taxes.study.cells(phase)]
         for cell in [*cells, ALL_RATES] if phase == "A" and cells else cells:
-            for metric in METRICS:
+            for metric in taxes.metrics:
                 rows += family_rows(taxes, phase, cell, metric)
     finding_of = {(finding.config, finding.metric): finding for finding in findings}
     for row in rows:
@@ -433,7 +451,7 @@ def family_rows(
         taxes: the samples of the present launches.
         phase: the cell's phase.
         cell: its name.
-        metric: one of METRICS.
+        metric: one of `taxes.metrics`.
         look: levels of an interim analysis, which judges from two blocks on.
     """
     study, statistics = taxes.study, taxes.study.config["statistics"]
@@ -441,7 +459,8 @@ def family_rows(
     named = [taxes.cell_at(name) for name in REFERENCES if name in statistics["confirmatory"]]
     confirmatory = phase == "A" and cell in (ALL_RATES, *named)
     here: Row = {
-        "quantity": tables.TAX, "phase": phase, "cell": cell, "metric": metric, "unit": "ms",
+        "quantity": tables.TAX, "phase": phase, "cell": cell, "metric": metric,
+        "unit": ALL_METRICS[metric].unit,
         "scale": tables.LOG, "margin": margin,
         "family": CONFIRMATORY if confirmatory else EXPLORATORY,
     }  # fmt: skip
@@ -461,6 +480,8 @@ def family_rows(
             continue
         reason = merged_reasons([(block, reason) for _, block, reason in missing])
         row |= effect.columns() | {"mark": effect.mark, "status": "valid"} | at.levels(config)
+        if metric in THROUGHPUT_METRICS:
+            row |= {"base": 1 / row["base"], "own": 1 / row["own"]}
         if look is not None:
             judged, planned = judge(effect, margin, levels, fewest=2), look[1]
         else:

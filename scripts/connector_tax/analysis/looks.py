@@ -58,7 +58,7 @@ def taxes_of_phase_a(study: Study, blocks: int | None = None) -> TaxTable:
     }
     judged = judge_cells(study, cells, loads)
     samples = {
-        key: sample_launch(of, key in judged and judged[key].saturated)
+        key: sample_launch(of, key in judged and judged[key].saturated, study.config["statistics"])
         for key, of in requests.items()
     }
     return TaxTable(study, cells, samples, {}, blocks)

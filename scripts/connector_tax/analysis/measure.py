@@ -11,7 +11,7 @@ Sources: docs/method.md, "Clocks, latencies, success"; Hyndman & Fan (1996), def
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,8 +25,8 @@ from connector_tax.analysis.records import REQUESTS, RequestRow
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import CellRecord, ScrapeLine
 from connector_tax.artifacts.folder import CellFolder, decoded, read_blocks
-from connector_tax.artifacts.metrics import FAR_TAIL, LATENCY_METRICS
-from connector_tax.artifacts.names import FAILED, TRACE
+from connector_tax.artifacts.metrics import FAR_TAIL, LATENCY_METRICS, THROUGHPUT_METRICS
+from connector_tax.artifacts.names import CLOSED, FAILED, TRACE
 from connector_tax.artifacts.saturation import HALF, TENTH, backlog_growth_s, effective_rps
 from connector_tax.artifacts.tables import Row
 from connector_tax.files import ArtifactError, read_json
@@ -63,28 +63,54 @@ def quantile(values: NDArray[np.float64], percent: float, confidence: float) -> 
 class Requests:
     """The successes among a cell's measured arrivals, in order of arrival, and its counts.
 
-    Attributes: ttft_ms, ttft_from_send_ms, e2e_ms: (n,) latencies. tpot_ms: (m,); m < n where
-    answers have a single token. since_warmup_s: (n,) intended arrival times after the end of the
-    warm-up. window_s: length of the measured window. arrivals, failed, dropped: counts of the
-    measured arrivals. parts: number of parts of the window; the backlog's growth compares the first
-    and the last.
+    Attributes:
+        ttft_ms, ttft_from_send_ms, e2e_ms: (n,) latencies.
+        per_token_ms: (n,); NaN where an answer has a single token.
+        since_warmup_s: (n,) intended arrival times after the end of the warm-up.
+        window_s: length of the measured window.
+        arrivals, failed, dropped: counts of the measured arrivals.
+        requests_per_s, tokens_per_s: throughput of successes; in a closed loop a request that
+            began before the window or ended after it counts in part.
+        parts: number of parts of the window; the backlog's growth compares the first and the last.
     """
 
     ttft_ms: NDArray[np.float64]
     ttft_from_send_ms: NDArray[np.float64]
-    tpot_ms: NDArray[np.float64]
+    per_token_ms: NDArray[np.float64]
     e2e_ms: NDArray[np.float64]
     since_warmup_s: NDArray[np.float64]
     window_s: float
     arrivals: int
     failed: int
     dropped: int
+    requests_per_s: float = 0.0
+    tokens_per_s: float = 0.0
     parts: int = TENTH
 
     @property
     def n(self) -> int:
         """Return the number of successes."""
         return len(self.ttft_ms)
+
+    @cached_property
+    def tpot_ms(self) -> NDArray[np.float64]:
+        """The TPOT of answers with several tokens; (m,)."""
+        return self.per_token_ms[~np.isnan(self.per_token_ms)]
+
+    def throughputs(self, limits_ms: Mapping[str, float]) -> dict[str, float]:
+        """Return THROUGHPUT_METRICS, 1/s.
+
+        Args:
+            limits_ms: by latency; the goodput is of requests within all of them, and a latency that
+                a request has not is not within.
+        """
+        of = {"ttft": self.ttft_ms, "tpot": self.per_token_ms, "e2e": self.e2e_ms}
+        good = np.ones(self.n, bool)
+        for name, limit_ms in limits_ms.items():
+            good &= of[name] <= limit_ms
+        share = float(good.mean()) if self.n else 0.0
+        values = self.requests_per_s, self.tokens_per_s, share * self.requests_per_s
+        return dict(zip(THROUGHPUT_METRICS, values, strict=True))
 
     @cached_property
     def percentiles_ms(self) -> dict[str, float]:
@@ -150,7 +176,8 @@ def requests_of(path: Path, rows: Iterable[RequestRow], record: CellRecord) -> R
         raise ArtifactError(
             f"{path}: the cell's window ends at {stop}, before it starts at {start}"
         )
-    measured = [row for row in rows if start <= row.t_intended_ns < stop]
+    every = list(rows)
+    measured = [row for row in every if start <= row.t_intended_ns < stop]
     measured.sort(key=lambda row: (row.t_intended_ns, row.seq))
     ok = [row for row in measured if row.status == "ok"]
     intended, sent, first, last, tokens = (
@@ -167,18 +194,42 @@ def requests_of(path: Path, rows: Iterable[RequestRow], record: CellRecord) -> R
             " (send <= first token <= last token) or no completion token"
         )
     several, states = tokens > 1, Counter(row.status for row in measured)
+    per_token = np.where(several, (last - first) / np.maximum(tokens - 1, 1) / 1e6, np.nan)
+    if record["schedule"]["kind"] == CLOSED:
+        requests_per_s, tokens_per_s = _throughput(every, start, stop)
+    else:
+        requests_per_s, tokens_per_s = (n * 1e9 / (stop - start) for n in (len(ok), tokens.sum()))
     return Requests(
         ttft_ms=(first - intended) / 1e6,
         ttft_from_send_ms=(first - sent) / 1e6,
-        tpot_ms=(last - first)[several] / (tokens[several] - 1) / 1e6,
+        per_token_ms=per_token,
         e2e_ms=(last - intended) / 1e6,
         since_warmup_s=(intended - start) / 1e9,
         window_s=(stop - start) / 1e9,
         arrivals=len(measured),
         failed=sum(states[status] for status in FAILED),
         dropped=states["dropped"],
+        requests_per_s=requests_per_s,
+        tokens_per_s=float(tokens_per_s),
         parts=HALF if record["schedule"]["kind"] == TRACE else TENTH,
     )
+
+
+def _throughput(rows: Sequence[RequestRow], start: int, stop: int) -> tuple[float, float]:
+    """Return the successes and their tokens per second of a closed loop's window.
+
+    A request counts with the share of its time that lies in the window: whole requests would make
+    the number jump by those that N places end at once.
+    """
+    ok = [row for row in rows if row.status == "ok"]
+    sent, last, tokens = (
+        np.array([getattr(row, name) for row in ok], np.float64)
+        for name in ("t_send_ns", "t_last_token_ns", "completion_tokens")
+    )
+    inside = np.clip(np.minimum(last, stop) - np.maximum(sent, start), 0, None)
+    shares = inside / np.maximum(last - sent, 1)
+    seconds = (stop - start) / 1e9
+    return float(shares.sum() / seconds), float((shares * tokens).sum() / seconds)
 
 
 def gauge_values(record: ScrapeLine, gauge: str) -> list[float]:

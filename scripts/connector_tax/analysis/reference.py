@@ -61,7 +61,7 @@ def judge_cells(
         of_launch = sweeps.setdefault(cell.key[:3], {})
         if cell.key.phase == "A" and cell.rate_rps is not None:
             of_launch[cell.rate_rps] = loads[cell.key]
-    bounds = study.config["saturation"]
+    bounds = study.saturation
     return {c.key: judge(loads[c.key], sweeps[c.key[:3]], bounds) for c in known}
 
 
@@ -225,8 +225,7 @@ def _criteria(
     states: States = {}
     for config in study.configurations:
         entries = {
-            rate: combine(launched.get((config, rate), []), study.config["saturation"])
-            for rate in rates
+            rate: combine(launched.get((config, rate), []), study.saturation) for rate in rates
         }
         criteria[config] = {f"{rate:g}": entry for rate, entry in entries.items()}
         states[config] = {rate: entry["saturated"] for rate, entry in entries.items()}

@@ -30,7 +30,6 @@ from connector_tax.artifacts.metrics import LATENCY_METRICS, CellLoad, criteria_
 from connector_tax.artifacts.names import CellKey
 from connector_tax.artifacts.saturation import Judgement
 from connector_tax.artifacts.study_file import Study
-from connector_tax.artifacts.study_records import StudyConfig
 from connector_tax.artifacts.tables import POOLED, STEP_COLUMNS, Row
 
 # Requests per MSER batch, and the significance level of a difference at the start.
@@ -84,13 +83,14 @@ def cell_rows(
             row["warming_up"] = warming_up(of.requests.tpot_ms, margin)
             row |= {} if of.machine is None else of.machine._asdict()
             if (saturation := judged.get(cell.key)) is not None:
-                row |= {"saturated": saturation.saturated, "saturation_criteria": saturation.names}
+                row |= {"saturation_criteria": saturation.names}
+                row |= {"saturated": saturation.saturated} if study.saturation else {}
             row |= {} if of.steps is None else step_columns(of.steps)
         rows.append(row)
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["phase"], row["configuration"], row["cell"]), []).append(row)
-    return rows + [_pooled(group, study.config) for group in groups.values()]
+    return rows + [_pooled(group, study) for group in groups.values()]
 
 
 def _identity(study: Study, cell: CellFolder) -> Row:
@@ -112,7 +112,7 @@ def _identity(study: Study, cell: CellFolder) -> Row:
     return row
 
 
-def _pooled(group: Sequence[Row], config: StudyConfig) -> Row:
+def _pooled(group: Sequence[Row], study: Study) -> Row:
     valid = [row for row in group if row["status"] == "valid"]
     reasons = [(row["block"], row["reason"]) for row in group if row["status"] != "valid"]
     row = {name: group[0][name] for name in IDENTITY}
@@ -121,7 +121,7 @@ def _pooled(group: Sequence[Row], config: StudyConfig) -> Row:
         return row | {name: group[0][name] for name in ("status", "rate_rps")}
     row |= {"status": "valid", "rate_rps": valid[0]["rate_rps"]}
     for name in LATENCY_METRICS:
-        row |= pooled_quantile(name, valid, config["statistics"]["confidence"])
+        row |= pooled_quantile(name, valid, study.config["statistics"]["confidence"])
     for name in (*AVERAGED, *SUMMED):
         known = [of[name] for of in valid if of.get(name) is not None]
         row[name] = (sum(known) if name in SUMMED else float(np.mean(known))) if known else None
@@ -131,7 +131,7 @@ def _pooled(group: Sequence[Row], config: StudyConfig) -> Row:
         fired = [of["saturation_criteria"].split(";") for of in judged]
         row["saturation_criteria"] = ";".join(
             name
-            for name in criteria_of(config["saturation"])
+            for name in criteria_of(study.saturation)
             if at_least_half([name in names for names in fired])
         )
     warming = [of["warming_up"] for of in valid if of["warming_up"] is not None]

@@ -22,6 +22,8 @@ from connector_tax.artifacts.checks import (
     CHECKS,
     COUNTER_CHECKS,
     DEVICE_CHECKS,
+    IDLE_PLACES_MAX,
+    LOOP_CHECKS,
     MACHINE_CHECKS,
     SUSPENDED_MS_MAX,
     at_most,
@@ -103,11 +105,14 @@ def assess(
     measured = in_window(requests, window)
     ok = [r for r in requests if is_answered(r)]
     failed = [r for r in requests if r["status"] in FAILED]
-    unaccounted = abs(record["counts"]["planned"] - len(requests))
-    unaccounted += sum(r["status"] not in REQUEST_STATUSES for r in requests)
-    checks = {
-        **_schedule_checks(measured, bounds),
-        "unaccounted_requests": at_most(unaccounted, 0),
+    if concurrency := config["phase_a"].get("concurrency"):
+        checks = {"idle_places": at_most(_idle(requests, window, concurrency), IDLE_PLACES_MAX)}
+    else:
+        unaccounted = abs(record["counts"]["planned"] - len(requests))
+        unaccounted += sum(r["status"] not in REQUEST_STATUSES for r in requests)
+        checks = _schedule_checks(measured, bounds)
+        checks["unaccounted_requests"] = at_most(unaccounted, 0)
+    checks |= {
         "error_rate": at_most(_error_rate(ok, failed, window), bounds["max_error_rate"]),
         **_window_checks(measured, window, config["cell"]),
         **generator_checks(record["load_generator"], record["clock"], bounds),
@@ -116,7 +121,8 @@ def assess(
     if counted_by_server:
         checks |= _server_checks(ok, len(failed), record, config["phase_a"].get("traffic"))
         checks["metrics_scrapes"] = _scrape_check(scrapes, window)
-    absent = () if counted_by_server else COUNTER_CHECKS
+    absent = LOOP_CHECKS["open" if concurrency else "closed"]
+    absent += () if counted_by_server else COUNTER_CHECKS
     assert checks.keys() == CHECKS.keys() - {*MACHINE_CHECKS, *DEVICE_CHECKS, *absent}
     if watched:
         checks |= _machine_checks(machine, bounds)
@@ -188,6 +194,17 @@ def _schedule_checks(
         "early_send_ms": at_most(max(0.0, -min(lags)) if lags else None, 0.0),
         "sent_rate_ratio": _within(ratio, 1 - tolerance, 1 + tolerance),
     }
+
+
+def _idle(requests: Sequence[RequestLine], window: MeasuredWindow, places: int) -> float | None:
+    """Return the share of the window's time in which a place of a closed loop had no request."""
+    start, stop = window["t_warmup_end_ns"], window["t_stop_ns"]
+    taken_ns = sum(
+        max(0, min(stop, done) - max(start, sent))
+        for r in requests
+        if (sent := r["t_send_ns"]) is not None and (done := r["t_done_ns"]) is not None
+    )
+    return 1 - taken_ns / (places * (stop - start)) if stop > start else None
 
 
 def _window_checks(

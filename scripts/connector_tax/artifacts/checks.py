@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from connector_tax.artifacts.cell_records import CheckRecord, GeneratorHealth
@@ -44,6 +44,7 @@ class CheckKind(NamedTuple):
         machine: only of a cell whose machine was watched.
         device: only where this is the engine's device.
         counter: only of a cell whose server counts under vLLM's names.
+        loop: only of a cell in open loop, which has a schedule, or in closed loop.
     """
 
     void: str
@@ -51,6 +52,7 @@ class CheckKind(NamedTuple):
     machine: bool = False
     device: str | None = None
     counter: bool = False
+    loop: Literal["open", "closed"] | None = None
 
 
 _FOREIGN_CPU = {
@@ -71,16 +73,23 @@ CHECKS: Mapping[str, CheckKind] = {
                 0.02, "or this share of the TTFT median, whichever is larger", most=1
             ),
         },
+        loop="open",
     ),
-    "early_send_ms": CheckKind("a request was written before its scheduled time"),
+    "early_send_ms": CheckKind("a request was written before its scheduled time", loop="open"),
     "sent_rate_ratio": CheckKind(
         "the sent rate departs from the schedule", {
             "sent_rate_tolerance": Bound(
                 0.01, "relative departure of the sent rate from the schedule, both ways", most=1
             )
-        }
+        },
+        loop="open",
     ),
-    "unaccounted_requests": CheckKind("scheduled requests without exactly one outcome"),
+    "unaccounted_requests": CheckKind(
+        "scheduled requests without exactly one outcome", loop="open"
+    ),
+    "idle_places": CheckKind(
+        "the load generator kept fewer requests in flight than asked for", loop="closed"
+    ),
     "error_rate": CheckKind(
         "too many requests failed",
         {
@@ -196,6 +205,10 @@ CHECKS: Mapping[str, CheckKind] = {
 }  # fmt: skip
 MACHINE_CHECKS = tuple(name for name, check in CHECKS.items() if check.machine)
 COUNTER_CHECKS = tuple(name for name, check in CHECKS.items() if check.counter)
+LOOP_CHECKS = {
+    loop: tuple(name for name, check in CHECKS.items() if check.loop == loop)
+    for loop in ("open", "closed")
+}
 DEVICE_CHECKS = tuple(name for name, check in CHECKS.items() if check.device == "emulated")
 
 
@@ -212,6 +225,8 @@ DEVICE_BOUNDS: Mapping[str, Mapping[str, float]] = {d: _bounds(d) for d in ("cud
 UNSTAMPED_SHARE_MAX = 0.01
 # Two clocks cannot be read at one moment; a suspend lasts seconds.
 SUSPENDED_MS_MAX = 100
+# The share of its places' time that a closed loop may leave empty between two requests.
+IDLE_PLACES_MAX = 0.05
 # The shortest and longest time between two scrapes of /metrics, as multiples of the interval.
 SCRAPE_GAPS = (0.5, 1.5)
 # What every process of the load generator counts; the session's also counts late results.

@@ -2,9 +2,11 @@
 
 A line of LATENCY_METRICS is a percentile in every table, in the report and in `compare`: compared
 with the baseline's and judged where it has a margin, in cells.csv alone where it has none. A line
-of CRITERIA is a criterion in `saturation`, in reference_rates.json, in the tables and figures.
+of THROUGHPUT_METRICS has a tax where `statistics.judged` names it. A line of CRITERIA is a
+criterion in `saturation`, in reference_rates.json, in the tables and figures.
 """
 
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -12,6 +14,8 @@ from typing import Any, Literal, NamedTuple
 BEYOND = 5
 # How a launch's sample of each latency is named: of `analysis.measure.Requests`.
 Latency = Literal["ttft_ms", "tpot_ms", "e2e_ms"]
+# The latencies that `statistics.goodput` limits.
+GOODPUT_LATENCIES = ("ttft", "tpot", "e2e")
 
 
 def number(meaning: str, default: float | None, **limits: float) -> dict[str, Any]:
@@ -21,9 +25,11 @@ def number(meaning: str, default: float | None, **limits: float) -> dict[str, An
 
 
 class Metric(NamedTuple):
-    """A percentile of a latency.
+    """A percentile of a latency, or a throughput, whose cost is that there is less of it.
 
     Attributes:
+        latency: of a throughput `ttft_ms`, which all of its requests have.
+        percent: of a throughput 50, for the requests that it needs.
         margin: within which a tax counts as none, where `statistics.margins` does not say;
             None: no tax of it is computed.
     """
@@ -32,6 +38,7 @@ class Metric(NamedTuple):
     latency: Latency
     percent: int
     margin: float | None = None
+    unit: str = "ms"
 
     @property
     def least(self) -> int:
@@ -40,7 +47,10 @@ class Metric(NamedTuple):
 
     def schema(self) -> dict[str, Any]:
         """Return the JSON schema of the metric's margin."""
-        return number(f"of a tax of {self.label}", self.margin, maximum=1)
+        schema = number(f"of a tax of {self.label}", self.margin, maximum=1)
+        if self.unit != "ms":
+            del schema["default"]
+        return schema
 
 
 LATENCY_METRICS = {
@@ -54,10 +64,18 @@ LATENCY_METRICS = {
     "e2e_p50": Metric("E2E p50", "e2e_ms", 50),
     "e2e_p99": Metric("E2E p99", "e2e_ms", 99),
 }
-# Those with a tax.
+THROUGHPUT_METRICS = {
+    "requests_per_s": Metric("requests/s", "ttft_ms", 50, 0.03, "requests/s"),
+    "tokens_per_s": Metric("tokens/s", "ttft_ms", 50, 0.03, "tokens/s"),
+    "goodput": Metric("goodput", "ttft_ms", 50, 0.03, "requests/s"),
+}
+ALL_METRICS = ChainMap(LATENCY_METRICS, THROUGHPUT_METRICS)
+# Those with a tax in every study.
 METRICS = tuple(name for name, metric in LATENCY_METRICS.items() if metric.margin is not None)
 # Those whose tax over all rates is the study's verdict: medians, which few launches tell best.
 VERDICT_METRICS = ("ttft_p50", "tpot_p50")
+# Those of a closed loop.
+CLOSED_LOOP_METRICS = ("requests_per_s", "tokens_per_s", *VERDICT_METRICS)
 # Those that figures and the tables of the report at one rate show.
 HEADLINE = ("ttft_p90", "tpot_p90")
 # Percentiles from here on are refused below `statistics.p99_min_samples` successes.
@@ -69,14 +87,29 @@ def judged_metrics(statistics: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(statistics.get("judged", VERDICT_METRICS))
 
 
+def taxed_metrics(statistics: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the metrics of which a study has taxes: METRICS, and the throughputs it judges."""
+    judged = judged_metrics(statistics)
+    return (*METRICS, *(metric for metric in judged if metric in THROUGHPUT_METRICS))
+
+
 def word_of(metric: str) -> str:
     """Return a metric in a word: TTFT for its median, TTFT p90."""
-    return LATENCY_METRICS[metric].label.removesuffix(" p50")
+    return ALL_METRICS[metric].label.removesuffix(" p50")
+
+
+def change_of(metric: str, tax: float) -> float:
+    """Return the relative change of a metric that a tax is: of a throughput, less of it.
+
+    Args:
+        tax: a fraction; of a throughput the baseline's over the configuration's, minus 1.
+    """
+    return 1 / (1 + tax) - 1 if metric in THROUGHPUT_METRICS else tax
 
 
 def margin_of(margins: Mapping[str, float], metric: str) -> float:
     """Return the margin of a metric: the one in `statistics.margins`, or else its default."""
-    margin = LATENCY_METRICS[metric].margin
+    margin = ALL_METRICS[metric].margin
     assert margin is not None
     return margins.get(metric, margin)
 

@@ -28,6 +28,8 @@ PLAIN = "plain"
 NOOP = "noop_connector"
 # The kind of a schedule that is a trace's own.
 TRACE = "trace"
+# Where so many requests are kept in flight, and there is no schedule.
+CLOSED = "closed"
 # The reference rate that each of these phases is measured at.
 REFERENCE_OF: Mapping[str, Reference] = {"B": "ref_safe", "Bp": "ref_load"}
 REFERENCES = tuple(REFERENCE_OF.values())
@@ -120,6 +122,8 @@ def cell_of_shape(input_tokens: int, output_tokens: int) -> str:
 
 def no_number(metric: str, output_tokens: int) -> str:
     """Return why a valid cell has no value of a metric."""
+    if metric == "goodput":
+        return "no goodput: no request was within its limits"
     if output_tokens == 1:
         return f"no {metric} in a cell of 1 output tokens"
     return f"no {metric}: too few requests, or 0 where all tokens of many came in one read"

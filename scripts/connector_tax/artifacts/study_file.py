@@ -58,6 +58,16 @@ class Study:
         return self.config["engine"]["kind"] != "command"
 
     @property
+    def concurrency(self) -> int | None:
+        """The requests that a closed loop keeps in flight; None: open loop."""
+        return self.config["phase_a"].get("concurrency")
+
+    @property
+    def saturation(self) -> dict[str, float]:
+        """The bounds of saturation; none in a closed loop, which has no schedule to fall behind."""
+        return {} if self.concurrency else self.config["saturation"]
+
+    @property
     def configurations(self) -> list[str]:
         """Configuration ids in the study's order."""
         return [entry["id"] for entry in self.document["configurations"]]

@@ -294,6 +294,8 @@ class PhaseASection(TypedDict):
     output_tokens: OutputTokens  #: completion length of every cell
     #: requests of a file instead; rate and lengths are their means
     traffic: NotRequired[TrafficSection]
+    #: closed loop: requests kept in flight; rates_rps holds the one rate that is expected of them
+    concurrency: NotRequired[Annotated[int, meta(ge=1, le=65536)]]
 
 
 class PhaseBSection(TypedDict):
@@ -408,6 +410,8 @@ class StatisticsSection(TypedDict):
     first_look: NotRequired[Annotated[int, meta(ge=2)]]  #: the blocks before the first look; 2
     #: the metrics whose taxes over all rates are judged at the looks; absent: the medians
     judged: NotRequired[Annotated[list[Identifier], meta(min_length=1, uniqueItems=True)]]
+    #: ms that a request counted in goodput takes at most, by latency (ttft, tpot, e2e)
+    goodput: NotRequired[dict[Literal["ttft", "tpot", "e2e"], Positive]]
 
 
 class PriorSection(TypedDict):

@@ -18,7 +18,7 @@ from typing import Any, TextIO, TypeVar
 import msgspec
 
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.metrics import LATENCY_METRICS
+from connector_tax.artifacts.metrics import LATENCY_METRICS, THROUGHPUT_METRICS, change_of
 from connector_tax.files import ArtifactError, reading
 
 # The version of the method that makes the tables, hypotheses.json, reference_rates.json and
@@ -109,7 +109,8 @@ class EffectRow:
     is, by a one-sided test. `huber_differs` is a second opinion
     about a confirmatory tax. `item` is the group of steps it is
     of; `base` and `own` are plain's level and the configuration's, in `unit`; of a gap the taxes at
-    ref_safe and ref_load.
+    ref_safe and ref_load. The tax of a throughput is the baseline's over the configuration's,
+    minus 1.
     """
 
     quantity: str
@@ -163,7 +164,12 @@ class EffectRow:
             return self.estimate, self.lo, self.hi
         if self.own is None or self.base is None:
             return None, None, None
-        lo, hi = (None if end is None else self.base * end for end in (self.lo, self.hi))
+        ends = [None if end is None else change_of(self.metric, end) for end in (self.lo, self.hi)]
+        # More of the cost of a throughput is less of it.
+        lo, hi = (
+            None if end is None else self.base * end
+            for end in (ends[::-1] if self.metric in THROUGHPUT_METRICS else ends)
+        )
         return self.own - self.base, lo, hi
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from connector_tax import text
 from connector_tax.analysis.block_model import MIXTURE
 from connector_tax.analysis.effect import POWER, Effect, effect_of
-from connector_tax.artifacts.metrics import METRICS, VERDICT_METRICS
+from connector_tax.artifacts.metrics import METRICS, THROUGHPUT_METRICS, VERDICT_METRICS
 from connector_tax.artifacts.names import ALL_RATES
 from connector_tax.artifacts.tables import EffectRow
 from connector_tax.artifacts.verdicts import CANNOT_TELL, MIN_BLOCKS_FOR_VERDICT
@@ -49,10 +49,10 @@ def bound_of(argument: str) -> Bound:
         argparse.ArgumentTypeError: it is neither.
     """
     match = _BOUND.fullmatch(argument)
-    if match is None or match[1] not in (None, *METRICS):
+    if match is None or match[1] not in (None, *METRICS, *THROUGHPUT_METRICS):
         raise argparse.ArgumentTypeError(
             f"found {argument!r}; allowed: NUMBER%, or METRIC=NUMBER% with METRIC one of"
-            f" {', '.join(METRICS)}"
+            f" {', '.join((*METRICS, *THROUGHPUT_METRICS))}"
         )
     return Bound(float(match[2]) / 100, match[1])
 

@@ -26,7 +26,7 @@ from connector_tax.analysis.effect import (
     sidak,
 )
 from connector_tax.analysis.effects import FEW_REQUESTS
-from connector_tax.artifacts.metrics import LATENCY_METRICS, METRICS, margin_of
+from connector_tax.artifacts.metrics import ALL_METRICS, METRICS, margin_of
 from connector_tax.artifacts.names import ALL_RATES
 from connector_tax.artifacts.tables import LOG, POOLED, RESOURCE, TAX, CellRow, EffectRow
 from connector_tax.artifacts.verdicts import MARKED, TOO_FEW
@@ -260,7 +260,7 @@ def _latency_side(
             by_block.setdefault(launch.block, []).append(math.log(milliseconds))
     logs = [float(np.mean(milliseconds)) for milliseconds in by_block.values()]
     known = mean_of(logs, tuple(range(len(logs))), OWN_DIFFERENCES, confidence, LOG)
-    least = LATENCY_METRICS[metric].least
+    least = ALL_METRICS[metric].least
     marks = {
         "saturated": any(launch.saturated for launch in valid),
         FEW_REQUESTS: any((launch.n or 0) < least for launch in valid),

@@ -12,8 +12,9 @@ from difflib import SequenceMatcher
 from connector_tax import text
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.metrics import (
+    ALL_METRICS,
     HEADLINE,
-    LATENCY_METRICS,
+    THROUGHPUT_METRICS,
     VERDICT_METRICS,
     judged_metrics,
 )
@@ -31,7 +32,7 @@ Interval = tuple[float | None, float | None, float | None]
 
 @dataclass(frozen=True)
 class Latency:
-    """A percentile at one rate, in ms: the baseline's, a candidate's, and their difference.
+    """A metric at one rate, in its unit: the baseline's, a candidate's, and their difference.
 
     Each is a value with the ends of its 95% interval; None where there is none.
     """
@@ -93,6 +94,8 @@ def load_words(sweep: PhaseASection) -> str:
     """Return the load in words: the rates, and the shape or the file of the requests."""
     rates = ", ".join(f"{rate:g}" for rate in sweep["rates_rps"])
     shape = f"{sweep['input_tokens']}x{sweep['output_tokens']}"
+    if (concurrency := sweep.get("concurrency")) is not None:
+        return f"{concurrency} requests of {shape} tokens at a time"
     if (traffic := sweep.get("traffic")) is None:
         return f"{rates} requests/s of {shape} tokens"
     file = f"the {traffic['kind']} {traffic['source']}"
@@ -114,7 +117,7 @@ def load(study: StudyTables) -> list[tuple[str, str]]:
         used = f"the first {traffic['requests']} requests, sha256 {traffic['sha256']}"
         file = [(traffic["source"], used)]
     return [
-        ("load", f"{load_words(sweep)}, open loop"),
+        ("load", f"{load_words(sweep)}, {'closed' if 'concurrency' in sweep else 'open'} loop"),
         *file,
         ("machine", "; ".join([str(seen.get("cpu", "unknown")), *gpus])),
         ("date", str(study.document.get("created_utc", "unknown"))),
@@ -126,22 +129,23 @@ def latencies(study: StudyTables) -> list[Latency]:
     """Return the percentiles of Phase A of each candidate, medians first, by rate."""
     pooled = {(row.config, row.cell): row for row in study.pooled}
 
-    def level(config: str, cell: str, metric: str) -> Interval:
+    def level(config: str, cell: str, metric: str, of: float | None) -> Interval:
         row = pooled.get((config, cell))
-        if row is None:
-            return None, None, None
+        if row is None or metric in THROUGHPUT_METRICS:
+            return of, None, None
         value, lo, hi = (row.number(f"{metric}{end}_ms") for end in ("", "_lo", "_hi"))
         return value, lo, hi
 
     names = {item.id for item in study.connectors}
     judged = judged_metrics(study.settings["statistics"])
-    order = list(dict.fromkeys((*MEDIANS_FIRST, *judged)))
+    throughputs = [metric for metric in judged if metric in THROUGHPUT_METRICS]
+    order = list(dict.fromkeys((*throughputs, *MEDIANS_FIRST, *judged)))
     rows = [row for row in study.of(TAX, "A") if row.config in names and row.rate_rps is not None]
     latency_rows = [
         Latency(
             row.config, row.rate_rps or 0.0, row.metric,
-            level(study.baseline, row.cell, row.metric),
-            level(row.config, row.cell, row.metric), row.difference,
+            level(study.baseline, row.cell, row.metric, row.base),
+            level(row.config, row.cell, row.metric, row.own), row.difference,
         )
         for row in rows
         if row.metric in order
@@ -163,16 +167,22 @@ def ms(interval: Interval, *, signed: bool = False) -> str:
 
 
 def table(study: StudyTables) -> tuple[list[str], list[list[str]]]:
-    """Return headings and rows of the latencies in ms."""
+    """Return headings and rows of the latencies in ms, and of the throughputs."""
     latency_rows = latencies(study)
     several = len({one.rate_rps for one in latency_rows}) > 1
     headings = ["ms", study.label(study.baseline), "candidate", "", "difference"]
     rows = [
-        [LATENCY_METRICS[one.metric].label + (f" at {one.rate_rps:g}/s" if several else ""),
+        [_named(one.metric) + (f" at {one.rate_rps:g}/s" if several else ""),
          ms(one.base), study.label(one.config), ms(one.own), ms(one.difference, signed=True)]
         for one in latency_rows
     ]  # fmt: skip
     return headings, rows
+
+
+def _named(metric: str) -> str:
+    """Return a metric's label, with its unit if that is not ms and the label lacks it."""
+    label, unit = ALL_METRICS[metric].label, ALL_METRICS[metric].unit
+    return label if unit in ("ms", label) else f"{label}, {unit}"
 
 
 def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

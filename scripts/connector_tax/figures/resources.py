@@ -11,7 +11,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from connector_tax import text
-from connector_tax.artifacts.metrics import LATENCY_METRICS, judged_metrics
+from connector_tax.artifacts.metrics import ALL_METRICS, judged_metrics
 from connector_tax.artifacts.names import ALL_RATES
 from connector_tax.artifacts.tables import DECODE, MIXED, PREFILL, RESOURCE, EffectRow
 from connector_tax.artifacts.verdicts import COSTS, GAINS, JUDGED, LESS, in_words, less, sign_of
@@ -149,7 +149,7 @@ def scores(study: StudyTables) -> tuple[list[str], list[tuple[str, list[Score]]]
     for metric in judged_metrics(study.settings["statistics"]):
         taxes = study.at(ALL_RATES, metric)
         column = [_latency(taxes.get(item.id)) for item in study.connectors]
-        columns[LATENCY_METRICS[metric].label] = column
+        columns[ALL_METRICS[metric].label] = column
     # With asynchronous scheduling a step of the engine waits for the device's, however long it is.
     rate, exposed = exposed_over_plain(study)
     steps = exposed or steps_over_plain(study)

@@ -104,6 +104,7 @@ class StudyTables:
         self.emulated: bool = self.document["emulated"]
         self.blocks: int = self.document["blocks"]
         self.settings = study.config
+        self.saturation = study.saturation
         self.configurations = [
             Configuration(row["id"], row.get("label", row["id"]))
             for row in self.document["configurations"]

@@ -2,7 +2,7 @@
 
 from connector_tax.loadgen.generator import CellResult, LoadGenerator, LoadGeneratorOptions
 from connector_tax.loadgen.messages import LoadGeneratorError, RequestRecord, Target
-from connector_tax.loadgen.plan import CellRule, Plan, Progress, open_loop
+from connector_tax.loadgen.plan import CellRule, Plan, Progress, closed_loop, open_loop
 from connector_tax.loadgen.sessions import (
     PlannedRequest,
     RequestSource,
@@ -25,6 +25,7 @@ __all__ = [
     "RequestRecord",
     "RequestSource",
     "Target",
+    "closed_loop",
     "make_offsets",
     "open_loop",
     "random_requests",

@@ -196,15 +196,16 @@ class CellResult:
 
     `records` holds the requests handed out, in that order. In open loop these are the requests due
     before `t_cooldown_end_ns`; those due from `t_stop_ns` on are not measured. `bodies_sha256` is
-    the hash of their bodies, in order, a newline after each. `requests` holds `records` and then
-    the unsent requests of their sessions. `extended_s` is the time by which the window exceeded its
-    floor. `health` has, per process, event-loop lag, CPU and spin share and message counters, and
-    lists the workers that died, in this cell or before.
+    the hash of the bodies of all `handed_out`, in order, a newline after each. `requests` holds
+    `records` and then the unsent requests of their sessions. `extended_s` is the time by which the
+    window exceeded its floor. `health` has, per process, event-loop lag, CPU and spin share and
+    message counters, and lists the workers that died, in this cell or before.
     """
 
     records: list[RequestRecord]
     requests: list[RequestRecord]
     bodies_sha256: str
+    handed_out: int
     t_origin_ns: int
     t_warmup_end_ns: int
     t_stop_ns: int
@@ -227,6 +228,7 @@ class CellResult:
             records=[record for record in requests if record.t_issue_ns is not None],
             requests=requests,
             bodies_sha256=plan.bodies_sha256,
+            handed_out=plan.handed_out,
             t_origin_ns=plan.origin_ns,
             t_warmup_end_ns=plan.warmup_end_ns,
             t_stop_ns=plan.stop_ns,

@@ -183,6 +183,17 @@ def open_loop(offsets_ns: NDArray[np.int64], requests: RequestSource, rule: Cell
     return Load(nodes, build, offsets_ns, horizon_s=end_ns / 1e9)
 
 
+def closed_loop(concurrency: int, requests: RequestSource, count: int, rule: CellRule) -> Load:
+    """Return at most `count` independent requests, `concurrency` of them in flight at a time."""
+    in_order = iter(requests)
+    return Load(
+        Singles(count, Node("0", "", 1)),
+        lambda _session, _node, _history: next(in_order),
+        concurrency=concurrency,
+        horizon_s=rule.warmup_s + rule.cap_s,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """A snapshot of a running cell; `issued` counts the requests handed to workers."""
@@ -458,6 +469,11 @@ class Plan:
         """Return the end of traffic (ns), after every request that was handed out."""
         assert self.stop_ns is not None
         return self._end_after(self.stop_ns)
+
+    @property
+    def handed_out(self) -> int:
+        """Return how many requests were handed to workers, also those that came back unsent."""
+        return len(self._records)
 
     @property
     def bodies_sha256(self) -> str:

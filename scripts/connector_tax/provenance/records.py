@@ -53,7 +53,8 @@ class Records:
 
     Attributes:
         prepared: the cell as it was before it was measured, for the time of its window.
-        due_ns: when each of its requests was to be sent, by the seed; ns after the origin.
+        due_ns: when each of its requests was to be sent, by the seed; ns after the origin; empty
+            in closed loop.
         planned, bodies_sha256: these requests without their bodies, and what these hash to.
     """
 
@@ -79,9 +80,13 @@ class Records:
             attempt=self.record["attempt"], measurement=measurement,
         )  # fmt: skip
         window = self.record["window"]
-        end_ns = window["t_cooldown_end_ns"] - window["t_origin_ns"]
-        count = int(np.searchsorted(self.prepared.offsets_ns, end_ns))
-        self.due_ns: list[int] = self.prepared.offsets_ns[:count].tolist()
+        offsets_ns = self.prepared.offsets_ns
+        if offsets_ns is None:
+            count, self.due_ns = self.record["schedule"]["n"], list[int]()
+        else:
+            end_ns = window["t_cooldown_end_ns"] - window["t_origin_ns"]
+            count = int(np.searchsorted(offsets_ns, end_ns))
+            self.due_ns = offsets_ns[:count].tolist()
         self.planned, bodies = list[PlannedRequest](), hashlib.sha256()
         for request in itertools.islice(self.prepared.requests, count):
             bodies.update(request.body + b"\n")
@@ -134,6 +139,7 @@ def _record(records: Records) -> Iterator[str]:
         records=[],
         requests=[],
         bodies_sha256=records.bodies_sha256,
+        handed_out=record["schedule"]["n"],
         **{name: ns for name, ns in window.items() if name != "started_utc"},
         cooldown_ended_by=record["cooldown"]["ended_by"],  # type: ignore[arg-type]
         extended_s=record["extended_s"],
@@ -184,12 +190,20 @@ def _requests(records: Records) -> Iterator[str]:
         yield "origin <= warm-up end < stop <= end of arrivals does not hold"
     if abs(warm - origin - warmup_s * 1e9) > 1:
         yield f"the warm-up lasts {(warm - origin) / 1e9} s, not {warmup_s} s"
-    if len(records.requests) != len(records.due_ns):
+    closed = records.prepared.offsets_ns is None
+    if closed:
+        # Those that came back unsent are no lines.
+        numbers = [request["seq"] for request in records.requests]
+        if numbers != sorted({*numbers}) or numbers[-1:] >= [len(records.planned)]:
+            yield "the requests are not among those handed out, in their order"
+            return
+    elif len(records.requests) != len(records.due_ns):
         yield f"{len(records.requests)} requests, the seed gives {len(records.due_ns)}"
     recorded, again = list[Line](), list[Line]()
-    lines = zip(records.requests, records.due_ns, records.planned, strict=False)
-    for number, (request, due_ns, planned) in enumerate(lines):
-        arrival = request["t_intended_ns"]
+    for place, request in enumerate(records.requests[: None if closed else len(records.due_ns)]):
+        number, arrival = request["seq"] if closed else place, request["t_intended_ns"]
+        planned = records.planned[number]
+        due_ns = (request["t_send_ns"] or arrival) - origin if closed else records.due_ns[number]
         wanted: Line = {
             "seq": number, "request_id": planned.request_id,
             "warmup": arrival < warm, "cooldown": arrival >= stop,

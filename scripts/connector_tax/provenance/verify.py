@@ -92,6 +92,7 @@ class Cell:
     def __init__(self, record: Row, requests: Iterable[Row], metrics: Iterable[Row]) -> None:
         start, stop = (record["window"][name] for name in ("t_warmup_end_ns", "t_stop_ns"))
         self.rate, self.window_s = record["schedule"]["rate_rps"], (stop - start) / 1e9
+        self.scheduled, requests = record["schedule"]["kind"] != "closed", list(requests)
         measured = [r for r in requests if start <= r["t_intended_ns"] < stop]
         self.arrivals = Counter(r["status"] for r in measured)
         ok = pd.DataFrame([r for r in measured if r["status"] == "ok"], columns=COLUMNS, dtype="i8")
@@ -106,6 +107,37 @@ class Cell:
         growth = max(0.0, e2e_s[-part:].median() - e2e_s[:part].median()) if len(ok) else 0.0
         self.effective_rps = len(ok) / (self.window_s + growth)
         self.ratio = self.effective_rps / (len(measured) / self.window_s) if len(measured) else None
+        # "Clocks, latencies, success": of a closed loop a request's share that lies in the window.
+        parts = [(1.0, n) for n in tokens]
+        if not self.scheduled:
+            parts = [
+                (max(0, min(stop, last) - max(start, sent)) / max(1, last - sent), n)
+                for sent, last, n in (
+                    (r["t_send_ns"], r["t_last_token_ns"], r["completion_tokens"])
+                    for r in requests
+                    if r["status"] == "ok"
+                )
+            ]
+        self.per_s = {
+            "requests_per_s": math.fsum(part for part, _ in parts) / self.window_s,
+            "tokens_per_s": math.fsum(part * n for part, n in parts) / self.window_s,
+        }
+
+    def value(self, metric: str, limits: Row) -> tuple[float, int]:
+        """Return a metric, of a throughput the inverse, and the number of its requests.
+
+        0 where there is none.
+        """
+        if re.search(r"_p\d\d$", metric):
+            values = self.all[metric[:-4]].dropna().to_numpy()
+            point = float(np.percentile(values, int(metric[-2:]))) if len(values) else 0.0
+            return point, len(values)
+        good = all_of = len(self.all)
+        if metric == "goodput":
+            within = [self.all[latency] <= most for latency, most in limits.items()]
+            good = int(pd.concat(within, axis=1).all(axis=1).sum())
+        of = self.per_s.get(metric, self.per_s["requests_per_s"] * good / all_of)
+        return (1 / of if of else 0.0), all_of
 
 
 def configuration_of(launch: str) -> str:
@@ -153,6 +185,8 @@ class Study:
     def fired(self, key: Key) -> list[str]:
         """Return the saturation criteria that fire in a valid cell."""
         bounds, cell = self.config["saturation"], self.cells[key]
+        if not cell.scheduled:
+            return []
         half = self.cells.get((*key[:3], self.grid.get(cell.rate / 2, "")))
         growth: Any = 0.0  # there is no half of it in the grid, or nothing was served
         if key[2] == "A" and half and len(half.all):
@@ -188,7 +222,7 @@ class Study:
             "n": len(cell.all), "dropped": cell.arrivals["dropped"],
             "effective_throughput_rps": cell.effective_rps,
             "throughput_ratio": cell.ratio, "waiting_p50": cell.waiting,
-            "saturated": bool(names) if len(cell.all) else None,
+            "saturated": bool(names) if len(cell.all) and cell.scheduled else None,
             "saturation_criteria": ";".join(names),
         }  # fmt: skip
         for latency, percent in ((name, int(text)) for name, text in self.percentiles):
@@ -225,15 +259,10 @@ def samples(study: Study) -> dict[tuple[str, ...], dict[Launch, Sample]]:
     """Return the samples of each phase, cell and metric, and those over all rates of Phase A."""
     by_quantity: dict[tuple[str, ...], dict[Launch, Sample]] = {}
     for key, cell in study.cells.items():
-        ok = cell.all
-        for metric in study.margins if len(ok) else ():
-            values, percent = ok[metric[:-4]].dropna().to_numpy(), int(metric[-2:])
-            point = float(np.percentile(values, percent)) if len(values) else 0.0
+        for metric in study.margins if len(cell.all) else ():
+            point, n = cell.value(metric, study.statistics.get("goodput", {}))
             if point > 0:  # neither 0 nor without TPOT
-                by_quantity.setdefault((*key[2:], metric), {})[key[:2]] = (
-                    math.log(point),
-                    len(values),
-                )
+                by_quantity.setdefault((*key[2:], metric), {})[key[:2]] = math.log(point), n
     for metric, rates in itertools.product(study.margins, [study.unsaturated]):
         of = [by_quantity.get(("A", cell, metric), {}) for cell in rates]
         for launch in [la for la in of[0] if all(la in cell for cell in of)] if of else []:
@@ -516,7 +545,7 @@ class Taxes:
 
     def least(self, tax: Tax, launches: Iterable[Launch]) -> int:
         """Return the fewest requests of a cell behind a tax."""
-        latency = tax[3][:-4]
+        latency = tax[3][:-4] if re.search(r"_p\d\d$", tax[3]) else "ttft"
         cells = (self.study.cells[key].all for _, key in self.keys(tax, launches))
         return min(int(cell[latency].count()) for cell in cells)
 
@@ -529,7 +558,8 @@ class Taxes:
                 yield f"{name} saturated"
             if dropped := sum(self.study.cells[key].arrivals["dropped"] for key in config_keys):
                 yield f"{name} dropped {dropped} arrivals"
-        if self.least(tax, launches) * (100 - int(tax[3][-2:])) < 100 * BEYOND:
+        percent = int(tax[3][-2:]) if re.search(r"_p\d\d$", tax[3]) else 50
+        if self.least(tax, launches) * (100 - percent) < 100 * BEYOND:
             yield "few requests"
 
 
@@ -604,7 +634,7 @@ def tax_rows(study: Study, taxes: Taxes, rates: Row) -> Row:
         alone = {name: taxes.effect((1, (name, *where))) for name in compared}
         tested = [name for name, e in alone.items()
                   if e and name != plains[-1] and e.repeats and not e.mark]  # fmt: skip
-        margin = study.margins[metric]
+        margin, rises = study.margins[metric], 1 if re.search(r"_p\d\d$", metric) else -1
         for config, first in alone.items():
             row = rows[" ".join((config, *where))] = {
                 "reference": {"B": "ref_safe", "Bp": "ref_load"}.get(phase, [*at, ""][0]),
@@ -629,8 +659,8 @@ def tax_rows(study: Study, taxes: Taxes, rates: Row) -> Row:
                 "narrow_lo": effect.inner[0], "narrow_hi": effect.inner[1],
                 "error": known and known.error, "df": known and known.df,
                 "n_blocks": effect.n_blocks, "method": effect.method, "mark": effect.mark,
-                "own": math.exp(sum(x * log for x, log, _ in config_side)),
-                "base": math.exp(-sum(x * log for x, log, _ in base)),
+                "own": math.exp(rises * sum(x * log for x, log, _ in config_side)),
+                "base": math.exp(-rises * sum(x * log for x, log, _ in base)),
                 "n": sum(n for _, _, n in config_side), "n_base": sum(n for _, _, n in base),
                 "n_cell": taxes.least((config, *where), effect.weights),
                 "p": effect.p, "p_adjusted": p, "verdict": tax_verdict,

@@ -247,6 +247,7 @@ def _rehearse_cell(
     assert rate_rps is not None
     config, name = study["config"], planned["cell"]
     prepared = prepare(study, launch_folder, launch, planned, rate_rps, attempt=1, measurement=1)
+    assert prepared.offsets_ns is not None  # a study of `ab` is not rehearsed
     shape = (planned["input_tokens"], planned["output_tokens"])
     scrape_ns = round(config["metrics"]["interval_s"] * 1e9)
     rule = cell_rule(config, launch.phase)

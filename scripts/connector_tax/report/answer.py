@@ -17,7 +17,12 @@ from connector_tax.analysis.effect import MOST_BLOCKS, POWER
 from connector_tax.analysis.hypotheses import ABOUT
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.looks import LEFT_OUT, decided_in
-from connector_tax.artifacts.metrics import LATENCY_METRICS, judged_metrics, word_of
+from connector_tax.artifacts.metrics import (
+    ALL_METRICS,
+    LATENCY_METRICS,
+    judged_metrics,
+    word_of,
+)
 from connector_tax.artifacts.names import ALL_RATES, PLAIN, cell_of_rate
 from connector_tax.artifacts.stage_records import ConclusionRecord
 from connector_tax.artifacts.tables import POOLED, TAX, EffectRow
@@ -129,10 +134,12 @@ def load(study: StudyTables) -> str:
     cell = cell_of_rate(rate)
     words = f"Over {load_words(sweep)}."
     base = next((r for r in study.pooled if (r.config, r.cell) == (study.baseline, cell)), None)
-    if base is None or base.number(f"{metrics[0]}_ms") is None:
+    timed = [metric for metric in metrics if metric in LATENCY_METRICS]
+    if base is None or not timed or base.number(f"{timed[0]}_ms") is None:
         return words
-    levels = _joined(f"{word_of(m)} {ms((base.number(f'{m}_ms'), None, None))}" for m in metrics)
-    words += f" At {rate:g}/s {study.label(study.baseline)} has {levels} ms"
+    levels = _joined(f"{word_of(m)} {ms((base.number(f'{m}_ms'), None, None))}" for m in timed)
+    there = "There" if "concurrency" in sweep else f"At {rate:g}/s"
+    words += f" {there} {study.label(study.baseline)} has {levels} ms"
     taxes = [row for row in study.of(TAX, "A") if row.cell == cell and row.estimate is not None]
     costs_there = [
         f"{item.label} {_joined(_tax(row) for row in own)}"
@@ -215,12 +222,12 @@ def _each(rows: Sequence[EffectRow], words_of: Callable[[EffectRow], str]) -> st
     """Return a phrase for each row and its metric, or one where all are the same."""
     by_words: dict[str, list[str]] = {}
     for row in rows:
-        by_words.setdefault(words_of(row), []).append(LATENCY_METRICS[row.metric].label)
+        by_words.setdefault(words_of(row), []).append(ALL_METRICS[row.metric].label)
     return _joined(f"{words} on {_joined(metrics)}" for words, metrics in by_words.items())
 
 
 def _metrics(rows: Sequence[EffectRow]) -> str:
-    return _joined(LATENCY_METRICS[row.metric].label for row in rows)
+    return _joined(ALL_METRICS[row.metric].label for row in rows)
 
 
 def _of_each(compared: Sequence[Compared], words_of: Callable[[EffectRow], str]) -> list[str]:
@@ -234,7 +241,7 @@ def _tax(row: EffectRow) -> str:
 def _undecided(study: StudyTables, chosen: Sequence[Compared]) -> str:
     needed = {
         label: ", ".join(
-            f"{LATENCY_METRICS[row.metric].label} {row.blocks_needed or MORE}" for row in rows
+            f"{ALL_METRICS[row.metric].label} {row.blocks_needed or MORE}" for row in rows
         )
         for label, rows in chosen
     }

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from connector_tax import text
 from connector_tax.artifacts import tables
-from connector_tax.artifacts.metrics import HEADLINE, LATENCY_METRICS, VERDICT_METRICS
+from connector_tax.artifacts.metrics import ALL_METRICS, HEADLINE, VERDICT_METRICS, judged_metrics
 from connector_tax.artifacts.names import ALL_RATES, REFERENCES
 from connector_tax.artifacts.tables import ALL_SIZES, KINDS, EffectRow, StepGroup
 from connector_tax.artifacts.verdicts import JUDGED, in_words
@@ -31,7 +31,7 @@ SHOWN_US = 1.0  # hooks below this mean per step are in effects.csv alone
 EffectColumn = Column[EffectRow]
 # A reference rate's name, the rate, and the table of its steps.
 StepTable = tuple[str, float, Table]
-METRIC: EffectColumn = ("Metric", lambda row: LATENCY_METRICS[row.metric].label)
+METRIC: EffectColumn = ("Metric", lambda row: ALL_METRICS[row.metric].label)
 TAX_COLUMNS: list[EffectColumn] = [
     ("Tax, %", lambda row: percent(row.estimate)),
     ("95 % interval, %", lambda row: interval(*row.shown[1:])),
@@ -73,10 +73,10 @@ def at_references(study: StudyTables) -> list[tuple[str, Table]]:
     plain = study.against("plain")
     columns: list[EffectColumn] = [
         _configuration(study),
-        ("ms", lambda row: number(row.own)),
-        (f"{plain}, ms", lambda row: number(row.base)),
+        ("UNIT", lambda row: number(row.own)),
+        (f"{plain}, UNIT", lambda row: number(row.base)),
         *TAX_COLUMNS,
-        (f"ms over {plain}", lambda row: number(row.difference[0])),
+        (f"UNIT over {plain}", lambda row: number(row.difference[0])),
         ("p", lambda row: number(row.p_adjusted, 3)),
         ("By Huber", lambda row: TableCell("otherwise" if row.huber_differs else "")),
         _aa(study, "A/A, %", lambda aa: percent(_ends(aa)[0])),
@@ -89,7 +89,9 @@ def at_references(study: StudyTables) -> list[tuple[str, Table]]:
         _verdict(study),
     ]
     sections = []
-    shown = [(ALL_RATES, metric) for metric in (*VERDICT_METRICS, *HEADLINE)]
+    judged = judged_metrics(study.settings["statistics"])
+    metrics = dict.fromkeys((*judged, *VERDICT_METRICS, *HEADLINE))
+    shown = [(ALL_RATES, metric) for metric in metrics]
     shown += [(reference, metric) for reference in REFERENCES for metric in HEADLINE]
     for reference, metric in shown:
         rows = list(study.at(reference, metric).values())
@@ -98,8 +100,9 @@ def at_references(study: StudyTables) -> list[tuple[str, Table]]:
         at, rate = "over all rates without saturation", rows[0].rate_rps
         if rate is not None:
             at = f"at {reference} ({rate:g} requests/s)"
-        title = f"{LATENCY_METRICS[metric].label} {at}, {rows[0].family}"
-        sections.append((title, of_rows(f"{metric}-{reference}", columns, rows, first=1)))
+        title = f"{ALL_METRICS[metric].label} {at}, {rows[0].family}"
+        named = [(name.replace("UNIT", rows[0].unit), says) for name, says in columns]
+        sections.append((title, of_rows(f"{metric}-{reference}", named, rows, first=1)))
     return sections
 
 

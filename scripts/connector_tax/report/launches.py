@@ -203,7 +203,7 @@ def reference_rates(study: StudyTables) -> Table:
     at = [f"{text.compact(rate)} req/s" for rate in rates]
     columns = ("Configuration", *at, "Knee, req/s", study.against("Capacity over plain's"))
     plain, rows = study.reference["saturation_rate_rps"].get(study.baseline), []
-    criteria = criteria_of(study.settings["saturation"])
+    criteria = criteria_of(study.saturation)
     for config, by_rate in study.reference["criteria"].items():
         cells = [TableCell(_criteria(entry, criteria)) for entry in by_rate.values()]
         knee = study.reference["saturation_rate_rps"].get(config)

@@ -106,7 +106,7 @@ def context(study: StudyTables) -> dict[str, Any]:
         "counts": counts,
         "void_share": counts["void"] / (counts.total() or 1),
         "saturation_quantities": " / ".join(
-            criterion.quantity for criterion in criteria_of(study.settings["saturation"]).values()
+            criterion.quantity for criterion in criteria_of(study.saturation).values()
         ),
         "capped": Counter(
             (row.phase, row.cell, row.remark) for row in study.cell_rows if row.remark

@@ -28,9 +28,10 @@ from connector_tax.artifacts.cell_records import (
     ServerCounters,
     WindowRecord,
 )
-from connector_tax.artifacts.names import TRACE, Launch, baseline_of
+from connector_tax.artifacts.names import CLOSED, TRACE, Launch, baseline_of
 from connector_tax.artifacts.record_reader import checked
 from connector_tax.artifacts.study_records import CellPlan, StudyConfig, StudyDocument
+from connector_tax.config import MOST_REQUESTS
 from connector_tax.files import (
     ArtifactError,
     fsync,
@@ -48,6 +49,7 @@ from connector_tax.loadgen import (
     LoadGeneratorOptions,
     Progress,
     RequestSource,
+    closed_loop,
     make_offsets,
     open_loop,
     random_requests,
@@ -145,13 +147,16 @@ class FinishedCell(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class PreparedCell:
-    """A cell ready to be measured: arrival offsets (ns from its origin) and its requests."""
+    """A cell ready to be measured: arrival offsets (ns from its origin) and its requests.
+
+    A closed loop has no offsets.
+    """
 
     cell: CellPlan
     rate_rps: float
     attempt: int
     arrivals_seed: str
-    offsets_ns: NDArray[np.int64]
+    offsets_ns: NDArray[np.int64] | None
     requests: RequestSource
 
 
@@ -227,7 +232,10 @@ def prepare(
         recorded = recorded_requests(
             root / paths.TRAFFIC, traffic, served, stream, name, FIRST_PLAIN_TOKEN
         )
-    if recorded is not None and recorded.offsets_ns is not None:
+    offsets: NDArray[np.int64] | None
+    if config["phase_a"].get("concurrency"):
+        offsets = None
+    elif recorded is not None and recorded.offsets_ns is not None:
         offsets = recorded.offsets_ns
     else:
         offsets = make_offsets(
@@ -240,7 +248,8 @@ def prepare(
         )
     shape = cell["input_tokens"], cell["output_tokens"]
     if recorded is None:
-        requests = planned_requests(study, name, shape, len(offsets))
+        count = MOST_REQUESTS if offsets is None else len(offsets)
+        requests = planned_requests(study, name, shape, count)
     else:
         requests = recorded.requests
     return PreparedCell(cell, rate_rps, attempt, arrivals_seed, offsets, requests)
@@ -284,7 +293,11 @@ def measure(
     suspended_before = suspended_ms()
     used_before = instruments.processes.read()
     rule = cell_rule(study["config"], launch.phase)
-    load = open_loop(prepared.offsets_ns, prepared.requests, rule)
+    if prepared.offsets_ns is None:
+        concurrency = study["config"]["phase_a"]["concurrency"]
+        load = closed_loop(concurrency, prepared.requests, MOST_REQUESTS, rule)
+    else:
+        load = open_loop(prepared.offsets_ns, prepared.requests, rule)
     looked = time.monotonic()
 
     def progress(now: Progress) -> None:
@@ -301,6 +314,8 @@ def measure(
     if watch is not None:
         watch.close()
     records = [cast(RequestLine, record.fields(STUDY_FIELDS)) for record in result.records]
+    if prepared.offsets_ns is None:
+        records = [_due_when_sent(record, result) for record in records]
     write_bytes(requests_file, b"".join(msgspec.json.encode(r) + b"\n" for r in records))
     steps = step_log.take(result.t_origin_ns, result.t_drained_ns)
     write_bytes(steps_file, steps)
@@ -340,6 +355,14 @@ def measure(
     partial.rename(folder / name)
     fsync(folder)
     return content
+
+
+def _due_when_sent(record: RequestLine, result: CellResult) -> RequestLine:
+    """Return a request of a closed loop with the time it was sent at as its due time."""
+    if (sent := record["t_send_ns"]) is None:
+        return record
+    warmup, cooldown = sent < result.t_warmup_end_ns, sent >= result.t_stop_ns
+    return {**record, "t_intended_ns": sent, "warmup": warmup, "cooldown": cooldown}
 
 
 def _take_device(
@@ -384,7 +407,9 @@ def _final_scrape(sampler: MetricsSampler, before: ScrapeLine, result: CellResul
 
 
 def schedule_kind(config: StudyConfig) -> str:
-    """Return the arrival process, or TRACE if a trace's own times are used."""
+    """Return the arrival process, TRACE if a trace's own times are used, or CLOSED."""
+    if config["phase_a"].get("concurrency"):
+        return CLOSED
     traffic = config["phase_a"].get("traffic")
     return TRACE if traffic and traffic["kind"] == TRACE else config["arrivals"]["process"]
 
@@ -398,11 +423,11 @@ def cell_record(
     started_utc: str,
 ) -> MeasuredCellRecord:
     """Return a cell's plan and outcome, before its validity is checked."""
-    planned = int(
-        np.searchsorted(
-            prepared.offsets_ns, result.t_cooldown_end_ns - result.t_origin_ns, side="left"
-        )
-    )
+    if prepared.offsets_ns is None:
+        handed_out, planned = result.handed_out, len(records)
+    else:
+        end_ns = result.t_cooldown_end_ns - result.t_origin_ns
+        handed_out = planned = int(np.searchsorted(prepared.offsets_ns, end_ns, side="left"))
     window: WindowRecord = {
         "t_origin_ns": result.t_origin_ns,
         "t_warmup_end_ns": result.t_warmup_end_ns,
@@ -425,7 +450,7 @@ def cell_record(
             "gamma_shape": study["config"]["arrivals"]["gamma_shape"],
             "rate_rps": prepared.rate_rps,
             "seed": prepared.arrivals_seed,
-            "n": planned,
+            "n": handed_out,
         },
         "prompts_sha256": result.bodies_sha256,
         "window": window,
