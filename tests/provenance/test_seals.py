@@ -44,7 +44,7 @@ def test_audit_reports_if_the_seal_was_published(
     root: Path, request: pytest.FixtureRequest
 ) -> None:
     line, claims = told(root / "study.json")
-    assert "published nowhere: whoever can write this folder can have made it" in line
+    assert "published nowhere: anyone who can write this folder can have made it" in line
     assert [verdict for verdict, _ in claims] == [NOT_CHECKABLE]
     line, claims = told(request.getfixturevalue("published"))
     assert "the one MANIFEST.md names" in line

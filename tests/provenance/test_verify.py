@@ -196,7 +196,7 @@ def test_folder_that_is_no_archive_is_refused(tmp_path: Path) -> None:
     shutil.copy(verify.__file__, tmp_path)
     result = verified(tmp_path)
     assert result.returncode == 2
-    assert f"{tmp_path} is no unpacked archive: it has no study.json" in result.stderr
+    assert f"{tmp_path} is not an unpacked archive: study.json is missing" in result.stderr
 
 
 @pytest.mark.parametrize("share", [0.001, 0.5, 0.99])

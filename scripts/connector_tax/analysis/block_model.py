@@ -47,9 +47,11 @@ class LaunchId(NamedTuple):
 class Launches:
     """The values of one quantity in one cell of a phase, one entry per launch.
 
-    Attributes: y: the values (for example the log of a percentile). scale: LOG if `y` holds logs,
-    else RAW. borrow: whether the spread of one configuration may be estimated from the others; this
-    needs two configurations besides the baseline.
+    Attributes:
+        y: the values (for example the log of a percentile).
+        scale: LOG if `y` holds logs, else RAW.
+        borrow: whether the spread of one configuration may be estimated from the others; this needs
+            two configurations besides the baseline.
     """
 
     name: NDArray[np.str_]

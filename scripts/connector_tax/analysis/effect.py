@@ -46,8 +46,9 @@ class Ends(NamedTuple):
 class Levels(NamedTuple):
     """The confidences of the two intervals that decide an effect.
 
-    Attributes: wide: of the interval that is tested for containing zero. narrow: of the interval of
-    the equivalence test.
+    Attributes:
+        wide: of the interval that is tested for containing zero.
+        narrow: of the interval of the equivalence test.
     """
 
     wide: float
@@ -63,17 +64,21 @@ class Levels(NamedTuple):
 class Effect:
     """A contrast of launches, whose error follows Student's t distribution.
 
-    Attributes: contrast: the weighted sum of the launches' values, on `scale`. error: its standard
-    error; None without repetition, as in a single block. df: degrees of freedom of the error; 0
-    without an error, infinite if it is exactly 0. blocks: the blocks that it uses. scale: LOG: the
-    values are logs, and the effect is exp(contrast) - 1; RAW: in their unit. method: the source of
-    the spread behind the error. confidence: confidence of the displayed interval. added_df: degrees
-    of freedom that one more block adds. mark: why it gets no verdict (saturation, dropped arrivals,
-    few requests); "" for none. taxes: for a combination, its taxes in the order of its terms.
-    combined: for a combination, the sum of its weighted taxes, the centre of its interval. noise:
-    source of error and df at other levels or with more blocks. own_spread: the spread by the
-    configuration's own blocks, if it may be noisier than it seems; the interval of the equivalence
-    test is at least as wide as this spread gives.
+    Attributes:
+        contrast: the weighted sum of the launches' values, on `scale`.
+        error: its standard error; None without repetition, as in a single block.
+        df: degrees of freedom of the error; 0 without an error, infinite if it is exactly 0.
+        blocks: the blocks that it uses.
+        scale: LOG: the values are logs, and the effect is exp(contrast) - 1; RAW: in their unit.
+        method: the source of the spread behind the error.
+        confidence: confidence of the displayed interval.
+        added_df: degrees of freedom that one more block adds.
+        mark: why it gets no verdict (saturation, dropped arrivals, few requests); "" for none.
+        taxes: for a combination, its taxes in the order of its terms.
+        combined: for a combination, the sum of its weighted taxes, the centre of its interval.
+        noise: source of error and df at other levels or with more blocks.
+        own_spread: the spread by the configuration's own blocks, if it may be noisier than it
+            seems; the interval of the equivalence test is at least as wide as this spread gives.
     """
 
     contrast: float

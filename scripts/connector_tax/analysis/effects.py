@@ -64,9 +64,12 @@ class LogSample(NamedTuple):
 
     If the cell was saturated or dropped arrivals, its latencies cover only the served requests.
 
-    Attributes: point: the log of the percentile. n: the sample size. saturated: whether the study's
-    criteria call the cell saturated. dropped: measured arrivals dropped by the in-flight cap.
-    n_cell: the sample size of its smallest cell; None: it has only one cell.
+    Attributes:
+        point: the log of the percentile.
+        n: the sample size.
+        saturated: whether the study's criteria call the cell saturated.
+        dropped: measured arrivals dropped by the in-flight cap.
+        n_cell: the sample size of its smallest cell; None: it has only one cell.
     """
 
     point: float
@@ -155,9 +158,12 @@ def joined(marks: Iterable[str]) -> str:
 class CellTaxes:
     """One metric of a cell's launches, and the taxes between them.
 
-    Attributes: samples: the samples by launch. plains: the baseline's launches in each block of the
-    phase. confidence: confidence of the intervals. needed: requests per cell below which its
-    percentile gets no verdict. borrow: whether configurations inform each other's noise.
+    Attributes:
+        samples: the samples by launch.
+        plains: the baseline's launches in each block of the phase.
+        confidence: confidence of the intervals.
+        needed: requests per cell below which its percentile gets no verdict.
+        borrow: whether configurations inform each other's noise.
     """
 
     samples: Mapping[LaunchId, LogSample]

@@ -74,10 +74,13 @@ class Answer(NamedTuple):
 class Question:
     """A hypothesis, or a criterion that requires a label.
 
-    Attributes: contrasts: its effects; all must be able to carry a verdict. answers: its possible
-    answers, of which at most one verdict holds. otherwise: the sentence's end if no answer holds.
-    start: the sentence's beginning; `{tax}` and `{gap:pp}` stand for effects. numbers: its numbers
-    in hypotheses.json. label: the design's name for the point estimate.
+    Attributes:
+        contrasts: its effects; all must be able to carry a verdict.
+        answers: its possible answers, of which at most one verdict holds.
+        otherwise: the sentence's end if no answer holds.
+        start: the sentence's beginning; `{tax}` and `{gap:pp}` stand for effects.
+        numbers: its numbers in hypotheses.json.
+        label: the design's name for the point estimate.
     """
 
     contrasts: Mapping[str, Contrast]

@@ -24,9 +24,12 @@ Floats = NDArray[np.float64]
 class MachineUse(NamedTuple):
     """Shares of a cell's time, computed from its machine file.
 
-    Attributes: steal: share of CPU time that the hypervisor gave to others, of the side with the
-    larger share. foreign_cpu: share of the server's CPUs that other processes used.
-    gpu_clock_share: the slowest GPU's clock share (WatchedMachine); None: no GPUs, or not reported.
+    Attributes:
+        steal: share of CPU time that the hypervisor gave to others, of the side with the larger
+            share.
+        foreign_cpu: share of the server's CPUs that other processes used.
+        gpu_clock_share: the slowest GPU's clock share (WatchedMachine); None: no GPUs, or not
+            reported.
     """
 
     steal: float
@@ -47,7 +50,8 @@ def machine_use(machine: "WatchedMachine") -> MachineUse:
 class CpuUse:
     """Shares of a CPU set's time while a cell was sampled.
 
-    Attributes: stolen: share of used or requested time that the hypervisor gave to others.
+    Attributes:
+        stolen: share of used or requested time that the hypervisor gave to others.
     """
 
     busy: float
@@ -65,12 +69,14 @@ _SLOWED = 0x8 | 0x20 | 0x40 | 0x80
 class WatchedMachine:
     """The content of a cell's machine file, of k chunks.
 
-    Attributes: edges_ns: (k + 1,) times of the chunks' ends. steal: (k,) steal share of each chunk.
-    cpus: use of the CPU sets of `loadgen` and `server`. throttled: number of periods in which the
-    control group was throttled; None: not counted. foreign_gpu: number of other processes on the
-    study's GPUs; None: no GPUs, or not reported. gpu_slowed: number of readings of a busy GPU
-    slowed by heat or power supply; None: as above. gpu_clock_share: median SM clock while busy over
-    the highest, of the slowest GPU.
+    Attributes:
+        edges_ns: (k + 1,) times of the chunks' ends.
+        steal: (k,) steal share of each chunk.
+        cpus: use of the CPU sets of `loadgen` and `server`.
+        throttled: number of periods in which the control group was throttled; None: not counted.
+        foreign_gpu: number of other processes on the study's GPUs; None: no GPUs, or not reported.
+        gpu_slowed: number of readings of a busy GPU slowed by heat or power supply; None: as above.
+        gpu_clock_share: median SM clock while busy over the highest, of the slowest GPU.
     """
 
     edges_ns: Ints

@@ -68,13 +68,17 @@ def models(configurations: int) -> tuple[Floats, Floats]:
 class Layout:
     """The number of launches by configuration and block, and each model's matrices for them.
 
-    Attributes: counts: number of launches (configurations, blocks). ratios: (models,
-    configurations). weights: 1 / ratio squared (models, configurations). log_prior: log of the
-    prior probability (models). log_det: half the log of |V| / |X'VX|, up to a constant of all
-    models (models). of_block: summed weights of a block's launches (models, blocks). kept: the
-    configurations whose means are free. The others are fixed, one for each group of configurations
-    that share blocks. inverse: inverse of X'VX with blocks eliminated (models, kept, kept). df:
-    launches minus the rank of X.
+    Attributes:
+        counts: number of launches (configurations, blocks).
+        ratios: (models, configurations).
+        weights: 1 / ratio squared (models, configurations).
+        log_prior: log of the prior probability (models).
+        log_det: half the log of |V| / |X'VX|, up to a constant of all models (models).
+        of_block: summed weights of a block's launches (models, blocks).
+        kept: the configurations whose means are free. The others are fixed, one for each group of
+            configurations that share blocks.
+        inverse: inverse of X'VX with blocks eliminated (models, kept, kept).
+        df: launches minus the rank of X.
     """
 
     counts: Floats
@@ -123,8 +127,10 @@ def _first_of_groups(counts: Floats) -> Integers:
 class Mixture:
     """The posterior over the models.
 
-    Attributes: rss: weighted residual sum of squares (models). log_det: as in the layout (models).
-    df: degrees of freedom, equal for all models.
+    Attributes:
+        rss: weighted residual sum of squares (models).
+        log_det: as in the layout (models).
+        df: degrees of freedom, equal for all models.
     """
 
     layout: Layout
@@ -207,9 +213,12 @@ class Mixture:
 class Noise:
     """The error of one contrast, from which its t distribution at any two levels follows.
 
-    Attributes: mixture: the posterior over the models. squares: squared weights of the contrast,
-    summed by configuration. blocks: number of blocks of the contrast. own_spread: the spread by the
-    contrast's own block differences. config: number of its configuration; None: several.
+    Attributes:
+        mixture: the posterior over the models.
+        squares: squared weights of the contrast, summed by configuration.
+        blocks: number of blocks of the contrast.
+        own_spread: the spread by the contrast's own block differences.
+        config: number of its configuration; None: several.
     """
 
     mixture: Mixture

@@ -37,7 +37,8 @@ Found = tuple[str | None, str | None, str | None]
 class LaunchRecords:
     """One planned launch: its cells by name, and its records if it has them.
 
-    Attributes: reason: why there are no records; None if there are.
+    Attributes:
+        reason: why there are no records; None if there are.
     """
 
     launch: LaunchId
@@ -98,8 +99,9 @@ def _read(path: Path, listed: Mapping[str, str]) -> Any:
 class Resource(NamedTuple):
     """A quantity measured for each launch.
 
-    Attributes: scale: the scale of comparison: LOG or RAW. place: its source: a key of
-    resources.json, SETTINGS or CELL.
+    Attributes:
+        scale: the scale of comparison: LOG or RAW.
+        place: its source: a key of resources.json, SETTINGS or CELL.
     """
 
     name: str

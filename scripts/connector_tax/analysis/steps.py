@@ -60,11 +60,13 @@ class Hook(NamedTuple):
 class Steps:
     """The steps of one cell that started in its measured window and scheduled tokens.
 
-    Attributes: kinds: (n,) kind of each step. samples: (n,) each of STEP_SAMPLES in us, NaN if
-    unknown; the callbacks' total only where all three are known. hooks: (n,) time of every timed
-    hook in each step in us, 0 if it did not run. n_empty: number of polling steps in the window,
-    which the arrays leave out. prefill_ns: start times of steps with prompt tokens in the whole
-    cell, in order.
+    Attributes:
+        kinds: (n,) kind of each step.
+        samples: (n,) each of STEP_SAMPLES in us, NaN if unknown; the callbacks' total only where
+            all three are known.
+        hooks: (n,) time of every timed hook in each step in us, 0 if it did not run.
+        n_empty: number of polling steps in the window, which the arrays leave out.
+        prefill_ns: start times of steps with prompt tokens in the whole cell, in order.
     """
 
     kinds: NDArray[np.str_]

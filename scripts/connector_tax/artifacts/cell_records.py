@@ -1,6 +1,6 @@
-"""The fields of a cell's files, as they lie on disk. What each means: docs/artifacts.md.
+"""The fields of a cell's files on disk. Their meanings: docs/artifacts.md.
 
-Times are CLOCK_MONOTONIC in ns. A key that is NotRequired lacks where it does not apply.
+Times are CLOCK_MONOTONIC in ns. A NotRequired key is absent where it does not apply.
 """
 
 from typing import Any, Literal, NotRequired, Required, TypedDict, TypeGuard
@@ -14,16 +14,16 @@ class RequestLine(TypedDict):
     status: str  #: ok, error, timeout, cancelled or dropped
     #: The kind of failure; the closed list is loadgen/messages.py:FAILURES; null: status ok
     error_kind: str | None
-    error_detail: str | None  #: What was seen; null: status ok, or nothing more is known
+    error_detail: str | None  #: The cause in detail; null: status ok, or nothing more is known
     warmup: bool  #: Due in the warm-up: sent, not measured
     #: Due after the window, while measured requests were still unanswered: sent, not measured
     cooldown: bool
-    t_intended_ns: int  #: When the schedule has it due; ns
-    #: When the issuing thread handed it on, ahead of its due time; ns; null: never handed to a
-    #: worker
+    t_intended_ns: int  #: Due time by the schedule; ns
+    #: When the issuing thread handed it to a worker, ahead of its due time; ns; null: never handed
+    #: on
     t_issue_ns: int | None
     t_worker_ns: int | None  #: When the worker received it; ns; null: never reached a worker
-    t_conn_ns: int | None  #: When it had its connection; ns; null: no connection was had
+    t_conn_ns: int | None  #: When it got its connection; ns; null: it got none
     t_send_ns: int | None  #: Before the first byte was written; ns; null: not sent
     #: The read that completed the response's head; ns; null: no head of a response came
     t_headers_ns: int | None
@@ -37,13 +37,13 @@ class RequestLine(TypedDict):
     completion_tokens: int | None  #: The server's count; tokens; null: no usage came
     inflight_at_send: int | None  #: Other requests in flight, over all workers; null: not sent
     worker: int | None  #: The worker that held it; null: never handed to a worker
-    #: Each socket read with token events: its stamp in ns and how many events it completed; null:
-    #: load_generator.keep_reads false, or no token came
+    #: Each socket read with token events: its stamp in ns and the number of events that it
+    #: completed; null: load_generator.keep_reads is false, or no token came
     reads: list[tuple[int, int]] | None
 
 
 class AnsweredRequest(TypedDict):
-    """The fields of a line with status ok that readers use; they are never null there."""
+    """The fields that readers use of a line with status ok; none of them is null."""
 
     request_id: str
     t_intended_ns: int
@@ -62,7 +62,7 @@ class ScrapeMoment(TypedDict):
     """A scrape's time, and whether the page was read and parsed."""
 
     t_ns: int  #: CLOCK_MONOTONIC before the scrape
-    ok: bool  #: the page was read and parsed
+    ok: bool  #: whether the page was read and parsed
 
 
 class ScrapeLine(ScrapeMoment):
@@ -77,17 +77,18 @@ class ScrapeLine(ScrapeMoment):
 
 
 class StepLine(TypedDict):
-    """One line of engine_step_*.jsonl; what a step has depends on engine, process and connector."""
+    """One line of engine_step_*.jsonl; its fields depend on engine, process and connector."""
 
-    t_ns: int  #: CLOCK_MONOTONIC at the start; of a vLLM in steps of 10 µs; ns
-    #: Joins scheduler and worker; counts from 1 within a launch, of data-parallel rank r from r ·
-    #: 10⁹ + 1
+    t_ns: int  #: CLOCK_MONOTONIC at the step's start; vLLM: in units of 10 µs; ns
+    #: Step number, equal in scheduler and worker; from 1 within a launch, for data-parallel rank r
+    #: from r · 10⁹ + 1
     step_id: int
     process: Literal["scheduler", "worker"]  #: scheduler or worker
     #: Scheduler: schedule(), entry to exit. Worker: execute_model(), with sample_tokens() where
     #: that is its own call; µs
     step_duration_us: float
-    #: The engine's whole step; µs; null: the worker's record; a step without a whole one
+    #: Duration of the engine's whole step; µs; null: a worker's record, or a step without a whole
+    #: one
     engine_step_us: float | None
     build_meta_us: float | None  #: build_connector_meta(); µs; null: not called in this process
     #: get_finished() or get_transfer_results(); µs; null: not called in this process
@@ -102,12 +103,12 @@ class StepLine(TypedDict):
     decode_tokens: int | None
     #: Embedded engine: KV tokens the decoding sequences read; tokens; absent from a vLLM's
     kv_tokens: NotRequired[int | None]
-    #: update_from_output(); µs; absent from the worker's record and the embedded engine's; null for
-    #: a step without one
+    #: update_from_output(); µs; null: not called in this step; absent from the worker's record and
+    #: the embedded engine's
     update_us: NotRequired[float | None]
     #: The connector's other hooks that were called, by name; µs; absent without a connector
     hooks_us: NotRequired[dict[str, float]]
-    #: Timed hooks of its children, by child and hook; µs; absent but for a MultiConnector
+    #: Timed hooks of a MultiConnector's children, by child and hook; µs; absent without one
     children_us: NotRequired[dict[str, dict[str, float]]]
 
 
@@ -116,19 +117,19 @@ class DeviceLine(TypedDict):
 
     t_ns: int  #: When the host queued it; ns
     step_id: int  #: Id of the engine step
-    #: When the device began it: when it was queued, or when the step before ended; ns
+    #: When the device began it: the later of its queueing and the previous step's end; ns
     t_start_ns: int
-    t_end_ns: int  #: When the device was done with it; ns
-    #: When the engine core was given the first of its requests; ns; null: it carries requests on
-    #: from the step before
+    t_end_ns: int  #: When the device finished it; ns
+    #: When the engine core received its first request; ns; null: it continues requests of the
+    #: previous step
     t_since_ns: int | None
-    prefill_tokens: int  #: Of prompts; tokens
-    decode_seqs: int  #: Sequences that decode
-    kv_tokens: int  #: KV cache of these before the step; tokens
-    prefill_pairs: int  #: Query and key, over the tokens of the prompts
-    #: When the host began to wait for its end; ns; null: the host did not wait for it
+    prefill_tokens: int  #: Prompt tokens that it computes; tokens
+    decode_seqs: int  #: Number of decoding sequences
+    kv_tokens: int  #: KV cache of the decoding sequences before the step; tokens
+    prefill_pairs: int  #: Number of query-key pairs, over the prompt tokens
+    #: When the host began to wait for its end; ns; null: the host did not wait
     t_wait_ns: int | None
-    t_woken_ns: int | None  #: When the host went on; ns; null: the host did not wait for it
+    t_woken_ns: int | None  #: When the host continued; ns; null: the host did not wait
 
 
 class MachineCounters(TypedDict):
@@ -145,37 +146,37 @@ class MachineCounters(TypedDict):
 
 
 class MachineLine(TypedDict, total=False):
-    """One line of machine_*.jsonl: which fields it has depends on its kind."""
+    """One line of machine_*.jsonl; its fields depend on its kind."""
 
     kind: Required[Literal["begin", "chunk"]]  #: begin or chunk
     t_ns: Required[int]  #: CLOCK_MONOTONIC: when the counters were read
     # chunk.
-    #: a chunk's rows of nvidia-smi: uuid, SM clock and its highest, throttle reasons, memory clock,
-    #: temperature, power; of the study's GPUs alone; absent without a GPU
+    #: rows of nvidia-smi for the study's GPUs in this chunk: uuid, SM clock, highest SM clock,
+    #: throttle reasons, memory clock, temperature, power; absent without a GPU
     gpu: list[list[Any]]
-    #: processes seen on the study's GPUs in the chunk, neither the study's nor stopped; absent
-    #: without a GPU; null: nvidia-smi named none of the study's processes in the chunk
+    #: other running processes on the study's GPUs in this chunk; null: nvidia-smi listed none of
+    #: the study's processes either; absent without a GPU
     foreign_gpu_pids: list[int] | None
     # begin.
-    chunk_ms: float  #: from one line to the next; absent but in begin
-    loadgen: list[int]  #: the logical CPUs of each side; absent but in begin
-    server: list[int]  #: the logical CPUs of each side; absent but in begin
+    chunk_ms: float  #: interval of the lines; only in begin
+    loadgen: list[int]  #: logical CPUs of this side; only in begin
+    server: list[int]  #: logical CPUs of this side; only in begin
     # begin and chunk.
-    #: totals. idle_ms, steal_ms and own_ms (the study's own processes) of both sides; throttled
-    #: periods, null where the kernel does not tell; suspended_ms; CPU time and page faults of the
-    #: watching process; pressure_us is no longer written
+    #: totals: idle_ms, steal_ms and own_ms (the study's processes) of both sides; throttled
+    #: periods, null if not counted; suspended_ms; CPU time and page faults of the watching process;
+    #: pressure_us is no longer written
     counters: MachineCounters
 
 
 class MeasuredWindow(TypedDict):
-    """From when to when a cell was measured."""
+    """The begin and end of a cell's measured window."""
 
     t_warmup_end_ns: int
     t_stop_ns: int
 
 
 class WindowRecord(MeasuredWindow):
-    """`window`: when the cell's parts began and ended."""
+    """`window`: begin and end of each part of the cell."""
 
     t_origin_ns: int
     t_cooldown_end_ns: int
@@ -194,14 +195,14 @@ class ScheduleRecord(TypedDict):
 
 
 class CooldownRecord(TypedDict):
-    """`cooldown`: requests due after the window, and what ended it."""
+    """`cooldown`: number of requests due after the window, and what ended it."""
 
     requests: int
     ended_by: str
 
 
 class CountsRecord(TypedDict):
-    """`counts`: requests; `failed` is by kind of failure."""
+    """`counts`: numbers of requests; `failed` is by kind of failure."""
 
     planned: int
     sent: int
@@ -211,7 +212,7 @@ class CountsRecord(TypedDict):
     measured_ok: int
 
 
-# Not a class: `pass` is no name of Python's.
+# Not a class: `pass` is a keyword.
 CheckRecord = TypedDict(
     "CheckRecord", {"value": float | None, "bound": float | list[float], "pass": bool}
 )
@@ -219,7 +220,7 @@ CheckRecord = TypedDict(
 
 
 class QuantityRecord(TypedDict):
-    """A quantity: its value, its parts (`server` and each companion), why the value is null."""
+    """A quantity: value, parts (`server` and each companion), and the reason of a null value."""
 
     value: float | None
     parts: dict[str, float]
@@ -244,7 +245,7 @@ class CellCpu(TypedDict):
 
 
 class GeneratorHealth(TypedDict):
-    """`load_generator`: counters by process, who died, connections by worker."""
+    """`load_generator`: counters by process, dead workers, connections by worker."""
 
     processes: dict[str, dict[str, float]]
     workers: int
@@ -255,7 +256,7 @@ class GeneratorHealth(TypedDict):
 
 
 class RehearsedRecord(TypedDict):
-    """`rehearsed`: of a cell in virtual time only."""
+    """`rehearsed`: only for a cell in virtual time."""
 
     seconds: float
     load: float
@@ -272,11 +273,11 @@ class MeasuredCellRecord(TypedDict):
     configuration: str  #: the configuration its server was started with
     block: int  #: from 0
     label: str  #: the engine's label
-    input_tokens: int  #: of every request; tokens
-    output_tokens: int  #: of every request; tokens
+    input_tokens: int  #: length of every request; tokens
+    output_tokens: int  #: length of every request; tokens
     #: kind, gamma_shape, rate_rps, seed (of the arrivals), n (arrivals planned)
     schedule: ScheduleRecord
-    prompts_sha256: str  #: over the bodies of the planned requests
+    prompts_sha256: str  #: SHA-256 over the bodies of the planned requests
     #: t_origin_ns, t_warmup_end_ns, t_stop_ns, t_cooldown_end_ns, t_drained_ns; started_utc in wall
     #: time; ns
     window: WindowRecord
@@ -284,18 +285,18 @@ class MeasuredCellRecord(TypedDict):
     #: overloaded)
     cooldown: CooldownRecord
     counts: CountsRecord  #: planned, sent, ok, dropped, failed by kind, measured_ok; requests
-    extended_s: float  #: how far the window went beyond its floor
-    #: measured requests sent, over the window; no longer written
+    extended_s: float  #: time by which the window exceeded its floor
+    #: measured requests sent per second of the window; no longer written
     achieved_rate_rps: NotRequired[float]
-    clock: str  #: kernel or worker: who stamped the reads
+    clock: str  #: source of the reads' stamps: kernel or worker
     attempt: int  #: the launch's attempt that measured it
     suspended_ms: NotRequired[int]  #: how long the machine was suspended during the cell
-    #: before and after: the server's counters the checks use
+    #: the server's counters for the checks, before and after the cell
     server_counters: NotRequired[ServerCounters]
     #: from_ns, to_ns, cpu_s of all processes of the server, requests by its own count,
     #: cpu_s_per_1000 (value, parts, reason as in resources.json)
     server_cpu: NotRequired[CellCpu]
-    #: per process event-loop lag, CPU share and message counters; who died; connections
+    #: event-loop lag, CPU share and message counters per process; dead workers; connections
     load_generator: NotRequired[GeneratorHealth]
     rehearsed: NotRequired[RehearsedRecord]
 
@@ -306,5 +307,5 @@ class CellRecord(MeasuredCellRecord):
     #: validity check to value, bound and pass; the checks are artifacts/checks.py:CHECKS
     health: dict[str, CheckRecord]
     valid: bool  #: every check passed
-    void_reasons: list[str]  #: a sentence per failed check; empty when valid
+    void_reasons: list[str]  #: a sentence for each failed check; empty if valid
     files: dict[str, str]  #: SHA-256 of the cell's other files by name

@@ -1,7 +1,7 @@
-"""The checks a cell must pass to be valid: the name of each, what a void cell says, its bounds.
+"""The checks that a valid cell must pass: names, texts of void cells, and bounds.
 
-`analysis.validity` computes them, the audit a second time from the raw records; the load
-generator's own command judges by the same bounds.
+`analysis.validity` computes them, and the audit recomputes them from the raw records. The load
+generator's own command uses the same bounds.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class Bound(NamedTuple):
-    """A key of the `validity` section: the value of a study that does not set it, what it means.
+    """A key of the `validity` section: its default and its meaning.
 
     Attributes:
-        most: the largest value that may be set; None: any.
-        zero: whether it may be 0.
+        most: the largest allowed value; None: no limit.
+        zero: whether 0 is allowed.
     """
 
     default: float
@@ -28,7 +28,7 @@ class Bound(NamedTuple):
     zero: bool = False
 
     def schema(self) -> dict[str, float | str]:
-        """Return the check's JSON schema."""
+        """Return the JSON schema of the key."""
         limits = {"minimum" if self.zero else "exclusiveMinimum": 0.0}
         limits |= {} if self.most is None else {"maximum": self.most}
         meaning = f"{self.meaning}; {self.default:g} where it is not set"
@@ -39,12 +39,12 @@ class CheckKind(NamedTuple):
     """One check, as it stands under its name in a cell's `health`.
 
     Attributes:
-        void: what is wrong where it fails.
-        bounds: what it is judged by; empty where the bound is no matter of choice.
-        machine: only of a cell whose machine was watched.
-        device: only where this is the engine's device.
-        counter: only of a cell whose server counts under vLLM's names.
-        loop: only of a cell in open loop, which has a schedule, or in closed loop.
+        void: what is wrong if it fails.
+        bounds: its configurable bounds; empty if the bound is fixed.
+        machine: applies only to cells whose machine was watched.
+        device: applies only if this is the engine's device.
+        counter: applies only to a server that counts under vLLM's names.
+        loop: applies only to open-loop or only to closed-loop cells; None: to both.
     """
 
     void: str
@@ -153,15 +153,15 @@ CHECKS: Mapping[str, CheckKind] = {
         _FOREIGN_CPU,
         machine=True,
     ),
-    # Where the kernel counts it.
+    # If the kernel counts it.
     "throttled_periods": CheckKind(
         "machine disturbed: the control group's CPU quota was used up", machine=True
     ),
-    # On GPUs, where nvidia-smi tells.
+    # On GPUs, if nvidia-smi reports it.
     "foreign_gpu_processes": CheckKind(
         "machine disturbed: processes of others were on the study's GPUs", machine=True
     ),
-    # So too.
+    # On GPUs, if nvidia-smi reports it.
     "gpu_slowed": CheckKind(
         "a GPU was slowed by its heat or its power supply", machine=True, device="cuda"
     ),
@@ -189,7 +189,7 @@ CHECKS: Mapping[str, CheckKind] = {
         },
         device="emulated",
     ),
-    # Of the baseline alone: that the others leave the device idle is what is measured.
+    # Baseline only: idle time of the device under other configurations is the measured cost.
     "device_exposed_share": CheckKind(
         "the baseline left the emulated device idle between steps: its core is too slow for this"
         " device, or busy", {
@@ -217,19 +217,18 @@ def _bounds(device: str | None) -> dict[str, float]:
     return {key: bound.default for check in kinds for key, bound in check.bounds.items()}
 
 
-# What a study is judged by where its `validity` section does not say otherwise; the second with
-# that device only.
+# Default bounds of the `validity` section; the second only for an emulated device.
 BOUNDS: Mapping[str, float] = _bounds(None)
 DEVICE_BOUNDS: Mapping[str, Mapping[str, float]] = {d: _bounds(d) for d in ("cuda", "emulated")}
-# The share of reads that may lack a stamp: a wall clock set anew takes it from those under way.
+# Allowed share of reads without a stamp: setting the wall clock removes it from reads in progress.
 UNSTAMPED_SHARE_MAX = 0.01
-# Two clocks cannot be read at one moment; a suspend lasts seconds.
+# Two clocks cannot be read at the same moment; a real suspend lasts seconds.
 SUSPENDED_MS_MAX = 100
 # The share of its places' time that a closed loop may leave empty between two requests.
 IDLE_PLACES_MAX = 0.05
 # The shortest and longest time between two scrapes of /metrics, as multiples of the interval.
 SCRAPE_GAPS = (0.5, 1.5)
-# What every process of the load generator counts; the session's also counts late results.
+# Counters of every load-generator process; the main process also counts late results.
 LOST_COUNTS = ("undecodable", "oversized", "dropped_messages")
 
 
@@ -241,15 +240,15 @@ def at_most(value: float | None, bound: float) -> CheckRecord:
 def schedule_check(
     lags_ms: Sequence[float], ttfts_ms: Sequence[float], bounds: Mapping[str, float]
 ) -> CheckRecord:
-    """Check the p99 of send lateness; it fails where the p99 is shown to be above its bound.
+    """Check the p99 of send lateness; it fails if the p99 is significantly above its bound.
 
-    Among fewer than a hundred requests the p99 is the latest of them, and one that the kernel or
-    the host held up for a moment says nothing about the others. So the lower end of its interval
-    is judged (docs/method.md, "Validity").
+    Among fewer than a hundred requests the p99 is the latest one, and a single request delayed by
+    the kernel or host is not representative. So the lower end of its interval is compared
+    (docs/method.md, "Validity").
 
     Args:
-        lags_ms: of each request that was sent, from its due time to the socket; ms.
-        ttfts_ms: of the answered ones; ms.
+        lags_ms: lateness of each sent request, from its due time to the socket; ms.
+        ttfts_ms: TTFT of the answered requests; ms.
     """
     # Imported late: Snakemake plans without numpy.
     from connector_tax.ranks import at_least, percentile_of
@@ -266,7 +265,7 @@ def schedule_check(
 def generator_checks(
     health: GeneratorHealth, clock: str, bounds: Mapping[str, float]
 ) -> dict[str, CheckRecord]:
-    """Return the checks of the load generator's processes, of a cell or of the loadgen command."""
+    """Return the checks of the load generator's processes, for a cell or the loadgen command."""
 
     def worst(key: str) -> float | None:
         values = [health[key] for health in processes.values() if health.get(key) is not None]
@@ -291,7 +290,7 @@ def generator_checks(
 
 
 def _unstamped_share(health: GeneratorHealth, clock: str) -> float | None:
-    """Return the share of the workers' reads without a stamp of the clock that the cell names."""
+    """Return the share of the workers' reads without a stamp of the cell's clock."""
     if clock != "kernel":
         return 0.0
     workers = [values for name, values in health["processes"].items() if name != "main"]

@@ -1,8 +1,8 @@
 """A study's folder: its launches, their cells, and their records.
 
-Every reader of launches and cells asks these objects: each file is read once, checked against the
-hash in its launch's index.json, and what was made of it is kept. All that was planned is there: a
-cell that was skipped, failed, void or never measured has that state and its reason.
+All readers of launches and cells use these objects: each file is read once, checked against the
+hash in its launch's index.json, and results derived from it are cached. All planned cells are
+included: a skipped, failed, void or unmeasured cell has that state and its reason.
 """
 
 import hashlib
@@ -37,10 +37,10 @@ BAD_LINE = (ValueError, RecursionError, msgspec.MsgspecError)
 
 
 def read_blocks(path: Path, sha256: str | None) -> Iterator[bytes]:
-    """Yield a file in blocks of whole lines, of which memory holds one.
+    """Yield a file in blocks of whole lines, so that only one block is in memory.
 
     Args:
-        sha256: hex digest that its bytes must have; None: not checked.
+        sha256: required hex digest of the file; None: not checked.
 
     Raises:
         ArtifactError: the file is missing, or has another digest.
@@ -62,14 +62,14 @@ def read_blocks(path: Path, sha256: str | None) -> Iterator[bytes]:
 def decoded(
     path: Path, blocks: Iterator[bytes], decode: Callable[[bytes], Kept]
 ) -> Iterator[list[Kept]]:
-    """Yield what each line of a JSON-lines file holds, in a list for each block.
+    """Yield the decoded lines of a JSON-lines file, as a list for each block.
 
     Args:
-        path: of the file, for messages.
+        path: the file, for messages.
         decode: a decoder of one line.
 
     Raises:
-        ArtifactError: a line is not what the decoder wants, blank, or cut off; names its number.
+        ArtifactError: a line does not decode, is blank, or is cut off; names its number.
     """
     number = 1
     for block in blocks:
@@ -89,9 +89,9 @@ def decoded(
 
 
 def _decoder_of(content: bytes) -> Callable[[bytes], dict[str, Any]]:
-    """Return a decoder of the content's lines into objects, in which no key may stand twice."""
+    """Return a decoder of the content's lines into objects, which rejects duplicate keys."""
     decode = msgspec.json.Decoder(dict[str, Any]).decode
-    # Then `":` follows every key: where there are as many as keys were decoded, none was dropped.
+    # Here `":` follows every key, so equal counts mean that no duplicate key was dropped.
     compact = SPACED_KEY.search(content) is None
 
     def decode_line(line: bytes) -> dict[str, Any]:
@@ -104,12 +104,12 @@ def _decoder_of(content: bytes) -> Callable[[bytes], dict[str, Any]]:
 
 
 def _keys(value: Mapping[str, Any]) -> int:
-    """Return the number of an object's keys, and those outside a list."""
+    """Return the number of keys of an object and its nested objects, outside lists."""
     return len(value) + sum(_keys(of) for of in value.values() if type(of) is dict)
 
 
 class CellState(NamedTuple):
-    """A planned cell's state (valid, void, skipped, missing, failed), and why it is not valid."""
+    """The state of a planned cell (valid, void, skipped, missing, failed), and its reason."""
 
     status: str
     reason: str | None
@@ -117,7 +117,7 @@ class CellState(NamedTuple):
 
 @dataclass(frozen=True)
 class LaunchFolder:
-    """One launch of the run order."""
+    """The folder of one launch of the run order."""
 
     root: Path
     launch: Launch
@@ -129,12 +129,12 @@ class LaunchFolder:
 
     @cached_property
     def index(self) -> LaunchIndex | None:
-        """Its index.json; None until it has ended."""
+        """Return its index.json; None until it has ended."""
         return read_index(self.folder)
 
     @property
     def status(self) -> str:
-        """Return its state, or `missing`."""
+        """Return its state, or `missing` before its end."""
         return "missing" if self.index is None else self.index.status
 
     def key(self, cell: str) -> CellKey:
@@ -154,9 +154,7 @@ class LaunchFolder:
         return self.folder / cell / paths.cell_record(self.launch.phase, cell)
 
     def record(self, cell: str) -> CellRecord | None:
-        """Return a cell's record as it lies there, not checked against the index; None: there is
-        none.
-        """
+        """Return a cell's record, not checked against the index; None if missing."""
         if cell not in self._records:
             path = self.record_path(cell)
             self._records[cell] = read_json(path) if path.exists() else None
@@ -167,7 +165,7 @@ class LaunchFolder:
         return {}
 
     def cell(self, planned: CellPlan, rate_rps: float | None = None) -> "CellFolder":
-        """Return a planned cell with its record, neither of them checked."""
+        """Return a planned cell with its record, both unchecked."""
         name = planned["cell"]
         entry, (status, reason) = self.entry(name), self.state(name)
         return CellFolder(
@@ -187,7 +185,7 @@ class LaunchFolder:
         """Return the record of a measured cell.
 
         Raises:
-            ArtifactError: it is not what the index lists, or of another cell or state.
+            ArtifactError: it differs from the index, or is of another cell or state.
         """
         path, entry = self.record_path(cell), self.entry(cell)
         if entry is None or path.name not in entry.files:
@@ -214,14 +212,14 @@ class CellFolder:
     """One planned cell of one launch.
 
     Attributes:
-        key: where it stands.
+        key: its launch, block, phase and name.
         status: valid | void | skipped | missing | failed (the whole launch failed).
         reason: why it is not valid; None for a valid cell.
-        folder: where its files lie.
-        files: name to SHA-256 of its files, as the launch's index has it.
+        folder: the folder of its files.
+        files: SHA-256 of its files by name, from the launch's index.
         record: `cell_<phase>_<cell>.json`; None unless valid or void.
-        rate_rps: offered rate; None when no rate was chosen.
-        nodes: what the attempts of its launch ran on; none in studies that did not record it.
+        rate_rps: offered rate; None if no rate was chosen.
+        nodes: machines of the launch's attempts; empty in studies that did not record them.
     """
 
     key: CellKey
@@ -243,7 +241,7 @@ class CellFolder:
 
     @property
     def name(self) -> str:
-        """`plain_2/block0/A/r40`."""
+        """Return its path-like name, such as `plain_2/block0/A/r40`."""
         return "/".join((self.key.config, f"block{self.key.block}", *self.key[2:]))
 
     def file(self, kind: str) -> Path:
@@ -251,11 +249,11 @@ class CellFolder:
         return self.folder / paths.cell_log(kind, self.key.phase, self.key.cell)
 
     def sha256(self, kind: str) -> str | None:
-        """Return the hash of that file in the index; None when it does not list the file."""
+        """Return the hash of that file in the index; None if it is not listed."""
         return self.files.get(self.file(kind).name)
 
     def listed(self, kind: str) -> tuple[Path, str]:
-        """The path and the hash of a file that a valid cell must have.
+        """Return path and hash of a file that a valid cell must have.
 
         Raises:
             ArtifactError: the index does not list it.
@@ -267,7 +265,7 @@ class CellFolder:
         return path, digest
 
     def kept(self, name: str, make: Callable[[], Kept]) -> Kept:
-        """Return the result of the first call of `make` under this name."""
+        """Return the cached result of the first call of `make` under this name."""
         if name not in self._kept:
             self._kept[name] = make()
         value: Kept = self._kept[name]
@@ -277,7 +275,7 @@ class CellFolder:
         """Yield one of its files in blocks of whole lines, checked against the index.
 
         Raises:
-            ArtifactError: the index does not list it, or it is not what the index lists.
+            ArtifactError: the index does not list it, or the file differs from it.
         """
         if kind in self._contents:
             yield self._contents[kind]
@@ -288,7 +286,7 @@ class CellFolder:
         """Return every line of one of its files; the file's content is held until `release`.
 
         Raises:
-            ArtifactError: as `blocks`; or a line is no JSON.
+            ArtifactError: as `blocks`; or a line is not JSON.
         """
         content = b"".join(self.blocks(kind))
         self._contents[kind] = content
@@ -300,7 +298,7 @@ class CellFolder:
         return {}
 
     def release(self) -> None:
-        """Let go of the files' contents; what was kept of them stays."""
+        """Free the files' contents; cached results stay."""
         self._contents.clear()
 
 
@@ -314,7 +312,7 @@ class StudyFolder:
 
     @classmethod
     def load(cls, study_file: Path) -> "StudyFolder":
-        """Return the folder of a study.json; raises as `load_study`."""
+        """Return the folder of a study.json; errors as in `load_study`."""
         return cls(load_study(study_file))
 
     def of_phase(self, phase: str) -> list[LaunchFolder]:
@@ -322,16 +320,15 @@ class StudyFolder:
         return [launch for launch in self.launches if launch.launch.phase == phase]
 
     def cells(self, phase: str, rate_rps: float | None = None) -> list[CellFolder]:
-        """Return every planned cell of a phase, in the study's order of configurations, blocks and
-        cells.
+        """Return every planned cell of a phase, ordered by configuration, block and cell.
 
         Args:
-            rate_rps: the phase's reference rate as of now, which the launches of Phases B and Bp
-                must have been measured at; not looked at in Phase A.
+            rate_rps: the phase's present reference rate, at which launches of Phases B and B' must
+                have been measured; ignored in Phase A.
 
         Raises:
-            ArtifactError: a launch belongs to another design or to another reference rate, or an
-                index or a cell's record is malformed; names the file and what differs.
+            ArtifactError: a launch belongs to another design or reference rate, or an index or
+                record is malformed; names the file and the difference.
         """
         key = (phase, rate_rps)
         if key not in self._cells:

@@ -1,4 +1,4 @@
-"""index.json: what a finished launch says of itself, as its writer and all its readers have it."""
+"""The record index.json of a finished launch, for its writer and all readers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from connector_tax.files import read_json, sha256_file, write_json
 
 
 class CellEntry(msgspec.Struct, frozen=True):
-    """A planned cell: how it ended, why, and the SHA-256 of its files by name."""
+    """A planned cell's entry: state, reason, and SHA-256 of its files by name."""
 
     cell: str
     status: Annotated[str, meta(pattern="^(valid|void|skipped|missing)$")]
@@ -35,8 +35,8 @@ class LaunchIndex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     #: done, skipped or failed
     status: Annotated[str, meta(pattern="^(done|skipped|failed)$")]
     reason: str | None  #: why it was skipped or failed; null: status done
-    rate_rps: float | None  #: the reference rate it was measured at; null: Phase A, or skipped
-    depends: dict[str, str]  #: design_sha256: the design it belongs to
+    rate_rps: float | None  #: the reference rate of its measurement; null: Phase A, or skipped
+    depends: dict[str, str]  #: design_sha256: hash of its design
     started_utc: str  #: start of the first attempt, ISO 8601
     ended_utc: str | None  #: end of the last attempt, ISO 8601; null: the last attempt was killed
     #: as attempts.json: pid, times (UTC, and started_ns and ended_ns of CLOCK_MONOTONIC), port,
@@ -57,16 +57,16 @@ class LaunchIndex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     timing: dict[str, float]  #: startup_s, cells_s, release_s, wall_s, over all attempts; s
 
     def entry(self, cell: str) -> CellEntry | None:
-        """Return the entry of a cell, or None where the index does not list it."""
+        """Return the entry of a cell, or None if it is not listed."""
         return next((entry for entry in self.cells if entry.cell == cell), None)
 
 
 def cell_state(index: LaunchIndex | None, entry: CellEntry | None) -> tuple[str, str | None]:
-    """Return a planned cell's state (its entry's, or failed with its whole launch) and the reason.
+    """Return a planned cell's state (its entry's, or failed with its launch) and the reason.
 
     Args:
-        index: of its launch; None where the launch has not ended.
-        entry: what the index says of it; None where it does not list it.
+        index: the launch's index; None if the launch has not ended.
+        entry: the cell's entry in the index; None if it is not listed.
     """
     if index is None:
         return "missing", "the launch has no index.json"
@@ -81,11 +81,11 @@ def cell_state(index: LaunchIndex | None, entry: CellEntry | None) -> tuple[str,
 
 
 def launch_index(
-    study: DesignLabel, launch: Launch, cells: Sequence[CellEntry], **rest: Any
+    study: DesignLabel, launch: Launch, cells: Sequence[CellEntry], **fields: Any
 ) -> LaunchIndex:
-    """Return the index of a launch of a study; `rest` holds what depends on its outcome.
+    """Return the index of a launch of a study.
 
-    Unless given, the launch is `done`, without attempts, timing or its own rate.
+    By default the launch is `done`, without attempts, timing or a rate; `fields` override this.
     """
     went = {"status": "done", "reason": None, "rate_rps": None, "ended_utc": None}
     return LaunchIndex(
@@ -96,7 +96,7 @@ def launch_index(
         label=study["engine_label"],
         depends={"design_sha256": study["design_sha256"]},
         cells=list(cells),
-        **{**went, "attempts": [], "timing": {}, **rest},
+        **{**went, "attempts": [], "timing": {}, **fields},
     )
 
 
@@ -113,7 +113,7 @@ def read_index(launch_folder: Path) -> LaunchIndex | None:
     """Return the index of a launch, or None where the launch has not ended.
 
     Raises:
-        ArtifactError: it is not one; names the file, the key and what is allowed.
+        ArtifactError: it is malformed; names the file, the key and what is allowed.
     """
     path = launch_folder / paths.INDEX
     return converted(read_json(path), LaunchIndex, str(path)) if path.exists() else None

@@ -1,6 +1,6 @@
-"""The fields of a launch's files beside index.json, and of owners/ and devices/, on disk.
+"""The fields of a launch's other files, and of owners/ and devices/, on disk.
 
-What each means: docs/artifacts.md. A key that is NotRequired lacks where it does not apply.
+Their meanings: docs/artifacts.md. A NotRequired key is absent where it does not apply.
 """
 
 from collections.abc import Iterable
@@ -39,16 +39,16 @@ class NodeRecord(ClaimedNode):
 
 
 class DeviceClaim(TypedDict):
-    """devices/block<k>.json: the device that a block was begun on."""
+    """devices/block<k>.json: the device on which a block began."""
 
-    design_sha256: str  #: of the design; a claim of another is void
-    #: the node's name, where the block's later jobs are sent; null: not run by Slurm
+    design_sha256: str  #: hash of the design; a claim of another design is void
+    #: name of the node, to which the block's later jobs are sent; null: not run by Slurm
     slurm_node: str | None
-    node: ClaimedNode  #: as node of an attempt, without boot, job and exclusive
+    node: ClaimedNode  #: as `node` of an attempt, without boot, job and exclusive
 
 
 class OwnerRecord(TypedDict):
-    """owners/<launch>.json: the driver that measures the launch."""
+    """owners/<launch>.json: the driver that is measuring the launch."""
 
     launch: str
     process: str
@@ -58,7 +58,7 @@ class OwnerRecord(TypedDict):
 
 
 class AttemptRecord(TypedDict, total=False):
-    """One entry of attempts.json; keys lack in one that ended before they were known."""
+    """One entry of attempts.json; keys that were not yet known at its end are absent."""
 
     attempt: int
     pid: int
@@ -69,12 +69,12 @@ class AttemptRecord(TypedDict, total=False):
     node: NodeRecord
     supersedes: str | None
     port: int
-    # Its target and options, as it describes itself.
+    # The load generator's target and options.
     load_generator: dict[str, Any]
     startup_s: float
     stopped: str
     failure: str
-    # Lines that were removed since they looked like secrets, by the name of the log.
+    # Number of lines removed because they looked like secrets, by log name.
     redacted: dict[str, int]
     wall_s: float
 
@@ -85,26 +85,26 @@ def nodes_of(attempts: Iterable[AttemptRecord]) -> list[NodeRecord]:
 
 
 class LaunchConfig(TypedDict):
-    """config.json: what was launched."""
+    """config.json: the command of a launch and its origin."""
 
     study: str  #: the study's name
-    design_sha256: str  #: of the design
+    design_sha256: str  #: hash of the design
     configuration: ConfigurationEntry  #: its entry of config/configurations.yaml
     config: str  #: the launch's name
     block: int  #: from 0
     phase: str  #: A, B or Bp
     engine: EngineSection  #: the engine section of the configuration
     argv: list[str]  #: the server's arguments; {root} is the project's folder
-    environment: dict[str, str]  #: what launch.sh adds to the environment
-    cells: list[CellPlan]  #: the cells in the order they run
+    environment: dict[str, str]  #: variables that launch.sh sets
+    cells: list[CellPlan]  #: the cells in run order
 
 
 class IdleCpu(QuantityRecord):
-    """`idle_cpu`: CPU seconds per second of a server that has nothing to do."""
+    """`idle_cpu`: CPU seconds per second of an idle server."""
 
     from_ns: int
     to_ns: int
-    # Of the engine core's process, by name and thread id; from 0.01 on, busiest first.
+    # Threads of the engine core's process by name and id, from 0.01 CPU s per s on, busiest first.
     threads: NotRequired[dict[str, float]]
 
 
@@ -119,8 +119,8 @@ class ResourcesRecord(TypedDict):
     """resources.json."""
 
     launch: str  #: the launch's name
-    attempt: int  #: the attempt it is of
-    startup_s: float  #: launch.sh to ready
+    attempt: int  #: the attempt that it describes
+    startup_s: float  #: time from launch.sh to ready
     #: from_ns, to_ns, and the quantity: CPU time of the ready server before its first request; CPU
     #: s per s; threads: CPU of the engine core's busy threads, by name and id
     idle_cpu: IdleCpu
@@ -128,11 +128,11 @@ class ResourcesRecord(TypedDict):
     before_load: ServerSnapshot
     #: the same after the last cell; null: the launch ended before its last cell
     after_load: ServerSnapshot | None
-    after_load_reason: str | None  #: why it is not; null: after_load is there
+    after_load_reason: str | None  #: why after_load is null; null: it is not
 
 
 class SettingRecord(TypedDict):
-    """One setting of the running engine, where it was read, or why it is not known."""
+    """One setting of the running engine with its source, or the reason why it is unknown."""
 
     value: Any
     source: str | None
@@ -140,7 +140,7 @@ class SettingRecord(TypedDict):
 
 
 class EngineRecord(TypedDict):
-    """settings.json without what says which launch it is of."""
+    """settings.json without the fields that identify the launch."""
 
     #: setting to value, source (probe, metrics or log; null with the value) and reason (why the
     #: value is null); the settings are study/resources.py:SETTINGS
@@ -148,8 +148,8 @@ class EngineRecord(TypedDict):
     #: variables that can change a server, under server: value, or null where
     #: study/server_command.py:SHOWN does not list the name
     environment: dict[str, dict[str, str | None]]
-    #: names of the caller's variables that could change a server and did not reach it; no
-    #: longer written
+    #: names of the caller's variables that could change a server and were dropped; no longer
+    #: written
     cleared: NotRequired[list[str]]
 
 
@@ -157,4 +157,4 @@ class SettingsRecord(EngineRecord):
     """settings.json."""
 
     launch: str  #: the launch's name
-    attempt: int  #: the attempt it is of
+    attempt: int  #: the attempt that it describes

@@ -11,14 +11,14 @@ from connector_tax.artifacts.record_reader import converted
 from connector_tax.artifacts.verdicts import CANNOT_TELL, TOO_FEW
 from connector_tax.files import read_json
 
-# The blocks of the first look where `statistics.first_look` does not say.
+# Default of `statistics.first_look`.
 FIRST_LOOK = 2
-# Begins the reason of a launch that a look has left out.
+# Beginning of the reason of a launch that an interim analysis has skipped.
 LEFT_OUT = "decided after"
 
 
 def first_look(statistics: Mapping[str, Any]) -> int:
-    """Return the number of blocks that the first look is taken after, whose level comes first."""
+    """Return the number of blocks before the first interim analysis, whose level comes first."""
     return int(statistics.get("first_look", FIRST_LOOK))
 
 
@@ -26,8 +26,8 @@ def first_look(statistics: Mapping[str, Any]) -> int:
 class Finding:
     """An interim analysis's result for one configuration in one metric.
 
-    Attributes: the columns of effects.csv (`artifacts.tables.EffectRow`), of the launches there
-        were; `family_lo` to `family_hi` and `narrow_lo` to `narrow_hi` at the analysis' levels.
+    Its attributes are columns of effects.csv (`artifacts.tables.EffectRow`) over the blocks so far.
+    `family_lo` to `family_hi` and `narrow_lo` to `narrow_hi` are at the analysis's levels.
     """
 
     config: str
@@ -73,7 +73,7 @@ def read_looks(folder: Path) -> list[Look]:
 def decided(findings: Sequence[Finding]) -> set[str]:
     """Return the configurations for which the analysis decided every metric.
 
-    What is marked is decided too: a server that fell behind does so in later blocks.
+    A marked metric counts as decided, since a server that fell behind will do so in later blocks.
     """
     open_ = {f.config for f in findings if f.verdict in (CANNOT_TELL, TOO_FEW, "")}
     return {finding.config for finding in findings} - open_
@@ -92,7 +92,7 @@ def decided_in(taken: Look) -> dict[str, dict[str, Finding]]:
 def decided_earlier(folder: Path, launch: Launch) -> str | None:
     """Return the earlier interim analysis that decided a launch's configuration, or None.
 
-    The baseline is run as long as a candidate is; looks are at Phase A alone.
+    The baseline runs as long as a candidate does; interim analyses exist in Phase A only.
     """
     for taken in read_looks(folder) if launch.phase == "A" else ():
         if taken["blocks"] <= launch.block:

@@ -1,16 +1,16 @@
-"""The latency metrics and the criteria of saturation: each declared here, once.
+"""The latency metrics and the criteria of saturation.
 
-A line of LATENCY_METRICS is a percentile in every table, in the report and in `compare`: compared
-with the baseline's and judged where it has a margin, in cells.csv alone where it has none. A line
-of THROUGHPUT_METRICS has a tax where `statistics.judged` names it. A line of CRITERIA is a
-criterion in `saturation`, in reference_rates.json, in the tables and figures.
+An entry of LATENCY_METRICS is a percentile in every table, in the report and in `compare`. With a
+margin it is compared with the baseline's and judged; without one it is only in cells.csv. An entry
+of THROUGHPUT_METRICS has a tax if `statistics.judged` names it. An entry of CRITERIA is a criterion
+in `saturation`, reference_rates.json, tables and figures.
 """
 
 from collections import ChainMap
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
-# With fewer requests of a launch's cell beyond a percentile it carries no verdict.
+# A percentile with fewer requests beyond it in a launch's cell gets no verdict.
 BEYOND = 5
 # How a launch's sample of each latency is named: of `analysis.measure.Requests`.
 Latency = Literal["ttft_ms", "tpot_ms", "e2e_ms"]
@@ -28,10 +28,9 @@ class Metric(NamedTuple):
     """A percentile of a latency, or a throughput, whose cost is that there is less of it.
 
     Attributes:
-        latency: of a throughput `ttft_ms`, which all of its requests have.
-        percent: of a throughput 50, for the requests that it needs.
-        margin: within which a tax counts as none, where `statistics.margins` does not say;
-            None: no tax of it is computed.
+        latency: the latency; for a throughput `ttft_ms`, which all of its requests have.
+        percent: the percentile; 50 for a throughput, for the number of requests that it needs.
+        margin: default margin, within which a tax counts as none; None: no tax is computed.
     """
 
     label: str
@@ -42,7 +41,7 @@ class Metric(NamedTuple):
 
     @property
     def least(self) -> int:
-        """The requests of a cell of which BEYOND lie beyond the percentile."""
+        """Return the number of requests of which BEYOND lie beyond the percentile."""
         return -(-100 * BEYOND // (100 - self.percent))
 
     def schema(self) -> dict[str, Any]:
@@ -70,45 +69,45 @@ THROUGHPUT_METRICS = {
     "goodput": Metric("goodput", "ttft_ms", 50, 0.03, "requests/s"),
 }
 ALL_METRICS = ChainMap(LATENCY_METRICS, THROUGHPUT_METRICS)
-# Those with a tax in every study.
+# Metrics with a tax in every study.
 METRICS = tuple(name for name, metric in LATENCY_METRICS.items() if metric.margin is not None)
-# Those whose tax over all rates is the study's verdict: medians, which few launches tell best.
+# Metrics whose tax over all rates is the study's verdict: medians, which need fewest launches.
 VERDICT_METRICS = ("ttft_p50", "tpot_p50")
-# Those of a closed loop.
+# Metrics of a closed loop.
 CLOSED_LOOP_METRICS = ("requests_per_s", "tokens_per_s", *VERDICT_METRICS)
-# Those that figures and the tables of the report at one rate show.
+# Metrics in figures and in the report's tables at one rate.
 HEADLINE = ("ttft_p90", "tpot_p90")
-# Percentiles from here on are refused below `statistics.p99_min_samples` successes.
+# Percentiles from here on need `statistics.p99_min_samples` successes.
 FAR_TAIL = 99
 
 
 def judged_metrics(statistics: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the metrics whose tax over all rates is judged; the medians where none is named."""
+    """Return the metrics whose tax over all rates is judged; by default the medians."""
     return tuple(statistics.get("judged", VERDICT_METRICS))
 
 
 def taxed_metrics(statistics: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the metrics of which a study has taxes: METRICS, and the throughputs it judges."""
+    """Return the metrics with a tax in a study: METRICS and the throughputs that it judges."""
     judged = judged_metrics(statistics)
     return (*METRICS, *(metric for metric in judged if metric in THROUGHPUT_METRICS))
 
 
 def word_of(metric: str) -> str:
-    """Return a metric in a word: TTFT for its median, TTFT p90."""
+    """Return a metric's short name: TTFT for its median, else such as TTFT p90."""
     return ALL_METRICS[metric].label.removesuffix(" p50")
 
 
 def change_of(metric: str, tax: float) -> float:
-    """Return the relative change of a metric that a tax is: of a throughput, less of it.
+    """Return the relative change of a metric from its tax; a throughput falls with a tax.
 
     Args:
-        tax: a fraction; of a throughput the baseline's over the configuration's, minus 1.
+        tax: a fraction; for a throughput the baseline's over the configuration's, minus 1.
     """
     return 1 / (1 + tax) - 1 if metric in THROUGHPUT_METRICS else tax
 
 
 def margin_of(margins: Mapping[str, float], metric: str) -> float:
-    """Return the margin of a metric: the one in `statistics.margins`, or else its default."""
+    """Return the margin of a metric: from `statistics.margins`, or its default."""
     margin = ALL_METRICS[metric].margin
     assert margin is not None
     return margins.get(metric, margin)
@@ -126,13 +125,13 @@ class CellLoad(NamedTuple):
     backlog_by_quarter_s: list[float | None]
 
     def over(self, other: "CellLoad | None", metric: str) -> float | None:
-        """Return the ratio of one cell's percentile to another's, or None if one is missing."""
+        """Return the ratio of this cell's percentile to another's, or None if one is missing."""
         if other is None or metric not in self.ms.keys() & other.ms.keys():
             return None
         return self.ms[metric] / other.ms[metric]
 
 
-# The launch's valid cells of Phase A, by rate; none outside it.
+# The launch's valid Phase A cells by rate; empty in other phases.
 Sweep = Mapping[float, CellLoad]
 
 
@@ -140,11 +139,11 @@ class SaturationCriterion(NamedTuple):
     """One sign of saturation.
 
     Attributes:
-        value: of a cell of a launch; None: not applicable.
+        value: returns the value of a launch's cell; None: not applicable.
         bound: its key in the section `saturation`; `default` where a study's file has none.
-        above: it fires above the bound, else below it.
-        label: in a figure's cell.
-        quantity: what is measured, in words.
+        above: whether it fires above the bound; else below it.
+        label: its label in a figure's cell.
+        quantity: the measured quantity, in words.
     """
 
     value: Callable[[CellLoad, Sweep], float | None]
@@ -176,5 +175,5 @@ CRITERIA = {
 
 
 def criteria_of(bounds: Mapping[str, Any]) -> dict[str, SaturationCriterion]:
-    """Return the criteria that a study was judged by: those with a bound in its `saturation`."""
+    """Return the criteria with a bound in the study's `saturation`."""
     return {name: one for name, one in CRITERIA.items() if one.bound in bounds}

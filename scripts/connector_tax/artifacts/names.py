@@ -1,7 +1,7 @@
-"""The words of a study: phases, states, launch and cell names, metrics, reference rates.
+"""The names in a study: phases, states, launches, cells, metrics, reference rates.
 
 A block holds each configuration once, under its id, and the baseline `plain_launches` times, under
-the names `plain`, `plain_2`, `plain_3` and so on where it is `plain`.
+the names `plain`, `plain_2`, `plain_3` and so on if its id is `plain`.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ if TYPE_CHECKING:
     from connector_tax.artifacts.study_records import Reference, StudyConfig
 
 
-# The rate sweep, the shapes at ref_safe, the shapes at ref_load; in the order they run.
+# The rate sweep, the shapes at ref_safe, the shapes at ref_load; in run order.
 PHASES = ("A", "B", "Bp")
 # The Snakemake rule that measures each.
 PHASE_RULES = {"A": "phase_a", "B": "phase_b", "Bp": "phase_bp"}
 # How requests end: those that fail, and all.
 FAILED = ("error", "timeout", "cancelled")
 REQUEST_STATUSES = ("ok", *FAILED, "dropped")
-# The configuration without a connector, and the baseline where a study names no other.
+# The configuration without a connector, which is the default baseline.
 PLAIN = "plain"
 NOOP = "noop_connector"
-# The kind of a schedule that is a trace's own.
+# The kind of schedule that uses a trace's times.
 TRACE = "trace"
-# Where so many requests are kept in flight, and there is no schedule.
+# The kind of a closed loop, which keeps a number of requests in flight without a schedule.
 CLOSED = "closed"
-# The reference rate that each of these phases is measured at.
+# Phase -> its reference rate.
 REFERENCE_OF: Mapping[str, Reference] = {"B": "ref_safe", "Bp": "ref_load"}
 REFERENCES = tuple(REFERENCE_OF.values())
 # Why Phase B' is skipped.
 SAME_RATES = "ref_load equals ref_safe"
 # The tax over all rates of Phase A without saturation, as a cell and as a reference.
 ALL_RATES = "all_rates"
-# No configuration's id ends so.
+# Suffix that no configuration id may have.
 _FURTHER_LAUNCH = re.compile(r"(.+)_([2-9]|1\d|20)")
 
 
@@ -51,12 +51,12 @@ class Launch:
 
     @property
     def configuration(self) -> str:
-        """The configuration the server is started with."""
+        """Return the configuration of the launch's server."""
         return configuration_of(self.config)
 
     @property
     def name(self) -> str:
-        """The path-like name that seeds are derived from."""
+        """Return the path-like name from which seeds are derived."""
         return f"{self.config}/block{self.block}/{self.phase}"
 
     def folder(self, study_folder: Path) -> Path:
@@ -65,7 +65,7 @@ class Launch:
 
 
 class CellKey(NamedTuple):
-    """A cell's place: launch name (`nixl_both`, `plain_2`), block, phase, cell name."""
+    """The identity of a cell: launch name (`nixl_both`, `plain_2`), block, phase, cell name."""
 
     config: str
     block: int
@@ -121,7 +121,7 @@ def cell_of_shape(input_tokens: int, output_tokens: int) -> str:
 
 
 def no_number(metric: str, output_tokens: int) -> str:
-    """Return why a valid cell has no value of a metric."""
+    """Return why a valid cell has no value for a metric."""
     if metric == "goodput":
         return "no goodput: no request was within its limits"
     if output_tokens == 1:

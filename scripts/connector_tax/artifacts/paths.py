@@ -1,12 +1,12 @@
-"""The files of a study, by the part of the study that they belong to.
+"""The files of a study, grouped by the part of the study that they belong to.
 
-Names in capitals are relative to the study's, the launch's or the cell's folder. What stands in
-each file: docs/artifacts.md.
+Names in capitals are relative to the folder of the study, launch or cell. Their content:
+docs/artifacts.md.
 """
 
 from pathlib import Path
 
-# Of a study, below results/<study>/.
+# Files of a study, below results/<study>/.
 STUDY = "study.json"
 ENVIRONMENT = "environment.json"
 ENV_TEXT = "env.txt"
@@ -19,13 +19,13 @@ PATCH_STATUS = f"{PATCH}/patch_status.json"
 REVERT_STATUS = f"{PATCH}/revert_status.json"
 RUNS = "runs"
 REFERENCE_RATES = "reference_rates.json"
-# Of a study that is looked at while it is measured.
+# Only in a study with interim analyses.
 LOOKS = "looks.json"
-# Of a study that `ab` made: its arguments.
+# Only in a study of `ab`: its arguments.
 ARGUMENTS = "ab.json"
-# Of a study that sends a file's requests: those lines that it may send.
+# Only in a study with a user's requests: the lines that it may send.
 TRAFFIC = "traffic.jsonl"
-# Beside what was unpacked: SHA-256, name and bytes of its archive.
+# Only in an unpacked study: SHA-256, name and bytes of its archive.
 ORIGIN = "archive.sha256"
 ANALYSIS = "analysis"
 FIGURES = "figures"
@@ -49,8 +49,8 @@ ENGINE_TABLE = "engine.csv"
 HYPOTHESES = "hypotheses.json"
 ANALYSIS_FILES = (CELLS, EFFECTS, STEP_CDF, ENGINE_TABLE, HYPOTHESES)
 
-# Of a launch, below runs/<config>/block<k>/<phase>/ (names.Launch.folder). The index is written
-# last: without it the launch has not ended.
+# Files of a launch, below runs/<config>/block<k>/<phase>/ (names.Launch.folder). The index is
+# written last: without it the launch has not ended.
 INDEX = "index.json"
 FAILED_INDEX = "index.failed.json"
 DAMAGED_INDEX = "index.damaged.json"
@@ -62,14 +62,14 @@ STDERR_LOG = "vllm_stderr.log"
 SUMMARY = "summary.json"
 RESOURCES = "resources.json"
 SETTINGS = "settings.json"
-# Where the device is emulated: the coefficients of its time.
+# Only with an emulated device: the coefficients of its time.
 DEVICE_TIME = "device_time.json"
-# What a launch must have left to be repeated and judged by somebody else.
+# Files that others need to repeat and judge a launch.
 LAUNCH_FILES = (LAUNCH_CONFIG, LAUNCH_SCRIPT, STDOUT_LOG, STDERR_LOG, ENV_TEXT, SUMMARY)
 
-# Of a cell: one record, and a file of JSON lines of each of these kinds.
+# Files of a cell: one record, and a JSON-lines file of each of these kinds.
 CELL_LOGS = ("requests", "metrics", "engine_step", "machine")
-# One more where the device is emulated.
+# Another kind with an emulated device.
 DEVICE_LOG = "device"
 ALL_LOGS = (*CELL_LOGS, DEVICE_LOG)
 
@@ -85,12 +85,12 @@ def cell_log(kind: str, phase: str, cell: str) -> str:
 
 
 def partial_cell(launch_folder: Path, cell: str) -> Path:
-    """Return the folder that a cell is written in until it is complete and renamed."""
+    """Return the folder in which a cell is written before it is complete and renamed."""
     return launch_folder / f"{cell}.partial"
 
 
 def set_aside(path: Path, label: str) -> Path:
-    """Return the first free name `<name>.<label><k>` beside a folder or file that is to be kept."""
+    """Return the first free name `<name>.<label><k>` beside a file or folder."""
     stem, suffix = (path.stem, path.suffix) if path.is_file() else (path.name, "")
     number = 1
     while (target := path.with_name(f"{stem}.{label}{number}{suffix}")).exists():

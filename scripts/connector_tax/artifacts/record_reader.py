@@ -1,6 +1,6 @@
 """Read records from JSON files, and check each against the declaration of its fields.
 
-Errors of a value, also of a configuration, are reported key by key from its schema.
+Errors in a value, or in a configuration, are reported by key, from its schema.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ _ALLOWED = {
 }
 
 
-# Lines reported about a value, and characters shown of its content. More is no
-# help, and of a hostile file it would take minutes and gigabytes.
+# Most errors reported for a value, and most characters quoted from it. More would not help, and a
+# hostile file could take minutes and gigabytes.
 MOST_OFFENCES = 20
 MOST_SHOWN = 300
 
 
 def offences(value: Any, schema: Mapping[str, Any]) -> list[str]:
-    """Return one line for each offence: `key.path: found ..., allowed ...`.
+    """Return one line for each error: `key.path: found ..., allowed ...`.
 
-    Of more than `MOST_OFFENCES` a last line says that there are more.
+    After `MOST_OFFENCES` errors a last line states that there are more.
     """
     errors = itertools.islice(_validator()(schema).iter_errors(value), MOST_OFFENCES + 1)
     ordered = sorted(errors, key=lambda e: [*map(str, e.path)])
@@ -57,10 +57,8 @@ def offences(value: Any, schema: Mapping[str, Any]) -> list[str]:
 
 @cache
 def _validator() -> Any:
-    """Return JSON schema's validator, which stops where a value has enough offences against one
-    part.
-    """
-    # Imported late: a launch validates nothing, and its server would start 100 ms later.
+    """Return JSON schema's validator, which stops after enough errors in one part."""
+    # Imported late: a launch validates nothing, and the import would delay its server by 100 ms.
     from jsonschema import Draft202012Validator, ValidationError
     from jsonschema.validators import extend
 
@@ -76,7 +74,7 @@ def _validator() -> Any:
 
     def unique_items(_: Any, wanted: bool, instance: Any, __: Any) -> Iterator[Any]:
         items = instance if wanted and isinstance(instance, list) else []
-        # 1 and 1.0 are one number; `True` is none.
+        # 1 and 1.0 are equal numbers; `True` is not a number.
         texts = {repr(float(i) if type(i) in (int, float) else i) for i in items}
         if len(texts) < len(items):
             yield ValidationError("an item twice")
@@ -126,7 +124,7 @@ def clipped(text: str) -> str:
 
 
 def meant(value: Any, known: Iterable[Any]) -> str:
-    """Return ` did you mean ...?` where a known word is like the one found; else nothing."""
+    """Return ` did you mean ...?` if a known word resembles the given one; else ""."""
     return "".join(f" did you mean {near}?" for near in _near(value, known))
 
 
@@ -159,11 +157,11 @@ def join(where: str, key: str) -> str:
 
 
 def read_record(path: Path, kind: type[Record]) -> Record:
-    """Read a JSON file that holds a record, or records, whose fields a TypedDict declares.
+    """Read a JSON file of a record, or of records, whose fields a TypedDict declares.
 
     Raises:
         ArtifactError: it is missing or not JSON, or a field is missing or of another type; names
-            the file, the key, what stands there and what is allowed.
+            the file, the key, the value and what is allowed.
     """
     return checked(read_json(path), kind, str(path))
 
@@ -171,7 +169,7 @@ def read_record(path: Path, kind: type[Record]) -> Record:
 def checked(value: Any, kind: type[Record], source: str) -> Record:
     """Check a value read from `source` and return it unchanged; numbers and unknown keys stay.
 
-    Raises as `converted`.
+    Errors as in `converted`.
     """
     converted(value, kind, source)
     return cast(Record, value)
@@ -181,7 +179,7 @@ def converted(value: Any, kind: type[Record], source: str) -> Record:
     """Return a value read from `source`, converted to its declaration.
 
     Raises:
-        ArtifactError: it is no such record; names the key, what stands there and what is allowed.
+        ArtifactError: it is not such a record; names the key, the value and what is allowed.
     """
     # Imported late: Snakemake plans without it.
     import msgspec

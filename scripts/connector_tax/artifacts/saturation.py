@@ -1,7 +1,7 @@
-"""The rule of saturation, for a study's cells and for the rates of the load generator.
+"""The rule of saturation, for a study's cells and for the load generator's rates.
 
-Effective throughput charges a growing backlog to the window, so that requests which are only served
-after it do not count as kept up with. The criteria are artifacts/metrics.py:CRITERIA.
+Effective throughput charges a growing backlog to the window, so that requests served only after it
+do not count as sustained. The criteria are in artifacts/metrics.py:CRITERIA.
 """
 
 from collections.abc import Mapping
@@ -13,19 +13,19 @@ from numpy.typing import NDArray
 from connector_tax.artifacts.metrics import CRITERIA, CellLoad, Sweep, criteria_of
 
 DEFAULT_BOUNDS = {criterion.bound: criterion.default for criterion in CRITERIA.values()}
-"""The section `saturation` of a study that does not say otherwise."""
+"""Defaults of the section `saturation`."""
 
 
 TENTH, HALF = 10, 2
-"""Parts of a window that are compared: tenths; of a trace, whose bursts fill tenths, halves."""
+"""Compared parts of a window: tenths, or halves for a trace, whose bursts can fill tenths."""
 
 
 def backlog_growth_s(e2e_ms: NDArray[np.float64], parts: int = TENTH) -> float | None:
     """Return the median E2E of the last part of the successes minus the first part's, in s.
 
     Args:
-        e2e_ms: in order of arrival; without any the result is None.
-        parts: of the window; the first and the last are compared.
+        e2e_ms: E2E in order of arrival; if empty the result is None.
+        parts: number of parts of the window; the first and last are compared.
     """
     n = len(e2e_ms)
     if n == 0:
@@ -42,7 +42,7 @@ def effective_rps(e2e_ms: NDArray[np.float64], window_s: float, parts: int = TEN
 
 @dataclass(frozen=True)
 class Judgement:
-    """One launch at one rate: the value of each criterion, and whether it fired."""
+    """The judgement of one launch at one rate: each criterion's value and whether it fired."""
 
     load: CellLoad
     values: Mapping[str, float | None]
@@ -60,11 +60,11 @@ class Judgement:
 
 
 def judge(load: CellLoad, sweep: Sweep, bounds: Mapping[str, float]) -> Judgement:
-    """Apply the criteria.
+    """Apply the criteria to a cell.
 
     Args:
         load: the cell at rate r.
-        sweep: the same launch's cells of Phase A that are valid; none outside it.
+        sweep: the same launch's valid Phase A cells; empty in other phases.
         bounds: the `saturation` section of the configuration.
     """
     criteria = criteria_of(bounds)

@@ -1,7 +1,7 @@
 """The fields of the study's own files: gates, step timing, model, environment, rates, hypotheses.
 
-As they lie on disk; what each means: docs/artifacts.md. A key that is NotRequired lacks where it
-does not apply, or in studies measured before it existed.
+Their meanings: docs/artifacts.md. A NotRequired key is absent where it does not apply, or in
+studies older than the key.
 """
 
 from typing import Annotated, Any, NotRequired, Required, TypedDict
@@ -19,13 +19,13 @@ from connector_tax.artifacts.study_records import (
 class GateRecord(TypedDict):
     """One configuration in preflight_status.json."""
 
-    include: bool  #: it is run
-    reason: str  #: why, or why not
+    include: bool  #: whether it is run
+    reason: str  #: the reason
     evidence: NotRequired[str | None]  #: the gate's log; null: no gate
-    #: the way a connector's data would take, in the words of its log: Mooncake protocol, Mooncake
-    #: RDMA devices, NIXL backend, NIXL transports, LMCache kernels; absent without a gate
+    #: the data path of a connector, from its log: Mooncake protocol, Mooncake RDMA devices, NIXL
+    #: backend, NIXL transports, LMCache kernels; absent without a gate
     paths: NotRequired[dict[str, str]]
-    #: recorded of the gate's requests, by process; absent without the step probe
+    #: step records of the gate's requests, by process; absent without the step probe
     steps: NotRequired[dict[str, int]]
 
 
@@ -39,25 +39,25 @@ class VllmDescription(TypedDict):
 
 
 class PatchStatus(TypedDict, total=False):
-    """patch_status.json; from `vllm` on of a real vLLM only."""
+    """patch_status.json; fields from `vllm` on exist only for a real vLLM."""
 
-    step_timing_available: Required[bool]  #: steps and hooks are timed
-    method: str  #: how
-    reason: str | None  #: why it is not; null: available
+    step_timing_available: Required[bool]  #: whether steps and hooks are timed
+    method: str  #: the method of timing
+    reason: str | None  #: why timing is not available; null: it is
     targets: list[dict[str, Any]]  #: wrapped methods: hook, file, line, SHA-256 of the file
-    vllm: str  #: its version; absent but for a vLLM
-    missing: list[str]  #: hook points this vLLM lacks; absent but for a vLLM
-    overlay: dict[str, str]  #: SHA-256 of the overlay's files; absent but for a vLLM
-    #: over all sources of the installed vLLM; absent but for a vLLM
+    vllm: str  #: vLLM's version; only for a vLLM
+    missing: list[str]  #: hook points that this vLLM lacks; only for a vLLM
+    overlay: dict[str, str]  #: SHA-256 of the overlay's files; only for a vLLM
+    #: SHA-256 over all sources of the installed vLLM; only for a vLLM
     vllm_sources_sha256_before: str
-    #: files of the environment with the probe's marker: none; absent but for a vLLM
+    #: files of the environment with the probe's marker, which must be none; only for a vLLM
     leftovers: list[str]
-    #: by process, in the baseline's gate; steps; absent but for a vLLM
+    #: steps recorded in the baseline's gate, by process; only for a vLLM
     steps_recorded: dict[str, int]
 
 
 class RevertStatus(TypedDict, total=False):
-    """revert_status.json; after `removed` of a real vLLM only."""
+    """revert_status.json; fields after `removed` exist only for a real vLLM."""
 
     reverted: Required[bool]
     removed: Required[list[str]]
@@ -70,26 +70,26 @@ class ModelRecord(TypedDict):
     """model.json: the model that was fetched."""
 
     model: str  #: `engine.model`
-    revision: str | None  #: `engine.revision`; null: not asked for
-    commit: str  #: of the model's repository: what every launch loads
-    files: int  #: how many
-    bytes: int  #: their size; B
-    seconds: float  #: how long fetching took; little where they were there; s
+    revision: str | None  #: `engine.revision`; null: not set
+    commit: str  #: commit of the model's repository that every launch loads
+    files: int  #: number of files
+    bytes: int  #: total size of the files; B
+    seconds: float  #: duration of fetching, short if the files were cached; s
 
 
 class EnvironmentRecord(TypedDict):
-    """environment.json: what the study ran on."""
+    """environment.json: the software and hardware of the study."""
 
     engine_label: str  #: the engine's label
-    vllm: str  #: version, or that it is not installed
-    mooncake: str  #: version, or that it is not installed
-    nixl: str  #: version, or that it is not installed
-    lmcache: str  #: version, or that it is not installed
+    vllm: str  #: version, or a text that it is not installed
+    mooncake: str  #: version, or a text that it is not installed
+    nixl: str  #: version, or a text that it is not installed
+    lmcache: str  #: version, or a text that it is not installed
     vllm_sha: str  #: vLLM's commit, or the release
     #: interpreter (`engine.forms.<id>.python`) to the same versions of its environment; absent
     #: where all are served with one interpreter
     further_engines: NotRequired[dict[str, dict[str, str]]]
-    gpu: list[str]  #: nvidia-smi -L, or that there is none
+    gpu: list[str]  #: output of nvidia-smi -L, or a text that there is none
     gpu_driver: str  #: version of the driver
     cpu: str  #: model and usable CPUs
     memory_gib: float  #: main memory
@@ -115,16 +115,16 @@ class RatesRecord(TypedDict):
     #: launch name and rate to: saturated, n_launches, n_saturated, each criterion's value, bound
     #: and fired, backlog_growth (s by quarter)
     criteria: dict[str, dict[str, dict[str, Any]]]
-    left_out: dict[str, str]  #: configuration to why it has no say in the rates
-    fallback_used: bool  #: reference.fallback_rps stands in
-    # Where a phase was measured at a rate that Phase A gives no more.
-    #: reference rate to what Phase A gives by now (null: none), where a phase has been measured at
-    #: another: that one stays; 1/s; null: each is what Phase A gives
+    left_out: dict[str, str]  #: configuration to the reason why the rates ignore it
+    fallback_used: bool  #: whether reference.fallback_rps is used
+    # If a phase was measured at a rate that Phase A no longer gives.
+    #: reference rate to the value that Phase A now gives (null: none), if a phase was measured at
+    #: another, which stays; 1/s; null: all agree with Phase A
     derived_now: NotRequired[dict[Reference, float | None]]
 
 
 class ShapeRate(TypedDict):
-    """The throughput of one shape on plain, and the highest rate that is offered of it."""
+    """The throughput of one shape on plain, and the highest rate offered for it."""
 
     completed_s: list[float]
     served_rps: float
@@ -136,15 +136,14 @@ class ShapeRatesRecord(TypedDict):
 
     design_sha256: str  #: of the design
     label: str  #: the engine's label
-    #: when the probes had ended, ISO 8601; no longer written
-    probed_utc: NotRequired[str]
-    #: cell name to: completed_s (when each request of the fastest burst was completed), served_rps
-    #: (completions over the last of these), most_rps (`max_share` of that)
+    probed_utc: NotRequired[str]  #: end of the probes, ISO 8601; no longer written
+    #: cell name to: completed_s (completion times of the fastest burst), served_rps (completions
+    #: over the last time), most_rps (`max_share` of served_rps)
     shapes: dict[str, ShapeRate]
 
 
 class AnalysisSettings(TypedDict):
-    """The sections of a configuration that turn measurements into statements."""
+    """The sections of a configuration that control the analysis."""
 
     saturation: dict[str, float]
     reference: ReferenceSection
@@ -153,23 +152,20 @@ class AnalysisSettings(TypedDict):
 
 
 class SealContent(TypedDict, total=False):
-    """The content that a link seals: a design's settings and names, or a launch's index."""
+    """The sealed content of a link: a design's settings and names, or a launch's index."""
 
     design_sha256: str  #: of the design, in the first link
-    #: the sections saturation, reference, statistics and hypotheses of the configuration, before
-    #: anything of the design was measured; absent but in a link that holds settings
+    #: the sections saturation, reference, statistics and hypotheses of the configuration, sealed
+    #: before the first measurement; only in a link with settings
     settings: AnalysisSettings
-    #: version of the method that the study was planned with; absent in older links, which were
-    #: planned with method 1, and but in a link that holds settings
+    #: version of the method at planning; only in a link with settings; absent in older ones, which
+    #: are of method 1
     method: int
-    #: the configurations of study.json with their names, as they were then; absent but in a link
-    #: that holds settings
+    #: the configurations of study.json with their names at that time; only in a link with settings
     configurations: list[ConfigurationEntry]
-    #: as plain/block0/A; of several links of one launch the last counts; absent but in the link of
-    #: a launch
+    #: such as plain/block0/A; the last link of a launch counts; only in the link of a launch
     launch: str
-    #: of its index.json, which holds the SHA-256 of its other files; absent but in the link of a
-    #: launch
+    #: SHA-256 of its index.json, which lists its other files; only in the link of a launch
     index_sha256: str
 
 
@@ -178,10 +174,9 @@ class SealLink(SealContent):
 
     number: int  #: from 0
     previous: str  #: SHA-256 of the line before, without its line end; of the first line 64 zeros
-    utc: str  #: when, ISO 8601
-    #: SHA-256 of the files that no launch's index.json holds (study.json, gates, environment,
-    #: reference_rates.json, runs that were moved aside) that are new or changed since the link
-    #: before; null: gone
+    utc: str  #: time of sealing, ISO 8601
+    #: SHA-256 of new or changed files that no launch's index.json lists (study.json, gates,
+    #: environment, reference_rates.json, runs that were moved aside); null: removed
     files: dict[str, str | None]
 
 
@@ -210,7 +205,7 @@ class HypothesesRecord(TypedDict):
     """hypotheses.json."""
 
     engine_label: str  #: the engine's label
-    emulated: bool  #: measured on the embedded engine
+    emulated: bool  #: whether it was measured on the embedded engine
     #: id, verdict (supported, refuted, cannot tell), sentence, numbers with intervals as fractions;
     #: where more blocks would decide, blocks_needed (null: not by 100)
     hypotheses: list[ConclusionRecord]
@@ -223,7 +218,7 @@ class ManifestRecord(TypedDict):
 
     method: Annotated[int, meta(ge=1)]  #: version of the method that made the claims
     package: str | None  #: version of this package that made them; null: before release 0.4
-    #: SHA-256 of every table, picture and page, reference_rates.json and looks.json; of an SVG with
-    #: clip paths named by number, of the report with the digest of each picture in its place
+    #: SHA-256 of every table, picture and page, reference_rates.json and looks.json; for an SVG
+    #: with clip paths named by number, for the report with each picture replaced by its digest
     files: dict[str, str]
     launches: list[dict[str, str]]  #: a row for each launch

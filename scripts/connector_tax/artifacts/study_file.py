@@ -1,8 +1,8 @@
 """Read study.json, and compute the rate of every cell.
 
-A rate is the cell's own in Phase A, else the phase's reference rate, or its shape's. In a study
-with a `shape_rates` section plain is asked, once Phase A is over, how much of each shape it can
-serve (study.shape_rates); `max_share` of that is the most that any configuration is offered.
+In Phase A the rate is the cell's own; in later phases it is the phase's reference rate, or lower
+for its shape. In a study with a `shape_rates` section the throughput of plain for each shape is
+measured after Phase A (study.shape_rates); all configurations get at most `max_share` of it.
 """
 
 from __future__ import annotations
@@ -23,29 +23,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Study:
-    """`study.json` and the folder it lies in."""
+    """The content of `study.json`, and its folder."""
 
     root: Path
     document: StudyDocument
 
     @property
     def config(self) -> StudyConfig:
-        """The resolved configuration."""
+        """Return the resolved configuration."""
         return self.document["config"]
 
     @property
     def seed(self) -> int:
-        """The number every random choice is derived from."""
+        """Return the number from which every random choice is derived."""
         return self.document["seed"]
 
     @property
     def baseline(self) -> str:
-        """The configuration that taxes are against."""
+        """Return the configuration that taxes are relative to."""
         return baseline_of(self.config)
 
     @property
     def bare_baseline(self) -> bool:
-        """Return whether the baseline has no connector, and so no callbacks: their time is zero."""
+        """Return whether the baseline has no connector, and so no callbacks, whose time is then
+        zero.
+        """
         entries = {entry["id"]: entry for entry in self.document["configurations"]}
         return entries[self.baseline].get("connector") is None
 
@@ -69,7 +71,7 @@ class Study:
 
     @property
     def configurations(self) -> list[str]:
-        """Configuration ids in the study's order."""
+        """Return the configuration ids in the study's order."""
         return [entry["id"] for entry in self.document["configurations"]]
 
     def plains(self, phase: str) -> list[str]:
@@ -78,9 +80,7 @@ class Study:
         return launched_plains(launched, self.baseline)
 
     def configs(self, phase: str) -> list[str]:
-        """Return the launches of a block in the study's order, further ones of the baseline at
-        the end.
-        """
+        """Return the launch names of a block; further launches of the baseline come last."""
         launched = {entry["config"] for entry in self.document["run_order"][phase]}
         further = self.plains(phase)[1:]
         return [c for c in self.configurations if c in launched] + further
@@ -121,7 +121,7 @@ def launches(study: StudyDocument, phase: str) -> list[Launch]:
 
 
 def shape_limits(study: StudyDocument, root: Path, phase: str) -> dict[str, float]:
-    """Return cell name to the most requests/s of that shape.
+    """Return the highest requests/s of each cell's shape, by cell name.
 
     Empty for Phase A, after which the shapes are probed, and in a study without `shape_rates`.
 
@@ -143,7 +143,7 @@ def shape_limits(study: StudyDocument, root: Path, phase: str) -> dict[str, floa
 def cell_rates(
     study: StudyDocument, phase: str, reference_rps: float | None, limits: Mapping[str, float]
 ) -> dict[str, float | None]:
-    """Return cell name to requests/s, for each cell of a phase; None where no rate was chosen.
+    """Return the requests/s of each cell of a phase, by name; None if no rate was chosen.
 
     Args:
         study: study.json.
@@ -164,7 +164,7 @@ def most_of_shape(max_share: float, completed_s: Sequence[float]) -> float:
     """Return the highest requests/s of a shape, to three digits: a share of its throughput.
 
     Args:
-        max_share: of the `shape_rates` section.
-        completed_s: when requests that had arrived at 0 s had all their tokens; at least one.
+        max_share: from the `shape_rates` section.
+        completed_s: completion times of requests that arrived at 0 s; at least one.
     """
     return float(f"{max_share * len(completed_s) / max(completed_s):.3g}")

@@ -27,7 +27,7 @@ def meta(**limits: Any) -> Meta:
 
 
 Reference = Literal["ref_safe", "ref_load"]
-# Keys and values are somebody else's: vLLM's flags, a connector's own configuration.
+# Keys and values are defined elsewhere: vLLM's flags, a connector's own configuration.
 Foreign = dict[str, Any]
 
 Positive = Annotated[float, meta(gt=0)]
@@ -45,27 +45,27 @@ ConfigurationId = Annotated[str, meta(pattern="^(?!.*_([2-9]|1[0-9]|20)$)[a-z][a
 ClassName = Annotated[str, meta(pattern="^[A-Za-z_][A-Za-z0-9_]*$")]
 ModuleName = Annotated[str, meta(pattern="^[A-Za-z_][A-Za-z0-9_.]*$")]
 Role = Literal["kv_producer", "kv_consumer", "kv_both"]
-# A flag's value is whatever vLLM takes, but no list or mapping.
+# A flag's value is anything that vLLM takes, except lists and mappings.
 Flag = Annotated[Any, meta(type=["string", "number", "boolean", "null"])]
 Flags = dict[Annotated[str, meta(pattern="^--[a-z][a-z0-9-]*$")], Flag]
-# Null takes a variable away.
+# Null removes a variable.
 Variable = Annotated[Any, meta(type=["string", "null"])]
 Environment = dict[
     Annotated[str, meta(pattern="^(?!(PYTHONPATH|AGENTIC_STEP_LOG_PATH)$)[A-Z_][A-Z0-9_]*$")],
     Variable,
 ]
-# Each is a process, and starts at once with the others.
+# Each is a process; all start at once.
 MOST_WORKERS = 256
 Ids = Annotated[list[Identifier], meta(min_length=1, uniqueItems=True)]
 
 
 class FormSection(TypedDict, total=False):
-    """Changes of this study to one configuration of config/configurations.yaml."""
+    """A study's changes to one configuration of config/configurations.yaml."""
 
     python: Text  #: interpreter of another environment, for another vLLM or connector
-    connector: ClassName  #: another class
-    flags: Flags  #: added to engine.flags; null takes a flag away
-    environment: Environment  #: added to engine.environment; null takes a variable away
+    connector: ClassName  #: another connector class
+    flags: Flags  #: added to engine.flags; null removes a flag
+    environment: Environment  #: added to engine.environment; null removes a variable
     transfer_config: Foreign  #: added to vLLM's KVTransferConfig
     extra_config: Foreign  #: added to the configuration's extra_config
 
@@ -74,11 +74,10 @@ class DeviceTimeSection(TypedDict):
     """The emulated device: its step time is a roofline of the accelerator and the model."""
 
     accelerator: Text  #: a row of config/accelerators.yaml
-    model_config: Text  #: config.json of the model, with its sizes
+    model_config: Text  #: the model's config.json, which has its sizes
     #: the host's CPU time for launching the kernels of a step, us; an assumption
     launch_us: NonNegative
-    #: of a step, us, in which the device does anything but matrix products and attention; an
-    #: assumption
+    #: time of a step, us, for all device work besides matrix products and attention; an assumption
     besides_us: NonNegative
 
 
@@ -86,88 +85,90 @@ class ServedSection(TypedDict):
     """The served model and the form of its requests."""
 
     model: str  #: the name that requests ask for
-    #: token ids below it are taken; null: text is sent
+    #: token ids below this are valid; null: text is sent
     vocab_size: Annotated[int, meta(ge=100)] | None
-    chat: NotRequired[bool]  #: only /v1/chat/completions is answered
-    tokens_per_word: NotRequired[Positive]  #: of a text prompt, as the server counts
-    fixed_tokens: NotRequired[int]  #: of a text prompt without a word, as the server counts
+    chat: NotRequired[bool]  #: whether only /v1/chat/completions is served
+    #: tokens per word of a text prompt, by the server's count
+    tokens_per_word: NotRequired[Positive]
+    fixed_tokens: NotRequired[int]  #: tokens of a text prompt without words, by the server's count
     #: what a request may hold: vLLM's keys, usage, neither
     body: NotRequired[Annotated[str, meta(enum=["vllm", "openai", "bare"])]]
-    exact_output: NotRequired[bool]  #: an answer has exactly the tokens asked for (ignore_eos)
-    counters: NotRequired[bool]  #: /metrics has vLLM's counters
-    no_steps: NotRequired[str | None]  #: why the step probe is not in it; null: it is
-    max_model_len: NotRequired[int | None]  #: tokens of a request, as /v1/models says
-    version: NotRequired[str | None]  #: what /version answers
+    #: whether answers have exactly the requested length (ignore_eos)
+    exact_output: NotRequired[bool]
+    counters: NotRequired[bool]  #: whether /metrics has vLLM's counters
+    no_steps: NotRequired[str | None]  #: why the server has no step probe; null: it has
+    max_model_len: NotRequired[int | None]  #: most tokens of a request, from /v1/models
+    version: NotRequired[str | None]  #: the answer of /version
 
 
 class AccessSection(TypedDict, total=False):
     """Key and certificate for servers that need them."""
 
-    variable: Text  #: environment variable that holds the key, which is recorded nowhere
+    variable: Text  #: environment variable with the key, which is recorded nowhere
     ca_file: Text  #: PEM certificates to trust instead of the system's
-    insecure: bool  #: any certificate is trusted
+    insecure: bool  #: whether any certificate is trusted
 
 
 class EngineSection(TypedDict, total=False):
-    """The server that is measured; which keys it has besides `kind` and `label` its kind says."""
+    """The measured server; its `kind` defines which other keys it has."""
 
-    # A module of servers, whose KIND names the keys it needs and those it may have.
-    kind: Required[Identifier]  #: which sort of server
+    # A module of servers, whose KIND names the required and the allowed keys.
+    kind: Required[Identifier]  #: kind of server
     #: stands in every record, table and figure
     label: Required[Annotated[str, meta(min_length=1, max_length=60)]]
-    definition: Text  #: step cost and connector taxes, a file
+    definition: Text  #: file with step cost and connector taxes
     # No kind names these two: no study's file may have them.
-    definition_content: Foreign  #: in study.json: what stands in `definition`
-    device_time_content: Foreign  #: in study.json: coefficients of the device's time
+    definition_content: Foreign  #: in study.json: the content of `definition`
+    device_time_content: Foreign  #: in study.json: coefficients of the emulated device's time
     device: Literal["cpu", "cuda", "emulated"]  #: emulated: its time is waited for (device_time)
     #: with device emulated, whose label must hold the words `device time emulated`
     device_time: DeviceTimeSection
-    python: Text  #: interpreter of the environment vLLM is installed in
-    #: interpreter that an environment of this project is built with, of the version that its lock
-    #: is for; absent: python3.11. No part of the design
+    python: Text  #: Python interpreter of vLLM's environment
+    #: interpreter that builds an environment of this project, of the lock's Python version; absent:
+    #: python3.11. No part of the design
     build_python: Text
-    #: module that is vLLM's server; absent: the newest release's, which an older one may have
-    #: elsewhere
-    entry_point: ModuleName
+    entry_point: ModuleName  #: module of vLLM's server; absent: that of the newest release
     #: given to --model; fetched by this name before anything starts; ./folder: of the project
     model: Text
-    #: commit, branch or tag of a model that is fetched by name; absent: what the hub calls main
-    #: then. environment.json has the commit
+    #: commit, branch or tag of a model that is fetched by name; absent: the hub's main.
+    #: environment.json has the commit
     revision: Annotated[str, meta(pattern="^[A-Za-z0-9][A-Za-z0-9._/-]*$")]
     served_model_name: Text  #: name the server gives the model
     vocab_size: Annotated[int, meta(ge=100)]  #: prompts are random token ids below this
-    flags: Flags  #: vLLM's command-line flags, in this order; true: the bare flag
-    environment: Environment  #: added to the server's; the same for every configuration
+    flags: Flags  #: vLLM's command-line flags, in this order; true: a flag without value
+    #: variables added to the server's environment; the same for every configuration
+    environment: Environment
     #: folders of the project, or absolute, in which connectors' modules are
     pythonpath: list[Annotated[str, meta(pattern="^[^:]+$")]]
-    forms: dict[Identifier, FormSection]  #: by configuration: what differs for it here
-    #: by configuration: the command line that starts its server; {port} is its port
+    forms: dict[Identifier, FormSection]  #: changes to single configurations, by id
+    #: command line of each configuration's server, by id; {port} is its port
     commands: dict[Identifier, Text]
     #: commands that run beside each candidate; the server knows the port of the first as
     #: {beside1.port}
     beside: list[Annotated[str, meta(pattern="[{]port[}]")]]
-    served: ServedSection  #: the servers' own answers before the study
+    served: ServedSection  #: answers of the servers before the study, by configuration
     access: AccessSection  #: how the servers are reached
 
 
 class ServerSection(TypedDict):
     """Start, stop and placement of the server."""
 
-    host: Annotated[str, meta(const="127.0.0.1", default="127.0.0.1")]  #: where it listens
-    ready_timeout_s: Annotated[Positive, meta(default=180)]  #: from launch to 200 on /v1/models
-    stop_grace_s: Annotated[Positive, meta(default=20)]  #: SIGTERM to SIGKILL
-    #: wait after it is gone (GPU memory release)
-    release_s: Annotated[NonNegative, meta(default=1)]
-    #: one measurement at a time holds the device of this name; with cuda the GPUs, by UUID
+    #: address that it listens on
+    host: Annotated[str, meta(const="127.0.0.1", default="127.0.0.1")]
+    #: longest time from launch to 200 on /v1/models
+    ready_timeout_s: Annotated[Positive, meta(default=180)]
+    stop_grace_s: Annotated[Positive, meta(default=20)]  #: time from SIGTERM to SIGKILL
+    release_s: Annotated[NonNegative, meta(default=1)]  #: wait after its end (GPU memory release)
+    #: name of the device, which only one measurement may hold; with cuda the GPUs' UUIDs are used
     device: Annotated[Identifier, meta(default="cpu")]
-    cores: Annotated[Count, meta(default=1)]  #: physical cores kept for it when CPUs are pinned
+    cores: Annotated[Count, meta(default=1)]  #: physical cores reserved for it when CPUs are pinned
 
 
 class SlotSection(TypedDict):
     """CPUs and GPUs of this machine on which one block at a time is measured."""
 
-    id: Identifier  #: what the slot is called in messages
-    #: CUDA_VISIBLE_DEVICES of its server; with engine.device cuda, and only then
+    id: Identifier  #: name of the slot in messages
+    #: CUDA_VISIBLE_DEVICES of its server; required with engine.device cuda, else invalid
     visible: NotRequired[Annotated[str, meta(pattern="^[A-Za-z0-9-]+(,[A-Za-z0-9-]+)*$")]]
     #: CPUs that its server and its load generator share, such as 0-15,32-47
     cpus: Annotated[str, meta(pattern="^[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*$")]
@@ -177,10 +178,10 @@ Command = Annotated[list[str], meta(min_length=1)]
 
 
 class CompanionCommand(TypedDict):
-    """A companion's command, and the path whose GET says that it is ready."""
+    """A companion's command, and a path that answers 200 once it is ready."""
 
     command: Command  #: as without `ready`
-    ready: Annotated[str, meta(pattern="^/[!-~]*$")]  #: answered 200 when it is ready
+    ready: Annotated[str, meta(pattern="^/[!-~]*$")]  #: path that answers 200 when it is ready
 
 
 Companions = dict[Annotated[str, meta(pattern="^[a-z_]+$")], Command | CompanionCommand]
@@ -192,24 +193,22 @@ class ConfigurationEntry(TypedDict, total=False):
     Entries of a study document's `configurations` have all keys but `companions`.
     """
 
-    id: Required[ConfigurationId]  #: names folders, colours and rows everywhere
-    #: in figures and tables; absent: the id
+    id: Required[ConfigurationId]  #: name in folders, colours and rows
+    #: label in figures and tables; absent: the id
     label: Annotated[str, meta(min_length=1, max_length=40)]
-    #: class vLLM loads through --kv-transfer-config; null: none
-    connector: Required[ClassName | None]
-    #: module of a class vLLM does not ship; null: vLLM's own registry
+    connector: Required[ClassName | None]  #: connector class for --kv-transfer-config; null: none
+    #: module of a class outside vLLM; null: vLLM's registry has it
     module_path: Annotated[ModuleName | None, meta(default=None)]
     role: Role | None  #: vLLM's kv_role; absent: kv_both with a connector
     #: kv_connector_extra_config; {name.port} starts that companion and is its port
     extra_config: Annotated[Foreign, meta(default={})]
-    #: ids of the connectors a MultiConnector holds
-    children: Annotated[list[Identifier], meta(default=[])]
+    children: Annotated[list[Identifier], meta(default=[])]  #: ids of a MultiConnector's connectors
     #: its gate; null: the general one on a real vLLM, none on the embedded engine
     gate: Annotated[
         Literal["verify_noop_connector", "verify_kv_consumer", "verify_multi_connector"] | None,
         meta(default=None),
     ]
-    purpose: Annotated[Text, meta(default="Defined by the study.")]  #: why it is measured
+    purpose: Annotated[Text, meta(default="Defined by the study.")]  #: purpose of the configuration
     #: processes it needs beside the server, by name: the command, or {command, ready}. In it
     #: `{port}` is the TCP port of 127.0.0.1 it is to listen on, `{python}` the engine's
     #: interpreter, `{tmp}` the launch's temporary folder. Started first, ready when it listens or,
@@ -229,12 +228,12 @@ class Efficiency(TypedDict):
     linear: Fraction  #: share of the dense peak in matrix products
     attention: Fraction  #: share of the dense peak in the attention of a prefill
     bandwidth: Fraction  #: share of the memory bandwidth, reading weights and KV cache
-    #: of each step: what the host does meanwhile; the longer of the two counts
+    #: host time of each step, in parallel with the device; the longer of the two counts
     host_us: NonNegative
-    besides_us: NonNegative  #: of each step: what the GPU does besides
+    besides_us: NonNegative  #: other GPU time of each step
     reserve_gib: NonNegative  #: memory for activations, CUDA graphs and the CUDA context
-    start_s: NonNegative  #: of a start: imports, compilation, CUDA graphs
-    load_gb_s: Positive  #: reading weights, from a disk that has seen them before
+    start_s: NonNegative  #: start-up time for imports, compilation, CUDA graphs
+    load_gb_s: Positive  #: rate of reading weights from a warm disk
     step_sd: Share  #: relative spread from step to step
     launch_sd: Share  #: relative spread from launch to launch
 
@@ -243,21 +242,21 @@ class Accelerator(TypedDict):
     """One accelerator: its dense peaks, bandwidth and memory."""
 
     bf16_tflops: Positive  #: dense peak of bfloat16, TFLOP/s
-    fp8_tflops: Positive | None  #: dense peak of fp8, TFLOP/s; null where it has none
+    fp8_tflops: Positive | None  #: dense peak of fp8, TFLOP/s; null: none
     bandwidth_gb_s: Positive  #: memory bandwidth, GB/s
-    memory_mib: Positive  #: as nvidia-smi shows it
-    source: Text  #: where the figures are from
-    #: keys of `efficiency` of which more is known for this one, and their values
+    memory_mib: Positive  #: memory size as nvidia-smi shows it
+    source: Text  #: source of the numbers
+    #: values of `efficiency` that are specific to this accelerator
     efficiency: NotRequired[
         dict[Literal["linear", "attention", "bandwidth", "besides_us"], Positive]
     ]
 
 
 class AcceleratorsFile(TypedDict):
-    """config/accelerators.yaml: what a rehearsal takes an accelerator to be."""
+    """config/accelerators.yaml: the accelerators that a rehearsal can assume."""
 
-    efficiency: Efficiency  #: of every accelerator
-    accelerators: dict[str, Accelerator]  #: by the name that rehearsal.accelerator of a study gives
+    efficiency: Efficiency  #: assumptions for every accelerator
+    accelerators: dict[str, Accelerator]  #: accelerators by name, for rehearsal.accelerator
 
 
 class ArrivalsSection(TypedDict):
@@ -265,22 +264,24 @@ class ArrivalsSection(TypedDict):
 
     #: of requests
     process: Annotated[Literal["fixed", "jittered", "poisson", "gamma"], meta(default="jittered")]
-    #: with gamma, and only then: shape of the intervals' distribution
+    #: shape of the intervals' gamma distribution; only with gamma
     gamma_shape: Annotated[Positive | None, meta(default=None)]
 
 
 class TrafficSection(TypedDict):
     """A file's requests (traffic.jsonl), which each cell sends in their order."""
 
-    kind: Literal["trace", "prompts"]  #: with times, lengths and block ids; with text
+    #: a trace has times, lengths and block ids; prompts have text
+    kind: Literal["trace", "prompts"]
     source: Text  #: name of the user's file
-    sha256: Text  #: of the user's file
+    sha256: Text  #: SHA-256 of the user's file
     requests: Count  #: lines of traffic.jsonl
-    speed: Positive  #: of the trace's clock; 1 for prompts
-    block: Count  #: prompt tokens that an id stands for
-    max_tokens: Count  #: of an answer whose line has none
-    longest: Annotated[list[Count], meta(min_length=2, max_length=2)]  #: input, output tokens
-    repeated_share: Share  #: of the prompt tokens: those that repeat a prefix; of prompts 0
+    speed: Positive  #: factor on the trace's pace; 1 for prompts
+    block: Count  #: prompt tokens per block id
+    max_tokens: Count  #: most tokens of an answer whose line gives none
+    #: mean input and output tokens
+    longest: Annotated[list[Count], meta(min_length=2, max_length=2)]
+    repeated_share: Share  #: share of prompt tokens that repeat a prefix; 0 for prompts
     #: prompt tokens of a trace that a prefix cache may find, which begins empty; absent: all
     most_hits: NotRequired[Annotated[int, meta(ge=0)]]
 
@@ -288,11 +289,11 @@ class TrafficSection(TypedDict):
 class PhaseASection(TypedDict):
     """The rate sweep at one shape."""
 
-    #: requests/s, ascending; a cell each
+    #: requests/s, ascending; one cell per rate
     rates_rps: Annotated[list[Positive], meta(min_length=1, uniqueItems=True)]
     input_tokens: Tokens  #: prompt length of every cell
     output_tokens: OutputTokens  #: completion length of every cell
-    #: requests of a file instead; rate and lengths are their means
+    #: requests of a user's file instead; rate and lengths are their means
     traffic: NotRequired[TrafficSection]
     #: closed loop: requests kept in flight; rates_rps holds the one rate that is expected of them
     concurrency: NotRequired[Annotated[int, meta(ge=1, le=65536)]]
@@ -301,7 +302,7 @@ class PhaseASection(TypedDict):
 class PhaseBSection(TypedDict):
     """Every input x output length at ref_safe."""
 
-    configurations: NotRequired[Ids]  #: those that it measures; absent: all
+    configurations: NotRequired[Ids]  #: configurations that it measures; absent: all
     input_tokens: Annotated[list[Tokens], meta(min_length=1, uniqueItems=True)]  #: prompt lengths
     #: completion lengths
     output_tokens: Annotated[list[OutputTokens], meta(min_length=1, uniqueItems=True)]
@@ -310,7 +311,7 @@ class PhaseBSection(TypedDict):
 class PhaseBpSection(TypedDict):
     """Shapes at ref_load, where it differs from ref_safe."""
 
-    configurations: Ids  #: ids, the baseline among them
+    configurations: Ids  #: configuration ids, including the baseline
     #: [input, output] tokens
     shapes: Annotated[
         list[Annotated[list[OutputTokens], meta(min_length=2, max_length=2)]],
@@ -324,12 +325,13 @@ class CellSection(TypedDict):
     warmup_s: NonNegative  #: arrivals before this are discarded
     floor_s: Positive  #: shortest measured window
     cap_s: Positive  #: longest measured window
-    min_completed: Count  #: successes wanted in the window; it is extended until they are there
+    #: required successes in the window, which is extended until they are reached
+    min_completed: Count
     #: longest wait for outstanding requests after the end of the window
     drain_s: Annotated[Positive, meta(default=60)]
-    #: arrivals beyond it, over all workers, are dropped and recorded
+    #: most requests in flight over all workers; arrivals beyond it are dropped and recorded
     inflight_cap: Annotated[int, meta(ge=1, le=100_000, default=256)]
-    #: from a request's due time to its complete answer
+    #: longest time from a request's due time to its complete answer
     request_timeout_s: Annotated[Positive, meta(default=60)]
     #: true: in Phases B and B' the first arrival that the in-flight cap drops ends the cell, which
     #: is void and not measured again. false, as in the design: it goes on to its cap, and is
@@ -338,44 +340,45 @@ class CellSection(TypedDict):
 
 
 class LoadGeneratorSection(TypedDict):
-    """Its processes and connections."""
+    """The load generator's processes and connections."""
 
     workers: Annotated[int, meta(ge=1, le=MOST_WORKERS, default=1)]  #: worker processes
     #: at least inflight_cap / workers
     connections_per_worker: Annotated[int, meta(ge=1, le=65536, default=256)]
-    #: pin session, workers and server apart
+    #: whether main process, workers and server are pinned to separate CPUs
     enable_cpu_affinity: Annotated[bool, meta(default=True)]
-    #: record the stamp of every socket read, a third of the archive
+    #: whether to record the stamp of every socket read, a third of the archive's size
     keep_reads: Annotated[bool, meta(default=False)]
 
 
 class MetricsSection(TypedDict):
     """Interval at which the server's /metrics are read."""
 
-    #: from one scrape to the next, on average (drawn from 0.5 to 1.5 times that); of a vLLM on a
-    #: CPU one that meets a first token adds 12 to 17 ms to it
+    #: mean interval of scrapes, drawn from 0.5 to 1.5 times this; on vLLM on a CPU a scrape adds 12
+    #: to 17 ms to a coinciding first token
     interval_s: Annotated[Positive, meta(default=2.0)]
 
 
 class ResourcesSection(TypedDict):
-    """Resources of a launch besides time: CPU while idle, memory, start-up."""
+    """Measurement of a launch's resources: idle CPU, memory, start-up."""
 
-    #: how long the server is watched, ready and without a request, before its first cell
+    #: how long the ready, idle server is watched before its first cell
     idle_s: Annotated[Positive, meta(default=3)]
 
 
 class ShapeRatesSection(TypedDict):
-    """Plain is asked after Phase A how much of each shape it can serve; more is not offered."""
+    """Probing of plain's throughput for each shape, which limits the offered rates."""
 
-    max_share: Fraction  #: of what it served when it was probed; equal for all configurations
-    #: of each shape, about: growing bursts, while one takes less than a quarter of this
+    #: highest offered share of the probed throughput, equal for all configurations
+    max_share: Fraction
+    #: approximate time per shape; bursts grow while one takes less than a quarter of this
     probe_s: Positive
 
 
 class ReferenceSection(TypedDict):
-    """The rate where none qualifies."""
+    """The fallback if no rate qualifies as reference rate."""
 
-    #: used, and reported, when no rate qualifies; null: stop with an error
+    #: rate to use, and to report, if no rate qualifies; null: stop with an error
     fallback_rps: Annotated[Positive | None, meta(default=None)]
 
 
@@ -394,32 +397,33 @@ class RehearsalSection(TypedDict, total=False):
 class StatisticsSection(TypedDict):
     """Intervals, families and margins."""
 
-    confidence: Annotated[float, meta(ge=0.5, lt=1, default=0.95)]  #: of every interval
+    confidence: Annotated[float, meta(ge=0.5, lt=1, default=0.95)]  #: confidence of every interval
     # Its keys are artifacts/metrics.py:METRICS.
-    #: a tax whose 90% interval lies within plus or minus this is less than it
+    #: margin: a tax whose 90% interval lies within ± this is less than the margin
     margins: Annotated[dict[str, float], meta(default={})]
-    #: the cells of Phase A whose taxes are the confirmatory family, beside the tax over all rates;
-    #: every other tax is exploratory
+    #: the Phase A cells whose taxes are confirmatory, besides the tax over all rates; all other
+    #: taxes are exploratory
     confirmatory: Annotated[
         list[Reference], meta(min_length=1, uniqueItems=True, default=["ref_safe", "ref_load"])
     ]
-    p99_min_samples: Annotated[int, meta(ge=100, default=1000)]  #: below this a p99 is refused
-    #: levels of the looks, from the one after `first_look` blocks on; what a look decides is not
-    #: measured further, and their sum is the level of the whole
+    p99_min_samples: Annotated[int, meta(ge=100, default=1000)]  #: least successes for a p99
+    #: levels of the interim analyses, from the one after `first_look` blocks on; decided
+    #: configurations are not measured further, and the levels' sum is the total level
     looks: NotRequired[Annotated[list[Annotated[float, meta(gt=0, lt=0.2)]], meta(min_length=1)]]
-    first_look: NotRequired[Annotated[int, meta(ge=2)]]  #: the blocks before the first look; 2
-    #: the metrics whose taxes over all rates are judged at the looks; absent: the medians
+    #: number of blocks before the first interim analysis; default 2
+    first_look: NotRequired[Annotated[int, meta(ge=2)]]
+    #: the metrics whose taxes over all rates the interim analyses judge; absent: the medians
     judged: NotRequired[Annotated[list[Identifier], meta(min_length=1, uniqueItems=True)]]
     #: ms that a request counted in goodput takes at most, by latency (ttft, tpot, e2e)
     goodput: NotRequired[dict[Literal["ttft", "tpot", "e2e"], Positive]]
 
 
 class PriorSection(TypedDict):
-    """The latencies that the hypotheses are from."""
+    """The earlier result behind the hypotheses."""
 
     plain_ttft_p90_s: Annotated[Positive, meta(default=7.35)]  #: the prior's TTFT p90 of plain
-    nixl_ttft_p90_s: Annotated[Positive, meta(default=10.1)]  #: of NIXL
-    #: of Mooncake in the role of both
+    nixl_ttft_p90_s: Annotated[Positive, meta(default=10.1)]  #: the prior's TTFT p90 of NIXL
+    #: the prior's TTFT p90 of Mooncake with kv_role kv_both
     mooncake_both_ttft_p90_s: Annotated[Positive, meta(default=10.67)]
 
 
@@ -443,7 +447,7 @@ class HypothesesSection(TypedDict):
     h4_tolerance: Annotated[Fraction, meta(default=0.30)]
     #: criterion 7: wall clock of the measurements
     max_hours: Annotated[Positive, meta(default=6.0)]
-    prior: Annotated[PriorSection, meta(default={})]  #: what is reproduced
+    prior: Annotated[PriorSection, meta(default={})]  #: the reproduced result
 
 
 EIGHT = [
@@ -456,7 +460,7 @@ EIGHT = [
     "lmcache_only",
     "multi_mooncake_lmcache",
 ]
-# Folders of results/ that are no study.
+# Folders of results/ that are not studies.
 _NO_STUDY = "(?!(archive|replot|compare|admission)$)"
 
 
@@ -465,18 +469,19 @@ class StudyConfig(TypedDict):
 
     #: results/<study>/ and the rows of MANIFEST.md
     study: Annotated[str, meta(pattern=f"^{_NO_STUDY}[a-z0-9][a-z0-9._-]{{0,63}}$")]
-    #: every random choice is derived from this number and a name
+    #: seed: every random choice is derived from it and a name
     seed: Annotated[int, meta(ge=0, le=2**63 - 1, default=20260526)]
     #: launches of each configuration; verdicts need at least 3
     blocks: Annotated[int, meta(ge=1, le=1000)]
-    baseline: NotRequired[Identifier]  #: the configuration that taxes are against; absent: plain
+    #: the configuration that taxes are relative to; absent: plain
+    baseline: NotRequired[Identifier]
     #: launches of the baseline in each block, at seeded random positions; the last is the A/A
     #: comparison
     plain_launches: Annotated[int, meta(ge=1, le=20, default=2)]
     engine: EngineSection
     server: NotRequired[Annotated[ServerSection, meta(default={})]]
-    #: no part of the design: slots of this machine, on which blocks are measured side by side, one
-    #: on each at a time. Not with an executor: what it gives a job is the device
+    #: slots of this machine, on which blocks are measured side by side, one at a time on each. No
+    #: part of the design. Not with an executor, which assigns a device to each job
     devices: NotRequired[Annotated[list[SlotSection], meta(min_length=1)]]
     #: ids of config/configurations.yaml or `connectors`, in the order of tables and figures
     configurations: Annotated[list[Identifier], meta(min_length=1, uniqueItems=True, default=EIGHT)]
@@ -495,7 +500,7 @@ class StudyConfig(TypedDict):
     # Its keys are artifacts/metrics.py:CRITERIA.
     #: a configuration is saturated at a rate when any criterion fires
     saturation: Annotated[dict[str, float], meta(default={})]
-    #: absent or null, as in the design: all of Phases B and B' at ref_safe or ref_load
+    #: absent or null (as in the design): all of Phases B and B' at ref_safe or ref_load
     shape_rates: NotRequired[ShapeRatesSection | None]
     reference: Annotated[ReferenceSection, meta(default={})]
     rehearsal: NotRequired[RehearsalSection]
@@ -516,7 +521,7 @@ class LaunchPlan(TypedDict):
 
 
 class CellPlan(TypedDict):
-    """One planned cell: its name, requests/s (null where the rate is data), tokens."""
+    """One planned cell: name, requests/s (null if it depends on results), tokens."""
 
     cell: CellName
     rate_rps: Positive | None
@@ -525,9 +530,9 @@ class CellPlan(TypedDict):
 
 
 class DesignLabel(TypedDict):
-    """Design label in every record of a study."""
+    """The fields that identify the design in every record of a study."""
 
-    #: over everything a measurement depends on
+    #: SHA-256 over everything that a measurement depends on
     design_sha256: Annotated[str, meta(pattern="^[0-9a-f]{64}$")]
     #: stands in every record, table and figure
     engine_label: Annotated[str, meta(min_length=1, max_length=60)]
@@ -538,15 +543,15 @@ class StudyDocument(DesignLabel):
 
     study: Annotated[str, meta(pattern="^[a-z0-9][a-z0-9._-]{0,63}$")]  #: its name
     emulated: bool  #: measured on the embedded engine
-    package_version: NotRequired[Annotated[str, meta(max_length=60)]]  #: of this package
+    package_version: NotRequired[Annotated[str, meta(max_length=60)]]  #: version of this package
     created_utc: NotRequired[Annotated[str, meta(max_length=60)]]  #: ISO 8601
     #: every random choice is derived from it and a name
     seed: Annotated[int, meta(ge=0, le=2**63 - 1)]
     blocks: Annotated[int, meta(ge=1, le=1000)]  #: launches of each configuration
     config: StudyConfig  #: the configuration, with the embedded engine's file inside
-    #: the entries that take part
+    #: the entries of the measured configurations
     configurations: Annotated[list[ConfigurationEntry], meta(min_length=1, max_length=1000)]
-    #: phase to launches, in the order they run
+    #: phase to launches, in run order
     run_order: Annotated[
         dict[Phase, Annotated[list[LaunchPlan], meta(max_length=100_000)]], meta(min_length=3)
     ]

@@ -1,8 +1,8 @@
-"""The tables of the analysis: their columns, typed rows, how they are written and read.
+"""The tables of the analysis: columns, typed rows, writing and reading.
 
-`cells.csv` has what was measured, `effects.csv` every estimate. Times are milliseconds or
-microseconds as a name or unit says, rates requests per second, taxes fractions of plain (0.1 is
-10 %). An empty CSV field is None: the number does not exist. Each column: docs/artifacts.md.
+`cells.csv` has what was measured, `effects.csv` every estimate. Times are in ms or us, as the
+column's name or unit states; rates are requests/s; taxes are fractions of plain (0.1 is 10%). An
+empty CSV field is None: the number does not exist. Each column: docs/artifacts.md.
 """
 
 import csv
@@ -21,14 +21,14 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.metrics import LATENCY_METRICS, THROUGHPUT_METRICS, change_of
 from connector_tax.files import ArtifactError, reading
 
-# The version of the method that makes the tables, hypotheses.json, reference_rates.json and
-# looks.json. It rises where a value that an older version also makes can come out otherwise; a new
-# column, row or file does not raise it.
+# The version of the method behind the tables, hypotheses.json, reference_rates.json and looks.json.
+# It rises if a value that an older version also computes can change; a new column, row or file does
+# not raise it.
 METHOD = 2
-# The method of studies that name none.
+# The method of studies that record none.
 FIRST_METHOD = 1
 Typed = TypeVar("Typed")
-# One line of a table that is being made, by column.
+# One row of a table before it is written, by column.
 Row = dict[str, Any]
 # The pooled rows' value in the column `block` of cells.csv.
 POOLED = "all"
@@ -36,7 +36,7 @@ POOLED = "all"
 TAX, GAP, STEP, HOOK, WAIT, DEVICE, RESOURCE = (
     "tax", "gap", "step", "hook", "wait", "device", "resource",
 )  # fmt: skip
-# Where launches are compared: logs, which give a tax, or values, which give a difference.
+# Scale of a comparison: logs, which give a tax, or values, which give a difference.
 LOG, RAW = "log", "raw"
 STEP_SAMPLES = (
     "step_duration_us",
@@ -99,18 +99,16 @@ class CellRow:
 
 @dataclass(frozen=True)
 class EffectRow:
-    """One estimate of effects.csv: of a quantity and metric of a configuration in a cell.
+    """One estimate of effects.csv: a quantity and metric of a configuration in a cell.
 
-    `error` is the standard error on `scale` (LOG: of the log of 1 + estimate), with `df` degrees
-    of freedom; `analysis.effect.effect_of` computes with it.
-    `family_lo` and `family_hi` bound a judged tax's interval that holds together with those of all
-    configurations of its cell and metric: that of its verdict. `narrow_lo` and
-    `narrow_hi` bound the 90% interval of the equivalence test; the upper end is the most the effect
-    is, by a one-sided test. `huber_differs` is a second opinion
-    about a confirmatory tax. `item` is the group of steps it is
-    of; `base` and `own` are plain's level and the configuration's, in `unit`; of a gap the taxes at
-    ref_safe and ref_load. The tax of a throughput is the baseline's over the configuration's,
-    minus 1.
+    `error` is the standard error on `scale` (LOG: of the log of 1 + estimate), with `df` degrees of
+    freedom; `analysis.effect.effect_of` computes with it. `family_lo` and `family_hi` bound the
+    interval behind a tax's verdict, which holds jointly for all configurations of its cell and
+    metric. `narrow_lo` and `narrow_hi` bound the 90% interval of the equivalence test; the upper
+    end is a one-sided upper bound of the effect. `huber_differs` is a robustness check of a
+    confirmatory tax. `item` is the group of steps. `base` and `own` are the levels of plain and of
+    the configuration, in `unit`; for a gap they are the taxes at ref_safe and ref_load. The tax of
+    a throughput is the baseline's over the configuration's, minus 1.
     """
 
     quantity: str
@@ -152,14 +150,14 @@ class EffectRow:
 
     @property
     def shown(self) -> tuple[float | None, float | None, float | None]:
-        """The estimate with the interval behind its verdict; without a verdict, the 95% one."""
+        """Return the estimate with the interval behind its verdict, or with the 95% interval."""
         if self.family_lo is None:
             return self.estimate, self.lo, self.hi
         return self.estimate, self.family_lo, self.family_hi
 
     @property
     def difference(self) -> tuple[float | None, float | None, float | None]:
-        """Own level minus the base's and its interval, in `unit`."""
+        """Return the configuration's level minus plain's with its interval, in `unit`."""
         if self.scale == RAW:
             return self.estimate, self.lo, self.hi
         if self.own is None or self.base is None:
@@ -173,28 +171,28 @@ class EffectRow:
         return self.own - self.base, lo, hi
 
 
-# What a step computes: tokens of answers, of prompts, or both.
+# Kinds of steps, by the tokens that they compute: of answers, of prompts, or both.
 DECODE, PREFILL, MIXED = KINDS = ("decode", "prefill", "mixed")
-# The `batch` of steps of every size.
+# The size class of all sizes together.
 ALL_SIZES = "all"
 
 
 @dataclass(frozen=True)
 class StepGroup:
-    """The `item` of steps: kind and sequences that decode, as `decode/all/` or `decode/4-7/`."""
+    """The kind and decoding sequences of steps, as `decode/all/` or `decode/4-7/` in `item`."""
 
     kind: str
     batch: str = ALL_SIZES
 
     @classmethod
     def of(cls, item: str) -> "StepGroup":
-        """Return the group of an effect's `item`."""
+        """Parse the group from an effect's `item`."""
         kind, batch, _ = item.split("/")
         return cls(kind, batch)
 
     @property
     def item(self) -> str:
-        """The group as an effect's `item`."""
+        """Return the group as an effect's `item`."""
         return f"{self.kind}/{self.batch}/"
 
 
@@ -213,7 +211,7 @@ class StepPoint:
 
 @dataclass(frozen=True)
 class EngineRow:
-    """One setting of a configuration's engine beside plain's (engine.csv)."""
+    """One setting of a configuration's engine, with plain's (engine.csv)."""
 
     config: str
     setting: str
@@ -240,14 +238,14 @@ ROW_TYPES: Mapping[str, type[Any]] = {
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     name: tuple(field.name for field in fields(row_type)) for name, row_type in ROW_TYPES.items()
 }
-# The columns that name a row of each table.
+# The key columns of each table.
 KEYS: Mapping[str, tuple[str, ...]] = {
     paths.CELLS: ("config", "block", "phase", "cell"),
     paths.EFFECTS: ("quantity", "config", "phase", "cell", "metric", "item"),
     paths.STEP_CDF: ("config", "cdf"),
     paths.ENGINE_TABLE: ("config", "setting"),
 }
-# The columns that name a kind of row, where another version may make kinds that this one does not.
+# The columns that define kinds of rows, of which other versions may write further ones.
 KIND_OF_ROW: Mapping[str, tuple[str, ...]] = {
     paths.EFFECTS: ("quantity", "metric"),
     paths.ENGINE_TABLE: ("setting",),
@@ -255,7 +253,7 @@ KIND_OF_ROW: Mapping[str, tuple[str, ...]] = {
 
 
 def table_text(table: str, rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return a table as CSV; None and a column that a row lacks are empty, floats round-trip.
+    """Return a table as CSV; None and missing columns are empty, floats round-trip.
 
     Raises:
         ValueError: a row has a column that the table has not.
@@ -274,10 +272,10 @@ _ALLOWED = {str: "text", int: "an integer", float: "a finite number", bool: "tru
 
 
 def _value(text: str, scalar: type, optional: bool) -> Any:
-    """Return a CSV field as a value of its column; None where it is empty and may be.
+    """Return a CSV field as a value of its column; None if it is empty and optional.
 
     Raises:
-        ValueError: it is something else; says what is allowed.
+        ValueError: it is something else; names what is allowed.
     """
     if text == "" and optional:
         return None
@@ -305,7 +303,7 @@ def column_types(row_type: type) -> dict[str, tuple[type, bool]]:
 def read_table(path: Path, row_type: type[Typed]) -> list[Typed]:
     """Read a CSV into rows of `row_type`; columns the class does not name are ignored.
 
-    A line without any value stands for an empty table and is no row.
+    A line without values marks an empty table and is not a row.
 
     Raises:
         ArtifactError: the file or a column is missing, or a value does not parse; names file, line

@@ -1,21 +1,20 @@
-"""Define the verdicts on a cost, from its interval, and their words.
+"""The verdicts on a cost, derived from its interval, and their texts.
 
-Source: docs/method.md, "Verdicts". A cost off zero and a cost below the margin are two statements,
-and both may hold. Only the second depends on the margin: a reader who moves it measures nothing
-again.
+Source: docs/method.md, "Verdicts". "The cost is not zero" and "the cost is below the margin" are
+two statements, and both may hold. Only the second depends on the margin, which a reader can change
+without measuring again.
 """
 
 from collections.abc import Iterable
 
 COSTS, GAINS, LESS, CANNOT_TELL = "costs", "gains", "less", "cannot tell"
-# Where a tax carries a mark (saturated, dropped arrivals, few requests), and where too few
-# launches repeat.
+# For a marked tax (saturated, dropped arrivals, few requests), and for too few launches.
 MARKED, TOO_FEW = "marked", "too few blocks"
 COSTS_LESS, GAINS_LESS = f"{COSTS}, {LESS}", f"{GAINS}, {LESS}"
 VERDICTS = (COSTS, COSTS_LESS, GAINS, GAINS_LESS, LESS, CANNOT_TELL, MARKED, TOO_FEW)
-# Those that answer the question.
+# Verdicts that answer the question.
 DECIDED = VERDICTS[:5]
-# Those that follow from an interval and a margin; another margin may make another of them.
+# Verdicts that follow from an interval and a margin, and so can change with the margin.
 JUDGED = VERDICTS[:6]
 MIN_BLOCKS_FOR_VERDICT = 3
 
@@ -24,10 +23,10 @@ def verdict_of(interval: tuple[float, float], narrow: tuple[float, float], margi
     """Return the verdict on a tax, one of VERDICTS.
 
     Args:
-        interval: the one that is shown, which holds jointly with the intervals of all compared
-            with the same baseline; the tax costs or gains where it excludes zero.
-        narrow: its 90% interval; the tax is less than the margin where that lies within it.
-        margin: a fraction, to either side.
+        interval: the displayed interval, which holds jointly for all comparisons with the same
+            baseline; the tax costs or gains if it excludes zero.
+        narrow: the 90% interval; the tax is less than the margin if it lies within the margin.
+        margin: a fraction, in both directions.
     """
     lo, hi = interval
     sign = COSTS if lo > 0 else GAINS if hi < 0 else ""
@@ -36,8 +35,8 @@ def verdict_of(interval: tuple[float, float], narrow: tuple[float, float], margi
 
 
 def in_words(verdict: str, margin: float | None) -> str:
-    """Return a verdict in words: `costs, less than 10%`; without a margin nothing is less than
-    it.
+    """Return a verdict as text: `costs, less than 10%`; without a margin the second part is
+    omitted.
     """
     within = "equal" if margin is None else f"less than {100 * margin:g}%"
     return _joined(within if part == LESS else part for part in verdict.split(", "))
@@ -54,7 +53,7 @@ def gains(verdict: str) -> bool:
 
 
 def sign_of(verdict: str) -> str:
-    """Return a verdict's sign without regard to the margin: costs, gains, or nothing."""
+    """Return a verdict's sign, ignoring the margin: costs, gains, or nothing."""
     sign = verdict.partition(",")[0]
     return sign if sign in (COSTS, GAINS) else ""
 

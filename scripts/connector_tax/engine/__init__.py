@@ -1,1 +1,1 @@
-"""The embedded engine: a server that speaks vLLM, whose true timing and true tax are known."""
+"""The embedded engine: a server with vLLM's API whose true timing and connector taxes are known."""

@@ -29,11 +29,11 @@ def _arguments() -> argparse.Namespace:
     shipped_file = "config/embedded.yaml"
     words = f"costs of steps and connectors [{shipped_file}]"
     parser.add_argument("--config", type=Path, default=shipped(shipped_file), help=words)
-    words = "an id of the file's connectors [plain]"
+    words = "id of a connector in the file [plain]"
     parser.add_argument("--configuration", default="plain", help=words)
     parser.add_argument("--host", default="127.0.0.1", help="a loopback address")
     parser.add_argument("--port", type=int, default=8000, help="[8000]")
-    words = "of the launch's own speed and of each step's [drawn]"
+    words = "seed of the launch's speed and of step times [random]"
     parser.add_argument("--launch-seed", type=int, default=secrets.randbits(31), help=words)
     parser.add_argument("--truth-log", type=Path, help="JSON lines; must not exist yet")
     arguments = parser.parse_args()
@@ -77,8 +77,8 @@ async def _serve(arguments: argparse.Namespace, config: EngineConfig) -> int:
             arguments.port,
             backlog=2048,
         )
-        # A full collection in the middle of a step's writes makes its tokens late; requests leave
-        # no cycles behind, so collections can be rare.
+        # A full collection during a step's writes would delay its tokens. Requests leave no
+        # reference cycles, so collections can be rare.
         gc.collect()
         gc.freeze()
         gc.set_threshold(100_000, 50, 50)
@@ -98,7 +98,7 @@ async def _serve(arguments: argparse.Namespace, config: EngineConfig) -> int:
 
 
 def main() -> int:
-    """Run the server; the process's exit status."""
+    """Run the server; return the process's exit status."""
     logging.basicConfig(
         level=logging.INFO, format="%(levelname)s %(asctime)s %(name)s: %(message)s"
     )

@@ -40,7 +40,7 @@ from connector_tax.linux import TimerFd
 _LOG = logging.getLogger(__name__)
 _START_S = 60.0
 _STOP_GRACE_S = 0.5
-# No `-m`: the transformer's class would be there twice.
+# Not `-m`, which would import the transformer's class twice.
 _WORKER = "from connector_tax.engine.transformer import main; main()"
 
 _Future = asyncio.Future[Any]
@@ -76,12 +76,12 @@ class BatchedService:
     """Batches the elements given to `do_one` for a `VectorTransformer` in its own process.
 
     Args:
-        max_batch_size: elements in a batch at most, 1 to 10000.
-        timeout_seconds: how long the first element of a partial batch waits, over 0, at most 1.
-        max_queue_size: batches in flight at most, 1 to 128.
+        max_batch_size: most elements in a batch, 1 to 10000.
+        timeout_seconds: longest wait of the first element of a partial batch, above 0 to 1.
+        max_queue_size: most batches in flight, 1 to 128.
 
     Raises:
-        ValueError: an option out of its range; names the option.
+        ValueError: an option is out of range; names the option.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class BatchedService:
         self.timeout_seconds = timeout_seconds
         self.max_queue_size = max_queue_size
         self._timeout_ns = round(timeout_seconds * 1e9)
-        # Called once when the worker process ends on its own, also while no request waits for it.
+        # Called once when the worker process ends by itself, even if no request waits.
         self.on_worker_death: Callable[[WorkerDied], None] | None = None
 
         self._buffer: dict[_Future, tuple[Any, int]] = {}
@@ -120,8 +120,8 @@ class BatchedService:
         Raises:
             TransformError: the transformer raised for this element's batch.
             WorkerDied, ServiceStopped: no worker is left to answer.
-            Exception: whatever the hooks raised for this element's batch, or TypeError where
-                msgpack cannot carry it.
+            Exception: an exception of the hooks for this element's batch; TypeError if msgpack
+                cannot carry it.
         """
         if self._refusal is not None:
             raise self._refusal
@@ -138,17 +138,17 @@ class BatchedService:
                 self._submit()
 
     async def preprocess(self, batch: list[Any]) -> Any:
-        """Return what to send to the worker for a batch; runs for one batch at a time."""
+        """Return the message to the worker for a batch; runs for one batch at a time."""
         return batch
 
     async def postprocess(self, results: list[Any]) -> list[Any]:
-        """Return what to hand out for the worker's results; as many, in the same order."""
+        """Return the final results for the worker's results: as many, in the same order."""
         return results
 
     # -- the batcher ----------------------------------------------------------------------------
 
     def _submit(self) -> None:
-        """Send every batch that is due and has room in the pipeline; arm the timer for the rest."""
+        """Send every due batch that the pipeline has room for; set the timer for the rest."""
         now = time.monotonic_ns()
         while self._buffer and self._in_flight < self.max_queue_size:
             due = next(iter(self._buffer.values()))[1] <= now
@@ -215,7 +215,7 @@ class BatchedService:
     async def start(
         self, worker_class: type[VectorTransformer], kwargs: dict[str, Any] | None = None
     ) -> None:
-        """Launch the worker process and return when it has signalled ready.
+        """Launch the worker process and wait until it is ready.
 
         Raises:
             ValueError: the class cannot be imported by the worker process.
@@ -252,7 +252,7 @@ class BatchedService:
 
     @property
     def worker_pid(self) -> int:
-        """The worker's process id, once it has been launched."""
+        """Return the worker's process id; valid once it has been launched."""
         assert self._process is not None
         return self._process.pid
 
@@ -266,7 +266,7 @@ class BatchedService:
             self.on_worker_death(error)
 
     def _refuse(self, error: ServiceError) -> None:
-        """Fail every request that still waits, and every one to come, with `error`."""
+        """Fail every waiting request, and every later one, with `error`."""
         self._refusal = error
         if self._timer is not None:
             self._timer.close()
@@ -275,7 +275,7 @@ class BatchedService:
         _fail(list(self._unanswered), error)
 
     async def stop(self) -> None:
-        """Fail what still waits, end the worker process and both tasks; calling twice is safe."""
+        """Fail waiting requests, end the worker process and both tasks; may be called twice."""
         self._refuse(ServiceStopped("the service has been stopped"))
         for task in self._tasks:
             task.cancel()
@@ -292,14 +292,14 @@ class BatchedService:
 
 
 class WorkerConnection(asyncio.Protocol):
-    """The socket to one worker process; silent once it is closed from this side.
+    """The socket to one worker process; calls nothing back after it is closed from this side.
 
     Args:
-        on_frame: called with the body of each frame but the first, in the order they were sent.
+        on_frame: called with the body of each frame except the first, in sending order.
         on_lost: called when the worker process closes its end after its first frame.
 
     Attributes:
-        first: the body of the first frame; ServiceStopped or WorkerDied if none comes.
+        first: future body of the first frame; raises ServiceStopped or WorkerDied if none comes.
     """
 
     def __init__(self, on_frame: Callable[[bytes], None], on_lost: Callable[[], None]) -> None:
@@ -311,7 +311,7 @@ class WorkerConnection(asyncio.Protocol):
         self.first: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     async def launch(self) -> asyncio.subprocess.Process:
-        """Start the worker process at the other end."""
+        """Start the worker process at the other end of the socket."""
         parent_end, child_end = socket.socketpair()
         with child_end:
             parent_end.setblocking(False)

@@ -1,7 +1,7 @@
-"""Answer a completion or chat request: an event for each token, or one JSON object.
+"""Answer a completion or chat request with an event for each token, or with one JSON object.
 
-The JSON has the shape of vLLM's OpenAI-compatible server. All parts of an event that do not change
-from token to token are put together once for each request.
+The JSON has the shape of vLLM's OpenAI-compatible server. The constant parts of an event are built
+once for each request.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ from connector_tax.engine.logs import RequestTruth
 
 _SSE = b"text/event-stream; charset=utf-8"
 TOKEN_BYTES = array("I").itemsize
-# Odd, so that successive tokens of one output walk through a vocabulary of any even size.
+# Odd, so that the tokens of an output cycle through a vocabulary of any even size.
 _STRIDE = 2_654_435_761
 _EOS_SPREAD = 256
 
 
 class Vocabulary:
-    """The emulated one: token i is the word `wi`; text is split at white space.
+    """The emulated vocabulary: token i is the word `wi`; text is split at white space.
 
-    Output tokens follow from the prompt alone, so the same prompt always gets the same text.
+    Output tokens depend only on the prompt, so the same prompt always gets the same text.
     """
 
     def __init__(self, size: int) -> None:
@@ -53,7 +53,7 @@ class Vocabulary:
         return self._words[(seed + position * _STRIDE) % self.size]
 
     def outside(self, ids: Sequence[int]) -> int | None:
-        """Return an id outside the vocabulary, or None."""
+        """Return one of the ids that is outside the vocabulary, or None."""
         for extreme in (min(ids), max(ids)):
             if not 0 <= extreme < self.size:
                 return extreme
@@ -62,10 +62,10 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Answer:
-    """A request's answer, decided when the request was accepted.
+    """The answer to a request, fixed when the request was accepted.
 
     Attributes:
-        request_id: the client's X-Request-Id, or one of the engine's.
+        request_id: the client's X-Request-Id, or an id of the engine.
         finish_reason: stop or length.
     """
 
@@ -81,7 +81,7 @@ class Answer:
 
     @property
     def public_id(self) -> str:
-        """The id in the response."""
+        """Return the id in the response."""
         return f"{'chatcmpl' if self.chat else 'cmpl'}-{self.request_id}"
 
     def usage(self, completion_tokens: int) -> dict[str, Any]:
@@ -95,9 +95,9 @@ class Answer:
 
 
 class Completion:
-    """Writes one answer to one connection; the engine's sink for the sequence.
+    """The writer of one answer to one connection, and the engine's sink for its sequence.
 
-    `on_end` is called once with the truth when the response has ended.
+    `on_end` is called once, with the true timing, when the response has ended.
     """
 
     def __init__(
@@ -135,14 +135,14 @@ class Completion:
             self._t_headers_ns = self._protocol.begin_body(_SSE)
 
     def prepare(self, position: int, *, last: bool) -> None:
-        """Put the event of the token at `position` together, for `token` to send."""
+        """Build the event of the token at `position`, which `token` will send."""
         if self.answer.stream:
             word = self._vocabulary.output_word(self.answer.seed, position)
             reason = b'"%b"' % self.finish_reason.encode() if last else b"null"
             self._event = b"%b%b%b%b%b" % (self._prefix, word, self._middle, reason, self._tail)
 
     def token(self, position: int, *, last: bool, deadline_ns: int) -> None:
-        """Emit the token at `position`, prepared before; the last one ends the response."""
+        """Send the prepared token at `position`; the last token ends the response."""
         if self._done:
             return
         self._sent = position + 1
@@ -157,7 +157,7 @@ class Completion:
             self.end_stream(self.closing_events())
 
     def fail(self, message: str) -> None:
-        """Answer with an error event and a cut body, or with an error response: the engine died."""
+        """Report the engine's death: with an error event and a cut body, or an error response."""
         if self._done:
             return
         body = error_body(500, message)
@@ -177,15 +177,15 @@ class Completion:
         return [done]
 
     def frame(self, event: bytes) -> bytes:
-        """`event` as an HTTP chunk (as it is for HTTP/1.0)."""
+        """Return `event` as an HTTP chunk, or unchanged for HTTP/1.0."""
         return b"%x\r\n%b\r\n" % (len(event), event) if self._chunked else event
 
     def write_event(self, event: bytes, tokens: int, deadline_ns: int) -> None:
-        """Send an event that carries so many tokens in its own write."""
+        """Send an event with `tokens` tokens in a write of its own."""
         self.write(self.frame(event), tokens, deadline_ns)
 
     def end_stream(self, events: list[bytes], outcome: str = "ok") -> None:
-        """Send the last events and the end of the body in one write; the response is over."""
+        """Send the last events and the end of the body in one write, and end the response."""
         rest = b"".join(self.frame(event) for event in events)
         self.write(rest + (LAST_CHUNK if self._chunked else b""), 0, 0)
         self.close(outcome)
@@ -204,11 +204,11 @@ class Completion:
         self._protocol.respond(status, body)
 
     def write(self, data: bytes, tokens: int, deadline_ns: int) -> None:
-        """Send bytes that carry so many tokens, and remember when."""
+        """Send bytes with `tokens` tokens, and record the time."""
         self._writes.append((self._protocol.write(data), tokens, deadline_ns))
 
     def close(self, outcome: str) -> None:
-        """End the response and pass the truth about it to `on_end`."""
+        """End the response and pass its true timing to `on_end`."""
         if self._done:
             return
         self._done = True
@@ -248,7 +248,7 @@ class Completion:
 
 
 class FaultyCompletion(Completion):
-    """Whatever leaves passes a queue of operations, which the fault can pause, change or cut."""
+    """A completion whose output passes a queue, in which its fault can delay, change or cut it."""
 
     _fault: Rule
 
@@ -374,5 +374,5 @@ def prompt_bytes(ids: Sequence[int]) -> bytes:
 
 
 def natural_length(seed: int) -> int:
-    """Return tokens until the emulated model would emit its end-of-sequence token."""
+    """Return the number of tokens before the emulated model emits its end-of-sequence token."""
     return 16 + seed % _EOS_SPREAD

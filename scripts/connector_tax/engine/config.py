@@ -1,4 +1,4 @@
-"""The engine's configuration file: checked against its schema, then plain frozen values."""
+"""Read the engine's configuration file: check it against its schema and return frozen values."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,28 +14,28 @@ from connector_tax.engine.scheduler import Scheduler, SchedulerOptions
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The model that the engine pretends to serve."""
+    """The emulated model."""
 
     served_name: Text  #: name the server gives the model
-    max_model_len: Count  #: tokens, prompt and output together
-    vocab_size: Annotated[int, meta(ge=2, le=1_000_000)]  #: token ids 0 to vocab_size - 1
+    max_model_len: Count  #: most tokens of prompt and output together
+    vocab_size: Annotated[int, meta(ge=2, le=1_000_000)]  #: token ids are 0 to vocab_size - 1
 
 
 class EngineFile(TypedDict):
     """config/embedded.yaml: step cost, connector taxes and faults of the embedded engine."""
 
-    label: Text  #: what the numbers are
+    label: Text  #: description of the values
     model: ModelOptions
     scheduler: SchedulerOptions
     step_cost: StepCost
-    #: taxes by configuration; null is an engine without a connector
+    #: taxes by configuration; null: an engine without a connector
     connectors: Annotated[dict[str, ConnectorTax | None], meta(min_length=1)]
     faults: NotRequired[FaultsSection]
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """One launch: the file's values for one configuration id; `tax` is None without a connector."""
+    """The file's values for one configuration id of a launch; `tax` is None without a connector."""
 
     configuration: str
     model: ModelOptions
@@ -46,7 +46,7 @@ class EngineConfig:
 
 
 def load_config(path: Path, configuration: str) -> EngineConfig:
-    """Read `path` (YAML or JSON) for one configuration id; raises as `config_of`."""
+    """Read `path` (YAML or JSON) for one configuration id; errors as in `config_of`."""
     return config_of(load_yaml(path), configuration, str(path))
 
 
@@ -54,8 +54,8 @@ def config_of(value: Any, configuration: str, source: str) -> EngineConfig:
     """Return the content of an engine file, read from `source`, for one configuration id.
 
     Raises:
-        ConfigError: schema offences, or an id the file does not define; names source, key path,
-            what was found and what is allowed.
+        ConfigError: the schema is violated, or the file does not define the id; names source, key
+            path, the value found and what is allowed.
     """
     validate(value, "embedded", source)
     connectors = value["connectors"]

@@ -1,4 +1,4 @@
-"""Injected connector taxes: what a configuration costs beside the plain engine, known exactly."""
+"""Add connector taxes: the exactly known costs of a configuration above the plain engine."""
 
 import asyncio
 import contextlib
@@ -16,24 +16,24 @@ _BURN_PERIOD_S = 0.02
 
 @dataclass(frozen=True)
 class ConnectorTax:
-    """The taxes of one configuration, in microseconds for each step unless named otherwise."""
+    """The taxes of one configuration, in us per step unless named otherwise."""
 
     build_meta_us: NonNegative  #: in every schedule()
     get_finished_us: NonNegative  #: in every step
     start_load_kv_us: NonNegative  #: in every step, in the worker
     admission_us_per_request: NonNegative  #: in the step that admits it, as part of build_meta
-    build_meta_us_per_cached_block: NonNegative  #: H5: walks over the prefix cache's keys
-    kv_capacity_fraction: Fraction  #: share of the KV blocks that is left
-    #: share of one core that a progress thread burns, CPU time over wall time; on a core too busy
-    #: to grant it, less
+    #: per cached block of the prefix cache, for a walk over its keys (H5)
+    build_meta_us_per_cached_block: NonNegative
+    kv_capacity_fraction: Fraction  #: remaining share of the KV blocks
+    #: share of one core that a progress thread uses, CPU time over wall time; less on a busy core
     background_cpu: Annotated[float, meta(ge=0, le=0.9)]
 
 
 def taxes_of_step(
     tax: ConnectorTax | None, cached_blocks: int, admitted: int
 ) -> tuple[float, float, float]:
-    """Return build_meta, get_finished and start_load_kv of a step that admits so many requests, in
-    us.
+    """Return build_meta, get_finished and start_load_kv (us) of a step that admits `admitted`
+    requests.
     """
     if tax is None:
         return 0.0, 0.0, 0.0
@@ -46,14 +46,14 @@ def taxes_of_step(
 
 
 class BackgroundCpu:
-    """A child process that burns a share of one core, as a connector's progress thread does."""
+    """A child process that uses a share of one core, as a connector's progress thread does."""
 
     def __init__(self, share: float) -> None:
         self._share = share
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Launch the burner; returns when it burns. A share of zero launches nothing.
+        """Start the child process and wait until it runs; a share of zero starts nothing.
 
         Raises:
             RuntimeError: the child ended before it began.
@@ -78,7 +78,7 @@ class BackgroundCpu:
 
 
 def _burn(share: float) -> None:
-    """Spend `share` of each period in CPU time; what sleeping and waking cost is part of it."""
+    """Use `share` of each period as CPU time, including the cost of sleeping and waking."""
     target = time.process_time()
     end = time.monotonic()
     while True:
@@ -86,7 +86,7 @@ def _burn(share: float) -> None:
         target += share * _BURN_PERIOD_S
         while (spent := time.process_time()) < target and time.monotonic() < end:
             pass
-        # What a busy machine did not grant is not made up for later.
+        # CPU time that a busy machine did not grant is not made up later.
         target = min(target, spent)
         time.sleep(max(0.0, end - time.monotonic()))
 

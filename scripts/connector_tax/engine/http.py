@@ -1,7 +1,7 @@
-"""HTTP/1.1 on httptools: requests in order, responses by plain bytes.
+"""HTTP/1.1 server protocol on httptools: requests in order, responses as plain bytes.
 
-A write goes to the socket at once, by the system call, so that its stamp is the time of the write;
-only what the kernel does not take is left to the transport.
+A write calls the socket directly, so that its stamp is the time of the write; the transport sends
+only the bytes that the kernel did not accept.
 """
 
 import asyncio
@@ -18,8 +18,7 @@ from typing import cast
 import httptools
 import msgspec
 
-# Of one connection: bytes read since it had nothing to answer. A prompt of 200,000 token ids is
-# about 1.4 MB.
+# Most bytes of unanswered input per connection. A prompt of 200,000 token ids is about 1.4 MB.
 _MAX_INPUT = 16 << 20
 _STATUS = {s.value: b"HTTP/1.1 %d %b\r\n" % (s.value, s.phrase.encode()) for s in HTTPStatus}
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -29,11 +28,11 @@ LAST_CHUNK = b"0\r\n\r\n"
 
 @dataclass(slots=True)
 class Request:
-    """One request, whole.
+    """One complete request.
 
     Attributes:
-        t_arrival_ns: the read that brought its last byte, CLOCK_MONOTONIC.
-        chunked: whether the client takes a chunked response (HTTP/1.1).
+        t_arrival_ns: CLOCK_MONOTONIC of the read with its last byte.
+        chunked: whether the client accepts a chunked response (HTTP/1.1).
     """
 
     t_arrival_ns: int
@@ -55,22 +54,22 @@ class HttpProtocol(asyncio.Protocol):
     """
 
     def __init__(self, handler: Handler, open_: set["HttpProtocol"]) -> None:
-        # For the server.
+        # State of the server.
         self._handler = handler
         self._open = open_
-        # For the connection.
+        # State of the connection.
         self._transport: asyncio.Transport | None = None
         self._descriptor = -1
         self._parser = httptools.HttpRequestParser(self)
         self._waiting: deque[Request] = deque()
         self._unanswered = 0
         self._t_read_ns = 0
-        # For the request that is being read.
+        # State of the request that is being read.
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
         self._reading = False
         self._body = bytearray()
-        # For the request that is being answered.
+        # State of the request that is being answered.
         self._current: Request | None = None
         self.on_disconnect: Callable[[], None] | None = None
 
@@ -180,7 +179,7 @@ class HttpProtocol(asyncio.Protocol):
         self.end()
 
     def begin_body(self, content_type: bytes) -> int:
-        """Send the head of a response with a body in pieces; return the time of the write."""
+        """Send the head of a response with a body in pieces; return the time of the write (ns)."""
         request = self._current
         assert request is not None
         if not request.chunked:
@@ -195,7 +194,7 @@ class HttpProtocol(asyncio.Protocol):
         return self.write(head)
 
     def write(self, data: bytes) -> int:
-        """Send `data` now; the time right before the system call, CLOCK_MONOTONIC ns."""
+        """Send `data` now; return the time right before the system call (CLOCK_MONOTONIC, ns)."""
         stamp = time.monotonic_ns()
         transport = self._transport
         if transport is None or transport.is_closing():

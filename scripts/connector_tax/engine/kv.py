@@ -1,9 +1,9 @@
 """KV blocks: a pool of fixed size, shared by running sequences and the prefix cache.
 
-A block is free, held by a sequence, or idle: no longer held, its content still in the prefix cache.
-Idle blocks are given away again, least recently used first. A prompt's full blocks enter the cache
-when its prefill is done, under a digest that covers the prompt up to the block's end; generated
-tokens do not enter it.
+A block is free, held by a sequence, or idle: not held, but with its content in the prefix cache.
+Idle blocks are reused, least recently used first. A prompt's full blocks enter the cache at the end
+of its prefill, under a digest of the prompt up to the block's end; generated tokens do not enter
+it.
 """
 
 from collections import OrderedDict
@@ -50,21 +50,21 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        """Blocks that a sequence could take now."""
+        """Return the number of blocks that a sequence could take now."""
         return self._free + len(self._idle)
 
     @property
     def cached(self) -> int:
-        """Blocks whose content the prefix cache holds, idle or in use."""
+        """Return the number of blocks in the prefix cache, idle or in use."""
         return len(self._idle) + len(self._users)
 
     @property
     def usage(self) -> float:
-        """The share of the pool that sequences hold."""
+        """Return the share of the pool that sequences hold."""
         return 1.0 - self.available / self.total
 
     def match(self, digests: Seq[bytes], prompt_len: int) -> int:
-        """Return the number of leading cached blocks; the prompt's last token is never in one."""
+        """Return the number of leading cached blocks, never including the prompt's last token."""
         if not self._prefix_caching:
             return 0
         usable = (prompt_len - 1) // self.block_size
@@ -76,14 +76,16 @@ class BlockPool:
         return hits
 
     def share(self, holding: Holding, digests: Seq[bytes]) -> None:
-        """Let a sequence that holds nothing yet use these cached blocks."""
+        """Assign these cached blocks to a sequence that holds none yet."""
         for digest in digests:
             self._idle.pop(digest, None)
             self._users[digest] = self._users.get(digest, 0) + 1
         holding.shared.extend(digests)
 
     def grow(self, holding: Holding, tokens: int) -> bool:
-        """Let a sequence hold blocks for `tokens` tokens; False (and no change) if too few."""
+        """Give a sequence blocks for `tokens` tokens; return False, without a change, if too few
+        exist.
+        """
         missing = -(-tokens // self.block_size) - holding.blocks
         if missing > self.available:
             return False
@@ -96,7 +98,7 @@ class BlockPool:
         return True
 
     def publish(self, holding: Holding, digests: Seq[bytes]) -> None:
-        """Enter a prefilled prompt's full blocks into the cache."""
+        """Add a prefilled prompt's full blocks to the cache."""
         if not self._prefix_caching:
             return
         for digest in digests[len(holding.shared) :]:
@@ -108,7 +110,7 @@ class BlockPool:
             holding.uncached -= 1
 
     def release(self, holding: Holding) -> None:
-        """Take everything back from a sequence; its cached blocks become idle, tail first."""
+        """Take all blocks from a sequence; its cached blocks become idle, the last first."""
         for digest in reversed(holding.shared):
             users = self._users[digest] - 1
             if users:

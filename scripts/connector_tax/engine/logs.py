@@ -7,7 +7,7 @@ with build_meta, as modelled) and the model's execution with start_load_kv in th
 of the step's cost needs `engine_step_us`, the whole step, and `kv_tokens`, the KV tokens that its
 decoding sequences read.
 
-The truth log has the launch, then each request when its response has ended, in CLOCK_MONOTONIC ns.
+The truth log has a line for the launch, then one for each finished request, in CLOCK_MONOTONIC ns.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _FLUSH_S = 0.02
 
 
 class LaunchTruth(msgspec.Struct, tag="launch", tag_field="record"):
-    """The launch: its seeded offset and the taxes it was given (None without a connector)."""
+    """The launch's seeded offset and its injected taxes (None without a connector)."""
 
     configuration: str
     launch_seed: int
@@ -31,15 +31,16 @@ class LaunchTruth(msgspec.Struct, tag="launch", tag_field="record"):
 
 
 class RequestTruth(msgspec.Struct, tag="request", tag_field="record"):
-    """One request.
+    """The true timing of one request.
 
     Attributes:
-        request_id: the client's X-Request-Id, else the engine's own id.
-        t_arrival_ns: the read that brought the request's last byte.
-        t_headers_ns: the write of the response's head.
-        writes: [t_ns, tokens, deadline_ns] for each write of the body; t_ns stands right before the
-            system call, deadline_ns is the end of the step that made the tokens (0 if none did).
-        outcome: ok, disconnected, stopped, or the fault's or the error's name.
+        request_id: the client's X-Request-Id, or the engine's id.
+        t_arrival_ns: time of the read with the request's last byte.
+        t_headers_ns: time of the write of the response's head.
+        writes: [t_ns, tokens, deadline_ns] of each write of the body; t_ns is taken right before
+            the system call, deadline_ns is the end of the step that made the tokens (0 without a
+            step).
+        outcome: ok, disconnected, stopped, or the name of the fault or error.
     """
 
     request_id: str
@@ -58,11 +59,11 @@ class LogError(Exception):
 
 
 class LineLog:
-    """A JSON-lines file, buffered and flushed every 20 ms while there is something to write.
+    """A JSON-lines file whose buffer is flushed every 20 ms while it holds lines.
 
-    Records are encoded when the loop has nothing more urgent to do: a finished request's truth is
-    long, and it ends among writes that must not be late. A file that takes no more is cut back to
-    its last whole line, and later records are dropped: anyone who owns the log must end the launch.
+    Records are encoded when the event loop is idle, because a finished request's record is long and
+    other requests' writes must not be late. After a failed write the file is truncated to its last
+    whole line and later records are dropped; the owner of the log must then end the launch.
 
     Args:
         path: the file; its folder must exist.
@@ -83,7 +84,7 @@ class LineLog:
         self._timer: asyncio.TimerHandle | None = None
 
     def write(self, record: object) -> None:
-        """Append one record, which does not change any more."""
+        """Append one record, which must not change afterwards."""
         if not self._records:
             asyncio.get_running_loop().call_soon(self._encode)
         self._records.append(record)
@@ -107,11 +108,11 @@ class LineLog:
         """Write the buffer.
 
         Raises:
-            LogError: not all of it could be written, for the first time.
+            LogError: the first time that a write fails.
         """
         written = 0
         try:
-            # A write may take less than it is given, on a nearly full disk for example.
+            # A write may be partial, for example on a nearly full disk.
             while written < len(self._buffer) and not self._failed:
                 written += self._file.write(memoryview(self._buffer)[written:])
         except OSError as error:
@@ -123,10 +124,10 @@ class LineLog:
             self._buffer = bytearray()
 
     def close(self) -> None:
-        """Write what is left and close the file.
+        """Write the remaining lines and close the file.
 
         Raises:
-            LogError: what was left could not be written.
+            LogError: they could not be written.
         """
         self._encode()
         if self._timer is not None:

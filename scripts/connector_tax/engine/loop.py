@@ -1,4 +1,4 @@
-"""The engine: arrivals into the scheduler, step by step through the batched service, tokens out."""
+"""Run the engine: schedule arrivals, execute steps in the batched service, send tokens."""
 
 import asyncio
 import contextlib
@@ -18,17 +18,17 @@ from connector_tax.engine.model import StepClock, StepDevice
 from connector_tax.engine.scheduler import Scheduler, Sequence, StepPlan
 
 _LOG = logging.getLogger(__name__)
-# Behind its own deadlines by more than this, the engine gives up catching up and says so.
+# If it is later than this, the engine stops catching up with its deadlines and logs it.
 _MAX_DEBT_NS = 250_000_000
-# A turn of the event loop that reads a request takes as long as this.
+# Duration of an event-loop turn that reads a request.
 _SPIN_NS = 60_000
 
 
 class Engine:
-    """The engine of one launch, which runs steps while there is work.
+    """The engine of one launch, which executes steps while there is work.
 
-    `launch_seed` seeds the jitter and the launch offset; `on_death` is called once if the
-    worker process dies.
+    `launch_seed` seeds the jitter and the launch offset; `on_death` is called once if the worker
+    process dies.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Engine:
         self._launch_seed = launch_seed
         self._step_logs = step_logs
         self._on_death = on_death
-        # One element is one step: the scheduler has batched already.
+        # One element is a whole step, which the scheduler has already batched.
         self._service = BatchedService(max_batch_size=1, timeout_seconds=1.0, max_queue_size=1)
         self._burner = BackgroundCpu(config.tax.background_cpu if config.tax else 0.0)
         self._incoming: deque[Sequence] = deque()
@@ -58,7 +58,7 @@ class Engine:
     # -- life -----------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Launch the worker process and the background load; returns when both are ready."""
+        """Start the worker process and the background load, and wait until both are ready."""
         device = {"cost": asdict(self.config.step_cost), "launch_seed": self._launch_seed}
         self._service.on_worker_death = self._on_worker_death
         await asyncio.gather(self._service.start(StepDevice, device), self._burner.start())
@@ -82,7 +82,7 @@ class Engine:
             )
 
     def truth(self) -> LaunchTruth:
-        """Return what this launch was given."""
+        """Return the launch's offset and taxes."""
         config = self.config
         return LaunchTruth(
             configuration=config.configuration,
@@ -102,13 +102,13 @@ class Engine:
     # -- requests -------------------------------------------------------------------------------
 
     def submit(self, sequence: Sequence) -> None:
-        """Take a request in; its tokens go to its sink."""
+        """Accept a request; its tokens go to its sink."""
         self._incoming.append(sequence)
         self._live.add(sequence)
         self._wake.set()
 
     def abort(self, sequence: Sequence) -> None:
-        """Drop a request whose client is gone."""
+        """Drop a request whose client has disconnected."""
         if sequence not in self._live:
             return
         self._live.remove(sequence)
@@ -136,12 +136,12 @@ class Engine:
                     return
 
     async def _next_start(self, deadline: int) -> int:
-        """Return the start of the next step: the last one's deadline, or the arrival of work."""
+        """Return the next step's start (ns): the last step's deadline, or the arrival of work."""
         if not self.scheduler.has_work:
             while not self._incoming:
                 self._wake.clear()
                 await self._wake.wait()
-            # A request that came while the last step's tokens went out waits for nothing.
+            # A request that arrived while the last step's tokens were sent does not wait.
             first: Completion = self._incoming[0].sink
             return max(deadline, first.t_arrival_ns)
         now = time.monotonic_ns()
@@ -170,7 +170,7 @@ class Engine:
         self._step_id += 1
         for process, log in self._step_logs.items():
             host = process == "scheduler"
-            # get_finished is the host's too, and outside schedule(), as in vLLM.
+            # get_finished runs on the host too, but outside schedule(), as in vLLM.
             schedule_us = (device_start - start) / 1000 - finished
             log.write(
                 {
@@ -192,10 +192,10 @@ class Engine:
         return int(deadline)
 
     def _prepare(self, plan: StepPlan, end: int) -> list[Sequence]:
-        """Account for a step that ends at `end`; the sequences whose next token can be sent."""
+        """Account for a step that ends at `end` (ns); return the sequences with a token to send."""
         metrics = self.metrics
         emitted = self.scheduler.commit(plan)
-        # Counted before the writes: anyone who reads [DONE] finds the counters complete.
+        # Counted before the writes, so that counters are complete once a client reads [DONE].
         metrics.generation_tokens += len(emitted)
         metrics.iteration.observe(plan.prefill_tokens + plan.decode_seqs)
         gaps: Counter[int] = Counter()
@@ -232,7 +232,7 @@ class Engine:
 
 
 async def _until(deadline_ns: int) -> None:
-    """Return at the deadline; requests that arrive until shortly before it are read meanwhile."""
+    """Wait until the deadline (ns), reading arriving requests until shortly before it."""
     while (ahead_ns := deadline_ns - time.monotonic_ns()) > 0:
         if ahead_ns > _SPIN_NS:
             await asyncio.sleep(0)

@@ -1,6 +1,6 @@
-"""/metrics under vLLM's names (vLLM 0.32).
+"""Render /metrics under the names of vLLM 0.32.
 
-The text is put together by hand because a scrape stalls the event loop that emits the tokens:
+The text is built by hand because a scrape stalls the event loop that sends the tokens:
 prometheus_client needs milliseconds for this page, this module a fraction of one.
 """
 
@@ -56,7 +56,7 @@ class Histogram:
 
 
 class Metrics:
-    """The counters and histograms of one launch; the gauges are given at the scrape."""
+    """The counters and histograms of one launch; gauges are passed at the scrape."""
 
     def __init__(self, model_name: str) -> None:
         escaped = model_name.replace("\\", "\\\\").replace('"', '\\"')

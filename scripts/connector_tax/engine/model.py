@@ -1,11 +1,11 @@
-"""The step's cost, and the device that spends it.
+"""The step's cost, and the emulated device that spends it.
 
     t = delta + beta0 + beta1 * prefill tokens + beta2 * decoding sequences + beta3 * KV tokens
 
-delta is the host's share of a step, the betas are the device's. A launch has a seeded offset, a
-step a seeded jitter, both relative to t. A connector's tax is added on top, untouched by either, so
-that it is known exactly. Steps end at absolute deadlines on CLOCK_MONOTONIC: a step that follows
-another directly starts at the other's deadline, whatever the host lost in between.
+delta is the host's share of a step; the betas are the device's. A launch has a seeded offset and a
+step a seeded jitter, both relative to t. A connector's tax is added without offset and jitter, so
+that it is known exactly. Steps end at absolute deadlines on CLOCK_MONOTONIC: a step that directly
+follows another starts at the other's deadline, even if the host is late.
 """
 
 import math
@@ -18,8 +18,8 @@ from connector_tax.artifacts.study_records import NonNegative, Share
 from connector_tax.engine.transformer import VectorTransformer
 from connector_tax.linux import sharpen_timers
 
-# The worker hands a step over this long before its end: the sleep ends late, and the way to the
-# main process and preparing the step's events there take most of it.
+# The worker returns a step this long before its end, to allow for a late wake-up, the transfer to
+# the main process and the preparation of the step's events.
 _HAND_OVER_NS = 250_000
 
 
@@ -55,7 +55,7 @@ class StepClock:
         self.launch_factor = math.exp(cost.launch_offset_rel_sd * draw)
 
     def next_factor(self) -> float:
-        """Return the next step's time over its cost, from the launch's offset and jitter."""
+        """Return the factor on the next step's cost, from the launch's offset and jitter."""
         factor = self.launch_factor
         if self._cost.jitter_rel_sd:
             factor *= math.exp(self._cost.jitter_rel_sd * self._jitter.gauss(0.0, 1.0))
@@ -69,11 +69,11 @@ class StepClock:
 
 
 class StepDevice(VectorTransformer):
-    """The worker process of the engine: spends the time of each step, nearly to its deadline.
+    """The engine's worker process, which spends the time of each step until shortly before its end.
 
     An element is `[start_ns, host_tax_us, load_tax_us, prefill_tokens, decode_seqs, kv_tokens]`;
-    its result is `[device_start_ns, deadline_ns]`, both CLOCK_MONOTONIC. It comes a moment before
-    the deadline, which the receiver waits for.
+    its result is `[device_start_ns, deadline_ns]`, both CLOCK_MONOTONIC. The result comes shortly
+    before the deadline, for which the receiver waits.
     """
 
     def __init__(self, cost: dict[str, float], launch_seed: int) -> None:

@@ -1,9 +1,9 @@
-"""Continuous batching: which sequences advance in the next step, and by how many tokens.
+"""Continuous batching: choose which sequences advance in the next step, and by how many tokens.
 
-A step carries prefill chunks and decoding sequences together under `max_num_batched_tokens`; at
-most `max_num_seqs` sequences run. New ones pass the admission and need KV blocks for their first
-chunk; a decoding sequence that finds no block makes the latest arrival give up its own and wait
-again (recompute), so the oldest always finishes. No clock and no I/O in here.
+A step combines prefill chunks and decoding sequences within `max_num_batched_tokens`; at most
+`max_num_seqs` sequences run. New sequences pass the admission and need KV blocks for their first
+chunk. If a decoding sequence gets no block, the latest arrival loses its blocks and waits again
+(recompute), so the oldest sequence always finishes. This module uses no clock and no I/O.
 """
 
 from collections import deque
@@ -16,28 +16,31 @@ from connector_tax.engine.kv import BlockPool, Holding
 
 @dataclass(frozen=True)
 class AdmissionOptions:
-    """The options of an admission."""
+    """The options of the admission."""
 
-    prefill_admission_policy: Literal["fifo", "pack"] = "fifo"  #: which waiting requests start
-    prefill_admission_lookahead: Count = 64  #: requests pack looks at
-    prefill_force_fifo_every: Annotated[int, meta(ge=0)] = 0  #: every n-th round is FIFO; 0: never
-    prefill_max_tokens: Count | None = None  #: prompt tokens admitted in one round; null: no budget
-    #: requests admitted in one round; null: max_num_seqs
+    #: policy: which waiting requests start
+    prefill_admission_policy: Literal["fifo", "pack"] = "fifo"
+    prefill_admission_lookahead: Count = 64  #: number of requests that `pack` considers
+    #: n: every n-th round is FIFO; 0: never
+    prefill_force_fifo_every: Annotated[int, meta(ge=0)] = 0
+    #: most prompt tokens admitted in one round; null: no limit
+    prefill_max_tokens: Count | None = None
+    #: most requests admitted in one round; null: max_num_seqs
     prefill_max_batch_size: Count | None = None
-    decode_first: bool = False  #: decode takes its share of a step's tokens before prefill
+    decode_first: bool = False  #: whether decode gets its tokens of a step before prefill
 
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerOptions(AdmissionOptions):
     """The limits of a step, the KV pool, and the options of the admission."""
 
-    max_num_batched_tokens: Count  #: prefill and decode tokens of one step
-    max_num_seqs: Count  #: sequences that run at once
-    #: sequences that decode in one step, in turn; null: all, as vLLM
+    max_num_batched_tokens: Count  #: most prefill and decode tokens of one step
+    max_num_seqs: Count  #: most sequences that run at once
+    #: most sequences that decode in one step, in turn; null: all, as in vLLM
     max_decode_seqs_per_step: Count | None
-    kv_blocks: Count  #: the KV pool
-    kv_block_size: Count  #: tokens of a block
-    enable_prefix_caching: bool  #: prompts share KV blocks of equal beginnings
+    kv_blocks: Count  #: number of KV blocks
+    kv_block_size: Count  #: tokens per block
+    enable_prefix_caching: bool  #: whether prompts share the KV blocks of equal prefixes
 
 
 @dataclass(slots=True, eq=False)
@@ -48,8 +51,8 @@ class Sequence:
         arrival: position in the order of arrival, unique.
         prompt_len: prompt tokens, at least 1.
         output_len: tokens it will generate, at least 1.
-        digests: of the prompt's full blocks, for the prefix cache.
-        sink: where its tokens go; the scheduler does not look at it.
+        digests: digests of the prompt's full blocks, for the prefix cache.
+        sink: receiver of its tokens; the scheduler does not use it.
     """
 
     arrival: int
@@ -65,7 +68,7 @@ class Sequence:
 
     @property
     def prefill_len(self) -> int:
-        """Tokens to compute before the next new one: the prompt and what was generated."""
+        """Return the tokens to compute before the next new one: prompt and generated tokens."""
         return self.prompt_len + self.generated
 
     @property
@@ -74,14 +77,15 @@ class Sequence:
 
 
 class Admission:
-    """A rule for which waiting requests may start their prefill, under a budget of prompt tokens.
+    """The rule for which waiting requests may start their prefill, within a budget of prompt
+    tokens.
 
-    `fifo` takes from the head until the budget is used up; `pack` looks at a window of the queue
-    and takes the cheapest first, so that a long prompt at the head does not hold back the short
-    ones behind it. Both give the requests in their order of arrival. A head that alone exceeds the
-    budget is taken alone when nothing else can be, so the queue never stands still; every n-th
-    round is FIFO, so a long prompt is never passed over for ever. A round in which nothing can
-    start (no free slot, no token left, no KV blocks) is none and does not count.
+    `fifo` takes requests from the head until the budget is used up. `pack` considers a window of
+    the queue and takes the shortest prompts first, so that a long prompt at the head does not block
+    shorter ones. Both return requests in their order of arrival. A head that exceeds the budget is
+    taken alone if nothing else can be, so the queue never stalls. Every n-th round is FIFO, so that
+    a long prompt is not passed over forever. A round in which nothing can start (no free slot,
+    tokens or KV blocks) does not count.
 
     Args:
         options: the policy.
@@ -94,7 +98,7 @@ class Admission:
         self._round = 0
 
     def take(self, waiting: deque[Sequence], max_reqs: int) -> list[Sequence]:
-        """Take at most `max_reqs` requests, in order of arrival; what stays keeps its order."""
+        """Take at most `max_reqs` requests, in order of arrival; the rest keep their order."""
         options = self._options
         if max_reqs < 1 or not waiting:
             return []
@@ -109,9 +113,7 @@ class Admission:
         return self._take_packed(waiting, max_reqs, budget)
 
     def withdraw(self) -> None:
-        """Withdraw the last round, whose requests were all put back: it does not count, and is due
-        again.
-        """
+        """Undo the last round, whose requests were all put back: it does not count."""
         self._round -= 1
 
     def _cost(self, request: Sequence) -> int:
@@ -138,7 +140,7 @@ class Admission:
         chosen: set[int] = set()
         used = 0
         for i in sorted(range(size), key=lambda i: (costs[i], i)):
-            # From the cheapest on: once one does not fit, none after it does.
+            # From the shortest on: once one does not fit, no later one does.
             if len(chosen) == max_reqs or used + costs[i] > budget:
                 break
             chosen.add(i)
@@ -150,8 +152,8 @@ class Admission:
 
 
 def put_back(waiting: deque[Sequence], requests: list[Sequence]) -> None:
-    """Return requests to the queue, each to its place in the order of arrival."""
-    # From the last on: a head that goes back as it came is placed at the front, each at once.
+    """Return requests to the queue, each at its position by arrival."""
+    # From the last on, so that each request of an unchanged head is put directly at the front.
     for request in reversed(requests):
         place = 0
         while place < len(waiting) and waiting[place].arrival < request.arrival:
@@ -161,11 +163,11 @@ def put_back(waiting: deque[Sequence], requests: list[Sequence]) -> None:
 
 @dataclass
 class StepPlan:
-    """One step: tokens to compute for each sequence, and the figures its cost depends on.
+    """One step: tokens to compute for each sequence, and the numbers that determine its cost.
 
     Attributes:
         kv_tokens: KV tokens that the decoding sequences read.
-        prefill_pairs: pairs of a prefilled token and a token it attends to, itself included.
+        prefill_pairs: pairs of a prefilled token and a token that it attends to, itself included.
     """
 
     tokens: dict[Sequence, int] = field(default_factory=dict)
@@ -177,11 +179,11 @@ class StepPlan:
 
 
 class Scheduler:
-    """Waiting queue, running sequences, KV pool.
+    """The waiting queue, running sequences and KV pool.
 
     Args:
         options: the limits.
-        max_model_len: tokens of a sequence at most; also the admission's longest cost.
+        max_model_len: most tokens of a sequence, and the highest cost in the admission.
 
     Raises:
         ValueError: the KV pool cannot hold one sequence of `max_model_len` tokens.
@@ -209,20 +211,20 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        """Sequences that hold KV blocks."""
+        """Return the number of sequences that hold KV blocks."""
         return len(self._prefilling) + len(self._decoding)
 
     @property
     def has_work(self) -> bool:
-        """Return whether a step would have anything to do."""
+        """Return whether a step would do any work."""
         return bool(self.waiting or self._prefilling or self._decoding)
 
     def add(self, sequence: Sequence) -> None:
-        """Let a sequence wait for its turn."""
+        """Append a sequence to the waiting queue."""
         self.waiting.append(sequence)
 
     def abort(self, sequence: Sequence) -> None:
-        """Drop a sequence wherever it is; its blocks leave with the step it takes part in."""
+        """Drop a sequence; if it is in a step, its blocks are released after the step."""
         if sequence.aborted or sequence.finished:
             return
         sequence.aborted = True
@@ -238,7 +240,7 @@ class Scheduler:
     # -- planning a step ------------------------------------------------------------------------
 
     def plan(self) -> StepPlan:
-        """Return the next step; `commit` it before the next `plan`."""
+        """Return the next step; call `commit` with it before the next `plan`."""
         plan = StepPlan()
         before = self.preemptions
         if self._options.decode_first:
@@ -246,8 +248,8 @@ class Scheduler:
             self._plan_prefills(plan)
         else:
             self._plan_prefills(plan)
-        # After a preemption there is no room for newcomers, and a newcomer must not take the
-        # blocks of the one that just lost its own.
+        # After a preemption there is no room for newcomers, which must not take the blocks of the
+        # preempted sequence.
         if self.preemptions == before:
             self._admit(plan)
         if not self._options.decode_first:
@@ -265,7 +267,7 @@ class Scheduler:
             limit = min(limit, self._options.max_decode_seqs_per_step)
         turn = self._decoding[:limit]
         for sequence in turn:
-            # An earlier one of this turn may have taken this one's blocks.
+            # An earlier sequence of this step may have preempted this one.
             if sequence.holding.blocks and self._secure(sequence, sequence.computed + 1, plan):
                 plan.tokens[sequence] = 1
         if self._options.max_decode_seqs_per_step is not None:
@@ -298,7 +300,7 @@ class Scheduler:
             budget -= chunk
 
     def _enter(self, sequence: Sequence, budget: int) -> int:
-        """Give a waiting sequence its first blocks; the tokens of its first chunk, 0 if none."""
+        """Give a waiting sequence its first blocks; return the tokens of its first chunk, or 0."""
         if budget < 1:
             return 0
         hit = self.pool.match(sequence.digests, sequence.prompt_len)
@@ -316,7 +318,9 @@ class Scheduler:
         return chunk
 
     def _secure(self, sequence: Sequence, tokens: int, plan: StepPlan) -> bool:
-        """Return blocks for `tokens` tokens, by preemption of later arrivals if need be."""
+        """Return whether blocks for `tokens` tokens were allocated, preempting later arrivals if
+        needed.
+        """
         while not self.pool.grow(sequence.holding, tokens):
             victim = max([*self._prefilling, *self._decoding], key=lambda s: s.arrival)
             self._preempt(victim, plan)
@@ -345,7 +349,7 @@ class Scheduler:
     # -- after a step ---------------------------------------------------------------------------
 
     def commit(self, plan: StepPlan) -> list[Sequence]:
-        """Account for a finished step; the sequences that got a new token, in the plan's order."""
+        """Account for a finished step; return the sequences that got a token, in plan order."""
         self._in_step = None
         emitted = []
         for sequence, tokens in plan.tokens.items():

@@ -1,8 +1,8 @@
-"""The vLLM-compatible HTTP surface of one engine.
+"""The HTTP routes of one engine, compatible with vLLM.
 
-Names, routes and shapes are vLLM's (0.32). Sampling parameters are accepted and have no effect: the
-emulated model is deterministic. What the engine cannot do (several choices, log probabilities, stop
-strings, tools) is refused, not ignored.
+Names, routes and shapes are those of vLLM 0.32. Sampling parameters are accepted without effect,
+since the emulated model is deterministic. Unsupported features (several choices, log probabilities,
+stop strings, tools) are rejected, not ignored.
 """
 
 import asyncio
@@ -50,13 +50,13 @@ class ApiError(Exception):
 
 
 class StreamOptions(msgspec.Struct):
-    """A request's further stream options."""
+    """The stream options of a request."""
 
     include_usage: bool = False
 
 
 class Generation(msgspec.Struct):
-    """The fields completions and chat have in common; those not named here have no effect."""
+    """The fields shared by completions and chat; other fields have no effect."""
 
     model: str | None = None
     min_tokens: int | None = None
@@ -68,7 +68,7 @@ class Generation(msgspec.Struct):
 
 
 class CompletionRequest(Generation):
-    """POST /v1/completions."""
+    """The body of POST /v1/completions."""
 
     prompt: str | list[Any] = msgspec.field(default_factory=list)
     max_tokens: int | None = None
@@ -86,7 +86,7 @@ class ChatMessage(msgspec.Struct):
 
 
 class ChatRequest(Generation):
-    """POST /v1/chat/completions."""
+    """The body of POST /v1/chat/completions."""
 
     messages: list[ChatMessage] = msgspec.field(default_factory=list)
     max_tokens: int | None = None
@@ -97,7 +97,7 @@ class ChatRequest(Generation):
 
 
 class Application:
-    """Answers the requests of every connection."""
+    """The request handler of all connections."""
 
     def __init__(self, engine: Engine, truth_log: LineLog | None) -> None:
         self._engine = engine
@@ -118,7 +118,7 @@ class Application:
         }
 
     def handle(self, request: Request, protocol: HttpProtocol) -> None:
-        """Answer one request, now or as its tokens come."""
+        """Answer one request, at once or as its tokens are generated."""
         methods = self._routes.get(request.path)
         try:
             if methods is None:
@@ -132,7 +132,7 @@ class Application:
             protocol.respond(error.status, body)
 
     def end_all(self) -> None:
-        """End every response that is being written: the server stops."""
+        """End every unfinished response, because the server stops."""
         for completion in list(self._live):
             completion.close("stopped")
 
@@ -297,7 +297,7 @@ class Application:
 
 
 def parse_body(body: bytes, kind: type[Body]) -> Body:
-    """Return a request's body; raise ApiError where it is invalid."""
+    """Return a request's body; raise ApiError if it is invalid."""
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -305,7 +305,7 @@ def parse_body(body: bytes, kind: type[Body]) -> Body:
 
 
 def chat_text(messages: list[ChatMessage]) -> str:
-    """Return the prompt's text for a chat's messages."""
+    """Return the prompt text for a chat's messages."""
     words = []
     for message in messages:
         words.append(message.role)
@@ -317,7 +317,7 @@ def chat_text(messages: list[ChatMessage]) -> str:
 
 
 def refuse_unsupported(body: Generation, unset: tuple[str, ...], single: tuple[str, ...]) -> None:
-    """Raise ApiError where a field of `unset` is set, or one of `single` is not 1."""
+    """Raise ApiError if a field of `unset` is set, or one of `single` is not 1."""
     for name in unset:
         if getattr(body, name):
             raise ApiError(400, f"{name} is not supported by the embedded engine", name)

@@ -1,11 +1,11 @@
-"""The worker process of the batched service: one vectorized transformer, batches in, results out.
+"""The worker process of the batched service, which applies a vectorized transformer to batches.
 
-The worker is its own interpreter; frames of
-msgpack pass over a socket pair, so that nothing is unpickled and nothing polls.
+The worker is a separate interpreter; msgpack frames pass over a socket pair, so that nothing is
+unpickled and nothing polls.
 
-    to the worker     first {"class": ..., "kwargs": {...}}, then one frame for each batch
-    from the worker   first ["ready"] or an error, then one frame for each batch, in order:
-                      ["ok", results] or ["error", type, message, traceback]
+    to the worker     first {"class": ..., "kwargs": {...}}, then one frame for each batch from the
+        worker   first ["ready"] or an error, then one frame for each batch, in order: ["ok",
+        results] or ["error", type, message, traceback]
 """
 
 import contextlib
@@ -28,16 +28,15 @@ _CHUNK = 1 << 16
 
 
 class VectorTransformer(ABC):
-    """The vectorized model; it lives in the worker process and sees one batch at a time.
+    """The vectorized model, which lives in the worker process and processes one batch at a time.
 
     Subclasses take plain values (numbers, strings, lists, maps) in `__init__` and override
     `transform`, which returns as many results as the batch has elements, in the same order. An
-    exception raised by any of the three methods, or a result that msgpack cannot carry, fails the
-    batch.
+    exception in any of the three methods, or a result that msgpack cannot carry, fails the batch.
     """
 
     def preprocess(self, batch: list[Any]) -> Any:
-        """Prepare what arrived from the main process for `transform`."""
+        """Prepare a message of the main process for `transform`."""
         return batch
 
     @abstractmethod
@@ -45,13 +44,13 @@ class VectorTransformer(ABC):
         """Compute the whole batch at once."""
 
     def postprocess(self, prepared: Any, transformed: Any) -> list[Any]:
-        """Turn the outputs of `preprocess` and `transform` into what is sent back."""
+        """Return the results to send back, from the outputs of the other two methods."""
         del prepared
         result: list[Any] = transformed
         return result
 
     def run(self, connection: socket.socket) -> None:
-        """Signal ready, then answer batches in order until the main process closes its end."""
+        """Report ready, then answer batches in order until the main process closes its end."""
         connection.sendall(pack(["ready"]))
         # The main process may close its end while a batch is being computed.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -74,7 +73,7 @@ def pack(value: Any) -> bytes:
     """Return one frame: the length of the msgpack body (4 bytes, little-endian), then the body.
 
     Raises:
-        TypeError: `value` holds something msgpack cannot carry.
+        TypeError: msgpack cannot carry `value`.
     """
     body = msgspec.msgpack.encode(value)
     return HEADER.pack(len(body)) + body
@@ -90,7 +89,7 @@ def unpack(body: bytes) -> Any:
 
 
 def split_frames(buffer: bytearray) -> Iterator[bytes]:
-    """Take every whole frame off the front of `buffer` and yield its body."""
+    """Remove every complete frame from the front of `buffer` and yield its body."""
     while len(buffer) >= HEADER.size:
         end = HEADER.size + HEADER.unpack_from(buffer)[0]
         if len(buffer) < end:
@@ -104,7 +103,7 @@ def class_path(worker_class: type[VectorTransformer]) -> str:
     """Return `module:qualified.name` under which a worker process can import `worker_class`.
 
     Raises:
-        ValueError: the class is local to a function, or stands in a script without a module name.
+        ValueError: the class is local to a function, or defined in a script without a module name.
     """
     module = worker_class.__module__
     if module == "__main__":
@@ -143,7 +142,7 @@ def _import_class(path: str) -> type[VectorTransformer]:
 
 
 def main() -> None:
-    """Entry of the worker process: arguments are the socket's descriptor and the parent's pid."""
+    """Run the worker process; arguments are the socket's descriptor and the parent's pid."""
     descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
     die_with_parent(parent)
     ignore_warning()

@@ -1,7 +1,7 @@
-"""Run one launch in virtual time: the engine's scheduler and step cost, no clock, no HTTP.
+"""Run one launch in virtual time, by the engine's scheduler and step cost, without clock and HTTP.
 
-A step equals one of `engine.loop.Engine._run` without the waits; everything that decides a time
-(plan, cost draw, launch offset, taxes, commit) is the engine's own code.
+A step equals one of `engine.loop.Engine._run` without the waits. All code that determines times
+(plan, cost draw, launch offset, taxes, commit) is the engine's own.
 """
 
 from collections.abc import Callable
@@ -13,14 +13,14 @@ from connector_tax.engine.scheduler import Scheduler, Sequence, StepPlan
 
 
 class VirtualEngine:
-    """A launch of the embedded engine on its own clock, which stands at `now_ns`.
+    """A launch of the embedded engine in virtual time, which stands at `now_ns`.
 
     Args:
         config: the launch's configuration.
-        seed: of the launch offset and the step jitter, as the engine takes it.
-        device_us: the device's share of a step in us, without jitter and offset; None: from the
-            configuration's step cost.
-        slowness: of this launch, whose steps take so many times as long, taxes aside.
+        seed: seed of the launch offset and step jitter, as for the engine.
+        device_us: returns the device's share of a step in us, without jitter and offset; None: use
+            the configuration's step cost.
+        slowness: factor on the duration of this launch's steps, without taxes.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class VirtualEngine:
         return sequence
 
     def step(self) -> list[Sequence]:
-        """Run a step to its end; the requests that got a token, the number of each in `sink`."""
+        """Run one step; return the requests that got a token, with its number in `sink`."""
         plan = self.scheduler.plan()
         cached, admitted = self.scheduler.pool.cached, len(plan.admitted)
         meta, finished, load_tax = taxes_of_step(self._tax, cached, admitted)

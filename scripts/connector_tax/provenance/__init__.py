@@ -1,1 +1,1 @@
-"""Trace numbers to their origin: environment, manifest."""
+"""Trace published numbers to their origin: environment, manifest, archive, audit."""

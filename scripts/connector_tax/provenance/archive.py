@@ -1,15 +1,15 @@
-"""One study in one file: `results/archive/<study>.tar.zst`, packed reproducibly, opened carefully.
+"""Pack a study into one file, `results/archive/<study>.tar.zst`, and unpack such files safely.
 
 Layout: a zstd frame over a POSIX ustar archive of plain files. The first member, `archive.json`,
-lists every file of the study with size and SHA-256; then `study.json`; then the rest by name.
-The records of all cells stand by column, a member for each kind (`encode`), from which `unpack`
-writes their files again, to the byte. Owners, times and modes are fixed, so the same study gives
-the same bytes (with the same zstd).
+lists every file of the study with size and SHA-256; then `study.json`; then the rest by name. The
+records of all cells are stored by column, in a member for each kind (`encode`), from which `unpack`
+restores their files byte by byte. Owners, times and modes are fixed, so the same study gives the
+same bytes (with the same zstd).
 
-Of an archive that comes from someone else nothing is believed before it is checked. Only plain
-files that archive.json lists, under the few places a study has, with the size and hash it names,
-are written, and only into a private temporary folder; the study's folder appears by rename once all
-is right.
+Nothing in another person's archive is trusted before it is checked. Only plain files that
+archive.json lists, in the few places a study has, with the listed size and hash, are written, and
+only into a private temporary folder. The study's folder appears by rename once everything is
+checked.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ from connector_tax.files import (
 FORMAT = "connector-tax archive 4"
 HEADER = "archive.json"
 README, VERIFY, PUBLISHED = "README.md", "verify.py", "published"
-# What lies beside a study that was unpacked.
+# Files that unpacking adds to a study.
 BESIDE = (HEADER, paths.ORIGIN, README, VERIFY, PUBLISHED)
 REQUIRED = (
     paths.STUDY, paths.ENVIRONMENT, paths.ENV_TEXT, paths.REFERENCE_RATES, paths.MANIFEST,
@@ -66,7 +66,7 @@ MADE_BY_REPLOT = (
     paths.ORIGIN, paths.ANALYSIS, paths.FIGURES, paths.REPORT, paths.AUDIT, paths.LOGS
 )  # fmt: skip
 TABLES = tuple(f"tables/{kind}" for kind in paths.ALL_LOGS)
-# What `connector-tax remeasure --all` keeps of an earlier design.
+# Files of an earlier design, kept by `connector-tax remeasure --all`.
 MOST_DEPTH = 9  # a study's files are 5 folders deep
 OLD_DESIGN = re.compile(r"(study|environment|env|model|preflight|patch)\.superseded\d+(\.\w+)?")
 PART = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}"
@@ -76,17 +76,17 @@ NAME = re.compile(
     re.ASCII,
 )
 NUMBER = re.compile(rb"\d+(?:\.\d+)?")
-# Of these nothing is lost as an integer, nor does a difference of two take many digits.
+# Numbers that integers represent exactly, and whose differences stay short.
 INTEGER = re.compile(rb"(?:0|[1-9]\d{0,17})")
 WORDS_BYTES = 256
 LEVEL = 19
 MAX_WINDOW_BYTES = 1 << 27
-# Of a JSON file, of archive.json and of the head of a table: its values take up to 30 times that.
+# Size limit of a JSON file, archive.json and a table's head; parsed values take up to 30 times it.
 MOST_JSON_BYTES = 16 << 20
-# Compressed bytes at a time: each of them can be 32,768 bytes of content.
+# Compressed bytes read at a time; each can expand to 32,768 bytes.
 CHUNK_BYTES = 1 << 10
 BLOCK, RECORD = 512, 10240
-# Ends with its standard input, however the process that holds the other end of it ends.
+# Deletes a folder when its standard input ends, however the process at the other end ends.
 CLEANER = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], ignore_errors=True)"
 
 
@@ -98,13 +98,13 @@ class Member(TypedDict):
 
 
 class TableMember(Member):
-    """The records of a kind, and the files that are made of it."""
+    """A member with the records of one kind, and the files restored from it."""
 
     files: list[str]
 
 
 class ArchiveHeader(TypedDict):
-    """archive.json: every file of the study, and the tables that hold some of them."""
+    """The content of archive.json: the study's files, and the tables that hold some of them."""
 
     format: Literal["connector-tax archive 4"]
     study: Annotated[str, meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
@@ -112,22 +112,23 @@ class ArchiveHeader(TypedDict):
     tables: dict[str, TableMember]
 
 
-# ---- what an archive holds
+# ---- content of an archive
 
 
 class Limits(NamedTuple):
-    """The limits of an archive of some size, so that no small one takes long to check, or much
+    """The limits of an archive by its size, so that a small hostile one takes little time and
     memory.
 
-    Of an archive the six shipped studies hold 28 to 42 times its size in all and 4 times in a
-    table, 1.6 numbers for each byte, a file for each 1,400 bytes and a column for each 120.
+    The six shipped studies contain 28 to 42 times the archive's size in total and 4 times in a
+    table. For each archive byte they have 1.6 numbers; they have a file per 1,400 bytes and a
+    column per 120 bytes.
 
     Attributes:
-        total_bytes: of the tar archive, and of the files that are made of it.
-        file_bytes: of a file, and of a table.
-        files: how many.
-        numbers: in a table, with the numbers that say which shape a line has.
-        columns: of a table, and its shapes.
+        total_bytes: bytes of the tar archive, and of the files restored from it.
+        file_bytes: bytes of a file, and of a table.
+        files: number of files.
+        numbers: numbers in a table, including those that give each line's shape.
+        columns: columns of a table, and its shapes.
     """
 
     total_bytes: int
@@ -150,17 +151,17 @@ class Limits(NamedTuple):
 
 
 def check_name(name: str) -> None:
-    """Refuse a member name that is not one of a study's.
+    """Raise unless a member name is that of a study's file.
 
     Raises:
-        ArtifactError: names it.
+        ArtifactError: names the member.
     """
     if not NAME.fullmatch(name) or len(name) > 200:
         raise ArtifactError(f"member {name!r} has no place in a study")
 
 
 def readme(study: StudyDocument) -> str:
-    """Return README.md of an archive: what it is, and how to check it."""
+    """Return README.md of an archive, with its content and how to check it."""
     return f"""# Connector-tax study {study["study"]}
 
 Engine: {study["engine_label"]}. Package {study["package_version"]}.
@@ -190,12 +191,12 @@ Design {study["design_sha256"]}.
 
 
 def fits(data: bytes) -> bool:
-    """Return whether a file can be written by column."""
+    """Return whether a file can be stored by column."""
     return data.endswith(b"\n") and b"\0" not in data
 
 
 def encode(files: Mapping[str, bytes]) -> bytes:
-    """Return files that fit, by column."""
+    """Return the files, stored by column; all must fit."""
     shapes: dict[bytes, list[list[bytes]]] = {}
     numbers: dict[bytes, int] = {}
     order = []
@@ -230,7 +231,7 @@ def _read(data: bytes, begin: int, end: int) -> Iterator[bytes]:
 
 
 def _words(data: bytes, begin: int, end: int) -> Iterator[list[bytes]]:
-    """Yield the words between `begin` and `end`, a few at a time: all of them take 20 times
+    """Yield the words between `begin` and `end` in small lists; all at once would take 20 times
     their bytes.
     """
     while begin < end:
@@ -241,7 +242,7 @@ def _words(data: bytes, begin: int, end: int) -> Iterator[list[bytes]]:
 
 
 def _lines(data: bytes, begin: int) -> Iterator[tuple[int, int]]:
-    """Yield the begin and end of each line from `begin` on, the last without end."""
+    """Yield the begin and end of each line from `begin` on; the last line has no line end."""
     while (end := data.find(b"\n", begin)) >= 0:
         yield begin, end
         begin = end + 1
@@ -249,10 +250,10 @@ def _lines(data: bytes, begin: int) -> Iterator[tuple[int, int]]:
 
 
 def decode(data: bytes, sizes: Mapping[str, int], limits: Limits) -> Iterator[tuple[str, bytes]]:
-    """Yield the files of a table one by one, each of at most the size that is listed for it.
+    """Yield the files of a table one by one, checked against their listed sizes.
 
     Raises:
-        Exception: it is nothing that `encode` made, or holds more than the limits allow.
+        Exception: `encode` did not make it, or it exceeds the limits.
     """
     head_end = data.index(b"\n")
     columns = data.count(b"\n") - 1
@@ -289,7 +290,7 @@ def packed(header: Mapping[str, Any], files: Mapping[str, bytes]) -> bytes:
     """Return the bytes of an archive.
 
     Args:
-        header: what archive.json says besides the files.
+        header: the content of archive.json besides the files.
         files: their content by name.
     """
     members, tables = dict(files), dict[str, Any]()
@@ -328,7 +329,7 @@ def _mode(name: str) -> int:
 
 
 def _place(name: str) -> tuple[bool, str]:
-    """Return the key by which members are sorted."""
+    """Return the sort key of a member."""
     return name != paths.STUDY, name
 
 
@@ -347,9 +348,9 @@ def read_head(archive: Path) -> StudyDocument:
 
 
 def unpack(archive: Path, target: Path) -> ArchiveHeader:
-    """Check an archive to the last byte, then put the study at `target`.
+    """Check an archive completely, then put the study at `target`.
 
-    What `target` held is replaced; it must hold nothing but what an earlier replot made.
+    The content of `target` is replaced; it may hold only files of an earlier replot.
 
     Args:
         archive: the file.
@@ -357,7 +358,7 @@ def unpack(archive: Path, target: Path) -> ArchiveHeader:
 
     Raises:
         ArtifactError: the archive is damaged or hostile, or `target` is something else. Nothing has
-            been written then but a temporary folder beside `target`, which is removed.
+            been written then, and the temporary folder beside `target` is removed.
     """
     known = {HEADER, *SINGLE, *FOLDERS, *MADE_BY_REPLOT}
     for path in sorted(target.glob("*")):
@@ -387,7 +388,7 @@ def unpack(archive: Path, target: Path) -> ArchiveHeader:
 
 @contextlib.contextmanager
 def private_folder(target: Path) -> Iterator[Path]:
-    """Yield a folder beside `target` that goes away however this process ends, killed too."""
+    """Yield a folder beside `target` that is deleted however this process ends, even by SIGKILL."""
     folder = tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent)
     command = [sys.executable, "-I", "-c", CLEANER, folder]
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):
@@ -395,7 +396,7 @@ def private_folder(target: Path) -> Iterator[Path]:
 
 
 class Opened(NamedTuple):
-    """A tar archive behind its first member, what this lists, and its text."""
+    """A tar archive after its first member, with that member's content and text."""
 
     content: IO[bytes]
     header: ArchiveHeader
@@ -409,10 +410,10 @@ def _opened(archive: Path, folder: Path | None = None) -> Iterator[Opened]:
 
     Args:
         archive: the file.
-        folder: on whose disk the tar archive is kept meanwhile.
+        folder: a folder on the disk that stores the tar archive meanwhile.
 
     Raises:
-        ArtifactError: what is read in the block is refused.
+        ArtifactError: the content read inside the block is rejected.
     """
     try:
         with archive.open("rb") as file, tempfile.TemporaryFile(dir=folder) as content:
@@ -490,8 +491,8 @@ def _check_sizes(files: Mapping[str, Member], tables: Mapping[str, Member], limi
 
 
 def _files(opened: Opened) -> Iterator[tuple[str, bytes]]:
-    """Yield every file of the study as archive.json lists it, study.json first; nothing else is
-    there.
+    """Yield every file of the study as archive.json lists it, study.json first; reject anything
+    else.
     """
     content, header, *_ = opened
     listed: dict[str, Member] = {**header["files"], **header["tables"]}
@@ -529,8 +530,8 @@ def _check_hash(name: str, data: bytes, listed: Mapping[str, Member]) -> None:
 
 
 def _next(content: IO[bytes], name: str, size: int | None = None) -> bytes:
-    """Return the next member of the tar archive, a plain file; None: of any size a JSON file
-    has.
+    """Return the next member, a plain file of `size` bytes (None: any size that a JSON file may
+    have).
     """
     try:
         info = tarfile.TarInfo.frombuf(content.read(BLOCK), "utf-8", "strict")
@@ -553,7 +554,7 @@ def _next(content: IO[bytes], name: str, size: int | None = None) -> bytes:
 
 
 def _study(header: ArchiveHeader, data: bytes) -> StudyDocument:
-    """Return study.json, checked before any path is made of what it names."""
+    """Return study.json, checked before any path is built from its names."""
     try:
         study = checked(parse_json(data), StudyDocument, paths.STUDY)
     except ValueError as error:

@@ -1,12 +1,12 @@
 """Check every published claim of a study against its raw records (`snakemake audit`).
 
-Three questions (docs/reviewers.md): are the files those that were sealed while the study was
-measured; is every claim what this code makes of them again; do the records agree with the seed, the
-design and each other. PASS: yes. FAIL: no, with the reason. NOT CHECKABLE: nothing in the folder
-can tell, or another version of this package or of its method made it, with the reason.
+Three questions (docs/reviewers.md): are the files those that were sealed during the measurement;
+does this code make the same claims from them; do the records agree with the seed, the design and
+each other. PASS: yes. FAIL: no, with the reason. NOT CHECKABLE: the folder cannot show it, or
+another version of this package or its method made the claim, with the reason.
 
-Anyone who seals a changed study anew, from the first link, leaves nothing in its folder that tells:
-only a seal that was published elsewhere does. MANIFEST.md is asked for it in any case.
+A changed study that is re-sealed from its first link leaves no trace in its folder; only a seal
+published elsewhere exposes it. So MANIFEST.md is always checked for the seal.
 """
 
 import argparse
@@ -66,20 +66,19 @@ from connector_tax.seals import (
     study_files,
 )
 
-# Kind of the claims about what MANIFEST.md lists of a study and packing writes: rows, pictures.
+# Kind of claims about a study's rows and pictures in MANIFEST.md, which packing writes.
 LISTED = "listed"
 VERDICTS = (PASS, FAIL, NOT_CHECKABLE)
 LIMIT = (
     "What was sealed anew from its first link cannot be told from the folder alone: "
     "docs/reviewers.md"
 )
-# What a command that ran on the study said, and who measures what on which device. None of it is
-# sealed, and nothing is made of it.
+# Logs of commands, owners and device claims. They are not sealed, and nothing is derived from them.
 LOG = re.compile(rf"{paths.LOGS}/[^/]+\.log")
 NOTE = re.compile(
     rf"{LOG.pattern}|{paths.OWNERS}/[^/]+\.block\d+\.[^/]+\.json|{paths.DEVICES}/block\d+\.json"
 )
-# What `replot` finds and makes beside what is sealed, but for its logs.
+# Unsealed files that `replot` uses and makes, except its logs.
 REPLOTTED = {*MADE_BY_REPLOT, *BESIDE, paths.MANIFEST, paths.COMPLETE, paths.SEALS} - {paths.LOGS}
 # The step probe's compiled modules.
 COMPILED = re.compile(rf"{paths.PATCH}/.*__pycache__/[^/]*\.pyc")
@@ -91,10 +90,10 @@ class Audit:
 
     Attributes:
         ledger: the claims with their verdicts.
-        seal: a line that says where the study comes from.
-        planned, analysed: version of the method that its first seal and its manifest name.
-        verdicts: those that this code's method gives otherwise; none where it made the study's.
-        not_made_again: number of claims that another method made.
+        seal: a line about the study's origin.
+        planned, analysed: method versions in its first seal and in its manifest.
+        verdicts: verdicts that this code's method changes; empty if the methods agree.
+        not_made_again: number of claims made by another method.
     """
 
     ledger: Ledger = field(default_factory=Ledger)
@@ -106,12 +105,12 @@ class Audit:
 
     @property
     def by_another(self) -> bool:
-        """Another method than this code's made the claims of the study."""
+        """Return whether another method than this code's made the study's claims."""
         return self.analysed != METHOD
 
     @property
     def method(self) -> str:
-        """A line about the method, where the study or this code has another; else empty."""
+        """Return a line about the methods if they differ; else ""."""
         if self.by_another:
             return (
                 f"analysed by method {self.analysed}: {self.not_made_again} claims not made again"
@@ -121,14 +120,16 @@ class Audit:
         return ""
 
     def status(self, accepted: int | None = None) -> int:
-        """Return the exit status: 1 for a FAIL, 2 for another method that is not `accepted`."""
+        """Return the exit status: 1 after a FAIL, 2 for another method unless it is `accepted`,
+        else 0.
+        """
         if self.ledger.count(FAIL):
             return 1
         return 2 * (self.by_another and self.analysed != accepted)
 
 
 def audit(study_file: Path, manifest: Path) -> Audit:
-    """Check every claim of a study, or of one that was unpacked from an archive and redrawn.
+    """Check every claim of a study that was measured here, or unpacked from an archive and redrawn.
 
     Args:
         study_file: results/<study>/study.json.
@@ -164,14 +165,14 @@ def _audit(study_file: Path, manifest: Path) -> Audit:
 
 
 def planned_method(study: Study) -> int:
-    """Return the version of the method that the seal of the study's settings names."""
+    """Return the method version in the seal of the study's settings."""
     design = study.document["design_sha256"]
     links = (link for _, link in read_links(study.root) if link.get("design_sha256") == design)
     return next((link.get("method", FIRST_METHOD) for link in links), FIRST_METHOD)
 
 
 def check_study(folder: StudyFolder, manifest: Path, ledger: Ledger) -> str:
-    """Check every claim but those that are made again; return where the study comes from."""
+    """Check the claims that are not made again; return a line about the study's origin."""
     statement, study = "No seal.", folder.study
     with ledger.guarded("seal", "study"):
         links = read_links(study.root)
@@ -211,7 +212,7 @@ def check_seals(folder: StudyFolder, links: Links, ledger: Ledger) -> None:
 
 
 def check_published(study: Study, chain: Sequence[str], markdown: Path, ledger: Ledger) -> str:
-    """Check that MANIFEST.md names this study; return the audit's last line about it.
+    """Check that MANIFEST.md lists this study; return the audit's last line about it.
 
     Args:
         chain: the SHA-256 of each link.
@@ -221,7 +222,7 @@ def check_published(study: Study, chain: Sequence[str], markdown: Path, ledger: 
     body = section_of(text, name)
     seal, shown, doubt = named(body, "Seal"), (head or "none")[:12], ""
     if seal is None or head is None:
-        statement = "published nowhere: whoever can write this folder can have made it"
+        statement = "published nowhere: anyone who can write this folder can have made it"
         wrong, doubt = [statement], f"{page} names no seal of study {name}"
         doubt *= not _is_published(study, body)
     elif seal == head:
@@ -247,9 +248,9 @@ def check_published(study: Study, chain: Sequence[str], markdown: Path, ledger: 
 
 
 def _is_published(study: Study, body: str) -> bool:
-    """Return whether the section is of this study: of its archive, or with a launch listed there.
+    """Return whether the section describes this study, by its archive or one of its launches.
 
-    Anyone who measures a study of the same name has other launches and another seal.
+    A new study with the same name has its own launches and seal.
     """
     if not body or is_archived(study.root):
         return bool(body)
@@ -291,14 +292,14 @@ def _same_files(sealed: Mapping[str, str], there: Mapping[str, str]) -> Iterator
 
 
 def _unknown(study: Study, files: Collection[str], archived: bool) -> Iterator[str]:
-    """Return the files that are neither sealed, nor made again, nor kept while a study runs."""
+    """Yield the files that are neither sealed, nor made again, nor kept while a study runs."""
     allowed = REPLOTTED if archived else {*MADE, paths.SEALS, paths.SEALS_LOCK}
     note = LOG if archived else NOTE
     root = study.root.resolve()
     runs = {launch.folder(study.root) for launch in every_launch(study.document)}
     for path in sorted(study.root.rglob("*")):
         name = path.relative_to(study.root).as_posix()
-        # What a killed process was writing is no claim of the study.
+        # Partial files of killed processes are not claims of the study.
         passing = COMPILED.fullmatch(name) or is_temporary(path) or note.fullmatch(name)
         if path.is_symlink() and not path.resolve().is_relative_to(root):
             yield f"{name} leads outside of the study"
@@ -344,7 +345,7 @@ def check_archive(root: Path, manifest: Path, ledger: Ledger) -> None:
 
 
 def _unpacked(root: Path, listed: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the files that changed since unpacking, and those put beside the published ones."""
+    """Yield the files that changed since unpacking, and files added to the published ones."""
     for name, entry in listed.items():
         if not (root / name).is_file() or sha256_file(root / name) != entry["sha256"]:
             yield f"{name}: missing or changed since it was unpacked"
@@ -358,7 +359,7 @@ def _unpacked(root: Path, listed: Mapping[str, Any]) -> Iterator[str]:
 
 
 def show(result: Audit) -> None:
-    """Print a line for each kind, every claim that did not pass, and where the study comes from."""
+    """Print a line for each kind, every claim that did not pass, and the study's origin."""
     ledger = result.ledger
     print(f"{'claims about':14}{'of':58}", *(f"{verdict:>13}" for verdict in VERDICTS))
     for kind in dict.fromkeys(claim.kind for claim in ledger.claims):
@@ -383,12 +384,12 @@ def show(result: Audit) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Audit a study: write audit.json beside study.json and print the claims.
 
-    The exit status is 1 where a claim fails, and 2 where another method made the claims, unless
-    that one is accepted.
+    Exit with 1 if a claim fails, and with 2 if another method made the claims, unless it is
+    accepted.
     """
     parser = study_parser("provenance.audit", main.__doc__)
     parser.add_argument("--manifest", type=Path, required=True, help="MANIFEST.md")
-    accept = "exit with 0 though this method, which is not this code's, made the study's claims"
+    accept = "accept claims made by this method, which is not this code's, and exit with 0"
     parser.add_argument("--accept-method", type=int, metavar="N", help=accept)
     return run_command(parser, argv, _audit_study, label="audit: ")
 

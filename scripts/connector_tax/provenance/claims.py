@@ -1,4 +1,4 @@
-"""Claims and their verdicts: what an audit says, one line at a time."""
+"""Claims of a study and their verdicts, as an audit prints them."""
 
 import contextlib
 from collections.abc import Iterable, Iterator
@@ -12,7 +12,7 @@ MOST_SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One thing the study claims: its kind, what it is about, the verdict, and why."""
+    """One claim of the study: kind, subject, verdict and reason."""
 
     kind: str
     subject: str
@@ -21,7 +21,7 @@ class Claim:
 
 
 class Ledger:
-    """Collects claims in the order they are checked."""
+    """The checked claims, in the order of the checks."""
 
     def __init__(self) -> None:
         self.claims: list[Claim] = []
@@ -29,10 +29,10 @@ class Ledger:
     def check(
         self, kind: str, subject: str, problems: Iterable[str], passed: str = "", doubt: str = ""
     ) -> None:
-        """PASS where there are no `problems`, else FAIL; with a `doubt` about them NOT CHECKABLE.
+        """Add a claim: PASS without `problems`, else FAIL, or NOT CHECKABLE with a `doubt`.
 
-        A problem that shows itself by an exception while it is looked for is one like any other:
-        malformed content can raise anything when it is read as if it were well formed.
+        An exception while `problems` are collected counts as a problem, because malformed content
+        can raise any exception when it is read.
         """
         wrong: list[str] = []
         try:
@@ -47,7 +47,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def guarded(self, kind: str, subject: str) -> Iterator[None]:
-        """Turn what malformed content raises inside the block into a FAIL."""
+        """Turn an exception inside the block, as raised by malformed content, into a FAIL."""
         try:
             yield
         except Exception as error:

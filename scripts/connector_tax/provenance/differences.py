@@ -1,7 +1,7 @@
-"""Compare published values with those made again, by key.
+"""Compare published values with recomputed ones, by key.
 
-Numbers may differ by a relative 1e-8, all else must be equal. Of a table, neither the order of its
-rows nor that of its columns is compared.
+Numbers may differ by a relative 1e-8; everything else must be equal. The order of a table's rows
+and columns is ignored.
 """
 
 import csv
@@ -19,10 +19,10 @@ RELATIVE, ABSOLUTE = 1e-8, 1e-10
 
 @dataclass
 class Comparison:
-    """The differences between a published file and the same file made again.
+    """The differences between a published file and the recomputed one.
 
     Attributes:
-        wrong: values that differ; keys, columns and rows that one of them lacks.
+        wrong: values that differ; keys, columns and rows that one file lacks.
         only: keys, columns and kinds of rows that only another version of this package makes.
     """
 
@@ -34,7 +34,7 @@ def compare(published: Path, made: Path, other_version: bool = False) -> Compari
     """Compare two files of one name.
 
     Args:
-        published, made: both of them exist.
+        published, made: existing files.
         other_version: another version of this package made the published one.
 
     Raises:
@@ -50,7 +50,7 @@ def compare(published: Path, made: Path, other_version: bool = False) -> Compari
 
 
 def compare_values(published: Any, made: Any, where: str, other_version: bool) -> Comparison:
-    """Compare two JSON values, records in a list by their `id` where each has one."""
+    """Compare two JSON values; records in a list are matched by `id` if each has one."""
     result = Comparison()
     for one_sided, line in _walk(published, made, where):
         (result.only if one_sided and other_version else result.wrong).append(line)
@@ -59,7 +59,7 @@ def compare_values(published: Any, made: Any, where: str, other_version: bool) -
 
 @dataclass(frozen=True)
 class KeyedTable:
-    """The rows of a CSV table by the text of their key, and the kind of each."""
+    """The rows of a CSV table by the text of their key, with the kind of each row."""
 
     name: str
     columns: list[str]
@@ -120,9 +120,7 @@ def _compare_tables(published: KeyedTable, made: KeyedTable, other_version: bool
 
 
 def differences(published: Any, made: Any, where: str) -> Iterator[str]:
-    """Yield one line for each place in which two values differ: `key: published a, made again
-    b`.
-    """
+    """Yield a line for each place where values differ: `key: published a, made again b`."""
     return (line for _, line in _walk(published, made, where))
 
 
@@ -146,7 +144,7 @@ def _walk(published: Any, made: Any, where: str) -> Iterator[tuple[bool, str]]:
 
 
 def _by_id(value: Any) -> Any:
-    """Return a list of records as a mapping, where each has its own `id`."""
+    """Return a list of records as a mapping by `id`, if each has one; else the value."""
     if isinstance(value, list) and value and all(isinstance(v, dict) and "id" in v for v in value):
         by_id = {str(record["id"]): record for record in value}
         return by_id if len(by_id) == len(value) else value
@@ -164,7 +162,7 @@ def same(published: Any, made: Any) -> bool:
 
 
 def _value(text: str) -> Any:
-    """Return a table field's value: its number, the numbers of a tuple, else its text."""
+    """Return the value of a table field: a number, a tuple's numbers, or text."""
     if text.startswith("(") and text.endswith(")"):
         return [_value(part) for part in text[1:-1].split(", ")]
     try:

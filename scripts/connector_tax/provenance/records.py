@@ -1,9 +1,8 @@
-"""Check the raw records of each measured cell, whatever was made of them.
+"""Check the raw records of each measured cell, independently of derived results.
 
 A cell's own record follows from the design, the seed and the lines of its other files, so it is
-made again, by the code that made and judged it. Arrivals and prompts follow from the seed; stamps
-are in order; client, server and step records of the same requests agree (docs/method.md, "Clocks,
-latencies, success").
+recomputed by the same code. Arrivals and prompts follow from the seed; stamps are in order; client,
+server and step records of the same requests agree (docs/method.md, "Clocks, latencies, success").
 """
 
 import hashlib
@@ -34,7 +33,7 @@ from connector_tax.study.cell import cell_record, prepare
 from connector_tax.study.plan import reference_rate
 
 Line = dict[str, Any]
-# In the order in which a request passes through them.
+# The stamps in the order in which a request passes them.
 ORDER = ("issue", "worker", "conn", "send", "headers", "first_token", "last_token", "done")
 HISTOGRAMS = {
     "TTFT": ("vllm:time_to_first_token_seconds", "t_first_token_ns"),
@@ -44,18 +43,17 @@ HISTOGRAMS = {
 SERIES = re.compile(r"^(vllm:[\w:]+)(?:\{(.*)\})? +(\S+)(?: +-?\d+)?$", re.MULTILINE)
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 ESCAPED = re.compile(r"\\(.)")
-# Wall and monotonic clock may run apart by 500 ppm while one of them is slewed.
+# While a clock is slewed, wall and monotonic time can diverge by 500 ppm.
 CLOCKS = 1e-3
 
 
 class Records:
-    """A measured cell with its records, each file read once, and with what was planned of it.
+    """A measured cell with its records (each file read once) and its plan.
 
     Attributes:
-        prepared: the cell as it was before it was measured, for the time of its window.
-        due_ns: when each of its requests was to be sent, by the seed; ns after the origin; empty
-            in closed loop.
-        planned, bodies_sha256: these requests without their bodies, and what these hash to.
+        prepared: the cell before its measurement, with its window's length.
+        due_ns: due times of its requests by the seed, in ns after the origin; empty in closed loop.
+        planned, bodies_sha256: these requests without bodies, and the bodies' hash.
     """
 
     def __init__(self, study: Study, cell: CellFolder) -> None:
@@ -129,7 +127,7 @@ def check_cell(records: Records, ledger: Ledger) -> None:
 
 
 def _record(records: Records) -> Iterator[str]:
-    """Check the cell's own record, made and judged again."""
+    """Recompute the cell's own record and checks, and yield differences."""
     study, cell, record, device = records.study, records.cell, records.record, None
     machine, window = cell.file("machine"), cast(Any, record["window"])
     if study.config["engine"].get("device") == "emulated":
@@ -176,16 +174,16 @@ def _record(records: Records) -> Iterator[str]:
     yield from differences(recorded, again, "cell")
 
 
-# ---- what was sent, and what came back
+# ---- requests and answers
 
 
 def _requests(records: Records) -> Iterator[str]:
-    """Arrivals are the seed's, at their places in the cell, each with stamps in order."""
+    """Check that arrivals are the seed's, in their cell's parts, with stamps in order."""
     window: Mapping[str, Any] = records.record["window"]
     origin, warm, stop = (window[f"t_{name}_ns"] for name in ("origin", "warmup_end", "stop"))
     end, drained = window["t_cooldown_end_ns"], window["t_drained_ns"]
     warmup_s = records.study.config["cell"]["warmup_s"]
-    # The last request may be done before the window closes: no order between stop and drained.
+    # The last request may end before the window: stop and drained have no fixed order.
     if not origin <= warm < stop <= end or drained < origin:
         yield "origin <= warm-up end < stop <= end of arrivals does not hold"
     if abs(warm - origin - warmup_s * 1e9) > 1:
@@ -209,7 +207,7 @@ def _requests(records: Records) -> Iterator[str]:
             "warmup": arrival < warm, "cooldown": arrival >= stop,
         }  # fmt: skip
         if request["status"] == "ok":
-            # Of text the server alone knows the length; one that ends where it likes says so.
+            # Only the server knows the length of text; answers without ignore_eos have any length.
             for name in ("prompt_tokens", "completion_tokens"):
                 wanted |= {name: n} if (n := getattr(planned, name)) is not None else {}
         recorded.append({name: request[name] for name in wanted} | {"due_ns": arrival - origin})
@@ -237,7 +235,7 @@ def _of_one(r: Line, drained_ns: int) -> Iterator[str]:
             yield "reads do not run from the first token to the last"
 
 
-# ---- the server's word for it
+# ---- the server's records
 
 
 def _identities(records: Records) -> Iterator[str]:
@@ -250,7 +248,7 @@ def _identities(records: Records) -> Iterator[str]:
     undisturbed = all(r["status"] in ("ok", "dropped") for r in records.requests)
     if records.timed:
         exact = undisturbed and before["preemptions"] == after["preemptions"]
-        # A request's first token is of the step that ends its prefill.
+        # The step that ends a request's prefill makes its first token.
         served = {
             "prefill_tokens": sum(r["prompt_tokens"] for r in records.ok),
             "decode_tokens": sum(r["completion_tokens"] - 1 for r in records.ok),
@@ -274,7 +272,7 @@ def _identities(records: Records) -> Iterator[str]:
 def _no_client_is_faster(
     name: str, metric: str, pages: Sequence[Mapping[str, float]], seconds: list[float], exact: bool
 ) -> Iterator[str]:
-    """Check that the server's histogram bounds the client's times: in each bucket, and in sum."""
+    """Check that the server's histogram bounds the client's times, in each bucket and in sum."""
     before, after = (_histogram(page, metric) for page in pages)
     if len(after) < 2 or before.keys() != after.keys():
         yield f"{metric} is missing"
@@ -295,9 +293,9 @@ def _no_client_is_faster(
 
 
 def series_of(page: str) -> dict[str, float]:
-    """Return the series of vLLM in a Prometheus page, as a metrics record names them.
+    """Return vLLM's series in a Prometheus page, named as in a metrics record.
 
-    A page is parsed twice for each cell; prometheus_client takes seconds for a study's pages.
+    Two pages are parsed for each cell, and prometheus_client would take seconds for a study.
     """
     series: dict[str, float] = {}
     for name, labels, value in SERIES.findall(page):
@@ -312,7 +310,7 @@ def _character(escaped: re.Match[str]) -> str:
 
 
 def _histogram(page: Mapping[str, float], metric: str) -> dict[str, float]:
-    """Return bucket's bound to count, and `sum`; series of several engines added up."""
+    """Return cumulative count by bucket bound, and `sum`, added over several engines."""
     totals: dict[str, float] = {}
     for key, value in page.items():
         series = re.fullmatch(rf'{metric}_(?:bucket.*[{{,]le="([^"]+)".*|(sum).*)', key)

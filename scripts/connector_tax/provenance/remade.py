@@ -1,10 +1,10 @@
-"""Claims: what a study publishes, made again by this code from the raw records, and compared.
+"""Recompute a study's claims from the raw records and compare them with the published ones.
 
-They are the tables and hypotheses of `analysis/`, the reference rates, the looks, the manifest and
-complete.json. Where the manifest names another version of this package, columns, rows and files
-that only one of the versions makes are NOT CHECKABLE. Where it names another version of the method,
-so is every claim that the method makes; the audit prints the verdicts that differ. Pictures and
-pages are no claims: `check_views`.
+Claims are the tables and hypotheses of `analysis/`, the reference rates, the interim analyses, the
+manifest and complete.json. If the manifest names another version of this package, columns, rows and
+files that only one version makes are NOT CHECKABLE. If it names another version of the method, all
+claims of the method are, and the audit prints the verdicts that differ. Pictures and pages are not
+claims: see `check_views`.
 """
 
 from pathlib import Path
@@ -39,13 +39,13 @@ def is_archived(root: Path) -> bool:
 
 
 def remake(study: StudyFolder, folder: Path) -> Path:
-    """Make the claims of a study again; return the folder, below `folder`, that they lie in.
+    """Recompute the claims of a study; return the folder, below `folder`, that holds them.
 
-    The tables of an unpacked study are not made again: `replot` makes them beside the published
-    ones.
+    The tables of an unpacked study are not recomputed here: `replot` writes them beside the
+    published ones.
 
     Raises:
-        ArtifactError: the raw records do not give them.
+        ArtifactError: the raw records do not give the claims.
     """
     made, rates = folder / study.root.name, rates_of(study)
     made.mkdir()
@@ -65,7 +65,9 @@ def remake(study: StudyFolder, folder: Path) -> Path:
 
 
 def take_looks_again(root: Path, copy: Study) -> None:
-    """Take the looks of `root` in a copy of it; a link where what they saw was measured again."""
+    """Repeat the interim analyses of `root` in a copy; link looks.json if their launches were
+    remeasured.
+    """
     for taken in read_looks(root):
         take_look(copy, taken["blocks"])
     made = copy.root / paths.LOOKS
@@ -76,7 +78,7 @@ def take_looks_again(root: Path, copy: Study) -> None:
 
 
 def measured_again(root: Path, copy: Study) -> bool:
-    """Return whether a remeasured launch of Phase A has its first run beside it, as sealed."""
+    """Return whether any Phase A launch was remeasured and its sealed first run still exists."""
     sealed = settled_files(read_links(root))
     for launch in StudyFolder(copy).of_phase("A"):
         for attempt in launch.index.attempts if launch.index is not None else ():
@@ -88,11 +90,11 @@ def measured_again(root: Path, copy: Study) -> bool:
 
 
 class Claims:
-    """The claims of one study, judged by the method and version that its manifest names.
+    """The claims of one study, checked by the method and version in its manifest.
 
     Attributes:
-        verdicts: those that this code's method gives otherwise than the study's.
-        not_made_again: number of claims that another method made.
+        verdicts: verdicts that this code's method changes.
+        not_made_again: number of claims made by another method.
     """
 
     def __init__(self, record: ManifestRecord, ledger: Ledger) -> None:
@@ -103,7 +105,7 @@ class Claims:
         self.not_made_again = 0
 
     def compare(self, name: str, published: Path, made: Path) -> None:
-        """Judge one file below two folders."""
+        """Check one file that exists in both folders."""
         with self.ledger.guarded(KIND, name):
             result = self._comparison(name, published / name, made / name)
             if not self.other_method:
@@ -116,7 +118,9 @@ class Claims:
             self.ledger.check(KIND, name, lines or ["no value differs"], doubt=by)
 
     def judge(self, name: str, result: Comparison) -> None:
-        """Add a claim; a file that only one version makes is NOT CHECKABLE unless others differ."""
+        """Add a claim; a file that only one version makes is NOT CHECKABLE unless other values
+        differ.
+        """
         doubt = "" if result.wrong else ANOTHER
         self.ledger.check(KIND, name, result.wrong + result.only, "as published", doubt)
 
@@ -165,7 +169,7 @@ def check_claims(study: StudyFolder, made: Path, ledger: Ledger) -> Claims:
 
 
 def _tables_in(folder: Path) -> set[str]:
-    """Return the files below a folder's `analysis/`, by their names in the folder."""
+    """Return the files below a folder's `analysis/`, by their name relative to the folder."""
     below = (path for path in (folder / paths.ANALYSIS).rglob("*") if not path.is_dir())
     return {path.relative_to(folder).as_posix() for path in below if not is_temporary(path)}
 
@@ -180,7 +184,7 @@ def _check_digests(root: Path, published: Path, record: ManifestRecord, ledger: 
 
 
 def check_looks(root: Path, made: Path, claims: Claims) -> None:
-    """Check looks.json, of which a launch may have been measured again since."""
+    """Check looks.json, unless a launch behind it has been remeasured."""
     if (made / paths.LOOKS).is_symlink():
         claims.ledger.check(KIND, paths.LOOKS, [LOOKED_EARLIER], doubt="a look is taken once")
     else:
@@ -190,8 +194,8 @@ def check_looks(root: Path, made: Path, claims: Claims) -> None:
 def check_views(root: Path, ledger: Ledger) -> None:
     """Check, in one line, whether the folder's pictures and report are the published files.
 
-    `replot` draws those of an archive again, by the code and on the processor of whoever asks. They
-    are no claims, so other ones are named and do not fail.
+    `replot` redraws an archive's views with the local code and processor. Views are no claims, so
+    changed ones are listed but do not fail.
     """
     published, doubt = published_views(root), ""
     if is_archived(root):
@@ -205,10 +209,10 @@ def check_views(root: Path, ledger: Ledger) -> None:
 
 
 def published_views(root: Path) -> dict[str, str]:
-    """Return the digests of a study's pictures and pages by name, as published.
+    """Return the published digests of a study's pictures and pages, by name.
 
-    An archive from before release 0.4 names its pictures in archive.json; a study that was measured
-    before it names none.
+    An archive from before release 0.4 lists its pictures in archive.json; a study measured before
+    it lists none.
     """
     files = manifest.read_manifest(root / paths.MANIFEST)["files"]
     views = {name: sha256 for name, sha256 in files.items() if is_view(name)}

@@ -1,12 +1,12 @@
-"""Compute the results of an unpacked archive again from its records, beside the published ones.
+"""Recompute the results of an unpacked archive from its records and compare them with the published
+ones.
 
-    mkdir X && tar --zstd -xf default.tar.zst -C X
-    python -I scripts/connector_tax/provenance/verify.py X
+    mkdir X && tar --zstd -xf default.tar.zst -C X python -I provenance/verify.py X
 
-Run the copy of a checkout, isolated (`-I`): the archive's own copy runs whatever lies beside it.
-Needs pandas and scipy. It shares no code with the analysis: it is written from
-docs/method.md, whose sections it names. It ends with 1 where a number differs by more than 1e-8 of
-it or a text at all, and with 2 where the folder cannot be read.
+Run the copy in a checkout, isolated (`-I`); the archive's own copy could run code from the archive.
+Needs pandas and scipy. It shares no code with the analysis and is written from docs/method.md,
+whose sections it names. Exits with 1 if a number differs by more than a relative 1e-8 or a text
+differs, and with 2 if the folder cannot be read.
 """
 
 import argparse
@@ -47,7 +47,7 @@ RATES = "all_rates"  # the cell of the taxes over all rates of Phase A without s
 
 
 def read_table(root: Path, kind: str) -> dict[str, list[Row]]:
-    """Return the lines of each file of a kind, from its columns.
+    """Return the lines of each file of a kind, restored from its columns.
 
     The first line of `tables/<kind>` names files with their number of lines, and shapes of lines
     with a NUL for each number; the second has each line's shape; a column is its numbers (`=`), or
@@ -69,25 +69,23 @@ def read_table(root: Path, kind: str) -> dict[str, list[Row]]:
 
 
 def numbers(column: str) -> list[str]:
-    """Return the numbers of a column, as they stood in the lines."""
+    """Return the numbers of a column as text, as in the lines."""
     values = column[1:].split()
     return [str(n) for n in itertools.accumulate(map(int, values))] if column[0] == "+" else values
 
 
 def say(text: str, end: str = "\n") -> None:
-    """Print a text with ? for each control character: it may be of a hostile archive."""
+    """Print a text with ? for each control character, since the archive may be hostile."""
     print("".join(c if c.isprintable() else "?" for c in text), end=end)
 
 
 def waiting(values: Row) -> float:
-    """Return the number of requests that wait in the server by one scrape, in all of its
-    engines.
-    """
+    """Return the number of waiting requests in a scrape, summed over the server's engines."""
     return float(sum(n for key, n in values.items() if key.partition("{")[0] == WAITING))
 
 
 class Cell:
-    """A valid cell: its successes in order of arrival, its arrivals by status, its queue."""
+    """A valid cell: successes in order of arrival, arrivals by status, waiting queue."""
 
     def __init__(self, record: Row, requests: Iterable[Row], metrics: Iterable[Row]) -> None:
         start, stop = (record["window"][name] for name in ("t_warmup_end_ns", "t_stop_ns"))
@@ -154,7 +152,7 @@ class Study:
         self.statistics: Row = self.config["statistics"]
         self.confidence: float = self.statistics["confidence"]
         self.borrow = self.config["engine"]["kind"] != "command"  # a study of `ab`
-        # A metric that the configuration names no margin of has its own.
+        # A metric without a margin in the configuration has a default.
         taxes = published_taxes(root / "published/analysis").values()
         self.margins = {row["metric"]: float(row["margin"]) for row in taxes}
         self.margins |= self.statistics["margins"]
@@ -200,9 +198,9 @@ class Study:
 
     @cached_property
     def unsaturated(self) -> list[str]:
-        """Return the cells of Phase A, by rate, without saturation and without dropped arrivals.
+        """Return the Phase A cells, by rate, without saturation and dropped arrivals.
 
-        A configuration of which that is not so at the lowest rate has no say.
+        A configuration that fails this at its lowest rate is ignored.
         """
         over: dict[str, set[str]] = {self.grid[rate]: set() for rate in sorted(self.grid)}
         for key, cell in self.cells.items():
@@ -212,9 +210,7 @@ class Study:
         return [cell for cell, configs in over.items() if not configs - broken]
 
     def row(self, key: Key) -> Row:
-        """Return a valid cell's row of cells.csv; percentiles with intervals from order
-        statistics.
-        """
+        """Return a valid cell's row of cells.csv; percentiles have order-statistic intervals."""
         cell, names, tail = self.cells[key], self.fired(key), (1 - self.confidence) / 2
         row: Row = {
             "label": self.document["engine_label"], "rate_rps": cell.rate,
@@ -237,7 +233,7 @@ class Study:
         return row
 
     def reference_rates(self) -> Row:
-        """Return reference and saturation rates, and the configurations left out of them."""
+        """Return reference and saturation rates, and the excluded configurations."""
         state: dict[str, dict[float, bool]] = {config: {} for config in self.ids}
         for config, (rate, at) in itertools.product(self.ids, self.grid.items()):
             here = [k for k in self.cells if (configuration_of(k[0]), *k[2:]) == (config, "A", at)]
@@ -296,8 +292,9 @@ def models(k: int) -> tuple[Any, Any]:
 
 @cache
 def contrasts(places: tuple[tuple[int, str], ...]) -> tuple[Any, Any]:
-    """Return a basis of the error contrasts of launches (block, configuration), and by model the
-    Cholesky factor of their covariance; contrasts of errors know neither blocks nor means.
+    """Return a basis of the launches' error contrasts and their Cholesky factors by model.
+
+    Launches are (block, configuration). Error contrasts are free of block effects and means.
     """
     block, group = (np.array(column) for column in zip(*places, strict=True))
     matrix = np.hstack([x[:, None] == np.unique(x) for x in (block, group)]).astype(float)
@@ -309,7 +306,7 @@ def contrasts(places: tuple[tuple[int, str], ...]) -> tuple[Any, Any]:
 
 
 class Layout:
-    """y = block + configuration + error over launches, and how well they know a contrast."""
+    """The model y = block + configuration + error over launches, and the error of contrasts."""
 
     def __init__(self, y: Mapping[Launch, float], borrow: bool) -> None:
         self.y = y
@@ -320,7 +317,9 @@ class Layout:
 
     @cached_property
     def posterior(self) -> tuple[Any, Any, int]:
-        """Weight and sigma squared of each model, degrees of freedom; no model: all rounding."""
+        """Return weight and sigma squared of each model, and degrees of freedom; no model if all is
+        rounding.
+        """
         block, group = (np.array(column) for column in zip(*self.places, strict=True))
         matrix = np.hstack([x[:, None] == np.unique(x) for x in (block, group)]).astype(float)
         value = np.array(list(self.y.values()))
@@ -358,7 +357,7 @@ class Layout:
         return Spread(math.sqrt(variance / n), n - 1)
 
     def spread(self, weights: Mapping[Launch, float], wide: float, narrow: float) -> Spread:
-        """Return the t distribution with the mixture's quantiles at the two levels that decide."""
+        """Return the t distribution with the mixture's quantiles at the verdict's two levels."""
         if self.own:
             return self.own_spread(weights)
         model, variance, df = self.posterior
@@ -393,7 +392,7 @@ class Layout:
         return Spread(ends[1] / float(special.stdtrit(of, levels[1])), of)
 
     def suspect(self, launch: str) -> bool:
-        """Return whether a launch's configuration is noisier with a probability above a quarter."""
+        """Return whether a launch's configuration is noisier with probability above a quarter."""
         model = self.posterior[0]
         ratio = models(len(self.number))[0][:, self.number[configuration_of(launch)]]
         return not self.own and len(model) > 0 and float(model @ (ratio > 1)) > 0.25
@@ -401,7 +400,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Effect:
-    """A tax or a linear combination of taxes, at the two levels that decide it."""
+    """A tax or a linear combination of taxes, at the two levels of its verdict."""
 
     point: float
     weights: Mapping[Launch, float]  # in d
@@ -409,13 +408,13 @@ class Effect:
     layout: Layout
     centre: float  # of the interval: d, or the point of a combination
     is_log: bool
-    ours: str
+    launch: str
     wide: float
     narrow: float
 
     @property
     def n_blocks(self) -> int:
-        """The blocks it is formed in."""
+        """Return the number of its blocks."""
         return len({block for _, block in self.weights})
 
     @cached_property
@@ -425,11 +424,11 @@ class Effect:
 
     @cached_property
     def spread(self) -> Spread:
-        """Its error and degrees of freedom."""
+        """Return its error and degrees of freedom."""
         return self.layout.spread(self.weights, self.wide, self.narrow)
 
     def around(self, half: float) -> tuple[float, float]:
-        """Return an interval; infinite where nothing repeats."""
+        """Return an interval; infinite without repetition."""
         if not self.repeats:
             return -math.inf, math.inf
         low, high = self.centre - half, self.centre + half
@@ -441,32 +440,32 @@ class Effect:
 
     @cached_property
     def shown(self) -> tuple[float, float]:
-        """The interval of the study's own confidence, which a combination has as its wide one."""
+        """Return the displayed interval: the study's confidence, or wide for a combination."""
         return self.ends((1 + self.narrow) / 2)
 
     @property
     def lo(self) -> float:
-        """Its lower end."""
+        """Return its lower end."""
         return self.shown[0]
 
     @property
     def hi(self) -> float:
-        """Its upper end."""
+        """Return its upper end."""
         return self.shown[1]
 
     @cached_property
     def inner(self) -> tuple[float, float]:
-        """The interval of the equivalence test, not narrower than by own blocks if suspect."""
+        """Return the equivalence test's interval, widened to its own blocks' if suspect."""
         if not self.repeats:
             return self.around(0.0)
         half = self.spread.half(self.narrow)
-        if self.is_log and self.layout.suspect(self.ours):
+        if self.is_log and self.layout.suspect(self.launch):
             half = max(half, self.layout.own_spread(self.weights).half(self.narrow))
         return self.around(half)
 
     @property
     def p(self) -> float | None:
-        """Two-sided, of the contrast over its error; None: nothing repeats."""
+        """Return the two-sided p-value of the contrast; None without repetition."""
         if not self.repeats:
             return None
         if not self.spread.error:
@@ -482,7 +481,7 @@ class Effect:
 
     @property
     def numbers(self) -> Row:
-        """As hypotheses.json has it."""
+        """Return its entry in hypotheses.json."""
         names = ("point", "lo", "hi", "method", "n_blocks", "mark")
         return {name: getattr(self, name) for name in names}
 
@@ -494,7 +493,7 @@ class Taxes:
         self.study, self.samples = study, samples(study)
 
     def weights(self, tax: Tax, launches: Iterable[Launch]) -> dict[Launch, float]:
-        """Return the weight of each launch in d, over the blocks that have both sides; ours
+        """Return each launch's weight in d, over the blocks with both sides; the configuration's
         first.
         """
         plain = {la for la in launches if la[0] in self.study.plains(tax[1]) and la[0] != tax[0]}
@@ -508,9 +507,7 @@ class Taxes:
     def effect(
         self, *terms: tuple[float, Tax], confidence: float | None = None, comparisons: int = 1
     ) -> Effect | None:
-        """Return a tax (one term of weight 1), or a linear combination of taxes: weights and
-        taxes.
-        """
+        """Return a tax (one term of weight 1) or a linear combination of taxes."""
         taxes, weight, is_log = [tax for _, tax in terms], [w for w, _ in terms], len(terms) == 1
         parts = [self.samples.get(tax[1:], {}) for tax in taxes]
         shared = [launch for launch in parts[0] if all(launch in part for part in parts)]
@@ -550,7 +547,7 @@ class Taxes:
         return min(int(cell[latency].count()) for cell in cells)
 
     def marks(self, tax: Tax, launches: Iterable[Launch]) -> Iterable[str]:
-        """Yield why a tax has no verdict: who was saturated, what was dropped, few requests."""
+        """Yield why a tax has no verdict: saturation, dropped arrivals, few requests."""
         keys = self.keys(tax, launches)
         for name in dict.fromkeys(name for name, _ in keys):
             config_keys = [key for configuration, key in keys if configuration == name]
@@ -580,17 +577,17 @@ def verdict(effect: Effect, margin: float) -> str:
 
 
 def huber(effect: Effect, base: Sequence[str], margin: float) -> str | None:
-    """Return the verdict by Huber's estimate of the block model; None where no residual is left."""
+    """Return the verdict by Huber's estimate of the block model; None without residuals."""
     launches = list(effect.layout.y)
     block, name = (np.array(column) for column in zip(*((b, n) for n, b in launches), strict=True))
-    names, others = np.unique(name), [n for n in base if n != effect.ours]
+    names, others = np.unique(name), [n for n in base if n != effect.launch]
     parts = [block[:, None] == np.unique(block), name[:, None] == names[1:]]
     matrix = np.hstack(parts).astype(float)
     y = np.array(list(effect.layout.y.values()))
     y, rank = y - y.mean(), int(np.linalg.matrix_rank(matrix))
     df, weight = len(y) - rank, np.ones(len(y))
     among = np.isin(names, others)
-    form = (names == effect.ours) - among / max(1, among.sum())
+    form = (names == effect.launch) - among / max(1, among.sum())
     contrast = np.concatenate([np.zeros(len(np.unique(block))), form[1:]])
     inverse = np.linalg.pinv(matrix.T @ matrix)
     if df < 1 or not np.allclose(contrast @ inverse @ matrix.T @ matrix, contrast):
@@ -671,9 +668,7 @@ def tax_rows(study: Study, taxes: Taxes, rates: Row) -> Row:
 
 
 def hypotheses(study: Study, taxes: Taxes, rates: Row) -> Row:
-    """Return verdict and effects of H1 to H6 (docs/study.md, "Hypotheses"), as in
-    hypotheses.json.
-    """
+    """Return verdict and effects of H1 to H6, as in hypotheses.json (docs/study.md)."""
     limits, safe = study.config["hypotheses"], study.grid.get(rates["ref_safe"], "")
     least, (low, high) = limits["h1_min_tax"], (pp / 100 for pp in limits["h2_gap_band_pp"])
     share, off = limits["h3_framework_share"], limits["h4_tolerance"]
@@ -786,9 +781,7 @@ def published_taxes(folder: Path) -> Row:
 
 
 def judged_early(root: Path) -> set[str]:
-    """Return the taxes that interim analyses judged: the last one's numbers stand in
-    effects.csv.
-    """
+    """Return the taxes that interim analyses judged, whose numbers effects.csv has."""
     path = root / "looks.json"
     taken = json.loads(path.read_text())[-1:] if path.exists() else []
     findings = [finding for look in taken for finding in look["findings"]]
@@ -821,9 +814,9 @@ def shown(row: Row) -> str:
 
 
 def verify(root: Path) -> int:
-    """Compare all, print it, and return the exit status.
+    """Compare all values, print the result, and return the exit status.
 
-    1: values differ; 2: only those differ which another method than this file's made.
+    1: values differ; 2: only values of another method than this file's differ.
     """
     study, folder = Study(root), root / "published/analysis"
     rates, taxes = study.reference_rates(), Taxes(study)
@@ -893,7 +886,7 @@ def main() -> int:
     root = parser.parse_args().folder
     for name in ("study.json", "reference_rates.json", "tables", "published/analysis"):
         if not (root / name).exists():
-            parser.error(f"{root} is no unpacked archive: it has no {name}")
+            parser.error(f"{root} is not an unpacked archive: {name} is missing")
     try:
         return verify(root)
     except (OSError, LookupError, RuntimeError, StopIteration, TypeError, ValueError) as error:

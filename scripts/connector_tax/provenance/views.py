@@ -1,7 +1,7 @@
-"""Pictures and pages of a study: published by their digests, drawn again by `replot`.
+"""Pictures and pages of a study: published as digests, redrawn by `replot`.
 
-They hold no number that is not in a table, so another version may draw them otherwise. The audit
-says whether those in a folder are the published files.
+All their numbers are in tables, so another version may draw them differently. The audit reports
+whether a folder's views are the published files.
 """
 
 import base64
@@ -18,24 +18,24 @@ from connector_tax.artifacts import paths
 from connector_tax.files import is_temporary
 from connector_tax.machine import arithmetic
 
-# What pictures depend on besides the raw records and this package.
+# Packages that pictures depend on, besides the raw records and this package.
 DRAWN_WITH = (
     "numpy", "scipy", "pandas", "matplotlib", "pillow", "contourpy", "kiwisolver",
     "fonttools", "seaborn", "jinja2", "markupsafe",
 )  # fmt: skip
-# matplotlib names a clip path by a hash of its coordinates, whose last bits the layout's solver
-# leaves to where variables lie in memory: the same picture, drawn again, may name it otherwise.
+# matplotlib names a clip path by a hash of its coordinates, whose last bits depend on memory
+# addresses in the layout's solver: the name can change when the same picture is redrawn.
 CLIP_PATH = re.compile(rb'(?<=["#])p[0-9a-f]{10}(?=[")])')
 INLINED = re.compile(rb"data:([\w./+-]+);base64,([A-Za-z0-9+/=]+)")
 
 
 def digest(path: Path) -> str:
-    """Return the SHA-256 of a file, the same for each time that the same code draws it."""
+    """Return the SHA-256 of a file, equal for every drawing by the same code."""
     return hashlib.sha256(_settled(path.read_bytes(), path.suffix)).hexdigest()
 
 
 def _settled(content: bytes, suffix: str) -> bytes:
-    """Return a picture with clip paths named by number, or a page with digests of its pictures."""
+    """Return a picture with clip paths numbered, or a page with its pictures' digests."""
     names: dict[bytes, int] = {}
     if suffix == ".svg":
         return CLIP_PATH.sub(lambda n: b"p%d" % names.setdefault(n[0], len(names)), content)
@@ -52,7 +52,7 @@ def _inlined(uri: re.Match[bytes]) -> bytes:
 
 
 def views_in(root: Path) -> dict[str, Path]:
-    """Return the pictures and pages in a study's folder, by their names there."""
+    """Return the pictures and pages in a study's folder, by name."""
     below = (root / paths.FIGURES).rglob("*")
     files = [path for path in below if path.is_file() and not is_temporary(path)]
     files += [root / paths.REPORT] * (root / paths.REPORT).is_file()
@@ -60,14 +60,12 @@ def views_in(root: Path) -> dict[str, Path]:
 
 
 def is_view(name: str) -> bool:
-    """Return whether a published file is a picture or page, by its name in the study's folder."""
+    """Return whether the name is that of a picture or page of a study."""
     return name == paths.REPORT or name.startswith(f"{paths.FIGURES}/")
 
 
 def changed_files(published: Mapping[str, str], there: Mapping[str, Path]) -> Iterator[str]:
-    """Yield one line for each file that is missing, added, or not the published one by its
-    digest.
-    """
+    """Yield a line for each file that is missing, added or changed by its digest."""
     for name in sorted({*published, *there}):
         if name not in there:
             yield f"{name} is missing"
@@ -76,7 +74,7 @@ def changed_files(published: Mapping[str, str], there: Mapping[str, Path]) -> It
 
 
 def other_versions(there: Mapping[str, str]) -> list[str]:
-    """Return in what the versions that published a study differ from those here."""
+    """Return the differences between the publishing versions and those here."""
     return [
         f"{name} {there[name]} (here {version})"
         for name, version in versions().items()
@@ -85,7 +83,7 @@ def other_versions(there: Mapping[str, str]) -> list[str]:
 
 
 def versions() -> dict[str, str]:
-    """Return what pictures depend on besides the records: code, versions, the processor."""
+    """Return the versions that pictures depend on: code, packages and processor."""
     package = Path(__file__).parents[1]
     kinds = (".py", ".j2", ".css", ".js")
     sources = (path for path in sorted(package.rglob("*")) if path.suffix in kinds)

@@ -164,7 +164,8 @@ class PreparedCell:
 class Instruments:
     """A running server in the launch's folder, and the instruments that measure its cells.
 
-    Attributes: watch: None if the machine is not watched.
+    Attributes:
+        watch: None if the machine is not watched.
     """
 
     server: Server

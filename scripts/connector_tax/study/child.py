@@ -82,8 +82,8 @@ def _as_child() -> None:
 class Task(Protocol):
     """The work of a helper process: a method for each command, and `work` between commands.
 
-    Attributes: due_ns: when to call `work` next (CLOCK_MONOTONIC); None: not before the next
-    command.
+    Attributes:
+        due_ns: when to call `work` next (CLOCK_MONOTONIC); None: not before the next command.
     """
 
     due_ns: int | None

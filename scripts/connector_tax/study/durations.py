@@ -31,10 +31,12 @@ UNSATURATED = 0.9
 class Durations:
     """Expected durations in s.
 
-    Attributes: startup_s: from a launch to a server that answers. probes_s: all probes of shapes
-    together, without their server's start. source: a sentence on the model, or on the assumptions
-    and their reason. server: model of the server; None without an accelerator, where every rate is
-    sustained. rates_rps: expected reference rates of Phases B and B'; empty without an accelerator.
+    Attributes:
+        startup_s: from a launch to a server that answers.
+        probes_s: all probes of shapes together, without their server's start.
+        source: a sentence on the model, or on the assumptions and their reason.
+        server: model of the server; None without an accelerator, where every rate is sustained.
+        rates_rps: expected reference rates of Phases B and B'; empty without an accelerator.
     """
 
     startup_s: float
@@ -54,8 +56,10 @@ class Durations:
 class Server:
     """A vLLM on an accelerator, as a fluid model.
 
-    Attributes: roof: the cost of a step. step_tokens, sequences: the scheduler's limits per step.
-    kv_tokens: capacity of the KV cache in tokens.
+    Attributes:
+        roof: the cost of a step.
+        step_tokens, sequences: the scheduler's limits per step.
+        kv_tokens: capacity of the KV cache in tokens.
     """
 
     roof: Roofline

@@ -50,8 +50,10 @@ class PlannedCell:
 class Remaining(NamedTuple):
     """Expected seconds until all is measured.
 
-    Attributes: wall_s: elapsed time. device_s: summed over all devices. devices: number of devices;
-    blocks that have not begun count only if they have a slot.
+    Attributes:
+        wall_s: elapsed time.
+        device_s: summed over all devices.
+        devices: number of devices; blocks that have not begun count only if they have a slot.
     """
 
     wall_s: float

@@ -29,8 +29,10 @@ from typing import NamedTuple
 class Stat(NamedTuple):
     """The state of a process by /proc/<pid>/stat (proc(5)); CPU time in clock ticks.
 
-    Attributes: own_ticks: CPU time of its threads. ended_ticks: CPU time of the children it has
-    waited for. started: start time in clock ticks since the boot.
+    Attributes:
+        own_ticks: CPU time of its threads.
+        ended_ticks: CPU time of the children it has waited for.
+        started: start time in clock ticks since the boot.
     """
 
     name: str
@@ -87,9 +89,10 @@ _NS_PER_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 class Process:
     """One process of a server.
 
-    Attributes: part: `server`, or the name of the companion that it is or descends from. own_ns:
-    CPU time of its threads, ended ones included. ended_ns: CPU time of the children it has waited
-    for, to a clock tick.
+    Attributes:
+        part: `server`, or the name of the companion that it is or descends from.
+        own_ns: CPU time of its threads, ended ones included.
+        ended_ns: CPU time of the children it has waited for, to a clock tick.
     """
 
     pid: int

@@ -1,5 +1,5 @@
 """Real vLLM: environments, launch commands, probes, no-op connector, tiny model.
 
-What runs inside vLLM's own environment (`step_probe`, `noop_connector`,
-`dummy_bootstrap`, the CPU adapter) imports the standard library, vLLM and each other, no more.
+Modules that run inside vLLM's environment (`step_probe`, `noop_connector`, `dummy_bootstrap`, the
+CPU adapter) import only the standard library, vLLM and each other.
 """

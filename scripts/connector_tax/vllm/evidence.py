@@ -1,9 +1,9 @@
-"""Is a connector really active, or does the server only answer? What a gate looks at.
+"""Decide from log and steps whether a connector is really active, for the gates.
 
-LMCacheConnectorV1 on a CPU starts, answers 200 and is dead inside (docs/vllm.md). The evidence is
-in the server's log (the class vLLM created, lines that say a part of it failed) and in the step log
-(hooks that were called). Gates ask for all of it; each launch, and `ab`, for the lines of failure
-(`dead_reason`).
+A server can answer while its connector is dead: LMCacheConnectorV1 on a CPU starts and answers 200
+(docs/vllm.md). Evidence is in the server's log (the created class, lines about failed parts) and in
+the step log (called hooks). Gates require all of it; each launch and `ab` check only the lines of
+failure (`dead_reason`).
 """
 
 import re
@@ -17,25 +17,25 @@ from connector_tax.artifacts.study_records import EngineSection
 # vLLM's connector factory, and the step probe's own line, which names children too.
 _CREATED = re.compile(r"Creating v1 connector with name: (\w+)")
 _WATCHED = re.compile(r"connector_tax step probe watches ([\w >]+) \((?:SCHEDULER|WORKER)\)")
-# A part of the connector that did not come up, in the words of vLLM, Mooncake, NIXL and LMCache.
+# Log lines of vLLM, Mooncake, NIXL and LMCache about a part that did not start.
 _FAILED = re.compile(
     r"fail(?:ed|ure) to initiali[sz]e|initiali[sz]ation failed|is not available$", re.I
 )
-# A failure of a connector that is up, after which it cannot transfer: a thread of it has ended, as
-# NIXL's does where its handshake's port is taken; the others are in the words of Mooncake.
+# Log lines after which a started connector cannot transfer: one of its threads has ended, as NIXL's
+# does if its handshake port is taken; the others are Mooncake's.
 _DEAD = re.compile(
     r"Exception in thread .*(?:nixl|mooncake|lmcache|handshake)|failed to register memory"
     r"|memory registration failed|failed to connect to master",
     re.I,
 )
-# UCX says so on every machine without a GPU.
+# UCX logs this on every machine without a GPU.
 _NO_GPU_PATH = re.compile(r"UCX .*\bcuda_(?:ipc|copy)\b.* (?:is|are) not available")
-# What weakens a connector, with the consequence.
+# Log line -> its consequence for the connector.
 _WEAKER = {
     re.compile(r"LMCache.*Failed to allocate memory|Failed to allocate memory block of size"): (
         "LMCache failed to allocate memory: what does not fit is not stored"
     ),
-    # vLLM says the first of every model, the second of one with several kinds of attention.
+    # vLLM logs the first for every model, the second for models with several kinds of attention.
     re.compile(
         r"Turning off hybrid kv cache manager(?s:.*)manager is disabled for this hybrid model", re.I
     ): (
@@ -43,8 +43,7 @@ _WEAKER = {
         "whole context, so fewer requests fit"
     ),
 }
-# Parts of vLLM that a machine may lack; it says so, and goes on without them. A connector may lack
-# the same, and does not: its line names it.
+# Optional parts of vLLM, whose absence it logs. A connector's own failure names the connector too.
 _NOT_THE_CONNECTOR = re.compile(
     r"\b(?:Triton|Swapping|FlashInfer|Flash ?Attention|FlashMLA|DeepGEMM|deep_gemm|NCCL|NVSHMEM"
     r"|NumPy|custom all-?reduce|symmetric memory|CUDA graphs?|Prometheus|Ray)\b",
@@ -54,7 +53,7 @@ _THE_CONNECTOR = re.compile(r"connector|mooncake|nixl|lmcache", re.I)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _EXCEPTION = re.compile(r"[A-Za-z_.]+(?:Error|Exception): ")
 _TRACEBACK_LINES = 60
-# Which way a connector's data would go, in the words of Mooncake, NIXL and LMCache.
+# Log lines of Mooncake, NIXL and LMCache about the data path.
 _PATHS = {
     "Mooncake protocol": re.compile(r"Mooncake Transfer Engine is using (\w+) as its protocol"),
     "Mooncake RDMA devices": re.compile(r"Topology discovery complete\. Found (\d+) HCAs"),
@@ -64,7 +63,7 @@ _PATHS = {
 # UCX names each lane of an endpoint with its transports: `am(tcp/lo cma/memory)`.
 _OWN_ENDPOINT = re.compile(r"UCX +INFO .* self cfg#\d+ (.+)")
 _TRANSPORT = re.compile(r"[a-z]\w*/[\w.:-]+")
-# Of FlashAttention; the first is its default.
+# Layouts of FlashAttention; the first is its default.
 GPU_LAYOUTS = ("LBNHC", "LBHNC")
 HOOKS: tuple[Literal["build_meta_us", "get_finished_us", "start_load_kv_us"], ...] = (
     "build_meta_us",
@@ -93,24 +92,24 @@ def dead_reason(log: str, device: str) -> str | None:
 
     Args:
         log: the server's output and error log.
-        device: the engine's, of which `cuda` needs a path to the GPU's memory.
+        device: the engine's device; `cuda` requires a path to the GPU's memory.
     """
-    # Whatever else failed in it, it serves: what is without a connector is measured as it is.
+    # Without a connector other failures do not matter, since the server serves.
     if _CREATED.search(log) and (failed := failed_parts(log, device)):
         return f"the server answers, but its log says: {failed[0][:300]}"
     return None
 
 
 def weaker_notes(log: str) -> list[str]:
-    """Return what the log says that weakens a connector, with the consequence."""
+    """Return the consequences of log lines that weaken a connector."""
     return [note for pattern, note in _WEAKER.items() if pattern.search(log)]
 
 
 def active_paths(log: str) -> dict[str, str]:
-    """Return the path that each part of a connector takes, by the log.
+    """Return the data path of each part of a connector, from the log.
 
-    Named as in `_PATHS`; NIXL transports are those UCX took for the agent's endpoint to itself, the
-    only one that an idle agent has (logged by UCX at level info).
+    The names are those of `_PATHS`. NIXL transports are those of the agent's endpoint to itself,
+    the only endpoint of an idle agent (logged by UCX at level info).
     """
     paths = {name: sorted(set(pattern.findall(log))) for name, pattern in _PATHS.items()}
     paths["NIXL transports"] = sorted(set(_TRANSPORT.findall(" ".join(_OWN_ENDPOINT.findall(log)))))
@@ -136,13 +135,13 @@ def fallback_reason(paths: Mapping[str, str]) -> str | None:
 def inactive_reason(
     classes: Sequence[str], log: str, steps: Sequence[StepLine] | None, device: str
 ) -> str | None:
-    """Return why the connector is not really active, or None where all evidence shows that it is.
+    """Return why the connector is not really active, or None if all evidence shows that it is.
 
     Args:
-        classes: the connector class wanted, then its children's; empty for plain.
+        classes: the expected connector class, then its children's; empty for plain.
         log: the server's output and error log.
-        steps: the step records of the gate's requests; None where the probe is not available.
-        device: the engine's.
+        steps: the step records of the gate's requests; None without the probe.
+        device: the engine's device.
     """
     created = _CREATED.findall(log)
     if not classes:
@@ -165,13 +164,13 @@ def unproved_device(
     steps: Sequence[DeviceLine],
     flags: Mapping[str, Any],
 ) -> str | None:
-    """Return why a server does not run beside the emulated device, or None where it does.
+    """Return why a server is not proved to use the emulated device, or None if it is.
 
     Args:
         engine: the study's `engine` section, whose device is emulated.
-        settings: what the running engine resolved.
-        steps: the device's log of the gate's requests.
-        flags: settings that must have the value given, because this configuration asks for it.
+        settings: the settings that the running engine resolved.
+        steps: the device log of the gate's requests.
+        flags: settings that this configuration requires, with their values.
     """
     device = engine["device_time_content"]
     wanted = {

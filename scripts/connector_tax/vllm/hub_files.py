@@ -1,8 +1,8 @@
-"""Bring a model's files into the hub's cache, and say which commit they are of.
+"""Fetch a model's files into the hub's cache, and print their commit.
 
-Run with the interpreter of a vLLM's environment (study.fetch), which has huggingface_hub; nothing
-of this package is imported. Arguments: model, revision (may be empty), `dummy` where no weights are
-wanted. Prints one line of JSON.
+Runs in the interpreter of vLLM's environment (study.fetch), which has huggingface_hub, and imports
+nothing of this package. Arguments: model, revision (may be empty), and `dummy` if no weights are
+needed. Prints one line of JSON.
 """
 
 import importlib
@@ -11,12 +11,12 @@ import shutil
 import sys
 from pathlib import Path
 
-# Weights in formats that vLLM does not take where there are safetensors.
+# Weights in formats that vLLM ignores if there are safetensors.
 OTHER_WEIGHTS = ["*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "original/*"]
 
 
 def main(model: str, revision: str, load: str) -> None:
-    """Fetch, unless the disk is too small for what is missing."""
+    """Fetch the files, unless the disk is too small for the missing ones."""
     hub = importlib.import_module("huggingface_hub")
     constants = importlib.import_module("huggingface_hub.constants")
     left_out = [*OTHER_WEIGHTS, *(["*.safetensors"] if load == "dummy" else [])]

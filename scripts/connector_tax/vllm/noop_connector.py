@@ -1,8 +1,8 @@
-"""A KV connector that does nothing: the cost that is left is the framework's own.
+"""A KV connector that does nothing, so that only the framework's own cost remains.
 
-Loaded by `--kv-transfer-config` through `kv_connector_module_path`. Every hook of the installed
-vLLM's KVConnectorBase_V1 is overridden here; `differences` compares the two, and a hook that a
-newer vLLM adds shows up there instead of running the base class's code unnoticed.
+Loaded by `--kv-transfer-config` through `kv_connector_module_path`. It overrides every hook of the
+installed vLLM's KVConnectorBase_V1. `differences` compares the two, so that a hook added by a newer
+vLLM is reported instead of silently running the base class's code.
 """
 
 # The base class belongs to vLLM's environment, which the type checker of this package cannot see.
@@ -21,21 +21,21 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
-# Kept from the base class: the object's own state and the binding of step metadata.
+# Inherited from the base class: object state and the binding of step metadata.
 KEPT = frozenset({"__init__", "role", "_get_connector_metadata", "has_connector_metadata"})
 
 
 class _Nothing(KVConnectorMetadata):
-    """Metadata of a step: none."""
+    """Empty metadata of a step."""
 
 
 class NoOpConnector(KVConnectorBase_V1, SupportsHMA):
-    """Overrides every hook with the cheapest answer that means "no transfer"."""
+    """A connector whose hooks return the cheapest value that means "no transfer"."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._metadata = _Nothing()
-        # Older versions know no such class and never call get_transfer_results.
+        # Older versions lack this class and never call get_transfer_results.
         results = getattr(base, "KVConnectorTransferResults", None)
         self._results = results() if results is not None else None
 
@@ -45,7 +45,7 @@ class NoOpConnector(KVConnectorBase_V1, SupportsHMA):
     def _no(self) -> bool:
         return False
 
-    # ---- what the framework asks once
+    # ---- called once
 
     supports_divergent_local_hybrid_hits = property(_no)
     requires_kv_delivery = property(_no)
@@ -185,7 +185,7 @@ class NoOpConnector(KVConnectorBase_V1, SupportsHMA):
 
 
 def differences() -> list[str]:
-    """Hooks of the installed base classes that are missing here, or take other parameters."""
+    """Return hooks of the installed base classes that are missing here or have other parameters."""
     problems = []
     hooks = vars(SupportsHMA) | vars(KVConnectorBase_V1)
     for name, base_hook in hooks.items():

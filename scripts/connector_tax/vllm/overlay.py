@@ -1,9 +1,9 @@
-"""Install and remove the step probe: an overlay folder on the server's PYTHONPATH.
+"""Install and remove the step probe, as an overlay folder on the server's PYTHONPATH.
 
 The overlay holds copies of step_probe/, device_time/ and settings_probe.py, and the metadata by
 which vLLM finds them as plugins; every file carries the CONNECTOR_TAX_PATCH marker. Installing
-means writing the folder, removing means deleting it, and both can be repeated. No file of the
-environment is touched, which the hash over the installed vLLM's sources shows.
+writes the folder and removing deletes it; both can be repeated. No file of the environment changes,
+as the hash over the installed vLLM's sources proves.
 """
 
 import json
@@ -65,13 +65,13 @@ _FILES = {
 
 
 class OverlayError(Exception):
-    """The overlay cannot be installed or removed; the text says what is in the way."""
+    """The overlay cannot be installed or removed; the text gives the cause."""
 
 
 def install(folder: Path) -> dict[str, str]:
-    """Write the overlay to `folder`; SHA-256 by file name.
+    """Write the overlay to `folder`; return SHA-256 by file name.
 
-    An overlay that is there already is brought to this version's content.
+    An existing overlay is updated to this version's content.
 
     Raises:
         OverlayError: the folder holds a file that is not the probe's.
@@ -88,7 +88,7 @@ def install(folder: Path) -> dict[str, str]:
 
 
 def remove(folder: Path) -> list[str]:
-    """Delete the overlay; the names of the files that were there.
+    """Delete the overlay; return the names of its files.
 
     Raises:
         OverlayError: the folder holds a file that is not the probe's; nothing is deleted.
@@ -103,7 +103,7 @@ def remove(folder: Path) -> list[str]:
 
 
 def _files_of(folder: Path) -> list[Path]:
-    """Without those that a process beside this one is about to rename (files.write_bytes)."""
+    """Return the folder's files, without temporary ones that another process is about to rename."""
     files = [p for p in folder.rglob("*") if p.is_file() and p.suffix != ".tmp"]
     return [p for p in files if "__pycache__" not in p.parts]
 
@@ -118,11 +118,11 @@ def _refuse_strangers(folder: Path) -> None:
 
 
 def describe_vllm(python: Path) -> VllmDescription:
-    """Return the hook points of the vLLM installed for `python`: step_probe/hook_points.py run
-    there.
+    """Return the hook points of `python`'s vLLM, by running step_probe/hook_points.py.
 
     Raises:
-        OverlayError: the interpreter is missing, or vLLM cannot be imported; the end of its output.
+        OverlayError: the interpreter is missing, or vLLM cannot be imported; quotes its output's
+            end.
     """
     described: VllmDescription = _json_of(python, str(_ROOM / "step_probe" / "hook_points.py"))
     return described
@@ -184,11 +184,11 @@ def sources_sha256(package: Path) -> str:
 
 
 def engine_files(engine: EngineSection) -> dict[str, EngineFiles]:
-    """Return `lock_sha256` and `sources_sha256` by interpreter, as the study names it.
+    """Return `lock_sha256` and `sources_sha256` of each interpreter of the study.
 
-    The lock is None where the environment was not built from one of this project's, the sources
-    where there is no vLLM. An embedded engine has no separate interpreter. Reads every source,
-    which takes a second or so.
+    The lock is None if the environment was not built from one of this project's; the sources are
+    None without vLLM. An embedded engine has no separate interpreter. Reading all sources takes
+    about a second.
 
     Args:
         engine: the `engine` section of a study's configuration.
@@ -212,9 +212,7 @@ def _sources(python: Path) -> str | None:
 
 
 def leftovers(package: Path) -> list[str]:
-    """Return files of the installed package's environment that carry the marker; there must be
-    none.
-    """
+    """Return files of the package's environment that carry the marker; there must be none."""
     site = package.parent
     candidates = {*site.glob("*.pth"), *site.glob("connector_tax_*_probe*"), *package.rglob("*.py")}
     return sorted(

@@ -1,11 +1,11 @@
 # CONNECTOR_TAX_PATCH
-"""The settings probe: what a starting vLLM has made of its configuration.
+"""The settings probe: records the configuration that a starting vLLM resolved.
 
 Loaded by vLLM as a `vllm.general_plugins` entry point from the overlay folder of the step probe
-(connector_tax.vllm.overlay). With AGENTIC_STEP_LOG_PATH set, the process of the engine core writes
-`<prefix>.engine.settings` when its scheduler is made, the first worker `<prefix>.worker.settings`
-when its KV cache is: JSON, `{"pid": ..., "settings": {name: [value, reason]}}`, where the reason
-says why a value is null. Nothing runs after that: a step meets no code of this file.
+(connector_tax.vllm.overlay). With AGENTIC_STEP_LOG_PATH set, the engine core's process writes
+`<prefix>.engine.settings` when its scheduler is created, and the first worker writes
+`<prefix>.worker.settings` when its KV cache is. Both are JSON, `{"pid": ..., "settings": {name:
+[value, reason]}}`, where the reason explains a null value. No code of this file runs in steps.
 """
 
 import importlib
@@ -25,7 +25,7 @@ _installed = False
 
 Reader = Callable[[Any], Any]
 
-# Of the resolved VllmConfig of the engine core.
+# Settings from the engine core's resolved VllmConfig.
 ENGINE: Mapping[str, Reader] = {
     "kv_cache_layout": lambda c: c.cache_config.kv_cache_layout,
     "kv_blocks": lambda c: c.cache_config.num_gpu_blocks,
@@ -45,7 +45,7 @@ ENGINE: Mapping[str, Reader] = {
     "dtype": lambda c: str(c.model_config.dtype),
     "log_level": lambda _: logging.getLevelName(logging.getLogger("vllm").getEffectiveLevel()),
 }
-# Of the first worker: the backends settle some of this after the engine core has asked for it.
+# Settings from the first worker, since backends resolve some after the engine core has read them.
 OF_WORKER: Mapping[str, Reader] = {
     "attention_backend": lambda w: ", ".join(sorted({b.get_name() for b in _backends(w)})) or None,
     "cudagraph_mode": lambda w: _name(w.vllm_config.compilation_config.cudagraph_mode),
@@ -55,7 +55,7 @@ OF_WORKER: Mapping[str, Reader] = {
 
 
 def read(readers: Mapping[str, Reader], source: Any) -> dict[str, tuple[Any, str | None]]:
-    """Return each setting with its value, or null and the reason where this vLLM lacks it."""
+    """Return each setting with its value, or with null and the reason if this vLLM lacks it."""
     settings: dict[str, tuple[Any, str | None]] = {}
     for name, reader in readers.items():
         try:
@@ -79,19 +79,19 @@ def _backends(worker: Any) -> list[Any]:
 
 
 def _speaks_for_all(config: Any) -> bool:
-    """Return whether this is the only engine core, or the first of data-parallel ones."""
+    """Return whether this is the only engine core, or the first data-parallel one."""
     return not getattr(config.parallel_config, "data_parallel_index", 0)
 
 
 def _write(path: str, settings: Mapping[str, Any]) -> None:
-    """Write the file whole; a reader never sees a part of it."""
+    """Write the file atomically."""
     partial = Path(f"{path}.partial")
     partial.write_text(json.dumps({"pid": os.getpid(), "settings": settings}), encoding="utf-8")
     partial.rename(path)
 
 
 def _after(owner: type, name: str, on_return: Callable[[Any], None]) -> None:
-    """Call `on_return` with the object after its method; errors are logged and go no further."""
+    """Call `on_return` with the object after its method; errors are only logged."""
     method = getattr(owner, name)
 
     def followed(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -106,7 +106,7 @@ def _after(owner: type, name: str, on_return: Callable[[Any], None]) -> None:
 
 
 def install(prefix: str) -> None:
-    """Wrap what ends the making of an engine core and of a worker in this process."""
+    """Wrap the last functions in the creation of an engine core and of a worker."""
 
     def engine(scheduler: Any) -> None:
         if _speaks_for_all(scheduler.vllm_config):
@@ -121,7 +121,7 @@ def install(prefix: str) -> None:
 
 
 def register() -> None:
-    """Install the probe where a step log is requested; vLLM's plugin entry point."""
+    """Install the probe if a step log is requested; vLLM's plugin entry point."""
     global _installed
     prefix = os.environ.get(PREFIX_VARIABLE)
     if not prefix or _installed:

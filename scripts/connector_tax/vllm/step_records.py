@@ -1,11 +1,11 @@
 """Convert the step probe's binary records to JSON lines in the design's format.
 
-The fields are in docs/artifacts.md, engine_step. Beyond the design's fields: `update_us` and
-`engine_step_us` of the scheduler, `hooks_us` with the connector's other hooks, `children_us` with
-hooks of a MultiConnector's children, by name. A hook called by another hook of the same
-object belongs to the outer one. Spans have four significant digits and none below 0.1 us, about
-what two readings of the clock take; `t_ns` is given to 10 us. Finer digits are noise that an
-archive has to carry.
+The fields are in docs/artifacts.md, engine_step. The design's fields are extended by the
+scheduler's `update_us` and `engine_step_us`, by `hooks_us` with the connector's other hooks, and by
+`children_us` with hooks of a MultiConnector's children, by name. A hook called by another hook of
+the same object counts as part of the outer one. Spans have four significant digits and none below
+0.1 us, about the time of two clock readings; `t_ns` is rounded to 10 us. Finer digits would only
+enlarge archives with noise.
 
 The file of an emulated device holds whole ns; its lines are those of docs/artifacts.md, device.
 """
@@ -24,7 +24,7 @@ from connector_tax.artifacts.cell_records import DeviceLine, StepLine
 from connector_tax.vllm.step_probe.log import COUNTS, socket_address
 from connector_tax.vllm.step_probe.probe import FIELDS
 
-# Steps in flight are at most the depth of vLLM's batch queue; beyond this the oldest has no update.
+# Steps in flight, at most the depth of vLLM's batch queue; an older step gets no update.
 _PENDING_STEPS = 64
 ANSWER_S = 10.0
 
@@ -33,7 +33,7 @@ _Call = tuple[float, float, int]
 
 @dataclass(frozen=True, slots=True)
 class _Hook:
-    """The hook at a position: the connector's, or its named child's."""
+    """The hook at a position, of the connector or of its named child."""
 
     group: int
     child: str | None
@@ -57,7 +57,7 @@ class Header(msgspec.Struct):
 
 @dataclass(slots=True)
 class _Step:
-    """One process's records of one step; times in seconds."""
+    """One process's record of one step; times in seconds."""
 
     step_id: int
     start: float
@@ -69,13 +69,13 @@ class _Step:
 
 
 class ProbeSocketError(Exception):
-    """A process that records does not answer on its socket; the text names the socket."""
+    """A recording process does not answer on its socket; the text names the socket."""
 
 
 def ask_to_write(path: Path) -> None:
-    """Have the process that records to `path` (`<prefix>.<process>.steps`) write what it holds.
+    """Make the process that records to `path` (`<prefix>.<process>.steps`) write its held records.
 
-    Without effect where no step was recorded yet, or the process has ended.
+    Does nothing if no step was recorded yet, or the process has ended.
 
     Raises:
         ProbeSocketError: no answer in time.
@@ -96,11 +96,11 @@ def ask_to_write(path: Path) -> None:
 def step_records(file: bytes, offset: int = 0) -> Iterator[StepLine]:
     """Yield the steps of a probe's file from the byte `offset` on, in the order of their ends.
 
-    A step, or a number, that is not whole is left out.
+    Incomplete steps and numbers are left out.
 
     Args:
-        file: from its first byte.
-        offset: 0, or the length the file had at an earlier time.
+        file: the content from its first byte.
+        offset: 0, or the file's length at an earlier time.
 
     Raises:
         msgspec.DecodeError: the file does not begin with the probe's header.
@@ -167,7 +167,7 @@ def _scheduler_steps(timed: Iterable[tuple[int, list[float]]]) -> Iterator[_Step
             if len(scheduled) > _PENDING_STEPS:
                 complete.append(scheduled.pop(next(iter(scheduled))))
         elif position == update:
-            # Hooks run by the update belong to the step it concerns.
+            # Hooks called in the update belong to the updated step.
             if (step := scheduled.pop(int(values[0]), None)) is not None:
                 step.update = end - start
                 step.calls += calls
@@ -238,13 +238,13 @@ def _spent_in_hooks(
     """Return seconds by child (None: the connector itself) and hook, in the order of the positions.
 
     Args:
-        calls: (start, end, position) of each thing timed.
+        calls: (start, end, position) of each timing.
     """
     ended: dict[int, float] = {}
     spent: dict[int, float] = {}
     for start, end, position in sorted(calls, key=lambda call: (call[0], -call[1])):
         hook = hooks.get(position)
-        # Inside another hook of the same object: that one has the time already.
+        # Inside another hook of the same object, whose time includes it.
         if hook is None or start < ended.get(hook.group, 0):
             continue
         ended[hook.group] = end
@@ -253,7 +253,7 @@ def _spent_in_hooks(
     for position in sorted(spent):
         times = by_child.setdefault(hooks[position].child, {})
         name = hooks[position].name
-        # Two children may have one name.
+        # Two children may have the same name.
         times[name] = times.get(name, 0) + spent[position]
     return by_child
 

@@ -1,4 +1,4 @@
-"""Write models without weights: a config.json and a word-level tokenizer, no hub and no network.
+"""Write models without weights: a config.json and a word-level tokenizer, without hub or network.
 
 The tiny model of the CPU study is a Qwen3 of 2 layers, whose weights vLLM fills with random numbers
 (`--load-format dummy`). An emulated device's model has the config.json of a full-size model, and
@@ -56,7 +56,7 @@ def write_model(folder: Path, config: Mapping[str, Any]) -> None:
         },
     )
     write_json(folder / "generation_config.json", {"bos_token_id": 1, "eos_token_id": 2})
-    # Last: its presence says that the model is whole.
+    # Written last: its presence marks a complete model.
     write_json(folder / "config.json", config)
 
 

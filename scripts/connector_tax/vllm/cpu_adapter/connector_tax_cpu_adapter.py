@@ -1,9 +1,9 @@
-"""Let MooncakeConnector start where there is no accelerator; used by the CPU study only.
+"""Let MooncakeConnector start without an accelerator; used only by the CPU study.
 
-vLLM 0.32's MooncakeConnector asks torch for the current accelerator's index and tells the platform
-to select it, in its constructor and in each of its sender threads. Without an accelerator both
-calls raise. This plugin makes them answer 0 and do nothing. It changes nothing else, does nothing
-where torch finds an accelerator, and is on the path of every configuration of a CPU study alike.
+In its constructor and in each sender thread, vLLM 0.32's MooncakeConnector queries torch for the
+current accelerator's index and selects it through the platform. Without an accelerator both calls
+raise. This plugin makes them return 0 and do nothing. It changes nothing else, is inactive if torch
+finds an accelerator, and is on the PYTHONPATH of every configuration of a CPU study.
 """
 
 # mypy: disable-error-code="import-not-found"
@@ -27,4 +27,4 @@ def register() -> None:
 
 
 def _select_nothing(_platform: Any, _device: Any) -> None:
-    """There is no device to select."""
+    """Do nothing, since there is no device to select."""

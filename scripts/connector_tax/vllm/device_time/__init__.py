@@ -1,14 +1,14 @@
 # CONNECTOR_TAX_PATCH
-"""An emulated device for a real vLLM: its host path runs, its device's time is waited for.
+"""An emulated device for a real vLLM: the host path runs, the device's time is only waited for.
 
 Loaded by vLLM as a `vllm.general_plugins` entry point from the overlay folder of the step probe
-(connector_tax.vllm.overlay); no file of vLLM changes. Active where CONNECTOR_TAX_DEVICE_TIME names
-a JSON file of coefficients (connector_tax.roofline:Roofline.coefficients). It writes
-`<prefix>.device.steps` as the step probe writes its files: a step each, once the host has waited
-for it. A vLLM that it does not fit ends with an error that names what is missing.
+(connector_tax.vllm.overlay); no file of vLLM changes. Active if CONNECTOR_TAX_DEVICE_TIME names a
+JSON file of coefficients (connector_tax.roofline:Roofline.coefficients). It writes
+`<prefix>.device.steps` in the step probe's format, one step once the host has waited for it. An
+incompatible vLLM ends with an error that names what is missing.
 
-Nothing of a device is computed: no kernel, no token, no memory traffic. What can be learnt is what
-of the host's work arrives where steps take this long; nothing of layouts, graphs or copies.
+The device computes nothing: no kernel, no token, no memory traffic. The emulation shows how much of
+the host's work delays steps of this length, and nothing about layouts, graphs or copies.
 """
 
 import json
@@ -24,13 +24,13 @@ _installed = False
 
 
 def register() -> None:
-    """Replace the device where coefficients are given; vLLM's plugin entry point."""
+    """Install the emulated device if coefficients are given; vLLM's plugin entry point."""
     global _installed
     path = os.environ.get(VARIABLE)
     if not path or _installed:
         return
     _installed = True
-    # Imported late: without coefficients nothing of it is needed.
+    # Imported late, since it is not needed without coefficients.
     from .patches import install
 
     coefficients = json.loads(Path(path).read_text(encoding="utf-8"))

@@ -1,8 +1,8 @@
 # CONNECTOR_TAX_PATCH
-"""Emulate the device: a queue that one server works off, and events at moments of it.
+"""Emulate the device as a single-server queue, and events as moments in it.
 
-Nothing runs. What is queued is done at a moment that is known when it is queued, and a waiter
-for it sleeps until then, without using the CPU.
+Nothing is executed. The end of a step is known when it is queued, and a waiter sleeps until then
+without using the CPU.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ _set_process = ctypes.CDLL(None).prctl
 
 
 class Batch(NamedTuple):
-    """A step's batch, as `roofline.device_us` takes it."""
+    """A step's batch, the input of `roofline.device_us`."""
 
     prefill_tokens: int
     decode_seqs: int
@@ -28,12 +28,12 @@ class Batch(NamedTuple):
 
 @dataclass(slots=True)
 class Step:
-    """A step in the queue; times of CLOCK_MONOTONIC in ns.
+    """A step in the queue; times are CLOCK_MONOTONIC ns.
 
     Attributes:
-        since_ns: from when on the engine had what it computes; 0: when the step before ended.
-        wait_ns: when the host began to wait for its end; 0 until then.
-        woken_ns: when it went on.
+        since_ns: when the engine had the step's work; 0: at the end of the previous step.
+        wait_ns: when the host began to wait for its end; 0 before.
+        woken_ns: when the host continued.
     """
 
     step_id: int
@@ -55,8 +55,8 @@ class Device:
     """The queue of one engine.
 
     Args:
-        launch_us: the host's time for launching a step's kernels, on the CPU.
-        record: is given each step, in order, once the host has waited for it or a later one.
+        launch_us: the host's CPU time for launching a step's kernels.
+        record: called with each step, in order, once the host has waited for it or a later one.
     """
 
     def __init__(self, launch_us: float, record: Callable[[Step], Any]) -> None:
@@ -67,7 +67,7 @@ class Device:
         self.last: Step | None = None
 
     def begin(self, step_id: int, batch: Batch, since_ns: int, duration_us: float) -> None:
-        """Queue a step behind what is there: the host launches its first kernel."""
+        """Queue a step: the host has launched its first kernel."""
         queued = _now()
         start = max(queued, self.free_ns)
         self.free_ns = start + round(duration_us * 1000)
@@ -75,7 +75,7 @@ class Device:
         self._unrecorded.append(self.last)
 
     def launched(self) -> None:
-        """Mark that the host has launched the step's last kernel; the step does not end before."""
+        """Record that the host has launched the step's last kernel, before which it cannot end."""
         step = self.last
         assert step is not None
         until = step.queued_ns + self._launch_ns
@@ -84,7 +84,7 @@ class Device:
         step.end_ns = self.free_ns = max(step.end_ns, now)
 
     def waited(self, step: Step, wait_ns: int) -> None:
-        """Note that the host has waited for a step, and hand over all up to it."""
+        """Record that the host has waited for a step, and pass on all steps up to it."""
         if step.woken_ns:
             return
         step.wait_ns, step.woken_ns = wait_ns, _now()
@@ -96,8 +96,8 @@ class Device:
 
 
 def event_class(device: Device) -> type:
-    """Return torch.cuda.Event of a device: `record` notes what is queued, `synchronize` waits for
-    it.
+    """Return torch.cuda.Event for a device: `record` stores the queue's end, `synchronize` waits
+    for it.
     """
 
     class Event:
@@ -122,7 +122,7 @@ def event_class(device: Device) -> type:
 
         def synchronize(self) -> None:
             if not Event.slack_set:
-                # Of the thread that waits: the kernel's 50 us would lengthen each step.
+                # Timer slack of this thread: the default of 50 us would prolong each step.
                 _set_process(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
                 Event.slack_set = True
             begin = _now()

@@ -1,7 +1,8 @@
 # CONNECTOR_TAX_PATCH
-"""A decoder without weights: its attention layers exist, its forward is a step of the device.
+"""A decoder without weights, whose attention layers exist and whose forward is a device step.
 
-The layers are vLLM's own, so that the KV cache is what it would be and connectors register each.
+The layers are vLLM's own, so that the KV cache has its usual form and connectors register each
+layer.
 """
 
 # mypy: disable-error-code="import-not-found,misc,no-untyped-call"
@@ -16,12 +17,10 @@ from vllm.model_executor.layers.attention.kv_transfer_utils import maybe_transfe
 
 
 def model_class(begin: Callable[[], bool], launched: Callable[[], None]) -> type:
-    """Return the model's class; `begin` queues the step and returns whether layers launch one by
-    one.
-    """
+    """Return the model's class; `begin` queues the step, and tells if layers launch singly."""
 
     class TimedModel(nn.Module):
-        # vLLM looks for its parameters by name, here and in `forward`.
+        # vLLM inspects the parameter names, here and in `forward`.
         def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:  # noqa: ARG002
             super().__init__()
             config = vllm_config.model_config.hf_config
@@ -41,7 +40,7 @@ def model_class(begin: Callable[[], bool], launched: Callable[[], None]) -> type
                 )
                 for name in self.names
             )
-            # The output of a layer or a head is not used: one number stands for it.
+            # The output of a layer or head is not used, so a single number replaces it.
             self.hidden = torch.empty(1, 1, dtype=torch.bfloat16)
             self.anchor = nn.Parameter(torch.zeros(1), requires_grad=False)
 
@@ -66,4 +65,4 @@ def model_class(begin: Callable[[], bool], launched: Callable[[], None]) -> type
 
 @maybe_transfer_kv_layer  # type: ignore[untyped-decorator]
 def _layer(layer_name: str) -> None:
-    """Run what is left of a layer's attention on the host: the connector's hooks around it."""
+    """Run a layer's host part of attention: the connector's hooks around it."""

@@ -1,13 +1,12 @@
 # CONNECTOR_TAX_PATCH
-"""Replace vLLM's own functions where the device is emulated.
+"""Replace vLLM's own functions to emulate the device.
 
 Replaced are: Triton's kernels, by calls that do nothing; the model, by one whose forward is a step
 of the device; CUDA events, by moments of its queue; sampling, by token ids made on the host; the
 metadata of attention, which no kernel reads; the KV cache's memory, by addresses; the restrictions
-of vLLM's CPU platform and CPU attention. All else is what a GPU's server runs.
+of vLLM's CPU platform and CPU attention. The rest is what a GPU's server runs.
 
-Also its own program, which prints as JSON what of it the vLLM of this interpreter lacks, or why a
-request is not served with it.
+Run as a program, it prints as JSON which of these this interpreter's vLLM lacks.
 """
 
 # mypy: disable-error-code="import-not-found"
@@ -27,7 +26,7 @@ from connector_tax_step_probe.log import Log, mark
 from .clock import Batch, Device, Step, event_class
 from .roofline import device_us
 
-# How vLLM starts the engine core's process; on a CPU it leaves no choice.
+# Start method of the engine core's process, which vLLM fixes on a CPU.
 _START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 _STEP = mark(0)
 # Not in Python's mmap before 3.13.
@@ -57,7 +56,7 @@ TARGETS = (
     (f"{_WORKER}.cpu_worker", "CPUWorker.determine_available_memory"),
     (f"{_WORKER}.worker_base", "WorkerWrapperBase.init_device"),
 )
-# Of the model runner of a GPU, which asks for Triton when it is imported.
+# Parts of a GPU's model runner, which needs Triton when it is imported.
 RUNNER_TARGETS = (
     (f"{_WORKER}.cpu.shm", "fake_pin_memory"),
     (f"{_WORKER}.cpu.model_runner", "CPUModelRunner"),
@@ -70,11 +69,11 @@ RUNNER_TARGETS = (
 
 
 class PatchError(Exception):
-    """This vLLM lacks something that is replaced; the text names it."""
+    """This vLLM lacks a part to replace; the text names it."""
 
 
 class _NoKernel:
-    """A Triton kernel that takes the host a call, and the device nothing."""
+    """A Triton kernel that costs the host a call, and the device nothing."""
 
     def __init__(self, function: Any) -> None:
         self.fn = function
@@ -95,29 +94,29 @@ def _no_kernel(*args: Any, **_options: Any) -> Any:
 
 
 def without_kernels() -> None:
-    """Have every kernel that is imported from now on do nothing."""
+    """Make every kernel that is imported from now on do nothing."""
     triton = importlib.import_module("vllm.triton_utils").triton
     triton.jit = _no_kernel
     triton.next_power_of_2 = lambda n: 1 << (int(n) - 1).bit_length()
 
 
 class Emulation:
-    """The emulated device of one engine, and what vLLM calls in the place of a real one's.
+    """The emulated device of one engine, with the functions that vLLM calls instead of real ones.
 
     Args:
         coefficients: the content of device_time.json.
-        log: where its steps are recorded.
+        log: the log of its steps.
     """
 
     def __init__(self, coefficients: Mapping[str, Any], log: Log) -> None:
         self._coefficients = coefficients
         self._log = log
         self.device = Device(coefficients["launch_us"], self._record)
-        # Of the step that the runner executes.
+        # State of the step that the runner executes.
         self.output: Any = None
         self._batch: Any = None
         self._metadata: dict[str, Any] = {}
-        # When the engine core was given a request that no step has begun to compute.
+        # When the engine core received the first request that no step has begun to compute.
         self.arrived_ns: dict[str, int] = {}
 
     def _record(self, step: Step) -> None:
@@ -127,7 +126,7 @@ class Emulation:
             self._log.write()
 
     def begin(self) -> bool:
-        """Queue the step that is being launched; whether its layers are launched one by one.
+        """Queue the step that is being launched; return whether its layers are launched one by one.
 
         A GPU replays a step without prefill as one graph, in which no hook of a layer runs.
         """
@@ -162,7 +161,7 @@ class Emulation:
 
 
 def sample(_runner: Any, _hidden: Any, batch: Any, _grammar: Any) -> Any:
-    """Return a token id for each sequence that gets one, in place of sampling."""
+    """Return a token id for each sequence that gets one, instead of sampling."""
     import torch
 
     output = importlib.import_module("vllm.v1.worker.gpu.sample.output")
@@ -175,7 +174,7 @@ def sample(_runner: Any, _hidden: Any, batch: Any, _grammar: Any) -> Any:
 
 
 class _TorchOfCache:
-    """torch with another `zeros`: addresses without memory, since nothing reads or writes the KV
+    """The module torch with a `zeros` that reserves addresses without memory, for the unused KV
     cache.
     """
 
@@ -194,7 +193,7 @@ def install(coefficients: Mapping[str, Any], prefix: str) -> None:
     """Replace every emulated function in this process.
 
     Raises:
-        PatchError: this vLLM lacks something of it, or has its own Triton.
+        PatchError: this vLLM lacks one of the functions, or has its own Triton.
     """
     _refuse(KERNEL_TARGETS)
     if importlib.import_module("vllm.triton_utils").HAS_TRITON:
@@ -212,7 +211,7 @@ def install(coefficients: Mapping[str, Any], prefix: str) -> None:
     init_device = worker.init_device
 
     def emulated_init_device(self: Any, *args: Any, **options: Any) -> Any:
-        # Not before: the API server needs none of it.
+        # Imported late, since the API server needs none of it.
         _refuse(RUNNER_TARGETS)
         _replace_runner(emulation)
         return init_device(self, *args, **options)
@@ -230,7 +229,7 @@ def _fail(error: Exception) -> None:
 
 
 def _lift_restrictions() -> None:
-    """Lift the CPU platform's restrictions and give its attention FlashAttention's block size and
+    """Lift the CPU platform's restrictions; give its attention FlashAttention's block size and
     layouts.
     """
     platform = importlib.import_module("vllm.platforms.cpu").CpuPlatform
@@ -273,7 +272,7 @@ def _note_arrivals(emulation: Emulation) -> None:
 def _replace_runner(emulation: Emulation) -> None:
     import torch
 
-    # vLLM's own stand-ins for CUDA come first; a runner binds events when it makes them.
+    # After vLLM's own replacements of CUDA; a runner binds events when it creates them.
     importlib.import_module("vllm.v1.worker.cpu.shm")
     torch.cuda.Event = event_class(emulation.device)
     cpu_worker = importlib.import_module("vllm.v1.worker.cpu_worker").CPUWorker
@@ -326,10 +325,7 @@ def _failed_step(model: str) -> list[str]:
 
 
 def main() -> None:
-    """Print what is missing, or why no step runs; other output of vLLM comes before.
-
-    The argument is the folder of a model with the architecture of the coefficients.
-    """
+    """Print the missing functions on the last line, after what vLLM prints at import."""
     lacking = missing(KERNEL_TARGETS)
     if not lacking:
         without_kernels()

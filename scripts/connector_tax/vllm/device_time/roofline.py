@@ -1,9 +1,9 @@
 # CONNECTOR_TAX_PATCH
-"""Compute the device's time of a step by roofline: the slower of arithmetic and memory.
+"""Compute a step's device time by a roofline: the slower of arithmetic and memory.
 
-Matrix products and attention are added, each by its own roof. A mixture of experts reads the
-weights of the experts that the tokens of a step are expected to choose, each with the same chance.
-The coefficients come from connector_tax.roofline:Roofline.coefficients.
+Matrix products and attention are added, each with its own roof. A mixture of experts reads the
+weights of as many experts as the step's tokens are expected to choose, all equally likely. The
+coefficients come from connector_tax.roofline:Roofline.coefficients.
 """
 
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ from typing import Any, Protocol
 
 
 class Batch(Protocol):
-    """The part of a step that decides the device's time.
+    """The parts of a step that determine the device's time.
 
     Attributes:
-        kv_tokens: of the sequences that decode, before this step.
-        prefill_pairs: query and key, over the tokens of the prompts.
+        kv_tokens: KV tokens of the decoding sequences before this step.
+        prefill_pairs: number of query-key pairs, over the prompt tokens.
     """
 
     @property
@@ -29,7 +29,7 @@ class Batch(Protocol):
 
 
 def device_us(coefficients: Mapping[str, Any], batch: Batch) -> float:
-    """Return microseconds that the device works on a step."""
+    """Return the device's time for a step in us."""
     c, tokens = coefficients, batch.prefill_tokens + batch.decode_seqs
     # The output's weights are read by every step, and used for the sequences that get a token.
     flops = c["layer_flops"] * tokens + c["head_flops"] * (batch.decode_seqs + 1)

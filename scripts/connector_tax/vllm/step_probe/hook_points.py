@@ -1,7 +1,7 @@
 # CONNECTOR_TAX_PATCH
-"""List what the step probe needs of a vLLM, and check the one of this interpreter.
+"""List the parts of vLLM that the step probe needs, and check this interpreter's vLLM for them.
 
-Also its own program, which prints that as JSON.
+Run as a program, it prints the result as JSON.
 """
 
 import hashlib
@@ -13,13 +13,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-# Module and class of what the probe wraps a method of.
+# Module and class of each wrapped method.
 ENGINE = ("vllm.v1.engine.core", "EngineCore")
 SCHEDULER = ("vllm.v1.core.sched.scheduler", "Scheduler")
 WORKER = ("vllm.v1.worker.worker_base", "WorkerWrapperBase")
 FACTORY = ("vllm.distributed.kv_transfer.kv_connector.factory", "KVConnectorFactory")
 OWNERS = (ENGINE, SCHEDULER, WORKER, FACTORY)
-# Module and method; each must be there, or the probe is not installed.
+# Module and method; if one is missing, the probe is not installed.
 HOOK_POINTS = tuple(
     (module, f"{owner}.{method}")
     for (module, owner), method in (
@@ -32,7 +32,7 @@ HOOK_POINTS = tuple(
     )
 )
 _BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
-# So too: what is called, timed or read there.
+# Likewise required: objects that are called, timed or read.
 NEEDED = (
     *HOOK_POINTS,
     (SCHEDULER[0], "Scheduler.get_request_counts"),
@@ -41,7 +41,7 @@ NEEDED = (
     (_BASE, "KVConnectorBase_V1.start_load_kv"),
 )
 OUTPUT = "vllm.v1.core.sched.output"
-# Attributes of its SchedulerOutput that the records are made of.
+# Attributes of its SchedulerOutput that the records need.
 OUTPUT_FIELDS = (
     "scheduled_new_reqs",
     "scheduled_cached_reqs",
@@ -59,7 +59,7 @@ def found(module: str, name: str) -> Any:
 
 
 def missing(targets: Iterable[tuple[str, str]], called: bool = False) -> list[str]:
-    """Return those targets that this vLLM lacks, or has and cannot be `called`."""
+    """Return the targets that this vLLM lacks, or that are not `called` (callable)."""
     lacking = []
     for module, name in targets:
         try:

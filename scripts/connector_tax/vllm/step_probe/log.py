@@ -13,20 +13,18 @@ from multiprocessing.util import Finalize  # noqa: TID251 (pickles nothing)
 
 HELD_NUMBERS = 16384
 
-# What is timed in every step, by position, and the values that follow start and end:
+# Timings of every step, by position, with the values that follow start and end:
 # scheduler: 0 schedule (step id, COUNTS), 1 update (step id), 2 engine step;
 # worker: 0 execute_model (step id; 1, or 0 where sample_tokens() follows and ends the step), 1
 # sample_tokens;
-# device, an emulated one: 0 a step from when it was queued to its end (device_time.clock:Step).
+# device (emulated): 0 a step from its queueing to its end (device_time.clock:Step).
 COUNTS = ("num_running", "num_waiting", "prefill_tokens", "decode_tokens")
 # Hooks follow.
 FIRST_HOOK = 3
 
 
 def mark(position: int) -> float:
-    """Return the number that stands for a position among times and values, which are never
-    negative.
-    """
+    """Return the number that encodes a position; unlike times and values it is negative."""
     return float(-1 - position)
 
 
@@ -45,16 +43,16 @@ class Log:
     """One process's records, held in memory until they are written.
 
     Args:
-        prefix: of the paths of its file and its socket.
+        prefix: beginning of the paths of its file and its socket.
         process: scheduler, worker or device.
-        on_error: called with an error that must not reach a caller of the engine.
+        on_error: called with errors, which must not reach the engine's callers.
     """
 
     def __init__(self, prefix: str, process: str, on_error: Callable[[Exception], None]) -> None:
         self._prefix = f"{prefix}.{process}"
         self._process = process
         self._on_error = on_error
-        # Of the scheduler: its data-parallel rank; known when its first step is.
+        # The scheduler's data-parallel rank, known at its first step.
         self.rank = 0
         # (None or the child's name, its hooks, the position of the first)
         self._groups: list[tuple[str | None, list[str], int]] = []
@@ -63,7 +61,7 @@ class Log:
         # The first step writes, and so opens the file: vLLM may fork before.
         self.limit = 0
         self._descriptor = -1
-        # What a full disk did not take: numbers are never cut.
+        # Bytes that a full disk did not accept, so that numbers are never cut.
         self._unwritten = b""
         self._writing = threading.Lock()
 
@@ -75,24 +73,26 @@ class Log:
         return first
 
     def write(self) -> None:
-        """Write what is held; from any thread.
+        """Write the held records; callable from any thread.
 
         Raises:
-            OSError: the file cannot be made (it exists, or its folder does not) or written.
+            OSError: the file cannot be created (it exists, or its folder does not) or written.
         """
         with self._writing:
             if self._descriptor < 0:
                 self._open()
             numbers = self.numbers
             count = len(numbers)
-            # Anyone who adds meanwhile adds behind these.
+            # Records added meanwhile follow these.
             self._unwritten += struct.pack(f"{count}d", *numbers[:count])
             del numbers[:count]
             while self._unwritten:
                 self._unwritten = self._unwritten[os.write(self._descriptor, self._unwritten) :]
 
     def _open(self) -> None:
-        """Make the file and the socket; a worker that finds another rank's takes the next name."""
+        """Create the file and the socket; a worker takes the next name if another rank has this
+        one.
+        """
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         base = f"{self._prefix}{self.rank + 1}" if self.rank else self._prefix
         for further in itertools.count(2):
@@ -118,7 +118,7 @@ class Log:
         try:
             while True:
                 peer, _ = server.accept()
-                # Who asks may be gone before the answer.
+                # The requesting process may have ended before the reply.
                 with peer, contextlib.suppress(ConnectionError):
                     while order := peer.recv(1):
                         self.write()

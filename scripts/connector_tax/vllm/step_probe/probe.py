@@ -14,7 +14,7 @@ from .hook_points import OWNERS, found, missing_hooks
 from .log import Log, mark
 
 PREFIX_VARIABLE = "AGENTIC_STEP_LOG_PATH"
-# More than a launch can have, and exact in a double with thousands of ranks.
+# More steps than a launch can have, and exact in a double with thousands of ranks.
 STEPS_OF_A_RANK = 10**9
 
 # The design's fields. get_transfer_results is get_finished's successor and calls it by default.
@@ -53,7 +53,7 @@ _EXECUTE, _SAMPLE = mark(0), mark(1)
 
 
 class Probe:
-    """The state of one process; everything runs on the engine's thread."""
+    """The probe's state in one process; all of it runs on the engine's thread."""
 
     def __init__(self, prefix: str) -> None:
         self.active = True
@@ -62,7 +62,7 @@ class Probe:
         self._prefilling: dict[str, int] = {}
 
     def prefill_tokens(self, scheduler: Any, output: Any) -> int:
-        """Tokens of requests whose prompt is not computed yet; the rest of the step is decoding."""
+        """Return the step's tokens of requests whose prompt is not yet computed."""
         new, cached = output.scheduled_new_reqs, output.scheduled_cached_reqs
         prefilling = self._prefilling
         if not new and not prefilling and not cached.resumed_req_ids:
@@ -83,7 +83,7 @@ class Probe:
             left = len(request.prompt_token_ids) - request.num_computed_tokens - count
             self._remain(request.req_id, left)
         for request_id in cached.resumed_req_ids:
-            # A preempted request computes its prompt and its earlier output again.
+            # A preempted request recomputes its prompt and earlier output.
             if request_id not in prefilling and request_id in tokens:
                 prefill += tokens[request_id]
                 request = scheduler.requests[request_id]
@@ -101,14 +101,14 @@ _probe: Probe | None = None
 
 
 def _switch_off(error: Exception) -> None:
-    """Switch the probe off in this process and say so once."""
+    """Switch the probe off in this process and log it once."""
     if _probe is not None and _probe.active:
         _probe.active = False
         _LOG.error("connector_tax step probe switched off: %s: %s", type(error).__name__, error)
 
 
 def _timed(hook: Any, log: Log, position: int) -> Any:
-    """Return `hook` with its calls recorded; one within another ends before it."""
+    """Return `hook` with its calls recorded; a nested call ends before the outer one."""
     add, now, ended = log.numbers.extend, _now, mark(position)
 
     def timed_hook(*args: Any, **kwargs: Any) -> Any:
@@ -125,22 +125,22 @@ def _timed(hook: Any, log: Log, position: int) -> Any:
         finally:
             add((start, now(), ended))
 
-    # Most hooks of a worker's step take nothing, and passing nothing on has its own cost.
+    # Most hooks of a worker's step take no arguments, and passing empty arguments has a cost.
     return timed_hook_without_parameters if _takes_nothing(hook) else timed_hook
 
 
 def _takes_nothing(hook: Any) -> bool:
     try:
-        # Of what is called, not of what it wraps: a decorator may take more than that.
+        # The signature of the callable, not of what it wraps: a decorator may accept more.
         return not inspect.signature(hook, follow_wrapped=False).parameters
     except (TypeError, ValueError):
         return False
 
 
 def watch_connector(probe: Probe, connector: Any, config: Any, role: Any) -> None:
-    """Time the hooks of a connector object, and of the children a MultiConnector holds.
+    """Time the hooks of a connector object, and of a MultiConnector's children.
 
-    The log line names them as the configuration does; vLLM may create a class of another name.
+    The log line names them as in the configuration; vLLM may create a class of another name.
     """
     log = probe.scheduler if role.name == "SCHEDULER" else probe.worker
     names = [config.kv_transfer_config.kv_connector]
@@ -223,7 +223,7 @@ def _wrap_scheduler(probe: Probe, scheduler: Any) -> None:
 
 
 def _data_parallel_rank(scheduler: Any) -> int:
-    """Return the scheduler's data-parallel rank, or 0 where this vLLM does not know it."""
+    """Return the scheduler's data-parallel rank, or 0 if this vLLM has none."""
     parallel = getattr(scheduler.vllm_config, "parallel_config", None)
     return int(getattr(parallel, "data_parallel_index", 0))
 
@@ -279,7 +279,7 @@ def _execute_wrapper(probe: Probe, execute: Any) -> Any:
 
 
 def _watch_sampling(probe: Probe, worker: Any) -> None:
-    """Wrap sample_tokens of the worker object, where this vLLM has it."""
+    """Wrap sample_tokens of the worker object, if this vLLM has it."""
     sample = getattr(worker, "sample_tokens", None)
     if sample is None:
         return
@@ -296,7 +296,9 @@ def _watch_sampling(probe: Probe, worker: Any) -> None:
 
 
 def register() -> None:
-    """Install the probe where a step log is requested and vLLM is known; vLLM calls it."""
+    """Install the probe if a step log is requested and vLLM is compatible; the plugin's entry
+    point.
+    """
     global _probe
     prefix = os.environ.get(PREFIX_VARIABLE)
     if not prefix or _probe is not None:
