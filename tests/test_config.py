@@ -220,6 +220,8 @@ OVERLAYS = {
     "h200-emulated.yaml": ("h20-emulated.yaml",),
     "emulated-controls.yaml": ("h20-emulated.yaml",),
     "emulated-cores.yaml": ("h20-emulated.yaml",),
+    "emulated-connectors.yaml": ("h20-emulated.yaml",),
+    "emulated-saturation.yaml": ("h20-emulated.yaml",),
 }
 
 

@@ -235,6 +235,9 @@ def device_time(engine: EngineSection) -> dict[str, Any]:
         **roof.coefficients,
         "besides_us": section["besides_us"],
         "launch_us": section["launch_us"],
+        "link_bytes_s": section["link_gb_s"] * 1e9,
+        "copy_us": section["copy_us"],
+        "copy_piece_ns": section["copy_piece_ns"],
         "block_size": KV_BLOCK,
         "kv_blocks": blocks,
     }

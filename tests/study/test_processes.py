@@ -19,7 +19,7 @@ from connector_tax.study.processes import (
     group_members,
     own_processes,
 )
-from connector_tax.study.resources import cell_cpu, idle_cpu, snapshot
+from connector_tax.study.resources import cell_cpu, idle_cpu, snapshot, thread_times
 from tests.study.conftest import StandIn
 
 BURN = """
@@ -234,9 +234,13 @@ def test_cell_cpu_time_is_divided_by_answered_requests(
 ) -> None:
     processes = ServerProcesses(worker.process.pid, {})
     before = processes.read()
+    threads = thread_times(before.engine)
     worker.do("burn(0.2)")
+    busy = thread_times(before.engine)
     use = cpu_between(before, processes.read())
     both: ServerCounters = {"before": {"success": counters[0]}, "after": {"success": counters[1]}}
-    cpu = cell_cpu(use, both)["cpu_s_per_1000"]
+    cell = cell_cpu(use, both, threads, busy)
+    cpu = cell["cpu_s_per_1000"]
+    assert list(cell["threads"].values()) == ([] if value is None else [pytest.approx(4, rel=0.1)])
     assert cpu["value"] == (None if value is None else pytest.approx(value, rel=0.1))
     assert cpu["reason"] is None if reason is None else reason in str(cpu["reason"])

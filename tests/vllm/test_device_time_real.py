@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from snakemake.utils import update_config
 
 from connector_tax.config import ROOT, load_yaml
 from connector_tax.files import read_json
@@ -15,6 +16,8 @@ from connector_tax.vllm import overlay
 from connector_tax.vllm.tiny_model import write_model
 from tests.vllm.test_real import PYTHON
 
+# Five requests of a gate have prompts of two blocks: 48 layers, keys and values of 4 heads of 128.
+KV_BLOCK_BYTES = 16 * 48 * 2 * 4 * 128 * 2
 pytestmark = [
     pytest.mark.long,
     pytest.mark.timeout(600),
@@ -26,10 +29,15 @@ def gate(
     folder: Path,
     configuration: str,
     environment: Mapping[str, str] = MappingProxyType({}),
+    overlay_file: str | None = None,
     **flags: Any,
 ) -> list[str]:
-    """The notes of a configuration's gate in the study of the emulated H20."""
+    """The notes of a configuration's gate in the study of the emulated H20, or one laid over it."""
     config = load_yaml(ROOT / "config/h20-emulated.yaml")
+    if overlay_file is not None:
+        update_config(config, load_yaml(ROOT / overlay_file))
+    if configuration not in config["configurations"]:
+        config["configurations"].append(configuration)
     config["engine"]["python"] = str(PYTHON)
     config["engine"]["flags"] |= flags
     config["engine"]["environment"] |= dict(environment)
@@ -64,11 +72,25 @@ def test_emulated_device_runs_the_host_path_of_a_gpu(
     assert "vllm.v1.worker.cpu.model_runner.CPUModelRunner, async_scheduling True" in proof
 
 
-@pytest.mark.parametrize("configuration", ["lmcache_only", "multi_mooncake_lmcache"])
-def test_lmcache_passes_its_gate_on_the_emulated_device_or_gives_a_reason(
-    tmp_path: Path, configuration: str
+@pytest.mark.parametrize(
+    ("configuration", "copied"),
+    [
+        ("offloading", 5 * 2 * KV_BLOCK_BYTES),
+        ("nixl_offloading", 5 * 2 * KV_BLOCK_BYTES),
+        ("offloading_second", 0),
+        ("simple_offload", None),
+        ("lmcache_only", None),
+        ("multi_mooncake_lmcache", None),
+        ("mooncake_store", None),
+    ],
+)
+def test_connector_that_copies_to_the_host_passes_its_gate(
+    tmp_path: Path, configuration: str, copied: int | None
 ) -> None:
-    gate(tmp_path, configuration)
+    notes = gate(tmp_path, configuration, overlay_file="config/emulated-connectors.yaml")
+    line = next(note for note in notes if note.startswith("copied over the emulated link"))
+    print(f"\n{configuration}: {line}")
+    assert copied is None or line.endswith(f": {copied} bytes")
 
 
 def test_executor_that_a_gpu_does_not_use_is_refused(tmp_path: Path) -> None:

@@ -145,19 +145,24 @@ def _quantity(resource: Resource, launch: LaunchRecords, cell: str | None) -> Qu
         if measured.status != "valid" or measured.record is None:
             return bare(None, f"{cell}: {measured.status}: {measured.reason}")
         reading = measured.record["server_cpu"]
-    elif (reading := records[resource.place]) is None:
+        return _with_threads(reading["cpu_s_per_1000"], reading.get("threads", {}))
+    if (reading := records[resource.place]) is None:
         return bare(None, records["after_load_reason"])
     if name == "startup_s":
         return bare(reading)
     if name == "idle_cpu":
-        # Includes the busy threads of the engine core, by name.
-        parts = dict(reading["parts"])
-        for thread, share in reading.get("threads", {}).items():
-            named = f"thread {thread.rpartition(' ')[0]}"
-            parts[named] = parts.get(named, 0.0) + share
-        return {"value": reading["value"], "parts": parts, "reason": reading["reason"]}
+        return _with_threads(reading, reading.get("threads", {}))
     quantity: QuantityRecord = reading[name.replace("_loaded", "")]
     return quantity
+
+
+def _with_threads(quantity: QuantityRecord, threads: Mapping[str, float]) -> QuantityRecord:
+    """Return a quantity whose parts also name the busy threads of the engine core."""
+    parts = dict(quantity["parts"])
+    for thread, share in threads.items():
+        named = f"thread {thread.rpartition(' ')[0]}"
+        parts[named] = parts.get(named, 0.0) + share
+    return {"value": quantity["value"], "parts": parts, "reason": quantity["reason"]}
 
 
 @dataclass(frozen=True)

@@ -130,6 +130,10 @@ class DeviceLine(TypedDict):
     #: When the host began to wait for its end; ns; null: the host did not wait
     t_wait_ns: int | None
     t_woken_ns: int | None  #: When the host continued; ns; null: the host did not wait
+    #: Copies between device and host that were submitted from when it was queued to when the next
+    #: one was; bytes; absent before release 0.4
+    copied_bytes: NotRequired[int]
+    copied_pieces: NotRequired[int]  #: Pieces of these copies; absent before release 0.4
 
 
 class MachineCounters(TypedDict):
@@ -242,6 +246,9 @@ class CellCpu(TypedDict):
     cpu_s: float | None
     requests: float | None
     cpu_s_per_1000: QuantityRecord
+    # Of the engine core's process, by name and thread id, CPU s per 1000 requests; of those that
+    # are busy for 1% of the time, busiest first.
+    threads: NotRequired[dict[str, float]]
 
 
 class GeneratorHealth(TypedDict):

@@ -79,6 +79,12 @@ class DeviceTimeSection(TypedDict):
     launch_us: NonNegative
     #: time of a step, us, for all device work besides matrix products and attention; an assumption
     besides_us: NonNegative
+    #: of the link to the host's memory, in each direction, GB/s; an assumption
+    link_gb_s: NotRequired[Annotated[Positive, meta(default=50)]]
+    #: the host's CPU time for submitting a copy, us; an assumption
+    copy_us: NotRequired[Annotated[NonNegative, meta(default=10)]]
+    #: ... and for each of its pieces, ns; unknown until a GPU has been measured
+    copy_piece_ns: NotRequired[Annotated[NonNegative, meta(default=0)]]
 
 
 class ServedSection(TypedDict):

@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 # The module that is vLLM's server, from 0.31 on; `engine.entry_point` names an older one's.
 ENTRY_POINT = "vllm.entrypoints.launchers.api_server.entry"
 CPU_ADAPTER = f"{ROOT_MARK}/scripts/connector_tax/vllm/cpu_adapter"
+# LMCache's server beside an emulated device: a module of the overlay, and the size of its cache,
+# which is addresses without memory.
+EMULATED_LMCACHE, EMULATED_LMCACHE_GB = "connector_tax_device_time.lmcache_server", "64"
 # Lines of a server whose engine is gone though its HTTP process still answers.
 DEAD_ENGINE = re.compile(
     r"EngineDeadError|EngineCore (?:encountered (?:an issue|a fatal error)|failed to start)"
@@ -136,6 +139,7 @@ class Vllm(ProbedEngine):
                 for name, companion in by_id[member].get("companions", {}).items()
             },
             python,
+            emulated,
         )
         transfer = transfer_config(by_id, configuration, engine["forms"], companions.port_of)
         if transfer is not None:
@@ -247,11 +251,13 @@ class _Companions:
     Args:
         configured: of the configuration's `companions`; started in any case.
         python: the interpreter of the server.
+        emulated: whether the device is, and so what a companion copies from and to it.
     """
 
-    def __init__(self, configured: Mapping[str, Any], python: str) -> None:
+    def __init__(self, configured: Mapping[str, Any], python: str, emulated: bool) -> None:
         self._configured = configured
         self._python = python
+        self._emulated = emulated
         self.started: dict[str, Companion] = {}
         for name in configured:
             self.port_of(name)
@@ -279,10 +285,12 @@ class _Companions:
         if name == "dummy_bootstrap":
             return [self._python, "-m", "connector_tax.vllm.dummy_bootstrap", "--port", port]
         if name == "lmcache_server":
-            argv = [str(PurePosixPath(self._python).parent / "lmcache"), "server"]
-            argv += ["--host", "localhost", "--port", port]
+            argv, size = [str(PurePosixPath(self._python).parent / "lmcache")], "1"
+            if self._emulated:
+                argv, size = [self._python, "-m", EMULATED_LMCACHE], EMULATED_LMCACHE_GB
+            argv += ["server", "--host", "localhost", "--port", port]
             argv += ["--http-host", HOST, "--http-port", str(free_port())]
-            argv += ["--l1-size-gb", "1", "--eviction-policy", "LRU"]
+            argv += ["--l1-size-gb", size, "--eviction-policy", "LRU"]
             return [*argv, "--supported-transfer-mode", "auto", "--disable-observability"]
         raise ServerError(
             f"extra_config asks for {{{name}.port}}; allowed: "

@@ -62,7 +62,7 @@ from connector_tax.servers.kinds import engine_of
 from connector_tax.study.guard import utc
 from connector_tax.study.machine_watch import MachineWatch
 from connector_tax.study.processes import ServerProcesses, cpu_between, suspended_ms
-from connector_tax.study.resources import cell_cpu
+from connector_tax.study.resources import cell_cpu, thread_times
 from connector_tax.study.scraper import MetricsSampler
 from connector_tax.study.server import Server
 from connector_tax.study.steplog import LaunchStepLog
@@ -293,6 +293,7 @@ def measure(
     step_log.mark()
     suspended_before = suspended_ms()
     used_before = instruments.processes.read()
+    threads_before = thread_times(used_before.engine)
     rule = cell_rule(study["config"], launch.phase)
     if prepared.offsets_ns is None:
         concurrency = study["config"]["phase_a"]["concurrency"]
@@ -309,6 +310,7 @@ def measure(
         on_progress(now)
 
     result = instruments.generator.run(load, rule, progress)
+    threads_after = thread_times(used_before.engine)
     used_after = instruments.processes.read()
     instruments.server.check_alive(f"in cell {name}")
     after = _final_scrape(sampler, before, result)
@@ -346,7 +348,9 @@ def measure(
         "health": checks,
         "valid": not reasons,
         "void_reasons": reasons,
-        "server_cpu": cell_cpu(cpu_between(used_before, used_after), counters),
+        "server_cpu": cell_cpu(
+            cpu_between(used_before, used_after), counters, threads_before, threads_after
+        ),
         "files": {path.name: sha256_file(path) for path in sorted(partial.iterdir())},
     }
     write_json(partial / paths.cell_record(launch.phase, name), content)

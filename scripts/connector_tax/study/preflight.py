@@ -57,6 +57,7 @@ from connector_tax.vllm.evidence import (
     active_paths,
     fallback_reason,
     inactive_reason,
+    uncounted_bytes,
     unproved_device,
     weaker_notes,
 )
@@ -122,6 +123,10 @@ def run_gate(
         reason = inactive_reason(classes, log, steps, device) or fallback_reason(paths_taken)
         if device == "emulated":
             reason = reason or _unproved_device(study, configuration, server, note)
+            copies = list(LaunchStepLog(folder, study["config"]["engine"]).take_copies())
+            note(f"copied over the emulated link: {sum(copy.size for copy in copies)} bytes")
+            values = parse_metrics(server.get("/metrics") or "")
+            reason = reason or uncounted_bytes(classes, values, copies)
         if reason is not None:
             raise GateError(reason)
         seen = "the step probe is not available" if steps is None else f"{len(steps)} step records"

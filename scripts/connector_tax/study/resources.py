@@ -50,16 +50,14 @@ def idle_cpu(
 ) -> IdleCpu:
     """Measure the CPU seconds per second of an idle server over `idle_s`."""
     before = processes.read()
-    threads = _threads(before.engine)
+    threads = thread_times(before.engine)
     time.sleep(idle_s)
     check_alive("while it was idle")
-    busy = _threads(before.engine)
+    busy = thread_times(before.engine)
     use = cpu_between(before, processes.read())
     seconds = (use.to_ns - use.from_ns) / 1e9
-    shares = {who: (ns - threads.get(who, 0)) / 1e9 / seconds for who, ns in busy.items()}
-    named = sorted(((share, who) for who, share in shares.items()), reverse=True)
     return {
-        "threads": {who: round(share, 3) for share, who in named if share >= WORTH_NAMING},
+        "threads": {who: round(share, 3) for who, share in _shares(threads, busy, seconds)},
         "from_ns": use.from_ns,
         "to_ns": use.to_ns,
         **_quantity({part: cpu / seconds for part, cpu in use.parts.items()}, use.reason),
@@ -79,8 +77,10 @@ def snapshot(processes: ServerProcesses, device: str) -> ServerSnapshot:
     }
 
 
-def cell_cpu(use: ServerCpu, counters: ServerCounters) -> CellCpu:
-    """Return a cell's CPU seconds per 1,000 requests.
+def cell_cpu(
+    use: ServerCpu, counters: ServerCounters, threads: Mapping[str, int], busy: Mapping[str, int]
+) -> CellCpu:
+    """Return a cell's CPU seconds per 1,000 requests, and those of the engine core's threads.
 
     The readings lie just outside the cell: the first before its origin, the second after its drain.
     Every request that the server answered counts, including the warm-up's.
@@ -88,13 +88,20 @@ def cell_cpu(use: ServerCpu, counters: ServerCounters) -> CellCpu:
     Args:
         use: CPU time between the two readings.
         counters: the server's counts `before` and `after` the cell, as in its record.
+        threads: `thread_times` of the engine core before the cell.
+        busy: `thread_times` after it.
     """
     before, after = counters["before"]["success"], counters["after"]["success"]
-    requests, reason, parts = None, use.reason, {}
+    requests, reason, parts, of_threads = None, use.reason, {}, {}
     if before is None or after is None:
         reason = reason or "the server does not count its answered requests"
     elif requests := after - before:
         parts = {name: 1000 * cpu / requests for name, cpu in use.parts.items()}
+        seconds = (use.to_ns - use.from_ns) / 1e9
+        of_threads = {
+            who: round(1000 * share * seconds / requests, 3)
+            for who, share in _shares(threads, busy, seconds)
+        }
     else:
         reason = reason or "no request was answered"
     return {
@@ -103,10 +110,20 @@ def cell_cpu(use: ServerCpu, counters: ServerCounters) -> CellCpu:
         "cpu_s": use.cpu_s,
         "requests": requests,
         "cpu_s_per_1000": _quantity(parts, reason),
+        "threads": of_threads,
     }
 
 
-def _threads(process: Process | None) -> dict[str, int]:
+def _shares(
+    before: Mapping[str, int], after: Mapping[str, int], seconds: float
+) -> list[tuple[str, float]]:
+    """Return threads with their CPU seconds per second where worth naming, busiest first."""
+    shares = {who: (ns - before.get(who, 0)) / 1e9 / seconds for who, ns in after.items()}
+    busiest = sorted(shares.items(), key=lambda item: item[1], reverse=True)
+    return [(who, share) for who, share in busiest if share >= WORTH_NAMING]
+
+
+def thread_times(process: Process | None) -> dict[str, int]:
     """Return the CPU time in ns of each thread of a process, by name and thread id."""
     times: dict[str, int] = {}
     for folder in Path(f"/proc/{process.pid}/task").glob("[0-9]*") if process else ():

@@ -7,6 +7,7 @@ so a cell's records are those appended between its start and its end.
 """
 
 import time
+from collections.abc import Iterator
 from itertools import dropwhile
 from pathlib import Path
 
@@ -15,7 +16,8 @@ import msgspec
 from connector_tax.artifacts.cell_records import DeviceLine
 from connector_tax.artifacts.study_records import EngineSection
 from connector_tax.servers.kinds import STEP_LOG_PREFIX, STEP_LOG_PROCESSES, engine_of
-from connector_tax.vllm.step_records import device_records
+from connector_tax.vllm.device_time.copies import Copy
+from connector_tax.vllm.step_records import copy_records, device_records, with_copies
 
 # After this time a drained server has recorded its last step: the embedded engine has flushed, and
 # an asynchronously scheduling vLLM has ended the step it had scheduled ahead.
@@ -50,13 +52,14 @@ class LaunchStepLog:
 
     def remove(self) -> None:
         """Delete the files, whose records are in the launch's cells."""
-        for path in [*self._paths(), self._device]:
+        for path in [*self._paths(), self._device, *self._copies()]:
             path.unlink(missing_ok=True)
             path.with_suffix(".socket").unlink(missing_ok=True)
 
     def mark(self) -> None:
         """Store the length of each log as the start of a cell."""
-        self._offsets = {path: self._size(path) for path in [*self._paths(), self._device]}
+        every = [*self._paths(), self._device, *self._copies()]
+        self._offsets = {path: self._size(path) for path in every}
 
     def take(self, origin_ns: int, drained_ns: int) -> bytes:
         """Return the JSON lines of all processes since `mark`, without steps before `origin_ns`.
@@ -78,7 +81,17 @@ class LaunchStepLog:
         """Return the emulated device's steps since `mark`; call it after `take`."""
         if not self._size(self._device):
             return []
-        return list(device_records(self._device.read_bytes(), self._offsets.get(self._device, 0)))
+        steps = list(device_records(self._device.read_bytes(), self._offsets.get(self._device, 0)))
+        return with_copies(steps, self.take_copies())
+
+    def take_copies(self) -> Iterator[Copy]:
+        """Yield the copies over the emulated link since `mark`, of all processes that copy."""
+        for path in self._copies():
+            if self._size(path):
+                yield from copy_records(path.read_bytes(), self._offsets.get(path, 0))
+
+    def _copies(self) -> list[Path]:
+        return sorted(self._folder.glob(f"{STEP_LOG_PREFIX}.copies*.steps"))
 
     def _size(self, path: Path) -> int:
         """Return the length of a process's file, once all its steps are written."""

@@ -7,12 +7,13 @@ failure (`dead_reason`).
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from connector_tax.artifacts.cell_records import DeviceLine, StepLine
 from connector_tax.artifacts.launch_files import SettingRecord
 from connector_tax.artifacts.study_records import EngineSection
+from connector_tax.vllm.device_time.copies import Copy
 
 # vLLM's connector factory, and the step probe's own line, which names children too.
 _CREATED = re.compile(r"Creating v1 connector with name: (\w+)")
@@ -63,6 +64,16 @@ _PATHS = {
 # UCX names each lane of an endpoint with its transports: `am(tcp/lo cma/memory)`.
 _OWN_ENDPOINT = re.compile(r"UCX +INFO .* self cfg#\d+ (.+)")
 _TRANSPORT = re.compile(r"[a-z]\w*/[\w.:-]+")
+# Connectors that copy KV blocks to the host over the emulated link.
+COPYING = frozenset(
+    {
+        "LMCacheMPConnector",
+        "MooncakeStoreConnector",
+        "OffloadingConnector",
+        "SimpleCPUOffloadConnector",
+    }
+)
+_OFFLOADED = "vllm:kv_offload_total_bytes_total{"
 # Layouts of FlashAttention; the first is its default.
 GPU_LAYOUTS = ("LBNHC", "LBHNC")
 HOOKS: tuple[Literal["build_meta_us", "get_finished_us", "start_load_kv_us"], ...] = (
@@ -190,6 +201,28 @@ def unproved_device(
         return "the emulated device recorded no step"
     if unwaited := sum(step["t_wait_ns"] is None for step in steps):
         return f"the host waited for no event of {unwaited} of {len(steps)} steps of the device"
+    return None
+
+
+def uncounted_bytes(
+    classes: Sequence[str], values: Mapping[str, float], copies: Iterable[Copy]
+) -> str | None:
+    """Return why the emulated link's bytes differ from vLLM's own count of them, or None.
+
+    OffloadingConnector counts its copies. Beside another connector that copies they are not told
+    apart.
+
+    Args:
+        classes: as for `inactive_reason`.
+        values: of the server's /metrics, drained after the gate's requests.
+        copies: all over the emulated link.
+    """
+    if COPYING.intersection(classes) != {"OffloadingConnector"}:
+        return None
+    counted = sum(value for key, value in values.items() if key.startswith(_OFFLOADED))
+    copied = sum(copy.size for copy in copies)
+    if counted != copied:
+        return f"OffloadingConnector counted {counted:.0f} bytes, the emulated link {copied}"
     return None
 
 

@@ -13,7 +13,8 @@ The file of an emulated device holds whole ns; its lines are those of docs/artif
 import math
 import socket
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -21,6 +22,7 @@ from typing import Any, cast
 import msgspec
 
 from connector_tax.artifacts.cell_records import DeviceLine, StepLine
+from connector_tax.vllm.device_time.copies import Copy
 from connector_tax.vllm.step_probe.log import COUNTS, socket_address
 from connector_tax.vllm.step_probe.probe import FIELDS
 
@@ -126,6 +128,31 @@ def device_records(file: bytes, offset: int = 0) -> Iterator[DeviceLine]:
             "kv_tokens": kv, "prefill_pairs": pairs, "t_wait_ns": wait or None,
             "t_woken_ns": woken or None,
         }  # fmt: skip
+
+
+def copy_records(file: bytes, offset: int = 0) -> Iterator[Copy]:
+    """Yield the copies of a file of an emulated link, as `step_records` does for the probe's."""
+    if _header(file) is None:
+        return
+    for _, numbers in _timed(_numbers(file, offset)):
+        yield Copy(*map(int, numbers))
+
+
+def with_copies(steps: Sequence[DeviceLine], copies: Iterable[Copy]) -> list[DeviceLine]:
+    """Return the device's steps with the copies submitted from when each was queued.
+
+    Copies from before the first step belong to the first.
+    """
+    queued = [step["t_ns"] for step in steps]
+    of_step = [[0, 0] for _ in steps]
+    for copy in copies if steps else ():
+        sums = of_step[max(0, bisect_right(queued, copy.submitted_ns) - 1)]
+        sums[0] += copy.size
+        sums[1] += copy.pieces
+    return [
+        {**step, "copied_bytes": size, "copied_pieces": pieces}
+        for step, (size, pieces) in zip(steps, of_step, strict=True)
+    ]
 
 
 def _header(file: bytes) -> Header | None:

@@ -13,7 +13,6 @@ Run as a program, it prints as JSON which of these this interpreter's vLLM lacks
 
 import importlib
 import json
-import mmap
 import os
 import sys
 import time
@@ -23,14 +22,14 @@ from typing import Any
 from connector_tax_step_probe.hook_points import missing
 from connector_tax_step_probe.log import Log, mark
 
+from . import connectors
 from .clock import Batch, Device, Step, event_class
+from .copies import Compute, Copy, Instead, Link, zeros
 from .roofline import device_us
 
 # Start method of the engine core's process, which vLLM fixes on a CPU.
 _START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 _STEP = mark(0)
-# Not in Python's mmap before 3.13.
-_MAP_NORESERVE = 0x4000
 _WORKER = "vllm.v1.worker"
 # Module and what is replaced, called or read there, by name. The first are replaced before the
 # others are imported: a kernel is what Triton's `jit` makes of it when its module is.
@@ -44,6 +43,7 @@ TARGETS = (
     ("vllm.model_executor.layers.attention", "Attention"),
     ("vllm.model_executor.layers.attention.kv_transfer_utils", "maybe_transfer_kv_layer"),
     ("vllm.platforms.cpu", "CpuPlatform.check_and_update_config"),
+    ("vllm.platforms.cpu", "CpuPlatform.register_triton_kernel_overrides"),
     ("vllm.v1.attention.backend", "MultipleOf"),
     (
         "vllm.v1.attention.backends.cpu_attn",
@@ -106,12 +106,16 @@ class Emulation:
     Args:
         coefficients: the content of device_time.json.
         log: the log of its steps.
+        copies: the log of its copies.
     """
 
-    def __init__(self, coefficients: Mapping[str, Any], log: Log) -> None:
+    def __init__(self, coefficients: Mapping[str, Any], log: Log, copies: Log) -> None:
         self._coefficients = coefficients
         self._log = log
+        self._copies = copies
         self.device = Device(coefficients["launch_us"], self._record)
+        compute = Compute(lambda: self.device.free_ns)
+        self.link = Link(coefficients, compute, self._record_copy)
         # State of the step that the runner executes.
         self.output: Any = None
         self._batch: Any = None
@@ -120,10 +124,10 @@ class Emulation:
         self.arrived_ns: dict[str, int] = {}
 
     def _record(self, step: Step) -> None:
-        numbers = self._log.numbers
-        numbers.extend((*step.numbers(), _STEP))
-        if len(numbers) > self._log.limit:
-            self._log.write()
+        self._log.add((*step.numbers(), _STEP))
+
+    def _record_copy(self, copy: Copy) -> None:
+        self._copies.add((*copy, _STEP))
 
     def begin(self) -> bool:
         """Queue the step that is being launched; return whether its layers are launched one by one.
@@ -173,22 +177,6 @@ def sample(_runner: Any, _hidden: Any, batch: Any, _grammar: Any) -> Any:
     return output.SamplerOutput(ids, None, None, sampled, none), sampled, none
 
 
-class _TorchOfCache:
-    """The module torch with a `zeros` that reserves addresses without memory, for the unused KV
-    cache.
-    """
-
-    def __init__(self, torch: Any) -> None:
-        self._torch = torch
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._torch, name)
-
-    def zeros(self, size: int, dtype: Any, **_device: Any) -> Any:
-        area = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
-        return self._torch.frombuffer(area, dtype=dtype)
-
-
 def install(coefficients: Mapping[str, Any], prefix: str) -> None:
     """Replace every emulated function in this process.
 
@@ -204,24 +192,33 @@ def install(coefficients: Mapping[str, Any], prefix: str) -> None:
     for module in ("vllm.config.vllm", f"{_WORKER}.gpu_worker"):
         importlib.import_module(module).HAS_TRITON = True  # type: ignore[attr-defined]
     _lift_restrictions()
-    emulation = Emulation(coefficients, Log(prefix, "device", _fail))
+    logs = (Log(prefix, process, _fail) for process in ("device", "copies"))
+    emulation = Emulation(coefficients, *logs)
     _replace_model(coefficients["architecture"], emulation)
     _note_arrivals(emulation)
     worker = importlib.import_module("vllm.v1.worker.worker_base").WorkerWrapperBase
     init_device = worker.init_device
 
-    def emulated_init_device(self: Any, *args: Any, **options: Any) -> Any:
+    def emulated_init_device(self: Any, *args: Any, **options: Any) -> None:
         # Imported late, since the API server needs none of it.
         _refuse(RUNNER_TARGETS)
         _replace_runner(emulation)
-        return init_device(self, *args, **options)
+        init_device(self, *args, **options)
+        # Not before: vLLM puts its own stand-ins for CUDA in place. Not later: KV caches come next.
+        transfer = self.vllm_config.kv_transfer_config
+        if lacking := connectors.lacking(transfer):
+            raise PatchError(_UNFIT + "; ".join(lacking))
+        connectors.install(transfer, emulation.link)
 
     worker.init_device = emulated_init_device
 
 
+_UNFIT = "the emulated device does not fit this vLLM, which lacks "
+
+
 def _refuse(targets: tuple[tuple[str, str], ...]) -> None:
     if lacking := missing(targets):
-        raise PatchError(f"the emulated device does not fit this vLLM: {'; '.join(lacking)}")
+        raise PatchError(_UNFIT + "; ".join(lacking))
 
 
 def _fail(error: Exception) -> None:
@@ -244,6 +241,9 @@ def _lift_restrictions() -> None:
         os.environ[_START_METHOD] = start
 
     platform.check_and_update_config = classmethod(check_and_update_config)
+    # CPU kernels in the place of Triton's: not called here, and the search for them fails where
+    # LMCache is imported.
+    platform.register_triton_kernel_overrides = classmethod(lambda _cls: None)
     multiple_of = importlib.import_module("vllm.v1.attention.backend").MultipleOf
     layout = importlib.import_module("vllm.v1.kv_cache_layout").KVCacheLayout
     backend = importlib.import_module("vllm.v1.attention.backends.cpu_attn").CPUAttentionBackend
@@ -278,7 +278,7 @@ def _replace_runner(emulation: Emulation) -> None:
     cpu_worker = importlib.import_module("vllm.v1.worker.cpu_worker").CPUWorker
     cpu_worker.determine_available_memory = lambda worker: worker.cache_config.kv_cache_memory_bytes
     utils: Any = importlib.import_module("vllm.v1.worker.utils")
-    utils.allocate_kv_cache.__globals__["torch"] = _TorchOfCache(torch)
+    utils.allocate_kv_cache.__globals__["torch"] = Instead(torch, zeros=zeros)
 
     runner = importlib.import_module("vllm.v1.worker.gpu.model_runner").GPUModelRunner
     execute = runner.execute_model

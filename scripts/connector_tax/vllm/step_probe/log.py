@@ -17,7 +17,8 @@ HELD_NUMBERS = 16384
 # scheduler: 0 schedule (step id, COUNTS), 1 update (step id), 2 engine step;
 # worker: 0 execute_model (step id; 1, or 0 where sample_tokens() follows and ends the step), 1
 # sample_tokens;
-# device (emulated): 0 a step from its queueing to its end (device_time.clock:Step).
+# device (emulated): 0 a step from its queueing to its end (device_time.clock:Step);
+# copies (of its link): 0 a copy from its submission to its end (device_time.copies:Copy).
 COUNTS = ("num_running", "num_waiting", "prefill_tokens", "decode_tokens")
 # Hooks follow.
 FIRST_HOOK = 3
@@ -44,7 +45,7 @@ class Log:
 
     Args:
         prefix: beginning of the paths of its file and its socket.
-        process: scheduler, worker or device.
+        process: scheduler, worker, device or copies.
         on_error: called with errors, which must not reach the engine's callers.
     """
 
@@ -72,6 +73,12 @@ class Log:
         self._next_hook += len(names)
         return first
 
+    def add(self, numbers: tuple[float, ...]) -> None:
+        """Add the numbers of one record, and write where enough is held; from any thread."""
+        self.numbers.extend(numbers)
+        if len(self.numbers) > self.limit:
+            self.write()
+
     def write(self) -> None:
         """Write the held records; callable from any thread.
 
@@ -90,8 +97,8 @@ class Log:
                 self._unwritten = self._unwritten[os.write(self._descriptor, self._unwritten) :]
 
     def _open(self) -> None:
-        """Create the file and the socket; a worker takes the next name if another rank has this
-        one.
+        """Create the file and the socket; a worker, or a process that copies, takes the next name
+        if another has this one.
         """
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         base = f"{self._prefix}{self.rank + 1}" if self.rank else self._prefix
@@ -100,7 +107,7 @@ class Log:
                 self._descriptor = os.open(f"{base}.steps", flags, 0o644)
                 break
             except FileExistsError:
-                if self._process != "worker":
+                if self._process not in ("worker", "copies"):
                     raise
                 base = f"{self._prefix}{further}"
         self.limit = HELD_NUMBERS
