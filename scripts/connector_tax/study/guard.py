@@ -40,7 +40,7 @@ from connector_tax.files import TEMPORARY, ArtifactError, write_new_json
 from connector_tax.linux import WARNING
 from connector_tax.machine import boot_id, machine_alias
 from connector_tax.study.device import JOB_VARIABLE, DeviceError
-from connector_tax.study.guardian import started_for
+from connector_tax.study.guardian import containers_of, remove_container, started_for
 from connector_tax.study.processes import stat_of
 
 if TYPE_CHECKING:
@@ -188,6 +188,8 @@ def kill_started(folder: Path) -> int:
     Raises:
         LeftoverError: one of them does not end.
     """
+    for path, _ in containers_of(folder):
+        remove_container(path)
     return _kill(pid for pid, _ in started_for(folder))
 
 
@@ -198,6 +200,9 @@ def kill_leftovers(folder: Path) -> int:
     Raises:
         LeftoverError: one of them does not end.
     """
+    for path, driver in containers_of(folder):
+        if _has_ended(driver):
+            remove_container(path)
     return _kill(pid for pid, driver in started_for(folder) if _has_ended(driver))
 
 

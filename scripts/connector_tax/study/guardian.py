@@ -2,13 +2,14 @@
 
 Its standard input is a pipe that the driver holds open. The kernel's death signal reaches only
 direct children, and a process may leave its group and session. So the guardian kills every process
-whose environment names the launch, until none is left. This module imports only the standard
-library, because it stays in memory beside each server.
+whose environment names the launch, until none is left, and removes the launch's container. This
+module imports only the standard library, because it stays in memory beside each server.
 """
 
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from pathlib import Path
 # Variables of a server's processes: the launch's folder, and the name of the driver.
 LAUNCH_VARIABLE = "CONNECTOR_TAX_LAUNCH"
 DRIVER_VARIABLE = "CONNECTOR_TAX_DRIVER"
+# In a launch's folder while its container exists: the engine's command, the id, the driver's name.
+CONTAINER_FILE = "container.txt"
 # A process that survives SIGKILL this long is stuck in the kernel.
 GIVE_UP_S, POLL_S = 60.0, 0.02
 
@@ -34,6 +37,20 @@ def started_for(folder: Path) -> Iterator[tuple[int, str]]:
                 yield int(process.name), named.get(DRIVER_VARIABLE, "")
 
 
+def containers_of(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the file and the driver of each container of a launch in or below `folder`."""
+    for path in folder.rglob(CONTAINER_FILE):
+        yield path, path.read_text(encoding="utf-8").split("\n")[2]
+
+
+def remove_container(path: Path) -> None:
+    """Remove the container that a CONTAINER_FILE names, and the file."""
+    engine, container, _ = path.read_text(encoding="utf-8").split("\n")
+    command = [*engine.split(), "rm", "--force", container]
+    subprocess.run(command, capture_output=True, check=False)
+    path.unlink(missing_ok=True)
+
+
 def main() -> None:
     """Wait for the end of standard input, then kill the processes that a driver started in a
     folder.
@@ -44,6 +61,9 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.buffer.read()
+    for path, driver in containers_of(Path(folder)):
+        if driver == own_driver:
+            remove_container(path)
     deadline = time.monotonic() + GIVE_UP_S
     while time.monotonic() < deadline:
         pids = [pid for pid, driver in started_for(Path(folder)) if driver == own_driver]

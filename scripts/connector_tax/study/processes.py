@@ -103,17 +103,63 @@ class Process:
     ended_ns: int
 
 
+class ControlGroup(NamedTuple):
+    """The files of a container's control group that have its CPU time and memory."""
+
+    cpu: Path
+    memory: Path
+
+    def cpu_ns(self) -> int:
+        """Return the CPU time of all of its processes, ended ones included."""
+        text = self.cpu.read_text(encoding="utf-8")
+        counted = re.search(r"^usage_usec (\d+)", text, re.MULTILINE)
+        return int(text) if counted is None else 1000 * int(counted[1])
+
+    def memory_mib(self) -> float:
+        """Return the memory of its processes: anonymous and mapped files, no page cache."""
+        lines = (line.split() for line in self.memory.read_text(encoding="utf-8").splitlines())
+        return sum(int(size) for name, size in lines if name in _OF_PROCESSES) / 2**20
+
+
+# In version 2, and in version 1.
+_OF_PROCESSES = ("anon", "file_mapped", "total_rss", "total_mapped_file")
+
+
+def control_group_of(pid: int, root: Path = Path("/")) -> ControlGroup | None:
+    """Return the control group of a process, if it is not this process's, and can be read."""
+    groups = [(root / f"proc/{of}/cgroup") for of in (pid, "self")]
+    try:
+        lines, own = (path.read_text(encoding="utf-8").splitlines() for path in groups)
+    except OSError:
+        return None
+    mount, files = root / "sys/fs/cgroup", {}
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        for controller, name in (("cpuacct", "cpuacct.usage"), ("memory", "memory.stat")):
+            if controller in controllers.split(",") and line not in own:
+                files[controller] = mount / controller / path.lstrip("/") / name
+        if not controllers and line not in own:
+            for controller, name in (("cpuacct", "cpu.stat"), ("memory", "memory.stat")):
+                files.setdefault(controller, mount / path.lstrip("/") / name)
+    if len(files) < 2 or not all(os.access(path, os.R_OK) for path in files.values()):
+        return None
+    return ControlGroup(files["cpuacct"], files["memory"])
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """The processes of a server at one moment (CLOCK_MONOTONIC, ns); `leader` is launch.sh's.
 
-    `unseen`: the reason why they cannot be seen.
+    `unseen`: the reason why they cannot be seen. `group_cpu_ns`, `group_mib`: CPU time and memory
+    of a container.
     """
 
     t_ns: int
     processes: Mapping[int, Process]
     leader: int
     unseen: str | None = None
+    group_cpu_ns: int | None = None
+    group_mib: float | None = None
 
     @property
     def engine(self) -> Process | None:
@@ -144,12 +190,17 @@ class ServerProcesses:
         leader: the process id of launch.sh, later of the server.
         companions: their process ids by name.
         unseen: why they cannot be seen; None: they can.
+        group: of a container.
     """
 
     def __init__(
-        self, leader: int, companions: Mapping[str, int], unseen: str | None = None
+        self,
+        leader: int,
+        companions: Mapping[str, int],
+        unseen: str | None = None,
+        group: ControlGroup | None = None,
     ) -> None:
-        self._leader, self._unseen = leader, unseen
+        self._leader, self._unseen, self._group = leader, unseen, group
         self._names = {leader: SERVER} | {pid: name for name, pid in companions.items()}
 
     def read(self) -> Reading:
@@ -170,7 +221,10 @@ class ServerProcesses:
                 processes[pid] = Process(pid, stat.name, part, stat.is_zombie, own_ns, ended_ns)
             if not ended or not left:
                 break
-        return Reading(now, processes, self._leader)
+        group = self._group
+        if group is None:
+            return Reading(now, processes, self._leader)
+        return Reading(now, processes, self._leader, None, group.cpu_ns(), group.memory_mib())
 
 
 def _parts(names: Mapping[int, str], leader: int) -> dict[int, tuple[str, Stat]]:
@@ -192,6 +246,9 @@ def _parts(names: Mapping[int, str], leader: int) -> dict[int, tuple[str, Stat]]
 
 def cpu_between(before: Reading, after: Reading) -> ServerCpu:
     """Return the CPU time of a server between two readings."""
+    if before.group_cpu_ns is not None and after.group_cpu_ns is not None:
+        used_ns = after.group_cpu_ns - before.group_cpu_ns
+        return ServerCpu(before.t_ns, after.t_ns, {SERVER: used_ns / 1e9}, None)
     parts = dict.fromkeys((p.part for p in after.processes.values()), 0)
     for process in after.processes.values():
         parts[process.part] += process.own_ns + process.ended_ns

@@ -34,7 +34,13 @@ from connector_tax.artifacts.study_records import EngineSection, StudyDocument
 from connector_tax.files import write_json
 from connector_tax.machine import command_output
 from connector_tax.servers.kinds import STEP_LOG_PREFIX, Engine, engine_of, without_root
-from connector_tax.study.processes import Process, ServerCpu, ServerProcesses, cpu_between
+from connector_tax.study.processes import (
+    SERVER,
+    Process,
+    ServerCpu,
+    ServerProcesses,
+    cpu_between,
+)
 from connector_tax.study.server import Server
 from connector_tax.study.server_command import can_change, shown
 from connector_tax.vllm.settings_probe import ENGINE, OF_WORKER
@@ -72,7 +78,9 @@ def snapshot(processes: ServerProcesses, device: str) -> ServerSnapshot:
         unseen = _quantity({}, reading.unseen)
         return {"memory_pss_mib": unseen, "gpu_memory_mib": unseen}
     return {
-        "memory_pss_mib": _memory(running),
+        "memory_pss_mib": _memory(running)
+        if reading.group_mib is None
+        else _quantity({SERVER: reading.group_mib}),
         "gpu_memory_mib": _gpu_memory(running, device),
     }
 
@@ -211,6 +219,8 @@ def engine_record(server: Server, section: EngineSection, page: str | None) -> E
     except (FileNotFoundError, ProcessLookupError):
         server.check_alive("while its settings were read")
         raise
+    except PermissionError:
+        pass  # of a container of another user
     pairs = (line.partition("=") for line in environ.split("\0") if line)
     running = {name: value for name, _, value in sorted(pairs) if can_change(name)}
     environment = shown({name: without_root(value) for name, value in running.items()})
@@ -286,7 +296,9 @@ class ServerUse:
     def __init__(
         self, study: StudyDocument, launch: Launch, server: Server, attempt: AttemptRecord
     ) -> None:
-        self.processes = ServerProcesses(server.pid, server.companion_pids(), server.unseen)
+        self.processes = ServerProcesses(
+            server.pid, server.companion_pids(), server.unseen, server.control_group
+        )
         self._server = server
         self._engine = study["config"]["engine"]
         self._device = self._engine.get("device", "cpu")

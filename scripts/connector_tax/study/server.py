@@ -30,6 +30,7 @@ from connector_tax.servers.kinds import (
 )
 from connector_tax.servers.vllm import DEAD_ENGINE
 from connector_tax.study import guardian
+from connector_tax.study.detached import Detached, family_of, find_detached
 from connector_tax.study.endpoint import Endpoint, Waiting
 from connector_tax.study.guard import (
     kill_started,
@@ -37,7 +38,13 @@ from connector_tax.study.guard import (
     remove_temporary_folder,
     temporary_folder,
 )
-from connector_tax.study.processes import engine_cores, group_members, stat_of
+from connector_tax.study.processes import (
+    ControlGroup,
+    control_group_of,
+    engine_cores,
+    group_members,
+    stat_of,
+)
 from connector_tax.study.server_command import launch_script
 
 Result = TypeVar("Result")
@@ -45,6 +52,8 @@ LOGS = (paths.STDOUT_LOG, paths.STDERR_LOG)
 # A free port is chosen, but another program may take it before the server listens on it.
 PORTS_TRIED = 5
 ANSWER_S = 5.0
+# Time in which a command that has ended must have left a process.
+LEFT_S = 2.0
 # Interval at which a starting server's processes are searched for engine cores.
 CORES_S = 1.0
 # Lines of a log that an error quotes.
@@ -114,6 +123,10 @@ class Server:
         self.endpoint = Endpoint(command.running or f"http://{HOST}:{port}", command.access or {})
         self.command = command
         self._listener: int | None = None
+        self._detached: Detached | None = None
+        self._ended_at: float | None = None
+        self._detached_at = 0.0
+        self._ready = False
         self._title = title
         self._cpus = cpus
         self._process: subprocess.Popen[bytes] | None = None
@@ -137,12 +150,23 @@ class Server:
     @property
     def unseen(self) -> str | None:
         """Return why the server's processes cannot be seen; None if they can."""
+        if self._detached is not None and self._detached.pid is None:
+            return "the processes of the container cannot be seen from here"
         return None if self.endpoint.local else "the server is on another machine"
+
+    @property
+    def control_group(self) -> ControlGroup | None:
+        """Return the control group of a container; None: there is none, or it cannot be read."""
+        if self._detached is None or not self._detached.container or self._detached.pid is None:
+            return None
+        return control_group_of(self._detached.pid)
 
     @property
     def pid(self) -> int:
         """Return the process id of the server, the leader of its processes."""
         assert self._process is not None
+        if self._detached is not None and self._detached.pid is not None:
+            return self._detached.pid
         return self._listener or self._process.pid
 
     def companion_pids(self) -> dict[str, int]:
@@ -219,8 +243,10 @@ class Server:
                 self.cores |= engine_cores(self.pid)
             self.check_alive("before it was ready")
             if self._answers(say):
+                ready_s = time.monotonic() - self._started
+                self._settle()
                 self.cores |= engine_cores(self.pid)
-                return time.monotonic() - self._started
+                return ready_s
             if time.monotonic() - self._started > timeout_s:
                 name = "--ready-timeout" if self.command.callers else "server.ready_timeout_s"
                 raise ServerError(
@@ -277,15 +303,14 @@ class Server:
         if self._listener is not None and not psutil.pid_exists(self._listener):
             raise ServerError(f"the server at {self.url} ended {when}")
         status = self._process.poll()
+        if status == 0 and self.command.callers:
+            self._follow(when)
         # Checked first: if a companion ends before the server starts, launch.sh ends too.
         for companion in self.command.companions:
             if not self._runs(companion.name):
                 log = self._tail_of(f"{companion.name}.log")
                 raise self._end_of_process(f"{companion.name} ended {when}\n{log}")
-        if status == 0 and self.command.callers:
-            why = "a server must stay in the foreground, in its process or its client's"
-            raise ServerError(f"the command ended {when}: {why}\n{self.log_tail()}")
-        if status is not None:
+        if status is not None and self._ended_at is None:
             end = f"the server ended with status {status} {when}\n{self.log_tail()}"
             raise self._end_of_process(end)
         for pid, started in self.cores.items():
@@ -300,6 +325,54 @@ class Server:
             self._log_read[name] += text.rfind(b"\n") + 1
             if death := DEAD_ENGINE.search(text.decode(errors="replace")):
                 raise ServerError(f"the engine died ({death[0]}) {when}\n{self.log_tail()}")
+
+    def _settle(self) -> None:
+        """Wait until a command that has left its server has ended, and follow what listens."""
+        if self.command.callers and not self.command.running:
+            assert self._process is not None
+            if not self._owners().intersection(self._group_members()):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(LEFT_S)
+            self.check_alive("before it was ready")
+        self._ready = True
+        if self._detached is not None and not self._detached.container:
+            self._detached = self._find_detached()
+
+    def _follow(self, when: str) -> None:
+        """Find what a command that has ended left running, or check that it still runs.
+
+        Raises:
+            ServerError: nothing runs LEFT_S after the command's end, or it has ended since.
+        """
+        now = time.monotonic()
+        if self._ended_at is None:
+            self._ended_at = now
+        if self.command.companions:
+            raise ServerError(f"the command ended {when}: beside --beside it must stay in the"
+                              f" foreground\n{self.log_tail()}")  # fmt: skip
+        if self._detached is not None:
+            # A container that cannot be seen is asked of its engine, which takes a while.
+            if self._detached.pid is None and now - self._detached_at < CORES_S:
+                return
+            self._detached_at = now
+            if self._detached.runs():
+                return
+            if self._ready or self._detached.container:
+                raise ServerError(f"the server that the command left ended {when}\n"
+                                  f"{self.log_tail()}")  # fmt: skip
+            # One of several processes on the way to the server.
+            self._ended_at = now
+        self._detached = self._find_detached()
+        if self._detached is not None:
+            self._detached.follow_log(self.folder / paths.STDERR_LOG)
+        elif now - self._ended_at > LEFT_S:
+            raise ServerError(f"the command ended {when} with status 0, and left no process that"
+                              f" listens or was started by it\n{self.log_tail()}")  # fmt: skip
+
+    def _find_detached(self) -> Detached | None:
+        printed = (self.folder / paths.STDOUT_LOG).read_text(errors="replace")
+        driver = process_name(os.getpid())
+        return find_detached(self.folder, self.command.argv, driver, printed, self._owners())
 
     def _end_of_process(self, text: str) -> ServerError:
         """Return the error for a server that ended by itself or lost its port."""
@@ -392,6 +465,11 @@ class Server:
         assert self._process is not None
         how = "dead" if self._process.poll() is not None else "TERM"
         self._signal_group(signal.SIGTERM)
+        if self._detached is None and self.command.callers and self._process.poll() == 0:
+            with contextlib.suppress(ServerError):
+                self._detached = self._find_detached()
+        if self._detached is not None:
+            how = self._stop_detached(self._detached, grace_s)
         try:
             self._process.wait(grace_s)
         except subprocess.TimeoutExpired:
@@ -406,6 +484,21 @@ class Server:
         finally:
             self.redacted = make_publishable(self.folder)
         return how
+
+    def _stop_detached(self, detached: Detached, grace_s: float) -> str:
+        """Stop what the command has left; return how it ended."""
+        if not detached.runs():
+            return "dead"
+        family = [] if detached.container or detached.pid is None else family_of(detached.pid)
+        detached.stop(grace_s)
+        for process in family:
+            with contextlib.suppress(psutil.Error):
+                process.terminate()
+        left = psutil.wait_procs(family, timeout=grace_s)[1]
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        return "KILL" if left else "TERM"
 
     def kill(self) -> None:
         """Send SIGKILL to the process group without waiting, for a driver that must die at once."""
