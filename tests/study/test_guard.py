@@ -74,7 +74,7 @@ def test_gates_and_their_children_end_when_snakemake_does() -> None:
     # The pipe ends with the last process that holds it.
     assert gates.stdout.read() == ""
     assert gates.wait(timeout=20) == 1
-    assert not child.is_running()
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
     gates.stdout.close()
 
 

@@ -172,7 +172,14 @@ def end_with_parent(say: Callable[[str], object]) -> None:
 
 
 def _end_at_once() -> None:
-    for process in psutil.Process().children(recursive=True):
+    # A stopped process starts no other that would be missed.
+    stopped: set[psutil.Process] = set()
+    while found := {*psutil.Process().children(recursive=True)} - stopped:
+        for process in found:
+            with contextlib.suppress(psutil.Error):
+                process.suspend()
+        stopped |= found
+    for process in stopped:
         with contextlib.suppress(psutil.Error):
             process.kill()
     os._exit(1)
