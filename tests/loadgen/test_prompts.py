@@ -46,6 +46,7 @@ def test_prompts_start_over_with_repeat(tmp_path: Path) -> None:
     summary, bodies = run(tmp_path, "--concurrency 1 --requests 5 --repeat", *lines)
     assert [(b["prompt"], b["max_tokens"]) for b in bodies] == [*[("a", 1), ("b", 2)] * 2, ("a", 1)]
     assert summary["requests"] == 5
+    assert "5 requests from 2 prompts, repeated in turn" in summary["notes"]
 
 
 def test_run_that_ends_early_reports_the_number_of_prompts_used(tmp_path: Path) -> None:

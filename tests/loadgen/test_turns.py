@@ -40,6 +40,11 @@ def whole(message: dict[str, Any], finish: str = "stop") -> list[Step]:
 
 
 TOOLS = {"role": "assistant", "content": None, "tool_calls": CALLS}
+CALLED = {
+    "role": "assistant",
+    "content": None,
+    "function_call": {"name": "f", "arguments": "{}"},
+}
 THOUGHT = {"role": "assistant", "content": None, "reasoning_content": "Hm. Yes."}
 
 
@@ -49,6 +54,16 @@ THOUGHT = {"role": "assistant", "content": None, "reasoning_content": "Hm. Yes."
         (streamed(*PARTS, finish="tool_calls"), "", TOOLS),
         (streamed({"content": "Look: "}, *PARTS), "", {**TOOLS, "content": "Look: "}),
         (streamed({"reasoning_content": "Hm."}, {"reasoning_content": " Yes."}), "", THOUGHT),
+        (
+            streamed({"function_call": {"name": "f"}}, {"function_call": {"arguments": "{}"}}),
+            "",
+            CALLED,
+        ),
+        (
+            streamed({"refusal": "N"}, {"refusal": "o"}),
+            "",
+            {"role": "assistant", "content": None, "refusal": "No"},
+        ),
         (streamed({"reasoning": "Hm."}, {"content": "Yes."}), "",
          {"role": "assistant", "content": "Yes."}),
         (whole(TOOLS, "tool_calls"), " --no-stream", TOOLS),

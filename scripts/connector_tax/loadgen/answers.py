@@ -212,9 +212,10 @@ class HeldRequest:
         if accumulator is None or accumulator.tokens or failure.kind in NAMED_ANYWAY:
             return failure
         of_events = kind.partition(";")[0].strip().lower() == "text/event-stream"
-        if of_events and not encoded and (accumulator.heard or not self._body):
-            return failure
         opening = excerpt(b"".join(self._body))
+        if of_events and not encoded and (accumulator.heard or not opening):
+            detail = f"{failure.detail}: {opening}" if opening else failure.detail
+            return RequestFailed(failure.kind, detail)
         text = f"Content-Type {kind}, Content-Encoding {self._encoding}: {opening}"
         return RequestFailed("not_a_stream", text)
 
@@ -241,7 +242,8 @@ class HeldRequest:
             where = f" to {location}" if location else " without Location"
         if self._encoding != "identity":
             where += f" (Content-Encoding {self._encoding})"
-        return f"{self._status}{where}: {excerpt(b''.join(self._body))}{cut}"
+        text = excerpt(b"".join(self._body)) or "no body"
+        return f"{self._status}{where}: {text}{cut}"
 
     def _check(self) -> None:
         self._owner.leave(self)

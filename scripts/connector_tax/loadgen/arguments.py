@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from connector_tax.files import parse_json
 from connector_tax.loadgen.spellings import Parser
 from connector_tax.loadgen.sweep import powers_of_two
 from connector_tax.loadgen.trace import BLOCK
@@ -189,10 +190,10 @@ def percentiles(text: str) -> list[float]:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    # Unlike json's, msgspec's JSON has no NaN.
     try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.DecodeError as error:
+        parse_json(text)  # no key twice
+        return msgspec.json.decode(text, type=dict[str, Any])  # no NaN
+    except ValueError as error:  # a DecodeError is one
         raise argparse.ArgumentTypeError(f"{text!r}: {error}; allowed: a JSON object") from None
 
 

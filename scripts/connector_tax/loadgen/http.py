@@ -562,7 +562,9 @@ class Connection:
     def on_header(self, name: bytes, value: bytes) -> None:
         """Record the headers that give the message's length, and those that an error may quote."""
         name = name.lower()
-        if name in (b"content-length", b"transfer-encoding"):
+        if name == b"content-length" or (
+            name == b"transfer-encoding" and value.lower().endswith(b"chunked")
+        ):
             self._framed = True
         elif name in _NAMED_HEADERS and not self._complete:
             self.headers[name] = value

@@ -294,4 +294,10 @@ def _bodies(
         raise ValueError(
             f"--body: found {made!r}; allowed: any other key, since each request has its own"
         )
+    if options.body.get("n") not in (None, 1):
+        raise ValueError(
+            f"--body: found n {options.body['n']!r}; allowed: 1, since one answer is measured"
+        )
+    if options.body.get("stream", target.stream) != target.stream:
+        raise ValueError("--body: found 'stream'; allowed: --no-stream, for whole responses")
     return session_bodies(sessions, run_id, common, target.chat, extra, prompt_of)

@@ -58,11 +58,11 @@ class Source:
         """Return a line on how much of the file was used; None without a file."""
         if not self.kind:
             return None
-        if self.limit is None:
+        if self.limit is None or started > self.size:
             return f"{started} requests from {self.size} {self.kind}, repeated in turn"
-        if started >= len(self.sessions):
-            return f"all {len(self.sessions)} {self.kind} were used: that ended the run"
-        return f"{started} of {len(self.sessions)} {self.kind} were used before the run ended"
+        if started == self.size:
+            return f"all {self.size} {self.kind} were used: that ended the run"
+        return f"{started} of {self.size} {self.kind} were used before the run ended"
 
 
 def read_source(options: argparse.Namespace, target: Target) -> Source:

@@ -17,6 +17,7 @@ MAX_EVENT_BYTES = 4 * 1024 * 1024
 _BOM = b"\xef\xbb\xbf"
 _HEARTBEATS = {b"ping", b"heartbeat", b"keepalive", b"keep-alive", b"keep_alive"}
 """Names of events to ignore, whatever their data."""
+_DONE_LINES = (b"data: [DONE]", b"data:[DONE]")
 _NO_DATA = {b"", b"null", b'""', *_HEARTBEATS}
 """Data of events to ignore, whatever their name."""
 
@@ -114,6 +115,8 @@ class Message(msgspec.Struct):
     reasoning: Any = None
     reasoning_content: Any = None
     tool_calls: Any = None
+    function_call: Any = None
+    refusal: Any = None
 
     @property
     def reasons(self) -> bool:
@@ -121,8 +124,8 @@ class Message(msgspec.Struct):
 
     @property
     def answers(self) -> bool:
-        """Return whether it holds text of the answer or (a part of) a tool call."""
-        return bool(self.content or self.tool_calls)
+        """Return whether it holds text of the answer, a refusal or (a part of) a call."""
+        return bool(self.content or self.tool_calls or self.function_call or self.refusal)
 
 
 class Choice(msgspec.Struct):
@@ -314,6 +317,8 @@ class StreamAccumulator:
                 raise RequestFailed("missing_finish", f"after {self.tokens} tokens")
             return False
         rest = self._splitter.rest
+        if rest.strip() in _DONE_LINES:
+            rest = b""  # without its blank line it is no event
         if self._first_block and rest.lstrip().startswith(b"{"):
             decode_response(rest)
         if strict or self.finish_reason is None or rest:
@@ -365,7 +370,7 @@ class StreamAccumulator:
             if text == b"[DONE]":
                 self.done = True
                 return
-            if text.lower() in _NO_DATA:
+            if text.strip(b"[]: ").lower() in _NO_DATA:
                 return
         if kind in _HEARTBEATS:
             return

@@ -1,6 +1,6 @@
 """Return the part of an answer that descendants inherit."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from connector_tax.loadgen.messages import Output
@@ -10,8 +10,8 @@ from connector_tax.loadgen.sse import Choice, Message, text_of
 def output_of(choices: Sequence[Choice]) -> Output:
     """Return the text of an answer, or its message if it holds more than text.
 
-    A message with tool calls keeps them; a message without text keeps its reasoning, under the
-    server's name for it. Reasoning before a text is not inherited.
+    A message with calls keeps them; a message without text keeps its reasoning, under the server's
+    name for it, or its refusal. Reasoning before a text is not inherited.
 
     Args:
         choices: the chunks of a stream that brought something, or the single choice of a whole
@@ -22,7 +22,12 @@ def output_of(choices: Sequence[Choice]) -> Output:
     content = text or None
     if calls := _calls(messages):
         return {"role": "assistant", "content": content, "tool_calls": calls}
-    for name in ("reasoning", "reasoning_content"):
+    if parts := [message.function_call for message in messages if message.function_call]:
+        call: dict[str, str] = {}
+        for part in parts:
+            _extend(call, part)
+        return {"role": "assistant", "content": content, "function_call": call}
+    for name in ("reasoning", "reasoning_content", "refusal"):
         thought = "".join(getattr(message, name) or "" for message in messages)
         if thought and not text:
             return {"role": "assistant", "content": None, name: thought}
@@ -37,9 +42,13 @@ def _calls(messages: Sequence[Message]) -> list[dict[str, Any]]:
             call = calls.setdefault(part.get("index", place), {})
             for key, value in part.items():
                 if key == "function":
-                    function = call.setdefault("function", {})
-                    for name, piece in value.items():
-                        function[name] = function.get(name, "") + (piece or "")
+                    _extend(call.setdefault("function", {}), value)
                 elif key != "index" and value is not None:
                     call[key] = value
     return [calls[index] for index in sorted(calls)]
+
+
+def _extend(function: dict[str, str], part: Mapping[str, str | None]) -> None:
+    """Append the part of a name and of arguments that a chunk brought."""
+    for name, piece in part.items():
+        function[name] = function.get(name, "") + (piece or "")
