@@ -32,6 +32,8 @@ POWER = 0.8
 MOST_BLOCKS = 100
 # Above that, only round numbers of blocks are tried.
 PLANNED = (*range(1, 21), *range(25, 51, 5), *range(60, MOST_BLOCKS + 1, 10))
+# A t distribution of at most MOST_DF has the mixture's lower quantile to this factor.
+SLACK = 1.001
 ONE_LAUNCH = "one launch; launches not included"
 EXACT = "exact"
 
@@ -230,7 +232,15 @@ class Effect:
     def blocks_needed(self, margin: float, levels: Levels) -> int | None:
         """Return the fewest blocks above the present ones with a `power` of POWER; None if none."""
 
+        # Above these half-widths no interval is within the margin, and half of them hold zero.
+        inner = SLACK * float(np.log1p(margin) - np.log1p(-margin)) / 2
+        hopeless = (inner, abs(self.contrast))
+
         def decided(blocks: int) -> bool:
+            # One tail of the mixture is a tenth of the work of its quantiles.
+            noise = None if self.noise is None else self.noise.planned(blocks)
+            if noise is not None and noise.exceeds(hopeless, levels.one_sided):
+                return False
             return self.with_blocks(blocks, levels).power(margin, levels) >= POWER
 
         return fewest_blocks(self.n_blocks, decided)

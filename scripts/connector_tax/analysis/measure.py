@@ -11,7 +11,7 @@ Sources: docs/method.md, "Clocks, latencies, success"; Hyndman & Fan (1996), def
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from connector_tax.analysis.records import REQUESTS, RequestRow
+from connector_tax.analysis.records import REQUESTS, RequestRow, request_table
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import CellRecord, ScrapeLine
 from connector_tax.artifacts.folder import CellFolder, decoded, read_blocks
@@ -286,14 +286,11 @@ def measure_requests(cell: CellFolder) -> Requests:
     def read() -> Requests:
         assert cell.record is not None
         path = cell.file("requests")
-        return _read(path, cell.blocks("requests"), cell.record)
+        rows = [row for block in REQUESTS.rows(path, cell.blocks("requests")) for row in block]
+        request_table(cell, rows)
+        return requests_of(path, rows, cell.record)
 
     return cell.kept("requests", read)
-
-
-def _read(path: Path, blocks: Iterator[bytes], record: CellRecord) -> Requests:
-    rows = itertools.chain.from_iterable(REQUESTS.rows(path, blocks))
-    return requests_of(path, rows, record)
 
 
 def summarise_cell(cell_dir: Path) -> Row:
@@ -310,7 +307,8 @@ def summarise_cell(cell_dir: Path) -> Row:
         raise ArtifactError(f"{cell_dir}: found {len(records)} files cell_*.json; allowed: 1")
     record: CellRecord = read_json(records[0])
     file = cell_dir / paths.cell_log("requests", record["phase"], record["cell"])
-    return summary_of(_read(file, read_blocks(file, None), record))
+    rows = itertools.chain.from_iterable(REQUESTS.rows(file, read_blocks(file, None)))
+    return summary_of(requests_of(file, rows, record))
 
 
 def summary_of(requests: Requests) -> Row:

@@ -194,6 +194,12 @@ class Mixture:
         errors = np.sqrt(variances * (ratios @ squares))
         return equivalent(quantiles(weights, errors, self.df, levels), levels)
 
+    def tails(self, squares: Floats, errors: Floats) -> Floats:
+        """Return the probabilities of an error of the contrast above these; see `spread`."""
+        weights, ratios, variances = self._counted
+        scales = np.sqrt(variances * (ratios @ squares))
+        return np.asarray(upper_tail(self.df, errors[:, None] / scales) @ weights)
+
     def planned(self, present: int, blocks: int) -> "Mixture":
         """Return the mixture expected for a study of `blocks` blocks, from one of `present` blocks.
 
@@ -230,6 +236,11 @@ class Noise:
     def spread(self, levels: tuple[float, float]) -> Spread:
         """Return the t distribution with the quantiles at two one-sided levels."""
         return self.mixture.spread(self.squares, levels)
+
+    def exceeds(self, errors: tuple[float, float], levels: tuple[float, float]) -> bool:
+        """Return whether the quantiles at two one-sided levels are above these errors."""
+        tails = self.mixture.tails(self.squares, np.array(errors))
+        return bool((tails > 1 - np.array(levels)).all())
 
     @cached_property
     def noisier(self) -> float | None:

@@ -14,7 +14,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from connector_tax.artifacts.cell_records import MeasuredWindow
-from connector_tax.artifacts.folder import decoded
+from connector_tax.artifacts.folder import CellFolder, decoded
 from connector_tax.artifacts.names import REQUEST_STATUSES
 
 Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -128,6 +128,23 @@ def whole_table(kind: RecordKind[Row], blocks: Iterable[Sequence[Row]]) -> Table
     """Return the columns of all rows."""
     tables = [kind.table([]), *map(kind.table, blocks)]
     return {name: np.concatenate([table[name] for table in tables]) for name in kind.columns}
+
+
+def request_table(cell: CellFolder, rows: Sequence[RequestRow] | None = None) -> Table:
+    """Return the columns of a cell's requests; read once, and kept.
+
+    Args:
+        rows: all of its requests; None: read them.
+
+    Raises:
+        ArtifactError: as `RecordKind.rows`.
+    """
+
+    def make() -> Table:
+        blocks = REQUESTS.rows(cell.file("requests"), cell.blocks("requests"))
+        return whole_table(REQUESTS, blocks if rows is None else [rows])
+
+    return cell.kept("request table", make)
 
 
 def taken(table: Table, rows: NDArray[Any]) -> Table:

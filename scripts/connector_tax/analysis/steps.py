@@ -109,6 +109,7 @@ def read_steps(cell: CellFolder) -> Steps:
     path, calls = cell.file("engine_step"), _Calls()
     blocks = STEPS.rows(path, cell.blocks("engine_step"))
     records = whole_table(STEPS, map(calls.taken, blocks))
+    step_times(cell, records)
     of_scheduler = records["process"] == "scheduler"
     of_window = in_window(records["t_ns"], cell.record["window"])
     scheduler = taken(records, of_scheduler & of_window)
@@ -128,6 +129,31 @@ def read_steps(cell: CellFolder) -> Steps:
         n_empty=len(scheduler["step_id"]) - len(busy["step_id"]),
         prefill_ns=np.sort(records["t_ns"][of_scheduler & prefill]),
     )
+
+
+def step_times(cell: CellFolder, records: Table | None = None) -> tuple[Floats, Floats]:
+    """Return the complete engine steps of a whole cell that scheduled tokens; kept.
+
+    Args:
+        records: all of the cell's step records; None: read them.
+
+    Returns:
+        when each began, in ns, and how long it took, in us: schedule() where that is all there is.
+
+    Raises:
+        ArtifactError: as `read_steps`, but for two records of one step.
+    """
+
+    def times() -> tuple[Floats, Floats]:
+        path, table = cell.file("engine_step"), records
+        if table is None:
+            table = whole_table(STEPS, STEPS.rows(path, cell.blocks("engine_step")))
+        tokens = table["prefill_tokens"] + table["decode_tokens"]
+        busy = taken(table, (table["process"] == "scheduler") & (tokens > 0))
+        whole, schedule = busy["engine_step_us"], busy["step_duration_us"]
+        return busy["t_ns"].astype(float), np.where(np.isnan(whole), schedule, whole)
+
+    return cell.kept("step times", times)
 
 
 def _paid(busy: Table, worker: Table, name: str) -> Floats:
@@ -212,7 +238,8 @@ class _Calls:
     """The hooks of all step records: step ids, and times in us."""
 
     def __init__(self) -> None:
-        self._calls: defaultdict[Hook, tuple[list[int], list[float]]] = defaultdict(
+        # By the fields of a Hook: a tuple is made in a fifth of the time.
+        self._calls: defaultdict[tuple[str, str, str], tuple[list[int], list[float]]] = defaultdict(
             lambda: ([], [])
         )
 
@@ -221,7 +248,7 @@ class _Calls:
         for row in rows:
             for field, hook in _CALLBACK_HOOKS.items():
                 if (us := getattr(row, field)) is not None:
-                    self._add(Hook(row.process, "", hook), row.step_id, us)
+                    self._add((row.process, "", hook), row.step_id, us)
             if row.hooks_us:
                 self._add_all(row, "", row.hooks_us)
             for child, times in (row.children_us or {}).items():
@@ -232,12 +259,14 @@ class _Calls:
         # Entries of a child have method names; its callbacks get the names of their fields.
         named: dict[str, float] = {}
         for name, us in times.items():
-            hook = _METHOD_HOOKS.get(name, name)
-            named[hook] = named.get(hook, 0.0) + us
+            if (hook := _METHOD_HOOKS.get(name)) is None:
+                self._add((row.process, child, name), row.step_id, us)
+            else:
+                named[hook] = named.get(hook, 0.0) + us
         for hook, us in named.items():
-            self._add(Hook(row.process, child, hook), row.step_id, us)
+            self._add((row.process, child, hook), row.step_id, us)
 
-    def _add(self, hook: Hook, step_id: int, us: float) -> None:
+    def _add(self, hook: tuple[str, str, str], step_id: int, us: float) -> None:
         ids, times = self._calls[hook]
         ids.append(step_id)
         times.append(us)
@@ -256,9 +285,9 @@ class _Calls:
             place = order[place] if len(steps) else place
             known = steps[place] == ids if len(steps) else np.zeros(len(ids), bool)
             if known.any():
-                times[hook] = np.zeros(len(steps))
+                of_hook = times[Hook(*hook)] = np.zeros(len(steps))
                 # One record per tensor-parallel rank: the slowest rank determines the step.
-                np.maximum.at(times[hook], place[known], us[known])
+                np.maximum.at(of_hook, place[known], us[known])
         return times
 
 
@@ -267,4 +296,6 @@ def _hook(field: str) -> str:
 
 
 _CALLBACK_HOOKS = {field: _hook(field) for field in CALLBACKS}
-_METHOD_HOOKS = {method: _hook(field) for method, field in FIELDS.items()}
+_METHOD_HOOKS = {hook: hook for hook in _CALLBACK_HOOKS.values()} | {
+    method: _hook(field) for method, field in FIELDS.items()
+}

@@ -105,7 +105,11 @@ def _decoder_of(content: bytes) -> Callable[[bytes], dict[str, Any]]:
 
 def _keys(value: Mapping[str, Any]) -> int:
     """Return the number of keys of an object and its nested objects, outside lists."""
-    return len(value) + sum(_keys(of) for of in value.values() if type(of) is dict)
+    count = len(value)
+    for of in value.values():
+        if type(of) is dict:
+            count += _keys(of)
+    return count
 
 
 class CellState(NamedTuple):
@@ -179,7 +183,12 @@ class LaunchFolder:
             input_tokens=planned["input_tokens"],
             output_tokens=planned["output_tokens"],
             nodes=tuple(nodes_of([] if self.index is None else self.index.attempts)),
+            _kept=self._kept.setdefault(name, {}),
         )
+
+    @cached_property
+    def _kept(self) -> dict[str, dict[str, Any]]:
+        return {}
 
     def checked_record(self, cell: str) -> CellRecord:
         """Return the record of a measured cell.
@@ -232,7 +241,7 @@ class CellFolder:
     input_tokens: int
     output_tokens: int
     nodes: tuple[NodeRecord, ...] = ()
-    _kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _kept: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def configuration(self) -> str:
@@ -265,7 +274,7 @@ class CellFolder:
         return path, digest
 
     def kept(self, name: str, make: Callable[[], Kept]) -> Kept:
-        """Return the cached result of the first call of `make` under this name."""
+        """Return the cached result of the first call of `make` under this name, for this cell."""
         if name not in self._kept:
             self._kept[name] = make()
         value: Kept = self._kept[name]

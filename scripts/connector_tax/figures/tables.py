@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from connector_tax.artifacts import paths, tables
+from connector_tax.artifacts.folder import StudyFolder
 from connector_tax.artifacts.looks import Look, read_looks
 from connector_tax.artifacts.names import PHASES, PLAIN, launched_plains
 from connector_tax.artifacts.record_reader import read_record
@@ -97,6 +98,7 @@ class StudyTables:
 
     def __init__(self, study_file: Path) -> None:
         study = load_study(study_file)
+        self.folder = StudyFolder(study)
         self.root = study.root
         self.document = study.document
         self.name: str = self.document["study"]

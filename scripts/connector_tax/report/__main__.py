@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from connector_tax.analysis.aggregate import write_tables
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.folder import StudyFolder
 from connector_tax.commands import run_command, study_parser
 from connector_tax.figures import style
 from connector_tax.figures.names import FIGURES, draw
@@ -24,8 +23,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _write(arguments: argparse.Namespace) -> None:
-    write_tables(StudyFolder.load(arguments.study))
-    write_views(StudyTables(arguments.study))
+    study = StudyTables(arguments.study)
+    write_tables(study.folder)
+    write_views(study)
 
 
 def write_views(study: StudyTables) -> None:

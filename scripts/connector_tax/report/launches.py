@@ -11,11 +11,10 @@ from typing import Any, Literal, get_args
 from connector_tax import text
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import CellRecord
-from connector_tax.artifacts.folder import CellFolder, StudyFolder
+from connector_tax.artifacts.folder import CellFolder
 from connector_tax.artifacts.index import LaunchIndex
 from connector_tax.artifacts.launch_files import nodes_of
 from connector_tax.artifacts.metrics import HEADLINE, LATENCY_METRICS, criteria_of
-from connector_tax.artifacts.study_file import Study
 from connector_tax.artifacts.tables import POOLED
 from connector_tax.figures.tables import StudyTables
 from connector_tax.report.tables import (
@@ -73,7 +72,7 @@ def measured_again(study: StudyTables) -> list[str]:
 def read_launches(study: StudyTables) -> list[LaunchReport]:
     """Return all launches in run order; one without index.json is `missing`."""
     launches = []
-    for launch in StudyFolder(Study(study.root, study.document)).launches:
+    for launch in study.folder.launches:
         config, block, phase = launch.launch.config, launch.launch.block, launch.launch.phase
         cells = [launch.cell(planned) for planned in study.document["cells"][phase]]
         launches.append(LaunchReport(phase, config, block, launch.index, cells))

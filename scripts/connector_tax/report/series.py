@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from connector_tax import text
 from connector_tax.analysis.measure import WAITING, gauge_values
-from connector_tax.analysis.records import REQUESTS, STEPS, RecordKind, Table, taken, whole_table
+from connector_tax.analysis.records import request_table, taken
+from connector_tax.analysis.steps import step_times
 from connector_tax.artifacts.cell_records import CellRecord
 from connector_tax.artifacts.folder import CellFolder
 from connector_tax.files import ArtifactError
@@ -109,13 +110,9 @@ def _drawing(t_ns: Floats, values: Floats, edges: Floats) -> Drawing | None:
     return Drawing(path, words)
 
 
-def _table(cell: CellFolder, name: str, kind: RecordKind[Any]) -> Table:
-    return whole_table(kind, kind.rows(cell.file(name), cell.blocks(name)))
-
-
 def _requests(cell: CellFolder, edges: Floats) -> list[Samples]:
     """Return TTFT and TPOT by when a request was due, how many are in flight, and which failed."""
-    table = _table(cell, "requests", REQUESTS)
+    table = request_table(cell)
     is_ok = table["status"] == "ok"
     ok = taken(table, is_ok)
     due, first, last, sent, done, tokens = (
@@ -160,11 +157,6 @@ def _scrapes(cell: CellFolder) -> Iterator[tuple[float, float, float]]:
 
 
 def _steps(cell: CellFolder) -> list[Samples]:
-    """Return complete engine steps that scheduled tokens, in ms; schedule() where that is all there
-    is.
-    """
-    records = _table(cell, "engine_step", STEPS)
-    tokens = records["prefill_tokens"] + records["decode_tokens"]
-    busy = taken(records, (records["process"] == "scheduler") & (tokens > 0))
-    whole, schedule = busy["engine_step_us"], busy["step_duration_us"]
-    return [(busy["t_ns"].astype(float), np.where(np.isnan(whole), schedule, whole) / 1e3)]
+    """Return `step_times`, in ms."""
+    t_ns, step_us = step_times(cell)
+    return [(t_ns, step_us / 1e3)]
