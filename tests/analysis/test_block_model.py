@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.stats import t as student
 
@@ -11,7 +11,7 @@ from connector_tax.analysis.block_model import (
     LaunchId,
     huber,
 )
-from connector_tax.analysis.effect import Effect, Levels
+from connector_tax.analysis.effect import PLANNED, POWER, Effect, Levels, family_levels
 from connector_tax.artifacts.tables import RAW
 from tests.shared import known
 
@@ -99,6 +99,20 @@ def test_lost_plain_launch_leaves_the_other_as_baseline_of_its_block() -> None:
     launches = Launches.of(values)
     assert launches.weights("b", BASE, (2,)) @ launches.y == pytest.approx(last)
     assert estimate.blocks == (0, 1, 2)
+
+
+@given(st.integers(0, 2**32), st.floats(-0.1, 0.1), st.floats(0.001, 0.5), st.floats(0.01, 0.1))
+@settings(max_examples=20)
+def test_blocks_needed_is_that_of_the_whole_power_curve(
+    seed: int, cost: float, spread: float, margin: float
+) -> None:
+    values = {
+        launch: spread * v + cost * (launch.name == "a") for launch, v in drawn(seed, 3).items()
+    }
+    effect, levels = tax(values, "a"), family_levels(0.95, 3)
+    powers = {n: effect.with_blocks(n, levels).power(margin, levels) for n in PLANNED if n > 3}
+    enough = [n for n, power in powers.items() if power >= POWER]
+    assert effect.blocks_needed(margin, levels) == (enough[0] if enough else None)
 
 
 def test_a_contrast_in_a_single_block_has_no_error() -> None:
