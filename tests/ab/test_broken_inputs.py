@@ -234,7 +234,7 @@ def test_file_in_place_of_the_study_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "results" / "mine").touch()
     done = Ab(tmp_path).run()
     assert done.returncode == NO_NUMBER
-    assert done.stderr == "ab: results/mine is no folder; give this comparison another --name\n"
+    assert done.stderr == "ab: results/mine is not a folder; give this comparison another --name\n"
 
 
 def test_different_arguments_under_one_name_are_refused(tmp_path: Path) -> None:

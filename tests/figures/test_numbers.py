@@ -425,5 +425,5 @@ def test_scorecard_of_an_emulated_device_has_exposed_time(tmp_path: Path) -> Non
     named, lines = scores(StudyTables(study.root / "study.json"))
     waits = named.index("decode, µs exposed, at 1/s")
     assert "µs/step" not in " ".join(named)
-    assert dict(lines)["NIXL both"][waits].said == "+132"
+    assert dict(lines)["NIXL both"][waits].size == "+132"
     assert answer.notes(study)[-1].startswith("Exposed: for how long the emulated device waits")

@@ -1,1 +1,1 @@
-"""The front door: command lines of servers to a study, and its answer in three lines."""
+"""Compare servers by their command lines: make a study of them and print the answer."""

@@ -1,8 +1,8 @@
-"""`connector-tax ab`: what does a candidate server cost against a baseline?
+"""`connector-tax ab`: measure the cost of candidate servers against a baseline.
 
-The arguments become a study of Phase A like any other, in results/<name>/: the servers are asked,
-the design is resolved, blocks are measured with a look after each, and what is made of a study is
-made: tables, figures, report, manifest, audited archive.
+The arguments become an ordinary study of Phase A in results/<name>/: the servers are queried, the
+design is resolved, blocks are measured with an interim analysis after each, and the usual results
+are made: tables, figures, report, manifest, audited archive.
 """
 
 from __future__ import annotations
@@ -56,20 +56,20 @@ from connector_tax.study.shape_rates import ShapeRateError, burst
 from connector_tax.vllm import overlay
 from connector_tax.vllm.evidence import weaker_notes
 
-# What analyses, compares and draws takes seconds to load: where it is needed.
+# Modules that analyse, compare and draw take seconds to import, so they are imported late.
 if TYPE_CHECKING:
     from connector_tax.ab.answer import Answer
     from connector_tax.artifacts.looks import Finding
 
 STOPPED = 130
 STOPPING = (signal.SIGINT, signal.SIGTERM)
-# As `gate` ends where a tax has no number.
+# The exit status of `gate` if a tax has no number.
 NO_NUMBER = 3
-# The first burst at the baseline; further ones grow while it does not keep up with the rate.
+# Requests of the first burst at the baseline; bursts grow until the rate is reached.
 FIRST_BURST, GROWTH, BURST_S = 4, 4, 15.0
-# Of a request, until the burst tells.
+# Assumed duration of a request before the burst, s.
 ASSUMED_LIFE_S = 1.0
-# A server that serves a burst as fast as this many times the rate will serve the rate.
+# A server whose burst throughput is this multiple of the rate can serve the rate.
 ENOUGH = 1.2
 
 REFUSALS = (
@@ -79,7 +79,7 @@ REFUSALS = (
 
 
 class Line:
-    """The progress line; in a log, a line for each change."""
+    """The progress line; in a log file a line for each change."""
 
     def __init__(self) -> None:
         self._live = sys.stderr.isatty()
@@ -93,7 +93,7 @@ class Line:
             passing: nothing but the time has changed.
         """
         if self._live:
-            # The cursor has the last column. A terminal may not tell its width.
+            # The cursor needs the last column. A terminal may not report its width.
             width = os.get_terminal_size(sys.stderr.fileno()).columns - 1
             text = fitted([text, *more], width if width > 0 else 79)
             print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
@@ -104,13 +104,13 @@ class Line:
         self._shown = text
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a permanent line."""
         text = printable(text)
         print(f"\r\033[K{text}" if self._live else text, file=sys.stderr, flush=True)
 
 
 def fitted(parts: Sequence[str], width: int) -> str:
-    """Return as many of the parts as fit the width, the first cut where it does not."""
+    """Return as many of the parts as fit the width; the first is truncated if needed."""
     text = printable(parts[0])[:width]
     for part in map(printable, parts[1:]):
         if len(text) + 2 + len(part) > width:
@@ -120,11 +120,11 @@ def fitted(parts: Sequence[str], width: int) -> str:
 
 
 class Failed(Exception):
-    """The study cannot go on; the text says why. What was measured is kept."""
+    """The study cannot continue; the text gives the cause. Measurements are kept."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure what the candidates cost; the exit status is the answer where --max is given."""
+    """Measure the candidates' costs; with --max the exit status is the answer."""
     options = parse(argv)
     line, name = Line(), study_name(options)
     root = Path("results", name)
@@ -153,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         print(json.dumps(answer.as_dict()) if options.json else answer.text(), flush=True)
     except BrokenPipeError:
-        # The reader closed the pipe: unwritten output is dropped when the process ends.
+        # The reader closed the pipe: the remaining output is dropped.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if problem:
         line.say(f"ab: {problem}")
@@ -161,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dry_run(options: argparse.Namespace, root: Path, line: Line) -> int:
-    """Print what the planned blocks would decide, by the numbers of an earlier comparison."""
+    """Print the smallest cost that the planned blocks would prove, from an earlier comparison."""
     from connector_tax.ab.forecast import forecast
     from connector_tax.artifacts.looks import read_looks
 
@@ -183,19 +183,19 @@ def _dry_run(options: argparse.Namespace, root: Path, line: Line) -> int:
 
 
 def _stop(*_: object) -> None:
-    """Signal handler: the first signal stops; what is cleaned up then is not disturbed by more."""
+    """Signal handler: stop at the first signal, and ignore further ones during the clean-up."""
     for number in STOPPING:
-        # Not SIG_IGN, which a process that is being started would inherit.
+        # Not SIG_IGN, which child processes would inherit.
         signal.signal(number, lambda *_: None)
     raise KeyboardInterrupt
 
 
 def _study(options: argparse.Namespace, root: Path, line: Line) -> Study:
-    """Return the study of these arguments: the one that was begun, or a new one, its servers
-    asked.
+    """Return the study of these arguments: the existing one, or a new one after querying its
+    servers.
     """
     if root.exists() and not root.is_dir():
-        raise Failed(f"{root} is no folder; give this comparison another --name")
+        raise Failed(f"{root} is not a folder; give this comparison another --name")
     arguments = json.loads(json.dumps(arguments_of(options)))
     if (root / paths.ARGUMENTS).exists():
         changed = list(differences(read_json(root / paths.ARGUMENTS), arguments))
@@ -213,7 +213,7 @@ def _study(options: argparse.Namespace, root: Path, line: Line) -> Study:
 
 
 def _resolved(options: argparse.Namespace, root: Path, line: Line) -> StudyDocument:
-    """Ask every server; the design."""
+    """Query every server, and return the resolved design."""
     section = engine_section(options)
     require_short_sockets(section, root)
 
@@ -312,7 +312,7 @@ def _asked_how_much(
 
 
 def _measured(options: argparse.Namespace, study: Study, line: Line) -> int:
-    """Measure blocks until every candidate is decided or the time is up; return how many."""
+    """Measure blocks until every candidate is decided or the time is up; return their number."""
     from connector_tax.ab.forecast import forecast
     from connector_tax.analysis.looks import look, take_look
     from connector_tax.artifacts.looks import decided
@@ -325,7 +325,7 @@ def _measured(options: argparse.Namespace, study: Study, line: Line) -> int:
         of_block = [launch for launch in planned if launch.launch.block == block]
         missing = [launch for launch in of_block if launch.index is None]
         if not missing and all(launch.status != "done" for launch in of_block):
-            # Left out when the study ended; no look is taken at what was not measured.
+            # Left out when the study ended; unmeasured blocks get no interim analysis.
             break
         spent_s, each_s = _spent_s(study)
         limit_s = math.inf if options.minutes is None else options.minutes * 60
@@ -354,7 +354,7 @@ def _measured(options: argparse.Namespace, study: Study, line: Line) -> int:
 
 
 def _spent_s(study: Study) -> tuple[float, float]:
-    """Seconds that launches have taken, and a block's share."""
+    """Return the seconds that all launches have taken, and a block's share."""
     planned = StudyFolder(study).of_phase("A")
     indexes = (launch.index for launch in planned)
     walls = [i.timing["wall_s"] + AROUND_S for i in indexes if i is not None and i.status == "done"]
@@ -362,12 +362,12 @@ def _spent_s(study: Study) -> tuple[float, float]:
     return sum(walls), sum(walls) / len(walls) * in_block if walls else 0.0
 
 
-# Of a launch: its process, before and after what it times itself.
+# Seconds of a launch's process before and after the times that it records.
 AROUND_S = 2.0
 
 
 class Clock:
-    """The time that is left at most: what launches took so far, for those that are missing."""
+    """The longest remaining time: the mean time of launches so far, for the missing ones."""
 
     def __init__(self, study: Study, limit_s: float) -> None:
         self._study, self._limit_s = study, limit_s
@@ -377,7 +377,7 @@ class Clock:
         self._since = time.monotonic()
 
     def words(self) -> str:
-        """Return what is left, as 3:20 or 25 s; "" before the first launch has ended."""
+        """Return the remaining time, as 3:20 or 25 s; "" before the first launch has ended."""
         root = self._study.root
         missing = [la for la in self._planned if not (la.folder(root) / paths.INDEX).exists()]
         if missing != self._missing:
@@ -393,7 +393,7 @@ class Clock:
 
 
 def _so_far(findings: Sequence[Finding]) -> list[str]:
-    """Return TTFT and TPOT of each candidate; its name only where there are several."""
+    """Return TTFT and TPOT of each candidate, with names if there are several."""
     several = len({f.config for f in findings}) > 1
     return [
         f"{f.config + ' ' if several else ''}{word_of(f.metric)} "
@@ -435,7 +435,9 @@ def _run_block(
 
 
 def _finished(study: Study, blocks: int, line: Line) -> tuple[Answer, str]:
-    """Make what is made of a study, unless it is there; the answer, and why there is no archive."""
+    """Make the results of the study unless they exist; return the answer, and why there is no
+    archive.
+    """
     from connector_tax.ab.answer import answer_of
 
     root, name = study.root, study.document["study"]
@@ -467,10 +469,10 @@ def _archive(study: Study, archive: Path) -> None:
 
 
 def _stage(module: str, root: Path, *arguments: str, unless: str | None = None) -> None:
-    """Run a stage of the study, unless the file that it makes is there.
+    """Run a stage of the study, unless the file that it makes exists.
 
     Raises:
-        Failed: it ended with another status than 0; the end of what it printed.
+        Failed: it exited non-zero; quotes the end of its output.
     """
     if unless is not None and (root / unless).exists():
         return
@@ -486,7 +488,7 @@ def _started(
 ) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """Run a stage's process; if the block is left early, terminate the process and wait for it.
 
-    By SIGTERM: a block takes SIGINT for a terminal's, which has reached its launch too.
+    Uses SIGTERM, since a block ignores SIGINT on the assumption that its launch received it too.
     """
     log = root / paths.LOGS / f"{module.replace('.', '_')}.ab.log"
     log.parent.mkdir(parents=True, exist_ok=True)

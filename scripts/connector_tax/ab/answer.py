@@ -1,4 +1,4 @@
-"""Print the answer in three lines: cost, interval and verdict of each candidate, and the report."""
+"""Print the answer: cost, interval and verdict of each candidate, and the report's path."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -31,14 +31,14 @@ from connector_tax.figures.tables import StudyTables
 from connector_tax.servers.command import running_url
 
 BESIDES_LEVEL = 0.05
-# What a server takes besides latency: the resource, its words, its unit, decimals.
+# Resources besides latency: name, text, unit, decimals.
 BESIDES = (
     ("idle_cpu", "idle CPU", "cores", 2),
     ("memory_pss_mib", "memory", "MiB", 0),
     ("gpu_memory_mib", "GPU memory", "MiB", 0),
     ("startup_s", "start", "s", 1),
 )
-# Columns of effects.csv that --json has of each tax.
+# Columns of effects.csv in --json for each tax.
 FOUND = (
     "config", "metric", "estimate", "family_lo", "family_hi", "narrow_lo", "narrow_hi", "error",
     "df", "n_blocks", "base", "own", "verdict", "mark", "blocks_needed", "status", "reason",
@@ -50,12 +50,12 @@ class Answer:
     """The answer of a finished comparison.
 
     Attributes:
-        tables: of the study, for commands and milliseconds.
-        taxes: over all rates, of each candidate and judged metric.
-        void: why the configurations have no valid cell that have none.
-        hits: share of the prompt tokens that prefix caches had, by configuration; of a file's
-            requests where the server counts.
-        single_tokens: measured answers without a TPOT.
+        tables: the study's tables, for commands and milliseconds.
+        taxes: taxes over all rates, of each candidate and judged metric.
+        void: why configurations without a valid cell have none.
+        hits: share of prompt tokens found in prefix caches, by configuration; only for a file's
+            requests and a server that counts.
+        single_tokens: number of measured answers without a TPOT.
     """
 
     study: Study
@@ -80,7 +80,7 @@ class Answer:
 
     @property
     def lines(self) -> list[str]:
-        """Two lines for each candidate, and one for how it was measured."""
+        """Return two lines for each candidate, and one on the measurement."""
         lines = []
         for name in dict.fromkeys(tax.config for tax in self.taxes):
             taxes = [tax for tax in self.taxes if tax.config == name]
@@ -103,7 +103,7 @@ class Answer:
         return [*lines, *self._of_traffic(), *self._not_measured()]
 
     def _not_measured(self) -> list[str]:
-        """Return a line on what these servers do not show, or none."""
+        """Return a line on what could not be measured on these servers, or none."""
         served = self.study.config["engine"].get("served", {})
         missing = ["step times"] if served.get("no_steps") else []
         if not served.get("counters", True):
@@ -113,7 +113,7 @@ class Answer:
         return [f"not measured: {', '.join(missing)}"] if missing else []
 
     def _of_traffic(self) -> list[str]:
-        """Return lines on a file's requests: what repeats, what the caches found."""
+        """Return lines on a file's requests: repeated tokens and cache hits."""
         traffic = self.study.config["phase_a"].get("traffic")
         if traffic is None:
             return []
@@ -134,7 +134,7 @@ class Answer:
 
     @property
     def _running(self) -> bool:
-        """Return whether the servers ran already."""
+        """Return whether the servers were already running."""
         commands = self.study.config["engine"]["commands"]
         return any(running_url(command) is not None for command in commands.values())
 
@@ -164,12 +164,12 @@ class Answer:
         return f"{word} {size} {verdict}, about {math.ceil(minutes)} min would"
 
     def _void(self, config: str) -> str:
-        """Return why the candidate, or else the baseline, has no valid cell, or ""."""
+        """Return why the candidate, or the baseline, has no valid cell, or ""."""
         baseline = self.void.get(BASELINE)
         return self.void.get(config) or (f"{BASELINE}: {baseline}" if baseline else "")
 
     def _besides(self, config: str) -> str:
-        """Return what differs, its interval corrected for the number of resources (Bonferroni)."""
+        """Return other differences, with intervals corrected for their number (Bonferroni)."""
         rows = {row.metric: row for row in self._taken if row.config == config}
         known = [named for named in BESIDES if named[0] in rows and rows[named[0]].p is not None]
         differences = []
@@ -181,7 +181,7 @@ class Answer:
 
     @property
     def _taken(self) -> list[EffectRow]:
-        """Return the candidates' resources; a server that ran already has no start-up."""
+        """Return the candidates' resources, without start-up for servers that were running."""
         names = {tax.config for tax in self.taxes}
         return [
             row for row in self.resources
@@ -189,7 +189,7 @@ class Answer:
         ]  # fmt: skip
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the answer for a program."""
+        """Return the answer for --json."""
         sweep = self.study.config["phase_a"]
         return {
             "study": self.study.document["study"],
@@ -222,7 +222,7 @@ class Answer:
         }  # fmt: skip
 
     def status(self, bounds: Sequence[Bound]) -> int:
-        """Return the exit status: `gate`'s where bounds are given, over all rates each."""
+        """Return the exit status; with bounds it is `gate`'s, over all rates."""
         numbers = [tax.estimate is not None and tax.verdict != MARKED for tax in self.taxes]
         if not bounds:
             return 0 if all(numbers) else STATUS[NO_NUMBER]
@@ -271,7 +271,7 @@ def _hit_shares(study: StudyFolder) -> tuple[dict[str, float], int]:
         for at, keys in enumerate((("prefix_cache_hits", "external_prefix_cache_hits"),
                                    ("prompt_tokens",))):  # fmt: skip
             of[at] += sum(_counted(cell, key) for key in keys)
-    return {name: hits / asked for name, (hits, asked) in hits_of.items() if asked}, single
+    return {name: hits / tokens for name, (hits, tokens) in hits_of.items() if tokens}, single
 
 
 def _counted(cell: CellFolder, key: str) -> float:

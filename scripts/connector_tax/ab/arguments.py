@@ -29,13 +29,13 @@ from connector_tax.study.endpoint import Endpoint
 
 BASELINE = "baseline"
 MOST_IN_FLIGHT = 1024
-# The name of a candidate that has none; it is called by what differs in its command.
+# The id of a candidate without a name; its label shows how its command differs.
 UNNAMED = "candidate"
-EPILOG = """exit status: 0 answered (with --max: every tax lies below it), 1 one lies above it,
+EPILOG = """exit status: 0 answered (with --max: every cost is below it), 1 a cost is above it,
 2 cannot tell, 3 a candidate has no number, 64 the command line is wrong, 130 stopped.
 The same command resumes where it stopped, and prints the answer again when it is there."""
 _NAMED = re.compile(r"([a-z][a-z0-9_]{0,39})=(.*)", re.DOTALL)
-# A name, or an attempt at one.
+# A name, valid or not.
 _BEGUN = re.compile(r"([\w.-]+)=")
 _SHAPE = re.compile(r"([1-9]\d*)x([1-9]\d*)")
 _VARIABLE = re.compile(r"([A-Z_][A-Z0-9_]*)=(.*)", re.DOTALL)
@@ -43,9 +43,7 @@ _TAKEN = re.compile(r".*_([2-9]|1\d|20|last)")
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Return the options, checked; ends the process with status 64 and a line where one is
-    wrong.
-    """
+    """Return the checked options; on an error print a line and exit with status 64."""
     parser = AnsweringParser(
         prog="connector-tax ab",
         description="Measure what a candidate server costs its users against a baseline.",
@@ -56,21 +54,22 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     servers = parser.add_argument_group("servers")
     baseline = servers.add_mutually_exclusive_group(required=True)
     baseline.add_argument("--baseline", type=_command, metavar="COMMAND",
-                          help="the command that serves; {port} stands for its port")  # fmt: skip
+                          help="command that starts the server; {port} stands for its port")  # fmt: skip
     baseline.add_argument("--baseline-url", dest="baseline", type=_url, metavar="URL",
-                          help="one that runs already: http[s]://HOST[:PORT][/v1]")  # fmt: skip
+                          help="URL of a running server: http[s]://HOST[:PORT][/v1]")  # fmt: skip
     candidates = servers.add_mutually_exclusive_group(required=True)
     candidates.add_argument("--candidate", action="append", type=_candidate,
-                            metavar="[NAME=]COMMAND", help="several times, too")  # fmt: skip
+                            metavar="[NAME=]COMMAND", help="may be repeated")  # fmt: skip
     candidates.add_argument("--candidate-url", dest="candidate", action="append", type=_named_url,
-                            metavar="[NAME=]URL", help="several times, too")  # fmt: skip
+                            metavar="[NAME=]URL", help="may be repeated")  # fmt: skip
     servers.add_argument("--beside", action="append", default=[], type=_command, metavar="COMMAND",
                          help="runs beside each candidate, {port} its own, {beside1.port} for the"
                          " candidate")  # fmt: skip
     servers.add_argument("--env", action="append", default=[], type=_variable,
-                         metavar="NAME=VALUE", help="for both servers")  # fmt: skip
+                         metavar="NAME=VALUE",
+                         help="environment variable for both servers")  # fmt: skip
     servers.add_argument("--pythonpath", action="append", default=[], metavar="FOLDER",
-                         help="at the head of both servers' PYTHONPATH")  # fmt: skip
+                         help="prepended to PYTHONPATH of both servers")  # fmt: skip
     servers.add_argument("--api-key-env", metavar="NAME",
                          help="variable that holds the key the servers ask for; it is sent, and"
                          " recorded nowhere")  # fmt: skip
@@ -80,7 +79,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     trust.add_argument("--insecure", action="store_true", help="trust any certificate")
     servers.add_argument("--model", help="required if a server lists several models")
     servers.add_argument("--ready-timeout", type=_positive, default=600.0, metavar="S",
-                         help="how long a server may take to be ready [600]")  # fmt: skip
+                         help="longest start-up of a server, s [600]")  # fmt: skip
     add("--rate", action="append", default=[], type=_positive, metavar="R",
         help="requests/s; may be given several times")  # fmt: skip
     add("--concurrency", type=_places, metavar="N",
@@ -115,8 +114,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--max", type=bound_of, action="append", default=[], metavar="[METRIC=]5%",
         help="exit non-zero if a cost over all rates exceeds it; of one of"
         " the judged metrics, or of each; may be given several times")  # fmt: skip
-    add("--name", type=_name, help="of the study, results/NAME [from the arguments]")
-    add("--seed", type=int, default=1, help="of order, arrivals and prompts [1]")
+    add("--name", type=_name, help="name of the study, results/NAME [from the arguments]")
+    add("--seed", type=int, default=1, help="seed of order, arrivals and prompts [1]")
     add("--device", type=_name, default=None, metavar="NAME",
         help="device to lock during the measurement [cpu, or the GPUs]")  # fmt: skip
     add("--shared-machine", action="store_true",
@@ -226,7 +225,7 @@ def _check_access(
 
 
 def access_of(options: argparse.Namespace) -> AccessSection:
-    """Return how the servers are reached."""
+    """Return key and certificate settings for the servers."""
     access: AccessSection = {}
     if options.api_key_env is not None:
         access["variable"] = options.api_key_env
@@ -238,7 +237,7 @@ def access_of(options: argparse.Namespace) -> AccessSection:
 
 
 def _check_load(parser: AnsweringParser, options: argparse.Namespace, running: bool) -> None:
-    """Check what is sent, and read the user's file; refuse an option that has no effect."""
+    """Check the load options and read the user's file; reject an option without effect."""
     for name, default, needed in (("trace_speed", 1.0, "trace"), ("trace_block", BLOCK, "trace"),
                                   ("max_tokens", 64, "prompts")):  # fmt: skip
         option = f"--{name.replace('_', '-')}"
@@ -274,7 +273,7 @@ def _check_load(parser: AnsweringParser, options: argparse.Namespace, running: b
 
 
 def _holds_messages(options: argparse.Namespace) -> bool:
-    """Return whether a line of the prompts holds messages, which only a chat endpoint takes."""
+    """Return whether a line of the prompts has messages, which only a chat endpoint takes."""
     with options.prompts.open("rb") as stream:
         return any(msgspec.json.decode(line, type=PromptLine).messages for line in stream)
 
@@ -293,7 +292,7 @@ def _typed(check: Callable[[str], Any], allowed: str) -> Callable[[str], Any]:
 
 
 def _words(text: str) -> str | None:
-    """Return a command line with its variables in place; None where it is none."""
+    """Return a command line with its variables expanded; None if it is invalid."""
     try:
         return expanded(text, os.environ) if split_command(text) else None
     except ServerError as error:

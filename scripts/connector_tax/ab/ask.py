@@ -1,8 +1,8 @@
-"""Find out from a server what it serves and how to send it requests.
+"""Query a server: its model, and the form of requests that it accepts.
 
-It is started as in the study's launches. Nothing is guessed: the model's name and length are what
-/v1/models says, the vocabulary ends where vLLM refuses a token id, the length of a word is what the
-server counts.
+The server is started as in the study's launches. Nothing is guessed: /v1/models gives the model's
+name and length, the vocabulary ends where vLLM rejects a token id, and the server's own counts give
+the tokens per word.
 """
 
 import contextlib
@@ -33,10 +33,10 @@ from connector_tax.vllm.step_records import ask_to_write
 GRACE_S = 20.0
 ANSWER_S = 120.0
 PROMPT_TOKENS, ANSWER_TOKENS = 32, 8
-# Words of two prompts, by whose token counts the length of a word is known.
+# Number of words in two prompts, whose token counts give the tokens per word.
 FEW_WORDS, MANY_WORDS = 8, 264
 MOST_TOKEN_IDS = 2**22
-# What a request may say: vLLM's own keys too, usage, or neither.
+# Keys of a request, from most to fewest: vLLM's own, usage, neither.
 BODIES: Mapping[str, dict[str, Any]] = {
     "vllm": {
         "min_tokens": ANSWER_TOKENS,
@@ -49,16 +49,16 @@ BODIES: Mapping[str, dict[str, Any]] = {
 
 
 class AskError(Exception):
-    """A server cannot be measured; the text says which and why."""
+    """A server cannot be measured; the text names the server and the cause."""
 
 
 class _WrongAnswer(Exception):
-    """An answer is not what the protocol says; the text says to which request."""
+    """An answer violates the protocol; the text names the request."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """One server's properties: what it serves, its resolved settings, its label."""
+    """The properties of one server: its model, its resolved settings, its label."""
 
     served: ServedSection
     settings: Mapping[str, SettingRecord]
@@ -77,17 +77,17 @@ def asked(
     chat: bool,
     say: Callable[[str], object],
 ) -> Iterator[tuple[Server, Asked]]:
-    """Start a command's server, yield it with its answers once ready, and stop it afterwards.
+    """Start a command's server, yield it with its properties once ready, and stop it afterwards.
 
     Args:
-        name: the baseline's or a candidate's, which has the further commands beside it.
+        name: the baseline's or a candidate's name; candidates also start the --beside commands.
         root: the study's folder, which holds the step probe.
-        model: the name of the model to ask for; None: the only one that it serves.
-        chat: only its chat endpoint is asked.
-        say: takes what its answers lack while it is awaited.
+        model: the name of the model to request; None: the server's only one.
+        chat: use only its chat endpoint.
+        say: receives the problems of its answers while it is awaited.
 
     Raises:
-        AskError: it does not start, serves no such model, answers no request, or does not end.
+        AskError: it does not start, lacks the model, answers no request, or does not end.
     """
     folder = root / paths.PREFLIGHT / name
     try:
@@ -209,7 +209,7 @@ def _chat(text: str) -> dict[str, Any]:
 
 
 def _stream(client: httpx.Client, path: str, body: Mapping[str, Any]) -> dict[str, Any] | str:
-    """Return the `usage` of the answer to a streamed request; why there is no answer."""
+    """Return the `usage` of a streamed request's answer, or why there is no answer."""
     content = {"max_tokens": ANSWER_TOKENS, "temperature": 0, "stream": True, **body}
     usage: dict[str, Any] = {}
     with client.stream("POST", path, json=content) as answer:
@@ -232,7 +232,7 @@ def _object(path: str, text: str) -> dict[str, Any]:
 
 
 def _vocabulary(client: httpx.Client, model: str) -> int | None:
-    """Return the end of the accepted token ids; None where any is accepted or it is unknown."""
+    """Return the end of the accepted token ids; None if there is no limit or it is unknown."""
 
     def takes(token: int) -> bool | None:
         body = {"model": model, "prompt": [token], "max_tokens": 1}
@@ -240,7 +240,7 @@ def _vocabulary(client: httpx.Client, model: str) -> int | None:
         refused = "vocab" in answer.text
         return True if answer.status_code == httpx.codes.OK else False if refused else None
 
-    # Only what refuses a wrong id in words is asked on: another server might die of one.
+    # Only a server that rejects a wrong id with a message is tested further; others might crash.
     if client.get("/metrics").text.find("vllm:") < 0 or takes(MOST_TOKEN_IDS) is not False:
         return None
     known, refused = FIRST_PLAIN_TOKEN, MOST_TOKEN_IDS
@@ -251,9 +251,7 @@ def _vocabulary(client: httpx.Client, model: str) -> int | None:
 
 
 def _words(client: httpx.Client, path: str, model: str, body: str) -> dict[str, float]:
-    """Return tokens of a word and of a prompt without words; one per word if the server counts
-    none.
-    """
+    """Return tokens per word and of an empty prompt; 1 per word if the server does not count."""
     counts = []
     for words in (FEW_WORDS, MANY_WORDS):
         text = random_words(f"ask/{words}", words)()
@@ -268,7 +266,7 @@ def _words(client: httpx.Client, path: str, model: str, body: str) -> dict[str, 
 
 
 def _no_steps(folder: Path, served: ServedSection) -> str | None:
-    """Return why no step is recorded, or None where the step probe is installed."""
+    """Return why no step is recorded, or None if the step probe is installed."""
     if not served["counters"]:
         return "the step probe is for vLLM"
     logs = [folder / f"{STEP_LOG_PREFIX}.{process}.steps" for process in STEP_LOG_PROCESSES]
@@ -280,12 +278,12 @@ def _no_steps(folder: Path, served: ServedSection) -> str | None:
 
 
 def differing(baseline: Asked, candidate: Asked) -> list[str]:
-    """Return settings in which a candidate differs from the baseline, with both values."""
+    """Return the settings in which a candidate differs from the baseline, with both values."""
     lines = []
     for name, setting in baseline.settings.items():
         other_setting = candidate.settings[name]
         if name == "hybrid_kv_cache_manager":
-            continue  # nothing differs unless the model is hybrid, which `weaker_notes` says
+            continue  # differs only for hybrid models, which `weaker_notes` reports
         if setting["value"] != other_setting["value"] and None not in (
             setting["value"],
             other_setting["value"],

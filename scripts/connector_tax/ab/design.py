@@ -1,4 +1,4 @@
-"""Make a study of Phase A from arguments and the servers' answers."""
+"""Make a study of Phase A from the arguments and the servers' properties."""
 
 import argparse
 import hashlib
@@ -21,13 +21,13 @@ from connector_tax.machine import GpuError, query_gpus
 from connector_tax.servers.command import split_command
 from connector_tax.study.durations import expected_cell_s
 
-# Of the whole: the levels of its interim analyses add up to it.
+# The total level, to which the levels of the interim analyses add up.
 FAMILY_LEVEL = 0.05
-# The blocks of the first one: a candidate is known by its own block differences alone.
+# Blocks before the first analysis; a candidate's error comes only from its own block differences.
 FIRST_ANALYSIS = 3
-# Beside the cell and the start of a launch: the end, the records.
+# Seconds of a launch besides start and cell: its end, and the records.
 AROUND_A_LAUNCH_S = 8.0
-# More blocks than this seldom decide what these have not.
+# More blocks than this rarely decide what these have not.
 MOST_BLOCKS = 12
 
 
@@ -51,7 +51,7 @@ def arguments_of(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def study_name(options: argparse.Namespace) -> str:
-    """Return the study's name: the same for the same arguments."""
+    """Return the study's name, which is determined by the arguments."""
     if options.name:
         return str(options.name)
     text = json.dumps(arguments_of(options), sort_keys=True)
@@ -59,7 +59,7 @@ def study_name(options: argparse.Namespace) -> str:
 
 
 def engine_section(options: argparse.Namespace) -> EngineSection:
-    """Return the engine's section but for what the servers say."""
+    """Return the engine's section without the servers' properties."""
     try:
         gpus = bool(query_gpus(("uuid",)))
     except GpuError:
@@ -87,7 +87,7 @@ def planned_load(
         rate_rps: what a closed loop is expected to come to; None: not known yet.
 
     Raises:
-        LoadError, ValueError, OSError: as `load_of`.
+        LoadError, ValueError, OSError: as in `load_of`.
     """
     most_s = math.inf
     if options.minutes is not None:
@@ -97,14 +97,14 @@ def planned_load(
 
 
 def block_s(options: argparse.Namespace, load: Load, startup_s: float, life_s: float) -> float:
-    """Return expected seconds of a block."""
+    """Return the expected seconds of a block."""
     cells_s = sum(expected_cell_s(cast(Any, load.cell), rate) + life_s for rate in load.rates)
     launches = 2 + len(options.candidate)
     return launches * (startup_s + cells_s + AROUND_A_LAUNCH_S)
 
 
 def planned_blocks(options: argparse.Namespace, each_s: float) -> int:
-    """Return the blocks that are asked for, or that fit the minutes, each of so many seconds."""
+    """Return the number of blocks: --blocks, or as many of `each_s` seconds as fit the minutes."""
     if options.blocks is not None:
         return int(options.blocks)
     fitting: int = math.floor(options.minutes * 60 / each_s)
@@ -118,12 +118,12 @@ def study_config(
     load: Load,
     life_s: float = 1.0,
 ) -> dict[str, Any]:
-    """Return the configuration of the study, as a file would have it.
+    """Return the configuration of the study, as in a configuration file.
 
     Args:
-        baseline: the baseline's answers.
-        load: of each launch.
-        life_s: how long a request takes, some being under way.
+        baseline: the baseline's properties.
+        load: the load of each launch.
+        life_s: duration of a request among others, s.
     """
     config: dict[str, Any] = filled(load_yaml(DEFAULTS / "config.yaml"), "config")
     del config["phase_b"], config["phase_bp"]
@@ -172,7 +172,7 @@ def study_config(
     if options.goodput:
         config["statistics"]["goodput"] = options.goodput
     if options.shared_machine:
-        # What neighbours cause; they are measured all the same.
+        # Checks that other processes can fail; such cells are measured nevertheless.
         config["validity"] = {
             "max_foreign_cpu": 1.0,
             "loop_lag_p99_ms": 1000.0,

@@ -1,7 +1,7 @@
-"""Say how small a cost the planned blocks decide, and how long half of it would take.
+"""Estimate the smallest cost that the planned blocks prove, and the time for half of it.
 
-A candidate is judged by its own block differences, whose error falls with the root of the blocks,
-at the level of the last interim analysis (docs/method.md, "The error model").
+A candidate is judged by its own block differences, whose error falls with the square root of the
+number of blocks, at the level of the last interim analysis (docs/method.md, "The error model").
 """
 
 import math
@@ -15,11 +15,11 @@ from connector_tax.artifacts.metrics import word_of
 
 
 def smallest_cost(finding: Finding, blocks: int, candidates: int, metrics: int) -> float:
-    """Return the smallest cost, a fraction, that so many blocks prove in POWER of such studies.
+    """Return the smallest cost (a fraction) that `blocks` blocks prove in POWER of such studies.
 
     Args:
-        finding: with an error.
-        candidates, metrics: that share the level.
+        finding: an interim result with an error.
+        candidates, metrics: their numbers, which share the level.
     """
     levels = shared(FAMILY_LEVEL / (blocks - FIRST_ANALYSIS + 1), candidates, metrics)
     present = tuple(range(finding.n_blocks))
@@ -32,9 +32,9 @@ def forecast(findings: Sequence[Finding], blocks: int, block_s: float) -> list[s
     """Return a line for each candidate with an interval.
 
     Args:
-        findings: of the last interim analysis.
-        blocks: planned.
-        block_s: what a block takes.
+        findings: results of the last interim analysis.
+        blocks: number of planned blocks.
+        block_s: seconds of a block.
     """
     lines = []
     names = list(dict.fromkeys(finding.config for finding in findings))

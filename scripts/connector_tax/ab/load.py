@@ -1,4 +1,4 @@
-"""Load of a comparison: random requests of a rate and shape, a slice of a trace, or prompts."""
+"""The load of a comparison: random requests of a rate and shape, a slice of a trace, or prompts."""
 
 import argparse
 import math
@@ -17,10 +17,10 @@ from connector_tax.loadgen.prompts import read_prompts
 from connector_tax.loadgen.sessions import Prompt
 from connector_tax.loadgen.trace import BLOCK, Trace, read_trace, trace_note
 
-# Successes of a cell, by which its median is known to a few per cent of a request's spread.
+# Successes per cell, which give the median to a few per cent of the requests' spread.
 SUCCESSES = 100
 SHORTEST_S, LONGEST_S = 8.0, 60.0
-# Requests of a file that a cell measures at least.
+# Least number of a file's requests that a cell measures.
 FEWEST = 20
 # Lives of a request that a closed loop's window has at least.
 LIVES = 4
@@ -35,15 +35,13 @@ class Load:
     """The load of each launch.
 
     Attributes:
-        rates: requests/s; of a file its mean.
-        shape: input and output tokens; of a file their means.
-        concurrency: requests in flight in closed loop; then `rates` is what they are expected to
-            come to.
-        longest: the most tokens of a request; None: unknown.
-        cell: the configuration's section.
-        traffic: of a file, else None.
-        lines: of a file, those that are sent.
-        notes: printed with the answer.
+        rates: requests/s; for a file the mean.
+        shape: input and output tokens; for a file the means.
+        longest: most tokens of a request; None: unknown.
+        cell: the configuration's section `cell`.
+        traffic: for a file the section `traffic`, else None.
+        lines: for a file the lines to send.
+        notes: lines to print with the answer.
     """
 
     rates: list[float]
@@ -68,12 +66,11 @@ class Load:
 def load_of(
     options: argparse.Namespace, life_s: float, most_s: float, rate_rps: float | None = None
 ) -> Load:
-    """Return the load that the options name.
+    """Return the load for the options.
 
     Args:
-        life_s: how long a request takes, some being under way.
-        most_s: what a launch has for it: a trace is cut to it.
-        rate_rps: what a closed loop is expected to come to; None: a request for each life.
+        life_s: duration of a request among others, s.
+        most_s: time of a launch for the load, to which a trace is cut, s.
 
     Raises:
         LoadError: the file or the time is too short.
@@ -86,7 +83,7 @@ def load_of(
     if options.concurrency is not None:
         rates = [float(f"{rate_rps or options.concurrency / life_s:.4g}")]
     lowest = float(min(rates))
-    # As many as the verdicts' medians need.
+    # The number that the verdicts' medians need.
     needed = _needed(options)
     window_s = max(min(max(SUCCESSES / lowest, SHORTEST_S), LONGEST_S), needed / lowest)
     if options.concurrency is not None:
@@ -101,7 +98,7 @@ def load_of(
 
 
 def _needed(options: argparse.Namespace) -> int:
-    """Return the requests of a cell that the judged percentiles need."""
+    """Return the number of requests per cell that the judged percentiles need."""
     return max(ALL_METRICS[name].least for name in judged_of(options))
 
 
@@ -125,7 +122,7 @@ def _drain_s(life_s: float) -> float:
 
 
 def _of_trace(options: argparse.Namespace, warmup_s: float, life_s: float, most_s: float) -> Load:
-    """Cut a trace to `most_s`, and to what follows until the measured requests are answered."""
+    """Cut a trace to `most_s`, plus the requests until the measured ones are answered."""
     whole = read_trace(options.trace, block=options.trace_block)
     starts_s = whole.offsets_ns(options.trace_speed) / 1e9
     length_s = min(float(starts_s[-1]), most_s)
@@ -166,7 +163,7 @@ def _of_trace(options: argparse.Namespace, warmup_s: float, life_s: float, most_
 def _of_prompts(
     options: argparse.Namespace, warmup_s: float, life_s: float, window_s: float
 ) -> Load:
-    """Send each prompt once in a launch: the window ends where they do."""
+    """Send each prompt once in a launch; the window ends with the last prompt."""
     prompts = read_prompts(options.prompts, options.chat, options.max_tokens)
     (rate,) = options.rate
     most_s = len(prompts) / rate - warmup_s
@@ -210,7 +207,7 @@ def _section(
 
 
 def _size(prompt: Prompt) -> tuple[int, int]:
-    """Return about how many tokens a prompt has, and a number that it does not exceed."""
+    """Return an estimate of a prompt's tokens, and an upper bound."""
     if isinstance(prompt, list) and all(isinstance(token, int) for token in prompt):
         return len(prompt), len(prompt)
     text = msgspec.json.encode(prompt)

@@ -1,6 +1,6 @@
-"""The figures of the study: a module for each subject over one style module.
+"""The figures of the study: one module per subject, and one for their common style.
 
-`names.draw(study, name)` gives a picture; `python -m connector_tax.figures` writes it as PNG and
-SVG and the plotted numbers as CSV. Files in, files out: no server, no network,
-no clock, and the same inputs give the same bytes.
+`names.draw(study, name)` returns a picture; `python -m connector_tax.figures` writes it as PNG and
+SVG, and the plotted numbers as CSV. Reads and writes files only, without server, network or clock;
+the same input gives the same bytes.
 """

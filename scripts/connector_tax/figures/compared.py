@@ -1,7 +1,7 @@
-"""Describe what a comparison of servers compared, with latencies in milliseconds.
+"""Describe a comparison of servers: commands with their differences, load, machine, latencies.
 
-The commands with the words in which they differ, the load, the machine, and each rate's percentiles
-beside the difference: for the terminal, the report, JSON and Markdown of `connector-tax ab`.
+Latencies are percentiles in ms at each rate, with the difference. Used in the terminal, the report,
+JSON and Markdown of `connector-tax ab`.
 """
 
 import json
@@ -25,7 +25,7 @@ from connector_tax.files import read_json
 
 MOST_LABEL = 40
 MEDIANS_FIRST = (*VERDICT_METRICS, *HEADLINE)
-# A word of a command, and whether the other one lacks it.
+# A word of a command, and whether the other command lacks it.
 Word = tuple[str, bool]
 Interval = tuple[float | None, float | None, float | None]
 
@@ -34,7 +34,7 @@ Interval = tuple[float | None, float | None, float | None]
 class Latency:
     """A metric at one rate, in its unit: the baseline's, a candidate's, and their difference.
 
-    Each is a value with the ends of its 95% interval; None where there is none.
+    Each is a value with the ends of its 95% interval; None if missing.
     """
 
     config: str
@@ -46,16 +46,17 @@ class Latency:
 
 
 def marked_words(words: Sequence[str], other: Sequence[str]) -> list[Word]:
-    """Mark the words of one command that differ from the other's in the same place."""
+    """Return the words of a command, each with whether the other command lacks it at its place."""
     blocks = SequenceMatcher(None, words, other, autojunk=False).get_matching_blocks()
     same = {place for block in blocks for place in range(block.a, block.a + block.size)}
     return [(word, place not in same) for place, word in enumerate(words)]
 
 
 def label_of(baseline: Sequence[str], candidate: Sequence[str]) -> str:
-    """Return what a candidate's command has that the baseline's lacks, in at most 40 characters.
+    """Return the words of a candidate's command that the baseline's lacks, in at most 40
+    characters.
 
-    A word that is JSON with the name of a connector is that name.
+    A JSON word with a connector's name is shown as that name.
     """
     more = [_short(word) for word, other in marked_words(candidate, baseline) if other]
     less = [_short(word) for word, other in marked_words(baseline, candidate) if other]
@@ -74,9 +75,9 @@ def _short(word: str) -> str:
 
 
 def commands(study: StudyTables) -> list[tuple[str, list[Word]]]:
-    """Return each server's label and the words of its command; empty in a study of configurations.
+    """Return each server's label and the words of its command; empty without commands.
 
-    A word of the baseline is marked where any candidate lacks it.
+    A word of the baseline is marked if any candidate lacks it.
     """
     lines: Mapping[str, str] = study.settings["engine"].get("commands", {})
     if not lines:
@@ -126,7 +127,7 @@ def load(study: StudyTables) -> list[tuple[str, str]]:
 
 
 def latencies(study: StudyTables) -> list[Latency]:
-    """Return the percentiles of Phase A of each candidate, medians first, by rate."""
+    """Return each candidate's Phase A percentiles by rate, medians first."""
     pooled = {(row.config, row.cell): row for row in study.pooled}
 
     def level(config: str, cell: str, metric: str, of: float | None) -> Interval:

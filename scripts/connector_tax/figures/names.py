@@ -1,4 +1,4 @@
-"""The figures of the study, in order: file name, what draws it, title; captions in captions/."""
+"""The figures in order: file name, drawing function, title. Captions are in captions/."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CAPTIONS = Path(__file__).with_name("captions")
 
 @dataclass(frozen=True)
 class Words:
-    """Module and function of this package that draw a figure, and its title."""
+    """Module and function that draw a figure, and the figure's title."""
 
     drawn_by: str
     title: str
@@ -50,12 +50,12 @@ NAMES = tuple(FIGURES)
 
 
 def caption(name: str) -> str:
-    """Return what a figure shows, as one line; `snakemake --report` reads the same file."""
+    """Return a figure's caption as one line; `snakemake --report` reads the same file."""
     return " ".join((CAPTIONS / f"{name}.rst").read_text(encoding="utf-8").split())
 
 
 def draw(study: StudyTables, name: str) -> Picture:
-    """Return the picture of a figure; where it cannot be drawn, one with the reason."""
+    """Return the picture of a figure, or a picture with the reason if it cannot be drawn."""
     from connector_tax.figures import style
 
     words = FIGURES[name]

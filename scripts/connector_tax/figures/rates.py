@@ -28,9 +28,9 @@ COLUMNS = [
     "config", "rate_rps", "value", "lo", "hi", "status", "reason", "blocks_lost",
     "saturation_criteria", "knee_rps",
 ]  # fmt: skip
-# What is drawn over a saturated point, a stroke for each criterion that fired.
+# Strokes over a saturated point, one for each criterion that fired.
 STROKES = dict(zip(CRITERIA, itertools.cycle("x_|+1234"), strict=False))
-SPREAD = 0.18  # of the distance between neighbouring rates, all configurations together
+SPREAD = 0.18  # share of the distance between neighbouring rates, for all configurations together
 PANEL_IN = 1.55
 PLOTS_IN = [1.1, 0.9]  # of Figure 3: throughput, its ratio
 ROW_IN, AXES_IN = 0.17, 1.0  # a configuration's row; title, ticks and labels
@@ -53,7 +53,7 @@ def _step(rates: Sequence[float]) -> float:
 def rate_ticks(axes: Axes, which: str, rates: Sequence[float], apart: float) -> None:
     """Scale an axis logarithmically with a tick for each rate.
 
-    It has no words where the next rate is less than `apart` times its own.
+    A tick has no label if the next rate is less than `apart` times its own.
     """
     after = [*rates[1:], math.inf]
     labels = [f"{r:.10g}" if b >= apart * r else "" for r, b in zip(rates, after, strict=True)]
@@ -66,8 +66,8 @@ def rate_axis(axes: Axes, study: StudyTables, named: bool = False, apart: float 
     """Draw the offered rates along the x axis, with lines at the reference rates.
 
     Args:
-        named: whether the names of the reference rates stand above their lines.
-        apart: of `rate_ticks`.
+        named: whether to write the names of the reference rates above their lines.
+        apart: as in `rate_ticks`.
     """
     rates = grid_rates(study)
     rate_ticks(axes, "x", rates, apart)
@@ -93,9 +93,9 @@ def curve(
 ) -> pd.DataFrame:  # fmt: skip
     """Draw values over the rate with their intervals; the line breaks where a rate has no value.
 
-    The table has a row for each rate, `columns` are the value and the ends of its interval. Points
-    stand aside by that share of SPREAD, -0.5 to 0.5, of the step to the next rate.
-    Returns the rows with a value, with their place in the column `x`.
+    The table has a row for each rate; `columns` are the value and its interval's ends. Points are
+    shifted by `share` (-0.5 to 0.5) of SPREAD of the step to the next rate. Returns the rows with a
+    value, with their position in the column `x`.
     """
     rates = grid_rates(study)
     drawn = table.set_index("rate_rps").reindex(rates).reset_index()
@@ -108,7 +108,7 @@ def curve(
 
 
 def within(taxes: pd.DataFrame) -> tuple[float, float]:
-    """Return the range of unmarked taxes with their intervals, or of all where each is marked."""
+    """Return the range of unmarked taxes with their intervals, or of all if every tax is marked."""
     clear = taxes[taxes["mark"] == ""]
     values = [0.0, *rows.numbers(taxes if clear.empty else clear)]
     return min(values), max(values)
@@ -117,7 +117,7 @@ def within(taxes: pd.DataFrame) -> tuple[float, float]:
 def tax_curve(
     axes: Axes, study: StudyTables, taxes: pd.DataFrame, mark: Mark, share: float
 ) -> None:
-    """Taxes over the rate: a triangle on marked ones, an arrow for one beyond the axis."""
+    """Draw taxes over the rate: a triangle for a marked tax, an arrow for one beyond the axis."""
     low, high = axes.get_ylim()
     for row in records(curve(axes, study, taxes, rows.ENDS, mark, share)):
         if not low <= row["tax"] <= high:
@@ -128,9 +128,7 @@ def tax_curve(
 
 
 def knee_text(study: StudyTables, config: str) -> str:
-    """Return the configuration's saturation rate as text; '>32' when no rate of the grid
-    saturates it.
-    """
+    """Return the configuration's saturation rate; '>32' if no rate of the grid saturates it."""
     cells = [cell for cell in study.pooled if cell.config == config]
     if not any(cell.status == "valid" for cell in cells):
         return "–"
@@ -142,13 +140,13 @@ def knee_text(study: StudyTables, config: str) -> str:
 
 
 def cells(study: StudyTables, column: str) -> pd.DataFrame:
-    """Return a column of cells.csv in every cell of Phase A, configuration by configuration.
+    """Return a column of cells.csv for every Phase A cell, by configuration.
 
-    The ends of its interval stand under `_lo` and `_hi` before the unit, where it has any.
+    The ends of its interval, if any, have `_lo` and `_hi` before the unit.
     """
     table = frame(study.cell_rows, ROW_TYPES[CELLS]).query("phase == 'A'")
     not_valid = table[(table["block"] != POOLED) & (table["status"] != "valid")]
-    # A block counts once, however many of its launches of the baseline lost the cell.
+    # A block counts once, even if several of its baseline launches lack the cell.
     not_valid = not_valid.drop_duplicates(["configuration", "cell", "block"])
     counts = Counter(zip(not_valid["configuration"], not_valid["cell"], strict=True))
     stem, _, suffix = column.rpartition("_")
@@ -169,7 +167,7 @@ def sample_text(study: StudyTables) -> str:
 
 
 def _knees(table: pd.DataFrame, study: StudyTables) -> str:
-    """Return each knee with the criteria that fired there, once where configurations agree."""
+    """Return each knee with the criteria that fired there, grouped if configurations agree."""
     by_knee: dict[str, list[str]] = {}
     for config, config_rows in table.groupby("config", sort=False):
         knee = str(config_rows["knee_rps"].iloc[0])
@@ -188,7 +186,7 @@ def _knees(table: pd.DataFrame, study: StudyTables) -> str:
 
 
 def _strokes(table: pd.DataFrame) -> list[Artist]:
-    """Return legend entries of the criteria that fired somewhere."""
+    """Return legend entries of the criteria that fired anywhere."""
     fired = set(";".join(table["saturation_criteria"].dropna()).split(";"))
     return [
         Line2D([], [], marker=stroke, label=f"saturated: {CRITERIA[criterion].label}", **STROKE)
@@ -198,7 +196,7 @@ def _strokes(table: pd.DataFrame) -> list[Artist]:
 
 
 def latency_figure(study: StudyTables, metric: str) -> Figure:
-    """Draw a latency against the rate: above in ms, below its tax over plain."""
+    """Draw a latency against the rate: above in ms, below as tax over plain."""
     compared = rows.measured(study, "A").dropna(subset="rate_rps").query("metric == @metric")
     compared = compared[compared["config"].isin([item.id for item in study.compared])]
     table = cells(study, f"{metric}_ms")
@@ -239,9 +237,7 @@ tpot = partial(latency_figure, metric="tpot_p90")
 
 
 def throughput(study: StudyTables) -> Figure:
-    """Draw throughput with the line y = x, its ratio to what arrived, and the criteria that
-    fired.
-    """
+    """Draw throughput with the line y = x, its ratio to the arrivals, and fired criteria."""
     limits = study.settings["saturation"]
     kept = limits["throughput_ratio_min"]
     signs = (
@@ -285,7 +281,7 @@ def _limits(upper: Axes, lower: Axes, study: StudyTables, kept: float) -> None:
 
 
 def _criteria(axes: Axes, study: StudyTables, table: pd.DataFrame) -> None:
-    """Draw the criteria that fired: a row per configuration, a column per rate, darker for more."""
+    """Draw the fired criteria: a row per configuration, a column per rate, darker for more."""
     grid, order = grid_rates(study), [item.id for item in study.configurations]
     valid = table["status"] == "valid"
     fired = table["saturation_criteria"].map(lambda text: [c for c in text.split(";") if c])
@@ -313,7 +309,7 @@ def _criteria(axes: Axes, study: StudyTables, table: pd.DataFrame) -> None:
                 axes.plot(place + x, line + 0.5, STROKES[name], **STROKE)
         states = records(config_rows[["status", "reason"]].drop_duplicates())
         if len(config_rows) == len(grid) and len(states) == 1 and states[0]["status"] != "valid":
-            # Said once, where the whole row has no number.
+            # A single text if the whole row has no number.
             words.loc[item.id] = ""
             reason = style.fitted(rows.state_text(states[0]), CELLS_IN)
             style.reason_text(axes, len(grid) / 2, line + 0.5, reason)

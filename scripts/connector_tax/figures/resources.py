@@ -1,4 +1,4 @@
-"""Figure 10: what an idle connector takes besides latency; the scorecard, to be read in seconds."""
+"""Figure 10: resources of an idle connector besides latency; and the scorecard."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ RESOURCE_IN = 0.15
 
 
 def resources(study: StudyTables) -> Figure:
-    """Draw a panel for each resource that was read in some launch, rows of configurations."""
+    """Draw a panel for each measured resource, with a row for each configuration."""
     measured = _differences(study)
     noise = measured[measured["config"] == study.aa].set_index("resource")[ENDS]
     measured = measured[measured["config"] != study.aa]
@@ -63,7 +63,7 @@ def resources(study: StudyTables) -> Figure:
 
 
 def _differences(study: StudyTables) -> pd.DataFrame:
-    """Return the resources that have a panel, with their differences from plain; A/A too."""
+    """Return the resources with a panel, as differences from plain, and the A/A row."""
     of = [row for row in study.of(RESOURCE) if row.metric in PANELS]
     named = {"metric": "resource", "base": "plain_mean"}
     table = frame(of, EffectRow).rename(columns=named)
@@ -73,7 +73,7 @@ def _differences(study: StudyTables) -> pd.DataFrame:
 
 
 def decimals(values: Sequence[float]) -> int:
-    """Return the decimals that give the largest of these three digits; none for whole numbers."""
+    """Return the decimals that show three digits of the largest value; none for whole numbers."""
     largest = max(map(abs, values), default=0.0)
     if not largest or all(value == round(value) for value in values):
         return 0
@@ -83,7 +83,7 @@ def decimals(values: Sequence[float]) -> int:
 def _panel(study: StudyTables, axes: Axes, name: str, panel: pd.DataFrame) -> None:
     drawn = panel[panel["difference"].notna()]
     rows.scale(axes, rows.numbers(drawn, [*ENDS, *rows.BAND]), room=0.08)
-    # Narrow: room for zero and one number.
+    # A narrow panel has room for zero and one number.
     far = max(reversed(axes.get_xlim()), key=abs)
     ticks = MaxNLocator(3, steps=[1, 2, 5, 10]).tick_values(0, far)
     axes.set_xticks([0, max((t for t in ticks if abs(t) <= abs(far)), key=abs)])
@@ -115,21 +115,20 @@ RESOURCES = {
     "memory_pss_mib": "memory, MiB",
     "startup_s": "start-up, s",
 }
-# A cell is marked where it takes so much of the most that any configuration takes, and of plain's.
+# A resource is marked from these shares of its column's maximum and of plain's value on.
 OF_MOST, OF_PLAIN = 0.5, 0.1
 KV_CAPACITY = "KV cache, (blocks)"
-KV_WORDS = "KV cache: requests of max_model_len tokens at once (blocks); ▲ fewer than plain"
 SCORE_IN = 0.3
 
 
 @dataclass(frozen=True)
 class Score:
-    """A cell: what it says, the kind of answer, and the ends that a margin is held against.
+    """A cell of the scorecard: text, kind of result, verdict, and interval for the margin.
 
-    `sign` holds whatever the margin: costs, gains, or neither.
+    `sign` is costs, gains or neither, whatever the margin.
     """
 
-    said: str
+    size: str
     kind: str = NONE
     verdict: str = ""
     sign: str = ""
@@ -138,38 +137,38 @@ class Score:
 
     @property
     def words(self) -> tuple[str, str]:
-        """The verdict with its sign, and the numbers; the sign alone stands with the numbers."""
+        """Return two lines: the verdict with its sign, and the numbers; without a verdict the sign
+        moves.
+        """
         sign = SIGNS[self.kind]
-        return (sign + self.verdict, self.said) if self.verdict else ("", sign + self.said)
+        return (sign + self.verdict, self.size) if self.verdict else ("", sign + self.size)
 
 
 def scores(study: StudyTables) -> tuple[list[str], list[tuple[str, list[Score]]]]:
-    """Return the headings, and each connector's label with a cell below each of them."""
+    """Return the headings, and each connector's label with its cells."""
     columns = {}
     for metric in judged_metrics(study.settings["statistics"]):
         taxes = study.at(ALL_RATES, metric)
         column = [_latency(taxes.get(item.id)) for item in study.connectors]
         columns[ALL_METRICS[metric].label] = column
-    # With asynchronous scheduling a step of the engine waits for the device's, however long it is.
+    # With asynchronous scheduling an engine step includes the wait for the device.
     rate, exposed = exposed_over_plain(study)
     steps = exposed or steps_over_plain(study)
-    # Prompts are computed in their own steps or beside answers.
+    # Prompts are computed in separate steps or mixed with decoding.
     kinds = [DECODE, PREFILL if PREFILL in steps else MIXED]
     unit = f"µs exposed, at {rate:g}/s" if exposed else "µs/step"
-    taken = {f"{kind}, {unit}": steps.get(kind, {}) for kind in kinds}
+    measured = {f"{kind}, {unit}": steps.get(kind, {}) for kind in kinds}
     for name, heading in RESOURCES.items():
         rows = (r for r in study.of(RESOURCE) if r.metric == name and r.status == "valid")
-        taken[heading] = {row.config: row for row in rows}
-    columns |= {heading: _scored(study, of) for heading, of in taken.items() if of}
+        measured[heading] = {row.config: row for row in rows}
+    columns |= {heading: _scored(study, of) for heading, of in measured.items() if of}
     columns[KV_CAPACITY] = [_kv_capacity(study, item.id) for item in study.connectors]
     cells = zip(study.connectors, *columns.values(), strict=True)
     return list(columns), [(item.label, list(column)) for item, *column in cells]
 
 
 def exposed_words(study: StudyTables) -> str:
-    """Return the meaning of the scorecard's steps beside an emulated device; "" in another
-    study.
-    """
+    """Return the meaning of the scorecard's exposed steps; "" without an emulated device."""
     words = "exposed: for how long the emulated device waits for the host before a step"
     return words if exposed_over_plain(study)[1] else ""
 
@@ -195,9 +194,7 @@ def _latency(row: EffectRow | None) -> Score:
 
 
 def _scored(study: StudyTables, of: dict[str, EffectRow]) -> list[Score]:
-    """Return differences from plain in the row's own unit; marked where they are much, and
-    certain.
-    """
+    """Return differences from plain in the row's unit, marked if large and significant."""
     rows = [of.get(item.id) for item in study.connectors]
     values = [row.difference[0] for row in rows if row and row.difference[0] is not None]
     digits, most = min(2, decimals(values)), max(values, default=0.0)
@@ -213,9 +210,9 @@ def _difference(row: EffectRow | None, digits: int, least: float) -> Score:
 
 
 def _kv_capacity(study: StudyTables, config: str) -> Score:
-    """Return how many requests of `max_model_len` fit into the KV cache at once, and its blocks.
+    """Return how many requests of `max_model_len` fit into the KV cache, and its blocks.
 
-    Blocks alone where the engine has no longest request. Marked where fewer than plain's remain.
+    Only blocks if the engine has no longest request. Marked if the capacity is below plain's.
     """
     rows = {row.metric: row for row in study.of(RESOURCE)
             if row.config == config and row.own is not None}  # fmt: skip
@@ -229,13 +226,13 @@ def _kv_capacity(study: StudyTables, config: str) -> Score:
     if longest.isdecimal() and tokens is not None and tokens.own is not None:
         requests = text.number(tokens.own / int(longest), 2)
     ends = [row.difference for row in (blocks, tokens) if row is not None]
-    # A count that is the same in every launch has no interval.
+    # A count that is equal in all launches has no interval.
     fewer = any((d if high is None else high) < 0 for d, _, high in ends if d is not None)
     return Score(f"({blocks.own:,.0f})", COSTS if fewer else NONE, requests)
 
 
 def scorecard(study: StudyTables) -> Figure:
-    """Draw the scorecard as a picture: a coloured cell for each answer, with its sign."""
+    """Draw the scorecard as a picture: a coloured cell for each result, with its sign."""
     names, lines = scores(study)
     gains = "▼ gains; " * any(cell.kind == GAINS for _, cells in lines for cell in cells)
     notes = [
@@ -243,16 +240,14 @@ def scorecard(study: StudyTables) -> Figure:
             f"over plain; latency: ▲ costs; {gains}● less than the margin; ? cannot tell"
         ),
         study.against(
-            f"the rest has no verdict: ▲ is at least {OF_MOST:.0%} of the most in its column and"
-            f" {OF_PLAIN:.0%} of plain's, its interval above zero"
+            f"other columns: ▲ large ({OF_MOST:.0%} of the column's maximum and {OF_PLAIN:.0%} of"
+            " plain's) and significant"
         ),
-        study.against(KV_WORDS),
     ]
-    notes += filter(None, [requests_of_cells(study), exposed_words(study)])
     figure = style.new_figure(study, style.PAGE_IN, SCORE_IN * (len(lines) + 1), notes)
     axes = figure.subplots()
     axes.set_axis_off()
-    # The rest is shared by what the longest line of a heading takes.
+    # The other columns share the remaining width by their longest heading line.
     judged = len(judged_metrics(study.settings["statistics"]))
     rest = [max(8, *map(len, name.split(", "))) for name in names[judged:]]
     verdicts = [words for _, cells in lines for cell in cells[:judged] for words in cell.words]
@@ -278,5 +273,5 @@ def scorecard(study: StudyTables) -> Figure:
 
 
 def _widest_in(texts: Sequence[str]) -> float:
-    """Return the inches of a column for the widest text."""
+    """Return the column width in inches for the widest text."""
     return 0.1 + max(style.text_width_in(text, style.TEXT_PT) for text in texts)

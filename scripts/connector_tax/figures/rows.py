@@ -1,6 +1,6 @@
-"""Share what figures with a row per configuration need: taxes, scale, band, intervals, words.
+"""Shared parts of figures with a row per configuration: taxes, scales, bands, intervals, texts.
 
-A row is a mapping of a table's columns to Python's own values; None: there is no number.
+A row is a mapping of a table's columns to Python values; None: there is no number.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ METRICS = {metric: LATENCY_METRICS[metric].label for metric in HEADLINE}
 LOG_ABOVE = 1.5  # beyond +150 % a linear axis would hide every small tax
 LOG_TICKS = (0.0, 1, 4, 0.5, 2, 9, 0.2, 0.1, 0.3, -0.1, -0.5, 19, 49, 99, 499,
              999, -0.75, 0.05, -0.05)  # fmt: skip
-APART = 0.22  # of the axis: the least distance of two ticks
+APART = 0.22  # share of the axis: the least distance of two ticks
 OVERLOAD: dict[str, Any] = {
     "marker": "v", "ls": "none", "ms": 3.8, "mfc": "white", "mec": "black", "mew": 0.6,
 }  # fmt: skip
@@ -37,7 +37,7 @@ BAND = ["aa_lo", "aa_hi"]
 
 
 def measured(study: StudyTables, phase: str) -> pd.DataFrame:
-    """Return the taxes of a phase, one for each cell; a cell that is not valid has none."""
+    """Return the taxes of a phase, one for each cell; None for an invalid cell."""
     of = study.of(TAX, phase)
     table = frame(of, EffectRow)
     table[ENDS] = pd.DataFrame([row.shown for row in of], columns=ENDS, dtype=object)
@@ -47,9 +47,9 @@ def measured(study: StudyTables, phase: str) -> pd.DataFrame:
 def taxes(
     study: StudyTables, configs: Iterable[str], references: Sequence[str] = ("ref_safe",)
 ) -> pd.DataFrame:
-    """Return taxes of Phase A as plotted: a row for each metric, reference rate and configuration.
+    """Return Phase A taxes for plotting: a row for each metric, reference rate and configuration.
 
-    With the A/A band: the tax of plain's last launch against its others.
+    Includes the A/A band: the tax of plain's last launch relative to its other launches.
     """
     keys = ["metric", "reference", "config"]
     wanted = pd.MultiIndex.from_product([METRICS, references, list(configs)], names=keys)
@@ -64,18 +64,18 @@ def taxes(
 
 
 def numbers(table: pd.DataFrame, columns: Sequence[str] = ENDS) -> list[float]:
-    """Return the known numbers of those columns."""
+    """Return the known numbers in these columns."""
     values = table[list(columns)].to_numpy(dtype=float)
     return [float(value) for value in values[~np.isnan(values)]]
 
 
 def size_text(row: Mapping[Any, Any], columns: Sequence[str] = ENDS, factor: float = 100.0) -> str:
-    """Return a number with its interval; of a tax in per cent."""
+    """Return a number with its interval; a tax in per cent."""
     return size(*(None if row[name] is None else factor * row[name] for name in columns))
 
 
 def state_text(row: Mapping[Any, Any]) -> str:
-    """Return why there is no number: 'void: error rate 0.2 > 0.01'."""
+    """Return why there is no number, such as 'void: error rate 0.2 > 0.01'."""
     return f"{row['status']}: {row['reason']}" if row["reason"] else str(row["status"])
 
 
@@ -86,10 +86,10 @@ def scale(
     axes: Axes, values: Iterable[float], room: float, which: str = "x", factor: float = 1.0,
     ticks: int = 5, least: float = 0.0,
 ) -> None:  # fmt: skip
-    """Scale an axis linearly to hold the values and zero, with a line there and signed ticks.
+    """Scale an axis linearly to include the values and zero, with a line at zero and signed ticks.
 
-    `room` is left free at either end, as a share of the range, which is taken as at least `least`;
-    the ticks, at most so many, say `factor` times the value.
+    `room` is the free share of the range at either end; the range is at least `least`. There are at
+    most `ticks` ticks, labelled with `factor` times the value.
     """
     listed = [0.0, *values]
     low, high = min(listed), max(listed)
@@ -105,10 +105,11 @@ def scale(
 def tax_scale(
     axes: Axes, values: Iterable[float], which: str = "x", logarithmic: bool = False
 ) -> None:
-    """Scale an axis for taxes, ticks in per cent.
+    """Scale an axis for taxes, with ticks in per cent.
 
-    Linear, or, if asked or when a tax exceeds +150 %, logarithmic in config/plain (zero stays the
-    base line); a difference of two taxes below -100 % is no ratio, and keeps the axis linear.
+    The scale is linear or, on request or if a tax exceeds +150 %, logarithmic in config/plain (zero
+    stays the base line). A difference of taxes below -100 % is not a ratio and keeps the axis
+    linear.
     """
     listed = [0.0, *values]
     low, high = min(listed), max(listed)
@@ -145,7 +146,7 @@ def _tick(value: float) -> str:
 def band(
     point: float | None, low: float | None, high: float | None
 ) -> tuple[float | None, float | None]:
-    """Return an A/A band: an interval, or where there is none the size of its point both ways."""
+    """Return an A/A band: an interval or, without one, plus or minus the size of its point."""
     if point is None or (low is not None and high is not None):
         return low, high
     return -abs(point), abs(point)
@@ -157,11 +158,11 @@ def shade(axes: Axes, panel: pd.DataFrame) -> None:
         axes.axvspan(low, high, color=style.BAND, lw=0, zorder=0.5)
 
 
-# ---- words of the footer and the legend
+# ---- texts of footer and legend
 
 
 def aa_text(study: StudyTables) -> str:
-    """Return a footer's words for the A/A band at ref_safe."""
+    """Return the footer's text on the A/A band at ref_safe."""
     row = study.at("ref_safe", "ttft_p90").get(study.aa or "")
     if row is None or row.status != "valid":
         return study.against("no A/A band: plain has no second valid launch")
@@ -170,7 +171,7 @@ def aa_text(study: StudyTables) -> str:
 
 
 def interval_text(table: pd.DataFrame) -> str:
-    """Return what the intervals of taxes are, or why there is none."""
+    """Return the meaning of the taxes' intervals, or why there are none."""
     if numbers(table, ["tax_lo"]):
         marked = numbers(table[table["mark"] != ""], ["tax_lo"])
         alone = ", a marked one's alone" if marked else ""
@@ -179,7 +180,7 @@ def interval_text(table: pd.DataFrame) -> str:
 
 
 def tax_text(table: pd.DataFrame) -> str:
-    """Return the taxes' intervals, the exploratory ones, and the number of requests, in words."""
+    """Return text on the taxes' intervals, the exploratory taxes, and the number of requests."""
     by_family = table[table["family"] != ""].groupby("family", sort=False)["reference"].unique()
     families = [f"{', '.join(ids)}: {name}" for name, ids in by_family.items()]
     if len(by_family) == 1:
@@ -189,14 +190,14 @@ def tax_text(table: pd.DataFrame) -> str:
 
 
 def n_range(counts: Iterable[int | None]) -> str:
-    """Sample counts as text: 'n = 200 to 612'."""
+    """Return sample counts as text: 'n = 200 to 612'."""
     known = [count for count in counts if count]
     low, high = min(known, default=0), max(known, default=0)
     return f"n = {low:,}" if low == high else f"n = {low:,} to {high:,}"
 
 
 def overload_handles(table: pd.DataFrame, label: str = "marked: no verdict") -> list[Artist]:
-    """Return the legend's entry for marked taxes, if one of those drawn is marked."""
+    """Return the legend's entry for marked taxes, if a drawn tax is marked."""
     marked = table["tax"].notna() & (table["mark"] != "")
     return [Line2D([], [], label=label, **OVERLOAD)] if marked.any() else []
 
@@ -207,11 +208,11 @@ def band_handle(table: pd.DataFrame) -> Patch:
     return Patch(facecolor=style.BAND, label=label)
 
 
-# ---- what is drawn
+# ---- drawing
 
 
 def prepare(axes: Axes, labels: Sequence[str], title: str) -> None:
-    """Rows top to bottom with their names on the left, no frame there; a title."""
+    """Prepare axes for rows from top to bottom, with names on the left, no frame, and a title."""
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.set_yticks(range(len(labels)), [style.fitted(label, style.LABEL_IN) for label in labels])
     axes.tick_params(axis="y", length=0)
@@ -223,10 +224,9 @@ def value(
     axes: Axes, y: float, row: Mapping[Any, Any], columns: Sequence[str] = ENDS,
     mark: Mark | None = None, height: float = 0.8,
 ) -> bool:  # fmt: skip
-    """Draw a row's interval, its point where a mark is given, and a triangle where it is
-    overloaded.
+    """Draw a row's interval, its point if a mark is given, and a triangle if it is overloaded.
 
-    Hatched with the reason where there is no number; returns whether there is one.
+    Without a number draw hatching and the reason. Returns whether there is a number.
     """
     number, low, high = (row[name] for name in columns)
     if number is None:
@@ -246,7 +246,7 @@ def value(
 
 
 def beside(axes: Axes, y: float, text: str, bold: bool = False, offset: float = 4) -> None:
-    """Words just right of the axes in a row; `offset` in points."""
+    """Write text right of the axes in a row; `offset` is in points."""
     axes.annotate(
         text, (1, y), xycoords=axes.get_yaxis_transform(), xytext=(offset, 0),
         textcoords="offset points", va="center_baseline", annotation_clip=False,
@@ -255,14 +255,14 @@ def beside(axes: Axes, y: float, text: str, bold: bool = False, offset: float = 
 
 
 def need_ref_safe(study: StudyTables) -> None:
-    """Refuse a figure at ref_safe where Phase A has no cell at that rate."""
+    """Raise AbsentError for a figure at ref_safe if Phase A has no cell at that rate."""
     if not study.cell_at("ref_safe"):
         rate = study.reference["ref_safe"]
         raise style.AbsentError(f"ref_safe, {rate:g} req/s, is not a rate of Phase A.")
 
 
 def need_steps(study: StudyTables) -> None:
-    """Refuse a figure of engine steps at ref_safe where there are no step records."""
+    """Raise AbsentError for a figure of engine steps at ref_safe without step records."""
     if not study.patch["step_timing_available"]:
         why = study.patch.get("reason") or "the step probe could not be installed"
         raise style.AbsentError(f"no step timing: {why} (patch/patch_status.json).")

@@ -1,4 +1,4 @@
-"""Figures 6 and 7: what a step takes; and what a span of the step probe is time of."""
+"""Figures 6 and 7: duration and cost of steps; and what the spans of the step probe include."""
 
 import re
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ from connector_tax.figures.tables import StudyTables, frame, records, steps_over
 from connector_tax.marks import Mark
 from connector_tax.text import size
 
-# ---- figure 6: schedule() entry to exit, and the whole engine step, where a connector whose cost
-# lies outside schedule() is seen
+# ---- figure 6: schedule() entry to exit, and the whole engine step, which also shows the cost of a
+# connector outside schedule()
 
 LABELS = {"step_duration_us": "schedule()", "engine_step_us": "whole engine step"}
 TAXES = {"step_duration_us": "step", "engine_step_us": "engine_step"}
@@ -29,7 +29,7 @@ LINE_IN = 0.14
 
 
 def distribution(study: StudyTables) -> Figure:
-    """Draw cumulative share of non-empty steps against their duration in µs, logarithmic."""
+    """Draw the cumulative share of non-empty steps over their duration in us, logarithmic."""
     rows.need_steps(study)
     configs = pd.DataFrame({"config": [item.id for item in study.configurations]})
     points = configs.merge(frame(study.step_cdf, StepPoint), "left", on="config")
@@ -69,7 +69,7 @@ def _curves(study: StudyTables, axes: Axes, points: pd.DataFrame, measure: str) 
 
 
 def _table(study: StudyTables, axes: Axes, points: pd.DataFrame, measure: str) -> None:
-    """Under a plot the names and lines, plain's median and the step taxes."""
+    """Write names and lines, plain's median and the step taxes under a plot."""
     taxes = study.at("ref_safe", TAXES[measure], STEP)
     middle = points[(points["config"] == study.baseline) & (points["cdf"] == 0.5)]
     medians = rows.numbers(middle, [measure])
@@ -99,10 +99,10 @@ def _table(study: StudyTables, axes: Axes, points: pd.DataFrame, measure: str) -
             )
 
 
-# ---- figure 7: what a step takes over plain's at ref_safe, by kind of step
+# ---- figure 7: step time above plain's at ref_safe, by kind of step
 #
-# Framework: what a step of the no-op connector takes over plain's. Implementation: what the hooks
-# take over the no-op's. Left: what no hook has taken. The three add up to the step.
+# Framework: step time of the no-op connector above plain's. Implementation: hook time above the
+# no-op's. Left: time outside hooks. The three add up to the step.
 
 # In grey: light, dark, hatched on white.
 PARTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -117,9 +117,7 @@ ROW_IN = 0.16
 
 
 def decomposition(study: StudyTables) -> Figure:
-    """Draw a stack for each configuration with its total and interval, a panel for each kind of
-    step.
-    """
+    """Draw a stack for each configuration with total and interval, in a panel per kind of step."""
     rows.need_steps(study)
     table = _parts(study)
     shown = [kind for kind in KINDS if rows.numbers(table[table["kind"] == kind], ["step_us"])]
@@ -159,9 +157,7 @@ def decomposition(study: StudyTables) -> Figure:
 
 
 def _parts(study: StudyTables) -> pd.DataFrame:
-    """Return step times above plain's by kind and configuration, split where the parts are
-    known.
-    """
+    """Return step times above plain's by kind and configuration, split if the parts are known."""
     over, hooks, left = (
         steps_over_plain(study, metric) for metric in ("step_us", "hooks_us", "left_us")
     )
@@ -187,9 +183,7 @@ def _parts(study: StudyTables) -> pd.DataFrame:
 def _split(
     config: str, parts: Sequence[EffectRow | None], noop: EffectRow | None
 ) -> dict[str, Any]:
-    """Return the parts of a step; without a no-op its hooks and the rest, all of it the
-    connector's.
-    """
+    """Return the parts of a step; without a no-op connector only hooks and remainder."""
     step, hooks, left = (None if row is None else row.estimate for row in parts)
     if config == NOOP:
         return {"framework_us": step}
@@ -201,7 +195,7 @@ def _split(
 
 
 def _stack(axes: Axes, y: float, row: dict[str, Any]) -> None:
-    """Draw the parts end to end: those above zero to its right, those below to its left."""
+    """Draw the parts end to end: positive ones to the right of zero, negative ones to the left."""
     ends = {1: 0.0, -1: 0.0}
     for part, (_, look) in PARTS.items():
         if us := row[part]:
@@ -210,10 +204,10 @@ def _stack(axes: Axes, y: float, row: dict[str, Any]) -> None:
             ends[side] += us
 
 
-# ---- what a span is time of, said from what the launches recorded (engine.csv)
+# ---- what a span includes, by the recorded settings (engine.csv)
 #
-# On a GPU the host hands work over and goes on; whether a request waits for what it does meanwhile
-# hangs on the scheduling, the model runner and the executor. Facts: docs/vllm.md.
+# On a GPU the host submits work and continues. Whether a request waits for the host's further work
+# depends on the scheduling, the model runner and the executor. Facts: docs/vllm.md.
 
 DECIDED_BY = ("async_scheduling", "model_runner", "executor")
 STEP_FIGURES = ("fig6_step_cdf", "fig7_decomposition")
@@ -233,7 +227,7 @@ UNKNOWN = "It is unknown if the GPU hides it: no launch recorded how steps were 
 
 
 def hidden(study: StudyTables) -> str:
-    """Return sentences on whether a request waits for the host's spans; vLLM only."""
+    """Return sentences on whether a request waits for the host's spans; for vLLM only."""
     device = study.settings["engine"].get("device")
     if device is None:
         return ""
@@ -251,7 +245,7 @@ def hidden(study: StudyTables) -> str:
 
 
 def placed(study: StudyTables) -> str:
-    """Return sentences on where the worker's spans lie in a step; vLLM only."""
+    """Return sentences on the position of the worker's spans in a step; for vLLM only."""
     device = study.settings["engine"].get("device")
     if device is None:
         return ""
@@ -278,7 +272,7 @@ def placed(study: StudyTables) -> str:
 
 
 def _of_device(study: StudyTables, words: str) -> str:
-    """Return sentences about the GPU, of a device where that is emulated."""
+    """Return sentences about the GPU, adapted if the device is emulated."""
     emulated = study.settings["engine"]["device"] == "emulated"
     return words.replace("GPU", "device") if emulated else words
 
@@ -290,6 +284,6 @@ def _differing(study: StudyTables, *settings: str) -> str:
 
 
 def _baselines(study: StudyTables, setting: str) -> str:
-    """Return the value of a setting in the baseline's launches; empty where it is not known."""
+    """Return the value of a setting in the baseline's launches; "" if unknown."""
     baseline_rows = (row for row in study.engine if row.config == study.baseline)
     return next((row.value for row in baseline_rows if row.setting == setting), "")

@@ -1,6 +1,6 @@
-"""One look for every figure: theme, footer, widths of text, and the files of a picture.
+"""The common style of figures: theme, footer, text widths, and picture files.
 
-Sizes are inches on paper; nothing is smaller than TEXT_PT at a single column's width (3.35 in).
+Sizes are inches on paper; no text is smaller than TEXT_PT at single-column width (3.35 in).
 """
 
 import html
@@ -37,7 +37,7 @@ COLUMN_IN = 3.35
 PAGE_IN = 7.0
 DPI = 300
 TEXT_PT = 6.5
-LINE_IN = 0.125  # of the footer
+LINE_IN = 0.125  # of a footer line
 LEGEND_IN = 0.13  # a line of a legend
 LABEL_IN = 1.2  # the longest label of a row
 MUTED = "#5f5f5f"
@@ -66,7 +66,7 @@ sns.set_theme(
         "lines.linewidth": 0.9,
         "lines.markersize": 3.2,
         "lines.markeredgewidth": 0.6,
-        "text.parse_math": False,  # a label may hold any character
+        "text.parse_math": False,  # a label may contain any character
         "svg.fonttype": "none",  # text stays text: searchable, and read aloud by a screen reader
     }
     | dict.fromkeys(
@@ -93,7 +93,7 @@ def marker_style(mark: Mark) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawn figure with its title; where it could not be drawn, the reason."""
+    """A drawn figure with its title, or the reason why it could not be drawn."""
 
     figure: Figure
     title: str
@@ -101,13 +101,13 @@ class Picture:
 
 
 class AbsentError(Exception):
-    """A figure cannot be drawn of this study; the text says why."""
+    """A figure cannot be drawn for this study; the text says why."""
 
 
 def laid_out(figure: Figure, handles: Sequence[Artist] = (), columns: int = 1) -> Figure:
-    """Return the figure with a legend above the footer, the rest laid out once above it.
+    """Return the figure with a legend above the footer and the axes above the legend.
 
-    `handles` are the legend's entries, in that many columns.
+    `handles` are the legend's entries, in `columns` columns.
     """
     foot = figure.subplotpars.bottom
     if handles:
@@ -130,9 +130,9 @@ def new_figure(
     notes: Sequence[str] = (),
     stamp: str = "",
 ) -> Figure:
-    """Return an empty figure of that height over a footer: notes, then the engine and a stamp.
+    """Return an empty figure of this height above a footer: notes, then the engine and a stamp.
 
-    The stamp is the study's own, where none is given. It stands beside the engine where it fits.
+    The default stamp is the study's. It stands beside the engine if it fits.
     """
     blocks = "1 block, point estimates" if study.blocks == 1 else f"{study.blocks} blocks"
     label = f" · {study.engine_label}" * study.emulated
@@ -161,7 +161,7 @@ def new_figure(
 def configuration_handles(
     study: StudyTables, shown: Sequence[Configuration] | None = None
 ) -> list[Artist]:
-    """Return legend entries of configurations, all where none are given: line, marker and label."""
+    """Return legend entries (line, marker, label) of configurations, by default all."""
     by_id = marks(study)
     return [
         Line2D([], [], ls=by_id[item.id].line, label=fitted(item.label, LABEL_IN),
@@ -171,7 +171,7 @@ def configuration_handles(
 
 
 def panels(figure: Figure, count: int, across: int, share_x: bool) -> np.ndarray:
-    """Return a grid of `count` panels on one y axis, `across` in a line; those beyond are empty."""
+    """Return `count` panels with one y axis, `across` per row; surplus panels are empty."""
     lines = math.ceil(count / across)
     grid = figure.subplots(lines, min(across, count), squeeze=False, sharex=share_x, sharey=True)
     for axes in grid.flat[count:]:
@@ -180,7 +180,7 @@ def panels(figure: Figure, count: int, across: int, share_x: bool) -> np.ndarray
 
 
 def heat_map(axes: Axes, values: pd.DataFrame, words: pd.DataFrame, **look: Any) -> None:
-    """Colours of the values under their words; a cell without a value is hatched.
+    """Draw the values as colours with texts; a cell without a value is hatched.
 
     `look` holds further keywords of `seaborn.heatmap`.
     """
@@ -198,14 +198,14 @@ def heat_map(axes: Axes, values: pd.DataFrame, words: pd.DataFrame, **look: Any)
 
 
 def reason_text(axes: Axes, x: float, y: float, text: str, **place: Any) -> None:
-    """Write why there is no number, on the hatching; `place` holds keywords of `Axes.text`."""
+    """Write why there is no number, over the hatching; `place` holds keywords of `Axes.text`."""
     axes.text(x, y, text, ha="center", va="center_baseline", zorder=6, bbox=REASON, **place)
 
 
 def log_ticks(axis: Axis, low: float, high: float) -> None:
-    """Plain numbers on a logarithmic axis, fewer per decade the more decades there are.
+    """Label a logarithmic axis with plain numbers, fewer per decade for more decades.
 
-    Ticks without a number stand between them, and show by their distances what axis it is.
+    Unlabelled ticks between them show that the axis is logarithmic.
     """
     decades = math.log10(high / low)
     each: tuple[float, ...] = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
@@ -221,7 +221,7 @@ def log_ticks(axis: Axis, low: float, high: float) -> None:
 def text_width_in(text: str, points: float) -> float:
     """Return width in inches of one line of text in the figures' font."""
     font = get_font(findfont(FontProperties()))
-    # Measured large: at the size of the text the hinting of single glyphs adds up.
+    # Measured at a large size, since at text size the hinting of glyphs adds up.
     font.set_size(20 * points, 72)
     font.set_text(text)
     return float(font.get_width_height()[0]) / 64 / 72 / 20
@@ -237,7 +237,7 @@ def fitted(text: str, width_in: float, points: float = TEXT_PT) -> str:
 
 
 def _broken(text: str, width_in: float) -> list[str]:
-    """Return `text` in lines of at most `width_in`."""
+    """Return `text` broken into lines of at most `width_in` inches."""
     characters = int(len(text) * width_in / text_width_in(text, TEXT_PT))
     while True:
         lines = textwrap.wrap(text.replace(" %", "\u00a0%"), characters)
@@ -260,7 +260,7 @@ def absent(study: StudyTables, title: str, reason: str) -> Picture:
 def save(picture: Picture, folder: Path, name: str) -> None:
     """Write `name`.png and .svg; equal pictures give equal bytes (no date, fixed ids).
 
-    The SVG's description says why a figure is absent: `absent_because` reads it.
+    The SVG's description holds the reason of an absent figure, which `absent_because` reads.
     """
     why = picture.absent_because or None
     for suffix, metadata in (
@@ -274,6 +274,6 @@ def save(picture: Picture, folder: Path, name: str) -> None:
 
 
 def absent_because(svg: bytes) -> str:
-    """Return the reason why a saved picture shows no figure; empty where it shows one."""
+    """Return why a saved picture shows no figure; "" if it shows one."""
     match = re.search(r"<dc:description>(.*?)</dc:description>", svg.decode(), re.DOTALL)
     return html.unescape(match[1]) if match else ""

@@ -1,4 +1,4 @@
-"""The finished study as the figures and the report read it."""
+"""Read a finished study for the figures and the report."""
 
 import re
 import typing
@@ -29,16 +29,14 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True)
 class Configuration:
-    """One configuration of the study, or the launch of plain that is compared with the others."""
+    """One configuration of the study, or plain's launch that is compared with its others."""
 
     id: str
     label: str
 
 
 def frame(rows: Sequence[object], row_type: type) -> pd.DataFrame:
-    """Return rows of a table as a frame with the columns of their class; None where there is no
-    value.
-    """
+    """Return rows as a frame with the columns of their class; None for missing values."""
     columns = [field.name for field in fields(row_type)]
     return pd.DataFrame([vars(row) for row in rows], columns=columns, dtype=object)
 
@@ -46,16 +44,17 @@ def frame(rows: Sequence[object], row_type: type) -> pd.DataFrame:
 def steps_over_plain(
     study: "StudyTables", metric: str = "step_us"
 ) -> dict[str, dict[str, EffectRow]]:
-    """Kind of step to configuration to what its steps take at ref_safe over plain's."""
+    """Return step time above plain's at ref_safe, by kind and configuration."""
     rows = study.of(tables.STEP, "A")
     return _by_kind(row for row in rows if (row.reference, row.metric) == ("ref_safe", metric))
 
 
 def exposed_over_plain(study: "StudyTables") -> tuple[float, dict[str, dict[str, EffectRow]]]:
-    """Return the lowest rate, and an emulated device's wait for the host over plain's there, by
-    kind.
+    """Return the lowest rate, and how much longer an emulated device waits for the host than with
+    plain.
 
-    There steps are shortest and hide least of the host's work. Empty without an emulated device.
+    By kind of step, at that rate, where steps are shortest and hide least of the host's work. Empty
+    without an emulated device.
     """
     whole = {tables.StepGroup(kind).item for kind in tables.KINDS}
     rows = [row for row in study.of(tables.DEVICE, "A")
@@ -72,25 +71,25 @@ def _by_kind(rows: Iterable[EffectRow]) -> dict[str, dict[str, EffectRow]]:
 
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the rows of a table as mappings to Python's own values; None where there is none."""
+    """Return the rows of a table as mappings to Python values; None for missing values."""
     plain = table.astype(object).where(table.notna(), None)
     return typing.cast(list[dict[str, Any]], plain.to_dict("records"))
 
 
 def _table(name: str, _: type[Row]) -> "cached_property[list[Row]]":
-    """Return a table of analysis/ as its rows, read when first asked for."""
+    """Return a property that reads a table of analysis/ on first use."""
     return cached_property(
         lambda study: read_table(study.root / paths.ANALYSIS / name, ROW_TYPES[name])
     )
 
 
 def _document(name: str, kind: type[Row]) -> "cached_property[Row]":
-    """Return a JSON file of the study, read when first asked for."""
+    """Return a property that reads a JSON file of the study on first use."""
     return cached_property(lambda study: read_record(study.root / name, kind))
 
 
 class StudyTables:
-    """A finished study's folder; each table is read once, when first asked for.
+    """The folder of a finished study; each table is read once, on first use.
 
     Raises:
         ArtifactError: study.json is missing, unreadable, or lacks a key.
@@ -111,7 +110,7 @@ class StudyTables:
             Configuration(row["id"], row.get("label", row["id"]))
             for row in self.document["configurations"]
         ]
-        # What loads no connector: the baseline, and controls.
+        # Configurations without a connector: the baseline, and controls.
         self.unconnected = {
             row["id"] for row in self.document["configurations"] if row.get("connector", "") is None
         }
@@ -119,22 +118,22 @@ class StudyTables:
         plains = launched_plains(
             (name for phase in PHASES for name in study.plains(phase)), study.baseline
         )
-        # Its launch that is compared with the others; None where it is launched once.
+        # The baseline's launch that is compared with its others; None if there is only one.
         self.aa: str | None = plains[-1] if len(plains) > 1 else None
 
     @property
     def connectors(self) -> list[Configuration]:
-        """Every configuration but the baseline, in the study's order."""
+        """Return every configuration except the baseline, in the study's order."""
         return [item for item in self.configurations if item.id != self.baseline]
 
     @property
     def compared(self) -> list[Configuration]:
-        """Return what is compared with the baseline: the connectors, and the A/A launch."""
+        """Return the compared configurations: the connectors, and the A/A launch."""
         return [item for item in self.launched if item.id != self.baseline]
 
     @property
     def launched(self) -> list[Configuration]:
-        """Every configuration in the study's order, and the A/A launch if there is one."""
+        """Return every configuration in the study's order, and the A/A launch if any."""
         if self.aa is None:
             return self.configurations
         again = Configuration(self.aa, self.against("plain again (A/A)"))
@@ -152,7 +151,7 @@ class StudyTables:
         return next((item.label for item in self.launched if item.id == config), config)
 
     def labelled(self, words: str) -> str:
-        """Return a sentence with labels in place of the configurations' ids."""
+        """Return a sentence with the configurations' ids replaced by labels."""
         ids = "|".join(re.escape(item.id) for item in self.launched)
         return re.sub(rf"\b({ids})\b", lambda match: self.label(match[0]), words)
 
@@ -167,20 +166,20 @@ class StudyTables:
 
     @cached_property
     def looks(self) -> list[Look]:
-        """The looks that were taken, if any."""
+        """Return the interim analyses of the study."""
         return read_looks(self.root)
 
     def of(self, quantity: str, phase: str | None = None) -> list[EffectRow]:
-        """Return the estimates of a quantity, of one phase if it is named."""
+        """Return the estimates of a quantity, optionally of one phase."""
         return [
             row for row in self.effects if row.quantity == quantity and phase in (None, row.phase)
         ]
 
     def at(self, reference: str, metric: str, quantity: str = tables.TAX) -> dict[str, EffectRow]:
-        """Return configuration -> its estimate in Phase A at a reference rate; empty without such a
+        """Return the Phase A estimate at a reference rate by configuration; empty without such a
         cell.
 
-        A reference rate that equals ref_safe is listed under the name ref_safe only.
+        A reference rate that equals ref_safe is listed only under the name ref_safe.
         """
         return {
             row.config: row
@@ -194,10 +193,10 @@ class StudyTables:
 
     @property
     def pooled(self) -> list[CellRow]:
-        """The rows of Phase A that are pooled over blocks."""
+        """Return the Phase A rows that are pooled over blocks."""
         return [row for row in self.cell_rows if (row.phase, row.block) == ("A", POOLED)]
 
     def skip_reason(self, config: str) -> str | None:
-        """Return why pre-flight left a configuration out, or None if it was run."""
+        """Return why pre-flight skipped a configuration, or None if it was run."""
         status = self.preflight.get(config)
         return None if status is None or status["include"] else str(status["reason"])

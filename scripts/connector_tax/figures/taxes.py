@@ -29,8 +29,8 @@ def _panels(
     grid: np.ndarray, table: pd.DataFrame, labels: Sequence[str], ends: Sequence[float],
     at: str = "", logarithmic: bool = False,
 ) -> Iterator[tuple[Axes, pd.DataFrame]]:  # fmt: skip
-    """Yield a panel for each metric with its rows, on one scale that holds `ends`, over its A/A
-    band.
+    """Yield a panel for each metric with its rows, on a common scale that includes `ends`, with A/A
+    bands.
     """
     for axes, (metric, panel) in zip(grid, table.groupby("metric", sort=False), strict=True):
         rows.tax_scale(axes, ends, logarithmic=logarithmic)
@@ -39,7 +39,7 @@ def _panels(
         yield axes, panel
 
 
-# ---- figure 4: the gap between both reference rates is what queueing adds near saturation
+# ---- figure 4: the gap between the reference rates shows what queueing adds near saturation
 
 BARS_IN = 0.24
 HATCH = "//////"
@@ -47,9 +47,7 @@ GAP_ENDS = ["gap", "gap_lo", "gap_hi"]
 
 
 def bars(study: StudyTables) -> Figure:
-    """Draw bars of tax(config) with intervals over the A/A band; one panel per metric, on one
-    scale.
-    """
+    """Draw bars of each tax with its interval over the A/A band, in one panel per metric."""
     rows.need_ref_safe(study)
     rates = study.reference
     one_rate = rates["ref_load"] == rates["ref_safe"]
@@ -95,7 +93,7 @@ def _bars(study: StudyTables, axes: Axes, panel: pd.DataFrame, references: Seque
         rows.beside(axes, -0.75, "gap, pp")
 
 
-# ---- figure 5: the last map is the A/A comparison: what the colours of the others are worth
+# ---- figure 5: the last map is the A/A comparison, which shows the noise of the others' colours
 
 ACROSS = 2
 CELL_IN = 0.22
@@ -104,7 +102,7 @@ CIRCLE, TRIANGLE = "○", "▽"
 
 
 def heat_maps(study: StudyTables) -> Figure:
-    """Draw heat maps on one diverging scale centred at 0; a circle marks intervals with 0."""
+    """Draw heat maps on one diverging scale; a circle marks intervals that include 0."""
     table = _by_shape(study)
     if table.empty:
         raise style.AbsentError("the study has no Phase B, the sweep over shapes.")
@@ -115,7 +113,7 @@ def heat_maps(study: StudyTables) -> Figure:
     widest = max(style.text_width_in(words, style.TEXT_PT) for words in table["words"])
     cell_in = CELL_IN
     if widest > MAP_IN / len(outputs):
-        # The marks stand on their own line.
+        # Marks have a line of their own.
         table["words"] = table["words"].str.replace(" ", "\n")
         cell_in = 1.2 * CELL_IN
     limit = max([3 * margin, *map(abs, rows.numbers(table, ["tax"]))])
@@ -148,8 +146,8 @@ def heat_maps(study: StudyTables) -> Figure:
 
 
 def _colors(margin: float) -> ListedColormap:
-    """Return colours: red above zero, blue below, grey within the margin, a share of the scale's
-    end.
+    """Return colours: red above zero, blue below, grey within the margin (a share of the scale's
+    end).
     """
     ends = np.linspace(-1, 1, 512)
     colors = colormaps["RdBu_r"]((1 + ends) / 2)
@@ -158,7 +156,7 @@ def _colors(margin: float) -> ListedColormap:
 
 
 def _by_shape(study: StudyTables) -> pd.DataFrame:
-    """Return each configuration's tax in each shape, with the words of its cell."""
+    """Return each configuration's tax for each shape, with the text of its cell."""
     table = rows.measured(study, "B").query("metric == 'ttft_p90'")
     columns = ["cell", "input_tokens", "output_tokens"]
     shapes = pd.DataFrame(study.document["cells"]["B"], columns=columns)
@@ -173,7 +171,7 @@ def _by_shape(study: StudyTables) -> pd.DataFrame:
 
 
 def _cell_text(row: dict[Any, Any]) -> str:
-    """Return a tax in per cent with its marks, or why there is none."""
+    """Return a tax in per cent with its marks, or why there is no tax."""
     if row["tax"] is None:
         return str(row["status"])
     marks = CIRCLE * bool(row["interval_includes_0"]) + TRIANGLE * bool(row["mark"])
@@ -195,11 +193,12 @@ def _notes(study: StudyTables, table: pd.DataFrame, margin: float) -> list[str]:
 
 
 def other_waits(study: StudyTables) -> str:
-    """Return where requests wait otherwise than plain's for the step with their prompt.
+    """Return text on cells where requests wait longer or shorter for their prompt's step than
+    plain's.
 
-    Fixed arrivals alone make such a difference (docs/decisions.md); with others longer steps may.
-    Named are the configurations and cells of Phase B with an interval off zero, where the waits
-    make more of the TTFT than its margin. Empty: none.
+    Fixed arrivals alone can cause such a difference (docs/decisions.md); with other arrivals longer
+    steps may. Lists configurations and cells of Phase B whose interval excludes zero and whose
+    difference exceeds the margin of TTFT; "" if there are none.
     """
     margin = margin_of(study.settings["statistics"]["margins"], "ttft_p50")
     ttft = {(r.config, r.cell): r.base for r in study.of(TAX, "B") if r.metric == "ttft_p50"}
@@ -230,9 +229,7 @@ DOTTED: dict[str, Any] = {"color": "black", "lw": 0.9, "ls": (0, (1, 1.2)), "zor
 
 
 def additivity(study: StudyTables) -> Figure:
-    """Draw bars of both parts, of their sum with its interval, and of the stack, over the A/A
-    band.
-    """
+    """Draw bars of both parts, their sum with its interval, and the stack, over the A/A band."""
     rows.need_ref_safe(study)
     labels = {item.id: item.label for item in study.configurations} | {SUM: SUM}
     shown = (*PARTS, SUM, STACKED)
@@ -258,10 +255,10 @@ def additivity(study: StudyTables) -> Figure:
 
 
 def _with_sums(taxes: pd.DataFrame, tolerance: float) -> pd.DataFrame:
-    """Return the taxes with the rows of the sums filled in, where both parts have a tax.
+    """Return the taxes with rows of the sums filled in, if both parts have a tax.
 
-    A sum's ends are the sums of its parts' ends. Conservative: it holds whatever the dependence of
-    the two (they share plain's launches).
+    A sum's ends are the sums of its parts' ends. This is conservative: it holds for any dependence
+    of the two taxes, which share plain's launches.
     """
     filled = [row | dict.fromkeys(TOLERANCE) for row in records(taxes)]
     for start in range(0, len(filled), 4):
@@ -280,7 +277,7 @@ def _with_sums(taxes: pd.DataFrame, tolerance: float) -> pd.DataFrame:
 
 
 def _parts(study: StudyTables, axes: Axes, panel: pd.DataFrame) -> None:
-    """A bar per row with its interval; the sum's is its parts end to end, between dotted ends."""
+    """Draw a bar per row with its interval; the sum's bar joins its parts, between dotted ends."""
     marks, bars = style.marks(study), records(panel)
     for y, row in enumerate(bars):
         if not rows.value(axes, y, row, height=0.75):
@@ -295,7 +292,7 @@ def _parts(study: StudyTables, axes: Axes, panel: pd.DataFrame) -> None:
             axes.plot([end, end], [y - 0.45, y + 0.45], **DOTTED)
 
 
-# ---- figure 9: what was measured, how sure, and what was expected
+# ---- figure 9: measured taxes, their intervals, and the prior
 
 FOREST_IN = 0.28
 MARGIN: dict[str, Any] = {"color": "#7c6a3c", "lw": 0.8, "ls": (0, (1, 1.5))}
@@ -303,9 +300,7 @@ PRIOR: dict[str, Any] = rows.OVERLOAD | {"marker": "D", "ms": 4}
 
 
 def priors(study: StudyTables) -> dict[str, float]:
-    """Return the TTFT p90 taxes of the earlier trace replay (8 instances, saturated), by
-    configuration.
-    """
+    """Return the TTFT p90 taxes of the earlier trace replay (8 instances, saturated), by id."""
     values = study.settings["hypotheses"]["prior"]
     plain = values["plain_ttft_p90_s"]
     return {
@@ -315,7 +310,7 @@ def priors(study: StudyTables) -> dict[str, float]:
 
 
 def forest(study: StudyTables) -> Figure:
-    """Draw a forest plot per metric, with the numbers, their intervals and verdicts written out."""
+    """Draw a forest plot per metric, with numbers, intervals and verdicts as text."""
     rows.need_ref_safe(study)
     table = rows.taxes(study, [item.id for item in study.compared])
     expected = table["metric"] == "ttft_p90"

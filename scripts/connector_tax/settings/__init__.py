@@ -1,1 +1,1 @@
-"""Settings that vLLM resolves for a model and a connector, without a server, weights or a GPU."""
+"""Resolve vLLM's settings for a model and a connector, without a server, weights or a GPU."""

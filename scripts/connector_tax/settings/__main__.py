@@ -1,4 +1,4 @@
-"""`connector-tax settings`: what a KV connector changes of vLLM's settings, without a GPU."""
+"""`connector-tax settings`: show how a KV connector changes vLLM's settings, without a GPU."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ from connector_tax.settings.arguments import parse
 from connector_tax.settings.matrix import (
     Matrix,
     Row,
-    asked,
+    answer_key,
     connectors_of,
     rows_of,
     status_of,
@@ -38,7 +38,7 @@ ENVIRONMENT_VARIABLES = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Answer; the exit status says whether something differs, or is not resolved."""
+    """Print the matrix; return an exit status for differences and unresolved rows."""
     options = parse(argv)
     began = time.monotonic()
     try:
@@ -69,17 +69,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check_names(names: list[str]) -> None:
-    """Check that each model has its own name, by which its rows are found.
+    """Check that each model has a unique name, which identifies its rows.
 
     Raises:
-        ArtifactError: two have the same.
+        ArtifactError: two models have the same name.
     """
     if twice := [name for name in names if names.count(name) > 1]:
-        raise ArtifactError(f"--model: {twice[0]!r} is the name of two models; allowed: one")
+        raise ArtifactError(
+            f"--model: {twice[0]!r} is the name of two models; give each model its own name"
+        )
 
 
 def request_of(options: Namespace, models: list[Model], proof: Model) -> Request:
-    """Return the request that the options ask for."""
+    """Return the request for these options."""
     named: list[Case] = [*map(requests.connector, options.connector), *options.kv_transfer_config]
     cases = [requests.plain(), *named] if named else requests.all_cases()
     hidden = {} if options.python else {"CUDA_VISIBLE_DEVICES": ""}
@@ -101,11 +103,11 @@ def request_of(options: Namespace, models: list[Model], proof: Model) -> Request
 
 
 def resolve(python: str, request: Request) -> Matrix:
-    """Return the matrix of a request, printing each row's name as it is resolved.
+    """Return the matrix of a request; print each row's name as it is resolved.
 
     Raises:
-        UnresolvedError: the interpreter has no vLLM that can answer.
-        ArtifactError: a connector is not registered, or vLLM does not take its arguments.
+        UnresolvedError: the interpreter has no suitable vLLM.
+        ArtifactError: a connector is not registered, or vLLM rejects its arguments.
     """
     with started(python, request) as messages:
         head = next(messages)
@@ -123,7 +125,7 @@ def resolve(python: str, request: Request) -> Matrix:
         connectors = connectors_of(second["cases"], second["packages"])
         rows = list(rows_of(_shown(messages)))
     vllm = {key: value for key, value in head.items() if key != "kind"}
-    return {"vllm": vllm, "request": asked(request), "connectors": connectors, "rows": rows}
+    return {"vllm": vllm, "request": answer_key(request), "connectors": connectors, "rows": rows}
 
 
 def _shown(messages: Iterator[Message]) -> Iterator[Message]:
@@ -155,7 +157,7 @@ def own_python() -> str:
 
 
 def _fetch(python: str, model: Model) -> None:
-    """Bring the small files of a hub's model into its cache.
+    """Fetch the small files of a hub's model into the cache.
 
     Raises:
         UnresolvedError: they cannot be fetched.
@@ -170,12 +172,12 @@ def _fetch(python: str, model: Model) -> None:
 
 
 def lines(values: Sequence[object]) -> str:
-    """Return values as JSON, a line for each."""
+    """Return values as JSON, one per line."""
     return ",\n  ".join(json.dumps(value, ensure_ascii=False) for value in values)
 
 
 def json_text(matrix: Matrix) -> str:
-    """Return the matrix as JSON, a line for each row."""
+    """Return the matrix as JSON, with one row per line."""
     rows: Sequence[Row] = matrix["rows"]
     return (
         f'{{"vllm": {json.dumps(matrix["vllm"])},\n "request": {json.dumps(matrix["request"])},\n'

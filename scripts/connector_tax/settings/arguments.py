@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from connector_tax.commands import AnsweringParser
 from connector_tax.settings.request import MODELS, given
 
-EPILOG = """exit status: 0 no connector changes anything, 1 one does, or vLLM refuses it,
+EPILOG = """exit status: 0 no connector changes anything, 1 a connector does, or vLLM rejects it,
 3 a row could not be resolved, 64 the command line is wrong."""
 GPUS = ("h200", "h100", "a100")
-# Arguments of vLLM that this command sets, and what sets them.
+# Argument of vLLM that this command sets -> the option that sets it.
 _OURS = {
     "--model": "--model",
     "--kv-transfer-config": "--connector or --kv-transfer-config",
@@ -24,7 +24,7 @@ _OURS = {
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Return the options, checked; end the process with status 64 and a line where one is wrong."""
+    """Return the checked options; on an error print a line and exit with status 64."""
     parser = AnsweringParser(
         prog="connector-tax settings",
         description="What does a KV connector change of vLLM's settings and KV cache capacity?"
@@ -35,7 +35,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     whose = parser.add_mutually_exclusive_group()
-    whose.add_argument("--python", metavar="PATH", help="interpreter of a vLLM of your own, on its"
+    whose.add_argument("--python", metavar="PATH", help="Python of another vLLM, resolved on its"
                        " own platform [that of `make vllm-settings`]")  # fmt: skip
     whose.add_argument("--gpu", choices=GPUS, default=None,
                        help="GPU that vLLM sees [h200]")  # fmt: skip

@@ -1,9 +1,9 @@
-"""Record what each minor version of vLLM makes of connectors: `make vllm-history`.
+"""Record how each minor version of vLLM resolves connectors: `make vllm-history`.
 
 One version at a time from envs/vllm-history/versions.lock is unpacked, without compiled files, over
 the environment vllm-settings. It resolves the configuration of gpt-oss-20b's shape with each
-connector, by itself and with the flag that asks for the hybrid KV cache manager; then it is
-deleted. Its record stays: docs/results/records/history/VERSION.json.
+connector, with and without the flag for the hybrid KV cache manager, and is then deleted. The
+record is kept: docs/results/records/history/VERSION.json.
 """
 
 import argparse
@@ -44,7 +44,7 @@ _VERSION = re.compile(r"^vllm(?:-cpu)?==([\w.]+)")
 
 
 class Record(TypedDict):
-    """The rows of one version; connectors that it does not register have none."""
+    """The rows of one version; connectors that it does not register have no row."""
 
     vllm: dict[str, Any]
     rows: list[Row]
@@ -62,10 +62,10 @@ def locks(text: str) -> dict[str, str]:
 
 
 def unpack(lock: str, python: str, folder: Path) -> None:
-    """Unpack what a lock names into a folder; of vLLM the Python files alone.
+    """Unpack a lock's packages into a folder; of vLLM only the Python files.
 
     Raises:
-        UnresolvedError: a wheel cannot be fetched, or is not the one of the lock.
+        UnresolvedError: a wheel cannot be fetched, or differs from the lock.
     """
     with tempfile.TemporaryDirectory() as name:
         wheels = Path(name)
@@ -108,10 +108,10 @@ def record(python: str, version: str, lock: str) -> Record:
     """Return what a version resolves.
 
     Raises:
-        UnresolvedError: the version cannot be fetched or asked, or leaves a row open.
+        UnresolvedError: the version cannot be fetched or run, or leaves a row unresolved.
     """
     with tempfile.TemporaryDirectory(prefix="connector-tax-history-") as name:
-        # A folder of this name: frames of errors are shown from there on.
+        # A folder of this name, from which on the frames of errors are shown.
         folder, scratch = Path(name, "site-packages"), Path(name, "models")
         for made in (folder, scratch):
             made.mkdir()
@@ -135,7 +135,7 @@ def record(python: str, version: str, lock: str) -> Record:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Record the versions that are named; without a name all of the lock."""
+    """Record the named versions, by default all of the lock."""
     by_version: Mapping[str, str] = locks(LOCK.read_text(encoding="utf-8"))
     parser = argparse.ArgumentParser(
         prog="python -m connector_tax.settings.history", description=main.__doc__

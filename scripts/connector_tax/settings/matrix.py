@@ -1,4 +1,4 @@
-"""The settings matrix: what each connector changes of each model's settings, beside plain's."""
+"""The settings matrix: what each connector changes in each model's settings, relative to plain."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NotRequired, TypedDict
@@ -13,7 +13,7 @@ from connector_tax.settings.request import (
 )
 from connector_tax.settings.run import Message, UnresolvedError
 
-# vLLM versions whose matrix was made and read by this project.
+# vLLM versions whose matrix this project has made and checked.
 TESTED = ("0.32.0",)
 
 State = Literal["resolves", "refuses", "not resolved"]
@@ -21,7 +21,7 @@ RESOLVES: State = "resolves"
 REFUSES: State = "refuses"
 NOT_RESOLVED: State = "not resolved"
 
-# Errors of a program, not decisions of vLLM.
+# Types of programming errors, which are not decisions of vLLM.
 _DEFECTS = {
     "AttributeError",
     "ContractError",
@@ -31,7 +31,7 @@ _DEFECTS = {
     "TypeError",
     "UnboundLocalError",
 }
-# Files of vLLM that decide on the configuration and the KV cache.
+# Files of vLLM that determine the configuration and the KV cache.
 _DECIDES = (
     "vllm/config/",
     "vllm/distributed/kv_transfer/",
@@ -52,9 +52,9 @@ class Capacity(TypedDict):
 
     Attributes:
         length: tokens of a request.
-        requests: requests of that length at once; absent where `reason` says why.
+        requests: number of concurrent requests of that length; absent with a `reason`.
         blocks: KV cache blocks.
-        tokens: tokens of the KV cache, as vLLM reports them; null where the version does not.
+        tokens: tokens of the KV cache as vLLM reports them; null if this version does not.
     """
 
     length: int
@@ -68,10 +68,10 @@ class Row(TypedDict):
     """One model with one connector.
 
     Attributes:
-        reason: vLLM's line where it refuses, or why the row is not resolved.
+        reason: vLLM's error line if it rejects the case, or why the row is not resolved.
         at: the last frame of that error.
-        settings: all settings of plain; of the others those that differ from plain's.
-        notes: what vLLM logged with this connector and not with plain.
+        settings: for plain all settings; for connectors those that differ from plain's.
+        notes: lines that vLLM logged with this connector and not with plain.
     """
 
     model: str
@@ -89,8 +89,8 @@ class Connector(TypedDict):
 
     Attributes:
         transfer: its configuration.
-        packages: modules that it needs to start; whether each is installed.
-        started: whether this project starts all its connectors in a study.
+        packages: whether each module that it needs to start is installed.
+        started: whether a study of this project starts all its connectors.
     """
 
     name: str
@@ -109,7 +109,7 @@ class Matrix(TypedDict):
 
 
 def state_of(cell: Message, plain: State | None) -> State:
-    """Return whether a cell resolves, vLLM refuses it, or neither is known.
+    """Return whether a cell resolves, is rejected by vLLM, or is not resolved.
 
     Args:
         cell: a message of the program.
@@ -127,7 +127,7 @@ def state_of(cell: Message, plain: State | None) -> State:
 
 
 def _reason(cell: Mapping[str, Any]) -> tuple[str, str]:
-    """Return why a cell has no result, and where: the last frame."""
+    """Return why a cell has no result, and the last frame of the error."""
     if "died" in cell:
         return f"the process ended with {cell['died']}", "unknown"
     error = cell["error"]
@@ -145,10 +145,10 @@ def _capacity(entry: Mapping[str, Any]) -> Capacity:
 
 
 def rows_of(cells: Iterable[Message]) -> Iterator[Row]:
-    """Yield a row for each cell; plain is a model's first.
+    """Yield a row for each cell; a model's first row is plain.
 
     Raises:
-        UnresolvedError: vLLM does not register a connector that is asked for.
+        UnresolvedError: vLLM does not register a requested connector.
     """
     settings: dict[str, Any] = {}
     notes: set[str] = set()
@@ -177,7 +177,7 @@ def rows_of(cells: Iterable[Message]) -> Iterator[Row]:
 
 
 def connectors_of(cases: Iterable[Case], packages: Mapping[str, bool]) -> list[Connector]:
-    """Return the connectors of the cases, with what they need to start."""
+    """Return the connectors of the cases, with the packages that they need to start."""
     known = started()
     connectors: list[Connector] = []
     for case in cases:
@@ -194,8 +194,8 @@ def connectors_of(cases: Iterable[Case], packages: Mapping[str, bool]) -> list[C
     return connectors
 
 
-def asked(request: Request) -> dict[str, Any]:
-    """Return what of a request decides its answer."""
+def answer_key(request: Request) -> dict[str, Any]:
+    """Return the parts of a request that determine its answer."""
     return {
         "gpu": request["gpu"],
         "kv_gib": request["kv_gib"],
@@ -207,7 +207,7 @@ def asked(request: Request) -> dict[str, Any]:
 
 
 def differs(row: Row, plain: Row) -> bool:
-    """Return whether a connector changes a setting, the capacity, or that vLLM starts."""
+    """Return whether a connector changes a setting, the capacity, or whether vLLM starts."""
     return bool(row["settings"]) or row["capacity"] != plain["capacity"] or row["state"] == REFUSES
 
 
@@ -222,7 +222,7 @@ def models_of(matrix: Matrix) -> list[str]:
 
 
 def status_of(matrix: Matrix) -> int:
-    """Return the exit status: 3 where a row is not resolved, 1 where one differs, else 0."""
+    """Return the exit status: 3 if a row is not resolved, 1 if a row differs, else 0."""
     rows = matrix["rows"]
     if any(row["state"] == NOT_RESOLVED for row in rows):
         return 3

@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 from connector_tax.config import DEFAULTS, load_configurations
 from connector_tax.files import ArtifactError, read_json
 
-# Shapes in config/models that are resolved where no model is named.
+# Shapes in config/models that are resolved by default.
 MODELS = (
     "Qwen3-8B",
     "Qwen3-30B-A3B",
@@ -21,17 +21,17 @@ MODELS = (
 )
 # Lengths at which the capacity is resolved besides the model's own.
 LENGTHS = (8192, 32768)
-# The shape that proves that a vLLM can answer.
+# The shape that tests whether a vLLM works with this program.
 PROOF = "tiny-qwen3"
 PLAIN = "plain"
-# Extra configuration without which a connector cannot be resolved, or means nothing.
+# Extra configuration that a connector needs to be resolved or to be meaningful.
 _HOST_CACHE = {"cpu_bytes_to_use": 1 << 30}
 EXTRA: Mapping[str, Mapping[str, Any]] = {
     "OffloadingConnector": _HOST_CACHE,
     "SimpleCPUOffloadConnector": _HOST_CACHE,
     "ExampleConnector": {"shared_storage_path": "kv-storage"},
 }
-# The package that a connector needs to start, by how its name begins; others are part of vLLM.
+# Beginning of a connector's name -> package that it needs to start; others are part of vLLM.
 PACKAGES = {
     "Nixl": "nixl",
     "Mooncake": "mooncake",
@@ -46,8 +46,8 @@ class Case(TypedDict):
     """A way to start vLLM: a connector's configuration, or none.
 
     Attributes:
-        registered: the connector's name where vLLM must have registered it.
-        arguments: further arguments of vLLM for this case alone.
+        registered: the connector's name if vLLM must have registered it.
+        arguments: further arguments of vLLM, only for this case.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Request(TypedDict):
     """The input of `inside/resolve.py`.
 
     Attributes:
-        gpu: the GPU that stands in, None for vLLM's own platform.
+        gpu: the emulated GPU; None: vLLM's own platform.
         proof: the model whose plain row must resolve before any other is tried.
         every: add a case for each registered connector that has none.
         capacity: resolve the KV cache too, not only the configuration.
@@ -144,7 +144,7 @@ def given(text: str) -> Case:
     """Return the case of a `--kv-transfer-config`.
 
     Raises:
-        ValueError: no JSON object, or it names no connector.
+        ValueError: it is not a JSON object, or has no connector name.
     """
     try:
         value = json.loads(text)
@@ -168,7 +168,7 @@ def connectors_in(configuration: Mapping[str, Any] | None) -> list[str]:
 
 
 def package_of(name: str) -> str | None:
-    """Return the module that a connector needs to start; None where it is part of vLLM."""
+    """Return the module that a connector needs to start; None if it is part of vLLM."""
     return next((module for start, module in PACKAGES.items() if name.startswith(start)), None)
 
 
@@ -208,6 +208,6 @@ def model(name: str, scratch: Path) -> Model:
 
 
 def names_of(cases: Sequence[Case]) -> list[str]:
-    """Return the modules that these cases' connectors need, and all known modules."""
+    """Return the modules that these cases' connectors need, with all known modules."""
     names = {package_of(name) for case in cases for name in connectors_in(case["transfer"])}
     return sorted({*PACKAGES.values(), *(name for name in names if name)})

@@ -1,4 +1,4 @@
-"""Run the program in vLLM's interpreter, and read its answers as they come."""
+"""Run the program in vLLM's interpreter, and yield its messages as they come."""
 
 import json
 import os
@@ -18,7 +18,7 @@ Message = dict[str, Any]
 
 
 class UnresolvedError(Exception):
-    """The program cannot answer; the text says why."""
+    """The program cannot answer; the text gives the cause."""
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def started(
         (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
         reading, writing = os.pipe()
         command = [python, str(PROGRAM), str(folder / "request.json"), str(writing)]
-        # Its own cache: nothing is read from earlier runs, and nothing stays.
+        # A separate cache: nothing is read from earlier runs, and nothing is left.
         environment = os.environ | {"VLLM_CACHE_ROOT": str(folder / "cache"),
                                     "TMPDIR": name}  # fmt: skip
         if packages is not None:

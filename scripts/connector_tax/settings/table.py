@@ -1,4 +1,4 @@
-"""The settings matrix as text, Markdown and CSV."""
+"""Render the settings matrix as text, Markdown and CSV."""
 
 import csv
 import io
@@ -19,7 +19,7 @@ from connector_tax.settings.matrix import (
 )
 from connector_tax.settings.request import PLAIN
 
-# Settings with a column; what else a connector changes stands in the last one.
+# Settings with a column of their own; other changes are in the last column.
 _COLUMNS = {"hybrid_manager": "hybrid manager", "groups": "groups", "layout": "layout",
             "graphs": "graphs"}  # fmt: skip
 # Settings in the line above a table, unless they have a column.
@@ -57,7 +57,7 @@ def _value(value: Any) -> str:
 
 
 def heading(matrix: Matrix, model: str) -> str:
-    """Return what is the same for all of a model's rows, in a line."""
+    """Return a line with the values that all of a model's rows share."""
     settings = plain_of(matrix, model)["settings"]
     words = [model]
     if "max_model_len" in settings:
@@ -123,7 +123,7 @@ def remarks(matrix: Matrix, model: str) -> Iterator[str]:
 
 
 def _noted(matrix: Matrix, model: str) -> Iterator[str]:
-    """Yield what vLLM logged with a connector and not with plain, each line once."""
+    """Yield the lines that vLLM logged with a connector and not with plain, each once."""
     lines: dict[str, list[str]] = {}
     for row in matrix["rows"]:
         for note in row["notes"]:
@@ -133,7 +133,7 @@ def _noted(matrix: Matrix, model: str) -> Iterator[str]:
 
 
 def origin(matrix: Matrix) -> list[str]:
-    """Return whose vLLM answered and what was asked, in lines."""
+    """Return lines on the vLLM and the request behind the matrix."""
     vllm, request = matrix["vllm"], matrix["request"]
     stands_in = f" (not there; --gpu {request['gpu']})" if request["gpu"] else ""
     extra = "".join(f" {word}" for word in request["arguments"])
@@ -178,7 +178,7 @@ def _line(line: Sequence[Cell], widths: Sequence[int], *, bold: bool = False) ->
 
 
 def _packages(matrix: Matrix) -> Iterator[str]:
-    """Yield which connectors could not start for want of a package, or were never started here."""
+    """Yield connectors that cannot start without a package, and those never started here."""
     absent = [
         f"{connector['name']} ({', '.join(missing)})"
         for connector in matrix["connectors"]
@@ -197,7 +197,7 @@ def _packages(matrix: Matrix) -> Iterator[str]:
 
 
 def summary(matrix: Matrix) -> str:
-    """Return the counts in a line."""
+    """Return a line with the counts."""
     rows = [row for row in matrix["rows"] if row["connector"] != PLAIN]
     counts = {state: sum(row["state"] == state for row in matrix["rows"]) for state in _STARTS}
     fewer = sum(any(cell.differs for cell in cells(row, plain_of(matrix, row["model"])))

@@ -1,1 +1,1 @@
-"""Programs that run in vLLM's interpreter; they import nothing of this package."""
+"""Programs that run in vLLM's interpreter and import nothing of this package."""

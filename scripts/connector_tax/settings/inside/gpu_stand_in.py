@@ -1,10 +1,10 @@
-"""vLLM's CUDA platform with a GPU that is not there.
+"""Provide vLLM's CUDA platform with a GPU that does not exist.
 
 For the environment envs/vllm-settings: the Python files of vLLM's CUDA build, a CPU torch, triton.
-What asks for the device (its capability, its memory, whether a kernel supports a shape) gets the
-answers of one GPU; nothing is computed. Imports the standard library, torch, triton and vLLM.
+Queries about the device (capability, memory, whether a kernel supports a shape) get the values of
+one GPU model; nothing is computed. Imports the standard library, torch, triton and vLLM.
 
-`install` must run before anything else of vLLM is imported.
+Call `install` before anything else of vLLM is imported.
 """
 
 import importlib.abc
@@ -34,7 +34,7 @@ GPUS = {
 }
 DEVICES = 8
 CUDA_VERSION = "12.9"
-# Compiled modules of vLLM, whose import registers operators; here it registers none.
+# Compiled modules of vLLM; here their import registers no operators.
 _COMPILED = re.compile(r"vllm\.(?:vllm_flash_attn\.)?_\w*C\w*$|vllm\.cumem_allocator$")
 # Python files that come with compiled kernels and may be missing too.
 _KERNELS = re.compile(r"vllm\.vllm_flash_attn(?:\.|$)")
@@ -43,7 +43,7 @@ _HIDDEN = ("nixl_ep",)
 
 
 class Nothing:
-    """A stream, event or function of a missing module: every attribute does nothing."""
+    """A stream, event or function of a missing module, whose attributes all do nothing."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
@@ -53,7 +53,7 @@ class Nothing:
 
 
 class Operator:
-    """An operator of a missing library. It supports whatever it is asked for."""
+    """An operator of a missing library, which claims to support everything."""
 
     def __init__(self, name: str) -> None:
         self.__name__ = name
@@ -68,13 +68,13 @@ class Operator:
 
 
 class Modules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """An importer that answers for modules of one pattern with empty ones."""
+    """An importer of empty modules for one name pattern."""
 
     def __init__(self, pattern: re.Pattern[str], *, package: bool) -> None:
         self._pattern, self._package = pattern, package
 
     def find_spec(self, fullname: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
-        """Return a spec where the pattern has the module's name."""
+        """Return a spec if the module's name matches the pattern."""
         if not self._pattern.match(fullname):
             return None
         return importlib.machinery.ModuleSpec(
@@ -88,7 +88,7 @@ class Modules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Give a package functions that do nothing."""
+        """Fill a package with functions that do nothing."""
         if self._package:
             module.__dict__["__getattr__"] = _function_that_does_nothing
 
@@ -103,8 +103,8 @@ class Operators:
     """The lookup of `torch.ops`, with operators of missing libraries.
 
     Attributes:
-        all_exist: answer for every operator of a namespace with an underscore, not only for those
-            that tell what is supported. On while a model is instantiated.
+        all_exist: provide every operator of a namespace with an underscore, not only those that
+            report support. Set while a model is instantiated.
     """
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class Operators:
 
 
 def install(gpu: Gpu) -> Operators:
-    """Make vLLM of this process find its CUDA platform and `gpu`, eight times.
+    """Make this process's vLLM see its CUDA platform with eight GPUs of type `gpu`.
 
     Raises:
         AttributeError, ImportError: this version of torch, triton or vLLM has other names.

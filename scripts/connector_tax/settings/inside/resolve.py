@@ -1,17 +1,16 @@
-"""Resolve what vLLM makes of models and connectors: no server, no weights, no memory of a device.
+"""Resolve vLLM's settings for models and connectors, without server, weights or device memory.
 
-Runs in the interpreter of a vLLM and imports the standard library, torch and vLLM only. For each
-model and connector a forked process follows a starting server: configuration, model class on the
+Runs in vLLM's interpreter and imports only the standard library, torch and vLLM. For each model and
+connector a forked process repeats the steps of a starting server: configuration, model class on the
 `meta` device, each layer's KV cache spec, and `EngineCore._initialize_kv_caches` with an executor
-that only says how much memory there is. Resolving writes environment variables, hence one process
-for each.
+that only reports a memory size. Each pair has its own process because resolving sets environment
+variables.
 
 usage: resolve.py REQUEST FD
 
 REQUEST is a JSON file (`connector_tax.settings.request.Request`); JSON lines go to descriptor FD:
 `vllm`, then `missing` (names, or plain of the tiny model, that the proof did not find), or
-`connectors`, a `cell` for every model and case, and `end`; `failed` where an error ends the
-program.
+`connectors`, a `cell` for every model and case, and `end`; `failed` if an error ends the program.
 """
 
 import argparse
@@ -30,7 +29,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-# What is used of vLLM: module, name, parameters that are passed. Checked before anything else.
+# Used parts of vLLM: module, name, passed parameters. Checked before anything else.
 USED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("vllm.engine.arg_utils", "EngineArgs.add_cli_args", ("parser",)),
     ("vllm.engine.arg_utils", "EngineArgs.from_cli_args", ("args",)),
@@ -50,7 +49,7 @@ USED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("vllm.distributed.kv_transfer.kv_connector.v1", "KVConnectorRole.SCHEDULER", ()),
     ("vllm.model_executor.models.registry", "_run_in_subprocess", ("fn",)),
 )
-# Of what the KV cache is resolved with, beyond the configuration.
+# Parts used to resolve the KV cache.
 USED_FOR_CACHE: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("vllm.config", "set_current_vllm_config", ("vllm_config",)),
     ("vllm.config", "CompilationMode.NONE", ()),
@@ -72,15 +71,15 @@ Json = dict[str, Any]
 
 
 class ContractError(AttributeError):
-    """vLLM asks a stand-in of this file for something that it does not have."""
+    """vLLM uses an attribute that a stand-in of this file lacks."""
 
 
 class ArgumentsError(Exception):
-    """vLLM's own parser refuses the arguments."""
+    """vLLM's own parser rejects the arguments."""
 
 
 def found(module: str, name: str, parameters: tuple[str, ...]) -> str | None:
-    """Return what is missing of a used name: itself, or parameters of its signature."""
+    """Return what is missing of a used name: the name itself, or parameters of its signature."""
     try:
         value: Any = importlib.import_module(module)
     except Exception as error:
@@ -101,9 +100,9 @@ def found(module: str, name: str, parameters: tuple[str, ...]) -> str | None:
 
 
 class Executor:
-    """An engine core's executor that has memory for the KV cache and nothing else.
+    """An executor for an engine core that only reports memory for the KV cache.
 
-    Stands for the engine core itself too, whose method is called with it.
+    It also stands in for the engine core, whose method is called with it.
     """
 
     available_gpu_memory_for_kv_cache = -1
@@ -136,7 +135,7 @@ class Executor:
         """Compile nothing."""
 
     def collective_rpc(self, *_: Any, **__: Any) -> None:
-        """Tell no worker."""
+        """Do nothing, since there are no workers."""
 
     def __getattr__(self, name: str) -> Any:
         raise ContractError(f"Executor.{name}")
@@ -145,7 +144,7 @@ class Executor:
 class Notes:
     """The first line of each warning that vLLM logs in this process.
 
-    It stands before every logger's handlers, which vLLM configures anew while it resolves.
+    It precedes every logger's handlers, which vLLM reconfigures while it resolves.
     """
 
     def __init__(self) -> None:
@@ -162,7 +161,7 @@ class Notes:
 
 @contextmanager
 def on_meta() -> Iterator[None]:
-    """Make every tensor on the `meta` device, also where code names another device."""
+    """Create every tensor on the `meta` device, even if code names another device."""
     import torch
     from torch.overrides import TorchFunctionMode
 
@@ -183,9 +182,9 @@ def on_meta() -> Iterator[None]:
 
 
 def first_line(text: str) -> str:
-    """Return the first line of a text, with the next where it ends in a colon.
+    """Return the first line of a text, and the next line if it ends in a colon.
 
-    At most MESSAGE_CHARACTERS of it.
+    At most MESSAGE_CHARACTERS characters.
     """
     lines = text.strip().splitlines()
     words = lines[: 2 if lines and lines[0].endswith(":") else 1]
@@ -193,9 +192,9 @@ def first_line(text: str) -> str:
 
 
 def described(error: BaseException) -> Json:
-    """Return an error as a record: type, text, the types that caused it, frames of its traceback.
+    """Return an error as a record: type, text, causing types, frames of its traceback.
 
-    A frame is a path below site-packages, or the file's name where it lies elsewhere, and a line.
+    A frame is a path below site-packages, or a file name outside it, with a line number.
     """
     text = str(error)
     if type(error).__module__.startswith("pydantic"):  # names the class first, then the reason
@@ -220,7 +219,7 @@ def named(value: Any) -> Any:
     return getattr(value, "name", None) or getattr(value, "__name__", None) or str(value)
 
 
-# Settings that are known once the configuration is resolved.
+# Settings known from the resolved configuration.
 CONFIGURATION: Mapping[str, Callable[[Any], Any]] = {
     "hybrid_manager": lambda c: not c.scheduler_config.disable_hybrid_kv_cache_manager,
     "prefix_caching": lambda c: c.cache_config.enable_prefix_caching,
@@ -233,7 +232,7 @@ CONFIGURATION: Mapping[str, Callable[[Any], Any]] = {
     "max_num_seqs": lambda c: c.scheduler_config.max_num_seqs,
     "max_model_len": lambda c: c.model_config.max_model_len,
 }
-# Settings that a model's layers may still change.
+# Settings that a model's layers may change later.
 RESOLVED: Mapping[str, Callable[[Any], Any]] = {
     "graphs": lambda c: named(c.compilation_config.cudagraph_mode),
     "compilation": lambda c: named(c.compilation_config.mode),
@@ -246,7 +245,8 @@ class Resolver:
     """The properties shared by all cells of a request.
 
     Attributes:
-        operators: of the GPU that stands in (`gpu_stand_in.Operators`), None on a real platform.
+        operators: operators of the emulated GPU (`gpu_stand_in.Operators`), None on a real
+            platform.
     """
 
     def __init__(self, request: Json, operators: Any) -> None:
@@ -257,13 +257,13 @@ class Resolver:
         self._parser: argparse.ArgumentParser = EngineArgs.add_cli_args(_parser_class()())
         self._parser.error = _refuse
         registry: Any = importlib.import_module("vllm.model_executor.models.registry")
-        # vLLM inspects a model class in its own process, 16 to 31 s for each.
+        # vLLM would inspect each model class in a separate process, which takes 16 to 31 s.
         registry._run_in_subprocess = lambda fn: fn()
         if operators is not None:
             _import_classes(registry, request["models"])
 
     def cell(self, model: Json, case: Json) -> Json:
-        """Return what one model and one case resolve to."""
+        """Return the resolved settings of one model and one case."""
         record: Json = {"model": model["name"], "case": case["name"], "settings": {}}
         notes = Notes()
         try:
@@ -297,7 +297,7 @@ class Resolver:
         parsed = self._parser.parse_args([*arguments, *self._request["arguments"],
                                           *case["arguments"]])  # fmt: skip
         engine = self._arguments.from_cli_args(parsed)
-        # As the API server: another context has another limit of batched tokens.
+        # As in the API server: other contexts have other limits of batched tokens.
         return engine.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
 
     def _specs(self, configuration: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -324,7 +324,7 @@ class Resolver:
                 local_rank=0, backend="gloo",
             )  # fmt: skip
             initialize_model_parallel(tensor_model_parallel_size=1)
-            # Layers divide their heads by the group's size; nothing is ever sent in it.
+            # Layers divide their heads by the group's size; the group never communicates.
             get_tp_group().world_size = size
             if self._operators is not None:
                 self._operators.all_exist = True
@@ -352,7 +352,7 @@ class Resolver:
     def _capacities(
         self, configuration: Any, specs: dict[str, Any], backends: dict[str, Any]
     ) -> list[Json]:
-        """Return the KV cache at the model's own length, then at each shorter one that is asked."""
+        """Return the KV cache at the model's own length, then at each shorter requested length."""
         longest = configuration.model_config.max_model_len
         shorter = [length for length in self._request["lengths"] if length < longest]
         capacities = []
@@ -395,7 +395,7 @@ class Resolver:
 
 
 def check_creation(configuration: Any) -> None:
-    """Run vLLM's checks before it creates the connector, and create none.
+    """Run vLLM's checks before it creates the connector, without creating it.
 
     Raises:
         ValueError: the hybrid manager is on and the connector does not support it.
@@ -404,16 +404,16 @@ def check_creation(configuration: Any) -> None:
     from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 
     connector: Any = KVConnectorFactory.get_connector_class(configuration.kv_transfer_config)
-    # A class whose instances are None: its constructor is not called.
+    # `__new__` returns None, so that the constructor is not called.
     connector.__new__ = lambda *_, **__: None
     KVConnectorFactory.create_connector(configuration, KVConnectorRole.SCHEDULER, None)
 
 
 def _lift(record: Json) -> None:
-    """Move what does not depend on the length to the settings, and an error to the cell."""
-    own = record["capacity"][0]
-    if "error" in own:
-        record["error"] = own["error"]
+    """Move values that do not depend on the length to the settings, and an error to the cell."""
+    capacity_at_own_length = record["capacity"][0]
+    if "error" in capacity_at_own_length:
+        record["error"] = capacity_at_own_length["error"]
     for name in ("groups", "group_block_sizes", "layout"):
         values = [capacity.pop(name) for capacity in record["capacity"] if name in capacity]
         record["settings"][name] = values[0] if values else None
@@ -428,7 +428,7 @@ def _layer_specs(configuration: Any, layers: Mapping[str, Any]) -> dict[str, Any
         try:
             return dict(get_kv_cache_spec(configuration))
         except AttributeError:
-            pass  # a version whose function takes attention layers alone
+            pass  # this version's function takes only attention layers
     found_specs = {name: layer.get_kv_cache_spec(configuration) for name, layer in layers.items()}
     return {name: spec for name, spec in found_specs.items() if spec}
 
@@ -457,9 +457,9 @@ def _counted(specs: Any) -> dict[str, int]:
 
 
 def _import_classes(registry: Any, models: list[Json]) -> None:
-    """Import the models' modules, which every cell's process then has.
+    """Import the models' modules once for all forked processes.
 
-    Only where no GPU is there: such a module may initialise CUDA, which ends with a fork.
+    Only without a GPU, since such a module may initialise CUDA, which does not survive a fork.
     """
     for model in models:
         config = Path(model["folder"], "config.json")
@@ -486,7 +486,7 @@ def _refuse(message: str) -> Any:
 
 
 def forked(work: Callable[[], Json]) -> Json:
-    """Return what `work` returns in its own process; `died` where that ends without it."""
+    """Return the result of `work` in a forked process; `died` if it ends without one."""
     reading, writing = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -513,7 +513,7 @@ def forked(work: Callable[[], Json]) -> Json:
 
 
 def head() -> Json:
-    """Return which vLLM this is, and on which platform."""
+    """Return the version of this vLLM and its platform."""
     import torch
     import vllm
     from vllm.platforms import current_platform
@@ -530,7 +530,7 @@ def head() -> Json:
 
 
 def cases_of(request: Json, registered: list[str]) -> list[Json]:
-    """Return the cases; where all are asked, with one for each registered connector."""
+    """Return the cases; if all are requested, add one for each registered connector."""
     cases: list[Json] = request["cases"]
     if request["every"]:
         have = {case["registered"] for case in cases}
@@ -544,7 +544,7 @@ def cases_of(request: Json, registered: list[str]) -> list[Json]:
 
 
 def unproven(request: Json, operators: Any) -> str | None:
-    """Return why plain of the tiny model is not resolved; None where it is."""
+    """Return why plain of the tiny model is not resolved; None if it is."""
     only_tiny = {"models": [request["proof"]], "kv_gib": 1.0, "lengths": [],
                  "max_model_len": None, "tp": 1, "arguments": []}  # fmt: skip
     case: Json = {"name": "plain", "registered": None, "transfer": None, "arguments": []}
@@ -601,7 +601,7 @@ def answer(request: Json, say: Callable[..., None]) -> None:
 
 
 def main(request_file: str, descriptor: int) -> None:
-    """Answer the request; an error that ends the program is sent too."""
+    """Answer the request; also send an error that ends the program."""
     request: Json = json.loads(Path(request_file).read_text(encoding="utf-8"))
     with os.fdopen(descriptor, "w", encoding="utf-8", buffering=1) as out:
 
