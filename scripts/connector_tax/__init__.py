@@ -1,3 +1,3 @@
-"""The connector-tax study: what an idle KV connector costs in vLLM, with error bars."""
+"""The connector-tax study: measure the cost of an idle KV connector in vLLM, with intervals."""
 
 __version__ = "0.4.0.dev0"

@@ -1,4 +1,4 @@
-"""`connector-tax COMMAND ...`: one command that lists and starts the others."""
+"""`connector-tax COMMAND ...`: the main command, which lists and starts the others."""
 
 import json
 import shlex
@@ -14,14 +14,14 @@ from connector_tax.files import exit_status, open_closed_streams
 
 
 class Command(NamedTuple):
-    """A command: its module, the extra it is installed with, and what it does."""
+    """A subcommand: its module, the extra that it needs, and its description."""
 
     module: str
     extra: str
     what: str
 
 
-# Those first that a user needs who measures servers; then the parts of a study.
+# First the commands for users who measure servers, then the parts of a study.
 COMMANDS = {
     "ab": Command("ab.__main__", "study", "what does a candidate server cost against a baseline?"),
     "settings": Command(
@@ -42,7 +42,7 @@ COMMANDS = {
     "tiny-model": Command("vllm.tiny_model", "study", "write the tiny model of the CPU study"),
     "vllm-environment": Command("vllm.environment", "study", "build a pinned vLLM environment"),
 }
-# How many these are.
+# The number of commands in the first group.
 FOR_USERS = 7
 # Removed commands, and what replaces them.
 REMOVED = {
@@ -63,7 +63,7 @@ def usage() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that is named; return its exit status, 2 where there is no such command."""
+    """Run the named command; return its exit status, or 2 if there is no such command."""
     open_closed_streams()
     return exit_status(lambda: _run(argv))
 
@@ -102,8 +102,8 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _source() -> str:
-    """Return what the package was installed from, a wheel or a clone: no index has it."""
-    # Imported late: every command would wait for them.
+    """Return the wheel or clone that the package was installed from, since no index has it."""
+    # Imported late, since they would delay every command.
     from importlib.metadata import PackageNotFoundError, distribution
     from urllib.parse import unquote, urlsplit
 

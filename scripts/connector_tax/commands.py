@@ -1,4 +1,4 @@
-"""Share what every command on a study needs: the option `--study`, and status 2 for user errors."""
+"""Shared parts of commands on a study: the option `--study`, and status 2 for user errors."""
 
 import argparse
 import contextlib
@@ -13,24 +13,23 @@ from connector_tax.files import ArtifactError
 from connector_tax.foreign import printable
 from connector_tax.linux import limited
 
-# What a command on an unpacked archive may use beyond its start; the shipped ones take less
-# than a third.
+# Limits of a command on an unpacked archive; the shipped archives need less than a third.
 MEMORY_BYTES, MEMORY_BYTES_PER_BYTE = 1 << 30, 40
 CPU_S, CPU_S_PER_MB = 30.0, 10.0
 
 
 class AnsweringParser(argparse.ArgumentParser):
-    """A parser whose status for a wrong command line is none of a command's answers: 64."""
+    """A parser that exits with 64 on bad arguments, a status that no command uses for results."""
 
     def error(self, message: str) -> NoReturn:
-        """End the process with a line that says what is wrong."""
+        """Print the error in one line and exit with status 64."""
         self.exit(os.EX_USAGE, f"{self.prog}: {message}\n")
 
 
 def study_parser(module: str, description: str | None) -> argparse.ArgumentParser:
     """Return the parser of `python -m connector_tax.<module> --study FILE`.
 
-    Help and errors name the command as the user typed it: `connector-tax NAME`, else the module.
+    Help and errors show the command as typed: `connector-tax NAME`, or the module.
     """
     typed = sys.argv[0].startswith("connector-tax ")
     parser = argparse.ArgumentParser(
@@ -42,7 +41,7 @@ def study_parser(module: str, description: str | None) -> argparse.ArgumentParse
 
 @contextlib.contextmanager
 def _limited_by_archive(study_file: Path | None) -> Iterator[None]:
-    """Bound memory and CPU time of a command on a study that was unpacked from an archive."""
+    """Limit memory and CPU time of a command on a study from an archive."""
     origin = None if study_file is None else study_file.parent / paths.ORIGIN
     if origin is None or not origin.is_file():
         yield
@@ -68,12 +67,12 @@ def run_command(
     refusals: tuple[type[Exception], ...] = (ArtifactError,),
     label: str = "",
 ) -> int:
-    """Parse `argv` and do the work; the exit status of the command.
+    """Parse `argv` and do the work; return the exit status.
 
     Args:
-        work: its result is the exit status, None is 0.
-        refusals: what `work` raises where the user can help; the text goes to stderr, status 2.
-        label: stands before that text.
+        work: returns the exit status; None means 0.
+        refusals: exceptions that the user can resolve; their text goes to stderr, with status 2.
+        label: a prefix of that text.
     """
     arguments = parser.parse_args(argv)
     try:

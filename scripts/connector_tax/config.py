@@ -1,9 +1,8 @@
-"""Configuration files: parse, fill up, check, and say precisely what is wrong.
+"""Read configuration files: parse, fill in defaults, check, and report errors precisely.
 
-Each has a JSON schema in workflow/schemas/, made of the declarations of its fields
-(docs/fields.py); a key with a default may be left out, and unknown keys are refused. An error
-names the file, the key's path, what was found and what is allowed, and nothing has been started yet
-when it is raised.
+Each file has a JSON schema in workflow/schemas/, generated from the declarations of its fields
+(docs/fields.py). Keys with a default are optional; unknown keys are rejected. An error names the
+file, the key's path, the value found and what is allowed, and is raised before anything is started.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 
 _FOLDER = Path(__file__).resolve().parents[2]
 IS_CHECKOUT = (_FOLDER / "workflow" / "Snakefile").is_file()
-# The project's folder; for an installed package the folder it is used in.
+# The project's folder; for an installed package the working directory.
 ROOT = _FOLDER if IS_CHECKOUT else Path.cwd()
 SCHEMAS = Path(__file__).with_name("schemas")
 DEFAULTS = Path(__file__).with_name("defaults")
@@ -49,22 +48,22 @@ DEFAULTS = Path(__file__).with_name("defaults")
 _ENTRY = {"$ref": "#/$defs/ConfigurationEntry"}
 
 
-# Of a configuration, counted as often as aliases repeat them; the largest shipped has 400.
+# Most values of a configuration, counting aliases repeatedly; the largest shipped one has 400.
 MOST_VALUES, MOST_DEPTH = 20_000, 40
-# The largest number by the end of its key's name: a million requests/s, a week, any other.
+# Largest number by the suffix of its key: a million requests/s, a week, any other.
 MOST = {"_rps": 1e6, "_s": 604_800.0, "": float(1 << 63)}
-# Of a cell, by its rate and longest window; each takes about 2 kB of the load generator.
+# Most requests of a cell; each takes about 2 kB in the load generator.
 MOST_REQUESTS = 2_000_000
 # The metrics that `statistics.judged` and `statistics.margins` may name.
 JUDGEABLE = (*METRICS, *THROUGHPUT_METRICS)
 
 
 class ConfigError(Exception):
-    """A configuration is unusable; the text names file, key, what was found, what is allowed."""
+    """A configuration is unusable; the text names file, key, the value found, what is allowed."""
 
 
 class _Loader(yaml.CSafeLoader):
-    """The safe loader, refusing a key that stands twice in a mapping."""
+    """A safe loader that rejects duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         lines: dict[str, int] = {}
@@ -99,11 +98,11 @@ def load_yaml(path: Path) -> Any:
 
 
 def refuse_unbounded(given: Any, source: str) -> None:
-    """Check that a configuration is no more than a person writes, and its numbers are bounded.
+    """Check that a configuration has a plausible size, and that its numbers are bounded.
 
     Raises:
-        ConfigError: aliases make too many values of it or contain themselves, or a number is not
-            finite or too large; names the key, what was found and what is allowed.
+        ConfigError: aliases expand to too many values or contain themselves, or a number is not
+            finite or too large; names the key, the value found and what is allowed.
     """
     waiting, values = [("", "", given, 0)], 0
     while waiting:
@@ -128,9 +127,7 @@ def refuse_unbounded(given: Any, source: str) -> None:
 
 
 def shipped(name: str) -> Path:
-    """Return the file `name` below the working directory, or for `config/...` the package's own
-    copy.
-    """
+    """Return the file `name` below the working directory, or the package's copy of `config/...`."""
     path = Path(name)
     shipped_path = DEFAULTS / path.name
     return (
@@ -142,7 +139,7 @@ def shipped(name: str) -> Path:
 
 @cache
 def schema_of(name: str) -> dict[str, Any]:
-    """Return workflow/schemas/<name>.schema.json, closed over what a line elsewhere declares."""
+    """Return workflow/schemas/<name>.schema.json, with references resolved."""
     schema: dict[str, Any] = json.loads((SCHEMAS / f"{name}.schema.json").read_text("utf-8"))
     if name == "config":
         bounds = (bounds for check in CHECKS.values() for bounds in check.bounds.items())
@@ -161,9 +158,9 @@ def filled(value: Any, name: str, node: Mapping[str, Any] | None = None) -> Any:
     """Return a copy of `value` with a schema's defaults for the keys that it lacks.
 
     Args:
-        value: as a file has it.
-        name: of the schema.
-        node: the part of the schema that is `value`'s; not given, all of it.
+        value: the content of a file.
+        name: name of the schema.
+        node: the part of the schema for `value`; default: the whole schema.
     """
     node = schema_of(name) if node is None else node
     if "$ref" in node:
@@ -179,7 +176,7 @@ def filled(value: Any, name: str, node: Mapping[str, Any] | None = None) -> Any:
     }
 
 
-# Removed keys of a study file, and what to do instead.
+# Removed key of a study file -> what to do instead.
 REMOVED_KEYS = {
     "quiet": "every cell is watched, and nothing beside it is measured",
     "rehearsal.archive": "name rehearsal.accelerator and model_config, or leave `rehearsal` out",
@@ -202,7 +199,7 @@ def validate(value: Any, schema_name: str, source: str) -> None:
     """Check `value` (read from `source`) against workflow/schemas/<schema_name>.schema.json.
 
     Raises:
-        ConfigError: one line for each offence: `source: key.path: found ..., allowed ...`.
+        ConfigError: one line for each error: `source: key.path: found ..., allowed ...`.
     """
     if schema_name == "config":
         _refuse_removed(value, source)
@@ -211,10 +208,10 @@ def validate(value: Any, schema_name: str, source: str) -> None:
 
 
 def refuse_secrets(value: Any, source: str) -> None:
-    """Check that no secret stands in a configuration: it is recorded, and published.
+    """Check that a configuration contains no secret, since it is recorded and published.
 
     Raises:
-        ConfigError: one line for each that looks like one, without it.
+        ConfigError: a line for each value that looks like a secret, without the value.
     """
     places = [where for where, name, leaf in _leaves(value, "", "") if is_secret(name, leaf)]
     if places:
@@ -228,7 +225,7 @@ def refuse_secrets(value: Any, source: str) -> None:
 
 
 def _leaves(value: Any, where: str, name: str) -> Iterator[tuple[str, str, Any]]:
-    """Yield path, name and value of each value in YAML, and in JSON that stands in it as text."""
+    """Yield path, name and value of each value in YAML, and in JSON texts within it."""
     if isinstance(value, str) and value.startswith(("{", "[")):
         with contextlib.suppress(ValueError):
             value = json.loads(value)
@@ -253,7 +250,7 @@ def load_configurations(path: Path) -> dict[str, ConfigurationEntry]:
     """Return the connector configurations of `path` by id, in file order.
 
     Raises:
-        ConfigError: schema offences, an id that stands twice, or a child that is not defined.
+        ConfigError: schema errors, a duplicate id, or an undefined child.
     """
     value = load_yaml(path)
     refuse_secrets(value, str(path))
@@ -264,10 +261,10 @@ def load_configurations(path: Path) -> dict[str, ConfigurationEntry]:
 def with_entries(
     entries: Sequence[ConfigurationEntry], known: Mapping[str, ConfigurationEntry], source: str
 ) -> dict[str, ConfigurationEntry]:
-    """Return `known` and the entries, filled up, by id.
+    """Return `known` and the entries with defaults filled in, by id.
 
     Raises:
-        ConfigError: an id that stands twice, or a child that is not defined.
+        ConfigError: a duplicate id, or an undefined child.
     """
     by_id = dict(known)
     for position, entry in enumerate(entries):
@@ -290,27 +287,27 @@ def with_entries(
 
 
 def check_study(given: Mapping[str, Any], source: str, known: Sequence[str]) -> StudyConfig:
-    """Check one study's configuration: its schema, then what a schema cannot say.
+    """Check one study's configuration by its schema, and by rules beyond the schema.
 
     Args:
-        given: the merged configuration, as Snakemake or a test hands it over; it is not changed.
-        source: the file name(s) to show in an error.
-        known: the configuration ids config/configurations.yaml defines; those under the study's own
-            `connectors` may be named too.
+        given: the merged configuration from Snakemake or a test; it is not changed.
+        source: the file name(s) for errors.
+        known: the configuration ids of config/configurations.yaml; the study's own `connectors` are
+            also allowed.
 
     Returns:
-        the configuration with the defaults of what it leaves out.
+        The configuration with defaults filled in.
 
     Raises:
-        ConfigError: names the key, what was found and what is allowed.
+        ConfigError: names the key, the value found and what is allowed.
     """
     refuse_unbounded(given, source)
     refuse_secrets(given, source)
-    # Snakemake's are ordered dictionaries.
+    # Snakemake passes ordered dictionaries.
     plain = json.loads(json.dumps(given))
     validate(plain, "config", source)
     config = cast("StudyConfig", filled(plain, "config"))
-    # Filled by `with_entries` where they are looked at: study.json has them as they were given.
+    # `with_entries` fills in their defaults on use; study.json has them as given.
     if "connectors" in plain:
         config["connectors"] = plain["connectors"]
     _check_choices(config, source)
@@ -336,7 +333,7 @@ def check_study(given: Mapping[str, Any], source: str, known: Sequence[str]) -> 
                     f"{source}: {key}[{position}]: found {identifier!r};"
                     f"{meant(identifier, allowed)} allowed: {', '.join(allowed)}"
                 )
-    # A record of virtual time may hold the baseline alone.
+    # A study in virtual time may have only the baseline.
     if len(config["configurations"]) < 2:
         raise ConfigError(
             f"{source}: configurations: found {config['configurations']}; allowed: at least 2 items"
@@ -370,7 +367,7 @@ def check_study(given: Mapping[str, Any], source: str, known: Sequence[str]) -> 
 
 
 def _check_extent(config: StudyConfig, source: str) -> None:
-    """Check that a cell fits memory, and the windows of Phase A alone a week."""
+    """Check that a cell fits into memory, and that Phase A takes at most a week."""
     cell, rates = config["cell"], config["phase_a"]["rates_rps"]
     most_rps = MOST_REQUESTS / cell["cap_s"]
     if rates[-1] > most_rps:
@@ -388,7 +385,7 @@ def _check_extent(config: StudyConfig, source: str) -> None:
 
 
 def _check_choices(config: StudyConfig, source: str) -> None:
-    """Check the keys that are there with another's value only."""
+    """Check keys that are only allowed with certain values of other keys."""
     process, shape = config["arrivals"]["process"], config["arrivals"]["gamma_shape"]
     if (process == "gamma") != (shape is not None):
         allowed = (
@@ -438,7 +435,7 @@ def _check_choices(config: StudyConfig, source: str) -> None:
 
 
 def pythons_of(engine: EngineSection) -> list[str]:
-    """Return the interpreters that configurations are served with, the engine's own first."""
+    """Return the interpreters of the configurations' servers, the engine's own first."""
     sections = (engine, *engine.get("forms", {}).values())
     return list(dict.fromkeys(section["python"] for section in sections if "python" in section))
 

@@ -1,8 +1,8 @@
-"""Writing and reading artifacts: whole or not at all.
+"""Write and read artifacts atomically.
 
 Every artifact is written to a temporary name in its own folder, fsynced and renamed, so a reader
-never sees half a file and a crash leaves the previous version in place. What is no regular file, a
-device or a pipe, is written to and never replaced.
+never sees a partial file and a crash leaves the previous version in place. Devices and pipes are
+written to directly and never replaced.
 """
 
 import contextlib
@@ -20,12 +20,12 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-# The name of what `write_bytes` and `write_new_json` have not finished: of which process, where.
+# Name of an unfinished file of `write_bytes` or `write_new_json`, with process and machine.
 TEMPORARY = re.compile(r"\..*\.(\d+)@(.*)\.tmp")
 
 
 def is_temporary(path: Path) -> bool:
-    """Return whether a process writes this file still, or was killed while it did: no artifact."""
+    """Return whether the file is an unfinished write, of a running or killed process."""
     return TEMPORARY.fullmatch(path.name) is not None
 
 
@@ -38,7 +38,7 @@ def reading(path: Path) -> Iterator[None]:
     """Yield reads of the file at `path`.
 
     Raises:
-        ArtifactError: there is no such file, or it is a folder.
+        ArtifactError: the file does not exist, or is a folder.
     """
     try:
         yield
@@ -49,7 +49,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def fsync(path: Path) -> None:
-    """Make what a file holds durable, or the renames inside a folder."""
+    """Make a file's content, or the renames in a folder, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -58,9 +58,9 @@ def fsync(path: Path) -> None:
 
 
 def make_durable(folder: Path) -> None:
-    """Make all that is in `folder` durable, and the names that lead to it.
+    """Make everything in `folder` durable, including the path to it.
 
-    For what other processes have written, before a file is written that vouches for it.
+    For files of other processes, before a file that lists them is written.
     """
     for parent, _, names in os.walk(folder):
         for name in names:
@@ -68,16 +68,16 @@ def make_durable(folder: Path) -> None:
                 fsync(path)
         fsync(Path(parent))
     for ancestor in folder.resolve().parents:
-        # A folder that may be passed and not read is not the study's.
+        # A folder without read permission is not the study's.
         with contextlib.suppress(PermissionError):
             fsync(ancestor)
 
 
 @contextlib.contextmanager
 def locked(lock: Path) -> Iterator[None]:
-    """Hold a lock file, which is made where there is none.
+    """Hold a lock on a file, which is created if missing.
 
-    It is opened for writing: of a file that is not, and of a folder, NFS gives no exclusive lock.
+    It is opened for writing, since NFS gives no exclusive lock on a read-only file or a folder.
     """
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
@@ -88,9 +88,9 @@ def locked(lock: Path) -> Iterator[None]:
 
 
 def open_closed_streams() -> None:
-    """Lead standard streams that were closed before the start to /dev/null.
+    """Connect standard streams that were closed at the start to /dev/null.
 
-    Else a socket gets their number, and libuv ends a process that closes such a one.
+    Otherwise a socket would get their number, and libuv aborts when such a descriptor is closed.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -98,7 +98,7 @@ def open_closed_streams() -> None:
 
 
 def exit_status(main: Callable[[], int]) -> int:
-    """Run a command and return its exit status; 0 if the reader of its output left (`| head`)."""
+    """Run a command and return its exit status; 0 if its reader closed the pipe (`| head`)."""
     try:
         return main()
     except BrokenPipeError:
@@ -109,7 +109,7 @@ def exit_status(main: Callable[[], int]) -> int:
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
-            except BrokenPipeError:  # the interpreter flushes once more at its end
+            except BrokenPipeError:  # because the interpreter flushes again at its end
                 null = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(null, stream.fileno())
                 os.close(null)
@@ -119,7 +119,7 @@ def _reader_left(stream: TextIO) -> bool:
     poll = select.poll()
     try:
         poll.register(stream.fileno(), 0)
-    except (OSError, ValueError):  # no descriptor: none of a pipe
+    except (OSError, ValueError):  # no descriptor, so not a pipe
         return False
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
@@ -137,13 +137,13 @@ def standard_stream(path: Path) -> BinaryIO | None:
 
 
 def is_stdout(path: Path | None) -> bool:
-    """True if there is a path, and it leads to standard output."""
+    """Return whether the path leads to standard output; False for None."""
     stream = None if path is None else standard_stream(path)
     return stream is not None and stream is sys.stdout.buffer
 
 
 def write_all(stream: BinaryIO | FileIO, data: bytes | bytearray) -> None:
-    """Write all of `data` and flush; an unbuffered stream may take a part at a time."""
+    """Write all of `data` and flush; an unbuffered stream may accept only a part at a time."""
     rest = memoryview(data)
     while rest:
         rest = rest[stream.write(rest) :]
@@ -153,7 +153,7 @@ def write_all(stream: BinaryIO | FileIO, data: bytes | bytearray) -> None:
 def write_bytes(path: Path, data: bytes) -> None:
     """Write `data` to `path` atomically and durably, creating parent folders; links are followed.
 
-    What is there and no regular file is written to as it stands, and so is a standard stream.
+    An existing file that is not regular is written to directly, and so is a standard stream.
 
     Raises:
         OSError: it cannot be written; names a file.
@@ -193,14 +193,15 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as indented JSON with a final newline, atomically; NaN is refused."""
+    """Write `value` as indented JSON with a final newline, atomically; NaN is rejected."""
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_new_json(path: Path, value: Any) -> bool:
-    """`write_json` where there is no such file; False where there is one, which stays.
+    """Write JSON if the file does not exist, and return True; otherwise return False.
 
-    Of several processes, on any machine, one makes it: a link is refused where a rename replaces.
+    Only one of several processes, on any machine, creates it: a link fails where a rename would
+    replace.
     """
     draft = path.with_name(f".{path.name}.new.{os.getpid()}@{platform.node()}.tmp")
     write_json(draft, value)
@@ -226,12 +227,12 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_without_duplicates)
 
 
 def parse_json(data: str | bytes) -> Any:
-    """Parse a JSON text of a file, in which a key must not stand twice in an object.
+    """Parse a JSON text; reject duplicate keys in an object.
 
-    Anyone who reads such a file sees the first value, and a program takes the last.
+    A person would read the first of two values, and a program the last.
 
     Raises:
-        ValueError: it is no JSON, not UTF-8, nested too deeply, or has a key twice.
+        ValueError: it is not JSON, not UTF-8, nested too deeply, or has a duplicate key.
     """
     try:
         return _DECODER.decode(data if isinstance(data, str) else data.decode())
@@ -243,8 +244,8 @@ def read_json(path: Path) -> Any:
     """Parse the JSON file at `path`.
 
     Raises:
-        ArtifactError: the file is missing, does not parse or has a key twice; names the file, and
-            line and column where it does not parse.
+        ArtifactError: the file is missing, does not parse or has a duplicate key; names the file,
+            and line and column of a syntax error.
     """
     try:
         with reading(path):
@@ -271,15 +272,15 @@ def read_jsonl(path: Path) -> Iterator[Any]:
         raise ArtifactError(f"{path}: not UTF-8: {error}") from error
 
 
-# Digests by a file's identity, inside `digests_kept`.
+# Digests by file identity, inside `digests_kept`.
 _KEPT: dict[tuple[int, int, int, int], str] | None = None
 
 
 @contextlib.contextmanager
 def digests_kept() -> Iterator[None]:
-    """Hash each file once inside the block, as long as its inode, size and time stay the same.
+    """Hash each file only once inside the block, while its inode, size and time stay the same.
 
-    For a reader of a whole study, which compares each file with several lists of hashes.
+    For readers of a whole study, which compare each file with several lists of hashes.
     """
     global _KEPT
     before, _KEPT = _KEPT, {}
@@ -314,7 +315,7 @@ def _identity(path: Path) -> tuple[int, int, int, int]:
 def sha256_below(folder: Path, pattern: str = "*") -> dict[str, str]:
     """Return the SHA-256 of every file below `folder` that fits the pattern, by relative path.
 
-    Temporaries are left out.
+    Temporary files are left out.
     """
     return {
         path.relative_to(folder).as_posix(): sha256_file(path)
@@ -330,7 +331,7 @@ def sha256_tree(folder: Path, pattern: str = "*") -> str:
 
 
 def check_sha256(path: Path, sha256: str | None) -> None:
-    """Refuse a file of a cell whose bytes have another hash; None: not checked."""
+    """Raise if the hash of a cell's file differs; None: not checked."""
     if sha256 is not None and sha256_file(path) != sha256:
         raise ArtifactError(
             f"{path}: sha256 is not what index.json says: the file changed after it was measured."

@@ -1,7 +1,7 @@
-"""Text that others wrote: what looks like a secret in it, and what a terminal would obey.
+"""Handle text written by others: find secrets in it, and remove terminal control sequences.
 
-One list of names and one of forms serves configurations, the command lines of `connector-tax ab`,
-logs and packing. Nothing here ever returns a secret.
+One list of names and one of patterns serves configurations, command lines of `connector-tax ab`,
+logs and packing. No function here returns a secret.
 """
 
 import os
@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-# Names of secrets; then names that are one's where the value is text and no number.
+# Names of secrets; then names of secrets if the value is text and not a number.
 _OF_A_SECRET = re.compile(
     r"passw|passphrase|pwd|(?<!by)(?<!com)pass(?:$|[-_.](?!config))|secret|credential"
     r"|auth(?!ors?(?:[-_.]|$))|(?:api|access|private|account)[-_.]?key"
@@ -19,16 +19,15 @@ _OF_A_SECRET = re.compile(
 _PERHAPS = re.compile(
     r"token(?!iz|is)|key(?!file|board|[-_.]?path)|cookie|(?:^|[-_.])login", re.IGNORECASE
 )
-# An option whose value is a user, or a user and a password.
+# Options whose value is a user name, with or without password.
 _OF_A_USER = re.compile(r"-u|--(?:proxy-)?user")
 _USER_AND_PASSWORD = re.compile(r"(?!\d+:\d+$)[^\s:/$]+:(?![\s/$]).+", re.DOTALL)
 _NUMBER = re.compile(r"-?\d+(\.\d+)?|0x[\da-fA-F]+")
-# Of a command: nothing, a switch, a variable of the shell, a mark that is replaced, what a log
-# shows in place of a value.
+# Harmless values in a command: empty, a switch, a shell variable, a mark, a log's placeholder.
 _HARMLESS = re.compile(
     r"|[Tt]rue|[Ff]alse|None|null|\*+|<[\w -]*>?|\$\{?[A-Z_\d]+\}?|%\w|\{[\w.]+\}"
 )
-# Tokens by their form, a user or a password in a URL, a header, a command that takes a password.
+# Tokens by their form, credentials in a URL or header, commands with a password.
 _FORM = re.compile(
     r"\bhf_[A-Za-z0-9]{16,}|\b(?:sk|glpat|nvapi|xapp|xox[abceoprs])-[\w-]{16,}"
     r"|\bgh[pousr]_\w{20,}|\bgithub_pat_\w{20,}|\b(?:gsk|r8|npm|dckr_pat)_\w{20,}"
@@ -40,16 +39,16 @@ _FORM = re.compile(
     r"|(?:^|[\s\"'])(?:-u\s*|--(?:proxy-)?user[\s=]+)[\"']?(?!\d+:\d+\b)[^\s:/$\"']+:(?!\$)[^\s/:\"']"
     r"|\bsshpass\s+-p\s*(?!\$)\S"
 )
-# In a command, a URL, JSON, a header: --name value, name=value, "name": "value", name: value.
+# Pairs in a command, URL, JSON or header: --name value, name=value, "name": "value", name: value.
 _NAMED = re.compile(
     r"""(--[\w-]+\s+|[\w.-]+=(?!=)|["'][\w.-]+["']\s*:\s*|[\w-]+:\s+)(?=[\["'({]*([^\s&;,"']+))""",
 )
-# Values of the environment that are looked for in logs have as many characters: by a name of a
-# secret, and by one that may be.
+# Least length of environment values to search for in logs: for a name of a secret, and for a name
+# of a possible secret.
 _LEAST, _LEAST_PERHAPS = 6, 12
 REDACTED = "[a line that looked like a secret was removed here]"
-# Escape sequences: of a window's title and the like, of colours and the cursor, others; then all
-# control characters but tab and line end.
+# Escape sequences (window titles, colours, cursor, others), then all control characters except tab
+# and line end.
 _ESCAPES = re.compile(
     r"(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"
     r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?|\x1b[ -/]*[0-~]?"
@@ -58,12 +57,12 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def names_secret(name: str) -> bool:
-    """Return whether what stands under this name is a secret, whatever it is."""
+    """Return whether a value under this name is a secret, whatever its form."""
     return _OF_A_SECRET.search(name) is not None
 
 
 def is_secret(name: str, value: Any) -> bool:
-    """Return whether `value`, which stands under `name`, is plausibly a secret."""
+    """Return whether `value` under `name` is plausibly a secret."""
     if value is None or isinstance(value, bool) or _HARMLESS.fullmatch(str(value)):
         return False
     if names_secret(name):
@@ -79,12 +78,12 @@ def is_secret(name: str, value: Any) -> bool:
 
 
 def holds_token(text: str) -> bool:
-    """Return whether a token, a password in a URL or a header of one stands in a text."""
+    """Return whether a text contains a token, or credentials in a URL or header."""
     return _FORM.search(text) is not None
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:
-    """Name and value of each pair in a command, a URL, JSON or a log."""
+    """Return name and value of each pair in a command, URL, JSON or log."""
     pairs = ((m[1].strip(" =:\"'"), m[2].rstrip(")]}")) for m in _NAMED.finditer(text))
     return [(name, value) for name, value in pairs if not _HARMLESS.fullmatch(value)]
 
@@ -92,8 +91,8 @@ def _pairs(text: str) -> list[tuple[str, str]]:
 class LogSecrets:
     """The secrets to find in logs: tokens, values named as secrets, secrets of an environment.
 
-    A log names much that is no secret, as `bos_token`: names that may be a secret's count where
-    they are written as variables of an environment are.
+    Logs contain many harmless names, such as `bos_token`: names of possible secrets count only if
+    written like environment variables.
     """
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
@@ -108,7 +107,7 @@ class LogSecrets:
         self._any = bool(values)
 
     def in_line(self, line: str) -> bool:
-        """Return whether the line holds what looks like a secret."""
+        """Return whether the line looks like it contains a secret."""
         if holds_token(line) or (self._any and self._values.search(line)):
             return True
         return any(
@@ -117,11 +116,11 @@ class LogSecrets:
         )
 
     def lines(self, text: str) -> list[int]:
-        """Return the numbers, from 1, of the lines that hold what looks like a secret."""
+        """Return the numbers, from 1, of lines that look like they contain a secret."""
         return [n for n, line in enumerate(text.split("\n"), 1) if self.in_line(line)]
 
     def redacted(self, text: str) -> tuple[str, int]:
-        """Return the text without those lines, and how many there were."""
+        """Return the text without those lines, and their number."""
         lines = text.split("\n")
         numbers = self.lines(text)
         for number in numbers:

@@ -1,7 +1,7 @@
-"""Install hashed locks by uv, in seconds where pip takes minutes.
+"""Install hashed locks with uv, which takes seconds where pip takes minutes.
 
-uv does not read pip's configuration, so this passes pip's package sources to it. Run by the
-Makefile before anything is installed: it needs pip and the standard library.
+uv does not read pip's configuration, so pip's package sources are passed to it. The Makefile runs
+this before anything is installed, so it needs only pip and the standard library.
 """
 
 import ast
@@ -16,8 +16,8 @@ from pathlib import Path
 
 LOCK = Path(__file__).parents[2] / "envs" / "pipeline.lock"
 _UV = re.compile(r"^uv==.*\n(?: .*\n)*", re.MULTILINE)
-# pip's settings, the variable that says the same to uv, and what stands between several values. No
-# options: an address may hold a password, and a command line is shown.
+# pip's setting -> uv's variable for it, and the separator of values. Variables instead of options,
+# since an address may contain a password and a command line is public.
 _VARIABLES = {
     "index-url": ("UV_DEFAULT_INDEX", " "),
     "extra-index-url": ("UV_INDEX", " "),
@@ -26,25 +26,25 @@ _VARIABLES = {
     "cert": ("SSL_CERT_FILE", " "),
     "proxy": ("ALL_PROXY", " "),
 }
-# What of pip's configuration counts more stands later.
+# Later entries of pip's configuration take precedence.
 _SECTIONS = ("global", "install", ":env:")
 
 
 def install(lock: Path, python: str = sys.executable, options: Sequence[str] = ()) -> None:
-    """Install what a lock names, each file with one of the hashes that it lists.
+    """Install a lock's packages, each file with one of the listed hashes.
 
     Args:
         lock: pins with hashes.
         python: interpreter of the environment.
-        options: further ones of `uv pip install`.
+        options: further options of `uv pip install`.
 
     Raises:
         subprocess.CalledProcessError: uv failed, and printed the reason.
     """
     if importlib.util.find_spec("uv") is None:
         _install_uv()
-    # All indexes are asked, as by pip; what counts is the hash. Without bytecode every process of a
-    # read-only environment, or under PYTHONDONTWRITEBYTECODE, compiles its imports again.
+    # All indexes are searched, as by pip, since hashes are checked. Bytecode is compiled, or each
+    # process would compile it in a read-only environment or under PYTHONDONTWRITEBYTECODE.
     command = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", python,
                "--compile-bytecode", "--require-hashes",
                "--index-strategy", "unsafe-best-match"]  # fmt: skip
@@ -52,7 +52,7 @@ def install(lock: Path, python: str = sys.executable, options: Sequence[str] = (
 
 
 def from_pip() -> dict[str, str]:
-    """uv's environment variables that say what pip's configuration says."""
+    """Return uv's environment variables that correspond to pip's configuration."""
     pip = [sys.executable, "-m", "pip", "config", "list"]
     listed = subprocess.run(pip, check=True, capture_output=True, text=True).stdout
     settings: dict[str, dict[str, str]] = {section: {} for section in _SECTIONS}
@@ -71,7 +71,7 @@ def from_pip() -> dict[str, str]:
 
 
 def _install_uv() -> None:
-    """uv itself, by pip, from the pipeline's lock."""
+    """Install uv with pip, from the pipeline's lock."""
     entry = _UV.search(LOCK.read_text(encoding="utf-8"))
     assert entry is not None
     with tempfile.NamedTemporaryFile("w", suffix=".lock") as lock:

@@ -1,4 +1,4 @@
-"""Provide Linux features that Python lacks: exact timers, time slices, death signals, CPU lists."""
+"""Linux features that Python lacks: exact timers, time slices, death signals, CPU lists."""
 
 import asyncio
 import contextlib
@@ -13,18 +13,18 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-# A scheduler sends it to all of a job's processes, or the first, some time before the job's limit.
+# Schedulers send it to a job's processes, or to the first, some time before the job's time limit.
 WARNING = signal.SIGUSR1
 _PR_SET_PDEATHSIG = 1
 _PR_SET_TIMERSLACK = 29
 _CLOCK_MONOTONIC = 1
 _TIMER_ABSTIME = 1
 _NS = 1_000_000_000
-# sched_setattr and sched_getattr, which the C library has from glibc 2.41 on only.
+# sched_setattr and sched_getattr, which glibc has only from 2.41 on.
 _SYSCALLS = {"x86_64": (314, 315), "aarch64": (274, 275), "riscv64": (274, 275)}
 _FAIR = (os.SCHED_OTHER, os.SCHED_BATCH)
-# These calls are over in a microsecond: the interpreter's lock is kept meanwhile. Loaded here: a
-# process that has forked and not yet run a program may load nothing.
+# The calls take a microsecond, so the interpreter lock is kept. Loaded at import, because a forked
+# process must not load libraries before it runs a program.
 _libc = ctypes.PyDLL(None, use_errno=True)
 
 
@@ -35,13 +35,13 @@ def _prctl(option: int, value: int) -> None:
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Have the kernel kill this process when the thread that started it ends; a pre-exec hook.
+    """Make the kernel kill this process when the thread that started it ends; a pre-exec hook.
 
     Args:
-        parent: pid of the parent, where it may have ended before this call: no signal comes then.
+        parent: pid of the parent, to detect that it ended before this call.
 
     Raises:
-        SystemExit: the parent is gone.
+        SystemExit: the parent has ended.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent is not None and os.getppid() != parent:
@@ -49,18 +49,18 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 def ignore_warning() -> None:
-    """Let WARNING pass, which is for the driver of a block; what this process starts does so too.
+    """Ignore WARNING, which only a block's driver handles, in this process and its children.
 
-    Except what libuv starts (asyncio's subprocesses under uvloop): it sets all signals back.
+    Exception: libuv (asyncio's subprocesses under uvloop) resets all signals of its children.
     """
     signal.signal(WARNING, signal.SIG_IGN)
 
 
 @contextlib.contextmanager
 def limited(memory_bytes: int, cpu_s: float, message: str) -> Iterator[None]:
-    """Bound what this process may use inside the block beyond what it has used.
+    """Limit what this process may use inside the block, in addition to its use so far.
 
-    More memory is a MemoryError. More CPU time ends the process with status 2.
+    More memory raises MemoryError. More CPU time ends the process with status 2.
 
     Args:
         message: printed at that end.
@@ -89,12 +89,12 @@ def limited(memory_bytes: int, cpu_s: float, message: str) -> Iterator[None]:
 
 
 def sharpen_timers() -> None:
-    """Let sleeps of this thread end within 1 ns of slack instead of the default 50 us."""
+    """Reduce the timer slack of this thread from the default 50 us to 1 ns."""
     _prctl(_PR_SET_TIMERSLACK, 1)
 
 
 def run_when_idle(cpus: Collection[int]) -> None:
-    """Let this process run only where nothing else wants to, on `cpus` (empty: anywhere)."""
+    """Run this process only when no other wants the CPU, on `cpus` (empty: all)."""
     if cpus:
         os.sched_setaffinity(0, cpus)
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
@@ -114,17 +114,17 @@ class _SchedAttr(ctypes.Structure):
 
 
 def set_time_slice(slice_ns: int) -> int:
-    """Ask for slices of `slice_ns` (100 us to 100 ms) for this thread and those it starts.
+    """Request slices of `slice_ns` (100 us to 100 ms) for this thread and those it starts.
 
-    For a process that has little to do and must do it at once when it wakes. From Linux 6.12 on the
-    fair scheduler takes a slice for each task (sched_setattr(2), `sched_runtime`), and one with a
-    shorter slice that wakes goes before the one that runs. It gets no more of the processor than
-    others, which a higher priority would take from them. Policy and nice value are kept; a thread
-    that is not scheduled fairly, such as a real-time thread, has no slice.
+    For a process with little work that must be done at once when it wakes. From Linux 6.12 on the
+    fair scheduler supports a slice per task (sched_setattr(2), `sched_runtime`); a waking task with
+    a shorter slice preempts the running one. Unlike a higher priority this gives it no larger share
+    of the processor. Policy and nice value are kept; a thread that is not scheduled fairly, such as
+    a real-time thread, has no slice.
 
     Returns:
-        The slice in ns that the kernel has noted; 0 where it has none, refuses to change it, or
-        its system call is not known here.
+        The slice in ns that the kernel stored; 0 if it has none, refuses to change it, or the
+            system call is unknown.
     """
     calls = _SYSCALLS.get(platform.machine())
     policy = os.sched_getscheduler(0)
@@ -150,12 +150,12 @@ class _ITimerSpec(ctypes.Structure):
 
 
 class TimerFd:
-    """Calls `callback` in `loop` once CLOCK_MONOTONIC has reached an armed time.
+    """A timer that calls `callback` in `loop` once CLOCK_MONOTONIC has reached an armed time.
 
     Timers of uvloop and asyncio have millisecond steps (0.6 to 1.8 ms late; uvloop's can fire
-    early); a timerfd is a high-resolution kernel timer that wakes the loop like any readable file.
-    Python has it in `os` from 3.13 on. The callback may come once more than a time was reached, if
-    the timer is armed anew just when the loop has woken up.
+    early). A timerfd is a high-resolution kernel timer that wakes the loop like a readable file.
+    Python has it in `os` from 3.13 on. If the timer is re-armed just when the loop wakes up, the
+    callback may be called once too often.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
@@ -177,7 +177,7 @@ class TimerFd:
         _libc.timerfd_settime(self._fd, _TIMER_ABSTIME, self._spec_pointer, None)
 
     def disarm(self) -> None:
-        """Fire no more until the timer is armed again."""
+        """Stop firing until the timer is armed again."""
         spec = self._spec
         spec.value_s = spec.value_ns = 0
         _libc.timerfd_settime(self._fd, _TIMER_ABSTIME, self._spec_pointer, None)

@@ -1,4 +1,4 @@
-"""Describe the machine that a number was measured on: processor, kernel, GPUs, versions, load."""
+"""Describe the machine of a measurement: processor, kernel, GPUs, versions, load."""
 
 import csv
 import hashlib
@@ -33,7 +33,7 @@ _LIST_PACKAGES = (
 
 
 def machine_alias() -> str:
-    """Return a name of this machine that hides the host's name and survives a reboot."""
+    """Return a name of this machine that hides its host name and survives a reboot."""
     known = Path("/etc/machine-id")
     identity = known.read_text(encoding="utf-8").strip() if known.exists() else ""
     digest = hashlib.sha256(f"connector-tax {identity} {platform.node()}".encode()).hexdigest()
@@ -52,10 +52,9 @@ def cpu() -> str:
 
 
 def arithmetic() -> str:
-    """Return the processor and its vector instructions, by which numerical libraries choose their
-    code.
+    """Return the processor and its vector instructions, which select code in numerical libraries.
 
-    The last bits of what is computed depend on that choice (OpenBLAS' DYNAMIC_ARCH).
+    The last bits of results depend on that selection (OpenBLAS's DYNAMIC_ARCH).
     """
     features = _cpuinfo("flags") or _cpuinfo("Features")
     vectors = [flag for flag in features.split() if flag.startswith(VECTORS)]
@@ -63,7 +62,7 @@ def arithmetic() -> str:
 
 
 def _cpuinfo(key: str) -> str:
-    """Return the first value of a key of /proc/cpuinfo, or "" where there is none."""
+    """Return the first value of a key of /proc/cpuinfo, or ""."""
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         name, _, value = line.partition(":")
         if name.strip() == key:
@@ -82,9 +81,7 @@ def machine(*packages: str) -> str:
 
 
 def packages(python: Path | None) -> dict[str, str]:
-    """Return version by distribution name, of this environment or of the one `python` belongs
-    to.
-    """
+    """Return versions by distribution name, of this environment or of `python`'s."""
     if python is None:
         return {d.metadata["Name"]: d.version for d in metadata.distributions()}
     output = subprocess.run(
@@ -95,21 +92,19 @@ def packages(python: Path | None) -> dict[str, str]:
 
 
 def engine_versions(python: str) -> dict[str, str]:
-    """Return versions of vLLM and the connectors of an interpreter, with vLLM's git SHA if it
-    tells.
-    """
+    """Return an interpreter's versions of vLLM and the connectors, and vLLM's git SHA if known."""
     present = {name.lower(): version for name, version in packages(ROOT / python).items()}
     versions = {
         column: next((present[name] for name in names if name in present), ABSENT)
         for column, names in ENGINE_PACKAGES.items()
     }
-    # A release carries its commit only in a local version (`0.32.1+g1a2b3c4`).
+    # Only a local version contains a commit (`0.32.1+g1a2b3c4`).
     local = versions["vllm"].partition("+g")[2]
     return {**versions, "vllm_sha": local or f"release v{versions['vllm']}"}
 
 
 def git_sha() -> str:
-    """Return this checkout's commit, marked when its code differs; `no git` outside a checkout."""
+    """Return this checkout's commit, marked if the code differs; `no git` outside a checkout."""
     if not IS_CHECKOUT:
         return "no git"
     try:
@@ -126,14 +121,14 @@ def command_output(command: Sequence[str]) -> str:
     """Return the stripped output of a command.
 
     Raises:
-        OSError, subprocess.CalledProcessError: it is not there, or it failed.
+        OSError, subprocess.CalledProcessError: it is missing, or it failed.
     """
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
     return done.stdout.strip()
 
 
 class GpuError(Exception):
-    """nvidia-smi is not there, failed, or printed something else than it was asked for."""
+    """nvidia-smi is missing, failed, or printed unexpected output."""
 
 
 def query_gpus(

@@ -1,7 +1,7 @@
-"""The mark of each configuration, in every figure.
+"""The mark of each configuration in all figures.
 
 Colours are Okabe & Ito's colour-blind-safe set (their yellow, too pale for lines, is grey here). No
-information is carried by colour alone: each configuration also has its own marker and line style.
+information depends on colour alone: each configuration also has its own marker and line style.
 """
 
 import itertools
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    # A configuration is checked against these marks without loading Matplotlib.
+    # Without Matplotlib, since the check of a configuration uses these marks.
     from matplotlib.typing import LineStyleType
 
 

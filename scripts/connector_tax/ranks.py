@@ -1,4 +1,4 @@
-"""The order statistics of a sample that enclose a percentile, whatever the distribution."""
+"""Distribution-free confidence intervals of percentiles, from order statistics."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -38,7 +38,7 @@ def order_statistic_ranks(
     tail = (1 - confidence) / 2
     p = percent / 100
     k = np.arange(n + 1.0)
-    # log n!; scipy's binom.ppf does the same as the rest, and takes half a second to import.
+    # log n!; the rest equals scipy's binom.ppf, whose import takes half a second.
     factorial = np.concatenate(([0.0], np.cumsum(np.log(k[1:]))))
     ways = factorial[n] - factorial - factorial[::-1]
     cumulative = np.cumsum(np.exp(ways + k * np.log(p) + (n - k) * np.log1p(-p)))

@@ -1,8 +1,7 @@
 """Compute a model's cost on an accelerator: coefficients of its step time, and its memory.
 
 The peaks come from config/accelerators.yaml; weights, heads and experts from the model's
-config.json.
-Communication between the GPUs of a tensor-parallel engine is left out.
+config.json. Communication between the GPUs of a tensor-parallel engine is left out.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ if TYPE_CHECKING:
     from connector_tax.artifacts.study_records import Accelerator, Efficiency, EngineSection
 
 TABLE = "config/accelerators.yaml"
-# vLLM's on a GPU, where its flags do not say.
+# vLLM's default on a GPU.
 KV_BLOCK = 16
 BYTES_OF_BF16 = 2
 
 
 def memory_share(flags: Mapping[str, Any]) -> float:
-    """Return the share of a GPU's memory that a vLLM with these flags takes."""
+    """Return the share of a GPU's memory that vLLM takes with these flags."""
     return float(flags.get("--gpu-memory-utilization", 0.9))
 
 
@@ -36,9 +35,9 @@ class ModelSize:
     """The sizes of a model, from its config.json.
 
     Attributes:
-        dense: weights of a layer that every token uses.
-        expert: weights of one expert of a layer; 0 without experts.
-        weight_bytes: of one weight.
+        dense: number of weights per layer that every token uses.
+        expert: number of weights of one expert of a layer; 0 without experts.
+        weight_bytes: bytes per weight.
     """
 
     layers: int
@@ -55,7 +54,7 @@ class ModelSize:
 
     @property
     def parameters(self) -> int:
-        """All weights."""
+        """Return the number of all weights."""
         layer = self.dense + self.experts * self.expert
         return self.layers * layer + self.embedding * (1 if self.tied else 2)
 
@@ -67,7 +66,7 @@ class ModelSize:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Keys and values of one token, bfloat16."""
+        """Return the bytes of one token's keys and values, in bfloat16."""
         return 2 * self.layers * self.kv_heads * self.head_dim * BYTES_OF_BF16
 
 
@@ -75,7 +74,7 @@ def read_model(path: Path, key: str = "rehearsal.model_config") -> ModelSize:
     """Return the sizes of a Llama, Qwen or Mixtral model from its config.json.
 
     Args:
-        key: where the path stands in the configuration, for an error.
+        key: the configuration key of the path, for errors.
 
     Raises:
         ConfigError: the file is missing, lacks a key, or describes another kind; names the key.
@@ -123,10 +122,10 @@ def _model(content: Mapping[str, Any]) -> ModelSize:
 def read_accelerator(
     name: str, key: str = "rehearsal.accelerator"
 ) -> tuple[Accelerator, Efficiency]:
-    """Return a row of the table and its efficiencies, the row's own before the table's.
+    """Return a row of the table and its efficiencies, where the row's own replace the table's.
 
     Args:
-        key: where the name stands in the configuration, for an error.
+        key: the configuration key of the name, for errors.
 
     Raises:
         ConfigError: the table is unusable, or has no row of this name.
@@ -146,7 +145,7 @@ class Roofline:
     """The cost of a step, and the memory, of a model on `gpus` accelerators.
 
     Raises:
-        ConfigError: the model's weights are fp8 and the accelerator has none.
+        ConfigError: the model's weights are fp8, which the accelerator lacks.
     """
 
     model: ModelSize
@@ -184,11 +183,11 @@ class Roofline:
         }
 
     def device_us(self, batch: Batch) -> float:
-        """Return the device's time of a step, in microseconds."""
+        """Return the device's time for a step, in us."""
         return device_us(self.coefficients, batch)
 
     def kv_tokens(self, flags: Mapping[str, Any]) -> int:
-        """Return the tokens that fit the KV cache; negative if the weights do not fit."""
+        """Return the KV cache's capacity in tokens; negative if the weights do not fit."""
         if (cache := flags.get("--kv-cache-memory-bytes")) is not None:
             return int(cache) * self.gpus // self.model.kv_bytes_per_token
         memory = self.accelerator["memory_mib"] * 2**20 * memory_share(flags)
@@ -198,7 +197,7 @@ class Roofline:
 
     @property
     def startup_s(self) -> float:
-        """From launch to ready."""
+        """Return the expected time from launch to ready, in s."""
         weights = self.model.parameters * self.model.weight_bytes
         return self.efficiency["start_s"] + weights / self.efficiency["load_gb_s"] / 1e9
 
@@ -207,7 +206,8 @@ def device_time(engine: EngineSection) -> dict[str, Any]:
     """Return the content of a launch's device_time.json, which describes the emulated device.
 
     Raises:
-        ConfigError: an unusable accelerator or model, or an engine of several GPUs; names the key.
+        ConfigError: the accelerator or model is unusable, or the engine has several GPUs; names the
+            key.
     """
     section, flags = engine["device_time"], engine["flags"]
     for kind in ("tensor", "pipeline", "data"):

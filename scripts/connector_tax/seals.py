@@ -1,11 +1,11 @@
-"""Chain the hashes that fix every file of a study while it is measured (seals.jsonl).
+"""Chain the hashes that seal every file of a study during the measurement (seals.jsonl).
 
-Each line is a link and names the SHA-256 of the line before it. The first link of a design holds
-the analysis settings and the configurations' names, before anything of that design is measured;
-then each launch that ends adds one with the hash of its index.json, which holds the hash of every
-other file of the launch. Every link also names the study's further files (`study_files`) that are
-new or changed since the link before. Anyone who changes a file must forge every later link and what
-names the last one; of an archived study that is MANIFEST.md.
+Each line is a link and contains the SHA-256 of the previous line. The first link of a design holds
+the analysis settings and the configurations' names, before anything of that design is measured.
+Each launch that ends adds a link with the hash of its index.json, which lists the hashes of all
+other files of the launch. Every link also lists the study's further files (`study_files`) that are
+new or changed since the previous link. Changing a file unnoticed requires forging every later link
+and the record of the last one; for an archived study that is MANIFEST.md.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from connector_tax.files import (
 
 FIRST = "0" * 64
 Links = Sequence[tuple[str, SealLink]]
-# Made of what is sealed and made again from it, or of use only while the study runs; studies of
+# Files that are not sealed: derived from sealed ones, or used only while the study runs. Studies of
 # release 0.3 have a durations.json.
 MADE = (
     paths.ANALYSIS, paths.FIGURES, paths.REPORT, paths.MANIFEST, paths.MANIFEST_PAGE, paths.AUDIT,
@@ -43,7 +43,7 @@ RUNNING = (paths.LOGS, paths.OWNERS, paths.DEVICES, paths.SEALS, paths.SEALS_LOC
 
 
 def analysis_settings(config: StudyConfig) -> AnalysisSettings:
-    """Return the sections of a configuration that decide how measurements are judged."""
+    """Return the sections of a configuration that determine the analysis."""
     return {
         "saturation": config["saturation"],
         "reference": config["reference"],
@@ -53,10 +53,10 @@ def analysis_settings(config: StudyConfig) -> AnalysisSettings:
 
 
 def changed_settings(folder: Path, study: StudyDocument) -> list[str]:
-    """Return `statistics.margins.ttft_p90: 0.03 -> 0.1` for each setting or name that is not as
-    sealed.
+    """Return `statistics.margins.ttft_p90: 0.03 -> 0.1` for each setting or name that differs from
+    the seal.
 
-    None for a study without a chain, and for one whose chain holds no settings of its design.
+    Empty for a study without a chain, or without settings of its design in the chain.
     """
     design = study["design_sha256"]
     sealed = next((s for _, s in read_links(folder) if s.get("design_sha256") == design), None)
@@ -84,10 +84,10 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def read_links(folder: Path) -> list[tuple[str, SealLink]]:
-    """Return SHA-256 and content of every link of a study's chain; none where there is no chain.
+    """Return SHA-256 and content of every link of a study's chain; empty without a chain.
 
     Raises:
-        ArtifactError: a line is no JSON object; names the line and the way out.
+        ArtifactError: a line is not a JSON object; names the line and the remedy.
     """
     path = folder / paths.SEALS
     links = []
@@ -109,10 +109,10 @@ _WAY_OUT = (
 
 
 def study_files(folder: Path, excluded: Collection[str] = ()) -> dict[str, str]:
-    """SHA-256 by path of every file of a study that is in no launch's index.json.
+    """Return the SHA-256 of every file that no launch's index.json lists, by path.
 
-    That is what the launches share, the gates, the reference rates, and each launch that was
-    measured again (`<phase>.superseded<k>`).
+    These are files shared by launches, the gates, the reference rates, and replaced launches
+    (`<phase>.superseded<k>`).
 
     Args:
         excluded: names in the folder that are not part of the study.
@@ -129,7 +129,7 @@ def study_files(folder: Path, excluded: Collection[str] = ()) -> dict[str, str]:
 
 
 def settled_files(links: Links) -> dict[str, str]:
-    """Return the hashes of the study's own files; the last link that names a file counts."""
+    """Return the hashes of the study's own files, each from the last link that lists it."""
     files: dict[str, str | None] = {}
     for _, link in links:
         files |= link["files"]
@@ -137,10 +137,10 @@ def settled_files(links: Links) -> dict[str, str]:
 
 
 def seal_settings(folder: Path, study: StudyDocument) -> str | None:
-    """Seal the analysis settings and names, unless this design's are sealed; the link's SHA-256.
+    """Seal the analysis settings and names, unless done for this design; return the link's SHA-256.
 
     Raises:
-        ArtifactError: launches were sealed, and their chain is gone.
+        ArtifactError: launches were sealed, and their chain is missing.
     """
     design = study["design_sha256"]
     with _chain(folder) as links:
@@ -156,18 +156,19 @@ def seal_settings(folder: Path, study: StudyDocument) -> str | None:
 
 
 def seal_launch(folder: Path, launch: str, index_file: Path, index: dict[str, Any]) -> None:
-    """Write a launch's index.json with the hash of every file of the launch, its link first.
+    """Add a launch's link, then write its index.json with the hash of every file of the launch.
 
-    Killed between the two, the launch has no index.json: it ends again and gets another link.
+    If it is killed between the two, the launch has no index.json; it is concluded again and gets
+    another link.
 
     Args:
         folder: results/<study>.
-        launch: `plain/block0/A`.
+        launch: name such as `plain/block0/A`.
         index_file: index.json of the launch.
         index: its content without `files` and `seal`.
 
     Raises:
-        ArtifactError: launches were sealed, and their chain is gone.
+        ArtifactError: launches were sealed, and their chain is missing.
     """
     measured = {entry["cell"] for entry in index["cells"] if entry["files"]}
     files = {
@@ -184,14 +185,16 @@ def seal_launch(folder: Path, launch: str, index_file: Path, index: dict[str, An
 
 
 def seal_end(folder: Path) -> None:
-    """Seal whatever is new since the last launch: the last link of a study."""
+    """Add the study's last link, with everything new since the last launch."""
     with _chain(folder) as links:
         if settled_files(links) != study_files(folder):
             _append(folder, links, {})
 
 
 def _append(folder: Path, links: Links, what: SealContent) -> str:
-    """Add a link; the chain is written anew, so that no reader sees half a line. Its SHA-256."""
+    """Append a link by rewriting the whole chain, so that no reader sees half a line; return its
+    SHA-256.
+    """
     before, now = settled_files(links), study_files(folder)
     link: SealLink = {
         "number": len(links),
@@ -219,7 +222,7 @@ def _chain(folder: Path) -> Iterator[list[tuple[str, SealLink]]]:
     """Hold the lock on the chain and yield its links.
 
     Raises:
-        ArtifactError: there are none, and a launch was sealed.
+        ArtifactError: there are no links, although a launch was sealed.
     """
     with locked(folder / paths.SEALS_LOCK):
         links = read_links(folder)

@@ -1,4 +1,4 @@
-"""Random streams named by path, so that every random choice can be made again on its own."""
+"""Random streams named by path, so that every random choice can be repeated independently."""
 
 import hashlib
 from typing import TYPE_CHECKING
@@ -8,10 +8,10 @@ if TYPE_CHECKING:
 
 
 def named_generator(seed: str) -> "np.random.Generator":
-    """Return a generator that depends on the whole text of `seed` and on nothing else.
+    """Return a generator that depends only on the text of `seed`.
 
-    `seed` is a path-like name that begins with the study's seed ("7/A/r25/arrivals"): two names
-    give independent streams, and adding a consumer never shifts another one's numbers.
+    `seed` is a path-like name that begins with the study's seed ("7/A/r25/arrivals"). Two names
+    give independent streams, so a new consumer never shifts another one's numbers.
     """
     # Imported late: Snakemake plans without numpy.
     import numpy as np

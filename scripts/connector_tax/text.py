@@ -1,4 +1,4 @@
-"""Format numbers the same way everywhere: units, signs, intervals; a dash for a missing number."""
+"""Format numbers consistently: units, signs, intervals; a dash for a missing number."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,9 +8,7 @@ MINUS = "\u2212"
 
 
 def signed(value: float, decimals: int) -> str:
-    """Format a number with its sign, a real minus and thousands separators; a rounded zero has no
-    sign.
-    """
+    """Format a number with sign, true minus and thousands separators; zero has no sign."""
     rounded = round(value, decimals) + 0.0
     sign = "+" if rounded else ""
     return f"{rounded:{sign},.{decimals}f}".replace("-", MINUS)

@@ -54,7 +54,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     servers = parser.add_argument_group("servers")
     baseline = servers.add_mutually_exclusive_group(required=True)
     baseline.add_argument("--baseline", type=_command, metavar="COMMAND",
-                          help="command that starts the server; {port} stands for its port")  # fmt: skip
+                          help="command that starts the server; {port} is its port")  # fmt: skip
     baseline.add_argument("--baseline-url", dest="baseline", type=_url, metavar="URL",
                           help="URL of a running server: http[s]://HOST[:PORT][/v1]")  # fmt: skip
     candidates = servers.add_mutually_exclusive_group(required=True)

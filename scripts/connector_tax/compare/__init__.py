@@ -1,1 +1,1 @@
-"""Two studies beside each other, and a study against a bound."""
+"""Compare two studies, and check a study against bounds."""

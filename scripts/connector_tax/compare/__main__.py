@@ -1,4 +1,4 @@
-"""`connector-tax compare A B`: what studies differ in, and what it did to every tax."""
+"""`connector-tax compare A B`: list the differences of studies, and of each tax."""
 
 import argparse
 import sys
@@ -23,9 +23,9 @@ from connector_tax.foreign import printable
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare studies with the first: folders under results/, study.json files or archives."""
     parser = argparse.ArgumentParser(prog="connector-tax compare", description=main.__doc__)
-    parser.add_argument("a", type=Path, metavar="A", help="the study that others are against")
-    parser.add_argument("b", type=Path, metavar="B", help="a study of the same question")
-    parser.add_argument("more", type=Path, nargs="*", metavar="C", help="more of them")
+    parser.add_argument("a", type=Path, metavar="A", help="the study to compare with")
+    parser.add_argument("b", type=Path, metavar="B", help="a study of the same kind")
+    parser.add_argument("more", type=Path, nargs="*", metavar="C", help="more studies")
     parser.add_argument("--out", type=Path, help="default: results/compare/<A>-<B>...")
     refusals = (ArtifactError, NotComparableError)
     return run_command(parser, argv, _compare, refusals, label="compare: ")

@@ -1,7 +1,7 @@
-"""Bounds on costs, as `gate` and `ab --max` have them: their spelling, their verdict, exit status.
+"""Bounds on costs for `gate` and `ab --max`: parsing, result and exit status.
 
-A cost is below its bound where its whole interval is, and above it where the whole interval is. The
-intervals of all costs that are judged together hold together (Bonferroni).
+A cost is below its bound if its whole interval is, and above if the whole interval is. The
+intervals of all costs that are checked together hold jointly (Bonferroni).
 """
 
 import argparse
@@ -19,18 +19,18 @@ from connector_tax.artifacts.verdicts import CANNOT_TELL, MIN_BLOCKS_FOR_VERDICT
 
 BELOW, ABOVE, NO_NUMBER = "below", "above", "void or missing"
 STATUS = {BELOW: 0, ABOVE: 1, CANNOT_TELL: 2, NO_NUMBER: 3}
-# A bound that is broken stays broken, whatever else could not be measured.
+# A violated bound decides, even if other costs could not be measured.
 WORST_FIRST = (ABOVE, NO_NUMBER, CANNOT_TELL, BELOW)
 _BOUND = re.compile(r"(?:(\w+)=)?([-+]?\d+(?:\.\d+)?)\s*%")
 
 
 @dataclass(frozen=True)
 class Bound:
-    """The most that a cost may be.
+    """The highest allowed cost.
 
     Attributes:
         most: a fraction.
-        metric: whose cost; None: of each of VERDICT_METRICS, over all rates.
+        metric: the metric of the cost; None: each of VERDICT_METRICS, over all rates.
     """
 
     most: float
@@ -38,7 +38,7 @@ class Bound:
 
     @property
     def metrics(self) -> Sequence[str]:
-        """The metrics that it bounds."""
+        """Return the metrics that it bounds."""
         return VERDICT_METRICS if self.metric is None else (self.metric,)
 
 
@@ -46,7 +46,7 @@ def bound_of(argument: str) -> Bound:
     """Return the bound of `5%` or `ttft_p90=5%`.
 
     Raises:
-        argparse.ArgumentTypeError: it is neither.
+        argparse.ArgumentTypeError: it has neither form.
     """
     match = _BOUND.fullmatch(argument)
     if match is None or match[1] not in (None, *METRICS, *THROUGHPUT_METRICS):
@@ -94,17 +94,18 @@ def check(
     looked: bool,
     mixture: Callable[[EffectRow], Effect] | None = None,
 ) -> BoundCheck:
-    """Judge a cost against its bound.
+    """Compare a cost with its bound.
 
     Args:
-        row: of the cost; None: the study has none.
+        row: the row of the cost; None: the study has none.
         config: the configuration's id.
         metric: one of METRICS.
         most: the bound, a fraction.
-        confidence: of its interval.
-        looked: interim analyses judge the metric; over all rates it keeps their intervals.
-        mixture: returns the effect of a row at `confidence`; the t distribution that stands in
-            the row is of the mixture at other levels.
+        confidence: confidence of the cost's interval.
+        looked: whether interim analyses judge the metric, whose intervals are then used over all
+            rates.
+        mixture: returns the effect of a row at `confidence`; the row's own t distribution
+            approximates the mixture at other levels.
     """
     none = BoundCheck(config, metric, most, NO_NUMBER, "")
     if row is None:

@@ -1,7 +1,7 @@
-"""`connector-tax gate STUDY --max ttft_p90=5% --config ID`: is every cost below its bound?
+"""`connector-tax gate STUDY --max ttft_p90=5% --config ID`: check that costs are below bounds.
 
-The exit status is the answer: 0 every interval lies below its bound, 1 one lies above, 3 a cost has
-no number (void, missing, marked), 2 undecided; 64 bad arguments.
+Exit status: 0 every interval is below its bound, 1 an interval is above, 2 undecided, 3 a cost has
+no number (void, missing, marked), 64 bad arguments.
 """
 
 import argparse
@@ -42,12 +42,12 @@ from connector_tax.foreign import printable
 def checks_of(
     study: StudyTables, configs: Sequence[str], bounds: Sequence[Bound], at: str
 ) -> list[BoundCheck]:
-    """Judge the costs of Phase A that are asked for.
+    """Check the costs of Phase A.
 
     Args:
-        study: with its tables.
+        study: the study with its tables.
         configs: ids of configurations.
-        bounds: those that name a metric are at the reference rate `at`, others over all rates.
+        bounds: bounds with a metric apply at the reference rate `at`, others over all rates.
         at: one of REFERENCES.
     """
     combinations = [(config, bound, metric) for config in configs for bound in bounds
@@ -72,9 +72,7 @@ def checks_of(
 
 
 def junit(study: str, checks: Sequence[BoundCheck]) -> bytes:
-    """Return the checks as JUnit XML: above is a failure, no number an error, undecided is
-    skipped.
-    """
+    """Return checks as JUnit XML: failure if above, error without number, skipped if undecided."""
     counts = {result: sum(c.result == result for c in checks) for result in STATUS}
     suite = ElementTree.Element(
         "testsuite", name=f"connector-tax gate {study}", tests=str(len(checks)),
@@ -101,7 +99,7 @@ def _renamed(argument: str) -> NoReturn:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Judge costs of a study, or of an archive, against bounds."""
+    """Check costs of a study or archive against bounds."""
     parser = AnsweringParser(prog="connector-tax gate", description=main.__doc__)
     parser.add_argument("study", type=Path, metavar="STUDY", help="results/<study>, or an archive")
     parser.add_argument("--max", type=bound_of, action="append", metavar="[METRIC=]N%",
@@ -120,14 +118,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _gate(arguments)
     except (ArtifactError, OSError) as error:
-        # Never the status of a result: an uncaught error exits with 1, which means above.
+        # Caught, since an uncaught error would exit with 1, which means above.
         print(printable(f"gate: {error}"), file=sys.stderr)
         return STATUS[NO_NUMBER]
 
 
 def _gate(arguments: argparse.Namespace) -> int:
     with opened(arguments.study) as study:
-        # Where both rates are one, its taxes stand under the first name.
+        # If both rates are equal, taxes are listed under the first name.
         one_rate = study.reference["ref_load"] == study.reference["ref_safe"]
         at = "ref_safe" if one_rate else arguments.at
         checks = checks_of(study, arguments.config, arguments.max, at)

@@ -1,4 +1,4 @@
-"""The page of a comparison: two or more studies in one table, every ratio to the first below it."""
+"""Render the page of a comparison: studies in one table, with ratios to the first study."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -34,41 +34,41 @@ LOOKS = {
 }
 HEADINGS = ("configuration", "cell", "metric", "A", "B", "B against A", "p adjusted", "verdict")
 
-# The words of a cell, and its class in the page.
+# Text of a cell, and its CSS class.
 Shown = tuple[str, str]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two studies and how B differs from A."""
+    """Two studies and the differences of B from A."""
 
     a: StudyTables
     b: StudyTables
 
     @cached_property
     def rows(self) -> list[ComparedRow]:
-        """Every comparison, those that cost more in B first."""
+        """Return every comparison, first those that cost more in B."""
         return dearest_first(compare_rows(self.a, self.b))
 
     @cached_property
     def drawn(self) -> list[Where]:
-        """All rates and the compared cells at a reference rate; else all of Phase A."""
+        """Return ALL_RATES and the compared cells at a reference rate, or all of Phase A."""
         compared = list(dict.fromkeys(row.where for row in self.rows if row.quantity == TAX))
         named = {("A", s.cell_at(reference)) for s in (self.a, self.b) for reference in REFERENCES}
         sweep = [where for where in compared if where[0] == "A"]
         named.add(("A", ALL_RATES))
-        # The taxes over all rates first: they carry the verdict.
+        # The taxes over all rates come first, since they carry the verdict.
         chosen = [where for where in sweep if where in named] or sweep or compared
         return sorted(chosen, key=lambda where: where[1] != ALL_RATES)
 
     @property
     def labels(self) -> dict[str, str]:
-        """Configuration id to label."""
+        """Return the labels of configurations by id."""
         return {item.id: item.label for item in self.a.configurations}
 
     @cached_property
     def first(self) -> list[ComparedRow]:
-        """The taxes over all rates, or where there are none those at the reference rates."""
+        """Return the taxes over all rates or, without any, those at the reference rates."""
         cells = self.drawn[:1] if self.drawn[0][1] == ALL_RATES else self.drawn
         return [
             row
@@ -78,7 +78,7 @@ class Comparison:
 
     @property
     def headline(self) -> str:
-        """The verdicts on the first taxes; what costs more first."""
+        """Return a sentence with the verdicts on the first taxes, higher costs first."""
         judged = [row for row in self.first if row.config != AA]
         counts = Counter(look(row) for row in judged)
         parts = [f"{words} {counts[kind]}" for kind, words in LOOKS.items() if counts[kind]]
@@ -90,7 +90,7 @@ class Comparison:
 
     @property
     def sections(self) -> list[tuple[str, list[ComparedRow]]]:
-        """The tables of the details: heading and rows."""
+        """Return the detail tables: heading and rows."""
         at = [row for row in self.rows if row.where in self.drawn]
         parts = [
             ("Taxes", [row for row in at if row.quantity == TAX]),
@@ -110,11 +110,10 @@ class Comparison:
 
 
 def table_of(comparisons: Sequence[Comparison]) -> tuple[list[str], list[list[Shown]]]:
-    """Return headings and rows of the one table: each study's tax, and each later one's ratio to
-    A's.
+    """Return headings and rows: each study's taxes, and the ratio of later studies to A.
 
     Args:
-        comparisons: of the first study with each other one, in the order given.
+        comparisons: the first study with each other one, in the given order.
     """
     first = comparisons[0]
     names = [study.name for study in (first.a, *(one.b for one in comparisons))]
@@ -138,18 +137,18 @@ def table_of(comparisons: Sequence[Comparison]) -> tuple[list[str], list[list[Sh
 
 
 def metrics_of(cell: str) -> Sequence[str]:
-    """Return the metrics that the page shows of a cell: medians over all rates, p90 at one."""
+    """Return the metrics that the page shows for a cell: medians over all rates, else p90."""
     return VERDICT_METRICS if cell == ALL_RATES else HEADLINE
 
 
 def metric_name(row: ComparedRow) -> str:
-    """Return the name of a metric (TTFT p90), a resource under its own name."""
+    """Return the name of a metric (TTFT p90) or resource."""
     metric = LATENCY_METRICS.get(row.metric)
     return row.metric if metric is None else metric.label
 
 
 def look(row: ComparedRow) -> str:
-    """Return the kind of answer, one of LOOKS; empty for plain against plain."""
+    """Return the kind of result, one of LOOKS; "" for plain against plain."""
     if row.config == AA:
         return ""
     if sign := sign_of(row.verdict):
@@ -160,7 +159,7 @@ def look(row: ComparedRow) -> str:
 
 
 def dearest_first(rows: Sequence[ComparedRow]) -> list[ComparedRow]:
-    """Return rows by the kind of answer, those that cost more in B first, of a kind the dearest."""
+    """Return rows sorted by kind of result, higher costs in B first, then by size."""
     order = [*LOOKS, ""]
     return sorted(rows, key=lambda row: (order.index(look(row)), -(row.effect or 0)))
 
@@ -199,7 +198,7 @@ def _effect_text(row: ComparedRow) -> str:
 
 
 def _verdict_text(row: ComparedRow) -> str:
-    """Return the verdict; A/A, a mark or a reason in its place."""
+    """Return the verdict, or A/A, a mark or a reason instead."""
     verdict = in_words(row.verdict, row.margin)
     if row.config == AA:
         return f"A/A ({verdict})"
@@ -207,7 +206,7 @@ def _verdict_text(row: ComparedRow) -> str:
 
 
 def html(comparisons: Sequence[Comparison]) -> str:
-    """Return the whole page, which needs nothing else."""
+    """Return the whole self-contained page."""
     details = [
         (one, [
             (heading, [(row, cells_of(row, one.labels)) for row in rows])

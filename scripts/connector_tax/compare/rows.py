@@ -1,10 +1,10 @@
 """compare.csv: each tax, latency and resource of two studies as a ratio, with interval and verdict.
 
-Source: docs/compare.md. A join of the two studies' tables. A tax is itself a ratio to its own
-study's plain. What is compared is (1 + tax of B) / (1 + tax of A): 1 where a configuration costs
-the same share in both. A quotient of two percentages would have no meaning where one of them may be
-zero. Two studies share no launch, so that the variances of their estimates add, with Welch and
-Satterthwaite's degrees of freedom (Welch, Biometrika 34 (1947) 28).
+Source: docs/compare.md. Joins the two studies' tables. A tax is a ratio to its own study's plain.
+The comparison is (1 + tax of B) / (1 + tax of A), which is 1 if a configuration costs the same
+share in both. A quotient of percentages would be meaningless if one may be zero. Two studies share
+no launch, so the variances of their estimates add, with Welch and Satterthwaite's degrees of
+freedom (Welch, Biometrika 34 (1947) 28).
 """
 
 import math
@@ -43,14 +43,14 @@ from connector_tax.figures.tables import StudyTables
 LATENCY = "latency"
 # The comparison of plain with itself; its launch is named by its number in the block.
 AA = "plain (A/A)"
-# Rate and lengths of what is of no cell.
+# Rate and lengths of quantities without a cell.
 NO_LOAD: Load = (None, None, None)
 
 Key = tuple[str, str, str, str, str]  # quantity, configuration, phase, cell, metric
 
 
 class Side(NamedTuple):
-    """One study's number: as it is printed, and as it is compared."""
+    """One study's number: displayed value, and effect for the comparison."""
 
     printed: float
     lo: float | None
@@ -70,7 +70,7 @@ class Side(NamedTuple):
 
 @dataclass(frozen=True)
 class ComparedRow:
-    """One line of compare.csv; the fields are described in docs/compare.md."""
+    """One line of compare.csv; docs/compare.md describes its fields."""
 
     quantity: str
     config: str
@@ -105,17 +105,17 @@ class ComparedRow:
 
     @property
     def where(self) -> Where:
-        """Phase and cell."""
+        """Return phase and cell."""
         return self.phase, self.cell
 
     @property
     def family(self) -> tuple[str, ...]:
-        """The comparisons that are made together: all configurations of one cell and metric."""
+        """Return the key of comparisons made together: all configurations of a cell and metric."""
         alone = self.config if self.config == AA else ""
         return self.quantity, self.phase, self.cell, self.metric, alone
 
 
-# What is compared, and what each study says of it: a text where it has no number.
+# A comparison and each study's number, or a text if it has none.
 Pair = tuple[ComparedRow, Side | str, Side | str]
 
 
@@ -123,7 +123,7 @@ def compare_rows(a: StudyTables, b: StudyTables) -> list[ComparedRow]:
     """Return every comparison of two comparable studies, judged.
 
     Raises:
-        ArtifactError: a table of one of them is missing or malformed.
+        ArtifactError: a table of a study is missing or malformed.
     """
     confidence = a.settings["statistics"]["confidence"]
     configs = common_configurations(a, b)
@@ -153,7 +153,7 @@ def compare_rows(a: StudyTables, b: StudyTables) -> list[ComparedRow]:
 
 
 def judged(pairs: Sequence[Pair], confidence: float) -> list[ComparedRow]:
-    """Return the rows with numbers and verdicts, each judged with the others of its family."""
+    """Return the rows with numbers and verdicts, each judged together with its family."""
     sizes = Counter(row.family for row, *sides in pairs if all(map(_repeats, sides)))
     return [compared(row, a, b, confidence, max(1, sizes[row.family])) for row, a, b in pairs]
 
@@ -166,10 +166,9 @@ def _repeats(side: Side | str) -> bool:
 def compared(
     row: ComparedRow, a: Side | str, b: Side | str, confidence: float, comparisons: int = 1
 ) -> ComparedRow:
-    """Return `row` with the numbers of both studies, or why there are none, their difference, a
-    verdict.
+    """Return `row` with both studies' numbers (or why they are missing), difference and verdict.
 
-    `confidence` is the joint one of all comparisons that are made together.
+    `confidence` is the joint confidence of all comparisons made together.
     """
     if isinstance(a, Side):
         row = replace(row, a=a.printed, a_lo=a.lo, a_hi=a.hi, blocks_a=a.blocks)
@@ -183,7 +182,7 @@ def compared(
     is_decidable = judged.verdict not in (MARKED, TOO_FEW)
     ends = (judged.family_lo, judged.family_hi) if is_decidable else gap.ends
     inner = gap.interval(2 * confidence - 1) if gap.repeats else (None, None)
-    # A tax is compared as a ratio, which is 1 where nothing changed.
+    # Taxes are compared as ratios, which are 1 without a change.
     unit = 1.0 if row.scale == LOG else 0.0
     point, lo, hi, narrow_lo, narrow_hi = (
         None if end is None else end + unit for end in (gap.point, *ends, *inner)
@@ -197,7 +196,7 @@ def compared(
 
 
 def difference(a: Effect, b: Effect) -> Effect:
-    """Return B minus A, over as many blocks as the smaller has; no error where one has none."""
+    """Return B minus A, with the smaller number of blocks; no error if either has none."""
     blocks = tuple(range(min(a.n_blocks, b.n_blocks)))
     mark = "; ".join(f"{name}: {one.mark}" for name, one in (("A", a), ("B", b)) if one.mark)
     point = b.contrast - a.contrast
@@ -211,7 +210,7 @@ def difference(a: Effect, b: Effect) -> Effect:
     return replace(gap, error=math.sqrt(variance), df=df, method="Welch")
 
 
-# ---- what one study says
+# ---- numbers of one study
 
 
 def _sides(study: StudyTables, confidence: float) -> Iterator[tuple[Key, Side | str]]:
@@ -232,7 +231,7 @@ def _sides(study: StudyTables, confidence: float) -> Iterator[tuple[Key, Side | 
 
 
 def effect_side(row: EffectRow | None, confidence: float) -> Side | str:
-    """An estimate as it is compared; a text where it has no number."""
+    """Return an estimate for comparison, or a text if it has no number."""
     if row is None:
         return "not part of the design"
     if row.estimate is None:
@@ -244,10 +243,10 @@ def effect_side(row: EffectRow | None, confidence: float) -> Side | str:
 def _latency_side(
     row: CellRow, metric: str, valid: Sequence[CellRow], confidence: float
 ) -> Side | str:
-    """Return a percentile pooled over blocks, on the scale of logs; Student's t of the block
+    """Return a percentile pooled over blocks, on the log scale, with Student's t of the block
     values.
 
-    `valid` has the launches that it is pooled from.
+    `valid` holds the launches that it is pooled from.
     """
     value, lo, hi = (row.number(f"{metric}{end}_ms") for end in ("", "_lo", "_hi"))
     if value is None:
@@ -267,6 +266,6 @@ def _latency_side(
     }
     mark = "; ".join(name for name, marked in marks.items() if marked)
     if len(logs) < 2:
-        # A single launch's interval is of its requests: launches are not in it.
+        # A single launch's interval covers its requests only, not differences between launches.
         lo = hi = None
     return Side(value, lo, hi, replace(known, mark=mark))

@@ -1,4 +1,4 @@
-"""The studies of a comparison: opened, checked to be comparable, and what they differ in."""
+"""Open the studies of a comparison, check that they are comparable, and list their differences."""
 
 import json
 import tempfile
@@ -26,15 +26,15 @@ ARCHIVE_SUFFIX = ".tar.zst"
 
 
 class NotComparableError(Exception):
-    """Two studies that no ratio can be formed of; the text says why."""
+    """Two studies that cannot be compared; the text gives the reason."""
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[StudyTables]:
-    """Yield the tables of a study's folder, of its study.json, or of an archive (analysed anew).
+    """Yield the tables of a study's folder, its study.json, or an archive (which is reanalysed).
 
     Raises:
-        ArtifactError: it is none of these, is damaged, or has not been analysed by this method.
+        ArtifactError: it is none of these, damaged, or not analysed by this method.
     """
     if path.name.endswith(ARCHIVE_SUFFIX):
         with tempfile.TemporaryDirectory(prefix="compare-") as name:
@@ -56,7 +56,7 @@ def opened(path: Path) -> Iterator[StudyTables]:
 
 
 def refuse_unlike(a: StudyTables, b: StudyTables) -> None:
-    """Raise NotComparableError where a ratio of the two studies would mean nothing."""
+    """Raise NotComparableError if a ratio of the two studies would be meaningless."""
     if a.document == b.document:
         raise NotComparableError("A and B are the same study: they share every launch")
     if a.emulated != b.emulated:
@@ -84,13 +84,13 @@ def refuse_unlike(a: StudyTables, b: StudyTables) -> None:
 
 
 def common_configurations(a: StudyTables, b: StudyTables) -> list[str]:
-    """The configurations but the baseline that both studies have, in A's order."""
+    """Return the configurations besides the baseline in both studies, in A's order."""
     ids_of_b = {item.id for item in b.connectors}
     return [item.id for item in a.connectors if item.id in ids_of_b]
 
 
 def common_cells(a: StudyTables, b: StudyTables) -> dict[Where, CellRow]:
-    """A's pooled baseline row of every cell that has one rate and one shape in both studies."""
+    """Return A's pooled baseline row of every cell with equal rate and shape in both studies."""
     cells_a, cells_b = _cells(a), _cells(b)
     return {
         where: row
@@ -100,7 +100,7 @@ def common_cells(a: StudyTables, b: StudyTables) -> dict[Where, CellRow]:
 
 
 def left_out(a: StudyTables, b: StudyTables) -> list[str]:
-    """Return what one study has that is not compared, each with the reason."""
+    """Return the parts of either study that are not compared, each with the reason."""
     cells_a, cells_b, common = _cells(a), _cells(b), common_cells(a, b)
     lines = []
     if all_rates(a) != all_rates(b):
@@ -127,7 +127,7 @@ def _cells(study: StudyTables) -> dict[Where, CellRow]:
 
 
 def all_rates(study: StudyTables) -> list[Load]:
-    """Rate and shape of each cell that the taxes over all rates are formed from."""
+    """Return rate and shape of each cell that the taxes over all rates include."""
     sweep = [row for (phase, _), row in _cells(study).items() if phase == "A" and row.rate_rps]
     sweep.sort(key=lambda row: row.rate_rps or 0.0)
     overloaded = [
@@ -141,7 +141,7 @@ def all_rates(study: StudyTables) -> list[Load]:
 
 
 def load_of(row: CellRow) -> Load:
-    """Return rate and shape."""
+    """Return rate and shape of a cell."""
     return row.rate_rps, row.input_tokens, row.output_tokens
 
 
@@ -161,12 +161,12 @@ def _model(study: StudyTables) -> Any:
 
 
 def what_differs(a: StudyTables, b: StudyTables) -> dict[str, list[str]]:
-    """Return heading to lines, `key: A -> B`, of what the studies differ in.
+    """Return the studies' differences by heading, as lines `key: A -> B`.
 
-    Design, analysis settings, environment, and what the running engines resolved.
+    Covers design, analysis settings, environment, and the settings that the engines resolved.
 
     Raises:
-        ArtifactError: environment.json of one of them is missing.
+        ArtifactError: environment.json of a study is missing.
     """
     of: dict[str, Callable[[StudyTables], Mapping[str, Any]]] = {
         "Design": lambda s: measured_design(s.settings, s.document["configurations"]),

@@ -1,1 +1,1 @@
-"""A study in virtual time: how long it takes and what it can decide, before a GPU is at hand."""
+"""Rehearse a study in virtual time: estimate its duration and what it can decide, without a GPU."""

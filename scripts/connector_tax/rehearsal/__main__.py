@@ -25,7 +25,7 @@ from connector_tax.rehearsal.study import rehearse
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Rehearse a study in virtual time; non-zero when a cell of it cannot be valid."""
+    """Rehearse a study in virtual time; exit non-zero if one of its cells cannot be valid."""
     parser = study_parser("rehearsal", main.__doc__)
     refusals = (ArtifactError, ConfigError, SimulationError)
     return run_command(parser, argv, _rehearse, refusals, label="rehearsal: ")

@@ -1,4 +1,4 @@
-"""The command `doctor`: is this machine fit for a study, and how long will the study take?"""
+"""The command `doctor`: check this machine for a study, and estimate the study's duration."""
 
 import argparse
 import json
@@ -14,12 +14,12 @@ from connector_tax.study.doctor import of_slots
 from connector_tax.study.durations import durations_of
 from connector_tax.study.plan import remaining
 
-# Begins the last line where a check failed.
+# Beginning of the last line after a failed check.
 UNFIT = "NOT FIT for this study"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Check the machine for a study; non-zero when a check fails."""
+    """Check the machine for a study; exit non-zero if a check fails."""
     parser = study_parser("rehearsal.doctor", main.__doc__)
     parser.add_argument("--json", action="store_true", help="findings as JSON lines")
     return run_command(parser, argv, _examine)

@@ -1,4 +1,4 @@
-"""Describe a rehearsal: time, cells, decidable effects, and what to change."""
+"""Describe a rehearsal: durations, cells, decidable effects, and recommended changes."""
 
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ from connector_tax.study.durations import (
 from connector_tax.text import duration
 
 PHASE_NAMES = {"A": "Phase A", "B": "Phase B", "Bp": "Phase B'"}
-# Where a phase's cells are chosen.
+# Phase -> the configuration key of its cells.
 KEYS = {"A": "phase_a.rates_rps", "B": "phase_b", "Bp": "phase_bp.shapes"}
 COLUMNS = 80
 
@@ -43,7 +43,7 @@ class Section:
 
 
 def page(title: str, sections: Sequence[Section]) -> str:
-    """Return the sections as a page, the same in a terminal of 80 columns and as Markdown."""
+    """Return the sections as a page, readable both in an 80-column terminal and as Markdown."""
     lines = [f"# {title}", ""]
     for section in sections:
         lines += [f"## {section.title}", ""]
@@ -58,7 +58,7 @@ def page(title: str, sections: Sequence[Section]) -> str:
 
 
 def seconds_by_part(rehearsal: Rehearsal) -> dict[str, float]:
-    """Return expected seconds of the study's parts, in the order they run."""
+    """Return the expected seconds of the study's parts, in run order."""
     study, machine = rehearsal.study, rehearsal.machine
     parts = {"gates": gates_s(study.document, machine.startup_s)}
     if rehearsal.probes_s is not None:
@@ -88,7 +88,7 @@ def _served(rehearsal: Rehearsal) -> pd.DataFrame:
 
 
 def cells_that_cannot_be_valid(rehearsal: Rehearsal) -> dict[tuple[str, str], str]:
-    """Return phase and cell to the reason, where no launch has a valid cell."""
+    """Return the reason by (phase, cell), for cells that are valid in no launch."""
     served = _served(rehearsal).groupby(["phase", "cell"], sort=False)
     cells = served.agg(valid=("valid", "any"), why=("why", "first"))
     reasons: dict[Any, str] = cells.why[~cells.valid].to_dict()
@@ -96,7 +96,7 @@ def cells_that_cannot_be_valid(rehearsal: Rehearsal) -> dict[tuple[str, str], st
 
 
 def sections(rehearsal: Rehearsal) -> list[Section]:
-    """Everything a rehearsal has to say, in order."""
+    """Return all sections of a rehearsal in order."""
     chapters = [_duration(rehearsal), _machine(rehearsal), *_cells(rehearsal)]
     if rehearsal.rates is not None:
         chapters += [_taxes(rehearsal), _hypotheses(rehearsal)]
@@ -104,7 +104,7 @@ def sections(rehearsal: Rehearsal) -> list[Section]:
 
 
 def assumed(study: StudyDocument) -> Section:
-    """Return what is expected of a study that names no machine: durations, and why."""
+    """Return the expected durations of a study without a machine, and their source."""
     config, known = study["config"], durations_of(study)
     parts = {"gates": gates_s(study, known.startup_s)}
     if config.get("shape_rates") is not None:
@@ -145,9 +145,7 @@ def _duration(rehearsal: Rehearsal) -> Section:
 
 
 def _looks(rehearsal: Rehearsal, total_s: float) -> Iterator[str]:
-    """Yield the launches of Phase A that interim analyses save, and its longest and shortest
-    time.
-    """
+    """Yield the Phase A launches that interim analyses save, and the longest and shortest time."""
     if "looks" not in rehearsal.study.config["statistics"]:
         return
     phase = list(rehearsal.own_indexes("A"))
@@ -185,7 +183,7 @@ def _machine(rehearsal: Rehearsal) -> Section:
 
 
 def _cells(rehearsal: Rehearsal) -> Iterator[Section]:
-    """Yield a table for each phase: the baseline's launches, medians over them."""
+    """Yield a table for each phase, with medians over the baseline's launches."""
     served = _served(rehearsal)
     pooled = {
         (row["phase"], row["cell"]): row
@@ -236,7 +234,7 @@ def _cell_row(launches: pd.DataFrame, row: Row) -> list[str]:
 
 
 def _taxes(rehearsal: Rehearsal) -> Section:
-    """Return the detectable size of each tax that gets a verdict."""
+    """Return the smallest detectable size of each tax that gets a verdict."""
     rows = []
     by_metric = sorted(_confirmatory(rehearsal), key=lambda t: (t.cell, t.metric))
     for (cell, metric), group in groupby(by_metric, key=lambda t: (t.cell, t.metric)):
@@ -314,7 +312,9 @@ def advice(rehearsal: Rehearsal) -> Iterator[str]:
 
 
 def _about_rates(rehearsal: Rehearsal) -> Iterator[str]:
-    """Rates of Phase A far beyond what the baseline can serve, and a grid that never saturates."""
+    """Yield advice on Phase A rates beyond the baseline's capacity, and on a grid that never
+    saturates.
+    """
     if rehearsal.rates is None:
         return
     baseline = rehearsal.study.baseline

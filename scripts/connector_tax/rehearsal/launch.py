@@ -1,10 +1,9 @@
-"""Launches in virtual time: what the driver of a launch does, against the virtual engine.
+"""Run launches in virtual time, with the virtual engine in place of a server.
 
-Order of cells, arrivals, the reasons to leave a cell out and the checks it must pass are the
-driver's own (`study.launch`); what is sent when, and when a cell ends, is the load generator's
-(`loadgen.plan`). What its worker processes do, the in-flight cap, the request's and the drain's
-time-out, is done here. A folder as a driver leaves it comes of it, so that the analysis reads it as
-it reads any study.
+Cell order, arrivals, skip reasons and checks are the driver's own code (`study.launch`); sending
+times and the end of a cell are the load generator's (`loadgen.plan`). The work of its worker
+processes (in-flight cap, timeouts of requests and drain) is done here. The result is a folder like
+a driver's, so that the analysis reads it like any study.
 """
 
 import json
@@ -52,7 +51,7 @@ from connector_tax.study.plan import reference_rate
 
 REQUEST = PlannedRequest("simulated", b"{}", None, None)
 BEGUN = "1970-01-01T00:00:00+00:00"
-# What a load generator that never lags says of itself.
+# Health report of a load generator that never lags.
 HEALTHY: GeneratorHealth = {
     "processes": {
         name: {
@@ -80,16 +79,16 @@ class Scrape(NamedTuple):
 
 @dataclass
 class VirtualCell:
-    """A cell being served.
+    """A cell that is being served.
 
     Attributes:
         offsets_ns: the arrivals.
-        rule: when the cell is over.
+        rule: the rule that ends the cell.
         shape: input and output tokens of every request.
-        scrape_ns: from one look at the server to the next.
-        front_ns: what a request takes outside the engine.
-        scrapes: what the looks saw.
-        busy_ns: how long the engine was in a step.
+        scrape_ns: interval of the scrapes.
+        front_ns: time of a request outside the engine.
+        scrapes: results of the scrapes.
+        busy_ns: total time of the engine's steps.
     """
 
     offsets_ns: NDArray[np.int64]
@@ -135,7 +134,7 @@ class VirtualCell:
             return
         items, next_ns = self.plan.step(now_ns, now_ns + LEAD_NS)
         for item in items:
-            # Single requests: none has others of its session to cancel.
+            # Single requests, so there are no other requests of a session to cancel.
             assert isinstance(item, tuple)
             self._due.append(item[0])
         self._wake_ns = None if next_ns is None else max(now_ns + 1, next_ns - LEAD_NS)
@@ -151,7 +150,7 @@ class VirtualCell:
             self._live[record.seq] = record, engine.add(record.seq, *self.shape)
 
     def _expire(self, engine: VirtualEngine) -> None:
-        """Give up what has outlived its time-out, and everything when the drain is over."""
+        """Fail requests beyond their timeout, and all requests at the end of the drain."""
         now_ns = engine.now_ns
         timeout_ns = round(self.rule.request_timeout_s * 1e9)
         while self._live:
@@ -204,7 +203,7 @@ def virtual_engine(study: StudyDocument, launch: Launch, machine: Machine) -> Vi
 
 
 def rehearse_launch(study: StudyDocument, launch: Launch, root: Path, machine: Machine) -> None:
-    """Write what the launch would leave, below the study's folder `root`."""
+    """Write the launch's files below the study's folder `root`."""
     folder = launch.folder(root)
     folder.mkdir(parents=True, exist_ok=True)
     cells, reason = cell_order(study, launch), launch_skip_reason(root, launch)
@@ -240,9 +239,9 @@ def _rehearse_cell(
     machine: Machine,
     launch_folder: Path,
 ) -> CellRecord:
-    """Serve one cell and write its folder; the content of its record.
+    """Serve one cell and write its folder; return the content of its record.
 
-    It is judged as a measured one is; the machine is taken to be undisturbed.
+    It is checked like a measured cell, with an undisturbed machine.
     """
     assert rate_rps is not None
     config, name = study["config"], planned["cell"]
@@ -301,17 +300,17 @@ def _rehearse_cell(
     return record
 
 
-# ---- side by side, in processes
+# ---- parallel processes
 
 
 class SimulationError(Exception):
-    """A process of a simulation failed; its output is the text."""
+    """A process of a simulation failed; the text is its output."""
 
 
 def in_processes(module: str, arguments: Sequence[str], tasks: Sequence[Any]) -> list[Any]:
-    """Return the answers of `python -m module *arguments` to each task (`answer_tasks`), in order.
+    """Return the results of `python -m module *arguments` for each task (`answer_tasks`), in order.
 
-    The tasks are shared out to one process for each CPU, as JSON lines.
+    The tasks are distributed to one process per CPU, as JSON lines.
 
     Raises:
         SimulationError: a process failed.
@@ -341,7 +340,7 @@ def in_processes(module: str, arguments: Sequence[str], tasks: Sequence[Any]) ->
 
 
 def answer_tasks(answer: Callable[..., Any]) -> None:
-    """Answer the tasks on stdin, each the arguments of `answer`: the other end of a process."""
+    """Read tasks from stdin, call `answer` with the arguments of each, and print the results."""
     for task in json.load(sys.stdin):
         print(json.dumps(answer(*task)), flush=True)
 

@@ -1,8 +1,8 @@
-"""The machine a study is rehearsed on: an engine for each configuration, and how launches differ.
+"""The machine that a study is rehearsed on: an engine per configuration, and launch noise.
 
-A study on the embedded engine has its costs and taxes in its own design. Of a real vLLM,
-`rehearsal` in the configuration names an accelerator (`roofline`). A connector's tax is what such a
-study is to find out: there every configuration costs what plain does.
+A study on the embedded engine defines its costs and taxes itself. For a real vLLM, `rehearsal` in
+the configuration names an accelerator (`roofline`). Connector taxes are unknown before such a
+study, so every configuration is given plain's costs.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,18 +30,18 @@ from connector_tax.seeds import named_generator
 from connector_tax.servers.kinds import engine_of
 from connector_tax.study.durations import VLLM_SEQUENCES, VLLM_STEP_TOKENS
 
-# ---- how launches differ
+# ---- noise of launches
 
 
 class Noise(NamedTuple):
     """The differences between launches of one configuration, relative to a step's time.
 
     Attributes:
-        launch_sd: standard deviation from launch to launch.
-        bad_share: of launches that are slow from start to end.
-        slow_by: what such a launch is slower by, one of these.
-        drift_sd: of how much slower a block's last launch is than its first.
-        source: where the numbers are from.
+        launch_sd: standard deviation between launches.
+        bad_share: share of launches that are slow from start to end.
+        slow_by: possible slowdowns of such a launch.
+        drift_sd: standard deviation of a block's last launch's slowdown relative to its first.
+        source: origin of the numbers.
     """
 
     launch_sd: float
@@ -52,7 +52,7 @@ class Noise(NamedTuple):
 
 
 QUIET = Noise(0.0)
-# The measured ones: of the TPOT p50 of these archives' cells, by release 0.3.
+# Measured values come from TPOT p50 of these archives' cells, by release 0.3.
 NOISES: Mapping[str, Noise] = {
     "engine": Noise(0.005, source="config/embedded.yaml: what the engine itself draws"),
     "embedded": Noise(0.006, source="results/archive/default.tar.zst"),
@@ -88,13 +88,13 @@ class Machine:
     """The costs of each configuration's launches.
 
     Attributes:
-        engines: by configuration id.
-        device_us: as `VirtualEngine` takes it.
-        startup_s: from launch to ready.
-        front_ns: what a request takes outside the engine, all of it before its first token.
-        kv_tokens: tokens the KV cache has room for.
-        source: sentences on where these numbers are from.
-        noise: how launches differ; `launch_sd` of it is part of `engines`.
+        engines: engine by configuration id.
+        device_us: as for `VirtualEngine`.
+        startup_s: time from launch to ready.
+        front_ns: time of a request outside the engine, all before its first token.
+        kv_tokens: capacity of the KV cache in tokens.
+        source: sentences on the origin of these numbers.
+        noise: differences between launches; its `launch_sd` is part of `engines`.
     """
 
     engines: Mapping[str, EngineConfig]
@@ -106,7 +106,7 @@ class Machine:
     noise: Noise = QUIET
 
     def noisy(self, noise: Noise) -> "Machine":
-        """Return the machine with launches that differ by `noise`."""
+        """Return the machine with `noise` between its launches."""
         engines = {
             name: replace(
                 engine, step_cost=replace(engine.step_cost, launch_offset_rel_sd=noise.launch_sd)
@@ -117,7 +117,7 @@ class Machine:
 
 
 def has_machine(study: StudyDocument) -> bool:
-    """Return whether a resolved design names a machine to be rehearsed on."""
+    """Return whether a resolved design names a machine for rehearsal."""
     config = study["config"]
     named = "accelerator" in (config.get("rehearsal") or {})
     return named or "definition_content" in config["engine"]
@@ -127,7 +127,7 @@ def machine_of(study: StudyDocument) -> Machine:
     """Return the machine that a resolved design names.
 
     Raises:
-        ConfigError: it names none, or one that cannot be had; names the key.
+        ConfigError: it names none, or an unknown one; names the key.
     """
     engine, names = study["config"]["engine"], study["config"].get("rehearsal")
     if "definition_content" in engine:
@@ -161,7 +161,7 @@ def _on_accelerator(study: StudyDocument, names: RehearsalSection) -> Machine:
     name = names["accelerator"]
     accelerator, reached = read_accelerator(name)
     if emulated:
-        # Its steps end on a timer: they take what the model says, in every launch.
+        # Its steps end on a timer, so that they take the modelled time in every launch.
         besides_us = engine["device_time"]["besides_us"]
         reached = {**reached, "besides_us": besides_us, "step_sd": 0.0, "launch_sd": 0.0}
     model = read_model(shipped(names["model_config"]))
@@ -178,9 +178,9 @@ def _on_accelerator(study: StudyDocument, names: RehearsalSection) -> Machine:
     gpu = f"{roof.gpus} x {name}" if roof.gpus > 1 else name
     machine = Machine(
         engines=_same_for_all(study, cost, kv_tokens),
-        # The host prepares a step while the device computes the one before.
+        # The host prepares a step while the device computes the previous one.
         device_us=lambda plan: max(reached["host_us"], roof.device_us(plan)),
-        # Beside an emulated device there are no weights to read, and nothing to compile.
+        # With an emulated device there are no weights to read and nothing to compile.
         startup_s=engine_of(engine).startup_s if emulated else roof.startup_s,
         front_ns=0,
         kv_tokens=kv_tokens,
@@ -214,7 +214,7 @@ def _same_for_all(study: StudyDocument, cost: StepCost, kv_tokens: int) -> dict[
         max_decode_seqs_per_step=None,
         kv_blocks=kv_tokens // KV_BLOCK,
         kv_block_size=KV_BLOCK,
-        # No prompt is sent twice, so a cache would only cost time here.
+        # No prompt is sent twice, so a cache would only cost time.
         enable_prefix_caching=False,
         decode_first=True,
     )

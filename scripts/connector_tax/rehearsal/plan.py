@@ -1,4 +1,4 @@
-"""The command `plan`: every launch and cell in the seeded order they run, state and seconds."""
+"""The command `plan`: list launches and cells in seeded run order, with state and seconds."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""The whole study in virtual time: its launches, reference rates and analysis, in a folder."""
+"""Rehearse a whole study in virtual time: launches, reference rates and analysis, in a folder."""
 
 import functools
 from collections.abc import Iterator, Mapping
@@ -38,15 +38,15 @@ class Rehearsal:
     """A study's outcome in virtual time.
 
     Attributes:
-        study: as it was rehearsed: with at least the blocks that a verdict needs.
-        own_blocks: the blocks of the study itself.
-        machine: what it was rehearsed on.
-        rates: reference_rates.json; None where no rate qualifies.
-        no_rate: why none does; None where one does.
-        probes_s: how long the probes of the shapes take; None where there are none.
-        indexes: of every launch that ran.
+        study: the rehearsed study, with at least as many blocks as a verdict needs.
+        own_blocks: number of blocks of the original study.
+        machine: the rehearsed machine.
+        rates: reference_rates.json; None if no rate qualifies.
+        no_rate: why no rate qualifies; None if one does.
+        probes_s: duration of the shape probes; None without them.
+        indexes: the index of every launch that ran.
         records: the record of each cell, by launch and cell name.
-        rows, taxes, hypotheses: the analysis' tables; empty without reference rates.
+        rows, taxes, hypotheses: the analysis's tables; empty without reference rates.
     """
 
     study: Study
@@ -62,7 +62,7 @@ class Rehearsal:
     hypotheses: list[ConclusionRecord] = field(default_factory=list)
 
     def own_indexes(self, phase: str) -> Iterator[LaunchIndex]:
-        """Yield the indexes of a phase's launches that the study itself has."""
+        """Yield the indexes of a phase's launches that belong to the original study."""
         for launch, index in self.indexes.items():
             if launch.phase == phase and launch.block < self.own_blocks:
                 yield index
@@ -88,17 +88,16 @@ def rehearse(study: StudyDocument, machine: Machine, root: Path) -> Rehearsal:
 
 
 def run_phases(study: StudyDocument, machine: Machine, root: Path, blocks: int) -> Rehearsal:
-    """Run Phase A, its reference rates, the probes of the shapes, and Phases B and B'; no
-    tables.
+    """Run Phase A, its reference rates, the shape probes, and Phases B and B', without tables.
 
     Args:
         study: the design.
-        machine: what it runs on.
+        machine: the machine to run on.
         root: the study's folder, empty.
-        blocks: as many are rehearsed.
+        blocks: number of blocks to rehearse.
 
     Raises:
-        SimulationError: a process of it failed, or a shape cannot be served.
+        SimulationError: a process failed, or a shape cannot be served.
     """
     document = prepare(study, root, blocks)
     rehearsal = Rehearsal(load_study(root / paths.STUDY), study["blocks"], machine)
@@ -129,13 +128,13 @@ def run_phases(study: StudyDocument, machine: Machine, root: Path, blocks: int) 
 
 
 def prepare(study: StudyDocument, root: Path, blocks: int) -> StudyDocument:
-    """Write what stands around the launches; the design as it is rehearsed, of so many blocks."""
+    """Write the study's own files; return the design with `blocks` blocks."""
     config = study["config"].copy()
     document: StudyDocument = {**study, "config": config}
     if study["blocks"] != blocks:
         config["blocks"] = document["blocks"] = blocks
         document["run_order"] = run_order(config)
-        # Their levels are of the study's own blocks.
+        # The levels of interim analyses depend on the original number of blocks.
         config["statistics"] = config["statistics"].copy()
         config["statistics"].pop("looks", None)
     write_json(root / paths.STUDY, document)
@@ -147,10 +146,10 @@ def prepare(study: StudyDocument, root: Path, blocks: int) -> StudyDocument:
 
 
 def rehearse_phase(document: StudyDocument, phase: str, root: Path, machine: Machine) -> None:
-    """Rehearse every launch of a phase; block by block, with its looks, where the study has any.
+    """Rehearse every launch of a phase, block by block, with interim analyses if the study has any.
 
     Raises:
-        SimulationError: a process of it failed.
+        SimulationError: a process failed.
     """
     tasks = [(launch.config, launch.block, phase) for launch in launches(document, phase)]
     if len(tasks) == 1:
@@ -166,9 +165,9 @@ def rehearse_phase(document: StudyDocument, phase: str, root: Path, machine: Mac
 
 
 def rehearse_shapes(study: StudyDocument, machine: Machine) -> tuple[dict[str, list[float]], float]:
-    """Return the result of the shape probe, as `study.shape_rates` measures it on a server.
+    """Return completion times in s by cell name, and the total duration of the probes in s.
 
-    Cell name to when its requests are completed, s; and how long all the probes take, s.
+    Repeats what `study.shape_rates` measures on a server.
     """
     config = study["config"]
     baseline = baseline_of(config)

@@ -1,1 +1,1 @@
-"""The report of a study: one HTML file that holds its figures and needs no network."""
+"""The report of a study: one self-contained HTML file with its figures."""

@@ -1,4 +1,4 @@
-"""`connector-tax report --study results/x/study.json`: tables, figures and page."""
+"""Write tables, figures and page: `python -m connector_tax.report --study results/x/study.json`."""
 
 import argparse
 import sys
@@ -17,7 +17,8 @@ from connector_tax.report.page import render
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the tables, the figures and the report of a study, all from its raw records.
 
-    One process for all: most of what a figure takes is the import of what draws it.
+    All are made in one process, because importing the drawing libraries takes most of a figure's
+    time.
     """
     return run_command(study_parser("report", main.__doc__), argv, _write, label="report: ")
 
@@ -32,7 +33,7 @@ def write_views(study: StudyTables) -> None:
     """Write the figures and the report of a study that has its tables.
 
     Raises:
-        ArtifactError: a table or record they are made of is missing or malformed.
+        ArtifactError: a required table or record is missing or malformed.
     """
     for name in FIGURES:
         style.save(draw(study, name), study.root / paths.FIGURES, name)

@@ -1,7 +1,7 @@
-"""The study's answer in one sentence, what has none, and what a study like it cannot say.
+"""The study's answer in one sentence, open questions, and the limits of the study.
 
-From the verdicts over all rates (docs/method.md, "Verdicts"); the numbers are on the scorecard.
-And hypotheses, success criteria and looks, where the study has what they are about.
+Derived from the verdicts over all rates (docs/method.md, "Verdicts"); the numbers are on the
+scorecard. Also hypotheses, success criteria and interim analyses, if the study has their subjects.
 """
 
 import argparse
@@ -50,7 +50,7 @@ AXES: dict[str, Literal["input_tokens", "output_tokens"]] = {
     "H5": "input_tokens",
     "H6": "output_tokens",
 }
-# Each hypothesis, and what it means where it is supported and where it is refuted.
+# Hypothesis -> its text, its meaning if supported, its meaning if refuted.
 QUESTIONS = {
     "H1": (
         "The tax persists on a single instance under synthetic load",
@@ -86,8 +86,8 @@ QUESTIONS = {
 REPORTED = {"met": "reported", "not met": "not reported"}
 
 
-# Words of each success criterion, and the hypotheses whose numbers it needs; one that needs some
-# asks no more than that a number is there.
+# Success criterion -> its text, and the hypotheses whose numbers it needs. Such a criterion only
+# requires that the numbers exist.
 CRITERIA: dict[int, tuple[str, tuple[str, ...]]] = {
     1: ("The Mooncake tax at ref_safe, compared with the prior", ("H1",)),
     2: ("The NIXL–Mooncake gap at ref_safe, compared with the prior", ("H2",)),
@@ -125,9 +125,9 @@ def answer(study: StudyTables) -> str:
 
 
 def load(study: StudyTables) -> str:
-    """Return the load of the costs, and what stands beside them at the highest rate.
+    """Return the load of the costs, and the latencies and costs at the highest rate.
 
-    That is the baseline's latencies in ms, and each configuration's cost there, saturated or not.
+    The latencies are the baseline's in ms; each configuration's cost is listed, saturated or not.
     """
     sweep, metrics = study.settings["phase_a"], judged_metrics(study.settings["statistics"])
     rate = max(sweep["rates_rps"])
@@ -152,13 +152,13 @@ def load(study: StudyTables) -> str:
 
 
 def notes(study: StudyTables) -> list[str]:
-    """Return a sentence for each question without an answer, with what would answer it."""
+    """Return a sentence for each open question, with what would answer it."""
     compared = _compared(study)
     sentences: list[str] = []
     if chosen := _chosen(compared, lambda row: row.verdict == CANNOT_TELL):
         sentences.append(_undecided(study, chosen))
     if chosen := _chosen(compared, lambda row: row.huber_differs):
-        opinion = "Huber's estimate, which one bad launch moves less, decides otherwise"
+        opinion = "Huber's estimate, which is robust to single bad launches, gives another verdict"
         names = [f"{label} ({_metrics(rows)})" for label, rows in chosen]
         sentences.append(f"{opinion} of {_joined(names)}")
     if chosen := _chosen(compared, lambda row: row.verdict == TOO_FEW):
@@ -196,7 +196,7 @@ def _compared(study: StudyTables) -> list[Compared]:
 
 
 def _chosen(compared: Sequence[Compared], wanted: Callable[[EffectRow], object]) -> list[Compared]:
-    """Return the wanted rows of the configurations that have any."""
+    """Return the configurations with rows that satisfy `wanted`, and these rows."""
     chosen = [(label, [row for row in rows if wanted(row)]) for label, rows in compared]
     return [(label, rows) for label, rows in chosen if rows]
 
@@ -213,13 +213,13 @@ def _dearest(proven: Sequence[Compared]) -> list[Compared]:
 
 
 def _joined(words: Iterable[str]) -> str:
-    """Return the names joined: \'a\', 'a and b', 'a, b and c'."""
+    """Join names: 'a', 'a and b', 'a, b and c'."""
     listed = list(words)
     return " and ".join(filter(None, (", ".join(listed[:-1]), *listed[-1:])))
 
 
 def _each(rows: Sequence[EffectRow], words_of: Callable[[EffectRow], str]) -> str:
-    """Return a phrase for each row and its metric, or one where all are the same."""
+    """Return a phrase for each row and its metric, or one phrase if all are equal."""
     by_words: dict[str, list[str]] = {}
     for row in rows:
         by_words.setdefault(words_of(row), []).append(ALL_METRICS[row.metric].label)
@@ -260,7 +260,7 @@ def _block_minutes(study: StudyTables) -> str:
 
 
 def _too_few(study: StudyTables, chosen: Sequence[Compared]) -> str:
-    """Return the number of blocks behind the taxes, fewer than the study's where one was lost."""
+    """Return the number of blocks behind the taxes, which is lower if blocks were lost."""
     by_count: dict[int, list[str]] = {}
     for label, rows in chosen:
         by_count.setdefault(min(row.n_blocks or 0 for row in rows), []).append(label)
@@ -276,7 +276,7 @@ def _too_few(study: StudyTables, chosen: Sequence[Compared]) -> str:
 
 
 def _without_number(study: StudyTables, chosen: Sequence[Compared]) -> str:
-    """Return marked taxes and lost ones, each reason once with those it holds for."""
+    """Return marked and missing taxes, each reason once with its configurations."""
     by_reason: dict[str, dict[str, None]] = {}
     for label, rows in chosen:
         for row in rows:
@@ -285,7 +285,7 @@ def _without_number(study: StudyTables, chosen: Sequence[Compared]) -> str:
     return study.labelled(f"no verdict on {_joined(words)}")
 
 
-# ---- what was asked beforehand
+# ---- hypotheses and criteria
 
 
 def _has_question(study: StudyTables, hypothesis: str) -> bool:
@@ -296,9 +296,9 @@ def _has_question(study: StudyTables, hypothesis: str) -> bool:
 
 
 def hypotheses(study: StudyTables) -> list[tuple[str, str, str, ConclusionRecord]]:
-    """Return id, question, meaning and finding of each hypothesis that the study can be asked.
+    """Return id, question, meaning and conclusion of each hypothesis that the study covers.
 
-    Where requests wait otherwise for the step with their prompt, H5 says so.
+    H5 mentions configurations whose requests wait differently for the step with their prompt.
     """
     answers = []
     for item in study.hypotheses["hypotheses"]:
@@ -316,7 +316,7 @@ def hypotheses(study: StudyTables) -> list[tuple[str, str, str, ConclusionRecord
 
 
 def looks(study: StudyTables) -> str:
-    """Return what each interim analysis decided and the launches saved; "" without any."""
+    """Return the decisions of each interim analysis and the saved launches; "" without any."""
     parts: list[str] = []
     known: set[str] = set()
     for taken in study.looks:
@@ -336,12 +336,12 @@ def looks(study: StudyTables) -> str:
 
 
 def not_asked(study: StudyTables) -> list[str]:
-    """Return the hypotheses that need a configuration or a length that the study does not have."""
+    """Return the hypotheses that need a configuration or length that the study lacks."""
     return [name for name in ABOUT if not _has_question(study, name)]
 
 
 def criteria(study: StudyTables) -> list[tuple[str, str, str]]:
-    """Return words, verdict and finding of each success criterion that the study can be held to."""
+    """Return text, verdict and conclusion of each success criterion that applies to the study."""
     answers = []
     for item in study.hypotheses["criteria"]:
         words, needs = CRITERIA[int(item["id"])]

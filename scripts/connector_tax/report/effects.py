@@ -1,4 +1,4 @@
-"""Define the report's columns over the rows of effects.csv, by quantity, rate and metric."""
+"""Define the report's tables of effects.csv, by quantity, rate and metric."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,10 +26,10 @@ from connector_tax.report.tables import (
     table,
 )
 
-SHOWN_US = 1.0  # hooks below this mean per step are in effects.csv alone
+SHOWN_US = 1.0  # hooks below this mean per step are only in effects.csv
 
 EffectColumn = Column[EffectRow]
-# A reference rate's name, the rate, and the table of its steps.
+# Name of a reference rate, the rate, and the table of its steps.
 StepTable = tuple[str, float, Table]
 METRIC: EffectColumn = ("Metric", lambda row: ALL_METRICS[row.metric].label)
 TAX_COLUMNS: list[EffectColumn] = [
@@ -44,7 +44,7 @@ def _configuration(study: StudyTables) -> EffectColumn:
 
 
 def _verdict(study: StudyTables) -> EffectColumn:
-    """Return the column of verdicts in words, with the mark."""
+    """Return the column of verdicts as text, with the mark."""
 
     def says(row: EffectRow) -> TableCell:
         is_aa = row.config == study.aa
@@ -69,7 +69,7 @@ def _aa(
 
 
 def at_references(study: StudyTables) -> list[tuple[str, Table]]:
-    """Return the taxes over all rates, then p90 at both reference rates, each under its title."""
+    """Return titled tables of the taxes over all rates, then of p90 at both reference rates."""
     plain = study.against("plain")
     columns: list[EffectColumn] = [
         _configuration(study),
@@ -107,7 +107,7 @@ def at_references(study: StudyTables) -> list[tuple[str, Table]]:
 
 
 def amplification(study: StudyTables) -> Table | None:
-    """Return tax at ref_load minus tax at ref_safe; None where they are one rate."""
+    """Return tax at ref_load minus tax at ref_safe; None if the rates are equal."""
     rows = [row for row in study.of(tables.GAP) if row.metric in HEADLINE]
     if not any(row.status == "valid" for row in rows):
         return None
@@ -152,9 +152,7 @@ def others(study: StudyTables) -> Table:
 
 
 def prior(study: StudyTables) -> Table | None:
-    """Return TTFT p90 of the earlier trace replay beside this study's; None with nothing to
-    compare.
-    """
+    """Return TTFT p90 of the earlier trace replay with this study's; None without a match."""
     plain_s = study.settings["hypotheses"]["prior"]["plain_ttft_p90_s"]
     known, taxes = priors(study), study.at("ref_safe", HEADLINE[0])
 
@@ -183,14 +181,14 @@ def prior(study: StudyTables) -> Table | None:
 # ---- engine steps
 
 
-# Metric to row of one configuration and group of steps: STEP's, and HOOK's by the hook's name.
+# Metric -> row of one configuration and group of steps; for HOOK by the hook's name.
 StepCosts = dict[str, EffectRow]
 # By item and configuration.
 StepGroups = dict[tuple[str, str], StepCosts]
 
 
 def _steps(study: StudyTables, quantity: str, reference: str) -> StepGroups:
-    """Return the rows of Phase A's steps at a reference rate."""
+    """Return the step rows of Phase A at a reference rate."""
     groups: StepGroups = {}
     for row in study.of(quantity, "A"):
         if row.reference == reference and row.item:
@@ -219,7 +217,7 @@ def _step_columns(study: StudyTables, reference: str) -> list[Column[StepCosts]]
 
     def dearest(costs: StepCosts) -> TableCell:
         step = costs["step_us"]
-        # A child's hook stands in its parent's.
+        # A child's hook is included in its parent's.
         parent_hooks = [row for row in hooks.get((step.item, step.config), {}).values()
                if "//" in row.metric and (row.estimate or 0) >= SHOWN_US]  # fmt: skip
         most = max(parent_hooks, key=lambda row: row.estimate or 0, default=None)
@@ -241,10 +239,9 @@ def _step_columns(study: StudyTables, reference: str) -> list[Column[StepCosts]]
 
 
 def hooks(study: StudyTables) -> Table | None:
-    """Return every configuration's hooks at ref_safe by kind of step, where they take SHOWN_US or
-    more.
+    """Return every configuration's hooks at ref_safe of at least SHOWN_US, by kind of step.
 
-    A hook that one kind of step lacks has no number there.
+    A hook that does not run in a kind of step has no number there.
     """
     groups = _steps(study, tables.HOOK, "ref_safe")
     kinds = [kind for kind in KINDS if any(item == StepGroup(kind).item for item, _ in groups)]
@@ -278,7 +275,7 @@ def _signed(row: EffectRow | None) -> TableCell:
 
 
 def _mean(row: EffectRow | None) -> TableCell:
-    """Return text such as `12.3 [10.1, 14.6]`, without brackets where there is no interval."""
+    """Return text such as `12.3 [10.1, 14.6]`, without brackets if there is no interval."""
     value, low, high = _ends(row)
     if value is None:
         return TableCell(text.DASH)
@@ -294,9 +291,7 @@ def _mean(row: EffectRow | None) -> TableCell:
 
 
 def resource_taxes(study: StudyTables) -> Table:
-    """Return differences from plain: a row for each configuration, a column for each resource
-    read.
-    """
+    """Return differences from plain: a row per configuration, a column per measured resource."""
     valid = [row for row in study.of(tables.RESOURCE) if row.status == "valid"]
     labels = [f"{study.label(study.baseline)} itself", *(c.label for c in study.connectors)]
     columns, rows = ["Configuration"], [[TableCell(label)] for label in labels]
@@ -323,7 +318,7 @@ def _difference(row: EffectRow | None, digits: int) -> TableCell:
 
 
 def every_resource(study: StudyTables) -> Table:
-    """Return all numbers of every resource."""
+    """Return all numbers of all resources."""
 
     def taxed(row: EffectRow, value: float | None) -> float | None:
         return value if row.scale == tables.LOG else None
@@ -350,7 +345,7 @@ def every_resource(study: StudyTables) -> Table:
 
 
 def resources_missing(study: StudyTables) -> str | None:
-    """Return why no resource was recorded at all, or None where some were."""
+    """Return why no resource was recorded, or None if any was."""
     rows = study.of(tables.RESOURCE)
     if any(row.status == "valid" for row in rows):
         return None
@@ -382,9 +377,7 @@ def _device_columns(study: StudyTables, reference: str) -> list[Column[StepCosts
         return StepGroup.of(steps["device_us"].item)
 
     def tpot_us(steps: StepCosts) -> TableCell:
-        """Return the median TPOT's difference from plain, which the exposed time must agree
-        with.
-        """
+        """Return the median TPOT's difference from plain, as a check of the exposed time."""
         row = tpot.get(steps["device_us"].config)
         if row is None or (of(steps).kind, of(steps).batch) != ("decode", ALL_SIZES):
             return TableCell(text.DASH)
@@ -415,12 +408,12 @@ def _device_columns(study: StudyTables, reference: str) -> list[Column[StepCosts
 
 
 def also_differs(study: StudyTables) -> dict[str, str]:
-    """Configuration to the settings in which its engine is not as plain's, in words."""
+    """Return the settings that differ from plain's as text, by configuration."""
     return {row.config: row.also_differs for row in study.engine if row.also_differs}
 
 
 def same_everywhere(study: StudyTables) -> list[tables.EngineRow]:
-    """Plain's known settings that every configuration with settings has too."""
+    """Return plain's known settings that all configurations with settings share."""
     other = {row.setting for row in study.engine if row.differs}
     unknown = {row.setting for row in study.engine if row.setting and not row.value}
     return [

@@ -1,4 +1,4 @@
-"""The launches as they were planned, with their cells, checks and timing; validity and drift."""
+"""The planned launches with their cells, checks and timing; validity and drift."""
 
 import statistics
 from collections import Counter
@@ -35,7 +35,7 @@ COUNTS: tuple[CountName, ...] = get_args(CountName)
 
 @dataclass(frozen=True)
 class LaunchReport:
-    """One server launch of the run order; `index` is None where it left none."""
+    """One server launch of the run order; `index` is None if it has no index.json."""
 
     phase: str
     config: str
@@ -45,7 +45,7 @@ class LaunchReport:
 
     @property
     def status(self) -> str:
-        """Return the launch's state, or `missing`."""
+        """Return the launch's state, or `missing` without index.json."""
         return "missing" if self.index is None else self.index.status
 
     @property
@@ -61,16 +61,14 @@ class LaunchReport:
 
 
 def measured_again(study: StudyTables) -> list[str]:
-    """Return `plain/block0/A (kept in A.superseded1)` for each run that another took the place
-    of.
-    """
+    """Return text such as `plain/block0/A (kept in A.superseded1)` for each replaced run."""
     aside = study.root.glob(f"{paths.RUNS}/*/block*/*.superseded*")
     names = sorted(path.relative_to(study.root / paths.RUNS).as_posix() for path in aside)
     return [f"{name.partition('.')[0]} (kept in {name.rpartition('/')[2]})" for name in names]
 
 
 def read_launches(study: StudyTables) -> list[LaunchReport]:
-    """Return all launches in run order; one without index.json is `missing`."""
+    """Return all launches in run order; a launch without index.json is `missing`."""
     launches = []
     for launch in study.folder.launches:
         config, block, phase = launch.launch.config, launch.launch.block, launch.launch.phase
@@ -80,14 +78,14 @@ def read_launches(study: StudyTables) -> list[LaunchReport]:
 
 
 def engine_files(launches: Sequence[LaunchReport]) -> list[str]:
-    """Return the hashes of lock and vLLM's sources by interpreter; none for an embedded engine."""
+    """Return the hashes of lock and vLLM sources by interpreter; empty for an embedded engine."""
     attempts = [a for launch in launches if launch.index for a in launch.index.attempts]
     entries = [item for node in nodes_of(attempts) for item in node["engine_files"].items()]
     return list(dict.fromkeys(f"{python}: {text.compact(files)}" for python, files in entries))
 
 
 def placements(launches: Sequence[LaunchReport]) -> Counter[str]:
-    """Return each warning about CPU placement, with the number of launches it holds for."""
+    """Return each warning about CPU placement, with its number of launches."""
     warnings: Counter[str] = Counter()
     for launch in launches:
         attempts = launch.index.attempts if launch.index else []
@@ -106,7 +104,7 @@ def void_phases(launches: Sequence[LaunchReport]) -> list[str]:
 
 @dataclass(frozen=True)
 class Overhead:
-    """Wall time of the study beyond its launches' necessary time, in seconds."""
+    """The study's wall time beyond the necessary time of its launches, in s."""
 
     wall_s: float
     startup_s: float
@@ -115,16 +113,16 @@ class Overhead:
 
     @property
     def ratio(self) -> float | None:
-        """Wall time over cell windows + start-ups + release times; None when nothing ran."""
+        """Return wall time over cell windows + start-ups + release times; None if nothing ran."""
         needed = self.startup_s + self.cells_s + self.release_s
         return self.wall_s / needed if needed > 0 else None
 
 
 def overhead(launches: Iterable[LaunchReport]) -> Overhead:
-    """Return sums over every launch that ran; the wall time includes the gaps between launches.
+    """Return sums over every launch that ran; the wall time includes gaps between launches.
 
-    A gap longer than `PAUSE_S` is an interrupted study, not its overhead; nor is what follows a
-    launch whose end was not recorded, because its driver was killed after its last cell.
+    A gap longer than `PAUSE_S` is an interruption of the study, not overhead, and so is the gap
+    after a launch without a recorded end, whose driver was killed after its last cell.
     """
     ran = [launch.index for launch in launches if launch.index and launch.index.timing]
     ran.sort(key=lambda index: index.started_utc)
@@ -141,14 +139,14 @@ def overhead(launches: Iterable[LaunchReport]) -> Overhead:
     return Overhead(wall_s + between_s, *needed)
 
 
-# ---- cells without a number, and the checks of each
+# ---- cells without a number, and checks
 
 
 Measured = tuple[CellFolder, CellRecord]
 
 
 def lost_cells(study: StudyTables, launches: Sequence[LaunchReport]) -> Table | None:
-    """Return every cell without a number, with its reason; None where all have one."""
+    """Return every cell without a number, with its reason; None if there is none."""
     columns: list[Column[tuple[LaunchReport, CellFolder]]] = [
         ("Configuration", lambda row: study.label(row[0].config)),
         ("Block", lambda row: number(row[0].block, 0)),
@@ -162,7 +160,7 @@ def lost_cells(study: StudyTables, launches: Sequence[LaunchReport]) -> Table | 
 
 
 def checks(launch: LaunchReport) -> Table | None:
-    """Return the counts and checks of a launch's cells, or None where none was measured."""
+    """Return the counts and checks of a launch's cells, or None if none was measured."""
     measured = [(cell, cell.record) for cell in launch.cells if cell.record]
     if not measured:
         return None
@@ -182,7 +180,7 @@ def _counted(name: CountName) -> Column[Measured]:
 
 
 def _checked(name: str) -> Column[Measured]:
-    """Return value and bound of a check; one that failed says so."""
+    """Return a column with value and bound of a check, and whether it failed."""
 
     def says(row: Measured) -> TableCell:
         result = row[1]["health"].get(name)
@@ -197,7 +195,7 @@ def _checked(name: str) -> Column[Measured]:
 
 
 def reference_rates(study: StudyTables) -> Table:
-    """Return value of each saturation criterion at each rate, × where it fired."""
+    """Return the value of each saturation criterion at each rate, with × if it fired."""
     rates = study.reference["rates_rps"]
     at = [f"{text.compact(rate)} req/s" for rate in rates]
     columns = ("Configuration", *at, "Knee, req/s", study.against("Capacity over plain's"))
@@ -222,7 +220,7 @@ def _criteria(entry: Mapping[str, Any], criteria: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class DriftRow:
-    """The launches of plain that ran first and last in a block, in one cell, in ms."""
+    """The latencies in ms of plain's first and last launch in a block, in one cell."""
 
     block: str
     phase: str
@@ -233,14 +231,12 @@ class DriftRow:
 
     @property
     def change(self) -> float:
-        """Later over earlier, minus one."""
+        """Return later over earlier, minus one."""
         return self.later_ms / self.earlier_ms - 1
 
 
 def drift_rows(study: StudyTables) -> list[DriftRow]:
-    """Compare plain\'s earliest with its latest launch of each block, wherever both cells are
-    valid.
-    """
+    """Compare plain's first and last launch of each block, in cells that are valid in both."""
     valid = {
         (row.config, row.block, row.phase, row.cell): row
         for row in study.cell_rows
@@ -265,7 +261,7 @@ def drift_rows(study: StudyTables) -> list[DriftRow]:
 
 
 def drift_summary(drift: Sequence[DriftRow]) -> list[tuple[str, int, float, DriftRow]]:
-    """Return by metric how many comparisons, the median change, and the row that changed most."""
+    """Return by metric: comparisons, median change, and the row with the largest change."""
     changes = []
     for metric in dict.fromkeys(row.metric for row in drift):
         rows = [row for row in drift if row.metric == metric]
@@ -275,7 +271,7 @@ def drift_summary(drift: Sequence[DriftRow]) -> list[tuple[str, int, float, Drif
 
 
 def drift_table(drift: Sequence[DriftRow]) -> Table:
-    """Return every comparison of plain with itself later in the block."""
+    """Return every comparison of plain with its later launch in the block."""
     columns: list[Column[DriftRow]] = [
         ("Block", lambda row: number(int(row.block), 0)),
         ("Phase", lambda row: row.phase),

@@ -49,7 +49,7 @@ RAW_FILES = (
 
 
 def filled(template: Path, shown: Mapping[str, Any], **filters: Callable[..., str]) -> str:
-    """Return a filled template in the style of all pages."""
+    """Return a template filled with values, in the common style of all pages."""
     environment = Environment(
         loader=FileSystemLoader([template.parent, Path(__file__).parent]), autoescape=True,
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
@@ -62,7 +62,7 @@ def render(study: StudyTables) -> str:
     """Return the whole page as text.
 
     Raises:
-        ArtifactError: a figure, table or record the page is made of is missing or malformed.
+        ArtifactError: a required figure, table or record is missing or malformed.
     """
     return filled(
         Path(__file__).with_name("report.html.j2"), context(study),
@@ -122,7 +122,7 @@ def context(study: StudyTables) -> dict[str, Any]:
 
 
 def shown_sections(study: StudyTables, steps_known: bool) -> list[str]:
-    """Return the sections of a page: a comparison of commands has those that hold something."""
+    """Return the sections of a page; a comparison of commands has only non-empty sections."""
     if not compared.commands(study):
         return list(SECTIONS)
     absent = {"hypotheses"}
@@ -134,9 +134,9 @@ def shown_sections(study: StudyTables, steps_known: bool) -> list[str]:
 
 
 def _figure(study: StudyTables, name: str) -> dict[str, str]:
-    """Return a figure's content for the page: its words, the inlined picture.
+    """Return a figure's content for the page: texts and the inlined picture.
 
-    `absent_because` says why the study has no such figure; empty where it has one.
+    `absent_because` is the reason of a missing figure; "" if there is a figure.
     """
     picture = _read(study.root / paths.FIGURES / f"{name}.svg")
     words = FIGURES[name]
@@ -152,7 +152,7 @@ def _figure(study: StudyTables, name: str) -> dict[str, str]:
 
 
 def without_absent_marks(words: str, marked: bool) -> str:
-    """Return a caption without the sentences about marks that a comparison's figure lacks."""
+    """Return a caption without sentences about marks that the figure lacks."""
     absent = ("Open diamonds", *(() if marked else ("An open triangle",)))
     return " ".join(one for one in re.split(r"(?<=\.) ", words) if not one.startswith(absent))
 
@@ -168,9 +168,9 @@ def data_url(kind: str, content: bytes) -> str:
 
 
 def _environment(study: StudyTables, launches: list[runs.LaunchReport]) -> dict[str, list[str]]:
-    """Return environment.json as lines: a list keeps its entries, anything else is one line.
+    """Return environment.json as lines: one for each list item or other value.
 
-    With what the launches recorded of their vLLM's files.
+    Includes the hashes of vLLM's files that the launches recorded.
     """
     content = read_json(study.root / paths.ENVIRONMENT)
     if files := runs.engine_files(launches):

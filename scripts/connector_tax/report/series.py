@@ -1,7 +1,7 @@
 """Draw each cell's time series from its raw records, as SVG paths.
 
-From the first planned request until the window ends, in BINS equal parts; a part's value is the
-median of what was recorded in it, and a part without a record is a gap.
+The time from the first planned request to the window's end is divided into BINS equal parts. A
+part's value is the median of its records; a part without records is a gap.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,20 +20,20 @@ from connector_tax.artifacts.folder import CellFolder
 from connector_tax.files import ArtifactError
 from connector_tax.report.launches import LaunchReport
 
-BINS, HEIGHT = 48, 16  # of a drawing, in its own units
+BINS, HEIGHT = 48, 16  # size of a drawing, in its own units
 COLUMNS = (
     "TTFT, ms", "TPOT, ms", "in flight", "waiting", "KV blocks used, %", "engine step, ms",
 )  # fmt: skip
 KV_USE = "vllm:kv_cache_usage_perc"
 
 Floats = NDArray[np.float64]
-# When something was recorded, in ns, and its value.
+# Times in ns, and recorded values.
 Samples = tuple[Floats, Floats]
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """One time series: an SVG path, zero at the bottom, and the range of its values in words."""
+    """One time series: an SVG path with zero at the bottom, and the range of its values as text."""
 
     path: str
     words: str
@@ -44,10 +44,10 @@ class CellSeries:
     """The time series of one cell.
 
     Attributes:
-        cell: its state, with the reason where it has no number.
-        warm: where the warm-up ends, in units of the drawing.
+        cell: its state, with the reason if it has no number.
+        warm: end of the warm-up, in units of the drawing.
         failed: an SVG path with a stroke for each part in which a request failed or was dropped.
-        drawings: one for each of COLUMNS; None where nothing was recorded.
+        drawings: one for each of COLUMNS; None without records.
     """
 
     cell: CellFolder
@@ -57,7 +57,7 @@ class CellSeries:
 
 
 def series_of(launch: LaunchReport) -> list[CellSeries]:
-    """Return the time series of the launch's cells that left records.
+    """Return the time series of the launch's cells with records.
 
     Raises:
         ArtifactError: a raw record is missing, changed or malformed.
@@ -72,7 +72,7 @@ def _series(cell: CellFolder, record: CellRecord) -> CellSeries:
     none = (np.empty(0), np.empty(0))
 
     def read(kind: str, samples: Callable[[], list[Samples]], count: int) -> list[Samples]:
-        """Return the samples of a kind of file; empty where the cell has no such file."""
+        """Return the samples of a kind of file; empty if the cell lacks the file."""
         return [none] * count if cell.sha256(kind) is None else samples()
 
     *latencies, (failed, _) = read("requests", lambda: _requests(cell, edges), 4)
@@ -87,7 +87,7 @@ def _series(cell: CellFolder, record: CellRecord) -> CellSeries:
 
 
 def _drawing(t_ns: Floats, values: Floats, edges: Floats) -> Drawing | None:
-    """Return the median of each part as a staircase, broken where there is none."""
+    """Return the median of each part as a step line, with gaps for parts without records."""
     order = np.argsort(t_ns)
     parts = np.split(values[order], np.searchsorted(t_ns[order], edges))[1:-1]
     medians = {place: float(np.median(part)) for place, part in enumerate(parts) if len(part)}
@@ -111,7 +111,7 @@ def _drawing(t_ns: Floats, values: Floats, edges: Floats) -> Drawing | None:
 
 
 def _requests(cell: CellFolder, edges: Floats) -> list[Samples]:
-    """Return TTFT and TPOT by when a request was due, how many are in flight, and which failed."""
+    """Return TTFT and TPOT by due time, requests in flight, and failed requests."""
     table = request_table(cell)
     is_ok = table["status"] == "ok"
     ok = taken(table, is_ok)
@@ -134,9 +134,7 @@ def _requests(cell: CellFolder, edges: Floats) -> list[Samples]:
 
 
 def _gauges(cell: CellFolder) -> list[Samples]:
-    """Return waiting requests, of all engines, and the share of KV blocks used, of the fullest, in
-    %.
-    """
+    """Return waiting requests over all engines, and the highest share of used KV blocks in %."""
     rows = list(_scrapes(cell))
     t_ns, waiting, used = np.array(rows, float).reshape(-1, 3).T
     known = [~np.isnan(values) for values in (waiting, used)]
@@ -157,6 +155,6 @@ def _scrapes(cell: CellFolder) -> Iterator[tuple[float, float, float]]:
 
 
 def _steps(cell: CellFolder) -> list[Samples]:
-    """Return `step_times`, in ms."""
+    """Return the start (ns) and duration (ms) of the engine's steps, from `step_times`."""
     t_ns, step_us = step_times(cell)
     return [(t_ns, step_us / 1e3)]

@@ -1,6 +1,6 @@
-"""Build a page's tables: columns as functions of a row, sortable cells.
+"""Build a page's tables: columns as functions of a row, with sortable cells.
 
-Columns with one value in all rows are removed and described in words.
+Columns with the same value in all rows are replaced by a text.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,9 +15,9 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True)
 class TableCell:
-    """A cell's text, and the number it is sorted by; None sorts it by its text.
+    """A cell's text and its number for sorting; None: sort by the text.
 
-    `verdict` is the row whose verdict it is, where that depends on the margin.
+    `verdict` is the row behind a verdict that depends on the margin.
     """
 
     text: str
@@ -35,12 +35,12 @@ class TableRow:
 
 @dataclass(frozen=True)
 class Table:
-    """A table as the page shows it.
+    """A table of a page.
 
     Attributes:
-        id: of the element, and the target of links.
-        columns: headings, and whether numbers stand below.
-        same: columns that were the same in every row, in words.
+        id: id of the element, the target of links.
+        columns: headings, and whether a column is numeric.
+        same: text on the columns that were equal in every row.
     """
 
     id: str
@@ -49,16 +49,14 @@ class Table:
     same: Sequence[str]
 
 
-# A heading, and what stands below it: a cell, or its text, of each row.
+# A heading, and a function that returns the cell or text of a row.
 Column = tuple[str, Callable[[Row], TableCell | str]]
 
 
 def of_rows(
     name: str, columns: Sequence[Column[Any]], rows: Iterable[Any], first: int | None = None
 ) -> Table:
-    """Return a table of rows; a row that is not valid shows the `first` columns, then the
-    reason.
-    """
+    """Return a table of rows; an invalid row shows its `first` columns, then the reason."""
     made = []
     for row in rows:
         is_lost = first is not None and row.status != "valid"
@@ -72,14 +70,14 @@ def of_rows(
 
 
 def table(name: str, columns: Sequence[str], rows: Sequence[TableRow]) -> Table:
-    """Return the table without the columns, but the first, that are the same in every row.
+    """Return the table without columns (except the first) that are equal in every row.
 
-    Nor without verdicts that depend on the margin, which the reader moves.
+    Columns of verdicts that depend on the margin stay, since the reader can change it.
     """
     full = [row for row in rows if not row.lost]
     texts = [{row.cells[place].text for row in full} for place in range(len(columns))]
     moved = {k for row in full for k, cell in enumerate(row.cells) if cell.verdict is not None}
-    # The last column of a row without numbers holds the reason.
+    # The last cell of a row without numbers is the reason.
     always = {0, *moved} | ({len(columns) - 1} if len(full) < len(rows) else set())
     kept = [
         place

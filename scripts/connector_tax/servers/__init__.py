@@ -1,1 +1,1 @@
-"""The servers that are measured: one door, a module for each kind of engine."""
+"""The servers under measurement, with a module for each kind of engine."""

@@ -1,7 +1,7 @@
-"""Start any server that speaks OpenAI's protocol, by its command line.
+"""Start any OpenAI-compatible server by its command line.
 
-It runs in the folder and with the environment of the user who starts the study. What it serves was
-asked of it before the study was resolved (`ab.ask`), and stands in the section.
+It runs in the folder and with the environment of the user who starts the study. Its properties were
+queried before the study was resolved (`ab.ask`), and are in the section.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _JSON = re.compile(r"(?<![^\s=])\{")
 _OPERATORS = "|&;<>()"
 _NAME = r"\$\{?(?P<name>[A-Za-z_]\w*)\}?"
 _VARIABLE = re.compile(_NAME)
-# What a shell expands, and what keeps it from doing so.
+# Parts that a shell expands, and quotes that prevent it.
 _EXPANDED = re.compile(
     rf"""'[^']*'|\\.|"(?P<double>(?:\\.|[^"\\])*)"|{_NAME}|(?<!\S)(?P<home>~)(?=/|\s|$)""",
     re.DOTALL,
@@ -52,7 +52,7 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 
 class Command(ProbedEngine):
-    """A server by its command; one of vLLM may have the step probe in it."""
+    """A server started by a command line; a vLLM may have the step probe."""
 
     needs = ("device", "commands", "served")
     may = ("environment", "pythonpath", "beside", "access")
@@ -89,10 +89,10 @@ class Command(ProbedEngine):
 def split_command(line: str) -> list[str]:
     """Split a command line as a shell does, but keep JSON with its quotes as one word.
 
-    JSON inside the outer shell's quotes is not quoted again.
+    JSON inside the outer shell's quotes needs no second quoting.
 
     Raises:
-        ValueError: a quote has no end.
+        ValueError: a quote is not closed.
     """
     return shlex.split(_with_quoted_json(line))
 
@@ -111,15 +111,15 @@ def _with_quoted_json(line: str) -> str:
 
 
 def expanded(line: str, variables: Mapping[str, str]) -> str:
-    """Return a command line with its variables and `~` in place, as a shell would have them.
+    """Return a command line with its variables and `~` expanded, as a shell would.
 
-    Nothing within single quotes or JSON is expanded. The result is recorded, so it must not hold a
+    Single-quoted parts and JSON are not expanded. The result is recorded, so it must not contain a
     secret.
 
     Raises:
         ServerError: a variable is not set or looks like a secret, or the line needs a shell; the
-            text says what to write.
-        ValueError: a quote has no end.
+            text gives the remedy.
+        ValueError: a quote is not closed.
     """
     text = _with_quoted_json(line)
     operators = shlex.shlex(text, posix=True, punctuation_chars=_OPERATORS)
@@ -157,10 +157,10 @@ def expanded(line: str, variables: Mapping[str, str]) -> str:
 
 
 def running_url(text: str) -> str | None:
-    """Return a running server's base URL, without /v1; None where `text` is a command.
+    """Return a running server's base URL, without /v1; None if `text` is a command.
 
     Raises:
-        ServerError: the URL names another path.
+        ServerError: the URL has another path.
     """
     match = _RUNNING.fullmatch(text)
     if match is None:
@@ -174,14 +174,14 @@ def running_url(text: str) -> str | None:
 def server_command(
     section: EngineSection, name: str, baseline: str, port: int, probe: Path | None
 ) -> ServerCommand:
-    """Return launch.sh's content for a user's command line, or for the URL of a running server.
+    """Return the content of launch.sh for a user's command line or a running server's URL.
 
-    `{port}` is the server's port; of a companion its own, which the server knows as
-    `{beside1.port}` and so on. The baseline has none: what runs beside the candidates is part of
-    what they cost.
+    `{port}` is the server's port, or a companion's own port, which the server gets as
+    `{beside1.port}` and so on. The baseline has no companions: they are part of the candidates'
+    costs.
 
     Raises:
-        ServerError: the line is not one.
+        ServerError: the line is not a command.
     """
     text = section["commands"][name]
     companion_lines = [] if name == baseline else section.get("beside", [])

@@ -1,4 +1,4 @@
-"""The embedded engine as a server of a study: its definition is part of the design."""
+"""The embedded engine as a server of a study; its definition file is part of the design."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 class EmbeddedEngine(Engine):
-    """Emulated, with known costs; it writes its step log itself, as JSON lines."""
+    """The emulated engine with known costs; it writes its step log itself, as JSON lines."""
 
     needs = ("definition",)
     emulated = True
-    # It knows a configuration by its id and the gate it must pass, and nothing else.
+    # It uses only a configuration's id and gate.
     design_keys = ("id", "gate")
     gate_s = 1.0
     startup_s = 2.0
@@ -39,7 +39,7 @@ class EmbeddedEngine(Engine):
     no_steps = None
 
     def resolve(self, configurations: Sequence[str], /) -> None:
-        """Read the definition, which has an entry for each configuration."""
+        """Read the definition, which must have an entry for each configuration."""
         definition = self.section["definition"]
         content = load_yaml(shipped(definition))
         validate(content, "embedded", definition)
@@ -56,14 +56,14 @@ class EmbeddedEngine(Engine):
 
     @property
     def served(self) -> ServedSection:
-        """Name and vocabulary of the definition."""
+        """Return name and vocabulary from the definition."""
         model = self.section["definition_content"]["model"]
         return {"model": model["served_name"], "vocab_size": model["vocab_size"]}
 
     def command(
         self, study: StudyDocument, launch: Launch, port: int, _probe: Path | None, /
     ) -> ServerCommand:
-        """Return the embedded engine's command, with its definition beside launch.sh."""
+        """Return the embedded engine's command; its definition is written beside launch.sh."""
         argv = ["python", "-m", "connector_tax.engine", "--config", "engine.json"]
         argv += ["--configuration", launch.configuration]
         argv += ["--host", HOST, "--port", str(port)]
@@ -75,7 +75,7 @@ class EmbeddedEngine(Engine):
         )
 
     def versions(self) -> dict[str, str]:
-        """It is this package, at this commit."""
+        """Return the version and commit of this package."""
         return super().versions() | {
             "vllm": f"embedded engine {__version__}",
             "vllm_sha": git_sha(),

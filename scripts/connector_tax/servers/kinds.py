@@ -1,8 +1,8 @@
-"""Define what the study needs of a kind of engine, and list the kinds.
+"""Define the interface of a kind of engine, and list the kinds.
 
-Each other module of this room is a kind and has its name: `embedded.py`, `vllm.py`, `command.py`. A
-further kind is a further module with a subclass of `Engine` under the name `KIND`.
-Snakemake plans with these modules: what needs more than the standard library is imported late.
+Each other module of this package is a kind and has its name: `embedded.py`, `vllm.py`,
+`command.py`. A new kind is a new module with a subclass of `Engine` under the name `KIND`.
+Snakemake plans with these modules, so imports beyond the standard library are late.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
         StudyDocument,
     )
 
-# The project's folder, the temporary folder: launch.sh resolves both, so that no path of this
-# machine stands in an artifact.
+# Marks for the project's folder and the temporary folder. launch.sh resolves them, so that no
+# artifact contains a path of this machine.
 ROOT_MARK, TMP_MARK = "{root}", "{tmp}"
-# Where every server of a study listens (`server.host`).
+# The address of every server of a study (`server.host`).
 HOST = "127.0.0.1"
 STEP_LOG_PREFIX = "engine_step"
 STEP_LOG_VARIABLE = "AGENTIC_STEP_LOG_PATH"
 STEP_LOG_PROCESSES = ("scheduler", "worker")
 
-# What vLLM's log tells of its settings.
+# Settings in vLLM's log.
 _LOG_LINES = {
     "attention_backend": re.compile(r"Using (\w+) (?:attention )?backend out of"),
     "kv_cache_layout": re.compile(r"Using (\w+) KV cache layout"),
@@ -52,15 +52,15 @@ _LOG_LINES = {
 
 
 class ServerError(Exception):
-    """The server cannot be started, died or did not stop; the text carries the end of its log."""
+    """The server cannot be started, died or did not stop; the text quotes the end of its log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Companion:
-    """A process that a server needs beside it.
+    """A further process that a server needs.
 
     Attributes:
-        port: of 127.0.0.1; it is ready when it listens there ...
+        port: port of 127.0.0.1; the companion is ready once it listens there ...
         ready_path: ... and, unless None, answers 200 to a GET of this path.
     """
 
@@ -72,15 +72,14 @@ class Companion:
 
 @dataclass(frozen=True, slots=True)
 class ServerCommand:
-    """The content of launch.sh: arguments, added environment, JSON files beside it, companions.
+    """The content of launch.sh: arguments, added environment, JSON files, companions.
 
-    Companions are started first and belong to the server: it is not ready without them, and dead
-    with them.
+    Companions are started first. The server is not ready without them, and is stopped if one ends.
 
     Attributes:
         callers: it runs in the folder and with the environment of the user who started the study.
         running: base URL of a server that runs already and is not started; the command waits.
-        access: how the server is reached; None: without a key and a custom certificate.
+        access: key and certificate settings; None: no key and no custom certificate.
     """
 
     argv: list[str]
@@ -95,25 +94,25 @@ class ServerCommand:
 class Engine:
     """A kind of engine, with the study's `engine` section.
 
-    The defaults here describe a kind which writes no step log, has no special gate and
-    tells no versions: a kind overrides what it has.
+    The defaults describe a kind without step log, special gate and versions; a kind overrides what
+    it has.
 
     Attributes:
-        needs: keys of the section, besides `kind` and `label`, that a study's file must have.
-        may: those it may have; no others.
-        emulated: every record of its study says so.
-        design_keys: keys of a configuration that reach the server; None: all.
-        configured: its configurations are connectors of vLLM, whose activity is proved by a gate.
+        needs: required keys of the section in a study's file, besides `kind` and `label`.
+        may: optional keys; no others are allowed.
+        emulated: marked as emulated in every record of the study.
+        design_keys: keys of a configuration that affect the server; None: all.
+        configured: its configurations are connectors of vLLM, proved active by a gate.
         takes_probe: the step probe's overlay can be on its PYTHONPATH.
-        gate_s: seconds of a gate beside the start.
-        startup_s: from launch to the first cell, where nothing else is known: what the launches of
-            the shipped studies took; with a GPU an assumption, without the reading of weights.
-        server_gib: host memory of a server and the pipeline; with a GPU, its driver's and pinned
+        gate_s: seconds of a gate besides the start.
+        startup_s: default seconds from launch to the first cell: measured in the shipped studies;
+            with a GPU an assumption, without reading weights.
+        server_gib: host memory of a server and the pipeline; with a GPU including driver and pinned
             buffers.
-        lacks: why a setting of vLLM is null; None: the record says where it was looked for.
-        step_suffix: of the files of its step log.
-        steps_method: who writes it.
-        no_steps: why there is none; None: there is one.
+        lacks: why a setting of vLLM is null; None: the record lists the searched sources.
+        step_suffix: suffix of its step log's files.
+        steps_method: the writer of the step log.
+        no_steps: why there is no step log; None: there is one.
     """
 
     needs: tuple[str, ...] = ()
@@ -134,20 +133,20 @@ class Engine:
         self.section = section
 
     def resolve(self, _configurations: Sequence[str], /) -> None:
-        """Add to the section what stands in the files that it names.
+        """Add the content of the files that the section names to the section.
 
         Raises:
-            ConfigError: one of them is unusable, or lacks one of the configurations.
+            ConfigError: a file is unusable, or lacks one of the configurations.
         """
 
     @property
     def pythons(self) -> list[str]:
-        """The interpreters whose vLLM serves, the engine's own first."""
+        """Return the interpreters of the vLLM servers, the engine's own first."""
         return []
 
     @property
     def served(self) -> ServedSection:
-        """Return what the servers serve, and how to send requests to them."""
+        """Return the served model and the form of its requests."""
         raise NotImplementedError
 
     def command(
@@ -156,10 +155,10 @@ class Engine:
         """Return the command that starts the launch's server on `port`.
 
         Args:
-            probe: the step probe's overlay folder; None: it is not to write the step log.
+            probe: the step probe's overlay folder; None: without a step log.
 
         Raises:
-            ServerError: this configuration cannot be launched; the text says what is missing.
+            ServerError: this configuration cannot be launched; the text names what is missing.
         """
         raise NotImplementedError
 
@@ -168,14 +167,14 @@ class Engine:
         return entry["gate"]
 
     def write_steps(self, path: Path) -> None:
-        """Have the running server write what it has recorded for the file `path`.
+        """Make the running server write its held step records to the file `path`.
 
         Raises:
             ServerError: it does not answer.
         """
 
     def step_lines(self, path: Path, offset: int) -> list[bytes]:
-        """Return the whole step records of a file from the byte `offset` on, as JSON lines."""
+        """Return the complete step records of a file from the byte `offset` on, as JSON lines."""
         with path.open("rb") as stream:
             stream.seek(offset)
             lines = stream.read().splitlines(keepends=True)
@@ -184,16 +183,16 @@ class Engine:
         return lines
 
     def log_settings(self, _log: str, /) -> Mapping[str, str]:
-        """Return settings of vLLM that the server's log gives, by name."""
+        """Return the settings of vLLM found in the server's log, by name."""
         return {}
 
     def versions(self) -> dict[str, str]:
-        """Return versions for the manifest: of vLLM, of the connectors, and vLLM's commit."""
+        """Return the versions of vLLM and the connectors, and vLLM's commit, for the manifest."""
         return {**dict.fromkeys(ENGINE_PACKAGES, ABSENT), "vllm_sha": "unknown"}
 
 
 class ProbedEngine(Engine):
-    """A kind whose servers may be a vLLM with the step probe in it, which writes the step log."""
+    """A kind whose servers can be a vLLM with the step probe, which writes the step log."""
 
     takes_probe = True
     step_suffix = "steps"
@@ -206,7 +205,7 @@ class ProbedEngine(Engine):
             self.startup_s, self.server_gib = 60.0, 16.0
 
     def write_steps(self, path: Path) -> None:
-        """Ask the step probe of the process."""
+        """Request the records from the step probe of the process."""
         from connector_tax.vllm.step_records import ProbeSocketError, ask_to_write
 
         try:
@@ -249,7 +248,7 @@ def check_engine(engine: EngineSection, source: str) -> None:
     """Check that an engine has the keys of its kind and no others.
 
     Raises:
-        ConfigError: one line for each offence; `source` is the file's name.
+        ConfigError: one line for each error; `source` is the file's name.
     """
     name = engine["kind"]
     if name not in kinds():
@@ -269,7 +268,7 @@ def check_engine(engine: EngineSection, source: str) -> None:
             f"engine.device_time: {presence} with engine.device {device}; allowed: with emulated,"
             " and with that alone"
         )
-    # The words appear beside each of its numbers.
+    # The label accompanies each of its numbers.
     if device == "emulated" and "device time emulated" not in engine["label"]:
         lines.append(
             f"engine.label: found {engine['label']!r}; allowed: one with the words 'device time "
@@ -287,7 +286,7 @@ def command_for(
 
 
 def free_port() -> int:
-    """Return a TCP port of HOST that no process listens on now."""
+    """Return a TCP port of HOST on which no process listens."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
@@ -297,12 +296,14 @@ def free_port() -> int:
 def lasting_port(name: str) -> int:
     """Return a free TCP port of HOST that stays the same for a name on the same CPUs.
 
-    It lies below the range from which the kernel assigns free ports (ip(7), ip_local_port_range).
+    It is below the kernel's range for automatic ports (ip(7), ip_local_port_range).
 
     Raises:
-        ServerError: of the 100 from its own on none is free.
+        ServerError: the port and the 99 after it are all in use.
     """
-    cpus = sorted(os.sched_getaffinity(0))  # of a slot: two of one machine start side by side
+    cpus = sorted(
+        os.sched_getaffinity(0)
+    )  # part of the name, since two slots of a machine start at the same time
     first = 20_000 + zlib.crc32(f"{name}/{cpus}".encode()) % 100 * 100
     for port in range(first, first + 100):
         with contextlib.suppress(OSError), socket.create_server((HOST, port)):
@@ -319,24 +320,23 @@ def below_root(path: Path) -> str:
 
 
 def without_root(text: str) -> str:
-    """Return `text` with `{root}` for the project's folder, `~` for the user's home, `host` for its
-    name.
+    """Return `text` with project folder, home folder and host name replaced by `{root}`, `~`,
+    `host`.
 
-    What is recorded is published. Of the machine's name only what UCX puts before each line of its
-    log is known: `[host:pid:thread]`.
+    Records are published. The host name is only recognised where UCX writes it before each log
+    line: `[host:pid:thread]`.
     """
-    # Not of a folder whose name begins as the project's does.
+    # Not a folder whose name only begins with the project's.
     text = re.sub(rf"{re.escape(str(ROOT))}(?![\w-]|\.\w)", lambda _: ROOT_MARK, text)
     text = re.sub(rf"\[{re.escape(socket.gethostname())}(?=:\d+ *:\d+\])", "[host", text)
-    # `~` itself: no HOME is set, and the user has no entry in the password file.
+    # `~` stays if HOME is not set and the user has no entry in the password file.
     home = os.path.expanduser("~")  # noqa: PTH111 - Path.home() raises there
     return text if home in ("/", "~") else text.replace(f"{home}/", "~/")
 
 
 def publishable(text: str) -> str:
-    """Return what a server or its environment wrote as it may be recorded and printed.
+    """Return output of a server or its environment in a form that can be recorded and printed.
 
-    That is `without_root`, without lines that hold what looks like a secret, and without escape
-    sequences.
+    Applies `without_root` and removes lines that look like secrets, and escape sequences.
     """
     return printable(LogSecrets().redacted(without_root(text))[0])

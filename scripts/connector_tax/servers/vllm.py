@@ -1,11 +1,11 @@
 """A real vLLM as a server of a study: environment, flags and connectors are part of the design.
 
-A configuration (config/configurations.yaml) becomes vLLM's `--kv-transfer-config`; `engine.forms`
-of the study's configuration says where this machine needs another form of it (a connector class
-that works there, a protocol, a companion process), or what a control changes in the engine (flags,
-environment). Everything else is the same for every configuration, so that two servers differ by
-the connector alone. A value `{companion.port}` in a connector's extra configuration asks for that
-companion process and stands for its port.
+A configuration (config/configurations.yaml) becomes vLLM's `--kv-transfer-config`. `engine.forms`
+of the study's configuration adapts it to this machine (connector class, protocol, companion
+process), or defines a control's changes to the engine (flags, environment). Everything else is the
+same for every configuration, so that two servers differ only in the connector. A value
+`{companion.port}` in a connector's extra configuration starts that companion and is replaced by its
+port.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
         StudyDocument,
     )
 
-# The module that is vLLM's server, from 0.31 on; `engine.entry_point` names an older one's.
+# The module of vLLM's server from 0.31 on; `engine.entry_point` names an older one.
 ENTRY_POINT = "vllm.entrypoints.launchers.api_server.entry"
 CPU_ADAPTER = f"{ROOT_MARK}/scripts/connector_tax/vllm/cpu_adapter"
 # LMCache's server beside an emulated device: a module of the overlay, and the size of its cache,
 # which is addresses without memory.
 EMULATED_LMCACHE, EMULATED_LMCACHE_GB = "connector_tax_device_time.lmcache_server", "64"
-# Lines of a server whose engine is gone though its HTTP process still answers.
+# Log lines of a server whose engine has died while its HTTP process still answers.
 DEAD_ENGINE = re.compile(
     r"EngineDeadError|EngineCore (?:encountered (?:an issue|a fatal error)|failed to start)"
 )
@@ -62,7 +62,7 @@ _ENVIRONMENT = {
     # what a killed driver left behind is known.
     "SPT_NOENV": "1",
     "PYTHONHASHSEED": "0",  # LMCache's keys: server and engine must hash alike
-    # The server must not require a key, whatever the caller's shell sets: no key is ever sent.
+    # The server must not require a key, whatever the caller's shell sets, since none is sent.
     "VLLM_API_KEY": "",
     "VLLM_HOST_IP": "127.0.0.1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -70,7 +70,7 @@ _ENVIRONMENT = {
 # So too, unless the study's own flags say otherwise: vLLM's own sampling, and none of the defaults
 # that a model's generation_config.json brings along, such as a repetition penalty.
 _FLAGS = {"--generation-config": "vllm"}
-# Where the device is emulated: what a GPU's server runs, which vLLM takes from a CPU's.
+# For an emulated device: features of a GPU's server that vLLM disables on a CPU.
 _EMULATED_ENVIRONMENT = {
     "CONNECTOR_TAX_DEVICE_TIME": DEVICE_TIME,
     "VLLM_USE_V2_MODEL_RUNNER": "1",
@@ -82,7 +82,7 @@ _COMPANION_PORT = re.compile(r"\{([a-z_]+)\.port\}")
 
 
 class Vllm(ProbedEngine):
-    """vLLM from an environment of this machine, with the step probe in it where that fits."""
+    """vLLM from an environment of this machine, with the step probe if it is compatible."""
 
     needs = (
         "device", "python", "model", "served_model_name", "vocab_size", "flags", "environment",
@@ -97,7 +97,7 @@ class Vllm(ProbedEngine):
         return pythons_of(self.section)
 
     def resolve(self, _configurations: Sequence[str], /) -> None:
-        """Reckon the device's coefficients, where it is emulated."""
+        """Compute the coefficients of an emulated device."""
         if "device_time" in self.section:
             from connector_tax.roofline import device_time
 
@@ -105,17 +105,17 @@ class Vllm(ProbedEngine):
 
     @property
     def served(self) -> ServedSection:
-        """Name and vocabulary, as the study's file has them."""
+        """Return name and vocabulary from the study's file."""
         section = self.section
         return {"model": section["served_model_name"], "vocab_size": section["vocab_size"]}
 
     def command(
         self, study: StudyDocument, launch: Launch, port: int, probe: Path | None, /
     ) -> ServerCommand:
-        """Return the command of vLLM\'s server with the configuration's connector.
+        """Return the command of vLLM's server with the configuration's connector.
 
         Raises:
-            ServerError: an unknown companion, or a child connector the study does not hold.
+            ServerError: a companion is unknown, or the study lacks a child connector.
         """
         engine, configuration = self.section, launch.configuration
         by_id = {entry["id"]: entry for entry in study["configurations"]}
@@ -170,10 +170,10 @@ class Vllm(ProbedEngine):
 
 
 def _emulated_flags(engine: EngineSection) -> dict[str, Any]:
-    """Return the flags for what vLLM detects on a GPU: its memory, and the defaults it has there.
+    """Return flags for what vLLM detects on a GPU: its memory, and its defaults there.
 
-    Asynchronous scheduling is left to it: asked for, a connector that it does not go with would end
-    the server, where by default it is switched off.
+    Asynchronous scheduling is left to vLLM: requested explicitly, an incompatible connector would
+    end the server, while the default switches it off.
     """
     device = engine["device_time_content"]
     cache = device["kv_blocks"] * device["block_size"] * device["kv_bytes"]
@@ -190,7 +190,7 @@ def transfer_config(
     forms: Mapping[str, FormSection],
     port_of: Callable[[str], int],
 ) -> dict[str, Any] | None:
-    """Return vLLM's KVTransferConfig of a configuration; None for one without a connector.
+    """Return the KVTransferConfig of a configuration; None for one without a connector.
 
     Raises:
         ServerError: a child is not among the study's configurations.
@@ -249,7 +249,7 @@ class _Companions:
     """The companions of a launch, each with its own port.
 
     Args:
-        configured: of the configuration's `companions`; started in any case.
+        configured: the configuration's `companions`, which are always started.
         python: the interpreter of the server.
         emulated: whether the device is, and so what a companion copies from and to it.
     """
@@ -266,7 +266,7 @@ class _Companions:
         """Return the port of a companion.
 
         Raises:
-            ServerError: there is none of this name.
+            ServerError: there is no companion of this name.
         """
         if name not in self.started:
             port, ready = free_port(), None
@@ -299,12 +299,12 @@ class _Companions:
 
 
 def _without_null(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings without those that are null."""
+    """Return the settings without null values."""
     return {name: value for name, value in settings.items() if value is not None}
 
 
 def _flags(flags: Mapping[str, Any]) -> Iterator[str]:
-    """Yield vLLM's flags in order: true is the bare flag, false its `--no-` form."""
+    """Yield vLLM's flags in order: true gives the flag alone, false its `--no-` form."""
     for flag, value in flags.items():
         if value is False:
             yield f"--no-{flag.removeprefix('--')}"
