@@ -8,7 +8,7 @@ localrules:
     default,
 
 
-# Snakemake takes no default target from a file that is included.
+# Snakemake takes no default target from an included file.
 if ARCHIVE is None:
 
     rule default:

@@ -1,4 +1,4 @@
-"""Benchmarks: commands that print one table with the machine on it. README.md lists them."""
+"""Benchmarks: commands that print a table and the machine it was measured on; see README.md."""
 
 import argparse
 import sys
@@ -9,7 +9,7 @@ from connector_tax.study.device import DeviceError, hold_devices
 
 
 def run_alone(main: Callable[[], int | None]) -> int:
-    """Run a command while nothing else is measured on this machine's CPUs; its exit status."""
+    """Run a command while holding the lock on this machine's CPUs; return its exit status."""
     if {"-h", "--help"} & {*sys.argv}:
         return main() or 0
     try:
@@ -21,7 +21,7 @@ def run_alone(main: Callable[[], int | None]) -> int:
 
 
 def parser_of(module: str, description: str | None) -> argparse.ArgumentParser:
-    """Return the parser of the command in this file."""
+    """Return the argument parser of a benchmark module."""
     return argparse.ArgumentParser(
         prog=f"python -m benchmarks.{PurePath(module).stem}",
         description=description,

@@ -1,9 +1,10 @@
 """Compare fifo with pack admission: repeat an experiment with a GPT-2 engine on the embedded one.
 
-128 requests at once, prompts of 515, 4, 4, 4 tokens in turn (its prompt repeats 512, 1, 1, 1 and
-three tokens that make each prompt its own), 32 new tokens each, a prefill budget of 256 tokens in a
-round, 8 sequences in a decode step. fifo and pack (with a forced FIFO round every 8) take turns,
-three runs each on a fresh engine; the medians over the runs stand beside the source's tables.
+128 requests arrive at once, with prompts of 515, 4, 4, 4 tokens in turn (the source's 512, 1, 1, 1,
+plus three tokens that make each prompt unique) and 32 new tokens each. The prefill budget is 256
+tokens per round, a decode step has 8 sequences. fifo and pack (with a forced FIFO round every 8)
+take turns, three runs each on a fresh engine; medians over the runs are printed with the source's
+tables.
 
 Fitted to the source: a decode step of 8 (delta + beta0 + 8 beta2 = 10.7 ms) to fifo's throughput,
 beta1 to the change of TTFT p99. The source computes prefill and decode in their own passes, its
@@ -56,7 +57,7 @@ _STEP_COST = {
     "launch_offset_rel_sd": 0.0,
 }
 _NAMES = [f"{name} {p}" for name in ("TTFT", "TPOT", "ITL", "latency") for p in (50, 95, 99)]
-# Of the source's tables: percentiles in ms, throughput in completion tokens/s.
+# The source's results: percentiles in ms, throughput in completion tokens/s.
 _SOURCE = {
     "fifo": dict(zip([*_NAMES, "tokens/s"], [
         672.29, 1106.39, 1144.49, 142.26, 145.73, 146.08,
@@ -78,13 +79,13 @@ class Stream(NamedTuple):
 
 
 def prompts() -> list[list[int]]:
-    """Return the prompts' token ids; no two begin alike."""
+    """Return the prompts' token ids; all have different beginnings."""
     lengths = [_REPEATS[i % len(_REPEATS)] for i in range(_REQUESTS)]
     return [[i, 1000 + i, 2000 + i, *[7] * length] for i, length in enumerate(lengths)]
 
 
 def summarize(streams: list[Stream]) -> Figures:
-    """Return the source's figures of a run."""
+    """Return the figures of a run that the source reports."""
     send, tokens = (np.array(stamps) for stamps in zip(*streams, strict=True))
     first, last = tokens[:, 0], tokens[:, -1]
     per_token = (last - first) / (_NEW_TOKENS - 1)
@@ -106,7 +107,7 @@ async def _receive(t_send_ns: int, reader: asyncio.StreamReader) -> Stream:
 
 
 async def _send_all(port: int) -> list[Stream]:
-    """Send all prompts at once, in their order, each on a connection opened before."""
+    """Send all prompts at once in order, each on a connection opened before."""
     payloads = [payload(p, _NEW_TOKENS, b"connection: close\r\n") for p in prompts()]
     connections = [await asyncio.open_connection("127.0.0.1", port) for _ in payloads]
     receiving = []
@@ -133,7 +134,7 @@ def _run(policy: str) -> Figures:
 
 
 def measured() -> dict[str, Figures]:
-    """Return each policy's figures, medians over the runs."""
+    """Return each policy's figures as medians over the runs."""
     runs: dict[str, list[Figures]] = {policy: [] for policy in _POLICIES}
     for _ in range(_RUNS):
         for policy, taken in runs.items():
@@ -145,7 +146,7 @@ def measured() -> dict[str, Figures]:
 
 
 def table(emulated: dict[str, Figures]) -> Table:
-    """Return both policies, emulated and in the source, and the change from fifo to pack."""
+    """Return both policies, emulated and from the source, and the change from fifo to pack."""
     sides = {"emulated": emulated, "source": _SOURCE}
     columns = [f"{side}: {what}" for side in sides for what in (*_POLICIES, "change")]
     shown = Table("", *columns, title="percentiles in ms")

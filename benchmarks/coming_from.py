@@ -1,11 +1,11 @@
-"""Command lines of other clients, this load generator's beside them, on the same server.
+"""Run command lines of other clients and the equivalents here against the same server.
 
     python -m benchmarks.coming_from --peer "vllm bench serve=PATH" --tokenizer FOLDER
 
-Both lines of a pair run against the C event server, whose log says what each did: requests, tokens
-of each answer, and the most at once. Beside it stands the TTFT that the client prints. The page
-docs/coming-from.md is written anew with it; a peer without a program keeps its lines, and what it
-did is left open. AIPerf takes a tokenizer by its name in the Hugging Face cache
+Both lines of a pair run against the C event server, whose log gives the requests, the tokens of
+each answer, and the most at once; the TTFT that the client prints is shown too. The command
+rewrites the page docs/coming-from.md; a pair whose other client is not installed keeps its lines
+without results. AIPerf takes a tokenizer by its name in the Hugging Face cache
 (`--aiperf-tokenizer`).
 """
 
@@ -29,7 +29,7 @@ from connector_tax.machine import machine
 PAGE = ROOT / "docs/coming-from.md"
 TIMEOUT_S = 180.0
 VLLM, GUIDELLM, AIPERF = "vllm bench serve", "guidellm", "AIPerf"
-# What every line of a client begins with; the file of prompts is made by the run.
+# Common beginning of a client's lines; the run writes the prompt file.
 COMMON = {
     VLLM: "--base-url {url} --model m --tokenizer {tokenizer} --dataset-name random"
     " --random-input-len 8 --random-output-len 16 --ignore-eos",
@@ -40,7 +40,7 @@ COMMON = {
     " --use-legacy-max-tokens --extra-inputs ignore_eos:true --ui none",
     "": "--url {url} --model m --prompt-tokens 8 --max-tokens 16 --ignore-eos",
 }
-# By which a client writes what it prints, and who reads p50 and p99 of its TTFT in ms there.
+# Options by which a client writes its report, and the reader of its TTFT p50 and p99 in ms.
 PRINTED = {
     name: (CLIENTS[peer].report, CLIENTS[peer].ttft_ms)
     for name, peer in ((VLLM, VLLM), (GUIDELLM, GUIDELLM), (AIPERF, "aiperf"))
@@ -53,23 +53,23 @@ CHAT = "--url {url} --model m --prompt-words 8 --max-tokens 16 --ignore-eos --ch
 
 @dataclass(frozen=True)
 class Pair:
-    """One line of another client and ours; `requests` that it sends, None: as many as fit."""
+    """Another client's command line and its equivalent here, which send `requests` (None: any)."""
 
     client: str
-    theirs: str
-    ours: str
+    peer_line: str
+    own_line: str
     requests: int | None = 40
     differs: str = ""
 
     def our_arguments(self, url: str) -> list[str]:
         """Return the arguments of `connector-tax loadgen`."""
-        common = CHAT if "--chat" in self.ours else COMMON[""]
-        return shlex.split(f"{common.format(url=url)} {self.ours.replace('--chat', '')}")
+        common = CHAT if "--chat" in self.own_line else COMMON[""]
+        return shlex.split(f"{common.format(url=url)} {self.own_line.replace('--chat', '')}")
 
     def their_arguments(self, url: str, tokenizer: str) -> list[str]:
-        """Return the arguments of the other program."""
+        """Return the arguments of the other client."""
         common = COMMON[self.client].format(url=url, tokenizer=tokenizer)
-        return shlex.split(f"{PROGRAM[self.client]} {common} {self.theirs}")
+        return shlex.split(f"{PROGRAM[self.client]} {common} {self.peer_line}")
 
 
 AT_40 = "--constraint kind=max_requests,count=40"
@@ -121,9 +121,10 @@ PAIRS = (
 
 
 def did(arguments: list[str], client: str = "") -> str:
-    """Run a client's command against its own server, and return what the server saw.
+    """Run a client's command against a server of its own.
 
-    Return what the server saw and the client printed, or why there is nothing.
+    Return the requests that the server saw and the TTFT that the client printed, or why there are
+    none.
     """
     write, ttft_ms = PRINTED[client]
     client_cpu, server_cpu = two_cpus()
@@ -160,7 +161,7 @@ def did(arguments: list[str], client: str = "") -> str:
 
 
 def seen(responses: list[list[int]]) -> str:
-    """Return requests, tokens of each, the most at once."""
+    """Return the number of requests, the tokens of each, and the most at once."""
     if len(responses) < 2:
         return f"{len(responses)} requests"
     tokens = np.unique([len(stamps) - 1 for stamps in responses])
@@ -171,7 +172,7 @@ def seen(responses: list[list[int]]) -> str:
 
 
 def page(results: list[tuple[str, str]]) -> str:
-    """Return the page, with the result of each line of each pair."""
+    """Return the page with the results of each pair."""
     lines = [
         "# Coming from another client",
         "",
@@ -205,7 +206,8 @@ def page(results: list[tuple[str, str]]) -> str:
             "| --- | --- | --- | --- | --- |",
         ]
         lines += [
-            f"| `{pair.theirs}` | `{pair.ours}` | {their_result} | {our_result} | {pair.differs} |"
+            f"| `{pair.peer_line}` | `{pair.own_line}` | {their_result} | {our_result} |"
+            f" {pair.differs} |"
             for pair, (their_result, our_result) in zip(PAIRS, results, strict=True)
             if pair.client == client
         ]
@@ -231,7 +233,7 @@ def main() -> int:
         command = [sys.executable, "-m", "connector_tax.loadgen", *pair.our_arguments(url)]
         our_result = did(command)
         results.append((their_result, our_result))
-        print(f"{pair.client} {pair.theirs}: {their_result} | {our_result}", flush=True)
+        print(f"{pair.client} {pair.peer_line}: {their_result} | {our_result}", flush=True)
     PAGE.write_text(page(results))
     return 0
 

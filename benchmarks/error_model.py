@@ -1,21 +1,21 @@
-"""Count how often the error model is right about launches whose taxes are known.
+"""Measure how often the error model is right about launches with known taxes.
 
-A launch is a number here, the log of a percentile; taxes and verdicts are made by the functions
-that a study uses. `aims` prints one line for each aim: the worst configuration of simulated studies
-of two, three, four and six blocks, seven configurations beside a baseline that is launched twice,
-then the same with eleven configurations and with ratios that were not used to choose the prior.
-A quiet launch's standard deviation is 0.5%, the margin 1%. An aim that is missed within 2.6
-standard errors is tried again with ten times the studies.
+Here a launch is a number, the log of a percentile; taxes and verdicts are computed by the study's
+functions. `aims` prints a line for each aim, with the worst configuration of simulated studies of
+two, three, four and six blocks. The studies have seven configurations and a baseline that is
+launched twice, then eleven configurations, then noise ratios that were not used to choose the
+prior. A quiet launch's standard deviation is 0.5%, the margin 1%. An aim that is missed within 2.6
+standard errors is repeated with ten times the studies.
 
 `ab`: verdicts of its interim analyses, from the third block on, of both metrics.
 
-`steps`: studies of six blocks in virtual time, whose connector adds 60 us to each step in its hooks
-and 30 outside; shares of 95% intervals that hold the step's tax, the hooks' and what is left.
-Hooks take in virtual time exactly the configured time.
+`steps`: studies of six blocks in virtual time whose connector adds 60 us to each step in its hooks
+and 30 us outside. Printed are the shares of 95% intervals that contain the step's tax, the hooks'
+time and the remainder. Hooks take exactly the configured time in virtual time.
 
-`virtual`: whole studies of three and five blocks in virtual time (docs/calibration.md), whose
-launches differ in three ways; shares of the 95% intervals of seven known taxes that hold the tax
-and of A/A intervals without zero; the smallest tax that costs, after Sidak, in 80% of the studies.
+`virtual`: whole studies of three and five blocks in virtual time (docs/calibration.md), with three
+kinds of noise. Printed are the shares of 95% intervals that contain seven known taxes, of A/A
+intervals that exclude zero, and the smallest tax that costs, after Sidak, in 80% of the studies.
 """
 
 import itertools
@@ -53,20 +53,20 @@ from connector_tax.seeds import named_generator
 PLAINS = plain_names(BASELINES)
 SD, BLOCK_SD, CONFIDENCE, MARGIN, SOUGHT = 0.005, 0.03, 0.95, 0.01, 0.03
 BLOCKS = (2, 3, 4, 6)
-# Of `less` at a true cost of the margin: margins of 2 and 6 sd.
+# Margins, in sd, for the test of `less` at a true cost equal to the margin.
 AT_MARGIN = (0.01, 0.03)
 NEAR, AGAIN = 2.6, 10
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """Studies of one kind.
+    """Studies with one kind of launch errors.
 
     Attributes:
-        name: of the launches.
-        configurations: beside the baseline.
-        errors: of launches, in units of SD.
-        noisy: the noisier configurations, by number from 0.
+        name: name of the errors.
+        configurations: number of configurations besides the baseline.
+        errors: errors of launches, in units of SD.
+        noisy: numbers of the noisier configurations, from 0.
         left_out: configurations that are not measured after the second block.
         failed: whether the first of them fails in the first block.
     """
@@ -80,11 +80,11 @@ class Scenario:
 
     @property
     def names(self) -> list[str]:
-        """The names of a block's launches."""
+        """Return the names of a block's launches."""
         return [*PLAINS, *(f"c{number}" for number in range(self.configurations))]
 
     def study(self, rng: np.random.Generator, blocks: int) -> Launches:
-        """Return the launches of one study, of configurations without a cost."""
+        """Return the launches of one study whose configurations have no cost."""
         names = self.names
         place = rng.permuted(np.tile(np.arange(float(len(names))), (blocks, 1)), axis=1)
         y = rng.normal(0, BLOCK_SD, (blocks, 1)) + SD * self.errors(rng, place)
@@ -98,12 +98,12 @@ class Scenario:
 
 
 def scenarios(configurations: int, ratios: Sequence[float], few: bool) -> Iterator[Scenario]:
-    """Yield the studies of a layout: launches of any kind, and configurations that are noisier.
+    """Yield the studies of a layout: with each kind of errors, and with noisier configurations.
 
     Args:
-        configurations: beside the baseline.
-        ratios: of one noisy configuration.
-        few: with families of two and three configurations beside the baseline.
+        configurations: number besides the baseline.
+        ratios: noise ratios of one noisy configuration.
+        few: whether to include families of two and three configurations.
     """
     some = ratios[min(1, len(ratios) - 1)]
     one = (BASELINES,)
@@ -127,29 +127,29 @@ class Shares:
     """The outcomes of a scenario's studies, as shares of `studies`.
 
     Attributes:
-        studies: that there were.
-        covered: 95% intervals that hold the truth, by configuration.
-        costs: studies with a false cost of any configuration; of those that are not noisier.
-        less: "less than the margin", by configuration.
-        found: a cost of 3% of the last configuration; by the pooled error.
-        at_margin: "less" at a true cost of the margin, of the worst configuration, by margin.
+        studies: number of studies.
+        covered: share of 95% intervals that contain the truth, by configuration.
+        costs: share of studies with a false cost of any configuration; of any quiet configuration.
+        less: share of "less than the margin", by configuration.
+        detected: share that finds a cost of 3% of the last configuration; by the pooled error.
+        at_margin: share of "less" at a true cost of the margin, worst configuration, by margin.
     """
 
     studies: int
     covered: list[float]
     costs: tuple[float, float]
     less: list[float]
-    found: tuple[float, float]
+    detected: tuple[float, float]
     at_margin: tuple[float, ...]
 
 
 def shifted(effect: Effect, by: float) -> Effect:
-    """Return the effect as it would be with a further cost, a fraction."""
+    """Return the effect with a further cost, a fraction."""
     return replace(effect, contrast=effect.contrast + float(np.log1p(by)))
 
 
 def simulate(scenario: Scenario, blocks: int, studies: int) -> Shares:
-    """Return what became of seeded studies."""
+    """Return the outcomes of seeded studies."""
     rng = named_generator(f"error model/{scenario.name}/{scenario.configurations}/{blocks}")
     names = scenario.names[BASELINES:]
     levels = family_levels(CONFIDENCE, len(names))
@@ -168,7 +168,7 @@ def simulate(scenario: Scenario, blocks: int, studies: int) -> Shares:
 def _outcomes(
     scenario: Scenario, blocks: int, levels: Levels, rng: np.random.Generator
 ) -> list[list[float]]:
-    """Return, for each configuration of a study, what was right and what was wrong."""
+    """Return each configuration's right and wrong results in a study."""
     launches = scenario.study(rng, blocks)
     rows = []
     names = scenario.names
@@ -192,12 +192,12 @@ def _outcomes(
 
 
 def _pooled(launches: Launches, effect: Effect, levels: Levels) -> str:
-    """Return the verdict about a cost of SOUGHT by the pooled error, which the mixture replaced.
+    """Return the verdict on a cost of SOUGHT by the pooled error, which the mixture replaced.
 
     Args:
-        launches: of a study; the last one's effect is judged.
-        effect: that one.
-        levels: of its intervals.
+        launches: launches of a study, whose last effect is judged.
+        effect: that effect.
+        levels: confidences of its intervals.
     """
     residual, df = launches.residual
     weights = launches.weights(launches.name[-1], PLAINS, effect.blocks)
@@ -214,8 +214,8 @@ class Aim:
     """A bound on a share.
 
     Attributes:
-        what: is bounded.
-        value: as found.
+        what: name of the bounded share.
+        value: the measured share.
         bound: None: printed without an aim.
         at_least: whether the bound is a lower one.
     """
@@ -233,19 +233,19 @@ class Aim:
         return self.value < self.bound if self.at_least else self.value > self.bound
 
     def near(self, studies: int) -> bool:
-        """Return whether the bound is missed by no more than chance could explain."""
+        """Return whether the bound is missed by no more than chance can explain."""
         error = np.sqrt(max(self.value * (1 - self.value), 1e-4) / studies)
         return self.missed and abs(self.value - (self.bound or 0)) <= NEAR * error
 
 
 def aims(scenario: Scenario, blocks: int, shares: Shares, equal: Shares) -> Iterator[Aim]:
-    """Yield what is aimed at.
+    """Yield the aims.
 
     Args:
-        scenario: of the studies.
-        blocks: of each.
+        scenario: the scenario of the studies.
+        blocks: number of blocks of each study.
         shares: their outcomes.
-        equal: the outcomes of the same layout with launches that are all alike.
+        equal: the outcomes of the same layout with equal launch errors.
     """
     noisy, of_ratio = scenario.noisy, scenario.name.partition(" x")[2]
     quiet = [number for number in range(scenario.configurations) if number not in noisy]
@@ -254,7 +254,7 @@ def aims(scenario: Scenario, blocks: int, shares: Shares, equal: Shares) -> Iter
         yield Aim("covered, worst", worst, 0.935, True)
         if scenario.name == "alike":
             yield Aim("covered, best", max(shares.covered), 0.975, False)
-            loss = shares.found[1] - shares.found[0]
+            loss = shares.detected[1] - shares.detected[0]
             yield Aim("3% found, less often than by the pool", loss,
                       0.03 if blocks > 2 else None, False)  # fmt: skip
         yield Aim("any false cost", shares.costs[0], 0.025, False)
@@ -301,7 +301,7 @@ def layouts() -> list[tuple[Scenario, int]]:
 
 
 def aim_table(studies: int, workers: int) -> Table:
-    """Simulate every scenario, and again those whose miss may be chance."""
+    """Simulate every scenario, and repeat those whose miss may be chance."""
     tasks = layouts()
     shares = divided([(number, studies) for number in range(len(tasks))], workers)
 
@@ -334,7 +334,7 @@ def aim_table(studies: int, workers: int) -> Table:
 
 
 def divided(tasks: Sequence[tuple[int, int]], workers: int) -> dict[int, Shares]:
-    """Simulate scenarios of `layouts`, by number and studies, in their own processes."""
+    """Simulate scenarios of `layouts`, given as (number, studies), in separate processes."""
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     running = []
     for worker in range(workers):
@@ -357,7 +357,7 @@ def divided(tasks: Sequence[tuple[int, int]], workers: int) -> dict[int, Shares]
 
 
 def work() -> None:
-    """Simulate what standard input asks for, and write a line of JSON for each scenario."""
+    """Simulate the scenarios on standard input, and write a line of JSON for each."""
     tasks = layouts()
     for number, studies in msgspec.json.decode(sys.stdin.buffer.read(), type=list[tuple[int, int]]):
         shares = simulate(*tasks[number], studies)
@@ -366,7 +366,7 @@ def work() -> None:
 
 
 def planned_over_true(ratio: float, studies: int) -> float:
-    """Return the half-width planned from three blocks for six over the six blocks' own (median)."""
+    """Return the half-width planned from three blocks for six, over that of six blocks (median)."""
     scenario = Scenario(f"planning x{ratio:g}", 7, noisier((BASELINES,), ratio), (0,))
     rng, levels = named_generator(f"error model/{scenario.name}"), family_levels(CONFIDENCE, 7)
     shares = []
@@ -386,9 +386,7 @@ def planned_over_true(ratio: float, studies: int) -> float:
 
 
 def ab_table(studies: int, workers: int) -> Table:
-    """Return verdicts of `ab` about equal servers, and about one that costs 6 or 3% at 1% of
-    noise.
-    """
+    """Return verdicts of `ab` on equal servers, and on one that costs 6 or 3% at 1% noise."""
     del workers
     kinds: dict[str, Callable[[int], Errors]] = {"alike": lambda _: alike}
     for ratio in (3, 5, 10):
@@ -419,7 +417,9 @@ def _run(
     rng: np.random.Generator, errors: Errors, candidates: int, most: int, cost: float,
     sd: float = SD,
 ) -> tuple[bool, int]:  # fmt: skip
-    """Return whether any candidate got the verdict costs or gains, and the blocks measured."""
+    """Return whether any candidate got the verdict costs or gains, and the number of measured
+    blocks.
+    """
     names = [*PLAINS, *(f"c{number}" for number in range(candidates))]
     place = np.tile(np.arange(float(len(names))), (most, 1))
     truth = np.log1p(cost) * ~np.isin(names, PLAINS)

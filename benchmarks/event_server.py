@@ -1,4 +1,4 @@
-"""Run the C event server, which logs the truth, on its own CPU."""
+"""Run the C event server, which logs true times, on its own CPU."""
 
 import os
 import shutil
@@ -7,15 +7,15 @@ import tempfile
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("event_server.c")
-# From a request to its first token, and from one token to the next.
+# Times from a request to its first token, and between tokens.
 FIRST_US, GAP_US = 1000.0, 10_000.0
 
 
 def two_cpus() -> tuple[int, int]:
-    """Return the CPUs for client and server: the first and the last one allowed.
+    """Return CPUs for client and server: the first and the last allowed one.
 
     Raises:
-        SystemExit: only one CPU; server and client would measure each other.
+        SystemExit: only one CPU, on which server and client would disturb each other.
     """
     cpus = sorted(os.sched_getaffinity(0))
     if len(cpus) < 2:
@@ -24,7 +24,7 @@ def two_cpus() -> tuple[int, int]:
 
 
 class EventServer:
-    """Compiles and runs event_server.c, pinned to `cpu`.
+    """The compiled event_server.c, running pinned to `cpu`.
 
     Raises:
         SystemExit: there is no C compiler.

@@ -1,13 +1,13 @@
-"""Measure a decode step's cost where the host's speed changes from one half second to the next.
+"""Measure a decode step's cost on a host whose speed changes between half seconds.
 
-Reads the step logs of a study's Phase A. A step counts where one request was decoded, in it and in
-the next; its time is that to the next one's beginning. The same core's time for schedule(), less
-the hooks in it, tells how fast the host was: within a launch the two go together, and by that slope
-a step is held to one speed. A connector makes schedule() longer itself, and what it does to all of
-the engine core this adjustment takes away: a lower bound. The last column leaves it in, as far as a
+Reads the step logs of a study's Phase A. A step counts if one request was decoded in it and in the
+next step; its duration ends at the next step's beginning. The same core's time for schedule(),
+without hooks, shows the host's speed. Within a launch both are correlated, and their slope adjusts
+steps to one speed. A connector also prolongs schedule() itself, so the adjustment removes its
+effect on the whole engine core and gives a lower bound. The last column keeps that effect, if each
 configuration's fastest half seconds come from an equally fast host.
 
-Cells that were measured again count with both measurements. `--picture` draws the half seconds.
+Remeasured cells count with both measurements. `--picture` draws the half seconds.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from connector_tax.files import ArtifactError, read_jsonl
 from connector_tax.marks import marks_of
 
 HALF_SECOND_NS = 500_000_000
-# Steps in a half second whose median says something; between two of them the engine was not idle.
+# Steps in a half second needed for a median, and the longest gap without an idle engine.
 ENOUGH, IDLE_US = 40, 20_000
 FASTEST = 0.02
 
@@ -46,9 +46,7 @@ def _alone(step: StepLine) -> bool:
 
 
 def _steps(file: Path) -> Iterable[tuple[int, float, float]]:
-    """Yield the half second, the time and schedule()'s time (us) of each decode step of one
-    request.
-    """
+    """Yield half second, duration and schedule() time (us) of each decode step of one request."""
     scheduler_steps: list[StepLine] = [
         step for step in read_jsonl(file) if step["process"] == "scheduler"
     ]
@@ -61,9 +59,7 @@ def _steps(file: Path) -> Iterable[tuple[int, float, float]]:
 
 
 def half_seconds(study_file: Path, cell: str) -> pd.DataFrame:
-    """Return a row each: launch, configuration, and the medians of `step` and `schedule` (log
-    us).
-    """
+    """Return rows with launch, configuration, and medians of `step` and `schedule` (log us)."""
     rows = []
     for launch in launches(read_study(study_file), "A"):
         folder = launch.folder(study_file.parent)
@@ -79,8 +75,8 @@ def half_seconds(study_file: Path, cell: str) -> pd.DataFrame:
 
 
 def adjusted(frame: pd.DataFrame, baseline: str) -> tuple[pd.DataFrame, float, float]:
-    """Return medians of each launch, log us, as measured and at one speed; the slope and r for
-    that.
+    """Return launch medians in log us, measured and at one speed, and the slope and r of the
+    adjustment.
     """
     times = frame[["step", "schedule"]]
     within_block = times - times.groupby([frame["config"], frame["block"]]).transform("mean")
@@ -119,7 +115,7 @@ def _print(study: StudyDocument, frame: pd.DataFrame) -> None:
 
 
 def _tax_words(launched: Launches, name: str, baseline: str, confidence: float) -> str:
-    """Return the baseline's mean and spread, or another's difference from it with its interval."""
+    """Return the baseline's mean and spread, or a difference from it with its interval."""
     plain = launched.y[launched.config == baseline]
     us = np.exp(plain.mean())
     if name == baseline:
@@ -133,15 +129,13 @@ def _tax_words(launched: Launches, name: str, baseline: str, confidence: float) 
 
 
 def _times(frame: pd.DataFrame, name: str) -> NDArray[np.float64]:
-    """Return schedule() and step of a configuration's half seconds, in us."""
+    """Return schedule() and step times of a configuration's half seconds, in us."""
     of = frame.loc[frame["configuration"] == name, ["schedule", "step"]]
     return np.array(np.exp(of.to_numpy().T))
 
 
 def _draw(study: StudyDocument, frame: pd.DataFrame, file: Path) -> None:
-    """Draw a point for each half second, and the slope at the baseline that keeps a step to one
-    speed.
-    """
+    """Draw a point per half second, and the baseline's slope, along which steps have equal cost."""
     baseline = baseline_of(study["config"])
     _, slope, _ = adjusted(frame, baseline)
     figure = Figure(figsize=(style.COLUMN_IN, 2.6), layout="constrained")
@@ -176,7 +170,7 @@ def _run(arguments: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compare the decode steps of a study's configurations at one speed of the host."""
+    """Compare the decode steps of a study's configurations at one host speed."""
     parser = parser_of(__file__, __doc__)
     parser.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
     parser.add_argument("--cell", required=True, help="of Phase A, such as r8")

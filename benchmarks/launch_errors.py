@@ -1,7 +1,7 @@
-"""Errors of launches, in units of a quiet launch's standard deviation: what studies are tried on.
+"""Launch errors for simulated studies, in units of a quiet launch's standard deviation.
 
-A generator returns errors (blocks, launches) for a study whose launches are the columns, the first
-two the baseline's; `place` has each launch's position in its block, from 0.
+A generator returns errors (blocks, launches) for a study whose launches are the columns; the first
+two are the baseline's. `place` has each launch's position in its block, from 0.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,26 +26,26 @@ def heavy_tails(rng: np.random.Generator, place: Floats) -> Any:
 
 
 def drift(rng: np.random.Generator, place: Floats) -> Any:
-    """The last launch of a block is slower or faster than its first, by 2.5 (sd)."""
+    """Draw errors with a linear drift: a block's last launch differs from its first by 2.5 (sd)."""
     slope = rng.normal(0, 2.5, (len(place), 1))
     return alike(rng, place) + slope * place / (place.shape[1] - 1)
 
 
 def bursts(rng: np.random.Generator, place: Floats) -> Any:
-    """Two launches after one another are 5 slower, in every other block."""
+    """Draw errors with two successive launches 5 slower in every other block."""
     first = rng.integers(place.shape[1] - 1, size=(len(place), 1))
     struck = (rng.random((len(place), 1)) < 0.5) & (place >= first) & (place <= first + 1)
     return alike(rng, place) + 5 * struck
 
 
 def regime(rng: np.random.Generator, place: Floats) -> Any:
-    """From one launch on all are 3 slower, in every other block."""
+    """Draw errors with all launches 3 slower from a random one on, in every other block."""
     first = rng.integers(place.shape[1], size=(len(place), 1))
     return alike(rng, place) + 3 * ((rng.random((len(place), 1)) < 0.5) & (place >= first))
 
 
 def autocorrelated(rng: np.random.Generator, place: Floats) -> Any:
-    """Draw an autoregressive process of 0.6 from launch to launch, of variance 1."""
+    """Draw an autoregressive process (0.6 between launches) of variance 1."""
     values = rng.normal(0, 1, place.size)
     for at in range(1, len(values)):
         values[at] = 0.6 * values[at - 1] + 0.8 * values[at]
@@ -53,12 +53,12 @@ def autocorrelated(rng: np.random.Generator, place: Floats) -> Any:
 
 
 def slow_launches(rng: np.random.Generator, place: Floats) -> Any:
-    """One launch in twenty is 8 slower."""
+    """Draw errors with one launch in twenty 8 slower."""
     return alike(rng, place) + 8 * (rng.random(place.shape) < 0.05)
 
 
 def block_by_configuration(sd: float = 1.5) -> Errors:
-    """Each configuration has its own value in each block, the baseline's launches share it."""
+    """Return errors with a value per configuration and block, shared by baseline launches."""
 
     def errors(rng: np.random.Generator, place: Floats) -> Any:
         offsets = rng.normal(0, sd, place.shape)
@@ -69,7 +69,7 @@ def block_by_configuration(sd: float = 1.5) -> Errors:
 
 
 def noisier(columns: Sequence[int], ratio: float) -> Errors:
-    """These launches scatter `ratio` times as much."""
+    """Return errors that are `ratio` times as large in these columns."""
 
     def errors(rng: np.random.Generator, place: Floats) -> Any:
         values = alike(rng, place)

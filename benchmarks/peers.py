@@ -1,14 +1,13 @@
-"""Send the same load from this load generator and from its peers to the same server.
+"""Compare this load generator with other clients under the same load on the same server.
 
     python -m benchmarks.peers --peer aiperf=PATH --peer "vllm bench serve=PATH" --tokenizer FOLDER
     python -m benchmarks.peers --places 8,64 --peer ...
 
 Arrivals are the same for all: constant rate, one short prompt. The C event server has a CPU of its
-own; its log gives the truth: when requests arrived and when each one's first token was written. It
-counts from when it reads a request, a client from when it sends one, so that a busy server's delay
-stands in the error of every client. CPU time covers the client's whole process tree between
-first arrival and last write, sampled every 100 ms. Each client is pinned whole to one CPU and runs
-at each of the rates, or in closed loops of so many requests at once.
+own; its log gives the true times of arrivals and first tokens. The server counts from its read of a
+request, a client from its send, so every client's error includes the delay of a busy server. CPU
+time covers the client's process tree from first arrival to last write, sampled every 100 ms. Each
+client is pinned to one CPU and runs at each rate, or in closed loops of each size.
 
 `--peer NAME=PROGRAM` names the program of an installed peer; a peer without one is listed as not
 installed. Peers need a tokenizer (`--tokenizer`, a local folder in Hugging Face's format).
@@ -46,15 +45,15 @@ PROMPT = "w3 w4 w5 w6 w7 w8 w9"
 
 @dataclass(frozen=True)
 class Client:
-    """A client's start: each word is formatted with the values of the load.
+    """The command line of a client; each word is formatted with the load's values.
 
     Attributes:
-        command: what follows the program.
-        report: its options for what `ttft_ms` reads.
-        rate: its options for a constant rate.
-        places: its options for a closed loop.
-        ttft_ms: TTFT p50 and p99, from its folder.
-        file: its configuration, written to config.yml of its folder as JSON.
+        command: the words after the program.
+        report: options that write the report for `ttft_ms`.
+        rate: options for a constant rate.
+        places: options for a closed loop.
+        ttft_ms: reads TTFT p50 and p99 from its folder.
+        file: its configuration, written as JSON to config.yml in its folder.
     """
 
     command: str
@@ -89,7 +88,7 @@ def reported(file: str, *path: Any, p50: str = "p50", p99: str = "p99") -> Any:
 
 
 def _veeksha_file(load: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration for chat, since its client for completions does not stream."""
+    """Return a configuration for chat, since its completions client does not stream."""
     interval = {"type": "fixed", "interval": 1 / load["rate"]}
     traffic: dict[str, Any] = {"type": "rate", "interval_generator": interval}
     if load["places"]:
@@ -212,7 +211,7 @@ def add_peers(parser: argparse.ArgumentParser) -> None:
 def named_peers(
     parser: argparse.ArgumentParser, peers: Sequence[str], known: Collection[str]
 ) -> dict[str, str]:
-    """Return program by name of each --peer; ends the command at one that is not known."""
+    """Return the program of each --peer by name; exit with an error for an unknown name."""
     programs = dict(text.partition("=")[::2] for text in peers)
     if unknown := set(programs) - set(known):
         parser.error(f"--peer: {sorted(unknown)} unknown; allowed: {sorted(known)}")
@@ -225,7 +224,7 @@ def named_peers(
 def _tree(pid: int) -> list[int]:
     """Return a process and all its descendants.
 
-    psutil looks at every process of the machine for this: milliseconds of the client's CPU.
+    psutil would read every process of the machine, which takes milliseconds of the client's CPU.
     """
     tree = [pid]
     for parent in tree:
@@ -236,7 +235,7 @@ def _tree(pid: int) -> list[int]:
 
 
 class _TreeSampler(threading.Thread):
-    """Samples CPU seconds and resident memory of a process and all its descendants."""
+    """A sampler of CPU seconds and resident memory of a process and its descendants."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
@@ -247,7 +246,7 @@ class _TreeSampler(threading.Thread):
         self.ended = threading.Event()
 
     def run(self) -> None:
-        """Sample until asked to end; CPU time of processes that ended is kept."""
+        """Sample until stopped; keep the CPU time of processes that ended."""
         while not self.ended.wait(0.1):
             memory = 0
             for pid in _tree(self._root):
@@ -270,7 +269,7 @@ class _TreeSampler(threading.Thread):
 
 @dataclass(frozen=True)
 class Row:
-    """One client's result at one event rate; in closed loop, at the resulting rate."""
+    """The result of one client at one event rate, or of a closed loop."""
 
     client: str
     events_per_s: float
@@ -283,7 +282,7 @@ class Row:
 
     @property
     def sustained(self) -> bool:
-        """True if the client kept the rate and its clock did not fall behind."""
+        """Return whether the client kept the rate and its times did not fall behind."""
         return self.achieved >= SUSTAINED_RATE and abs(self.error_p99_ms) <= ERROR_MS
 
     def cells(self) -> list[str]:
@@ -317,7 +316,7 @@ def measure(
     client_cpu, server_cpu = two_cpus()
     tokens = options.tokens
     if places:
-        # As fast as a client that loses no time between two requests.
+        # The rate of a client that loses no time between two requests.
         events_per_s = places * tokens / ((FIRST_US + GAP_US * (tokens - 1)) / 1e6)
     rate_rps = events_per_s / tokens
     count = max(20, round(rate_rps * options.seconds))
@@ -356,7 +355,7 @@ def measure(
             p50, p99 = client.ttft_ms(folder)
         except (OSError, KeyError, ValueError) as error:
             return f"no result (exit status {process.returncode}): {type(error).__name__}"
-    # A client may send its own request ahead of the load, to see that the server answers.
+    # A client may send a request of its own first, to test the server.
     truth = sorted(server.responses)[-count:]
     if len(truth) < 2:
         return "the server saw no requests"

@@ -1,16 +1,16 @@
-"""Measure the step probe's cost: microseconds a step, and a real vLLM with it and without.
+"""Measure the step probe's cost in microseconds per step, and its effect on a real vLLM.
 
-`cost` drives the probe's own wrappers with classes that do nothing, so all that is left is the
-probe. Warm: steps in a loop, the thread's CPU time of the shortest round, since what makes others
-longer is the machine's. Cold: each step after EVICTED_BYTES of other memory were read, as a model's
-kernels do, the median of each round and the shortest of them. The bound is 5 us per step in each
-process.
+`cost` calls the probe's own wrappers on classes that do nothing, so only the probe's time remains.
+Warm: steps in a loop; the thread's CPU time in the shortest round, since the machine prolongs the
+others. Cold: each step after EVICTED_BYTES of other memory were read, as a model's kernels do; the
+median of each round, and the shortest of these. The limit is 5 us per step in each process.
 
 `serving`: launches of a server differ by far more than the probe costs. So one server answers short
-requests, one at a time, with the probe taken out and put back between them (probe_switch): four
-make a block, on-off-off-on or off-on-on-off in turn, so that a drift falls on both alike. A
-request's value is its mean time per token after the first; a block's is the logarithm of the ratio
-of on to off; their mean without the outer tenths stands with its bootstrap interval (95%, BCa).
+requests, one at a time, with the probe removed and reinstalled between them (probe_switch). Four
+requests make a block, on-off-off-on or off-on-on-off in turn, so that a drift affects both equally.
+A request's value is its mean time per token after the first; a block's is the log of the ratio
+on/off. The mean over blocks without the outer tenths is printed with its 95% bootstrap interval
+(BCa).
 """
 
 import argparse
@@ -56,13 +56,13 @@ from connector_tax.vllm.step_records import ProbeSocketError, ask_to_write
 BOUND_US = 5.0
 STEPS = 20_000
 COLD_STEPS = 500
-# More than the second-level cache of a core.
+# More than a core's second-level cache.
 EVICTED_BYTES = 8 * 1024 * 1024
 ROUNDS = 10
 
 
 class _Connector:
-    """The hooks that a step of vLLM 0.32 calls, doing nothing, with the parameters they have."""
+    """The hooks that a step of vLLM 0.32 calls, with its parameters; they do nothing."""
 
     def build_connector_meta(self, scheduler_output: Any) -> None: ...
     def update_connector_output(self, connector_output: Any) -> None: ...
@@ -78,7 +78,7 @@ class _Connector:
 
 
 class _MultiConnector(_Connector):
-    """Passes on to its children what MultiConnector does."""
+    """A connector that forwards to its children the hooks that MultiConnector does."""
 
     def __init__(self, children: int) -> None:
         self._connectors = [_Connector() for _ in range(children)]
@@ -103,9 +103,7 @@ class _MultiConnector(_Connector):
 
 
 def _engine() -> tuple[Any, Any]:
-    """Return new classes of the hook points, registered as vLLM's modules; scheduler side,
-    worker.
-    """
+    """Return new scheduler and worker classes, registered as vLLM's modules."""
     cached = SimpleNamespace(resumed_req_ids=set())
 
     class Scheduler:
@@ -183,14 +181,14 @@ def _connect(engine: Any, worker: Any, children: int | None) -> None:
 
 
 class Cost(NamedTuple):
-    """Microseconds of one step in one process."""
+    """The time of one step in one process, in us."""
 
     warm_us: float
     cold_us: float
 
 
 def step_cost(children: int | None, *, probed: bool) -> dict[str, Cost]:
-    """Return a step's cost by process; `children` of the connector, None for plain."""
+    """Return a step's cost by process; `children`: number of child connectors, None for plain."""
     engine_class, worker_class = _engine()
     with tempfile.TemporaryDirectory() as folder:
         if probed:
@@ -223,7 +221,7 @@ def _cost(call: Callable[[Any], Any]) -> Cost:
 
 
 def cost() -> bool:
-    """Print the probe's cost per step; whether every row is within the bound while warm."""
+    """Print the probe's cost per step; return whether every warm row is within the limit."""
     table = Table(title=f"step probe, us per step; {cpu()}", box=None, pad_edge=False)
     for heading in ("connector", "process", "without", "with", "probe, warm", "bound", "cold"):
         table.add_column(heading, justify="right")
@@ -251,25 +249,25 @@ INPUT_TOKENS = 32
 OUTPUT_TOKENS = 32
 # After the switch the interpreter finds its way anew.
 SETTLING_TOKENS = 4
-# Asynchronous scheduling has a step under way when a request is answered.
+# With asynchronous scheduling a step is still running when a request is answered.
 IDLE_S = 0.03
 _ENTRY_POINT = "connector_tax_probe_switch"
 
 
 class Block(NamedTuple):
-    """Seconds per token of the requests with the probe in, and with it out."""
+    """Seconds per token of requests with the probe installed, and with it removed."""
 
     on: tuple[float, ...]
     off: tuple[float, ...]
 
     @property
     def log_ratio(self) -> float:
-        """log(on / off), of geometric means."""
+        """Return log(on / off) of the geometric means."""
         return statistics.fmean(map(math.log, self.on)) - statistics.fmean(map(math.log, self.off))
 
 
 class _Switches(contextlib.ExitStack):
-    """The switch of every process of a server that runs steps."""
+    """The switches of all processes of a server that run steps."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -281,11 +279,11 @@ class _Switches(contextlib.ExitStack):
             raise GateError(f"{folder}: no process of the server has a switch; see its log")
 
     def turn(self, on: bool) -> None:
-        """Put the probe in or take it out everywhere.
+        """Install or remove the probe in all processes.
 
         Raises:
-            GateError: a process ended, or the probe's record shows that it was not what it was to
-                be since the last turn.
+            GateError: a process ended, or the size of the probe's records contradicts its state
+                since the last call.
         """
         if on == self._on:
             return
@@ -319,11 +317,11 @@ def _connected(path: Path) -> socket.socket:
 def serving(
     study: StudyDocument, configurations: Sequence[str], launches: int, blocks: int
 ) -> None:
-    """Print the ratio of the time per token with the probe to that without, by configuration.
+    """Print the ratio of time per token with the probe to that without, by configuration.
 
     Raises:
-        GateError: a server did not start, serve or stop as it must, or the probe did not record
-            when it was in, or recorded when it was out.
+        GateError: a server did not start, serve or stop as required, or the probe recorded in the
+            wrong state.
         DeviceError: another study or benchmark measures on the device.
     """
     print(
@@ -360,9 +358,7 @@ def serving(
 
 
 def write_plugin(folder: Path) -> None:
-    """Write the switch, and the metadata by which vLLM finds it when `folder` is on the server's
-    path.
-    """
+    """Write the switch and the metadata by which vLLM finds it if `folder` is on PYTHONPATH."""
     metadata = folder / f"{_ENTRY_POINT}-1.0.dist-info"
     metadata.mkdir(parents=True)
     texts = {
@@ -414,11 +410,11 @@ def _measure_blocks(
 
 
 def _decoding_s(client: httpx.Client, request: PlannedRequest) -> float:
-    """Return seconds from the first token to the last."""
+    """Return the seconds from the first token to the last."""
     with client.stream("POST", "/v1/completions", content=request.body) as answer:
         answer.raise_for_status()
         stamps = [time.perf_counter() for line in answer.iter_lines() if line]
-    # The last two lines are the usage and [DONE].
+    # The last two events are the usage and [DONE].
     return stamps[-3] - stamps[0]
 
 

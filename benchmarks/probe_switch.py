@@ -1,9 +1,9 @@
-"""The step probe with a switch, for the benchmark that compares one vLLM with it and without it.
+"""The step probe with a switch, to compare one vLLM with and without the probe.
 
 Loaded by vLLM as a plugin in place of the probe (benchmark `probe`). Every process that runs steps
-listens on the Unix socket `<prefix>.<pid>.switch`: the byte `1` puts the probe in, `0` takes it out
-(vLLM's own functions, none of the probe's around them), and the same byte is the answer. To be
-switched while the engine is idle: a step under way would be recorded in part.
+listens on the Unix socket `<prefix>.<pid>.switch`: the byte `1` installs the probe, `0` restores
+vLLM's own functions, and the byte is returned as confirmation. Switch only while the engine is
+idle, since a running step would be recorded in part.
 """
 
 import contextlib
@@ -23,18 +23,18 @@ _ABSENT = object()
 
 
 class Switch:
-    """The probe's changes in this process, and the way back."""
+    """The probe's changes in this process, and vLLM's original functions."""
 
     def __init__(self, prefix: str) -> None:
         self._path = f"{prefix}.{os.getpid()}.switch"
-        # (object, attribute, what was there before the probe, what the probe put there)
+        # (object, attribute, original value, the probe's value)
         self._changes: list[tuple[Any, str, Any, Any]] = []
         self._on = True
         self._listening = False
 
     @contextlib.contextmanager
     def watching(self, *objects: Any) -> Iterator[None]:
-        """Remember what the body changes in the attributes of these objects."""
+        """Record the changes that the body makes to attributes of these objects."""
         before = [dict(vars(o)) for o in objects]
         yield
         for changed, old in zip(objects, before, strict=True):
@@ -43,12 +43,12 @@ class Switch:
                     self._changes.append((changed, name, old.get(name, _ABSENT), value))
 
     def replace(self, owner: Any, name: str, without: Any, probed: Any) -> None:
-        """Set `probed`, and `without` while the probe is switched off."""
+        """Set `probed`, or `without` while the probe is switched off."""
         setattr(owner, name, probed)
         self._changes.append((owner, name, without, probed))
 
     def turn(self, on: bool) -> None:
-        """Put the probe in or take it out."""
+        """Install or remove the probe."""
         if on == self._on:
             return
         for owner, name, without, probed in self._changes:
@@ -60,7 +60,7 @@ class Switch:
         self._on = on
 
     def listen(self) -> None:
-        """Take orders on the socket; called where steps run, again without effect."""
+        """Handle commands on the socket; called where steps run, further calls do nothing."""
         if self._listening:
             return
         self._listening = True
@@ -78,7 +78,7 @@ class Switch:
 
 
 def register() -> None:
-    """Install the probe with the switch around everything that it changes; vLLM's entry point."""
+    """Install the probe with a switch for all of its changes; vLLM's entry point."""
     prefix = os.environ.get(step_probe.PREFIX_VARIABLE)
     if not prefix:
         return
@@ -93,7 +93,7 @@ def register() -> None:
     def switched_step(probe: step_probe.Probe, step: Any) -> Any:
         timed = step_wrapper(probe, step)
 
-        # The engine holds its step function bound, so the switch has to be in the engine itself.
+        # The engine holds a bound step function, so the switch must be in the engine itself.
         def first_step(engine: Any) -> Any:
             switch.replace(engine, "step_fn", MethodType(step, engine), MethodType(timed, engine))
             switch.listen()

@@ -1,7 +1,7 @@
 """Compare planned with measured durations of studies.
 
-Planned: before its first launch, without gates, at the rates of the archive. Measured: start-ups,
-cells and releases of all its launches.
+Planned: before the first launch, without gates, at the archive's rates. Measured: start-ups, cells
+and releases of all launches.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def measured_s(study: Study) -> float:
 
 
 def planned_s(study: Study, folder: Path) -> float:
-    """Return what the same launches were expected to take; `folder` holds their rates alone."""
+    """Return the expected seconds of the same launches; `folder` holds only their rates."""
     rows = list(planned_cells(study.document, folder))
     run = {row.launch for row in rows if row.expected_s}
     each_s = durations_of(study.document).startup_s + study.config["server"]["release_s"]

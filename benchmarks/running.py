@@ -1,4 +1,4 @@
-"""Launch an engine as a child process, wait until it is ready, and what to ask it."""
+"""Start an engine as a child process and wait until it is ready; build its requests."""
 
 import contextlib
 import json
@@ -47,7 +47,7 @@ def running(config: Path, *, truth_log: Path | None = None) -> Iterator[Running]
 
 
 def payload(prompt: list[int], tokens: int, headers: bytes = b"") -> bytes:
-    """Return a streamed completion request of so many tokens, as it goes over the wire."""
+    """Return the bytes of a streamed completion request of `tokens` tokens."""
     body = {"prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": True}
     data = json.dumps(body).encode()
     head = b"POST /v1/completions HTTP/1.1\r\n%bcontent-length: %d\r\n\r\n"

@@ -1,8 +1,7 @@
-"""The HTTP surface: tokens and requests a second, and how late tokens leave against their schedule.
+"""Measure the engine's HTTP server: tokens/s, requests/s, and the lateness of tokens.
 
-The server (with its worker process) is pinned to one core, the client to another where there is
-one. Lateness is the server's own: the time of the write less the end of the step that made the
-token.
+The server with its worker process is pinned to one core, the client to another if there is one.
+Lateness is measured in the server: time of the write minus the end of the step that made the token.
 """
 
 import os
@@ -33,7 +32,7 @@ _TOKEN = b'"text":'
 
 
 class Load(NamedTuple):
-    """Connections that each ask for `tokens` tokens, again and again; steps of `step_s`."""
+    """A load: connections that repeatedly request `tokens` tokens; steps of `step_s`."""
 
     name: str
     connections: int
@@ -44,15 +43,15 @@ class Load(NamedTuple):
 _LOADS = (
     Load("15,000 tokens/s offered", 30, 400, 0.002),
     Load("30,000 tokens/s offered", 60, 400, 0.002),
-    Load("all it can, 400 tokens each", 128, 400, 0.0005),
+    Load("unlimited, 400 tokens each", 128, 400, 0.0005),
     Load("750 requests/s or so, 4 tokens each", 8, 4, 0.002),
-    Load("all it can, 4 tokens each", 64, 4, 0.0005),
+    Load("unlimited, 4 tokens each", 64, 4, 0.0005),
 )
 _COLUMNS = ("tokens/s", "requests/s", "CPU share", "lateness p50 ms", "p99")
 
 
 def _drive(port: int, load: Load, server: Sequence[psutil.Process]) -> tuple[float, float, float]:
-    """Keep every connection busy; tokens/s, requests/s and CPU share of the measured seconds."""
+    """Keep every connection busy; return tokens/s, requests/s and the server's CPU share."""
     request = payload([1], load.tokens)
     selector = selectors.EpollSelector()
     tails: dict[socket.socket, bytes] = {}
@@ -75,7 +74,7 @@ def _drive(port: int, load: Load, server: Sequence[psutil.Process]) -> tuple[flo
             data = connection.recv(1 << 16)
             if not data:
                 raise RuntimeError("the server closed a connection")
-            # A mark may be cut by the end of a read; all but its last byte is looked at again.
+            # A mark may be split between reads, so all but its last byte is searched again.
             seen = tails[connection] + data
             tokens += seen.count(_TOKEN) - tails[connection].count(_TOKEN)
             if _DONE in seen:
@@ -123,7 +122,7 @@ def _measure(load: Load) -> list[float]:
 
 
 def run(rounds: int) -> Table:
-    """Return the table: of each load the medians over the rounds, by column."""
+    """Return the table: for each load the medians over the rounds, by column."""
     table = Table("load", *_COLUMNS)
     for load in _LOADS:
         rows = [_measure(load) for _ in range(rounds)]

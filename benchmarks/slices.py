@@ -1,18 +1,18 @@
-"""Compare decode steps of servers that take turns every few seconds, where the host's speed drifts.
+"""Compare decode steps of servers that take turns every few seconds, on a host of drifting speed.
 
-All servers start together, and all but one are stopped (SIGSTOP). A slice lets one server answer
+All servers start together, and all but one are stopped (SIGSTOP). In a slice one server answers
 batches of equal requests that arrive at once, one batch after the other for --slice-s. Its value is
-the median over the answers of the time per token after the first, which is a step's. A round has a
-slice of each server and batch size, in random order; a server's step is compared with plain's of
-the same round. Printed: medians over the rounds, with the 95% interval of the median by order
-statistics.
+the median over the answers of the time per token after the first, which is a step's duration. A
+round has a slice of each server and batch size, in random order; a server's step is compared with
+plain's in the same round. The output has medians over the rounds, with the 95% interval of the
+median by order statistics.
 
-The interval is about these server processes only. How much launches differ stays open, but for two
-servers, plain's and the first other one's: where --minutes allow, they are started anew, and as
-many rounds follow. All servers must fit into memory together (--kv-cache-memory-bytes on a GPU).
+The interval covers only these server processes. For two servers, plain and the first other one,
+differences between launches are tested too: if --minutes allow, both are restarted and as many
+rounds follow. All servers must fit into memory together (--kv-cache-memory-bytes on a GPU).
 
---step-ms is for an emulated device: each of its steps takes this long, and the last table says from
-which length on the host's work is hidden, that is, the step is at most 1% longer than the device's.
+--step-ms is for an emulated device: each of its steps takes this long, and the last table gives the
+shortest length that hides the host's work, so that the step is at most 1% longer than the device's.
 """
 
 import argparse
@@ -57,7 +57,7 @@ from connector_tax.vllm.evidence import dead_reason
 PROMPT_TOKENS, ANSWER_TOKENS = 32, 128
 ANSWERS_S = 30.0
 HIDDEN = 1.01
-# Coefficients that make nothing of the device's time but `besides_us`.
+# Coefficients whose device time is `besides_us` alone.
 NO_ROOFLINE = dict.fromkeys(("linear_flops_s", "attention_flops_s", "bandwidth_bytes_s"), 1e30)
 
 
@@ -85,14 +85,14 @@ class Turn:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Let the server run, once it answers again; stop it afterwards.
+        """Resume the server until it answers; stop it again after the block.
 
         Raises:
             ServerError: it does not answer in ANSWERS_S.
         """
         self.signal(signal.SIGCONT)
         try:
-            # By its first answer it has closed what idled longer than it keeps connections.
+            # By its first answer the server has closed connections that idled too long.
             deadline = time.monotonic() + ANSWERS_S
             while self.server.get("/v1/models") is None:
                 self.server.check_alive("when it was to run again")
@@ -103,12 +103,12 @@ class Turn:
             self.stop()
 
 
-# Medians of slices (us) by batch size and server, a value for each round.
+# Medians of slices (us) by batch size and server, one value per round.
 Rounds = Mapping[tuple[int, str], Sequence[float]]
 
 
 def _step_us(record: RequestRecord) -> float:
-    """Return the time per token after the first, us, of one answer."""
+    """Return an answer's time per token after the first, in us."""
     if record.status != "ok" or record.t_first_token_ns is None or record.t_last_token_ns is None:
         raise ShapeRateError(f"a request of a slice ended as {record.status}, not answered")
     return (record.t_last_token_ns - record.t_first_token_ns) / 1e3 / (ANSWER_TOKENS - 1)
@@ -118,10 +118,10 @@ class Slices:
     """Servers of one study that take turns.
 
     Args:
-        study: its servers and load generator.
-        folder: for the servers' files.
+        study: a study with its servers and load generator.
+        folder: the folder for the servers' files.
         batches: numbers of sequences that decode together.
-        slice_s: a slice's length.
+        slice_s: length of a slice in s.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Slices:
         self._batches_sent = 0
 
     def start(self, names: Sequence[str]) -> None:
-        """Start servers together, in place of those of the same names; leave all stopped.
+        """Start servers together, replacing those with the same names; leave all stopped.
 
         Raises:
             ServerError: one does not start, or its connector cannot transfer.
@@ -150,7 +150,7 @@ class Slices:
             if name in self._stacks:
                 self._stacks[name].close()
             stack = self._stacks[name] = contextlib.ExitStack()
-            # A connector's fixed port is made of the study's name.
+            # A connector's fixed port depends on the study's name.
             own = self._study | {"study": f"{self._study['study']}-{name}"}
             command = command_for(own, Launch(name, 0, "A"), port := free_port(), probe)
             folder = self._folder / f"{name}{self._batches_sent}"
@@ -173,7 +173,7 @@ class Slices:
             self._turns[name].stop()
 
     def measure(self, rounds: int, deadline_s: float) -> Rounds:
-        """Return the slices of so many rounds, or of those that begin before the deadline."""
+        """Return the slices of `rounds` rounds, or of those that begin before the deadline."""
         values: dict[tuple[int, str], list[float]] = defaultdict(list)
         pairs = [(batch, name) for batch in self._batches for name in self._turns]
         for _ in range(rounds):
@@ -187,7 +187,7 @@ class Slices:
         return values
 
     def _slice(self, turn: Turn, batch: int) -> float:
-        """Return a slice's median step, us."""
+        """Return a slice's median step in us."""
         values: list[float] = []
         end_s = time.monotonic() + self._slice_s
         while not values or time.monotonic() < end_s:
@@ -207,7 +207,7 @@ class Slices:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the median and the ends of its 95% interval; infinite ends: too few values."""
+    """Return the median and its 95% interval's ends, infinite for too few values."""
     ordered = [-math.inf, *sorted(values), math.inf]
     low, high = order_statistic_ranks(len(values), 50, 0.95)
     return statistics.median(values), ordered[low or 0], ordered[-1 if high is None else high]
@@ -236,8 +236,8 @@ def _print(rounds: Rounds, baseline: str, title: str) -> None:
 
 
 def compare(options: argparse.Namespace, study: StudyDocument, title: str) -> Rounds:
-    """Measure and print one set of servers, and again with two of them started anew; return the
-    first set's rounds.
+    """Measure and print one set of servers, then two of them restarted; return the first set's
+    rounds.
     """
     baseline = baseline_of(study["config"])
     began = time.monotonic()
@@ -257,7 +257,7 @@ def compare(options: argparse.Namespace, study: StudyDocument, title: str) -> Ro
                 _print(again, baseline, f"{title}{' and '.join(swapped)} launched anew")
         finally:
             slices.close()
-    print("Intervals are of these server processes; how much launches differ is open.")
+    print("Intervals cover these server processes only, not differences between launches.")
     return first
 
 

@@ -1,8 +1,8 @@
-"""Compare the load generator's stamps with the truth, and find the most events it can take.
+"""Compare the load generator's stamps with true times, and find its highest event rate.
 
-The C event server runs on one CPU and logs when it writes each token event; the whole client runs
-on one other CPU. Per event rate: error of the reported first token, last token and
-ITL (client minus server, µs), schedule lag, achieved rate. Rates rise until the schedule is lost.
+The C event server runs on one CPU and logs the time of each token event; the client runs on another
+CPU. For each event rate: error of the reported first token, last token and ITL (client minus
+server, us), schedule lag, achieved rate. Rates rise until the schedule is lost.
 """
 
 import json
@@ -37,7 +37,7 @@ PROMPT_TOKENS = 16
 def run_point(
     events_per_s: float, tokens: int, seconds: float
 ) -> tuple[CellResult, dict[str, list[int]]]:
-    """Run one cell; return its records and the server's truth by request id."""
+    """Run one cell; return its result and the server's times by request id."""
     client_cpu, server_cpu = two_cpus()
     cpus = AffinityPlan((client_cpu,), ((client_cpu,),), (server_cpu,), True, (), read_topology())
     rate = events_per_s / tokens
@@ -70,7 +70,7 @@ def _body(k: int, tokens: int) -> bytes:
 
 
 def errors_us(records: Sequence[RequestRecord], truth: dict[str, list[int]]) -> dict[str, Floats]:
-    """Return, in µs, client minus server: first token, last token, and each ITL."""
+    """Return client minus server in us: first token, last token, and each ITL."""
     first, last, itl = [], [], []
     for record in records:
         if record.status != "ok" or not record.measured:
@@ -88,7 +88,7 @@ def errors_us(records: Sequence[RequestRecord], truth: dict[str, list[int]]) -> 
 
 
 def kept_schedule(result: CellResult) -> bool:
-    """True if at most 1% of the requests failed, were dropped, or left 2 ms late."""
+    """Return whether at most 1% of the requests failed, were dropped, or left 2 ms late."""
     good = sum(
         r.status == "ok" and r.t_send_ns is not None and r.t_send_ns - r.t_intended_ns < 2e6
         for r in result.records
@@ -129,7 +129,7 @@ def _row(events_per_s: float, result: CellResult, truth: dict[str, list[int]]) -
 
 
 def main() -> int:
-    """Print the table; exit status 1 if not even the lowest rate was sustained."""
+    """Print the table; return 1 if not even the lowest rate was sustained."""
     parser = parser_of(__file__, __doc__)
     parser.add_argument("--rates", default="1000,5000,20000,40000,60000,80000,100000,120000")
     parser.add_argument("--tokens", type=int, default=64, help="token events per request")

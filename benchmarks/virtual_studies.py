@@ -1,13 +1,13 @@
 """Simulate seeded studies with known taxes in virtual time, and analyse them.
 
-A study has one cell, plain and seven configurations of known step tax, as many as the real study,
-so that the adjustment for them costs what it costs there. Cell and statistics come from
+A study has one cell, plain and seven configurations of known step tax, the number of the real
+study, so that the adjustment for multiplicity is the same. Cell and statistics come from
 config/config.yaml, step costs from config/embedded.yaml.
 
 The true tax is exp(mean over launches of log(p_X / p_plain)) - 1 over many virtual launches. Plain
-and the taxed configuration of such a launch share arrivals, launch offset and jitter, which takes
-most of the noise away. The spread between launches moves it by less than a hundredth of itself, so
-equal launches are used.
+and the taxed configuration of such a launch share arrivals, launch offset and jitter, which cancels
+most of the noise. The spread between launches changes the tax by less than a hundredth, so launches
+without spread are used.
 """
 
 from collections import defaultdict
@@ -49,22 +49,22 @@ AA = plain_names(2)[-1]
 PHASE, CELL, RATE_RPS, SHAPE = "A", "r60", 60.0, (64, 8)
 ARRIVALS = ("jittered", "poisson")
 BLOCKS = (3, 5)
-# Added to every step; 3.03 ms is the emulated step without prefill.
+# us added to every step; the emulated step without prefill takes 3.03 ms.
 STEP_TAX_US = {f"step_tax_{us}us": float(us) for us in (15, 30, 60, 90, 150, 240, 360)}
-# How launches differ: rows of `rehearsal.machine.NOISES`.
+# Kinds of launch noise: rows of `rehearsal.machine.NOISES`.
 SPREADS = ("engine", "vllm-cpu", "hostile")
-# The engine knows a tax by its callbacks; the shares are arbitrary, the sum is what counts here.
+# The engine takes a tax as callbacks; the shares are arbitrary, only the sum matters here.
 CALLBACK_SHARES = {"build_meta_us": 0.5, "get_finished_us": 0.3, "start_load_kv_us": 0.2}
 
 
-# Of the step table: a connector of STEP_TAX_US, and the requests of a launch.
+# For the step table: a connector of STEP_TAX_US, and the requests of a launch.
 CONNECTOR, HOOKS_US, OUTSIDE_US, REQUESTS, STEP_BLOCKS = "step_tax_60us", 60.0, 30.0, 40, 6
 
 
 def study_document(
     arrivals: str, seed: int, blocks: int, taxed: Sequence[str] = tuple(STEP_TAX_US)
 ) -> StudyDocument:
-    """Return the content of `study.json` of one study of `taxed`, ids of STEP_TAX_US."""
+    """Return the content of `study.json` for a study of `taxed`, ids of STEP_TAX_US."""
     document = deepcopy(_default())
     config: Any = document["config"]
     config["engine"]["definition_content"] = _engine_definition()
@@ -108,7 +108,7 @@ def _engine_definition() -> dict[str, Any]:
 
 @cache
 def machine_with(spread: str) -> Machine:
-    """Return the engine of these studies with launches that differ as `spread` of SPREADS says."""
+    """Return the engine of these studies with the launch noise `spread`, one of SPREADS."""
     return machine_of(study_document("jittered", 0, 1)).noisy(NOISES[spread])
 
 
@@ -135,13 +135,13 @@ def serve(engine: VirtualEngine, config: StudyConfig, arrivals: str) -> Requests
 def virtual_study(spread: str, arrivals: str, number: int) -> list[Row]:
     """Run study `number` and return a row for each count of BLOCKS, tax and metric.
 
-    A study of fewer blocks is the first blocks of the largest one.
+    A study of fewer blocks consists of the largest one's first blocks.
     """
     document = study_document(arrivals, number, max(BLOCKS))
     machine, config = machine_with(spread), document["config"]
     samples: dict[CellKey, dict[str, LogSample]] = {}
     for launch in launches(document, PHASE):
-        # As in a study, arrivals are named without the configuration: all get the same.
+        # As in a study, all configurations share the same arrivals.
         name = f"{document['seed']}/arrivals/block{launch.block}/{PHASE}/{CELL}"
         key = CellKey(launch.config, launch.block, PHASE, CELL)
         samples[key] = sample_launch(serve(virtual_engine(document, launch, machine), config, name))
@@ -186,7 +186,7 @@ def true_taxes(ratios: Sequence[tuple[str, str, float]]) -> dict[tuple[str, str]
 def smallest_found(rows: Sequence[Row], truths: Mapping[tuple[str, str], float]) -> float | None:
     """Return the smallest tax that costs in 80% of studies; None if the largest does not.
 
-    Between two levels it is read off a straight line.
+    Between two levels it is interpolated linearly.
     """
     decided_by_tax: defaultdict[float, list[bool]] = defaultdict(list)
     for row in rows:
@@ -202,7 +202,7 @@ def smallest_found(rows: Sequence[Row], truths: Mapping[tuple[str, str], float])
 
 
 def table(studies: int) -> Table:
-    """Make the table of coverage, A/A intervals without zero and the smallest tax found, in %."""
+    """Return coverage, A/A intervals that exclude zero, and the smallest detected tax, in %."""
     table = Table("launches", "arrivals", "metric", "blocks", "held", "A/A", "found in 80%")
     with ProcessPoolExecutor() as pool:
         for arrivals in ARRIVALS:
@@ -235,8 +235,8 @@ def _shares(rows: Sequence[Row], truths: Mapping[tuple[str, str], float]) -> lis
 
 
 def steps(studies: int) -> Table:
-    """Print the coverage of the step table: a connector with HOOKS_US in its hooks and OUTSIDE_US
-    beside.
+    """Return the step table's coverage, for a connector with HOOKS_US in hooks and OUTSIDE_US
+    outside.
     """
     truths = {"step_us": HOOKS_US + OUTSIDE_US, "hooks_us": HOOKS_US, "left_us": OUTSIDE_US}
     table = Table("launches", "steps", *truths)

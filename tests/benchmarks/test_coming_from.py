@@ -14,7 +14,7 @@ TOKENS = [event(token())] * 15
 ANSWER = HEAD + chunked(
     *TOKENS, event(token(finish="length")), event(usage(8, 16)), event("[DONE]")
 )
-OURS = {pair.ours: pair for pair in PAIRS}
+OURS = {pair.own_line: pair for pair in PAIRS}
 
 
 @pytest.mark.parametrize("pair", OURS.values(), ids=OURS)
@@ -27,7 +27,7 @@ def test_equivalent_command_line_sends_the_stated_requests(pair: Pair, tmp_path:
     records: list[dict[str, Any]] = list(map(json.loads, output.open()))
     assert {record["status"] for record in records} == {"ok"}
     assert {body["max_tokens"] for body in bodies} == {16}
-    assert all(("messages" in body) == ("--chat" in pair.ours) for body in bodies)
+    assert all(("messages" in body) == ("--chat" in pair.own_line) for body in bodies)
     assert len(bodies) == len(records)
     assert pair.requests is None or len(records) == pair.requests
 
@@ -36,4 +36,4 @@ def test_page_lists_every_pair_of_commands() -> None:
     text = PAGE.read_text()
     assert len(PAIRS) == 20
     for pair in PAIRS:
-        assert f"| `{pair.theirs}` | `{pair.ours}` |" in text
+        assert f"| `{pair.peer_line}` | `{pair.own_line}` |" in text

@@ -1,4 +1,4 @@
-# From raw records to tables, figures and the page, by one job; two studies beside each other. Nothing is measured.
+# One job turns raw records into tables, figures and the page; another compares studies. Nothing is measured.
 
 from connector_tax.figures.names import CAPTIONS, NAMES
 
@@ -61,7 +61,7 @@ rule analyse:
         "python -m connector_tax.report --study {input.study} 2>&1 | tee {log}"
 
 
-# `snakemake compare --config studies=A,B`, of studies or archives.
+# `snakemake compare --config studies=A,B` compares studies or archives.
 rule compare:
     log:
         "results/compare/compare.log",

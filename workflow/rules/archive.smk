@@ -1,9 +1,9 @@
-# The manifest, whether the study is complete, its archive, and the audit of what is published.
+# The manifest, the check for completeness, the archive, and the audit of published claims.
 
 ARCHIVED = f"results/archive/{STUDY['study']}.tar.zst"
 
 
-# It seals what is new since the last launch, and names the digest of every published file.
+# Seals new files since the last launch, and lists the digest of every published file.
 rule manifest:
     input:
         INDEXES,
@@ -23,8 +23,8 @@ rule manifest:
         "python -m connector_tax.provenance.manifest --study {input.study} 2>&1 | tee {log}"
 
 
-# Last, so that everything that can be made of an incomplete study is there when it says so. The indexes
-# are inputs of their own: a missing one is made again only if something asks for it by name.
+# Runs last, so that all results of an incomplete study exist when it reports missing launches. The indexes
+# are explicit inputs, since Snakemake remakes a missing file only if a rule requires it by name.
 rule complete:
     input:
         INDEXES,
@@ -42,7 +42,7 @@ rule complete:
         "python -m connector_tax.study.complete --study {input.study} --out {output} 2>&1 | tee {log}"
 
 
-# One complete study, audited, as a single file that can be sent.
+# A complete, audited study as a single file.
 rule archive:
     input:
         ARCHIVED,
@@ -57,7 +57,7 @@ rule pack:
         f"{RESULTS}/manifest.md",
         study=f"{RESULTS}/study.json",
     output:
-        # An earlier archive stays where this one cannot be packed.
+        # An earlier archive is kept if this one cannot be packed.
         update(ARCHIVED),
     log:
         f"{RESULTS}/logs/pack.log",
@@ -68,7 +68,7 @@ rule pack:
         " --out {output} 2>&1 | tee {log}"
 
 
-# Every published claim against the raw records. It remakes nothing: it looks at what is there.
+# Checks every published claim against the raw records, without remaking any file of the study.
 rule audit:
     log:
         f"{RESULTS}/logs/audit.log",

@@ -1,4 +1,4 @@
-# Configuration, its checks, and what the other stages share.
+# Configuration, its checks, and definitions that all stages share.
 import json
 import sys
 from importlib.util import find_spec
@@ -8,12 +8,12 @@ from snakemake.utils import min_version
 
 min_version("9.17")  # the first that runs jobs by their `priority`
 
-# The package lies beside this file. The jobs find it there too, in whichever environment they run.
+# The package in this checkout, which the jobs import too, in any environment.
 SOURCES = str(Path(sys._getframe().f_code.co_filename).resolve().parents[2] / "scripts")
 if find_spec("connector_tax") is None:
     sys.path.insert(0, SOURCES)
 
-# Snakemake alone plans a study; its jobs need these too.
+# Planning needs only Snakemake; the jobs also need these packages.
 LACKING = [
     name
     for name in ("msgspec", "numpy", "scipy", "uvloop", "zmq")
@@ -44,13 +44,13 @@ from connector_tax.study.guard import (
 from connector_tax.study.device import read_claim, slot_of
 from connector_tax.study.remeasure import withdraw_damaged, withdraw_failed
 
-# A configuration named on the command line stands alone; it is not laid over the default.
+# A configuration named on the command line replaces the default, and is not merged with it.
 if not workflow.overwrite_configfiles and "archive" not in config:
 
     configfile: str(shipped("config/config.yaml"))
 
 
-# `quiet` has no word for the lines about each selection of jobs.
+# `quiet` has no option for the lines about each selection of jobs.
 SELECTION = ("Select jobs to execute", "Execute ")
 logger.addFilter(lambda record: not record.getMessage().startswith(SELECTION))
 
@@ -58,17 +58,17 @@ set_job_environment(SOURCES)
 pass_warnings_on()
 
 SOURCE = ", ".join(map(str, workflow.configfiles)) or "the configuration"
-# `--config archive=FILE` redraws a study that was sent: no configuration counts but the archive's.
+# `--config archive=FILE` redraws an archived study, with the archive's configuration only.
 ARCHIVE = config.pop("archive", None)
-# `--config accept_method=N`: `audit` and `replot` succeed where method N made the claims.
+# `--config accept_method=N`: `audit` and `replot` accept claims made by method N.
 ACCEPTED = config.pop("accept_method", [])
 if ACCEPTED != []:
     ACCEPTED = ["--accept-method", str(int(ACCEPTED))]
-# `--config studies=A,B compare` puts two studies or archives beside each other.
+# `--config studies=A,B compare` compares two studies or archives.
 STUDIES = config.pop("studies", None)
 try:
     if ARCHIVE is None:
-        # Snakemake takes a key that stands twice for the second.
+        # Snakemake silently takes the second of two equal keys.
         for file in workflow.configfiles:
             load_yaml(Path(file))
         STUDY = resolve(config, SOURCE, shuffled=False)
@@ -76,7 +76,7 @@ try:
     else:
         if LACKING:
             raise WorkflowError(HINT)
-        # Imported here: planning a study does without it.
+        # Imported here, since planning does not need it.
         from connector_tax.provenance.archive import read_head
 
         STUDY = read_head(Path(ARCHIVE))
@@ -128,7 +128,7 @@ def ends_by_hook(rule_name):
 
 
 onsuccess:
-    # Whatever else was asked for: the answer is told where the report was.
+    # Print the answer whenever the report was made.
     if "analyse" in {job.rule.name for job in workflow.dag.jobs}:
         shell("python -m connector_tax.report.answer --study {RESULTS}/study.json")
     if "doctor" in {job.rule.name for job in workflow.dag.jobs}:
@@ -143,7 +143,7 @@ onstart:
 report: "../report/workflow.rst"
 
 
-# What holds the packages of envs/pipeline.lock where they are not installed: with --sdm apptainer an image that is built
+# Sources of the packages of envs/pipeline.lock if they are not installed: with --sdm apptainer an image that is built
 # from Containerfile, with --sdm conda an environment.
 container: "build/connector-tax.sif"
 
@@ -156,7 +156,7 @@ wildcard_constraints:
     block=r"\d+",
 
 
-# What a launch needs. Measurements are not redone because one of these is newer.
+# Inputs of a launch. A newer input does not cause a new measurement.
 READY = {
     "study": ancient(f"{RESULTS}/study.json"),
     "environment": ancient(f"{RESULTS}/env.txt"),
@@ -202,7 +202,7 @@ def modules(*names):
     return sorted(str(path) for path in files if path.is_file())
 
 
-# What every table and picture goes through.
+# Code that every table and picture depends on.
 SHARED = [
     "commands.py",
     "files.py",

@@ -39,7 +39,7 @@ use rule phase_a as phase_b with:
         logs=f"{RESULTS}/logs",
 
 
-# After Phase B of its block, which ancient() says without asking for a re-run.
+# After Phase B of its block; ancient() orders the jobs without causing a re-run.
 use rule phase_a as phase_bp with:
     input:
         ancient(block_files("B", "runs/{config}/block{{block}}/{phase}/index.json")),
@@ -55,7 +55,7 @@ use rule phase_a as phase_bp with:
         logs=f"{RESULTS}/logs",
 
 
-# Phase A alone, where it answers a question of its own.
+# Phase A alone, for studies that need no other phase.
 rule sweep:
     input:
         launch_indexes("A"),
@@ -68,7 +68,7 @@ rule sweep:
         "python -m connector_tax.study.complete --study {input.study} --phase A 2>&1 | tee {log}"
 
 
-# Saturation and the two reference rates, from Phase A alone.
+# Saturation and the two reference rates, derived from Phase A.
 rule reference_rates:
     input:
         launch_indexes("A"),
@@ -84,7 +84,7 @@ rule reference_rates:
         "python -m connector_tax.analysis.reference --study {input.study} 2>&1 | tee {log}"
 
 
-# How much of each shape plain can serve; asked of a server, once, where the design wants it.
+# The throughput of plain for each shape, measured once on a server if the design needs it.
 rule shape_rates:
     input:
         **READY,

@@ -1,4 +1,4 @@
-# A study from an archive: checked, unpacked into a folder of its own, redrawn, audited. Included in
+# An archived study: checked, unpacked into a folder of its own, redrawn, audited. Included in
 # place of every measuring rule, so nothing here can start a server.
 
 

@@ -1,5 +1,5 @@
-# What comes before the first launch: vLLM's environment and model, a fit machine, the resolved design and what it runs on,
-# the gates, step timing; what plans and rehearses a study, and what is said where a run fails.
+# Stages before the first launch: vLLM's environment and model, doctor, resolved design, recorded environment,
+# gates, step timing; also plan, rehearsal, and the messages of a failed run.
 
 import os
 
@@ -16,9 +16,9 @@ ENGINE_FILES = [
 MODEL = [f"{RESULTS}/model.json"] if is_fetched(STUDY["config"]["engine"]) else []
 VLLM_ENVIRONMENT = os.path.normpath(f"{PROJECT}/envs/{{environment}}/.venv")
 MODELS = os.path.normpath(f"{PROJECT}/build/models")
-# No parameter of the rule: another name of the interpreter is no reason to build 3 GB anew.
+# No parameter of the rule, so that another interpreter path does not rebuild 3 GB.
 os.environ[PYTHON_VARIABLE] = STUDY["config"]["engine"].get("build_python", PYTHON)
-# A model without weights has the config.json of its name, an emulated device's the one that the study names.
+# A model without weights gets the config.json of its name; an emulated device's gets the study's.
 DEVICE_TIME = STUDY["config"]["engine"].get("device_time")
 MODEL_OPTION = (
     ["--config", str(shipped(DEVICE_TIME["model_config"]))] if DEVICE_TIME else []
@@ -59,7 +59,7 @@ rule tiny_model:
         "python -m connector_tax.vllm.tiny_model --out {params.folder:q} {params.config:q} 2>&1 | tee {log}"
 
 
-# A model that is named is fetched before anything is launched; a start-up does not wait for it.
+# A hub model is fetched before any launch, so that no start-up waits for it.
 rule model:
     input:
         ancient(ENGINE_FILES),
@@ -74,7 +74,7 @@ rule model:
         "python -m connector_tax.study.fetch --study {input.study} 2>&1 | tee {log}"
 
 
-# Is this machine fit for the study, and how long will it take? Starts nothing.
+# Checks this machine for the study and estimates the duration, without starting anything.
 rule doctor:
     input:
         study=f"{RESULTS}/study.json",
@@ -83,7 +83,7 @@ rule doctor:
     conda:
         CONDA
     params:
-        # No failed job, whose report by Snakemake would be the last that is read: `onsuccess` ends with the doctor's no.
+        # The job succeeds, since Snakemake's error report would hide the message; `onsuccess` exits non-zero.
         no=lambda _: "true" if ends_by_hook("doctor") else "false",
     shell:
         "python -m connector_tax.rehearsal.doctor --study {input.study} 2>&1 | tee {log} || {params.no:q}"
@@ -97,7 +97,7 @@ rule study:
     conda:
         CONDA
     params:
-        # A function: braces in its value are not taken for wildcards.
+        # A function, so that braces in its value are not wildcards.
         config=lambda wildcards: json.dumps(config, sort_keys=True),
         source=SOURCE,
         design=checked_design,
@@ -146,7 +146,7 @@ rule plan:
         "python -m connector_tax.rehearsal.plan --study {input.study} 2> {log}"
 
 
-# Which configurations are run, and why the others are not.
+# Decides which configurations are run, with the reasons of skips.
 rule preflight:
     input:
         study=ancient(f"{RESULTS}/study.json"),
