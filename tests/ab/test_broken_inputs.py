@@ -44,6 +44,11 @@ RUNNING = {"--baseline": None, "--candidate": None, "--baseline-url": f"{NOWHERE
         ({"--shape": "64x1"}, "--shape: found 1 output token"),
         ({"--baseline": "vllm serve M"}, "--baseline: found no {port}"),
         ({"--candidate": "vllm serve M"}, "--candidate: found no {port}"),
+        (
+            {"--candidate": "vllm serve M --uds /s {port}"},
+            "--candidate: found --uds, a Unix socket",
+        ),
+        ({"--baseline": "serve --host a.sock"}, "--baseline: found a.sock, a Unix socket"),
         ({"--candidate": "run_2=serve {port}"}, "--candidate: found the name 'run_2'"),
         ({"--candidate": "baseline=serve {port}"}, "--candidate: found the name 'baseline'"),
         ({"--candidate": "serve '{port}"}, '--candidate: found "serve \'{port}"'),

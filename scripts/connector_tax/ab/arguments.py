@@ -39,6 +39,8 @@ _NAMED = re.compile(r"([a-z][a-z0-9_]{0,39})=(.*)", re.DOTALL)
 _BEGUN = re.compile(r"([\w.-]+)=")
 _SHAPE = re.compile(r"([1-9]\d*)x([1-9]\d*)")
 _VARIABLE = re.compile(r"([A-Z_][A-Z0-9_]*)=(.*)", re.DOTALL)
+# A server's address in the file system.
+_SOCKET = re.compile(r"(?<!\S)(--uds(?=[\s=])|\S*unix:\S*|\S+\.sock(?=\s|$))")
 _TAKEN = re.compile(r".*_([2-9]|1\d|20|last)")
 
 
@@ -161,9 +163,15 @@ def _check(parser: AnsweringParser, options: argparse.Namespace) -> None:
                 parser.error(f"--candidate-url: found {url!r} again; allowed: each server once")
     _check_access(parser, options, urls)
     for name, command in servers if not any(running) else ():
+        option = name if name == BASELINE else "candidate"
+        if (socket := _SOCKET.search(command)) and (
+            socket[0] == "--uds" or PORT_MARK not in command
+        ):
+            parser.error(f"--{option}: found {socket[0]}, a Unix socket; allowed: a command that"
+                         f" serves on the TCP port {PORT_MARK}")  # fmt: skip
         if PORT_MARK not in command:
-            parser.error(f"--{name if name == BASELINE else 'candidate'}: found no {PORT_MARK} in"
-                         f" {command!r}; allowed: a command that serves on it")  # fmt: skip
+            parser.error(f"--{option}: found no {PORT_MARK} in {command!r}; allowed: a command that"
+                         " serves on it")  # fmt: skip
     commands = [*servers, *(("--beside", line) for line in options.beside)]
     for name, command in commands if not any(running) else ():
         if is_secret("command", command):
