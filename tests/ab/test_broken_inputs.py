@@ -83,6 +83,9 @@ RUNNING = {"--baseline": None, "--candidate": None, "--baseline-url": f"{NOWHERE
             "found >&, and a command is started",
         ),
         ({"--baseline": "cd x && serve {port}"}, "allowed: bash -c 'cd x && serve {port}'"),
+        ({"--baseline": "serve `date` {port}"}, "found `date`, and a command is started without"),
+        ({"--baseline": 'serve "$(date)" {port}'}, 'found "$(date)", and a command is started'),
+        ({"--baseline": "serve /et[c] {port}"}, "allowed: bash -c 'serve /et[c] {port}'"),
         ({"--candidate": "serve {port} $NO_SUCH"}, "found $NO_SUCH, which is not set"),
         ({"--candidate": "serve {port} $MY_TOKEN"}, "found $MY_TOKEN, which looks like a secret"),
         ({**RUNNING, "--candidate-url": "ftp://x"}, "allowed: http[s]://HOST[:PORT][/v1], or NAME"),
@@ -132,6 +135,7 @@ def test_assignment_before_a_command_is_not_a_candidate_name() -> None:
         ("serve '$DIR' \\$DIR a~b {port}", ["serve", "$DIR", "$DIR", "a~b", "{port}"]),
         ('serve --c {"a":"$DIR|x"} {port}', ["serve", "--c", '{"a":"$DIR|x"}', "{port}"]),
         ("serve 'a|b' \"c;d\" {port}", ["serve", "a|b", "c;d", "{port}"]),
+        ("serve '`a`' it\\'s /n*o?[x] {port}", ["serve", "`a`", "it's", "/n*o?[x]", "{port}"]),
     ],
 )
 def test_variables_are_expanded_like_in_a_shell(
@@ -165,7 +169,11 @@ def test_candidate_may_be_named_like_a_configuration() -> None:
 @pytest.mark.parametrize(
     ("further", "changed", "words"),
     [
-        ([], {"baseline": "nosuch {port}"}, "exec: nosuch: not found"),
+        (
+            [],
+            {"baseline": "nosuch {port}"},
+            "the command nosuch, which is not in PATH",
+        ),
         ([], {"baseline": "false {port}"}, "baseline: the server ended with status 1 before"),
         ([], {"baseline": TRACEBACKS}, "before it was ready\nfirst error: MemoryError: 15 GiB\n"),
         ([], {"baseline": BARE}, "first error: Exception: no CPU here\nlog: "),

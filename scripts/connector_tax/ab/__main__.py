@@ -43,6 +43,7 @@ from connector_tax.config import ConfigError
 from connector_tax.files import ArtifactError, read_json, write_bytes, write_json, write_text
 from connector_tax.foreign import printable
 from connector_tax.loadgen import LoadGeneratorError
+from connector_tax.servers.command import missing_command, running_url
 from connector_tax.study.cell import load_generator
 from connector_tax.study.design import differences, resolve
 from connector_tax.study.device import DeviceError, hold_devices
@@ -215,6 +216,11 @@ def _study(options: argparse.Namespace, root: Path, line: Line) -> Study:
 def _resolved(options: argparse.Namespace, root: Path, line: Line) -> StudyDocument:
     """Query every server, and return the resolved design."""
     section = engine_section(options)
+    commands = {**section["commands"], **{f"--beside {line}": line for line in options.beside}}
+    for name, command in commands.items():
+        own_path = running_url(command) is not None or "PATH" in dict(options.env)
+        if not own_path and (why := missing_command(command)):
+            raise AskError(f"{name}: {why}")
     require_short_sockets(section, root)
 
     def asking(name: str) -> contextlib.AbstractContextManager[tuple[Server, Asked]]:

@@ -7,10 +7,14 @@ queried before the study was resolved (`ab.ask`), and are in the section.
 from __future__ import annotations
 
 import contextlib
+import glob
+import itertools
 import json
 import os
 import re
 import shlex
+import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,6 +51,10 @@ _EXPANDED = re.compile(
     rf"""'[^']*'|\\.|"(?P<double>(?:\\.|[^"\\])*)"|{_NAME}|(?<!\S)(?P<home>~)(?=/|\s|$)""",
     re.DOTALL,
 )
+# What a shell runs nothing in.
+_LITERAL = re.compile(r"""'[^']*'|\\.""", re.DOTALL)
+_WORD = re.compile(r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s'"\\])+""", re.DOTALL)
+_QUOTES, _PATTERN = frozenset("'\"\\"), frozenset("*?[")
 _ESCAPED = re.compile(r'[\\"$`]')
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
@@ -132,6 +140,17 @@ def expanded(line: str, variables: Mapping[str, str]) -> str:
                 f" {shlex.join(['bash', '-c', line])}"
             )
 
+    for word in _WORD.findall(text):
+        # Within double quotes a shell runs these, too.
+        runs = re.search(r"`|\$\(", _LITERAL.sub("", word))
+        # A pattern that names no file reaches a command as it is.
+        files = not set(word) & _QUOTES and set(word) & _PATTERN and glob.glob(word)  # noqa: PTH207
+        if runs or files:
+            raise ServerError(
+                f"found {word}, and a command is started without a shell; allowed:"
+                f" {shlex.join(['bash', '-c', line])}"
+            )
+
     def value(match: re.Match[str]) -> str:
         if match["double"] is not None:
             return f'"{_VARIABLE.sub(escaped, match["double"])}"'
@@ -169,6 +188,23 @@ def running_url(text: str) -> str | None:
     if path and not path.endswith("/v1"):
         raise ServerError(f"found the path {path}; allowed: none, or a base that ends in /v1")
     return match["host"].replace("://localhost", "://127.0.0.1") + path.removesuffix("/v1")
+
+
+def missing_command(line: str) -> str | None:
+    """Return why the first word of a user's command line cannot be started; None: it can."""
+    words = split_command(line)
+    assigned = list(itertools.takewhile(_ASSIGNMENT.fullmatch, words))
+    # One of another PATH is looked for when it is started.
+    if any(word.startswith("PATH=") for word in assigned) or len(assigned) == len(words):
+        return None
+    name = words[len(assigned)]
+    search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    if shutil.which(name, path=search):
+        return None
+    if Path(name).exists():
+        return f"found the command {name}, which is no executable file; allowed: chmod +x {name}"
+    where = f"at {Path(name).absolute()}" if os.sep in name else "in PATH"
+    return f"found the command {name}, which is not {where}; allowed: one that is"
 
 
 def server_command(
