@@ -148,9 +148,10 @@ def _token_notes(summary: Summary) -> list[str]:
     factor = summary["tokens_per_event"]
     if factor is not None and factor > 1 + SHARED_FIRST_MAX:
         notes.append(
-            f"an event brought {factor:.2f} tokens on average (speculative decoding, or a server "
-            "that batches its stream): ITL is the time between reads, unless each event counts its "
-            "tokens, and TPOT is too low by up to this factor in answers of few events"
+            f"an event brought {factor:.2f} tokens on average (speculative decoding, a server that "
+            "batches its stream, or characters of several tokens): ITL is the time between reads, "
+            "unless each event counts its tokens, and TPOT is too low by up to this factor in "
+            "answers of few events"
         )
     missing = summary["latency_missing"]
     if not configuration["no_stream"] and (count := missing.get("TTFT")):
