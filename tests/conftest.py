@@ -1,4 +1,4 @@
-"""Settings for the whole suite, and the studies that several folders of tests share."""
+"""Settings for the whole suite, and studies shared by several test folders."""
 
 from pathlib import Path
 
@@ -13,13 +13,13 @@ settings.load_profile("no_deadline")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whole studies first: were they last, one of two processes would wait for the other."""
+    """Run whole studies first, so that no process waits for them at the end."""
     items.sort(key=lambda item: item.get_closest_marker("workflow") is None)
 
 
 @pytest.fixture(scope="session")
 def audited(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with MANIFEST.md and results/synthetic, which passes the audit."""
+    """Return a folder with MANIFEST.md and results/synthetic, which passes the audit."""
     from tests.provenance.audited_study import write_published_study
 
     return made_once(tmp_path_factory, "published", write_published_study) / "audited"
@@ -27,7 +27,7 @@ def audited(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def root(audited: Path, tmp_path: Path) -> Path:
-    """A copy of that study's folder, to be changed."""
+    """Return a copy of that study's folder that the test may change."""
     from tests.provenance.audited_study import linked_copy
 
     return linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
@@ -41,7 +41,7 @@ def remade(audited: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def packed(audited: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The archive of that study, in a folder which is otherwise a copy of it."""
+    """Return the archive of that study, in a folder which is otherwise a copy of it."""
     from connector_tax.provenance.pack import pack
     from tests.provenance.audited_study import linked_copy
 

@@ -1,4 +1,4 @@
-"""Records of synthetic launches: resources.json, settings.json, and each cell's CPU time."""
+"""Make records of synthetic launches: resources.json, settings.json, and cells' CPU time."""
 
 import math
 from collections.abc import Mapping
@@ -24,14 +24,14 @@ PLAIN = {
 
 
 def quantity(value: Any) -> dict[str, Any]:
-    """A quantity from a number, (value, reason) or (value, reason, parts)."""
+    """Return a quantity from a number, (value, reason) or (value, reason, parts)."""
     value, reason, *parts = value if isinstance(value, tuple) else (value, None)
     whole = {} if value is None else {"server": value}
     return {"value": value, "parts": parts[0] if parts else whole, "reason": reason}
 
 
 def resources_record(**given: Any) -> Any:
-    """resources.json; a quantity that is not given is 1."""
+    """Return resources.json, in which quantities that are not given are 1."""
     names = ("memory_pss_mib", "gpu_memory_mib")
     taken = {name: quantity(given.pop(name, 1.0)) for name in names}
     idle = {
@@ -49,7 +49,7 @@ def resources_record(**given: Any) -> Any:
 
 
 def settings_record(layout: str = "NHD", backend: str | None = None, blocks: int = 8192) -> Any:
-    """The settings of settings.json: three known, one that may be missing."""
+    """Return the settings of settings.json: three known, one that may be missing."""
 
     def setting(value: Any) -> dict[str, Any]:
         known = value is not None
@@ -108,7 +108,7 @@ def _complete(folder: Path, index: dict[str, Any]) -> None:
 
 
 def cell_cpu_record(record: dict[str, Any], cpu_s: float) -> dict[str, Any]:
-    """The CPU time of a cell, its readings just outside it."""
+    """Return the CPU time of a cell, its readings just outside it."""
     window = record["window"]
     counters = record["server_counters"]
     requests = float(record["counts"]["ok"])

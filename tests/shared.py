@@ -1,4 +1,4 @@
-"""Folders that take long to make, made once for all processes of a test run; shipped archives."""
+"""Folders that take long to make, made once per test run; shipped archives."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ Value = TypeVar("Value")
 
 
 def known(value: Value | None) -> Value:
-    """A value that is there."""
+    """Return a value that must not be None."""
     assert value is not None
     return value
 
@@ -27,7 +27,7 @@ def known(value: Value | None) -> Value:
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
     """Return the folder `name` of this test run, filled by the process that asks first.
 
-    The others wait for it. It is not written to afterwards.
+    Other processes wait for it. The folder is not changed afterwards.
     """
     base = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -43,7 +43,7 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
 
 
 def members_of(archive: Path) -> Iterator[tuple[str, bytes]]:
-    """Name and content of every file in an archive of a study."""
+    """Yield name and content of every file in an archive of a study."""
     with zstandard.open(archive, "rb") as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
         for member in tar:
             content = tar.extractfile(member)
@@ -52,7 +52,7 @@ def members_of(archive: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def interpreter(folder: Path, script: str) -> Path:
-    """An executable `python` that does what the script says, whatever it is asked."""
+    """Return an executable `python` that does what the script says, whatever it is asked."""
     python = folder / "python"
     python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o755)

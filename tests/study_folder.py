@@ -1,6 +1,4 @@
-"""Make what every test's study folder has around its launches: study.json and the early stages'
-files.
-"""
+"""Write the common files of the tests' study folders: study.json and the early stages' files."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +24,7 @@ NODE: Any = {
 
 
 def on_machines(*blocks: str) -> list[NodeRecord]:
-    """The node of each block, measured on machines of these names."""
+    """Return the node of each block, measured on machines of these names."""
     return [NODE | {"machine": f"machine-{name}"} for name in blocks]
 
 

@@ -1,4 +1,4 @@
-"""The shipped configurations hold; broken ones are refused with file, key, found, allowed."""
+"""Test that shipped configurations are valid, and broken ones get a precise error."""
 
 import copy
 import itertools

@@ -1,4 +1,4 @@
-"""The papers: every reference in them resolves, and they say what the code declares."""
+"""Test that all references in the pages resolve, and that the pages match the declarations."""
 
 import ast
 import csv
@@ -72,7 +72,7 @@ def fields() -> Iterator[types.ModuleType]:
 
 
 def _slugs(text: str) -> set[str]:
-    """The anchors of a page's headings, as mkdocs and the forges make them."""
+    """Return the anchors of a page's headings, as mkdocs and the forges make them."""
     headings = re.findall(r"^#+ (.+)$", text, re.M)
     return {re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-") for h in headings}
 
@@ -184,7 +184,7 @@ def _room(path: Path) -> str:
 
 
 def _imports(path: Path) -> Iterator[str]:
-    """The rooms a module imports."""
+    """Return the parts of the package that a module imports."""
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         names: list[str] = []
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""Writing where a file is none: pipes, devices, links, standard streams stay what they are."""
+"""Test writing to pipes, devices, links and standard streams, which stay what they are."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Secrets in text of others are found and never shown; nothing of it moves a terminal."""
+"""Test that secrets in foreign text are found and never shown, and control sequences removed."""
 
 import re
 

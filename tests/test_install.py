@@ -1,4 +1,4 @@
-"""Locks are installed from where pip's configuration says, each file by its hash."""
+"""Test that locks are installed from pip's configured sources, each file by its hash."""
 
 import base64
 import hashlib
@@ -22,7 +22,7 @@ FILES = {
 
 @pytest.fixture
 def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with one wheel, named by pip's configuration and by nothing else."""
+    """Return a folder with one wheel, named by pip's configuration and by nothing else."""
     folder = tmp_path / "wheels"
     folder.mkdir()
     with zipfile.ZipFile(folder / WHEEL, "w") as archive:

@@ -1,4 +1,4 @@
-"""Timers, time slices, an end with the parent, CPU lists; lasting ones in another process."""
+"""Test timers, time slices, death with the parent, CPU lists; lasting effects in a subprocess."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""The installed package: its command, its versions, what a wheel holds."""
+"""Test the installed package: its command, its versions, the content of a wheel."""
 
 import json
 import os

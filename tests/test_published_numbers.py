@@ -1,4 +1,4 @@
-"""Intervals and pictures of the shipped pages against the archives that they come from."""
+"""Test intervals and pictures of the shipped pages against their archives."""
 
 import csv
 import functools
@@ -28,7 +28,7 @@ Interval = tuple[float, float, float]
 
 @functools.cache
 def members(archive: str) -> dict[str, bytes]:
-    """The published tables and study.json of an archive."""
+    """Return the published tables and study.json of an archive."""
     return {
         name: data
         for name, data in members_of(ARCHIVES / f"{archive}.tar.zst")
@@ -38,7 +38,9 @@ def members(archive: str) -> dict[str, bytes]:
 
 @functools.cache
 def intervals(archive: str) -> dict[str, list[Interval]]:
-    """Every interval of the archive's published tables, by the label of its configuration."""
+    """Return every interval of the archive's published tables, by the label of its
+    configuration.
+    """
     study = json.loads(members(archive)["study.json"])
     label = {c["id"]: c["label"] for c in study["configurations"]}
     found: dict[str, list[Interval]] = defaultdict(list)
@@ -78,7 +80,9 @@ def _of_tree(value: object) -> Iterator[Interval]:
 
 
 def printed(text: str) -> Iterator[tuple[str, tuple[str, str, str]]]:
-    """The intervals of a marked text, each with the first cell of its row, or "" in a sentence."""
+    """Yield the intervals of a marked text, each with the first cell of its row, or "" in a
+    sentence.
+    """
     for line in text.splitlines():
         row = line.split("|")[1].strip(" *`") if line.startswith("|") else ""
         for found in INTERVAL.finditer(line if row else text):
@@ -104,7 +108,7 @@ def stands(numbers: tuple[str, str, str], published: list[Interval]) -> bool:
 
 
 def wrong(archive: str, text: str) -> list[str]:
-    """The printed intervals of a marked text that are not the archive's."""
+    """Return the printed intervals of a marked text that are not the archive's."""
     known = intervals(archive)
     every = [interval for group in known.values() for interval in group]
     return [

@@ -1,4 +1,4 @@
-"""The chain over a study's files, as it is written while the study is measured."""
+"""Test the chain of seals while a study is measured."""
 
 import json
 from pathlib import Path

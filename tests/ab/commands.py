@@ -1,4 +1,4 @@
-"""Run `connector-tax ab` in its own folder, on a machine that others use."""
+"""Run `connector-tax ab` in its own folder, on a machine shared with other tests."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ sys.exit(main())
 
 
 class Ab:
-    """The command line of a comparison in results/mine; its baseline and candidate are engines."""
+    """The command line of a comparison in results/mine, whose servers are embedded engines."""
 
     def __init__(self, folder: Path, *further: str, baseline: str = ENGINE, candidate: str = ENGINE,
                  rate: str = "20", shape: str = "64x8") -> None:  # fmt: skip

@@ -1,4 +1,4 @@
-"""Serve as a stranger to vLLM: chat only, words for tokens, no usage, no metrics.
+"""Serve a minimal chat endpoint unlike vLLM's: words as tokens, no usage, no metrics.
 
 python stub_server.py PORT [401] [garbage] [same [short]] [redirect] [absent] [key=KEY]
     [base=PATH] [tls=CERTIFICATE,KEY]
@@ -82,7 +82,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Test what a comparison says of the smallest cost that its blocks prove."""
+"""Test the forecast of the smallest cost that a comparison's blocks prove."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Test what a comparison sends of a user's file, and what it refuses."""
+"""Test which requests of a user's file a comparison sends, and which files it rejects."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ SERVED: Any = {"model": "m", "vocab_size": 1000, "chat": False, "exact_output": 
 
 
 def write_trace(path: Path, count: int = 400) -> Path:
-    """A request each 100 ms; every second one begins with the same block of 16 tokens."""
+    """Write a request per 100 ms; every second one begins with the same block of 16 tokens."""
     lines = [
         {"timestamp": 100 * k, "input_length": 40, "output_length": 1 + k % 3,
          "hash_ids": [0 if k % 2 else 3 * k, 3 * k + 1, 3 * k + 2]}
@@ -87,7 +87,7 @@ def test_prompts_are_sent_once_in_their_order(tmp_path: Path) -> None:
     assert "ignore_eos" not in bodies[0]
 
 
-def test_messages_ask_for_the_chat_endpoint(tmp_path: Path) -> None:
+def test_messages_use_the_chat_endpoint(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     message = {"messages": [{"role": "user", "content": "Hello"}]}
     path.write_bytes(msgspec.json.encode(message) + b"\n")
@@ -137,7 +137,7 @@ def test_options_of_traffic_that_contradict_each_other_are_refused(
     assert len(said.splitlines()) == 1
 
 
-def test_a_burst_at_the_end_of_a_trace_is_no_saturation() -> None:
+def test_burst_at_the_end_of_a_trace_does_not_count_as_saturation() -> None:
     burst = np.array([200.0] * 90 + [5000.0] * 10)
     behind = np.linspace(200, 6000, 100)
     assert effective_rps(burst, 10, TENTH) < 0.95 * 10

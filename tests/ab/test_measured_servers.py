@@ -1,4 +1,4 @@
-"""Servers that die, a user who stops it, servers that run already: what is kept and answered."""
+"""Test dying servers, interruption by the user, and servers that were already running."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.workflow, pytest.mark.timeout(1200)]
 
 
 def cells(command: Ab) -> dict[str, str]:
-    """The hash of each record of a finished cell."""
+    """Return the hash of each record of a finished cell."""
     paths = command.results.glob("runs/*/block*/A/r20/*")
     return {str(path): sha256_file(path) for path in paths}
 
@@ -90,7 +90,7 @@ def test_same_command_resumes_after_a_dead_server_and_ctrl_c(
 
 @contextlib.contextmanager
 def engine(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """An embedded engine that somebody else has started, and its URL."""
+    """Yield a running embedded engine that the test started, and its URL."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "connector_tax.engine", "--port", str(port), *arguments]

@@ -1,4 +1,4 @@
-"""Ask servers behind TLS, a key and a base path; name what a server answers that is none."""
+"""Test servers behind TLS, a key and a base path, and servers with wrong answers."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ KEY = "sk-abcdefghijklmnop0123"
 
 @contextlib.contextmanager
 def stub(*words: str) -> Iterator[int]:
-    """A stub that somebody else has started; its port."""
+    """Yield the port of a stub server that the test started."""
     port = free_port()
     with subprocess.Popen([sys.executable, str(STUB), str(port), *words]) as process:
         try:
@@ -42,7 +42,7 @@ def stub(*words: str) -> Iterator[int]:
 
 
 def ask(root: Path, url: str, *further: str) -> str:
-    """Ask a server that runs already; return what asking it leaves on the disk."""
+    """Query a running server; return the files that the query leaves on the disk."""
     options = parse(["--baseline-url", url, "--candidate-url", "http://127.0.0.1:1", "--rate", "1",
                      "--shape", "8x8", *further])  # fmt: skip
     overlay.install(root / "patch" / "overlay")
@@ -60,7 +60,7 @@ def ask(root: Path, url: str, *further: str) -> str:
     return "".join(kept) + json.dumps(section)
 
 
-def test_server_behind_tls_a_key_and_a_base_path_is_asked_and_the_key_kept_nowhere(
+def test_server_behind_tls_key_and_base_path_is_queried_without_recording_the_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     certificate, key = make_certificate(tmp_path)
@@ -79,7 +79,7 @@ def test_server_behind_tls_a_key_and_a_base_path_is_asked_and_the_key_kept_nowhe
             ask(tmp_path / "wrong", url, "--insecure", "--api-key-env", "MY_KEY")
 
 
-def test_what_waiting_does_not_mend_is_said_after_five_seconds(tmp_path: Path) -> None:
+def test_persistent_server_problem_is_reported_after_five_seconds(tmp_path: Path) -> None:
     certificate, key = make_certificate(tmp_path)
     for words, said in (
         (["absent"], "/v1/models answers 404"),

@@ -1,8 +1,8 @@
-"""A complete fake study folder with known taxes, as the measuring side would have left it.
+"""Write a complete synthetic study folder with known taxes, as a measured study would have it.
 
 Every latency is lognormal around a base that depends on the shape; a configuration's TTFT, TPOT and
 step duration are exactly (1 + tax) times plain's, so the true tax is known at every rate below
-saturation. Above its capacity a server falls behind linearly, which fires the saturation criteria.
+saturation. Above its capacity a server falls behind linearly, so that the saturation criteria fire.
 """
 
 import hashlib
@@ -71,7 +71,7 @@ SERVED_RPS = {"128x16": 200.0, "512x16": 60.0}
 
 
 def write_analysed_study(root: Path, **given: Any) -> Path:
-    """`write_synthetic_study`, and its analysis."""
+    """Write a synthetic study and its analysis."""
     study_file = write_synthetic_study(root, **given)
     assert aggregate.main(["--study", str(study_file)]) == 0
     return study_file

@@ -84,7 +84,7 @@ class Writer:
 def true_tax(
     taxes: Mapping[str, float], config: str, tokens: int, base_tokens: int, growth: float
 ) -> float:
-    """The tax written into a cell: `growth` per doubling of `tokens` above `base_tokens`."""
+    """Return the tax written into a cell: `growth` per doubling of `tokens` above `base_tokens`."""
     tax = taxes.get(configuration_of(config), 0.0)
     return tax + growth * float(np.log2(tokens / base_tokens)) if tax else 0.0
 

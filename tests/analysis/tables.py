@@ -1,4 +1,4 @@
-"""The tables of an analysed study as the tests read them."""
+"""Read the tables of an analysed study for the tests."""
 
 import csv
 import json
@@ -15,23 +15,23 @@ FILES = (
 
 
 def table(root: Path, name: str) -> list[dict[str, str]]:
-    """The rows of a CSV under analysis/."""
+    """Return the rows of a CSV under analysis/."""
     with (root / "analysis" / name).open(newline="") as stream:
         return list(csv.DictReader(stream))
 
 
 def effects(root: Path, quantity: str) -> list[dict[str, str]]:
-    """The rows of effects.csv of a quantity."""
+    """Return the rows of effects.csv of a quantity."""
     return select(table(root, "effects.csv"), quantity=quantity)
 
 
 def select(rows: list[dict[str, str]], **where: str) -> list[dict[str, str]]:
-    """The rows with the given values."""
+    """Return the rows with the given values."""
     return [row for row in rows if all(row[k] == v for k, v in where.items())]
 
 
 def one(rows: list[dict[str, str]], **where: str) -> dict[str, str]:
-    """The only row with the given values."""
+    """Return the only row with the given values."""
     selected = select(rows, **where)
     assert len(selected) == 1, (where, len(selected))
     return selected[0]

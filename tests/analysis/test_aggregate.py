@@ -1,4 +1,4 @@
-"""The whole way from raw files to tables: known answers, and what must never feed a number."""
+"""Test the analysis from raw files to tables: known results, and data that must not count."""
 
 import json
 import re
@@ -62,7 +62,7 @@ def test_records_without_engine_steps_keep_other_taxes_and_a_reason(small: Path)
 
 
 def test_tpot_tax_is_missing_when_all_tokens_came_in_one_read(small: Path) -> None:
-    """All of one launch's requests in one cell have a TPOT of 0."""
+    """All requests of one launch in one cell have a TPOT of 0."""
     launch = small / "runs/plain_2/block0/A"
     path = launch / "r40/requests_A_r40.jsonl"
     before, records = sha256_file(path), [json.loads(line) for line in path.open()]
@@ -157,7 +157,7 @@ def test_analysis_of_the_same_input_writes_the_same_bytes(damaged: Path, tmp_pat
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    """Return a small study for a test that damages it."""
+    """Return a small study that the test may damage."""
     return write_synthetic_study(tmp_path / "x", steps_per_cell=20, config=SMALL_GRID).parent
 
 
@@ -170,7 +170,7 @@ def flip(path: Path) -> None:
 
 
 def refused(root: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    """Run the aggregate command, which must fail and write nothing; its message."""
+    """Run the aggregate command, which must fail and write nothing; return its message."""
     assert aggregate(["--study", str(root / "study.json")]) == 2
     assert not (root / "analysis").exists()
     return capsys.readouterr().err
@@ -294,7 +294,7 @@ def test_summarise_cell_equals_the_aggregate_table(crisp: Path) -> None:
 # ---- the tax table: baseline, families, marks, one block, plain's launches
 
 
-def test_last_plain_launch_has_no_tax_against_the_others(crisp: Path) -> None:
+def test_last_plain_launch_has_no_tax_relative_to_the_others(crisp: Path) -> None:
     rows = effects(crisp, "tax")
     noise = one(rows, config="plain_2", reference="ref_safe", phase="A", metric="tpot_p90")
     assert noise["verdict"] == "less"
@@ -376,7 +376,7 @@ def test_plain_launched_once_has_taxes_and_no_aa(tmp_path: Path) -> None:
     assert all(row["lo"] != "" for row in rows)
 
 
-def test_a_cell_that_reaches_its_cap_counts_and_says_so(tmp_path: Path) -> None:
+def test_cell_that_reaches_its_cap_counts_with_a_note(tmp_path: Path) -> None:
     config = {**SMALL_GRID, "cell": {"min_completed": 500}}
     study = write_analysed_study(tmp_path, config=config).parent
     rows = [row for row in table(study, "cells.csv") if row["phase"] == "A"]

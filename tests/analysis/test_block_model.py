@@ -1,4 +1,4 @@
-"""The block model: contrasts, their errors, and what a planned number of blocks decides."""
+"""Test the block model: contrasts, their errors, and planned numbers of blocks."""
 
 import numpy as np
 import pytest
@@ -103,7 +103,7 @@ def test_lost_plain_launch_leaves_the_other_as_baseline_of_its_block() -> None:
 
 @given(st.integers(0, 2**32), st.floats(-0.1, 0.1), st.floats(0.001, 0.5), st.floats(0.01, 0.1))
 @settings(max_examples=20)
-def test_blocks_needed_is_that_of_the_whole_power_curve(
+def test_blocks_needed_follow_from_the_whole_power_curve(
     seed: int, cost: float, spread: float, margin: float
 ) -> None:
     values = {
@@ -161,7 +161,7 @@ FEW = (*BASE, "a", "b", "c")
 def random_launches(
     rng: np.random.Generator, blocks: int, tax: float, bad: float = 0.0
 ) -> Launches:
-    """Launches with a spread of 2%; a share of `bad` ones is 30% dearer."""
+    """Return launches with a spread of 2%; a share of `bad` ones is 30% dearer."""
     values = {}
     for block in range(blocks):
         level = rng.normal(0, 0.1)

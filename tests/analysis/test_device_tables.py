@@ -1,4 +1,4 @@
-"""The effects of an emulated device's steps, against steps whose exposed time is known."""
+"""Test the effects of an emulated device's steps with known exposed time."""
 
 from pathlib import Path
 
@@ -24,7 +24,9 @@ Groups = dict[tuple[str, StepGroup], dict[str, EffectRow]]
 def steps(
     count: int, device_us: float, host_us: float, decode_seqs: int = 1, prefill: bool = False
 ) -> Table:
-    """Steps of which each is queued `host_us` after the host went on after the one before."""
+    """Return steps that are each queued `host_us` after the host continued from the previous
+    one.
+    """
     rows: list[DeviceLine] = []
     queued = end = woken = 0
     for step_id in range(1, count + 1):
@@ -43,7 +45,7 @@ def steps(
 
 
 def rows(folder: Path, cells: dict[CellKey, Table]) -> Groups:
-    """Configuration and group of steps to their effects by metric."""
+    """Return configuration and group of steps to their effects by metric."""
     study = load_study(write_synthetic_study(folder / "s", blocks=2))
     asked: DeviceTimeSection = {
         "accelerator": "H20", "model_config": "x", "launch_us": 0, "besides_us": 0,
@@ -58,7 +60,7 @@ def rows(folder: Path, cells: dict[CellKey, Table]) -> Groups:
 
 
 def launches(host_us: dict[str, float]) -> dict[CellKey, Table]:
-    """Two blocks; the second's host takes 2 us more."""
+    """Return two blocks; the second's host takes 2 us more."""
     return {
         CellKey(config, block, "A", "r1"): steps(50, 1000, us + 2 * block)
         for block in (0, 1)

@@ -1,4 +1,4 @@
-"""Test the devices of blocks, and the refusal of torn blocks and of two types of device."""
+"""Test the devices of blocks, and the rejection of split blocks and mixed device types."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ GPU = {"uuid": "GPU-a", "name": "H100", "pci.bus_id": "1", "driver_version": "58
 
 
 def cells_on(*nodes: Sequence[Any]) -> list[CellFolder]:
-    """A cell of each block, whose launch had attempts on the given nodes."""
+    """Return a cell of each block, whose launch had attempts on the given nodes."""
     return [
         CellFolder(CellKey("x", block, "A", "r1"), "valid", None, Path("x"), {}, None, 1.0, 1, 1,
              tuple(mine))

@@ -1,4 +1,4 @@
-"""Taxes and their combinations: intervals, their coverage, all rates at once, verdicts."""
+"""Test taxes and their combinations: intervals, coverage, all rates together, verdicts."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +38,7 @@ Overloads = dict[CellKey, tuple[bool, int]]
 
 
 def requests_of(ttft_ms: np.ndarray) -> Requests:
-    """Requests of one output token, evenly spaced over a minute, with the given TTFT."""
+    """Return requests of one output token, evenly spaced over a minute, with the given TTFT."""
     n = len(ttft_ms)
     at_s = np.arange(n) * 60 / n
     return Requests(ttft_ms, ttft_ms, np.empty(0), 2 * ttft_ms, at_s, 60.0, n, 0, 0)
@@ -50,7 +50,7 @@ def table_of(
     overloads: Overloads | None = None,
     cells: Any = (),
 ) -> TaxTable:
-    """A tax table straight from samples."""
+    """Return a tax table from samples."""
     over = overloads or {}
     marked = {
         key: {name: LogSample(*sample[:2], *over.get(key, ())) for name, sample in of.items()}
@@ -74,7 +74,7 @@ def simulated(
     launch_sigma: float,
     cells: tuple[str, ...] = ("r1",),
 ) -> TaxTable:
-    """The tax table of `drawn`."""
+    """Return the tax table of `drawn`."""
     return table_of(drawn(blocks, seed, taxes, launch_sigma, cells), blocks)
 
 
@@ -86,7 +86,7 @@ def drawn(
     cells: tuple[str, ...],
     n: int = 120,
 ) -> dict[CellKey, dict[str, LogSample]]:
-    """Lognormal launches of plain (twice a block) and of configurations of known tax."""
+    """Return lognormal launches of plain (twice a block) and of configurations of known tax."""
     rng = np.random.default_rng([blocks, seed])
     samples = {}
     for config, tax in {"plain": 0.0, "plain_2": 0.0, **taxes}.items():
@@ -108,7 +108,7 @@ def test_percentile_of_zero_is_missing(zeros: int) -> None:
 
 
 def agreeing(points: dict[str, list[float]], overloads: Overloads | None = None) -> TaxTable:
-    """Launches of given logs by block."""
+    """Return launches with the given logs by block."""
     samples = {
         CellKey(name, block, "A", "r1"): {"ttft_p90": LogSample(value, 100)}
         for name, values in points.items()
@@ -138,7 +138,7 @@ def test_two_blocks_have_an_interval_and_no_verdict() -> None:
     assert judge(effect, 0.03, family_levels(0.95, 1)).verdict == TOO_FEW
 
 
-def test_the_tax_of_plains_last_launch_is_against_the_others() -> None:
+def test_tax_of_plains_last_launch_is_relative_to_its_other_launches() -> None:
     values = {"plain": [0.0, 1.0, 2.0], "plain_2": [0.1, 1.2, 2.1], "x": [0.5, 1.5, 2.5]}
     table = agreeing(values)
     assert taxed(table, "plain_2").point == pytest.approx(np.expm1(0.4 / 3))
@@ -220,7 +220,7 @@ def test_marks_name_saturated_configurations_and_dropped_arrivals() -> None:
 
 
 def effect_of(point: float, error: float, blocks: int = 3, df: int = 12, mark: str = "") -> Effect:
-    """A tax whose contrast of logs has this error."""
+    """Return a tax whose contrast of logs has this error."""
     blocks_ = tuple(range(blocks))
     return Effect(float(np.log1p(point)), error, df, blocks_, added_df=8, mark=mark)
 
@@ -303,7 +303,7 @@ def test_blocks_needed_is_missing_above_one_hundred() -> None:
 
 
 def over_rates(overloads: Overloads, lost: tuple[CellKey, ...] = ()) -> TaxTable:
-    """Three rates at which x costs 10, 20 and 60%, and y is broken."""
+    """Return three rates at which x costs 10, 20 and 60%, and y is broken."""
     costs = {"plain": (0, 0, 0), "plain_2": (0, 0, 0), "x": (0.1, 0.2, 0.6), "y": (1.0, 1.0, 1.0)}
     rng = np.random.default_rng(2)
     samples = {

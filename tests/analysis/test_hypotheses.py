@@ -1,4 +1,4 @@
-"""H1 to H6 and the success criteria on studies whose true taxes are known."""
+"""Test H1 to H6 and the success criteria on studies with known true taxes."""
 
 import json
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ LIMITS = CONFIG["hypotheses"]
 
 
 def analyse(root: Path, **arguments: Any) -> Findings:
-    """Findings by id of a new study with little noise and no saturation."""
+    """Return findings by id of a new study with little noise and no saturation."""
     config = {
         "phase_a": {"rates_rps": [20.0, 40.0]},
         "phase_b": {"input_tokens": [128, 512], "output_tokens": [16, 32]},
@@ -44,18 +44,18 @@ def analyse(root: Path, **arguments: Any) -> Findings:
 
 
 def findings(root: Path) -> Findings:
-    """Hypotheses and criteria by id."""
+    """Return hypotheses and criteria by id."""
     content = json.loads((root / "analysis" / "hypotheses.json").read_text())
     return {f["id"]: f for f in content["hypotheses"] + content["criteria"]}
 
 
 def verdicts(by_id: Findings) -> list[str]:
-    """The verdicts of H1 to H6."""
+    """Return the verdicts of H1 to H6."""
     return [by_id[f"H{i}"]["verdict"] for i in range(1, 7)]
 
 
 def with_taxes(**changes: float) -> Mapping[str, float]:
-    """The default taxes with some changed."""
+    """Return the default taxes with some changed."""
     return {**TAXES, **changes}
 
 
@@ -244,7 +244,7 @@ def test_growth_below_the_margin_supports_h5_and_is_stated() -> None:
     assert h5.answer(small | {"step0": Ends(-0.01, 0.02)})[0] == "refuted"
 
 
-def test_duration_is_not_judged_where_the_clock_was_set_back(tmp_path: Path) -> None:
+def test_duration_is_not_judged_after_the_clock_was_set_back(tmp_path: Path) -> None:
     # Else five hours and five more between which it was set back span five.
     study_file = write_synthetic_study(tmp_path, nodes=on_machines("one"))
     study, cells = load_study(study_file), StudyFolder.load(study_file).cells("A")

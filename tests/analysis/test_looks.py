@@ -1,4 +1,4 @@
-"""Looks after blocks: verdicts, what they decide, and that what is decided stays so."""
+"""Test interim analyses: their verdicts, and that decisions persist."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ def findings(
     """Judge launches at two rates with these taxes, in blocks that differ widely.
 
     Args:
-        saturated: the configuration that is, at the higher rate alone.
+        saturated: the configuration that is saturated, at the higher rate only.
     """
     rng = np.random.default_rng(1)
     cells = ("r1", "r2")
@@ -57,7 +57,7 @@ def findings(
 
 
 def verdicts(taxes: dict[str, float], sd: float) -> dict[str, set[str]]:
-    """By candidate, after three blocks."""
+    """Return the verdicts after three blocks, by candidate."""
     found = findings(taxes, sd, 3)
     return {name: {f.verdict for f in found if f.config == name} for name in taxes}
 

@@ -1,4 +1,4 @@
-"""A metric that is declared stands in every table, a criterion of saturation in the rates."""
+"""Test that one declaration adds a metric to all tables, and a criterion to the rates."""
 
 import subprocess
 import sys

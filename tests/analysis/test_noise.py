@@ -1,4 +1,4 @@
-"""The mixture over noisier configurations, against dense linear algebra and scipy."""
+"""Test the mixture over noisier configurations against dense linear algebra and scipy."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The strict reader: every way a line can be wrong stops with the file and the line's number."""
+"""Test the strict reader: every malformed line is reported with file and line number."""
 
 import hashlib
 import json
@@ -26,12 +26,12 @@ def read_whole(path: Path, kind: RecordKind[Any], sha256: str | None) -> Table:
 
 
 def line(**changes: Any) -> bytes:
-    """A step record with some values changed."""
+    """Return a step record with some values changed."""
     return json.dumps({**STEP, **changes}).encode() + b"\n"
 
 
 def without(key: str) -> bytes:
-    """A step record that lacks a key."""
+    """Return a step record that lacks a key."""
     return json.dumps({k: v for k, v in STEP.items() if k != key}).encode() + b"\n"
 
 

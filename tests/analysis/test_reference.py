@@ -1,4 +1,4 @@
-"""Saturation criteria and the choice of reference rates."""
+"""Test saturation criteria and the choice of reference rates."""
 
 import json
 import shutil
@@ -30,7 +30,7 @@ RATES = [1.0, 2.0, 4.0, 8.0]
 
 
 def load(ratio: float = 1.0, waiting: float = 0.0, ttft: float = 100.0) -> CellLoad:
-    """Return the load figures of a cell that keeps up by default."""
+    """Return the load figures of a cell that sustains its rate by default."""
     return CellLoad(2.0, ratio, waiting, {"ttft_p90": ttft}, [0.0, 0.0, 0.0, 0.0])
 
 
@@ -78,7 +78,7 @@ def test_rate_is_saturated_if_half_of_the_valid_launches_are(
 
 
 def study_of(configs: list[str], fallback: float | None = None) -> Study:
-    """A study document with one block of the given configurations at RATES."""
+    """Return a study document with one block of the given configurations at RATES."""
     document: Any = {
         "config": {"saturation": BOUNDS, "reference": {"fallback_rps": fallback}},
         "configurations": [{"id": c} for c in configs if not c.startswith("plain_")],
@@ -89,18 +89,18 @@ def study_of(configs: list[str], fallback: float | None = None) -> Study:
 
 
 def cell_of(config: str, block: int, rate: float, reason: str | None = None) -> CellFolder:
-    """A cell of Phase A."""
+    """Return a cell of Phase A."""
     key = CellKey(config, block, "A", f"r{rate:g}")
     return CellFolder(key, "", reason, Path(), {}, None, rate, 1, 1)
 
 
 def choose(fallback: float | None = None, **marks: str) -> RatesRecord:
-    """Reference rates from one mark for each rate: `.` keeps up, `#` saturated, `?` not valid."""
+    """Return reference rates from a mark per rate: `.` sustained, `#` saturated, `?` not valid."""
     return rates_of({(config, 0): text for config, text in marks.items()}, fallback=fallback)
 
 
 def rates_of(marks: Mapping[tuple[str, int], str], fallback: float | None = None) -> RatesRecord:
-    """As `choose`, of launches by configuration and block."""
+    """Return reference rates as `choose`, from launches by configuration and block."""
     judgements = {".": judge(load(), {}, BOUNDS), "#": judge(load(0.5), {}, BOUNDS)}
     judged: dict[CellKey, Judgement] = {}
     cells = []
@@ -133,7 +133,7 @@ def test_connector_saturated_at_the_lowest_rate_does_not_lower_ref_safe() -> Non
     }
 
 
-def test_a_rate_without_a_valid_cell_does_not_qualify_but_higher_ones_may() -> None:
+def test_rate_without_a_valid_cell_does_not_qualify_but_higher_rates_can() -> None:
     assert choose(plain="....", x="..?#")["ref_safe"] == 2.0
     assert choose(plain="....", x=".?.#")["ref_safe"] == 4.0
 
@@ -160,7 +160,7 @@ def test_configured_fallback_rate_is_used_and_recorded() -> None:
     assert choose(0.5, plain="..##", x="..##")["fallback_used"] is False
 
 
-def test_growing_backlog_lowers_throughput_though_all_requests_are_served() -> None:
+def test_growing_backlog_lowers_throughput_even_if_all_requests_are_served() -> None:
     n = 200
     at_s = np.arange(n) / 20
 

@@ -1,4 +1,4 @@
-"""Resource taxes and engine settings from the records of launches."""
+"""Test resource taxes and engine settings from the records of launches."""
 
 import math
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ BLANK: Row = dict.fromkeys(("estimate", "lo", "hi", "p", "method", "item"))
 
 
 def launch(name: str, block: int, reason: str | None = None, **quantities: Any) -> LaunchRecords:
-    """A launch whose resources are all 1 but for those given; settings by their own names."""
+    """Return a launch whose resources are 1 except the given ones; settings by their names."""
     own = {key: quantities.pop(key) for key in ("layout", "backend") if key in quantities}
     return LaunchRecords(
         launch=LaunchId(name, block),
@@ -62,7 +62,7 @@ NAMES = (*PLAINS, "a", "b")
 
 
 def noise_of(seed: int) -> dict[tuple[str, int], float]:
-    """Normal noise of each launch of three blocks."""
+    """Return normal noise of each launch of three blocks."""
     keys = [(name, block) for block in range(3) for name in NAMES]
     return dict(zip(keys, np.random.default_rng(seed).normal(0, 0.1, len(keys)), strict=True))
 
@@ -73,7 +73,7 @@ def noise_of(seed: int) -> dict[tuple[str, int], float]:
 def test_block_offset_common_to_all_changes_no_effect(
     resource: str, seed: int, blocks: list[float]
 ) -> None:
-    """Compare logs by a factor, and idle CPU, which may be 0, by a difference."""
+    """Log scales get a common factor; idle CPU, which may be 0, a common difference."""
     is_log = resource != "idle_cpu"
     even = {key: math.exp(e) if is_log else abs(e) for key, e in noise_of(seed).items()}
     uneven = {

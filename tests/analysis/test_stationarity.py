@@ -1,4 +1,4 @@
-"""The check that a cell has warmed up."""
+"""Test the check that a cell has warmed up."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from connector_tax.analysis.rows import BATCH, mser, warming_up
 
 
 def noise(seed: int, n: int = 200) -> np.ndarray:
-    """Stationary TPOT-like values with a standard deviation of 10%."""
+    """Return stationary TPOT-like values with a standard deviation of 10%."""
     return 8 * np.exp(0.1 * np.random.default_rng(seed).normal(size=n))
 
 

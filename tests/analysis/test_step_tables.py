@@ -1,4 +1,4 @@
-"""Step taxes and hooks of whole studies: known costs are found, by one estimator everywhere."""
+"""Test that step taxes and hooks recover known costs, with one estimator everywhere."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ SAFE = {"phase": "A", "cell": "r40"}
 
 @pytest.fixture(scope="module")
 def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One block without a second launch of plain, and a cell of plain that is void."""
+    """Return one block without a second launch of plain, and a cell of plain that is void."""
     study = write_analysed_study(
         tmp_path_factory.mktemp("single") / "x",
         plain_launches=1,
@@ -31,7 +31,7 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def numbers(row: dict[str, str], *names: str) -> list[float]:
-    """Some columns of a row."""
+    """Return some columns of a row."""
     return [float(row[name]) for name in names]
 
 

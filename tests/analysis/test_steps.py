@@ -1,4 +1,4 @@
-"""Steps of scheduler and worker, joined by step id."""
+"""Test the join of scheduler and worker steps by step id."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ OWN = ("scheduler", "")
 
 
 def scheduler(step_id: int, **changes: Any) -> dict[str, Any]:
-    """A scheduler record inside the window."""
+    """Return a scheduler record inside the window."""
     return {
         "t_ns": 1500,
         "step_id": step_id,
@@ -43,7 +43,7 @@ def scheduler(step_id: int, **changes: Any) -> dict[str, Any]:
 
 
 def worker(step_id: int, **changes: Any) -> dict[str, Any]:
-    """The worker's record of a step."""
+    """Return the worker's record of a step."""
     nothing = dict.fromkeys(("build_meta_us", "get_finished_us", "prefill_tokens", "decode_tokens"))
     nothing |= dict.fromkeys(("num_running", "num_waiting"))
     own = {"process": "worker", "step_duration_us": 80.0, "start_load_kv_us": 2.0}
@@ -164,7 +164,7 @@ def test_median_of_the_step_cdf_is_the_mean_of_launch_medians(launches: list[Any
 
 
 def times(hook_times: Mapping[Hook, Floats], *hook: str) -> list[float]:
-    """A hook's times in the steps with tokens, 0 where it did not run."""
+    """Return a hook's times in the steps with tokens, 0 where it did not run."""
     of_steps: list[float] = hook_times[Hook(*hook)].tolist()
     return of_steps
 

@@ -1,4 +1,4 @@
-"""The wait for the step with the prompt: of a cell, and where a study says that it differs."""
+"""Test the wait for the step with the prompt, and the report's note on it."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ BASE_MS = 5.0
 
 
 def cell_of(folder: Path, due_ms: list[float], steps: list[dict[str, Any]]) -> CellFolder:
-    """A valid cell with a success for each due time, all answered at 90 ms."""
+    """Return a valid cell with a success for each due time, all answered at 90 ms."""
     key = CellKey("plain", 0, "B", "128x8")
     answered = {"t_send_ns": 90 * MS, "t_first_token_ns": 90 * MS, "t_last_token_ns": 91 * MS}
     answered |= {"t_done_ns": 92 * MS, "completion_tokens": 8}
@@ -67,7 +67,9 @@ def study_file(crisp: Path, tmp_path: Path) -> Path:
 
 
 def said(study_file: Path, less_ms: float, spread_ms: float) -> str:
-    """Return a study's answer where Mooncake both's requests wait so much less than plain's."""
+    """Return the note of a study in which Mooncake both's requests wait this much less than
+    plain's.
+    """
     study = load_study(study_file)
     waits = {
         CellKey(name, block, "B", "128x16"): BASE_MS

@@ -1,4 +1,4 @@
-"""Launches and cells have one state for every reader; their files are read once and checked."""
+"""Test that launches and cells have one state for all readers, and files are checked once."""
 
 import json
 import shutil

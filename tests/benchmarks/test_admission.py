@@ -1,4 +1,4 @@
-"""The admission study: its figures from known streams, and the whole of it against the source."""
+"""Test the admission benchmark: figures of known streams, and agreement with its source."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""The lines of docs/coming-from.md send the stated requests."""
+"""Test that the lines of docs/coming-from.md send the stated requests."""
 
 import json
 from pathlib import Path

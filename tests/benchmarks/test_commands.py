@@ -1,4 +1,4 @@
-"""The list of benchmarks: every command is on it, runs, and knows the options the list gives."""
+"""Test that every benchmark is listed, runs, and has the listed options."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""The switch of the benchmark: out means vLLM's own functions, in means the probe's again."""
+"""Test that the benchmark's switch restores vLLM's own functions, and the probe's."""
 
 import json
 from pathlib import Path

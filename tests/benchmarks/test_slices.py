@@ -1,4 +1,4 @@
-"""Slices of servers that take turns find the cost that the embedded engine adds to a step."""
+"""Test that slices of alternating servers recover a cost of the embedded engine."""
 
 import math
 import time

@@ -1,4 +1,4 @@
-"""Virtual studies of known taxes: engine, truth, and the smallest tax found."""
+"""Test virtual studies with known taxes: engine, true tax, smallest detected tax."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Two small analysed studies with known taxes: the one B differs from A in two of them."""
+"""Provide two small analysed studies with known taxes, of which B differs in two."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -31,7 +31,7 @@ IN_B = {**TAXES, "nixl_both": 0.20, "lmcache_only": 0.20}
 
 
 def small_study(root: Path, change: Callable[[Any], None] = lambda _: None, **how: Any) -> Path:
-    """The folder of an analysed study of one cell in each of Phases A and B."""
+    """Return the folder of an analysed study of one cell in each of Phases A and B."""
     study = write_synthetic_study(
         root, config=GRID, step_timing=False, launch_sigma=0.005, noise=0.3, **how
     )
@@ -44,13 +44,13 @@ def small_study(root: Path, change: Callable[[Any], None] = lambda _: None, **ho
 
 @pytest.fixture(scope="session")
 def a(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three blocks."""
+    """Return a study of three blocks."""
     return small_study(tmp_path_factory.mktemp("compare") / "a", blocks=3, seed=1)
 
 
 @pytest.fixture(scope="session")
 def b(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four blocks, twice the spread between launches, and two other taxes."""
+    """Return a study of four blocks, with twice the spread between launches and two other taxes."""
 
     def rename(document: Any) -> None:
         document["study"] = "other-study"

@@ -1,4 +1,4 @@
-"""Two studies: the error of a ratio, what is called different, what is refused, the page."""
+"""Test comparisons: the error of a ratio, verdicts, incomparable studies, the page."""
 
 import csv
 import shutil

@@ -1,4 +1,4 @@
-"""The gate: its four answers, several bounds together, what a CI reads."""
+"""Test the gate: its four results, joint bounds, and its output for CI."""
 
 import shutil
 from collections.abc import Sequence

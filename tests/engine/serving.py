@@ -1,4 +1,4 @@
-"""Launch the embedded engine as the driver does, and talk to it over a real socket."""
+"""Launch the embedded engine like the driver, and talk to it over a real socket."""
 
 import contextlib
 import http.client
@@ -54,17 +54,17 @@ class Launched:
             connection.close()
 
     def get_json(self, path: str) -> Any:
-        """A GET that must succeed."""
+        """Return the JSON of a GET, which must succeed."""
         status, body = self.request("GET", path)
         assert status == 200
         return json.loads(body)
 
     def ask(self, **fields: Any) -> tuple[int, bytes]:
-        """A completion: status and body."""
+        """Send a completion request; return status and body."""
         return self.request("POST", "/v1/completions", completion(**fields))
 
     def stream(self, **fields: Any) -> bytes:
-        """A streamed completion's whole body."""
+        """Return a streamed completion's whole body."""
         status, body = self.ask(**fields)
         assert status == 200, body
         return body
@@ -78,7 +78,7 @@ class Launched:
                 yield data
 
     def metrics(self) -> dict[str, float]:
-        """The page's samples."""
+        """Return the page's samples."""
         _, page = self.request("GET", "/metrics")
         return {
             sample.name + _own_labels(sample.labels): sample.value
@@ -87,7 +87,7 @@ class Launched:
         }
 
     def records(self, name: str) -> list[dict[str, Any]]:
-        """The records of a log in the server's folder."""
+        """Return the records of a log in the server's folder."""
         return [json.loads(line) for line in (self.folder / name).read_text().splitlines()]
 
     def stop(self, number: int = signal.SIGTERM) -> int:
@@ -97,18 +97,18 @@ class Launched:
 
 
 def _own_labels(labels: dict[str, str]) -> str:
-    """The labels that tell the samples of a family apart."""
+    """Return the labels that distinguish the samples of a family."""
     return "".join(f"{{{v}}}" for k, v in labels.items() if k not in ("engine", "model_name"))
 
 
 def post(body: bytes, *headers: str, version: str = "1.1") -> bytes:
-    """A completion request as it goes over the wire."""
+    """Return a completion request as it goes over the wire."""
     lines = [f"POST /v1/completions HTTP/{version}", *headers, f"content-length: {len(body)}"]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
 def completion(**fields: Any) -> dict[str, Any]:
-    """A completion request: 3 prompt tokens, 8 output tokens, streamed, with usage."""
+    """Return a completion request: 3 prompt tokens, 8 output tokens, streamed, with usage."""
     request: dict[str, Any] = {
         "model": MODEL,
         "prompt": [1, 2, 3],
@@ -121,7 +121,7 @@ def completion(**fields: Any) -> dict[str, Any]:
 
 
 def events(body: bytes) -> list[Any]:
-    """The data of each event of an event stream."""
+    """Return the data of each event of an event stream."""
     lines = [line for line in body.decode().splitlines() if line.startswith("data: ")]
     return [
         line[6:] if line == "data: [DONE]" else json.loads(line.removeprefix("data: "))
@@ -130,12 +130,12 @@ def events(body: bytes) -> list[Any]:
 
 
 def texts(body: bytes) -> list[str]:
-    """The words of a streamed completion."""
+    """Return the words of a streamed completion."""
     return [e["choices"][0]["text"] for e in events(body) if e != "[DONE]" and e.get("choices")]
 
 
 def command(config: Path, configuration: str, port: int, folder: Path) -> list[str]:
-    """The driver's command line."""
+    """Return the driver's command line."""
     return [
         *(sys.executable, "-m", "connector_tax.engine", "--config", str(config)),
         *("--configuration", configuration, "--host", "127.0.0.1", "--port", str(port)),
@@ -151,7 +151,7 @@ def launched(
     *,
     step_log: bool = True,
 ) -> Iterator[Launched]:
-    """A ready server; killed at the end if the test has not stopped it."""
+    """Yield a ready server; killed at the end if the test has not stopped it."""
     config = folder / "embedded.json"
     config.write_text(json.dumps(config_with(changes)))
     port = free_port()

@@ -1,4 +1,4 @@
-"""The batched service: the right result to the right request, whatever goes wrong."""
+"""Test the batched service: each request gets its result, even if others fail."""
 
 import asyncio
 import os
@@ -38,7 +38,7 @@ def run(
     kwargs: dict[str, Any] | None = None,
     service: BatchedService | None = None,
 ) -> None:
-    """Start the service, run `body`, stop; no task and no child process may be left over."""
+    """Start the service, run `body`, stop; check that no task or child process is left."""
 
     async def main() -> None:
         ours = service or BatchedService(max_batch_size=4, timeout_seconds=0.02)

@@ -1,4 +1,4 @@
-"""The fault switches: each does its harm, to the request it is meant for, and is on record."""
+"""Test that each injected fault affects its request and is recorded."""
 
 import contextlib
 import http.client
@@ -19,14 +19,16 @@ from tests.engine.serving import Launched, events, launched, texts
 
 @contextlib.contextmanager
 def faulty(folder: Path, *rules: dict[str, Any]) -> Iterator[Launched]:
-    """A server with these rules; one that does not say when strikes at its place in the list."""
+    """Return a server with these rules; a rule without a target applies at its place in the
+    list.
+    """
     numbered = [{"at": [number], **rule} for number, rule in enumerate(rules)]
     with launched(folder, changes={"faults": {"seed": 1, "rules": numbered}}) as running:
         yield running
 
 
 def truth_of(folder: Path, *rules: dict[str, Any], **fields: Any) -> list[list[int]]:
-    """The tokens of each write of a request for each rule; every body is still complete."""
+    """Return the tokens of each write of a request for each rule; every body is still complete."""
     with faulty(folder, *rules) as server:
         got = [server.stream(**fields) for _ in rules]
         wanted = texts(server.stream(**fields))

@@ -1,4 +1,4 @@
-"""Continuous batching: admission, limits of a step, KV blocks, preemption, the prefix cache."""
+"""Test continuous batching: admission, step limits, KV blocks, preemption, prefix cache."""
 
 import itertools
 from collections import deque
@@ -42,7 +42,7 @@ def sequence(arrival: int, prompt_len: int, output_len: int, text: bytes = b"") 
 
 
 def step(scheduler: Scheduler) -> list[int]:
-    """Run one step; the arrivals that got a token."""
+    """Run one step; return the arrivals that got a token."""
     return [s.arrival for s in scheduler.commit(scheduler.plan())]
 
 

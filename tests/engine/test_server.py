@@ -1,4 +1,4 @@
-"""The vLLM surface, over real sockets, and how much input a connection can make it keep."""
+"""Test vLLM's HTTP API over real sockets, and the limit on a connection's input."""
 
 import itertools
 import json
@@ -253,13 +253,13 @@ KEPT = 48 << 20  # the limit, 16 MiB, once as it is read and once whole, and roo
 
 @pytest.fixture
 def fresh(tmp_path: Path) -> Iterator[Launched]:
-    """A server whose peak of memory is this test's own."""
+    """Yield a server whose peak memory belongs to this test only."""
     with launched(tmp_path) as running:
         yield running
 
 
 def peak_bytes(server: Launched) -> int:
-    """The most memory the server's process has had resident."""
+    """Return the server process's peak resident memory in bytes."""
     status = Path(f"/proc/{server.process.pid}/status").read_text()
     kib = re.search(r"VmHWM:\s+(\d+) kB", status)
     assert kib is not None
@@ -267,7 +267,7 @@ def peak_bytes(server: Launched) -> int:
 
 
 def offer(connection: socket.socket, pieces: Iterator[bytes]) -> int:
-    """Send until the server ends the connection; the bytes that went out."""
+    """Send until the server ends the connection; return the number of bytes sent."""
     sent = 0
     try:
         for piece in pieces:
@@ -322,7 +322,7 @@ def test_connection_that_sends_too_much_input_is_closed(
 
 
 def test_pipelined_input_limit_excludes_answered_requests(fresh: Launched) -> None:
-    """Many requests on one connection, together far beyond the limit, none of them waiting."""
+    """Many requests on one connection exceed the limit in total, but none is waiting."""
     text = json.dumps({"prompt": "word " * 800_000}).encode()
     request = post(text)
     with socket.create_connection(("127.0.0.1", fresh.port), timeout=60) as connection:

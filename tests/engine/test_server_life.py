@@ -1,4 +1,4 @@
-"""The embedded engine's server: how it is launched, what runs beside it, and how it ends."""
+"""Test the embedded engine's server: its launch, its child processes, its end."""
 
 import asyncio
 import contextlib
@@ -147,7 +147,7 @@ def one_core() -> Iterator[None]:
 
 
 def cpu_clock(pid: int) -> int:
-    """The clock of a process's CPU time, for time.clock_gettime."""
+    """Return the clock of a process's CPU time, for time.clock_gettime."""
     clock = ctypes.c_int()
     assert ctypes.CDLL(None).clock_getcpuclockid(pid, ctypes.byref(clock)) == 0
     return clock.value
@@ -189,14 +189,14 @@ LIMIT = 2000  # bytes; a record of the step log has about 280
 
 
 def whole_lines(path: Path) -> list[object]:
-    """The records of a log; an error if its last line is torn."""
+    """Return the records of a log; an error if its last line is torn."""
     data = path.read_bytes()
     assert data.endswith(b"\n")
     return [json.loads(line) for line in data.splitlines()]
 
 
 def limit_files(server: Launched, size: int) -> None:
-    """Writes beyond `size` bytes of any file are cut short, then refused, as on a full disk."""
+    """Limit writes to `size` bytes per file, as on a full disk, inside the block."""
     psutil.Process(server.process.pid).rlimit(resource.RLIMIT_FSIZE, (size, size))
 
 

@@ -1,4 +1,4 @@
-"""Step log and truth log: complete, consistent with each other, and with the injected tax."""
+"""Test that step log and truth log are complete, consistent, and match the injected tax."""
 
 import json
 import os

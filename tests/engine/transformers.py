@@ -10,7 +10,7 @@ from connector_tax.engine.transformer import VectorTransformer, pack
 
 
 class Squares(VectorTransformer):
-    """The example of the tests: squares, with a pause that grows slowly with the batch."""
+    """A transformer that squares, with a pause that grows slowly with the batch."""
 
     def __init__(self, pause_s: float = 0.0) -> None:
         self._pause_s = pause_s
@@ -21,7 +21,7 @@ class Squares(VectorTransformer):
 
 
 class Stages(VectorTransformer):
-    """Each stage leaves its mark; a request can make any stage raise."""
+    """A transformer whose stages mark the result, and raise on request."""
 
     def preprocess(self, batch: list[str]) -> list[str]:
         _raise_if("worker-pre", batch)
@@ -42,14 +42,14 @@ def _raise_if(mark: str, batch: list[str]) -> None:
 
 
 class BatchSizes(VectorTransformer):
-    """The result is the size of the batch."""
+    """A transformer that returns the size of the batch."""
 
     def transform(self, prepared: list[Any]) -> list[int]:
         return [len(prepared)] * len(prepared)
 
 
 class Gated(VectorTransformer):
-    """Answers a batch for each byte that is put into a FIFO; element -1 kills the process."""
+    """A transformer that answers a batch per byte in a FIFO; element -1 kills the process."""
 
     def __init__(self, gate: str) -> None:
         # Read and write, so that a byte written before it is waited for is not lost.
@@ -63,21 +63,21 @@ class Gated(VectorTransformer):
 
 
 class FailsToBuild(Squares):
-    """Cannot be constructed."""
+    """A transformer whose constructor raises."""
 
     def __init__(self) -> None:
         raise OSError("no such weights")
 
 
 class DiesWhenBuilt(Squares):
-    """Ends its process in the constructor."""
+    """A transformer that ends its process in the constructor."""
 
     def __init__(self) -> None:
         os._exit(3)
 
 
 class Stubborn(Squares):
-    """Does not end when its connection closes."""
+    """A transformer that does not end when its connection closes."""
 
     def run(self, connection: Any) -> None:
         connection.sendall(pack(["ready"]))
@@ -86,14 +86,14 @@ class Stubborn(Squares):
 
 
 class WrongCount(VectorTransformer):
-    """One result too few."""
+    """A transformer that returns one result too few."""
 
     def transform(self, prepared: list[Any]) -> list[Any]:
         return prepared[1:]
 
 
 class Troubled(VectorTransformer):
-    """Has results that cannot be sent, and errors whose text cannot be encoded, or not be made."""
+    """A transformer whose results cannot be sent, or whose errors have unusable texts."""
 
     def transform(self, prepared: list[Any]) -> list[Any]:
         if "surrogate" in prepared:
@@ -112,7 +112,7 @@ class Textless(Exception):
 
 
 class NeverReady(Squares):
-    """Its constructor does not return."""
+    """A transformer whose constructor does not return."""
 
     def __init__(self) -> None:
         signal.pause()

@@ -1,4 +1,4 @@
-"""A small finished study, written as tables: what the analysis would have left for the figures."""
+"""Write a small finished study as tables, as the analysis would."""
 
 import re
 from pathlib import Path
@@ -56,7 +56,7 @@ def _hypotheses() -> dict[str, Any]:
 
 
 def _launches(design: Design) -> list[Launch]:
-    """In the order they run."""
+    """Return the launches in run order."""
     return [
         Launch(config, block, phase)
         for phase in dict.fromkeys(cell[0] for cell in grid(design))

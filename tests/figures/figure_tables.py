@@ -1,7 +1,7 @@
-"""The tables of a small finished study, made from a design.
+"""Make the tables of a small finished study from a design.
 
 The numbers follow a queue-like model (TTFT grows as 1/(1 - load)) with a known tax per
-configuration, so a test can say what a figure must show.
+configuration, so that tests know what each figure must show.
 """
 
 import math
@@ -99,7 +99,7 @@ def configs(design: Design) -> list[str]:
 
 
 def state(design: Design, config: str, phase: str, cell: str) -> tuple[str, str]:
-    """Status and reason of a cell."""
+    """Return status and reason of a cell."""
     base = configuration_of(config)
     if base in design.skipped:
         return "skipped", design.skipped[base]
@@ -109,7 +109,7 @@ def state(design: Design, config: str, phase: str, cell: str) -> tuple[str, str]
 
 
 def grid(design: Design) -> list[Grid]:
-    """Every cell."""
+    """Yield every cell."""
     cells: list[Grid] = [("A", cell_of_rate(rate), rate, 4096, 256) for rate in design.rates_rps]
     for phase, rate in (("B", design.ref_safe), ("Bp", design.ref_load)):
         if phase == "Bp" and rate == design.ref_safe:
@@ -120,7 +120,7 @@ def grid(design: Design) -> list[Grid]:
 
 
 def cell_rows(design: Design) -> Iterator[dict[str, Any]]:
-    """cells.csv."""
+    """Return the rows of cells.csv."""
     for config in configs(design):
         for cell in grid(design):
             phase, name, rate, input_tokens, output_tokens = cell
@@ -160,7 +160,7 @@ def _measured(design: Design, config: str, cell: Grid, block: str) -> dict[str, 
 
 
 def _ends(design: Design, value: float, below: float, above: float) -> dict[str, Any]:
-    """An estimate with its interval; without one in a single block."""
+    """Return an estimate with its interval, which is missing for a single block."""
     if design.blocks == 1:
         return {"estimate": value, "status": "valid", "n_blocks": 1}
     return {"estimate": value, "lo": value - below, "hi": value + above, "status": "valid",
@@ -196,7 +196,9 @@ PREFILL_COST = 10
 
 
 def _steps(design: Design, config: str) -> Iterator[dict[str, Any]]:
-    """schedule(), and whole steps: 1.5 times the cost over plain's, its hooks and the rest."""
+    """Return schedule() and whole steps, which cost 1.5 times as much above plain's, with hooks and
+    rest.
+    """
     below, above = (20, 20) if config == "plain_2" else (60, 70)
     whole = {"quantity": "step", "unit": "us", "scale": "raw"}
     cost = STEP_COST_US[config]
@@ -221,7 +223,7 @@ def _steps(design: Design, config: str) -> Iterator[dict[str, Any]]:
 
 
 def effect_rows(design: Design) -> Iterator[dict[str, Any]]:
-    """effects.csv but for the resources."""
+    """Return the rows of effects.csv, except resources."""
     rates = {design.ref_load: "ref_load", design.ref_safe: "ref_safe"}
     all_rates: Grid = ("A", ALL_RATES, *grid(design)[0][2:])
     for config in (config for config in configs(design) if config != "plain"):
@@ -268,7 +270,7 @@ ADDED: Mapping[str, Mapping[str, float]] = {
 
 
 def resource_rows(design: Design) -> Iterator[dict[str, Any]]:
-    """A row for each configuration but plain and each resource, and of A/A."""
+    """Return a row for each resource of each configuration and of A/A."""
     for config in (config for config in configs(design) if config != "plain"):
         for resource in RESOURCES:
             row: dict[str, Any] = {
@@ -294,7 +296,9 @@ def resource_rows(design: Design) -> Iterator[dict[str, Any]]:
 
 
 def engine_rows(design: Design) -> Iterator[dict[str, Any]]:
-    """Three settings of each configuration; two connectors force another layout than plain's."""
+    """Return three settings of each configuration; two connectors force another layout than
+    plain's.
+    """
     for config in design.labels:
         if config in design.skipped:
             yield {"config": config, "reason": design.skipped[config]}
@@ -310,7 +314,7 @@ def engine_rows(design: Design) -> Iterator[dict[str, Any]]:
 
 
 def cdf_rows(design: Design) -> Iterator[dict[str, Any]]:
-    """step_cdf.csv."""
+    """Return the rows of step_cdf.csv."""
     for config in design.labels if design.step_timing else []:
         if state(design, config, "A", cell_of_rate(design.ref_safe))[0] != "valid":
             continue
@@ -327,7 +331,7 @@ def cdf_rows(design: Design) -> Iterator[dict[str, Any]]:
 
 
 def reference_rates(design: Design) -> dict[str, Any]:
-    """reference_rates.json."""
+    """Return reference_rates.json."""
     criteria: dict[str, Any] = {}
     saturation: dict[str, float | None] = {}
     for config in (config for config in design.labels if config not in design.skipped):

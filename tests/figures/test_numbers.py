@@ -1,4 +1,4 @@
-"""Test each figure's numbers, as drawn, against the tables it was drawn from."""
+"""Test each figure's drawn numbers against its tables."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -171,7 +171,7 @@ def _svg(folder: Path, study: StudyTables, name: str) -> str:
 
 
 def _words(figure: Figure) -> str:
-    """The texts of a figure, on and back: a footer is drawn from its last line upwards."""
+    """Return the texts of a figure, on and back: a footer is drawn from its last line upwards."""
     texts = _texts(figure)
     return " ".join([*texts, *reversed(texts)])
 
@@ -383,7 +383,7 @@ def test_scorecard_marks_large_values_of_a_column_relative_to_plain(tmp_path: Pa
     assert ">▲ +1,455<" in _svg(tmp_path, study, "scorecard")
 
 
-def test_scorecard_marks_fewer_kv_blocks_and_names_requests_where_a_longest_is_known(
+def test_scorecard_marks_fewer_kv_blocks_and_shows_requests_of_a_known_longest_length(
     tmp_path: Path,
 ) -> None:
     study = StudyTables(write_study(tmp_path / "s", Design()))

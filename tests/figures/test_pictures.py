@@ -1,4 +1,4 @@
-"""Every figure of several studies: files, watermark, legibility, determinism, broken tables."""
+"""Test the pictures of several studies: files, watermark, legibility, determinism, bad tables."""
 
 import io
 import itertools
@@ -70,7 +70,7 @@ DESIGNS = {
 def pictures(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Picture]:
-    """Every figure of one of the studies."""
+    """Return every figure of one of the studies."""
     root = tmp_path_factory.mktemp("figures") / "s"
     study = StudyTables(write_study(root, DESIGNS[request.param]))
     return {name: draw(study, name) for name in NAMES}
@@ -84,7 +84,7 @@ def _svg_texts(path: Path) -> list[str]:
 
 
 def _drawn_texts(picture: Picture, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Bbox]]:
-    """Every text that is really drawn, with its extent in pixels."""
+    """Return every text that is really drawn, with its extent in pixels."""
     drawn: list[tuple[str, Bbox]] = []
     draw_text = Text.draw
 
@@ -101,7 +101,7 @@ def _drawn_texts(picture: Picture, monkeypatch: pytest.MonkeyPatch) -> list[tupl
 
 
 @pytest.mark.parametrize("pictures", ["full"], indirect=True)
-def test_each_figure_has_two_files_and_says_what_engine_it_shows(
+def test_each_figure_has_two_files_and_names_its_engine(
     pictures: dict[str, Picture], tmp_path: Path
 ) -> None:
     for name, picture in pictures.items():
@@ -178,7 +178,8 @@ def test_marks_differ_for_any_number_of_configurations() -> None:
 
 
 def content(path: Path) -> bytes:
-    """A picture's bytes, without the last digits of an SVG's coordinates and what is made of them.
+    """Return a picture's bytes, without the last digits of an SVG's coordinates and what is made of
+    them.
 
     A coordinate that ends in a half of them is rounded up in one process and down in another.
     """

@@ -1,4 +1,4 @@
-"""Test that the meaning of a step's spans follows the settings that the launches recorded."""
+"""Test that the meaning of a step's spans follows the recorded settings."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""Serve answers byte for byte as scripted, in a thread, on a loopback port.
+"""Serve scripted answers byte for byte, in a thread, on a loopback port.
 
-The script of an answer is a list of steps. The client names the script in its request body, as
-`{"script": "name"}`, so that one run of the load generator can contain every fault at once.
+An answer's script is a list of steps. The client names the script in its request body, as
+`{"script": "name"}`, so that one run of the load generator can contain every fault.
 """
 
 import asyncio
@@ -18,21 +18,21 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Pause:
-    """Wait before the next step."""
+    """A step that waits before the next one."""
 
     seconds: float
 
 
 class Fin:
-    """Close in order; nothing more is sent."""
+    """A step that closes the connection in order."""
 
 
 class Reset:
-    """Close with RST."""
+    """A step that closes the connection with RST."""
 
 
 class Hang:
-    """Never say anything again, until the client goes away."""
+    """A step that sends nothing more until the client disconnects."""
 
 
 Step = bytes | Pause | type[Fin] | type[Reset] | type[Hang]
@@ -182,7 +182,7 @@ class FaultServer:
 
 
 def serve(*script: Step) -> FaultServer:
-    """A server that answers every request with `script`."""
+    """Return a server that answers every request with `script`."""
     return FaultServer({"x": script}, lambda _body: "x")
 
 

@@ -1,4 +1,4 @@
-"""Short runs of the real load generator for the tests, and single requests on a connection."""
+"""Short runs of the real load generator, and single requests on a connection."""
 
 import asyncio
 import contextlib
@@ -37,9 +37,9 @@ ORIGIN_NS = 1_000_000_000
 def command(
     port: int, folder: Path, options: str, *more: str
 ) -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
-    """The exit status, the summary and the records of a run against the server on `port`.
+    """Return the exit status, the summary and the records of a run against the server on `port`.
 
-    `more`: options that hold spaces, word by word.
+    `more`: options with spaces, word by word.
     """
     summary, output = folder / "summary.json", folder / "out.jsonl"
     where = ("--url", f"http://127.0.0.1:{port}", "--no-affinity")
@@ -49,7 +49,7 @@ def command(
 
 
 def write_sessions(folder: Path, *sessions: dict[str, Any]) -> str:
-    """Write a session file; its path."""
+    """Write a session file; return its path."""
     path = folder / "sessions.jsonl"
     path.write_text("".join(json.dumps(session) + "\n" for session in sessions))
     return str(path)
@@ -79,7 +79,7 @@ def planned(script: str) -> PlannedRequest:
 def loading(
     scripts: Mapping[str, Sequence[Step]], *, stream: bool = True, **options: Any
 ) -> Iterator[LoadGenerator]:
-    """A load generator against a server that answers by `scripts`."""
+    """Yield a load generator against a server that answers by `scripts`."""
     with FaultServer(scripts) as server:
         target = Target("127.0.0.1", server.port, stream=stream)
         with LoadGenerator(target, LoadGeneratorOptions(**options)) as generator:
@@ -173,7 +173,7 @@ def play(
 
 
 class Response(Reader):
-    """A response's reader, which keeps what the connection reports; `ended` once it is over."""
+    """A reader of one response that stores the connection's reports; `ended` is set at its end."""
 
     def __init__(self) -> None:
         self.status = self.head_ns = self.end_ns = 0
@@ -215,7 +215,7 @@ async def ask(connection: Connection, script: str) -> Response:
 
 
 async def answered(pool: Pool, script: str) -> Response:
-    """The response to a request for `script` on a connection of the pool."""
+    """Return the response to a request for `script` on a connection of the pool."""
     connection = await pool.acquire()
     response = await ask(connection, script)
     pool.release(connection)

@@ -1,4 +1,4 @@
-"""Affinity plans on built sysfs trees, and what is pinned by them."""
+"""Test affinity plans on synthetic sysfs trees, and the pinned processes."""
 
 import os
 import re
@@ -24,7 +24,7 @@ from tests.loadgen.sysfs_trees import arm_big_little, hybrid, machine, two_socke
 
 
 def read(files: dict[str, str], root: Path, mask: set[int] | None = None) -> Topology:
-    """The topology for `mask`, or for all of a machine's CPUs."""
+    """Return the topology for `mask`, or for all of a machine's CPUs."""
     everything = {int(cpu) for cpu in re.findall(r"cpu(\d+)/topology", " ".join(files))}
     return read_topology(write_tree(root, files), mask or everything)
 
@@ -70,7 +70,7 @@ def test_each_machine_gets_its_plan(
     said: str | None,
     tmp_path: Path,
 ) -> None:
-    """`said`: by what the cores are ranked, or what is warned of."""
+    """`said`: the source of the ranking, or the warning."""
     plan = plan_affinity(read(files, tmp_path), *wanted)
     assert [plan.loadgen, *plan.workers] == client
     assert plan.server == server

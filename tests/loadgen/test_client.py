@@ -1,4 +1,4 @@
-"""Test what a user needs to point the command at a real endpoint."""
+"""Test features for using the command with a real endpoint."""
 
 import json
 import resource

@@ -1,4 +1,4 @@
-"""The stand-alone command: sessions end to end, output, checks and exit codes."""
+"""Test the stand-alone command: sessions, output, checks and exit status."""
 
 import json
 import shlex

@@ -1,4 +1,4 @@
-"""Every way in which a server can fail ends in its own failure kind, and never in success."""
+"""Test that every server fault gives its own failure kind, and never a success."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Timing verification: two-sided, and missing data fail."""
+"""Test the timing checks: they are two-sided, and missing data fail."""
 
 from typing import Any, cast
 
@@ -91,7 +91,7 @@ def test_checks_fail_without_the_data_they_need() -> None:
 def test_session_rate_check_fails_above_and_below_the_target(
     stretch: float, every: int, passed: bool
 ) -> None:
-    """`every`: the others never started."""
+    """`every`: every n-th session starts, the others never."""
     planned = [k * 10 * MS for k in range(200)]
     entries = [
         entry(k, f"s{k}", "a", t_send_ns=round(planned[k] * stretch)) for k in range(0, 200, every)
@@ -119,14 +119,16 @@ def test_overlapping_sessions_are_counted() -> None:
 
 
 def judge_closed_loop(entries: list[RequestRecord], sessions: int, target: int) -> list[str]:
-    """The failed checks of a run that was stopped after the last request."""
+    """Return the failed checks of a run that was stopped after the last request."""
     stop_ns = max(entry.t_done_ns or 0 for entry in entries)
     return failed(check_concurrency(entries, sessions, (target, 0, 0), stop_ns))
 
 
 def test_concurrency_check_fails_below_the_requested_number_of_sessions() -> None:
     def one_by_one(at_once: int) -> list[RequestRecord]:
-        """Sessions of 40 ms, `at_once` of them at a time, each sent 0.1 ms after its place came."""
+        """Return sessions of 40 ms, `at_once` of them at a time, each sent 0.1 ms after its place
+        came.
+        """
         begins = [41 * MS * (k // at_once) for k in range(20)]
         return [
             entry(k, f"s{k}", "a", t_send_ns=begin + MS // 10, t_done_ns=begin + 41 * MS)
@@ -187,7 +189,7 @@ def test_cell_and_command_report_the_same_failed_check(changes: dict[str, Any], 
 
 def judged(health: Any, cell: Any = (), hits: int = 0, traffic: Any = None,
            **changes: Any) -> list[str]:  # fmt: skip
-    """The failed checks of a cell of ten successes in a window of 100 ms."""
+    """Return the failed checks of a cell of ten successes in a window of 100 ms."""
     totals: dict[str, float | None] = {"success": 10, "prompt_tokens": 10, "generation_tokens": 30,
               "prefix_cache_hits": hits, "external_prefix_cache_hits": 0}  # fmt: skip
     seen: Any = {

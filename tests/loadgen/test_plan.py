@@ -1,4 +1,4 @@
-"""One plan for every traffic under the rule that ends a cell: windows, ramps, precision."""
+"""Test plans under the rule that ends a cell: windows, ramps, precision."""
 
 import math
 from dataclasses import replace
@@ -39,7 +39,7 @@ def build(session: int, node: int, _history: History) -> PlannedRequest:
 def rules(
     longest_floor_s: float, enough: st.SearchStrategy[int], **others: Any
 ) -> st.SearchStrategy[CellRule]:
-    """Rules with a cap of at most five seconds beyond the floor."""
+    """Return rules with a cap of at most five seconds beyond the floor."""
 
     def made(floor_s: float, more_s: float, **changes: Any) -> CellRule:
         return rule(floor_s=floor_s, cap_s=floor_s + more_s, **changes)
@@ -87,7 +87,7 @@ def test_run_ends_with_its_last_session() -> None:
 
 
 def test_window_lasts_its_full_length_after_the_last_arrival() -> None:
-    """Not to the last answer: the rate would be too high."""
+    """If it ended with the last answer, the rate would be too high."""
     load = Load(Singles(2, ONE), build, np.array([0, 10**8]), horizon_s=1.0)
     plan = play(load, rule(floor_s=1.0, cap_s=1.0), lambda _: 0.01)
     assert plan.stop_ns == ORIGIN_NS + 10**9
@@ -301,7 +301,7 @@ TOKENS = 9
 def noisy(
     rate: float, cell_rule: CellRule, target: float | None, sigma: float, seed: int
 ) -> tuple[Plan, PrecisionRule | None]:
-    """A cell whose TTFT and TPOT are lognormal."""
+    """Return a cell whose TTFT and TPOT are lognormal."""
     offsets = make_offsets("fixed", rate, cell_rule.schedule_s, "unused")
     precision = None if target is None else PrecisionRule(target)
     rng = named_generator(f"{seed}/precision")

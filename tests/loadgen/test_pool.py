@@ -1,4 +1,4 @@
-"""Connections pass from one request to the next; their reads are stamped as they come."""
+"""Test that connections are passed between requests, and their reads are stamped."""
 
 import asyncio
 import socket

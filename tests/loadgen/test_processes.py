@@ -1,4 +1,4 @@
-"""Deaths: of a worker, of the main process; nothing hangs, spins, or is left behind."""
+"""Test the death of a worker or the main process: nothing hangs, spins, or is left behind."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ def _gone(pids: list[int], timeout_s: float = 5.0) -> bool:
 
 
 def _kill_once(pid: int) -> Callable[[Progress], None]:
-    """A progress callback that kills one worker once requests are in flight."""
+    """Return a progress callback that kills one worker once requests are in flight."""
     left = [pid]
 
     def kill(progress: Progress) -> None:
@@ -159,7 +159,7 @@ def test_a_stalled_main_process_does_not_delay_the_sends(monkeypatch: pytest.Mon
 
 
 def test_suspended_worker_loses_no_request_and_no_connection() -> None:
-    """Its requests start and time out in one turn of its loop, once it goes on."""
+    """After it resumes, its requests start and time out in one turn of its loop."""
     with loading({"slow": [Pause(0.02), good_answer()]}, connections_per_worker=8) as generator:
         worker = psutil.Process(generator.worker_pids[0])
         stopped_s: list[float] = []

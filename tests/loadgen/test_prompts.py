@@ -1,4 +1,4 @@
-"""Prompt files: each prompt once, as it stands, and a run that ends with them."""
+"""Test prompt files: each prompt is sent once, unchanged, and the run ends with them."""
 
 import json
 from pathlib import Path

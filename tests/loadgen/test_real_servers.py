@@ -63,14 +63,14 @@ http {{
 
 @contextlib.contextmanager
 def embedded(folder: Path) -> Iterator[int]:
-    """The embedded engine's port."""
+    """Yield the embedded engine's port."""
     with launched(folder) as server:
         yield server.port
 
 
 @contextlib.contextmanager
 def vllm(folder: Path) -> Iterator[int]:
-    """The port of vLLM's CPU build with a tiny model."""
+    """Yield the port of vLLM's CPU build with a tiny model."""
     if not PYTHON.exists():
         pytest.skip(f"{PYTHON}: no vLLM environment there")
     write_model(folder / "model", read_json(TINY))
@@ -93,7 +93,7 @@ def vllm(folder: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def proxied(back: int, folder: Path) -> Iterator[tuple[int, Path]]:
-    """A TLS proxy before the port `back`: its port, and its certificate."""
+    """Yield a TLS proxy before the port `back`: its port, and its certificate."""
     program = shutil.which("nginx", path=PATHS)
     if program is None:
         pytest.skip("nginx is not installed")
@@ -120,7 +120,7 @@ def _wait_listening(port: int, process: "subprocess.Popen[str]") -> None:
 
 
 def run(url: str, folder: Path, *arguments: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The summary and the records of a short run with fixed lengths."""
+    """Return the summary and the records of a short run with fixed lengths."""
     summary, output = folder / "summary.json", folder / "out.jsonl"
     status = main(
         [

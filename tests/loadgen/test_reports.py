@@ -1,5 +1,5 @@
-"""The command reports what the server did: numbers, failures and notes against servers that differ
-from vLLM in one respect each.
+"""Test the reported numbers, failures and notes, against servers that each differ from vLLM in one
+respect.
 """
 
 import json
@@ -68,7 +68,7 @@ def delta(finish: str | None = None, **fields: Any) -> str:
 def answers(
     folder: Path, scripts: dict[str, list[Step]], options: str = ""
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Have each script answer one request, one after the other; return summary and records."""
+    """Let each script answer one request, one after the other; return summary and records."""
     names = iter(scripts)
     with FaultServer(scripts, lambda _: next(names)) as server:
         load = f"--concurrency 1 --requests {len(scripts)} {options}"
@@ -130,8 +130,8 @@ FIRST: dict[str, list[str | Pause]] = {
 
 
 def test_clock_starts_with_the_first_event_that_carries_a_token(tmp_path: Path) -> None:
-    """Half of a character is a token, and so is an end-of-sequence token that is ignored, if the
-    server counts them; an opening event is none.
+    """Half of a character is a token, and so is an ignored end-of-sequence token if the server
+    counts it; an opening event is not.
     """
     scripts = {name: stream(*steps) for name, steps in (NEVER_FIRST | FIRST).items()}
     summary, records = answers(tmp_path, scripts)
@@ -358,7 +358,7 @@ def test_streams_that_end_by_loose_rules_are_successes(tmp_path: Path) -> None:
 
 
 def test_invalid_bytes_in_unread_fields_fail_no_request(tmp_path: Path) -> None:
-    """Half of a character as it is, junk beside the answer, and counts of another form."""
+    """Half of a character, invalid bytes beside the answer, and counts of another form."""
     broken = event(token()).replace(b"tok", b"\xf0\x9f")
     odd = event(json_of(id=7, choices=[{"text": "a", "logprobs": "no", "stop": 3}], message=[1]))
     last = event(json_of(choices=None, usage={"prompt_tokens_details": "none"}))

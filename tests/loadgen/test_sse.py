@@ -1,4 +1,4 @@
-"""Event streams: the same events whatever the line ends and wherever the bytes are cut."""
+"""Test that events do not depend on line ends or on where the bytes are cut."""
 
 import itertools
 import json
@@ -52,7 +52,7 @@ def test_token_counts_are_independent_of_chunks_and_line_ends(
 
 @given(st.lists(st.text(max_size=20), min_size=1, max_size=20), st.lists(st.integers(0, 9999)))
 def test_text_is_collected_exactly_and_counts_agree(texts: list[str], points: list[int]) -> None:
-    """Whatever the text holds, also if it looks like a field of the protocol."""
+    """Also for text that looks like a field of the protocol."""
     stream = b"".join([*(event(token(text)) for text in texts), event("[DONE]")])
     collecting = StreamAccumulator(chat=False, capture="text")
     counting = StreamAccumulator(chat=False, capture="counts")
@@ -99,7 +99,7 @@ REASONED = [
 def test_reasoning_and_tool_calls_count_as_tokens_before_the_first_answer(
     deltas: list[dict[str, object]], tokens: int, answer: int | None, whole: bool
 ) -> None:
-    """`answer`: after how many tokens the first of the answer has come."""
+    """`answer`: number of tokens before the first token of the answer."""
     choices = [{"delta": delta, "finish_reason": None} for delta in deltas]
     encoded = [json.dumps({"choices": [c]}, separators=(",", ":")) for c in choices]
     end = json.dumps({"choices": [{"delta": {}, "finish_reason": "length"}]})
@@ -130,7 +130,7 @@ def test_event_over_the_size_limit_is_refused() -> None:
 
 
 def test_parsing_single_bytes_takes_linear_time() -> None:
-    """An event of n bytes in n pieces: ten times the bytes may not take a hundred times as long."""
+    """Ten times the bytes, each fed singly, must not take a hundred times as long."""
 
     def seconds(size: int) -> float:
         splitter = EventSplitter()

@@ -1,4 +1,4 @@
-"""Test servers of others as they are: few threads, short memories, odd ends, and dead ones."""
+"""Test servers that limit threads, drop idle connections, end streams oddly, or are dead."""
 
 import asyncio
 import contextlib
@@ -47,7 +47,7 @@ ANY = f"{MODEL} --prompt p"
 
 
 def command(port: int, folder: Path, options: str) -> tuple[int, dict[str, Any], list[Any]]:
-    """The exit status, the summary and the records of a run with one prompt."""
+    """Return the exit status, the summary and the records of a run with one prompt."""
     other = "--session-file" in options or "--prompt-words" in options
     return running.command(port, folder, f"{MODEL if other else ANY} {options}")
 
@@ -57,7 +57,7 @@ def command(port: int, folder: Path, options: str) -> tuple[int, dict[str, Any],
 
 @contextlib.contextmanager
 def listening(serve_one: Callable[[socket.socket], None], threads: int) -> Iterator[int]:
-    """A server with a thread for each connection, and no more of them; its port."""
+    """Yield a server with a thread for each connection, and no more of them; its port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         pool = ThreadPoolExecutor(threads)
 
@@ -74,7 +74,7 @@ def listening(serve_one: Callable[[socket.socket], None], threads: int) -> Itera
 
 
 def answer(connection: socket.socket, times: int | None = None) -> None:
-    """Answer requests until the client goes away, or so many."""
+    """Answer requests until the client disconnects, or a given number."""
     with connection, connection.makefile("rb") as stream:
         while times is None or times > 0:
             length = 0
@@ -97,7 +97,7 @@ def test_server_with_eight_threads_answers_every_request(tmp_path: Path) -> None
 
 
 def test_connection_dropped_by_a_balancer_is_retried_once(tmp_path: Path) -> None:
-    """It resets a connection that was idle when something is sent on it."""
+    """The balancer resets an idle connection when a request is sent on it."""
 
     def forgetful(connection: socket.socket) -> None:
         connection.settimeout(0.2)
@@ -131,7 +131,7 @@ def test_connection_dropped_by_a_balancer_is_retried_once(tmp_path: Path) -> Non
 def test_idle_connections_are_replaced_before_the_server_drops_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Idle ones are replaced before a server forgets them: no TTFT has a handshake in it."""
+    """So no TTFT includes a handshake."""
     monkeypatch.setattr(pool, "MAX_IDLE_NS", 200_000_000)
     monkeypatch.setattr(pool, "LOOK_S", 0.05)
 
@@ -196,7 +196,7 @@ def test_stream_without_done_succeeds_with_a_note(
 
 
 @pytest.mark.parametrize("end", [Hang, Fin])
-def test_connection_is_free_after_done_though_the_stream_stays_open(
+def test_connection_is_free_after_done_while_the_stream_stays_open(
     end: Step, tmp_path: Path
 ) -> None:
     with serve(HEAD + chunked(*good_events(), last=False), end) as server:
@@ -311,7 +311,7 @@ def start(port: int, output: Path) -> "subprocess.Popen[bytes]":
 
 
 def until_kept(process: "subprocess.Popen[bytes]", output: Path, records: int) -> None:
-    """Wait until so many records stand in the file while the run goes on."""
+    """Wait until the file has so many records while the run goes on."""
     deadline = time.monotonic() + 30
     while not output.exists() or output.read_bytes().count(b"\n") < records:
         assert process.poll() is None
@@ -418,7 +418,7 @@ def test_a_closed_loop_opens_no_more_connections_than_it_has_requests(tmp_path: 
 
 
 def test_the_first_requests_of_a_closed_loop_do_not_wait_for_each_other(tmp_path: Path) -> None:
-    """Each has its own due time, so that the run's own burst is in no lag and in no latency."""
+    """Each has its own due time, so that the initial burst adds no lag and no latency."""
     with serve(Pause(0.05), GOOD) as server:
         load = "--concurrency 64 --requests 320"
         _, summary, records = command(server.port, tmp_path, load)

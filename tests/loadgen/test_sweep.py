@@ -1,4 +1,4 @@
-"""Several rates in one command, and what comes out of a run: page, table, records."""
+"""Test several rates in one command, and a run's outputs: page, table, records."""
 
 import csv
 import json

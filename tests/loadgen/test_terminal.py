@@ -1,4 +1,4 @@
-"""The command in a terminal: a line that fits it, and errors of two lines."""
+"""Test that the command's lines fit the terminal, and errors take two lines."""
 
 import os
 import pty

@@ -1,4 +1,4 @@
-"""https: what is trusted, where the stamps are taken, and connections that are used again."""
+"""Test https: trusted certificates, stamps, and reused connections."""
 
 import asyncio
 import socket

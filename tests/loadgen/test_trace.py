@@ -1,4 +1,4 @@
-"""Traces: what prompts share, when requests leave, and what a wrong file is answered."""
+"""Test traces: shared prefixes, sending times, and errors for malformed files."""
 
 import json
 from itertools import combinations
@@ -20,7 +20,7 @@ BLOCK = 8
 
 @st.composite
 def traces(draw: st.DrawFn) -> Trace:
-    """Traces of blocks of 8 tokens whose ids repeat often, also after different ids."""
+    """Return traces of blocks of 8 tokens whose ids repeat often, also after different ids."""
     lines = []
     for _ in range(draw(st.integers(1, 12))):
         length = draw(st.integers(1, 4 * BLOCK))
@@ -112,7 +112,7 @@ def write_trace(folder: Path, *lines: tuple[int, int, int, list[int]]) -> str:
 
 
 def by_lengths(*lengths: tuple[int, int]) -> FaultServer:
-    """Return a server that answers as many tokens as it is asked for."""
+    """Return a server that answers with the requested number of tokens."""
 
     def answer(prompt: int, output: int) -> list[Step]:
         steps: list[Step] = [HEAD]

@@ -1,4 +1,4 @@
-"""Both kinds of traffic over session graphs, on a virtual clock."""
+"""Test open- and closed-loop traffic over session graphs, on a virtual clock."""
 
 import heapq
 import math
@@ -79,7 +79,7 @@ def simulate(
 
 
 def service_times(seed: int) -> Callable[[int, int], int]:
-    """Deterministic service times between 1 ms and 3 s, different per request."""
+    """Return deterministic service times between 1 ms and 3 s, different per request."""
     return lambda session, node: (
         1_000_000 + (seed * 7919 + session * 104_729 + node * 1_299_709) % 3000 * 1_000_000
     )
@@ -87,7 +87,7 @@ def service_times(seed: int) -> Callable[[int, int], int]:
 
 @st.composite
 def session_lists(draw: st.DrawFn) -> list[Session]:
-    """Random sessions: up to 6 nodes, each with any earlier nodes as parents."""
+    """Return random sessions: up to 6 nodes, each with any earlier nodes as parents."""
     sessions = []
     for s in range(draw(st.integers(1, 12))):
         nodes: list[Node] = []
@@ -159,7 +159,7 @@ def test_rate_traffic_keeps_its_invariants(
 
 
 @given(gaps=st.lists(st.integers(0, 3), max_size=12), horizons=st.lists(st.integers(0, 30)))
-def test_single_requests_are_handed_out_as_sessions_of_one_are(
+def test_single_requests_are_handed_out_like_sessions_of_one_request(
     gaps: list[int], horizons: list[int]
 ) -> None:
     starts = [sum(gaps[: k + 1]) for k in range(len(gaps))]

@@ -1,4 +1,4 @@
-"""Test what processes share: a bounded, ordered, counted wire; places; a loop's lag."""
+"""Test shared state of processes: bounded ordered messages, places in flight, loop lag."""
 
 import asyncio
 import itertools
@@ -42,7 +42,7 @@ def issue(seq: int, body: bytes = b"") -> Requests:
 
 
 class Received(Receiver):
-    """A receiver that keeps what it receives."""
+    """A receiver that stores its messages."""
 
     def __init__(self, pull: "zmq.Socket[bytes]") -> None:
         self._messages: asyncio.Queue[ToWorker] = asyncio.Queue()
@@ -139,7 +139,7 @@ def test_a_result_survives_the_wire_unchanged() -> None:
 
 
 def test_message_is_sent_when_its_peer_attaches_during_draining() -> None:
-    """The worst moment: after the last try to send, before the socket's events are read."""
+    """The peer attaches after the last try to send and before the socket's events are read."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     pull, push = private_socket(context, zmq.PULL), private_socket(context, zmq.PUSH)
     push.bind("inproc://late")

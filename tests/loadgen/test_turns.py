@@ -1,4 +1,4 @@
-"""Answers that are more than text are inherited as they are."""
+"""Test that answers with more than text are inherited unchanged."""
 
 import json
 from pathlib import Path

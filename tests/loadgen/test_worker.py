@@ -1,4 +1,4 @@
-"""A worker by itself: its spin, the results that travel together; and what a long run keeps."""
+"""Test a single worker: its spin, batched results, and the memory of a long run."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ from connector_tax.loadgen.worker import Worker
 
 @contextlib.contextmanager
 def working(folder: Path, port: int, connections: int, begin: Begin) -> Iterator[Worker]:
-    """A worker in this process's loop."""
+    """Yield a worker in this process's loop."""
     descriptor = shared_memory(1)
     inflight = InFlight(descriptor, 1)
     inflight.limit(0)
@@ -126,7 +126,7 @@ def test_sends_precede_first_tokens_and_those_precede_later_reads() -> None:
 def test_busy_poller_serves_all_polled_events_before_polling_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A send is always due: what is looked at and not served would be looked at again and again."""
+    """With a send always due, unserved sockets would otherwise be polled repeatedly."""
     served: list[int] = []
     looked_at: list[int] = []
     with contextlib.closing(uvloop.new_event_loop()) as loop, contextlib.ExitStack() as stack:
@@ -188,7 +188,7 @@ def test_results_share_a_message_up_to_its_size_limit(
 
 
 def test_records_are_flushed_to_the_file_at_the_memory_limit(tmp_path: Path) -> None:
-    """Also where results come faster than lines are made, and it is never time to show progress."""
+    """Also if results come faster than lines are written and progress is never shown."""
     path = tmp_path / "out.jsonl"
     sink = RecordSink(path, {})
     reads = array("q", range(10_000)).tobytes()

@@ -1,7 +1,7 @@
-"""A synthetic study that passes the whole audit: what the measuring side leaves, and all derived.
+"""Write a synthetic study that passes the whole audit, with all derived files.
 
-`write_synthetic_study` knows latencies and taxes; this adds what it leaves out (named schedules,
-counters, health, run files, manifest), then runs analysis, figures, report and manifest on it.
+`write_synthetic_study` knows latencies and taxes; this adds the rest (named schedules, counters,
+health, run files, manifest), then runs analysis, figures, report and manifest on it.
 """
 
 import contextlib
@@ -91,7 +91,9 @@ def write_audited_study(folder: Path, **given: Any) -> Path:
 
 
 def write_published_study(folder: Path) -> None:
-    """Write a study with figures and report into `folder`/audited, its claims anew beside it."""
+    """Write a study with figures and report into `folder`/audited, and its recomputed claims beside
+    it.
+    """
     study_file = write_audited_study(folder / "audited")
     remake(StudyFolder.load(study_file), folder)
     write_views(StudyTables(study_file))
@@ -220,7 +222,9 @@ def _complete_cell(document: dict[str, Any], folder: Path, index: dict[str, Any]
 
 
 def page(values: dict[str, float], served: list[dict[str, Any]]) -> str:
-    """The server's page: its values, and histograms of latencies a quarter below the client's."""
+    """Return the server's page: its values, and histograms of latencies a quarter below the
+    client's.
+    """
     lines = [f"{key} {value!r}" for key, value in values.items()]
     for name, last in (("time_to_first_token", "first"), ("e2e_request_latency", "last")):
         metric = f"vllm:{name}_seconds"
@@ -254,7 +258,7 @@ def write_lines(path: Path, records: list[dict[str, Any]]) -> None:
 
 
 def replace(path: Path, text: str) -> None:
-    """Write a file anew: a hard-linked copy of it elsewhere keeps its content."""
+    """Write a file anew, so that hard-linked copies keep their content."""
     path.unlink(missing_ok=True)
     path.write_text(text)
 

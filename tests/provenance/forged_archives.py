@@ -1,4 +1,4 @@
-"""Archives that no packer would write: members, lists and tables changed by hand."""
+"""Make archives that no packer would write: members, lists and tables changed by hand."""
 
 import hashlib
 import io
@@ -30,7 +30,7 @@ def write_archive(target: Path, members: Members, tail: bytes = b"") -> Path:
 
 
 def forged(packed: Path, target: Path, edit: Edit) -> Path:
-    """The archive with members and header changed; the header is written back."""
+    """Return the archive with members and header changed; the header is written back."""
     members = members_of(packed)
     header = json.loads(members[0][1])
     edit(members, header)
@@ -48,7 +48,7 @@ def plain(name: str, data: bytes) -> tuple[tarfile.TarInfo, bytes]:
 
 
 def put(members: Members, member: tuple[tarfile.TarInfo, bytes]) -> None:
-    """Add a member in its place: after archive.json and study.json they stand by name."""
+    """Add a member in its place: archive.json and study.json first, then by name."""
     members[2:] = sorted([*members[2:], member], key=lambda each: each[0].name)
 
 
@@ -63,7 +63,9 @@ def special(kind: bytes) -> Edit:
 
 
 def listed(name: str, data: bytes = b"x") -> Edit:
-    """A member that is in the list, with the right size and hash, under a name that may not be."""
+    """Return a member that is in the list, with the right size and hash, under a name that may not
+    be.
+    """
 
     def edit(members: Members, header: dict[str, Any]) -> None:
         header["files"][name] = sized(data)
@@ -105,7 +107,7 @@ def in_header(*path: str, value: Any) -> Edit:
 
 
 def in_study(*path: str | int, value: Any) -> Edit:
-    """A study.json of which one value is another; its size and hash are as listed."""
+    """Return a study.json of which one value is another; its size and hash are as listed."""
 
     def edit(members: Members, header: dict[str, Any]) -> None:
         study = json.loads(members[1][1])
@@ -150,7 +152,7 @@ def other_table(content: bytes, only: str | None = None) -> Edit:
 
 
 def columns(files: list[Any], shapes: list[str], *lines: bytes) -> bytes:
-    """A table with these files, shapes and further lines."""
+    """Return a table with these files, shapes and further lines."""
     return b"\n".join([json.dumps({"files": files, "shapes": shapes}).encode(), *lines])
 
 

@@ -1,4 +1,4 @@
-"""Ways to change a study that passes the audit: numbers, records, hashes made to fit again."""
+"""Tamper with a study that passes the audit: change numbers and records, recompute hashes."""
 
 import csv
 import io
@@ -35,7 +35,7 @@ SEALS = "seals.jsonl"
 
 
 def failures(study_file: Path) -> list[Claim]:
-    """The claims that fail, but for those on what is derived (`derived_failures`)."""
+    """Return the claims that fail, but for those on what is derived (`derived_failures`)."""
     ledger = Ledger()
     with ledger.guarded("study", "study.json"):
         study = StudyFolder.load(study_file)
@@ -44,7 +44,9 @@ def failures(study_file: Path) -> list[Claim]:
 
 
 def derived_failures(root: Path, made: Path) -> list[Claim]:
-    """The claims that fail where `made` is everything derived, made of the unchanged study."""
+    """Return the claims that fail where `made` is everything derived, made of the unchanged
+    study.
+    """
     ledger = Ledger()
     with ledger.guarded("made again", "study"):
         check_views(root, ledger)
@@ -190,7 +192,7 @@ def other_picture_in_report(root: Path) -> None:
 
 
 def pictures_exchanged_in_report(root: Path) -> None:
-    """Each of the first two pictures of the report stands where the other one was."""
+    """Exchange the first two pictures of the report."""
     text = (root / "report.html").read_text()
     one, other = re.findall(r"data:image[^\s\"]+", text)[:2]
     assert one != other
@@ -199,7 +201,7 @@ def pictures_exchanged_in_report(root: Path) -> None:
 
 
 def plain_picture_in_report(root: Path) -> None:
-    """The first picture of the report is another one, whose text is not encoded."""
+    """Replace the report's first picture with another, unencoded one."""
     text = (root / "report.html").read_text()
     replace(
         root / "report.html",
@@ -208,7 +210,7 @@ def plain_picture_in_report(root: Path) -> None:
 
 
 def labels_exchanged(root: Path) -> None:
-    """Two configurations take each other's name, and everything derived is made again."""
+    """Exchange the labels of two configurations, and remake all derived files."""
     with edited_json(root / "study.json") as study:
         entries = {entry["id"]: entry for entry in study["configurations"]}
         one, other = entries["nixl_both"], entries["noop_connector"]
@@ -218,7 +220,7 @@ def labels_exchanged(root: Path) -> None:
 
 
 def relabelled(root: Path) -> None:
-    """A measurement of the embedded engine that says it is one of vLLM, everywhere."""
+    """Label a measurement of the embedded engine as one of vLLM, everywhere."""
     label = "real vLLM, H20"
     with edited_json(root / "study.json") as study:
         study["engine_label"] = study["config"]["engine"]["label"] = label
@@ -322,7 +324,7 @@ def delete_request_unsealed(root: Path) -> None:
 
 
 def swap_files(root: Path) -> None:
-    """The other configuration's requests, under this one's name, all hashes fitting."""
+    """Replace a configuration's requests with another's, and recompute all hashes."""
     mine, other = (next((root / c).glob("requests_*")) for c in (NOOP_CELL, PLAIN_CELL))
     left, right = mine.read_text(), other.read_text()
     replace(mine, right)
@@ -379,7 +381,7 @@ def no_health(root: Path) -> None:
 
 
 def hidden_configuration(root: Path) -> None:
-    """A configuration with unwelcome numbers is said not to have passed its gate."""
+    """Claim that a configuration with unwelcome numbers did not pass its gate."""
     reason = "verify_nixl: not ready after 30 s"
     with edited_json(root / "preflight/preflight_status.json") as gates:
         gates["nixl_both"] |= {"include": False, "reason": reason}
@@ -391,13 +393,13 @@ def hidden_configuration(root: Path) -> None:
 
 
 def launch_gone(root: Path) -> None:
-    """A launch is taken out of the design, too."""
+    """Remove a launch, from the design too."""
     with edited_json(root / "study.json") as study:
         study["run_order"]["Bp"] = [e for e in study["run_order"]["Bp"] if e["config"] != "plain_2"]
 
 
 def other_command(change: Callable[[dict[str, Any]], object]) -> Tamper:
-    """A launch's config.json and launch.sh agree on another command."""
+    """Change a launch's command consistently in config.json and launch.sh."""
 
     def tamper(root: Path) -> None:
         with edited_json(root / LAUNCH / "config.json") as config:
@@ -427,14 +429,14 @@ def other_margin_sealed(chain: Lines) -> None:
 
 
 def whole_chain_forged(root: Path) -> None:
-    """Steps are halved, and every hash there is but manifest.md's seal is made to fit."""
+    """Halve the steps and recompute every hash except MANIFEST.md's seal."""
     records("engine_step", faster_steps)(root)
     manifest.write(root / "study.json")
     seal_anew(root)
 
 
 def resealed(*tampers: Tamper) -> Tamper:
-    """Change a study, seal it anew from the first link, and make the manifest again."""
+    """Change a study, re-seal it from the first link, and remake the manifest."""
 
     def tamper(root: Path) -> None:
         for change in tampers:
@@ -446,7 +448,7 @@ def resealed(*tampers: Tamper) -> Tamper:
 
 
 def seal_anew(root: Path) -> None:
-    """Make the chain again from its first link, for the files as they are."""
+    """Rebuild the chain from its first link for the present files."""
     names = [link.get("launch") for _, link in read_links(root)]
     indexes = {name: read_json(root / "runs" / name / "index.json") for name in names if name}
     for name in indexes:

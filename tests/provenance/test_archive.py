@@ -1,4 +1,4 @@
-"""An archive is reproducible, opens to what was packed, and is refused when anything is wrong."""
+"""Test that archives are reproducible, round-trip, and are rejected if anything is wrong."""
 
 import io
 import json
@@ -124,7 +124,7 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
 
 
 def assert_refused(path: Path, folder: Path, message: str) -> None:
-    """Refused with this message, and the target's folder is as it was: empty."""
+    """Check the error message, and that the target folder is still empty."""
     folder.mkdir()
     with pytest.raises(ArtifactError, match=re.escape(str(path))) as error:
         unpack(path, folder / "replot" / "x")
@@ -261,7 +261,9 @@ def test_archive_round_trips(audited: Path, packed: Path, tmp_path: Path) -> Non
 
 @pytest.fixture(scope="module")
 def replotted(audited: Path, packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The archive's study, unpacked, with the tables and figures that `replot` makes of it."""
+    """Return the archive's study, unpacked, with the tables and figures that `replot` makes of
+    it.
+    """
     folder = tmp_path_factory.mktemp("replotted")
     root, source = folder / "results" / "synthetic", audited / "results" / "synthetic"
     unpack(packed, root)
@@ -273,7 +275,7 @@ def replotted(audited: Path, packed: Path, tmp_path_factory: pytest.TempPathFact
 
 
 def claims_of(root: Path) -> dict[str, Claim]:
-    """The claims about a study that do not pass, by kind and subject."""
+    """Return the claims about a study that do not pass, by kind and subject."""
     ledger = audit(root / "study.json", root.parents[1] / "MANIFEST.md").ledger
     return {f"{c.kind} {c.subject}": c for c in ledger.claims if c.verdict != PASS}
 

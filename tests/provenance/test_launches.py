@@ -1,4 +1,4 @@
-"""A torn block fails the audit: in another order, beside itself, on two devices."""
+"""Test that the audit fails for blocks out of order, in parallel, or on two devices."""
 
 import json
 import re
@@ -30,7 +30,7 @@ GPU = {"uuid": "GPU-a", "name": "H100", "pci.bus_id": "1", "driver_version": "58
 
 
 def measured() -> Attempts:
-    """A block of Phase A as it should be: launch name to its attempts."""
+    """Return a block of Phase A as it should be: launch name to its attempts."""
     return {
         name: [
             {
@@ -67,7 +67,7 @@ def claims(root: Path, attempts: Attempts) -> list[Claim]:
 
 
 def wrong(root: Path, attempts: Attempts) -> dict[str, str]:
-    """Kind and message of what fails."""
+    """Return kind and message of each failed claim."""
     return {c.kind: c.message for c in claims(root, attempts) if c.verdict == FAIL}
 
 
@@ -156,7 +156,7 @@ def test_launch_remeasured_on_request_may_be_late(tmp_path: Path) -> None:
 
 
 def of_launch(root: Path) -> dict[str, tuple[str, str]]:
-    """Verdict and message of the claims about one launch, by kind."""
+    """Return verdict and message of the claims about one launch, by kind."""
     ledger = Ledger()
     check_launches(StudyFolder.load(root / "study.json"), ledger)
     name = LAUNCH.removeprefix("runs/")

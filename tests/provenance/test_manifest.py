@@ -1,4 +1,4 @@
-"""A manifest keeps its rows whole, keeps other studies, and says once what all launches share."""
+"""Test that manifest rows stay whole, other studies are kept, and common values are listed once."""
 
 import re
 import subprocess
@@ -25,7 +25,7 @@ Row = dict[str, str]
 
 
 def section(study: str, launches: list[Row], package: str | None = None) -> str:
-    """The section of a study with these rows."""
+    """Return the section of a study with these rows."""
     return section_of_record(
         study, {"method": 1, "package": package, "files": {}, "launches": launches}
     )
@@ -39,7 +39,7 @@ row = st.lists(fields, min_size=len(COLUMNS), max_size=len(COLUMNS)).map(
 
 
 def cells(text: str) -> list[list[str]]:
-    """The cells of a manifest's table rows."""
+    """Return the cells of a manifest's table rows."""
     lines = [line for line in text.split("\n") if line.startswith("|")]
     return [line.removeprefix("| ").removesuffix(" |").split(" | ") for line in lines]
 
@@ -125,7 +125,7 @@ with locked(Path(sys.argv[1]) / ".MANIFEST.md.lock"):
 
 
 def started(script: str, *arguments: object) -> subprocess.Popen[str]:
-    """A process that has said its first line."""
+    """Return a process that has said its first line."""
     process = subprocess.Popen(
         [sys.executable, "-c", script, *map(str, arguments)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

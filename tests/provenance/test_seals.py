@@ -1,4 +1,4 @@
-"""Test that sealed measurements cannot be changed: the chain of seals and MANIFEST.md."""
+"""Test that sealed measurements cannot be changed, by the chain of seals and MANIFEST.md."""
 
 import re
 import shutil
@@ -23,7 +23,7 @@ from tests.provenance.tampering import LAUNCH, SEALS, failures, json_value, whol
 
 @pytest.fixture
 def published(root: Path) -> Path:
-    """Its study.json, once MANIFEST.md names its seal."""
+    """Return its study.json, after adding its seal to MANIFEST.md."""
     folder = root.parents[1]
     body = manifest.section_of((root / "manifest.md").read_text(), "synthetic")
     pictures = pictures_of(published_views(root))
@@ -32,7 +32,7 @@ def published(root: Path) -> Path:
 
 
 def told(study_file: Path) -> tuple[str, list[tuple[str, str]]]:
-    """The audit's last line, and verdict and message of its claim about MANIFEST.md."""
+    """Return the audit's last line, and verdict and message of its claim about MANIFEST.md."""
     ledger = Ledger()
     manifest_file = study_file.parents[2] / "MANIFEST.md"
     line = audit.check_study(StudyFolder.load(study_file), manifest_file, ledger)
@@ -136,7 +136,9 @@ def test_rows_of_manifest_md_equal_the_studys_manifest(published: Path) -> None:
 
 
 def measured_again(root: Path) -> Path:
-    """A launch is moved aside and measured again, as `remeasure` does it; where the old one is."""
+    """Return a launch is moved aside and measured again, as `remeasure` does it; where the old one
+    is.
+    """
     folder = root / LAUNCH
     aside = folder.with_name("A.superseded1")
     shutil.copytree(folder, aside)
@@ -193,7 +195,7 @@ def test_report_names_a_setting_changed_after_sealing(root: Path) -> None:
 
 
 def honest(number: int) -> dict[str, Any]:
-    """The arguments of the n-th small study: seeds, blocks, gates, void cells, steps."""
+    """Return the arguments of the n-th small study: seeds, blocks, gates, void cells, steps."""
     # A single block would lose its only reference rate.
     lost = number % 4 == 1 and number % 3 > 0
     void = {("nixl_both", 0, "A", "r40"): "late"} if lost else {}

@@ -1,4 +1,4 @@
-"""The tables of shipped archives, made again by this code: no published number moves unseen."""
+"""Test that this code recomputes the published tables of shipped archives."""
 
 from pathlib import Path
 

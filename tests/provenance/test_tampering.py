@@ -1,4 +1,4 @@
-"""The audit catches every kind of tampering, and says what is wrong."""
+"""Test that the audit detects every kind of tampering and names it."""
 
 import platform
 import re
@@ -48,7 +48,7 @@ pytestmark = pytest.mark.workflow
 
 def field(name: str, column: str, value: str, row: int = 0, given: bool = True,
           **where: str) -> Tampering:  # fmt: skip
-    """A changed field of a table (`csv_field`), and what the audit says of it."""
+    """Return a changed field of a table (`csv_field`), and what the audit says of it."""
     tamper = csv_field(name, column, value, row, given, **where)
     return tamper, rf"\.csv\[.+\]\.{column}: published '?{value}"
 
@@ -59,28 +59,28 @@ def _published(path: tuple[str | int, ...], value: object) -> str:
 
 
 def value(name: str, *path: str | int, value: object) -> Tampering:
-    """A changed value of a JSON file, and what the audit says of it."""
+    """Return a changed value of a JSON file, and what the audit says of it."""
     return json_value(name, *path, value=value), _published(path, value)
 
 
 def resealed_value(name: str, *path: str | int, value: object) -> Tampering:
-    """A changed value, the study sealed anew."""
+    """Return a changed value, the study sealed anew."""
     return resealed(json_value(name, *path, value=value)), _published(path, value)
 
 
 def of_cell(*path: str, value: object) -> Tampering:
-    """A changed value of a cell's record, hashes forged."""
+    """Return a changed value of a cell's record, hashes forged."""
     return forged_record(NOOP_CELL, *path, value=value), "cell" + _published(path, value)
 
 
 def of_request(number: int, key: str, value: object) -> Tampering:
-    """A changed value of a request, hashes forged."""
+    """Return a changed value of a request, hashes forged."""
     tamper = records("requests", set_in(number, key, value))
     return tamper, "requests" + _published((number, key), value)
 
 
 def sealed(tamper: Tamper, name: str) -> Tampering:
-    """A file that was changed, and not sealed again."""
+    """Return a file that was changed, and not sealed again."""
     return tamper, rf"{re.escape(name)} changed after it was sealed"
 
 

@@ -1,4 +1,4 @@
-"""verify.py, by itself in an unpacked archive, finds every number equal, and what was changed."""
+"""Test that verify.py confirms every number of an archive and detects changes."""
 
 import json
 import os
@@ -49,7 +49,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def changed(unpacked: Path, tmp_path: Path, name: str) -> Path:
-    """A copy of one file in a copy of the folder whose other files are links."""
+    """Return a copy of one file in a copy of the folder whose other files are links."""
     folder = tmp_path / "archive"
     shutil.copytree(unpacked, folder, copy_function=lambda a, b: Path(b).symlink_to(a))
     for own in (name, "verify.py"):
@@ -146,7 +146,7 @@ def exchange_labels(study: dict[str, Any]) -> None:
 
 
 def rename_engine(study: dict[str, Any]) -> None:
-    """Say that a GPU was measured."""
+    """Claim that a GPU was measured."""
     study["engine_label"] = "NVIDIA H20"
 
 
@@ -192,7 +192,7 @@ def test_changed_timestamp_of_a_request_is_named(unpacked: Path, tmp_path: Path)
     assert "DIFFERS taxes" in result.stdout
 
 
-def test_folder_that_is_no_archive_is_refused(tmp_path: Path) -> None:
+def test_folder_that_is_not_an_archive_is_refused(tmp_path: Path) -> None:
     shutil.copy(verify.__file__, tmp_path)
     result = verified(tmp_path)
     assert result.returncode == 2

@@ -1,4 +1,4 @@
-"""A configured study with looks, in virtual time: what is decided leaves the later blocks."""
+"""Test a study with interim analyses in virtual time: decided configurations are dropped."""
 
 import copy
 import re
@@ -49,7 +49,9 @@ BLOCKS = 3
 
 
 def config_with(levels: list[float], **changes: Any) -> dict[str, Any]:
-    """Mooncake both costs much; the no-op connector is the baseline by another name, nearly."""
+    """Return a configuration in which Mooncake both costs much and the no-op connector almost
+    nothing.
+    """
     config: dict[str, Any] = yaml.safe_load(TINY.read_text())
     del config["phase_b"], config["phase_bp"]
     config["phase_a"]["rates_rps"] = [20]
@@ -65,7 +67,7 @@ def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Rehearsal:
 
 
 def measured(rehearsal: Rehearsal, config: str) -> list[int]:
-    """The blocks of Phase A in which a launch was run."""
+    """Return the blocks of Phase A in which a launch was run."""
     return [launch.block for launch, index in rehearsal.indexes.items()
             if (launch.config, launch.phase, index.status) == (config, "A", "done")]  # fmt: skip
 
@@ -133,7 +135,9 @@ def test_interim_analysis_waits_for_failed_launches_and_ignores_later_blocks(
 
 
 def measured_again(rehearsal: Rehearsal, folder: Path, launch: Launch) -> Path:
-    """A copy of the study, looks taken, in which an early launch came out otherwise since."""
+    """Return a copy of the study, looks taken, in which an early launch came out otherwise
+    since.
+    """
     root: Path = shutil.copytree(rehearsal.study.root, folder / "x")
     assert remeasure.main([str(root), "--launch", launch.name]) == 0
     # Other arrivals.

@@ -1,4 +1,4 @@
-"""A study in virtual time: the machine's cost, what overload does to a cell, what the page says."""
+"""Test rehearsals: the machine's cost, overloaded cells, and the page."""
 
 import math
 import os
@@ -68,7 +68,7 @@ def test_emulated_device_steps_vary_only_by_configured_jitter() -> None:
 
 @pytest.fixture
 def at_the_peak() -> Roofline:
-    """An H20 that reaches all of its peaks."""
+    """Return an H20 that reaches all of its peaks."""
     accelerator, efficiency = read_accelerator("H20")
     efficiency |= {"linear": 1.0, "attention": 1.0, "bandwidth": 1.0}
     efficiency |= {"besides_us": 0.0, "reserve_gib": 0.0}

@@ -81,7 +81,7 @@ addEventListener("load", async () => {
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The report of a study with every kind of table and picture."""
+    """Return the report of a study with every kind of table and picture."""
     root = tmp_path_factory.mktemp("browser") / "s"
     marked = {("mooncake_both", "r8"): "mooncake_both saturated"}
     design = Design(skipped={"nixl_both": "not installed"}, overloaded=marked)

@@ -1,4 +1,4 @@
-"""The report: self-contained, escaped, complete, and honest about what is missing."""
+"""Test that the report is self-contained, escaped, complete, and lists what is missing."""
 
 import base64
 import gzip
@@ -61,7 +61,7 @@ class Page(HTMLParser):
 
 
 def _write_pictures(root: Path) -> None:
-    """Empty pictures of every figure: the page only inlines them."""
+    """Write an empty picture for every figure, since the page only inlines them."""
     for name in NAMES:
         write_text(root / "figures" / f"{name}.svg", '<svg xmlns="http://www.w3.org/2000/svg"/>')
 
@@ -298,7 +298,7 @@ def test_terminal_prints_the_headline_of_the_report(
     assert load in text
 
 
-def test_load_and_costs_at_the_highest_rate_stand_beside_the_pooled_ones(
+def test_report_shows_load_and_costs_at_the_highest_rate_with_the_pooled_costs(
     full: StudyTables,
 ) -> None:
     words = answer.load(full)

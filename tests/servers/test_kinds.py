@@ -1,4 +1,4 @@
-"""A kind of engine is one module; a command line becomes a server's command."""
+"""Test that an engine kind is one module, and that command lines become server commands."""
 
 import socket
 import subprocess

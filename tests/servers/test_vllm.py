@@ -1,4 +1,4 @@
-"""The command line of each configuration, on a CPU and on a GPU."""
+"""Test the command line of each configuration, on a CPU and on a GPU."""
 
 import copy
 import itertools
@@ -28,7 +28,7 @@ IDS = [entry["id"] for entry in STUDIES["h20"]["configurations"]]
 
 
 def made(study: StudyDocument, configuration: str, probe: Path | None = None) -> ServerCommand:
-    """The command of a configuration, whose ports are 9001 and on."""
+    """Return the command of a configuration, whose ports are 9001 and on."""
     ports = itertools.count(9001)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vllm, "free_port", lambda: next(ports))

@@ -1,4 +1,4 @@
-"""`make vllm-history`: its lock, its records, and one version from a wheel to a record."""
+"""Test `make vllm-history`: lock, records, and one version from wheel to record."""
 
 import hashlib
 import json
@@ -44,7 +44,7 @@ def test_lock_has_each_minor_version_with_hashes_and_a_record() -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_manager_follows_the_rule_of_the_version(version: str) -> None:
+def test_hybrid_manager_follows_the_rule_of_the_vllm_version(version: str) -> None:
     minor = _minor(version)
     since = {"NixlConnector": 18, "SimpleCPUOffloadConnector": 19, "MooncakeConnector": 20,
              "OffloadingConnector": 21, "MooncakeStoreConnector": 22}  # fmt: skip
@@ -98,7 +98,7 @@ cat {answers} > "/proc/self/fd/$3"'''
     return str(interpreter(folder, script))
 
 
-def test_version_is_unpacked_without_compiled_files_asked_and_deleted(
+def test_version_is_unpacked_without_compiled_files_resolved_and_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")

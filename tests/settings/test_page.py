@@ -1,4 +1,4 @@
-"""The page of the settings matrix against its records."""
+"""Test the page of the settings matrix against its records."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""`connector-tax settings` on recorded answers of its program in vLLM's interpreter."""
+"""Test `connector-tax settings` on recorded answers of its program in vLLM's interpreter."""
 
 import copy
 import csv
@@ -37,7 +37,7 @@ TINY = ["--model", "tiny-qwen3"]
 
 
 def _replayed(folder: Path, messages: list[dict[str, Any]]) -> str:
-    """A vLLM's interpreter that gives these answers, whatever it is asked."""
+    """Return a vLLM's interpreter that gives these answers, whatever it is asked."""
     lines = folder / "answers.jsonl"
     lines.write_text("".join(json.dumps(message) + "\n" for message in messages))
     return str(interpreter(folder, f'cat {lines} > "/proc/self/fd/$3"'))
@@ -75,14 +75,14 @@ def test_shipped_matrix_has_every_model_with_every_connector_and_no_open_row() -
         ("Nemotron-H-8B-Base-8K", "NixlConnector", 1260, 48.462),
     ],
 )
-def test_capacity_is_vllms_own_number(
+def test_capacity_equals_the_number_that_vllm_reports(
     model: str, connector: str, blocks: int, requests: float
 ) -> None:
     capacity = _row(MATRIX, model, connector)["capacity"][0]
     assert (capacity["blocks"], capacity["requests"]) == (blocks, requests)
 
 
-def test_hybrid_manager_off_halves_a_window_model_and_refuses_a_mamba_one() -> None:
+def test_disabled_hybrid_manager_halves_the_capacity_of_a_window_model_and_rejects_mamba() -> None:
     half = _row(MATRIX, "gpt-oss-20b", "LMCacheConnectorV1")
     assert half["settings"]["hybrid_manager"] is False
     assert differs(half, plain_of(MATRIX, "gpt-oss-20b"))
@@ -94,7 +94,7 @@ def test_hybrid_manager_off_halves_a_window_model_and_refuses_a_mamba_one() -> N
         assert refused["reason"].startswith("Failed to promote local KV cache specs")
 
 
-def test_one_child_without_support_switches_the_manager_off() -> None:
+def test_one_unsupported_child_switches_the_hybrid_manager_off() -> None:
     both = _row(MATRIX, "gpt-oss-20b", "Multi(NixlConnector, OffloadingConnector)")
     one = _row(MATRIX, "gpt-oss-20b", "Multi(NixlConnector, LMCacheConnectorV1)")
     assert "hybrid_manager" not in both["settings"]
@@ -102,7 +102,7 @@ def test_one_child_without_support_switches_the_manager_off() -> None:
 
 
 def _cell(**changes: Any) -> dict[str, Any]:
-    """The record of a refusal, with changes to its error."""
+    """Return the record of a refusal, with changes to its error."""
     cell = next(m for m in CELLS if "error" in m and m["case"] == "LMCacheConnectorV1")
     copied: dict[str, Any] = copy.deepcopy(cell)
     copied["error"] |= changes
@@ -120,12 +120,14 @@ def _cell(**changes: Any) -> dict[str, Any]:
         {"frames": []},
     ],
 )
-def test_defect_is_not_resolved_not_a_refusal(changes: dict[str, Any]) -> None:
+def test_programming_error_is_reported_as_not_resolved_not_as_refusal(
+    changes: dict[str, Any],
+) -> None:
     assert state_of(_cell(), "resolves") == "refuses"
     assert state_of(_cell(**changes), "resolves") == "not resolved"
 
 
-def test_error_is_no_refusal_without_a_resolved_plain() -> None:
+def test_error_does_not_count_as_refusal_without_a_resolved_plain() -> None:
     assert state_of(_cell(), "not resolved") == "not resolved"
     assert state_of(_cell(), None) == "not resolved"
     assert state_of({"died": "signal 9"}, "resolves") == "not resolved"
@@ -174,7 +176,7 @@ def test_exit_status_reports_if_a_connector_changes_something(
     assert main(["--python", _replayed(tmp_path, kept), *TINY]) == status
 
 
-def test_broken_stub_is_not_resolved_with_status_3(
+def test_broken_stub_exits_with_3_and_is_not_resolved(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status, out, _ = _answer(capsys, "--python", _replayed(tmp_path, BROKEN), *TINY)
@@ -317,7 +319,7 @@ def test_given_configuration_names_its_connector_and_its_children() -> None:
     assert own["registered"] is None
 
 
-def test_connector_row_names_its_package_and_if_it_was_started() -> None:
+def test_connector_row_names_its_package_and_whether_it_was_started() -> None:
     cases = [request.connector("NixlConnector"), request.connector("FlexKVConnectorV1")]
     nixl, flexkv = connectors_of(cases, {"nixl": True, "flexkv": False})
     assert nixl["packages"] == {"nixl": True}

@@ -1,4 +1,6 @@
-"""`connector-tax settings` by the environment `make vllm-settings` builds, against the records."""
+"""Test `connector-tax settings` with the environment of `make vllm-settings`, against the
+records.
+"""
 
 import json
 import re

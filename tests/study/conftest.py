@@ -1,4 +1,4 @@
-"""Share fixtures for the measuring side: drivers started by hand, stand-ins for programs."""
+"""Fixtures for the measuring side: drivers started by hand, stand-ins for programs."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -14,13 +14,13 @@ StandIn = Callable[[str, str], Path]
 
 @pytest.fixture(autouse=True)
 def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No Snakemake is the parent of a driver."""
+    """Remove the variable that names Snakemake as the driver's parent."""
     monkeypatch.delenv(PARENT_VARIABLE, raising=False)
 
 
 @pytest.fixture
 def study_file(tmp_path: Path) -> Path:
-    """study.json of a small study of the embedded engine."""
+    """Return study.json of a small study of the embedded engine."""
     return write_study(tmp_path / "results" / "tiny")
 
 
@@ -34,7 +34,7 @@ def affinity() -> Iterator[set[int]]:
 
 @pytest.fixture
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    """Puts a program first on PATH, by its name and its shell script: there is no GPU here."""
+    """Return a function that puts a shell script first on PATH under a program's name."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")

@@ -1,4 +1,4 @@
-"""A small study's folder, and the driver run on one of its launches without Snakemake."""
+"""Write a small study's folder, and run the driver on one of its launches without Snakemake."""
 
 import os
 import subprocess
@@ -54,7 +54,7 @@ def write_study(
 
 
 def arguments(study_file: Path, config: str = "plain", phase: str = "A") -> list[str]:
-    """The driver's command line arguments for a launch."""
+    """Return the driver's command line arguments for a launch."""
     log = study_file.parent / "logs" / f"{config}.block0.{phase}.log"
     return ["--study", str(study_file), "--config", config, "--block", "0", "--phase", phase,
             "--log", str(log)]  # fmt: skip
@@ -63,7 +63,7 @@ def arguments(study_file: Path, config: str = "plain", phase: str = "A") -> list
 def start_driver(
     study_file: Path, environment: Mapping[str, str] | None = None, *prefix: str
 ) -> subprocess.Popen[str]:
-    """The driver of plain's Phase A, started; `prefix` is a command that starts it."""
+    """Return the driver of plain's Phase A, started; `prefix` is a command that starts it."""
     inherited = {k: v for k, v in os.environ.items() if k != PARENT_VARIABLE}
     return subprocess.Popen(
         [*prefix, sys.executable, "-m", "connector_tax.study.launch", *arguments(study_file)],
@@ -95,13 +95,13 @@ def launch_folder(study_file: Path) -> Path:
 
 
 def index_of(study_file: Path) -> dict[str, Any]:
-    """The index of plain's Phase A."""
+    """Return the index of plain's Phase A."""
     index: dict[str, Any] = read_json(launch_folder(study_file) / "index.json")
     return index
 
 
 def failed_index_of(study_file: Path) -> dict[str, Any]:
-    """The index of plain's Phase A, which failed: it is to be measured again."""
+    """Return the index of plain's Phase A, which failed and is to be measured again."""
     assert not (launch_folder(study_file) / "index.json").exists()
     index: dict[str, Any] = read_json(launch_folder(study_file) / "index.failed.json")
     return index

@@ -1,4 +1,4 @@
-"""The driver of a block: warned, it ends with the cell it measures, and no cell is lost."""
+"""Test a block's driver: a warning ends it with its current cell, and no cell is lost."""
 
 import contextlib
 import signal
@@ -36,24 +36,24 @@ def start(study_file: Path, *prefix: str) -> subprocess.Popen[bytes]:
 
 
 def measuring(study_file: Path) -> list[Path]:
-    """The cells that are being measured."""
+    """Return the cells that are being measured."""
     return list(study_file.parent.glob("runs/*/block0/A/*.partial/metrics_*"))
 
 
 def cells(study_file: Path) -> dict[str, int]:
-    """Every finished cell, and when it was."""
+    """Return every finished cell and its time."""
     paths = study_file.parent.glob("runs/*/block0/A/r[0-9]*/cell_*.json")
     return {str(p.parent): p.stat().st_mtime_ns for p in paths if not p.parent.suffix}
 
 
 def attempts(study_file: Path) -> Iterator[dict[str, Any]]:
-    """Every start of a server."""
+    """Yield every start of a server."""
     for path in study_file.parent.glob("runs/*/block0/A/attempts.json"):
         yield from read_json(path)
 
 
 def all_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    """A job's processes, as Slurm signals them without control groups."""
+    """Return a job's processes, as Slurm signals them without control groups."""
     return [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
 
 

@@ -1,4 +1,4 @@
-"""The end of a cell: arrivals go on until the last measured request is answered."""
+"""Test the end of a cell: arrivals continue until the last measured request is answered."""
 
 import shutil
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ def run_cell(root: Path, cell: Mapping[str, Any], **step_cost: float) -> Path:
 
 
 def cell_of(study_file: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The record of the cell, and its requests."""
+    """Return the record of the cell, and its requests."""
     folder = launch_folder(study_file) / "r20"
     requests = list(read_jsonl(folder / "requests_A_r20.jsonl"))
     return read_json(folder / "cell_A_r20.json"), requests

@@ -1,4 +1,4 @@
-"""The resolved design: complete randomised blocks, named seeds, one design per study folder."""
+"""Test the resolved design: complete randomised blocks, named seeds, one design per folder."""
 
 from pathlib import Path
 from typing import Any

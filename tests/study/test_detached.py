@@ -99,7 +99,7 @@ def _until_raised(server: Server) -> None:
         time.sleep(0.01)
 
 
-def test_command_that_leaves_nothing_is_named(tmp_path: Path) -> None:
+def test_command_that_leaves_no_process_is_named(tmp_path: Path) -> None:
     with (
         started(tmp_path, ["bash", "-c", "echo ready at 18765"]) as server,
         pytest.raises(ServerError, match="status 0, and left no process"),

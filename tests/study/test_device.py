@@ -1,4 +1,4 @@
-"""The device of a block: who holds it, what it is, which slot it has, its memory."""
+"""Test a block's device: its holder, description, slot and memory."""
 
 import contextlib
 import os
@@ -120,7 +120,7 @@ SMI = "echo 0, GPU-aaaa; echo 1, GPU-bbbb"
 
 
 def on_gpus(visible: str | None = None, **engine: Any) -> Any:
-    """The configuration of a study on GPUs, of which its engine names some."""
+    """Return the configuration of a study on GPUs, of which its engine names some."""
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     section = {"device": "cuda", "environment": environment, **engine}
     return {"engine": section, "server": {"device": "gpu"}}
@@ -389,7 +389,7 @@ GPU_CONFIG = on_gpus("1", flags={"--gpu-memory-utilization": 0.9})
 
 @pytest.fixture
 def readings(tmp_path: Path, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file with used memory of GPU 1, in MiB, a line for each look; the last one stays."""
+    """Return a file with used memory of GPU 1, in MiB, a line for each look; the last one stays."""
     looks = tmp_path / "looks"
     stand_in(
         "nvidia-smi",

@@ -1,4 +1,4 @@
-"""A launch against a taken port, a dying server, a dead /metrics, a full or read-only disk."""
+"""Test a launch with a taken port, a dying server, dead /metrics, or a full or read-only disk."""
 
 import os
 import subprocess
@@ -143,7 +143,7 @@ def test_dead_metrics_page_voids_only_its_cell(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 400 kB; needs root."""
+    """Yield a file system of 400 kB; needs root."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=400k,mode=0700", "tmpfs", str(folder)]
@@ -202,7 +202,7 @@ def test_read_only_results_folder_is_reported(small_disk: Path) -> None:
 
 
 class Stepping(datetime):
-    """A wall clock that somebody sets an hour back or two hours ahead every time it is read."""
+    """A wall clock that is set an hour back or two hours ahead at every reading."""
 
     steps = 0
 
@@ -217,7 +217,7 @@ class Stepping(datetime):
 def test_a_step_of_the_wall_clock_changes_no_measurement(
     study_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every wall-clock reading of driver and cell steps; durations come from CLOCK_MONOTONIC."""
+    """Every wall-clock reading of driver and cell is shifted; durations use CLOCK_MONOTONIC."""
     monkeypatch.setattr(guard, "datetime", Stepping)
     begun = time.monotonic()
     assert launch.main(arguments(study_file)) == 0

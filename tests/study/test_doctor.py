@@ -1,4 +1,4 @@
-"""The doctor's findings, and what they end: a block on a machine that cannot measure it."""
+"""Test the doctor's findings, and that a block ends on an unfit machine."""
 
 import json
 import os
@@ -332,7 +332,7 @@ def test_configuration_skipped_by_its_gate_needs_no_rdma(tmp_path: Path, skipped
 
 
 def interpreter_of(package: Path) -> Path:
-    """An interpreter that finds a vLLM there, which cannot be imported."""
+    """Return an interpreter that finds a vLLM there, which cannot be imported."""
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise ImportError('to be found, not imported')\n")
     script = f'PYTHONPATH={package.parent} exec {sys.executable} "$@"'

@@ -1,6 +1,4 @@
-"""Test that index.json's files are on the disk before it, and that damaged ones are measured
-again.
-"""
+"""Test that index.json's files are durable before it, and that damaged files are measured again."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A launch that fails: plain ends the run at once, others at its end; the same command mends it."""
+"""Test failed launches: plain ends the run at once, others at its end; a rerun completes it."""
 
 import json
 import sys
@@ -53,7 +53,7 @@ def test_launch_whose_connector_died_fails_by_its_log(
 
 
 @pytest.mark.long
-def test_failed_connector_does_not_stop_its_phase_and_is_missing_at_its_end(
+def test_failed_connector_does_not_stop_its_phase_and_is_reported_at_its_end(
     study_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study = read_json(study_file)

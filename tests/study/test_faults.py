@@ -1,7 +1,8 @@
-"""A cell with each fault of the embedded engine: void, failed, or valid with right stamps.
+"""Test a cell with each fault of the embedded engine: it is void, failed, or valid with right
+stamps.
 
-Server and client stamp one clock (CLOCK_MONOTONIC), so their stamps subtract directly. The server
-stamps right before it writes; what lies between is the kernel, the wake-up and the client.
+Server and client use one clock (CLOCK_MONOTONIC), so their stamps can be subtracted. The server
+stamps right before it writes; the difference is kernel, wake-up and client.
 """
 
 import contextlib

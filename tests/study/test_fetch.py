@@ -1,4 +1,4 @@
-"""A model that is named is fetched once, before anything starts; the hub is a stand-in."""
+"""Test that a hub model is fetched once before anything starts, with a stand-in for the hub."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Nothing outlives its owner, and a launch has one driver, wherever that is."""
+"""Test that processes end with their owner, and a launch has one driver on any machine."""
 
 import errno
 import os
@@ -79,7 +79,7 @@ def test_gates_and_their_children_end_when_snakemake_does() -> None:
 
 
 def watched(parent: str, *prefix: str) -> subprocess.CompletedProcess[str]:
-    """A driver that watches `parent` and then ends by itself with status 0."""
+    """Return a driver that watches `parent` and then ends by itself with status 0."""
     code = (
         "import os; from connector_tax.study.guard import watch_parent;"
         "watch_parent(lambda: os._exit(7), lambda line: print(line, flush=True))"
@@ -146,7 +146,7 @@ def test_a_temporary_file_is_deleted_when_its_writer_is_gone(tmp_path: Path) -> 
 
 @pytest.fixture
 def ended_driver() -> str:
-    """The name of a driver of this machine that has ended."""
+    """Return the name of a driver of this machine that has ended."""
     driver = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     name = process_name(driver.pid)
     driver.communicate(b"")
@@ -248,7 +248,7 @@ def test_ended_driver_of_this_machine_is_not_the_owner(tmp_path: Path, waited_fo
 
 @pytest.fixture
 def touching(tmp_path: Path) -> Iterator[None]:
-    """A live owner elsewhere: all that is seen of it are its touches."""
+    """Yield a live owner elsewhere: all that is seen of it are its touches."""
     path, over = tmp_path / "owners" / "plain.block0.A.json", threading.Event()
 
     def touch() -> None:

@@ -1,4 +1,4 @@
-"""The processes that watch a cell: what they write is what happened."""
+"""Test that the processes that watch a cell record what happened."""
 
 import functools
 import json
@@ -56,7 +56,7 @@ def plan() -> AffinityPlan:
 
 @pytest.fixture
 def sleeper() -> Iterator[int]:
-    """The process group of an idle server."""
+    """Yield the process group of an idle server."""
     command = [sys.executable, "-c", "input()"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as process:
         yield process.pid
@@ -64,7 +64,7 @@ def sleeper() -> Iterator[int]:
 
 
 def watched(path: Path, plan: AffinityPlan, group: int, seconds: float) -> list[dict[str, Any]]:
-    """The lines of a file that was open for a while."""
+    """Return the lines of a file that was open for a while."""
     with MachineWatch(plan, (), CHUNK_MS) as watch:
         watch.open(path, group)
         time.sleep(seconds)
@@ -92,7 +92,7 @@ def test_machine_file_matches_its_declaration(
 
 
 def written(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file that is open."""
+    """Return the lines of a file that is open."""
     return [
         json.loads(line) for line in path.read_text().splitlines(keepends=True) if line[-1:] == "\n"
     ]
@@ -233,7 +233,7 @@ def test_foreign_processes_on_the_studys_gpus_are_recorded(
     assert read_machine(path, None).foreign_gpu == 2
 
 
-def test_watch_that_gets_no_cpu_is_named_and_not_waited_for(
+def test_watch_without_cpu_time_is_named_and_not_awaited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: AffinityPlan, sleeper: int
 ) -> None:
     monkeypatch.setattr(child, "ANSWER_S", 0.2)

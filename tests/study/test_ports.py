@@ -1,6 +1,4 @@
-"""Test that a foreign listener is reported, never taken for the server, and no reason for a
-skip.
-"""
+"""Test that a foreign listener is reported, never mistaken for the server, and causes no skip."""
 
 import os
 import subprocess
@@ -46,7 +44,7 @@ finally:
 
 @pytest.fixture
 def impostor() -> Iterator[tuple[int, int]]:
-    """Process id and port of a process that answers 200 to everything."""
+    """Yield process id and port of a process that answers 200 to everything."""
     command = [sys.executable, "-c", ANSWERS, "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -71,7 +69,7 @@ def test_listener_of_another_user_is_not_taken_for_the_server(impostor: tuple[in
 def test_server_with_its_port_in_use_is_started_on_another(
     tmp_path: Path, impostor: tuple[int, int]
 ) -> None:
-    """It may end before anybody has looked at the port."""
+    """The server may end before the port is checked."""
     code = "import socket, sys; socket.socket().bind(('127.0.0.1', int(sys.argv[1])))"
     command = ServerCommand(["python", "-c", code, str(impostor[1])], {})
     # Another port is looked at than the one that is taken: a companion's.
@@ -84,7 +82,7 @@ def test_server_with_its_port_in_use_is_started_on_another(
 
 @pytest.fixture
 def gated_study(study_file: Path) -> Path:
-    """A study whose only gate is the no-op connector's, and no verdict yet."""
+    """Return a study whose only gate is the no-op connector's, and no verdict yet."""
     study = read_json(study_file)
     study["configurations"] = [c for c in study["configurations"] if c["gate"]][:1]
     write_json(study_file, study)
@@ -120,7 +118,7 @@ def test_ports_in_use_at_a_gate_are_an_error_not_a_skip(
 def test_port_taken_during_the_start_is_replaced(
     study_file: Path, impostor: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The race between choosing a port and listening on it, lost once."""
+    """Another program takes the port between its choice and the server's listen."""
     free = kinds.free_port
     ports = iter([impostor[1]])
     monkeypatch.setattr(launch, "free_port", lambda: next(ports, None) or free())

@@ -1,4 +1,4 @@
-"""CPU time of a server's processes: exact, nothing lost that ended, each companion on its own."""
+"""Test that a server's CPU time is exact, includes ended processes, and is split by companion."""
 
 import os
 import signal
@@ -108,7 +108,7 @@ def test_processes_of_a_server_that_leads_no_session_are_counted() -> None:
 
 
 def _when_the_child_has_burned(worker: Worker) -> tuple[ServerProcesses, Reading]:
-    """The worker's processes, and a reading of them with 0.2 s of CPU time in its child."""
+    """Return the worker's processes, and a reading of them with 0.2 s of CPU time in its child."""
     processes = ServerProcesses(worker.process.pid, {})
     while (before := processes.read()) and sum(
         p.own_ns for p in before.processes.values() if p.pid != worker.process.pid

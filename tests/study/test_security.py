@@ -1,4 +1,4 @@
-"""Loopback only, private sockets, nothing given to a shell unquoted, no secret in a file."""
+"""Test security: loopback only, private sockets, quoted shell values, no secret in a file."""
 
 import re
 from pathlib import Path
@@ -36,7 +36,7 @@ def config() -> dict[str, Any]:
 
 
 def test_hostile_identifier_is_not_executed_by_the_shell(tmp_path: Path) -> None:
-    """Past every schema: a launch whose configuration is a command, started for real."""
+    """A launch whose configuration id is a shell command is started, bypassing all schemas."""
     hostile = "$(touch pwned)`touch pwned`;touch pwned"
     study = read_json(write_study(tmp_path / "results" / "tiny"))
     command = command_for(study, Launch(hostile, 0, "A"), free_port())
@@ -49,7 +49,7 @@ def test_hostile_identifier_is_not_executed_by_the_shell(tmp_path: Path) -> None
 
 
 def with_engine(path: str, value: Any) -> dict[str, Any]:
-    """The default study with an engine of kind vllm in which `path` is `value`."""
+    """Return the default study with an engine of kind vllm in which `path` is `value`."""
     study = config()
     study["engine"] = load_yaml(ROOT / "config" / "vllm-cpu.yaml")["engine"]
     *sections, key = path.split("/")

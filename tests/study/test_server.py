@@ -1,6 +1,6 @@
-"""Test a server launch: launch.sh starts it, its whole group ends, a death shows its log.
+"""Test a server launch: launch.sh starts it, its whole group ends, an error quotes its log.
 
-What of the caller's environment reaches it is the same by the driver and by hand.
+The server's environment is the same whether the driver or a user runs launch.sh.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The records of a launch besides its cells, by the real driver with the embedded engine."""
+"""Test a launch's other records, with the real driver and the embedded engine."""
 
 import json
 import subprocess
@@ -47,7 +47,7 @@ def test_resources_record_the_server_before_and_after_load(study_file: Path) -> 
     assert record["after_load_reason"] is None
 
 
-def test_idle_is_read_before_the_first_cell_and_each_cell_lies_between_its_readings(
+def test_idle_resources_are_read_before_the_first_cell_and_cells_lie_between_readings(
     study_file: Path,
 ) -> None:
     folder = launch_folder(study_file)
@@ -113,7 +113,7 @@ def test_failed_launch_keeps_its_resources_record_and_the_next_attempt_writes_it
 
 @pytest.fixture
 def standing(tmp_path: Path) -> Any:
-    """A server that only runs; what it prints is its log."""
+    """Yield a server that only runs; what it prints is its log."""
     shout = "echo Using FLASH_ATTN attention backend out of potential backends; exec sleep 100"
     server = Server(tmp_path, ServerCommand(["bash", "-c", shout], {}), "t", 1)
     server.start()

@@ -1,4 +1,4 @@
-"""The rate of a shape: probed on plain, equal for all, and refused where it is of another state."""
+"""Test shape rates: probed on plain, equal for all, rejected if from another state."""
 
 import json
 from pathlib import Path

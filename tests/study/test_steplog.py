@@ -1,4 +1,4 @@
-"""Test which part of the engine's step log a cell keeps."""
+"""Test which part of the engine's step log a cell gets."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""A user without home, name, CPUs or room: a launch works, or says why not."""
+"""Test users without home, name, CPUs or disk space: a launch works or names the problem."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ UNKNOWN_UID = 54321
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A folder that every user may pass, unlike pytest's own."""
+    """Yield a folder that every user may pass, unlike pytest's own."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o777)
         yield Path(name)

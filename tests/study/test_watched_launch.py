@@ -1,4 +1,4 @@
-"""Launches with a watched machine: what voids their cells, and who is named."""
+"""Test launches on a watched machine: which disturbances void cells, and who is named."""
 
 import contextlib
 import os
@@ -34,7 +34,7 @@ def edit(study_file: Path, changes: dict[str, Any]) -> None:
 
 
 def measured(study_file: Path, *prefix: str) -> list[CellFolder]:
-    """The cells of plain's Phase A, measured."""
+    """Return the cells of plain's Phase A, measured."""
     done = drive(study_file, None, *prefix)
     assert done.returncode == 0, done.stdout
     return cells_of(study_file)
@@ -76,7 +76,7 @@ def test_busy_neighbours_on_the_servers_cores_void_the_cells(study_file: Path) -
 
 @pytest.fixture
 def throttled_group() -> Iterator[Path]:
-    """A control group that gets 15% of one CPU, in periods of 20 ms."""
+    """Yield a control group that gets 15% of one CPU, in periods of 20 ms."""
     # Where version 1 is mounted, /sys/fs/cgroup is a folder like any other.
     if Path("/sys/fs/cgroup/cgroup.controllers").exists():
         base, quota = Path("/sys/fs/cgroup"), {"cpu.max": "3000 20000"}
@@ -158,7 +158,7 @@ def test_busiest_foreign_process_is_named() -> None:
 
 @contextlib.contextmanager
 def burning() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that uses all that others leave of a CPU."""
+    """Yield a process that uses all that others leave of a CPU."""
     hog = subprocess.Popen(["nice", "-n", "19", sys.executable, "-c", "while True: pass"])
     try:
         yield hog

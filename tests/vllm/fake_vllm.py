@@ -1,7 +1,7 @@
-"""A server that takes vLLM's command line and fails in the way FAKE_VLLM names.
+"""A server with vLLM's command line that fails in the way FAKE_VLLM names.
 
-Run by the gates' tests in the place of an environment's Python: it stands for the interpreter, so
-it also answers for step_probe/hook_points.py and runs companions.
+The gates' tests run it in place of an environment's Python, so it also answers for
+step_probe/hook_points.py and runs companions.
 """
 
 import http.server

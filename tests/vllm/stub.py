@@ -279,5 +279,5 @@ def drive(tree: Path, overlay: Path, log_prefix: Path | None, **options: Any) ->
 
 
 def records(prefix: Path, process: str) -> list[Any]:
-    """The records a process of the stub has written."""
+    """Return the records a process of the stub has written."""
     return list(step_records(Path(f"{prefix}.{process}.steps").read_bytes()))

@@ -1,4 +1,4 @@
-"""The emulated device: its queue and log, what of a vLLM it replaces, what a study must say."""
+"""Test the emulated device: its queue and log, its patches, and the study's requirements."""
 
 import sys
 import threading

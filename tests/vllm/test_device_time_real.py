@@ -1,4 +1,6 @@
-"""A real vLLM beside an emulated device: `pytest -m long tests/vllm/test_device_time_real.py`."""
+"""Test a real vLLM with an emulated device: `pytest -m long
+tests/vllm/test_device_time_real.py`.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,7 +34,9 @@ def gate(
     overlay_file: str | None = None,
     **flags: Any,
 ) -> list[str]:
-    """The notes of a configuration's gate in the study of the emulated H20, or one laid over it."""
+    """Return the notes of a configuration's gate in the study of the emulated H20, or one laid over
+    it.
+    """
     config = load_yaml(ROOT / "config/h20-emulated.yaml")
     if overlay_file is not None:
         update_config(config, load_yaml(ROOT / overlay_file))

@@ -1,4 +1,4 @@
-"""The gates against small servers that fail in each way, over real sockets and processes."""
+"""Test the gates with small servers that fail in each way, over real sockets and processes."""
 
 import json
 import shutil

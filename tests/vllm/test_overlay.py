@@ -1,4 +1,4 @@
-"""Installing and removing the probe: idempotent, and the environment's bytes stay as they were."""
+"""Test that the probe's overlay is idempotent and leaves the environment's bytes unchanged."""
 
 from pathlib import Path
 

@@ -53,7 +53,7 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def study(folder: Path, overlays: Sequence[Mapping[str, Any]] = (), **engine: Any) -> StudyDocument:
-    """The CPU study, its model beside it."""
+    """Return the CPU study, its model beside it."""
     write_model(folder / "model", read_json(TINY))
     config = load_yaml(ROOT / "config/vllm-cpu.yaml")
     for overlaid in overlays:

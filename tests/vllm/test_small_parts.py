@@ -1,4 +1,4 @@
-"""The dummy bootstrap over a real socket; the tiny model; the environments' pins."""
+"""Test the dummy bootstrap over a real socket, the tiny model, and the environments' pins."""
 
 import json
 import re
@@ -136,7 +136,7 @@ HYBRID = "WARNING Hybrid KV cache manager is disabled for this hybrid model, Thi
         (HYBRID, []),
     ],
 )
-def test_what_only_weakens_a_connector_is_a_note(log: str, words: list[str]) -> None:
+def test_log_line_that_only_weakens_a_connector_gives_a_note(log: str, words: list[str]) -> None:
     notes = weaker_notes(log)
     assert len(notes) == len(words)
     assert all(word in note for word, note in zip(words, notes, strict=True))
@@ -162,7 +162,7 @@ _WANTED = "envs/vllm-gpu/requirements.lock is for CPython 3.11 for x86_64 with g
 
 
 def _speaks(version: str, machine: str = "x86_64", libc: str = "2.36") -> str:
-    """A script that answers like the platform query of an interpreter."""
+    """Return a script that answers like the platform query of an interpreter."""
     answer = ["cpython", version, machine, "glibc" if libc else "", libc]
     return f"echo '{json.dumps(answer)}'"
 

@@ -1,4 +1,4 @@
-"""The step and settings probes on a stub engine, and the probe's records as JSON lines."""
+"""Test the step and settings probes on a stub engine, and the records as JSON lines."""
 
 import json
 import os
@@ -424,7 +424,7 @@ def test_only_the_first_worker_writes_settings(stubbed: Stubbed) -> None:
     assert not (stubbed.folder / "log.worker.settings").exists()
 
 
-def test_engine_serves_though_its_settings_cannot_be_written(stubbed: Stubbed) -> None:
+def test_engine_serves_if_its_settings_cannot_be_written(stubbed: Stubbed) -> None:
     stubbed.log = stubbed.folder / "missing" / "log"
     output = stubbed.drive(before=CONFIG + START, steps=0)
     assert "settings probe: nothing written" in output
@@ -475,7 +475,7 @@ def test_step_file_truncated_at_any_byte_gives_its_complete_steps(
     assert list(step_records(file, end)) == whole[left:]
 
 
-def test_file_that_is_no_step_file_is_refused() -> None:
+def test_file_that_is_not_a_step_file_is_refused() -> None:
     with pytest.raises(msgspec.DecodeError):
         list(step_records(b'{"t_ns":1}\n'))
 

@@ -41,12 +41,14 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def device_for(folder: Path) -> str:
-    """The name of a device that belongs to `folder` alone."""
+    """Return the name of a device that belongs to `folder` alone."""
     return f"t{hashlib.sha256(str(folder).encode()).hexdigest()[:12]}"
 
 
 def temporary_folder(folder: Path) -> Path:
-    """A private folder with a short path (it holds Unix sockets) that belongs to `folder` alone."""
+    """Return a private folder with a short path (it holds Unix sockets) that belongs to `folder`
+    alone.
+    """
     name = hashlib.sha256(str(folder).encode()).hexdigest()[:12]
     path = Path(tempfile.gettempdir()) / f"ct-{name}"
     path.mkdir(mode=0o700, exist_ok=True)
@@ -79,7 +81,9 @@ def prepare(folder: Path, edit: Callable[[str], str] = str) -> Path:
 def ended(
     arguments: Sequence[str | Path], folder: Path, **environ: str
 ) -> subprocess.CompletedProcess[str]:
-    """A command run to its end from a study's folder, further variables in its environment."""
+    """Return a command run to its end from a study's folder, further variables in its
+    environment.
+    """
     return subprocess.run(
         arguments,
         cwd=folder,
@@ -138,7 +142,7 @@ def wait_for(
 
 
 def finished(results: Path) -> dict[str, tuple[str, int]]:
-    """Hash and modification time of every file of a study's finished cells."""
+    """Return hash and modification time of every file of a study's finished cells."""
     return {
         str(path.relative_to(results)): (sha256_file(path), path.stat().st_mtime_ns)
         for record in results.glob("runs/*/block*/*/*/cell_*.json")
@@ -148,13 +152,13 @@ def finished(results: Path) -> dict[str, tuple[str, int]]:
 
 
 def passed_claims(results: Path) -> set[tuple[str, str]]:
-    """Kind and subject of each claim that the audit of a study has passed."""
+    """Return kind and subject of each claim that the audit of a study has passed."""
     claims = read_json(results / "audit.json")["claims"]
     return {(claim["kind"], claim["subject"]) for claim in claims if claim["verdict"] == "PASS"}
 
 
 def of_this_study(folder: Path) -> Iterator[psutil.Process]:
-    """Every process whose command line or environment names the folder."""
+    """Yield every process whose command line or environment names the folder."""
     name = str(folder)
     for process in psutil.process_iter():
         try:
@@ -166,7 +170,7 @@ def of_this_study(folder: Path) -> Iterator[psutil.Process]:
 
 
 def server_of(launch: Path) -> psutil.Process | None:
-    """The first process of a launch's server; None while there is none."""
+    """Return the first process of a launch's server; None while there is none."""
     for process in psutil.process_iter():
         try:
             if process.environ().get(LAUNCH_VARIABLE) == str(launch.resolve()):
@@ -177,7 +181,7 @@ def server_of(launch: Path) -> psutil.Process | None:
 
 
 def gone(folder: Path, timeout_s: float = 20) -> list[str]:
-    """Command lines of the study's processes that are still there after `timeout_s`."""
+    """Return command lines of the study's processes that are still there after `timeout_s`."""
     _, alive = psutil.wait_procs(list(of_this_study(folder)), timeout=timeout_s)
     return [" ".join(process.cmdline()) for process in alive if process.is_running()]
 

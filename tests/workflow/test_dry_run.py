@@ -1,4 +1,4 @@
-"""Test what Snakemake plans and refuses, and that every measurement has a reason."""
+"""Test Snakemake's plans and rejections, and that every measurement has a reason."""
 
 import ast
 import json
@@ -65,7 +65,7 @@ class Executor(RemoteExecutor):
 
 
 def planned(output: str) -> dict[str, int]:
-    """Jobs by rule from the table a dry run prints first."""
+    """Return jobs by rule from the table a dry run prints first."""
     rows = [line.split() for line in output.split("Job stats:")[1].splitlines()[1:]]
     table = [row for row in rows if len(row) == 2 and row[1].isdigit()]
     return {name: int(count) for name, count in table}
@@ -93,18 +93,18 @@ def dry_run(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def jobs_inputs(rule: str, dry_run: str) -> list[set[str]]:
-    """Input files of each planned job of a rule."""
+    """Return input files of each planned job of a rule."""
     lines = re.findall(rf"^rule {rule}:\n(?:.*\n)*?    input: (.*)$", dry_run, re.M)
     return [set(line.split(", ")) for line in lines]
 
 
 def inputs_of(rule: str, dry_run: str) -> set[str]:
-    """Input files of every planned job of a rule."""
+    """Return input files of every planned job of a rule."""
     return set().union(*jobs_inputs(rule, dry_run))
 
 
 def blocks_of(names: set[str]) -> set[int]:
-    """The blocks whose files are among these."""
+    """Return the blocks whose files are among these."""
     return {int(number) for name in names for number in re.findall(r"/block(\d+)/", name)}
 
 
@@ -120,7 +120,7 @@ def test_every_job_is_planned_from_the_start(dry_run: str) -> None:
 
 
 def imported(path: Path) -> Iterator[Path]:
-    """Files of the package that a file imports, at its top or later."""
+    """Yield files of the package that a file imports, at its top or later."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("connector_tax."):
             module = PACKAGE.joinpath(*(node.module or "").split(".")[1:])

@@ -83,7 +83,7 @@ def hashes(folder: Path) -> dict[str, str]:
 
 
 def void_cells(folder: Path) -> dict[str, list[str]]:
-    """Each void cell of Phase A, and why."""
+    """Return each void cell of Phase A, and why."""
     records = folder.glob("results/tiny/runs/*/block0/A/r??/cell_*.json")
     return {str(p): c["void_reasons"] for p in records if not (c := read_json(p))["valid"]}
 
@@ -120,7 +120,9 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Interrupted:
 
 @pytest.fixture
 def folder(interrupted: Interrupted) -> Path:
-    """The study, all of its Phase A valid: what voided a cell of a test before is no test's."""
+    """Return the study, all of its Phase A valid: what voided a cell of a test before is no
+    test's.
+    """
     folder = interrupted.folder
     for _ in range(3):
         if void := void_cells(folder):
@@ -134,7 +136,7 @@ def folder(interrupted: Interrupted) -> Path:
     return folder
 
 
-def test_after_ctrl_c_and_a_sigkill_the_study_resumes_at_the_lost_cell(
+def test_study_resumes_at_the_lost_cell_after_ctrl_c_and_sigkill(
     interrupted: Interrupted,
 ) -> None:
     # The first launch and a cell of the second.
@@ -144,7 +146,7 @@ def test_after_ctrl_c_and_a_sigkill_the_study_resumes_at_the_lost_cell(
 
 
 @pytest.mark.long
-def test_after_a_sigkill_to_snakemake_alone_the_study_resumes(tmp_path: Path) -> None:
+def test_study_resumes_after_a_sigkill_to_snakemake_alone(tmp_path: Path) -> None:
     folder = prepare(tmp_path / "study", two_launches)
     process = start(folder, RATES)
     wait_for(lambda: within_launch(folder, after=1), process)
@@ -212,7 +214,7 @@ def test_remeasure_does_nothing_without_a_void_cell(folder: Path) -> None:
     assert "Nothing to be done" in text_of(run(folder, PLAIN_A))
 
 
-def test_launch_the_study_does_not_have_is_refused(folder: Path) -> None:
+def test_remeasuring_an_unknown_launch_is_refused(folder: Path) -> None:
     done = remeasure(folder, "--launch", "plain/block7/A")
     assert done.returncode == 2
     assert "--launch: found plain/block7/A; allowed: <name>/block<k>/<phase>" in done.stderr
@@ -258,7 +260,7 @@ def test_cell_cut_short_in_an_unfinished_launch_is_named(folder: Path) -> None:
     assert read_json(launch / "index.json")["status"] == "done"
 
 
-def test_a_changed_design_is_refused_with_every_way_out(folder: Path) -> None:
+def test_changed_design_is_refused_with_every_remedy(folder: Path) -> None:
     text = (folder / "study.yaml").read_text()
     try:
         (folder / "study.yaml").write_text(text.replace("floor_s: 0.6", "floor_s: 0.7"))
@@ -308,7 +310,9 @@ def test_new_design_is_measured_after_the_old_one_is_moved_aside(folder: Path) -
 
 
 def processes(folder: Path, module: str) -> Iterator[psutil.Process]:
-    """The processes of the launch's driver, itself included, that run a module of the package."""
+    """Yield the processes of the launch's driver, itself included, that run a module of the
+    package.
+    """
     named = {f"connector_tax.{module}"}
     driver = {"connector_tax.study.launch", NOOP_A.config, NOOP_A.phase}
     for process in of_this_study(folder):

@@ -40,7 +40,7 @@ def duration_s(tmp_path_factory: pytest.TempPathFactory) -> float:
 
 
 def listening(results: Path) -> list[int]:
-    """Ports any launch of the study was given that somebody still listens on."""
+    """Return ports any launch of the study was given that somebody still listens on."""
     ports = {
         attempt.get("port")
         for path in results.glob("runs/*/block*/*/attempts.json")
@@ -51,7 +51,7 @@ def listening(results: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("moment", range(MOMENTS))
-def test_killed_at_any_moment_the_study_completes(
+def test_study_completes_after_a_kill_at_any_moment(
     tmp_path: Path, duration_s: float, moment: int
 ) -> None:
     # Not to the very end: the share is of a duration that no two runs have alike.

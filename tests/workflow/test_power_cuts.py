@@ -45,7 +45,7 @@ def copy_of_one_moment(image: Path, device: str, target: Path) -> None:
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Path]]:
-    """Images of the disk at MOMENTS moments of one undisturbed study."""
+    """Yield images of the disk at MOMENTS moments of one undisturbed study."""
     root = tmp_path_factory.mktemp("cuts")
     image, disk = root / "disk.ext4", root / "disk"
     with image.open("wb") as stream:
@@ -79,9 +79,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Path]]:
 
 
 @pytest.mark.parametrize("moment", range(MOMENTS))
-def test_after_a_power_cut_the_study_completes(
-    tmp_path: Path, images: list[Path], moment: int
-) -> None:
+def test_study_completes_after_a_power_cut(tmp_path: Path, images: list[Path], moment: int) -> None:
     disk = tmp_path / "disk"
     mount(images[moment], disk)
     try:

@@ -53,7 +53,7 @@ class Machine:
 
 @pytest.fixture(scope="module")
 def source(packed: Path) -> Path:
-    """A folder with a published study and its archive."""
+    """Return a folder with a published study and its archive."""
     return packed.parent
 
 
@@ -62,7 +62,7 @@ Replotted = tuple[Machine, subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="module")
 def replotted(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Replotted:
-    """The default target, in a checkout whose manifest names the archive."""
+    """Return the default target, in a checkout whose manifest names the archive."""
     machine = Machine(tmp_path_factory.mktemp("machine"), source / "synthetic.tar.zst")
     shutil.copy(source / "MANIFEST.md", machine.folder)
     return machine, machine.snakemake()

@@ -1,4 +1,4 @@
-"""Two slots of one machine measure a block each, side by side; Snakemake hands the slots out."""
+"""Test that two slots of one machine measure one block each, side by side."""
 
 import os
 from datetime import datetime
@@ -25,7 +25,7 @@ def with_slots(text: str) -> str:
 
 
 def attempts(folder: Path, block: int, phase: str) -> list[dict[str, Any]]:
-    """Every start of a server of the block and phase, in the order they began."""
+    """Return every start of a server of the block and phase, in the order they began."""
     files = folder.glob(f"results/tiny/runs/*/block{block}/{phase}/attempts.json")
     begun = [attempt for path in files for attempt in read_json(path)]
     return sorted(begun, key=lambda attempt: str(attempt["started_utc"]))

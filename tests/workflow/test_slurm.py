@@ -104,7 +104,7 @@ class Cluster:
         subprocess.run(["bash", "-c", script], env=self.environment(study), check=True, timeout=90)
 
     def drive_here(self, study: Path) -> subprocess.CompletedProcess[str]:
-        """The driver of block 0's Phase A on this machine, which is none of the nodes."""
+        """Return the driver of block 0's Phase A on this machine, which is none of the nodes."""
         results = study / "results" / "tiny"
         return subprocess.run(
             [sys.executable, "-m", "connector_tax.study.block", "--study", results / "study.json",
@@ -138,13 +138,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def attempts(study: Path, name: str = "tiny", block: int | str = "*") -> list[dict[str, Any]]:
-    """Every start of a server, of all phases."""
+    """Return every start of a server, of all phases."""
     files = study.glob(f"results/{name}/runs/*/block{block}/*/attempts.json")
     return [entry for path in files for entry in read_json(path)]
 
 
 def nodes(study: Path, block: int) -> set[str]:
-    """The machines that the attempts of a block ran on."""
+    """Return the machines that the attempts of a block ran on."""
     return {attempt["node"]["machine"] for attempt in attempts(study, block=block)}
 
 

@@ -1,4 +1,4 @@
-"""A real study, end to end: every artifact, a server that dies, and nothing measured twice."""
+"""Test a real study end to end: every artifact, a dying server, nothing measured twice."""
 
 import json
 import os
@@ -87,12 +87,12 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Study]:
 
 
 def archived(study: Study) -> dict[str, bytes]:
-    """Name to content of every member of the study's archive."""
+    """Return name to content of every member of the study's archive."""
     members = members_of(study.folder / "results" / "archive" / "tiny.tar.zst")
     return {info.name: content for info, content in members}
 
 
-def test_no_configuration_is_offered_more_of_a_shape_than_its_share(study: Study) -> None:
+def test_offered_rate_of_a_shape_never_exceeds_its_share(study: Study) -> None:
     shapes = read_json(study.results / "preflight" / "shape_rates.json")["shapes"]
     ref_safe = read_json(study.results / "reference_rates.json")["ref_safe"]
     offered = {
@@ -113,7 +113,7 @@ def test_dead_server_is_reported_and_other_configurations_continue(study: Study)
     assert measured == {"plain", "plain_2"}
 
 
-def test_the_next_run_completes_and_keeps_every_finished_cell(study: Study) -> None:
+def test_next_run_completes_the_study_and_keeps_every_finished_cell(study: Study) -> None:
     assert study.second.returncode == 0, study.second.stdout + study.second.stderr
     after = finished(study.results)
     assert study.first_cells.items() <= after.items()
@@ -148,7 +148,7 @@ def test_every_launch_has_its_artifacts(study: Study) -> None:
 
 
 def test_every_block_is_complete(study: Study) -> None:
-    """Also where a launch was measured by a second run."""
+    """Also if a second run measured some of its launches."""
     ledger = Ledger()
     check_launches(StudyFolder.load(study.results / "study.json"), ledger)
     assert {claim.verdict for claim in ledger.claims} == {PASS}
@@ -230,8 +230,8 @@ def test_no_file_holds_a_secret_of_the_environment(study: Study) -> None:
     assert leaks == []
 
 
-def test_nothing_published_names_a_folder_of_this_machine(study: Study) -> None:
-    """A relative path is no such name: launch.sh reaches the project by one from its folder."""
+def test_published_files_name_no_folder_of_this_machine(study: Study) -> None:
+    """Relative paths are allowed: launch.sh reaches the project by one."""
     published = archived(study)
     published["MANIFEST.md"] = (study.folder / "MANIFEST.md").read_bytes()
     published["report.html"] = (study.results / "report.html").read_bytes()
@@ -253,7 +253,7 @@ def test_run_leaves_no_process_or_temporary_file(study: Study) -> None:
     assert kept == []
 
 
-def test_a_second_run_has_nothing_to_do_though_the_code_was_touched(study: Study) -> None:
+def test_second_run_has_nothing_to_do_after_touching_the_code(study: Study) -> None:
     touched = [*(ROOT / "workflow").rglob("*.smk"), ROOT / "workflow" / "Snakefile"]
     touched += (ROOT / "scripts" / "connector_tax").rglob("*.py")
     for path in touched:
