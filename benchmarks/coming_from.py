@@ -121,7 +121,7 @@ PAIRS = (
 
 
 def did(arguments: list[str], client: str = "") -> str:
-    """Run a client's command against a server of its own.
+    """Run a client's command against a new server.
 
     Return the requests that the server saw and the TTFT that the client printed, or why there are
     none.

@@ -366,7 +366,7 @@ def work() -> None:
 
 
 def planned_over_true(ratio: float, studies: int) -> float:
-    """Return the half-width planned from three blocks for six, over that of six blocks (median)."""
+    """Return the half-width planned from three blocks for six, over the true one (median)."""
     scenario = Scenario(f"planning x{ratio:g}", 7, noisier((BASELINES,), ratio), (0,))
     rng, levels = named_generator(f"error model/{scenario.name}"), family_levels(CONFIDENCE, 7)
     shares = []

@@ -36,7 +36,7 @@ from connector_tax.files import ArtifactError, read_jsonl
 from connector_tax.marks import marks_of
 
 HALF_SECOND_NS = 500_000_000
-# Steps in a half second needed for a median, and the longest gap without an idle engine.
+# Least steps in a half second for a median, and the longest time between steps without idling.
 ENOUGH, IDLE_US = 40, 20_000
 FASTEST = 0.02
 

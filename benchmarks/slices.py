@@ -151,8 +151,8 @@ class Slices:
                 self._stacks[name].close()
             stack = self._stacks[name] = contextlib.ExitStack()
             # A connector's fixed port depends on the study's name.
-            own = self._study | {"study": f"{self._study['study']}-{name}"}
-            command = command_for(own, Launch(name, 0, "A"), port := free_port(), probe)
+            renamed = self._study | {"study": f"{self._study['study']}-{name}"}
+            command = command_for(renamed, Launch(name, 0, "A"), port := free_port(), probe)
             folder = self._folder / f"{name}{self._batches_sent}"
             folder.mkdir()
             server = Server(folder, command, name, port, server_cpus(self._plan))

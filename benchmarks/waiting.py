@@ -27,7 +27,7 @@ from connector_tax.provenance.archive import read_head
 
 
 class Usage(NamedTuple):
-    """What one run took."""
+    """The time and memory of one run."""
 
     cpu_s: float
     wall_s: float

@@ -35,7 +35,7 @@ SEALS = "seals.jsonl"
 
 
 def failures(study_file: Path) -> list[Claim]:
-    """Return the claims that fail, but for those on what is derived (`derived_failures`)."""
+    """Return the failed claims, except those on derived files (`derived_failures`)."""
     ledger = Ledger()
     with ledger.guarded("study", "study.json"):
         study = StudyFolder.load(study_file)
@@ -44,9 +44,7 @@ def failures(study_file: Path) -> list[Claim]:
 
 
 def derived_failures(root: Path, made: Path) -> list[Claim]:
-    """Return the claims that fail where `made` is everything derived, made of the unchanged
-    study.
-    """
+    """Return the failed claims on derived files; `made` holds those of the unchanged study."""
     ledger = Ledger()
     with ledger.guarded("made again", "study"):
         check_views(root, ledger)
@@ -284,7 +282,7 @@ def delay_all(records: Lines) -> None:
 
 
 def late(records: Lines) -> None:
-    """As of a cell that is not valid."""
+    """Delay requests so much that the cell would not be valid."""
     keys = [f"t_{n}_ns" for n in ("conn", "send", "headers", "first_token", "last_token", "done")]
     for number in range(25, len(records)):
         add_to(number, 300_000_000, *keys)(records)

@@ -94,7 +94,7 @@ class Requests:
 
     @cached_property
     def tpot_ms(self) -> NDArray[np.float64]:
-        """The TPOT of answers with several tokens; (m,)."""
+        """Return the TPOT (m,) of answers with several tokens, in ms."""
         return self.per_token_ms[~np.isnan(self.per_token_ms)]
 
     def throughputs(self, limits_ms: Mapping[str, float]) -> dict[str, float]:

@@ -29,7 +29,7 @@ NOISY, MOST_NOISY = 0.15, 3
 RATIOS = (2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 # Posterior probability of being noisier above which a configuration's own spread is used too.
 SUSPECT = 0.25
-# Range of degrees of freedom of the equivalent t, and the smallest weight of a model that counts.
+# Range of the equivalent t's degrees of freedom, and the weight below which a model is ignored.
 LEAST_DF, MOST_DF, NEGLIGIBLE = 0.3, 1e5, 1e-16
 TOLERANCE, SMALL_STEP, ROUNDS = 1e-12, 1e-7, 200
 # Degrees of freedom up to which the tail's series is faster than the incomplete beta function.

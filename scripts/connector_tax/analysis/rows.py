@@ -32,7 +32,7 @@ from connector_tax.artifacts.saturation import Judgement
 from connector_tax.artifacts.study_file import Study
 from connector_tax.artifacts.tables import POOLED, STEP_COLUMNS, Row
 
-# Requests per MSER batch, and the significance level of a difference at the start.
+# Requests per MSER batch, least number of batches, and level of the test for a changed start.
 BATCH, MIN_BATCHES = 5, 16
 SIGNIFICANCE = 0.01
 # Columns that describe the cell itself, also in its pooled row.

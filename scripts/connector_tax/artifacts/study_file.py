@@ -61,12 +61,12 @@ class Study:
 
     @property
     def concurrency(self) -> int | None:
-        """The requests that a closed loop keeps in flight; None: open loop."""
+        """Return the requests that a closed loop keeps in flight; None: open loop."""
         return self.config["phase_a"].get("concurrency")
 
     @property
     def saturation(self) -> dict[str, float]:
-        """The bounds of saturation; none in a closed loop, which has no schedule to fall behind."""
+        """Return the bounds of saturation; empty in a closed loop, which has no schedule."""
         return {} if self.concurrency else self.config["saturation"]
 
     @property

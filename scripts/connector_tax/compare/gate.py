@@ -52,8 +52,8 @@ def checks_of(
     """
     combinations = [(config, bound, metric) for config in configs for bound in bounds
              for metric in bound.metrics]  # fmt: skip
-    own = study.settings["statistics"]["confidence"]
-    levels = Levels(1 - (1 - own) / len(combinations), 2 * own - 1)
+    confidence = study.settings["statistics"]["confidence"]
+    levels = Levels(1 - (1 - confidence) / len(combinations), 2 * confidence - 1)
     taxes = functools.cache(lambda: taxes_of_phase_a(load_study(study.root / paths.STUDY)))
 
     def mixture(row: EffectRow) -> Effect:

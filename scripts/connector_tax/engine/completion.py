@@ -181,7 +181,7 @@ class Completion:
         return b"%x\r\n%b\r\n" % (len(event), event) if self._chunked else event
 
     def write_event(self, event: bytes, tokens: int, deadline_ns: int) -> None:
-        """Send an event with `tokens` tokens in a write of its own."""
+        """Send an event with `tokens` tokens in a separate write."""
         self.write(self.frame(event), tokens, deadline_ns)
 
     def end_stream(self, events: list[bytes], outcome: str = "ok") -> None:

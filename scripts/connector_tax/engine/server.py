@@ -1,8 +1,8 @@
 """The HTTP routes of one engine, compatible with vLLM.
 
-Names, routes and shapes are those of vLLM 0.32. Sampling parameters are accepted without effect,
-since the emulated model is deterministic. Unsupported features (several choices, log probabilities,
-stop strings, tools) are rejected, not ignored.
+Names, routes and shapes follow vLLM 0.32. Sampling parameters are accepted without effect, since
+the emulated model is deterministic. Unsupported features (several choices, log probabilities, stop
+strings, tools) are rejected, not ignored.
 """
 
 import asyncio

@@ -113,7 +113,7 @@ def heat_maps(study: StudyTables) -> Figure:
     widest = max(style.text_width_in(words, style.TEXT_PT) for words in table["words"])
     cell_in = CELL_IN
     if widest > MAP_IN / len(outputs):
-        # Marks have a line of their own.
+        # Marks go on a separate line.
         table["words"] = table["words"].str.replace(" ", "\n")
         cell_in = 1.2 * CELL_IN
     limit = max([3 * margin, *map(abs, rows.numbers(table, ["tax"]))])

@@ -121,7 +121,7 @@ class WorkerProcess:
 
 
 class Dispatcher:
-    """An event loop in a thread of its own; every public method may be called from any thread."""
+    """An event loop in a separate thread; every public method may be called from any thread."""
 
     def __init__(
         self,

@@ -55,7 +55,7 @@ class Poller:
         self._connections: dict[int, Connection] = {}
         self._streams: set[int] = set()  # descriptors in _streaming
         self._ready: list[tuple[int, int]] = []  # ready descriptors of _streaming and their events
-        self._next = 0  # those of them still to serve
+        self._next = 0  # index of the next one to serve
         self.until_ns = FAR_NS
         for epoll in (self._waiting, self._streaming):
             loop.add_reader(epoll.fileno(), self.serve_ready)

@@ -32,7 +32,7 @@ class Source:
     """The requests that a run may send.
 
     `prompt_of` makes the prompt of a session whose node has none. `starts_ns` are the starts of
-    sessions with times of their own, in ns, ascending. `kind` names the items of a file, `size` is
+    sessions that have fixed times, in ns, ascending. `kind` names the items of a file, `size` is
     their number. `notes` explain the numbers in the summary.
     """
 

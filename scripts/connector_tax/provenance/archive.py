@@ -151,7 +151,7 @@ class Limits(NamedTuple):
 
 
 def check_name(name: str) -> None:
-    """Raise unless a member name is that of a study's file.
+    """Raise unless a member name belongs to a file of a study.
 
     Raises:
         ArtifactError: names the member.

@@ -60,7 +60,7 @@ def views_in(root: Path) -> dict[str, Path]:
 
 
 def is_view(name: str) -> bool:
-    """Return whether the name is that of a picture or page of a study."""
+    """Return whether this is the name of a picture or page of a study."""
     return name == paths.REPORT or name.startswith(f"{paths.FIGURES}/")
 
 

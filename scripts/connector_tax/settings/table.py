@@ -19,7 +19,7 @@ from connector_tax.settings.matrix import (
 )
 from connector_tax.settings.request import PLAIN
 
-# Settings with a column of their own; other changes are in the last column.
+# Settings with a column; other changes are in the last column.
 _COLUMNS = {"hybrid_manager": "hybrid manager", "groups": "groups", "layout": "layout",
             "graphs": "graphs"}  # fmt: skip
 # Settings in the line above a table, unless they have a column.

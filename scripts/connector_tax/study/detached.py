@@ -1,7 +1,7 @@
 """Follow a server whose command has ended while the server runs: a container, or a forked process.
 
 `docker run -d` prints the container's id. A forked server is found by its environment, which names
-the launch, or by its port. In a container neither is the caller's.
+the launch, or by its port. A container has another environment and another port owner.
 """
 
 import contextlib
@@ -31,10 +31,10 @@ class Detached:
     """A server that outlives its command.
 
     Attributes:
-        pid: of its first process; None: it cannot be seen, as on another machine.
-        started: start of that process in clock ticks.
-        engine: the command of its container engine; empty: it is no container.
-        container: its id.
+        pid: its first process; None: it cannot be seen, as on another machine.
+        started: start time of that process in clock ticks.
+        engine: the command of its container engine; empty without a container.
+        container: the container's id.
     """
 
     pid: int | None
@@ -70,7 +70,7 @@ class Detached:
 
 
 def _output(command: list[str], grace_s: float = 0.0) -> str:
-    """Return what a command prints; "" where it fails."""
+    """Return a command's output; "" if it fails."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=ANSWER_S + grace_s, check=False
@@ -82,17 +82,17 @@ def _output(command: list[str], grace_s: float = 0.0) -> str:
 def find_detached(
     folder: Path, argv: list[str], driver: str, printed: str, owners: Collection[int | None]
 ) -> Detached | None:
-    """Return the server that a command has left running; None where there is none (yet).
+    """Return the server that a command has left running; None if there is none (yet).
 
     Args:
-        folder: of the launch; takes the file by which a container's end is ensured.
+        folder: the launch's folder, where a file ensures the container's end.
         argv: the command.
         driver: the name of this process.
-        printed: the standard output of the command.
+        printed: the command's standard output.
         owners: processes that listen on its port; None stands for another user's.
 
     Raises:
-        ServerError: what it left cannot be followed, so it could not be stopped.
+        ServerError: the server cannot be followed, so it could not be stopped.
     """
     last = printed.strip().rpartition("\n")[2].strip()
     words = [word for part in argv for word in _words(part)]
@@ -112,8 +112,12 @@ def find_detached(
             "the command started a container and printed no id, so that it could not be stopped;"
             " allowed: docker run without -d, or docker run -d, which prints the id"
         )
-    own = {pid for pid, named in started_for(folder) if named == driver}
-    candidates = own.intersection(owners) or own or {pid for pid in owners if pid is not None}
+    started_pids = {pid for pid, named in started_for(folder) if named == driver}
+    candidates = (
+        started_pids.intersection(owners)
+        or started_pids
+        or {pid for pid in owners if pid is not None}
+    )
     stats = {pid: stat for pid in candidates if (stat := stat_of(pid)) and not stat.is_zombie}
     if not stats:
         return None
@@ -123,13 +127,13 @@ def find_detached(
             f"{stats[pid].name} listens on the port: the command left a container, which could not"
             " be stopped; allowed: docker run without -d, or docker run -d, which prints the id"
         )
-    while (parent := stat_of(stats[pid].parent)) is not None and stats[pid].parent in own:
+    while (parent := stat_of(stats[pid].parent)) is not None and stats[pid].parent in started_pids:
         stats[stats[pid].parent], pid = parent, stats[pid].parent
     return Detached(pid, stats[pid].started)
 
 
 def _words(part: str) -> list[str]:
-    """Return the words of an argument that is a command line itself, as of `bash -c`."""
+    """Return the words of an argument that is itself a command line, as of `bash -c`."""
     with contextlib.suppress(ValueError):
         return shlex.split(part)
     return [part]

@@ -161,7 +161,7 @@ GPU_FIELDS = (
     "clocks.max.mem", "ecc.mode.current", "mig.mode.current",
 )  # fmt: skip
 JOB_VARIABLE = "SLURM_JOB_ID"
-# Not in archives and reports, which name machines by their alias.
+# Recorded only in the study's folder; archives and reports name machines by their alias.
 NODE_VARIABLE = "SLURMD_NODENAME"
 # Fields that may change on the same device, as after a reboot or in another scheduler job.
 PASSING = ("boot", "job", "exclusive")

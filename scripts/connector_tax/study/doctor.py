@@ -543,7 +543,7 @@ class UnfitError(DeviceError):
 
 
 def require_fit(study: StudyDocument, folder: Path) -> dict[str, EngineFiles]:
-    """Run the doctor's checks, and compare vLLM's sources with those of the patch stage.
+    """Run the doctor's checks, and compare vLLM's sources with the patch stage's.
 
     Returns:
         The `engine_files` that each launch of the block records.

@@ -89,7 +89,7 @@ def _named_parent() -> str | None:
     named = os.environ.get(PARENT_VARIABLE)
     if named and re.fullmatch(r"\d+:\S+:\d+", named) is None:
         raise SystemExit(
-            f"{PARENT_VARIABLE}: found {named!r}; allowed: what Snakemake's start sets it to. "
+            f"{PARENT_VARIABLE}: children {named!r}; allowed: what Snakemake's start sets it to. "
             "Unset it to run by hand."
         )
     return named or None
@@ -174,11 +174,11 @@ def end_with_parent(say: Callable[[str], object]) -> None:
 def _end_at_once() -> None:
     # A stopped process starts no other that would be missed.
     stopped: set[psutil.Process] = set()
-    while found := {*psutil.Process().children(recursive=True)} - stopped:
-        for process in found:
+    while children := {*psutil.Process().children(recursive=True)} - stopped:
+        for process in children:
             with contextlib.suppress(psutil.Error):
                 process.suspend()
-        stopped |= found
+        stopped |= children
     for process in stopped:
         with contextlib.suppress(psutil.Error):
             process.kill()

@@ -1,4 +1,4 @@
-"""Watch the machine while a launch runs, in a process of its own; write one file for each cell.
+"""Watch the machine while a launch runs, in a separate process; write one file for each cell.
 
 A file begins with the logical CPUs of both sides. Each second a line with the counters follows;
 counters are totals (docs/artifacts.md). With GPUs, `foreign_gpu_pids` lists processes on the

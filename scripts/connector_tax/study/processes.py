@@ -350,7 +350,7 @@ def busiest_other(
 
 
 def cpu_ms(pids: Iterable[int]) -> int:
-    """Return the CPU time in ms of living processes, with that of children they waited for."""
+    """Return the CPU time in ms of living processes, including children they waited for."""
     stats = filter(None, map(stat_of, pids))
     return round(sum((stat.own_ticks + stat.ended_ticks) * TICK_MS for stat in stats))
 

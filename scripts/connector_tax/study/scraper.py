@@ -1,5 +1,5 @@
-"""Scrape /metrics while a cell is open (1 Hz in the design), in a process of its own, and append
-one record per scrape to the cell's metrics file (docs/artifacts.md).
+"""Scrape /metrics while a cell is open (1 Hz in the design), in a separate process, and append one
+record per scrape to the cell's metrics file (docs/artifacts.md).
 
 A scrape takes CPU time of the server. At a fixed interval it could stay in phase with the arrivals
 in one launch and out of phase in the next, so intervals are random (docs/decisions.md, "The study's

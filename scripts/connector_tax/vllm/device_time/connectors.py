@@ -1,8 +1,8 @@
 # CONNECTOR_TAX_PATCH
 """Replace a GPU's copies in the connectors that copy KV blocks to the host's memory.
 
-Each is installed where the KVTransferConfig names its class, as the connector or as a child of a
-MultiConnector. Its host work runs; its streams, events and copies are `copies.Link`'s.
+Each is installed if the KVTransferConfig names its class, as the connector or as a MultiConnector's
+child. Its host work runs; its streams, events and copies are replaced by `copies.Link`'s.
 """
 
 # mypy: disable-error-code="import-not-found,misc"
@@ -54,7 +54,7 @@ def lacking(transfer: Any) -> list[str]:
 
 
 def install(transfer: Any, link: Link) -> None:
-    """Replace the copies of the connectors that a KVTransferConfig names; None names none."""
+    """Replace the copies of the connectors in a KVTransferConfig; None has none."""
     for name in _known(transfer):
         _INSTALL[name](link)
 
@@ -162,7 +162,9 @@ _SLICE_BYTES = 64
 
 
 class _Store:
-    """A client of Mooncake's store whose puts carry 64 bytes a slice, and last as long as all."""
+    """A client of Mooncake's store whose puts send 64 bytes per slice and take the time of all
+    bytes.
+    """
 
     def __init__(self, own: Any, link: Link) -> None:
         self._own, self._link = own, link

@@ -1,9 +1,9 @@
 # CONNECTOR_TAX_PATCH
-"""Emulate the copy engines: a link to the host's memory, and streams and events in device time.
+"""Emulate the copy engines: a link to the host's memory, with streams and events in device time.
 
-No byte moves. A copy ends at a moment that is known when it is submitted: once the work before it
-on its stream is done and its direction of the link is free, it takes its bytes over the bandwidth.
-The submitting thread works for it on the CPU, without the GIL, as in a driver's call.
+No byte moves. A copy's end is known when it is submitted: once earlier work on its stream is done
+and its direction of the link is free, it takes its bytes over the bandwidth. The submitting thread
+uses the CPU for it, without the GIL, as in a driver's call.
 """
 
 import math
@@ -22,12 +22,12 @@ _MAP_NORESERVE = 0x4000
 
 
 class Copy(NamedTuple):
-    """A submitted copy; times of CLOCK_MONOTONIC in ns, in the order of its log.
+    """A submitted copy; times are CLOCK_MONOTONIC ns, in the order of its log.
 
     Attributes:
         submitted_ns: when the host began to submit it.
         end_ns: when its last byte has arrived.
-        host_ns: how long the submitting thread worked for it.
+        host_ns: CPU time of the submitting thread.
     """
 
     submitted_ns: int
@@ -62,7 +62,7 @@ class Stream:
 
 
 class Compute:
-    """The device's own stream: its queue of steps. Nothing waits on it for a copy."""
+    """The device's own stream, its queue of steps; no copy delays it."""
 
     def __init__(self, free_ns: Callable[[], int]) -> None:
         self._free_ns = free_ns
@@ -80,12 +80,12 @@ def sleep_until(when_ns: int) -> None:
 
 
 class Link:
-    """The link between a device and its host, one server for each direction.
+    """The link between a device and its host, with one server for each direction.
 
     Args:
         coefficients: the content of device_time.json.
         compute: the device's own stream.
-        record: is given each copy when it has been submitted, from any thread.
+        record: called with each submitted copy, from any thread.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class Instead:
 
 
 def addresses(size: int) -> mmap.mmap:
-    """Return `size` bytes of addresses; a page is there once something is written to it."""
+    """Return `size` bytes of addresses; a page takes memory once it is written to."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     return mmap.mmap(-1, size, flags=flags)
 

@@ -59,7 +59,7 @@ def found(module: str, name: str) -> Any:
 
 
 def missing(targets: Iterable[tuple[str, str]], called: bool = False) -> list[str]:
-    """Return the targets that this vLLM lacks, or that are not `called` (callable)."""
+    """Return the targets that this vLLM lacks or, with `called`, that are not callable."""
     lacking = []
     for module, name in targets:
         try:
