@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from snakemake.utils import update_config
 
 from connector_tax.analysis.device_time import device_values, of_lines
 from connector_tax.artifacts import paths
@@ -130,6 +131,7 @@ def test_study_that_contradicts_the_emulated_device_is_refused(
         ("accelerator", "L4", "engine.device_time.accelerator: found L4; allowed: one whose"),
         ("model_config", "none.json", "engine.device_time.model_config: .*none.json"),
         ("launch_us", -1, "engine.device_time.launch_us: found -1"),
+        ("link_gb_s", 0, "engine.device_time.link_gb_s: found 0"),
     ],
 )
 def test_unusable_device_description_is_refused(key: str, value: Any, said: str) -> None:
@@ -155,6 +157,22 @@ def test_launch_on_an_emulated_device_has_its_coefficients_and_gpu_flags() -> No
     engine["forms"]["plain"] = {"flags": {"--async-scheduling": False}}
     sync = command_for(study, Launch("plain", 0, "A"), 9000, ROOT / "overlay")
     assert "--no-async-scheduling" in sync.argv
+
+
+def test_lmcache_beside_an_emulated_device_runs_with_the_overlays_server(
+    tmp_path: Path,
+) -> None:
+    config = emulated()
+    update_config(config, load_yaml(ROOT / "config/emulated-connectors.yaml"))
+    study = resolve(config, "x")
+    command = command_for(study, Launch("lmcache_only", 0, "A"), 9000, ROOT / "overlay")
+    assert command.environment["LMCACHE_MP_TRANSFER_MODE"] == "lmcache_driven"
+    (companion,) = command.companions
+    module = companion.argv[companion.argv.index("-m") + 1]
+    package, _, name = module.rpartition(".")
+    assert f"{package}/{name}.py" in overlay.install(tmp_path)
+    content = study["config"]["engine"]["device_time_content"]
+    assert (content["link_bytes_s"], content["copy_us"], content["copy_piece_ns"]) == (50e9, 10, 0)
 
 
 # ---- a vLLM that it does not fit

@@ -73,6 +73,8 @@ _FLAGS = {"--generation-config": "vllm"}
 # For an emulated device: features of a GPU's server that vLLM disables on a CPU.
 _EMULATED_ENVIRONMENT = {
     "CONNECTOR_TAX_DEVICE_TIME": DEVICE_TIME,
+    # LMCache's server copies; on a CPU the engine would, inside its step.
+    "LMCACHE_MP_TRANSFER_MODE": "lmcache_driven",
     "VLLM_USE_V2_MODEL_RUNNER": "1",
 }
 # Ports vLLM's connectors listen on, whatever the configuration. vLLM's cache of compiled graphs

@@ -8,7 +8,8 @@ JSON file of coefficients (connector_tax.roofline:Roofline.coefficients). It wri
 incompatible vLLM ends with an error that names what is missing.
 
 The device computes nothing: no kernel, no token, no memory traffic. The emulation shows how much of
-the host's work delays steps of this length, and nothing about layouts, graphs or copies.
+the host's work delays steps of this length, and nothing about layouts or graphs. Copies to the host
+take assumed times.
 """
 
 import json
