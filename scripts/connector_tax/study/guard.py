@@ -89,7 +89,7 @@ def _named_parent() -> str | None:
     named = os.environ.get(PARENT_VARIABLE)
     if named and re.fullmatch(r"\d+:\S+:\d+", named) is None:
         raise SystemExit(
-            f"{PARENT_VARIABLE}: children {named!r}; allowed: what Snakemake's start sets it to. "
+            f"{PARENT_VARIABLE}: found {named!r}; allowed: what Snakemake's start sets it to. "
             "Unset it to run by hand."
         )
     return named or None
