@@ -40,7 +40,7 @@ def answer(verdict: str, root: Path) -> Answer:
     tax: Any = SimpleNamespace(**dict.fromkeys(COLUMNS[paths.EFFECTS]))
     vars(tax).update(
         config="candidate", metric="ttft_p50", estimate=0.2, family_lo=0.1, family_hi=0.3,
-        narrow_hi=0.28, margin=0.03, verdict=verdict, shown=(0.2, 0.1, 0.3),
+        narrow_hi=0.28, margin=0.03, verdict=verdict, change=(0.2, 0.1, 0.3),
         mark="a server saturated" if verdict == MARKED else "", cell=ALL_RATES,
         error=0.03, df=12, n_blocks=2, scale="log", method="block model (df 12)",
     )  # fmt: skip

@@ -142,11 +142,10 @@ class Answer:
         word = word_of(tax.metric)
         if tax.estimate is None:
             return f"{word} no number"
-        ends = [None if of is None else change_of(tax.metric, of) for of in tax.shown]
-        estimate, lo, hi = ends
+        estimate, lo, hi = tax.change
         size = f"{text.signed(100 * (estimate or 0.0), 1)}%"
         if lo is not None and hi is not None:
-            size += f" {text.interval(min(lo, hi), max(lo, hi))}"
+            size += f" {text.interval(lo, hi)}"
         if tax.verdict == MARKED:
             few = tax.mark == FEW_REQUESTS
             why = f"a cell has {FEW_REQUESTS}" if few else "a server fell behind this rate"

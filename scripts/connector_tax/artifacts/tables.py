@@ -156,6 +156,13 @@ class EffectRow:
         return self.estimate, self.family_lo, self.family_hi
 
     @property
+    def change(self) -> tuple[float | None, float | None, float | None]:
+        """Return the relative change of the metric, as `shown`; a throughput's cost is negative."""
+        estimate, *ends = (None if of is None else change_of(self.metric, of) for of in self.shown)
+        lo, hi = ends[::-1] if self.metric in THROUGHPUT_METRICS else ends
+        return estimate, lo, hi
+
+    @property
     def difference(self) -> tuple[float | None, float | None, float | None]:
         """Return the configuration's level minus plain's with its interval, in `unit`."""
         if self.scale == RAW:

@@ -11,7 +11,12 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from connector_tax import text
-from connector_tax.artifacts.metrics import ALL_METRICS, judged_metrics
+from connector_tax.artifacts.metrics import (
+    ALL_METRICS,
+    THROUGHPUT_METRICS,
+    change_of,
+    judged_metrics,
+)
 from connector_tax.artifacts.names import ALL_RATES
 from connector_tax.artifacts.tables import DECODE, MIXED, PREFILL, RESOURCE, EffectRow
 from connector_tax.artifacts.verdicts import COSTS, GAINS, JUDGED, LESS, in_words, less, sign_of
@@ -183,10 +188,11 @@ def requests_of_cells(study: StudyTables) -> str:
 def _latency(row: EffectRow | None) -> Score:
     if row is None or row.estimate is None:
         return Score("not measured" if row is None else row.status, LOST)
-    size, verdict = text.tax(row.estimate), in_words(row.verdict, row.margin)
+    size, verdict = text.tax(row.change[0]), in_words(row.verdict, row.margin)
     if row.narrow_lo is None or row.narrow_hi is None or row.mark:
         return Score(size, LOST, verdict)
-    size += f", at most {text.tax(row.narrow_hi)}"
+    beyond = "at worst" if row.metric in THROUGHPUT_METRICS else "at most"
+    size += f", {beyond} {text.tax(change_of(row.metric, row.narrow_hi))}"
     narrow = (row.narrow_lo, row.narrow_hi) if row.verdict in JUDGED else None
     sign = sign_of(row.verdict)
     kind = LESS if less(row.verdict) else sign or UNSURE

@@ -162,7 +162,7 @@ def notes(study: StudyTables) -> list[str]:
         names = [f"{label} ({_metrics(rows)})" for label, rows in chosen]
         sentences.append(f"{opinion} of {_joined(names)}")
     if chosen := _chosen(compared, lambda row: row.verdict == TOO_FEW):
-        sizes = _of_each(chosen, lambda row: text.tax(*row.shown))
+        sizes = _of_each(chosen, lambda row: text.tax(*row.change))
         few = f"{_too_few(study, chosen)} (a block takes {_block_minutes(study)} min)"
         sentences.append(f"{few}; point estimates are {_joined(sizes)}")
     if chosen := _chosen(compared, lambda row: row.mark or row.status != "valid"):
@@ -235,7 +235,7 @@ def _of_each(compared: Sequence[Compared], words_of: Callable[[EffectRow], str])
 
 
 def _tax(row: EffectRow) -> str:
-    return text.tax(row.estimate)
+    return text.tax(row.change[0])
 
 
 def _undecided(study: StudyTables, chosen: Sequence[Compared]) -> str:
