@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from connector_tax.servers.kinds import ServerCommand, ServerError, free_port
+from connector_tax.study import endpoint
 from connector_tax.study.guardian import CONTAINER_FILE
 from connector_tax.study.processes import ServerProcesses, cpu_between
 from connector_tax.study.resources import snapshot
@@ -105,6 +106,20 @@ def test_command_that_leaves_no_process_is_named(tmp_path: Path) -> None:
         pytest.raises(ServerError, match="status 0, and left no process"),
     ):
         server.wait_ready(20)
+
+
+def test_server_at_another_address_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "PATIENCE_S", 0.1)
+    said: list[str] = []
+    argv = [sys.executable, "-m", "http.server", "--bind", "::1", str(free_port())]
+    with (
+        started(tmp_path, argv) as server,
+        pytest.raises(ServerError, match="listens at ::1 alone; allowed: 127"),
+    ):
+        server.wait_ready(4, said.append)
+    assert "waiting for the server: the server listens at ::1 alone" in said[0]
 
 
 @pytest.mark.parametrize("by_bash", [False, True])

@@ -55,6 +55,10 @@ class Endpoint:
         return is_local(self.target().host)
 
 
+class ElsewhereError(httpx.ConnectError):
+    """A server listens on its port at other addresses than the one it is asked at."""
+
+
 class Waiting:
     """A wait for a server; a persistent wrong answer is reported after PATIENCE_S."""
 
@@ -68,7 +72,8 @@ class Waiting:
         lasting = False
         if isinstance(answer, httpx.HTTPError):
             problem = str(answer) or type(answer).__name__
-            lasting = "SSL" in problem or "CERTIFICATE" in problem.upper()
+            certificate = "SSL" in problem or "CERTIFICATE" in problem.upper()
+            lasting = certificate or isinstance(answer, ElsewhereError)
         else:
             problem = f"{answer.url} answers {answer.status_code}"
             lasting = answer.status_code == httpx.codes.NOT_FOUND

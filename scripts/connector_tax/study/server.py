@@ -31,7 +31,7 @@ from connector_tax.servers.kinds import (
 from connector_tax.servers.vllm import DEAD_ENGINE
 from connector_tax.study import guardian
 from connector_tax.study.detached import Detached, family_of, find_detached
-from connector_tax.study.endpoint import Endpoint, Waiting
+from connector_tax.study.endpoint import ElsewhereError, Endpoint, Waiting
 from connector_tax.study.guard import (
     kill_started,
     process_name,
@@ -139,6 +139,7 @@ class Server:
         # Engine cores seen so far: process id -> start time.
         self.cores: dict[int, int] = {}
         self._cores_at = 0.0
+        self._addresses: set[str] = set()
         self._http = self.endpoint.client(ANSWER_S)
         self._waiting = Waiting()
 
@@ -241,6 +242,7 @@ class Server:
             if time.monotonic() - self._cores_at > CORES_S:
                 self._cores_at = time.monotonic()
                 self.cores |= engine_cores(self.pid)
+                self._addresses = self._listening()
             self.check_alive("before it was ready")
             if self._answers(say):
                 ready_s = time.monotonic() - self._started
@@ -271,6 +273,11 @@ class Server:
             return status == httpx.codes.OK
         # Some servers cannot list their models, and some have no /health.
         health = self._answer("/health") if status is not None else answer
+        if isinstance(answer, httpx.ConnectError) and self._addresses:
+            addresses = ", ".join(sorted(self._addresses))
+            answer = ElsewhereError(
+                f"the server listens at {addresses} alone; allowed: {HOST} (--host {HOST})"
+            )
         if isinstance(health, httpx.Response) and (
             health.status_code == 200 or (status == 200 and health.status_code == 404)
         ):
@@ -406,6 +413,14 @@ class Server:
             for connection in psutil.net_connections("tcp")
             if connection.status == psutil.CONN_LISTEN and connection.laddr in addresses
         }
+
+    def _listening(self) -> set[str]:
+        """Return the addresses at which something listens on a started server's port."""
+        if self.command.running:
+            return set()
+        every = psutil.net_connections("tcp")
+        addresses = [c.laddr for c in every if c.status == psutil.CONN_LISTEN and c.laddr]
+        return {address.ip for address in addresses if address.port == self.port}
 
     def _find_listener(self) -> int:
         """Return the listening process from which the other listening processes descend."""
