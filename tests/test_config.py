@@ -223,6 +223,7 @@ OVERLAYS = {
     "emulated-cores.yaml": ("h20-emulated.yaml",),
     "emulated-connectors.yaml": ("h20-emulated.yaml",),
     "emulated-saturation.yaml": ("h20-emulated.yaml",),
+    "gpu-short-8b.yaml": ("gpu-short.yaml",),
 }
 
 

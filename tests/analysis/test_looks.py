@@ -135,6 +135,9 @@ def test_decided_configuration_is_dropped_and_stays_decided(
     assert decided_earlier(tmp_path, Launch("a", 2, "A")) == "decided after 2 blocks"
     assert decided_earlier(tmp_path, Launch("b", 2, "A")) is None
     assert decided_earlier(tmp_path, Launch("base_2", 2, "A")) is None
+    # Phases after A measure in every block what Phase A has left open.
+    assert decided_earlier(tmp_path, Launch("a", 0, "B")) == "decided after 2 blocks"
+    assert decided_earlier(tmp_path, Launch("b", 0, "Bp")) is None
 
 
 def test_decided_configurations_keep_their_order() -> None:

