@@ -106,8 +106,8 @@ def test_newest_release_changes_no_name_that_is_timed_overridden_or_replaced(
     tmp_path: Path,
 ) -> None:
     # The environment with the Python files of the newest release, which the index names.
-    pip = [PYTHON, "-m", "pip", "download", "-qq", "--no-deps", "--only-binary", ":all:",
-           "--platform", "manylinux_2_28_x86_64", "-d", tmp_path, "vllm"]  # fmt: skip
+    pip = [str(PYTHON), "-m", "pip", "download", "-qq", "--no-deps", "--only-binary", ":all:",
+           "--platform", "manylinux_2_28_x86_64", "-d", str(tmp_path), "vllm"]  # fmt: skip
     if (done := subprocess.run(pip, capture_output=True, text=True, check=False)).returncode:
         pytest.skip(f"no package index: {done.stderr[-200:]}")
     (wheel,) = tmp_path.glob("vllm-*.whl")
