@@ -48,14 +48,17 @@ def main(command: str, *arguments: str) -> None:
     if command == "run":
         name = secrets.token_hex(32)
         log = (STATE / f"{name}.log").open("wb")
-        server = [*arguments[1:]]
+
+        def enter_group() -> None:
+            for folder in group_folders(name):
+                with contextlib.suppress(OSError):
+                    folder.mkdir()
+                    (folder / "cgroup.procs").write_text(str(os.getpid()))
+
         process = subprocess.Popen(
-            server, stdout=log, stderr=log, start_new_session=True, env={"PATH": os.environ["PATH"]}
-        )
-        for folder in group_folders(name):
-            with contextlib.suppress(OSError):
-                folder.mkdir()
-                (folder / "cgroup.procs").write_text(str(process.pid))
+            arguments[1:], stdout=log, stderr=log, start_new_session=True,
+            env={"PATH": os.environ["PATH"]}, preexec_fn=enter_group,
+        )  # fmt: skip
         (STATE / name).write_text(str(process.pid))
         print(name)
     elif command == "inspect":

@@ -377,9 +377,15 @@ class Server:
                               f" listens or was started by it\n{self.log_tail()}")  # fmt: skip
 
     def _find_detached(self) -> Detached | None:
+        """Return what the command has left running, or None."""
         printed = (self.folder / paths.STDOUT_LOG).read_text(errors="replace")
         driver = process_name(os.getpid())
-        return find_detached(self.folder, self.command.argv, driver, printed, self._owners())
+        try:
+            return find_detached(self.folder, self.command.argv, driver, printed, self._owners())
+        except ServerError:
+            # What cannot be stopped keeps the port.
+            self._foreign_port = True
+            raise
 
     def _end_of_process(self, text: str) -> ServerError:
         """Return the error for a server that ended by itself or lost its port."""
