@@ -17,7 +17,6 @@ import pytest
 from connector_tax.config import ROOT
 from connector_tax.files import read_json
 from tests.workflow.harness import (
-    SNAKEMAKE,
     environment,
     kill_tree,
     passed_claims,
@@ -67,10 +66,11 @@ class Cluster:
         self, study: Path, *targets: str, config: str, options: tuple[str, ...]
     ) -> list[str]:
         return [
-            SNAKEMAKE,
+            sys.executable,
+            str(Path(__file__).with_name("prompt_snakemake.py")),
             *("--snakefile", str(ROOT / "Snakefile"), "--directory", str(study)),
             *("--workflow-profile", str(ROOT / "workflow" / "profiles" / "slurm")),
-            *("--slurm-init-seconds-before-status-checks", "3"),
+            *("--slurm-init-seconds-before-status-checks", "1"),
             *("--configfile", str(study / config), *options, "--", *targets),
         ]
 
