@@ -82,7 +82,8 @@ def test_other_loop_callbacks_run_between_dense_requests(tmp_path: Path) -> None
 
     with socket.create_server(("127.0.0.1", 0), backlog=512) as listening:
         uvloop.run(main())
-    assert max(sent_in_turn.values()) <= 8
+    # What is late, and then what the timer brings.
+    assert max(sent_in_turn.values()) <= 16
 
 
 class Ready:

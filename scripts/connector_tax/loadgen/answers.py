@@ -77,7 +77,6 @@ class HeldRequest:
     __slots__ = (
         *("_accumulator", "_body", "_headers", "_owner", "_patience", "_reads", "_silent"),
         *("_size", "_status", "_whole", "body", "connection", "head", "record", "sent", "task"),
-        "timeout",
     )
 
     def __init__(self, owner: "Worker", record: RequestRecord, body: bytes) -> None:
@@ -88,7 +87,6 @@ class HeldRequest:
         self.connection: Connection | None = None
         self.sent = False
         self.task: asyncio.Task[None] | None = None
-        self.timeout: asyncio.TimerHandle | None = None
         self._accumulator: StreamAccumulator | None = None
         self._reads = array("q") if owner.run.keep_reads else None
         self._patience: asyncio.TimerHandle | None = None

@@ -132,6 +132,8 @@ class Poller:
     def _serve_streaming(self, most: int) -> bool:
         """Serve one streaming socket; poll for up to `most` if none is pending."""
         if self._next >= len(self._ready):
+            if not self._streams:
+                return False
             self._ready, self._next = self._streaming.poll(0, most), 0
             if not self._ready:
                 return False

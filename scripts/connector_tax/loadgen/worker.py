@@ -15,6 +15,7 @@ its end means that the main process has ended.
 import asyncio
 import gc
 import heapq
+import itertools
 import os
 import resource
 import shutil
@@ -157,9 +158,10 @@ class Worker:
             settings.strict,
         )
         self._inflight = inflight
-        self._timer = TimerFd(loop, self._fire_due)
+        self._timer = TimerFd(loop, self._on_timer)
         self._probe = LoopProbe(loop)
         self._fires_soon = False
+        self._expiry: asyncio.TimerHandle | None = None
         self._background: set[asyncio.Task[None]] = set()
         self._begin_run(Begin(0, 0, 0, False, "counts"))
 
@@ -168,6 +170,10 @@ class Worker:
         self._places = Places(self.loop, self._take_place) if run.closed else None
         self._held: list[tuple[int, int]] = []  # heap of (due_ns, seq)
         self._requests_by_seq: dict[int, HeldRequest] = {}
+        self._deadlines: dict[int, int] = {}  # of what was fired, by seq, in that order
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
         self._ended: list[RequestRecord] = []
         self._spun_ns = 0
         self._fired_due_ns = 0
@@ -304,6 +310,10 @@ class Worker:
         if held:
             self._wake_at(held[0][0] - SPIN_NS)
 
+    def _on_timer(self) -> None:
+        if not self._fires_soon:
+            self._fire_due()
+
     def _fire_soon(self) -> None:
         self._fires_soon = False
         self._fire_due()
@@ -320,10 +330,9 @@ class Worker:
     def _fire(self, request: HeldRequest, due_ns: int) -> None:
         """Send at `due_ns`: prepare, then spin until then, reading answers meanwhile."""
         run = self.run
-        left_s = (due_ns + run.request_timeout_ns - _monotonic_ns()) / 1e9
-        request.timeout = self.loop.call_later(
-            max(left_s, 0), self._abort, request, "request_timeout"
-        )
+        self._deadlines[request.record.seq] = due_ns + run.request_timeout_ns
+        if self._expiry is None:
+            self._expire()
         connection = self._pool.take()
         record = request.record
         request.head = self._head % (record.request_id.encode(), len(request.body))
@@ -345,6 +354,20 @@ class Worker:
             self._connect(request)
         else:
             self._write(request, connection)
+
+    def _expire(self) -> None:
+        """Fail requests that have taken too long, and look again at the next deadline.
+
+        Requests of a run have one time-out and are fired in the order of their due times: the
+        oldest has the next deadline.
+        """
+        now_ns, self._expiry = _monotonic_ns(), None
+        due = itertools.takewhile(lambda item: item[1] <= now_ns, self._deadlines.items())
+        for seq, _ in list(due):
+            self._abort(self._requests_by_seq[seq], "request_timeout")
+        if self._deadlines and self._expiry is None:
+            left_s = (next(iter(self._deadlines.values())) - now_ns) / 1e9
+            self._expiry = self.loop.call_later(max(left_s, 0), self._expire)
 
     def _abort(self, request: HeldRequest, kind: str) -> None:
         if self.holds(request):
@@ -430,8 +453,7 @@ class Worker:
         if not self.holds(request):
             return
         del self._requests_by_seq[record.seq]
-        if request.timeout is not None:
-            request.timeout.cancel()
+        self._deadlines.pop(record.seq, None)
         request.stop()
         if failure is not None:
             record.fail(failure.kind, failure.detail)
