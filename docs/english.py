@@ -1,7 +1,7 @@
-"""Count what stops a reader: `python docs/english.py [--list]`.
+"""Count violations of the rules for English: `python docs/english.py [--list]`.
 
 Counts docstrings that begin with a question word, sentences of the pages with more than 30 words,
-words on a denylist in docstrings, comments and pages, variables named for no value outside tests,
+words on a denylist in docstrings, comments and pages, vague variable names outside tests,
 and the README's words, lines and numbers.
 `--list` prints each place. Exits with 1 where the README is over one of its limits.
 """
@@ -49,7 +49,7 @@ def tracked(*patterns: str) -> list[str]:
 
 
 def docstrings(tree: ast.Module) -> Iterator[tuple[int, str, bool]]:
-    """Yield the line, the text and whether a test holds it, of each docstring of a module."""
+    """Yield each docstring of a module: its line, its text, and whether it is a test's."""
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     for node in ast.walk(tree):
         if isinstance(node, kinds) and (text := ast.get_docstring(node)):
@@ -93,7 +93,7 @@ def places() -> Iterator[tuple[str, str, int, str]]:
         texts = [(line, text) for line, text, _ in docstrings(tree)]
         if not name.startswith("tests/"):
             for line, text in denied_names(tree):
-                yield "variables named for no value", name, line, text
+                yield "vague variable names", name, line, text
         for line, text in texts:
             if QUESTION.match(text):
                 yield "docstrings that begin with a question word", name, line, text

@@ -1,12 +1,12 @@
-"""Write what the declarations say: workflow/schemas/*.json and docs/artifacts.md.
+"""Generate workflow/schemas/*.json and docs/artifacts.md from the declarations of fields.
 
     python docs/fields.py            write both
-    python docs/fields.py --check    write the page; status 1 if a tracked schema is another
+    python docs/fields.py --check    write the page; status 1 if a tracked schema is out of date
 
 A field's meaning is the comment of its declaration (artifacts/study_records.py). docs/fields.yaml
-has the files, and the fields of those that no such declaration has; one without a meaning, or a
-meaning without a field, is an error. The schemas are tracked: Snakemake plans a study with them,
-and without msgspec. The page is not.
+lists the files, and the fields that have no declaration. A field without a meaning, or a meaning
+without a field, is an error. The schemas are tracked, since Snakemake plans a study with them and
+without msgspec. The page is not tracked.
 """
 
 import argparse
@@ -83,7 +83,7 @@ class FieldsError(Exception):
 
 @cache
 def meanings(kind: type) -> dict[str, str]:
-    """Return field to what its comment `#:` says, of a declaration and those it extends."""
+    """Return the comment `#:` of each field of a declaration and its base classes."""
     source = textwrap.dedent(inspect.getsource(kind))
     lines, known = source.splitlines(), vars(sys.modules[kind.__module__])
     (definition,) = ast.parse(source).body
@@ -106,7 +106,8 @@ def meanings(kind: type) -> dict[str, str]:
 
 
 def made_of(kind: type) -> dict[str, Any]:
-    """Return a declaration's JSON schema: no other keys; those with a default may be left out."""
+    """Return a declaration's JSON schema: other keys are forbidden, keys with a default
+    optional."""
     schema: dict[str, Any] = msgspec.json.schema(kind)
     kinds = {record.__name__: record for record in _records(kind)}
     definitions = schema["$defs"]
@@ -156,7 +157,7 @@ def _simple(node: Any) -> Any:
 
 
 def schema_texts() -> dict[str, str]:
-    """Name in workflow/schemas/ to the content of each schema."""
+    """Return the content of each schema by its file name in workflow/schemas/."""
     return {
         f"{name}.schema.json": json.dumps(made_of(kind), indent=1, ensure_ascii=False) + "\n"
         for name, kind in FILES.items()
@@ -170,7 +171,7 @@ def with_kinds(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schema `config` with the kinds of engine, and each key's kinds that need or allow
     it.
 
-    A key of no kind is no key of a study's file.
+    A study's file may not have a key that no kind lists.
     """
     named: dict[str, Any] = copy.deepcopy(dict(schema))
     known = {name: kind_of(name) for name in kinds()}
@@ -184,9 +185,9 @@ def with_kinds(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def keys_of(schema: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield path, what is allowed and meaning of each key a schema has, in its order.
+    """Yield path, allowed values and meaning of each key of a schema, in its order.
 
-    `<id>` stands for a key of the user's choice; a section allows nothing itself.
+    `<id>` stands for a key of the user's choice; a section has no allowed values.
     """
 
     def resolved(node: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -269,7 +270,7 @@ def expanded(name: str) -> list[str]:
 
 
 def described(name: str, entry: Mapping[str, Any]) -> dict[str, Field]:
-    """Return the fields of a dictionary's entry, by name, declared or written there.
+    """Return the fields of an entry of docs/fields.yaml by name, from its declaration or the entry.
 
     Raises:
         FieldsError: a declared field has no meaning.
@@ -300,7 +301,7 @@ def _null(rule: str) -> str:
 
 
 def in_words(hint: Any) -> str:
-    """Return a type in the page's words."""
+    """Return a type as text for the page."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         some = [a for a in arguments if a is not type(None)]
@@ -314,7 +315,8 @@ def in_words(hint: Any) -> str:
 
 
 def declared() -> dict[str, set[str]]:
-    """Entry of the dictionary to the fields that code names, where the meanings stand there."""
+    """Return the field names that code defines, by the entry of docs/fields.yaml with their
+    meanings."""
     files = dictionary()["files"]
     return {
         **{name: {*COLUMNS[e["table"]]} for name, e in files.items() if e.get("table") in COLUMNS},
@@ -324,7 +326,7 @@ def declared() -> dict[str, set[str]]:
 
 
 def differences(name: str, known: set[str], existing: set[str]) -> list[str]:
-    """Return one sentence for each field that only one side has."""
+    """Return a sentence for each field that only the code or only docs/fields.yaml has."""
     return [
         *(f"{name}: {f}: no entry in docs/fields.yaml" for f in sorted(existing - known)),
         *(f"{name}: {f}: no such field in the code" for f in sorted(known - existing)),

@@ -1,7 +1,8 @@
-"""Count what a page asks of its reader: `python docs/page_size.py results/x/report.html ...`.
+"""Measure the length of pages: `python docs/page_size.py results/x/report.html ...`.
 
-Words in all and outside what is folded, sentences over 35 words outside tables, and the height in
-px at both widths. A semicolon ends a sentence: most part items of lists. Heights need `chromium`.
+Prints the number of words (all, and outside folded parts), the sentences over 35 words outside
+tables, and the height in px at both widths. A semicolon ends a sentence, since most semicolons
+separate items of a list. Heights need `chromium`.
 """
 
 import html
@@ -34,12 +35,12 @@ class Prose(HTMLParser):
         self.inside[tag] = self.inside.get(tag, 0) + 1
 
     def handle_endtag(self, tag: str) -> None:
-        """And where its element ends."""
+        """End a block where its element ends."""
         self._end(tag)
         self.inside[tag] = self.inside.get(tag, 1) - 1
 
     def handle_data(self, data: str) -> None:
-        """Keep what a reader sees."""
+        """Store the visible text."""
         if not any(self.inside.get(tag) for tag in ("script", "style", "title")):
             self.text += data
 

@@ -1,7 +1,7 @@
 """Write the tables of docs/results/settings.md from the records beside it.
 
 After `connector-tax settings --json > docs/results/records/settings.json` or `make vllm-history`:
-`python docs/settings_page.py`. With `--check` it only says whether the page has them.
+`python docs/settings_page.py`. With `--check` it only compares the page with the records.
 """
 
 import argparse
@@ -93,7 +93,7 @@ def _manager(default: Row | None, requested: Row | None) -> str:
 
     Args:
         default: without the flag; None where the version does not register the connector.
-        asked: with the flag.
+        requested: with the flag.
     """
     if default is None or requested is None:
         return text.DASH
@@ -118,7 +118,7 @@ def parts() -> dict[str, str]:
 
 
 def page(old: str) -> str:
-    """Return the page with its parts written anew."""
+    """Return the page with each part replaced by its new content."""
     for name, content in parts().items():
         begin = re.escape(_PART.format(name))
         pattern = re.compile(rf"({begin}).*?({re.escape(_END)})", re.DOTALL)
@@ -129,7 +129,7 @@ def page(old: str) -> str:
 
 
 def main() -> int:
-    """Write the page, or say whether it is as the records say."""
+    """Write the page; with `--check` exit with 1 if the page differs from the records."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check

@@ -29,12 +29,13 @@ def device_steps(log: Table) -> Table:
     Columns:
         t_ns: when a step was queued.
         prefill_tokens, decode_seqs: tokens of prompts that it computes, sequences that decode.
-        continued: whether the engine had work for it since the step before ended, or earlier.
-        device_us: what the device took.
+        continued: whether the engine had its work when the previous step ended.
+        device_us: the device's time for it.
         period_us: from the end of the step before; of continued steps only.
         exposed_us, host_busy_us: see above.
-        woken_late_us: from its end to when the host went on, where the host waited for it.
-        misplaced: whether it is not where the queue has it.
+        woken_late_us: from its end to when the host continued, if the host waited for it.
+        misplaced: whether its start contradicts the queue: neither when it was queued nor when the
+        previous step ended.
     """
     start, end, since, wait, woken = (
         log[f"t_{name}_ns"] for name in ("start", "end", "since", "wait", "woken")

@@ -293,8 +293,8 @@ def fewest_blocks(present: int, decided: Callable[[int], bool]) -> int | None:
 
     Args:
         present: the present number of blocks.
-        decided: returns whether a number of blocks decides. A larger number need not, since more
-            blocks may show that a configuration is noisier.
+        decided: returns whether a number of blocks decides. A larger number may fail to decide,
+        since more blocks may show that a configuration is noisier.
 
     Returns:
         The number of blocks; None if none decides.

@@ -101,8 +101,8 @@ class Requests:
         """Return THROUGHPUT_METRICS, 1/s.
 
         Args:
-            limits_ms: by latency; the goodput is of requests within all of them, and a latency that
-                a request has not is not within.
+            limits_ms: by latency; the goodput is of requests within all of them, and a missing
+            latency is not within its limit.
         """
         of = {"ttft": self.ttft_ms, "tpot": self.per_token_ms, "e2e": self.e2e_ms}
         good = np.ones(self.n, bool)

@@ -131,7 +131,7 @@ def whole_table(kind: RecordKind[Row], blocks: Iterable[Sequence[Row]]) -> Table
 
 
 def request_table(cell: CellFolder, rows: Sequence[RequestRow] | None = None) -> Table:
-    """Return the columns of a cell's requests; read once, and kept.
+    """Return the columns of a cell's requests; read once, then cached.
 
     Args:
         rows: all of its requests; None: read them.

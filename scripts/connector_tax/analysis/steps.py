@@ -76,7 +76,7 @@ class Steps:
     prefill_ns: NDArray[np.int64]
 
     def known(self, sample: str) -> Floats:
-        """Return the known values of one of STEP_SAMPLES."""
+        """Return the column `name` of `samples` without unknown values."""
         values = self.samples[sample]
         return values[~np.isnan(values)]
 
@@ -132,16 +132,17 @@ def read_steps(cell: CellFolder) -> Steps:
 
 
 def step_times(cell: CellFolder, records: Table | None = None) -> tuple[Floats, Floats]:
-    """Return the complete engine steps of a whole cell that scheduled tokens; kept.
+    """Return the complete engine steps of a whole cell that scheduled tokens; cached.
 
     Args:
         records: all of the cell's step records; None: read them.
 
     Returns:
-        when each began, in ns, and how long it took, in us: schedule() where that is all there is.
+        when each began, in ns, and how long it took, in us: schedule() if no whole step is
+        recorded.
 
     Raises:
-        ArtifactError: as `read_steps`, but for two records of one step.
+        ArtifactError: as `read_steps`, except for two records of one step.
     """
 
     def times() -> tuple[Floats, Floats]:

@@ -167,7 +167,7 @@ def read_record(path: Path, kind: type[Record]) -> Record:
 
 
 def checked(value: Any, kind: type[Record], source: str) -> Record:
-    """Check a value read from `source` and return it unchanged; numbers and unknown keys stay.
+    """Check a value read from `source` and return it unchanged; unknown keys are allowed.
 
     Errors as in `converted`.
     """

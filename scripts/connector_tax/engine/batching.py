@@ -73,7 +73,7 @@ class TransformError(ServiceError):
 
 
 class BatchedService:
-    """Batches the elements given to `do_one` for a `VectorTransformer` in its own process.
+    """A batcher of the elements given to `do_one`, for a `VectorTransformer` in its own process.
 
     Args:
         max_batch_size: most elements in a batch, 1 to 10000.

@@ -46,7 +46,7 @@ class StepCost:
 
 
 class StepClock:
-    """Draws the cost of each step of one launch, in step order."""
+    """A source of the random cost of each step of one launch, in step order."""
 
     def __init__(self, cost: StepCost, launch_seed: int) -> None:
         self._cost = cost

@@ -250,7 +250,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class LoadGenerator:
-    """Sends planned requests to one endpoint and records the time of each event.
+    """A client that sends planned requests to one endpoint and records the time of each event.
 
     A context manager: entering starts the worker processes, connects them and fills their
     connection pools; leaving ends them. No process, socket or temporary folder is left, even if

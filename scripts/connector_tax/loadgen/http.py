@@ -25,7 +25,7 @@ _monotonic_ns = time.monotonic_ns
 
 
 class Poller:
-    """Watches the connections' sockets with two epoll sets inside the event loop.
+    """A watch on the connections' sockets: two epoll sets inside the event loop.
 
     One set holds connections that wait for a first token, the other those whose answer streams. A
     busy worker reads first tokens one at a time and streaming answers in batches. `until_ns` is

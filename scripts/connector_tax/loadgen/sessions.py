@@ -81,7 +81,7 @@ class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """The part of its descendants' history that a finished node contributes.
+    """A finished node's part of the history that its descendants inherit.
 
     `output` is a message where an answer is more than its text (`loadgen/turns.py:output_of`).
     """
@@ -266,8 +266,7 @@ def random_words(seed: str, count: int) -> Callable[[], str]:
 
 
 class LookAhead:
-    """Makes the first requests of up to AHEAD sessions ahead, and all other requests when they are
-    due.
+    """A maker of requests: the first of up to AHEAD sessions ahead, all others when they are due.
 
     A request that inherits from others cannot be made before they have ended.
     """

@@ -15,9 +15,7 @@ _PENDING = 1 << 17
 
 
 class TokenTimes:
-    """Counts of tokens by the millisecond of their arrival, since a run is too long to keep every
-    stamp.
-    """
+    """Token counts by the millisecond of arrival; a run is too long to keep every stamp."""
 
     def __init__(self) -> None:
         self._reads = array("q")  # pairs: stamp in ns, tokens

@@ -144,11 +144,11 @@ def number_blocks(trace: Trace) -> tuple[list[tuple[int, ...]], list[tuple[int, 
 
 
 class TracePrompts:
-    """Makes the prompt of each request of a trace from token ids below `vocabulary`.
+    """A maker of the prompt of each request of a trace, from token ids below `vocabulary`.
 
     Prompts are equal as far as their leading ids are, and differ from there on: blocks that follow
-    the same block begin with different tokens. Where more blocks follow one than there are token
-    ids, they differ in their first two tokens (or three, ...). All other tokens are random.
+    the same block begin with different tokens. If more blocks follow the same block than token ids
+    exist, they differ in their first two tokens (or three, ...). All other tokens are random.
     """
 
     def __init__(self, trace: Trace, seed: str, vocabulary: int) -> None:

@@ -211,7 +211,7 @@ _NOTHING_MORE = Outcome()
 
 
 class SessionScheduler:
-    """Starts sessions as `admission` allows and yields their requests when they are ready.
+    """A scheduler that starts sessions as `admission` allows and yields requests that are ready.
 
     Invariants: a request is due no earlier than the end of its last parent plus its own wait, and
     never before its session's start; equal due times keep the order in which they became ready;
@@ -366,7 +366,7 @@ class SessionScheduler:
 
 
 class _OneByOne:
-    """Hands out single-request sessions in order; same interface as SessionScheduler."""
+    """A scheduler of single-request sessions, in order; same interface as SessionScheduler."""
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
@@ -397,7 +397,7 @@ class _OneByOne:
 
 
 class OpenSingles(_OneByOne):
-    """Hands out single-request sessions of an open loop, at ascending absolute times in ns."""
+    """A scheduler of an open loop's single-request sessions, at ascending absolute times in ns."""
 
     def __init__(self, sessions: Singles, starts_ns: list[int]) -> None:
         super().__init__(sessions)
@@ -419,7 +419,7 @@ class OpenSingles(_OneByOne):
 
 
 class ClosedSingles(_OneByOne):
-    """Hands out single-request sessions of a closed loop.
+    """A scheduler of a closed loop's single-request sessions.
 
     `admission` (`at_places`) gives the time of each of the `target` places; the request that takes
     the place is due then. The other requests have no due time (WAITS) and wait in a worker for a

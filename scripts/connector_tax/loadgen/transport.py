@@ -40,7 +40,7 @@ def private_socket(context: "zmq.Context[zmq.Socket[bytes]]", kind: int) -> "zmq
 
 
 class Sender:
-    """Sends messages without blocking; at most `backlog` wait in memory.
+    """A non-blocking sender of messages; at most `backlog` wait in memory.
 
     `dropped` counts messages refused because the backlog was full: a peer that no longer reads must
     not make this process grow or spin.
@@ -97,7 +97,7 @@ class Sender:
 
 
 class Receiver:
-    """Decodes each message that arrives and passes it to `on_message`.
+    """A receiver that decodes each message and passes it to `on_message`.
 
     Bad ones are counted, never raised: `undecodable` (not of the expected type) and `oversized`
     (longer than MAX_MESSAGE).
@@ -211,7 +211,7 @@ class InFlight:
 
 
 class LoopProbe:
-    """Measures an event loop's lag: how late it serves a tick that is due every 10 ms."""
+    """A probe of an event loop's lag: how late it serves a tick that is due every 10 ms."""
 
     INTERVAL_NS = 10_000_000
 

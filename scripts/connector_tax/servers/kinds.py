@@ -60,8 +60,8 @@ class Companion:
     """A further process that a server needs.
 
     Attributes:
-        port: port of 127.0.0.1; the companion is ready once it listens there ...
-        ready_path: ... and, unless None, answers 200 to a GET of this path.
+        port: port of 127.0.0.1 on which it listens once it is ready.
+        ready_path: path that must then answer 200 to a GET; None: listening is enough.
     """
 
     name: str

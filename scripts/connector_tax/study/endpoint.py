@@ -56,7 +56,7 @@ class Endpoint:
 
 
 class ElsewhereError(httpx.ConnectError):
-    """A server listens on its port at other addresses than the one it is asked at."""
+    """A server listens on its port, but at other addresses than the queried one."""
 
 
 class Waiting:
@@ -68,7 +68,8 @@ class Waiting:
         self.reported = False
 
     def take(self, answer: httpx.Response | httpx.HTTPError) -> str | None:
-        """Record an answer; return its problem once it has lasted and waiting rarely helps."""
+        """Record an answer; return a problem once that waiting rarely solves and that has
+        lasted."""
         lasting = False
         if isinstance(answer, httpx.HTTPError):
             problem = str(answer) or type(answer).__name__

@@ -315,7 +315,7 @@ class StopRequested(BaseException):
 
 
 class LaunchDriver:
-    """Runs one launch of a study.
+    """The driver of one launch of a study.
 
     Args:
         files: `engine_files` of the study's engine; None: read them from the machine.

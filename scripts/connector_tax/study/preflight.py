@@ -169,7 +169,7 @@ def gated_server(
         GateError: it did not start, serve or stop as required.
         PortTakenError: other processes took every port that was tried: nothing is known of the
             configuration.
-        DeviceError: others hold the GPUs' memory: the same.
+        DeviceError: other processes hold the GPUs' memory; nothing is known of the configuration.
     """
     title = f"{name} of study {study['study']}"
     start = functools.partial(_ready_server, study, launch, title, folder, note, probe)

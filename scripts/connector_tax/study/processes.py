@@ -290,10 +290,9 @@ STOLEN_WORTH_SAYING = 0.02
 
 
 def own_processes(driver: int, server: int) -> tuple[list[int], list[int]]:
-    """Return the study's processes: those of the load generator's side, and the server's.
-
-    The first are `driver` and its descendants; the second are `server`, its session or process
-    group, and their descendants.
+    """Return the study's processes: the load generator's side, and the server's side. The first
+    side is `driver` and its descendants; the second is `server`, its session or process group, and
+    their descendants.
     """
     sides: dict[str, list[int]] = {_DRIVER: [], SERVER: []}
     for pid, (side, _) in _parts({driver: _DRIVER, server: SERVER}, server).items():

@@ -88,7 +88,8 @@ def snapshot(processes: ServerProcesses, device: str) -> ServerSnapshot:
 def cell_cpu(
     use: ServerCpu, counters: ServerCounters, threads: Mapping[str, int], busy: Mapping[str, int]
 ) -> CellCpu:
-    """Return a cell's CPU seconds per 1,000 requests, and those of the engine core's threads.
+    """Return the CPU seconds per 1,000 requests of a cell, in all and for the engine core's
+    threads.
 
     The readings lie just outside the cell: the first before its origin, the second after its drain.
     Every request that the server answered counts, including the warm-up's.

@@ -29,7 +29,7 @@ class _Stamp(msgspec.Struct):
 
 
 class LaunchStepLog:
-    """Reads the growing step-log files of the server launched in `folder`.
+    """The growing step-log files of the server launched in `folder`.
 
     `mark` and `take` raise ServerError if a recording process does not answer.
     """

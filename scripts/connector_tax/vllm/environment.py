@@ -116,7 +116,7 @@ def _install(name: str, lock: Path, target: Path) -> None:
 
 
 def replace_python_files(wheel: Path, site: Path) -> None:
-    """Replace the Python files of an installed vLLM by those of another version's wheel.
+    """Replace the Python files of an installed vLLM by the files in another version's wheel.
 
     vLLM reads in its version whether it is a CPU build, so the version gets the suffix `+cpu`.
     """

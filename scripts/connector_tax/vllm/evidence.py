@@ -209,13 +209,12 @@ def uncounted_bytes(
 ) -> str | None:
     """Return why the emulated link's bytes differ from vLLM's own count of them, or None.
 
-    OffloadingConnector counts its copies. Beside another connector that copies they are not told
-    apart.
+    OffloadingConnector counts its copies. Its copies cannot be separated from another connector's.
 
     Args:
         classes: as for `inactive_reason`.
         values: of the server's /metrics, drained after the gate's requests.
-        copies: all over the emulated link.
+        copies: all copies over the emulated link.
     """
     if COPYING.intersection(classes) != {"OffloadingConnector"}:
         return None

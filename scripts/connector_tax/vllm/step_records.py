@@ -7,7 +7,7 @@ the same object counts as part of the outer one. Spans have four significant dig
 0.1 us, about the time of two clock readings; `t_ns` is rounded to 10 us. Finer digits would only
 enlarge archives with noise.
 
-The file of an emulated device holds whole ns; its lines are those of docs/artifacts.md, device.
+The file of an emulated device holds whole ns; docs/artifacts.md, device, describes its lines.
 """
 
 import math

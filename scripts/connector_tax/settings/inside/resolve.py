@@ -78,7 +78,7 @@ class ArgumentsError(Exception):
     """vLLM's own parser rejects the arguments."""
 
 
-def found(module: str, name: str, parameters: tuple[str, ...]) -> str | None:
+def missing_part(module: str, name: str, parameters: tuple[str, ...]) -> str | None:
     """Return what is missing of a used name: the name itself, or parameters of its signature."""
     try:
         value: Any = importlib.import_module(module)
@@ -569,7 +569,7 @@ def answer(request: Json, say: Callable[..., None]) -> None:
 
         operators = gpu_stand_in.install(gpu_stand_in.GPUS[request["gpu"]])
     used = USED + (USED_FOR_CACHE if request["capacity"] else ())
-    missing = [text for entry in used if (text := found(*entry)) is not None]
+    missing = [text for entry in used if (text := missing_part(*entry)) is not None]
     say("vllm", **head())
     if missing:
         say("missing", names=missing)

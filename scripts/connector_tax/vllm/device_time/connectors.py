@@ -49,12 +49,12 @@ TARGETS = {
 
 
 def lacking(transfer: Any) -> list[str]:
-    """Return the names that the connectors of a KVTransferConfig lack here."""
+    """Return the names that the installed connectors of a KVTransferConfig lack."""
     return [name for known in _known(transfer) for name in missing(TARGETS[known])]
 
 
 def install(transfer: Any, link: Link) -> None:
-    """Replace the copies of the connectors in a KVTransferConfig; None has none."""
+    """Replace the copies of the connectors in a KVTransferConfig; do nothing for None."""
     for name in _known(transfer):
         _INSTALL[name](link)
 

@@ -1,9 +1,10 @@
 # CONNECTOR_TAX_PATCH
 """Run `lmcache` beside an emulated device: `-m connector_tax_device_time.lmcache_server server`.
 
-Its own process copies what a vLLM asks it to (LMCACHE_MP_TRANSFER_MODE=lmcache_driven, as on a
-GPU): the events of both carry their moment of CLOCK_MONOTONIC, which is the machine's, the KV cache
-its geometry, and a copy its time.
+LMCache's server copies KV blocks in its own process when a vLLM requests it
+(LMCACHE_MP_TRANSFER_MODE=lmcache_driven, as on a GPU). Here an event that passes between the
+processes carries its CLOCK_MONOTONIC time, a KV cache only its geometry, and a copy only takes its
+time.
 """
 
 # mypy: disable-error-code="import-not-found"
@@ -36,11 +37,10 @@ TARGETS = (
 
 
 def replace_events(now_queued: Callable[[], int]) -> None:
-    """Let LMCache's events carry their moment, also to another process.
+    """Make LMCache's events carry their time in ns, also to another process.
 
     Args:
-        now_queued: returns when everything queued on a stream that has no moment of its own is
-            done.
+        now_queued: returns the end (ns) of everything queued on a stream without a time.
     """
     event: Any = importlib.import_module(f"{_CPU}.stub_cpu_device").StubEvent
 
@@ -65,7 +65,7 @@ def replace_events(now_queued: Callable[[], int]) -> None:
 
 
 def replace_tensors() -> None:
-    """Let LMCache share a KV cache's geometry: neither process reads or writes its memory."""
+    """Make LMCache share only a KV cache's geometry; no process reads or writes its memory."""
     contiguity = importlib.import_module("lmcache.v1.gpu_connector.kv_format.contiguity")
     wrapper: Any = importlib.import_module(f"{_CPU}.shm").CpuShmTensorWrapper
     areas: dict[str, Any] = {}

@@ -17,7 +17,8 @@ from vllm.model_executor.layers.attention.kv_transfer_utils import maybe_transfe
 
 
 def model_class(begin: Callable[[], bool], launched: Callable[[], None]) -> type:
-    """Return the model's class; `begin` queues the step, and tells if layers launch singly."""
+    """Return the model's class; `begin` queues the step and returns whether layers are launched one
+    by one."""
 
     class TimedModel(nn.Module):
         # vLLM inspects the parameter names, here and in `forward`.

@@ -50,7 +50,7 @@ OUTPUT_FIELDS = (
 )
 
 
-def found(module: str, name: str) -> Any:
+def object_named(module: str, name: str) -> Any:
     """Return the object of that name in a module of the installed vLLM, or in a class there."""
     value: Any = importlib.import_module(module)
     for part in name.split("."):
@@ -63,7 +63,7 @@ def missing(targets: Iterable[tuple[str, str]], called: bool = False) -> list[st
     lacking = []
     for module, name in targets:
         try:
-            value = found(module, name)
+            value = object_named(module, name)
             if called and not callable(value):
                 raise TypeError("not callable")
         except Exception as error:
@@ -75,7 +75,7 @@ def missing_hooks() -> list[str]:
     """Return the members of NEEDED and OUTPUT_FIELDS that this vLLM lacks."""
     lacking = missing((*NEEDED, (OUTPUT, "SchedulerOutput")), called=True)
     if not any(OUTPUT in entry for entry in lacking):
-        fields = found(OUTPUT, "SchedulerOutput").__dataclass_fields__
+        fields = object_named(OUTPUT, "SchedulerOutput").__dataclass_fields__
         unknown = [name for name in OUTPUT_FIELDS if name not in fields]
         lacking += [f"{OUTPUT}.SchedulerOutput.{name}" for name in unknown]
     return lacking
@@ -90,7 +90,7 @@ def describe() -> dict[str, Any]:
     for module, name in HOOK_POINTS:
         if missing([(module, name)], called=True):
             continue
-        function = inspect.unwrap(found(module, name))
+        function = inspect.unwrap(object_named(module, name))
         code = getattr(function, "__func__", function).__code__
         path = Path(code.co_filename)
         targets.append(

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .hook_points import OWNERS, found, missing_hooks
+from .hook_points import OWNERS, object_named, missing_hooks
 from .log import Log, mark
 
 PREFIX_VARIABLE = "AGENTIC_STEP_LOG_PATH"
@@ -165,7 +165,7 @@ def _wrap_hooks(connector: Any, log: Log, names: tuple[str, ...], child: str | N
 
 def install(probe: Probe) -> None:
     """Wrap the hook points of the vLLM in this process."""
-    engine, scheduler, worker, factory = (found(*owner) for owner in OWNERS)
+    engine, scheduler, worker, factory = (object_named(*owner) for owner in OWNERS)
 
     for name in ("step", "step_with_batch_queue"):
         setattr(engine, name, _step_wrapper(probe, getattr(engine, name)))
