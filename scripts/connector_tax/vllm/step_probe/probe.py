@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .hook_points import OWNERS, object_named, missing_hooks
+from .hook_points import OWNERS, missing_hooks, object_named
 from .log import Log, mark
 
 PREFIX_VARIABLE = "AGENTIC_STEP_LOG_PATH"
