@@ -97,7 +97,11 @@ def _print(study: StudyDocument, frame: pd.DataFrame) -> None:
     baseline = baseline_of(study["config"])
     by_launch, slope, r = adjusted(frame, baseline)
     table = Table(title=f"{study['study']}: a decode step of one request alone", box=None)
-    ways = {"step": "as measured", "one": "at one schedule()", "each": "at each one's fastest"}
+    ways = {
+        "step": "as measured",
+        "one": "at one schedule()",
+        "each": "at their fastest",
+    }
     for column in ("configuration", "launches", *ways.values()):
         table.add_column(column, justify="right")
     places = list(map(LaunchId, by_launch["config"], by_launch["block"]))

@@ -422,7 +422,7 @@ def main() -> None:
     """Print the table."""
     parser = parser_of(__file__, __doc__)
     parser.add_argument("--rates", default="1000,5000,20000,40000,60000,80000", help="events/s")
-    words = "closed loops of so many requests at once, in their place"
+    words = "instead of rates, closed loops with these numbers of requests"
     parser.add_argument("--places", help=words)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=4.0, help="of each run")

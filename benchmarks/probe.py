@@ -300,7 +300,7 @@ class _Switches(contextlib.ExitStack):
         recorded = self._log.stat().st_size
         if (recorded > self._recorded) != self._on:
             raise GateError(
-                f"the probe was {'in' if self._on else 'out'} and its record grew from "
+                f"the probe was {'installed' if self._on else 'removed'}; its record grew from "
                 f"{self._recorded} to {recorded} bytes"
             )
         self._recorded, self._on = recorded, on

@@ -16,7 +16,7 @@ from types import MethodType
 from typing import Any
 
 from connector_tax.vllm.step_probe import probe as step_probe
-from connector_tax.vllm.step_probe.hook_points import OWNERS, found
+from connector_tax.vllm.step_probe.hook_points import OWNERS, object_named
 from connector_tax.vllm.step_probe.log import Log, socket_address
 
 _ABSENT = object()
@@ -87,7 +87,7 @@ def register() -> None:
     wrap_hooks, watch_sampling = step_probe._wrap_hooks, step_probe._watch_sampling
 
     def switched_install(probe: step_probe.Probe) -> None:
-        with switch.watching(*(found(*owner) for owner in OWNERS)):
+        with switch.watching(*(object_named(*owner) for owner in OWNERS)):
             install(probe)
 
     def switched_step(probe: step_probe.Probe, step: Any) -> Any:

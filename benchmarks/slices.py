@@ -95,7 +95,7 @@ class Turn:
             # By its first answer the server has closed connections that idled too long.
             deadline = time.monotonic() + ANSWERS_S
             while self.server.get("/v1/models") is None:
-                self.server.check_alive("when it was to run again")
+                self.server.check_alive("when it was resumed")
                 if time.monotonic() > deadline:
                     raise ServerError(f"{self.name}: no answer {ANSWERS_S:g} s after SIGCONT")
             yield

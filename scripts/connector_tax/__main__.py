@@ -23,22 +23,22 @@ class Command(NamedTuple):
 
 # First the commands for users who measure servers, then the parts of a study.
 COMMANDS = {
-    "ab": Command("ab.__main__", "study", "what does a candidate server cost against a baseline?"),
+    "ab": Command("ab.__main__", "study", "measure what a candidate server costs over a baseline"),
     "settings": Command(
-        "settings.__main__", "study", "what a connector changes of vLLM's settings"
+        "settings.__main__", "study", "show how a connector changes vLLM's settings"
     ),
     "loadgen": Command("loadgen.__main__", "loadgen", "load an OpenAI-compatible endpoint"),
     "engine": Command("engine.__main__", "engine", "serve the embedded engine"),
     "compare": Command("compare.__main__", "study", "compare two studies or archives"),
-    "gate": Command("compare.gate", "study", "is every tax of a study below its bound?"),
+    "gate": Command("compare.gate", "study", "check that a study's taxes are below bounds"),
     "archive": Command("provenance.pack", "study", "pack a study into one file, or unpack one"),
-    "doctor": Command("rehearsal.doctor", "study", "is this machine fit for a study?"),
-    "rehearse": Command("rehearsal.__main__", "study", "a study in virtual time"),
+    "doctor": Command("rehearsal.doctor", "study", "check that this machine is fit for a study"),
+    "rehearse": Command("rehearsal.__main__", "study", "rehearse a study in virtual time"),
     "remeasure": Command("study.remeasure", "study", "measure void launches of a study again"),
-    "plan": Command("rehearsal.plan", "study", "every launch and cell of a study, and its state"),
-    "aggregate": Command("analysis.aggregate", "study", "raw records to tables"),
-    "report": Command("report.__main__", "study", "raw records to tables, figures and a page"),
-    "audit": Command("provenance.audit", "study", "seals, everything derived made again, records"),
+    "plan": Command("rehearsal.plan", "study", "list a study's launches and cells by state"),
+    "aggregate": Command("analysis.aggregate", "study", "make tables from raw records"),
+    "report": Command("report.__main__", "study", "make tables, figures and page from raw records"),
+    "audit": Command("provenance.audit", "study", "check seals, records and recomputed results"),
     "tiny-model": Command("vllm.tiny_model", "study", "write the tiny model of the CPU study"),
     "vllm-environment": Command("vllm.environment", "study", "build a pinned vLLM environment"),
 }

@@ -51,7 +51,7 @@ def _limited_by_archive(study_file: Path | None) -> Iterator[None]:
     cpu_s = CPU_S + CPU_S_PER_MB * archive_bytes / 1e6
     message = (
         f"{study_file}: its archive of {archive_bytes / 1e6:.1f} MB took more than {cpu_s:.0f} s of"
-        " CPU time; allowed: that much, so that no hostile one takes long"
+        " CPU time, the limit for its size, and may be hostile"
     )
     try:
         with limited(MEMORY_BYTES + MEMORY_BYTES_PER_BYTE * archive_bytes, cpu_s, message):

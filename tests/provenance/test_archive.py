@@ -51,7 +51,7 @@ from tests.provenance.tampering import (
 from tests.provenance.tampering import planted as planted_file
 
 REQUESTS = "runs/plain/block0/A/r40/requests_A_r40.jsonl"
-NOT_PLAIN = "'runs/plain/block0/A/x' is missing, no plain file of the 0 bytes"
+NOT_PLAIN = "'runs/plain/block0/A/x': missing, out of order, or not a regular file of 0 bytes"
 HOSTILE: dict[str, tuple[Edit, str]] = {
     "a path upwards": (by.listed("runs/../../../evil"), "has no place in a study"),
     "a path upwards, not listed": (by.unlisted("../evil"), "data behind the end"),

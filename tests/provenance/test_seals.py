@@ -48,7 +48,7 @@ def test_audit_reports_if_the_seal_was_published(
     assert [verdict for verdict, _ in claims] == [NOT_CHECKABLE]
     line, claims = told(request.getfixturevalue("published"))
     assert "the one MANIFEST.md names" in line
-    assert "cannot be told from the folder alone" in line
+    assert "The folder alone cannot show" in line
     assert [verdict for verdict, _ in claims] == ["PASS"]
 
 

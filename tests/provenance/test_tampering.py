@@ -130,7 +130,7 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
         ),
         "a row of manifest.md": (
             text_replaced("manifest.md", "| 2/0/0/0 |", "| 9/0/0/0 |"), "is not of manifest.json"),
-        "a file put into analysis/": (by.planted("analysis/x.csv"), "no file that is made"),
+        "a file put into analysis/": (by.planted("analysis/x.csv"), "not a file of a study's"),
         "complete.json gone": (by.remove("complete.json"), "is missing"),
         "steps halved in time, the chain forged": (by.whole_chain_forged, "is not of manifest"),
     },
@@ -162,7 +162,7 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
         ),
         "a skip without its reason": (
             json_value(SKIPPED_INDEX, "reason", value=""),
-            "skipped for '', though no gate, rate or look leaves it out",
+            "skipped for '', without a gate, rate or interim analysis as reason",
         ),
         "a skip that nothing asks for, without a reason": (
             resealed(
@@ -271,7 +271,7 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
         "a deleted request": sealed(by.delete_request_unsealed, "r40/requests_A_r40.jsonl"),
         "two cells exchanged": (by.swap_cells, r"r80/engine_step_A_r80\.jsonl is missing"),
         "a file beside the records": (
-            by.planted(f"{NOOP_CELL}/notes.txt"), r"r40/notes\.txt came after the seal"),
+            by.planted(f"{NOOP_CELL}/notes.txt"), r"r40/notes\.txt was added after the seal"),
         "a file put into the study's folder": (by.planted("notes.txt"), "notes.txt came after the"),
         "no log among the logs": (by.planted("logs/x.csv"), r"logs/x\.csv is no file of a study"),
         "no owner among the owners": (
@@ -321,7 +321,7 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
             by.links(by.other_margin_sealed), "link 1 follows .*, not link 0"),
         "the chain gone": (by.remove(SEALS), "seals.jsonl is missing"),
         "a link with another number": (
-            by.links(by.set_in(-1, "number", 1)), "link .* says that it is link 1"),
+            by.links(by.set_in(-1, "number", 1)), "link .* has the number 1"),
         "a link gone": (by.links(by.delete(4)), "link 4 follows .*, not link 3"),
         "the last links gone": (by.links(by.last_links_gone), "has none of this launch"),
     },

@@ -108,7 +108,7 @@ def test_tables_have_the_last_interim_analysis_of_each_configuration(rehearsed: 
 
 def test_rehearsal_prints_longest_and_shortest_duration(rehearsed: Rehearsal) -> None:
     (_, said), rows = sections(rehearsed)[0].sentences, sections(rehearsed)[0].rows
-    assert said.startswith("Looks leave out 1 of the 12 launches of Phase A here.")
+    assert said.startswith("Interim analyses leave out 1 of the 12 launches of Phase A here.")
     assert rows
 
 
@@ -238,7 +238,7 @@ def test_plan_prints_longest_and_shortest_duration(
         study_file = write_stages(tmp_path / str(levels is None), resolve(config, "tiny.yaml"))
         assert plan.main(["--study", str(study_file)]) == 0
         totals.append(capsys.readouterr().out)
-    assert re.search(r", at least [1-9]\d*\.\d (s|min) if the first look", totals[0])
+    assert re.search(r", at least [1-9]\d*\.\d (s|min) if the first interim analysis", totals[0])
     assert "at least" not in totals[1]
     most = [re.split(r",| \(design", text.split("about ")[1])[0] for text in totals]
     assert most[0] == most[1]

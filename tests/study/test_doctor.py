@@ -103,7 +103,7 @@ def test_doctor_reports_stolen_cpu_time(
     monkeypatch.setattr(psutil, "cpu_times", lambda: times)
     row = findings("config")[1]["steal"]
     share = f"{steal / (900 + steal):.1%}"
-    said = f"the host took {share} of the CPU time asked for since the machine started"
+    said = f"the host took {share} of the requested CPU time since the machine started"
     assert row == (verdict, said)
 
 

@@ -106,7 +106,7 @@ def test_parent_in_another_pid_namespace_is_not_watched() -> None:
         ("{pid}:{where}:1", 7, "names process {pid}, which has ended; unset it"),
         # A pid that is not here: by the pid alone the driver would end.
         (f"{2**22 + 1}:another-boot/1:1", 0, "machine or container: not watched"),
-        ("{pid}:no place:1", 1, "allowed: what Snakemake's start sets it to"),
+        ("{pid}:no place:1", 1, "allowed: the process name that Snakemake's start sets"),
     ],
 )
 def test_invalid_parent_variable_is_reported(named: str, status: int, said: str) -> None:

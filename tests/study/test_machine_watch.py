@@ -237,7 +237,7 @@ def test_watch_without_cpu_time_is_named_and_not_awaited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: AffinityPlan, sleeper: int
 ) -> None:
     monkeypatch.setattr(child, "ANSWER_S", 0.2)
-    said = "machine_watch gave no answer within 0.2 s: .* end what else runs here"
+    said = "machine_watch did not answer within 0.2 s: .* end them and rerun"
     with MachineWatch(plan, []) as watch:
         os.kill(watch.pid, signal.SIGSTOP)
         with pytest.raises(ChildError, match=said):

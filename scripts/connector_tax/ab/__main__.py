@@ -224,7 +224,7 @@ def _resolved(options: argparse.Namespace, root: Path, line: Line) -> StudyDocum
     require_short_sockets(section, root)
 
     def asking(name: str) -> contextlib.AbstractContextManager[tuple[Server, Asked]]:
-        line.show(f"asking {name} what it serves")
+        line.show(f"querying {name} for its properties")
         return asked(name, section, root, timeout_s=options.ready_timeout, model=options.model,
                      chat=options.chat, say=line.say)  # fmt: skip
 
@@ -258,9 +258,9 @@ def _resolved(options: argparse.Namespace, root: Path, line: Line) -> StudyDocum
     if options.minutes is not None and FIRST_ANALYSIS * minutes > options.minutes:
         if options.metric:
             raise Failed(
-                f"--metric: found {options.minutes:g} --minutes; {FIRST_ANALYSIS} blocks with the"
-                f" requests that {', '.join(options.metric)} need take about"
-                f" {math.ceil(FIRST_ANALYSIS * minutes)}"
+                f"--minutes: found {options.minutes:g}; allowed: at least"
+                f" {math.ceil(FIRST_ANALYSIS * minutes)}, for {FIRST_ANALYSIS} blocks with enough"
+                f" requests for {', '.join(options.metric)}"
             )
         line.say(
             f"warning: --minutes: found {options.minutes:g}; the first {FIRST_ANALYSIS} blocks,"
@@ -286,13 +286,13 @@ def _asked_how_much(
         Failed: the rate is beyond the server's capacity, or no request was answered.
     """
     shape, most = load.shape, study["config"]["cell"]["inflight_cap"]
-    line.show("asking the baseline how much it serves")
+    line.show("measuring the baseline's capacity")
     if load.concurrency is not None:
         with load_generator(study, server, affinity_plan(study)) as generator:
             # The first requests of a server are slower.
             for name in ("first", "again"):
                 done = burst(study, generator, name, shape, load.concurrency)
-        server.check_alive("while it was asked how much it serves")
+        server.check_alive("while its capacity was measured")
         if not done:
             raise Failed(f"the baseline answered no request of {shape[0]}x{shape[1]}")
         return done[-1], len(done) / done[-1]

@@ -107,7 +107,7 @@ class Answer:
         served = self.study.config["engine"].get("served", {})
         missing = ["step times"] if served.get("no_steps") else []
         if not served.get("counters", True):
-            missing.append("the server's own counters, which check each cell of a vLLM")
+            missing.append("the server's own counters (vLLM's names), which check each cell")
         unknown = {row.metric for row in self.resources if row.difference[0] is None}
         missing += [words for name, words, *_ in BESIDES[:2] if name in unknown]
         return [f"not measured: {', '.join(missing)}"] if missing else []
@@ -120,8 +120,8 @@ class Answer:
         lines = []
         if share := traffic["repeated_share"]:
             lines.append(
-                f"traffic with {share:.0%} repeated prompt tokens: cost and gain of reuse together;"
-                " without repetition: run with --shape"
+                f"{share:.0%} of the prompt tokens repeat earlier ones: the result includes what"
+                " reuse costs and gains; --shape sends prompts without repetition"
             )
         if self.hits:
             hits = ", ".join(

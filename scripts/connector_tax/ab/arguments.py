@@ -110,9 +110,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--margin", type=_percent, default=0.03, metavar="3%",
         help="ignore costs smaller than this [3%%]")  # fmt: skip
     add("--metric", action="append", default=[], choices=(*METRICS, *THROUGHPUT_METRICS),
-        help="judge this metric, not the medians; may be given several times")  # fmt: skip
+        help="judge this metric instead of the medians; may be given several times")  # fmt: skip
     add("--goodput", type=_limits, nargs="+", default=[], metavar="ttft:200",
-        help="judge the requests/s within these limits in ms, too: ttft, tpot, e2e")  # fmt: skip
+        help="also judge the requests/s within these limits (ms) of ttft, tpot, e2e")  # fmt: skip
     add("--max", type=bound_of, action="append", default=[], metavar="[METRIC=]5%",
         help="exit non-zero if a cost over all rates exceeds it; of one of"
         " the judged metrics, or of each; may be given several times")  # fmt: skip

@@ -97,7 +97,7 @@ def asked(
             path.unlink()
         port = free_port()
         command = server_command(section, name, BASELINE, port, root / paths.PATCH / "overlay")
-        server = Server(folder, command, f"{name}, to be asked what it serves", port)
+        server = Server(folder, command, f"{name}, started to query its properties", port)
         server.start()
         try:
             startup_s = server.wait_ready(timeout_s, lambda text: say(f"{name}: {text}"))
@@ -120,7 +120,7 @@ def _ask(name: str, section: EngineSection, server: Server, startup_s: float,
         except _WrongAnswer as error:
             raise AskError(f"{name}: {error}") from error
         except (httpx.HTTPError, ValueError, KeyError, TypeError, IndexError) as error:
-            server.check_alive("while it was asked")
+            server.check_alive("while it was queried")
             raise AskError(f"{name}: {type(error).__name__}: {error}") from error
     page = server.get("/metrics")
     values: dict[str, float] = {}
@@ -142,8 +142,8 @@ def _model_card(name: str, client: httpx.Client, model: str | None) -> dict[str,
     listed = client.get("/v1/models")
     if listed.status_code != httpx.codes.OK:
         if model is None:
-            raise AskError(f"{name}: /v1/models answers {listed.status_code}; say which model to"
-                           " ask for with --model")  # fmt: skip
+            raise AskError(f"{name}: /v1/models answers {listed.status_code}; name the model"
+                           " to request with --model")  # fmt: skip
         return {"id": model}
     try:
         cards = {str(card["id"]): card for card in listed.json()["data"]}
@@ -154,7 +154,7 @@ def _model_card(name: str, client: httpx.Client, model: str | None) -> dict[str,
         return dict(next(iter(cards.values())))
     if model not in cards:
         names = ", ".join(cards) or "none"
-        wanted = "say which with --model" if model is None else f"--model names {model}"
+        wanted = "choose one with --model" if model is None else f"--model names {model}"
         raise AskError(f"{name}: /v1/models names {names}; {wanted}")
     return dict(cards[model])
 

@@ -94,7 +94,7 @@ class Comparison:
         at = [row for row in self.rows if row.where in self.drawn]
         parts = [
             ("Taxes", [row for row in at if row.quantity == TAX]),
-            ("Latencies, which hold the machine and the engine too",
+            ("Latencies, which also depend on machine and engine",
              [row for row in at if row.quantity == LATENCY]),
             ("Taxes of resources", [row for row in self.rows if row.quantity == RESOURCE]),
             ("Taxes in all other cells",

@@ -61,7 +61,7 @@ def refuse_unlike(a: StudyTables, b: StudyTables) -> None:
         raise NotComparableError("A and B are the same study: they share every launch")
     if a.emulated != b.emulated:
         raise NotComparableError(
-            f"A is {a.engine_label}, B is {b.engine_label}: what is emulated was set by hand"
+            f"A is {a.engine_label}, B is {b.engine_label}: emulated costs were set by hand"
         )
     for what, one, other in (
         ("model", _model(a), _model(b)),

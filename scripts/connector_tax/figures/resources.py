@@ -243,11 +243,11 @@ def scorecard(study: StudyTables) -> Figure:
     gains = "▼ gains; " * any(cell.kind == GAINS for _, cells in lines for cell in cells)
     notes = [
         study.against(
-            f"over plain; latency: ▲ costs; {gains}● less than the margin; ? cannot tell"
+            f"Change from plain. Latency: ▲ costs; {gains}● less than the margin; ? cannot tell."
         ),
         study.against(
-            f"other columns: ▲ large ({OF_MOST:.0%} of the column's maximum and {OF_PLAIN:.0%} of"
-            " plain's) and significant"
+            f"Other columns: ▲ significant, at least {OF_MOST:.0%} of the column's maximum and"
+            f" {OF_PLAIN:.0%} of plain's value."
         ),
     ]
     figure = style.new_figure(study, style.PAGE_IN, SCORE_IN * (len(lines) + 1), notes)

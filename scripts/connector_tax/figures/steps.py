@@ -108,7 +108,7 @@ def _table(study: StudyTables, axes: Axes, points: pd.DataFrame, measure: str) -
 PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "framework_us": ("framework (no-op)", {"fc": "#b9bec6", "ec": "#5f6670"}),
     "implementation_us": ("implementation (hooks)", {"fc": "#1b3a6b", "ec": "#1b3a6b"}),
-    "left_us": ("left (in no hook)", {"fc": "white", "ec": "#1b3a6b", "hatch": "////////"}),
+    "left_us": ("rest (outside hooks)", {"fc": "white", "ec": "#1b3a6b", "hatch": "////////"}),
 }
 STEP_ENDS = ["step_us", "step_lo_us", "step_hi_us"]
 PART_COLUMNS = ["config", "kind", *STEP_ENDS, *rows.BAND, *PARTS, "status"]

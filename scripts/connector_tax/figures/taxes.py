@@ -214,7 +214,7 @@ def other_waits(study: StudyTables) -> str:
         return ""
     listed = "; ".join(f"{label} {', '.join(cells)}" for label, cells in cells_by_label.items())
     fixed = study.settings["arrivals"]["process"] == "fixed"
-    cause = ", by arrivals and not by connector" if fixed else ""
+    cause = " (due to arrivals, not the connector)" if fixed else ""
     return f"Waits for the step with the prompt differ{cause}: {listed}"
 
 

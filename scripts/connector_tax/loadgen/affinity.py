@@ -119,7 +119,7 @@ def plan_affinity(
     if server_node is not None and len(near) < max(1, server_cores):
         warnings.append(
             f"{len(near)} cores of NUMA node {server_node}, where the server's GPU is, are left "
-            f"and {server_cores} wanted: the server uses those of other nodes too"
+            f"and {server_cores} wanted: the server also uses cores of other nodes"
         )
     elif near:
         rest = near

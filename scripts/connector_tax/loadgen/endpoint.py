@@ -107,8 +107,8 @@ def wait_ready(target: Target, model: str | None, wait_s: float) -> str:
     hint = ""
     if not listed and answer.status_code == 404:
         hint = (
-            f"; requests go to the path {path} as it is: if that is a base, append /v1 "
-            "or what the server calls its API"
+            f"; requests go to the path {path} unchanged: if it is a base, append /v1 "
+            "or the server's API path"
         )
         if model is not None:
             print(printable(f"warning: {answer.url} answers 404{hint}"), file=sys.stderr)

@@ -120,8 +120,8 @@ def notes(summary: Summary) -> list[str]:
         )
     if shared > SHARED_FIRST_MAX * ok:
         lines.append(
-            f"{shared} of {ok}: the first read brought several tokens, so TTFT is that of a later "
-            "one (the server sends them together, a proxy before it buffers the stream, or this "
+            f"{shared} of {ok}: the first read brought several tokens, so TTFT is a later "
+            "token's (the server sends several together, a proxy buffers the stream, or this "
             "machine reads too late)"
         )
     timed = summary["latency_ms"].get("TPOT", {"n": 0})["n"]
@@ -158,7 +158,7 @@ def _token_notes(summary: Summary) -> list[str]:
         notes.append(f"{count} of {ok} brought no token: they have no TTFT")
     if cached := summary["cached_tokens"]:
         notes.append(
-            f"{cached} prompt tokens were in the server's cache: TTFT is that of cached prompts"
+            f"{cached} prompt tokens were in the server's cache: TTFT is lower than without cache"
         )
     output, max_tokens = summary["lengths"]["output"], configuration["max_tokens"]
     with_lengths = ("session_file", "prompts", "trace")
@@ -172,5 +172,5 @@ def _token_notes(summary: Summary) -> list[str]:
         )
     if (goodput := summary["goodput"]) is not None:
         for name, count in goodput["not_measured"].items():
-            notes.append(f"{count} of {ok} have no {name}: they are not good")
+            notes.append(f"{count} of {ok} have no {name} and are not counted as good")
     return notes

@@ -544,10 +544,8 @@ def _next(content: IO[bytes], name: str, size: int | None = None) -> bytes:
         raise ArtifactError(f"{name} has {member[2]:,} bytes; allowed: {MOST_JSON_BYTES:,}")
     size = max(member[2], 0) if size is None else size
     if member != (name, tarfile.REGTYPE, size):
-        reason = (
-            f"{name!r} is missing, no plain file of the {size} bytes that {HEADER} lists, or not"
-        )
-        raise ArtifactError(f"member {reason} in its place")
+        reason = f"missing, out of order, or not a regular file of {size} bytes as {HEADER} lists"
+        raise ArtifactError(f"member {name!r}: {reason}")
     data = content.read(size)
     content.read(-size % BLOCK)
     return data

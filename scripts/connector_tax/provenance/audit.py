@@ -69,10 +69,7 @@ from connector_tax.seals import (
 # Kind of claims about a study's rows and pictures in MANIFEST.md, which packing writes.
 LISTED = "listed"
 VERDICTS = (PASS, FAIL, NOT_CHECKABLE)
-LIMIT = (
-    "What was sealed anew from its first link cannot be told from the folder alone: "
-    "docs/reviewers.md"
-)
+LIMIT = "The folder alone cannot show whether the whole chain was sealed again: docs/reviewers.md"
 # Logs of commands, owners and device claims. They are not sealed, and nothing is derived from them.
 LOG = re.compile(rf"{paths.LOGS}/[^/]+\.log")
 NOTE = re.compile(
@@ -264,7 +261,7 @@ def _chain(links: Links) -> Iterator[str]:
         if link["previous"] != previous:
             yield f"link {number} follows {link['previous']}, not link {number - 1}"
         if link["number"] != number:
-            yield f"link {number} says that it is link {link['number']}"
+            yield f"link {number} has the number {link['number']}"
         previous = sha256
 
 
@@ -286,7 +283,7 @@ def _same_files(sealed: Mapping[str, str], there: Mapping[str, str]) -> Iterator
         if name not in there:
             yield f"{name} is missing"
         elif name not in sealed:
-            yield f"{name} came after the seal"
+            yield f"{name} was added after the seal"
         elif sealed[name] != there[name]:
             yield f"{name} changed after it was sealed"
 
@@ -389,7 +386,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = study_parser("provenance.audit", main.__doc__)
     parser.add_argument("--manifest", type=Path, required=True, help="MANIFEST.md")
-    accept = "accept claims made by this method, which is not this code's, and exit with 0"
+    accept = "exit with 0 although method N, not this code's method, made the claims"
     parser.add_argument("--accept-method", type=int, metavar="N", help=accept)
     return run_command(parser, argv, _audit_study, label="audit: ")
 

@@ -157,7 +157,7 @@ def _launch(whole: StudyFolder, launch: Launch, index: LaunchIndex | None) -> It
     if skipped and any(folder.glob("*/cell_*.json")):
         yield "skipped, though there are measured cells"
     if skipped and not _left_out(whole, launch, index.reason):
-        yield f"skipped for {index.reason!r}, though no gate, rate or look leaves it out"
+        yield f"skipped for {index.reason!r}, without a gate, rate or interim analysis as reason"
     if index.status == "done":
         yield from _run_files(study, launch, index)
 

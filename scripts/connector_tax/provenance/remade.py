@@ -29,7 +29,7 @@ from connector_tax.provenance.views import changed_files, is_view, other_version
 from connector_tax.seals import MADE, read_links, settled_files
 
 KIND = "made again"
-LOOKED_EARLIER = "a launch it saw was measured again since"
+LOOKED_EARLIER = "one of its launches was measured again since"
 ANOTHER = "another version of this package made the study's; its hash is checked"
 
 
@@ -126,7 +126,7 @@ class Claims:
 
     def _comparison(self, name: str, published: Path, made: Path) -> Comparison:
         if name not in manifest.CLAIMED:
-            lone, listed = "no file that is made of a study", self.other_version
+            lone, listed = "not a file of a study's analysis", self.other_version
         elif not published.is_file():
             lone = "is missing"
             listed = self.other_version and name not in self.record["files"]
@@ -186,7 +186,9 @@ def _check_digests(root: Path, published: Path, record: ManifestRecord, ledger: 
 def check_looks(root: Path, made: Path, claims: Claims) -> None:
     """Check looks.json, unless a launch behind it has been remeasured."""
     if (made / paths.LOOKS).is_symlink():
-        claims.ledger.check(KIND, paths.LOOKS, [LOOKED_EARLIER], doubt="a look is taken once")
+        claims.ledger.check(
+            KIND, paths.LOOKS, [LOOKED_EARLIER], doubt="each interim analysis runs once"
+        )
     else:
         claims.compare(paths.LOOKS, root, made)
 

@@ -165,7 +165,7 @@ def _looks(rehearsal: Rehearsal, total_s: float) -> Iterator[str]:
         if indexes:
             saved.append(f"{left_out} of the {len(indexes)} launches of {PHASE_NAMES[phase]}")
     yield (
-        f"Looks leave out {', '.join(saved)} here. At most "
+        f"Interim analyses leave out {', '.join(saved)} here. At most "
         f"{duration(most_s)}, if none decides; at least {duration(least_s)}, if the first decides "
         "all."
     )
@@ -182,7 +182,7 @@ def _machine(rehearsal: Rehearsal) -> Section:
         f"Steps differ by {noise.launch_sd:.1%} from launch to launch, and by {noise.drift_sd:.1%} "
         f"from a block's first launch to its last{f' ({noise.source})' if noise.source else ''}.",
         f"KV cache: {machine.kv_tokens:,} tokens. Start-up {machine.startup_s:.0f} s.",
-        "A rehearsed machine is quiet and the load generator never late: nothing is void for that.",
+        "A rehearsal assumes a quiet machine and a load generator that is never late.",
         rates_text,
     ]
     return Section("Machine and reference rates", sentences)
@@ -277,7 +277,7 @@ def _hypotheses(rehearsal: Rehearsal) -> Section:
     decided = sum(h["verdict"] != CANNOT_TELL for h in rehearsal.hypotheses)
     start = (
         f"{decided} of {len(sentences)} would be decided with "
-        f"{rehearsal.study.document['blocks']} blocks, were the taxes those rehearsed:"
+        f"{rehearsal.study.document['blocks']} blocks, if the taxes equal the rehearsed ones:"
     )
     return Section("Hypotheses", [start, *sentences])
 
@@ -310,7 +310,7 @@ def advice(rehearsal: Rehearsal) -> Iterator[str]:
         yield f"{KEYS[phase]}: {cell} cannot be valid ({reason})."
     yield from _about_rates(rehearsal)
     if rates is None:
-        yield "phase_a.rates_rps: add lower rates; without a reference rate nothing follows."
+        yield "phase_a.rates_rps: add lower rates; Phases B and B' need a reference rate."
     elif rates["ref_safe"] == rates["ref_load"] and "phase_bp" in config:
         yield "phase_bp: skipped where ref_load equals ref_safe, as here."
     if preempted := _served(rehearsal).preemptions.sum():
@@ -339,5 +339,5 @@ def _about_rates(rehearsal: Rehearsal) -> Iterator[str]:
         seconds = served[served.cell.isin(beyond)].seconds.sum()
         yield (
             f"phase_a.rates_rps: {baseline} saturates at {first}; {', '.join(beyond)} take "
-            f"{duration(seconds)} and feed no verdict."
+            f"{duration(seconds)} and enter no verdict."
         )

@@ -54,7 +54,7 @@ class Noise(NamedTuple):
 QUIET = Noise(0.0)
 # Measured values come from TPOT p50 of these archives' cells, by release 0.3.
 NOISES: Mapping[str, Noise] = {
-    "engine": Noise(0.005, source="config/embedded.yaml: what the engine itself draws"),
+    "engine": Noise(0.005, source="config/embedded.yaml: the engine's own random draws"),
     "embedded": Noise(0.006, source="results/archive/default.tar.zst"),
     "vllm-cpu": Noise(
         0.026, drift_sd=0.017, source="results/archive/vllm-cpu.tar.zst of commit b3c47e2"
@@ -188,11 +188,11 @@ def _on_accelerator(study: StudyDocument, names: RehearsalSection) -> Machine:
             f"{gpu}: {accelerator['bf16_tflops']:g} TFLOP/s bf16, "
             f"{accelerator['bandwidth_gb_s']:g} GB/s, "
             f"{accelerator['memory_mib'] / 1024:.0f} GiB ({accelerator['source']}).",
-            f"Assumed to reach {reached['linear']:.0%} of the arithmetic in matrix products, "
+            f"Assumed: {reached['linear']:.0%} of the peak arithmetic in matrix products, "
             f"{reached['attention']:.0%} in attention, {reached['bandwidth']:.0%} of the "
-            f"bandwidth, and {reached['besides_us'] / 1e3:g} ms a step besides; beside it the "
-            f"host, {reached['host_us'] / 1e3:g} ms a step: assumptions, to be replaced by a "
-            "measured step log.",
+            f"bandwidth; {reached['besides_us'] / 1e3:g} ms of other device time and "
+            f"{reached['host_us'] / 1e3:g} ms of host time a step. A measured step log should "
+            "replace these.",
             f"Model: {model.parameters / 1e9:.1f} billion weights, "
             f"{model.active_parameters / 1e9:.1f} used by a token, "
             f"{model.kv_bytes_per_token / 1024:.0f} KiB of KV cache a token "

@@ -48,7 +48,7 @@ def _show(arguments: argparse.Namespace) -> None:
     least = ""
     if "looks" in study["config"]["statistics"]:
         soonest = remaining(study, folder, least=True)
-        least = f", at least {duration(soonest.wall_s)} if the first look decides all"
+        least = f", at least {duration(soonest.wall_s)} if the first interim analysis decides all"
     console.print(
         f"{len(numbers)} launches, {len(rows)} cells, "
         f"{sum(r.state in TO_MEASURE for r in rows)} still to measure, "

@@ -164,7 +164,7 @@ def expanded(line: str, variables: Mapping[str, str]) -> str:
             return str(Path.home())
         name = match["name"]
         if name not in variables:
-            raise ServerError(f"found ${name}, which is not set; allowed: variables that are")
+            raise ServerError(f"found ${name}, which is not set; set it, or leave it out")
         if is_secret(name, variables[name]):
             raise ServerError(
                 f"found ${name}, which looks like a secret (not shown); allowed: none, the command"
@@ -204,7 +204,7 @@ def missing_command(line: str) -> str | None:
     if Path(name).exists():
         return f"found the command {name}, which is no executable file; allowed: chmod +x {name}"
     where = f"at {Path(name).absolute()}" if os.sep in name else "in PATH"
-    return f"found the command {name}, which is not {where}; allowed: one that is"
+    return f"found the command {name}, which does not exist {where}; install it, or name another"
 
 
 def server_command(

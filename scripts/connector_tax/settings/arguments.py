@@ -27,7 +27,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Return the checked options; on an error print a line and exit with status 64."""
     parser = AnsweringParser(
         prog="connector-tax settings",
-        description="What does a KV connector change of vLLM's settings and KV cache capacity?"
+        description="Show how a KV connector changes vLLM's settings and KV cache capacity."
         " Nothing is started or measured.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

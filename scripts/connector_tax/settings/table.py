@@ -203,8 +203,8 @@ def summary(matrix: Matrix) -> str:
     fewer = sum(any(cell.differs for cell in cells(row, plain_of(matrix, row["model"])))
                 for row in rows)  # fmt: skip
     return (
-        f"{len(rows)} rows beside {len(models_of(matrix))} of plain: {fewer} differ from plain, "
-        f"{counts[REFUSES]} of them refused by vLLM; {counts[NOT_RESOLVED]} rows not resolved"
+        f"{len(rows)} rows of connectors, {len(models_of(matrix))} of plain: {fewer} differ from"
+        f" plain, {counts[REFUSES]} of them refused by vLLM; {counts[NOT_RESOLVED]} not resolved"
     )
 
 

@@ -59,9 +59,9 @@ class CommandChild:
             self._process.stdin.flush()
             if not select.select([self._process.stdout], [], [], ANSWER_S)[0]:
                 raise ChildError(
-                    f"{self._module} gave no answer within {ANSWER_S:g} s: it runs when nothing "
-                    "else wants its CPU, and something did all the time; end what else runs here, "
-                    "then the same command carries on"
+                    f"{self._module} did not answer within {ANSWER_S:g} s: it has the lowest "
+                    "priority, and other programs used its CPU all the time; end them and rerun "
+                    "the same command"
                 )
             line = self._process.stdout.readline()
         except BrokenPipeError:

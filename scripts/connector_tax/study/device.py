@@ -372,7 +372,7 @@ def await_free_memory(config: StudyConfig) -> None:
         if time.monotonic() > deadline:
             raise ServerError(
                 f"GPU memory is in use: {'; '.join(occupied)}; {share:.0%} of it must be free. "
-                "End what holds it (nvidia-smi names the processes)"
+                "End the processes that hold it (nvidia-smi lists them)"
             )
         time.sleep(POLL_S)
 

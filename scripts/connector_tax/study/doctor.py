@@ -366,7 +366,7 @@ def _cpus(study: StudyDocument) -> Iterator[Finding]:
     times = psutil.cpu_times()
     requested = sum(times) - times.idle - times.iowait - times.guest - times.guest_nice
     stolen = times.steal / requested
-    text = f"the host took {stolen:.1%} of the CPU time asked for since the machine started"
+    text = f"the host took {stolen:.1%} of the requested CPU time since the machine started"
     yield _judged("steal", stolen < STOLEN_WORTH_SAYING, text, "warn")
 
 

@@ -89,8 +89,8 @@ def _named_parent() -> str | None:
     named = os.environ.get(PARENT_VARIABLE)
     if named and re.fullmatch(r"\d+:\S+:\d+", named) is None:
         raise SystemExit(
-            f"{PARENT_VARIABLE}: found {named!r}; allowed: what Snakemake's start sets it to. "
-            "Unset it to run by hand."
+            f"{PARENT_VARIABLE}: found {named!r}; allowed: the process name that Snakemake's start "
+            "sets. Unset it to run by hand."
         )
     return named or None
 
@@ -230,9 +230,9 @@ def _kill(pids: Iterable[int]) -> int:
         with contextlib.suppress(psutil.NoSuchProcess):
             if process.status() != psutil.STATUS_ZOMBIE:
                 raise LeftoverError(
-                    f"process {process.pid} ({process.name()}), left of an earlier launch, does not"
-                    " end when it is killed, and would disturb what is measured; nothing is "
-                    "started. If it does not end by itself, restart the machine"
+                    f"process {process.pid} ({process.name()}) of an earlier launch survives "
+                    "SIGKILL and would disturb the measurement, so nothing is started. If it does "
+                    "not end by itself, restart the machine"
                 )
     return len(processes)
 

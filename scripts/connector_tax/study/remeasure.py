@@ -82,15 +82,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="connector-tax remeasure",
         description=main.__doc__,
-        epilog="Without a choice: every launch with a void cell. Launches that failed are measured"
-        " again by the study's own command, whatever is chosen.",
+        epilog="By default every launch with a void cell is chosen. The study's command resumes"
+        " failed launches in any case.",
     )
     parser.add_argument("study", type=Path, help="results/<study>")
     choice = parser.add_mutually_exclusive_group()
-    choice.add_argument("--launch", nargs="+", metavar="NAME", help="such as plain/block0/A: these")
+    choice.add_argument(
+        "--launch", nargs="+", metavar="NAME", help="these launches, such as plain/block0/A"
+    )
     choice.add_argument("--phase", choices=PHASES, help="every launch of a phase")
     choice.add_argument(
-        "--all", action="store_true", help="every launch, gate and the design: begin anew"
+        "--all", action="store_true", help="every launch, the gates and the design, to begin anew"
     )
     return run_command(parser, argv, _remeasure, (ArtifactError, RemeasureError))
 

@@ -355,7 +355,7 @@ class Server:
         if self._ended_at is None:
             self._ended_at = now
         if self.command.companions:
-            raise ServerError(f"the command ended {when}: beside --beside it must stay in the"
+            raise ServerError(f"the command ended {when}; with --beside it must stay in the"
                               f" foreground\n{self.log_tail()}")  # fmt: skip
         if self._detached is not None:
             # A container that cannot be seen is asked of its engine, which takes a while.
@@ -436,8 +436,8 @@ class Server:
         pids = [pid for pid in owners if pid is not None]
         if not pids:
             raise ServerError(
-                f"who listens at {self.url} is another user's process; its CPU and memory can be"
-                " measured as that user or as root"
+                f"The server at {self.url} belongs to another user. Run as that user or as root to"
+                " measure its CPU and memory."
             )
         return min(pids, key=lambda pid: psutil.Process(pid).create_time())
 
