@@ -35,7 +35,7 @@ def root(audited: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def remade(audited: Path) -> Path:
-    """Everything that is derived of that study, made again: its folder."""
+    """Return the folder with the recomputed results of that study."""
     return audited.with_name("synthetic")
 
 

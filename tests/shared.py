@@ -25,7 +25,7 @@ def known(value: Value | None) -> Value:
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """Return the folder `name` of this test run, filled by the process that asks first.
+    """Return the folder `name` of this test run, filled by the first process that needs it.
 
     Other processes wait for it. The folder is not changed afterwards.
     """
@@ -52,7 +52,7 @@ def members_of(archive: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def interpreter(folder: Path, script: str) -> Path:
-    """Return an executable `python` that does what the script says, whatever it is asked."""
+    """Return an executable `python` that ignores its arguments and runs this script."""
     python = folder / "python"
     python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o755)

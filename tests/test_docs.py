@@ -57,7 +57,7 @@ def _name(path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def fields() -> Iterator[types.ModuleType]:
-    """docs/fields.py, the command that writes docs/artifacts.md."""
+    """Return docs/fields.py as a module."""
     spec = importlib.util.spec_from_file_location("docs_fields", ROOT / "docs" / "fields.py")
     assert spec is not None
     assert spec.loader is not None

@@ -44,7 +44,7 @@ class Ab:
         )  # fmt: skip
 
     def run(self) -> "subprocess.CompletedProcess[str]":
-        """Run it to its end."""
+        """Run the command to its end."""
         with self.start(subprocess.PIPE) as process:
             out, err = process.communicate(timeout=550)
         return subprocess.CompletedProcess(self.command, process.returncode, out, err)

@@ -14,7 +14,7 @@ FAIL_REASON = "the server died: EngineDeadError"
 
 @pytest.fixture(scope="session")
 def crisp(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Five blocks, little noise, taxes that grow with length: the folder of an analysed study."""
+    """Return an analysed study's folder: five blocks, little noise, taxes that grow with length."""
 
     def make(root: Path) -> None:
         write_analysed_study(

@@ -143,7 +143,7 @@ def request_records(
 
 
 def write_metrics(path: Path, window: Mapping[str, Any], waiting_per_s: float) -> None:
-    """One scrape each half second; the waiting queue grows by `waiting_per_s` every second."""
+    """Write a scrape each half second; the waiting queue grows by `waiting_per_s` every second."""
     lines = []
     stamps = range(window["t_origin_ns"], window["t_drained_ns"], 500_000_000)
     for stamp in stamps:
@@ -168,7 +168,7 @@ def write_steps(
     offset: float,
     rng: np.random.Generator,
 ) -> None:
-    """Scheduler records then worker records; every tenth step is an empty polling step.
+    """Write scheduler records, then worker records; every tenth step is an empty polling step.
 
     A step is schedule() and then the model, MODEL_US long; a connector's tax is on schedule(), and
     another 100 us of it is outside schedule() in the configuration OUTSIDE. A connector's callbacks

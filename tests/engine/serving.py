@@ -24,7 +24,7 @@ MODEL = "embedded-model"
 
 
 def config_with(changes: dict[str, Any] | None) -> dict[str, Any]:
-    """config/embedded.yaml with some values changed (one level deep)."""
+    """Return config/embedded.yaml with some values changed (one level deep)."""
     config: dict[str, Any] = load_yaml(EMBEDDED)
     for key, value in (changes or {}).items():
         config[key] = {**config[key], **value} if key in config else value

@@ -139,7 +139,7 @@ WINDOW_S = 1.0
 
 @pytest.fixture
 def one_core() -> Iterator[None]:
-    """This process and its children share one core, so that one's CPU time is taken from both."""
+    """Confine this process and its children to one core, so that they compete for CPU time."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(before)})
     yield

@@ -56,7 +56,8 @@ def hybrid() -> dict[str, str]:
 
 
 def arm_big_little() -> dict[str, str]:
-    """arm64: 4 little and 4 big cores, ranked by cpu_capacity, no NUMA folders, no CPPC."""
+    """Write an arm64 tree: 4 little and 4 big cores, ranked by cpu_capacity, no NUMA folders, no
+    CPPC."""
     ranks = {cpu: 446 if cpu < 4 else 1024 for cpu in range(8)}
     files = machine([(0, (i,)) for i in range(8)], ranks=ranks, source="cpu_capacity")
     return {name: text for name, text in files.items() if "/node/" not in name}

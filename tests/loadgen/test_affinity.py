@@ -70,7 +70,7 @@ def test_each_machine_gets_its_plan(
     said: str | None,
     tmp_path: Path,
 ) -> None:
-    """`said`: the source of the ranking, or the warning."""
+    """Compare the plan of each machine; `said` is the source of the ranking, or the warning."""
     plan = plan_affinity(read(files, tmp_path), *wanted)
     assert [plan.loadgen, *plan.workers] == client
     assert plan.server == server

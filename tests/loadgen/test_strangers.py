@@ -131,7 +131,7 @@ def test_connection_dropped_by_a_balancer_is_retried_once(tmp_path: Path) -> Non
 def test_idle_connections_are_replaced_before_the_server_drops_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """So no TTFT includes a handshake."""
+    """Check that no TTFT includes a handshake."""
     monkeypatch.setattr(pool, "MAX_IDLE_NS", 200_000_000)
     monkeypatch.setattr(pool, "LOOK_S", 0.05)
 

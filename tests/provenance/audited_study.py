@@ -127,7 +127,7 @@ def _complete_design(study_file: Path) -> Any:
 
 
 def _decide_gates(root: Path, document: dict[str, Any]) -> None:
-    """Give a configuration that is left out a gate, and its gate a log that says so."""
+    """Give a configuration that is left out a gate, and a gate log with that decision."""
     gates = read_json(root / "preflight" / "preflight_status.json")
     for entry in document["configurations"]:
         gate, said = entry["gate"], gates[entry["id"]]

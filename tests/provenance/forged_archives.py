@@ -102,7 +102,7 @@ def header_later(members: Members, _: dict[str, Any]) -> None:
 
 
 def in_header(*path: str, value: Any) -> Edit:
-    """Another value in archive.json."""
+    """Change a value in archive.json."""
     return lambda _, header: put_value(header, path, value)
 
 

@@ -31,10 +31,11 @@ def write(
     logs: dict[str, int],
     header: bytes = b"",
 ) -> None:
-    """Write an archive with these files and tables, and with logs that a table is said to hold.
+    """Write an archive with these files and tables, and with logs that the header assigns to a
+    table.
 
     Args:
-        header: in place of what archive.json would say.
+        header: replaces the content of archive.json.
     """
     files = dict.fromkeys((*REQUIRED, *INDEXES), b"{}") | {paths.STUDY: STUDY} | files
     listed = {name: sized(data) for name, data in files.items()}

@@ -58,7 +58,7 @@ def study_against_noop(folder: Path, blocks: int) -> StudyTables:
 
 
 def test_audit_recomputes_taxes_against_the_named_baseline(tmp_path: Path) -> None:
-    """Here one with a connector, whose callbacks are not zero."""
+    """Use a baseline with a connector, whose callbacks are not zero."""
     study = study_against_noop(tmp_path, blocks=1)
     taxes = study.at("ref_safe", "tpot_p90")
     assert set(taxes) == {item.id for item in study.connectors} | {"noop_connector_2"}

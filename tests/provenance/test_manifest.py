@@ -125,7 +125,7 @@ with locked(Path(sys.argv[1]) / ".MANIFEST.md.lock"):
 
 
 def started(script: str, *arguments: object) -> subprocess.Popen[str]:
-    """Return a process that has said its first line."""
+    """Return a process that has printed its first line."""
     process = subprocess.Popen(
         [sys.executable, "-c", script, *map(str, arguments)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

@@ -64,7 +64,7 @@ def test_seal_added_after_the_published_one_fails_the_audit(published: Path) -> 
 
 
 def test_seal_that_manifest_md_does_not_name_fails_the_audit(published: Path) -> None:
-    """Sealed anew from the first link the folder is right in itself: only MANIFEST.md tells.
+    """Seal the whole chain again: the folder is consistent, and only MANIFEST.md exposes it.
 
     A study of the same name that shares no launch with the published one is another measurement.
     """

@@ -48,7 +48,7 @@ pytestmark = pytest.mark.workflow
 
 def field(name: str, column: str, value: str, row: int = 0, given: bool = True,
           **where: str) -> Tampering:  # fmt: skip
-    """Return a changed field of a table (`csv_field`), and what the audit says of it."""
+    """Return a changed field of a table (`csv_field`), and the audit's line about it."""
     tamper = csv_field(name, column, value, row, given, **where)
     return tamper, rf"\.csv\[.+\]\.{column}: published '?{value}"
 
@@ -59,7 +59,7 @@ def _published(path: tuple[str | int, ...], value: object) -> str:
 
 
 def value(name: str, *path: str | int, value: object) -> Tampering:
-    """Return a changed value of a JSON file, and what the audit says of it."""
+    """Return a changed value of a JSON file, and the audit's line about it."""
     return json_value(name, *path, value=value), _published(path, value)
 
 
@@ -574,7 +574,8 @@ def test_study_analysed_again_keeps_its_seal(root: Path, monkeypatch: pytest.Mon
 
 
 def older(root: Path) -> None:
-    """The study's claims come from a version with other columns, kinds of rows and files."""
+    """Change the study's claims to those of a version with other columns, kinds of rows and
+    files."""
     with edited_json(root / "manifest.json") as record:
         record["package"] = "0.2"
 

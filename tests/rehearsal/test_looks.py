@@ -170,7 +170,7 @@ def not_named(folder: Path) -> None:
 
 
 def forged_name(folder: Path) -> None:
-    """It names what was never there."""
+    """Name a launch that never existed."""
     index = read_json(folder / "index.json")
     attempts = [{"attempt": 1, "supersedes": "A.superseded7"}]
     write_json(folder / "index.json", index | {"attempts": attempts})
@@ -181,7 +181,7 @@ def first_run_gone(folder: Path) -> None:
 
 
 def first_run_changed(folder: Path) -> None:
-    """After it was sealed."""
+    """Change the first run after it was sealed."""
     path = folder.with_name("A.superseded1") / "index.json"
     write_json(path, read_json(path) | {"reason": "another"})
 

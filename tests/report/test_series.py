@@ -17,7 +17,7 @@ SECOND = 10**9
 
 
 def _request(seq: int, *, ttft_ms: float, status: str = "ok") -> dict[str, Any]:
-    """Due at `seq` seconds; ten tokens 2 ms apart."""
+    """Return a request that is due at `seq` seconds, with ten tokens 2 ms apart."""
     due = seq * SECOND
     ok = status == "ok"
     first = due + int(ttft_ms * 1e6) if ok else None

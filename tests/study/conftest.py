@@ -26,7 +26,7 @@ def study_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def affinity() -> Iterator[set[int]]:
-    """This process's CPUs, which it has again after the test."""
+    """Yield this process's CPUs, and restore them after the test."""
     before = os.sched_getaffinity(0)
     yield before
     os.sched_setaffinity(0, before)

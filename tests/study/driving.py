@@ -35,7 +35,7 @@ def write_study(
     faults: list[dict[str, Any]] | None = None,
     engine: dict[str, Any] | None = None,
 ) -> Path:
-    """study.json and what stands around it; the path of study.json.
+    """Write study.json and the files that it needs; return the path of study.json.
 
     Args:
         root: the study's folder.

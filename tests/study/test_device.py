@@ -433,7 +433,7 @@ def test_free_memory_is_not_read_without_a_gpu_or_flags(
 
 @pytest.fixture
 def occupied(readings: Path, study_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """study.json of a small study on GPU 1, whose memory stays in use."""
+    """Return study.json of a small study on GPU 1, whose memory stays in use."""
     readings.write_text("1001\n")
     monkeypatch.setattr(device, "FREE_WAIT_S", 0.0)
     study = read_json(study_file)

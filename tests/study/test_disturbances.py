@@ -41,7 +41,7 @@ def generated_tokens(url: str) -> float:
 
 
 def starting(study_file: Path) -> bool:
-    """launch.sh has become the engine."""
+    """Return whether launch.sh has become the engine."""
     server = server_of(launch_folder(study_file))
     return server is not None and "connector_tax.engine" in server.cmdline()
 

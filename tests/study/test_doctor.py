@@ -35,7 +35,8 @@ Findings = Callable[..., tuple[int, dict[str, tuple[str, str]]]]
 
 @pytest.fixture
 def findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Findings:
-    """Asks the doctor of a shipped study with another engine or server: its status, its rows."""
+    """Run the doctor on a shipped study with another engine or server; return its status and
+    rows."""
 
     def ask(
         name: str, engine: Mapping[str, Any] | None = None, **server: Any

@@ -38,7 +38,7 @@ class Disk:
         self.synced[state.st_ino] = (state.st_mtime_ns, state.st_size)
 
     def replace(self, source: Any, target: Any) -> None:
-        """A rename: what stands below an index and around it must be safe before."""
+        """Check at a rename that the files below and around an index are already durable."""
         path = Path(target)
         if path.name == "index.json":
             # The folder itself changes with the temporary file; its fsync comes after the rename.
@@ -72,7 +72,7 @@ def test_listed_files_are_synced_before_their_index_which_needs_no_device_again(
 
 
 def finished_cell(folder: Path, content: Any) -> None:
-    """A launch with one finished cell of a study of two, its record as given."""
+    """Write a launch with one of two cells finished, with this record."""
     path = folder / "r20" / "cell_A_r20.json"
     path.parent.mkdir(parents=True)
     path.write_text(content if isinstance(content, str) else json.dumps(content))

@@ -58,7 +58,7 @@ class Case(NamedTuple):
     """A fault rule and the state of its cell.
 
     Attributes:
-        name: the kind, with what tells two cases of one kind apart.
+        name: the kind, with the difference between cases of one kind.
         rule: of the engine's `faults` section.
         expected: void, valid, or failed (the launch, so that no cell is kept).
         must_name: part of the void reason or of the launch's failure; for a valid cell, why it is.

@@ -202,7 +202,7 @@ def test_foreign_processes_on_the_studys_gpus_are_recorded(
     own = f"GPU-a, {sleeper}\nGPU-a, {os.getpid()}\n"
 
     def until(text: str, told: list[int] | None) -> None:
-        """Have nvidia-smi print it until a chunk says so of foreign processes."""
+        """Make nvidia-smi print this until a chunk lists these foreign processes."""
         (tmp_path / "next").write_text(text)
         (tmp_path / "next").rename(users)
         deadline, before = time.monotonic() + 20, len(written(path))

@@ -113,7 +113,7 @@ def test_failed_launch_keeps_its_resources_record_and_the_next_attempt_writes_it
 
 @pytest.fixture
 def standing(tmp_path: Path) -> Any:
-    """Yield a server that only runs; what it prints is its log."""
+    """Yield a running server that answers nothing and writes its output to its log."""
     shout = "echo Using FLASH_ATTN attention backend out of potential backends; exec sleep 100"
     server = Server(tmp_path, ServerCommand(["bash", "-c", shout], {}), "t", 1)
     server.start()

@@ -51,7 +51,7 @@ class Study:
         return self.folder / "study.json"
 
     def preflighted(self, fault: str) -> Path:
-        """study.json of a study whose gates have been asked."""
+        """Return study.json of a study whose gates have run."""
         file = self.write("plain", fault)
         assert preflight.main(["--study", str(file)]) == 0
         return file

@@ -80,7 +80,7 @@ def test_installed_vllm_has_every_hook_point_of_the_probe(described: VllmDescrip
 
 
 def differences(python: Path) -> list[str]:
-    """Hooks in which the no-op connector differs from the base class of a vLLM."""
+    """Return the hooks in which the no-op connector differs from the base class of a vLLM."""
     code = f"import json; from {NOOP} import differences; print(json.dumps(differences()))"
     done = subprocess.run(
         [python, "-c", code],

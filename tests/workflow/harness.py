@@ -56,7 +56,7 @@ def temporary_folder(folder: Path) -> Path:
 
 
 def smaller(text: str) -> str:
-    """TINY cut down, for tests that run it often: two configurations, one shape, short cells."""
+    """Return a smaller TINY for frequent runs: two configurations, one shape, short cells."""
     changes = {
         "[plain, noop_connector, mooncake_both]": "[plain, noop_connector]",
         "[plain, mooncake_both]": "[plain]",
@@ -98,7 +98,7 @@ def ended(
 def run(
     folder: Path, *targets: str, options: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Snakemake run to its end on the study of a folder."""
+    """Run Snakemake to its end on the study of a folder."""
     return ended(command(folder, *targets, options=options), folder)
 
 
@@ -110,7 +110,7 @@ def resume_after_kill(folder: Path, target: str = "all") -> None:
 
 
 def complete_after_kill(folder: Path) -> None:
-    """The same of a whole study, which passes the audit; nothing half done is left of it."""
+    """Complete a whole study, check that it passes its audit and leaves no unfinished file."""
     resume_after_kill(folder)
     assert read_json(folder / "results/tiny/complete.json") == {"complete": True}
     assert [p for p in folder.rglob("*") if p.name.endswith((".partial", ".tmp"))] == []
@@ -187,6 +187,6 @@ def gone(folder: Path, timeout_s: float = 20) -> list[str]:
 
 
 def kill_tree(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL Snakemake's process group: Snakemake, its shells and drivers."""
+    """Send SIGKILL to Snakemake's process group: Snakemake, its shells and drivers."""
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -278,7 +278,7 @@ def test_slots_are_refused_with_an_executor(tmp_path: Path) -> None:
 
 
 def test_every_job_has_the_packages_of_the_lock() -> None:
-    """With --sdm conda; and the environment has what the lock has."""
+    """Plan with --sdm conda, and compare the environment's packages with the lock's."""
     pinned = re.findall(
         r"^([a-z0-9][^ ]*==[^ ;]+)", (ROOT / "envs/pipeline.lock").read_text(), re.M
     )

@@ -52,7 +52,7 @@ def two_launches(text: str) -> str:
 
 
 def within_launch(folder: Path, after: int) -> bool:
-    """`after` launches are done, and the next has a finished cell and is measuring another."""
+    """Return whether `after` launches are done, and the next one is measuring its second cell."""
     partial = folder.glob("results/tiny/runs/*/block0/A/*.partial/metrics_*")
     launches = [path.parents[1] for path in partial]
     done = list(folder.glob("results/tiny/runs/*/block0/A/index.json"))
@@ -99,7 +99,7 @@ class Interrupted:
 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Interrupted:
-    """Ctrl-C in the second launch, then SIGKILL to the whole process group there."""
+    """Press Ctrl-C in the second launch, then send SIGKILL to the whole process group."""
     folder = prepare(tmp_path_factory.mktemp("interrupted") / "study", two_launches)
     process = start(folder, PLAIN_A)
     wait_for(lambda: within_launch(folder, after=1), process)
@@ -169,7 +169,7 @@ def remeasure(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 def make_void(launch: Path, cell: str) -> None:
-    """Say of a valid cell that other processes used the server's CPUs."""
+    """Make a valid cell void: other processes used the server's CPUs."""
     record = launch / cell / f"cell_A_{cell}.json"
     content = read_json(record)
     check = content["health"]["foreign_cpu_server"]

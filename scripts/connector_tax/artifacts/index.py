@@ -110,7 +110,7 @@ def finished_cell(record: CellRecord, folder: Path) -> CellEntry:
 
 
 def read_index(launch_folder: Path) -> LaunchIndex | None:
-    """Return the index of a launch, or None where the launch has not ended.
+    """Return the index of a launch, or None if the launch has not ended.
 
     Raises:
         ArtifactError: it is malformed; names the file, the key and what is allowed.

@@ -98,7 +98,8 @@ class Usage(msgspec.Struct):
 
     @property
     def cached_tokens(self) -> int | None:
-        """Return how many prompt tokens the server took from its cache; None if it does not say."""
+        """Return how many prompt tokens the server took from its cache; None if it does not report
+        them."""
         details = self.prompt_tokens_details
         cached = details.get("cached_tokens") if isinstance(details, dict) else None
         return cached if isinstance(cached, int) else None

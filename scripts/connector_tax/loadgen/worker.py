@@ -328,7 +328,7 @@ class Worker:
             self.loop.call_soon(self._fire_soon)
 
     def _fire(self, request: HeldRequest, due_ns: int) -> None:
-        """Send at `due_ns`: prepare, then spin until then, reading answers meanwhile."""
+        """Send the request at `due_ns`: prepare it, then spin and read answers until it is due."""
         run = self.run
         self._deadlines[request.record.seq] = due_ns + run.request_timeout_ns
         if self._expiry is None:

@@ -169,7 +169,7 @@ def planned_method(study: Study) -> int:
 
 
 def check_study(folder: StudyFolder, manifest: Path, ledger: Ledger) -> str:
-    """Check the claims that are not made again; return a line about the study's origin."""
+    """Check the claims that need no recomputation; return a line about the study's origin."""
     statement, study = "No seal.", folder.study
     with ledger.guarded("seal", "study"):
         links = read_links(study.root)
@@ -289,7 +289,7 @@ def _same_files(sealed: Mapping[str, str], there: Mapping[str, str]) -> Iterator
 
 
 def _unknown(study: Study, files: Collection[str], archived: bool) -> Iterator[str]:
-    """Yield the files that are neither sealed, nor made again, nor kept while a study runs."""
+    """Yield the files that are neither sealed, nor recomputed, nor used by a running study."""
     allowed = REPLOTTED if archived else {*MADE, paths.SEALS, paths.SEALS_LOCK}
     note = LOG if archived else NOTE
     root = study.root.resolve()

@@ -97,8 +97,8 @@ class Log:
                 self._unwritten = self._unwritten[os.write(self._descriptor, self._unwritten) :]
 
     def _open(self) -> None:
-        """Create the file and the socket; a worker, or a process that copies, takes the next name
-        if another has this one.
+        """Create the file and the socket; if another worker or copying process has this name, take
+        the next name.
         """
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         base = f"{self._prefix}{self.rank + 1}" if self.rank else self._prefix
