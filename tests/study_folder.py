@@ -38,8 +38,8 @@ def study_document(
     """Return the content of study.json.
 
     Args:
-        config: the configuration, with `seed` and `blocks`; what a study of any age has and this
-            lacks is that of config/config.yaml.
+        config: the configuration, with `seed` and `blocks`; config/config.yaml supplies keys that
+        every study has and `config` lacks.
         labels: configuration id to label, in the study's order.
         cells: phase to its planned cells; a phase that is left out has none.
         order: every launch, in run order.

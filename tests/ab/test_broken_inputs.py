@@ -209,7 +209,7 @@ def test_server_that_cannot_be_measured_is_named(
     assert gone(tmp_path, timeout_s=2) == []
 
 
-def test_ctrl_c_during_the_server_checks_leaves_no_process(tmp_path: Path) -> None:
+def test_ctrl_c_while_servers_are_queried_leaves_no_process(tmp_path: Path) -> None:
     command = Ab(tmp_path)
     with command.start(subprocess.PIPE) as process:
         assert process.stderr is not None

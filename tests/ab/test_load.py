@@ -119,7 +119,7 @@ def test_a_file_that_is_too_short_is_refused_with_what_is_needed(tmp_path: Path)
         (["--shape", "8x8", "--trace", "t.jsonl"], "not allowed with argument --shape"),
     ],
 )  # fmt: skip
-def test_options_of_traffic_that_contradict_each_other_are_refused(
+def test_contradictory_traffic_options_are_refused(
     arguments: list[str],
     words: str,
     tmp_path: Path,

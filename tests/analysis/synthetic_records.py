@@ -60,7 +60,7 @@ class Writer:
         tpot_growth: added to every non-zero TPOT tax per doubling of the output above 16 tokens.
         steps_per_cell: scheduler steps in each cell; as many worker records.
         noise: factor on the standard deviations of requests and steps.
-        nodes: what the launches of each block ran on; empty: not recorded.
+        nodes: the node of each block's launches; empty: not recorded.
     """
 
     root: Path

@@ -114,7 +114,7 @@ def test_every_planned_cell_and_tax_has_a_row(damaged: Path) -> None:
     assert all((row["estimate"] != "") == (row["status"] == "valid") for row in taxes)
 
 
-def test_lost_cells_keep_their_reason_and_enter_no_tax(damaged: Path) -> None:
+def test_cells_without_numbers_keep_their_reason_and_enter_no_tax(damaged: Path) -> None:
     cells, taxes = table(damaged, "cells.csv"), effects(damaged, "tax")
     skipped = one(cells, config="mooncake_consumer", block="0", cell="r40", phase="A")
     assert (skipped["status"], skipped["reason"]) == ("skipped", SKIP_REASON)

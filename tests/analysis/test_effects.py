@@ -336,7 +336,7 @@ def test_configuration_saturated_at_the_lowest_rate_is_marked_and_excludes_no_ra
     assert {name: tax.mark for name, tax in taxes.items() if tax} == {"x": "", "y": "y saturated"}
 
 
-def test_a_launch_without_one_of_the_rates_is_not_in_the_mean_over_them() -> None:
+def test_launch_without_one_of_the_rates_is_excluded_from_their_mean() -> None:
     table = over_rates({}, (CellKey("x", 1, "A", "r2"),))
     tax = known(table.tax("x", "A", ALL_RATES, "ttft_p90"))
     assert tax.blocks == (0, 2)

@@ -85,7 +85,7 @@ def test_opposite_effects_refute_every_hypothesis(tmp_path: Path) -> None:
     assert by_id[4]["numbers"]["label"] == "not linear"
 
 
-def test_labels_of_sub_additive_inverted_and_falling_effects(tmp_path: Path) -> None:
+def test_sub_additive_inverted_and_falling_effects_get_their_labels(tmp_path: Path) -> None:
     taxes = with_taxes(nixl_both=0.60, multi_mooncake_lmcache=0.30, noop_connector=0.05)
     by_id = analyse(tmp_path, taxes=taxes, ttft_growth=-0.05, tpot_growth=-0.02)
     assert "sub-additive" in by_id["H4"]["sentence"].lower()

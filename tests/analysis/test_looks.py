@@ -86,7 +86,7 @@ def test_undecided_tax_gives_the_blocks_needed() -> None:
     assert decided([first]) == set()
 
 
-def test_rate_with_a_saturated_configuration_counts_for_none() -> None:
+def test_rate_at_which_one_configuration_saturates_is_excluded_for_all() -> None:
     both = findings({"dear": 0.1, "full": 0.1}, 0.001, 3)
     low = findings({"dear": 0.1, "full": 0.1}, 0.001, 3, saturated="full")
     assert [one.n for one in both] == [2 * one.n for one in low]

@@ -183,7 +183,7 @@ def test_hook_that_runs_in_both_processes_has_two_entries(tmp_path: Path) -> Non
     assert times(hook_times, "worker", "", "stats") == [7.0]
 
 
-def test_child_callbacks_use_the_names_of_the_parent(tmp_path: Path) -> None:
+def test_child_callbacks_have_the_same_names_as_the_parents(tmp_path: Path) -> None:
     children = {
         "A": {"build_connector_meta": 3.0, "get_num_new_matched_tokens": 5.0},
         "B": {"get_finished": 1.0, "get_transfer_results": 2.0},

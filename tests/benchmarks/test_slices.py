@@ -59,7 +59,7 @@ def test_slices_find_an_added_cost_of_three_percent_and_none_in_plain_twice(
 
 
 @pytest.mark.workflow
-def test_two_servers_are_launched_anew_while_minutes_are_left(
+def test_two_servers_are_relaunched_if_minutes_are_left(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_json(tmp_path / "study.json", resolved(tmp_path))

@@ -41,7 +41,7 @@ def test_single_request_takes_the_cost_of_its_steps(config: str) -> None:
     assert ends == pytest.approx(np.cumsum(steps) * 1000, abs=8)
 
 
-def test_cell_follows_from_the_launch_seed_and_has_the_studys_window() -> None:
+def test_cell_depends_on_the_launch_seed_and_has_the_studys_window() -> None:
     engine = machine_with("engine").engines["plain"]
     one, again, other = (serve(VirtualEngine(engine, seed), JITTERED, "x") for seed in (1, 1, 2))
     assert one.window_s == JITTERED["cell"]["floor_s"]

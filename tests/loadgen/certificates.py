@@ -29,7 +29,7 @@ def make_certificate(folder: Path, names: str = "DNS:localhost,IP:127.0.0.1") ->
 def server_context(
     certificate: Path, key: Path, version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3
 ) -> ssl.SSLContext:
-    """Return what a server needs, at most with `version`."""
+    """Return a server's TLS context that allows at most `version`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     context.maximum_version = version

@@ -69,7 +69,8 @@ SKIPPED = {"mooncake_consumer": "pre-flight: verify_kv_consumer: not ready after
 
 
 def write_audited_study(folder: Path, **given: Any) -> Path:
-    """Write results/synthetic below `folder`, without figures and report; the path of study.json.
+    """Write results/synthetic below `folder`, without figures and report; return the path of
+    study.json.
 
     Args:
         given: arguments of write_synthetic_study.

@@ -44,7 +44,8 @@ def failures(study_file: Path) -> list[Claim]:
 
 
 def derived_failures(root: Path, made: Path) -> list[Claim]:
-    """Return the failed claims on derived files; `made` holds those of the unchanged study."""
+    """Return the failed claims on derived files; `made` holds the unchanged study's derived
+    files."""
     ledger = Ledger()
     with ledger.guarded("made again", "study"):
         check_views(root, ledger)

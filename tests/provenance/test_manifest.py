@@ -147,7 +147,7 @@ def waits_for_a_lock(pid: int) -> bool:
 
 
 def reasons(manifest: Path) -> list[str]:
-    """Return the reasons in its rows; the file is not torn."""
+    """Return the reasons in the file's rows; check that the file is whole."""
     text = manifest.read_text(encoding="utf-8")
     assert text.count("<!-- study ") == text.count("<!-- end of study ")
     return re.findall(r"^- reason: (.*)$", text, re.MULTILINE)

@@ -23,7 +23,7 @@ from tests.provenance.tampering import LAUNCH, SEALS, failures, json_value, whol
 
 @pytest.fixture
 def published(root: Path) -> Path:
-    """Return its study.json, after adding its seal to MANIFEST.md."""
+    """Return the audited study's study.json, after adding its seal to MANIFEST.md."""
     folder = root.parents[1]
     body = manifest.section_of((root / "manifest.md").read_text(), "synthetic")
     pictures = pictures_of(published_views(root))
@@ -136,9 +136,7 @@ def test_rows_of_manifest_md_equal_the_studys_manifest(published: Path) -> None:
 
 
 def measured_again(root: Path) -> Path:
-    """Return a launch is moved aside and measured again, as `remeasure` does it; where the old one
-    is.
-    """
+    """Move a launch aside and measure it again, as `remeasure` does; return the old folder."""
     folder = root / LAUNCH
     aside = folder.with_name("A.superseded1")
     shutil.copytree(folder, aside)

@@ -135,8 +135,8 @@ def test_interim_analysis_waits_for_failed_launches_and_ignores_later_blocks(
 
 
 def measured_again(rehearsal: Rehearsal, folder: Path, launch: Launch) -> Path:
-    """Return a copy of the study, looks taken, in which an early launch came out otherwise
-    since.
+    """Return a copy of the analysed study, in which an early launch was remeasured with other
+    results.
     """
     root: Path = shutil.copytree(rehearsal.study.root, folder / "x")
     assert remeasure.main([str(root), "--launch", launch.name]) == 0

@@ -1,4 +1,5 @@
-"""The page in a real browser: no request leaves it, nothing fails, tables sort, it fits a phone.
+"""Test the page in a real browser: no request leaves it, nothing fails, tables sort, it fits a
+phone.
 
 Needs `chromium` (Debian: apt install chromium), and for the check of accessibility axe-core from
 npm (`npm install --prefix build/browser axe-core`). What is not there is skipped.

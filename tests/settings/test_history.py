@@ -25,7 +25,7 @@ def _minor(version: str) -> int:
 
 
 def _row(version: str, connector: str) -> dict[str, object] | None:
-    """Return a connector's row, with settings as its own and plain's together."""
+    """Return a connector's row whose settings combine its own and plain's."""
     rows = {row["connector"]: row for row in HISTORY[version]["rows"]}
     if connector not in rows:
         return None

@@ -51,7 +51,7 @@ def _row(matrix: Matrix, model: str, connector: str) -> Any:
 # ---- the comparison
 
 
-def test_shipped_matrix_has_every_model_with_every_connector_and_no_open_row() -> None:
+def test_shipped_matrix_resolves_every_model_with_every_connector() -> None:
     models = models_of(MATRIX)
     assert models == [*request.MODELS]
     names = [connector["name"] for connector in MATRIX["connectors"]]
@@ -298,7 +298,7 @@ def test_broken_config_exits_with_64_and_a_line(
     assert len(err.splitlines()) == 1
 
 
-def test_without_an_environment_the_command_names_the_one_to_build(
+def test_missing_environment_is_named_with_its_build_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("connector_tax.settings.__main__.ROOT", tmp_path)

@@ -1,7 +1,7 @@
 """Stand in for docker: `run -d ... COMMAND`, `inspect`, `logs --follow`, `stop`, `rm --force`.
 
-A container is a process with an environment of its own and, where this machine allows it, a control
-group; it prints to a file beside the script, as everything that is known of it.
+A container is a process with its own environment and, where this machine allows it, a control
+group. Its output and its state are files beside the script.
 """
 
 import contextlib

@@ -28,7 +28,7 @@ CROWDED = {"delta_us": 0.0, "beta0_us": 4000.0, "beta2_us_per_decode_seq": 350.0
 
 
 def run_cell(root: Path, cell: Mapping[str, Any], **step_cost: float) -> Path:
-    """Drive plain's only rate; the path of study.json."""
+    """Drive plain's only rate; return the path of study.json."""
     study_file = write_study(root)
     config = yaml.safe_load(yaml.safe_dump(read_json(study_file)["config"]))
     del config["engine"]["definition_content"]
@@ -119,7 +119,7 @@ def test_cooldown_records_that_the_schedule_ended(tmp_path: Path) -> None:
     assert audit_failures(study_file) == []
 
 
-def test_the_audit_notices_a_request_moved_into_the_window(crowded: Path, tmp_path: Path) -> None:
+def test_audit_detects_a_request_moved_into_the_window(crowded: Path, tmp_path: Path) -> None:
     study_file = tmp_path / "study" / "study.json"
     shutil.copytree(crowded.parent, study_file.parent)
     folder = launch_folder(study_file) / "r20"

@@ -389,7 +389,8 @@ GPU_CONFIG = on_gpus("1", flags={"--gpu-memory-utilization": 0.9})
 
 @pytest.fixture
 def readings(tmp_path: Path, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a file with used memory of GPU 1, in MiB, a line for each look; the last one stays."""
+    """Return a file with used memory of GPU 1, in MiB, a line for each reading; the last line
+    repeats."""
     looks = tmp_path / "looks"
     stand_in(
         "nvidia-smi",

@@ -55,7 +55,7 @@ class Disk:
 
 
 @pytest.mark.usefixtures("affinity")
-def test_listed_files_are_synced_before_their_index_which_needs_no_device_again(
+def test_listed_files_are_synced_before_their_index(
     study_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(monkeypatch)

@@ -118,7 +118,7 @@ def test_every_fault_switch_has_a_case() -> None:
         for case in CASES
     ],
 )
-def test_fault_makes_its_cell_void_failed_or_leaves_it_valid(case: Case, tmp_path: Path) -> None:
+def test_each_fault_gives_its_cell_the_expected_state(case: Case, tmp_path: Path) -> None:
     document = _document(tmp_path, case.rule)
     launch = Launch(PLAIN, 0, "A")
     folder = launch.folder(tmp_path)

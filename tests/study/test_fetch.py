@@ -1,4 +1,4 @@
-"""Test that a hub model is fetched once before anything starts, with a stand-in for the hub."""
+"""Test that a hub model is fetched once before anything starts, using a stub of the hub."""
 
 import sys
 from pathlib import Path

@@ -248,7 +248,7 @@ def test_ended_driver_of_this_machine_is_not_the_owner(tmp_path: Path, waited_fo
 
 @pytest.fixture
 def touching(tmp_path: Path) -> Iterator[None]:
-    """Yield a live owner elsewhere: all that is seen of it are its touches."""
+    """Yield a live owner on another machine, visible only by the touches of its file."""
     path, over = tmp_path / "owners" / "plain.block0.A.json", threading.Event()
 
     def touch() -> None:

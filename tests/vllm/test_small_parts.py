@@ -224,7 +224,7 @@ def _pins(lock: str) -> list[tuple[str, str]]:
         (None, f"not found; {_WANTED}"),
     ],
 )
-def test_environment_build_refuses_an_interpreter_its_lock_does_not_name(
+def test_environment_build_refuses_an_interpreter_outside_its_lock(
     tmp_path: Path, script: str | None, said: str
 ) -> None:
     python = tmp_path / "none" if script is None else interpreter(tmp_path, script)

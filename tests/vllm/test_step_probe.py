@@ -546,7 +546,7 @@ def test_update_is_recorded_with_the_step_it_names() -> None:
     assert one["step_duration_us"] == 1.2
 
 
-def test_step_without_an_update_is_recorded_without_one() -> None:
+def test_step_without_update_has_no_update_time() -> None:
     content = header("scheduler")
     for step in range(1, 70):
         content += packed(AT, AT + 1e-6, step, 1, 0, 0, 1, SCHEDULE, AT, AT + 2e-6, STEP)

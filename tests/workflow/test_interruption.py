@@ -1,7 +1,7 @@
-"""Interrupted, killed, failed, damaged: what is measured stays, and the same command completes it.
+"""Test interrupted, killed, failed and damaged launches: the same command completes the study.
 
-One small study's Phase A, whose first run ends by Ctrl-C and whose second is killed; what its tests
-then do to it follows one after the other.
+One small study's Phase A, whose first run ends by Ctrl-C and whose second is killed; its tests use
+it one after the other.
 """
 
 import functools
@@ -90,7 +90,7 @@ def void_cells(folder: Path) -> dict[str, list[str]]:
 
 @dataclass
 class Interrupted:
-    """A study whose Phase A is measured, and what of it was finished after each end."""
+    """A study whose Phase A is measured, with its finished cells after each interruption."""
 
     folder: Path
     after_ctrl_c: State
@@ -120,9 +120,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Interrupted:
 
 @pytest.fixture
 def folder(interrupted: Interrupted) -> Path:
-    """Return the study, all of its Phase A valid: what voided a cell of a test before is no
-    test's.
-    """
+    """Return the study with every Phase A cell valid, since an earlier test may have voided one."""
     folder = interrupted.folder
     for _ in range(3):
         if void := void_cells(folder):

@@ -1,4 +1,4 @@
-"""SIGKILL of the whole process group at 20 seeded moments spread over the whole study.
+"""Test SIGKILL to the whole process group at 20 seeded moments spread over the study.
 
 Each time the same command completes the study; what was finished stays byte for byte.
 """

@@ -1,4 +1,4 @@
-"""The power goes at 20 moments spread over the whole study: it completes from what the disk holds.
+"""Test power cuts at 20 moments spread over a study: it completes from the disk's content.
 
 The study runs on an ext4 in an image file. A copy of the image holds what the file system had
 written to its device at that moment, and nothing that only the kernel knew.

@@ -104,7 +104,7 @@ class Cluster:
         subprocess.run(["bash", "-c", script], env=self.environment(study), check=True, timeout=90)
 
     def drive_here(self, study: Path) -> subprocess.CompletedProcess[str]:
-        """Return the driver of block 0's Phase A on this machine, which is none of the nodes."""
+        """Return the driver of block 0's Phase A on this machine, which is not one of the nodes."""
         results = study / "results" / "tiny"
         return subprocess.run(
             [sys.executable, "-m", "connector_tax.study.block", "--study", results / "study.json",
