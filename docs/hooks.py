@@ -1,4 +1,4 @@
-"""Render formulas and make tables and commands scrollable by keyboard (mkdocs.yml, `hooks`).
+"""Render formulas, and make pages usable by keyboard and screen reader (mkdocs.yml, `hooks`).
 
 Formulas between dollars, as the forges set them, become MathML, which needs no script.
 """
@@ -42,3 +42,9 @@ def on_page_content(html: str, **_: object) -> str:
     for old, new in CONTENT.items():
         html = html.replace(old, new)
     return html
+
+
+def on_post_page(output: str, **_: object) -> str:
+    """Return a page whose search dialog has a name for screen readers."""
+    unnamed = 'data-md-component="search" role="dialog"'
+    return output.replace(unnamed, f'{unnamed} aria-label="Search"')
