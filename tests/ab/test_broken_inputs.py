@@ -12,7 +12,8 @@ import pytest
 from connector_tax.ab.arguments import parse
 from connector_tax.ab.ask import Asked
 from connector_tax.ab.design import engine_section, planned_load, study_config
-from connector_tax.servers.command import split_command
+from connector_tax.servers.command import expanded, split_command
+from connector_tax.servers.kinds import ServerError
 from connector_tax.study.design import resolve
 from tests.ab.commands import ENGINE, NO_NUMBER, STOPPED, STOPPED_LINE, Ab
 from tests.workflow.harness import gone
@@ -86,12 +87,22 @@ RUNNING = {"--baseline": None, "--candidate": None, "--baseline-url": f"{NOWHERE
         ({"--baseline": "serve `date` {port}"}, "found `date`, and a command is started without"),
         ({"--baseline": 'serve "$(date)" {port}'}, 'found "$(date)", and a command is started'),
         ({"--baseline": "serve /et[c] {port}"}, "allowed: bash -c 'serve /et[c] {port}'"),
+        ({"--baseline": "serve {port} ${DIR:-x}"}, "found ${DIR:-x}, and a command is started"),
+        ({"--baseline": "serve {port} $1"}, "found $1, and a command is started without a shell"),
+        ({"--baseline": 'serve "$$" {port}'}, 'found "$$", and a command is started'),
+        ({"--baseline": "serve {port} # fast"}, "found #, and a command is started without"),
         ({"--candidate": "serve {port} $NO_SUCH"}, "found $NO_SUCH, which is not set"),
         ({"--candidate": "serve {port} $MY_TOKEN"}, "found $MY_TOKEN, which looks like a secret"),
         ({**RUNNING, "--candidate-url": "ftp://x"}, "allowed: http[s]://HOST[:PORT][/v1], or NAME"),
         ({**RUNNING, "--candidate-url": "x=http://127.0.0.1:1/a"}, "a base that ends in /v1"),
         ({**RUNNING, "--baseline-url": "unix:///run/vllm.sock"}, "a Unix socket; allowed: http"),
         ({**RUNNING, "--baseline-url": "/run/vllm.sock"}, "a Unix socket; allowed: http"),
+        ({**RUNNING, "--baseline-url": "http://me:abcdefghijklmnop@h"}, "a user name or password"),
+        ({**RUNNING, "--baseline-url": "http://h:99999"}, "allowed: http[s]://HOST[:PORT][/v1]"),
+        ({"--export-markdown": "nowhere/x.md"}, "found 'nowhere/x.md'; allowed: a file in an"),
+        ({"--export-markdown": "/"}, "--export-markdown: found '/'; allowed: a file in an"),
+        ({"--api-key-env": "sk-abcdefghijklmnop0123"}, "found what is not a variable's name"),
+        ({"--api-key-env": "hf_abcdefghijklmnop0123"}, "found what is not a variable's name"),
         ({"--api-key-env": "NO_SUCH"}, "--api-key-env: NO_SUCH is not set in the environment"),
         ({**RUNNING, "--ca-file": "absent"}, "--ca-file and --insecure need an https URL"),
     ],
@@ -135,6 +146,10 @@ def test_assignment_before_a_command_is_not_a_candidate_name() -> None:
         ("serve '$DIR' \\$DIR a~b {port}", ["serve", "$DIR", "$DIR", "a~b", "{port}"]),
         ('serve --c {"a":"$DIR|x"} {port}', ["serve", "--c", '{"a":"$DIR|x"}', "{port}"]),
         ("serve 'a|b' \"c;d\" {port}", ["serve", "a|b", "c;d", "{port}"]),
+        ("serve \\\n --port \\\n{port} '\\\n'", ["serve", "--port", "{port}", "\\\n"]),
+        ("HF_HOME=~/x serve --m=~/x {port}", ["HF_HOME=/home/me/x", "serve", "--m=~/x", "{port}"]),
+        ("serve ~root/m ~no_user/m {port}", ["serve", "/root/m", "~no_user/m", "{port}"]),
+        ("serve a{$DIR}b '$1' {port}", ["serve", "a{/a b}b", "$1", "{port}"]),
         ("serve '`a`' it\\'s /n*o?[x] {port}", ["serve", "`a`", "it's", "/n*o?[x]", "{port}"]),
     ],
 )
@@ -149,6 +164,16 @@ def test_variables_are_expanded_like_in_a_shell(
     assert split_command(options.baseline) == words
     ((name, candidate),) = options.candidate
     assert (name, split_command(candidate)) == ("x", words)
+
+
+def test_line_offered_for_a_shell_keeps_json_and_is_accepted() -> None:
+    line = """printf '%s\\n' {port} {"a": "b c"} 'd e' | cat"""
+    with pytest.raises(ServerError) as refused:
+        expanded(line, {})
+    offered = str(refused.value).partition("allowed: ")[2]
+    command = split_command(expanded(offered, {}))
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == '{port}\n{"a": "b c"}\nd e\n'
 
 
 def test_candidate_may_be_named_like_a_configuration() -> None:

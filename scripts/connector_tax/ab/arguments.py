@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -189,6 +190,10 @@ def _check(parser: AnsweringParser, options: argparse.Namespace) -> None:
             parser.error(f"--max: found {bound.metric}, which is not judged (--metric); allowed:"
                          f" {', '.join(judged)}")  # fmt: skip
     _check_load(parser, options, any(running))
+    page = options.export_markdown
+    if page is not None and (page.is_dir() or not page.absolute().parent.is_dir()):
+        parser.error(f"--export-markdown: found {str(page)!r}; allowed: a file in an existing"
+                     " folder")  # fmt: skip
     for folder in options.pythonpath:
         if not Path(folder).is_dir() or ":" in folder:
             parser.error(f"--pythonpath: found {folder!r}; allowed: an existing folder")
@@ -226,7 +231,7 @@ def _check_access(
         try:
             target = endpoint.target()
         except ValueError as error:
-            parser.error(str(error).replace("--url", f"--baseline-url, --candidate-url: {url}"))
+            parser.error(str(error))
         if url is not None and not endpoint.local:
             print(f"warning: {target.host} is another machine: client, network and server are"
                   " measured together", file=sys.stderr)  # fmt: skip
@@ -313,8 +318,14 @@ def _running(text: str) -> str | None:
             f"found {text!r}, a Unix socket; allowed: http[s]://HOST[:PORT], so let the server"
             " listen on a TCP port"
         )
+    if "@" in urlsplit(text).netloc:
+        raise argparse.ArgumentTypeError(
+            "found a user name or password in the URL (not shown); allowed: none, the URL is"
+            " recorded; a key goes into a variable that --api-key-env names"
+        )
     try:
-        return None if running_url(text) is None else text
+        # A port out of range is a ValueError.
+        return None if running_url(text) is None or urlsplit(text).port == 0 else text
     except ServerError as error:
         raise argparse.ArgumentTypeError(f"{text}: {error}") from None
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from connector_tax.artifacts.study_records import MOST_WORKERS
+from connector_tax.foreign import holds_token
 from connector_tax.loadgen.arguments import option_name
 from connector_tax.loadgen.generator import OTHER_FILES
 from connector_tax.loadgen.http import tls_context
@@ -120,6 +121,11 @@ def _headers(lines: Sequence[str], key_variable: str | None) -> dict[str, str]:
     if key_variable is not None:
         if "authorization" in map(str.lower, headers):
             raise ValueError("--api-key-env has no effect beside --header 'Authorization: ...'")
+        if not key_variable.isidentifier() or holds_token(key_variable):
+            raise ValueError(
+                "--api-key-env: found what is not a variable's name (not shown); allowed: the name"
+                " of the environment variable that holds the key"
+            )
         key = os.environ.get(key_variable)
         if not key:
             raise ValueError(f"--api-key-env: {key_variable} is not set in the environment")

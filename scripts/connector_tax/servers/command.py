@@ -44,13 +44,18 @@ _RUNNING = re.compile(r"(?P<host>https?://[^/?#\s]+)(?P<path>(?:/[^?#\s]*)?)")
 _COMPANION_PORT = re.compile(r"\{(beside\d+)\.port\}")
 _JSON = re.compile(r"(?<![^\s=])\{")
 _OPERATORS = "|&;<>()"
-_NAME = r"\$\{?(?P<name>[A-Za-z_]\w*)\}?"
+_NAME = r"\$(?P<brace>\{)?(?P<name>[A-Za-z_]\w*)(?(brace)\})"
 _VARIABLE = re.compile(_NAME)
 # Parts that a shell expands, and quotes that prevent it.
 _EXPANDED = re.compile(
-    rf"""'[^']*'|\\.|"(?P<double>(?:\\.|[^"\\])*)"|{_NAME}|(?<!\S)(?P<home>~)(?=/|\s|$)""",
+    rf"""'[^']*'|\\.|"(?P<double>(?:\\.|[^"\\])*)"|{_NAME}"""
+    r"""|(?<!\S)(?P<assigned>[A-Za-z_]\w*=)?(?P<home>~[\w.-]*)(?=/|\s|$)""",
     re.DOTALL,
 )
+# A line that a backslash continues.
+_CONTINUED = re.compile(r"""('[^']*'|\\[^\n])|\\\n""")
+# Substitutions and parameters other than $NAME and ${NAME}.
+_SUBSTITUTED = re.compile(r"`|\$[(\d$?!@#*-]|\$\{(?![A-Za-z_]\w*\})")
 # What a shell runs nothing in.
 _LITERAL = re.compile(r"""'[^']*'|\\.""", re.DOTALL)
 _WORD = re.compile(r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s'"\\])+""", re.DOTALL)
@@ -121,47 +126,44 @@ def _with_quoted_json(line: str) -> str:
 def expanded(line: str, variables: Mapping[str, str]) -> str:
     """Return a command line with its variables and `~` expanded, as a shell would.
 
-    Single-quoted parts and JSON are not expanded. The result is recorded, so it must not contain a
-    secret.
+    Lines that a backslash continues are joined. Single-quoted parts and JSON are not expanded. The
+    result is recorded, so it must not contain a secret.
 
     Raises:
         ServerError: a variable is not set or looks like a secret, or the line needs a shell; the
             text gives the remedy.
         ValueError: a quote is not closed.
     """
-    text = _with_quoted_json(line)
+    text = _with_quoted_json(_CONTINUED.sub(r"\g<1>", line))
+    needs_shell = f"and a command is started without a shell; allowed: bash -c {shlex.quote(text)}"
     operators = shlex.shlex(text, posix=True, punctuation_chars=_OPERATORS)
     operators.whitespace_split = True
     operators.commenters = ""
     for word in operators:
         if word and not set(word) - set(_OPERATORS):
-            raise ServerError(
-                f"found {word}, and a command is started without a shell; allowed:"
-                f" {shlex.join(['bash', '-c', line])}"
-            )
+            raise ServerError(f"found {word}, {needs_shell}")
 
     for word in _WORD.findall(text):
         # Within double quotes a shell runs these, too.
-        runs = re.search(r"`|\$\(", _LITERAL.sub("", word))
+        runs = word[0] == "#" or _SUBSTITUTED.search(_LITERAL.sub("", word))
         # A pattern that names no file reaches a command as it is.
         files = not set(word) & _QUOTES and set(word) & _PATTERN and glob.glob(word)  # noqa: PTH207
         if runs or files:
-            raise ServerError(
-                f"found {word}, and a command is started without a shell; allowed:"
-                f" {shlex.join(['bash', '-c', line])}"
-            )
+            raise ServerError(f"found {word}, {needs_shell}")
 
     def value(match: re.Match[str]) -> str:
         if match["double"] is not None:
             return f'"{_VARIABLE.sub(escaped, match["double"])}"'
-        return shlex.quote(variable(match)) if match["name"] or match["home"] else match[0]
+        if match["home"]:
+            # Path.expanduser fails for an unknown user; a shell keeps the text.
+            home = os.path.expanduser(match["home"])  # noqa: PTH111
+            return f"{match['assigned'] or ''}{shlex.quote(home)}"
+        return shlex.quote(variable(match)) if match["name"] else match[0]
 
     def escaped(match: re.Match[str]) -> str:
         return _ESCAPED.sub(r"\\\g<0>", variable(match))
 
     def variable(match: re.Match[str]) -> str:
-        if match.groupdict().get("home"):
-            return str(Path.home())
         name = match["name"]
         if name not in variables:
             raise ServerError(f"found ${name}, which is not set; set it, or leave it out")
