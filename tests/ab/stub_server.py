@@ -1,7 +1,7 @@
 """Serve a minimal chat endpoint unlike vLLM's: words as tokens, no usage, no metrics.
 
 python stub_server.py PORT [401] [garbage] [same [short]] [redirect] [absent] [key=KEY]
-    [base=PATH] [tls=CERTIFICATE,KEY]
+    [base=PATH] [tls=CERTIFICATE,KEY] [health=STATUS]
 """
 
 import json
@@ -35,6 +35,8 @@ class Handler(BaseHTTPRequestHandler):
             self.end_headers()
         elif "absent" in sys.argv:
             self._send(404, {"error": "no such path"})
+        elif "health" in OPTIONS and self.path == f"{BASE}/health":
+            self._send(int(OPTIONS["health"]), {"error": "unwell"})
         elif self._refused():
             self._send(401, {"error": "no key"})
         elif "garbage" in sys.argv:

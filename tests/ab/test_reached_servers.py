@@ -81,17 +81,25 @@ def test_server_behind_tls_key_and_base_path_is_queried_without_recording_the_ke
 
 def test_persistent_server_problem_is_reported_after_five_seconds(tmp_path: Path) -> None:
     certificate, key = make_certificate(tmp_path)
-    for words, said in (
-        (["absent"], "/v1/models answers 404"),
-        (["redirect"], "answers 301, a redirect to https://elsewhere/v1/models"),
-        ([f"tls={certificate},{key}"], "CERTIFICATE_VERIFY_FAILED"),
+    encrypted = f"tls={certificate},{key}"
+    for scheme, word, said in (
+        ("http", "absent", "/v1/models answers 404"),
+        ("http", "redirect", "answers 301, a redirect to https://elsewhere/v1/models"),
+        ("http", "health=500", "/health answers 500"),
+        ("http", encrypted, "disconnected"),
+        ("https", "same", "SSL"),
+        ("https", encrypted, "CERTIFICATE_VERIFY_FAILED.*; allowed: --ca-file with"),
     ):
-        with stub(*words) as port:
-            scheme = "https" if "tls" in words[0] else "http"
+        with stub(word) as port:
             began = time.monotonic()
             with pytest.raises(AskError, match=said):
-                ask(tmp_path / words[0][:4], f"{scheme}://127.0.0.1:{port}")
+                ask(tmp_path / scheme / word[:4], f"{scheme}://127.0.0.1:{port}")
             assert PATIENCE_S <= time.monotonic() - began < PATIENCE_S + 10
+
+
+def test_server_that_forbids_health_but_lists_its_models_is_queried(tmp_path: Path) -> None:
+    with stub("health=403") as port:
+        ask(tmp_path, f"http://127.0.0.1:{port}")
 
 
 def test_server_on_another_machine_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,26 +60,31 @@ class ElsewhereError(httpx.ConnectError):
 
 
 class Waiting:
-    """A wait for a server; a persistent wrong answer is reported after PATIENCE_S."""
+    """A wait for a server; a persistent wrong answer is reported after PATIENCE_S.
 
-    def __init__(self) -> None:
+    Args:
+        starting: the server was started for this wait, so that at first nothing listens.
+    """
+
+    def __init__(self, *, starting: bool) -> None:
         self.problem = "no answer yet"
+        self._starting = starting
         self._since = 0.0
         self.reported = False
 
     def take(self, answer: httpx.Response | httpx.HTTPError) -> str | None:
-        """Record an answer; return a problem once that waiting rarely solves and that has
-        lasted."""
-        lasting = False
+        """Record an answer; return its problem once it has lasted."""
+        lasting = True
         if isinstance(answer, httpx.HTTPError):
             problem = str(answer) or type(answer).__name__
-            certificate = "SSL" in problem or "CERTIFICATE" in problem.upper()
-            lasting = certificate or isinstance(answer, ElsewhereError)
+            if "CERTIFICATE" in problem.upper():
+                problem += "; allowed: --ca-file with the certificates to trust, or --insecure"
+            elif isinstance(answer, httpx.ConnectError) and "SSL" not in problem:
+                lasting = not self._starting or isinstance(answer, ElsewhereError)
         else:
             problem = f"{answer.url} answers {answer.status_code}"
-            lasting = answer.status_code == httpx.codes.NOT_FOUND
             if answer.is_redirect:
-                lasting, problem = True, f"{problem}, a redirect to {answer.headers['location']}"
+                problem += f", a redirect to {answer.headers.get('location')}"
         now = time.monotonic()
         if problem != self.problem or not lasting:
             self.problem, self._since, self.reported = problem, now, False

@@ -141,7 +141,7 @@ class Server:
         self._cores_at = 0.0
         self._addresses: set[str] = set()
         self._http = self.endpoint.client(ANSWER_S)
-        self._waiting = Waiting()
+        self._waiting = Waiting(starting=command.running is None)
 
     @property
     def url(self) -> str:
@@ -278,12 +278,16 @@ class Server:
             answer = ElsewhereError(
                 f"the server listens at {addresses} alone; allowed: {HOST} (--host {HOST})"
             )
+        # A status below 500 other than 200: a path or a right that the server does not have.
         if isinstance(health, httpx.Response) and (
-            health.status_code == 200 or (status == 200 and health.status_code == 404)
+            health.status_code == 200 or (status == 200 and not health.is_server_error)
         ):
             return True
-        if (problem := self._waiting.take(answer)) is not None:
-            if self.command.running:
+        wrong = health if status == httpx.codes.OK else answer
+        if (problem := self._waiting.take(wrong)) is not None:
+            # One that is still loading its model answers 503.
+            loading = isinstance(wrong, httpx.Response) and wrong.status_code == 503
+            if self.command.running and not loading:
                 raise ServerError(problem)
             say(f"waiting for the server: {problem}")
         return False
@@ -463,6 +467,8 @@ class Server:
         vLLM's last lines are tracebacks of processes that waited for the failed one.
         """
         written = [name for name in LOGS if (self.folder / name).stat().st_size]
+        if not written:
+            return "it printed nothing"
         if error := _ERROR.search(self.log_text()):
             logs = ", ".join(without_root(str(self.folder / name)) for name in written)
             return f"first error: {error[1]}\nlog: {logs}"
