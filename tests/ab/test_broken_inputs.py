@@ -31,6 +31,7 @@ DEAD = (
     "bash -c 'echo Creating v1 connector with name: LMCacheConnectorV1;"
     f" echo Failed to initialize LMCacheManager; exec {ENGINE}'"
 )
+ROOTS_FOLDER = str(Path("~root/m").expanduser())
 NOWHERE = "http://localhost:"
 RUNNING = {"--baseline": None, "--candidate": None, "--baseline-url": f"{NOWHERE}1",
            "--candidate-url": f"{NOWHERE}2"}  # fmt: skip
@@ -148,7 +149,7 @@ def test_assignment_before_a_command_is_not_a_candidate_name() -> None:
         ("serve 'a|b' \"c;d\" {port}", ["serve", "a|b", "c;d", "{port}"]),
         ("serve \\\n --port \\\n{port} '\\\n'", ["serve", "--port", "{port}", "\\\n"]),
         ("HF_HOME=~/x serve --m=~/x {port}", ["HF_HOME=/home/me/x", "serve", "--m=~/x", "{port}"]),
-        ("serve ~root/m ~no_user/m {port}", ["serve", "/root/m", "~no_user/m", "{port}"]),
+        ("serve ~root/m ~no_user/m {port}", ["serve", ROOTS_FOLDER, "~no_user/m", "{port}"]),
         ("serve a{$DIR}b '$1' {port}", ["serve", "a{/a b}b", "$1", "{port}"]),
         ("serve '`a`' it\\'s /n*o?[x] {port}", ["serve", "`a`", "it's", "/n*o?[x]", "{port}"]),
     ],
