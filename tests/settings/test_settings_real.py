@@ -50,6 +50,7 @@ def test_manager_forced_on_is_refused_for_a_connector_without_support(
     rows = {row["connector"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
     reason = "Connector LMCacheConnectorV1 does not support HMA but HMA is enabled."
     assert rows["LMCacheConnectorV1"]["reason"].startswith(reason)
+    assert rows["LMCacheConnectorV1"]["capacity"] == []
     assert rows["NixlConnector"]["state"] == "resolves"
 
 

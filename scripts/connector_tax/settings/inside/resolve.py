@@ -282,6 +282,7 @@ class Resolver:
                 check_creation(configuration)
         except BaseException as error:
             record["error"] = described(error)
+            record.pop("capacity", None)  # a server that refuses its connector serves nothing
         record["notes"] = sorted(notes.lines)
         return record
 
