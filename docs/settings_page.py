@@ -78,6 +78,26 @@ def versions(records: Mapping[str, Record]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def capacities(records: Mapping[str, Record]) -> str:
+    """Return a line for each version with a resolved KV cache: plain's, then each connector's."""
+    lines = [f"| vLLM | plain: blocks | requests at once | {' | '.join(CONNECTORS)} |",
+             "| --- |" + " --- |" * (len(CONNECTORS) + 2)]  # fmt: skip
+    for version, record in records.items():
+        rows = {row["connector"]: row for row in record["rows"]}
+        plain = rows[PLAIN]
+        if not plain["capacity"]:
+            continue
+        for row in rows.values():  # the manager alone decides
+            manager = row["settings"].get("hybrid_manager", True)
+            same = row["capacity"] == plain["capacity"]
+            assert row["state"] == REFUSES or same == manager, (version, row["connector"])
+        known = plain["capacity"][0]
+        cells = [version, f"{known['blocks']:,}", text.number(known["requests"], 2)]
+        cells += [_outcome(rows[name], plain) if name in rows else text.DASH for name in CONNECTORS]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def _of_version(record: Record) -> list[str]:
     rows = {row["connector"]: row for row in record["rows"]}
     plain = rows[PLAIN]["settings"]
@@ -114,6 +134,7 @@ def parts() -> dict[str, str]:
         "summary": summary(matrix),
         "matrix": table.as_markdown(matrix),
         "history": versions(records),
+        "capacity history": capacities(records),
     }
 
 

@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from connector_tax.settings import history
-from connector_tax.settings.history import CONNECTORS, FLAG, LOCK, RECORDS, Record, locks, record
+from connector_tax.settings.history import (
+    CAPACITY,
+    CONNECTORS,
+    FLAG,
+    LOCK,
+    RECORDS,
+    Record,
+    locks,
+    record,
+)
 from connector_tax.settings.run import UnresolvedError
 from tests.settings.test_settings import MESSAGES
 from tests.shared import interpreter
@@ -47,7 +56,8 @@ def test_lock_has_each_minor_version_with_hashes_and_a_record() -> None:
 def test_hybrid_manager_follows_the_rule_of_the_vllm_version(version: str) -> None:
     minor = _minor(version)
     since = {"NixlConnector": 18, "SimpleCPUOffloadConnector": 19, "MooncakeConnector": 20,
-             "OffloadingConnector": 21, "MooncakeStoreConnector": 22}  # fmt: skip
+             "OffloadingConnector": 21, "MooncakeStoreConnector": 22,
+             "LMCacheMPConnector": 22}  # fmt: skip
     for connector in CONNECTORS:
         default, asked = _row(version, connector), _row(version, f"{connector} {FLAG}")
         if default is None or asked is None:
@@ -64,6 +74,20 @@ def test_hybrid_manager_follows_the_rule_of_the_vllm_version(version: str) -> No
 def test_async_scheduling_is_on_from_0_14_with_and_without_a_connector(version: str) -> None:
     rows = [row for name in ("plain", *CONNECTORS) if (row := _row(version, name)) is not None]
     assert {row["async_scheduling"] for row in rows} == {_minor(version) >= 14}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_switching_the_manager_off_halves_the_blocks_of_gpt_oss(version: str) -> None:
+    for row in HISTORY[version]["rows"]:
+        if version.rpartition(".")[0] not in CAPACITY or row["state"] == "refuses":
+            assert row["capacity"] == []
+            continue
+        (capacity,) = row["capacity"]
+        if row["settings"].get("hybrid_manager", True):
+            requests = 5.92 if _minor(version) >= 26 else 6.268
+            assert (capacity["blocks"], capacity["requests"]) == (54613, requests)
+        else:
+            assert (capacity["blocks"], capacity["requests"]) == (27306, 3.333)
 
 
 # ---- the command

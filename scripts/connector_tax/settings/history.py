@@ -2,8 +2,8 @@
 
 One version at a time from envs/vllm-history/versions.lock is unpacked, without compiled files, over
 the environment vllm-settings. It resolves the configuration of gpt-oss-20b's shape with each
-connector, with and without the flag for the hybrid KV cache manager, and is then deleted. The
-record is kept: docs/results/records/history/VERSION.json.
+connector, with and without the flag for the hybrid KV cache manager, and is then deleted. Some
+versions resolve the KV cache too. The record is kept: docs/results/records/history/VERSION.json.
 """
 
 import argparse
@@ -30,7 +30,6 @@ LOCK = ROOT / "envs" / "vllm-history" / "versions.lock"
 RECORDS = ROOT / "docs" / "results" / "records" / "history"
 MODEL = "gpt-oss-20b"
 FLAG = "--no-disable-hybrid-kv-cache-manager"
-# LMCacheMPConnector is left out: earlier versions need an earlier lmcache for it.
 CONNECTORS = (
     "NixlConnector",
     "MooncakeConnector",
@@ -38,8 +37,12 @@ CONNECTORS = (
     "SimpleCPUOffloadConnector",
     "MooncakeStoreConnector",
     "LMCacheConnectorV1",
+    "LMCacheMPConnector",
     "ExampleConnector",
 )
+# Minor versions whose KV cache is resolved too.
+CAPACITY = ("0.18", "0.24", "0.28", "0.32", "0.33")
+_LMCACHE = re.compile(r"(Import|ModuleNotFound)Error: .* '?lmcache\.")
 _VERSION = re.compile(r"^vllm(?:-cpu)?==([\w.]+)")
 
 
@@ -81,8 +84,8 @@ def unpack(lock: str, python: str, folder: Path) -> None:
                 zipfile.ZipFile(wheel).extractall(folder)
 
 
-def request_of(scratch: Path) -> Request:
-    """Return the request that every version answers."""
+def request_of(version: str, scratch: Path) -> Request:
+    """Return the request that a version answers."""
     connectors = [requests.connector(name) for name in CONNECTORS]
     cases = [requests.plain()]
     for case in connectors:
@@ -93,7 +96,7 @@ def request_of(scratch: Path) -> Request:
         "models": [requests.model(MODEL, scratch)],
         "cases": cases,
         "every": False,
-        "capacity": False,
+        "capacity": version.rpartition(".")[0] in CAPACITY,
         "kv_gib": 20.0,
         "lengths": [],
         "max_model_len": None,
@@ -116,7 +119,7 @@ def record(python: str, version: str, lock: str) -> Record:
         for made in (folder, scratch):
             made.mkdir()
         unpack(lock, python, folder)
-        with started(python, request_of(scratch), folder) as messages:
+        with started(python, request_of(version, scratch), folder) as messages:
             head = next(messages)
             if head["version"].partition("+")[0] != version:
                 raise UnresolvedError(f"vLLM {head['version']} answers for {version}")
@@ -124,7 +127,7 @@ def record(python: str, version: str, lock: str) -> Record:
             if second["kind"] == "missing":
                 raise UnresolvedError(f"vLLM {version} lacks {'; '.join(second['names'])}")
             cells = (m for m in messages if m["kind"] == "cell" and not m.get("absent"))
-            rows = list(rows_of(cells))
+            rows = [row for row in rows_of(cells) if not _lacks_lmcache(row)]
     for row in rows:
         if row["state"] == NOT_RESOLVED:
             raise UnresolvedError(
@@ -132,6 +135,11 @@ def record(python: str, version: str, lock: str) -> Record:
             )
         row["notes"] = []
     return {"vllm": {key: value for key, value in head.items() if key != "kind"}, "rows": rows}
+
+
+def _lacks_lmcache(row: Row) -> bool:
+    """Return whether a row needs an earlier lmcache than the environment's."""
+    return row["state"] == NOT_RESOLVED and bool(_LMCACHE.match(row["reason"]))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

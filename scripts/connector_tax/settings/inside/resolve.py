@@ -134,6 +134,10 @@ class Executor:
     def compile_or_warm_up_model(self) -> None:
         """Compile nothing."""
 
+    def get_simple_cpu_offload_num_blocks(self) -> int:
+        """Return SimpleCPUOffloadConnector's blocks on the host, which vLLM 0.33 asks for."""
+        return 0
+
     def collective_rpc(self, *_: Any, **__: Any) -> None:
         """Do nothing, since there are no workers."""
 
