@@ -86,7 +86,7 @@ def test_persistent_server_problem_is_reported_after_five_seconds(tmp_path: Path
         ("http", "absent", "/v1/models answers 404"),
         ("http", "redirect", "answers 301, a redirect to https://elsewhere/v1/models"),
         ("http", "health=500", "/health answers 500"),
-        ("http", encrypted, "disconnected"),
+        ("http", encrypted, "disconnected|reset by peer"),
         ("https", "same", "SSL"),
         ("https", encrypted, "CERTIFICATE_VERIFY_FAILED.*; allowed: --ca-file with"),
     ):
