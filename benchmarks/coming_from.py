@@ -46,7 +46,7 @@ PRINTED = {
     for name, peer in ((VLLM, VLLM), (GUIDELLM, GUIDELLM), (AIPERF, "aiperf"))
 }
 PRINTED[""] = ("--no-affinity --summary own.json", reported("own.json", "latency_ms", "TTFT"))
-WORDS = "there prompts of so many tokens, here of so many words"
+WORDS = "their prompts are counted in tokens, ours in words"
 PROGRAM = {VLLM: "bench serve", GUIDELLM: "run", AIPERF: "profile"}
 CHAT = "--url {url} --model m --prompt-words 8 --max-tokens 16 --ignore-eos --chat"
 
@@ -79,14 +79,14 @@ PAIRS = (
     Pair(VLLM, "--num-prompts 40 --request-rate 20", "--requests 40 --rate 20 --arrivals poisson"),
     Pair(VLLM, "--num-prompts 40 --request-rate 20 --burstiness 1000000",
          "--requests 40 --rate 20 --arrivals fixed",
-         differs="there a gamma process with a huge shape, here exact gaps"),
+         differs="theirs is a gamma process with a huge shape, ours has exact gaps"),
     Pair(VLLM, "--num-prompts 40 --request-rate 20 --burstiness 0.5",
          "--requests 40 --rate 20 --arrivals gamma --gamma-shape 0.5",
          differs="vLLM stretches its gaps, so that the last request comes at count / rate"),
     Pair(VLLM, "--num-prompts 40 --max-concurrency 8", "--requests 40 --concurrency 8"),
     Pair(VLLM, "--num-prompts 40 --request-rate 20 --goodput ttft:200 tpot:20",
          "--requests 40 --rate 20 --arrivals poisson --goodput ttft:200 tpot:20",
-         differs="here TTFT begins at the due time"),
+         differs="our TTFT begins at the due time"),
     Pair(VLLM, "--backend openai-chat --endpoint /v1/chat/completions --num-prompts 40 "
          "--max-concurrency 8", "--chat --requests 40 --concurrency 8", differs=WORDS),
     Pair(GUIDELLM, "--profile kind=synchronous --constraint kind=max_requests,count=10",
@@ -101,7 +101,7 @@ PAIRS = (
          "--requests 40 --rate 20 --arrivals poisson"),
     Pair(GUIDELLM, "--profile kind=constant,rate=20 --constraint kind=max_duration,seconds=2",
          "--duration 2 --rate 20 --arrivals fixed", None,
-         "there what still runs at the end is cancelled, here it has --drain to end"),
+         "theirs cancels requests that still run at the end, ours waits up to --drain"),
     Pair(GUIDELLM, f"--profile kind=concurrent,streams=8 {AT_40} "
          "--constraint kind=max_errors,count=5", "--requests 40 --concurrency 8 --max-errors 5"),
     Pair(AIPERF, f"{COMPLETIONS} --concurrency 8", "--requests 40 --concurrency 8"),
@@ -113,7 +113,7 @@ PAIRS = (
          "--requests 40 --rate 20 --arrivals gamma --gamma-shape 2"),
     Pair(AIPERF, "--endpoint-type completions --benchmark-duration 2 --concurrency 8",
          "--duration 2 --concurrency 8", None,
-         "there --benchmark-grace-period, here --drain for what runs at the end"),
+         "requests that still run at the end: theirs has --benchmark-grace-period, ours --drain"),
     Pair(AIPERF, "--endpoint-type chat --request-count 40 --concurrency 8 "
          "--concurrency-ramp-duration 1", "--chat --requests 40 --concurrency 8 --rampup 1",
          differs=WORDS),
@@ -176,10 +176,10 @@ def page(results: list[tuple[str, str]]) -> str:
     lines = [
         "# Coming from another client",
         "",
-        "Twenty command lines of `vllm bench serve`, guidellm and AIPerf, each beside ours for the",
-        "same work. `python -m benchmarks.coming_from` runs both and writes this page. What each",
-        "did comes from the server's log: requests × tokens, and the most at once. A first",
-        "request, sent to see that the server answers, is counted. Then the TTFT p50 that each",
+        "Twenty command lines of `vllm bench serve`, guidellm and AIPerf, each with ours for the",
+        "same work. `python -m benchmarks.coming_from` runs both and writes this page. The work",
+        "comes from the server's log: requests × tokens, and the most at once. A first",
+        "request, which checks the server, is counted. Then follows the TTFT p50 that each client",
         "prints, in brackets the server's own, from request to first token. How well each keeps",
         "a rate: [peers](decisions.md#peers).",
         "",
@@ -188,8 +188,8 @@ def page(results: list[tuple[str, str]]) -> str:
         f"Ours begin with `connector-tax loadgen {COMMON[''].format(url='URL')}`,",
         "with `--prompt-words` in place of `--prompt-tokens` for `--chat`.",
         "",
-        "An option of theirs is answered with ours (`loadgen/spellings.py:PEERS`). Three more have",
-        "counterparts: traces in Mooncake's format ([`--trace`](loadgen.md#traces)), prompt files",
+        "If you use one of their options, the error names ours (`loadgen/spellings.py:PEERS`).",
+        "Ours also takes Mooncake traces ([`--trace`](loadgen.md#traces)), prompt files",
         "([`--prompts`](loadgen.md#prompts)) and several rates",
         "([`--sweep`](loadgen.md#several-rates)).",
     ]
@@ -202,7 +202,7 @@ def page(results: list[tuple[str, str]]) -> str:
             "",
             f"Theirs begin with `{program} {PROGRAM[client]} {begin}`.",
             "",
-            "| theirs | ours | they did | ours did | differs |",
+            "| theirs | ours | work of theirs | work of ours | difference |",
             "| --- | --- | --- | --- | --- |",
         ]
         lines += [

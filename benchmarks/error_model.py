@@ -255,22 +255,22 @@ def aims(scenario: Scenario, blocks: int, shares: Shares, equal: Shares) -> Iter
         if scenario.name == "alike":
             yield Aim("covered, best", max(shares.covered), 0.975, False)
             loss = shares.detected[1] - shares.detected[0]
-            yield Aim("3% found, less often than by the pool", loss,
+            yield Aim("3% cost detected less often than by pooled errors", loss,
                       0.03 if blocks > 2 else None, False)  # fmt: skip
         yield Aim("any false cost", shares.costs[0], 0.025, False)
     elif scenario.configurations < 4:
         yield Aim("covered, worst", worst, 0.83, True)
         yield Aim("any false cost", shares.costs[0], 0.055, False)
     elif len(noisy) == 1:
-        yield Aim("the noisy one covered", shares.covered[0],
+        yield Aim("noisy configuration covered", shares.covered[0],
                   least_covered(float(of_ratio.partition(",")[0]), blocks), True)  # fmt: skip
         bound = {2: 0.045, 3: 0.04}.get(blocks, 0.035)
         yield Aim("any false cost", shares.costs[0], bound, False)
-        yield Aim("the same, the noisy one has a cost", shares.costs[1], bound, False)
+        yield Aim("false cost of a quiet one, noisy one costs", shares.costs[1], bound, False)
         if not scenario.left_out:
             share = float(np.mean([shares.less[number] for number in quiet]))
             share /= max(float(np.mean(equal.less)), 1e-9)
-            yield Aim("'less' of the others, of when alike", share,
+            yield Aim("'less' of the others, over equal errors", share,
                       0.85 if blocks > 2 else None, True)  # fmt: skip
     else:
         yield Aim("covered, worst", worst, 0.86 if noisy else 0.93, True)
@@ -279,7 +279,7 @@ def aims(scenario: Scenario, blocks: int, shares: Shares, equal: Shares) -> Iter
     if (scenario.name == "alike" or noisy) and scenario.configurations > 3:
         limit = 0.06 if scenario.name == "alike" else {2: None, 3: 0.12}.get(blocks, 0.10)
         for margin, share in zip(AT_MARGIN, shares.at_margin, strict=True):
-            yield Aim(f"'less' at a cost of the margin, {margin:.0%}", share, limit, False)
+            yield Aim(f"'less' at a cost equal to the margin, {margin:.0%}", share, limit, False)
 
 
 def least_covered(ratio: float, blocks: int) -> float | None:

@@ -355,7 +355,7 @@ def measure(
             p50, p99 = client.ttft_ms(folder)
         except (OSError, KeyError, ValueError) as error:
             return f"no result (exit status {process.returncode}): {type(error).__name__}"
-    # A client may send a request of its own first, to test the server.
+    # A client may first send a request to test the server.
     truth = sorted(server.responses)[-count:]
     if len(truth) < 2:
         return "the server saw no requests"

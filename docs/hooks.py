@@ -48,3 +48,8 @@ def on_post_page(output: str, **_: object) -> str:
     """Return a page whose search dialog has a name for screen readers."""
     unnamed = 'data-md-component="search" role="dialog"'
     return output.replace(unnamed, f'{unnamed} aria-label="Search"')
+
+
+def on_post_template(output_content: str, **_: object) -> str:
+    """Return a page of the theme (404.html) whose search dialog has a name."""
+    return on_post_page(output_content)

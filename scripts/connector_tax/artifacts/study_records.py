@@ -133,7 +133,7 @@ class EngineSection(TypedDict, total=False):
     #: interpreter that builds an environment of this project, of the lock's Python version; absent:
     #: python3.11. No part of the design
     build_python: Text
-    entry_point: ModuleName  #: module of vLLM's server; absent: that of the newest release
+    entry_point: ModuleName  #: module of vLLM's server; absent: the newest release's
     #: given to --model; fetched by this name before anything starts; ./folder: of the project
     model: Text
     #: commit, branch or tag of a model that is fetched by name; absent: the hub's main.

@@ -142,10 +142,10 @@ def load(study: StudyTables) -> str:
     words += f" {there} {study.label(study.baseline)} has {levels} ms"
     taxes = [row for row in study.of(TAX, "A") if row.cell == cell and row.estimate is not None]
     costs_there = [
-        f"{item.label} {_joined(_tax(row) for row in own)}"
-        f"{' (saturated)' if any(row.mark for row in own) else ''}"
+        f"{item.label} {_joined(_tax(row) for row in tax_rows)}"
+        f"{' (saturated)' if any(row.mark for row in tax_rows) else ''}"
         for item in study.connectors
-        if (own := [r for m in metrics for r in taxes if (r.config, r.metric) == (item.id, m)])
+        if (tax_rows := [r for m in metrics for r in taxes if (r.config, r.metric) == (item.id, m)])
     ]
     over = f"; over it there: {', '.join(costs_there)}" if costs_there else ""
     return f"{words}{over}."

@@ -262,7 +262,7 @@ def hooks(study: StudyTables) -> Table | None:
             plural = f"{'other ' * bool(dear)}hook{'s' * (below > 1)}"
             words = [item.label, f"{below} {plural} below 1 µs per step"]
             dashes = [TableCell(text.DASH)] * (len(columns) - 2)
-            rows.append(TableRow([*map(TableCell, words), *dashes], lost=True))
+            rows.append(TableRow([*map(TableCell, words), *dashes], missing=True))
     return table("hooks", columns, rows) if rows else None
 
 

@@ -27,10 +27,10 @@ class TableCell:
 
 @dataclass(frozen=True)
 class TableRow:
-    """The cells of a row; `lost` marks one that has no number, for the reason it gives."""
+    """The cells of a row; `missing` marks a row that has a reason instead of a number."""
 
     cells: Sequence[TableCell]
-    lost: bool = False
+    missing: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def table(name: str, columns: Sequence[str], rows: Sequence[TableRow]) -> Table:
 
     Columns of verdicts that depend on the margin stay, since the reader can change it.
     """
-    full = [row for row in rows if not row.lost]
+    full = [row for row in rows if not row.missing]
     texts = [{row.cells[place].text for row in full} for place in range(len(columns))]
     moved = {k for row in full for k, cell in enumerate(row.cells) if cell.verdict is not None}
     # The last cell of a row without numbers is the reason.
@@ -92,7 +92,7 @@ def table(name: str, columns: Sequence[str], rows: Sequence[TableRow]) -> Table:
     return Table(
         name,
         [(columns[k], any(row.cells[k].number is not None for row in full)) for k in kept],
-        [TableRow([row.cells[k] for k in kept], row.lost) for row in rows],
+        [TableRow([row.cells[k] for k in kept], row.missing) for row in rows],
         same,
     )
 

@@ -129,16 +129,16 @@ def control_group_of(pid: int, root: Path = Path("/")) -> ControlGroup | None:
     """Return the control group of a process, if it is not this process's, and can be read."""
     groups = [(root / f"proc/{of}/cgroup") for of in (pid, "self")]
     try:
-        lines, own = (path.read_text(encoding="utf-8").splitlines() for path in groups)
+        lines, own_lines = (path.read_text(encoding="utf-8").splitlines() for path in groups)
     except OSError:
         return None
     mount, files = root / "sys/fs/cgroup", {}
     for line in lines:
         _, controllers, path = line.split(":", 2)
         for controller, name in (("cpuacct", "cpuacct.usage"), ("memory", "memory.stat")):
-            if controller in controllers.split(",") and line not in own:
+            if controller in controllers.split(",") and line not in own_lines:
                 files[controller] = mount / controller / path.lstrip("/") / name
-        if not controllers and line not in own:
+        if not controllers and line not in own_lines:
             for controller, name in (("cpuacct", "cpu.stat"), ("memory", "memory.stat")):
                 files.setdefault(controller, mount / path.lstrip("/") / name)
     if len(files) < 2 or not all(os.access(path, os.R_OK) for path in files.values()):

@@ -119,7 +119,7 @@ def weaker_notes(log: str) -> list[str]:
 def active_paths(log: str) -> dict[str, str]:
     """Return the data path of each part of a connector, from the log.
 
-    The names are those of `_PATHS`. NIXL transports are those of the agent's endpoint to itself,
+    `_PATHS` has the names. NIXL transports are those of the agent's endpoint to itself,
     the only endpoint of an idle agent (logged by UCX at level info).
     """
     paths = {name: sorted(set(pattern.findall(log))) for name, pattern in _PATHS.items()}

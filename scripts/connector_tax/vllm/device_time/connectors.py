@@ -166,19 +166,19 @@ class _Store:
     bytes.
     """
 
-    def __init__(self, own: Any, link: Link) -> None:
-        self._own, self._link = own, link
+    def __init__(self, store: Any, link: Link) -> None:
+        self._store, self._link = store, link
         self._stream = Stream()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._own, name)
+        return getattr(self._store, name)
 
     def batch_put_from_multi_buffers(
         self, keys: Any, addresses: Any, sizes: Any, *options: Any
     ) -> Any:
         self._link.copy(sum(map(sum, sizes)), sum(map(len, sizes)), self._stream)
         short = [[min(size, _SLICE_BYTES) for size in slices] for slices in sizes]
-        result = self._own.batch_put_from_multi_buffers(keys, addresses, short, *options)
+        result = self._store.batch_put_from_multi_buffers(keys, addresses, short, *options)
         sleep_until(self._stream.when_ns)
         return result
 

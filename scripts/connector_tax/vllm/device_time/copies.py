@@ -159,12 +159,12 @@ class _Entered:
 class Instead:
     """A module or object with some of its names replaced."""
 
-    def __init__(self, own: Any, **names: Any) -> None:
+    def __init__(self, original: Any, **names: Any) -> None:
         vars(self).update(names)
-        self._own = own
+        self._original = original
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._own, name)
+        return getattr(self._original, name)
 
 
 def addresses(size: int) -> mmap.mmap:
