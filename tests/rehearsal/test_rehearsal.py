@@ -17,11 +17,13 @@ import yaml
 from snakemake.utils import update_config
 
 from connector_tax.analysis.measure import measure_requests
+from connector_tax.analysis.resources import read_launch_records
 from connector_tax.artifacts.folder import StudyFolder
 from connector_tax.artifacts.names import Launch
-from connector_tax.artifacts.study_file import launches, load_study
+from connector_tax.artifacts.study_file import launches
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.config import ROOT, ConfigError, load_yaml
+from connector_tax.engine.connectors import taxes_of_step
 from connector_tax.engine.scheduler import StepPlan
 from connector_tax.engine.virtual import VirtualEngine
 from connector_tax.files import read_json, write_json
@@ -33,6 +35,7 @@ from connector_tax.rehearsal.machine import QUIET, Machine, Noise, machine_of
 from connector_tax.roofline import Roofline, read_accelerator, read_model
 from connector_tax.study.design import resolve
 from connector_tax.vllm.device_time.roofline import device_us
+from tests.shared import known
 from tests.study_folder import write_stages
 from tests.workflow.harness import TINY, smaller
 
@@ -189,20 +192,51 @@ def test_rehearsed_overloaded_cell_drops_times_out_and_ends() -> None:
 
 def test_rehearsed_launch_is_readable_like_a_measured_one(tmp_path: Path) -> None:
     study = tiny()
-    study_file = write_stages(tmp_path / "x", study, step_timing=False)
+    study_file = write_stages(tmp_path / "x", study)
     machine = replace(machine_of(study), front_ns=1_000_000)
-    rehearse_launch(study, Launch("plain", 0, "A"), study_file.parent, machine)
-    loaded = load_study(study_file)
-    cells = [c for c in StudyFolder(loaded).cells("A") if c.key.config == "plain"]
+    launch = Launch("noop_connector", 0, "A")
+    rehearse_launch(study, launch, study_file.parent, machine)
+    folder = StudyFolder.load(study_file)
+    cells = [c for c in folder.cells("A") if c.key.config == launch.config]
     assert [cell.status for cell in cells] == ["valid", "valid"]
-    cost = machine.engines["plain"].step_cost
-    step_ms = (cost.delta_us + cost.device_us(64, 0, 0)) / 1e3
+    engine = machine.engines[launch.config]
+    assert engine.tax is not None
+    first_step_us = engine.step_cost.delta_us + engine.step_cost.device_us(64, 0, 0)
+    first_step_us += sum(taxes_of_step(engine.tax, 0, 1))
     requests = measure_requests(cells[0])
-    assert float(np.median(requests.ttft_ms)) == pytest.approx(step_ms + 1, rel=0.1)
-    assert cells[0].record is not None
-    rehearsed = cells[0].record["rehearsed"]
-    assert rehearsed["seconds"] > 0.6
-    assert 0 < rehearsed["load"] < 1
+    assert float(np.median(requests.ttft_ms)) == pytest.approx(first_step_us / 1e3 + 1, rel=0.1)
+    record = known(cells[0].record)
+    assert record["rehearsed"]["seconds"] > 0.6
+    assert 0 < record["rehearsed"]["load"] < 1
+    (records,) = [r for r in read_launch_records(folder) if r.configuration == launch.config]
+    assert known(records.resources)["idle_cpu"]["value"] == engine.tax.background_cpu
+    assert known(records.settings)["kv_blocks"]["value"] == engine.scheduler.kv_blocks
+
+
+def test_rehearsed_steps_and_counters_add_up_to_the_requests(tmp_path: Path) -> None:
+    study = tiny()
+    study_file = write_stages(tmp_path / "x", study)
+    rehearse_launch(study, Launch("noop_connector", 0, "A"), tmp_path / "x", machine_of(study))
+    for cell in StudyFolder.load(study_file).cells("A"):
+        if cell.key.config != "noop_connector":
+            continue
+        ok = [line for line in cell.lines("requests") if line["status"] == "ok"]
+        prompt, output = (sum(r[f"{n}_tokens"] for r in ok) for n in ("prompt", "completion"))
+        counters = known(cell.record)["server_counters"]
+        after, before = counters["after"], counters["before"]
+        grown = {name: known(after[name]) - known(n) for name, n in before.items()}
+        assert grown["success"] == len(ok)
+        assert (grown["prompt_tokens"], grown["generation_tokens"]) == (prompt, output)
+        host, worker = (
+            [step for step in cell.lines("engine_step") if step["process"] == process]
+            for process in ("scheduler", "worker")
+        )
+        assert sum(step["prefill_tokens"] for step in host) == prompt
+        assert sum(step["decode_tokens"] for step in host) == output - len(ok)
+        assert [step["step_id"] for step in host] == [step["step_id"] for step in worker]
+        tax = known(machine_of(study).engines["noop_connector"].tax)
+        assert {step["get_finished_us"] for step in host} == {tax.get_finished_us}
+        assert {step["start_load_kv_us"] for step in worker} == {tax.start_load_kv_us}
 
 
 def test_page_wraps_to_eighty_columns_without_losing_text() -> None:

@@ -14,10 +14,55 @@ import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 
+from connector_tax.engine.scheduler import StepPlan
+
 _FLUSH_S = 0.02
+STEP_PROCESSES = ("scheduler", "worker")
+
+
+class Step(NamedTuple):
+    """An executed step; times are in ns.
+
+    Attributes:
+        taxes_us: build_meta, get_finished and start_load_kv; None without a connector.
+        running, waiting: requests when the step was planned.
+    """
+
+    number: int
+    start_ns: int
+    device_start_ns: int
+    end_ns: int
+    plan: StepPlan
+    taxes_us: tuple[float, float, float] | None
+    running: int
+    waiting: int
+
+    def line(self, process: str) -> dict[str, Any]:
+        """Return the line of one of STEP_PROCESSES in its step log."""
+        host, plan = process == "scheduler", self.plan
+        meta, finished, load = self.taxes_us or (None, None, None)
+        # get_finished runs on the host too, but outside schedule(), as in vLLM.
+        schedule_us = (self.device_start_ns - self.start_ns) / 1000 - (finished or 0.0)
+        device_us = (self.end_ns - self.device_start_ns) / 1000
+        return {
+            "t_ns": self.start_ns if host else self.device_start_ns,
+            "step_id": self.number,
+            "process": process,
+            "step_duration_us": schedule_us if host else device_us,
+            "engine_step_us": (self.end_ns - self.start_ns) / 1000 if host else None,
+            "build_meta_us": meta if host else None,
+            "get_finished_us": finished if host else None,
+            "start_load_kv_us": None if host else load,
+            "num_running": self.running if host else None,
+            "num_waiting": self.waiting if host else None,
+            "prefill_tokens": plan.prefill_tokens,
+            "decode_tokens": plan.decode_seqs,
+            "kv_tokens": plan.kv_tokens,
+        }
 
 
 class LaunchTruth(msgspec.Struct, tag="launch", tag_field="record"):
@@ -140,5 +185,4 @@ class LineLog:
 
 def step_logs(prefix: str, on_failure: Callable[[LogError], None]) -> dict[str, LineLog]:
     """Return the step log's file of each process; their paths begin with `prefix`."""
-    names = ("scheduler", "worker")
-    return {name: LineLog(Path(f"{prefix}.{name}.jsonl"), on_failure) for name in names}
+    return {name: LineLog(Path(f"{prefix}.{name}.jsonl"), on_failure) for name in STEP_PROCESSES}

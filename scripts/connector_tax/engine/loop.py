@@ -12,7 +12,7 @@ from connector_tax.engine.batching import BatchedService, ServiceError, WorkerDi
 from connector_tax.engine.completion import Completion
 from connector_tax.engine.config import EngineConfig
 from connector_tax.engine.connectors import BackgroundCpu, taxes_of_step
-from connector_tax.engine.logs import LaunchTruth, LineLog
+from connector_tax.engine.logs import LaunchTruth, LineLog, Step
 from connector_tax.engine.metrics import Metrics
 from connector_tax.engine.model import StepClock, StepDevice
 from connector_tax.engine.scheduler import Scheduler, Sequence, StepPlan
@@ -168,27 +168,11 @@ class Engine:
                 sequence.generated - 1, last=sequence.finished, deadline_ns=deadline
             )
         self._step_id += 1
+        taxes_us = (meta, finished, load) if tax else None
+        times = start, device_start, end
+        step = Step(self._step_id, *times, plan, taxes_us, running, waiting)
         for process, log in self._step_logs.items():
-            host = process == "scheduler"
-            # get_finished runs on the host too, but outside schedule(), as in vLLM.
-            schedule_us = (device_start - start) / 1000 - finished
-            log.write(
-                {
-                    "t_ns": start if host else device_start,
-                    "step_id": self._step_id,
-                    "process": process,
-                    "step_duration_us": schedule_us if host else (end - device_start) / 1000,
-                    "engine_step_us": (end - start) / 1000 if host else None,
-                    "build_meta_us": meta if host and tax else None,
-                    "get_finished_us": finished if host and tax else None,
-                    "start_load_kv_us": None if host or not tax else load,
-                    "num_running": running if host else None,
-                    "num_waiting": waiting if host else None,
-                    "prefill_tokens": plan.prefill_tokens,
-                    "decode_tokens": plan.decode_seqs,
-                    "kv_tokens": plan.kv_tokens,
-                }
-            )
+            log.write(step.line(process))
         return int(deadline)
 
     def _prepare(self, plan: StepPlan, end: int) -> list[Sequence]:
@@ -211,24 +195,11 @@ class Engine:
             sink.t_token_ns = end
             if sequence.finished:
                 self._live.discard(sequence)
-                self._count_finished(sequence)
+                stamps = sink.t_arrival_ns, sink.t_admitted_ns, sink.t_first_ns, end
+                metrics.count_finished(sink.finish_reason, sequence, *stamps)
         for gap, times in gaps.items():
             metrics.inter_token.observe(gap / 1e9, times)
         return emitted
-
-    def _count_finished(self, sequence: Sequence) -> None:
-        metrics, sink = self.metrics, sequence.sink
-        metrics.finished[sink.finish_reason] += 1
-        metrics.e2e.observe((sink.t_token_ns - sink.t_arrival_ns) / 1e9)
-        metrics.queue.observe((sink.t_admitted_ns - sink.t_arrival_ns) / 1e9)
-        metrics.prefill.observe((sink.t_first_ns - sink.t_admitted_ns) / 1e9)
-        metrics.decode.observe((sink.t_token_ns - sink.t_first_ns) / 1e9)
-        metrics.inference.observe((sink.t_token_ns - sink.t_admitted_ns) / 1e9)
-        metrics.request_prompt.observe(sequence.prompt_len)
-        metrics.request_generation.observe(sequence.generated)
-        if sequence.generated > 1:
-            span = (sink.t_token_ns - sink.t_first_ns) / 1e9
-            metrics.time_per_token.observe(span / (sequence.generated - 1))
 
 
 async def _until(deadline_ns: int) -> None:

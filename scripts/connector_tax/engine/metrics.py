@@ -5,9 +5,12 @@ prometheus_client needs milliseconds for this page, this module a fraction of on
 """
 
 from bisect import bisect_left
+from collections.abc import Mapping
+from functools import lru_cache
 from itertools import accumulate
+from typing import NamedTuple
 
-from connector_tax.engine.scheduler import Scheduler, SchedulerOptions
+from connector_tax.engine.scheduler import Scheduler, SchedulerOptions, Sequence
 
 _TTFT = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
@@ -55,6 +58,15 @@ class Histogram:
         return _family(name, "histogram", self._text, lines)
 
 
+class Series(NamedTuple):
+    """A gauge or counter; values are by their labels."""
+
+    name: str
+    kind: str
+    text: str
+    values: Mapping[str, float]
+
+
 class Metrics:
     """The counters and histograms of one launch; gauges are passed at the scrape."""
 
@@ -81,10 +93,32 @@ class Metrics:
         self.request_prompt = Histogram("request_prompt_tokens", "Prompt tokens.", _TOKENS)
         self.request_generation = Histogram("request_generation_tokens", "Generated.", _TOKENS)
 
-    def render(self, scheduler: Scheduler, options: SchedulerOptions) -> bytes:
-        plain, waiting = self._labels, len(scheduler.waiting)
+    def count_finished(
+        self,
+        reason: str,
+        sequence: Sequence,
+        arrival_ns: int,
+        admitted_ns: int,
+        first_ns: int,
+        last_ns: int,
+    ) -> None:
+        """Count a finished request."""
+        self.finished[reason] += 1
+        self.e2e.observe((last_ns - arrival_ns) / 1e9)
+        self.queue.observe((admitted_ns - arrival_ns) / 1e9)
+        self.prefill.observe((first_ns - admitted_ns) / 1e9)
+        self.decode.observe((last_ns - first_ns) / 1e9)
+        self.inference.observe((last_ns - admitted_ns) / 1e9)
+        self.request_prompt.observe(sequence.prompt_len)
+        self.request_generation.observe(sequence.generated)
+        if sequence.generated > 1:
+            span = (last_ns - first_ns) / 1e9
+            self.time_per_token.observe(span / (sequence.generated - 1))
+
+    def _series(self, scheduler: Scheduler) -> list[Series]:
+        """Return every gauge and counter."""
         gauge, counter = "gauge", "counter"
-        hits = scheduler.prefix_hits + self.extra_prefix_hits
+        waiting, hits = len(scheduler.waiting), scheduler.prefix_hits + self.extra_prefix_hits
         scalars: list[tuple[str, str, str, float]] = [
             ("num_requests_running", gauge, "Requests in the running batch.", scheduler.running),
             ("num_requests_waiting", gauge, "Requests waiting.", waiting),
@@ -97,8 +131,8 @@ class Metrics:
             ("prompt_tokens_total", counter, "Prefill tokens processed.", self.prompt_tokens),
             ("generation_tokens_total", counter, "Tokens generated.", self.generation_tokens),
         ]
-        parts = [
-            _family(f"vllm:{name}", kind, text, [f"vllm:{name}{{{plain}}} {float(value)!r}"])
+        series = [
+            Series(f"vllm:{name}", kind, text, {self._labels: value})
             for name, kind, text, value in scalars
         ]
         by_reason = {"capacity": waiting, "deferred": 0}
@@ -115,8 +149,24 @@ class Metrics:
             ("vllm:request_success_total", counter, "Requests that ended.",
              "finished_reason", self.finished),
         ):  # fmt: skip
-            lines = [f'{name}{{{plain},{label}="{of}"}} {n}.0' for of, n in counts.items()]
-            parts.append(_family(name, kind, text, lines))
+            values = {f'{self._labels},{label}="{of}"': n for of, n in counts.items()}
+            series.append(Series(name, kind, text, values))
+        return series
+
+    def values(self, scheduler: Scheduler) -> dict[str, float]:
+        """Return gauges and counters as a scrape's record names them, labels sorted by name."""
+        return {
+            f"{series.name}{{{_sorted(labels)}}}": float(value)
+            for series in self._series(scheduler)
+            for labels, value in series.values.items()
+        }
+
+    def render(self, scheduler: Scheduler, options: SchedulerOptions) -> bytes:
+        """Return the page of /metrics."""
+        parts = [
+            _family(name, kind, text, [f"{name}{{{of}}} {float(n)!r}" for of, n in values.items()])
+            for name, kind, text, values in self._series(scheduler)
+        ]
         name = "vllm:cache_config_info"
         cache_config = {
             "block_size": options.kv_block_size,
@@ -126,11 +176,17 @@ class Metrics:
         }
         labels = ",".join(f'{key}="{value}"' for key, value in cache_config.items())
         lines = [f'{name}{{engine="0",{labels}}} 1.0']
-        parts.append(_family(name, gauge, "Information of the KV cache.", lines))
+        parts.append(_family(name, "gauge", "Information of the KV cache.", lines))
         histograms = [h for h in vars(self).values() if isinstance(h, Histogram)]
-        parts.extend(histogram.render(plain) for histogram in histograms)
+        parts.extend(histogram.render(self._labels) for histogram in histograms)
         return "".join(parts).encode()
 
 
 def _family(name: str, kind: str, text: str, lines: list[str]) -> str:
     return f"# HELP {name} {text}\n# TYPE {name} {kind}\n" + "\n".join(lines) + "\n"
+
+
+@lru_cache(maxsize=256)
+def _sorted(labels: str) -> str:
+    """Return labels, of which no value has a comma, sorted by name."""
+    return ",".join(sorted(labels.split(",")))

@@ -3,7 +3,8 @@
 Cell order, arrivals, skip reasons and checks are the driver's own code (`study.launch`); sending
 times and the end of a cell are the load generator's (`loadgen.plan`). The work of its worker
 processes (in-flight cap, timeouts of requests and drain) is done here. The result is a folder like
-a driver's, so that the analysis reads it like any study.
+a driver's, so that the analysis reads it like any study: steps are recorded where the patch stage
+allows it, and a request has no id and no body.
 """
 
 import json
@@ -21,23 +22,24 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from connector_tax.analysis.measure import WAITING, summarise_cell
-from connector_tax.analysis.validity import assess, void_reasons
+from connector_tax.analysis.measure import summarise_cell
+from connector_tax.analysis.validity import assess, server_counters, void_reasons
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import (
     CellRecord,
     GeneratorHealth,
     RequestLine,
-    ScrapeMoment,
-    is_answered,
+    ScrapeLine,
+    ServerCounters,
 )
 from connector_tax.artifacts.index import CellEntry, finished_cell, launch_index, write_index
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import cell_rates, read_study, shape_limits
 from connector_tax.artifacts.study_records import CellPlan, StudyDocument
+from connector_tax.engine.logs import STEP_PROCESSES
 from connector_tax.engine.scheduler import Sequence as Served
 from connector_tax.engine.virtual import VirtualEngine
-from connector_tax.files import sha256_file, write_bytes, write_json
+from connector_tax.files import read_json, sha256_file, write_bytes, write_json
 from connector_tax.linux import die_with_parent
 from connector_tax.loadgen import CellResult, CellRule, Plan, PlannedRequest, open_loop
 from connector_tax.loadgen.messages import STUDY_FIELDS, RequestRecord
@@ -48,6 +50,8 @@ from connector_tax.study.cell import cell_record, cell_rule, prepare
 from connector_tax.study.design import cell_order
 from connector_tax.study.launch import MEASUREMENTS_OF_A_VOID_CELL, launch_skip_reason
 from connector_tax.study.plan import reference_rate
+from connector_tax.study.processes import SERVER, ServerCpu
+from connector_tax.study.resources import cell_cpu, virtual_engine_record, virtual_resources
 
 REQUEST = PlannedRequest("simulated", b"{}", None, None)
 BEGUN = "1970-01-01T00:00:00+00:00"
@@ -70,10 +74,9 @@ HEALTHY: GeneratorHealth = {
 
 
 class Scrape(NamedTuple):
-    """The server's state at one moment, in requests."""
+    """A scrape of the server, and its requests at that moment."""
 
-    t_ns: int
-    waiting: int
+    line: ScrapeLine
     inflight: int
 
 
@@ -111,14 +114,14 @@ class VirtualCell:
         origin_ns = engine.now_ns
         self.plan.start(origin_ns)
         scrape_ns = self._wake_ns = origin_ns
+        self._scrape(engine, origin_ns - 1, page=True)
         while self._wake_ns is not None or self._due or engine.scheduler.has_work:
             if not engine.scheduler.has_work:
                 events = [self._due[0].t_intended_ns] if self._due else []
                 events += [self._wake_ns] if self._wake_ns is not None else []
                 engine.now_ns = max(engine.now_ns, min(events))
             while scrape_ns <= engine.now_ns:
-                depth = len(engine.scheduler.waiting)
-                self.scrapes.append(Scrape(scrape_ns, depth, len(self._live)))
+                self._scrape(engine, scrape_ns)
                 scrape_ns += self.scrape_ns
             self._issue(engine.now_ns)
             self._arrive(engine)
@@ -127,7 +130,15 @@ class VirtualCell:
                 before_ns = engine.now_ns
                 emitted = engine.step()
                 self.busy_ns += engine.now_ns - before_ns
-                self._answer(emitted, engine.now_ns)
+                self._answer(emitted, engine)
+        self._scrape(engine, engine.now_ns + 1, page=True)
+
+    def _scrape(self, engine: VirtualEngine, t_ns: int, *, page: bool = False) -> None:
+        values = engine.metrics.values(engine.scheduler)
+        line: ScrapeLine = {"t_ns": t_ns, "ok": True, "scrape_ms": 0.0, "values": values}
+        if page:
+            line["raw"] = engine.page().decode()
+        self.scrapes.append(Scrape(line, len(self._live)))
 
     def _issue(self, now_ns: int) -> None:
         if self._wake_ns is None or self._wake_ns > now_ns:
@@ -147,7 +158,8 @@ class VirtualCell:
                 record.fail("inflight_cap")
                 self.plan.take(record)
                 continue
-            self._live[record.seq] = record, engine.add(record.seq, *self.shape)
+            served = engine.add(record.seq, *self.shape, record.t_intended_ns)
+            self._live[record.seq] = record, served
 
     def _expire(self, engine: VirtualEngine) -> None:
         """Fail requests beyond their timeout, and all requests at the end of the drain."""
@@ -167,19 +179,21 @@ class VirtualCell:
 
     def _abort(self, engine: VirtualEngine, seq: int, kind: str) -> None:
         record, sequence = self._live.pop(seq)
-        engine.scheduler.abort(sequence)
+        engine.abort(sequence)
         record.fail(kind)
         record.t_send_ns, record.t_done_ns = record.t_intended_ns, engine.now_ns
         self.plan.take(record)
 
-    def _answer(self, emitted: Sequence[Served], now_ns: int) -> None:
-        last_ns = now_ns + self.front_ns
+    def _answer(self, emitted: Sequence[Served], engine: VirtualEngine) -> None:
+        last_ns = engine.now_ns + self.front_ns
         for served in emitted:
             record, _ = self._live[served.sink]
             if record.t_first_token_ns is None:
                 record.t_first_token_ns = record.t_headers_ns = last_ns
+                engine.count_first(served)
             if not served.finished:
                 continue
+            engine.count_finished(served)
             del self._live[served.sink]
             record.t_worker_ns = record.t_conn_ns = record.t_send_ns = record.t_intended_ns
             record.t_last_token_ns = record.t_done_ns = last_ns
@@ -214,11 +228,14 @@ def rehearse_launch(study: StudyDocument, launch: Launch, root: Path, machine: M
         rate = reference_rate(root, launch.phase)
         rates = cell_rates(study, launch.phase, rate, shape_limits(study, root, launch.phase))
         engine = virtual_engine(study, launch, machine)
+        if read_json(root / paths.PATCH_STATUS)["step_timing_available"]:
+            engine.steps = []
+        files = _write_server(study, launch, engine, machine, folder)
         records = [
             _rehearse_cell(study, launch, cell, rates[cell["cell"]], engine, machine, folder)
             for cell in cells
         ]
-        went = {"rate_rps": rate}
+        went = {"rate_rps": rate, "files": files}
         entries = [finished_cell(record, folder / record["cell"]) for record in records]
         timing["startup_s"] = machine.startup_s
         timing["release_s"] = float(study["config"]["server"]["release_s"])
@@ -228,6 +245,22 @@ def rehearse_launch(study: StudyDocument, launch: Launch, root: Path, machine: M
         write_json(folder / paths.SUMMARY, summaries)
     times = {"started_utc": BEGUN, "ended_utc": BEGUN, "timing": timing}
     write_index(folder, launch_index(study, launch, entries, **went, **times))
+
+
+def _write_server(
+    study: StudyDocument, launch: Launch, engine: VirtualEngine, machine: Machine, folder: Path
+) -> dict[str, str]:
+    """Write what a launch records of its server; return the files' hashes."""
+    tax = machine.engines[launch.configuration].tax
+    idle = tax.background_cpu if tax else 0.0
+    settings = virtual_engine_record(study["config"]["engine"], engine.page().decode())
+    records = {
+        paths.RESOURCES: virtual_resources(launch, machine.startup_s, idle, engine.now_ns),
+        paths.SETTINGS: {"launch": launch.name, "attempt": 1, **settings},
+    }
+    for name, record in records.items():
+        write_json(folder / name, record)
+    return {name: sha256_file(folder / name) for name in records}
 
 
 def _rehearse_cell(
@@ -256,38 +289,34 @@ def _rehearse_cell(
     result = CellResult.of(cell.plan, engine.now_ns, "worker", HEALTHY)
     requests = [cast(RequestLine, record.fields(STUDY_FIELDS)) for record in result.records]
     measured = cell_record(study, launch, prepared, result, requests, BEGUN)
-    ok = [request for request in requests if is_answered(request)]
-    counters: dict[str, float | None] = {
-        "success": len(ok),
-        "prompt_tokens": sum(request["prompt_tokens"] for request in ok),
-        "generation_tokens": sum(request["completion_tokens"] for request in ok),
-        "prefix_cache_hits": 0,
-        "external_prefix_cache_hits": 0,
+    lines = [scrape.line for scrape in cell.scrapes]
+    counters: ServerCounters = {
+        "before": server_counters(lines[0]["values"]),
+        "after": server_counters(lines[-1]["values"]),
     }
-    judged = measured.copy()
-    judged["server_counters"] = {"before": dict.fromkeys(counters, 0), "after": counters}
-    judged["load_generator"], judged["suspended_ms"] = HEALTHY, 0
-    seen: list[ScrapeMoment] = [{"t_ns": scrape.t_ns, "ok": True} for scrape in cell.scrapes]
-    checks = assess(judged, requests, seen, config)
+    measured["server_counters"] = counters
+    measured["load_generator"], measured["suspended_ms"] = HEALTHY, 0
+    checks = assess(measured, requests, lines, config)
     reasons = void_reasons(checks)
     again = reasons and result.cooldown_ended_by != "overloaded"
     took_ns = engine.now_ns - began_ns
-    inflight = [scrape.inflight for scrape in cell.scrapes if scrape.t_ns < result.t_stop_ns]
+    inflight = [s.inflight for s in cell.scrapes[1:-1] if s.line["t_ns"] < result.t_stop_ns]
     folder = launch_folder / name
     folder.mkdir(parents=True)
-    scrapes = (
-        {"t_ns": s.t_ns, "ok": True, "scrape_ms": 0.0, "values": {WAITING: float(s.waiting)}}
-        for s in cell.scrapes
-    )
-    lines: dict[str, Iterable[Any]] = {"requests": requests, "metrics": scrapes, "engine_step": ()}
-    for kind, values in lines.items():
+    executed = engine.steps or []
+    steps = [step.line(process) for process in STEP_PROCESSES for step in executed]
+    executed.clear()
+    logs: dict[str, Iterable[Any]] = {"requests": requests, "metrics": lines, "engine_step": steps}
+    for kind, values in logs.items():
         content = msgspec.json.Encoder().encode_lines(values)
         write_bytes(folder / paths.cell_log(kind, launch.phase, name), content)
+    used = ServerCpu(began_ns - 1, engine.now_ns + 1, {SERVER: cell.busy_ns / 1e9}, None)
     record: CellRecord = {
         **measured,
         "health": checks,
         "valid": not reasons,
         "void_reasons": reasons,
+        "server_cpu": cell_cpu(used, counters, {}, {}),
         "rehearsed": {
             "seconds": took_ns / 1e9 * (MEASUREMENTS_OF_A_VOID_CELL if again else 1),
             "load": cell.busy_ns / took_ns,

@@ -195,5 +195,5 @@ def _burst(
         done += [passed_s + front_s] * finished
     for sequence in arrived:
         if not sequence.finished:
-            engine.scheduler.abort(sequence)
+            engine.abort(sequence)
     return done

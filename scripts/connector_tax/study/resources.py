@@ -207,11 +207,11 @@ def engine_record(server: Server, section: EngineSection, page: str | None) -> E
     Args:
         page: the text of its /metrics; None if it did not answer.
     """
-    engine = engine_of(section)
+    log = engine_of(section).log_settings(server.log_text())
     sources: dict[str, Told] = {
         "probe": _of_probe(server.folder, server.pid),
         "metrics": _of_metrics(page),
-        "log": {name: (v, None) for name, v in engine.log_settings(server.log_text()).items()},
+        "log": {name: (value, None) for name, value in log.items()},
     }
     environ = ""
     try:
@@ -225,9 +225,39 @@ def engine_record(server: Server, section: EngineSection, page: str | None) -> E
     pairs = (line.partition("=") for line in environ.split("\0") if line)
     running = {name: value for name, _, value in sorted(pairs) if can_change(name)}
     environment = shown({name: without_root(value) for name, value in running.items()})
+    return {"settings": _settings(section, sources), "environment": {"server": environment}}
+
+
+def virtual_engine_record(section: EngineSection, page: str) -> EngineRecord:
+    """Return the settings on the /metrics page of a server in virtual time."""
+    settings = _settings(section, {"metrics": _of_metrics(page)})
+    return {"settings": settings, "environment": {"server": {}}}
+
+
+def virtual_resources(
+    launch: Launch, startup_s: float, idle: float, now_ns: int
+) -> ResourcesRecord:
+    """Return the resources of a server in virtual time, which has no memory.
+
+    Args:
+        idle: CPU seconds per second while it is idle.
+        now_ns: the time, at which it is ready.
+    """
+    unseen = _quantity({}, "the server runs in virtual time")
+    memory: ServerSnapshot = {"memory_pss_mib": unseen, "gpu_memory_mib": unseen}
     return {
-        "settings": {name: _setting(name, sources, engine) for name in SETTINGS},
-        "environment": {"server": environment},
+        "launch": launch.name,
+        "attempt": 1,
+        "startup_s": startup_s,
+        "idle_cpu": {
+            "threads": {},
+            "from_ns": now_ns - 10**9,
+            "to_ns": now_ns,
+            **_quantity({SERVER: idle}),
+        },
+        "before_load": memory,
+        "after_load": memory,
+        "after_load_reason": None,
     }
 
 
@@ -239,6 +269,11 @@ def remove_settings(folder: Path) -> None:
 
 def _probe_file(folder: Path, part: str) -> Path:
     return folder / f"{STEP_LOG_PREFIX}.{part}.settings"
+
+
+def _settings(section: EngineSection, sources: Mapping[str, Told]) -> dict[str, SettingRecord]:
+    engine = engine_of(section)
+    return {name: _setting(name, sources, engine) for name in SETTINGS}
 
 
 def _setting(name: str, sources: Mapping[str, Told], engine: Engine) -> SettingRecord:
