@@ -101,14 +101,19 @@ def test_lost_plain_launch_leaves_the_other_as_baseline_of_its_block() -> None:
     assert estimate.blocks == (0, 1, 2)
 
 
-@given(st.integers(0, 2**32), st.floats(-0.1, 0.1), st.floats(0.001, 0.5), st.floats(0.01, 0.1))
+@given(
+    st.integers(0, 2**32),
+    st.floats(-0.1, 0.1),
+    st.floats(0.001, 0.5),
+    st.floats(0.01, 0.1),
+    st.sampled_from([1.0, 20.0]),
+)
 @settings(max_examples=20)
 def test_blocks_needed_follow_from_the_whole_power_curve(
-    seed: int, cost: float, spread: float, margin: float
+    seed: int, cost: float, spread: float, margin: float, noisier: float
 ) -> None:
-    values = {
-        launch: spread * v + cost * (launch.name == "a") for launch, v in drawn(seed, 3).items()
-    }
+    launches = drawn(seed, 3, noisy="a", factor=noisier)
+    values = {launch: spread * v + cost * (launch.name == "a") for launch, v in launches.items()}
     effect, levels = tax(values, "a"), family_levels(0.95, 3)
     powers = {n: effect.with_blocks(n, levels).power(margin, levels) for n in PLANNED if n > 3}
     enough = [n for n, power in powers.items() if power >= POWER]
