@@ -80,7 +80,11 @@ def test_rate_is_saturated_if_half_of_the_valid_launches_are(
 def study_of(configs: list[str], fallback: float | None = None) -> Study:
     """Return a study document with one block of the given configurations at RATES."""
     document: Any = {
-        "config": {"saturation": BOUNDS, "reference": {"fallback_rps": fallback}},
+        "config": {
+            "phase_a": {"rates_rps": RATES},
+            "saturation": BOUNDS,
+            "reference": {"fallback_rps": fallback},
+        },
         "configurations": [{"id": c} for c in configs if not c.startswith("plain_")],
         "run_order": {"A": [{"config": c, "block": 0} for c in configs]},
         "cells": {"A": [{"cell": f"r{r:g}", "rate_rps": r} for r in RATES]},

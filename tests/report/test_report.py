@@ -218,7 +218,7 @@ def test_report_names_the_largest_cost_of_each_metric_and_differing_huber_verdic
     )
     assert len(said.split()) <= 25
     (note,) = (note for note in answer.notes(study) if "Huber" in note)
-    assert note.endswith("decides otherwise of no-op connector (TPOT p50).")
+    assert note.endswith("gives another verdict for no-op connector (TPOT p50).")
 
 
 def test_margin_control_changes_only_verdicts_that_depend_on_it(

@@ -85,7 +85,7 @@ def test_tmpdir_too_long_for_a_socket_ends_gates_and_ab_before_a_server(
     (study_file.parent / "preflight" / "preflight_status.json").unlink()
     assert preflight.main(["--study", str(study_file)]) == 2
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    serve = ["--baseline", "x {port}", "--candidate", "y {port}"]
+    serve = ["--baseline", "true {port}", "--candidate", "true -x {port}"]
     assert ab.main([*serve, "--rate", "1", "--shape", "8x8"]) == ab.NO_NUMBER
     said = [line for line in capsys.readouterr().err.splitlines() if "TMPDIR" in line]
     assert len(said) == 2

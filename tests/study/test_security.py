@@ -182,9 +182,11 @@ def test_engine_and_load_generator_listen_on_loopback_and_private_sockets_only(
 
 
 def test_secrets_in_the_logs_of_a_killed_launch_are_removed_and_counted(tmp_path: Path) -> None:
-    write_json(tmp_path / "attempts.json", [{"attempt": 1, "started_utc": "x"}])
-    log = tmp_path / "vllm_stdout.log"
+    folder = tmp_path / "study" / "raw" / "plain" / "block0" / "A"
+    folder.mkdir(parents=True)
+    write_json(folder / "attempts.json", [{"attempt": 1, "started_utc": "x"}])
+    log = folder / "vllm_stdout.log"
     log.write_text("ready\nenviron({'DB_PASS': 'hunter2'})\nDB_PASS=hunter2\n")
-    clear_interrupted(tmp_path, Attempts(tmp_path), print)
+    clear_interrupted(folder, Attempts(folder), print)
     assert log.read_text() == f"ready\n{REDACTED}\n{REDACTED}\n"
-    assert read_json(tmp_path / "attempts.json")[0]["redacted"] == {log.name: 2}
+    assert read_json(folder / "attempts.json")[0]["redacted"] == {log.name: 2}

@@ -160,7 +160,7 @@ def notes(study: StudyTables) -> list[str]:
     if chosen := _chosen(compared, lambda row: row.huber_differs):
         opinion = "Huber's estimate, which is robust to single bad launches, gives another verdict"
         names = [f"{label} ({_metrics(rows)})" for label, rows in chosen]
-        sentences.append(f"{opinion} of {_joined(names)}")
+        sentences.append(f"{opinion} for {_joined(names)}")
     if chosen := _chosen(compared, lambda row: row.verdict == TOO_FEW):
         sizes = _of_each(chosen, lambda row: text.tax(*row.change))
         few = f"{_too_few(study, chosen)} (a block takes {_block_minutes(study)} min)"

@@ -39,7 +39,11 @@ def started_for(folder: Path) -> Iterator[tuple[int, str]]:
 
 def containers_of(folder: Path) -> Iterator[tuple[Path, str]]:
     """Yield the file and the driver of each container of a launch in or below `folder`."""
-    for path in folder.rglob(CONTAINER_FILE):
+    # Unlike rglob, walk passes over a folder that is removed meanwhile.
+    for where, _, files in os.walk(folder):
+        if CONTAINER_FILE not in files:
+            continue
+        path = Path(where, CONTAINER_FILE)
         yield path, path.read_text(encoding="utf-8").split("\n")[2]
 
 

@@ -5,10 +5,11 @@ far as their block ids are; each launch draws other tokens, so that launches sha
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -62,5 +63,7 @@ def recorded_requests(
         sessions, prompt_of = prompts.singles(len(prompts)), prompts
     build = session_bodies(sessions, name, common, chat, extra, prompt_of)
     count = len(sessions)
-    requests = (replace(build(k, 0, ()), request_id=f"{name}/{k}") for k in range(count))
+    requests = (
+        msgspec.structs.replace(build(k, 0, ()), request_id=f"{name}/{k}") for k in range(count)
+    )
     return Recorded(count, requests, offsets_ns)
