@@ -100,7 +100,7 @@ FAULTS: dict[str, tuple[list[Step], str | None]] = {
     "not-json": ([_stream(TOKEN, event("{oops"), DONE)], "malformed_event"),
     "not-an-object": ([_stream(event("[1,2]"), DONE)], "malformed_event"),
     "wrong-type": ([_stream(event('{"choices":7}'), DONE)], "malformed_event"),
-    "negative-usage": ([_stream(TOKEN, event(usage(1, -5)), DONE)], "malformed_event"),
+    "negative-usage": ([_stream(*good_events()[:3], event(usage(1, -5)), DONE)], "missing_usage"),
     "no-usage": ([_stream(*good_events()[:3], DONE)], "missing_usage"),
     "too-short": ([_stream(*good_events()[1:3], event(usage(4, 2)), DONE)], "wrong_length"),
     "wrong-prompt": ([_stream(*good_events()[:3], event(usage(5, 3)), DONE)], "wrong_length"),

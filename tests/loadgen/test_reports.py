@@ -82,12 +82,19 @@ def test_finish_reason_outside_closed_list_fails_the_request(
     scripts: dict[str, list[Step]] = {"good": [GOOD]}
     for reason in ("abort", "error", "repetition"):
         scripts[reason] = stream(token(), token(finish=reason), usage(completion=2))
+    open_end = [token(finish=""), token(finish="length"), usage(completion=2)]
+    scripts["empty, then good"] = stream(*open_end)
+    scripts["bad, then good"] = stream(token(finish="cut"), token(finish="stop"))
     summary, records = answers(tmp_path, scripts, "--finish-reason repetition")
-    assert [r["error_kind"] for r in records.values()] == [None, "bad_finish", "bad_finish", None]
-    texts = {"finish_reason 'abort'": 1, "finish_reason 'error'": 1}
+    kinds = [None, "bad_finish", "bad_finish", None, None, "bad_finish"]
+    assert [r["error_kind"] for r in records.values()] == kinds
+    texts = {f"finish_reason '{reason}'": 1 for reason in ("abort", "error", "cut")}
     assert summary["failed"]["bad_finish"]["texts"] == texts
-    assert summary["finish_reasons"] == {"length": 1, "abort": 1, "error": 1, "repetition": 1}
-    assert "1 length, 1 abort, 1 error, 1 repetition" in capsys.readouterr().out
+    reasons = {"length": 2, "abort": 1, "error": 1, "repetition": 1, "cut": 1}
+    assert summary["finish_reasons"] == reasons
+    printed = capsys.readouterr().out
+    assert "2 length, 1 abort, 1 error, 1 repetition, 1 cut" in printed
+    assert "--finish-reason NAME" in printed
 
 
 # ---- which events carry a token
@@ -100,6 +107,23 @@ NEVER_FIRST: dict[str, list[str | Pause]] = {
         *(delta(role="assistant", content=""), delta(content="")),
         *(WAIT, delta(content="a"), delta("stop", content="b")),
     ],
+    "a total that may include an end without an event": [
+        *(token(""), WAIT, token(), token(finish="length"), usage()),
+    ],
+    "blank call": [
+        delta(tool_calls=[{"index": 0, "id": "7", "function": {"name": "", "arguments": ""}}]),
+        *(delta(function_call={"name": None, "arguments": ""}), WAIT),
+        delta("stop", content="b"),
+    ],
+    "blank parts": [
+        delta(content=[{"type": "text", "text": ""}]),
+        delta(reasoning_content=[{"type": "thinking", "thinking": [{"text": ""}]}]),
+        *(WAIT, delta("stop", content=[{"type": "text", "text": "b"}])),
+    ],
+    "neither text nor delta": [
+        json_of(choices=[{"index": 0, "delta": None}]),
+        *(WAIT, token(finish="stop")),
+    ],
     "usage of none": [counted("a", 0), WAIT, counted("b", 1), counted("c", 2, "length")],
     "no ids": [
         *(json_of(choices=[{"text": "a", "token_ids": [], "finish_reason": None}]), WAIT),
@@ -109,7 +133,6 @@ NEVER_FIRST: dict[str, list[str | Pause]] = {
 
 
 FIRST: dict[str, list[str | Pause]] = {
-    "one event per counted token": [token(""), WAIT, token(), token(finish="length"), usage()],
     "usage": [counted("", 1), WAIT, counted("b", 2, "length")],
     "refusal": [delta(refusal="N"), WAIT, delta("stop", refusal="o")],
     "function call": [
@@ -141,6 +164,68 @@ def test_clock_starts_with_the_first_event_that_carries_a_token(tmp_path: Path) 
         assert (ttft_ms > 150) == (name in NEVER_FIRST), (name, ttft_ms)
         assert record["t_first_answer_ns"] == record["t_first_token_ns"], name
         assert sum(tokens for _, tokens in record["reads"]) == record["token_events"], name
+
+
+def test_an_opening_event_of_an_answer_of_fixed_length_is_its_first_token(tmp_path: Path) -> None:
+    steps = (token(""), WAIT, token(), token(finish="length"), usage())
+    _, records = answers(tmp_path, {"x": stream(*steps)}, "--ignore-eos --max-tokens 3")
+    record = records["x"]
+    assert record["error_kind"] is None
+    assert (record["t_first_token_ns"] - record["t_send_ns"]) / 1e6 < 150
+    assert record["token_events"] == 3
+
+
+def test_events_without_text_that_the_total_excludes_are_no_tokens(tmp_path: Path) -> None:
+    """They end no answer, and belong to no read."""
+    gap = Pause(0.05)
+    text, end = delta(content="a"), json_of(choices=[{"delta": {"content": ""}}])
+    steps: list[str | Pause] = [text, gap, end, gap, text, delta("stop", content=""), WAIT, end]
+    scripts = {"total": stream(*steps, usage(completion=2)), "no total": stream(*steps)}
+    summary, records = answers(tmp_path, scripts)
+    assert summary["ok"] == 2, summary["failed"]
+    ms = [(r["t_last_token_ns"] - r["t_first_token_ns"]) / 1e6 for r in records.values()]
+    assert 100 <= ms[0] < 200 < 250 <= ms[1]
+    assert [sum(tokens for _, tokens in r["reads"]) for r in records.values()] == [2, 5]
+    assert [r["token_events"] for r in records.values()] == [2, 5]
+
+
+def test_first_answer_token_is_no_empty_content_after_reasoning(tmp_path: Path) -> None:
+    steps = (delta(reasoning="a"), delta(content=""), WAIT, delta("stop", content="b"))
+    _, records = answers(tmp_path, {"x": stream(*steps)})
+    record = records["x"]
+    assert record["t_first_answer_ns"] - record["t_first_token_ns"] > 0.1e9
+
+
+PLACES: dict[str, list[str | Pause]] = {
+    "choice": [json_of(choices=[{"text": "", "finish_reason": "stop", "usage": {
+        "prompt_tokens": 4, "completion_tokens": 2}}])],
+    "x_groq": [token(finish="stop"), json_of(choices=[], x_groq={"usage": {
+        "prompt_tokens": 4, "completion_tokens": 2}})],
+    "text": [token(finish="stop"), json_of(usage={
+        "prompt_tokens": "4", "completion_tokens": 2.0, "prompt_cache_hit_tokens": 3})],
+}  # fmt: skip
+
+
+def test_usage_is_read_wherever_servers_put_it(tmp_path: Path) -> None:
+    odd = [{"prompt_tokens": -1, "completion_tokens": None}, [], "none", 7]
+    scripts = {name: stream(token(), token(), *steps) for name, steps in PLACES.items()}
+    for usage_value in odd:
+        name = str(usage_value)
+        scripts[name] = stream(token(), token(finish="stop"), json_of(usage=usage_value))
+    summary, records = answers(tmp_path, scripts)
+    assert summary["ok"] == len(scripts), summary["failed"]
+    for name, record in records.items():
+        counts = (record["prompt_tokens"], record["completion_tokens"], record["counted_by"])
+        assert counts == ((4, 2, "server") if name in PLACES else (None, 2, "client")), name
+    assert summary["cached_tokens"] == 3
+
+
+def test_an_answer_with_several_choices_fails(tmp_path: Path) -> None:
+    two = json_of(choices=[{"index": 0, "text": "a"}, {"index": 1, "text": "b"}])
+    second = json_of(choices=[{"index": 1, "text": "b", "finish_reason": None}])
+    scripts = {"two": stream(two), "in turn": stream(token(), token(), second, token())}
+    _, records = answers(tmp_path, scripts)
+    assert {r["error_kind"] for r in records.values()} == {"several_choices"}
 
 
 def test_events_that_count_several_tokens_are_used(tmp_path: Path) -> None:
@@ -315,7 +400,20 @@ BEATS = (
     *(b": ping\n\n", b"data: ping\n\n", b"data: null\n\n", b"retry: 3000\n\n"),
     *(b"event: progress\ndata: 12%\n\n", b"id: 7\n\n"),
     *(b"data: [PING]\n\n", b"data: : keep-alive\n\n", b"data: []\n\n"),
+    *(b'data: "ping"\n\n', b"data: PROCESSING 3\n\n", b"data: # pong\n\n", b"data: 0\n\n"),
+    *(b'data: {"type": "ping"}\n\n', b"event: Ping\ndata: {oops\n\n"),
 )
+
+
+def test_unknown_events_of_a_stream_that_ends_badly_are_quoted(tmp_path: Path) -> None:
+    scripts = {
+        "text": stream(token(), "out of memory"),
+        "object": stream(token(), json_of(detail="out of memory")),
+    }
+    _, records = answers(tmp_path, scripts)
+    kinds = [record["error_kind"] for record in records.values()]
+    assert kinds == ["malformed_event", "missing_finish"]
+    assert all("out of memory" in record["error_detail"] for record in records.values())
 
 
 def test_heartbeats_are_ignored_at_every_position(tmp_path: Path) -> None:
@@ -358,13 +456,24 @@ def test_streams_that_end_by_loose_rules_are_successes(tmp_path: Path) -> None:
 
 
 def test_invalid_bytes_in_unread_fields_fail_no_request(tmp_path: Path) -> None:
-    """Half of a character, invalid bytes beside the answer, and counts of another form."""
+    """Half of a character, what JSON's grammar forbids, and counts of another form."""
     broken = event(token()).replace(b"tok", b"\xf0\x9f")
     odd = event(json_of(id=7, choices=[{"text": "a", "logprobs": "no", "stop": 3}], message=[1]))
     last = event(json_of(choices=None, usage={"prompt_tokens_details": "none"}))
     end = [event(token(finish="stop")), last, event("[DONE]")]
-    summary, _ = answers(tmp_path, {"x": [HEAD + chunked(broken, broken, odd, *end)]})
+    beside = b'data: {"score":NaN,"note":"a\tb\xff\\ud83d","choices":[{"text":"a"}]}\n\n'
+    script: list[Step] = [HEAD + chunked(broken, broken, odd, beside, *end)]
+    summary, _ = answers(tmp_path, {"x": script})
     assert summary["ok"] == 1, summary["failed"]
+    # A session that inherits texts needs only those to be valid.
+    nodes = [{"id": "a", "prompt": "p", "max_tokens": 3}]
+    nodes.append({"id": "b", "prompt": "q", "max_tokens": 3, "parents": [{"node": "a"}]})
+    sessions = running.write_sessions(tmp_path, {"id": "s", "nodes": nodes})
+    load = f"--model m --no-ready-check --concurrency 1 --session-file {sessions}"
+    for part, ok in ((beside, 2), (broken, 0)):
+        with serve(HEAD + chunked(part, *end)) as server:
+            _, summary, _ = running.command(server.port, tmp_path, load)
+        assert summary["ok"] == ok, summary["failed"]
 
 
 def whole(body: bytes, *headers: bytes) -> list[Step]:

@@ -47,7 +47,7 @@ def test_token_counts_are_independent_of_chunks_and_line_ends(
     assert not accumulator.lacks_done(strict=True)
     assert accumulator.usage is not None
     assert accumulator.usage.completion_tokens == tokens
-    assert accumulator.finish_reason == "length"
+    assert accumulator.end() == "length"
 
 
 @given(st.lists(st.text(max_size=20), min_size=1, max_size=20), st.lists(st.integers(0, 9999)))
@@ -71,7 +71,7 @@ def test_text_that_looks_like_the_protocol_stays_text(text: str) -> None:
     accumulator = StreamAccumulator(chat=False, capture="counts")
     assert accumulator.feed(b"".join([event(token()), event(token(text)), event(token())])) == 3
     assert not accumulator.done
-    assert accumulator.finish_reason is None
+    assert accumulator.end() is None
 
 
 REASONED = [
@@ -90,7 +90,8 @@ REASONED = [
         ([{"reasoning": "r"}, {"reasoning": "s"}, {"content": "a"}], 3, 3),
         ([{"role": "assistant", "reasoning_content": "r"}, {"content": "a"}], 2, 2),
         ([{"reasoning_content": "r", "content": None}] * 3, 3, None),
-        ([{"role": "assistant", "content": None, "tool_calls": [{"index": 0}]}] * 3, 3, 1),
+        ([{"role": "assistant", "content": None, "tool_calls": [{"index": 0}]}] * 3, 0, None),
+        ([{"content": None, "tool_calls": [{"function": {"name": "f"}}]}] * 3, 3, 1),
         ([{"reasoning_content": "r"}, {"tool_calls": [{"function": {"arguments": "{"}}]}], 2, 2),
         ([{"content": "a"}, {"content": ""}, {"content": "half a character before"}], 3, 1),
     ],

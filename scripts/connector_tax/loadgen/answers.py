@@ -1,6 +1,7 @@
 """Read and check the answer to a request while a worker holds it."""
 
 import asyncio
+import re
 import time
 from array import array
 from email.utils import parsedate_to_datetime
@@ -8,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from connector_tax.loadgen.http import Connection
 from connector_tax.loadgen.messages import (
-    BUSY,
     PAUSE_LIMITS_NS,
     PAUSE_NS,
+    TOO_MANY,
     RequestFailed,
     RequestRecord,
 )
@@ -20,6 +21,8 @@ from connector_tax.loadgen.sse import (
     check_finish,
     decode_response,
     excerpt,
+    only_choice,
+    usage_of,
     whole_ids,
 )
 from connector_tax.loadgen.turns import output_of
@@ -28,12 +31,13 @@ if TYPE_CHECKING:
     from connector_tax.loadgen.worker import Worker
 
 _monotonic_ns = time.monotonic_ns
+_SECONDS = re.compile(r"[0-9]+(\.[0-9]*)?").fullmatch
 DONE_GRACE_S = 1.0
 """How long the end of a stream may take after [DONE], where the load generator is not strict."""
 ERROR_BYTES = 1000
 OPENING_BYTES = 200
 """Bytes kept from an answer without tokens, to quote in its error."""
-NAMED_ANYWAY = ("error_event", "bad_finish", "missing_finish")
+NAMED_ANYWAY = ("error_event", "bad_finish", "missing_finish", "several_choices")
 """Failures whose text quotes the server, whatever the form of its answer."""
 MAX_BODY_BYTES = 64 * 1024 * 1024
 
@@ -56,7 +60,7 @@ def pause_ns(retry_after: str, now_s: float) -> int:
     Source: RFC 9110, section 10.2.3.
     """
     text = retry_after.strip()
-    if text.isascii() and text.isdigit():
+    if _SECONDS(text):
         wait_s = float(text)
     else:
         try:
@@ -67,6 +71,14 @@ def pause_ns(retry_after: str, now_s: float) -> int:
     return round(min(max(wait_s * 1e9, shortest_ns), longest_ns))
 
 
+def _note(events: list[tuple[int, int]], total: int, stamp: int) -> int:
+    """Append the events of a read, `total` less those before, if any; return their number."""
+    more = total - sum(count for _, count in events)
+    if more:
+        events.append((stamp, more))
+    return more
+
+
 class HeldRequest:
     """A request that a worker holds, and the `Reader` of its answer.
 
@@ -75,8 +87,20 @@ class HeldRequest:
     """
 
     __slots__ = (
-        *("_accumulator", "_body", "_headers", "_owner", "_patience", "_reads", "_silent"),
-        *("_size", "_status", "_whole", "body", "connection", "head", "record", "sent", "task"),
+        *("_accumulator", "_body", "_headers", "_mute", "_owner", "_patience", "_reads"),
+        *(
+            "_silent",
+            "_size",
+            "_spoken_ns",
+            "_status",
+            "_whole",
+            "body",
+            "connection",
+            "head",
+            "record",
+            "sent",
+            "task",
+        ),
     )
 
     def __init__(self, owner: "Worker", record: RequestRecord, body: bytes) -> None:
@@ -94,6 +118,8 @@ class HeldRequest:
         self._whole = False
         self._headers: dict[bytes, bytes] = {}
         self._silent: list[tuple[int, int]] = []  # silent events by read: stamp, number
+        self._mute: list[tuple[int, int]] = []  # likewise
+        self._spoken_ns: int | None = None  # last token with text before the latest mute event
         self._body: list[bytes] = []
         self._size = 0
 
@@ -122,7 +148,9 @@ class HeldRequest:
             self.fail(self._named(as_failure(error)))
             return
         if record.t_first_token_ns is None and accumulator.silent:
-            self._note_silent(accumulator.silent, stamp)
+            _note(self._silent, accumulator.silent, stamp)
+        if accumulator.mute:
+            self._note_mute(accumulator.mute, tokens, stamp)
         if tokens:
             if record.t_first_token_ns is None:
                 record.t_first_token_ns = stamp
@@ -197,10 +225,12 @@ class HeldRequest:
             self._body.append(chunk)
             self._size += len(chunk)
 
-    def _note_silent(self, silent: int, stamp: int) -> None:
-        more = silent - sum(count for _, count in self._silent)
-        if more:
-            self._silent.append((stamp, more))
+    def _note_mute(self, mute: int, tokens: int, stamp: int) -> None:
+        more = _note(self._mute, mute, stamp)
+        if more and more < tokens:
+            self._spoken_ns = stamp
+        elif more and (len(self._mute) == 1 or self._mute[-2][0] != self.record.t_last_token_ns):
+            self._spoken_ns = self.record.t_last_token_ns
 
     def _named(self, failure: RequestFailed) -> RequestFailed:
         """Return the failure, or `not_a_stream` with the answer's opening where no token came."""
@@ -226,7 +256,7 @@ class HeldRequest:
         return absent if value is None else value.decode("latin-1")
 
     def _fail_by_status(self, cut: str) -> None:
-        if self._status in BUSY:
+        if self._status == TOO_MANY or self._status >= 500 or b"retry-after" in self._headers:
             self.record.pause_ns = pause_ns(self._header(b"retry-after", ""), time.time())
         self.fail(RequestFailed("http_status", self._error_text(cut)))
 
@@ -257,14 +287,16 @@ class HeldRequest:
 
     def _check_stream(self, accumulator: StreamAccumulator) -> None:
         record, owner = self.record, self._owner
-        record.finish_reason = accumulator.finish_reason
+        record.finish_reason = accumulator.end(owner.ends)
         try:
             if accumulator.lacks_done(owner.strict, owner.ends):
                 record.tolerated = "no_done"
         except RequestFailed as failure:
             raise self._named(failure) from None
-        if accumulator.silent_are_tokens(owner.strict):
+        if accumulator.silent_are_tokens(owner.strict, record.wanted[1]):
             self._add_silent(accumulator)
+        if accumulator.mute_are_none():
+            self._drop_mute(accumulator)
         if owner.run.capture == "text":
             record.output = output_of(accumulator.choices)
         elif owner.run.capture == "token_ids":
@@ -286,11 +318,25 @@ class HeldRequest:
         if record.t_first_answer_ns == later_ns:
             record.t_first_answer_ns = first_ns
         record.t_first_token_ns, record.first_read_tokens = first_ns, tokens
+        self._add_to_reads(pairs)
+
+    def _drop_mute(self, accumulator: StreamAccumulator) -> None:
+        """Remove the mute events from the record's stamps and reads."""
+        record, mute = self.record, dict(self._mute)
+        accumulator.drop_mute()
+        if record.first_read_tokens is not None and record.t_first_token_ns is not None:
+            record.first_read_tokens -= mute.get(record.t_first_token_ns, 0)
+        if record.t_last_token_ns in mute:
+            record.t_last_token_ns = self._spoken_ns
+        self._add_to_reads({stamp: -count for stamp, count in mute.items()})
+
+    def _add_to_reads(self, pairs: dict[int, int]) -> None:
         if self._reads is not None:
             reads = iter(self._reads)
             for stamp, count in zip(reads, reads, strict=True):
                 pairs[stamp] = pairs.get(stamp, 0) + count
-            self._reads = array("q", [number for pair in pairs.items() for number in pair])
+            kept = sorted((stamp, count) for stamp, count in pairs.items() if count > 0)
+            self._reads = array("q", [number for pair in kept for number in pair])
 
     def _check_body(self) -> None:
         record, owner = self.record, self._owner
@@ -300,9 +346,10 @@ class HeldRequest:
             kind = self._header(b"content-type", "none")
             text = f"Content-Type {kind}, Content-Encoding {self._encoding}: {failure.detail}"
             raise RequestFailed(failure.kind, text) from None
-        choice = response.choices[0] if response.choices else None
-        if choice is None or choice.finish_reason is None:
-            raise RequestFailed("missing_done", "no choice with a finish reason")
+        choice = only_choice(response)
+        if choice is None or not choice.finish_reason:
+            text = excerpt(b"".join(self._body))
+            raise RequestFailed("missing_done", f"no choice with a finish reason: {text}")
         record.finish_reason = choice.finish_reason
         check_finish(choice.finish_reason, owner.ends)
         record.t_last_token_ns = record.t_done_ns
@@ -310,7 +357,7 @@ class HeldRequest:
             record.output = output_of([choice])
         elif owner.run.capture == "token_ids":
             record.output = whole_ids(choice.token_ids or [], response.usage)
-        self._count(response.usage, None)
+        self._count(usage_of(response), None)
 
     def _count(self, usage: Usage | None, events: int | None) -> None:
         """Record the token counts and compare the server's with the requested numbers.

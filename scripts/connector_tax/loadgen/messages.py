@@ -42,6 +42,10 @@ FAILURES: dict[str, tuple[Status, str]] = {
     "missing_done": ("error", "the stream ended without [DONE], or the body without finish reason"),
     "missing_finish": ("error", "the stream ended with [DONE], but no choice had a finish reason"),
     "bad_finish": ("error", "the answer ended with a finish reason that does not count as success"),
+    "several_choices": (
+        "error",
+        "the answer had several choices, and one is measured: remove n from --body",
+    ),
     "not_a_stream": ("error", "the answer with status 200 was no event stream"),
     "data_after_done": ("error", "tokens followed [DONE]"),
     "missing_usage": ("error", "the response carried no token usage"),
@@ -74,8 +78,10 @@ PAUSE_AFTER = ("connect_refused", "connect_failed", "tls_failed", *DEAD)
 PAUSE_NS = 1_000_000_000
 """Pause of a closed loop's place after a failed connection, so that a dead server is not flooded.
 """
-BUSY = (429, 503)
-"""Statuses of an overloaded server; the place pauses for the time in Retry-After."""
+TOO_MANY = 429
+"""After this status, those from 500 on and any with Retry-After, the place pauses for the time in
+Retry-After, or PAUSE_NS.
+"""
 PAUSE_LIMITS_NS = (100_000_000, 86_400_000_000_000)
 """Limits of the pause that Retry-After can request."""
 

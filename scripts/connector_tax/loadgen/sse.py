@@ -4,9 +4,10 @@ Source: WHATWG HTML, "Server-sent events", event stream interpretation (lines en
 a blank line dispatches the event; lines that begin with a colon are comments).
 """
 
+import json
 import re
 from collections.abc import Collection
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
@@ -16,7 +17,7 @@ MAX_EVENT_BYTES = 4 * 1024 * 1024
 
 _BOM = b"\xef\xbb\xbf"
 _HEARTBEATS = {b"ping", b"heartbeat", b"keepalive", b"keep-alive", b"keep_alive"}
-"""Names of events to ignore, whatever their data."""
+"""Names of events to ignore, whatever their data; compared in lower case."""
 _DONE_LINES = (b"data: [DONE]", b"data:[DONE]")
 _NO_DATA = {b"", b"null", b'""', *_HEARTBEATS}
 """Data of events to ignore, whatever their name."""
@@ -92,17 +93,55 @@ class EventSplitter:
 
 
 class Usage(msgspec.Struct):
-    prompt_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    completion_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    prompt_tokens_details: Any = None
+    """The token counts of an answer, by the server; None where it gives none."""
 
-    @property
-    def cached_tokens(self) -> int | None:
-        """Return how many prompt tokens the server took from its cache; None if it does not report
-        them."""
-        details = self.prompt_tokens_details
-        cached = details.get("cached_tokens") if isinstance(details, dict) else None
-        return cached if isinstance(cached, int) else None
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    cached_tokens: int | None
+
+
+def usage_of(response: "Response") -> Usage | None:
+    """Return the usage of a chunk or response, from wherever servers put it; None without counts.
+
+    Besides `usage` these are the choice's (Moonshot) and that in `x_groq`.
+    """
+    inner = response.x_groq.get("usage") if isinstance(response.x_groq, dict) else None
+    places = [response.usage, *(choice.usage for choice in response.choices or ()), inner]
+    for counts in places:
+        if isinstance(counts, dict):
+            details = counts.get("prompt_tokens_details")
+            cached = details.get("cached_tokens") if isinstance(details, dict) else None
+            for name in ("cached_tokens", "prompt_cache_hit_tokens"):
+                cached = counts.get(name) if cached is None else cached
+            usage = Usage(
+                _count(counts.get("prompt_tokens")),
+                _count(counts.get("completion_tokens")),
+                _count(cached),
+            )
+            if usage.prompt_tokens is not None or usage.completion_tokens is not None:
+                return usage
+    return None
+
+
+def _count(value: Any) -> int | None:
+    """Return a number of tokens, which servers also write as 3.0 or "3"; None for anything else."""
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return int(value) if value >= 0 and value == value // 1 else None
+
+
+_NO_TEXT = ("type", "id", "index", "role")
+
+
+def has_text(value: Any) -> bool:
+    """Return whether a field of a message, or a part of it at any depth, holds text."""
+    if isinstance(value, list):
+        return any(map(has_text, value))
+    if isinstance(value, dict):
+        return any(has_text(part) for name, part in value.items() if name not in _NO_TEXT)
+    return bool(value) and isinstance(value, str)
 
 
 class Message(msgspec.Struct):
@@ -121,12 +160,12 @@ class Message(msgspec.Struct):
 
     @property
     def reasons(self) -> bool:
-        return bool(self.reasoning or self.reasoning_content)
+        return has_text([self.reasoning, self.reasoning_content])
 
     @property
     def answers(self) -> bool:
         """Return whether it holds text of the answer, a refusal or (a part of) a call."""
-        return bool(self.content or self.tool_calls or self.function_call or self.refusal)
+        return has_text([self.content, self.tool_calls, self.function_call, self.refusal])
 
 
 class Choice(msgspec.Struct):
@@ -138,6 +177,8 @@ class Choice(msgspec.Struct):
     finish_reason: str | None = None
     token_ids: list[int] | None = None
     logprobs: Any = None
+    index: Any = 0
+    usage: Any = None
 
     @property
     def speaks(self) -> bool:
@@ -166,19 +207,38 @@ class Response(msgspec.Struct):
     """A chunk of a stream or a whole non-streaming response."""
 
     choices: list[Choice] | None = None
-    usage: Usage | None = None
+    usage: Any = None
+    x_groq: Any = None
     error: Any = None
     object: Any = None
 
 
 _decode = msgspec.json.Decoder(Response).decode
 
+
+def only_choice(response: Response) -> Choice | None:
+    """Return the choice of a response; None without one.
+
+    Raises:
+        RequestFailed: `several_choices`.
+    """
+    choices = response.choices
+    if not choices:
+        return None
+    index = choices[0].index
+    if len(choices) > 1 or (isinstance(index, int) and index > 0):
+        raise RequestFailed(
+            "several_choices", f"{len(choices)} in an event, the first of index {index}"
+        )
+    return choices[0]
+
+
 # Any of these makes an event more than a plain token. With other spacing or field order the plain
 # form is not recognised, and the event is decoded instead.
-_PLAIN_TEXT = re.compile(rb'[^"\\\r\n]*').fullmatch
+_PLAIN_TEXT = re.compile(rb'[^"\\\r\n]+').fullmatch
 _NOT_PLAIN = (
     *(b'"finish_reason":"', b'"usage":{', b'"token_ids":[', b'"logprobs":{'),
-    *(b'"choices":[]', b'"error"', b"[DONE]", b"event:"),
+    *(b'"choices":[]', b'"error"', b"[DONE]", b"event:", b'"index":1'),
 )
 _TEXT, _CONTENT = b'"text":"', b'"content":"'
 _REASONING = (b'"reasoning":"', b'"reasoning_content":"')
@@ -191,8 +251,9 @@ class StreamAccumulator:
     token, even if the token's text is empty (half of a UTF-8 character). An event that counts its
     tokens (token ids, logprobs, or usage in every event) adds that count; any other adds one. An
     event without text before any text, or whose usage counts no token, is `silent`: it may be a
-    token or an opening without one. `silent_are_tokens` decides at the end. `answered`: a token
-    that is not reasoning has come.
+    token or an opening without one. `silent_are_tokens` decides at the end. An event without text
+    after that is counted, and also in `mute`: `mute_are_none` decides. `answered`: a token that is
+    not reasoning has come. `strange`: the first event that is no part of a completion.
 
     Where only counts are needed, plain token events after the first are counted without decoding
     JSON. A read usually brings one event that differs from an earlier one only in its text: the
@@ -205,19 +266,23 @@ class StreamAccumulator:
         "_capture",
         "_empty",
         "_first_block",
+        "_has_count",
         "_more_tokens",
         "_plain_field",
         "_plain_head",
         "_plain_tail",
         "_silent_speaks",
         "_splitter",
+        "_strange_data",
         "_with_usage",
         "answered",
         "choices",
         "done",
-        "finish_reason",
+        "finish_reasons",
         "heard",
+        "mute",
         "silent",
+        "strange",
         "token_events",
         "token_ids",
         "usage",
@@ -232,13 +297,17 @@ class StreamAccumulator:
         self.token_events = 0
         self.silent = 0
         self._silent_speaks = False
+        self.mute = 0
         self._empty = 0  # events without a token, the silent ones among them
         self._more_tokens = 0  # than one per token event
         self._with_usage = 0  # token and silent events that carried usage
         self.answered = False
         self.heard = False  # any event
         self.usage: Usage | None = None
-        self.finish_reason: str | None = None
+        self.finish_reasons: list[str] = []  # different ones
+        self.strange: str | None = None
+        self._has_count = False  # the latest decoded event counts its tokens
+        self._strange_data = False  # it is not even a JSON object
         self.done = False
         self.choices: list[Choice] = []
         self.token_ids: list[int] = []
@@ -279,9 +348,11 @@ class StreamAccumulator:
         return self.token_events + self._more_tokens - before
 
     def _count_plain(self, block: bytes) -> int:
-        """Return the number of events in `block` if all are surely plain token events, else 0."""
+        """Return the number of events in `block` if all are surely plain token events with text,
+        else 0.
+        """
         events = block.count(b"\n\n")
-        if block.count(self._plain_field) != events:
+        if block.count(self._plain_field) != events or self._plain_field + b'"' in block:
             return 0
         for mark in _NOT_PLAIN:
             if mark in block:
@@ -298,7 +369,13 @@ class StreamAccumulator:
     @property
     def ended_well(self) -> bool:
         """Return whether the stream has sent [DONE] and a finish reason."""
-        return self.done and self.finish_reason is not None
+        return self.done and bool(self.finish_reasons)
+
+    def end(self, ends: Collection[str] = GOOD_ENDS) -> str | None:
+        """Return the finish reason: the first that is not in `ends`, or else the last."""
+        reasons = self.finish_reasons
+        bad = [reason for reason in reasons if reason not in ends]
+        return bad[0] if bad else reasons[-1] if reasons else None
 
     def lacks_done(self, strict: bool, ends: Collection[str] = GOOD_ENDS) -> bool:
         """Check a stream that the server ended; return True if only [DONE] is missing.
@@ -308,37 +385,61 @@ class StreamAccumulator:
 
         Raises:
             RequestFailed: `missing_done`; `missing_finish` for [DONE] without a finish reason;
-                `bad_finish` for a reason not in `ends`; errors of `decode_response` where the body
-                is JSON instead of a stream.
+                `bad_finish` for a reason not in `ends`; `malformed_event` for data that are no JSON
+                object, unless the stream ended well, which makes them a heartbeat; errors of
+                `decode_response` where the body is JSON instead of a stream.
         """
-        if self.finish_reason is not None:
-            check_finish(self.finish_reason, ends)
+        reason = self.end(ends)
+        if reason is not None:
+            check_finish(reason, ends)
+        if self._strange_data and (strict or reason is None):
+            raise RequestFailed("malformed_event", self.strange)
+        after = f"after {self.tokens} tokens" + (
+            f"; an event was {self.strange}" * bool(self.strange)
+        )
         if self.done:
-            if self.finish_reason is None:
-                raise RequestFailed("missing_finish", f"after {self.tokens} tokens")
+            if reason is None:
+                raise RequestFailed("missing_finish", after)
             return False
         rest = self._splitter.rest
         if rest.strip() in _DONE_LINES:
             rest = b""  # without its blank line it is no event
         if self._first_block and rest.lstrip().startswith(b"{"):
             decode_response(rest)
-        if strict or self.finish_reason is None or rest:
+        if strict or reason is None or rest:
             cut = " in the middle of an event" if rest else ""
-            raise RequestFailed("missing_done", f"ended{cut} after {self.tokens} tokens")
+            raise RequestFailed("missing_done", f"ended{cut} {after}")
         return True
 
-    def silent_are_tokens(self, strict: bool) -> bool:
+    def silent_are_tokens(self, strict: bool, wanted: int | None) -> bool:
         """Return whether silent events were tokens, by the server's final count.
 
-        With `strict` they are, unless the count leaves no room for them: a strictly checked server
-        sends no event without a token.
+        Beside events with text they are only if the answer's length was fixed: otherwise the count
+        may include an end-of-sequence token without an event. With `strict` they are, unless the
+        count leaves no room for them: a strictly checked server sends no event without a token.
+
+        Args:
+            wanted: the tokens that the answer had to have; None: any number.
         """
         count = None if self.usage is None else self.usage.completion_tokens
         if not self.silent or count == self.tokens > 0:
             return False
         if not self.tokens and self._silent_speaks:
             return True  # its counts say nothing
-        return strict or (count is not None and count == self.tokens + self.silent)
+        fixed = not self.tokens or wanted == count
+        return strict or (fixed and count is not None and count == self.tokens + self.silent)
+
+    def mute_are_none(self) -> bool:
+        """Return whether the events without text after the first text were no tokens, by the
+        server's final count.
+        """
+        count = None if self.usage is None else self.usage.completion_tokens
+        return self.mute > 0 and count is not None and 0 < count == self.tokens - self.mute
+
+    def drop_mute(self) -> None:
+        """Count no event without text as a token."""
+        self.token_events -= self.mute
+        self.mute = 0
 
     def add_silent(self) -> None:
         """Count the silent events as tokens."""
@@ -361,19 +462,19 @@ class StreamAccumulator:
             if field == b"data":
                 data.append(value.removeprefix(b" "))
             elif field == b"event":
-                kind = value.strip()
+                kind = value.strip().lower()
         self.heard = self.heard or bool(data)
-        payload = data[0] if len(data) == 1 else b"\n".join(data)
+        payload = (data[0] if len(data) == 1 else b"\n".join(data)).strip()
         if kind == b"error" and data:
             raise RequestFailed("error_event", excerpt(payload))
-        if not payload.startswith(b"{"):
-            text = payload.strip()
-            if text == b"[DONE]":
-                self.done = True
-                return
-            if text.strip(b"[]: ").lower() in _NO_DATA:
-                return
+        if payload == b"[DONE]":
+            self.done = True
+            return
         if kind in _HEARTBEATS:
+            return
+        if not payload.startswith(b"{"):
+            if kind == b"message" and payload.strip(b"[]: ").lower() not in _NO_DATA:
+                self.strange, self._strange_data = self.strange or excerpt(payload), True
             return
         try:
             response = decode_response(payload, exact=self._capture)
@@ -381,17 +482,19 @@ class StreamAccumulator:
             if kind != b"message" and failure.kind == "malformed_event":
                 return  # of a protocol other than completions
             raise
+        if response.choices is None and response.usage is None:
+            self.strange = self.strange or excerpt(payload)
         self._take(response)
 
     def _take(self, response: Response) -> None:
-        usage, before = response.usage, self.usage
+        usage, before = usage_of(response), self.usage
         if usage is not None:
             self.usage = usage
-        if not response.choices:
+        choice = only_choice(response)
+        if choice is None:
             return
-        choice = response.choices[0]
-        if choice.finish_reason is not None:
-            self.finish_reason = choice.finish_reason
+        if choice.finish_reason and choice.finish_reason not in self.finish_reasons:
+            self.finish_reasons.append(choice.finish_reason)
         tokens: int | None = 1
         if not (choice.text and usage is None and choice.is_plain):
             tokens = self._tokens_of(choice, usage, before)
@@ -411,13 +514,14 @@ class StreamAccumulator:
             return
         self.token_events += 1
         self._more_tokens += tokens - 1
+        self.mute += not (choice.speaks or self._has_count)
         delta = choice.delta
         if delta is not None:
             self._plain_field = _CONTENT
             if delta.reasons and not delta.answers:
                 self._plain_field = _REASONING[delta.reasoning is None]
-            # Empty content is a token too: half of a character. At the end it may be nothing.
-            half = delta.content == "" and not delta.reasons and not choice.finish_reason
+            # Empty content that is counted is a token too: half of a character.
+            half = delta.content == "" and not delta.reasons and self._has_count
             self.answered = self.answered or delta.answers or half
         else:
             self.answered = True
@@ -436,13 +540,12 @@ class StreamAccumulator:
         ):
             # Every event so far had usage, so its growth is this event's number of tokens.
             counted = max(0, total - ((before and before.completion_tokens) or 0))
+        self._has_count = counted is not None
         if counted:
             return counted
-        if (
-            delta is not None
-            and not speaks
-            and (delta.content is None or (delta.role and not choice.finish_reason))
-        ):
+        content = choice.text if delta is None else delta.content
+        opens = delta is not None and delta.role and not choice.finish_reason
+        if not speaks and (content is None or opens):
             return None
         if counted == 0 or (total == 0 and speaks):
             return 0
@@ -476,12 +579,26 @@ def decode_response(payload: bytes, exact: bool = False) -> Response:
     try:
         response = _decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        repaired = payload.decode(errors="replace").encode()
-        if repaired == payload or exact:
+        try:
+            response = _decode_loosely(payload, exact)
+        except (ValueError, RecursionError):
             raise RequestFailed("malformed_event", f"{error}: {excerpt(payload)}") from None
-        return decode_response(repaired)
     if response.error is not None or response.object == "error":
         raise RequestFailed("error_event", excerpt(payload))
+    return response
+
+
+def _decode_loosely(payload: bytes, exact: bool) -> Response:
+    """Decode JSON with bytes, control characters or numbers that its grammar forbids.
+
+    Raises:
+        ValueError: it is no such JSON, or with `exact` the text of the answer has such bytes.
+    """
+    document = json.loads(payload.decode(errors="surrogateescape"), strict=False)
+    response = msgspec.convert(document, Response)
+    if exact:
+        for choice in response.choices or ():
+            msgspec.json.encode((choice.text, choice.delta, choice.message))  # no lone surrogates
     return response
 
 

@@ -24,8 +24,8 @@ class TokenTimes:
     def take(self, record: RequestRecord) -> None:
         """Count the tokens of a request, even if it failed or is not measured.
 
-        Where the server counts more tokens than events came, each event gets the same share of
-        them.
+        Where the server counts another number of tokens than the events, each event gets the same
+        share of them.
         """
         tokens = record.completion_tokens or 0
         if record.raw_reads is None:
