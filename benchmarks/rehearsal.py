@@ -15,8 +15,8 @@ from rich.table import Table
 
 from benchmarks import parser_of
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.index import read_index
-from connector_tax.artifacts.study_file import Study, every_launch, load_study
+from connector_tax.artifacts.folder import StudyFolder
+from connector_tax.artifacts.study_file import Study, load_study
 from connector_tax.commands import run_command
 from connector_tax.config import ConfigError
 from connector_tax.files import ArtifactError
@@ -27,7 +27,7 @@ from connector_tax.study.plan import planned_cells
 
 def measured_s(study: Study) -> float:
     """Return the seconds of start-ups, cells and releases of every launch of a study."""
-    indexes = [read_index(launch.folder(study.root)) for launch in every_launch(study.document)]
+    indexes = [launch.index for launch in StudyFolder(study).launches]
     names = ("startup_s", "cells_s", "release_s")
     return sum(i.timing[name] for i in indexes if i is not None for name in names)
 

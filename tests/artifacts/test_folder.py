@@ -9,9 +9,9 @@ import pytest
 
 from connector_tax.analysis.measure import measure_requests, measure_waiting
 from connector_tax.artifacts import folder as folder_module
-from connector_tax.artifacts.folder import StudyFolder
-from connector_tax.artifacts.names import CellKey
-from connector_tax.files import ArtifactError, digests_kept, sha256_file
+from connector_tax.artifacts.folder import LaunchFolder, StudyFolder
+from connector_tax.artifacts.names import CellKey, Launch
+from connector_tax.files import ArtifactError, digests_kept, sha256_file, write_json
 from tests.analysis.synthetic import write_synthetic_study
 
 SMALL = {"phase_a": {"rates_rps": [20.0, 40.0]}}
@@ -108,3 +108,14 @@ def test_digest_is_cached_until_the_file_changes(tmp_path: Path) -> None:
         assert sha256_file(path) == before
         path.write_bytes(b"22")
         assert sha256_file(path) != before
+
+
+def test_launch_without_index_has_attempts_and_finished_cells(tmp_path: Path) -> None:
+    launch = Launch("plain", 0, "A.superseded1")
+    run, folder = LaunchFolder(tmp_path, launch), launch.folder(tmp_path)
+    assert (run.attempts, run.measured) == ([], [])
+    write_json(folder / "attempts.json", [{"attempt": 1}])
+    for cell in ("r80", "r40"):
+        write_json(folder / cell / f"cell_A_{cell}.json", {"cell": cell})
+    assert [attempt["attempt"] for attempt in run.attempts] == [1]
+    assert [record["cell"] for record in run.measured] == ["r40", "r80"]

@@ -18,7 +18,7 @@ import msgspec
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import CellRecord
 from connector_tax.artifacts.index import CellEntry, LaunchIndex, cell_state, read_index
-from connector_tax.artifacts.launch_files import NodeRecord, nodes_of
+from connector_tax.artifacts.launch_files import AttemptRecord, NodeRecord, nodes_of
 from connector_tax.artifacts.names import CellKey, Launch, configuration_of
 from connector_tax.artifacts.study_file import (
     Study,
@@ -152,6 +152,23 @@ class LaunchFolder:
     def state(self, cell: str) -> CellState:
         """Return the state of a planned cell."""
         return CellState(*cell_state(self.index, self.entry(cell)))
+
+    @property
+    def attempts(self) -> list[AttemptRecord]:
+        """Return its attempts: those of its index, or of attempts.json if it has none."""
+        if self.index is not None:
+            return self.index.attempts
+        path = self.folder / paths.ATTEMPTS
+        return read_json(path) if path.exists() else []
+
+    @property
+    def measured(self) -> list[CellRecord]:
+        """Return the record of each cell in its folder, listed or not, in order of name."""
+        return [read_json(path) for path in sorted(self.folder.glob("*/cell_*.json"))]
+
+    def file(self, kind: str, cell: str) -> Path:
+        """Return the path of a cell's file of one of paths.ALL_LOGS."""
+        return self.folder / cell / paths.cell_log(kind, self.launch.phase, cell)
 
     def record_path(self, cell: str) -> Path:
         """Return the path of a cell's record."""

@@ -110,7 +110,7 @@ def row(of: Study, launch: Launch, run: LaunchFolder) -> dict[str, str]:
     timed = read_json(folder / paths.PATCH_STATUS)["step_timing_available"]
     # Data paths of a connector, from its gate's log.
     gate = read_json(folder / paths.PREFLIGHT_STATUS)[launch.configuration]
-    index = run.index or _without_index(study, launch, path)
+    index = run.index or _without_index(study, launch, run)
     attempts = index.attempts
     plans = [a["load_generator"]["affinity"] for a in attempts if a.get("load_generator")]
     warnings = {warning for plan in plans if plan for warning in plan["warnings"]}
@@ -148,11 +148,11 @@ def row(of: Study, launch: Launch, run: LaunchFolder) -> dict[str, str]:
     }
 
 
-def _without_index(study: StudyDocument, launch: Launch, path: Path) -> LaunchIndex:
+def _without_index(study: StudyDocument, launch: Launch, run: LaunchFolder) -> LaunchIndex:
     """Return the index of an earlier run that was moved aside without its index.json."""
-    attempts = read_json(path / paths.ATTEMPTS) if (path / paths.ATTEMPTS).exists() else []
-    records = map(read_json, sorted(path.glob("*/cell_*.json")))
-    cells = [CellEntry(r["cell"], "valid" if r["valid"] else "void", None, {}) for r in records]
+    attempts = run.attempts
+    states = [(record["cell"], "valid" if record["valid"] else "void") for record in run.measured]
+    cells = [CellEntry(*state, None, {}) for state in states]
     started_utc = attempts[0]["started_utc"] if attempts else "not launched"
     return launch_index(
         study, launch, cells, status="superseded", attempts=attempts, started_utc=started_utc

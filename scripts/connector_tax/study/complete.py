@@ -39,7 +39,7 @@ def void_lines(ended: Iterable[LaunchFolder], study_folder: Path) -> list[str]:
                 raise ArtifactError(f"{launch.record_path(cell)}: no such file")
             if (cause := void_cause(record)) is not None:
                 causes[cause] += 1
-                stolen.append(stolen_share(launch.folder, cell))
+                stolen.append(stolen_share(launch.file("machine", cell)))
     again = f"connector-tax remeasure {study_folder}, then the same command"
     mends = dict.fromkeys(MACHINE_CAUSES, f"stop other programs on the machine; {again}")
     mends[OVERLOADED] = "a retry would overload again; offer less: `shape_rates`, or lower rates"

@@ -30,6 +30,7 @@ import msgspec
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import CellRecord, CountsRecord
+from connector_tax.artifacts.folder import LaunchFolder
 from connector_tax.artifacts.index import CellEntry, finished_cell, launch_index
 from connector_tax.artifacts.launch_files import AttemptRecord, EngineFiles, NodeRecord
 from connector_tax.artifacts.looks import decided_earlier
@@ -548,7 +549,8 @@ class LaunchDriver:
             causes.append(
                 busiest_other(used, {pid for side in study_pids for pid in side}, seconds)
             )
-        if (stolen := stolen_share(self.folder, cell["cell"])) >= STOLEN_WORTH_SAYING:
+        machine_file = LaunchFolder(self._study_folder, self.launch).file("machine", cell["cell"])
+        if (stolen := stolen_share(machine_file)) >= STOLEN_WORTH_SAYING:
             causes.append(f"the host took {stolen:.0%} of the CPU time (steal)")
         known = [text for text in causes if text]
         if disturbed and not known:

@@ -50,18 +50,17 @@ def void_cause(record: CellRecord) -> str | None:
     return CHECKS[first].void if first in CHECKS else first
 
 
-def stolen_share(launch_folder: Path, cell: str) -> float:
+def stolen_share(machine_file: Path) -> float:
     """Return the share of requested CPU time that the host took, for the side that lost more.
 
-    0 if the machine was not watched.
+    0 if the machine was not watched: the cell has no such file.
     """
     # Imported late: Snakemake plans without numpy.
     from connector_tax.analysis.machine import read_machine
 
-    file = launch_folder / cell / paths.cell_log("machine", launch_folder.name, cell)
-    if not file.exists():
+    if not machine_file.exists():
         return 0.0
-    return max(use.stolen for use in read_machine(file, None).cpus.values())
+    return max(use.stolen for use in read_machine(machine_file, None).cpus.values())
 
 
 # ---- moving aside
