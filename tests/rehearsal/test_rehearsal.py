@@ -1,5 +1,6 @@
 """Test rehearsals: the machine's cost, overloaded cells, and the page."""
 
+import hashlib
 import math
 import os
 import signal
@@ -28,13 +29,17 @@ from connector_tax.engine.scheduler import StepPlan
 from connector_tax.engine.virtual import VirtualEngine
 from connector_tax.files import read_json, write_json
 from connector_tax.loadgen import CellRule
+from connector_tax.provenance.claims import FAIL, Ledger
+from connector_tax.provenance.records import CHECKS, Records, check_cell
 from connector_tax.rehearsal import __main__ as command
 from connector_tax.rehearsal.findings import COLUMNS, Section, page
 from connector_tax.rehearsal.launch import VirtualCell, rehearse_launch, virtual_engine
 from connector_tax.rehearsal.machine import QUIET, Machine, Noise, machine_of
 from connector_tax.roofline import Roofline, read_accelerator, read_model
+from connector_tax.study.cell import planned_requests
 from connector_tax.study.design import resolve
 from connector_tax.vllm.device_time.roofline import device_us
+from tests.provenance.audited_study import edited_json, edited_lines, seal_cell
 from tests.shared import known
 from tests.study_folder import write_stages
 from tests.workflow.harness import TINY, smaller
@@ -213,30 +218,38 @@ def test_rehearsed_launch_is_readable_like_a_measured_one(tmp_path: Path) -> Non
     assert known(records.settings)["kv_blocks"]["value"] == engine.scheduler.kv_blocks
 
 
-def test_rehearsed_steps_and_counters_add_up_to_the_requests(tmp_path: Path) -> None:
+def give_prompts(study: StudyDocument, record_file: Path) -> None:
+    """Write ids and the prompts' hash into a rehearsed cell, as if its requests had been sent."""
+    with edited_json(record_file) as record:
+        where = f"{record['config']}/block{record['block']}/{record['phase']}/{record['cell']}"
+        shape = record["input_tokens"], record["output_tokens"]
+        with edited_lines(next(record_file.parent.glob("requests_*"))) as requests:
+            source = planned_requests(study, f"{where}/attempt11", shape, len(requests))
+            planned = list(source)
+            for request, sent in zip(requests, planned, strict=True):
+                request["request_id"] = sent.request_id
+        bodies = b"".join(sent.body + b"\n" for sent in planned)
+        record["prompts_sha256"] = hashlib.sha256(bodies).hexdigest()
+    seal_cell(record_file.parent)
+
+
+def test_rehearsed_cells_pass_the_audit_of_their_records(tmp_path: Path) -> None:
     study = tiny()
     study_file = write_stages(tmp_path / "x", study)
-    rehearse_launch(study, Launch("noop_connector", 0, "A"), tmp_path / "x", machine_of(study))
-    for cell in StudyFolder.load(study_file).cells("A"):
-        if cell.key.config != "noop_connector":
-            continue
-        ok = [line for line in cell.lines("requests") if line["status"] == "ok"]
-        prompt, output = (sum(r[f"{n}_tokens"] for r in ok) for n in ("prompt", "completion"))
-        counters = known(cell.record)["server_counters"]
-        after, before = counters["after"], counters["before"]
-        grown = {name: known(after[name]) - known(n) for name, n in before.items()}
-        assert grown["success"] == len(ok)
-        assert (grown["prompt_tokens"], grown["generation_tokens"]) == (prompt, output)
-        host, worker = (
-            [step for step in cell.lines("engine_step") if step["process"] == process]
-            for process in ("scheduler", "worker")
-        )
-        assert sum(step["prefill_tokens"] for step in host) == prompt
-        assert sum(step["decode_tokens"] for step in host) == output - len(ok)
-        assert [step["step_id"] for step in host] == [step["step_id"] for step in worker]
-        tax = known(machine_of(study).engines["noop_connector"].tax)
-        assert {step["get_finished_us"] for step in host} == {tax.get_finished_us}
-        assert {step["start_load_kv_us"] for step in worker} == {tax.start_load_kv_us}
+    launch, machine = Launch("noop_connector", 0, "A"), machine_of(study)
+    rehearse_launch(study, launch, tmp_path / "x", machine)
+    for record_file in launch.folder(tmp_path / "x").glob("*/cell_*.json"):
+        give_prompts(study, record_file)
+    folder, ledger = StudyFolder.load(study_file), Ledger()
+    cells = [cell for cell in folder.cells("A") if cell.record is not None]
+    for cell in cells:
+        check_cell(Records(folder.study, cell), ledger)
+    assert [claim for claim in ledger.claims if claim.verdict == FAIL] == []
+    assert len(ledger.claims) == len(cells) * len(CHECKS) > 0
+    steps = cells[0].lines("engine_step")
+    tax = known(machine.engines[launch.config].tax)
+    for name in ("get_finished_us", "start_load_kv_us"):
+        assert {step[name] for step in steps} == {getattr(tax, name), None}
 
 
 def test_page_wraps_to_eighty_columns_without_losing_text() -> None:
