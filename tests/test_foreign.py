@@ -134,6 +134,14 @@ def test_escape_sequence_is_not_printed(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 
+@pytest.mark.parametrize("part", ["y", "y=", "A=", "--a", "eyJ-", "y: ", "-u", "://a:", '"a"'])
+@pytest.mark.timeout(30)
+def test_long_word_is_searched_in_linear_time(part: str) -> None:
+    text = part * (200_000 // len(part))
+    assert not is_secret("command", text)
+    assert LogSecrets({}).redacted(text) == (text, 0)
+
+
 @given(st.text())
 def test_printable_text_holds_no_control_character(text: str) -> None:
     shown = printable(text)

@@ -31,7 +31,7 @@ _HARMLESS = re.compile(
 _FORM = re.compile(
     r"\bhf_[A-Za-z0-9]{16,}|\b(?:sk|glpat|nvapi|xapp|xox[abceoprs])-[\w-]{16,}"
     r"|\bgh[pousr]_\w{20,}|\bgithub_pat_\w{20,}|\b(?:gsk|r8|npm|dckr_pat)_\w{20,}"
-    r"|\bA(?:KIA|SIA)[A-Z0-9]{16}\b|\bAIza[\w-]{35}|\beyJ[\w-]+\.eyJ"
+    r"|\bA(?:KIA|SIA)[A-Z0-9]{16}\b|\bAIza[\w-]{35}|\beyJ[\w-]{1,999}\.eyJ"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY"
     r"|\bhooks\.slack\.com/\w+/\S|\bdiscord(?:app)?\.com/api/webhooks/\S"
     r"|://(?:[^/\s@:]*:(?!\$)[^/\s@]+|(?!\$)[^/\s@:]+)@"
@@ -40,8 +40,10 @@ _FORM = re.compile(
     r"|\bsshpass\s+-p\s*(?!\$)\S"
 )
 # Pairs in a command, URL, JSON or header: --name value, name=value, "name": "value", name: value.
+# No part starts within a name, else a long word takes quadratic time.
 _NAMED = re.compile(
-    r"""(--[\w-]+\s+|[\w.-]+=(?!=)|["'][\w.-]+["']\s*:\s*|[\w-]+:\s+)(?=[\["'({]*([^\s&;,"']+))""",
+    r"""((?<![\w-])--[\w-]+\s+|(?<![\w.-])[\w.-]+=(?!=)|["'][\w.-]+["']\s*:\s*"""
+    r"""|(?<![\w-])[\w-]+:\s+)(?=[\["'({]{0,9}([^\s&;,"']{1,999}))""",
 )
 # Least length of environment values to search for in logs: for a name of a secret, and for a name
 # of a possible secret.
@@ -63,17 +65,22 @@ def names_secret(name: str) -> bool:
 
 def is_secret(name: str, value: Any) -> bool:
     """Return whether `value` under `name` is plausibly a secret."""
+    if _is_secret_of(name, value):
+        return True
+    return isinstance(value, str) and (
+        holds_token(value) or any(_is_secret_of(named, of) for named, of in _pairs(value))
+    )
+
+
+def _is_secret_of(name: str, value: Any) -> bool:
+    """Return whether `value` is plausibly a secret by its name."""
     if value is None or isinstance(value, bool) or _HARMLESS.fullmatch(str(value)):
         return False
     if names_secret(name):
         return True
-    if not isinstance(value, str):
-        return False
-    return (
+    return isinstance(value, str) and (
         (_PERHAPS.search(name) is not None and not _NUMBER.fullmatch(value))
         or (_OF_A_USER.fullmatch(name) is not None and bool(_USER_AND_PASSWORD.fullmatch(value)))
-        or holds_token(value)
-        or any(is_secret(named, of) for named, of in _pairs(value))
     )
 
 
@@ -111,7 +118,7 @@ class LogSecrets:
         if holds_token(line) or (self._any and self._values.search(line)):
             return True
         return any(
-            names_secret(name) or (name.isupper() and is_secret(name, value))
+            names_secret(name) or (name.isupper() and _is_secret_of(name, value))
             for name, value in _pairs(line)
         )
 
