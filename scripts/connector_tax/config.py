@@ -28,7 +28,7 @@ from connector_tax.artifacts.metrics import (
     THROUGHPUT_METRICS,
 )
 from connector_tax.artifacts.names import PHASE_RULES, PHASES, baseline_of, members_of
-from connector_tax.artifacts.record_reader import join, meant, offences
+from connector_tax.artifacts.record_reader import clipped, join, meant, offences
 from connector_tax.foreign import is_secret, names_secret
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ _ENTRY = {"$ref": "#/$defs/ConfigurationEntry"}
 
 # Most values of a configuration, counting aliases repeatedly; the largest shipped one has 400.
 MOST_VALUES, MOST_DEPTH = 20_000, 40
+# Most bytes of a file; the largest shipped one has 6,000.
+MOST_BYTES = 262_144
 # Largest number by the suffix of its key: a million requests/s, a week, any other.
 MOST = {"_rps": 1e6, "_s": 604_800.0, "": float(1 << 63)}
 # Most requests of a cell; each takes about 2 kB in the load generator.
@@ -81,28 +83,85 @@ def load_yaml(path: Path) -> Any:
     """Parse a YAML file with the safe loader.
 
     Raises:
-        ConfigError: the file is missing, is not YAML, or has a key twice; names file and line.
+        ConfigError: the file is missing, too large, no YAML, expands to too many values, has a key
+            twice, or holds a value that JSON has no form for; one line names file and place.
     """
     try:
-        value = _Loader(path.read_text(encoding="utf-8")).get_single_data()
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path}: found no regular file; allowed: a YAML file")
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise ConfigError(f"{path}: found more than {MOST_BYTES:,} bytes; allowed: fewer")
+        text = content.decode()
+        _refuse_expansion(text, path)
+        value = _Loader(text).get_single_data()
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
+    except OSError as error:
+        raise ConfigError(f"{clipped(str(path))}: {error.strerror}") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         line = f"line {mark.line + 1}: " if mark else ""
-        raise ConfigError(f"{path}: {line}not valid YAML: {error.problem}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+        problem = clipped(str(error.problem))
+        raise ConfigError(f"{path}: {line}not valid YAML: {problem}") from None
+    # Numbers and dates that cannot be converted, and paths with a NUL, are a ValueError.
+    except (yaml.YAMLError, ValueError) as error:
+        problem = clipped(str(error))
+        raise ConfigError(f"{clipped(str(path))}: not valid YAML: {problem}") from None
+    if isinstance(value, dict) and "__use_yte__" in value:
+        raise ConfigError(
+            f"{path}: __use_yte__: found a key that makes Snakemake run code of this file; allowed:"
+            " plain YAML"
+        )
     refuse_unbounded(value, str(path))
     return value
 
 
-def refuse_unbounded(given: Any, source: str) -> None:
-    """Check that a configuration has a plausible size, and that its numbers are bounded.
+def _refuse_expansion(text: str, path: Path) -> None:
+    """Check how many values a YAML text makes, before the loader copies what aliases name.
 
     Raises:
-        ConfigError: aliases expand to too many values or contain themselves, or a number is not
-            finite or too large; names the key, the value found and what is allowed.
+        ConfigError: there are too many values or levels, or an alias lies inside what it names.
+        yaml.YAMLError: the text is no YAML.
+    """
+    sizes: dict[str | None, int] = {}
+    # Values so far and the anchor, by level.
+    levels: list[tuple[int, str | None]] = [(0, None)]
+    for event in yaml.parse(text, yaml.CSafeLoader):
+        line = event.start_mark.line + 1 if event.start_mark else 0
+        anchor: str | None = getattr(event, "anchor", None)
+        size = 0
+        if isinstance(event, yaml.CollectionStartEvent):
+            levels.append((1, anchor))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            size, anchor = levels.pop()
+            sizes[anchor] = size
+        elif isinstance(event, yaml.AliasEvent):
+            if any(anchor == outer for _, outer in levels):
+                raise ConfigError(
+                    f"{path}: line {line}: found alias *{clipped(str(anchor))} inside the value"
+                    " that it names; allowed: an alias of another value"
+                )
+            # The loader refuses an unknown anchor.
+            size = sizes.get(anchor, 1)
+        elif isinstance(event, yaml.ScalarEvent):
+            size = sizes[anchor] = 1
+        within, outer = levels[-1]
+        levels[-1] = within + size, outer
+        if within + size > MOST_VALUES or len(levels) > MOST_DEPTH:
+            raise ConfigError(
+                f"{path}: line {line}: found more than {MOST_VALUES:,} values or {MOST_DEPTH}"
+                " levels, counting what aliases name; allowed: fewer"
+            )
+
+
+def refuse_unbounded(given: Any, source: str) -> None:
+    """Check that a configuration has a plausible size, and that JSON can hold its values.
+
+    Raises:
+        ConfigError: there are too many values or levels, a value or key is a date, bytes or a set,
+            or a number is not finite or too large; names the key, the value and what is allowed.
     """
     waiting, values = [("", "", given, 0)], 0
     while waiting:
@@ -111,19 +170,30 @@ def refuse_unbounded(given: Any, source: str) -> None:
         if values > MOST_VALUES or depth > MOST_DEPTH:
             raise ConfigError(
                 f"{source}: {where[:80]}: found more than {MOST_VALUES:,} values or {MOST_DEPTH}"
-                " levels, as aliases of aliases or of itself make; allowed: fewer; write them out"
+                " levels, counting what aliases name; allowed: fewer"
             )
         if isinstance(value, Mapping):
-            inner = ((join(where, str(key)), str(key), value[key], depth + 1) for key in value)
-            waiting += inner
+            for key, inner in value.items():
+                if not isinstance(key, str | int | float | None):
+                    raise ConfigError(
+                        f"{source}: {where or 'the file'}: found key {clipped(str(key))};"
+                        f" allowed: text, in quotes where YAML reads a {type(key).__name__}"
+                    )
+                waiting.append((join(where, clipped(str(key))), str(key), inner, depth + 1))
         elif isinstance(value, list):
             waiting += ((f"{where}[{k}]", name, item, depth + 1) for k, item in enumerate(value))
         elif isinstance(value, int | float) and not isinstance(value, bool):
             most = next((most for ending, most in MOST.items() if name.endswith(ending)), MOST[""])
             if not abs(value) <= most:
                 raise ConfigError(
-                    f"{source}: {where}: found {value}; allowed: a number of at most {most:g}"
+                    f"{source}: {where}: found {clipped(str(value))}; allowed: a number of at most"
+                    f" {most:g}"
                 )
+        elif not isinstance(value, str | bool | None):
+            raise ConfigError(
+                f"{source}: {where or 'the file'}: found {clipped(str(value))}, which YAML reads as"
+                f" {type(value).__name__}; allowed: text, in quotes, a number, true, false or null"
+            )
 
 
 def shipped(name: str) -> Path:
@@ -367,7 +437,7 @@ def check_study(given: Mapping[str, Any], source: str, known: Sequence[str]) -> 
 
 
 def _check_extent(config: StudyConfig, source: str) -> None:
-    """Check that a cell fits into memory, and that Phase A takes at most a week."""
+    """Check that a cell fits into memory, and that the study takes at most a week."""
     cell, rates = config["cell"], config["phase_a"]["rates_rps"]
     most_rps = MOST_REQUESTS / cell["cap_s"]
     if rates[-1] > most_rps:
@@ -375,12 +445,26 @@ def _check_extent(config: StudyConfig, source: str) -> None:
             f"{source}: phase_a.rates_rps: found {rates[-1]:g}; allowed: at most {most_rps:.4g}"
             f" with cell.cap_s {cell['cap_s']:g}, which is {MOST_REQUESTS:,} requests in a cell"
         )
-    launches = config["blocks"] * len(config["configurations"])
+    grid, load = config.get("phase_b"), config.get("phase_bp")
+    cells_of_launch = {
+        "A": len(rates),
+        "B": len(grid["input_tokens"]) * len(grid["output_tokens"]) if grid else 0,
+        "Bp": len(load["shapes"]) if load else 0,
+    }
+    launches = cells = 0
+    for phase, number in cells_of_launch.items():
+        if number:
+            of_phase = config["blocks"] * len(members_of(config, phase))
+            launches += of_phase
+            cells += of_phase * number
     week_s = MOST["_s"] * max(1, len(config.get("devices", [])))
-    if (least_s := launches * len(rates) * cell["floor_s"]) > week_s:
+    cell_s = cell["warmup_s"] + cell["floor_s"]
+    least_s = launches * config["resources"]["idle_s"] + cells * cell_s
+    if least_s > week_s:
         raise ConfigError(
-            f"{source}: cell.floor_s: found {cell['floor_s']:g} for {launches} launches with"
-            f" {len(rates)} rates, at least {least_s / 86400:,.1f} days; allowed: a week in all"
+            f"{source}: cell.floor_s: found {cell['floor_s']:g} for {cells:,} cells in {launches}"
+            f" launches, with warmup_s and resources.idle_s at least {least_s / 86400:,.1f} days;"
+            " allowed: a week in all"
         )
 
 

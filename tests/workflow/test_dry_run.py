@@ -201,12 +201,16 @@ def test_a_broken_configuration_stops_before_anything_starts(
     [
         (("all",), "all: no such file; what is to be made comes after --"),
         (("tab.yaml", "--", "all"), "tab.yaml: line 2: not valid YAML: found character"),
+        (("self.yaml", "--", "all"), "self.yaml: line 1: found alias *c inside the value that"),
+        (("empty.yaml", "--", "all"), "empty.yaml: found NoneType; allowed: keys with values"),
     ],
 )
 def test_bad_overlay_file_gives_a_one_line_error(
     folder: Path, files: tuple[str, ...], words: str
 ) -> None:
     (folder / "tab.yaml").write_text("cell:\n\tfloor_s: 1\n")
+    (folder / "self.yaml").write_text("cell: &c {floor_s: 1, more: *c}\n")
+    (folder / "empty.yaml").write_text("# nothing\n")
     done = ended([SNAKEMAKE, "-s", SNAKEFILE, "--configfile", "study.yaml", *files], folder)
     assert done.returncode == 1
     (said,) = [line for line in (done.stdout + done.stderr).splitlines() if "profile" not in line]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from connector_tax.files import ArtifactError, read_json
+from connector_tax.foreign import printable
 
 if TYPE_CHECKING:
     from jsonschema.exceptions import ValidationError
@@ -119,8 +120,9 @@ def _lines(error: ValidationError) -> Iterator[str]:
 
 
 def clipped(text: str) -> str:
-    """Return a text cut to a length that fits an error message."""
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
+    """Return a text cut to a length that fits an error message, on one line."""
+    shown = " ".join(printable(text[: MOST_SHOWN + 1]).splitlines())
+    return shown if len(text) <= MOST_SHOWN else f"{shown[:MOST_SHOWN]}..."
 
 
 def meant(value: Any, known: Iterable[Any]) -> str:

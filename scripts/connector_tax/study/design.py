@@ -84,7 +84,8 @@ def resolve(config: Mapping[str, Any], source: str, *, shuffled: bool = True) ->
         ConfigError: the configuration, config/configurations.yaml or the engine's file is unusable.
     """
     configurations = load_configurations(shipped("config/configurations.yaml"))
-    if config.get("engine", {}).get("kind") == "command":
+    engine_section = config.get("engine")
+    if isinstance(engine_section, Mapping) and engine_section.get("kind") == "command":
         # Studies of servers by their commands name the configurations themselves.
         configurations = {}
     resolved = check_study(config, source, list(configurations))
