@@ -367,6 +367,9 @@ def test_every_run_draws_fresh_prompts_unless_a_seed_is_given(
         assert f"--seed {seed} repeats its arrivals and prompts" in capsys.readouterr().out
         command(server.port, tmp_path, f"{load} --seed {seed}")
         prompts = [body["prompt"] for body in server.bodies]
+        capsys.readouterr()
+        command(server.port, tmp_path, "--concurrency 1 --requests 1")
+        assert "--seed" not in capsys.readouterr().out  # nothing is drawn
     assert len(set(prompts[:6])) == 6
     assert prompts[6:] == prompts[:3]
 

@@ -68,6 +68,10 @@ def test_unknown_option_is_refused_in_two_lines(capsys: pytest.CaptureFixture[st
         ("--isl", "--isl; did you mean --prompt-tokens?"),
         ("--api-key", "--api-key; did you mean --api-key-env NAME?"),
         ("--concurency", "--concurency; did you mean --concurrency?"),
+        ("--num_prompts=5", "--num_prompts; did you mean --requests?"),
+        ("--max_tokens", "--max_tokens; did you mean --max-tokens?"),
+        ("--conc", "--conc; did you mean --concurrency?"),
+        ("--qps", "--qps; did you mean --rate?"),
         ("--frobnicate", "--frobnicate\n"),
     ],
 )

@@ -231,7 +231,8 @@ def _about(options: argparse.Namespace, target: Target) -> dict[str, Any]:
     configuration["rate"] = _rate(options)
     configuration["rates"] = options.rates if len(options.rates) > 1 else None
     prompts = options.prompt_words or options.prompt_tokens or options.trace
-    drawn = prompts or options.arrivals not in (None, "fixed")
+    arrivals = options.rate not in (None, math.inf) and options.arrivals != "fixed"
+    drawn = prompts or arrivals
     notes = [f"--seed {options.seed} repeats its arrivals and prompts"] if drawn else []
     fixed = options.ignore_eos or options.body.get("ignore_eos")
     return {

@@ -8,6 +8,7 @@ from typing import NoReturn
 
 # Option of another client (vllm bench serve, guidellm, AIPerf, perf_analyzer) -> the option here.
 PEERS = {
+    "--api-base": "--url",
     "--api-key": "--api-key-env NAME",
     "--arrival-pattern": "--arrivals",
     "--arrival-smoothness": "--arrivals gamma --gamma-shape",
@@ -20,6 +21,7 @@ PEERS = {
     "--concurrency-range": "--concurrency",
     "--custom-dataset-type": "--trace or --prompts",
     "--data": "--prompts or --trace",
+    "--dataset": "--prompt-tokens, --prompt-words, --prompts or --trace",
     "--dataset-name": "--prompt-tokens, --prompt-words, --prompts or --trace",
     "--dataset-path": "--prompts or --trace",
     "--endpoint": "a path in --url",
@@ -31,7 +33,9 @@ PEERS = {
     "--input-file": "--trace or --prompts",
     "--input-len": "--prompt-tokens",
     "--isl": "--prompt-tokens",
+    "--max-completion-tokens": "--max-tokens",
     "--max-concurrency": "--concurrency",
+    "--max-new-tokens": "--max-tokens",
     "--max-requests": "--requests",
     "--max-seconds": "--duration",
     "--measurement-interval": "--duration",
@@ -44,8 +48,10 @@ PEERS = {
     "--output-path": "--summary, --csv or --html",
     "--output-tokens-mean": "--max-tokens",
     "--percentile-metrics": "--percentiles",
+    "--parallel": "--concurrency",
     "--port": "--url",
     "--profile": "--rate, --concurrency or --sweep",
+    "--qps": "--rate",
     "--random-input-len": "--prompt-tokens",
     "--random-output-len": "--max-tokens",
     "--random-seed": "--seed",
@@ -56,6 +62,7 @@ PEERS = {
     "--request-timeout-seconds": "--timeout",
     "--request-type": "--chat",
     "--result-filename": "--summary",
+    "--rps": "--rate",
     "--save-result": "--summary",
     "--served-model-name": "--model",
     "--streaming": "nothing: answers are streamed unless --no-stream is given",
@@ -96,7 +103,10 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {message}\nhint: {self.prog} --help lists every option\n")
 
     def _meant(self, name: str) -> str:
+        name = name.lower().replace("_", "-")
         if name in PEERS:
             return f"; did you mean {PEERS[name]}?"
-        close = difflib.get_close_matches(name, self._option_string_actions, n=1, cutoff=0.75)
-        return f"; did you mean {close[0]}?" if close else ""
+        own = [option for option in self._option_string_actions if option.startswith("--")]
+        begun = [option for option in own if option.startswith(name)]
+        close = begun[:3] or difflib.get_close_matches(name, own, n=1, cutoff=0.75)
+        return f"; did you mean {' or '.join(close)}?" if close else ""
