@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from connector_tax.ab.__main__ import Line, fitted
+from connector_tax.ab.__main__ import Failed, Line, _stage, fitted
 from connector_tax.ab.answer import Answer, all_void
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.checks import BOUNDS
@@ -45,6 +45,15 @@ def answer(verdict: str, root: Path) -> Answer:
         error=0.03, df=12, n_blocks=2, scale="log", method="block model (df 12)",
     )  # fmt: skip
     return Answer(Study(root, document), 2, 1.5, [tax], [], root / "x.tar.zst", tables)
+
+
+def test_failed_stage_is_reported_by_its_last_line_and_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "study_preflight.ab.log"
+    log.parent.mkdir()
+    log.write_text("a line of an earlier run\n" * 20)
+    with pytest.raises(Failed, match=r"preflight ended with status .*study\.json") as failed:
+        _stage("study.preflight", tmp_path)
+    assert str(failed.value).splitlines()[1:] == [f"log: {log}"]
 
 
 @pytest.mark.parametrize("bounds", [[], [Bound(0.05)], [Bound(0.5, "ttft_p50")]])

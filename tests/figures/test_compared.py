@@ -1,11 +1,17 @@
 """Test a comparison's page: the words that differ, the load, milliseconds."""
 
+import json
+import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from connector_tax.ab.arguments import parse
+from connector_tax.ab.design import arguments_of
 from connector_tax.artifacts.tables import POOLED, TAX
 from connector_tax.figures.compared import (
+    command_to_repeat,
     commands,
     label_of,
     latencies,
@@ -70,6 +76,29 @@ def test_page_lists_commands_load_and_machine(study: StudyTables) -> None:
     words = dict(load(study))
     assert "requests/s of" in words["load"]
     assert words["measured"].endswith("requests")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["--baseline", "A=1 serve --port {port} 'a b'", "--candidate", "serve x {port}", "--rate",
+         "20", "--rate", "0.5", "--shape", "64x8", "--beside", "cache {port}", "--env", "X=a b",
+         "--margin", "2.5%", "--blocks", "4", "--shared-machine", "--pythonpath", "FOLDER"],
+        ["--baseline-url", "http://127.0.0.1:1/v1", "--candidate-url", "new=http://127.0.0.1:2",
+         "--concurrency", "4", "--shape", "64x8", "--goodput", "ttft:200,tpot:20.5", "--metric",
+         "ttft_p90", "--minutes", "7", "--seed", "3", "--model", "m"],
+        ["--baseline", "s {port}", "--candidate", "new=t {port}", "--trace", "FOLDER/trace",
+         "--trace-speed", "2", "--trace-block", "16"],
+    ],
+)  # fmt: skip
+def test_command_to_repeat_has_the_same_arguments(line: list[str], tmp_path: Path) -> None:
+    trace = {"timestamp": 0, "input_length": 8, "output_length": 2, "hash_ids": [1]}
+    (tmp_path / "trace").write_text(json.dumps(trace) + "\n")
+    given = [word.replace("FOLDER", str(tmp_path)) for word in line]
+    arguments = json.loads(json.dumps(arguments_of(parse(given))))
+    again = shlex.split(command_to_repeat(arguments))
+    assert again[:2] == ["connector-tax", "ab"]
+    assert json.loads(json.dumps(arguments_of(parse(again[2:])))) == arguments
 
 
 def test_milliseconds_equal_the_tables(study: StudyTables) -> None:

@@ -411,6 +411,16 @@ def test_scorecard_marks_fewer_kv_blocks_and_shows_requests_of_a_known_longest_l
     assert capacities()["NIXL both"] == ("▲ 3.33 (65,536)", COSTS)
     assert capacities()["Mooncake both"] == ("not recorded", LOST)
 
+    def nowhere(rows: list[dict[str, str]]) -> None:
+        rows[:] = [row for row in rows if not row["metric"].startswith("kv_")]
+
+    edit_csv(study.root / "analysis" / "effects.csv", nowhere)
+    unknown = StudyTables(study.root / "study.json")
+    assert KV_CAPACITY in scores(unknown)[0]
+    commands: Any = unknown.settings["engine"]
+    commands["commands"] = {"plain": "serve {port}"}
+    assert KV_CAPACITY not in scores(unknown)[0], "servers of a comparison that record none"
+
 
 def test_scorecard_of_an_emulated_device_has_exposed_time(tmp_path: Path) -> None:
     study = StudyTables(write_study(tmp_path / "s", Design()))

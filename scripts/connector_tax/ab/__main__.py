@@ -478,7 +478,7 @@ def _stage(module: str, root: Path, *arguments: str, unless: str | None = None) 
     """Run a stage of the study, unless the file that it makes exists.
 
     Raises:
-        Failed: it exited non-zero; quotes the end of its output.
+        Failed: it exited non-zero; quotes the last line of its output.
     """
     if unless is not None and (root / unless).exists():
         return
@@ -513,7 +513,7 @@ def _started(
 
 def _end_of(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return "\n".join(lines[-15:]) + f"\nThe whole: {log}"
+    return f"{lines[-1] if lines else 'it printed nothing'}\nlog: {log}"
 
 
 if __name__ == "__main__":

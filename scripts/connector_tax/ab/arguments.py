@@ -18,6 +18,7 @@ from connector_tax.artifacts.metrics import (
     THROUGHPUT_METRICS,
     VERDICT_METRICS,
 )
+from connector_tax.artifacts.names import UNNAMED
 from connector_tax.artifacts.study_records import AccessSection
 from connector_tax.commands import AnsweringParser
 from connector_tax.compare.bounds import bound_of
@@ -30,8 +31,6 @@ from connector_tax.study.endpoint import Endpoint
 
 BASELINE = "baseline"
 MOST_IN_FLIGHT = 1024
-# The id of a candidate without a name; its label shows how its command differs.
-UNNAMED = "candidate"
 EPILOG = """exit status: 0 answered (with --max: every cost is below it), 1 a cost is above it,
 2 cannot tell, 3 a candidate has no number, 64 the command line is wrong, 130 stopped.
 The same command resumes where it stopped, and prints the answer again when it is there."""

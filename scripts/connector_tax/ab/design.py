@@ -9,10 +9,11 @@ from typing import Any, cast
 
 import psutil
 
-from connector_tax.ab.arguments import BASELINE, UNNAMED, access_of, judged_of
+from connector_tax.ab.arguments import BASELINE, access_of, judged_of
 from connector_tax.ab.ask import GRACE_S, Asked
 from connector_tax.ab.load import Load, load_of
 from connector_tax.artifacts.metrics import METRICS, VERDICT_METRICS
+from connector_tax.artifacts.names import UNNAMED
 from connector_tax.artifacts.study_records import EngineSection
 from connector_tax.config import DEFAULTS, filled, load_yaml
 from connector_tax.figures.compared import label_of

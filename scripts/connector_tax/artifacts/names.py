@@ -37,6 +37,8 @@ REFERENCES = tuple(REFERENCE_OF.values())
 SAME_RATES = "ref_load equals ref_safe"
 # The tax over all rates of Phase A without saturation, as a cell and as a reference.
 ALL_RATES = "all_rates"
+# The candidate of an `ab` without a name; its label shows how its command differs.
+UNNAMED = "candidate"
 # Suffix that no configuration id may have.
 _FURTHER_LAUNCH = re.compile(r"(.+)_([2-9]|1\d|20)")
 

@@ -5,9 +5,11 @@ JSON and Markdown of `connector-tax ab`.
 """
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from typing import Any
 
 from connector_tax import text
 from connector_tax.artifacts import paths
@@ -18,10 +20,12 @@ from connector_tax.artifacts.metrics import (
     VERDICT_METRICS,
     judged_metrics,
 )
+from connector_tax.artifacts.names import UNNAMED
 from connector_tax.artifacts.study_records import PhaseASection
 from connector_tax.artifacts.tables import POOLED, TAX
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json
+from connector_tax.servers.command import running_url
 
 MOST_LABEL = 40
 MEDIANS_FIRST = (*VERDICT_METRICS, *HEADLINE)
@@ -107,8 +111,52 @@ def load_words(sweep: PhaseASection) -> str:
     return f"{rates} requests/s of {file}, on average {shape} tokens{again}"
 
 
+def command_to_repeat(arguments: Mapping[str, Any]) -> str:
+    """Return the command line that measures a comparison again, from its ab.json.
+
+    A key is not part of it, and a file has to be there under its name.
+    """
+    running = "-url" if running_url(arguments["baseline"]) else ""
+    words = [f"--baseline{running}", arguments["baseline"]]
+    for name, line in arguments["candidate"]:
+        words += [f"--candidate{running}", line if name == UNNAMED else f"{name}={line}"]
+    without_effect = {"baseline", "candidate", "chat"}
+    if arguments["prompts"] is None:
+        without_effect.add("max_tokens")
+    if arguments["trace"] is None:
+        without_effect |= {"trace_speed", "trace_block"}
+    for key, value in arguments.items():
+        if key not in without_effect and value not in (None, False, [], {}):
+            words += _option(key, value)
+    return shlex.join(["connector-tax", "ab", *words])
+
+
+def _option(key: str, value: Any) -> list[str]:
+    """Return an option of `connector-tax ab` with its value, as on the command line."""
+    option = f"--{key.replace('_', '-')}"
+    if value is True:
+        return [option]
+    if key == "shape":
+        return [option, f"{value[0]}x{value[1]}"]
+    if key == "margin":
+        return [option, f"{100 * value:g}%"]
+    if key == "goodput":
+        return [option, ",".join(f"{name}:{limit:g}" for name, limit in value.items())]
+    if key == "env":
+        return [part for name, of in value for part in (option, f"{name}={of}")]
+    if isinstance(value, list):
+        return [part for one in value for part in (option, _text(one))]
+    return [option, value["file"] if isinstance(value, dict) else _text(value)]
+
+
+def _text(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def load(study: StudyTables) -> list[tuple[str, str]]:
-    """Return the conditions of the measurement: load, machine, date, launches and requests."""
+    """Return the conditions of the measurement: load, machine, date, launches and requests, and
+    the command line that repeats it.
+    """
     sweep, seen = study.settings["phase_a"], read_json(study.root / paths.ENVIRONMENT)
     measured = [row for row in study.cell_rows if row.block != POOLED and row.status == "valid"]
     gpus = [gpu for gpu in seen.get("gpu", []) if gpu != "no GPU"]
@@ -117,12 +165,17 @@ def load(study: StudyTables) -> list[tuple[str, str]]:
     if traffic := sweep.get("traffic"):
         used = f"the first {traffic['requests']} requests, sha256 {traffic['sha256']}"
         file = [(traffic["source"], used)]
+    again, given = [], study.root / paths.ARGUMENTS
+    if given.exists():
+        again = [("repeat", command_to_repeat(read_json(given)))]
     return [
         ("load", f"{load_words(sweep)}, {'closed' if 'concurrency' in sweep else 'open'} loop"),
         *file,
         ("machine", "; ".join([str(seen.get("cpu", "unknown")), *gpus])),
         ("date", str(study.document.get("created_utc", "unknown"))),
+        ("version", f"connector-tax {seen.get('connector_tax', 'unknown')}"),
         ("measured", f"{len(launches)} launches, {sum(row.n or 0 for row in measured):,} requests"),
+        *again,
     ]  # fmt: skip
 
 

@@ -167,7 +167,10 @@ def scores(study: StudyTables) -> tuple[list[str], list[tuple[str, list[Score]]]
         rows = (r for r in study.of(RESOURCE) if r.metric == name and r.status == "valid")
         measured[heading] = {row.config: row for row in rows}
     columns |= {heading: _scored(study, of) for heading, of in measured.items() if of}
-    columns[KV_CAPACITY] = [_kv_capacity(study, item.id) for item in study.connectors]
+    capacities = [_kv_capacity(study, item.id) for item in study.connectors]
+    # Most servers of a comparison record none, unlike a study's.
+    if "commands" not in study.settings["engine"] or any(c.kind != LOST for c in capacities):
+        columns[KV_CAPACITY] = capacities
     cells = zip(study.connectors, *columns.values(), strict=True)
     return list(columns), [(item.label, list(column)) for item, *column in cells]
 
