@@ -19,6 +19,7 @@ from connector_tax.figures.compared import (
     markdown,
     marked_words,
 )
+from connector_tax.figures.names import draw
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, write_json
 from connector_tax.report.page import shown_sections, without_absent_marks
@@ -126,6 +127,18 @@ def test_caption_leaves_out_marks_that_are_not_there() -> None:
     assert without_absent_marks(words, marked=False) == "Taxes."
     marked = "Taxes. An open triangle marks a tax; its interval is."
     assert without_absent_marks(words, marked=True) == marked
+
+
+def test_forest_plot_shows_the_judged_metrics_over_all_rates(study: StudyTables) -> None:
+    def titles() -> list[str]:
+        axes = draw(study, "fig9_forest").figure.axes
+        return [one.get_title(place) for one in axes for place in ("left", "center")]
+
+    assert [*filter(None, titles())] == ["TTFT p50", "TPOT p50"]
+    statistics: Any = study.settings["statistics"]
+    statistics["judged"] = ["e2e_p90"]
+    assert [*filter(None, titles())] == ["E2E p90"]
+    del statistics["judged"]
 
 
 def test_load_of_a_trace_names_its_file_and_what_it_repeats(study: StudyTables) -> None:

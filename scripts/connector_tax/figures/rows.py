@@ -45,14 +45,15 @@ def measured(study: StudyTables, phase: str) -> pd.DataFrame:
 
 
 def taxes(
-    study: StudyTables, configs: Iterable[str], references: Sequence[str] = ("ref_safe",)
-) -> pd.DataFrame:
+    study: StudyTables, configs: Iterable[str], references: Sequence[str] = ("ref_safe",),
+    metrics: Iterable[str] = METRICS,
+) -> pd.DataFrame:  # fmt: skip
     """Return Phase A taxes for plotting: a row for each metric, reference rate and configuration.
 
     Includes the A/A band: the tax of plain's last launch relative to its other launches.
     """
     keys = ["metric", "reference", "config"]
-    wanted = pd.MultiIndex.from_product([METRICS, references, list(configs)], names=keys)
+    wanted = pd.MultiIndex.from_product([list(metrics), references, list(configs)], names=keys)
     table = measured(study, "A")
     noise = table[table["config"] == study.aa].set_index(keys[:2])[ENDS]
     bands = {key: band(*ends) for key, *ends in noise.itertuples()}

@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from connector_tax.artifacts.metrics import margin_of
-from connector_tax.artifacts.names import REFERENCES
+from connector_tax.artifacts.metrics import LATENCY_METRICS, judged_metrics, margin_of
+from connector_tax.artifacts.names import ALL_RATES, REFERENCES
 from connector_tax.artifacts.study_records import Reference
 from connector_tax.artifacts.tables import GAP, TAX, WAIT, EffectRow
 from connector_tax.artifacts.verdicts import TOO_FEW, costs, in_words
@@ -35,7 +35,7 @@ def _panels(
     for axes, (metric, panel) in zip(grid, table.groupby("metric", sort=False), strict=True):
         rows.tax_scale(axes, ends, logarithmic=logarithmic)
         rows.shade(axes, panel)
-        rows.prepare(axes, labels, rows.METRICS[str(metric)] + at)
+        rows.prepare(axes, labels, LATENCY_METRICS[str(metric)].label + at)
         yield axes, panel
 
 
@@ -310,22 +310,32 @@ def priors(study: StudyTables) -> dict[str, float]:
 
 
 def forest(study: StudyTables) -> Figure:
-    """Draw a forest plot per metric, with numbers, intervals and verdicts as text."""
+    """Draw a forest plot per metric, with numbers, intervals and verdicts as text.
+
+    A comparison of commands has its judged latencies over all rates, a study the headline metrics
+    at ref_safe.
+    """
     rows.need_ref_safe(study)
-    table = rows.taxes(study, [item.id for item in study.compared])
+    metrics, reference, at = [*rows.METRICS], "ref_safe", " at ref_safe"
+    rates = f"{study.reference['ref_safe']:g} req/s"
+    if "commands" in study.settings["engine"]:
+        judged = [m for m in judged_metrics(study.settings["statistics"]) if m in LATENCY_METRICS]
+        metrics, reference, at = judged or metrics, ALL_RATES, ""
+        rates = ", ".join(f"{rate:g}" for rate in study.settings["phase_a"]["rates_rps"]) + " req/s"
+    table = rows.taxes(study, [item.id for item in study.compared], (reference,), metrics)
     expected = table["metric"] == "ttft_p90"
     table["prior_tax"] = table["config"].map(priors(study)).where(expected)
     table["margin"] = [
         margin_of(study.settings["statistics"]["margins"], m) for m in table["metric"]
     ]
-    notes = [f"{rows.tax_text(table)}; {study.reference['ref_safe']:g} req/s"]
-    height = 2 * (FOREST_IN * len(study.compared) + 0.25) + 0.5
+    notes = [f"{rows.tax_text(table)}; {rates}"]
+    height = len(metrics) * (FOREST_IN * len(study.compared) + 0.25) + 0.5
     figure = style.new_figure(study, style.COLUMN_IN, height, notes)
-    grid = figure.subplots(2, sharex=True)
+    grid = figure.subplots(len(metrics), sharex=True, squeeze=False).ravel()
     widest = table["margin"].max()
     ends = [*rows.numbers(table, [*rows.ENDS, "prior_tax"]), -widest, widest]
     labels = [item.label for item in study.compared]
-    for axes, panel in _panels(grid, table, labels, ends, " at ref_safe", logarithmic=True):
+    for axes, panel in _panels(grid, table, labels, ends, at, logarithmic=True):
         _forest(study, axes, panel)
     grid[-1].set_xlabel(rows.tax_label(study, grid[-1]))
     margins = " or ".join(f"{100 * margin:g}" for margin in sorted(table["margin"].unique()))

@@ -141,12 +141,14 @@ def _figure(study: StudyTables, name: str) -> dict[str, str]:
     picture = _read(study.root / paths.FIGURES / f"{name}.svg")
     words = FIGURES[name]
     words_of = study.against(caption(name))
+    title = words.title
     if compared.commands(study):
+        title = title.replace(" at ref_safe", "")
         words_of = without_absent_marks(words_of, any(row.mark for row in study.of(TAX)))
     if name in steps.STEP_FIGURES and (explanation := steps.hidden(study)):
         words_of += f" {explanation}"
     return {
-        "name": name, "title": words.title, "caption": words_of, "source": data_url(SVG, picture),
+        "name": name, "title": title, "caption": words_of, "source": data_url(SVG, picture),
         "absent_because": style.absent_because(picture),
     }  # fmt: skip
 
