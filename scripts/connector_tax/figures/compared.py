@@ -25,7 +25,6 @@ from connector_tax.artifacts.study_records import PhaseASection
 from connector_tax.artifacts.tables import POOLED, TAX
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json
-from connector_tax.servers.command import running_url
 
 MOST_LABEL = 40
 MEDIANS_FIRST = (*VERDICT_METRICS, *HEADLINE)
@@ -116,7 +115,7 @@ def command_to_repeat(arguments: Mapping[str, Any]) -> str:
 
     A key is not part of it, and a file has to be there under its name.
     """
-    running = "-url" if running_url(arguments["baseline"]) else ""
+    running = "-url" if arguments["baseline"].startswith(("http://", "https://")) else ""
     words = [f"--baseline{running}", arguments["baseline"]]
     for name, line in arguments["candidate"]:
         words += [f"--candidate{running}", line if name == UNNAMED else f"{name}={line}"]
