@@ -216,7 +216,7 @@ def device_time(engine: EngineSection) -> dict[str, Any]:
     path = shipped(section["model_config"])
     if engine["model"] != (wanted := f"./build/models/{path.stem}"):
         raise ConfigError(
-            f"engine.model: found {engine['model']!r}; allowed: {wanted!r}, which is made of "
+            f"engine.model: found {engine['model']!r}; allowed: {wanted!r}, which is made from "
             f"engine.device_time.model_config ({path})"
         )
     accelerator, reached = read_accelerator(

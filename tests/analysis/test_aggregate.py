@@ -62,7 +62,7 @@ def test_records_without_engine_steps_keep_other_taxes_and_a_reason(small: Path)
 
 
 def test_tpot_tax_is_missing_when_all_tokens_came_in_one_read(small: Path) -> None:
-    """All requests of one launch in one cell have a TPOT of 0."""
+    """Give all requests of one launch in one cell a TPOT of 0."""
     launch = small / "runs/plain_2/block0/A"
     path = launch / "r40/requests_A_r40.jsonl"
     before, records = sha256_file(path), [json.loads(line) for line in path.open()]

@@ -73,7 +73,7 @@ def noise_of(seed: int) -> dict[tuple[str, int], float]:
 def test_block_offset_common_to_all_changes_no_effect(
     resource: str, seed: int, blocks: list[float]
 ) -> None:
-    """Log scales get a common factor; idle CPU, which may be 0, a common difference."""
+    """Multiply quantities on log scales by a common factor; add a common difference to idle CPU."""
     is_log = resource != "idle_cpu"
     even = {key: math.exp(e) if is_log else abs(e) for key, e in noise_of(seed).items()}
     uneven = {

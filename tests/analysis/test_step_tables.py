@@ -78,7 +78,7 @@ def test_every_table_uses_the_same_estimator(crisp: Path) -> None:
 @pytest.mark.parametrize("kind", ["decode", "mixed"])
 @pytest.mark.parametrize("config", ["noop_connector", "mooncake_both", "nixl_both", STACKED])
 def test_hooks_and_remainder_add_up_to_the_step(crisp: Path, config: str, kind: str) -> None:
-    """Three fifths of the tax are in callbacks; another 22 us in two hooks, beside the step."""
+    """Expect three fifths of the tax in callbacks, and 22 us more in two hooks outside the step."""
     rows = select(effects(crisp, "step"), config=config, item=f"{kind}/all/", **SAFE)
     step, hooks, left = (one(rows, metric=f"{name}_us") for name in ("step", "hooks", "left"))
     beside = TAKE_EVENTS_US + WAIT_FOR_SAVE_US

@@ -322,7 +322,7 @@ def test_connection_that_sends_too_much_input_is_closed(
 
 
 def test_pipelined_input_limit_excludes_answered_requests(fresh: Launched) -> None:
-    """Many requests on one connection exceed the limit in total, but none is waiting."""
+    """Send requests that together exceed the limit on one connection, while none is waiting."""
     text = json.dumps({"prompt": "word " * 800_000}).encode()
     request = post(text)
     with socket.create_connection(("127.0.0.1", fresh.port), timeout=60) as connection:

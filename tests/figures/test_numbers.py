@@ -355,7 +355,7 @@ def test_resources_without_records_are_stated_as_absent(tmp_path: Path) -> None:
     [([0.1, 0.4], "linear"), ([-0.5, 2.4], "function"), ([-1.9, 2.4], "linear")],
 )
 def test_tax_scale_contains_all_taxes_and_differences(values: list[float], scale: str) -> None:
-    """A no-op connector of +240 % beside a connector of +50 %: the difference is -190 points."""
+    """Draw a no-op connector of +240 % and another of +50 %, whose difference is -190 points."""
     _, axes = plt.subplots()
     rows.tax_scale(axes, values)
     low, high = axes.get_xlim()

@@ -164,7 +164,10 @@ DRAWN = "--rate 1 --prompt-tokens 4"
         (f"{GOOD} --wait 10 --no-ready-check", "--wait"),
         (f"{GOOD} --wait nan", "--wait: found nan; allowed: 0 to 1e+08 s"),
         (f"{GOOD} --header no-colon", "'no-colon' is not a header"),
-        (f"{GOOD} --header 'Content-Length: 3'", "'Content-Length' is set for each request"),
+        (
+            f"{GOOD} --header 'Content-Length: 3'",
+            "'Content-Length' is not yours to set: each request has its own",
+        ),
         (f"{GOOD} --header 'bad name: 3'", "'bad name'"),
         (f"{GOOD} --header 'X-A: 1' --header 'x-a: 2'", "found x-a twice"),
         (f"{GOOD} --header 'A: b\r\nC: d'", "line break"),

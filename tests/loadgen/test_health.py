@@ -91,7 +91,7 @@ def test_checks_fail_without_the_data_they_need() -> None:
 def test_session_rate_check_fails_above_and_below_the_target(
     stretch: float, every: int, passed: bool
 ) -> None:
-    """`every`: only every n-th session starts."""
+    """Start only every n-th session (`every`)."""
     planned = [k * 10 * MS for k in range(200)]
     entries = [
         entry(k, f"s{k}", "a", t_send_ns=round(planned[k] * stretch)) for k in range(0, 200, every)

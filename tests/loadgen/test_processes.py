@@ -144,7 +144,7 @@ def test_an_unknown_host_is_a_clear_error() -> None:
 
 
 def test_a_stalled_main_process_does_not_delay_the_sends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The workers fire by their own clock; the lead covers hiccups of the main process."""
+    """Stall the main process for less than the lead; workers send by their own clock."""
     monkeypatch.setattr("connector_tax.loadgen.generator.LEAD_NS", 500_000_000)
 
     def stall(_progress: Progress) -> None:
@@ -159,7 +159,8 @@ def test_a_stalled_main_process_does_not_delay_the_sends(monkeypatch: pytest.Mon
 
 
 def test_suspended_worker_loses_no_request_and_no_connection() -> None:
-    """After it resumes, its requests start and time out in one turn of its loop."""
+    """Resume the worker after all deadlines, so that its requests start and time out in one
+    turn."""
     with loading({"slow": [Pause(0.02), good_answer()]}, connections_per_worker=8) as generator:
         worker = psutil.Process(generator.worker_pids[0])
         stopped_s: list[float] = []

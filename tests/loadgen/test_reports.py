@@ -153,8 +153,8 @@ FIRST: dict[str, list[str | Pause]] = {
 
 
 def test_clock_starts_with_the_first_event_that_carries_a_token(tmp_path: Path) -> None:
-    """Half of a character is a token, and so is an ignored end-of-sequence token if the server
-    counts it; an opening event is not.
+    """Count half of a character and a counted end-of-sequence token as tokens, but not an opening
+    event.
     """
     scripts = {name: stream(*steps) for name, steps in (NEVER_FIRST | FIRST).items()}
     summary, records = answers(tmp_path, scripts)
@@ -229,7 +229,7 @@ def test_an_answer_with_several_choices_fails(tmp_path: Path) -> None:
 
 
 def test_events_that_count_several_tokens_are_used(tmp_path: Path) -> None:
-    """Four tokens every 20 ms are 5 ms a token."""
+    """Send four tokens every 20 ms, which are 5 ms a token."""
     gap = Pause(0.02)
     steps: list[str | Pause] = []
     for k in range(1, 11):
@@ -262,7 +262,7 @@ def test_note_gives_tokens_per_event_when_events_bundle_tokens(
 
 
 def test_throughput_counts_requests_and_tokens_received_in_the_window(tmp_path: Path) -> None:
-    """One straggler takes 2 s after a window of 1 s, in which 19 others were answered."""
+    """Answer 19 requests in a window of 1 s, and one 2 s after it."""
     slow: list[Step] = [HEAD, chunked(event(token()), last=False), Pause(2), *stream(token())[1:]]
     slow[-2:] = [chunked(*good_events()[1:])]
     scripts: dict[str, Sequence[Step]] = {"good": [GOOD], "slow": slow}
@@ -277,7 +277,7 @@ def test_throughput_counts_requests_and_tokens_received_in_the_window(tmp_path: 
 
 
 def test_closed_loop_throughput_counts_requests_sent_in_warm_up(tmp_path: Path) -> None:
-    """Four places and answers of 0.7 s: the first ones end after a warm-up of 0.4 s."""
+    """Use four places and answers of 0.7 s, so that the first end after a warm-up of 0.4 s."""
     with serve(Pause(0.7), GOOD) as server:
         load = "--concurrency 4 --warmup 0.4 --duration 1.2"
         _, summary, _ = command(server.port, tmp_path, load)

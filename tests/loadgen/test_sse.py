@@ -100,7 +100,7 @@ REASONED = [
 def test_reasoning_and_tool_calls_count_as_tokens_before_the_first_answer(
     deltas: list[dict[str, object]], tokens: int, answer: int | None, whole: bool
 ) -> None:
-    """`answer`: number of tokens before the first token of the answer."""
+    """Check the number of tokens before the first token of the answer (`answer`)."""
     choices = [{"delta": delta, "finish_reason": None} for delta in deltas]
     encoded = [json.dumps({"choices": [c]}, separators=(",", ":")) for c in choices]
     end = json.dumps({"choices": [{"delta": {}, "finish_reason": "length"}]})
@@ -131,7 +131,7 @@ def test_event_over_the_size_limit_is_refused() -> None:
 
 
 def test_parsing_single_bytes_takes_linear_time() -> None:
-    """Ten times the bytes, each fed singly, must not take a hundred times as long."""
+    """Feed ten times the bytes singly, which must not take a hundred times as long."""
 
     def seconds(size: int) -> float:
         splitter = EventSplitter()

@@ -97,7 +97,7 @@ def test_server_with_eight_threads_answers_every_request(tmp_path: Path) -> None
 
 
 def test_connection_dropped_by_a_balancer_is_retried_once(tmp_path: Path) -> None:
-    """The balancer resets an idle connection when a request is sent on it."""
+    """Reset an idle connection when a request is sent on it, as load balancers do."""
 
     def forgetful(connection: socket.socket) -> None:
         connection.settimeout(0.2)
@@ -418,7 +418,8 @@ def test_a_closed_loop_opens_no_more_connections_than_it_has_requests(tmp_path: 
 
 
 def test_the_first_requests_of_a_closed_loop_do_not_wait_for_each_other(tmp_path: Path) -> None:
-    """Each has its own due time, so that the initial burst adds no lag and no latency."""
+    """Check that each has its own due time, so that the initial burst adds no lag and no
+    latency."""
     with serve(Pause(0.05), GOOD) as server:
         load = "--concurrency 64 --requests 320"
         _, summary, records = command(server.port, tmp_path, load)
@@ -469,7 +470,7 @@ def test_a_run_ends_when_it_is_precise_or_the_server_overloaded(tmp_path: Path) 
 def test_retry_after_of_a_busy_server_is_respected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Four places for 1.5 s: each waits 0.4 s, or a second without Retry-After."""
+    """Run four places for 1.5 s, each of which pauses 0.4 s, or a second without Retry-After."""
     whole_second = status("503 Busy", b"", b"Retry-After: soon\r\n")
     date = formatdate(time.time() + 1000, usegmt=True).encode()
     load = "--concurrency 4 --duration 1.5"

@@ -139,7 +139,7 @@ def test_a_result_survives_the_wire_unchanged() -> None:
 
 
 def test_message_is_sent_when_its_peer_attaches_during_draining() -> None:
-    """The peer attaches after the last try to send and before the socket's events are read."""
+    """Attach the peer after the last try to send and before the socket's events are read."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     pull, push = private_socket(context, zmq.PULL), private_socket(context, zmq.PUSH)
     push.bind("inproc://late")

@@ -52,7 +52,7 @@ def working(folder: Path, port: int, connections: int, begin: Begin) -> Iterator
 
 
 def test_other_loop_callbacks_run_between_dense_requests(tmp_path: Path) -> None:
-    """300 requests 0.3 ms apart, each within the spin of the one before it."""
+    """Send 300 requests 0.3 ms apart, each due during the spin of the previous one."""
     count = 300
     sent_in_turn: Counter[int] = Counter()
 
@@ -127,7 +127,7 @@ def test_sends_precede_first_tokens_and_those_precede_later_reads() -> None:
 def test_busy_poller_serves_all_polled_events_before_polling_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With a send always due, unserved sockets would otherwise be polled repeatedly."""
+    """Keep a send always due, when unserved sockets could be polled again and again."""
     served: list[int] = []
     looked_at: list[int] = []
     with contextlib.closing(uvloop.new_event_loop()) as loop, contextlib.ExitStack() as stack:
@@ -189,7 +189,7 @@ def test_results_share_a_message_up_to_its_size_limit(
 
 
 def test_records_are_flushed_to_the_file_at_the_memory_limit(tmp_path: Path) -> None:
-    """Also if results come faster than lines are written and progress is never shown."""
+    """Deliver results faster than lines are written, and never show progress."""
     path = tmp_path / "out.jsonl"
     sink = RecordSink(path, {})
     reads = array("q", range(10_000)).tobytes()

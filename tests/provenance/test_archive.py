@@ -327,7 +327,7 @@ def test_changed_file_of_a_replotted_archive_is_named(
 def test_archive_from_before_release_0_4_has_no_failing_claim(
     replotted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its manifest is the list of launches, its report and figures' tables lie in published/."""
+    """Use a manifest that lists only launches, with report and figures' tables in published/."""
     root = linked_copy(replotted, tmp_path / "copy") / "results" / "synthetic"
     record, header = read_json(root / "manifest.json"), read_json(root / "archive.json")
     pictures = {n: sha256 for n, sha256 in record["files"].items() if n.endswith((".png", ".svg"))}

@@ -536,7 +536,7 @@ def test_forged_claim_of_an_older_method_is_not_accepted(
     claims = check_claims(StudyFolder.load(root / "study.json"), remade, ledger)
     (claim,) = [c for c in ledger.claims if c.kind == KIND and c.subject == name]
     assert claim.verdict == NOT_CHECKABLE
-    assert f"made by method {METHOD}, this code's is {METHOD + 1}; " in claim.message
+    assert f"made by method {METHOD}; this code has method {METHOD + 1}; " in claim.message
     assert claims.not_made_again == 6
     assert bool(claims.verdicts) == (name in (EFFECTS, HYPOTHESES))
     result = Audit(Ledger(), analysed=METHOD, not_made_again=claims.not_made_again)

@@ -217,7 +217,7 @@ class Stepping(datetime):
 def test_a_step_of_the_wall_clock_changes_no_measurement(
     study_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every wall-clock reading of driver and cell is shifted; durations use CLOCK_MONOTONIC."""
+    """Shift every wall-clock reading of driver and cell; durations use CLOCK_MONOTONIC."""
     monkeypatch.setattr(guard, "datetime", Stepping)
     begun = time.monotonic()
     assert launch.main(arguments(study_file)) == 0

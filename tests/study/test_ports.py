@@ -69,7 +69,7 @@ def test_listener_of_another_user_is_not_taken_for_the_server(impostor: tuple[in
 def test_server_with_its_port_in_use_is_started_on_another(
     tmp_path: Path, impostor: tuple[int, int]
 ) -> None:
-    """The server may end before the port is checked."""
+    """Start a server on a port in use; it may end before the port is checked."""
     code = "import socket, sys; socket.socket().bind(('127.0.0.1', int(sys.argv[1])))"
     command = ServerCommand(["python", "-c", code, str(impostor[1])], {})
     # Another port is looked at than the one that is taken: a companion's.
@@ -118,7 +118,7 @@ def test_ports_in_use_at_a_gate_are_an_error_not_a_skip(
 def test_port_taken_during_the_start_is_replaced(
     study_file: Path, impostor: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another program takes the port between its choice and the server's listen."""
+    """Let another program take the port between its choice and the server's listen."""
     free = kinds.free_port
     ports = iter([impostor[1]])
     monkeypatch.setattr(launch, "free_port", lambda: next(ports, None) or free())

@@ -36,7 +36,7 @@ def config() -> dict[str, Any]:
 
 
 def test_hostile_identifier_is_not_executed_by_the_shell(tmp_path: Path) -> None:
-    """A launch whose configuration id is a shell command is started, bypassing all schemas."""
+    """Start a launch whose configuration id is a shell command, bypassing all schemas."""
     hostile = "$(touch pwned)`touch pwned`;touch pwned"
     study = read_json(write_study(tmp_path / "results" / "tiny"))
     command = command_for(study, Launch(hostile, 0, "A"), free_port())

@@ -206,7 +206,8 @@ def test_process_that_left_its_session_and_ignores_sigterm_ends_with_the_driver(
 
 
 def test_http_companion_is_ready_when_it_answers_200(tmp_path: Path) -> None:
-    """It listens at once and refuses twice: the server must not have been started by then."""
+    """Start a companion that listens at once but refuses twice; the server must start only
+    later."""
     code = (
         "import http.server as h, sys\n"
         "class H(h.BaseHTTPRequestHandler):\n"

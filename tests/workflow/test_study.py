@@ -148,7 +148,7 @@ def test_every_launch_has_its_artifacts(study: Study) -> None:
 
 
 def test_every_block_is_complete(study: Study) -> None:
-    """Also if a second run measured some of its launches."""
+    """Check blocks of which a second run measured some launches."""
     ledger = Ledger()
     check_launches(StudyFolder.load(study.results / "study.json"), ledger)
     assert {claim.verdict for claim in ledger.claims} == {PASS}
@@ -231,7 +231,7 @@ def test_no_file_holds_a_secret_of_the_environment(study: Study) -> None:
 
 
 def test_published_files_name_no_folder_of_this_machine(study: Study) -> None:
-    """Relative paths are allowed: launch.sh reaches the project by one."""
+    """Search for absolute paths; launch.sh reaches the project by a relative one."""
     published = archived(study)
     published["MANIFEST.md"] = (study.folder / "MANIFEST.md").read_bytes()
     published["report.html"] = (study.results / "report.html").read_bytes()

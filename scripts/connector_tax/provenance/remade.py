@@ -114,7 +114,7 @@ class Claims:
             self.not_made_again += 1
             lines = result.wrong + result.only
             self.verdicts += (line for line in lines if ".verdict: " in line)
-            by = f"made by method {self.record['method']}, this code's is {METHOD}"
+            by = f"made by method {self.record['method']}; this code has method {METHOD}"
             self.ledger.check(KIND, name, lines or ["no value differs"], doubt=by)
 
     def judge(self, name: str, result: Comparison) -> None:

@@ -172,7 +172,7 @@ class Vllm(ProbedEngine):
 
 
 def _emulated_flags(engine: EngineSection) -> dict[str, Any]:
-    """Return flags for what vLLM detects on a GPU: its memory, and its defaults there.
+    """Return flags for values that vLLM would detect on a GPU: memory, and a GPU's defaults.
 
     Asynchronous scheduling is left to vLLM: requested explicitly, an incompatible connector would
     end the server, while the default switches it off.

@@ -35,8 +35,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     whose = parser.add_mutually_exclusive_group()
-    whose.add_argument("--python", metavar="PATH", help="Python of another vLLM, resolved on its"
-                       " own platform [that of `make vllm-settings`]")  # fmt: skip
+    whose.add_argument("--python", metavar="PATH", help="Python with another vLLM, resolved on its"
+                       " own platform [built by `make vllm-settings`]")  # fmt: skip
     whose.add_argument("--gpu", choices=GPUS, default=None,
                        help="GPU that vLLM sees [h200]")  # fmt: skip
     add("--model", action="append", metavar="FOLDER", help="a folder with a config.json, a hub name"
@@ -52,7 +52,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="the answer as JSON")
     output.add_argument("--csv", action="store_true", help="the answer as CSV")
-    add("--export-markdown", metavar="FILE", help="write the tables as Markdown, too")
+    add("--export-markdown", metavar="FILE", help="also write the tables as Markdown")
     words = [*(sys.argv[1:] if argv is None else argv)]
     end = words.index("--") if "--" in words else len(words)
     options = parser.parse_args(words[:end])
