@@ -92,7 +92,7 @@ def test_answer_without_a_valid_cell_has_no_number_and_a_reason(tmp_path: Path) 
     assert replace(none, void={"baseline": "busy"}).text().splitlines()[0] == line
 
 
-def test_besides_line_names_resources_with_adjusted_p(tmp_path: Path) -> None:
+def test_second_line_lists_resources_that_differ_significantly(tmp_path: Path) -> None:
     def said(*rows: tuple[str, float, float]) -> str:
         taken: Any = [
             SimpleNamespace(config="candidate", metric=metric, p=p, difference=(difference, 0, 1))

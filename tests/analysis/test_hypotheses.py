@@ -235,7 +235,7 @@ def test_hypothesis_answer_is_independent_of_branch_order(intervals: list[Ends])
         assert len(held) <= 1
 
 
-def test_growth_below_the_margin_supports_h5_and_is_stated() -> None:
+def test_h5_is_supported_by_growth_below_the_margin() -> None:
     h5 = QUESTIONS["H5"]
     small = dict.fromkeys(h5.contrasts, Ends(0.002, 0.02))
     assert h5.answer(small) == (

@@ -119,7 +119,7 @@ def test_repeated_prompt_hits_the_prefix_cache_except_its_last_token() -> None:
     assert (scheduler.prefix_queries, scheduler.prefix_hits) == (32, 12)
 
 
-def test_different_prompts_never_hit() -> None:
+def test_different_prompts_never_hit_the_prefix_cache() -> None:
     scheduler = Scheduler(options(), MAX_LEN)
     for arrival in range(20):
         scheduler.add(sequence(arrival, 16, 2))

@@ -1,6 +1,5 @@
-"""The command against real servers: the embedded engine, vLLM's CPU build, a TLS proxy before them.
-
-Where nginx is not installed it is skipped, and so is vLLM without its environment (see
+"""Test the command with real servers: the embedded engine, vLLM's CPU build, and a TLS proxy. Tests
+without nginx, or without vLLM's environment, are skipped (see
 tests/vllm/test_real.py).
 """
 

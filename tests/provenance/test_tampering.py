@@ -64,23 +64,23 @@ def value(name: str, *path: str | int, value: object) -> Tampering:
 
 
 def resealed_value(name: str, *path: str | int, value: object) -> Tampering:
-    """Return a changed value, the study sealed anew."""
+    """Return a changed value in a study that is sealed again."""
     return resealed(json_value(name, *path, value=value)), _published(path, value)
 
 
 def of_cell(*path: str, value: object) -> Tampering:
-    """Return a changed value of a cell's record, hashes forged."""
+    """Return a changed value of a cell's record, with forged hashes."""
     return forged_record(NOOP_CELL, *path, value=value), "cell" + _published(path, value)
 
 
 def of_request(number: int, key: str, value: object) -> Tampering:
-    """Return a changed value of a request, hashes forged."""
+    """Return a changed value of a request, with forged hashes."""
     tamper = records("requests", set_in(number, key, value))
     return tamper, "requests" + _published((number, key), value)
 
 
 def sealed(tamper: Tamper, name: str) -> Tampering:
-    """Return a file that was changed, and not sealed again."""
+    """Return a change of a file that is not sealed again."""
     return tamper, rf"{re.escape(name)} changed after it was sealed"
 
 

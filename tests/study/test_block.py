@@ -53,7 +53,7 @@ def attempts(study_file: Path) -> Iterator[dict[str, Any]]:
 
 
 def all_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    """Return a job's processes, as Slurm signals them without control groups."""
+    """Return all processes of a job, which Slurm signals if it has no control groups."""
     return [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
 
 

@@ -245,7 +245,8 @@ def gauge_values(record: ScrapeLine, gauge: str) -> list[float]:
 def measure_waiting(cell: CellFolder) -> float | None:
     """Return the median of vllm:num_requests_waiting over the scrapes in a cell's measured window.
 
-    The cell must be valid. None for a server without vLLM's metric names. The result is cached.
+    The cell must be valid. Returns None for a server without vLLM's metric names. The result is
+    cached.
 
     Raises:
         ArtifactError: the file differs from the index, or a scrape lacks the gauge.

@@ -120,7 +120,7 @@ Pair = tuple[ComparedRow, Side | str, Side | str]
 
 
 def compare_rows(a: StudyTables, b: StudyTables) -> list[ComparedRow]:
-    """Return every comparison of two comparable studies, judged.
+    """Return every comparison of two comparable studies, with its verdict.
 
     Raises:
         ArtifactError: a table of a study is missing or malformed.

@@ -101,7 +101,7 @@ CONFIDENCE = 0.95
 
 
 def relative_half_width(ordered: Sequence[float]) -> float:
-    """Return half the width of the p90's interval, relative to p90, of an ascending sample >= 0.
+    """Return half the width of the p90's interval over the p90, for an ascending sample >= 0.
 
     Infinite where the sample is too small for an interval, or its p90 is 0 (as a TPOT whose tokens
     all came in one read).

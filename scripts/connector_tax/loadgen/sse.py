@@ -24,7 +24,7 @@ _NO_DATA = {b"", b"null", b'""', *_HEARTBEATS}
 
 
 class EventSplitter:
-    """A cutter of a byte stream, which may be split anywhere, into blocks of whole events.
+    """A splitter of a byte stream, which may be cut anywhere, into blocks of whole events.
 
     Time is linear in the bytes fed: an unfinished event is kept in pieces, and they are joined
     once, when its blank line arrives.

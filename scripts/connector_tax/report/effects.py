@@ -152,7 +152,8 @@ def others(study: StudyTables) -> Table:
 
 
 def prior(study: StudyTables) -> Table | None:
-    """Return TTFT p90 of the earlier trace replay with this study's; None without a match."""
+    """Return the TTFT p90 taxes of the prior (an earlier trace replay) and of this study; None
+    without a match."""
     plain_s = study.settings["hypotheses"]["prior"]["plain_ttft_p90_s"]
     known, taxes = priors(study), study.at("ref_safe", HEADLINE[0])
 

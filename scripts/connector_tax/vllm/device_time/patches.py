@@ -321,7 +321,7 @@ def _failed_step(model: str) -> list[str]:
     # As `sample` makes them.
     expected = [prompt + 100 + position for position in range(tokens)]
     got = list(answer.outputs[0].token_ids)
-    return [] if got == expected else [f"a step of the emulated device: tokens {got}"]
+    return [] if got == expected else [f"a step of the emulated device returned the tokens {got}"]
 
 
 def main() -> None:
