@@ -60,7 +60,8 @@ class Switch:
         self._on = on
 
     def listen(self) -> None:
-        """Handle commands on the socket; called where steps run, further calls do nothing."""
+        """Start handling commands on the socket, on the first call from the thread that runs
+        steps."""
         if self._listening:
             return
         self._listening = True

@@ -140,7 +140,7 @@ def _records(kind: Any) -> Iterator[type]:
 
 
 def _simple(node: Any) -> Any:
-    """Return a schema whose alternatives are only values or types as one node of these."""
+    """Merge a schema's alternatives into one node if all are plain values or types."""
     if isinstance(node, list):
         return [_simple(item) for item in node]
     if not isinstance(node, dict):

@@ -53,8 +53,8 @@ def analysis_settings(config: StudyConfig) -> AnalysisSettings:
 
 
 def changed_settings(folder: Path, study: StudyDocument) -> list[str]:
-    """Return `statistics.margins.ttft_p90: 0.03 -> 0.1` for each setting or name that differs from
-    the seal.
+    """Return a line such as `statistics.margins.ttft_p90: 0.03 -> 0.1` for each setting or name
+    that differs from the seal.
 
     Empty for a study without a chain, or without settings of its design in the chain.
     """

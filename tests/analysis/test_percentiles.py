@@ -31,7 +31,7 @@ def test_interval_ranks_are_the_tightest_that_cover_by_the_binomial_law(
 
 
 @given(samples, st.sampled_from([50, 90, 99]))
-def test_lower_bound_of_a_percentile_is_the_lower_end_of_its_interval(
+def test_at_least_returns_the_lower_end_of_the_percentiles_interval(
     values: np.ndarray, percent: int
 ) -> None:
     least = quantile(values, percent, 0.95).lo

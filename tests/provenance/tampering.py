@@ -380,7 +380,7 @@ def no_health(root: Path) -> None:
 
 
 def hidden_configuration(root: Path) -> None:
-    """Claim that a configuration with unwelcome numbers did not pass its gate."""
+    """Hide a configuration with unwelcome numbers: claim that it did not pass its gate."""
     reason = "verify_nixl: not ready after 30 s"
     with edited_json(root / "preflight/preflight_status.json") as gates:
         gates["nixl_both"] |= {"include": False, "reason": reason}

@@ -30,7 +30,7 @@ GPU = {"uuid": "GPU-a", "name": "H100", "pci.bus_id": "1", "driver_version": "58
 
 
 def measured() -> Attempts:
-    """Return a block of Phase A as it should be: launch name to its attempts."""
+    """Return a correct block of Phase A: attempts by launch name."""
     return {
         name: [
             {

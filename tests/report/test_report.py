@@ -122,7 +122,7 @@ def text(source: str) -> str:
         "Overhead: 1.010 = wall time",
     ],
 )
-def test_report_contains_the_sentence(text: str, said: str) -> None:
+def test_report_contains_each_sentence(text: str, said: str) -> None:
     assert said in text
 
 

@@ -69,7 +69,7 @@ def test_stub_without_a_method_fails_the_proof(
     assert "lacks what this command uses: plain of tiny-qwen3: ContractError: Executor.det" in err
 
 
-def test_unknown_architecture_is_not_resolved_with_one_line(
+def test_unknown_architecture_gives_one_line_as_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = json.loads((ROOT / "config/models/tiny-qwen3.json").read_text())

@@ -373,7 +373,8 @@ AROUND_S = 2.0
 
 
 class Clock:
-    """The longest remaining time: the mean time of launches so far, for the missing ones."""
+    """An estimate of the longest remaining time: the missing launches times the mean launch
+    time."""
 
     def __init__(self, study: Study, limit_s: float) -> None:
         self._study, self._limit_s = study, limit_s

@@ -266,7 +266,8 @@ def random_words(seed: str, count: int) -> Callable[[], str]:
 
 
 class LookAhead:
-    """A maker of requests: the first of up to AHEAD sessions ahead, all others when they are due.
+    """A buffer of requests: first requests of sessions are made ahead, all others when they are
+    due.
 
     A request that inherits from others cannot be made before they have ended.
     """

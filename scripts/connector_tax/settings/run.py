@@ -25,7 +25,7 @@ class UnresolvedError(Exception):
 def started(
     python: str, request: Request, packages: Path | None = None
 ) -> Iterator[Iterator[Message]]:
-    """Yield the program's messages, `end` the last.
+    """Run the program and yield its messages; `end` is the last.
 
     Args:
         python: the interpreter of a vLLM.

@@ -369,7 +369,7 @@ class Server:
             if self._detached.runs():
                 return
             if self._ready or self._detached.container:
-                raise ServerError(f"the server that the command left ended {when}\n"
+                raise ServerError(f"the detached server ended {when}\n"
                                   f"{self.log_tail()}")  # fmt: skip
             # One of several processes on the way to the server.
             self._ended_at = now

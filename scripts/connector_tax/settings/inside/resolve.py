@@ -566,7 +566,7 @@ def unproven(request: Json, operators: Any) -> str | None:
 
 
 def answer(request: Json, say: Callable[..., None]) -> None:
-    """Send the answers to a request, `end` last."""
+    """Send the answers to a request, followed by `end`."""
     os.environ.update(request["environment"])
     operators = None
     if request["gpu"] is not None:
