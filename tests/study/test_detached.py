@@ -90,7 +90,7 @@ def test_end_of_a_forked_server_is_noticed(tmp_path: Path) -> None:
     with started(tmp_path, forked()) as server:
         server.wait_ready(20)
         psutil.Process(server.pid).kill()
-        with pytest.raises(ServerError, match="that the command left ended while measured"):
+        with pytest.raises(ServerError, match="the detached server ended while measured"):
             _until_raised(server)
 
 
