@@ -321,7 +321,7 @@ def test_figures_of_one_block_state_that_intervals_are_missing(tmp_path: Path, n
     assert [end for axes in figure.axes for end in _intervals(axes)] == []
     words = _words(figure)
     assert "no intervals: one launch; launches not included" in words
-    assert f"{'exploratory' if 'heatmap' in name else 'confirmatory'} taxes" in words
+    assert f"; {'exploratory' if 'heatmap' in name else 'confirmatory'}; n = " in words
 
 
 def test_resources_are_plotted_as_differences_with_their_noise(tmp_path: Path) -> None:

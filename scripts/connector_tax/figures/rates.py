@@ -163,7 +163,7 @@ def cells(study: StudyTables, column: str) -> pd.DataFrame:
 
 def sample_text(study: StudyTables) -> str:
     """Return the number of requests behind a point, in words."""
-    return f"{rows.n_range(cell.n for cell in study.pooled)} requests per point"
+    return f"{rows.n_range(cell.n for cell in study.pooled)} per point"
 
 
 def _knees(table: pd.DataFrame, study: StudyTables) -> str:

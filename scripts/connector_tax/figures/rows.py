@@ -168,15 +168,13 @@ def aa_text(study: StudyTables) -> str:
     if row is None or row.status != "valid":
         return study.against("no A/A band: plain has no second valid launch")
     how = f"±|plain/plain {MINUS} 1| of two launches" if row.lo is None else "plain over plain"
-    return study.against(f"grey band: A/A, {how}")
+    return study.against(f"grey: A/A, {how}")
 
 
 def interval_text(table: pd.DataFrame) -> str:
     """Return the meaning of the taxes' intervals, or why there are none."""
     if numbers(table, ["tax_lo"]):
-        marked = numbers(table[table["mark"] != ""], ["tax_lo"])
-        alone = ", a marked one's alone" if marked else ""
-        return f"95 % intervals, of a cell's configurations together{alone}"
+        return "95 % intervals, joint per cell"
     return "no intervals: one launch; launches not included"
 
 
@@ -185,9 +183,8 @@ def tax_text(table: pd.DataFrame) -> str:
     by_family = table[table["family"] != ""].groupby("family", sort=False)["reference"].unique()
     families = [f"{', '.join(ids)}: {name}" for name, ids in by_family.items()]
     if len(by_family) == 1:
-        families = [f"{by_family.index[0]} taxes"]
-    counts = n_range(table[table["tax"].notna()]["n"])
-    return "; ".join([interval_text(table), *families, f"{counts} requests per tax"])
+        families = [by_family.index[0]]
+    return "; ".join([interval_text(table), *families, n_range(table[table["tax"].notna()]["n"])])
 
 
 def n_range(counts: Iterable[int | None]) -> str:

@@ -187,8 +187,7 @@ def _notes(study: StudyTables, table: pd.DataFrame, margin: float) -> list[str]:
     aa = f"A/A: {' to '.join(ends)} %" if ends else "no A/A comparison"
     return [
         f"grey: within ±{100 * margin:g} %; {circle}{marked}hatched: no number",
-        f"{rows.tax_text(table)}; ref_safe, {study.reference['ref_safe']:g} req/s; {aa}",
-        *filter(None, [other_waits(study)]),
+        f"{rows.tax_text(table)}; {study.reference['ref_safe']:g} req/s; {aa}",
     ]
 
 
@@ -241,9 +240,8 @@ def additivity(study: StudyTables) -> Figure:
     measured = table[table["config"] != SUM]
     table = _with_sums(table, tolerance)
     notes = [
-        f"dotted: ±{100 * tolerance:g} % of the stack's tax; a sum inside is additive (H4)",
+        f"dotted: ±{100 * tolerance:g} % of the stack's tax",
         rows.tax_text(measured),
-        rows.aa_text(study),
     ]
     figure = style.new_figure(study, style.COLUMN_IN, 2 * (4 * SUM_IN + 0.4) + 0.2, notes)
     grid = figure.subplots(2, sharex=True)
