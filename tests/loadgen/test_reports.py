@@ -459,7 +459,7 @@ def test_streams_that_end_by_loose_rules_are_successes(tmp_path: Path) -> None:
 
 
 def test_invalid_bytes_in_unread_fields_fail_no_request(tmp_path: Path) -> None:
-    """Half of a character, what JSON's grammar forbids, and counts of another form."""
+    """Send half of a character, bytes that JSON forbids, and counts of another form."""
     broken = event(token()).replace(b"tok", b"\xf0\x9f")
     odd = event(json_of(id=7, choices=[{"text": "a", "logprobs": "no", "stop": 3}], message=[1]))
     last = event(json_of(choices=None, usage={"prompt_tokens_details": "none"}))
