@@ -99,7 +99,7 @@ def test_session_rate_check_fails_above_and_below_the_target(
     assert check_sent_rate(entries, planned)["pass"] is passed
 
 
-def test_children_before_or_long_after_their_parents_fail() -> None:
+def test_check_fails_for_children_before_or_long_after_their_parents() -> None:
     def chain(sent_after_ms: float) -> list[RequestRecord]:
         done = 40 * MS
         child = entry(1, "s", "b", "a", t_send_ns=done + round(sent_after_ms * MS))

@@ -176,7 +176,7 @@ def test_an_opening_event_of_an_answer_of_fixed_length_is_its_first_token(tmp_pa
 
 
 def test_events_without_text_that_the_total_excludes_are_no_tokens(tmp_path: Path) -> None:
-    """They end no answer, and belong to no read."""
+    """Check that such events end no answer, and belong to no read."""
     gap = Pause(0.05)
     text, end = delta(content="a"), json_of(choices=[{"delta": {"content": ""}}])
     steps: list[str | Pause] = [text, gap, end, gap, text, delta("stop", content=""), WAIT, end]

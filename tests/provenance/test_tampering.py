@@ -574,8 +574,7 @@ def test_study_analysed_again_keeps_its_seal(root: Path, monkeypatch: pytest.Mon
 
 
 def older(root: Path) -> None:
-    """Change the study's claims to those of a version with other columns, kinds of rows and
-    files."""
+    """Make the claims look like another version's: other columns, kinds of rows and files."""
     with edited_json(root / "manifest.json") as record:
         record["package"] = "0.2"
 

@@ -382,7 +382,7 @@ class LoadGenerator:
                 if load.concurrency < options.workers:
                     raise ValueError(
                         f"concurrency is {load.concurrency}; allowed: at least the "
-                        f"{options.workers} workers, since places do not move between them"
+                        f"{options.workers} workers, since each worker keeps its own places"
                     )
                 places = min(load.concurrency, len(load.sessions))
                 self._ahead = -(-places // options.workers)

@@ -310,7 +310,7 @@ def series_of(page: str) -> dict[str, float]:
 
 @lru_cache(maxsize=4096)
 def _sorted_labels(labels: str) -> str:
-    """Return labels as a metrics record has them; the pages of a study share them."""
+    """Return labels in the order of a metrics record; cached, since a study's pages share them."""
     pairs = sorted((key, ESCAPED.sub(_character, text)) for key, text in LABEL.findall(labels))
     return ",".join(f'{key}="{text}"' for key, text in pairs)
 

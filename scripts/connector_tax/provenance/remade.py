@@ -30,7 +30,7 @@ from connector_tax.seals import MADE, read_links, settled_files
 
 KIND = "made again"
 LOOKED_EARLIER = "one of its launches was measured again since"
-ANOTHER = "another version of this package made the study's; its hash is checked"
+ANOTHER = "made by another version of this package; only its hash is checked"
 
 
 def is_archived(root: Path) -> bool:

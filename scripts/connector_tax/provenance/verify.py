@@ -455,7 +455,8 @@ class Effect:
 
     @cached_property
     def inner(self) -> tuple[float, float]:
-        """Return the equivalence test's interval, widened to its own blocks' if suspect."""
+        """Return the equivalence test's interval; if suspect, at least as wide as its block
+        differences give."""
         if not self.repeats:
             return self.around(0.0)
         half = self.spread.half(self.narrow)
