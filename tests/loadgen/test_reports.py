@@ -228,7 +228,9 @@ def test_an_answer_with_several_choices_fails(tmp_path: Path) -> None:
     assert {r["error_kind"] for r in records.values()} == {"several_choices"}
 
 
-def test_events_that_count_several_tokens_are_used(tmp_path: Path) -> None:
+def test_events_that_count_several_tokens_are_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Send four tokens every 20 ms, which are 5 ms a token."""
     gap = Pause(0.02)
     steps: list[str | Pause] = []
@@ -241,6 +243,7 @@ def test_events_that_count_several_tokens_are_used(tmp_path: Path) -> None:
     for name in ("TPOT", "ITL"):
         assert 4.9 < summary["latency_ms"][name]["p50"] < 9, name
     assert summary["latency_ms"]["ITL"]["n"] == 3 * 36
+    assert "an event brought" not in capsys.readouterr().out
 
 
 def test_note_gives_tokens_per_event_when_events_bundle_tokens(

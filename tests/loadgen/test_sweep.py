@@ -148,3 +148,8 @@ def test_axis_contains_its_values_and_at_most_eight_ticks(values: list[float], l
     ticks = axis.ticks()
     assert 1 <= len(ticks) <= 8
     assert all(10 <= axis.at(tick) <= 110 for tick in ticks)
+
+
+@pytest.mark.parametrize(("low", "high"), [(8, 16), (2.8, 3.5), (1, 32)])
+def test_a_logarithmic_axis_has_several_ticks_however_short_it_is(low: float, high: float) -> None:
+    assert len(Axis(low, high, 0, 100, log=True).ticks()) >= 3

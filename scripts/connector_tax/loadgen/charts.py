@@ -50,12 +50,14 @@ class Axis:
         return self.start + (self.end - self.start) * (value - low) / (high - low)
 
     def ticks(self) -> list[float]:
-        """Return about five round values; on a logarithmic axis 1, 2 and 5 of each decade."""
-        if not self.log:
+        """Return about five round values; on a long logarithmic axis 1, 2 and 5 of each decade."""
+        if not self.log or self.high < 5 * self.low:
             step = 10 ** math.floor(math.log10((self.high - self.low) / 4))
             step *= next((m for m in (1, 2, 5) if (self.high - self.low) / (step * m) <= 6), 10)
             first = math.ceil(self.low / step)
-            return [k * step for k in range(first, math.floor(self.high / step) + 1)]
+            return [
+                min(k * step, self.high) for k in range(first, math.floor(self.high / step) + 1)
+            ]
         decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
         for digits in ((1, 2, 5), (1,)):
             ticks = [m * 10.0**d for d in decades for m in digits]

@@ -147,12 +147,11 @@ def _token_notes(summary: Summary) -> list[str]:
     """Return notes on unusual token counts and their effect on the latencies."""
     ok, configuration, notes = summary["ok"], summary["configuration"], []
     factor = summary["tokens_per_event"]
-    if factor is not None and factor > 1 + SHARED_FIRST_MAX:
+    if factor is not None and factor > 1 + SHARED_FIRST_MAX and summary["bundled"]:
         notes.append(
             f"an event brought {factor:.2f} tokens on average (speculative decoding, a server that "
             "batches its stream, or characters of several tokens): ITL is the time between reads, "
-            "unless each event counts its tokens, and TPOT is too low by up to this factor in "
-            "answers of few events"
+            "and TPOT is too low by up to this factor in answers of few events"
         )
     missing = summary["latency_missing"]
     if not configuration["no_stream"] and (count := missing.get("TTFT")):

@@ -32,7 +32,8 @@ class RecordSink:
 
     `itl_ms`: the gaps between successive reads with tokens, of the measured successes; 4 bytes
     each, where the records would need 16. A gap is divided among the tokens of an event that holds
-    several. `tokens`: arrival times of tokens. `problem`: why the file could not be written.
+    several. `tokens`: arrival times of tokens. `bundled`: measured successes with events
+    that hold several tokens and do not count them. `problem`: why the file could not be written.
     """
 
     def __init__(self, path: Path | None, more: Mapping[str, Any], append: bool = False) -> None:
@@ -45,6 +46,7 @@ class RecordSink:
         self._more = more
         self.itl_ms = array("f")
         self.tokens = TokenTimes()
+        self.bundled = 0
         self.problem: str | None = None
         self._path = path
         self._lines = bytearray()
@@ -81,6 +83,8 @@ class RecordSink:
             self._recent_ms.append((record.t_first_token_ns - record.t_intended_ns) / 1e6)
             self._tokens += record.completion_tokens or 0
         self.tokens.take(record)
+        if record.measured and record.status == "ok":
+            self._note_bundles(record)
         if record.raw_reads is not None:
             # One read has no gap.
             if len(record.raw_reads) > PAIR_BYTES and record.status == "ok" and record.measured:
@@ -90,6 +94,12 @@ class RecordSink:
                     gaps_ms = np.repeat(gaps_ms / counts[1:], counts[1:])
                 self.itl_ms.frombytes(gaps_ms.astype(np.float32).tobytes())
             record.raw_reads = None
+
+    def _note_bundles(self, record: RequestRecord) -> None:
+        tokens, events = record.completion_tokens or 0, record.token_events or 0
+        if record.counted_by == "server" and tokens > events > 0:
+            counted = events if record.raw_reads is None else read_pairs(record.raw_reads)[1].sum()
+            self.bundled += bool(tokens > counted)
 
     def progress(self, progress: Progress) -> None:
         """Write pending lines to the file, and show progress.

@@ -115,6 +115,7 @@ def summarise(
         "waited_for_connection": int(waits),
         "first_token_shared": _shared_first_reads(ok),
         "tokens_per_event": _tokens_per_event(ok),
+        "bundled": sink.bundled,
         "latency_missing": {
             name: missing
             for name in ("TTFT", "TPOT")
