@@ -146,6 +146,10 @@ def test_assignment_before_a_command_is_not_a_candidate_name() -> None:
         ('serve "${DIR}/m" ~/x {port}', ["serve", "/a b/m", "/home/me/x", "{port}"]),
         ("serve '$DIR' \\$DIR a~b {port}", ["serve", "$DIR", "$DIR", "a~b", "{port}"]),
         ('serve --c {"a":"$DIR|x"} {port}', ["serve", "--c", '{"a":"$DIR|x"}', "{port}"]),
+        (
+            'serve {port} --c {"p":{beside1.port}}',
+            ["serve", "{port}", "--c", '{"p":{beside1.port}}'],
+        ),
         ("serve 'a|b' \"c;d\" {port}", ["serve", "a|b", "c;d", "{port}"]),
         ("serve \\\n --port \\\n{port} '\\\n'", ["serve", "--port", "{port}", "\\\n"]),
         ("HF_HOME=~/x serve --m=~/x {port}", ["HF_HOME=/home/me/x", "serve", "--m=~/x", "{port}"]),

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 PORT_MARK = "{port}"
 _RUNNING = re.compile(r"(?P<host>https?://[^/?#\s]+)(?P<path>(?:/[^?#\s]*)?)")
 _COMPANION_PORT = re.compile(r"\{(beside\d+)\.port\}")
+_PORT = re.compile(r"\{(?:beside\d+\.)?port\}")
 _JSON = re.compile(r"(?<![^\s=])\{")
 _OPERATORS = "|&;<>()"
 _NAME = r"\$(?P<brace>\{)?(?P<name>[A-Za-z_]\w*)(?(brace)\})"
@@ -111,13 +112,15 @@ def split_command(line: str) -> list[str]:
 
 
 def _with_quoted_json(line: str) -> str:
+    # A port that is no part of a string becomes a number.
+    content = _PORT.sub(lambda match: "1" * len(match[0]), line)
     quoted, done = "", 0
     for start in (match.start() for match in _JSON.finditer(line)):
         if start >= done:
             with contextlib.suppress(ValueError):
                 # Within quotes already, those before it have no end.
                 shlex.split(line[done:start])
-                _, end = json.JSONDecoder().raw_decode(line, start)
+                _, end = json.JSONDecoder().raw_decode(content, start)
                 quoted += line[done:start] + shlex.quote(line[start:end])
                 done = end
     return quoted + line[done:]
