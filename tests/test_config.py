@@ -19,6 +19,7 @@ from connector_tax.config import (
     load_configurations,
     load_yaml,
 )
+from connector_tax.config import shipped as shipped_file
 from connector_tax.provenance.archive import read_head
 from connector_tax.study.design import resolve
 
@@ -346,3 +347,12 @@ def test_escape_sequence_in_a_key_is_not_printed() -> None:
     with pytest.raises(ConfigError, match=r"my\.yaml: evil line: unknown key") as refused:
         resolve(shipped("config.yaml") | {"\x1b[2Jevil\nline": 1}, "my.yaml")
     assert "\x1b" not in str(refused.value)
+
+
+def test_files_of_the_package_are_found_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("config/accelerators.yaml", "config/models/Qwen3-0.6B.json"):
+        assert shipped_file(name).read_bytes() == (ROOT / name).read_bytes()
+    assert shipped_file("config/../config/config.yaml") == Path("config/../config/config.yaml")

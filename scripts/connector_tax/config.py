@@ -199,12 +199,10 @@ def refuse_unbounded(given: Any, source: str) -> None:
 def shipped(name: str) -> Path:
     """Return the file `name` below the working directory, or the package's copy of `config/...`."""
     path = Path(name)
-    shipped_path = DEFAULTS / path.name
-    return (
-        shipped_path
-        if path.parent == Path("config") and shipped_path.exists() and not path.exists()
-        else path
-    )
+    if path.parts[:1] != ("config",) or ".." in path.parts or path.exists():
+        return path
+    shipped_path = DEFAULTS.joinpath(*path.parts[1:])
+    return shipped_path if shipped_path.exists() else path
 
 
 @cache
