@@ -174,7 +174,7 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
         ),
         "a skip for another reason": (
             json_value(SKIPPED_INDEX, "reason", value="the operator was tired"),
-            "skipped for 'the operator was tired', though no gate",
+            "skipped for 'the operator was tired', without a gate",
         ),
         "a launch without its index": (by.remove(INDEX), "index.json is missing"),
         "an environment of launch.sh alone": (

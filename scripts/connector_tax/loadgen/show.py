@@ -58,8 +58,8 @@ def headlines(summary: Summary) -> list[str]:
     """Return lines with counts, throughput, lengths, finish reasons and goodput."""
     lines = [
         f"{summary['requests']} requests in {summary['window_s']:.1f} s, {summary['ok']} ok; "
-        f"{summary['requests_per_s']:.2f} requests/s ended in it, "
-        f"{summary['tokens_per_s']:.1f} tokens/s came"
+        f"{summary['requests_per_s']:.2f} requests/s and "
+        f"{summary['tokens_per_s']:.1f} tokens/s in this time"
     ]
     for name, lengths in summary["lengths"].items():
         if lengths is not None:
