@@ -24,7 +24,7 @@ from tests.vllm.test_real import PYTHON
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.timeout(1200),
+    pytest.mark.timeout(2400),
     pytest.mark.skipif(not PYTHON.exists(), reason=f"{PYTHON}: no vLLM environment there"),
 ]
 CAPACITY = re.compile(
