@@ -222,7 +222,7 @@ def test_usage_is_read_wherever_servers_put_it(tmp_path: Path) -> None:
 
 def test_an_answer_with_several_choices_fails(tmp_path: Path) -> None:
     two = json_of(choices=[{"index": 0, "text": "a"}, {"index": 1, "text": "b"}])
-    second = json_of(choices=[{"index": 1, "text": "b", "finish_reason": None}])
+    second = json_of(choices=[{"index": 1, "text": "b", "finish_reason": "stop"}])
     scripts = {"two": stream(two), "in turn": stream(token(), token(), second, token())}
     _, records = answers(tmp_path, scripts)
     assert {r["error_kind"] for r in records.values()} == {"several_choices"}

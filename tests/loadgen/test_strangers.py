@@ -485,7 +485,8 @@ def test_retry_after_of_a_busy_server_is_respected(
         assert summary["paused"] == len(records)
         printed = capsys.readouterr().out
         assert "failures paused their place in the closed loop" in printed
-        assert "FAIL session_start_delay_p99_ms" not in printed
+        (late,) = (c for c in summary["checks"] if c["name"] == "session_start_delay_p99_ms")
+        assert late["value"] < 500  # less than the pause, which is no delay
     with serve(*status("429 No", b"", b"Retry-After: %b\r\n" % date)) as server:
         _, summary, records = command(server.port, tmp_path, load)
     assert len(records) == 4

@@ -238,7 +238,7 @@ def only_choice(response: Response) -> Choice | None:
 _PLAIN_TEXT = re.compile(rb'[^"\\\r\n]+').fullmatch
 _NOT_PLAIN = (
     *(b'"finish_reason":"', b'"usage":{', b'"token_ids":[', b'"logprobs":{'),
-    *(b'"choices":[]', b'"error"', b"[DONE]", b"event:", b'"index":1'),
+    *(b'"choices":[]', b'"error"', b"[DONE]", b"event:"),
 )
 _TEXT, _CONTENT = b'"text":"', b'"content":"'
 _REASONING = (b'"reasoning":"', b'"reasoning_content":"')
@@ -352,7 +352,9 @@ class StreamAccumulator:
         else 0.
         """
         events = block.count(b"\n\n")
-        if block.count(self._plain_field) != events or self._plain_field + b'"' in block:
+        if block.count(self._plain_field) != events:
+            return 0
+        if self._plain_field + b'"' in block:  # without text
             return 0
         for mark in _NOT_PLAIN:
             if mark in block:
