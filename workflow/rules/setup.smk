@@ -132,7 +132,7 @@ rule rehearse:
         CONDA
     threads: workflow.cores
     shell:
-        "python -m connector_tax.rehearsal --study {input.study} 2> {log}"
+        "python -m connector_tax.rehearsal --study {input.study} 2>&1 | tee {log}"
 
 
 rule plan:
@@ -143,7 +143,7 @@ rule plan:
     conda:
         CONDA
     shell:
-        "python -m connector_tax.rehearsal.plan --study {input.study} 2> {log}"
+        "python -m connector_tax.rehearsal.plan --study {input.study} 2>&1 | tee {log}"
 
 
 # Decides which configurations are run, with the reasons of skips.
