@@ -170,7 +170,7 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
                            value=True),
                 json_value(SKIPPED_INDEX, "reason", value=None),
             ),
-            "skipped for None, though no gate",
+            "skipped for None, without a gate",
         ),
         "a skip for another reason": (
             json_value(SKIPPED_INDEX, "reason", value="the operator was tired"),
