@@ -202,7 +202,7 @@ def test_candidate_may_be_named_like_a_configuration() -> None:
         (
             [],
             {"baseline": "nosuch {port}"},
-            "the command nosuch, which is not in PATH",
+            "the command nosuch, which does not exist in PATH",
         ),
         ([], {"baseline": "false {port}"}, "baseline: the server ended with status 1 before"),
         ([], {"baseline": TRACEBACKS}, "before it was ready\nfirst error: MemoryError: 15 GiB\n"),

@@ -179,7 +179,7 @@ def test_processes_of_ended_drivers_are_killed_by_folder(
         with monkeypatch.context() as patch:
             patch.setattr(psutil.Process, "kill", lambda _: None)
             patch.setattr(guard, "KILLED_S", 0.05)
-            said = rf"process {started[0].pid} \(python.*\), left of an earlier launch, does"
+            said = rf"process {started[0].pid} \(python.*\) of an earlier launch survives "
             with pytest.raises(LeftoverError, match=said):
                 kill_leftovers(mine)
         assert kill_leftovers(mine) == 1
