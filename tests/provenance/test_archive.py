@@ -102,9 +102,9 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
     "a table without a place": (by.table_named("tables/../x"), "is no table of a study"),
     "the study in a table": (by.study_in_table, "'study.json' is not among the members"),
     "a file in two tables": (by.in_two_tables, "a file is in two tables"),
-    "an oversized member": (by.grown, "is missing, no plain file"),
+    "an oversized member": (by.grown, "not a regular file of"),
     "a member twice": (by.twice, "data behind the end"),
-    "a member missing": (by.one_gone, "'verify.py' is missing"),
+    "a member missing": (by.one_gone, "'verify.py': missing"),
     "another content": (by.other_content, "sha256 is not what archive.json says"),
     "a study name that is a path": (
         by.in_header("study", value="../../home"),
