@@ -246,7 +246,7 @@ def test_ctrl_c_while_servers_are_queried_leaves_no_process(tmp_path: Path) -> N
         told = []
         for line in process.stderr:
             told.append(line)
-            if line.startswith("asking baseline"):
+            if line.startswith("querying baseline"):
                 # As a terminal does: to the whole group in the foreground.
                 os.killpg(process.pid, signal.SIGINT)
     assert process.returncode == STOPPED, "".join(told)

@@ -117,4 +117,4 @@ def test_note_on_waits_gives_the_cause_for_fixed_arrivals_only(
     edit(study_file, arrive)
     text = said(study_file, 4, 0.01)
     assert text.startswith("Waits for the step with the prompt differ")
-    assert ("by arrivals and not by connector" in text) is (process == "fixed")
+    assert ("due to arrivals, not the connector" in text) is (process == "fixed")

@@ -513,7 +513,7 @@ def test_user_agent_is_sent_and_the_ready_check_names_the_key_or_the_path(
         assert main(["--url", url, *load]) == 3
         assert "give a key with --api-key-env" in capsys.readouterr().err
         assert main(["--url", f"{url}/openai", *load]) == 3
-    assert "if that is a base, append /v1" in capsys.readouterr().err
+    assert "if it is a base, append /v1" in capsys.readouterr().err
 
 
 def test_exhausted_ports_and_files_name_the_limit_and_the_remedy() -> None:

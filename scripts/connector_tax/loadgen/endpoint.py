@@ -114,8 +114,8 @@ def wait_ready(target: Target, model: str | None, wait_s: float) -> str:
             print(printable(f"warning: {answer.url} answers 404{hint}"), file=sys.stderr)
     if model is None:
         if len(names) != 1:
-            text = f" {excerpt(answer.content)}".rstrip()
-            listed_models = ", ".join(names) or f"no model (status {answer.status_code}){text}"
+            text = f": {excerpt(answer.content)}".rstrip(": ")
+            listed_models = ", ".join(names) or f"no model (status {answer.status_code}{text})"
             raise LoadGeneratorError(
                 f"{answer.url} lists {listed_models}; give one with --model{hint}"
             )

@@ -116,7 +116,8 @@ def _with_quoted_json(line: str) -> str:
     content = _PORT.sub(lambda match: "1" * len(match[0]), line)
     quoted, done = "", 0
     for start in (match.start() for match in _JSON.finditer(line)):
-        if start >= done:
+        # A port by itself is a word.
+        if start >= done and content[start] == line[start]:
             with contextlib.suppress(ValueError):
                 # Within quotes already, those before it have no end.
                 shlex.split(line[done:start])
