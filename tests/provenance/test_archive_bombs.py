@@ -178,7 +178,11 @@ sys.exit(commands.run_command(parser, sys.argv[2:], globals()[sys.argv[1]]))
 @pytest.mark.parametrize(
     ("work", "status", "message"),
     [
-        ("endless", 2, "study.json: its archive of 0.0 MB took more than 0 s of CPU time, the limit"),
+        (
+            "endless",
+            2,
+            "study.json: its archive of 0.0 MB took more than 0 s of CPU time, the limit",
+        ),
         ("large", 2, "study.json: takes too much memory for its archive's size\n"),
         ("small", 0, "done\n"),
     ],

@@ -234,7 +234,7 @@ def test_a_cell_that_was_cut_short_is_measured_again_by_the_same_command(folder:
     # Whatever finds it first, the end of the run names it and says what happens to it.
     assert (
         "DAMAGED plain/block0/A: results/tiny/runs/plain/block0/A/r20/requests_A_r20.jsonl is "
-        "missing or not what index.json says; rerun the same command to measure it again"
+        "missing or differs from index.json; rerun the same command to measure it again"
     ) in text_of(done)
     done = run(folder, RATES)
     assert done.returncode == 0, text_of(done)
@@ -360,7 +360,7 @@ def test_failed_launch_blocks_reference_rates_until_it_is_measured(
 
     order = cell_order(read_study(results / "study.json"), NOOP_A)
     first, second = [cell["cell"] for cell in order]
-    again = "noop_connector/block0/A failed, and is run once more"
+    again = "noop_connector/block0/A failed; running it once more"
     # Killed in the first cell, and when it is run once more in the second.
     status, output = kill_in(folder, [first, second], "loadgen.worker")
     assert again in output
