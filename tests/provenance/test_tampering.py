@@ -272,7 +272,7 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
         "two cells exchanged": (by.swap_cells, r"r80/engine_step_A_r80\.jsonl is missing"),
         "a file beside the records": (
             by.planted(f"{NOOP_CELL}/notes.txt"), r"r40/notes\.txt was added after the seal"),
-        "a file put into the study's folder": (by.planted("notes.txt"), "notes.txt was added after"),
+        "a file put into the study's folder": (by.planted("notes.txt"), "was added after the seal"),
         "no log among the logs": (by.planted("logs/x.csv"), r"logs/x\.csv is no file of a study"),
         "no owner among the owners": (
             by.planted("owners/x.txt"), r"owners/x\.txt is no file of a study"),
