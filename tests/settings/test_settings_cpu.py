@@ -1,4 +1,4 @@
-"""Test the settings that a CPU build resolves against the log of its own running server.
+"""Test the settings that a CPU build resolves against the log of a running server.
 
 `pytest -m long tests/settings/test_settings_cpu.py`, with the interpreter of tests/vllm/test_real.
 """

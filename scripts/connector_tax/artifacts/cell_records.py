@@ -220,7 +220,7 @@ class CountsRecord(TypedDict):
 CheckRecord = TypedDict(
     "CheckRecord", {"value": float | None, "bound": float | list[float], "pass": bool}
 )
-"""One check of `health` (artifacts/checks.py:CHECKS); a bound of two is a range."""
+"""One check of `health` (artifacts/checks.py:CHECKS); two numbers in `bound` are a range."""
 
 
 class QuantityRecord(TypedDict):

@@ -155,7 +155,7 @@ class LaunchFolder:
 
     @property
     def attempts(self) -> list[AttemptRecord]:
-        """Return its attempts: those of its index, or of attempts.json if it has none."""
+        """Return the attempts in the index, or in attempts.json if there is no index."""
         if self.index is not None:
             return self.index.attempts
         path = self.folder / paths.ATTEMPTS

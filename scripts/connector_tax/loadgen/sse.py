@@ -182,7 +182,7 @@ class Choice(msgspec.Struct):
 
     @property
     def speaks(self) -> bool:
-        """Return whether it holds text, reasoning or (a part of) a tool call."""
+        """Return whether the choice holds text, reasoning or a part of a tool call."""
         delta = self.delta
         return bool(self.text) if delta is None else delta.reasons or delta.answers
 

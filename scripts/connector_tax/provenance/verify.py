@@ -122,9 +122,9 @@ class Cell:
         }
 
     def value(self, metric: str, limits: Row) -> tuple[float, int]:
-        """Return a metric, of a throughput the inverse, and the number of its requests.
+        """Return a metric, or the inverse of a throughput, and the number of its requests.
 
-        0 where there is none.
+        The metric is 0 where the cell has no such request.
         """
         if re.search(r"_p\d\d$", metric):
             values = self.all[metric[:-4]].dropna().to_numpy()

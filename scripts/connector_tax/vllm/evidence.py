@@ -119,8 +119,8 @@ def weaker_notes(log: str) -> list[str]:
 def active_paths(log: str) -> dict[str, str]:
     """Return the data path of each part of a connector, from the log.
 
-    `_PATHS` has the names. NIXL transports are those of the agent's endpoint to itself,
-    the only endpoint of an idle agent (logged by UCX at level info).
+    `_PATHS` has the names. For NIXL, UCX logs at level info the transports of the agent's endpoint
+    to itself, the only endpoint of an idle agent.
     """
     paths = {name: sorted(set(pattern.findall(log))) for name, pattern in _PATHS.items()}
     paths["NIXL transports"] = sorted(set(_TRANSPORT.findall(" ".join(_OWN_ENDPOINT.findall(log)))))
