@@ -118,6 +118,13 @@ def load_yaml(path: Path) -> Any:
     return value
 
 
+def _too_large(place: str) -> ConfigError:
+    return ConfigError(
+        f"{place}: found more than {MOST_VALUES:,} values or {MOST_DEPTH} levels, counting what"
+        " aliases name; allowed: fewer"
+    )
+
+
 def _refuse_expansion(text: str, path: Path) -> None:
     """Check how many values a YAML text makes, before the loader copies what aliases name.
 
@@ -150,10 +157,7 @@ def _refuse_expansion(text: str, path: Path) -> None:
         within, outer = levels[-1]
         levels[-1] = within + size, outer
         if within + size > MOST_VALUES or len(levels) > MOST_DEPTH:
-            raise ConfigError(
-                f"{path}: line {line}: found more than {MOST_VALUES:,} values or {MOST_DEPTH}"
-                " levels, counting what aliases name; allowed: fewer"
-            )
+            raise _too_large(f"{path}: line {line}")
 
 
 def refuse_unbounded(given: Any, source: str) -> None:
@@ -168,10 +172,7 @@ def refuse_unbounded(given: Any, source: str) -> None:
         where, name, value, depth = waiting.pop()
         values += 1
         if values > MOST_VALUES or depth > MOST_DEPTH:
-            raise ConfigError(
-                f"{source}: {where[:80]}: found more than {MOST_VALUES:,} values or {MOST_DEPTH}"
-                " levels, counting what aliases name; allowed: fewer"
-            )
+            raise _too_large(f"{source}: {where[:80]}")
         if isinstance(value, Mapping):
             for key, inner in value.items():
                 if not isinstance(key, str | int | float | None):

@@ -36,18 +36,24 @@ from connector_tax.study.guardian import DRIVER_VARIABLE, LAUNCH_VARIABLE
 from tests.study.driving import drive
 
 
-def test_driver_ends_when_the_watched_ancestor_dies() -> None:
+def owner_and_child(code: str) -> tuple[subprocess.Popen[bytes], subprocess.Popen[str]]:
+    """Start a process, and another that runs `code` and has it as the parent to watch."""
     owner = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    environment = {**os.environ, PARENT_VARIABLE: process_name(owner.pid)}
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    return owner, child
+
+
+def test_driver_ends_when_the_watched_ancestor_dies() -> None:
     code = (
         "import os, signal;"
         "from connector_tax.study.guard import watch_parent;"
         "watch_parent(lambda: os._exit(7), print);"
         "print('watching', flush=True); signal.pause()"
     )
-    environment = {**os.environ, PARENT_VARIABLE: process_name(owner.pid)}
-    driver = subprocess.Popen(
-        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True
-    )
+    owner, driver = owner_and_child(code)
     assert driver.stdout is not None
     assert driver.stdout.readline() == "watching\n"
     owner.send_signal(signal.SIGKILL)
@@ -57,16 +63,12 @@ def test_driver_ends_when_the_watched_ancestor_dies() -> None:
 
 
 def test_gates_and_their_children_end_when_snakemake_does() -> None:
-    owner = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     # As a probe of vLLM's environment: a child of a shell, which reads no signal of its parent's.
     code = (
         "import subprocess; from connector_tax.study.guard import end_with_parent;"
         "end_with_parent(print); subprocess.run(['sh', '-c', 'echo $$; sleep 60; true'])"
     )
-    environment = {**os.environ, PARENT_VARIABLE: process_name(owner.pid)}
-    gates = subprocess.Popen(
-        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True
-    )
+    owner, gates = owner_and_child(code)
     assert gates.stdout is not None
     child = psutil.Process(int(gates.stdout.readline()))
     owner.kill()

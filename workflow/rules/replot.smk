@@ -1,5 +1,5 @@
-# An archived study: checked, unpacked into a folder of its own, redrawn, audited. Included in
-# place of every measuring rule, so nothing here can start a server.
+# Check an archived study, unpack it into a new folder, draw it again and audit it. These rules
+# replace every measuring rule, so that a replot cannot start a server.
 
 
 rule unpack:

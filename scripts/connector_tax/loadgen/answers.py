@@ -88,19 +88,8 @@ class HeldRequest:
 
     __slots__ = (
         *("_accumulator", "_body", "_headers", "_mute", "_owner", "_patience", "_reads"),
-        *(
-            "_silent",
-            "_size",
-            "_spoken_ns",
-            "_status",
-            "_whole",
-            "body",
-            "connection",
-            "head",
-            "record",
-            "sent",
-            "task",
-        ),
+        *("_silent", "_size", "_spoken_ns", "_status", "_whole", "body", "connection", "head"),
+        *("record", "sent", "task"),
     )
 
     def __init__(self, owner: "Worker", record: RequestRecord, body: bytes) -> None:

@@ -2,8 +2,8 @@
 
 A file begins with the logical CPUs of both sides. Each second a line with the counters follows;
 counters are totals (docs/artifacts.md). With GPUs, `foreign_gpu_pids` lists processes on the
-study's GPUs that do not belong to the study. It is null if none of the study's processes was listed
-either: then nvidia-smi reports other process ids (in a container), or did not answer in time.
+study's GPUs that do not belong to the study. It is null where nvidia-smi did not answer in time, or
+lists no process of the study: in a container nvidia-smi may report other process ids.
 Nothing is recorded about GPUs of other studies.
 """
 
