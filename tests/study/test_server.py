@@ -92,8 +92,10 @@ def test_server_that_dies_before_ready_is_reported_with_its_log_without_paths(
 def kill_engine_core(server: Server) -> None:
     """Kill the engine core of a server once the server has been seen with it."""
     cores: dict[int, int] = {}
+    deadline = time.monotonic() + 60
     while not server.cores or not cores:
         cores = engine_cores(server.pid)
+        assert time.monotonic() < deadline, "the server has not seen its engine core"
     for pid in cores:
         core = psutil.Process(pid)
         core.kill()
