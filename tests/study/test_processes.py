@@ -96,7 +96,7 @@ def test_cpu_time_is_exact_and_includes_ended_children(worker: Worker, line: str
 
 def test_processes_of_a_server_without_its_own_session_are_counted() -> None:
     # As a shell starts `server | tee log` under job control: the second descends from neither.
-    command = ["sh", "-c", "(sleep 60 & echo $!); exec sleep 60"]
+    command = ["sh", "-c", "second=$(sleep 60 >&2 & echo $!); echo $second; exec sleep 60"]
     with subprocess.Popen(command, process_group=0, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
