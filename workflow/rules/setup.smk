@@ -31,7 +31,7 @@ rule vllm_environment:
     log:
         f"{VLLM_ENVIRONMENT}.log",
     wildcard_constraints:
-        environment=r"vllm-cpu|vllm-cpu-0\.31|vllm-gpu",
+        environment=r"vllm-cpu|vllm-cpu-0\.33|vllm-gpu",
     conda:
         CONDA
     threads: workflow.cores
