@@ -21,7 +21,7 @@ help:  ## print this list
 study: .venv/pipeline.stamp  ## install the pinned environment, then run the whole default study
 	$(BIN)/snakemake --cores 1 all
 
-resume: .venv/pipeline.stamp  ## after a kill or a power cut: release the stale lock, then carry on
+resume: .venv/pipeline.stamp  ## carry on the default study after a kill or a power cut: release the stale lock first
 	$(BIN)/snakemake --cores 1 --unlock
 	$(BIN)/snakemake --cores 1 --rerun-incomplete all
 
