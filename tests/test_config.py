@@ -221,7 +221,6 @@ OVERLAYS = {
     "h100.yaml": ("h20.yaml",),
     "h200-emulated.yaml": ("h20-emulated.yaml",),
     "emulated-controls.yaml": ("h20-emulated.yaml",),
-    "emulated-cores.yaml": ("h20-emulated.yaml",),
     "emulated-connectors.yaml": ("h20-emulated.yaml",),
     "emulated-saturation.yaml": ("h20-emulated.yaml",),
     "gpu-short-8b.yaml": ("gpu-short.yaml",),

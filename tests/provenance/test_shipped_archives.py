@@ -18,7 +18,7 @@ from connector_tax.provenance.manifest import read_manifest
 pytestmark = pytest.mark.workflow
 
 
-@pytest.mark.parametrize("name", ["default", "vllm-cpu", "h20-emulated"])
+@pytest.mark.parametrize("name", ["default", "vllm-cpu", "emulated-controls"])
 def test_tables_of_shipped_archives_equal_the_published_ones(name: str, tmp_path: Path) -> None:
     root = tmp_path / name
     unpack(ROOT / f"results/archive/{name}.tar.zst", root)

@@ -89,7 +89,7 @@ def test_printed_command_runs_no_code_from_the_archive(tmp_path: Path) -> None:
 
 
 def test_shipped_archive_without_phase_b_verifies(tmp_path: Path) -> None:
-    archive = ARCHIVE.with_name("h20-emulated.tar.zst")
+    archive = ARCHIVE.with_name("emulated-controls.tar.zst")
     subprocess.run(["tar", "--zstd", "-xf", archive, "-C", tmp_path], check=True)
     result = verified(tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
