@@ -283,4 +283,4 @@ def scorecard(study: StudyTables) -> Figure:
 
 def _widest_in(texts: Sequence[str]) -> float:
     """Return the column width in inches for the widest text."""
-    return 0.1 + max(style.text_width_in(text, style.TEXT_PT) for text in texts)
+    return 0.12 + max(style.text_width_in(text, style.TEXT_PT) for text in texts)

@@ -139,6 +139,9 @@ def decomposition(study: StudyTables) -> Figure:
     for axes, kind in zip(grid, shown, strict=True):
         panel = table[table["kind"] == kind]
         rows.scale(axes, rows.numbers(panel, [*STEP_ENDS, *PARTS]), room=0.04, ticks=2)
+        low, high = axes.get_xlim()
+        ticks = [tick for tick in axes.get_xticks() if low <= tick <= high]
+        axes.set_xticks(sorted({ticks[0], 0.0, ticks[-1]}))
         rows.shade(axes, panel)
         for y, row in enumerate(records(panel)):
             if rows.value(axes, y, row | {"reason": ""}, STEP_ENDS, TOTAL):
