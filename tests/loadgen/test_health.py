@@ -97,6 +97,10 @@ def test_session_rate_check_fails_above_and_below_the_target(
         entry(k, f"s{k}", "a", t_send_ns=round(planned[k] * stretch)) for k in range(0, 200, every)
     ]
     assert check_sent_rate(entries, planned)["pass"] is passed
+    # A request that is dropped when it is due was dispatched in time.
+    for dropped in entries[::2]:
+        dropped.status, dropped.t_send_ns, dropped.t_done_ns = "dropped", None, dropped.t_send_ns
+    assert check_sent_rate(entries, planned)["pass"] is passed
 
 
 def test_check_fails_for_children_before_or_long_after_their_parents() -> None:

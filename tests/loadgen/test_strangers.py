@@ -225,6 +225,14 @@ def test_hanging_stream_adds_nothing_to_the_next_requests_latency(tmp_path: Path
     assert (summary["ok"], summary["window_s"]) == (3, 0.2)
 
 
+def test_requests_of_a_closed_loop_that_time_out_together_are_all_recorded(tmp_path: Path) -> None:
+    with serve(Hang) as server:
+        load = "--concurrency 8 --requests 24 --timeout 0.5 --drain 2"
+        _, summary, records = command(server.port, tmp_path, load)
+    assert [r["error_kind"] for r in records] == ["request_timeout"] * 24
+    assert summary["ok"] == 0
+
+
 # ---- what failures say
 
 

@@ -13,7 +13,12 @@ from connector_tax.artifacts.saturation import effective_rps
 from connector_tax.loadgen.__main__ import main
 from connector_tax.loadgen.arguments import parse_arguments, shown_command
 from connector_tax.loadgen.charts import Axis
-from connector_tax.loadgen.sweep import powers_of_two
+from connector_tax.loadgen.sweep import (
+    NOT_JUDGED,
+    highest_unsaturated,
+    powers_of_two,
+    verdict,
+)
 from tests.engine.serving import launched
 from tests.loadgen.fault_server import HEAD, Pause, chunked, good_events, serve
 
@@ -53,6 +58,34 @@ def test_a_sweep_stops_after_the_first_saturated_rate(
     printed = capsys.readouterr().out
     assert whole["verdict"] in printed
     assert max(map(len, printed.splitlines()[: len(rates) + 1])) <= 80
+
+
+def test_interrupted_rate_is_not_judged() -> None:
+    summaries = [
+        {"configuration": {"rate": rate}, "saturation": saturation}
+        for rate, saturation in ((2.0, {"saturated": False}), (4.0, NOT_JUDGED))
+    ]
+    assert highest_unsaturated(summaries) == 2.0
+    said = "2 requests/s are sustained; 4 was interrupted, so it is not judged"
+    assert verdict(summaries) == said
+
+
+def test_sweep_that_ended_early_claims_nothing_about_higher_rates() -> None:
+    rates = [2.0, 4.0]
+    configuration = {"rate": 2.0, "rates": rates}
+    summaries = [{"configuration": configuration, "saturation": {"saturated": False}}]
+    said = "2 requests/s are sustained; higher rates were not measured"
+    assert verdict(summaries) == said
+    rates.pop()
+    assert "the server's limit is above it" in verdict(summaries)
+
+
+def test_body_is_shown_without_its_secrets() -> None:
+    body = '{"top_p": 1, "extra": [{"api_key": "sk-abcdefghijklmnop0123"}]}'
+    shown = shown_command(["--url", "http://x", "--body", body])
+    assert "abcdefghijklmnop" not in shown
+    assert '{"top_p": 1, "extra": [{"api_key": "(not shown)"}]}' in shown
+    assert '{"top_p":1}' in shown_command(["--body", '{"top_p":1}'])
 
 
 @pytest.mark.parametrize(

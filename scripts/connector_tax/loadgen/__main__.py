@@ -21,7 +21,7 @@ from connector_tax.files import (
 )
 from connector_tax.foreign import printable
 from connector_tax.loadgen.affinity import plan_affinity, read_topology
-from connector_tax.loadgen.arguments import parse_arguments, shown_command
+from connector_tax.loadgen.arguments import parse_arguments, shown_command, without_secrets
 from connector_tax.loadgen.checks import verify
 from connector_tax.loadgen.endpoint import is_local, wait_ready
 from connector_tax.loadgen.generator import (
@@ -45,7 +45,7 @@ from connector_tax.loadgen.show import print_summary, print_sweep
 from connector_tax.loadgen.sink import RecordSink
 from connector_tax.loadgen.source import Source, read_source
 from connector_tax.loadgen.summary import Checks, summarise
-from connector_tax.loadgen.sweep import judge_rate, judgement_record
+from connector_tax.loadgen.sweep import NOT_JUDGED, judge_rate, judgement_record
 
 COHORTS = (
     "closed loop with fixed lengths: requests that start together also end together, "
@@ -146,8 +146,12 @@ def run(
 
 def run_all(
     options: argparse.Namespace, target: Target, source: Source, signals: _Signals
-) -> list[Run]:
-    """Send each load, one after the other, up to the first rate that saturates the server."""
+) -> tuple[list[Run], bool]:
+    """Send each load, one after the other, up to the first rate that saturates the server.
+
+    Returns:
+        The finished loads, and whether the load generator failed at a later one.
+    """
     server_cores = 1 if is_local(target.host) else 0
     plan = plan_affinity(read_topology(), options.workers, server_cores, not options.no_affinity)
     print("\n".join(plan.lines()), file=sys.stderr)
@@ -155,22 +159,38 @@ def run_all(
         workers=options.workers, connections_per_worker=options.connections, cpus=plan
     )
     runs: list[Run] = []
+    several, failed = len(options.rates) > 1, False
     earlier: dict[float, CellLoad] = {}
     with LoadGenerator(target, generator_options) as generator:
         for rate in options.rates or [None]:
+            if signals.received is not None:
+                break
             at = argparse.Namespace(**{**vars(options), "rate": rate})
-            if len(options.rates) > 1:
+            if several:
                 print(f"rate {rate:g}:", file=sys.stderr)
-            done = run(generator, at, source, signals, append=bool(runs))
+                # Prompts that an earlier rate has made and not sent change none of this one.
+                source = read_source(at, target)
+            try:
+                done = run(generator, at, source, signals, append=bool(runs))
+            except KeyboardInterrupt:
+                if not runs:
+                    raise
+                break
+            except LoadGeneratorError as error:
+                if not runs:
+                    raise
+                print(printable(f"error: {error}"), file=sys.stderr)
+                failed = True
+                break
             runs.append(done)
-            if rate is not None and len(options.rates) > 1:
-                saturation = judgement_record(judge_rate(done.result, rate, earlier))
+            if rate is not None and several:
+                saturation = NOT_JUDGED
+                if signals.received is None:
+                    saturation = judgement_record(judge_rate(done.result, rate, earlier))
                 done.summary["saturation"] = saturation
                 if saturation["saturated"]:
                     break
-            if signals.received is not None:
-                break
-    return runs
+    return runs, failed
 
 
 def report(options: argparse.Namespace, runs: Sequence[Run], signals: _Signals) -> int:
@@ -194,7 +214,7 @@ def report(options: argparse.Namespace, runs: Sequence[Run], signals: _Signals) 
         write_outputs(options, summaries, [done.result for done in runs])
     except OSError as error:
         output_failed = True
-        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
     if signals.received is not None:
         return 128 + signals.received
     if output_failed:
@@ -209,7 +229,9 @@ def _passes(done: Run) -> bool:
     rate.
     """
     saturated = done.summary.get("saturation", {"saturated": False})["saturated"]
-    excused = ("error_rate", "dropped") if saturated else ()
+    excused = {"error_rate", "dropped"} if saturated else set()
+    if saturated and any(r.measured and r.t_send_ns is None for r in done.result.records):
+        excused.add("sent_rate_ratio")
     return all(check["pass"] for name, check in done.checks.items() if name not in excused)
 
 
@@ -229,6 +251,7 @@ def _about(options: argparse.Namespace, target: Target) -> dict[str, Any]:
     # The query may hold a secret.
     configuration["url"] = options.url.partition("?")[0]
     configuration["rate"] = _rate(options)
+    configuration["body"] = without_secrets(options.body)
     configuration["rates"] = options.rates if len(options.rates) > 1 else None
     prompts = options.prompt_words or options.prompt_tokens or options.trace
     arrivals = options.rate not in (None, math.inf) and options.arrivals != "fixed"
@@ -265,7 +288,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with signals.handled():
             if not options.no_ready_check:
                 options.model = wait_ready(target, options.model, options.wait)
-            return report(options, run_all(options, target, source, signals), signals)
+            runs, failed = run_all(options, target, source, signals)
+            status = report(options, runs, signals)
+            return 3 if failed and status in (0, 1) else status
     except KeyboardInterrupt:
         print("interrupted before anything was measured", file=sys.stderr)
         return 128 + (signals.received or signal.SIGINT)

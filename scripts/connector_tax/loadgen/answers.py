@@ -71,14 +71,6 @@ def pause_ns(retry_after: str, now_s: float) -> int:
     return round(min(max(wait_s * 1e9, shortest_ns), longest_ns))
 
 
-def _note(events: list[tuple[int, int]], total: int, stamp: int) -> int:
-    """Append the events of a read, `total` less those before, if any; return their number."""
-    more = total - sum(count for _, count in events)
-    if more:
-        events.append((stamp, more))
-    return more
-
-
 class HeldRequest:
     """A request that a worker holds, and the `Reader` of its answer.
 
@@ -87,8 +79,19 @@ class HeldRequest:
     """
 
     __slots__ = (
-        *("_accumulator", "_body", "_headers", "_mute", "_owner", "_patience", "_reads"),
-        *("_silent", "_size", "_spoken_ns", "_status", "_whole", "body", "connection", "head"),
+        *("_accumulator", "_body", "_headers", "_mute", "_muted", "_owner", "_patience"),
+        *(
+            "_reads",
+            "_silenced",
+            "_silent",
+            "_size",
+            "_spoken_ns",
+            "_status",
+            "_whole",
+            "body",
+            "connection",
+            "head",
+        ),
         *("record", "sent", "task"),
     )
 
@@ -108,6 +111,7 @@ class HeldRequest:
         self._headers: dict[bytes, bytes] = {}
         self._silent: list[tuple[int, int]] = []  # silent events by read: stamp, number
         self._mute: list[tuple[int, int]] = []  # likewise
+        self._silenced = self._muted = 0  # their sums
         self._spoken_ns: int | None = None  # last token with text before the latest mute event
         self._body: list[bytes] = []
         self._size = 0
@@ -136,10 +140,12 @@ class HeldRequest:
         except Exception as error:  # whatever it is must reach the record
             self.fail(self._named(as_failure(error)))
             return
-        if record.t_first_token_ns is None and accumulator.silent:
-            _note(self._silent, accumulator.silent, stamp)
-        if accumulator.mute:
-            self._note_mute(accumulator.mute, tokens, stamp)
+        if record.t_first_token_ns is None and accumulator.silent > self._silenced:
+            self._silent.append((stamp, accumulator.silent - self._silenced))
+            self._silenced = accumulator.silent
+        if accumulator.mute > self._muted:
+            self._note_mute(accumulator.mute - self._muted, tokens, stamp)
+            self._muted = accumulator.mute
         if tokens:
             if record.t_first_token_ns is None:
                 record.t_first_token_ns = stamp
@@ -183,8 +189,11 @@ class HeldRequest:
         accumulator = self._accumulator
         if self._status not in (0, 200):
             self._fail_by_status(f" ({failure.kind})")
-        elif accumulator is None or self._owner.strict or not accumulator.ended_well:
+        elif accumulator is None or self._owner.strict or not accumulator.done:
             self.fail(failure)
+        elif not accumulator.ended_well:
+            self.record.t_done_ns = _monotonic_ns()
+            self._check()
         else:
             self.record.tolerated = "not_closed"
             self.record.t_done_ns = _monotonic_ns()
@@ -215,10 +224,10 @@ class HeldRequest:
             self._size += len(chunk)
 
     def _note_mute(self, mute: int, tokens: int, stamp: int) -> None:
-        more = _note(self._mute, mute, stamp)
-        if more and more < tokens:
+        self._mute.append((stamp, mute))
+        if mute < tokens:
             self._spoken_ns = stamp
-        elif more and (len(self._mute) == 1 or self._mute[-2][0] != self.record.t_last_token_ns):
+        elif len(self._mute) == 1 or self._mute[-2][0] != self.record.t_last_token_ns:
             self._spoken_ns = self.record.t_last_token_ns
 
     def _named(self, failure: RequestFailed) -> RequestFailed:
@@ -330,7 +339,7 @@ class HeldRequest:
     def _check_body(self) -> None:
         record, owner = self.record, self._owner
         try:
-            response = decode_response(b"".join(self._body))
+            response = decode_response(b"".join(self._body), owner.run.capture == "text")
         except RequestFailed as failure:
             kind = self._header(b"content-type", "none")
             text = f"Content-Type {kind}, Content-Encoding {self._encoding}: {failure.detail}"

@@ -1,6 +1,8 @@
 """Parse the command line of `connector-tax loadgen`."""
 
 import argparse
+import contextlib
+import json
 import math
 import secrets
 import shlex
@@ -12,6 +14,7 @@ from typing import Any
 import msgspec
 
 from connector_tax.files import parse_json
+from connector_tax.foreign import is_secret
 from connector_tax.loadgen.spellings import Parser
 from connector_tax.loadgen.sweep import powers_of_two
 from connector_tax.loadgen.trace import BLOCK
@@ -95,8 +98,20 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     if options.rate == math.inf and options.arrivals is not None:
         parser.error("--arrivals has no effect with --rate inf")
     ends = ("duration", "min_completed", "stop_at_precision")
-    if options.cooldown and options.requests and not any(given(options, end) for end in ends):
-        parser.error("--cooldown has no effect when --requests alone ends the run: no load is left")
+    used_up = ["requests", "session_file", "trace", *(() if options.repeat else ("prompts",))]
+    alone = next((name for name in used_up if given(options, name)), None)
+    if options.cooldown and alone and not any(given(options, end) for end in ends):
+        parser.error(
+            f"--cooldown has no effect when {option_name(alone)} alone ends the run: no load is"
+            " left"
+        )
+    if options.vocabulary is not None and options.trace and (options.chat or options.trace_words):
+        parser.error("--vocabulary has no effect where a trace is sent as words")
+    if (options.inflight_cap or math.inf) < (options.concurrency or 0):
+        parser.error(
+            f"--inflight-cap: found {options.inflight_cap}; allowed: at least --concurrency"
+            f" ({options.concurrency})"
+        )
     if options.requests and options.warmup:
         parser.error(
             "--requests counts what is sent, warm-up and all; with --warmup: --duration, or "
@@ -144,9 +159,22 @@ def shown_command(words: Sequence[str]) -> str:
             value = f"{value.partition(':')[0]}: ..."
         if option == "--url" and "?" in value:
             value = f"{value.partition('?')[0]}?..."
+        if option == "--body":
+            with contextlib.suppress(ValueError):
+                if (shown_body := without_secrets(parse_json(value))) != parse_json(value):
+                    value = json.dumps(shown_body)
         shown.append(f"{option}={value}" if equals else value if option == before else word)
         before = "" if equals or not word.startswith("--") else word
     return shlex.join(shown)
+
+
+def without_secrets(value: Any, name: str = "") -> Any:
+    """Return a JSON value with every plausible secret replaced."""
+    if isinstance(value, dict):
+        return {key: without_secrets(of, key) for key, of in value.items()}
+    if isinstance(value, list):
+        return [without_secrets(of, name) for of in value]
+    return "(not shown)" if is_secret(name, value) else value
 
 
 def given(options: argparse.Namespace, name: str) -> bool:

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from connector_tax.artifacts.cell_records import CheckRecord
 from connector_tax.artifacts.checks import (
@@ -63,9 +64,11 @@ def verify(result: CellResult, load: Load) -> Checks:
         ramp = load.concurrency, result.t_origin_ns, load.rampup_ns
         checks |= check_concurrency(requests, len(load.sessions), ramp, stop_ns)
     elif len(load.sessions) > 1 and load.offsets_ns[-1] > load.offsets_ns[0]:
-        starts_ns = (load.offsets_ns + result.t_origin_ns).tolist()
-        due_ns = [t for t in starts_ns if result.t_warmup_end_ns <= t < stop_ns]
-        checks["sent_rate_ratio"] = check_sent_rate(measured, due_ns)
+        starts_ns = load.offsets_ns + result.t_origin_ns
+        due_ns = starts_ns[(result.t_warmup_end_ns <= starts_ns) & (starts_ns < stop_ns)]
+        # A single moment has no rate.
+        if len(due_ns) == 0 or due_ns[-1] > due_ns[0]:
+            checks["sent_rate_ratio"] = check_sent_rate(measured, due_ns)
     if any(record.parents for record in requests):
         checks |= check_intra_session(requests)
     return checks | generator_checks(result.health, result.clock, BOUNDS)
@@ -87,21 +90,26 @@ def check_requests(records: Sequence[RequestRecord]) -> Checks:
 
 
 def check_sent_rate(
-    records: Sequence[RequestRecord], planned_starts_ns: Sequence[int]
+    records: Sequence[RequestRecord], planned_starts_ns: Sequence[int] | NDArray[np.int64]
 ) -> CheckRecord:
     """Check that sessions were dispatched at the planned rate, neither slower nor faster.
 
-    A session starts with the first request that it sent; `planned_starts_ns` are the planned starts
-    within the run, in ns.
+    A session starts with the first request that it sent, or dropped at the in-flight cap.
+
+    Args:
+        planned_starts_ns: the planned starts within the run, in ns, ascending.
     """
     first: dict[str, int] = {}
     for record in records:
-        if record.t_send_ns is not None and not record.parents:
-            begin_ns = record.t_send_ns - record.wait_after_ready_ns
+        begun_ns = record.t_done_ns if record.status == "dropped" else record.t_send_ns
+        if begun_ns is not None and not record.parents:
+            begin_ns = begun_ns - record.wait_after_ready_ns
             first[record.session] = min(begin_ns, first.get(record.session, begin_ns))
     tolerance = BOUNDS["sent_rate_tolerance"]
     bound = [1 - tolerance, 1 + tolerance]
-    planned_span = planned_starts_ns[-1] - planned_starts_ns[0] if planned_starts_ns else 0
+    planned_span = 0
+    if len(planned_starts_ns):
+        planned_span = int(planned_starts_ns[-1] - planned_starts_ns[0])
     span = max(first.values()) - min(first.values()) if first else 0
     if planned_span <= 0 or span <= 0:
         return {"value": None, "bound": bound, "pass": False}

@@ -397,8 +397,15 @@ class Dispatcher:
 
     def _end_of_worker(self, worker: WorkerProcess) -> None:
         code = worker.process.wait()
-        self._inflight.forget_worker(worker.index)
+        in_flight = self._inflight.forget_worker(worker.index)
         orphans = [record for holder, record in self._outstanding.values() if holder is worker]
+        # Requests that waited for a place start in order; only the worker knew which had started.
+        in_flight -= sum(record.t_intended_ns != WAITS for record in orphans)
+        now_ns = time.monotonic_ns()
+        for record in [record for record in orphans if record.t_intended_ns == WAITS]:
+            if in_flight > 0:
+                record.t_intended_ns = now_ns
+                in_flight -= 1
         for record in orphans:
             del self._outstanding[record.seq]
             self._fail(record, "worker_died", f"worker exit status {code}")

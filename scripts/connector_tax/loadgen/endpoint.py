@@ -99,10 +99,14 @@ def wait_ready(target: Target, model: str | None, wait_s: float) -> str:
     answer = _answer(target, f"{base}/models" if listed else path, wait_s)
     names = _models(answer) if listed else []
     keyless = answer.status_code in (401, 403, 407)
+    if answer.status_code == 403 and model is not None:
+        # Some keys may send requests and not list models.
+        keyless = False
+        print(printable(f"warning: {answer.url} answers 403"), file=sys.stderr)
     if keyless or (not names and model is None and _KEY.search(answer.text)):
         raise LoadGeneratorError(
             f"{answer.url} answers {answer.status_code}: {excerpt(answer.content)}; "
-            "give a key with --api-key-env or --header"
+            "give a key with --api-key-env or --header, or --model with --no-ready-check"
         )
     hint = ""
     if not listed and answer.status_code == 404:

@@ -334,6 +334,7 @@ class LoadGenerator:
             LoadGeneratorError: no worker is left to run it.
             Interrupted: after Ctrl-C, once everything outstanding has been cancelled.
         """
+        self._issuer = None
         plan = Plan(load, rule, precision, on_record is not None)
         while plan.prepare():
             pass
@@ -374,7 +375,6 @@ class LoadGenerator:
     def _begin(self, load: Load, rule: CellRule, issuer: IssuingThread) -> list[Begun]:
         options = self.options
         self._run_number += 1
-        self._issuer = None
         self._ahead = options.connections_per_worker
         if not options.strict:
             self._ahead = min(self._ahead, SPARE)

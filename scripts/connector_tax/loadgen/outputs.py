@@ -38,7 +38,24 @@ def write_outputs(
     summaries: Sequence[Mapping[str, Any]],
     results: Sequence[CellResult],
 ) -> None:
-    """Write the summary, table, page and sessions; raises OSError that names the file."""
+    """Write the summary, table, page and sessions.
+
+    Raises:
+        OSError: some cannot be written; the others are. Names each file.
+    """
+    problems: list[str] = []
+    for write in (_write_summary, _write_table, _write_page, _write_sessions):
+        try:
+            write(options, summaries, results)
+        except OSError as error:
+            problems.append(f"{error.filename}: {error.strerror}")
+    if problems:
+        raise OSError("; ".join(problems))
+
+
+def _write_summary(
+    options: argparse.Namespace, summaries: Sequence[Mapping[str, Any]], _: object
+) -> None:
     if options.summary is not None:
         whole: Mapping[str, Any] = summaries[0]
         if len(options.rates) > 1:
@@ -48,11 +65,26 @@ def write_outputs(
                 "verdict": verdict(summaries),
             }
         write_json(options.summary, whole)
+
+
+def _write_table(
+    options: argparse.Namespace, summaries: Sequence[Mapping[str, Any]], _: object
+) -> None:
     if options.csv is not None:
         tables = [(load_name(summary), summary["latency_ms"]) for summary in summaries]
         write_bytes(options.csv, latency_csv(tables, options.percentiles))
+
+
+def _write_page(
+    options: argparse.Namespace,
+    summaries: Sequence[Mapping[str, Any]],
+    results: Sequence[CellResult],
+) -> None:
     if options.html is not None:
         write_bytes(options.html, page(summaries, results).encode())
+
+
+def _write_sessions(options: argparse.Namespace, _: object, results: Sequence[CellResult]) -> None:
     if options.session_output is not None:
         lines = map(msgspec.json.encode, session_outcomes(results[0].requests))
         write_bytes(options.session_output, b"".join(line + b"\n" for line in lines))

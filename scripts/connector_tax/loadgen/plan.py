@@ -7,7 +7,6 @@ interval width, never on significance.
 
 import hashlib
 import math
-from bisect import insort
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -24,6 +23,7 @@ from connector_tax.loadgen.messages import (
     Window,
 )
 from connector_tax.loadgen.sessions import (
+    AHEAD,
     History,
     LookAhead,
     Node,
@@ -98,6 +98,8 @@ class CellRule:
 
 PERCENT = 90
 CONFIDENCE = 0.95
+# Growth of the number of successes, after which their precision is judged again.
+GROWTH = 0.01
 
 
 def relative_half_width(ordered: Sequence[float]) -> float:
@@ -143,8 +145,13 @@ class PrecisionRule:
         """Update `seen`; call it from one thread only, which need not be the issuing one."""
         for _ in range(len(self._fresh)):
             ttft_ns, tpot_ns = self._fresh.popleft()
-            insort(self._ttft_ns, ttft_ns)
-            insort(self._tpot_ns, tpot_ns)
+            self._ttft_ns.append(ttft_ns)
+            self._tpot_ns.append(tpot_ns)
+        # A long run is not judged, which takes time in proportion to it, after every request.
+        if len(self._ttft_ns) < (1 + GROWTH) * self.seen[0]:
+            return
+        self._ttft_ns.sort()
+        self._tpot_ns.sort()
         widths = map(relative_half_width, (self._ttft_ns, self._tpot_ns))
         self.seen = len(self._ttft_ns), max(widths)
 
@@ -229,7 +236,12 @@ class Plan:
         self._keeps_ended = keeps_ended
         self.ended: deque[RequestRecord] = deque()
         self.wakes_on_result = load.waits_for_results
-        self._ahead = LookAhead(load.sessions, load.build)
+        self._waits_in_workers = load.offsets_ns is None and not self.wakes_on_result
+        first = 0
+        if load.offsets_ns is not None:
+            first = int(np.searchsorted(load.offsets_ns, LEAD_NS, "right"))
+        # What is due at the start is made before it.
+        self._ahead = LookAhead(load.sessions, load.build, max(AHEAD, first))
         self._digest = hashlib.sha256()
         self.drain_s = rule.drain_s
         self.stop_ns: int | None = None
@@ -274,7 +286,7 @@ class Plan:
         if self.stop_ns is None:
             self._look_for_end(now_ns, horizon_ns)
         items: list[Item] = [*self.take_cancels()]
-        if self.stop_ns is not None and self._load.waits_in_workers and not self._end_sent:
+        if self.stop_ns is not None and self._waits_in_workers and not self._end_sent:
             goes_on = self._rule.cooldown and not self._interrupted
             self._end_sent = True
             self._untold = self._workers if goes_on else 0
@@ -283,7 +295,7 @@ class Plan:
             items += self._issue(now_ns, min(horizon_ns, self.stop_ns - 1))
         self.cooldown_ended_by = self._cooldown_end(now_ns)
         if self.cooldown_ended_by is not None:
-            if self._load.waits_in_workers and self._rule.cooldown:
+            if self._waits_in_workers and self._rule.cooldown:
                 items.append(Window(now_ns, False))
             return items, None
         items += self._issue(now_ns, horizon_ns)
@@ -293,7 +305,7 @@ class Plan:
             return items, min([*due_ns, horizon_ns + POLL_NS])
         # From the floor on, look every few ms whether enough have completed.
         look_ns = max(self.floor_ns, horizon_ns + POLL_NS)
-        if self._load.waits_in_workers or self._rule.max_errors is not None:
+        if self._waits_in_workers or self._rule.max_errors is not None:
             look_ns = horizon_ns + POLL_NS
         return items, min([*due_ns, look_ns, self._cap_ns])
 
@@ -390,7 +402,7 @@ class Plan:
 
     def _look_for_end(self, now_ns: int, horizon_ns: int) -> None:
         # In a closed loop, not before its workers can be notified.
-        soon_ns = horizon_ns if self._load.waits_in_workers else now_ns
+        soon_ns = horizon_ns if self._waits_in_workers else now_ns
         most = self._rule.max_errors
         if most is not None and self.failed >= most:
             self._failing = True
@@ -437,7 +449,7 @@ class Plan:
         if self._failing:
             return "errors"
         # Without a cool-down only the workers know what a closed loop still has of the window.
-        unknown = self._load.waits_in_workers and not self._rule.cooldown and self._open
+        unknown = self._waits_in_workers and not self._rule.cooldown and self._open
         if not self._unanswered and not self._untold and not unknown:
             return "answered"
         if self._interrupted:
@@ -458,7 +470,7 @@ class Plan:
         """Return the counts so far; callable from any thread."""
         elapsed_s, inflight = (now_ns - self.origin_ns) / 1e9, self.outstanding
         issued = len(self._records)
-        if self._load.waits_in_workers:
+        if self._waits_in_workers:
             inflight = min(inflight, self._scheduler.active)
             issued = inflight + self.ok + self.failed + self.dropped
         counts = self.ok, self.measured_ok, self.failed, self.dropped

@@ -270,16 +270,20 @@ class LookAhead:
     due.
 
     A request that inherits from others cannot be made before they have ended.
+
+    Args:
+        most: how many are made ahead at most.
     """
 
-    def __init__(self, sessions: Sessions, build: Build) -> None:
+    def __init__(self, sessions: Sessions, build: Build, most: int = AHEAD) -> None:
         self._build = build
+        self._most = most
         self._sessions = iter(range(len(sessions)))
         self._made: dict[int, PlannedRequest] = {}
 
     def make_one(self) -> bool:
         """Make the next request; return False if enough are ready, or all are made."""
-        if len(self._made) >= AHEAD:
+        if len(self._made) >= self._most:
             return False
         session = next(self._sessions, None)
         if session is not None:

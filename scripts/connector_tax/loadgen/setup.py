@@ -3,6 +3,7 @@
 import argparse
 import math
 import os
+import re
 import resource
 import secrets
 from collections.abc import Callable, Sequence
@@ -114,7 +115,10 @@ def _headers(lines: Sequence[str], key_variable: str | None) -> dict[str, str]:
         name, colon, value = line.partition(":")
         name = name.strip()
         if not colon:
-            raise ValueError(f"{name!r} is not a header; write 'Name: value'")
+            # The rest may be a key.
+            first = re.split(r"[\s=]", name, maxsplit=1)[0]
+            shown = name if first == name else f"{first} ..."
+            raise ValueError(f"{shown!r} is not a header; write 'Name: value'")
         if name.lower() in map(str.lower, headers):
             raise ValueError(f"--header: found {name} twice; allowed: once")
         headers[name] = value.strip()
@@ -146,9 +150,12 @@ def check_numbers(options: argparse.Namespace) -> None:
     for name in ("max_tokens", "workers", "connections", "requests", "concurrency", "rate",
                  "max_errors", "inflight_cap", "prompt_tokens", "prompt_words",
                  "vocabulary", "trace_speed", "trace_limit", "trace_block"):  # fmt: skip
-        value = getattr(options, name)
-        if value is not None and not value > 0:
-            raise ValueError(f"{option_name(name)}: found {value}; allowed: above 0")
+        values = options.rates if name == "rate" else [getattr(options, name)]
+        for value in values:
+            if value is not None and not value > 0:
+                raise ValueError(f"{option_name(name)}: found {value}; allowed: above 0")
+            if value == math.inf and name != "rate":
+                raise ValueError(f"{option_name(name)}: found inf; allowed: a finite number")
     for name in ("warmup", "drain", "rampup", "wait"):
         value = getattr(options, name)
         if not 0 <= value <= LONGEST_S:

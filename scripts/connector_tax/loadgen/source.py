@@ -79,6 +79,8 @@ def read_source(options: argparse.Namespace, target: Target) -> Source:
         return _prompts(options, target)
     prompt_of = None
     stream = f"{options.seed}/prompts"
+    if len(options.rates) > 1:
+        stream += f"/{options.rate:g}"
     if options.prompt_words is not None:
         prompt_of = _drawn(random_words(stream, options.prompt_words))
     elif options.prompt_tokens is not None:

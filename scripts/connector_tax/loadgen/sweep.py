@@ -13,6 +13,8 @@ from connector_tax.loadgen.latency import latencies_ms
 from connector_tax.loadgen.table import short
 
 MOST_RATES = 32
+# In place of a judgement of a rate whose run was interrupted.
+NOT_JUDGED: dict[str, Any] = {"saturated": None, "criteria": {}, "ms": {}}
 
 
 def powers_of_two(lowest: float, highest: float) -> list[float]:
@@ -81,7 +83,7 @@ def judgement_record(judgement: Judgement | None) -> dict[str, Any]:
 
 def highest_unsaturated(summaries: Sequence[Mapping[str, Any]]) -> float | None:
     """Return the highest rate below the first saturated rate; None if the first is saturated."""
-    kept = [s["configuration"]["rate"] for s in summaries if not s["saturation"]["saturated"]]
+    kept = [s["configuration"]["rate"] for s in summaries if s["saturation"]["saturated"] is False]
     return max(kept, default=None)
 
 
@@ -91,7 +93,12 @@ def verdict(summaries: Sequence[Mapping[str, Any]]) -> str:
     """
     knee, last = highest_unsaturated(summaries), summaries[-1]
     kept = "the server sustains no rate" if knee is None else f"{knee:g} requests/s are sustained"
+    if last["saturation"]["saturated"] is None:
+        return f"{kept}; {last['configuration']['rate']:g} was interrupted, so it is not judged"
+    configuration = last["configuration"]
     if not last["saturation"]["saturated"]:
+        if configuration["rate"] < max(configuration["rates"]):
+            return f"{kept}; higher rates were not measured"
         return f"{kept}, the highest requested rate; the server's limit is above it"
     reasons = [
         f"{CRITERIA[name].label}: {CRITERIA[name].quantity} is {row['value']:.2f}, "
@@ -101,6 +108,9 @@ def verdict(summaries: Sequence[Mapping[str, Any]]) -> str:
     ]
     why = "; ".join(reasons) or "nothing succeeded"
     return f"{kept}, {last['configuration']['rate']:g} are not: {why}"
+
+
+_STATES = {True: "saturated", False: "", None: "interrupted"}
 
 
 def sweep_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
@@ -118,6 +128,6 @@ def sweep_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
             f"{summary['tokens_per_s']:.0f}",
             *cells,
             f"{summary['ok']}",
-            "saturated" if summary["saturation"]["saturated"] else "",
+            _STATES[summary["saturation"]["saturated"]],
         )
     return table

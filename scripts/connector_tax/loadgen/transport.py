@@ -195,14 +195,16 @@ class InFlight:
         self._counts[worker] -= 1
         _sem_post(self._address)
 
-    def forget_worker(self, worker: int) -> None:
-        """Release every request of a worker that died.
+    def forget_worker(self, worker: int) -> int:
+        """Release every request of a worker that died; return their number.
 
         If the worker died after taking a place and before counting it, that place is lost until the
         next `limit`.
         """
+        count = self._counts[worker]
         while self._counts[worker] > 0:
             self.leave(worker)
+        return count
 
     def close(self) -> None:
         self._counts.release()

@@ -332,7 +332,7 @@ class Worker:
         run = self.run
         self._deadlines[request.record.seq] = due_ns + run.request_timeout_ns
         if self._expiry is None:
-            self._expire()
+            self._expire_at(due_ns + run.request_timeout_ns)
         connection = self._pool.take()
         record = request.record
         request.head = self._head % (record.request_id.encode(), len(request.body))
@@ -361,13 +361,19 @@ class Worker:
         Requests of a run have one time-out and are fired in the order of their due times: the
         oldest has the next deadline.
         """
-        now_ns, self._expiry = _monotonic_ns(), None
+        now_ns = _monotonic_ns()
         due = itertools.takewhile(lambda item: item[1] <= now_ns, self._deadlines.items())
         for seq, _ in list(due):
-            self._abort(self._requests_by_seq[seq], "request_timeout")
-        if self._deadlines and self._expiry is None:
-            left_s = (next(iter(self._deadlines.values())) - now_ns) / 1e9
-            self._expiry = self.loop.call_later(max(left_s, 0), self._expire)
+            # In a closed loop the end of one starts the next, which may end others.
+            if (request := self._requests_by_seq.get(seq)) is not None:
+                self._abort(request, "request_timeout")
+        self._expiry = None
+        if self._deadlines:
+            self._expire_at(next(iter(self._deadlines.values())))
+
+    def _expire_at(self, deadline_ns: int) -> None:
+        left_s = (deadline_ns - _monotonic_ns()) / 1e9
+        self._expiry = self.loop.call_later(max(left_s, 0), self._expire)
 
     def _abort(self, request: HeldRequest, kind: str) -> None:
         if self.holds(request):
@@ -473,8 +479,19 @@ class Worker:
             self._send_results(ended)
 
     def _send_results(self, ended: list[RequestRecord]) -> None:
-        """Send the results as one message, or each by itself if that would be too long."""
-        frame = self._encode(Ended(ended))
+        """Send the results as one message, or each by itself if that is too long or impossible."""
+        try:
+            frame = self._encode(Ended(ended))
+        except UnicodeEncodeError as error:
+            if len(ended) > 1:
+                for record in ended:
+                    self._send_results([record])
+                return
+            (record,) = ended
+            if record.error_kind is None:
+                record.fail("internal_error", f"its output cannot be sent: {error}")
+            record.output = record.finish_reason = record.tolerated = None
+            frame = self._encode(Ended(ended))
         if len(frame) <= MAX_MESSAGE:
             self._results.send(frame)
         elif len(ended) > 1:
