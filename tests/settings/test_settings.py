@@ -216,7 +216,7 @@ def test_untried_version_and_cpu_platform_are_reported(
     head = MESSAGES[0] | {"version": "9.9.9", "platform": "cpu", "device": "cpu"}
     _, out, _ = _answer(capsys, "--python", _replayed(tmp_path, [head, *MESSAGES[1:]]), *TINY)
     assert out.startswith("the CPU platform: block sizes, and so blocks, are the CPU's")
-    assert "vLLM 9.9.9 was not tried by this project; the proof passed" in out
+    assert "the whole matrix was not tried on vLLM 9.9.9 by this project; the proof passed" in out
 
 
 def test_program_that_ends_early_is_reported_with_its_last_lines(
@@ -248,6 +248,18 @@ def test_program_that_ends_early_is_reported_with_its_last_lines(
         (["--connector", "A", "--connector", "A"], "found 'A' twice"),
         (["--kv-transfer-config", "{"], "is not JSON"),
         (["--kv-transfer-config", "[]"], "no key kv_connector"),
+        (
+            ["--kv-transfer-config", '{"kv_connector": "A", "kv_connector_extra_config": []}'],
+            "kv_connector_extra_config, or a child in it, is no connector's configuration",
+        ),
+        (
+            [
+                "--kv-transfer-config",
+                '{"kv_connector": "A", "kv_connector_extra_config": {"connectors": ["B"]}}',
+            ],
+            "kv_connector_extra_config, or a child in it, is no connector's configuration",
+        ),
+        (["--export-markdown", "/"], "--export-markdown: found '/'; allowed: a file in an"),
         (["--json", "--csv"], "not allowed with"),
         (["--", "--tensor-parallel-size=2"], "this is set by --tp"),
         (["--", "--trust-remote-code"], "no code of a model is run"),
@@ -266,6 +278,36 @@ def test_bad_arguments_exit_with_64(
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
     assert said in lines[0]
+
+
+def test_older_vllm_is_resolved_without_connectors_that_it_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = "SimpleCPUOffloadConnector"
+    second = copy.deepcopy(MESSAGES[1])
+    second["registered"] = [name for name in second["registered"] if name != gone]
+    second["cases"] = [case for case in second["cases"] if case["registered"] != gone]
+    kept = [m for m in MESSAGES[2:] if m.get("case") != gone]
+    python = _replayed(tmp_path, [MESSAGES[0], second, *kept])
+    status, out, _ = _answer(capsys, "--python", python, *TINY)
+    assert status == 1
+    assert gone not in out
+
+
+def test_row_that_fails_only_at_a_shorter_length_is_not_resolved() -> None:
+    plain, nixl = copy.deepcopy([c for c in CELLS if c["model"] == CELLS[0]["model"]][:2])
+    entry = nixl["capacity"][-1]
+    for lost, reason in (
+        ({"died": "signal 9"}, "the process ended with signal 9"),
+        ({"error": _cell(type="AttributeError")["error"]}, "AttributeError"),
+    ):
+        nixl["capacity"][-1] = {"length": entry["length"], **lost}
+        row = [*rows_of([plain, nixl])][1]
+        assert row["state"] == "not resolved"
+        assert row["reason"].startswith(reason)
+    # vLLM itself refuses the length.
+    nixl["capacity"][-1] = {"length": entry["length"], "error": _cell()["error"]}
+    assert [*rows_of([plain, nixl])][1]["state"] == "resolves"
 
 
 def test_connector_that_vllm_does_not_register_exits_with_64(
@@ -326,6 +368,10 @@ def test_connector_row_names_its_package_and_whether_it_was_started() -> None:
     assert nixl["started"]
     assert flexkv["packages"] == {"flexkv": False}
     assert not flexkv["started"]
+    others = [request.layerwise(), request.multi("NixlConnector", "OffloadingConnector")]
+    assert not any(
+        entry["started"] for entry in connectors_of(others, {"lmcache": True, "nixl": True})
+    )
 
 
 def test_absent_connector_has_no_row() -> None:

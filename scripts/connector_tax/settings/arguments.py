@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from connector_tax.commands import AnsweringParser
 from connector_tax.settings.request import MODELS, given
@@ -52,7 +53,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="the answer as JSON")
     output.add_argument("--csv", action="store_true", help="the answer as CSV")
-    add("--export-markdown", metavar="FILE", help="also write the tables as Markdown")
+    add("--export-markdown", type=Path, metavar="FILE", help="also write the tables as Markdown")
     words = [*(sys.argv[1:] if argv is None else argv)]
     end = words.index("--") if "--" in words else len(words)
     options = parser.parse_args(words[:end])
@@ -65,6 +66,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     for name in options.connector:
         if options.connector.count(name) > 1:
             parser.error(f"--connector: found {name!r} twice; allowed: each once")
+    page = options.export_markdown
+    if page is not None and (page.is_dir() or not page.absolute().parent.is_dir()):
+        parser.error(f"--export-markdown: found {str(page)!r}; allowed: a file in an existing"
+                     " folder")  # fmt: skip
     if "MultiConnector" in options.connector:
         parser.error("--connector: MultiConnector has children; name them in --kv-transfer-config")
     return options

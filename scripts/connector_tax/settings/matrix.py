@@ -9,7 +9,7 @@ from connector_tax.settings.request import (
     Request,
     connectors_in,
     package_of,
-    started,
+    was_started,
 )
 from connector_tax.settings.run import Message, UnresolvedError
 
@@ -90,7 +90,7 @@ class Connector(TypedDict):
     Attributes:
         transfer: its configuration.
         packages: whether each module that it needs to start is installed.
-        started: whether a study of this project starts all its connectors.
+        started: whether a server of this project's studies has started with it.
     """
 
     name: str
@@ -169,8 +169,11 @@ def rows_of(cells: Iterable[Message]) -> Iterator[Row]:
             "capacity": [_capacity(entry) for entry in cell.get("capacity", ())],
             "notes": [note for note in cell.get("notes", ()) if note not in notes],
         }
+        failed = [entry for entry in cell.get("capacity", ()) if "requests" not in entry]
         if row["state"] != RESOLVES:
             row["reason"], row["at"] = _reason(cell)
+        elif lost := [entry for entry in failed if state_of(entry, RESOLVES) == NOT_RESOLVED]:
+            row["state"], (row["reason"], row["at"]) = NOT_RESOLVED, _reason(lost[0])
         if cell["case"] == PLAIN:
             plain, row["notes"] = row["state"], sorted(notes)
         yield row
@@ -178,7 +181,6 @@ def rows_of(cells: Iterable[Message]) -> Iterator[Row]:
 
 def connectors_of(cases: Iterable[Case], packages: Mapping[str, bool]) -> list[Connector]:
     """Return the connectors of the cases, with the packages that they need to start."""
-    known = started()
     connectors: list[Connector] = []
     for case in cases:
         names = connectors_in(case["transfer"])
@@ -188,7 +190,7 @@ def connectors_of(cases: Iterable[Case], packages: Mapping[str, bool]) -> list[C
                 "name": case["name"],
                 "transfer": case["transfer"],
                 "packages": {module: packages[module] for module in sorted(modules)},
-                "started": known.issuperset(names),
+                "started": was_started(case["transfer"]),
             }
         )
     return connectors

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
-from connector_tax.config import DEFAULTS, load_configurations
+from connector_tax.config import DEFAULTS
 from connector_tax.files import ArtifactError, read_json
 
 # Shapes in config/models that are resolved by default.
@@ -40,6 +40,24 @@ PACKAGES = {
     "HF3FS": "hf3fs_fuse",
     "MoRIIO": "mori",
 }
+
+
+# Connectors with which a server of this project has started, some beside an emulated device.
+STARTED = frozenset(
+    (
+        "ExampleConnector",
+        "LMCacheConnectorV1",
+        "LMCacheMPConnector",
+        "MooncakeConnector",
+        "MooncakeStoreConnector",
+        "NixlConnector",
+        "NixlPullConnector",
+        "NixlPushConnector",
+        "OffloadingConnector",
+        "SimpleCPUOffloadConnector",
+    )
+)
+STARTED_TOGETHER = (["MooncakeConnector", "LMCacheMPConnector"],)
 
 
 class Case(TypedDict):
@@ -144,7 +162,7 @@ def given(text: str) -> Case:
     """Return the case of a `--kv-transfer-config`.
 
     Raises:
-        ValueError: it is not a JSON object, or has no connector name.
+        ValueError: it is not a JSON object, or it or a child has no connector name.
     """
     try:
         value = json.loads(text)
@@ -153,15 +171,30 @@ def given(text: str) -> Case:
     name = value.get("kv_connector") if isinstance(value, dict) else None
     if not isinstance(name, str):
         raise ValueError(f"{text!r} has no key kv_connector with a connector's name")
+    if not _is_configuration(value):
+        raise ValueError(
+            f"{text!r}: kv_connector_extra_config, or a child in it, is no connector's"
+            " configuration"
+        )
     registered = None if value.get("kv_connector_module_path") else name
     return {"name": text, "registered": registered, "transfer": value, "arguments": []}
+
+
+def _is_configuration(value: Any) -> bool:
+    """Return whether a value and its children have the form of a connector's configuration."""
+    if not isinstance(value, dict) or not isinstance(value.get("kv_connector"), str):
+        return False
+    extra = value.get("kv_connector_extra_config")
+    children = extra.get("connectors") if isinstance(extra, dict) else None
+    formed = isinstance(extra, dict | None) and isinstance(children, list | None)
+    return formed and all(map(_is_configuration, children or []))
 
 
 def connectors_in(configuration: Mapping[str, Any] | None) -> list[str]:
     """Return the connectors that a configuration starts: a MultiConnector's children."""
     if configuration is None:
         return []
-    children = configuration.get("kv_connector_extra_config", {}).get("connectors", [])
+    children = (configuration.get("kv_connector_extra_config") or {}).get("connectors") or []
     return [name for child in children for name in connectors_in(child)] or [
         configuration["kv_connector"]
     ]
@@ -172,10 +205,12 @@ def package_of(name: str) -> str | None:
     return next((module for start, module in PACKAGES.items() if name.startswith(start)), None)
 
 
-def started() -> frozenset[str]:
-    """Return the connectors that the project's configurations start."""
-    entries = load_configurations(DEFAULTS / "configurations.yaml").values()
-    return frozenset(entry["connector"] for entry in entries if entry["connector"] is not None)
+def was_started(configuration: Mapping[str, Any] | None) -> bool:
+    """Return whether a server of this project's studies has started with these connectors."""
+    names = connectors_in(configuration)
+    extra = (configuration or {}).get("kv_connector_extra_config") or {}
+    together = len(names) == 1 or names in STARTED_TOGETHER
+    return together and STARTED.issuperset(names) and not extra.get("use_layerwise")
 
 
 def model(name: str, scratch: Path) -> Model:

@@ -1,7 +1,9 @@
 """Run the program in vLLM's interpreter, and yield its messages as they come."""
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -34,14 +36,21 @@ def started(
     Raises:
         UnresolvedError: the interpreter does not run, or the program ended early.
     """
-    with tempfile.TemporaryDirectory(prefix="connector-tax-settings-") as name:
+    # A process that is being killed may still write there.
+    with tempfile.TemporaryDirectory(
+        prefix="connector-tax-settings-", ignore_cleanup_errors=True
+    ) as name:
         folder = Path(name)
         (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
         reading, writing = os.pipe()
         command = [python, str(PROGRAM), str(folder / "request.json"), str(writing)]
         # A separate cache: nothing is read from earlier runs, and nothing is left.
-        environment = os.environ | {"VLLM_CACHE_ROOT": str(folder / "cache"),
-                                    "TMPDIR": name}  # fmt: skip
+        environment = dict(os.environ)
+        if request["gpu"] is not None:
+            # What the caller has set for another server would change the rows.
+            environment = {key: value for key, value in environment.items()
+                           if not key.startswith(("VLLM_", "LMCACHE_"))}  # fmt: skip
+        environment |= {"VLLM_CACHE_ROOT": str(folder / "cache"), "TMPDIR": name}
         if packages is not None:
             environment["PYTHONPATH"] = str(packages)
         with (folder / "log").open("wb") as log:
@@ -53,6 +62,7 @@ def started(
                     stderr=log,
                     pass_fds=[writing],
                     env=environment,
+                    start_new_session=True,
                 )
             except OSError as error:
                 os.close(reading)
@@ -63,8 +73,9 @@ def started(
             with os.fdopen(reading, encoding="utf-8") as stream:
                 yield _messages(stream, process, folder / "log", python)
         finally:
-            if process.poll() is None:
-                process.terminate()
+            # Its forked cells, too.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 

@@ -14,6 +14,7 @@ from connector_tax.settings.matrix import (
     Capacity,
     Matrix,
     Row,
+    differs,
     models_of,
     plain_of,
 )
@@ -85,7 +86,7 @@ def cells(row: Row, plain: Row) -> list[Cell]:
     for name in _COLUMNS:
         value = row["settings"].get(name, plain["settings"].get(name))
         changed = row is not plain and name in row["settings"]
-        unknown = row["state"] != RESOLVES and not changed and name in ("groups", "layout")
+        unknown = not (changed or _resolved(row))
         line.append(Cell(text.DASH if unknown else _value(value), changed and not unknown))
     others = [
         f"{_HEADINGS.get(name) or name.replace('_', ' ')} {_value(value)}"
@@ -93,6 +94,11 @@ def cells(row: Row, plain: Row) -> list[Cell]:
         if row is not plain and name not in _COLUMNS and not isinstance(value, dict)
     ]
     return [*line, Cell("; ".join(others), bool(others))]
+
+
+def _resolved(row: Row) -> bool:
+    """Return whether vLLM resolved the row at one length at least."""
+    return row["state"] == RESOLVES or any("requests" in entry for entry in row["capacity"])
 
 
 def _blocks(row: Row) -> int | None:
@@ -122,13 +128,13 @@ def remarks(matrix: Matrix, model: str) -> Iterator[str]:
     yield from (f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
 
 
-def _noted(matrix: Matrix, model: str) -> Iterator[str]:
+def _noted(matrix: Matrix, *models: str) -> Iterator[str]:
     """Yield the lines that vLLM logged with a connector and not with plain, each once."""
-    lines: dict[str, list[str]] = {}
+    lines: dict[str, dict[str, None]] = {}
     for row in matrix["rows"]:
         for note in row["notes"]:
-            if row["model"] == model and row["connector"] != PLAIN:
-                lines.setdefault(note, []).append(row["connector"])
+            if row["model"] in models and row["connector"] != PLAIN:
+                lines.setdefault(note, {})[row["connector"]] = None
     yield from (f"{', '.join(names)}: {note}" for note, names in lines.items())
 
 
@@ -144,7 +150,10 @@ def origin(matrix: Matrix) -> list[str]:
     if vllm["platform"] == "cpu":
         lines.insert(0, "the CPU platform: block sizes, and so blocks, are the CPU's")
     if vllm["version"].partition("+")[0] not in TESTED:
-        lines.append(f"vLLM {vllm['version']} was not tried by this project; the proof passed")
+        lines.append(
+            f"the whole matrix was not tried on vLLM {vllm['version']} by this project; the proof"
+            " passed"
+        )
     return lines
 
 
@@ -200,10 +209,12 @@ def summary(matrix: Matrix) -> str:
     """Return a line with the counts."""
     rows = [row for row in matrix["rows"] if row["connector"] != PLAIN]
     counts = {state: sum(row["state"] == state for row in matrix["rows"]) for state in _STARTS}
-    fewer = sum(any(cell.differs for cell in cells(row, plain_of(matrix, row["model"])))
-                for row in rows)  # fmt: skip
+    changed = sum(
+        row["state"] != NOT_RESOLVED and differs(row, plain_of(matrix, row["model"]))
+        for row in rows
+    )
     return (
-        f"{len(rows)} rows of connectors, {len(models_of(matrix))} of plain: {fewer} differ from"
+        f"{len(rows)} rows of connectors, {len(models_of(matrix))} of plain: {changed} differ from"
         f" plain, {counts[REFUSES]} of them refused by vLLM; {counts[NOT_RESOLVED]} not resolved"
     )
 
@@ -230,7 +241,9 @@ def as_markdown(matrix: Matrix) -> str:
             lines.append(f"| {', '.join(connectors)} | {' | '.join(shown)} |")
         notes = [f"- {remark}" for remark in remarks(matrix, model)]
         parts.append("\n".join([*lines, *(["", *notes] if notes else [])]))
-    return "\n\n".join(parts) + "\n"
+    lines = [f"- {line}" for line in (*_packages(matrix), *_noted(matrix, *models_of(matrix)))]
+    parts.append("\n".join(["Beside the tables:", "", *lines]) if lines else "")
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def _bold(cell: Cell) -> str:
@@ -247,6 +260,8 @@ def as_csv(matrix: Matrix) -> str:
                      *names, "reason"])  # fmt: skip
     for row in matrix["rows"]:
         usual = plain_of(matrix, row["model"])["settings"]
+        if not _resolved(row):
+            usual = {}  # nothing of such a row is known but what it has
         settings = [row["settings"].get(name, usual.get(name)) for name in names]
         shown = [" ".join(map(str, v)) if isinstance(v, list) else v for v in settings]
         entries: Sequence[Mapping[str, Any]] = row["capacity"] or [{}]

@@ -21,11 +21,12 @@ import inspect
 import json
 import logging
 import os
+import signal
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,8 @@ USED_FOR_CACHE: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ),
 )
 MESSAGE_CHARACTERS = 400
+# A cell takes a few seconds.
+LONGEST_S = 300
 
 Json = dict[str, Any]
 
@@ -301,9 +304,21 @@ class Resolver:
         arguments += ["--tensor-parallel-size", str(self._request["tp"])]
         parsed = self._parser.parse_args([*arguments, *self._request["arguments"],
                                           *case["arguments"]])  # fmt: skip
+        if getattr(parsed, "trust_remote_code", False):
+            raise ArgumentsError("--trust-remote-code: no code of a model is run")
         engine = self._arguments.from_cli_args(parsed)
         # As in the API server: other contexts have other limits of batched tokens.
-        return engine.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+        resolved = engine.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+        transfer = getattr(resolved, "kv_transfer_config", None)
+        connector = getattr(transfer, "kv_connector", None)
+        if connector != (case["transfer"] or {}).get("kv_connector"):
+            raise ArgumentsError(
+                f"the arguments after -- set the connector {connector}; allowed: --connector or"
+                " --kv-transfer-config"
+            )
+        if getattr(getattr(resolved, "speculative_config", None), "method", "ngram") != "ngram":
+            raise ArgumentsError("--speculative-config: a draft model's KV cache is not resolved")
+        return resolved
 
     def _specs(self, configuration: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return each layer's KV cache spec, and the attention backends by name."""
@@ -471,7 +486,9 @@ def _import_classes(registry: Any, models: list[Json]) -> None:
         names = json.loads(config.read_bytes())["architectures"] if config.exists() else []
         for name in names:
             if name in registry.ModelRegistry.models:
-                registry.ModelRegistry.models[name].load_model_cls()
+                # The model's own rows report the error.
+                with suppress(Exception):
+                    registry.ModelRegistry.models[name].load_model_cls()
 
 
 def _parser_class() -> Any:
@@ -498,6 +515,7 @@ def forked(work: Callable[[], Json]) -> Json:
     pid = os.fork()
     if pid == 0:
         status = 1
+        signal.alarm(LONGEST_S)
         try:
             os.close(reading)
             answer = json.dumps(work(), default=str).encode()
@@ -538,6 +556,7 @@ def cases_of(request: Json, registered: list[str]) -> list[Json]:
     """Return the cases; if all are requested, add one for each registered connector."""
     cases: list[Json] = request["cases"]
     if request["every"]:
+        cases = [c for c in cases if c["registered"] is None or c["registered"] in registered]
         have = {case["registered"] for case in cases}
         cases += [
             {"name": name, "registered": name, "arguments": [],
