@@ -33,6 +33,7 @@ def answer(verdict: str, root: Path) -> Answer:
         label=str,
         baseline="baseline",
         pooled=[],
+        judged_rates=[],
         connectors=[],
         of=lambda *_: [],
         settings=document["config"],

@@ -12,7 +12,7 @@ import pytest
 from connector_tax.ab.arguments import parse
 from connector_tax.ab.ask import Asked
 from connector_tax.ab.design import engine_section, planned_load, study_config
-from connector_tax.servers.command import expanded, split_command
+from connector_tax.servers.command import expanded, running_url, split_command
 from connector_tax.servers.kinds import ServerError
 from connector_tax.study.design import resolve
 from tests.ab.commands import ENGINE, NO_NUMBER, STOPPED, STOPPED_LINE, Ab
@@ -100,6 +100,7 @@ RUNNING = {"--baseline": None, "--candidate": None, "--baseline-url": f"{NOWHERE
         ({**RUNNING, "--baseline-url": "/run/vllm.sock"}, "a Unix socket; allowed: http"),
         ({**RUNNING, "--baseline-url": "http://me:abcdefghijklmnop@h"}, "a user name or password"),
         ({**RUNNING, "--baseline-url": "http://h:99999"}, "allowed: http[s]://HOST[:PORT][/v1]"),
+        ({"--baseline": "http://127.0.0.1:8000/foo"}, "found the path /foo; allowed: none, or a"),
         ({"--export-markdown": "nowhere/x.md"}, "found 'nowhere/x.md'; allowed: a file in an"),
         ({"--export-markdown": "/"}, "--export-markdown: found '/'; allowed: a file in an"),
         ({"--api-key-env": "sk-abcdefghijklmnop0123"}, "found what is not a variable's name"),
@@ -155,6 +156,7 @@ def test_assignment_before_a_command_is_not_a_candidate_name() -> None:
         ("HF_HOME=~/x serve --m=~/x {port}", ["HF_HOME=/home/me/x", "serve", "--m=~/x", "{port}"]),
         ("serve ~root/m ~no_user/m {port}", ["serve", ROOTS_FOLDER, "~no_user/m", "{port}"]),
         ("serve a{$DIR}b '$1' {port}", ["serve", "a{/a b}b", "$1", "{port}"]),
+        (r'serve "\$i ${DIR}\"\n" {port}', ["serve", r'$i /a b"\n', "{port}"]),
         ("serve '`a`' it\\'s /n*o?[x] {port}", ["serve", "`a`", "it's", "/n*o?[x]", "{port}"]),
     ],
 )
@@ -169,6 +171,50 @@ def test_variables_are_expanded_like_in_a_shell(
     assert split_command(options.baseline) == words
     ((name, candidate),) = options.candidate
     assert (name, split_command(candidate)) == ("x", words)
+
+
+def test_expanded_line_is_not_expanded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRICE", "$5 `x`")
+    once = expanded('serve "$PRICE" $PRICE', os.environ)
+    assert split_command(once) == ["serve", "$5 `x`", "$5 `x`"]
+    assert expanded(once, os.environ) == once
+
+
+def test_goodput_takes_its_limits_in_every_form() -> None:
+    for form in (
+        ["ttft:200,tpot:20"],
+        ["ttft:200", "tpot:20"],
+        ["ttft:200", "--goodput", "tpot:20"],
+    ):
+        options = parse(["--baseline", "serve {port}", "--candidate", "serve {port}", "--rate", "1",
+                         "--shape", "8x8", "--goodput", *form])  # fmt: skip
+        assert options.goodput == {"ttft": 200.0, "tpot": 20.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("http://localhost:8000/v1", "http://127.0.0.1:8000"),
+        ("http://localhost", "http://127.0.0.1"),
+        ("http://localhost.lan:1", "http://localhost.lan:1"),
+        # Its certificate is for the name.
+        ("https://localhost:8443/v1", "https://localhost:8443"),
+    ],
+)
+def test_running_server_keeps_its_name_where_a_certificate_needs_it(text: str, url: str) -> None:
+    assert running_url(text) == url
+
+
+def test_running_servers_get_new_prompts_in_each_comparison() -> None:
+    def seed(*servers: str) -> int | None:
+        found: int | None = parse([*servers, "--rate", "1", "--shape", "8x8"]).seed
+        return found
+
+    commands = ["--baseline", "serve {port}", "--candidate", "serve {port}"]
+    assert seed(*commands) == 1
+    urls = ["--baseline-url", "http://127.0.0.1:1", "--candidate-url", "http://127.0.0.1:2"]
+    assert seed(*urls) is None
+    assert seed(*urls, "--seed", "0") == 0
 
 
 def test_line_offered_for_a_shell_keeps_json_and_is_accepted() -> None:
@@ -223,7 +269,7 @@ def test_candidate_may_be_named_like_a_configuration() -> None:
         ([], {"candidate": DEAD}, "candidate: its connector cannot transfer: the server answers, "),
         ([], {"shape": "8000x800"}, "8800 tokens; allowed: at most 8192"),
         ([], {"rate": "5000"}, "--rate: found 5000; the baseline serves about"),
-        ([], {"baseline": f"{NOWHERE}1", "candidate": f"{NOWHERE}2"}, "at http://127.0.0.1:1\n"),
+        ([], {"baseline": f"{NOWHERE}1", "candidate": f"{NOWHERE}2"}, "at http://127.0.0.1:2\n"),
         (["--model", "other"], {}, "/v1/models names embedded-model; --model names other"),
         (["--ready-timeout", "1"], {"baseline": "sleep 99 {port}"}, "not ready after 1 s (--ready"),
         ([], {"baseline": "bash -c 'echo started {port}'"}, "with status 0, and left no process"),

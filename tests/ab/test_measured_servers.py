@@ -19,6 +19,7 @@ from connector_tax.compare import bounds
 from connector_tax.files import read_json, sha256_file
 from connector_tax.provenance import verify
 from connector_tax.servers.kinds import free_port
+from connector_tax.study import remeasure
 from tests.ab.commands import ENGINE, NO_NUMBER, STOPPED, STOPPED_LINE, Ab
 from tests.provenance.forged_archives import members_of
 from tests.workflow.harness import gone, server_of, wait_for
@@ -56,7 +57,9 @@ def test_same_command_resumes_after_a_dead_server_and_ctrl_c(
             wait_for(lambda: server_of(launch) is None, process)
     said = log.read_text()
     assert process.returncode == NO_NUMBER, said
-    assert "candidate/block0/A failed: the server ended with status" in said, said
+    # At once, and when the launch that was run once more has failed too.
+    assert "note: candidate/block0/A failed: the server ended with status" in said, said
+    assert "ab: candidate/block0/A failed: the server ended with status" in said, said
     assert "same command to resume there" in said
     assert gone(tmp_path, timeout_s=2) == []
     kept = cells(command)
@@ -128,6 +131,14 @@ def test_closed_loop_is_judged_on_throughput_and_its_archive_verifies(tmp_path: 
     )
     assert verified.returncode == 0, verified.stdout[-3000:]
     assert "requests_per_s at" in verified.stdout
+    # What is measured again has an answer and an archive of its own.
+    assert remeasure.main([str(tmp_path / "results" / "mine"), "--phase", "A"]) == 0
+    again = Ab(tmp_path, "--json", *more, candidate=dear, rate="").run()
+    assert again.returncode in (0, bounds.STATUS[CANNOT_TELL]), again.stdout + again.stderr
+    anew = json.loads(again.stdout)
+    assert anew["findings"] != answer["findings"]
+    members = {info.name for info, _ in members_of(tmp_path / anew["archive"])}
+    assert "looks.superseded1.json" in members
 
 
 def test_running_servers_are_compared_not_stopped_and_archived(tmp_path: Path) -> None:

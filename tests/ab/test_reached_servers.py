@@ -49,10 +49,9 @@ def ask(root: Path, url: str, *further: str) -> str:
     overlay.install(root / "patch" / "overlay")
     section = engine_section(options)
     refuse_secrets(section, "design")
-    with asked("baseline", section, root, timeout_s=60, model=None, chat=False, say=print) as (
-        server,
-        found,
-    ):
+    with asked(
+        "baseline", section, root, timeout_s=60, model=None, chat=False, ids=True, say=print
+    ) as (server, found):
         assert found.served["chat"]
         with MetricsSampler(server.endpoint, 1.0, ()) as sampler:
             sampler.open(root / "scrapes", "seed")

@@ -78,6 +78,9 @@ def test_command_line_is_split_without_a_shell(
     ]  # fmt: skip
     assert companion.argv == ["cache", "--port", str(companion.port)]
     assert made.environment == {"FIRST": "1", "LEVEL": "debug", "PYTHONPATH": "mine:/theirs"}
+    section["environment"] = {"PYTHONPATH": "/given"}
+    made = server_command(section, "x", "plain", 8123, None)
+    assert made.environment == {"LEVEL": "debug", "PYTHONPATH": "mine:/given"}
     assert made.callers
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import math
 import os
@@ -16,9 +17,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from connector_tax.ab.arguments import BASELINE, parse
 from connector_tax.ab.ask import Asked, AskError, asked, differing
@@ -46,9 +47,14 @@ from connector_tax.loadgen import LoadGeneratorError
 from connector_tax.servers.command import missing_command, running_url
 from connector_tax.study.cell import load_generator
 from connector_tax.study.design import differences, resolve
-from connector_tax.study.device import DeviceError, hold_devices
+from connector_tax.study.device import DeviceError, devices_of, hold_devices
 from connector_tax.study.doctor import require_short_sockets
-from connector_tax.study.guard import kill_started, remove_temporaries, set_job_environment
+from connector_tax.study.guard import (
+    kill_leftovers,
+    kill_started,
+    remove_temporaries,
+    set_job_environment,
+)
 from connector_tax.study.launch import LaunchOutcome, conclude
 from connector_tax.study.remeasure import withdraw_failed
 from connector_tax.study.server import LOGS, Server
@@ -68,8 +74,8 @@ STOPPING = (signal.SIGINT, signal.SIGTERM)
 NO_NUMBER = 3
 # Requests of the first burst at the baseline; bursts grow until the rate is reached.
 FIRST_BURST, GROWTH, BURST_S = 4, 4, 15.0
-# Assumed duration of a request before the burst, s.
-ASSUMED_LIFE_S = 1.0
+# Assumed duration of a request before the burst: at least this, and this for each token, s.
+ASSUMED_LIFE_S, ASSUMED_TOKEN_S = 1.0, 0.1
 # A server whose burst throughput is this multiple of the rate can serve the rate.
 ENOUGH = 1.2
 
@@ -140,7 +146,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         blocks = _measured(options, study, line)
         answer, problem = _finished(study, blocks, line)
     except KeyboardInterrupt:
-        kill_started(root)
+        # What this process itself was starting; not the launches of another `ab` of this name.
+        kill_started(root / paths.PREFLIGHT)
+        kill_leftovers(root)
         line.say("ab: stopped; measurements are kept; rerun the same command to resume")
         return STOPPED
     except (Failed, *REFUSALS) as error:
@@ -203,6 +211,11 @@ def _study(options: argparse.Namespace, root: Path, line: Line) -> Study:
         if changed:
             raise Failed(f"{root} was begun with other arguments: {'; '.join(changed)}; give this"
                          " comparison another --name")  # fmt: skip
+        if (root / paths.STUDY).exists():
+            _refuse_other_start(options, load_study(root / paths.STUDY))
+    elif (root / paths.STUDY).exists():
+        raise Failed(f"{root} holds a study that is no comparison; give this comparison another"
+                     " --name")  # fmt: skip
     if not (root / paths.STUDY).exists():
         document = _resolved(options, root, line)
         write_json(root / paths.ARGUMENTS, arguments)
@@ -213,8 +226,21 @@ def _study(options: argparse.Namespace, root: Path, line: Line) -> Study:
     return load_study(root / paths.STUDY)
 
 
+def _refuse_other_start(options: argparse.Namespace, study: Study) -> None:
+    """Refuse options of a server's start that differ from a begun comparison's."""
+    server, access = study.config["server"], study.config["engine"].get("access", {})
+    for option, given, begun in (
+        ("--ready-timeout", options.ready_timeout, server["ready_timeout_s"]),
+        ("--device", options.device or "cpu", server["device"]),
+        ("--api-key-env", options.api_key_env, access.get("variable")),
+    ):
+        if given != begun:
+            raise Failed(f"{option}: found {given}; {study.root} was begun with {begun}; give this"
+                         " comparison another --name")  # fmt: skip
+
+
 def _resolved(options: argparse.Namespace, root: Path, line: Line) -> StudyDocument:
-    """Query every server, and return the resolved design."""
+    """Query every server, the candidates first, and return the resolved design."""
     section = engine_section(options)
     commands = {**section["commands"], **{f"--beside {line}": line for line in options.beside}}
     for name, command in commands.items():
@@ -223,30 +249,39 @@ def _resolved(options: argparse.Namespace, root: Path, line: Line) -> StudyDocum
             raise AskError(f"{name}: {why}")
     require_short_sockets(section, root)
 
-    def asking(name: str) -> contextlib.AbstractContextManager[tuple[Server, Asked]]:
+    def asking(
+        name: str, others: Sequence[Asked] = ()
+    ) -> contextlib.AbstractContextManager[tuple[Server, Asked]]:
         line.show(f"querying {name} for its properties")
+        chat = options.chat or any(other.served["chat"] for other in others)
+        ids = all(other.served["vocab_size"] is not None for other in others)
         return asked(name, section, root, timeout_s=options.ready_timeout, model=options.model,
-                     chat=options.chat, say=line.say)  # fmt: skip
+                     chat=chat, ids=ids, say=line.say)  # fmt: skip
 
     overlay.install(root / paths.PATCH / "overlay")
-    with hold_devices([options.device or "cpu"], say=line.show):
-        with asking(BASELINE) as (server, baseline):
-            assumed = planned_load(options, baseline.startup_s, ASSUMED_LIFE_S)
+    config: Any = {"engine": section, "server": {"device": options.device or "cpu"}}
+    candidates: dict[str, Asked] = {}
+    with hold_devices(devices_of(config), say=line.show):
+        # One that does not start is found before the baseline has loaded.
+        for name, _ in options.candidate:
+            with asking(name) as (_, candidates[name]):
+                pass
+        # The baseline, and so the study, takes what every candidate takes.
+        with asking(BASELINE, list(candidates.values())) as (server, baseline):
+            assumed_s = ASSUMED_LIFE_S
+            if options.shape is not None:
+                assumed_s = max(assumed_s, ASSUMED_TOKEN_S * options.shape[1])
+            assumed = planned_load(options, baseline.startup_s, assumed_s)
             _refuse_too_long(assumed, BASELINE, baseline)
+            for name, candidate in candidates.items():
+                _refuse_other(assumed, baseline, name, candidate, line)
             planned = resolve(study_config(options, section, baseline, assumed), "design")
             life_s, rate_rps = _asked_how_much(assumed, planned, server, line)
             load = planned_load(options, baseline.startup_s, life_s, rate_rps)
-        for name, _ in options.candidate:
-            with asking(name) as (_, candidate):
-                changed = differing(baseline, candidate)
-                if candidate.served["model"] != baseline.served["model"]:
-                    raise AskError(f"{name} serves another model: {changed[0]}")
-                _refuse_too_long(load, name, candidate)
-                if baseline.served["exact_output"] and not candidate.served["exact_output"]:
-                    raise AskError(f"{name}: its answers do not have the requested length; the"
-                                   " baseline's do")  # fmt: skip
-                if changed:
-                    line.say(f"note: {name} differs from the baseline also in {'; '.join(changed)}")
+    for candidate in candidates.values():
+        served = baseline.served
+        served["counters"] = served["counters"] and candidate.served["counters"]
+        served["no_steps"] = served["no_steps"] or candidate.served["no_steps"]
     document = resolve(study_config(options, section, baseline, load, life_s), "design")
     for note in load.notes:
         line.say(note)
@@ -270,6 +305,18 @@ def _resolved(options: argparse.Namespace, root: Path, line: Line) -> StudyDocum
     return document
 
 
+def _refuse_other(load: Load, baseline: Asked, name: str, candidate: Asked, line: Line) -> None:
+    """Refuse a candidate that cannot do the baseline's work; print other differences."""
+    changed = differing(baseline, candidate)
+    if candidate.served["model"] != baseline.served["model"]:
+        raise AskError(f"{name} serves another model: {changed[0]}")
+    _refuse_too_long(load, name, candidate)
+    if baseline.served["exact_output"] and not candidate.served["exact_output"]:
+        raise AskError(f"{name}: its answers do not have the requested length; the baseline's do")
+    if changed:
+        line.say(f"note: {name} differs from the baseline also in {'; '.join(changed)}")
+
+
 def _refuse_too_long(load: Load, name: str, answers: Asked) -> None:
     allowed, option = answers.served.get("max_model_len"), "--trace" if load.traffic else "--shape"
     if allowed is not None and load.longest is not None and load.longest > allowed:
@@ -287,27 +334,31 @@ def _asked_how_much(
     """
     shape, most = load.shape, study["config"]["cell"]["inflight_cap"]
     line.show("measuring the baseline's capacity")
+    alive = functools.partial(server.check_alive, "while its capacity was measured")
     if load.concurrency is not None:
         with load_generator(study, server, affinity_plan(study)) as generator:
             # The first requests of a server are slower.
             for name in ("first", "again"):
-                done = burst(study, generator, name, shape, load.concurrency)
-        server.check_alive("while its capacity was measured")
+                done = burst(study, generator, name, shape, load.concurrency, alive)
+        alive()
         if not done:
             raise Failed(f"the baseline answered no request of {shape[0]}x{shape[1]}")
         return done[-1], len(done) / done[-1]
     rate, count, best, life_s = max(load.rates), FIRST_BURST, 0.0, 0.0
     with load_generator(study, server, affinity_plan(study)) as generator:
         while True:
-            done = burst(study, generator, "rate", shape, min(count, most))
+            done = burst(study, generator, "rate", shape, min(count, most), alive)
+            alive()
             if not done:
                 raise Failed(f"the baseline answered no request of {shape[0]}x{shape[1]}")
             life_s = life_s or done[-1]
             best = max(best, len(done) / done[-1])
-            if best >= ENOUGH * rate or count >= most or done[-1] > BURST_S:
+            # In flight at the rate, if requests take as long as these.
+            needed = math.ceil(ENOUGH * rate * done[-1])
+            late = done[-1] > BURST_S and count >= needed
+            if best >= ENOUGH * rate or count >= most or late:
                 break
-            count *= GROWTH
-    server.check_alive("while it was asked how much it serves")
+            count = max(count * GROWTH, min(needed, most))
     if best < rate:
         option = f"--rate: found {rate:g}"
         if load.traffic and load.traffic["kind"] == "trace":
@@ -393,7 +444,10 @@ class Clock:
             self._each_s = block_s / len({launch.config for launch in self._planned})
         if not self._each_s:
             return ""
-        left_s = min(len(missing) * self._each_s, self._limit_s - self._spent_s)
+        # The first analysis comes however long its blocks take.
+        due = sum(launch.block < FIRST_ANALYSIS for launch in missing)
+        limit_s = max(self._limit_s - self._spent_s, due * self._each_s)
+        left_s = min(len(missing) * self._each_s, limit_s)
         left_s = max(0.0, left_s - (time.monotonic() - self._since))
         minutes, seconds = divmod(round(left_s), 60)
         return f"{minutes}:{seconds:02} min left" if minutes else f"{seconds} s left"
@@ -414,6 +468,8 @@ def _run_block(
     study: Study, block: int, limit_s: float, findings: Sequence[Finding], line: Line
 ) -> None:
     root, clock, so_far = study.root, Clock(study, limit_s), _so_far(findings)
+    of_block = [launch for launch in launches(study.document, "A") if launch.block == block]
+    earlier, failed = set(_failures(of_block, root)), dict[str, str]()
     arguments = ["--block", str(block), "--phase", "A", "--logs", str(root / paths.LOGS)]
     passing = False
     with _started("study.block", root, *arguments) as (process, log):
@@ -424,21 +480,43 @@ def _run_block(
             with contextlib.suppress(subprocess.TimeoutExpired):
                 status = process.wait(1.0)
                 break
-    withdraw_failed((la for la in launches(study.document, "A") if la.block == block), root)
+            for (name, _), why in _failures(of_block, root, earlier).items():
+                if failed.setdefault(name, why) is why:
+                    first_line = why.partition("\n")[0]
+                    line.say(f"note: {name} failed: {first_line}")
+    withdraw_failed(of_block, root)
+    failed = {name: why for (name, _), why in _failures(of_block, root, earlier).items()}
     drawn = [la for la in StudyFolder(study).of_phase("A") if la.launch.block == block]
     for launch in drawn:
-        if launch.index is None and (launch.folder / paths.FAILED_INDEX).exists():
-            reason = read_json(launch.folder / paths.FAILED_INDEX)["reason"]
+        if launch.index is None and (reason := failed.get(launch.launch.name)):
             raise Failed(
                 f"{launch.launch.name} failed: {reason}\nMeasurements are kept; rerun the"
                 " same command to resume there"
             )
     if status:
-        raise Failed(f"block {block} ended with status {status}: {_end_of(log)}")
+        raise Failed(f"block {block + 1} ended with status {status}: {_end_of(log)}")
     void = [cell.reason for launch in drawn if launch.index is not None
             for cell in launch.index.cells if cell.status == "void"]  # fmt: skip
     if void:
         line.say(f"note: {len(void)} cells of block {block + 1} are void: {void[0]}")
+
+
+def _failures(
+    of_block: Sequence[Launch], root: Path, known: Collection[tuple[str, int]] = ()
+) -> dict[tuple[str, int], str]:
+    """Return why launches failed, by name and moment (ns), without the known ones."""
+    found = {}
+    for launch in of_block:
+        for name in (paths.INDEX, paths.FAILED_INDEX):
+            path = launch.folder(root) / name
+            # Renamed or removed while it is read.
+            with contextlib.suppress(FileNotFoundError, ArtifactError):
+                moment = path.stat().st_mtime_ns
+                if (launch.name, moment) not in known:
+                    index = read_json(path)
+                    if index["status"] == "failed":
+                        found[launch.name, moment] = str(index["reason"])
+    return found
 
 
 def _finished(study: Study, blocks: int, line: Line) -> tuple[Answer, str]:
@@ -449,7 +527,8 @@ def _finished(study: Study, blocks: int, line: Line) -> tuple[Answer, str]:
 
     root, name = study.root, study.document["study"]
     archive, problem = Path("results", "archive", f"{name}.tar.zst"), ""
-    if not archive.exists():
+    # `remeasure` and the removal of the study's folder leave an older archive.
+    if not (archive.exists() and (root / paths.COMPLETE).exists()):
         line.show("making tables, figures, report and archive")
         _stage("analysis.reference", root)
         _stage("report", root)
@@ -468,7 +547,7 @@ def _finished(study: Study, blocks: int, line: Line) -> tuple[Answer, str]:
 
 def _archive(study: Study, archive: Path) -> None:
     root = study.root
-    _stage("study.patch", root, "revert", unless=paths.REVERT_STATUS)
+    _stage("study.patch", root, "revert")
     _stage("provenance.manifest", root)
     _stage("study.complete", root, "--out", str(root / paths.COMPLETE))
     _stage("provenance.pack", root, "pack", "--manifest", "results/MANIFEST.md", "--out",

@@ -8,7 +8,7 @@ from typing import Any
 
 from connector_tax import text
 from connector_tax.ab.arguments import BASELINE
-from connector_tax.analysis.effect import MOST_BLOCKS
+from connector_tax.analysis.effect import EXACT, MOST_BLOCKS
 from connector_tax.analysis.effects import FEW_REQUESTS
 from connector_tax.analysis.measure import measure_requests
 from connector_tax.artifacts import paths
@@ -90,14 +90,15 @@ class Answer:
                 continue
             lines.append(f"{label}: {'; '.join(map(self._size_and_verdict, taxes))}")
             lines.append(f"  besides: {self._besides(name)}")
-        config, sweep = self.study.config, self.study.config["phase_a"]
+        config = self.study.config
         running = "; the result applies to these processes only" if self._running else ""
         latencies = set(judged_metrics(config["statistics"])) - THROUGHPUT_METRICS.keys()
         medians = "medians" if latencies <= {*VERDICT_METRICS} else "percentiles as named"
         tolerant = config["validity"]["max_foreign_cpu"] >= 1
         shared = "; other processes were tolerated" if tolerant else ""
+        load = compared.judged_load(self.tables)
         lines.append(
-            f"{self.blocks} blocks in {self.minutes:.1f} min at {compared.load_words(sweep)}, "
+            f"{self.blocks} blocks in {self.minutes:.1f} min at {load}, "
             f"{config['engine']['label']}, {medians}{running}{shared}"
         )
         return [*lines, *self._of_traffic(), *self._not_measured()]
@@ -170,11 +171,17 @@ class Answer:
     def _besides(self, config: str) -> str:
         """Return other differences, with intervals corrected for their number (Bonferroni)."""
         rows = {row.metric: row for row in self._taken if row.config == config}
-        known = [named for named in BESIDES if named[0] in rows and rows[named[0]].p is not None]
+        known = [
+            named
+            for named in BESIDES
+            if (row := rows.get(named[0])) and (row.p is not None or row.method == EXACT)
+        ]
         differences = []
         for name, word, unit, decimals in known:
             value, p = rows[name].difference[0], rows[name].p
-            if value is not None and p is not None and len(known) * p < BESIDES_LEVEL:
+            # Equal in all launches of each side, it differs or not.
+            found = bool(value) if p is None else len(known) * p < BESIDES_LEVEL
+            if value is not None and found:
                 differences.append(f"{word} {text.signed(value, decimals)} {unit}")
         return ", ".join(differences) or ("no difference found" if known else "nothing is known")
 

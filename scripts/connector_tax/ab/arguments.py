@@ -32,7 +32,8 @@ from connector_tax.study.endpoint import Endpoint
 BASELINE = "baseline"
 MOST_IN_FLIGHT = 1024
 EPILOG = """exit status: 0 answered (with --max: every cost is below it), 1 a cost is above it,
-2 cannot tell, 3 a candidate has no number, 64 the command line is wrong, 130 stopped.
+2 cannot tell, 3 a cost has no number or no verdict, or the last line says what failed,
+64 the command line is wrong, 130 stopped.
 The same command resumes where it stopped, and prints the answer again when it is there."""
 _NAMED = re.compile(r"([a-z][a-z0-9_]{0,39})=(.*)", re.DOTALL)
 # A name, valid or not.
@@ -111,13 +112,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="ignore costs smaller than this [3%%]")  # fmt: skip
     add("--metric", action="append", default=[], choices=(*METRICS, *THROUGHPUT_METRICS),
         help="judge this metric instead of the medians; may be given several times")  # fmt: skip
-    add("--goodput", type=_limits, nargs="+", default=[], metavar="ttft:200",
+    add("--goodput", type=_limits, nargs="+", action="extend", default=[], metavar="ttft:200",
         help="also judge the requests/s within these limits (ms) of ttft, tpot, e2e")  # fmt: skip
     add("--max", type=bound_of, action="append", default=[], metavar="[METRIC=]5%",
         help="exit non-zero if a cost over all rates exceeds it; of one of"
         " the judged metrics, or of each; may be given several times")  # fmt: skip
     add("--name", type=_name, help="name of the study, results/NAME [from the arguments]")
-    add("--seed", type=int, default=1, help="seed of order, arrivals and prompts [1]")
+    add("--seed", type=int,
+        help="seed of order, arrivals and prompts [1; for URLs a new one, since a server that runs"
+        " on keeps prompts in its prefix cache]")  # fmt: skip
     add("--device", type=_name, default=None, metavar="NAME",
         help="device to lock during the measurement [cpu, or the GPUs]")  # fmt: skip
     add("--shared-machine", action="store_true",
@@ -150,6 +153,8 @@ def _check(parser: AnsweringParser, options: argparse.Namespace) -> None:
     servers = [(BASELINE, options.baseline), *options.candidate]
     urls = [running_url(command) for _, command in servers]
     running = [url is not None for url in urls]
+    if options.seed is None and not any(running):
+        options.seed = 1
     if any(running):
         if not all(running):
             parser.error("found a URL and a command; allowed: --baseline-url with --candidate-url,"
@@ -287,7 +292,11 @@ def _check_load(parser: AnsweringParser, options: argparse.Namespace, running: b
 def _holds_messages(options: argparse.Namespace) -> bool:
     """Return whether a line of the prompts has messages, which only a chat endpoint takes."""
     with options.prompts.open("rb") as stream:
-        return any(msgspec.json.decode(line, type=PromptLine).messages for line in stream)
+        try:
+            return any(msgspec.json.decode(line, type=PromptLine).messages for line in stream)
+        except msgspec.DecodeError:
+            # `read_prompts` names the line.
+            return False
 
 
 def _typed(check: Callable[[str], Any], allowed: str) -> Callable[[str], Any]:
@@ -306,6 +315,8 @@ def _typed(check: Callable[[str], Any], allowed: str) -> Callable[[str], Any]:
 def _words(text: str) -> str | None:
     """Return a command line with its variables expanded; None if it is invalid."""
     try:
+        if running_url(text) is not None:
+            return text
         return expanded(text, os.environ) if split_command(text) else None
     except ServerError as error:
         raise argparse.ArgumentTypeError(str(error)) from None

@@ -31,7 +31,7 @@ from connector_tax.vllm.evidence import dead_reason
 from connector_tax.vllm.step_records import ask_to_write
 
 GRACE_S = 20.0
-ANSWER_S = 120.0
+ANSWER_S = 60.0
 PROMPT_TOKENS, ANSWER_TOKENS = 32, 8
 # Number of words in two prompts, whose token counts give the tokens per word.
 FEW_WORDS, MANY_WORDS = 8, 264
@@ -75,6 +75,7 @@ def asked(
     timeout_s: float,
     model: str | None,
     chat: bool,
+    ids: bool,
     say: Callable[[str], object],
 ) -> Iterator[tuple[Server, Asked]]:
     """Start a command's server, yield it with its properties once ready, and stop it afterwards.
@@ -84,6 +85,7 @@ def asked(
         root: the study's folder, which holds the step probe.
         model: the name of the model to request; None: the server's only one.
         chat: use only its chat endpoint.
+        ids: send token ids where it takes them.
         say: receives the problems of its answers while it is awaited.
 
     Raises:
@@ -101,7 +103,7 @@ def asked(
         server.start()
         try:
             startup_s = server.wait_ready(timeout_s, lambda text: say(f"{name}: {text}"))
-            reply = _ask(name, section, server, startup_s, model, chat)
+            reply = _ask(name, section, server, startup_s, model, chat=chat, ids=ids)
             if dead := dead_reason(server.log_text(), section["device"]):
                 raise AskError(f"{name}: its connector cannot transfer: {dead}")
             yield server, reply
@@ -112,11 +114,11 @@ def asked(
 
 
 def _ask(name: str, section: EngineSection, server: Server, startup_s: float,
-         model: str | None, chat: bool) -> Asked:  # fmt: skip
+         model: str | None, *, chat: bool, ids: bool) -> Asked:  # fmt: skip
     with server.endpoint.client(ANSWER_S) as client:
         try:
             card = _model_card(name, client, model)
-            served = _served(name, client, card, chat)
+            served = _served(name, client, card, chat, ids)
         except _WrongAnswer as error:
             raise AskError(f"{name}: {error}") from error
         except (httpx.HTTPError, ValueError, KeyError, TypeError, IndexError) as error:
@@ -160,20 +162,20 @@ def _model_card(name: str, client: httpx.Client, model: str | None) -> dict[str,
 
 
 def _served(
-    name: str, client: httpx.Client, card: Mapping[str, Any], only_chat: bool
+    name: str, client: httpx.Client, card: Mapping[str, Any], only_chat: bool, takes_ids: bool
 ) -> ServedSection:
     model = str(card["id"])
     ids = list(range(FIRST_PLAIN_TOKEN, FIRST_PLAIN_TOKEN + PROMPT_TOKENS))
+    words = "one two three"
     refusals = []
     endpoints = (("/v1/completions", False), ("/v1/chat/completions", True))
     for path, chat in endpoints[only_chat:]:
-        request = _chat("one two three") if chat else {"prompt": ids}
+        request = _chat(words) if chat else {"prompt": ids if takes_ids else words}
         for body, keys in BODIES.items():
             answered = _stream(client, path, {"model": model, **request, **keys})
             if isinstance(answered, str) and not chat:
                 # The same with text.
-                text = {"prompt": "one two three"}
-                answered = _stream(client, path, {"model": model, **text, **keys})
+                answered = _stream(client, path, {"model": model, "prompt": words, **keys})
             if isinstance(answered, str):
                 refusals.append(f"{path}: {answered}")
                 continue

@@ -4,6 +4,7 @@ import argparse
 import hashlib
 import json
 import math
+import secrets
 from pathlib import Path
 from typing import Any, cast
 
@@ -139,7 +140,7 @@ def study_config(
     cores = (psutil.cpu_count(logical=False) or 2) - 2
     config |= {
         "study": study_name(options),
-        "seed": options.seed,
+        "seed": secrets.randbelow(2**31) if options.seed is None else options.seed,
         "blocks": blocks,
         "baseline": BASELINE,
         "plain_launches": 2,

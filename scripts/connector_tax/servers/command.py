@@ -46,7 +46,6 @@ _PORT = re.compile(r"\{(?:beside\d+\.)?port\}")
 _JSON = re.compile(r"(?<![^\s=])\{")
 _OPERATORS = "|&;<>()"
 _NAME = r"\$(?P<brace>\{)?(?P<name>[A-Za-z_]\w*)(?(brace)\})"
-_VARIABLE = re.compile(_NAME)
 # Parts that a shell expands, and quotes that prevent it.
 _EXPANDED = re.compile(
     rf"""'[^']*'|\\.|"(?P<double>(?:\\.|[^"\\])*)"|{_NAME}"""
@@ -61,7 +60,8 @@ _SUBSTITUTED = re.compile(r"`|\$[(\d$?!@#*-]|\$\{(?![A-Za-z_]\w*\})")
 _LITERAL = re.compile(r"""'[^']*'|\\.""", re.DOTALL)
 _WORD = re.compile(r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s'"\\])+""", re.DOTALL)
 _QUOTES, _PATTERN = frozenset("'\"\\"), frozenset("*?[")
-_ESCAPED = re.compile(r'[\\"$`]')
+# In double quotes: an escaped character, or a variable.
+_IN_DOUBLE = re.compile(rf'\\(?P<escaped>[\\"$`])|{_NAME}')
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 
@@ -157,15 +157,16 @@ def expanded(line: str, variables: Mapping[str, str]) -> str:
 
     def value(match: re.Match[str]) -> str:
         if match["double"] is not None:
-            return f'"{_VARIABLE.sub(escaped, match["double"])}"'
+            # Single-quoted, so that it is not expanded again.
+            return shlex.quote(_IN_DOUBLE.sub(in_double, match["double"]))
         if match["home"]:
             # Path.expanduser fails for an unknown user; a shell keeps the text.
             home = os.path.expanduser(match["home"])  # noqa: PTH111
             return f"{match['assigned'] or ''}{shlex.quote(home)}"
         return shlex.quote(variable(match)) if match["name"] else match[0]
 
-    def escaped(match: re.Match[str]) -> str:
-        return _ESCAPED.sub(r"\\\g<0>", variable(match))
+    def in_double(match: re.Match[str]) -> str:
+        return match["escaped"] or variable(match)
 
     def variable(match: re.Match[str]) -> str:
         name = match["name"]
@@ -193,7 +194,9 @@ def running_url(text: str) -> str | None:
     path = match["path"].rstrip("/")
     if path and not path.endswith("/v1"):
         raise ServerError(f"found the path {path}; allowed: none, or a base that ends in /v1")
-    return match["host"].replace("://localhost", "://127.0.0.1") + path.removesuffix("/v1")
+    # A certificate is for the name.
+    host = re.sub(r"^http://localhost(?=:|$)", "http://127.0.0.1", match["host"])
+    return host + path.removesuffix("/v1")
 
 
 def missing_command(line: str) -> str | None:
@@ -252,8 +255,8 @@ def server_command(
         for name, line in zip(ports, companion_lines, strict=True)
     ]
     path = [*([below_root(probe)] if probe else []), *section.get("pythonpath", [])]
-    given = assignments.get("PYTHONPATH") or os.environ.get("PYTHONPATH")
     variables = {**section.get("environment", {}), **assignments}
+    given = variables.get("PYTHONPATH") or os.environ.get("PYTHONPATH")
     if path:
         variables["PYTHONPATH"] = ":".join([*path, *([given] if given else [])])
     if probe:
