@@ -200,6 +200,20 @@ def test_text_with_a_secret_is_not_packed_and_its_place_is_named(
     assert "hunter2" not in str(refused.value)
 
 
+def test_secret_that_a_server_quotes_in_an_error_is_not_packed(
+    audited: Path, tmp_path: Path
+) -> None:
+    root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
+    records = next(root.glob("runs/**/requests_*.jsonl"))
+    first, *others = records.read_text().splitlines(keepends=True)
+    quoted = first.replace('"error_detail": null', '"error_detail": "not allowed: DB_PASS=hunter2"')
+    assert quoted != first
+    replace(records, "".join([quoted, *others]))
+    with pytest.raises(ArtifactError, match=re.escape(f"{records}:1: found what looks")) as refused:
+        packing.packed_study(root)
+    assert "hunter2" not in str(refused.value)
+
+
 def test_killed_unpack_leaves_no_folder(packed: Path, tmp_path: Path) -> None:
     pipe, target = tmp_path / "archive.tar.zst", tmp_path / "replot" / "x"
     os.mkfifo(pipe)

@@ -66,9 +66,11 @@ MADE_BY_REPLOT = (
     paths.ORIGIN, paths.ANALYSIS, paths.FIGURES, paths.REPORT, paths.AUDIT, paths.LOGS
 )  # fmt: skip
 TABLES = tuple(f"tables/{kind}" for kind in paths.ALL_LOGS)
-# Files of an earlier design, kept by `connector-tax remeasure --all`.
 MOST_DEPTH = 9  # a study's files are 5 folders deep
-OLD_DESIGN = re.compile(r"(study|environment|env|model|preflight|patch)\.superseded\d+(\.\w+)?")
+# Files of an earlier design, and earlier interim analyses, kept by `connector-tax remeasure`.
+OLD_DESIGN = re.compile(
+    r"(study|environment|env|model|preflight|patch|looks)\.superseded\d+(\.\w+)?"
+)
 PART = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}"
 NAME = re.compile(
     rf"{'|'.join(map(re.escape, SINGLE))}|{OLD_DESIGN.pattern}(/{PART}){{0,{MOST_DEPTH}}}"

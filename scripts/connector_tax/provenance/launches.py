@@ -49,6 +49,7 @@ from connector_tax.study.server_command import MARKS, OVERLAY, launch_script
 PASSING = ("boot", "job", "exclusive", "engine_files")
 # Parts of a command that vary: free ports, and the study's folder.
 FREE_PORT = re.compile(r"(port\W{1,8}|(?:127\.0\.0\.1|localhost)[:/])\d+", re.IGNORECASE)
+LISTENS = re.compile(r"/dev/tcp/127\.0\.0\.1/(\d+)")
 # Lines of launch.sh that no record repeats: the project's and the user's folder.
 ROOT_LINE = re.compile(r"^root=\$\(cd -- (.+) && pwd\)$", re.MULTILINE)
 CALLERS_LINE = re.compile(r'^cd -- (?!"\$)(.+)$', re.MULTILINE)
@@ -230,8 +231,15 @@ def _script(
     root, caller = (_word(line.search(script)) for line in (ROOT_LINE, CALLERS_LINE))
     title = launch_title(study.document, launch)
     made = launch_script(command, title, root, tuple(cpus), caller)
-    recorded, again = (FREE_PORT.sub(r"\g<1>0", text).splitlines() for text in (script, made))
+    recorded, again = (_without_ports(text).splitlines() for text in (script, made))
     yield from differences(recorded, again, paths.LAUNCH_SCRIPT)
+
+
+def _without_ports(script: str) -> str:
+    """Return launch.sh with 0 for every free port, also where a companion's argument is a port."""
+    for port in set(LISTENS.findall(script)):
+        script = re.sub(rf"\b{port}\b", "0", script)
+    return FREE_PORT.sub(r"\g<1>0", script)
 
 
 def _word(line: re.Match[str] | None) -> str:

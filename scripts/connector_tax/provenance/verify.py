@@ -130,10 +130,11 @@ class Cell:
             values = self.all[metric[:-4]].dropna().to_numpy()
             point = float(np.percentile(values, int(metric[-2:]))) if len(values) else 0.0
             return point, len(values)
-        good = all_of = len(self.all)
+        all_of = len(self.all)
+        good = float(all_of)
         if metric == "goodput":
             within = [self.all[latency] <= most for latency, most in limits.items()]
-            good = int(pd.concat(within, axis=1).all(axis=1).sum())
+            good = max(float(pd.concat(within, axis=1).all(axis=1).sum()), 0.5)
         of = self.per_s.get(metric, self.per_s["requests_per_s"] * good / all_of)
         return (1 / of if of else 0.0), all_of
 
