@@ -9,7 +9,13 @@ import pytest
 from connector_tax.analysis import looks
 from connector_tax.analysis.effects import LogSample, TaxTable
 from connector_tax.analysis.looks import findings_of, take_look
-from connector_tax.artifacts.looks import Finding, decided, decided_earlier, decided_in
+from connector_tax.artifacts.looks import (
+    Finding,
+    decided,
+    decided_earlier,
+    decided_in,
+    read_looks,
+)
 from connector_tax.artifacts.metrics import VERDICT_METRICS
 from connector_tax.artifacts.names import CellKey, Launch
 from connector_tax.artifacts.study_file import Study
@@ -138,6 +144,32 @@ def test_decided_configuration_is_dropped_and_stays_decided(
     # Phases after A measure in every block what Phase A has left open.
     assert decided_earlier(tmp_path, Launch("a", 0, "B")) == "decided after 2 blocks"
     assert decided_earlier(tmp_path, Launch("b", 0, "Bp")) is None
+
+
+def test_analysis_without_any_number_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(estimate: float | None) -> list[Finding]:
+        return [Finding("a", metric, 2, 1, 1, "valid", estimate, verdict=COSTS if estimate else "")
+                for metric in VERDICT_METRICS]  # fmt: skip
+
+    study = Study(tmp_path, {"config": {"statistics": {"looks": LEVELS}}})  # type: ignore[typeddict-item]
+    # Every cell of the first two blocks was void, and then measured again after the third.
+    monkeypatch.setattr(looks, "look", lambda *_: told(None))
+    assert decided(take_look(study, 2)) == set()
+    assert decided(take_look(study, 3)) == set()
+    monkeypatch.setattr(looks, "look", lambda *_: told(0.1))
+    assert decided(take_look(study, 2)) == {"a"}
+    assert [entry["blocks"] for entry in read_looks(tmp_path)] == [2, 3]
+
+
+def test_configuration_left_out_by_its_gate_keeps_no_other_running() -> None:
+    found = [
+        Finding(name, metric, 2, 1, 1, status, verdict=verdict)
+        for metric in VERDICT_METRICS
+        for name, status, verdict in (("gone", "skipped", ""), ("a", "valid", COSTS))
+    ]
+    assert decided(found) == {"gone", "a"}
 
 
 def test_decided_configurations_keep_their_order() -> None:

@@ -302,8 +302,12 @@ def test_report_shows_load_and_costs_at_the_highest_rate_with_the_pooled_costs(
     full: StudyTables,
 ) -> None:
     words = answer.load(full)
-    rates = full.settings["phase_a"]["rates_rps"]
-    assert words.startswith(f"Over {', '.join(f'{rate:g}' for rate in rates)} requests/s of ")
+    rates, judged = full.settings["phase_a"]["rates_rps"], full.judged_rates
+    assert words.startswith(f"Over {', '.join(f'{rate:g}' for rate in judged)} requests/s of ")
+    # The costs are over the rates at which no server fell behind.
+    left_out = [f"{rate:g}" for rate in rates if rate not in judged]
+    assert left_out
+    assert f"(not {', '.join(left_out)}, where a server fell behind)." in words
     assert re.search(rf"At {max(rates):g}/s plain has TTFT [\d.]+ and TPOT [\d.]+ ms; over", words)
     assert full.connectors[-1].label in words
 

@@ -8,7 +8,7 @@ Source: docs/method.md, "The error model" and "Verdicts"; design, "Substrate tax
 "Reference rate selection".
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -43,6 +43,7 @@ from connector_tax.artifacts.names import (
     configuration_of,
     no_number,
 )
+from connector_tax.artifacts.saturation import unsaturated
 from connector_tax.artifacts.study_file import Study
 from connector_tax.artifacts.study_records import Reference
 from connector_tax.artifacts.tables import Row
@@ -112,24 +113,6 @@ def sample_launch(
         for metric in taxed_metrics(statistics)
         if (value := values.get(metric, 0)) > 0
     }
-
-
-def unsaturated(
-    rates: Mapping[str, float | None], overloaded: Collection[tuple[str, str]]
-) -> list[str]:
-    """Return the Phase A cells without saturation in any launch, from low to high rate.
-
-    A configuration that is saturated at the lowest rate is ignored, or one broken connector would
-    leave no rate.
-
-    Args:
-        rates: the rate of each cell.
-        overloaded: (launch, cell) pairs that were saturated or dropped arrivals.
-    """
-    cells = sorted(rates, key=lambda cell: rates[cell] or 0.0)
-    broken = {configuration_of(name) for name, cell in overloaded if cell in cells[:1]}
-    hit = {cell for name, cell in overloaded if configuration_of(name) not in broken}
-    return [cell for cell in cells if cell not in hit]
 
 
 # ---- combinations

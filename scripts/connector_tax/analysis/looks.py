@@ -96,9 +96,14 @@ def take_look(study: Study, blocks: int) -> list[Finding]:
     """Run the interim analysis after `blocks` blocks and store its results in looks.json.
 
     A stored analysis is never repeated: on the same data it would be identical, and on changed data
-    its level is spent. Earlier decisions also stay.
+    its level is spent. Earlier decisions also stay. One without any number, all of whose cells were
+    void, has spent nothing and is repeated.
     """
-    looks = read_looks(study.root)
+    looks = [
+        entry
+        for entry in read_looks(study.root)
+        if entry["blocks"] != blocks or any(f.estimate is not None for f in entry["findings"])
+    ]
     stored = next((entry for entry in looks if entry["blocks"] == blocks), None)
     if stored is not None:
         return stored["findings"]
@@ -107,6 +112,7 @@ def take_look(study: Study, blocks: int) -> list[Finding]:
     statistics = study.config["statistics"]
     level = statistics["looks"][blocks - first_look(statistics)]
     looks.append({"blocks": blocks, "level": level, "findings": findings})
+    looks.sort(key=lambda entry: entry["blocks"])
     write_json(study.root / paths.LOOKS, msgspec.to_builtins(looks))
     return findings
 

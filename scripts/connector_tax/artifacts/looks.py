@@ -73,9 +73,11 @@ def read_looks(folder: Path) -> list[Look]:
 def decided(findings: Sequence[Finding]) -> set[str]:
     """Return the configurations for which the analysis decided every metric.
 
-    A marked metric counts as decided, since a server that fell behind will do so in later blocks.
+    A marked metric counts as decided, since a server that fell behind will do so in later blocks,
+    and so does a configuration that its gate left out.
     """
-    open_ = {f.config for f in findings if f.verdict in (CANNOT_TELL, TOO_FEW, "")}
+    undecided = (CANNOT_TELL, TOO_FEW, "")
+    open_ = {f.config for f in findings if f.status != "skipped" and f.verdict in undecided}
     return {finding.config for finding in findings} - open_
 
 

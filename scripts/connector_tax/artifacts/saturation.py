@@ -4,13 +4,14 @@ Effective throughput charges a growing backlog to the window, so that requests s
 do not count as sustained. The criteria are in artifacts/metrics.py:CRITERIA.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from connector_tax.artifacts.metrics import CRITERIA, CellLoad, Sweep, criteria_of
+from connector_tax.artifacts.names import configuration_of
 
 DEFAULT_BOUNDS = {criterion.bound: criterion.default for criterion in CRITERIA.values()}
 """Defaults of the section `saturation`."""
@@ -75,3 +76,21 @@ def judge(load: CellLoad, sweep: Sweep, bounds: Mapping[str, float]) -> Judgemen
         if value is not None:
             fired[name] = value > bound if criterion.above else value < bound
     return Judgement(load, values, fired)
+
+
+def unsaturated(
+    rates: Mapping[str, float | None], overloaded: Collection[tuple[str, str]]
+) -> list[str]:
+    """Return the Phase A cells without saturation in any launch, from low to high rate.
+
+    A configuration that is saturated at the lowest rate is ignored, or one broken connector would
+    leave no rate.
+
+    Args:
+        rates: the rate of each cell.
+        overloaded: (launch, cell) pairs that were saturated or dropped arrivals.
+    """
+    cells = sorted(rates, key=lambda cell: rates[cell] or 0.0)
+    broken = {configuration_of(name) for name, cell in overloaded if cell in cells[:1]}
+    hit = {cell for name, cell in overloaded if configuration_of(name) not in broken}
+    return [cell for cell in cells if cell not in hit]

@@ -262,6 +262,7 @@ def _latency_side(
     least = ALL_METRICS[metric].least
     marks = {
         "saturated": any(launch.saturated for launch in valid),
+        "dropped arrivals": any(launch.dropped for launch in valid),
         FEW_REQUESTS: any((launch.n or 0) < least for launch in valid),
     }
     mark = "; ".join(name for name, marked in marks.items() if marked)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from connector_tax.analysis.aggregate import write_tables
-from connector_tax.analysis.effects import unsaturated
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.folder import StudyFolder
 from connector_tax.artifacts.names import ALL_RATES
@@ -130,14 +129,7 @@ def all_rates(study: StudyTables) -> list[Load]:
     """Return rate and shape of each cell that the taxes over all rates include."""
     sweep = [row for (phase, _), row in _cells(study).items() if phase == "A" and row.rate_rps]
     sweep.sort(key=lambda row: row.rate_rps or 0.0)
-    overloaded = [
-        (row.config, row.cell)
-        for row in study.cell_rows
-        if (row.phase, row.status) == ("A", "valid") and (row.saturated or row.dropped)
-        if row.block != POOLED
-    ]
-    kept = unsaturated({row.cell: row.rate_rps for row in sweep}, overloaded)
-    return [load_of(row) for row in sweep if row.cell in kept]
+    return [load_of(row) for row in sweep if row.rate_rps in study.judged_rates]
 
 
 def load_of(row: CellRow) -> Load:

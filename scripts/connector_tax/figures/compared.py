@@ -5,6 +5,7 @@ JSON and Markdown of `connector-tax ab`.
 """
 
 import json
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -94,9 +95,19 @@ def commands(study: StudyTables) -> list[tuple[str, list[Word]]]:
     return labelled + [(study.label(name), marked_words(of, base)) for name, of in others.items()]
 
 
-def load_words(sweep: PhaseASection) -> str:
+def judged_load(study: StudyTables) -> str:
+    """Return the load of the taxes over all rates, and the rates that they leave out."""
+    sweep, judged = study.settings["phase_a"], study.judged_rates
+    left_out = [f"{rate:g}" for rate in sweep["rates_rps"] if rate not in judged]
+    words = load_words(sweep, judged or sweep["rates_rps"])
+    if not judged or not left_out:
+        return words
+    return f"{words} (not {', '.join(left_out)}, where a server fell behind)"
+
+
+def load_words(sweep: PhaseASection, rates_rps: Sequence[float]) -> str:
     """Return the load in words: the rates, and the shape or the file of the requests."""
-    rates = ", ".join(f"{rate:g}" for rate in sweep["rates_rps"])
+    rates = ", ".join(f"{rate:g}" for rate in rates_rps)
     shape = f"{sweep['input_tokens']}x{sweep['output_tokens']}"
     if (concurrency := sweep.get("concurrency")) is not None:
         return f"{concurrency} requests of {shape} tokens at a time"
@@ -125,8 +136,8 @@ def command_to_repeat(arguments: Mapping[str, Any]) -> str:
     if arguments["trace"] is None:
         without_effect |= {"trace_speed", "trace_block"}
     for key, value in arguments.items():
-        if key not in without_effect and value not in (None, False, [], {}):
-            words += _option(key, value)
+        if key not in without_effect and value is not None and value not in ([], {}):
+            words += [] if value is False else _option(key, value)
     return shlex.join(["connector-tax", "ab", *words])
 
 
@@ -167,8 +178,9 @@ def load(study: StudyTables) -> list[tuple[str, str]]:
     again, given = [], study.root / paths.ARGUMENTS
     if given.exists():
         again = [("repeat", command_to_repeat(read_json(given)))]
+    loop = "closed" if "concurrency" in sweep else "open"
     return [
-        ("load", f"{load_words(sweep)}, {'closed' if 'concurrency' in sweep else 'open'} loop"),
+        ("load", f"{load_words(sweep, sweep['rates_rps'])}, {loop} loop"),
         *file,
         ("machine", "; ".join([str(seen.get("cpu", "unknown")), *gpus])),
         ("date", str(study.document.get("created_utc", "unknown"))),
@@ -187,6 +199,9 @@ def latencies(study: StudyTables) -> list[Latency]:
         if row is None or metric in THROUGHPUT_METRICS:
             return of, None, None
         value, lo, hi = (row.number(f"{metric}{end}_ms") for end in ("", "_lo", "_hi"))
+        # The difference is of the blocks that both sides have; these intervals may be of more.
+        if value is None or of is None or not math.isclose(value, of):
+            return of, None, None
         return value, lo, hi
 
     names = {item.id for item in study.connectors}

@@ -173,8 +173,10 @@ def aa_text(study: StudyTables) -> str:
 
 def interval_text(table: pd.DataFrame) -> str:
     """Return the meaning of the taxes' intervals, or why there are none."""
-    if numbers(table, ["tax_lo"]):
+    if numbers(table, ["family_lo"]):
         return "95 % intervals, joint per cell"
+    if numbers(table, ["tax_lo"]):
+        return "95 % intervals, each alone"
     return "no intervals: one launch; launches not included"
 
 

@@ -15,6 +15,7 @@ from connector_tax.artifacts.folder import StudyFolder
 from connector_tax.artifacts.looks import Look, read_looks
 from connector_tax.artifacts.names import PHASES, PLAIN, launched_plains
 from connector_tax.artifacts.record_reader import read_record
+from connector_tax.artifacts.saturation import unsaturated
 from connector_tax.artifacts.stage_records import (
     GateRecord,
     HypothesesRecord,
@@ -103,7 +104,6 @@ class StudyTables:
         self.name: str = self.document["study"]
         self.engine_label: str = self.document["engine_label"]
         self.emulated: bool = self.document["emulated"]
-        self.blocks: int = self.document["blocks"]
         self.settings = study.config
         self.saturation = study.saturation
         self.configurations = [
@@ -120,6 +120,26 @@ class StudyTables:
         )
         # The baseline's launch that is compared with its others; None if there is only one.
         self.aa: str | None = plains[-1] if len(plains) > 1 else None
+
+    @cached_property
+    def blocks(self) -> int:
+        """Return the number of blocks measured; of the planned ones in a study without a launch."""
+        launches = self.folder.of_phase("A")
+        measured = {launch.launch.block for launch in launches if launch.status == "done"}
+        return len(measured) or self.document["blocks"]
+
+    @cached_property
+    def judged_rates(self) -> list[float]:
+        """Return the rates that the taxes over all rates include, ascending."""
+        baseline = [row for row in self.pooled if row.config == self.baseline and row.rate_rps]
+        overloaded = [
+            (row.config, row.cell)
+            for row in self.cell_rows
+            if (row.phase, row.status) == ("A", "valid") and (row.saturated or row.dropped)
+            if row.block != POOLED
+        ]
+        kept = unsaturated({row.cell: row.rate_rps for row in baseline}, overloaded)
+        return sorted(row.rate_rps or 0.0 for row in baseline if row.cell in kept)
 
     @property
     def connectors(self) -> list[Configuration]:

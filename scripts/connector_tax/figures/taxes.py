@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from connector_tax.artifacts.metrics import LATENCY_METRICS, judged_metrics, margin_of
-from connector_tax.artifacts.names import ALL_RATES, REFERENCES
+from connector_tax.artifacts.names import ALL_RATES, PLAIN, REFERENCES
 from connector_tax.artifacts.study_records import Reference
 from connector_tax.artifacts.tables import GAP, TAX, WAIT, EffectRow
 from connector_tax.artifacts.verdicts import TOO_FEW, costs, in_words
@@ -298,7 +298,11 @@ PRIOR: dict[str, Any] = rows.OVERLOAD | {"marker": "D", "ms": 4}
 
 
 def priors(study: StudyTables) -> dict[str, float]:
-    """Return the TTFT p90 taxes of the earlier trace replay (8 instances, saturated), by id."""
+    """Return the TTFT p90 taxes over plain of the earlier trace replay (8 instances, saturated), by
+    id; empty in a study with another baseline.
+    """
+    if study.baseline != PLAIN:
+        return {}
     values = study.settings["hypotheses"]["prior"]
     plain = values["plain_ttft_p90_s"]
     return {
@@ -319,7 +323,8 @@ def forest(study: StudyTables) -> Figure:
     if "commands" in study.settings["engine"]:
         judged = [m for m in judged_metrics(study.settings["statistics"]) if m in LATENCY_METRICS]
         metrics, reference, at = judged or metrics, ALL_RATES, ""
-        rates = ", ".join(f"{rate:g}" for rate in study.settings["phase_a"]["rates_rps"]) + " req/s"
+        judged_rates = study.judged_rates or study.settings["phase_a"]["rates_rps"]
+        rates = ", ".join(f"{rate:g}" for rate in judged_rates) + " req/s"
     table = rows.taxes(study, [item.id for item in study.compared], (reference,), metrics)
     expected = table["metric"] == "ttft_p90"
     table["prior_tax"] = table["config"].map(priors(study)).where(expected)

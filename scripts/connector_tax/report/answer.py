@@ -16,7 +16,7 @@ from connector_tax import text
 from connector_tax.analysis.effect import MOST_BLOCKS, POWER
 from connector_tax.analysis.hypotheses import ABOUT
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.looks import LEFT_OUT, decided_in
+from connector_tax.artifacts.looks import decided_in
 from connector_tax.artifacts.metrics import (
     ALL_METRICS,
     LATENCY_METRICS,
@@ -38,7 +38,7 @@ from connector_tax.artifacts.verdicts import (
 )
 from connector_tax.commands import run_command, study_parser
 from connector_tax.figures import resources
-from connector_tax.figures.compared import load_words, ms
+from connector_tax.figures.compared import judged_load, ms
 from connector_tax.figures.tables import StudyTables
 from connector_tax.figures.taxes import other_waits
 from connector_tax.foreign import printable
@@ -132,7 +132,7 @@ def load(study: StudyTables) -> str:
     sweep, metrics = study.settings["phase_a"], judged_metrics(study.settings["statistics"])
     rate = max(sweep["rates_rps"])
     cell = cell_of_rate(rate)
-    words = f"Over {load_words(sweep)}."
+    words = f"Over {judged_load(study)}."
     base = next((r for r in study.pooled if (r.config, r.cell) == (study.baseline, cell)), None)
     timed = [metric for metric in metrics if metric in LATENCY_METRICS]
     if base is None or not timed or base.number(f"{timed[0]}_ms") is None:
@@ -142,13 +142,18 @@ def load(study: StudyTables) -> str:
     words += f" {there} {study.label(study.baseline)} has {levels} ms"
     taxes = [row for row in study.of(TAX, "A") if row.cell == cell and row.estimate is not None]
     costs_there = [
-        f"{item.label} {_joined(_tax(row) for row in tax_rows)}"
-        f"{' (saturated)' if any(row.mark for row in tax_rows) else ''}"
+        f"{item.label} {_joined(_tax(row) for row in tax_rows)}{_marks(study, tax_rows)}"
         for item in study.connectors
         if (tax_rows := [r for m in metrics for r in taxes if (r.config, r.metric) == (item.id, m)])
     ]
     over = f"; over it there: {', '.join(costs_there)}" if costs_there else ""
     return f"{words}{over}."
+
+
+def _marks(study: StudyTables, taxes: Sequence[EffectRow]) -> str:
+    """Return the marks of taxes in brackets, each once; "" without any."""
+    marks = dict.fromkeys(row.mark for row in taxes if row.mark)
+    return f" ({study.labelled('; '.join(marks))})" if marks else ""
 
 
 def notes(study: StudyTables) -> list[str]:
@@ -328,10 +333,10 @@ def looks(study: StudyTables) -> str:
         return ""
     rows = [row for row in study.cell_rows if row.phase == "A" and row.block != POOLED]
     planned = {(row.config, row.block) for row in rows}
-    left_out = {(row.config, row.block) for row in rows if row.reason.startswith(LEFT_OUT)}
+    run = {(row.config, row.block) for row in rows if row.status in ("valid", "void")}
     return (
         f"Decided at interim analyses: {'; '.join(parts)} blocks. Later blocks leave out decided"
-        f" configurations: {len(planned) - len(left_out)} of {len(planned)} launches of Phase A"
+        f" configurations: {len(run)} of {len(planned)} launches of Phase A were measured"
     )
 
 

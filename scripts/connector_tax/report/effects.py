@@ -34,7 +34,7 @@ StepTable = tuple[str, float, Table]
 METRIC: EffectColumn = ("Metric", lambda row: ALL_METRICS[row.metric].label)
 TAX_COLUMNS: list[EffectColumn] = [
     ("Tax, %", lambda row: percent(row.estimate)),
-    ("95 % interval, %", lambda row: interval(*row.shown[1:])),
+    ("Interval of the verdict, %", lambda row: interval(*row.shown[1:])),
     ("At most, %", lambda row: percent(row.narrow_hi)),
 ]
 
