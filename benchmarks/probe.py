@@ -108,6 +108,7 @@ def _engine() -> tuple[Any, Any]:
 
     class Scheduler:
         connector: Any = None
+        vllm_config: Any = None
         requests: dict[str, Any] = {}  # noqa: RUF012 - the probe reads it, nothing writes
 
         def get_request_counts(self) -> tuple[int, int]:
@@ -191,8 +192,9 @@ def step_cost(children: int | None, *, probed: bool) -> dict[str, Cost]:
     """Return a step's cost by process; `children`: number of child connectors, None for plain."""
     engine_class, worker_class = _engine()
     with tempfile.TemporaryDirectory() as folder:
+        probe = Probe(f"{folder}/log")
         if probed:
-            install(Probe(f"{folder}/log"))
+            install(probe)
         engine, worker = engine_class(), worker_class()
         _connect(engine, worker, children)
 
@@ -201,7 +203,11 @@ def step_cost(children: int | None, *, probed: bool) -> dict[str, Cost]:
             worker.execute_model(output)
             worker.worker.sample_tokens()
 
-        return {"scheduler": _cost(lambda _: engine.step()), "worker": _cost(worker_step)}
+        costs = {"scheduler": _cost(lambda _: engine.step()), "worker": _cost(worker_step)}
+        # A probe that an error has switched off costs nothing.
+        assert probe.active
+        assert bool(probe.scheduler.numbers) == bool(probe.worker.numbers) == probed
+        return costs
 
 
 def _cost(call: Callable[[Any], Any]) -> Cost:

@@ -20,6 +20,7 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import signal
 import statistics
 import sys
@@ -153,16 +154,17 @@ class Slices:
             # A connector's fixed port depends on the study's name.
             renamed = self._study | {"study": f"{self._study['study']}-{name}"}
             command = command_for(renamed, Launch(name, 0, "A"), port := free_port(), probe)
-            folder = self._folder / f"{name}{self._batches_sent}"
+            folder = self._folder / f"{name}.{self._batches_sent}"
             folder.mkdir()
             server = Server(folder, command, name, port, server_cpus(self._plan))
             server.start()
             stack.callback(server.stop, config["server"]["stop_grace_s"])
             started[name] = server
+        # Together they take as long as one after the other where they share the CPUs.
+        longest_s = len(started) * config["server"]["ready_timeout_s"]
         for name, server in started.items():
-            server.wait_ready(config["server"]["ready_timeout_s"])
-            if dead := dead_reason(server.log_text(), config["engine"].get("device", "")):
-                raise ServerError(f"{name}: {dead}")
+            server.wait_ready(longest_s)
+            self._refuse_dead(name, server)
             stack = self._stacks[name]
             generator = stack.enter_context(load_generator(self._study, server, self._plan))
             turn = self._turns[name] = Turn(name, server, generator)
@@ -172,10 +174,19 @@ class Slices:
                 self._slice(self._turns[name], batch)
             self._turns[name].stop()
 
-    def measure(self, rounds: int, deadline_s: float) -> Rounds:
-        """Return the slices of `rounds` rounds, or of those that begin before the deadline."""
+    def _refuse_dead(self, name: str, server: Server) -> None:
+        device = self._study["config"]["engine"].get("device", "")
+        if dead := dead_reason(server.log_text(), device):
+            raise ServerError(f"{name}: {dead}")
+
+    def measure(self, names: Sequence[str], rounds: int, deadline_s: float) -> Rounds:
+        """Return the slices of `rounds` rounds, or of those that begin before the deadline.
+
+        Raises:
+            ServerError: a server has ended, or its connector can no longer transfer.
+        """
         values: dict[tuple[int, str], list[float]] = defaultdict(list)
-        pairs = [(batch, name) for batch in self._batches for name in self._turns]
+        pairs = [(batch, name) for batch in self._batches for name in names]
         for _ in range(rounds):
             if values and time.monotonic() > deadline_s:
                 break
@@ -184,6 +195,9 @@ class Slices:
                 batch, name = pairs[number]
                 with self._turns[name].running():
                     values[batch, name].append(self._slice(self._turns[name], batch))
+        for name in names:
+            self._turns[name].server.check_alive("while it took turns")
+            self._refuse_dead(name, self._turns[name].server)
         return values
 
     def _slice(self, turn: Turn, batch: int) -> float:
@@ -215,16 +229,20 @@ def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 def _table(rounds: Rounds, baseline: str, title: str) -> Table:
     table = Table(title=title, box=None, title_justify="left")
-    for column in ("sequences", "server", "step, us", "over plain, us", "over plain, %"):
+    over = f"over {baseline}"
+    for column in ("sequences", "server", "step, us", f"{over}, us", f"{over}, %"):
         table.add_column(column, justify="right")
     for (batch, name), values in rounds.items():
         plain = rounds[batch, baseline]
         pairs = list(zip(values, plain, strict=True))
-        over = [
+        differences = [
             ("{:+.0f} [{:+.0f}, {:+.0f}]", [a - b for a, b in pairs]),
             ("{:+.1f} [{:+.1f}, {:+.1f}]", [100 * (a / b - 1) for a, b in pairs]),
         ]
-        words = [text.format(*median_interval(of)) if name != baseline else "" for text, of in over]
+        words = [
+            text.format(*median_interval(of)) if name != baseline else ""
+            for text, of in differences
+        ]
         table.add_row(str(batch), name, f"{statistics.median(values):,.0f}", *words)
     return table
 
@@ -242,21 +260,26 @@ def compare(options: argparse.Namespace, study: StudyDocument, title: str) -> Ro
     baseline = baseline_of(study["config"])
     began = time.monotonic()
     deadline_s = began + 60 * options.minutes
-    with tempfile.TemporaryDirectory(prefix="slices-") as text:
-        slices = Slices(study, Path(text), options.batches, options.slice_s)
-        try:
-            slices.start(options.servers)
-            start_s = time.monotonic() - began
-            first = slices.measure(options.rounds, deadline_s)
-            _print(first, baseline, f"{title}one launch of each")
-            round_s = (time.monotonic() - began - start_s) / options.rounds
-            if time.monotonic() + start_s + options.rounds * round_s < deadline_s:
-                swapped = [baseline, next(name for name in options.servers if name != baseline)]
-                slices.start(swapped)
-                again = slices.measure(options.rounds, deadline_s)
-                _print(again, baseline, f"{title}{' and '.join(swapped)} launched anew")
-        finally:
-            slices.close()
+    # Kept after an error, which names a log in it.
+    folder = Path(tempfile.mkdtemp(prefix="slices-"))
+    slices = Slices(study, folder, options.batches, options.slice_s)
+    swapped = [baseline, next(name for name in options.servers if name != baseline)]
+    try:
+        slices.start(options.servers)
+        start_s = time.monotonic() - began
+        first = slices.measure(options.servers, options.rounds, deadline_s)
+        _print(first, baseline, f"{title}one launch of each")
+        round_s = (time.monotonic() - began - start_s) / options.rounds
+        share = len(swapped) / len(options.servers)
+        if time.monotonic() + share * (start_s + options.rounds * round_s) < deadline_s:
+            slices.start(swapped)
+            again = slices.measure(swapped, options.rounds, deadline_s)
+            _print(again, baseline, f"{title}{' and '.join(swapped)} launched anew")
+        else:
+            print("No second launch: --minutes are up.")
+    finally:
+        slices.close()
+    shutil.rmtree(folder)
     print("Intervals cover these server processes only, not differences between launches.")
     return first
 
@@ -295,12 +318,17 @@ def _run(options: argparse.Namespace) -> None:
     baseline = baseline_of(study["config"])
     known = {entry["id"] for entry in study["configurations"]}
     options.servers = options.servers or [baseline, f"{baseline}_2", *sorted(known - {baseline})]
+    options.servers = list(dict.fromkeys(options.servers))
     if unknown := {configuration_of(name) for name in options.servers} - known:
         raise ArtifactError(f"--servers: {', '.join(sorted(unknown))}: not in the study")
-    if baseline not in options.servers or len({*options.servers}) < 2:
+    if baseline not in options.servers or len(options.servers) < 2:
         raise ArtifactError(f"--servers: found {' '.join(options.servers)}; allowed: {baseline} and"
                             " others")  # fmt: skip
+    if min(options.rounds, *options.batches) < 1:
+        raise ArtifactError("--rounds, --batches: found a number below 1; allowed: 1 and more")
     study["config"]["load_generator"]["keep_reads"] = False
+    # Otherwise SIGTERM would leave the servers to their guardians.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     print(f"{study['engine_label']}; {machine()}")
     with hold_devices(devices_of(study["config"])):
         if not options.step_ms:

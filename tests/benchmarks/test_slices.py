@@ -34,7 +34,7 @@ def resolved(folder: Path) -> StudyDocument:
 
 
 def states(folder: Path, name: str) -> set[str]:
-    (launch,) = folder.glob(f"{name}[0-9]*")
+    (launch,) = folder.glob(f"{name}.*")
     return {psutil.Process(pid).status() for pid, _ in started_for(launch)}
 
 
@@ -43,9 +43,10 @@ def test_slices_find_an_added_cost_of_three_percent_and_none_in_plain_twice(
     tmp_path: Path,
 ) -> None:
     slices = Slices(resolved(tmp_path), tmp_path, [1], 0.7)
+    names = ["plain", "plain_2", "noop_connector"]
     try:
-        slices.start(["plain", "plain_2", "noop_connector"])
-        rounds = slices.measure(7, time.monotonic() + 60)
+        slices.start(names)
+        rounds = slices.measure(names, 7, time.monotonic() + 60)
         assert states(tmp_path, "plain") == {psutil.STATUS_STOPPED}
     finally:
         slices.close()
@@ -70,6 +71,10 @@ def test_two_servers_are_relaunched_if_minutes_are_left(
     assert "one launch of each, 1 rounds" in printed
     assert "plain and noop_connector launched anew, 1 rounds" in printed
     assert "[-inf, +inf]" in printed
+    assert main([*command, "--servers", "plain", "plain"]) != 0
+    assert "--servers: found plain; allowed: plain and others" in capsys.readouterr().err
+    assert main([*command, "--rounds", "0"]) != 0
+    assert "--rounds, --batches: found a number below 1" in capsys.readouterr().err
     assert main([*command, "--servers", "plain", "nixl_both"]) != 0
     assert "--servers: nixl_both: not in the study" in capsys.readouterr().err
 
