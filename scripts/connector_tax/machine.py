@@ -121,9 +121,12 @@ def command_output(command: Sequence[str]) -> str:
     """Return the stripped output of a command.
 
     Raises:
-        OSError, subprocess.CalledProcessError: it is missing, or it failed.
+        OSError, subprocess.CalledProcessError: it is missing, took over a minute, or failed.
     """
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    try:
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    except subprocess.TimeoutExpired as error:
+        raise TimeoutError(f"{command[0]} had not ended after {error.timeout:g} s") from None
     return done.stdout.strip()
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from connector_tax.servers.kinds import ServerCommand, ServerError, free_port
 from connector_tax.study import endpoint
-from connector_tax.study.guardian import CONTAINER_FILE
+from connector_tax.study.guardian import CONTAINER_FILE, containers_of
 from connector_tax.study.processes import ServerProcesses, cpu_between
 from connector_tax.study.resources import snapshot
 from connector_tax.study.server import Server
@@ -176,6 +176,11 @@ def test_container_that_prints_no_id_is_refused(tmp_path: Path, docker: Path) ->
     finally:
         for path in [path for path in docker.iterdir() if not path.suffix]:
             subprocess.run([docker.parent / "docker", "rm", "--force", path.name], check=True)
+
+
+def test_container_file_that_is_cut_off_hinders_no_later_run(tmp_path: Path) -> None:
+    (tmp_path / CONTAINER_FILE).write_text("docker\n")
+    assert list(containers_of(tmp_path)) == []
 
 
 @pytest.mark.usefixtures("docker")

@@ -187,6 +187,19 @@ def test_doctor_checks_the_gpu_of_the_study(
     assert tuple(rows[check][0] for check in checks) == verdicts
 
 
+def test_gpu_memory_counts_the_configured_cache(
+    findings: Findings, monkeypatch: pytest.MonkeyPatch, stand_in: StandIn
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    stand_in("nvidia-smi", "echo 'NVIDIA H20, 580.65.06, 97871, 0, 0, 1980, Enabled'")
+    flags = load_yaml(ROOT / "config/h20.yaml")["engine"]["flags"]
+    for gib, verdict in ((20, "ok"), (40, "fail")):
+        cache = {"--kv-cache-memory-bytes": gib * 2**30}
+        rows = findings("h20", engine={"flags": flags | cache})[1]
+        assert rows["GPU memory"][0] == verdict
+    assert "weights and KV cache take" in rows["GPU memory"][1]
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [

@@ -119,10 +119,17 @@ def test_void_cells_are_counted_by_cause_with_what_to_do(
         "In 4 of 6 the host took up to 30% of the CPU time (steal): measure when it is quieter, or"
         " on another machine",
     ]
+    looks = study_file.parent / "looks.json"
+    write_json(looks, [])
     # Nor is what would be overloaded again measured again unasked.
     assert remeasure.main([str(study_file.parent)]) == 0
     assert "2 launches moved aside" in capsys.readouterr().out
     assert Launch("plain", 2, "A").folder(study_file.parent).exists()
+    # Launches of Phase A stand, and so do their interim analyses.
+    assert looks.exists()
+    assert remeasure.main([str(study_file.parent), "--launch", "plain/block2/A"]) == 0
+    assert not looks.exists()
+    assert looks.with_name("looks.superseded1.json").exists()
 
 
 def test_escape_sequences_in_the_reason_of_a_failed_launch_are_not_printed(

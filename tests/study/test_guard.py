@@ -80,6 +80,32 @@ def test_gates_and_their_children_end_when_snakemake_does() -> None:
     gates.stdout.close()
 
 
+def test_guardian_of_a_launch_outlives_the_gates_that_started_it(tmp_path: Path) -> None:
+    # A server that has left all of its ancestors, as after a double fork.
+    orphan = "import os, time\nif os.fork(): os._exit(0)\nos.setsid(); time.sleep(60)"
+    code = (
+        "import os, subprocess, sys; from connector_tax.study import guard, guardian\n"
+        f"folder, name = {str(tmp_path)!r}, guard.process_name(os.getpid())\n"
+        "guard.end_with_parent(print)\n"
+        "ends = subprocess.Popen([sys.executable, '-I', guardian.__file__, folder, name],"
+        " stdin=subprocess.PIPE)\n"
+        "named = {guardian.LAUNCH_VARIABLE: folder, guardian.DRIVER_VARIABLE: name}\n"
+        f"subprocess.run([sys.executable, '-c', {orphan!r}], env=os.environ | named)\n"
+        "print(*(pid for pid, _ in guardian.started_for(__import__('pathlib').Path(folder))),"
+        " flush=True)\n"
+        "subprocess.run(['sleep', '60'])"
+    )
+    owner, gates = owner_and_child(code)
+    assert gates.stdout is not None
+    server = psutil.Process(int(gates.stdout.readline()))
+    owner.kill()
+    owner.communicate()
+    assert gates.wait(timeout=20) == 1
+    psutil.wait_procs([server], timeout=20)
+    assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
+    gates.stdout.close()
+
+
 def watched(parent: str, *prefix: str) -> subprocess.CompletedProcess[str]:
     """Return a driver that watches `parent` and then ends by itself with status 0."""
     code = (

@@ -19,6 +19,7 @@ import pytest
 from connector_tax.analysis.machine import read_machine
 from connector_tax.files import read_jsonl
 from connector_tax.loadgen.affinity import AffinityPlan, plan_affinity, read_topology
+from connector_tax.servers.kinds import ServerError
 from connector_tax.study import child
 from connector_tax.study.child import ChildError
 from connector_tax.study.endpoint import Endpoint
@@ -243,6 +244,34 @@ def test_machine_watch_without_cpu_time_is_reported_after_its_limit(
         with pytest.raises(ChildError, match=said):
             watch.open(tmp_path / "machine.jsonl", sleeper)
     assert not Path(f"/proc/{watch.pid}").exists()
+
+
+def test_dead_server_is_reported_while_a_helper_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: AffinityPlan, sleeper: int
+) -> None:
+    monkeypatch.setattr(child, "MEANWHILE_S", 0.1)
+    looks: list[float] = []
+
+    def check_alive() -> None:
+        looks.append(time.monotonic())
+        if len(looks) == 3:
+            raise ServerError("the engine core died")
+
+    with MachineWatch(plan, []) as watch:
+        watch.meanwhile = check_alive
+        os.kill(watch.pid, signal.SIGSTOP)
+        with pytest.raises(ServerError, match="the engine core died"):
+            watch.open(tmp_path / "machine.jsonl", sleeper)
+    assert not Path(f"/proc/{watch.pid}").exists()
+
+
+def test_sampler_of_a_shared_machine_does_not_wait_for_an_idle_cpu(url: str) -> None:
+    policies = []
+    for yields in (True, False):
+        with MetricsSampler(Endpoint(url), INTERVAL_S, (), yields=yields) as sampler:
+            sampler.open(Path(os.devnull), "seed")
+            policies.append(os.sched_getscheduler(sampler.pid))
+    assert policies == [os.SCHED_IDLE, os.SCHED_OTHER]
 
 
 def test_without_nvidia_smi_a_gpu_study_does_not_start(

@@ -101,7 +101,8 @@ def _look(arguments: argparse.Namespace) -> None:
 
     findings = take_due_look(load_study(arguments.study), arguments.block)
     if findings is not None:
-        names = ", ".join(sorted(decided(findings))) or "nothing"
+        measured = {finding.config for finding in findings if finding.status != "skipped"}
+        names = ", ".join(sorted(decided(findings) & measured)) or "nothing"
         print(
             f"interim analysis after {arguments.block + 1} blocks: {names} decided;"
             " not measured further"

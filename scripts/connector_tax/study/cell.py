@@ -5,6 +5,7 @@ written to `<cell>.partial/`, fsynced and renamed to `<cell>/`. A finished cell 
 of its files, so that a later run can detect damage.
 """
 
+import functools
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -286,6 +287,10 @@ def measure(
         partial / paths.cell_log(kind, launch.phase, name) for kind in paths.CELL_LOGS
     )
     device_name = paths.cell_log(paths.DEVICE_LOG, launch.phase, name)
+    alive = functools.partial(instruments.server.check_alive, f"in cell {name}")
+    sampler.meanwhile = alive
+    if watch is not None:
+        watch.meanwhile = alive
     started_utc = utc()
     if watch is not None:
         watch.open(machine_file, instruments.server.pid)
@@ -306,13 +311,13 @@ def measure(
         nonlocal looked
         if time.monotonic() - looked > ALIVE_S:
             looked = time.monotonic()
-            instruments.server.check_alive(f"in cell {name}")
+            alive()
         on_progress(now)
 
     result = instruments.generator.run(load, rule, progress)
     threads_after = thread_times(used_before.engine)
     used_after = instruments.processes.read()
-    instruments.server.check_alive(f"in cell {name}")
+    alive()
     after = _final_scrape(sampler, before, result)
     if watch is not None:
         watch.close()
@@ -407,6 +412,7 @@ def _final_scrape(sampler: MetricsSampler, before: ScrapeLine, result: CellResul
         completed = server_counters(sampler.peek()["values"])["success"]
         if completed is None or start is None or completed - start >= ok:
             break
+        sampler.meanwhile()
         time.sleep(COUNTER_PAUSE_S)
     return sampler.close()
 

@@ -1,6 +1,7 @@
 """Run a helper process that executes commands: one JSON line in, one JSON line out."""
 
 import json
+import os
 import select
 import signal
 import subprocess
@@ -13,6 +14,8 @@ from connector_tax.linux import die_with_parent, run_when_idle
 
 # A process of the lowest priority replies within milliseconds if its CPU has idle time.
 ANSWER_S = 300.0
+# Interval of `meanwhile` while a reply is awaited, s.
+MEANWHILE_S = 2.0
 
 
 class ChildError(Exception):
@@ -20,11 +23,16 @@ class ChildError(Exception):
 
 
 class CommandChild:
-    """The driver's end of a helper process; a context manager. The process dies with the driver."""
+    """The driver's end of a helper process; a context manager. The process dies with the driver.
+
+    Attributes:
+        meanwhile: called every MEANWHILE_S while a reply is awaited; its errors end the wait.
+    """
 
     def __init__(self, module: str, arguments: Sequence[str]) -> None:
         self._module = module
         self._command = [sys.executable, "-m", module, *arguments]
+        self.meanwhile: Callable[[], object] = lambda: None
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
@@ -51,18 +59,22 @@ class CommandChild:
 
         Raises:
             ChildError: the process has ended, or does not reply within ANSWER_S.
+            Exception: any error of `meanwhile`.
         """
+        deadline = time.monotonic() + ANSWER_S
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
             self._process.stdin.write(json.dumps({"do": do, **details}) + "\n")
             self._process.stdin.flush()
-            if not select.select([self._process.stdout], [], [], ANSWER_S)[0]:
-                raise ChildError(
-                    f"{self._module} did not answer within {ANSWER_S:g} s: it has the lowest "
-                    "priority, and other programs used its CPU all the time; end them and rerun "
-                    "the same command"
-                )
+            while not select.select([self._process.stdout], [], [], min(MEANWHILE_S, ANSWER_S))[0]:
+                self.meanwhile()
+                if time.monotonic() > deadline:
+                    raise ChildError(
+                        f"{self._module} did not answer within {ANSWER_S:g} s: it has the lowest "
+                        "priority, and other programs used its CPU all the time; end them and "
+                        "rerun the same command"
+                    )
             line = self._process.stdout.readline()
         except BrokenPipeError:
             line = ""
@@ -92,15 +104,21 @@ class Task(Protocol):
         """Do the work that is due."""
 
 
-def serve(name: str, cpus: Collection[int], begin: Callable[[], Task]) -> int:
+def serve(
+    name: str, cpus: Collection[int], begin: Callable[[], Task], *, yields: bool = True
+) -> int:
     """Execute commands until stdin ends, and `work` when due; return the exit status.
 
     Args:
         name: the process's name in errors.
         cpus: the logical CPUs it stays on; empty: all of its parent's.
+        yields: run only while no other process wants the CPU.
     """
-    # On a small machine it shares a core with the load generator, which must never wait for it.
-    run_when_idle(cpus)
+    if yields:
+        # On a small machine it shares a core with the load generator, which must never wait for it.
+        run_when_idle(cpus)
+    elif cpus:
+        os.sched_setaffinity(0, cpus)
     poll = select.poll()
     poll.register(sys.stdin, select.POLLIN)
     try:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from connector_tax.files import write_text
 from connector_tax.servers.kinds import ServerError
 from connector_tax.study.guardian import CONTAINER_FILE, started_for
 from connector_tax.study.processes import stat_of
@@ -102,7 +103,7 @@ def find_detached(
         first = engine - 1 if engine and names[engine - 1] == "sudo" else engine
         command = tuple(words[first : engine + 1])
         content = "\n".join((" ".join(command), last, driver))
-        (folder / CONTAINER_FILE).write_text(content, encoding="utf-8")
+        write_text(folder / CONTAINER_FILE, content)
         text = _output([*command, "inspect", "--format", "{{.State.Pid}}", last])
         first_pid = int(text) if text.isdigit() else 0
         stat = stat_of(first_pid) if first_pid else None

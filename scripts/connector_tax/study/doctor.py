@@ -70,8 +70,8 @@ BYTES_PER_READ = 22
 BYTES_PER_STEP_RECORD = 420
 STEPS_PER_S = 400
 DISK_RESERVE = 3
-# Assumed for an environment to build: wheels for GPUs contain CUDA; the CPU environment has 2.4 GB.
-ENVIRONMENT_GIB = 12
+# Assumed for an environment to build: wheels for GPUs contain CUDA.
+ENVIRONMENT_GIB, CPU_ENVIRONMENT_GIB = 12, 3
 GPU_FIELDS = (
     "name", "driver_version", "memory.total", "memory.used", "utilization.gpu", "clocks.max.sm",
     "persistence_mode",
@@ -241,20 +241,25 @@ def _gpus(study: StudyDocument, folder: Path) -> Iterator[Finding]:
         yield from _gpu(engine, gpu, _wanted_mib(study, folder))
 
 
-def _wanted_mib(study: StudyDocument, folder: Path) -> float:
-    """Return the MiB that weights and the longest request's cache need per GPU; 0 if unknown."""
+def _wanted_mib(study: StudyDocument, folder: Path) -> float | None:
+    """Return the MiB that weights and the KV cache need per GPU; None if the weights are unknown.
+
+    The cache is the configured one, or the longest request's, which an unknown model leaves out.
+    """
     weights, model = _weights_gib(study, folder), _model_size(study)
-    if weights is None or model is None:
-        return 0.0
+    if weights is None:
+        return None
     flags = study["config"]["engine"]["flags"]
-    parts = (int(flags.get(f"--{kind}-parallel-size", 1)) for kind in ("tensor", "pipeline"))
+    sizes = (int(flags.get(f"--{kind}-parallel-size", 1)) for kind in ("tensor", "pipeline"))
+    parts = math.prod(sizes)
     every = (cell for cells in study["cells"].values() for cell in cells)
     tokens = max(cell["input_tokens"] + cell["output_tokens"] for cell in every)
-    whole = weights * GIB + model.kv_bytes_per_token * tokens
-    return whole / math.prod(parts) / 2**20
+    one = model.kv_bytes_per_token * tokens / parts if model else 0.0
+    cache = max(one, float(flags.get("--kv-cache-memory-bytes", 0)))
+    return (weights * GIB / parts + cache) / 2**20
 
 
-def _gpu(engine: EngineSection, chosen: str, wanted_mib: float) -> Iterator[Finding]:
+def _gpu(engine: EngineSection, chosen: str, wanted_mib: float | None) -> Iterator[Finding]:
     try:
         gpu = query_gpus(GPU_FIELDS, chosen, units=False)[0]
     except GpuError as error:
@@ -270,10 +275,14 @@ def _gpu(engine: EngineSection, chosen: str, wanted_mib: float) -> Iterator[Find
     share = memory_share(engine["flags"])
     free = 1 - float(used) / float(total)
     text = f"{float(total) - float(used):.0f} of {total} MiB free, {share:.0%} needed"
-    fits = wanted_mib <= share * float(total)
+    fits = wanted_mib is None or wanted_mib <= share * float(total)
     if not fits:
-        text += f"; weights and one request's cache take {wanted_mib:.0f} MiB: a smaller model"
-    yield _judged("GPU memory", fits and free >= share, text)
+        text += f"; weights and KV cache take {wanted_mib:.0f} MiB: a smaller model"
+    if wanted_mib is None:
+        text += "; the model's size is not known before it is fetched"
+    level: Verdict = "ok" if wanted_mib is not None else "warn"
+    memory = _judged("GPU memory", fits and free >= share, text)
+    yield memory if memory.verdict == "fail" else Finding("GPU memory", level, text)
     yield _judged("GPU load", float(busy) == 0, f"{busy}% busy; a study needs it idle")
     kept = persistence == "Enabled"
     text = f"up to {clock} MHz, persistence mode {persistence}"
@@ -454,7 +463,8 @@ def _disk(study: StudyDocument, folder: Path) -> Finding:
         parts["weights"] = (_weights_gib(study, folder) or 0.0) * GIB
     unbuilt = [name for name in files_of(engine) if name.endswith("built.json")]
     missing = [name for name in unbuilt if not (ROOT / name).exists()]
-    parts["environment"] = float(ENVIRONMENT_GIB * GIB * len(missing))
+    sizes = [CPU_ENVIRONMENT_GIB if "vllm-cpu" in name else ENVIRONMENT_GIB for name in missing]
+    parts["environment"] = float(GIB * sum(sizes))
     wanted = sum(parts.values())
     text = f"{free / GIB:.1f} GiB free, {wanted / GIB:.1f} needed ("
     text += ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts.items() if size) + ")"

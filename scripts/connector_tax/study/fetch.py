@@ -20,6 +20,7 @@ from connector_tax.artifacts.study_records import EngineSection
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT, is_fetched
 from connector_tax.files import ArtifactError, write_json
+from connector_tax.study.guard import end_with_parent
 from connector_tax.vllm import hub_files
 
 
@@ -60,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _write(arguments: argparse.Namespace) -> None:
+    end_with_parent(print)
     engine = read_study(arguments.study)["config"]["engine"]
     if not is_fetched(engine):
         raise FetchError(f"engine.model: {engine['model']} is a folder, there is nothing to fetch")

@@ -39,6 +39,7 @@ from connector_tax.artifacts.record_reader import read_record
 from connector_tax.files import TEMPORARY, ArtifactError, write_new_json
 from connector_tax.linux import WARNING
 from connector_tax.machine import boot_id, machine_alias
+from connector_tax.study import guardian
 from connector_tax.study.device import JOB_VARIABLE, DeviceError
 from connector_tax.study.guardian import containers_of, remove_container, started_for
 from connector_tax.study.processes import stat_of
@@ -174,7 +175,7 @@ def end_with_parent(say: Callable[[str], object]) -> None:
 def _end_at_once() -> None:
     # A stopped process starts no other that would be missed.
     stopped: set[psutil.Process] = set()
-    while children := {*psutil.Process().children(recursive=True)} - stopped:
+    while children := _below() - stopped:
         for process in children:
             with contextlib.suppress(psutil.Error):
                 process.suspend()
@@ -183,6 +184,16 @@ def _end_at_once() -> None:
         with contextlib.suppress(psutil.Error):
             process.kill()
     os._exit(1)
+
+
+def _below() -> set[psutil.Process]:
+    """Return all processes below this one but guardians, which end what is no descendant."""
+    found = set()
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if guardian.__file__ not in process.cmdline():
+                found.add(process)
+    return found
 
 
 class LeftoverError(DeviceError):

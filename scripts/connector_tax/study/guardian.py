@@ -44,14 +44,23 @@ def containers_of(folder: Path) -> Iterator[tuple[Path, str]]:
         if CONTAINER_FILE not in files:
             continue
         path = Path(where, CONTAINER_FILE)
-        yield path, path.read_text(encoding="utf-8").split("\n")[2]
+        with contextlib.suppress(FileNotFoundError):
+            lines = path.read_text(encoding="utf-8").split("\n")
+            # One of an earlier version may be cut off.
+            if len(lines) == 3:
+                yield path, lines[2]
 
 
-def remove_container(path: Path) -> None:
-    """Remove the container that a CONTAINER_FILE names, and the file."""
+def remove_container(path: Path, timeout_s: float | None = None) -> None:
+    """Remove the container that a CONTAINER_FILE names, and the file.
+
+    Raises:
+        OSError: its engine does not start.
+        TimeoutExpired: its engine takes longer than `timeout_s`.
+    """
     engine, container, _ = path.read_text(encoding="utf-8").split("\n")
     command = [*engine.split(), "rm", "--force", container]
-    subprocess.run(command, capture_output=True, check=False)
+    subprocess.run(command, capture_output=True, check=False, timeout=timeout_s)
     path.unlink(missing_ok=True)
 
 
@@ -67,7 +76,8 @@ def main() -> None:
     sys.stdin.buffer.read()
     for path, driver in containers_of(Path(folder)):
         if driver == own_driver:
-            remove_container(path)
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                remove_container(path, GIVE_UP_S)
     deadline = time.monotonic() + GIVE_UP_S
     while time.monotonic() < deadline:
         pids = [pid for pid, driver in started_for(Path(folder)) if driver == own_driver]

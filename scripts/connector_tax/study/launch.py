@@ -381,10 +381,12 @@ class LaunchDriver:
         """Measure every missing cell; return why the launch failed, or None."""
         say = self.progress.say
         clear_interrupted(self.folder, self._attempts, say)
+        # Of a driver that was killed after its last cell.
+        LaunchStepLog(self.folder, self.study["config"]["engine"]).remove()
         missing = missing_cells(self.study, self.launch, self.folder, rates, say)
         if not missing:
             return None
-        with hold_devices(devices_of(self.study["config"])):
+        with hold_devices(devices_of(self.study["config"]), say=say):
             return self._run_missing(missing, rates)
 
     def _run_missing(
@@ -446,7 +448,11 @@ class LaunchDriver:
         summaries = threads.submit(importlib.import_module, SUMMARY_MODULE)
         own_cpus = plan.loadgen if plan.enabled else ()
         interval_s = config["metrics"]["interval_s"]
-        sampler = stack.enter_context(MetricsSampler(server.endpoint, interval_s, own_cpus))
+        # Where other programs may use the CPUs all the time, no CPU would be idle for a scrape.
+        yields = config["validity"]["max_foreign_cpu"] < 1
+        sampler = stack.enter_context(
+            MetricsSampler(server.endpoint, interval_s, own_cpus, yields=yields)
+        )
         gpus = [gpu["uuid"] for gpu in attempt["node"]["gpus"]]
         watch = stack.enter_context(MachineWatch(plan, gpus))
         generator = stack.enter_context(cells.load_generator(self.study, server, plan))

@@ -23,6 +23,7 @@ from connector_tax.config import ROOT
 from connector_tax.files import ArtifactError, write_json
 from connector_tax.foreign import printable
 from connector_tax.servers.kinds import STEP_LOG_PROCESSES, engine_of, publishable
+from connector_tax.study.guard import end_with_parent
 from connector_tax.study.preflight import GateError, fitting_vllm
 from connector_tax.study.server_command import OVERLAY
 from connector_tax.vllm import overlay
@@ -109,6 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _patch(arguments: argparse.Namespace) -> None:
+    end_with_parent(print)
     root = arguments.study.parent
     folder = root / paths.PATCH
     study = read_study(arguments.study)

@@ -11,6 +11,7 @@ overloaded server would end so again, so its launch must be chosen by name.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -115,6 +116,7 @@ def _remeasure(arguments: argparse.Namespace) -> None:
     else:
         chosen = [launch for launch in launches if _worth_measuring(_folder(launch, folder))]
     moved = [launch for launch in chosen if launch.folder(folder).exists()]
+    measured = {la for la in launches if la.phase == "A" and _is_measured(_folder(la, folder))}
     for launch in moved:
         move_aside(launch.folder(folder), "superseded")
     failed = withdraw_failed(launches, folder)
@@ -123,7 +125,7 @@ def _remeasure(arguments: argparse.Namespace) -> None:
         for name in (paths.REFERENCE_RATES, paths.COMPLETE):
             (folder / name).unlink(missing_ok=True)
     aside = [*DESIGN_FILES] if arguments.all else []
-    if arguments.all or arguments.phase == "A":
+    if arguments.all or arguments.phase == "A" or (measured and measured <= {*moved}):
         # Their decisions do not hold for the new launches.
         aside.append(paths.LOOKS)
     for path in (folder / name for name in aside):
@@ -156,6 +158,13 @@ def _worth_measuring(launch: LaunchFolder) -> bool:
     entries = launch.index.cells if launch.index else []
     records = (launch.record(entry.cell) for entry in entries if entry.status == "void")
     return any(record is None or void_cause(record) != OVERLOADED for record in records)
+
+
+def _is_measured(launch: LaunchFolder) -> bool:
+    # A launch whose index cannot be read may be moved aside.
+    with contextlib.suppress(ArtifactError):
+        return launch.status == "done"
+    return False
 
 
 def move_aside(path: Path, label: str) -> Path:

@@ -36,11 +36,19 @@ class MetricsSampler(CommandChild):
         endpoint: the server's endpoint.
         interval_s: mean interval of scrapes.
         cpus: the logical CPUs the sampler stays on; empty: all of its parent's.
+        yields: scrape only while no other process wants the CPU; False where others never let it.
     """
 
-    def __init__(self, endpoint: Endpoint, interval_s: float, cpus: Collection[int]) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        interval_s: float,
+        cpus: Collection[int],
+        *,
+        yields: bool = True,
+    ) -> None:
         access = json.dumps(endpoint.access)
-        arguments = [endpoint.url, access, str(interval_s), *map(str, cpus)]
+        arguments = [endpoint.url, access, str(interval_s), str(int(yields)), *map(str, cpus)]
         super().__init__(SCRAPER_MODULE, arguments)
 
     def open(self, path: Path, seed: str) -> ScrapeLine:
@@ -146,11 +154,16 @@ class Scraper:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Scrape URL argv[0] with access argv[1] every argv[2] seconds on average, on CPUs argv[3:]."""
-    url, access, interval_s, *cpus = argv if argv is not None else sys.argv[1:]
+    """Scrape URL argv[0] with access argv[1] every argv[2] seconds on average, on CPUs argv[4:];
+    with 0 in argv[3] also while other processes want the CPU.
+    """
+    url, access, interval_s, yields, *cpus = argv if argv is not None else sys.argv[1:]
     endpoint = Endpoint(url, json.loads(access))
     return serve(
-        "metrics sampler", list(map(int, cpus)), lambda: Scraper(endpoint, float(interval_s))
+        "metrics sampler",
+        list(map(int, cpus)),
+        lambda: Scraper(endpoint, float(interval_s)),
+        yields=yields == "1",
     )
 
 

@@ -18,7 +18,7 @@ import psutil
 
 from connector_tax.artifacts import paths
 from connector_tax.config import ROOT
-from connector_tax.files import write_json, write_text
+from connector_tax.files import write_bytes, write_json, write_text
 from connector_tax.foreign import LogSecrets
 from connector_tax.linux import die_with_parent
 from connector_tax.servers.kinds import (
@@ -95,7 +95,7 @@ def make_publishable(folder: Path) -> dict[str, int]:
         text = os.fsdecode(path.read_bytes())
         hidden, count = secrets.redacted(without_root(text))
         if hidden != text:
-            path.write_bytes(os.fsencode(hidden))
+            write_bytes(path, os.fsencode(hidden))
         if count:
             removed[path.name] = count
     return removed
@@ -193,6 +193,8 @@ class Server:
             "TMPDIR": str(temporary_folder(self.folder)),
             guardian.LAUNCH_VARIABLE: str(self.folder.resolve()),
             guardian.DRIVER_VARIABLE: process_name(os.getpid()),
+            # A process that names itself keeps its environment, by which it is found.
+            "SPT_NOENV": "1",
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         }
         self._guardian = self._start_guardian(environment[guardian.DRIVER_VARIABLE])
@@ -416,8 +418,13 @@ class Server:
 
     def _owners(self) -> set[int | None]:
         """Return the processes that listen on the port; None stands for another user's process."""
-        port = self.endpoint.target().port if self.command.running else self.port
-        addresses = [(host, port) for host in (HOST, "0.0.0.0", "::", "::1")]  # noqa: S104
+        port, hosts = self.port, {HOST, "0.0.0.0", "::", "::1"}  # noqa: S104
+        if self.command.running:
+            target = self.endpoint.target()
+            port = target.port
+            if self.endpoint.local:
+                hosts |= {str(found[4][0]) for found in socket.getaddrinfo(target.host, port)}
+        addresses = [(host, port) for host in hosts]
         return {
             connection.pid
             for connection in psutil.net_connections("tcp")

@@ -11,6 +11,7 @@ configurations.
 import argparse
 import functools
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -30,9 +31,10 @@ from connector_tax.loadgen import (
     Load,
     LoadGenerator,
     LoadGeneratorError,
+    Progress,
 )
 from connector_tax.loadgen.sessions import Node, Singles
-from connector_tax.study.cell import load_generator, planned_requests
+from connector_tax.study.cell import ALIVE_S, load_generator, planned_requests
 from connector_tax.study.device import DeviceError, devices_of, enter_block_slot, hold_devices
 from connector_tax.study.guard import end_with_parent, kill_leftovers
 from connector_tax.study.preflight import GateError, gated_server
@@ -120,13 +122,16 @@ def all_at_once(
     name: str,
     shape: tuple[int, int],
     count: int,
+    alive: Callable[[], object] = lambda: None,
 ) -> CellResult:
     """Send `count` requests of a shape at once and return the result when all are answered.
 
     Args:
         name: the path-like name of what is sent.
+        alive: called every ALIVE_S meanwhile, and before a failed request is reported.
 
     Raises:
+        Exception: any error of `alive`.
         ShapeRateError: a request failed for another reason than `cell.request_timeout_s`.
     """
     longest_s = study["config"]["cell"]["request_timeout_s"]
@@ -140,13 +145,22 @@ def all_at_once(
         warmup_s=0.0, floor_s=0.0, min_completed=count, cap_s=longest_s, drain_s=0.0,
         inflight_cap=None, request_timeout_s=longest_s, cooldown=False,
     )  # fmt: skip
-    result = generator.run(load, rule)
+    looked = time.monotonic()
+
+    def progress(_: Progress) -> None:
+        nonlocal looked
+        if time.monotonic() - looked > ALIVE_S:
+            looked = time.monotonic()
+            alive()
+
+    result = generator.run(load, rule, progress)
     errors = [
         record.error_detail or record.error_kind
         for record in result.records
         if record.status == "error"
     ]
     if errors:
+        alive()
         raise ShapeRateError(f"{name}: a request of {shape[0]}x{shape[1]} failed: {errors[0]}")
     return result
 
@@ -157,9 +171,14 @@ def burst(
     name: str,
     shape: tuple[int, int],
     count: int,
+    alive: Callable[[], object] = lambda: None,
 ) -> list[float]:
-    """Return the completion times, in s, of `count` requests of a shape that arrive at once."""
-    result = all_at_once(study, generator, f"{NAME}/{name}/{count}", shape, count)
+    """Return the completion times, in s, of `count` requests of a shape that arrive at once.
+
+    Raises:
+        ShapeRateError, Exception: as in `all_at_once`.
+    """
+    result = all_at_once(study, generator, f"{NAME}/{name}/{count}", shape, count, alive)
     return sorted(
         (record.t_last_token_ns - result.t_origin_ns) / 1e9
         for record in result.records
@@ -192,7 +211,8 @@ def probe_shapes(study_file: Path) -> ShapeRatesRecord:
         load_generator(study, server, affinity_plan(study)) as generator,
     ):
         for name, shape in shapes_of(study).items():
-            sends = functools.partial(burst, study, generator, name, shape)
+            alive = functools.partial(server.check_alive, f"in the probe of {name}")
+            sends = functools.partial(burst, study, generator, name, shape, alive=alive)
             completed_s[name] = fastest_burst(study["config"], sends)
             server.check_alive(f"after the probe of {name}")
     return shape_rates_content(study, completed_s)
