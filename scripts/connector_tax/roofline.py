@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 TABLE = "config/accelerators.yaml"
 # vLLM's default on a GPU.
 KV_BLOCK = 16
+KINDS = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
 BYTES_OF_BF16 = 2
 
 
@@ -92,6 +93,11 @@ def read_model(path: Path, key: str = "rehearsal.model_config") -> ModelSize:
 
 
 def _model(content: Mapping[str, Any]) -> ModelSize:
+    if (kind := content.get("model_type")) not in (None, *KINDS):
+        raise ValueError(
+            f"model_type: found {kind!r}; allowed: {', '.join(KINDS)}, whose layers all attend to"
+            " every token"
+        )
     hidden, heads = content["hidden_size"], content["num_attention_heads"]
     kv_heads = content["num_key_value_heads"]
     head_dim = content.get("head_dim") or hidden // heads
@@ -156,7 +162,7 @@ class Roofline:
     def __post_init__(self) -> None:
         if self.model.weight_bytes == 1 and self.accelerator["fp8_tflops"] is None:
             raise ConfigError(
-                "rehearsal.accelerator: found one without fp8; allowed: one that has it, as the "
+                "accelerator: found one without fp8; allowed: one that has it, as the "
                 "model's weights are fp8"
             )
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from array import array
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -18,7 +19,7 @@ from connector_tax.servers.kinds import STEP_LOG_PREFIX
 from connector_tax.study.steplog import LaunchStepLog
 from connector_tax.vllm import overlay, settings_probe
 from connector_tax.vllm.step_probe.log import mark
-from connector_tax.vllm.step_probe.probe import STEPS_OF_A_RANK
+from connector_tax.vllm.step_probe.probe import STEPS_OF_A_RANK, Probe
 from connector_tax.vllm.step_records import ask_to_write, step_records
 from tests.shared import VLLM
 from tests.vllm import stub
@@ -75,6 +76,29 @@ def test_prefill_and_decode_tokens_are_counted_separately(stubbed: Stubbed) -> N
     seen = [(r["prefill_tokens"], r["decode_tokens"]) for r in stubbed.records("scheduler")]
     # The last chunk of the prompt is one token, like a decode step, and still counts as prefill.
     assert seen == [(100, 0), (100, 0), (1, 0), (0, 1), (0, 1), (0, 1)]
+
+
+def test_preempted_prompt_is_counted_once_in_each_step(tmp_path: Path) -> None:
+    probe = Probe(str(tmp_path / "steps"))
+    request = SimpleNamespace(num_tokens=100, num_computed_tokens=0)
+    scheduler = SimpleNamespace(requests={"a": request})
+    first = SimpleNamespace(req_id="a", prompt_token_ids=[0] * 100, num_computed_tokens=0)
+
+    def step(count: int, *, new: bool = False, resumed: bool = False) -> int:
+        request.num_computed_tokens = 0 if new or resumed else request.num_computed_tokens
+        request.num_computed_tokens += count
+        cached = SimpleNamespace(resumed_req_ids={"a"} if resumed else set())
+        output = SimpleNamespace(
+            scheduled_new_reqs=[first] if new else [],
+            scheduled_cached_reqs=cached,
+            num_scheduled_tokens={"a": count},
+        )
+        return probe.prefill_tokens(scheduler, output)
+
+    assert step(60, new=True) == 60
+    assert step(70, resumed=True) == 70
+    assert step(30) == 30
+    assert step(1) == 0
 
 
 @pytest.mark.parametrize("sampling", [True, False])
@@ -275,6 +299,7 @@ run()
 KILLED = """
 import os, socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from connector_tax.vllm.step_records import ask_to_write
 scheduler.add("b", 250)

@@ -63,6 +63,7 @@ class Engine:
         self._service.on_worker_death = self._on_worker_death
         await asyncio.gather(self._service.start(StepDevice, device), self._burner.start())
         self._task = asyncio.create_task(self._run())
+        self._task.add_done_callback(self._on_end)
 
     async def stop(self) -> None:
         """End the step loop and every child process."""
@@ -92,8 +93,16 @@ class Engine:
             tax=asdict(config.tax) if config.tax else None,
         )
 
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        """Let an error of the step loop end the engine, as in vLLM."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._die(f"{type(error).__name__}: {error}")
+
     def _on_worker_death(self, error: WorkerDied) -> None:
-        self.dead = f"EngineDeadError: {error}"
+        self._die(str(error))
+
+    def _die(self, why: str) -> None:
+        self.dead = f"EngineDeadError: {why}"
         for sequence in list(self._live):
             sequence.sink.fail(self.dead)
         self._live.clear()

@@ -68,8 +68,12 @@ class Probe:
         if not new and not prefilling and not cached.resumed_req_ids:
             return 0
         tokens = output.num_scheduled_tokens
-        prefill = 0
+        prefill, begun = 0, {request.req_id for request in new}
+        # A preempted request begins its prompt again.
+        again = begun.union(cached.resumed_req_ids)
         for request_id, remaining in list(prefilling.items()):
+            if request_id in again:
+                continue
             count = tokens.get(request_id)
             if count is None:
                 if request_id not in scheduler.requests:
@@ -83,8 +87,8 @@ class Probe:
             left = len(request.prompt_token_ids) - request.num_computed_tokens - count
             self._remain(request.req_id, left)
         for request_id in cached.resumed_req_ids:
-            # A preempted request recomputes its prompt and earlier output.
-            if request_id not in prefilling and request_id in tokens:
+            # It recomputes its earlier output, too.
+            if request_id not in begun and request_id in tokens:
                 prefill += tokens[request_id]
                 request = scheduler.requests[request_id]
                 self._remain(request_id, request.num_tokens - request.num_computed_tokens)
