@@ -2,10 +2,10 @@
 
 Reads the step logs of a study's Phase A. A step counts if one request was decoded in it and in the
 next step; its duration ends at the next step's beginning. The same core's time for schedule(),
-without hooks, shows the host's speed. Within a launch both are correlated, and their slope adjusts
-steps to one speed. A connector also prolongs schedule() itself, so the adjustment removes its
-effect on the whole engine core and gives a lower bound. The last column keeps that effect, if each
-configuration's fastest half seconds come from an equally fast host.
+without the hook inside it, shows the host's speed. Within a launch both are correlated, and their
+slope adjusts steps to one speed. A connector also prolongs schedule() itself, so the adjustment
+removes its effect on the whole engine core and gives a lower bound. The last column keeps that
+effect, if each configuration's fastest half seconds come from an equally fast host.
 
 Remeasured cells count with both measurements. `--picture` draws the half seconds.
 """
@@ -146,7 +146,7 @@ def _draw(study: StudyDocument, frame: pd.DataFrame, file: Path) -> None:
     figure = Figure(figsize=(style.COLUMN_IN, 2.6), layout="constrained")
     axes = figure.subplots()
     axes.set(xscale="log", yscale="log")
-    axes.set_xlabel("the scheduler's own time for a step, without hooks (µs)")
+    axes.set_xlabel("the scheduler's own time for a step, without its hook (µs)")
     axes.set_ylabel("from one decode step to the next (ms)")
     labels = {item["id"]: item["label"] for item in study["configurations"]}
     for name, mark in marks_of(labels).items():
