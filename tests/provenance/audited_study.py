@@ -1,7 +1,7 @@
-"""Write a synthetic study that passes the whole audit, with all derived files.
+"""Write a study in virtual time that passes the whole audit, with all derived files.
 
-`write_synthetic_study` knows latencies and taxes; this adds the rest (named schedules, counters,
-health, run files, manifest), then runs analysis, figures, report and manifest on it.
+The launches are rehearsed; this adds what a rehearsal leaves out (request ids and prompts, launch
+files, attempts, seals), then runs analysis, figures, report and manifest on it.
 """
 
 import contextlib
@@ -9,24 +9,22 @@ import copy
 import hashlib
 import io
 import json
-import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from connector_tax import __version__
 from connector_tax.analysis import aggregate
-from connector_tax.analysis.measure import summarise_cell
-from connector_tax.analysis.validity import COUNTERS, assess, server_counters, void_reasons
+from connector_tax.analysis.reference import rates_of
+from connector_tax.analysis.validity import assess, void_reasons
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.cell_records import ServerCounters
 from connector_tax.artifacts.folder import StudyFolder
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.study_file import launches
-from connector_tax.artifacts.study_records import StudyDocument
+from connector_tax.artifacts.study_records import EIGHT, StudyDocument
+from connector_tax.config import DEFAULTS, load_yaml
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, read_jsonl, sha256_below, sha256_json, write_json
 from connector_tax.machine import packages
@@ -34,58 +32,74 @@ from connector_tax.provenance import manifest
 from connector_tax.provenance.environment import text as env_text
 from connector_tax.provenance.remade import remake
 from connector_tax.rehearsal.launch import HEALTHY
+from connector_tax.rehearsal.machine import machine_of
+from connector_tax.rehearsal.study import rehearse_phase, rehearse_shapes
 from connector_tax.report.__main__ import write_views
 from connector_tax.seals import seal_launch, seal_settings
 from connector_tax.servers.kinds import command_for
 from connector_tax.study import complete
 from connector_tax.study.cell import planned_requests
-from connector_tax.study.design import described, measured_design, run_order
+from connector_tax.study.design import described, measured_design, resolve
 from connector_tax.study.launch import LaunchOutcome, index_of, launch_title
 from connector_tax.study.server_command import launch_script
-from tests.analysis.synthetic import write_synthetic_study
-from tests.launch_records import complete_launch
-from tests.study_folder import DEFAULT, NODE
+from connector_tax.study.shape_rates import shape_rates_content
+from tests.study_folder import NODE, write_stages
 
-SMALL: dict[str, Any] = {
-    "phase_a": {"rates_rps": [40.0, 80.0]},
+CONFIG: dict[str, Any] = {
+    "study": "synthetic",
+    "arrivals": {"process": "fixed", "gamma_shape": None},
+    "phase_a": {"rates_rps": [40.0, 80.0], "input_tokens": 256, "output_tokens": 32},
     "phase_b": {"input_tokens": [128, 512], "output_tokens": [16]},
     "phase_bp": {"configurations": ["plain", "mooncake_both"], "shapes": [[128, 16]]},
-    "cell": {"floor_s": 1.5, "min_completed": 40},
+    "configurations": [*EIGHT],
     "shape_rates": {"max_share": 0.5, "probe_s": 1.0},
 }
-SECTIONS: dict[str, Any] = {
-    "engine": {
-        "kind": "embedded",
-        "label": "embedded (emulated)",
-        "definition": "config/embedded.yaml",
-        "definition_content": {"model": {"served_name": "synthetic", "vocab_size": 32000}},
-    },
-    **{name: DEFAULT[name] for name in ("server", "load_generator", "metrics", "resources")},
-}
+CELL = {"warmup_s": 0.5, "floor_s": 1.5, "cap_s": 10.0, "min_completed": 40}
+# Microseconds of the step that admits a request: at 80 requests/s more than there are.
+OVERLOADED = ("nixl_both", "admission_us_per_request", 8_000.0)
 LAGGING = copy.deepcopy(HEALTHY)
 LAGGING["processes"]["main"]["loop_lag_p99_ms"] = 9.0
 LAUNCH = timedelta(seconds=50)
-SKIPPED = {"mooncake_consumer": "pre-flight: verify_kv_consumer: not ready after 30 s"}
+SKIPPED = {"mooncake_consumer": "verify_kv_consumer: not ready after 30 s"}
+Void = tuple[str, int, str, str]
 
 
-def write_audited_study(folder: Path, **given: Any) -> Path:
+def write_audited_study(
+    folder: Path,
+    *,
+    step_cost: Mapping[str, float] | None = None,
+    skipped: Mapping[str, str] = SKIPPED,
+    step_timing: bool = True,
+    void: frozenset[Void] = frozenset(),
+    **config: Any,
+) -> Path:
     """Write results/synthetic below `folder`, without figures and report; return the path of
     study.json.
 
     Args:
-        given: arguments of write_synthetic_study.
+        step_cost: replaces keys of the engine's step cost.
+        skipped: configuration to the reason why its gate left it out.
+        step_timing: whether steps are recorded.
+        void: cells (configuration, block, phase, cell) whose load generator lagged.
+        config: replaces keys of CONFIG.
     """
     root = folder / "results" / "synthetic"
-    arguments: dict[str, Any] = {"config": SMALL, "skipped": SKIPPED, "steps_per_cell": 60, **given}
-    study_file = write_synthetic_study(root, **arguments)
-    document = _complete_design(study_file)
+    document = _design(config, step_cost or {}, skipped)
+    study_file = _write_stages(root, document, skipped, step_timing=step_timing)
     seal_settings(root, document)
+    machine = machine_of(document)
     order = [launch for phase in PHASES for launch in launches(document, phase)]
-    for minute, launch in enumerate(order):
-        _complete_launch(document, launch.folder(root) / "index.json", minute)
+    for phase in PHASES:
+        rehearse_phase(document, phase, root, machine)
+        for launch in (launch for launch in order if launch.phase == phase):
+            _complete_launch(document, root, launch, order.index(launch), void)
+        if phase == "A":
+            write_json(root / paths.REFERENCE_RATES, rates_of(StudyFolder.load(study_file)))
+            completed_s, _ = rehearse_shapes(document, machine)
+            write_json(root / paths.SHAPE_RATES, shape_rates_content(document, completed_s))
     with contextlib.redirect_stdout(io.StringIO()):
-        assert aggregate.main(["--study", str(study_file)]) == 0
         options = ["--study", str(study_file)]
+        assert aggregate.main(options) == 0
         assert complete.main([*options, "--out", str(root / "complete.json")]) == 0
         assert manifest.main(options) == 0
     return study_file
@@ -101,53 +115,51 @@ def write_published_study(folder: Path) -> None:
     manifest.write(study_file)
 
 
-def _complete_design(study_file: Path) -> Any:
-    root = study_file.parent
-    document = read_json(study_file)
-    document["config"] |= SECTIONS
-    document["package_version"] = __version__
-    _decide_gates(root, document)
-    document["run_order"] = run_order(document["config"])
-    document["design_sha256"] = sha256_json(
-        measured_design(document["config"], document["configurations"])
-    )
-    write_json(study_file, document)
-    shape_rates = root / paths.SHAPE_RATES
-    if shape_rates.exists():
-        write_json(
-            shape_rates, read_json(shape_rates) | {"design_sha256": document["design_sha256"]}
-        )
-    environment: Any = {"engine_label": document["engine_label"]}
+def _design(
+    given: Mapping[str, Any], step_cost: Mapping[str, float], skipped: Mapping[str, str]
+) -> StudyDocument:
+    config = load_yaml(DEFAULTS / "config.yaml")
+    config["cell"] |= CELL
+    config |= {"blocks": 1, "plain_launches": 2, "seed": 1, **CONFIG, **given}
+    config["statistics"].pop("looks", None)
+    study = resolve(config, "synthetic")
+    content: Any = study["config"]["engine"]["definition_content"]
+    configuration, key, value = OVERLOADED
+    content["connectors"][configuration][key] = value
+    content["step_cost"] |= step_cost
+    for entry in study["configurations"]:
+        entry["gate"] = "verify_kv_consumer" if entry["id"] in skipped else None
+    study["created_utc"] = "2026-05-26T09:00:00+00:00"
+    study["design_sha256"] = sha256_json(measured_design(study["config"], study["configurations"]))
+    return study
+
+
+def _write_stages(
+    root: Path, study: StudyDocument, skipped: Mapping[str, str], *, step_timing: bool
+) -> Path:
+    environment: Any = {"engine_label": study["engine_label"]}
     environment |= dict.fromkeys(("vllm", "vllm_sha", "mooncake", "nixl", "lmcache"), "none")
     environment |= {"gpu": ["no GPU"], "cpu": "synthetic"}
-    write_json(root / "environment.json", environment)
-    replace(root / "env.txt", env_text(environment, {"pipeline packages": packages(None)}))
-    for of_launch in root.glob("runs/*/*/*/env.txt"):
-        replace(of_launch, (root / "env.txt").read_text())
-    return document
+    study_file = write_stages(
+        root, study, skipped, step_timing=step_timing, environment=environment
+    )
+    replace(root / paths.ENV_TEXT, env_text(environment, {"pipeline packages": packages(None)}))
+    with edited_json(root / paths.PREFLIGHT_STATUS) as gates:
+        for name, reason in skipped.items():
+            gates[name]["evidence"] = "preflight/verify_kv_consumer.log"
+            said = f"2026-05-26T08:59:00.000+00:00 SKIP: {reason}\n"
+            (root / gates[name]["evidence"]).write_text(said)
+    return study_file
 
 
-def _decide_gates(root: Path, document: dict[str, Any]) -> None:
-    """Give a configuration that is left out a gate, and a gate log with that decision."""
-    gates = read_json(root / "preflight" / "preflight_status.json")
-    for entry in document["configurations"]:
-        gate, said = entry["gate"], gates[entry["id"]]
-        said["evidence"] = None
-        if not said["include"]:
-            entry["gate"] = gate = "verify_kv_consumer"
-            said["reason"] = said["reason"].removeprefix("pre-flight: ")
-        if gate is not None:
-            said["evidence"] = f"preflight/{gate}.log"
-            decision = f"{'INCLUDE' if said['include'] else 'SKIP'}: {said['reason']}"
-            (root / said["evidence"]).write_text(f"2026-05-26T08:59:00.000+00:00 {decision}\n")
-    write_json(root / "preflight" / "preflight_status.json", gates)
-
-
-def _complete_launch(document: dict[str, Any], index_file: Path, minute: int) -> None:
+def _complete_launch(
+    study: StudyDocument, root: Path, launch: Launch, minute: int, void: frozenset[Void]
+) -> None:
+    """Add what a rehearsal leaves out of a launch, and seal it."""
+    folder = launch.folder(root)
+    index_file = folder / paths.INDEX
     index: dict[str, Any] = read_json(index_file)
-    folder = index_file.parent
-    study = cast(StudyDocument, document)
-    launch = Launch(index["config"], index["block"], index["phase"])
+    index_file.unlink()
     began = datetime(2026, 5, 26, 9, tzinfo=UTC) + timedelta(minutes=minute)
     times = [time.isoformat(timespec="milliseconds") for time in (began, began + LAUNCH)]
     moments: dict[str, Any] = dict(zip(("started_utc", "ended_utc"), times, strict=True))
@@ -158,99 +170,51 @@ def _complete_launch(document: dict[str, Any], index_file: Path, minute: int) ->
         write_json(folder / "config.json", {**described(study, launch), **told})
         title = launch_title(study, launch)
         (folder / "launch.sh").write_text(launch_script(command, title, "../.."))
-        (ran,) = index["attempts"] or [{"node": NODE}]
+        shutil.copyfile(root / paths.ENV_TEXT, folder / paths.ENV_TEXT)
+        for name in ("vllm_stdout.log", "vllm_stderr.log"):
+            (folder / name).write_text("synthetic\n")
         ns = {"started_ns": minute * 60 * 10**9 + 1, "ended_ns": (minute * 60 + 50) * 10**9}
         took = {"port": 8000, "startup_s": 1.0, "wall_s": 50.0}
-        attempts = [{"attempt": 1, "pid": 1, **ran, "supersedes": None, **moments, **ns, **took}]
+        ran = {"attempt": 1, "pid": 1, "node": NODE, "supersedes": None}
+        attempts = [{**ran, **moments, **ns, **took}]
         write_json(folder / "attempts.json", attempts)
         for entry in index["cells"]:
-            _complete_cell(document, folder / entry["cell"], index)
-            entry["files"] = sha256_below(folder / entry["cell"])
-        write_json(index_file, index)
-        complete_launch(index_file)
-        summary = {e["cell"]: summarise_cell(folder / e["cell"]) for e in index["cells"]}
-        write_json(folder / "summary.json", summary)
+            lags = (launch.config, launch.block, launch.phase, entry["cell"]) in void
+            _complete_cell(study, next((folder / entry["cell"]).glob("cell_*")), lags=lags)
     rate = None if index["status"] == "skipped" else index["rate_rps"]
     outcome = LaunchOutcome(index["status"], index["reason"], rate, attempts)
     content = {**index_of(study, launch, folder, outcome), **moments}
-    seal_launch(folder.parents[3], launch.name, index_file, content)
+    seal_launch(root, launch.name, index_file, content)
 
 
-def _complete_cell(document: dict[str, Any], folder: Path, index: dict[str, Any]) -> None:
-    """Complete a cell's records."""
-    suffix = f"{index['phase']}_{folder.name}"
-    where = f"{index['config']}/block{index['block']}/{index['phase']}/{folder.name}"
-    record_file = folder / f"cell_{suffix}.json"
+def _complete_cell(study: StudyDocument, record_file: Path, *, lags: bool) -> None:
+    """Write ids and the prompts' hash into a rehearsed cell, as if its requests had been sent."""
+    folder = record_file.parent
     record = read_json(record_file)
-    requests = list(read_jsonl(folder / f"requests_{suffix}.jsonl"))
-    shape = record["input_tokens"], record["output_tokens"]
-    content = f"{where}/attempt{record['attempt']}1"
-    planned = list(planned_requests(cast(StudyDocument, document), content, shape, len(requests)))
-    record["cooldown"] = {"requests": 0, "ended_by": "answered"}
-    for request, sent in zip(requests, planned, strict=True):
-        request |= {"request_id": sent.request_id, "cooldown": False}
-    record["prompts_sha256"] = hashlib.sha256(b"".join(r.body + b"\n" for r in planned)).hexdigest()
-    metrics = list(read_jsonl(folder / f"metrics_{suffix}.jsonl"))
-    steps = list(read_jsonl(folder / f"engine_step_{suffix}.jsonl"))
-    totals = {
-        "success": len(requests),
-        "prompt_tokens": sum(r["prompt_tokens"] for r in requests),
-        "generation_tokens": sum(r["completion_tokens"] for r in requests),
-    }
-    for scrape in metrics:
-        last = scrape is metrics[-1]
-        for key, name in COUNTERS.items():
-            scrape["values"][f'{name}{{engine="0"}}'] = float(totals.get(key, 0) if last else 0)
-    for moment, scrape in (("before", metrics[0]), ("after", metrics[-1])):
-        scrape["raw"] = page(scrape["values"], requests if moment == "after" else [])
-    fit_tokens(steps, totals)
-    counters: ServerCounters = {
-        "before": server_counters(metrics[0]["values"]),
-        "after": server_counters(metrics[-1]["values"]),
-    }
-    name = f"{document['seed']}/arrivals/block{index['block']}/{index['phase']}/{folder.name}"
-    record["schedule"] |= {"seed": name, "gamma_shape": None}
-    generator = HEALTHY if record["valid"] else LAGGING
-    record |= {"server_counters": counters, "load_generator": generator, "suspended_ms": 0}
-    record["health"] = assess(record, requests, metrics, document["config"])
-    record["void_reasons"] = void_reasons(record["health"])
-    assert record["valid"] == (not record["void_reasons"])
-    write_lines(folder / f"requests_{suffix}.jsonl", requests)
-    write_lines(folder / f"metrics_{suffix}.jsonl", metrics)
-    write_lines(folder / f"engine_step_{suffix}.jsonl", steps)
+    del record["rehearsed"]
+    give_prompts(study, record, next(folder.glob("requests_*")))
+    if lags:
+        requests, metrics = (
+            list(read_jsonl(next(folder.glob(f"{kind}_*")))) for kind in ("requests", "metrics")
+        )
+        record["load_generator"] = LAGGING
+        record["health"] = assess(record, requests, metrics, study["config"])
+        record["void_reasons"] = void_reasons(record["health"])
+        record["valid"] = False
+        assert record["void_reasons"]
     record["files"] = {k: v for k, v in sha256_below(folder).items() if not k.startswith("cell_")}
     write_json(record_file, record)
 
 
-def page(values: dict[str, float], served: list[dict[str, Any]]) -> str:
-    """Return the server's page: its values, and histograms of latencies a quarter below the
-    client's.
-    """
-    lines = [f"{key} {value!r}" for key, value in values.items()]
-    for name, last in (("time_to_first_token", "first"), ("e2e_request_latency", "last")):
-        metric = f"vllm:{name}_seconds"
-        took = [(r[f"t_{last}_token_ns"] - r["t_send_ns"]) * 0.75e-9 for r in served]
-        for bound in (0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, math.inf):
-            text = "+Inf" if math.isinf(bound) else repr(bound)
-            lines.append(
-                f'{metric}_bucket{{engine="0",le="{text}"}} {sum(t <= bound for t in took)}'
-            )
-        lines.append(f'{metric}_sum{{engine="0"}} {sum(took)!r}')
-    return "\n".join(lines) + "\n"
-
-
-def fit_tokens(steps: list[dict[str, Any]], totals: dict[str, int]) -> None:
-    """Let the steps add up to the tokens of the requests: the first busy one has the rest."""
-    scheduler = [step for step in steps if step["process"] == "scheduler"]
-    if not scheduler:
-        return  # steps were not timed
-    first = next(step for step in scheduler if step["prefill_tokens"] + step["decode_tokens"])
-    wanted = {
-        "prefill_tokens": totals["prompt_tokens"],
-        "decode_tokens": totals["generation_tokens"] - totals["success"],
-    }
-    for name, total in wanted.items():
-        first[name] += total - sum(step[name] for step in scheduler)
+def give_prompts(study: StudyDocument, record: Any, requests_file: Path) -> None:
+    """Give a rehearsed cell's requests their ids, and its record the prompts' hash."""
+    where = f"{record['config']}/block{record['block']}/{record['phase']}/{record['cell']}"
+    shape = record["input_tokens"], record["output_tokens"]
+    with edited_lines(requests_file) as requests:
+        planned = list(planned_requests(study, f"{where}/attempt11", shape, len(requests)))
+        for request, sent in zip(requests, planned, strict=True):
+            request["request_id"] = sent.request_id
+    record["prompts_sha256"] = hashlib.sha256(b"".join(r.body + b"\n" for r in planned)).hexdigest()
 
 
 def write_lines(path: Path, records: list[dict[str, Any]]) -> None:

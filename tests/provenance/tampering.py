@@ -282,6 +282,14 @@ def delay_all(records: Lines) -> None:
                 record[key] += 1_000_000
 
 
+def answered_earlier(records: Lines) -> None:
+    """Let the requests of the window be answered 2 ms earlier."""
+    for record in records:
+        if not (record["warmup"] or record["cooldown"]):
+            for key in ("t_headers_ns", "t_first_token_ns"):
+                record[key] -= 2_000_000
+
+
 def late(records: Lines) -> None:
     """Delay requests so much that the cell would not be valid."""
     keys = [f"t_{n}_ns" for n in ("conn", "send", "headers", "first_token", "last_token", "done")]
@@ -340,7 +348,8 @@ def swap_cells(root: Path) -> None:
 
 
 def cache_hit(lines: Lines) -> None:
-    lines[-1]["values"]['vllm:prefix_cache_hits_total{engine="0"}'] = 16.0
+    (key,) = (k for k in lines[-1]["values"] if k.startswith("vllm:prefix_cache_hits_total"))
+    lines[-1]["values"][key] = 16.0
 
 
 def fewer_success(lines: Lines) -> None:

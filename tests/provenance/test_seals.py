@@ -17,7 +17,12 @@ from connector_tax.provenance.manifest import name_archive, pictures_of, read_ma
 from connector_tax.provenance.remade import published_views
 from connector_tax.report.page import render
 from connector_tax.seals import seal_end, seal_launch, seal_settings
-from tests.provenance.audited_study import edited_json, replace, write_audited_study
+from tests.provenance.audited_study import (
+    SKIPPED,
+    edited_json,
+    replace,
+    write_audited_study,
+)
 from tests.provenance.tampering import LAUNCH, SEALS, failures, json_value, whole_chain_forged
 
 
@@ -189,23 +194,21 @@ def test_report_names_a_setting_changed_after_sealing(root: Path) -> None:
     assert "Changed after the first measurement" not in render(StudyTables(root / "study.json"))
     json_value("study.json", "config", "statistics", "margins", "tpot_p90", value=0.5)(root)
     page = render(StudyTables(root / "study.json"))
-    assert re.search(r"Changed after the first measurement.*margins.tpot_p90: 0.03 -&gt; 0.5", page)
+    assert re.search(r"Changed after the first measurement.*margins.tpot_p90: 0.05 -&gt; 0.5", page)
 
 
 def honest(number: int) -> dict[str, Any]:
     """Return the arguments of the n-th small study: seeds, blocks, gates, void cells, steps."""
     # A single block would lose its only reference rate.
     lost = number % 4 == 1 and number % 3 > 0
-    void = {("nixl_both", 0, "A", "r40"): "late"} if lost else {}
     return {
         "seed": number,
         "blocks": 1 + number % 3,
         "plain_launches": 1 + number % 2,
-        "skipped": {} if number % 5 == 2 else {"mooncake_consumer": "pre-flight: the gate"},
+        "skipped": {} if number % 5 == 2 else SKIPPED,
         "step_timing": number % 7 != 3,
-        "noise": 0.5 + (number % 6) / 2,
-        "launch_sigma": 0.002 * (1 + number % 5),
-        "void": void,
+        "step_cost": {"jitter_rel_sd": 0.01 * (1 + number % 6)},
+        "void": frozenset({("nixl_both", 0, "A", "r40")}) if lost else frozenset(),
     }
 
 

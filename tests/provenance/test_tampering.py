@@ -118,8 +118,8 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
             "reference_rates.json", "criteria", "plain", "40", "throughput_ratio", "value",
             value=0.5),
         "a stamp shifted, still in order": (
-            records("requests", by.add_to(30, -2_000_000, "t_headers_ns", "t_first_token_ns")),
-            r"summary\.r40\.ttft_p50_ms",
+            records("requests", by.answered_earlier),
+            r"summary\.r40\.\w+_ms: published",
         ),
         "a failure called success": (
             records("requests", set_in(4, "t_done_ns", None)), r"requests_A_r40\.jsonl:5"),
@@ -245,11 +245,11 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
         "what was served of a shape": (
             json_value(
                 "preflight/shape_rates.json", "shapes", "512x16", "completed_s", value=[0.001]),
-            "512x16: most_rps is 30.0, what was served gives 500",
+            r"512x16: most_rps is [\d.]+, what was served gives 500",
         ),
         "a shape's rate": (
             json_value("preflight/shape_rates.json", "shapes", "512x16", "most_rps", value=35.0),
-            r"512x16: most_rps is 35\.0, what was served gives 30\.0",
+            r"512x16: most_rps is 35\.0, what was served gives [\d.]+",
         ),
         "a rate of the design": (
             json_value("study.json", "config", "cell", "floor_s", value=60),
@@ -307,7 +307,7 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
             by.launch_gone, "plain_2/block0/Bp was measured, and is gone"),
         "a margin changed after the data": (
             json_value("study.json", "config", "statistics", "margins", "ttft_p90", value=0.2),
-            r"changed after the first measurement, .*statistics.margins.ttft_p90: 0.03 -> 0.2",
+            r"changed after the first measurement, .*statistics.margins.ttft_p90: 0.05 -> 0.2",
         ),
         "a bound of a hypothesis changed after the data": (
             json_value("study.json", "config", "hypotheses", "h1_min_tax", value=0.01),
@@ -328,10 +328,10 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
     "records": {
         "a success hidden": (
             records("requests", set_in(40, "status", "dropped")),
-            r"cell\.counts\.ok: published 80, made again 79",
+            r"cell\.counts\.ok: published \d+, made again \d+",
         ),
         "a cut-off file, hashes forged": (
-            by.cut_off, r"requests_A_r40\.jsonl:80: Input data was truncated"),
+            by.cut_off, r"requests_A_r40\.jsonl:\d+: Input data was truncated"),
         "a valid cell called void": (
             forged_record(NOOP_CELL, "valid", value=False),
             r"valid is False, index\.json says 'valid'",
@@ -351,7 +351,7 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
         "another seed's name": of_cell("schedule", "seed", value="9/arrivals/block0/A/r40"),
         "a longer window": (
             forged_record(NOOP_CELL, "window", "t_cooldown_end_ns", value=10**18),
-            r"cell\.schedule\.n: published 80, made again \d{3}",
+            r"cell\.schedule\.n: published \d+, made again \d{3}",
         ),
         "the hash of the prompts": of_cell("prompts_sha256", value="0" * 64),
         "prompts of another attempt": (
@@ -396,7 +396,7 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
             records("requests", by.delete(7)), r"requests\[7\]\.seq: published 8, made again 7"),
         "a request put in, hashes forged": (
             records("requests", lambda r: r.append({**r[-1], "seq": len(r)})),
-            "81 requests, the seed gives 80",
+            r"\d+ requests, the seed gives \d+",
         ),
         "a success without a stamp": (
             records("requests", set_in(4, "t_headers_ns", None)), "seq 4: a success lacks a stamp"),

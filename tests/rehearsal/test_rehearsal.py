@@ -1,6 +1,5 @@
 """Test rehearsals: the machine's cost, overloaded cells, and the page."""
 
-import hashlib
 import math
 import os
 import signal
@@ -36,10 +35,9 @@ from connector_tax.rehearsal.findings import COLUMNS, Section, page
 from connector_tax.rehearsal.launch import VirtualCell, rehearse_launch, virtual_engine
 from connector_tax.rehearsal.machine import QUIET, Machine, Noise, machine_of
 from connector_tax.roofline import Roofline, read_accelerator, read_model
-from connector_tax.study.cell import planned_requests
 from connector_tax.study.design import resolve
 from connector_tax.vllm.device_time.roofline import device_us
-from tests.provenance.audited_study import edited_json, edited_lines, seal_cell
+from tests.provenance.audited_study import edited_json, give_prompts, seal_cell
 from tests.shared import known
 from tests.study_folder import write_stages
 from tests.workflow.harness import TINY, smaller
@@ -218,28 +216,15 @@ def test_rehearsed_launch_is_readable_like_a_measured_one(tmp_path: Path) -> Non
     assert known(records.settings)["kv_blocks"]["value"] == engine.scheduler.kv_blocks
 
 
-def give_prompts(study: StudyDocument, record_file: Path) -> None:
-    """Write ids and the prompts' hash into a rehearsed cell, as if its requests had been sent."""
-    with edited_json(record_file) as record:
-        where = f"{record['config']}/block{record['block']}/{record['phase']}/{record['cell']}"
-        shape = record["input_tokens"], record["output_tokens"]
-        with edited_lines(next(record_file.parent.glob("requests_*"))) as requests:
-            source = planned_requests(study, f"{where}/attempt11", shape, len(requests))
-            planned = list(source)
-            for request, sent in zip(requests, planned, strict=True):
-                request["request_id"] = sent.request_id
-        bodies = b"".join(sent.body + b"\n" for sent in planned)
-        record["prompts_sha256"] = hashlib.sha256(bodies).hexdigest()
-    seal_cell(record_file.parent)
-
-
 def test_rehearsed_cells_pass_the_audit_of_their_records(tmp_path: Path) -> None:
     study = tiny()
     study_file = write_stages(tmp_path / "x", study)
     launch, machine = Launch("noop_connector", 0, "A"), machine_of(study)
     rehearse_launch(study, launch, tmp_path / "x", machine)
     for record_file in launch.folder(tmp_path / "x").glob("*/cell_*.json"):
-        give_prompts(study, record_file)
+        with edited_json(record_file) as record:
+            give_prompts(study, record, next(record_file.parent.glob("requests_*")))
+        seal_cell(record_file.parent)
     folder, ledger = StudyFolder.load(study_file), Ledger()
     cells = [cell for cell in folder.cells("A") if cell.record is not None]
     for cell in cells:

@@ -147,7 +147,10 @@ class VirtualCell:
         for item in items:
             # Single requests, so there are no other requests of a session to cancel.
             assert isinstance(item, tuple)
-            self._due.append(item[0])
+            record, _ = item
+            # Called between steps only, which may be long; a load generator is not late.
+            record.t_issue_ns = min(now_ns, record.t_intended_ns)
+            self._due.append(record)
         self._wake_ns = None if next_ns is None else max(now_ns + 1, next_ns - LEAD_NS)
 
     def _arrive(self, engine: VirtualEngine) -> None:
