@@ -180,9 +180,11 @@ def _end_at_once() -> None:
             with contextlib.suppress(psutil.Error):
                 process.suspend()
         stopped |= children
+    # When its child ends, the main thread would end this process before all are killed.
+    sys.setswitchinterval(60)
     for process in stopped:
-        with contextlib.suppress(psutil.Error):
-            process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
     os._exit(1)
 
 
