@@ -217,7 +217,7 @@ def check_published(study: Study, chain: Sequence[str], markdown: Path, ledger: 
     name, page, head = study.document["study"], markdown.name, chain[-1] if chain else None
     text = markdown.read_text(encoding="utf-8") if markdown.is_file() else ""
     body = section_of(text, name)
-    seal, shown, doubt = named(body, "Seal"), (head or "none")[:12], ""
+    seal, shown, doubt, kind = named(body, "Seal"), (head or "none")[:12], "", "seal"
     if seal is None or head is None:
         statement = "published nowhere: anyone who can write this folder can have made it"
         wrong, doubt = [statement], f"{page} names no seal of study {name}"
@@ -238,9 +238,11 @@ def check_published(study: Study, chain: Sequence[str], markdown: Path, ledger: 
         if seal in chain:
             after = len(chain) - 1 - chain.index(seal)
             wrong, doubt = [f"{after} links were added after the published seal"], ""
+            kind = LISTED  # packing the study again publishes them
     if body and text != merge(text, name, body):
         wrong, doubt = ["it holds more than its head and a section for each study"], ""
-    ledger.check("seal", page, wrong, f"names seal {shown}", doubt)
+        kind = "seal"
+    ledger.check(kind, page, wrong, f"names seal {shown}", doubt)
     return f"Seal {shown}: {statement}. {LIMIT}."
 
 
