@@ -46,6 +46,15 @@ def owner_and_child(code: str) -> tuple[subprocess.Popen[bytes], subprocess.Pope
     return owner, child
 
 
+def assert_ended(gates: subprocess.Popen[str], other: int) -> None:
+    """Check that the gates end with status 1, and a process below them (a pidfd) ends."""
+    assert gates.wait(timeout=20) == 1
+    assert select.select([other], [], [], 20)[0]
+    os.close(other)
+    assert gates.stdout is not None
+    gates.stdout.close()
+
+
 def test_driver_ends_when_the_watched_ancestor_dies() -> None:
     code = (
         "import os, signal;"
@@ -75,10 +84,7 @@ def test_gates_and_their_children_end_when_snakemake_does() -> None:
     owner.communicate()
     # The pipe ends with the last process that holds it.
     assert gates.stdout.read() == ""
-    assert gates.wait(timeout=20) == 1
-    assert select.select([child], [], [], 20)[0]
-    os.close(child)
-    gates.stdout.close()
+    assert_ended(gates, child)
 
 
 def test_guardian_of_a_launch_outlives_the_gates_that_started_it(tmp_path: Path) -> None:
@@ -101,10 +107,7 @@ def test_guardian_of_a_launch_outlives_the_gates_that_started_it(tmp_path: Path)
     server = os.pidfd_open(int(gates.stdout.readline()))
     owner.kill()
     owner.communicate()
-    assert gates.wait(timeout=20) == 1
-    assert select.select([server], [], [], 20)[0]
-    os.close(server)
-    gates.stdout.close()
+    assert_ended(gates, server)
 
 
 def watched(parent: str, *prefix: str) -> subprocess.CompletedProcess[str]:

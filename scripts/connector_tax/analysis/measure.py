@@ -102,7 +102,7 @@ class Requests:
 
         Args:
             limits_ms: by latency; the goodput is of requests within all of them, and a missing
-            latency is not within its limit. Without such a request it is that of half a request.
+            latency is not within its limit. If no request is, half a one counts.
         """
         of = {"ttft": self.ttft_ms, "tpot": self.per_token_ms, "e2e": self.e2e_ms}
         good = np.ones(self.n, bool)

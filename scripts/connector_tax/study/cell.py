@@ -262,6 +262,25 @@ def _stream(study: StudyDocument, name: str) -> str:
     return f"{study['seed']}/content/{name}"
 
 
+def while_alive(
+    alive: Callable[[], object], then: Callable[[Progress], object] = lambda _: None
+) -> Callable[[Progress], None]:
+    """Return a run's `on_progress` that calls `alive` every ALIVE_S, and `then` each time.
+
+    An error of either ends the run.
+    """
+    looked = time.monotonic()
+
+    def progress(now: Progress) -> None:
+        nonlocal looked
+        if time.monotonic() - looked > ALIVE_S:
+            looked = time.monotonic()
+            alive()
+        then(now)
+
+    return progress
+
+
 def measure(
     study: StudyDocument,
     launch: Launch,
@@ -305,16 +324,7 @@ def measure(
         load = closed_loop(concurrency, prepared.requests, MOST_REQUESTS, rule)
     else:
         load = open_loop(prepared.offsets_ns, prepared.requests, rule)
-    looked = time.monotonic()
-
-    def progress(now: Progress) -> None:
-        nonlocal looked
-        if time.monotonic() - looked > ALIVE_S:
-            looked = time.monotonic()
-            alive()
-        on_progress(now)
-
-    result = instruments.generator.run(load, rule, progress)
+    result = instruments.generator.run(load, rule, while_alive(alive, on_progress))
     threads_after = thread_times(used_before.engine)
     used_after = instruments.processes.read()
     alive()

@@ -11,7 +11,6 @@ configurations.
 import argparse
 import functools
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -31,10 +30,9 @@ from connector_tax.loadgen import (
     Load,
     LoadGenerator,
     LoadGeneratorError,
-    Progress,
 )
 from connector_tax.loadgen.sessions import Node, Singles
-from connector_tax.study.cell import ALIVE_S, load_generator, planned_requests
+from connector_tax.study.cell import load_generator, planned_requests, while_alive
 from connector_tax.study.device import DeviceError, devices_of, enter_block_slot, hold_devices
 from connector_tax.study.guard import end_with_parent, kill_leftovers
 from connector_tax.study.preflight import GateError, gated_server
@@ -128,7 +126,7 @@ def all_at_once(
 
     Args:
         name: the path-like name of what is sent.
-        alive: called every ALIVE_S meanwhile, and before a failed request is reported.
+        alive: called every few seconds meanwhile, and before a failed request is reported.
 
     Raises:
         Exception: any error of `alive`.
@@ -145,15 +143,7 @@ def all_at_once(
         warmup_s=0.0, floor_s=0.0, min_completed=count, cap_s=longest_s, drain_s=0.0,
         inflight_cap=None, request_timeout_s=longest_s, cooldown=False,
     )  # fmt: skip
-    looked = time.monotonic()
-
-    def progress(_: Progress) -> None:
-        nonlocal looked
-        if time.monotonic() - looked > ALIVE_S:
-            looked = time.monotonic()
-            alive()
-
-    result = generator.run(load, rule, progress)
+    result = generator.run(load, rule, while_alive(alive))
     errors = [
         record.error_detail or record.error_kind
         for record in result.records
