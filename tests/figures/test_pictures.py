@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 from matplotlib.backend_bases import RendererBase
+from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from connector_tax.artifacts.tables import ROW_TYPES, read_table
 from connector_tax.figures import style
 from connector_tax.figures.names import NAMES, draw
+from connector_tax.figures.rates import rate_ticks
 from connector_tax.figures.style import Picture
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import ArtifactError
@@ -223,6 +225,22 @@ def test_broken_table_is_refused_with_file_and_line(
     with pytest.raises(ArtifactError) as error:
         read_table(path, ROW_TYPES[path.name])
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("rates", "labels"),
+    [
+        ((1.6, 1.8, 2.0), ["1.6", "1.8", "2"]),
+        ((8.0, 110.0, 130.0, 240.0), ["8", "", "130", "240"]),
+        ((8.0,), ["8"]),
+    ],
+)
+def test_rate_is_unlabelled_only_where_the_next_is_near_on_the_axis(
+    rates: tuple[float, ...], labels: list[str]
+) -> None:
+    axes = Figure().subplots()
+    rate_ticks(axes, "x", rates, apart=0.1)
+    assert [label.get_text() for label in axes.get_xticklabels()] == labels
 
 
 def test_missing_table_is_named_and_nothing_is_drawn(tmp_path: Path) -> None:

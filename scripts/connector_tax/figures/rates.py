@@ -53,16 +53,17 @@ def _step(rates: Sequence[float]) -> float:
 def rate_ticks(axes: Axes, which: str, rates: Sequence[float], apart: float) -> None:
     """Scale an axis logarithmically with a tick for each rate.
 
-    A tick has no label if the next rate is less than `apart` times its own.
+    A tick has no label if the next one is nearer than `apart`, a share of the axis.
     """
+    near = (rates[-1] / rates[0]) ** apart
     after = [*rates[1:], math.inf]
-    labels = [f"{r:.10g}" if b >= apart * r else "" for r, b in zip(rates, after, strict=True)]
+    labels = [f"{r:.10g}" if b >= near * r else "" for r, b in zip(rates, after, strict=True)]
     (axes.set_xscale if which == "x" else axes.set_yscale)("log", base=2)
     axes.set(**{f"{which}ticks": rates, f"{which}ticklabels": labels})
     (axes.xaxis if which == "x" else axes.yaxis).minorticks_off()
 
 
-def rate_axis(axes: Axes, study: StudyTables, named: bool = False, apart: float = 1.0) -> None:
+def rate_axis(axes: Axes, study: StudyTables, named: bool = False, apart: float = 0.0) -> None:
     """Draw the offered rates along the x axis, with lines at the reference rates.
 
     Args:
@@ -268,10 +269,10 @@ def throughput(study: StudyTables) -> Figure:
 
 def _limits(upper: Axes, lower: Axes, study: StudyTables, kept: float) -> None:
     for axes in (upper, lower):
-        rate_axis(axes, study, named=axes is upper, apart=1.4)
+        rate_axis(axes, study, named=axes is upper, apart=0.1)
         axes.grid(axis="y")
     ends = upper.get_xlim()
-    rate_ticks(upper, "y", grid_rates(study), apart=1.7)
+    rate_ticks(upper, "y", grid_rates(study), apart=0.15)
     upper.plot(ends, ends, color="#7a7a7a", lw=0.6, zorder=1)
     upper.set(xlim=ends, ylabel="effective (requests/s)")
     upper.tick_params(labelbottom=False)
