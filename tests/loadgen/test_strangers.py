@@ -290,7 +290,7 @@ def test_ready_check_reports_missing_permission(capsys: pytest.CaptureFixture[st
     assert f"{url}/v1/models answers 401: who? me; give a key" in capsys.readouterr().err
 
 
-def test_siblings_of_a_failure_in_the_drain_are_cancelled(tmp_path: Path) -> None:
+def test_failure_during_the_drain_cancels_other_requests_of_its_session(tmp_path: Path) -> None:
     nodes = [{"id": name, "prompt": name, "max_tokens": 3} for name in ("slow", "bad")]
     sessions = write_sessions(tmp_path, {"id": "s", "nodes": nodes})
     scripts: dict[str, list[Step]] = {"slow": [Hang], "bad": [Pause(0.6), *status("500 No", b"")]}

@@ -55,7 +55,7 @@ def _series(root: Path, records: dict[str, list[dict[str, Any]]]) -> CellSeries:
     return series
 
 
-def test_recorded_quantities_are_drawn_over_time_and_missing_ones_are_not(tmp_path: Path) -> None:
+def test_only_recorded_quantities_are_drawn_over_time(tmp_path: Path) -> None:
     scrape = {"ok": True, "values": {
         'vllm:num_requests_waiting{engine="0"}': 3.0, 'vllm:num_requests_waiting{engine="1"}': 1.0,
         'vllm:num_requests_waiting_by_reason{reason="capacity"}': 9.0,

@@ -207,7 +207,7 @@ def test_idle_cpu_is_per_second_and_reports_a_server_that_ended(worker: Worker) 
     ],
     ids=["two GPUs and a stranger", "a stranger alone", "no number"],
 )
-def test_gpu_memory_counts_the_servers_processes_only(
+def test_gpu_memory_counts_only_processes_of_the_server(
     worker: Worker, stand_in: StandIn, text: str, value: float | None, reason: str | None
 ) -> None:
     stand_in("nvidia-smi", f"cat <<'END'\n{text.format(mine=worker.process.pid)}\nEND")
