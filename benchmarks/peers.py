@@ -412,8 +412,8 @@ def rates(options: argparse.Namespace, programs: Mapping[str, str]) -> None:
     console.print(machine("uvloop"))
     console.print(
         f"one CPU for each client, one for the server; {load}, {options.tokens} events "
-        f"{GAP_US / 1e3:g} ms apart, {options.seconds:g} s per row; sustained: sent/plan >= "
-        f"{SUSTAINED_RATE} and TTFT p99 error within {ERROR_MS:g} ms"
+        f"{GAP_US / 1e3:g} ms apart, {options.seconds:g} s per row; a rate is sustained if "
+        f"sent/plan is at least {SUSTAINED_RATE} and the TTFT p99 error at most {ERROR_MS:g} ms"
     )
     console.print(table, *notes, sep="\n")
 

@@ -258,7 +258,7 @@ def test_candidate_may_be_named_like_a_configuration() -> None:
             {"baseline": f"{CHAT} 401"},
             "answers 401: the server requires a key, and none is sent",
         ),
-        ([], {"candidate": CHAT}, "candidate serves another model: model embedded-model -> stub"),
+        ([], {"candidate": CHAT}, "another model than the baseline: model embedded-model -> stub"),
         (
             [],
             {"candidate": f"{CHAT} same"},
@@ -272,7 +272,7 @@ def test_candidate_may_be_named_like_a_configuration() -> None:
         ([], {"baseline": f"{NOWHERE}1", "candidate": f"{NOWHERE}2"}, "at http://127.0.0.1:2\n"),
         (["--model", "other"], {}, "/v1/models names embedded-model; --model names other"),
         (["--ready-timeout", "1"], {"baseline": "sleep 99 {port}"}, "not ready after 1 s (--ready"),
-        ([], {"baseline": "bash -c 'echo started {port}'"}, "with status 0, and left no process"),
+        ([], {"baseline": "bash -c 'echo started {port}'"}, "with status 0, and left no server"),
     ],
 )
 def test_server_that_cannot_be_measured_is_named(

@@ -166,7 +166,7 @@ DRAWN = "--rate 1 --prompt-tokens 4"
         (f"{GOOD} --header no-colon", "'no-colon' is not a header"),
         (
             f"{GOOD} --header 'Content-Length: 3'",
-            "'Content-Length' is not yours to set: each request has its own",
+            "'Content-Length' cannot be set: the load generator sets it",
         ),
         (f"{GOOD} --header 'bad name: 3'", "'bad name'"),
         (f"{GOOD} --header 'X-A: 1' --header 'x-a: 2'", "found x-a twice"),

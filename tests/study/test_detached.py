@@ -103,7 +103,7 @@ def _until_raised(server: Server) -> None:
 def test_command_that_leaves_no_process_is_named(tmp_path: Path) -> None:
     with (
         started(tmp_path, ["bash", "-c", "echo ready at 18765"]) as server,
-        pytest.raises(ServerError, match="status 0, and left no process"),
+        pytest.raises(ServerError, match="status 0, and left no server"),
     ):
         server.wait_ready(20)
 
@@ -123,7 +123,7 @@ def test_server_at_another_address_is_named(
 
 
 @pytest.mark.parametrize("by_bash", [False, True])
-def test_container_is_measured_by_its_control_group_and_stopped(
+def test_container_is_stopped_and_its_control_group_is_measured(
     tmp_path: Path, docker: Path, by_bash: bool
 ) -> None:
     argv = ["docker", "run", "-d", *words()]

@@ -309,7 +309,7 @@ def _refuse_other(load: Load, baseline: Asked, name: str, candidate: Asked, line
     """Refuse a candidate that cannot do the baseline's work; print other differences."""
     changed = differing(baseline, candidate)
     if candidate.served["model"] != baseline.served["model"]:
-        raise AskError(f"{name} serves another model: {changed[0]}")
+        raise AskError(f"{name} serves another model than the baseline: {changed[0]}")
     _refuse_too_long(load, name, candidate)
     if baseline.served["exact_output"] and not candidate.served["exact_output"]:
         raise AskError(f"{name}: its answers do not have the requested length; the baseline's do")

@@ -133,7 +133,7 @@ def _refuse_token_times(parser: argparse.ArgumentParser, options: argparse.Names
         parser.error(f"--goodput {timed[0].lower()}: a whole response (--no-stream) has E2E alone")
     if options.stop_at_precision is not None:
         parser.error(
-            "--stop-at-precision needs TTFT and TPOT, which a whole response does not have"
+            "--stop-at-precision needs TTFT and TPOT; a whole response (--no-stream) has neither"
         )
 
 

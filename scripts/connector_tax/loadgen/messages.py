@@ -240,7 +240,7 @@ class Target:
                     f"header name {name!r} is invalid; allowed: letters, digits, - and the like"
                 )
             if name.lower() in _OWN_HEADERS:
-                raise ValueError(f"header {name!r} is not yours to set: each request has its own")
+                raise ValueError(f"header {name!r} cannot be set: the load generator sets it")
             if not all(ord(character) < 256 for character in value):
                 raise ValueError(f"header {name!r} holds characters outside Latin-1")
 

@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     choice.add_argument("--phase", choices=PHASES, help="every launch of a phase")
     choice.add_argument(
-        "--all", action="store_true", help="every launch, the gates and the design, to begin anew"
+        "--all", action="store_true", help="the whole study: every launch, the gates, the design"
     )
     return run_command(parser, argv, _remeasure, (ArtifactError, RemeasureError))
 
@@ -251,8 +251,8 @@ def refuse_other_design(study: StudyDocument, launch: Launch, study_folder: Path
     path = launch.folder(study_folder) / paths.LAUNCH_CONFIG
     if path.exists() and read_json(path)["design_sha256"] != study["design_sha256"]:
         raise ConfigError(
-            f"{path.parent} holds cells of another design than {study_folder / paths.STUDY}; they "
-            "are kept. To set the old cells aside and measure it again: "
+            f"{path.parent} holds cells of another design than {study_folder / paths.STUDY}; "
+            "nothing was changed. To set these cells aside and measure the launch again: "
             f"connector-tax remeasure {study_folder} --launch {launch.name}"
         )
 

@@ -379,8 +379,8 @@ class Server:
         if self._detached is not None:
             self._detached.follow_log(self.folder / paths.STDERR_LOG)
         elif now - self._ended_at > LEFT_S:
-            raise ServerError(f"the command ended {when} with status 0, and left no process that"
-                              f" listens or was started by it\n{self.log_tail()}")  # fmt: skip
+            raise ServerError(f"the command ended {when} with status 0, and left no server: none of"
+                              f" its processes runs, none listens\n{self.log_tail()}")  # fmt: skip
 
     def _find_detached(self) -> Detached | None:
         """Return what the command has left running, or None."""

@@ -334,7 +334,8 @@ class Resolver:
         parallel, size = configuration.parallel_config, self._request["tp"]
         if parallel.world_size != size:
             raise ArgumentsError(
-                f"world size {parallel.world_size}: only tensor parallelism (--tp) is resolved"
+                f"found a world size of {parallel.world_size} with --tp {size}; allowed: tensor"
+                " parallelism only"
             )
         compilation = configuration.compilation_config
         mode, compilation.mode = compilation.mode, CompilationMode.NONE
