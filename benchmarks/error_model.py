@@ -149,7 +149,7 @@ def shifted(effect: Effect, by: float) -> Effect:
 
 
 def simulate(scenario: Scenario, blocks: int, studies: int) -> Shares:
-    """Return the outcomes of seeded studies."""
+    """Simulate seeded studies; return the shares of right and wrong results."""
     rng = named_generator(f"error model/{scenario.name}/{scenario.configurations}/{blocks}")
     names = scenario.names[BASELINES:]
     levels = family_levels(CONFIDENCE, len(names))

@@ -134,7 +134,7 @@ def _tax_words(launched: Launches, name: str, baseline: str, confidence: float) 
 
 
 def _times(frame: pd.DataFrame, name: str) -> NDArray[np.float64]:
-    """Return schedule() and step times of a configuration's half seconds, in us."""
+    """Return a configuration's schedule() and step times in us, one pair per half second."""
     of = frame.loc[frame["configuration"] == name, ["schedule", "step"]]
     return np.array(np.exp(of.to_numpy().T))
 

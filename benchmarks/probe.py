@@ -364,7 +364,7 @@ def serving(
 
 
 def write_plugin(folder: Path) -> None:
-    """Write the switch and the metadata by which vLLM finds it if `folder` is on PYTHONPATH."""
+    """Write the probe's switch as a plugin that vLLM loads if `folder` is on PYTHONPATH."""
     metadata = folder / f"{_ENTRY_POINT}-1.0.dist-info"
     metadata.mkdir(parents=True)
     texts = {

@@ -1,1 +1,1 @@
-"""Compare servers by their command lines: make a study of them and print the answer."""
+"""Compare servers given as command lines: measure them in a study and print the answer."""

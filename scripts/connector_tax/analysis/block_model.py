@@ -98,7 +98,10 @@ class Launches:
 
     @cached_property
     def mixture(self) -> Mixture | None:
-        """Return the mixture over models of which configurations are noisier; None if unused."""
+        """Return the mixture of error models, each with its set of noisier configurations.
+
+        None where the error comes from block differences, or the residuals are mere rounding.
+        """
         residual, df = self.residual
         if self.own_blocks or not df or self.only_rounding(residual):
             return None

@@ -323,7 +323,7 @@ def summary_of(requests: Requests) -> Row:
 
 
 def request_columns(requests: Requests, confidence: float, p99_min_samples: int) -> Row:
-    """Return the columns of cells.csv that come from the requests alone; ms and 1/s."""
+    """Return the columns of cells.csv that need only the requests; units are ms and 1/s."""
     row: Row = {"n": requests.n, "window_s": requests.window_s}
     refused = requests.n < p99_min_samples
     for name, metric in LATENCY_METRICS.items():

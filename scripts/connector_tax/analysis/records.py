@@ -1,7 +1,7 @@
 """The lines of the raw records, strictly typed (docs/artifacts.md: requests, engine_step, device).
 
-Each line is decoded once, into the keys that the analysis needs; a block of lines bounds the
-memory.
+Each line is decoded once, into the keys that the analysis needs. Files are read in blocks of
+lines, which bounds the memory.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -148,7 +148,7 @@ def request_table(cell: CellFolder, rows: Sequence[RequestRow] | None = None) ->
 
 
 def taken(table: Table, rows: NDArray[Any]) -> Table:
-    """Return the rows of a table that a mask or row numbers select."""
+    """Return the selected rows of a table; `rows` is a mask or row numbers."""
     return {name: column[rows] for name, column in table.items()}
 
 

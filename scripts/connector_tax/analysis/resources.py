@@ -262,7 +262,7 @@ def _row(
 
 
 def _reason(sample: _Sample, names: Sequence[str]) -> str | None:
-    """Return why values of the configuration's or plain's launches are unknown, or None."""
+    """Return the reason for unknown values of the configuration or of plain, or None."""
     reason_of = {launch: r for launch, r in sample.reasons.items() if launch.name in names}
     for side in (names[:1], names[1:]):
         side_reasons = {r for launch, r in reason_of.items() if launch.name in side}

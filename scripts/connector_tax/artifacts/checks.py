@@ -1,4 +1,4 @@
-"""The checks that a valid cell must pass: names, texts of void cells, and bounds.
+"""The checks that a valid cell must pass: their names, bounds, and texts for failures.
 
 `analysis.validity` computes them, and the audit recomputes them from the raw records. The load
 generator's own command uses the same bounds.

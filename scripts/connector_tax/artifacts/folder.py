@@ -167,7 +167,7 @@ class LaunchFolder:
         return [read_json(path) for path in sorted(self.folder.glob("*/cell_*.json"))]
 
     def file(self, kind: str, cell: str) -> Path:
-        """Return the path of a cell's file of one of paths.ALL_LOGS."""
+        """Return the path of one of a cell's files; `kind` is one of paths.ALL_LOGS."""
         return self.folder / cell / paths.cell_log(kind, self.launch.phase, cell)
 
     def record_path(self, cell: str) -> Path:

@@ -401,7 +401,7 @@ class RehearsalSection(TypedDict, total=False):
 
 
 class StatisticsSection(TypedDict):
-    """Intervals, families and margins."""
+    """Section `statistics`: confidence, margins, the confirmatory family and interim analyses."""
 
     confidence: Annotated[float, meta(ge=0.5, lt=1, default=0.95)]  #: confidence of every interval
     # Its keys are artifacts/metrics.py:METRICS.

@@ -292,14 +292,15 @@ class BatchedService:
 
 
 class WorkerConnection(asyncio.Protocol):
-    """The socket to one worker process; calls nothing back after it is closed from this side.
+    """The socket to one worker process; neither callback is called after `close`.
 
     Args:
         on_frame: called with the body of each frame except the first, in sending order.
         on_lost: called when the worker process closes its end after its first frame.
 
     Attributes:
-        first: future body of the first frame; raises ServiceStopped or WorkerDied if none comes.
+        first: a future for the body of the first frame; ServiceStopped or WorkerDied if no frame
+            comes.
     """
 
     def __init__(self, on_frame: Callable[[bytes], None], on_lost: Callable[[], None]) -> None:

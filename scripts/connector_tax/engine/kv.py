@@ -64,7 +64,7 @@ class BlockPool:
         return 1.0 - self.available / self.total
 
     def match(self, digests: Seq[bytes], prompt_len: int) -> int:
-        """Return the number of leading cached blocks, never including the prompt's last token."""
+        """Return the number of cached blocks at the prompt's start, without its last token."""
         if not self._prefix_caching:
             return 0
         usable = (prompt_len - 1) // self.block_size

@@ -113,7 +113,7 @@ class Admission:
         return self._take_packed(waiting, max_reqs, budget)
 
     def withdraw(self) -> None:
-        """Undo the last round, whose requests were all put back: it does not count."""
+        """Take the last round out of the count, because all its requests were put back."""
         self._round -= 1
 
     def _cost(self, request: Sequence) -> int:

@@ -83,7 +83,7 @@ def unpack(body: bytes) -> Any:
     """Return the value in a frame's body.
 
     Raises:
-        msgspec.DecodeError: it is not msgpack.
+        msgspec.DecodeError: the body is not msgpack.
     """
     return msgspec.msgpack.decode(body, strict=False)
 

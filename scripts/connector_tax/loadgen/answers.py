@@ -360,8 +360,8 @@ class HeldRequest:
     def _count(self, usage: Usage | None, events: int | None) -> None:
         """Record the token counts and compare the server's with the requested numbers.
 
-        Unless strict, the number of token events replaces a missing count, and a count of 0 where
-        tokens came.
+        Unless `strict` is set, the number of token events replaces a missing server count, and
+        also a server count of 0 if tokens came.
         """
         record, strict = self.record, self._owner.strict
         completion = None if usage is None else usage.completion_tokens

@@ -173,10 +173,11 @@ class IssuingThread:
 class LoadGeneratorOptions:
     """The options of the load generator's processes; none changes what is sent or when it is due.
 
-    `connections_per_worker` limits the connections that one worker opens; a request that gets none
+    `connections_per_worker` limits the connections of one worker. A request that finds none free
     waits (counted in health as pool_waits). Set `strict` for a server under measurement: all
-    connections are opened before a run, no request is retried, and no deviation in a success is
-    tolerated. Otherwise a few spare connections are kept open, and records name what was tolerated.
+    connections are opened before a run, no request is retried, and a response that deviates from
+    its request is a failure. Otherwise a few spare connections are kept open, and a record names
+    the deviation that was tolerated.
     """
 
     workers: int = 1

@@ -319,7 +319,7 @@ class Worker:
         self._fire_due()
 
     def _wake_at(self, at_ns: int) -> None:
-        """Set the timer for `at_ns`, when reading of answers also ends."""
+        """Set the timer for `at_ns`; the worker also stops reading answers at that time."""
         self._pool.poller.until_ns = at_ns
         if at_ns > _monotonic_ns():
             self._timer.arm(at_ns)

@@ -184,7 +184,7 @@ class Watcher:
         self._file.close()
 
     def work(self) -> None:
-        """Write a line."""
+        """Write the line that is due, and set the time of the next one."""
         assert self.due_ns is not None
         # Missed lines are left out: never two lines in a row to catch up.
         late = max(0, time.monotonic_ns() - self.due_ns) // self._chunk_ns

@@ -96,8 +96,9 @@ class Device:
 
 
 def event_class(device: Device) -> type:
-    """Return torch.cuda.Event for a device: `record` stores the queue's end, `synchronize` waits
-    for it.
+    """Return a replacement for torch.cuda.Event that uses the emulated device.
+
+    `record` stores the time at which the device's queue ends, and `synchronize` waits until then.
     """
 
     class Event:

@@ -157,7 +157,7 @@ class _Entered:
 
 
 class Instead:
-    """A module or object with some of its names replaced."""
+    """A stand-in for a module or object; `names` replace some of its attributes."""
 
     def __init__(self, original: Any, **names: Any) -> None:
         vars(self).update(names)
