@@ -93,7 +93,7 @@ def test_validity_bound_has_its_default_unless_the_study_sets_it() -> None:
         ("arrivals.gamma_shape", 2.0, "arrivals.gamma_shape: found 2.0; allowed: null"),
         ("arrivals.process", "gamma", "arrivals.gamma_shape: found None; allowed: a number > 0"),
         ("arrivals.process", "fixd", "found 'fixd'; did you mean fixed? allowed: one of"),
-        ("engine.device", "cpu", "engine.device: found with engine.kind embedded; allowed"),
+        ("engine.device", "cpu", "engine.device: not allowed with engine.kind embedded"),
         ("engine", {"kind": "embedded", "label": "x"}, "engine.definition: missing; it is"),
         ("rehearsal", {"accelerator": "L4"}, "rehearsal: found accelerator; allowed: acc"),
         ("validity", {"max_foreign": 1}, "max_foreign: unknown key; did you mean max_foreign_cpu"),

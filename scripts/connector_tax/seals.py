@@ -104,7 +104,7 @@ def read_links(folder: Path) -> list[tuple[str, SealLink]]:
 
 _WAY_OUT = (
     "Nothing was changed. Restore the file from a copy or an archive. Without it nothing shows "
-    "that the study is as measured: move its folder away and measure it anew"
+    "that the study is as measured: move its folder away and measure the study again"
 )
 
 

@@ -204,7 +204,7 @@ DRAWN = "--rate 1 --prompt-tokens 4"
         (f"{GOOD} --min-completed 5", "--max-duration"),
         (f"{GOOD} --min-completed 5 --max-duration 0.1 --duration 1", "--max-duration"),
         (f"{GOOD} --requests 9 --cooldown", "--cooldown has no effect"),
-        ("--trace x --cooldown", "--cooldown has no effect when --trace alone ends the run"),
+        ("--trace x --cooldown", "--cooldown has no effect when only --trace ends the run"),
         ("--trace x --chat --vocabulary 9", "--vocabulary has no effect where a trace is sent as"),
         ("--trace x --trace-speed inf", "--trace-speed: found inf; allowed: a finite number"),
         ("--rate 1 --rate nan --prompt p", "--rate: found nan; allowed: above 0"),

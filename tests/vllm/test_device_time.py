@@ -109,7 +109,7 @@ def test_waiting_for_a_step_uses_no_cpu() -> None:
     ("change", "said"),
     [
         ({"label": "real vLLM, GPU"}, "engine.label: found 'real vLLM, GPU'; allowed: one with"),
-        ({"device": "cpu"}, "engine.device_time: found with engine.device cpu; allowed: with"),
+        ({"device": "cpu"}, "engine.device_time: found with engine.device cpu; required with"),
         ({"model": "./build/models/other"}, "engine.model: found './build/models/other'; allowed:"),
         (
             {"flags": {"--tensor-parallel-size": 2}},

@@ -102,7 +102,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     alone = next((name for name in used_up if given(options, name)), None)
     if options.cooldown and alone and not any(given(options, end) for end in ends):
         parser.error(
-            f"--cooldown has no effect when {option_name(alone)} alone ends the run: no load is"
+            f"--cooldown has no effect when only {option_name(alone)} ends the run: no load is"
             " left"
         )
     if options.vocabulary is not None and options.trace and (options.chat or options.trace_words):
@@ -130,7 +130,7 @@ def _refuse_token_times(parser: argparse.ArgumentParser, options: argparse.Names
     """Reject options that need token times when responses are not streamed (--no-stream)."""
     timed = [name for name, _ in options.goodput if name != "E2E"]
     if timed:
-        parser.error(f"--goodput {timed[0].lower()}: a whole response (--no-stream) has E2E alone")
+        parser.error(f"--goodput {timed[0].lower()}: a whole response (--no-stream) has only E2E")
     if options.stop_at_precision is not None:
         parser.error(
             "--stop-at-precision needs TTFT and TPOT; a whole response (--no-stream) has neither"

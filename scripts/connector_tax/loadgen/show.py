@@ -114,8 +114,8 @@ def notes(summary: Summary) -> list[str]:
     if summary["counted_by_client"]:
         counted = f"{summary['counted_by_client']} of {ok} without usage: tokens are"
         lines.append(
-            f"{counted} the token events that came: too few where two tokens share an event, one "
-            "too many where the last event is none"
+            f"{counted} counted by events: too few where two tokens share an event, one too many "
+            "where the last event holds no token"
             if not summary["configuration"]["no_stream"]
             else f"{counted} not known"
         )

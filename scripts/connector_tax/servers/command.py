@@ -239,7 +239,7 @@ def server_command(
     def replaced(line: str, line_port: int) -> list[str]:
         def port_of(match: re.Match[str]) -> str:
             if match[1] not in ports:
-                raise ServerError(f"{match[0]}: no such --beside; there are {len(companion_lines)}")
+                raise ServerError(f"{match[0]}: --beside is given {len(companion_lines)} times")
             return str(ports[match[1]])
 
         words = (word.replace(PORT_MARK, str(line_port)) for word in split_command(line))

@@ -170,7 +170,7 @@ class Engine:
         """Make the running server write its held step records to the file `path`.
 
         Raises:
-            ServerError: it does not answer.
+            ServerError: the server does not answer.
         """
 
     def step_lines(self, path: Path, offset: int) -> list[bytes]:
@@ -256,7 +256,7 @@ def check_engine(engine: EngineSection, source: str) -> None:
         raise ConfigError(f"{source}: engine.kind: found {name!r};{allowed}")
     kind = kind_of(name)
     lines = [
-        f"engine.{key}: found with engine.kind {name}; allowed: no such key"
+        f"engine.{key}: not allowed with engine.kind {name}; remove the key"
         for key in engine
         if key not in ("kind", "label", *kind.needs, *kind.may)
     ]
@@ -265,8 +265,8 @@ def check_engine(engine: EngineSection, source: str) -> None:
     if (device == "emulated") != ("device_time" in engine):
         presence = "found" if "device_time" in engine else "none found"
         lines.append(
-            f"engine.device_time: {presence} with engine.device {device}; allowed: with emulated,"
-            " and with that alone"
+            f"engine.device_time: {presence} with engine.device {device}; required with emulated,"
+            " and allowed only there"
         )
     # The label accompanies each of its numbers.
     if device == "emulated" and "device time emulated" not in engine["label"]:

@@ -270,8 +270,8 @@ def check_slots(config: StudyConfig, source: str) -> None:
         where = f"{source}: devices[{position}]"
         if (engine.get("device") == "cuda") != ("visible" in slot):
             raise ConfigError(
-                f"{where}.visible: found {slot.get('visible')!r}; allowed: the slot's GPUs with "
-                "engine.device cuda, and no such key without"
+                f"{where}.visible: found {slot.get('visible')!r}; allowed: the slot's GPUs, only "
+                "with engine.device cuda and required there"
             )
         for key, value in _uses(slot, where):
             owner = owners.setdefault((key, value), position)

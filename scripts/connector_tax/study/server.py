@@ -278,7 +278,7 @@ class Server:
         if isinstance(answer, httpx.ConnectError) and self._addresses:
             addresses = ", ".join(sorted(self._addresses))
             answer = ElsewhereError(
-                f"the server listens at {addresses} alone; allowed: {HOST} (--host {HOST})"
+                f"the server listens only at {addresses}; allowed: {HOST} (--host {HOST})"
             )
         # A status below 500 other than 200: a path or a right that the server does not have.
         if isinstance(health, httpx.Response) and (
