@@ -48,7 +48,7 @@ def answer(verdict: str, root: Path) -> Answer:
     return Answer(Study(root, document), 2, 1.5, [tax], [], root / "x.tar.zst", tables)
 
 
-def test_failed_stage_is_reported_by_its_last_line_and_its_log(tmp_path: Path) -> None:
+def test_failed_stage_is_reported_with_its_last_line_and_its_log(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "study_preflight.ab.log"
     log.parent.mkdir()
     log.write_text("a line of an earlier run\n" * 20)

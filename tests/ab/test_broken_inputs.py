@@ -217,7 +217,7 @@ def test_running_servers_get_new_prompts_in_each_comparison() -> None:
     assert seed(*urls, "--seed", "0") == 0
 
 
-def test_line_offered_for_a_shell_keeps_json_and_is_accepted() -> None:
+def test_suggested_shell_line_keeps_json_and_is_accepted() -> None:
     line = """printf '%s\\n' {port} {"a": "b c"} 'd e' | cat"""
     with pytest.raises(ServerError) as refused:
         expanded(line, {})

@@ -37,7 +37,7 @@ def machine(records: list[Row], folder: Path) -> WatchedMachine:
     return read_machine(path, None)
 
 
-def test_share_of_the_stolen_time_is_the_larger_sides_over_the_cell(tmp_path: Path) -> None:
+def test_steal_is_the_larger_share_of_the_two_sides_over_the_cell(tmp_path: Path) -> None:
     # Of 100 ms: of one CPU 10 are 10%, of two CPUs 50 are 25%.
     use = machine_use(machine(lines([(0, 0), (10, 50), (0, 0)]), tmp_path))
     assert use.steal == pytest.approx(0.25 / 3)

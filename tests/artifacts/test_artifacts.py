@@ -108,7 +108,7 @@ def test_record_round_trips_unchanged(tmp_path: Path) -> None:
         ([], r"the file: found \[\]; allowed: object"),
     ],
 )
-def test_a_record_of_other_fields_is_refused_by_file_and_key(
+def test_record_with_wrong_fields_is_refused_with_file_and_key(
     tmp_path: Path, content: Any, said: str
 ) -> None:
     path = tmp_path / "level.json"

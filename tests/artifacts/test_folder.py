@@ -71,7 +71,7 @@ def test_parsed_file_is_cached(study_file: Path, monkeypatch: pytest.MonkeyPatch
     assert len(lines[0]) >= first[0].n
 
 
-def test_changed_file_is_refused_and_a_file_without_a_hash(study_file: Path) -> None:
+def test_changed_files_and_files_without_a_hash_are_refused(study_file: Path) -> None:
     (cell, *_) = [c for c in StudyFolder.load(study_file).cells("A") if c.status == "valid"]
     path = cell.file("requests")
     path.write_text(path.read_text().replace('"ok"', '"OK"', 1))

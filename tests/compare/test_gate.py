@@ -88,7 +88,7 @@ def test_bounds_judged_together_have_wider_intervals(root: Path) -> None:
     assert known(of_three.decides) > known(alone.decides)
 
 
-def test_bounds_on_a_study_of_mixtures_are_judged_by_its_records(tmp_path: Path) -> None:
+def test_bounds_on_a_mixture_study_are_judged_from_raw_records(tmp_path: Path) -> None:
     study_file = write_analysed_study(tmp_path, blocks=3, config=SMALL_GRID)
     study = StudyTables(study_file)
     (row,) = (one for c, one in study.at(ALL_RATES, "ttft_p50").items() if c == "nixl_both")

@@ -67,7 +67,7 @@ def test_decodes_and_prefill_share_a_step() -> None:
 
 
 @pytest.mark.parametrize(("decode_first", "prefill"), [(True, 3), (False, 4)])
-def test_decode_first_gives_decodes_the_last_tokens_of_a_step(
+def test_decode_first_lets_decodes_use_the_last_tokens_of_a_step(
     decode_first: bool, prefill: int
 ) -> None:
     scheduler = Scheduler(options(max_num_batched_tokens=4, decode_first=decode_first), MAX_LEN)

@@ -166,7 +166,7 @@ def test_clock_starts_with_the_first_event_that_carries_a_token(tmp_path: Path) 
         assert sum(tokens for _, tokens in record["reads"]) == record["token_events"], name
 
 
-def test_an_opening_event_of_an_answer_of_fixed_length_is_its_first_token(tmp_path: Path) -> None:
+def test_empty_opening_event_is_the_first_token_of_a_fixed_length_answer(tmp_path: Path) -> None:
     steps = (token(""), WAIT, token(), token(finish="length"), usage())
     _, records = answers(tmp_path, {"x": stream(*steps)}, "--ignore-eos --max-tokens 3")
     record = records["x"]

@@ -364,7 +364,7 @@ def test_archive_from_before_release_0_4_has_no_failing_claim(
     assert claims_of(root)["made again analysis/effects.csv"].verdict == FAIL
 
 
-def test_archive_with_a_file_of_a_measured_study_only_fails_the_audit(
+def test_archive_with_a_file_that_only_a_measured_study_has_fails_the_audit(
     packed: Path, tmp_path: Path
 ) -> None:
     root = tmp_path / "results" / "synthetic"
@@ -378,7 +378,7 @@ def test_archive_with_a_file_of_a_measured_study_only_fails_the_audit(
     assert "manifest.md is no file of a study; owners/plain.block0.A.json is no" in claim.message
 
 
-def test_manifest_md_contradicts_an_archive_by_its_seal_or_a_picture(
+def test_other_seal_or_picture_hash_in_manifest_md_fails_the_audit(
     packed: Path, tmp_path: Path
 ) -> None:
     root = tmp_path / "results" / "synthetic"

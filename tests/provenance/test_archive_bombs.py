@@ -187,7 +187,7 @@ sys.exit(commands.run_command(parser, sys.argv[2:], globals()[sys.argv[1]]))
         ("small", 0, "done\n"),
     ],
 )
-def test_command_on_an_unpacked_archive_is_bounded_by_its_size(
+def test_commands_on_an_unpacked_archive_have_limits_from_the_archives_size(
     tmp_path: Path, work: str, status: int, message: str
 ) -> None:
     (tmp_path / paths.ORIGIN).write_text("0123  an archive.tar.zst 123\n")

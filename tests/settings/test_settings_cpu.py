@@ -131,7 +131,7 @@ def _resolved(
     return {(row["model"], row["connector"]): row for row in rows}
 
 
-def test_capacity_and_refusals_of_each_kind_of_model_are_those_of_a_running_server(
+def test_resolved_capacity_and_refusals_match_a_running_server(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, changes in SHAPES.items():

@@ -116,10 +116,10 @@ def test_server_at_another_address_is_named(
     argv = [sys.executable, "-m", "http.server", "--bind", "::1", str(free_port())]
     with (
         started(tmp_path, argv) as server,
-        pytest.raises(ServerError, match="listens at ::1 alone; allowed: 127"),
+        pytest.raises(ServerError, match="listens only at ::1; allowed: 127"),
     ):
         server.wait_ready(4, said.append)
-    assert "waiting for the server: the server listens at ::1 alone" in said[0]
+    assert "waiting for the server: the server listens only at ::1" in said[0]
 
 
 @pytest.mark.parametrize("by_bash", [False, True])
@@ -149,7 +149,7 @@ def test_container_is_stopped_and_its_control_group_is_measured(
         assert not (folder / CONTAINER_FILE).exists()
 
 
-def test_container_that_cannot_be_seen_is_unknown_and_followed_by_its_engine(
+def test_container_with_unseen_processes_is_followed_through_docker(
     tmp_path: Path, docker: Path
 ) -> None:
     (docker.parent / "hidden").touch()

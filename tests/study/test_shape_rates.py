@@ -80,7 +80,7 @@ def test_bursts_grow_until_one_takes_the_probe_time_and_the_fastest_counts() -> 
     assert fastest_burst(config, lambda _count: []) == []
 
 
-def test_rehearsed_shape_has_its_share_and_is_refused_after_a_new_probe(
+def test_rehearsed_shape_rate_is_used_and_refused_after_a_new_probe(
     study_file: Path,
 ) -> None:
     study, root = read_json(study_file), study_file.parent

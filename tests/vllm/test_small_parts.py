@@ -113,7 +113,7 @@ UCX = (
         ("Exception in thread Thread-9 (_report_usage_worker):", "cpu", None),
     ],
 )
-def test_failure_after_which_a_connector_cannot_transfer_is_its_reason(
+def test_log_line_of_a_dead_connector_is_the_reason(
     log: str, device: str, words: str | None
 ) -> None:
     created = "Creating v1 connector with name: X and engine_id: x"
@@ -248,7 +248,7 @@ def test_sources_hash_excludes_compiled_files_of_a_wheel(tmp_path: Path) -> None
     )
 
 
-def test_newer_python_files_replace_those_of_a_cpu_build_and_keep_its_compiled_ones(
+def test_newer_python_files_replace_a_cpu_builds_but_not_its_compiled_files(
     tmp_path: Path,
 ) -> None:
     with zipfile.ZipFile(tmp_path / "vllm.whl", "w") as wheel:

@@ -224,7 +224,7 @@ def test_hook_that_is_not_callable_counts_as_missing(stubbed: Stubbed) -> None:
     assert "Scheduler.schedule (TypeError: not callable)" in missing
 
 
-def test_nothing_is_wrapped_in_vllm_without_a_hook_and_the_log_names_it(stubbed: Stubbed) -> None:
+def test_vllm_without_a_hook_point_stays_unwrapped_and_the_log_names_it(stubbed: Stubbed) -> None:
     path = stubbed.tree / "vllm/v1/core/sched/output.py"
     path.write_text(path.read_text().replace("num_scheduled_tokens: dict", "other_tokens: dict"))
     output = stubbed.drive()
