@@ -24,7 +24,7 @@ def running(config: Path, *, truth_log: Path | None = None) -> Iterator[Running]
     """Yield a ready engine, configuration `plain`; its log goes to standard error.
 
     Raises:
-        RuntimeError: it ended before it was ready.
+        RuntimeError: the engine ended before it was ready.
     """
     port = free_port()
     command = [

@@ -89,7 +89,7 @@ class Turn:
         """Resume the server until it answers; stop it again after the block.
 
         Raises:
-            ServerError: it does not answer in ANSWERS_S.
+            ServerError: the server does not answer in ANSWERS_S.
         """
         self.signal(signal.SIGCONT)
         try:

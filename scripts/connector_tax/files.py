@@ -156,7 +156,7 @@ def write_bytes(path: Path, data: bytes) -> None:
     An existing file that is not regular is written to directly, and so is a standard stream.
 
     Raises:
-        OSError: it cannot be written; names a file.
+        OSError: a file cannot be written; the message names it.
     """
     try:
         if (standard := standard_stream(path)) is not None:
@@ -232,7 +232,7 @@ def parse_json(data: str | bytes) -> Any:
     A person would read the first of two values, and a program the last.
 
     Raises:
-        ValueError: it is not JSON, not UTF-8, nested too deeply, or has a duplicate key.
+        ValueError: `data` is not JSON, not UTF-8, nested too deeply, or has a duplicate key.
     """
     try:
         return _DECODER.decode(data if isinstance(data, str) else data.decode())

@@ -121,7 +121,8 @@ def command_output(command: Sequence[str]) -> str:
     """Return the stripped output of a command.
 
     Raises:
-        OSError, subprocess.CalledProcessError: it is missing, took over a minute, or failed.
+        OSError, subprocess.CalledProcessError: the command is missing, failed, or took over a
+            minute.
     """
     try:
         done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)

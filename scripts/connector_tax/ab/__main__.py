@@ -504,7 +504,7 @@ def _run_block(
 def _failures(
     of_block: Sequence[Launch], root: Path, known: Collection[tuple[str, int]] = ()
 ) -> dict[tuple[str, int], str]:
-    """Return why launches failed, by name and moment (ns), without the known ones."""
+    """Return the reasons of launches that failed, by name and time (ns), without the known ones."""
     found = {}
     for launch in of_block:
         for name in (paths.INDEX, paths.FAILED_INDEX):
@@ -558,7 +558,7 @@ def _stage(module: str, root: Path, *arguments: str, unless: str | None = None) 
     """Run a stage of the study, unless the file that it makes exists.
 
     Raises:
-        Failed: it exited non-zero; quotes the last line of its output.
+        Failed: the stage exited non-zero; the message quotes the last line of its output.
     """
     if unless is not None and (root / unless).exists():
         return

@@ -287,7 +287,7 @@ def _counted(cell: CellFolder, key: str) -> float:
 
 
 def all_void(indexes: Sequence[LaunchIndex]) -> dict[str, str]:
-    """Return why configurations without a valid cell have none."""
+    """Return the reason for each configuration that has no valid cell."""
     cells: dict[str, list[CellEntry]] = {}
     for index in indexes:
         if index.status == "done":

@@ -84,12 +84,12 @@ def asked(
         name: the baseline's or a candidate's name; candidates also start the --beside commands.
         root: the study's folder, which holds the step probe.
         model: the name of the model to request; None: the server's only one.
-        chat: use only its chat endpoint.
-        ids: send token ids where it takes them.
-        say: receives the problems of its answers while it is awaited.
+        chat: use only the chat endpoint.
+        ids: send token ids if the server takes them.
+        say: receives the problems of the server's answers until it is ready.
 
     Raises:
-        AskError: it does not start, lacks the model, answers no request, or does not end.
+        AskError: the server does not start, lacks the model, answers no request, or does not end.
     """
     folder = root / paths.PREFLIGHT / name
     try:

@@ -174,8 +174,7 @@ def _paid(busy: Table, worker: Table, name: str) -> Floats:
 
 
 def prefill_wait_ms(requests: Requests, steps: Steps, window: MeasuredWindow) -> float | None:
-    """Return how long requests wait for the step with their prompt: TTFT's part due to arrival
-    times.
+    """Return the median time from a request's due time to the step that computes its prompt.
 
     TTFT is split at the start of the step that computes the prompt (the first with prompt tokens
     after the request's due time). A request that arrives while others decode waits for the end of

@@ -142,7 +142,7 @@ class LaunchFolder:
         return "missing" if self.index is None else self.index.status
 
     def key(self, cell: str) -> CellKey:
-        """Return the key of one of its cells."""
+        """Return the key of one of the launch's cells."""
         return CellKey(self.launch.config, self.launch.block, self.launch.phase, cell)
 
     def entry(self, cell: str) -> CellEntry | None:
@@ -211,7 +211,7 @@ class LaunchFolder:
         """Return the record of a measured cell.
 
         Raises:
-            ArtifactError: it differs from the index, or is of another cell or state.
+            ArtifactError: the record differs from the index, or is of another cell or state.
         """
         path, entry = self.record_path(cell), self.entry(cell)
         if entry is None or path.name not in entry.files:
@@ -271,7 +271,7 @@ class CellFolder:
         return "/".join((self.key.config, f"block{self.key.block}", *self.key[2:]))
 
     def file(self, kind: str) -> Path:
-        """Return the path of the cell's file of one of paths.ALL_LOGS."""
+        """Return the path of one of the cell's files; `kind` is one of paths.ALL_LOGS."""
         return self.folder / paths.cell_log(kind, self.key.phase, self.key.cell)
 
     def sha256(self, kind: str) -> str | None:
@@ -298,10 +298,10 @@ class CellFolder:
         return value
 
     def blocks(self, kind: str) -> Iterator[bytes]:
-        """Yield one of its files in blocks of whole lines, checked against the index.
+        """Yield one of the cell's files in blocks of whole lines, checked against the index.
 
         Raises:
-            ArtifactError: the index does not list it, or the file differs from it.
+            ArtifactError: the index does not list the file, or has another hash for it.
         """
         if kind in self._contents:
             yield self._contents[kind]
@@ -309,7 +309,7 @@ class CellFolder:
             yield from read_blocks(*self.listed(kind))
 
     def lines(self, kind: str) -> list[dict[str, Any]]:
-        """Return every line of one of its files; the file's content is held until `release`.
+        """Return every line of one of the cell's files; the content is held until `release`.
 
         Raises:
             ArtifactError: as `blocks`; or a line is not JSON.

@@ -113,7 +113,8 @@ def read_index(launch_folder: Path) -> LaunchIndex | None:
     """Return the index of a launch, or None if the launch has not ended.
 
     Raises:
-        ArtifactError: it is malformed; names the file, the key and what is allowed.
+        ArtifactError: the index is malformed; the message names the file, the key and what is
+            allowed.
     """
     path = launch_folder / paths.INDEX
     return converted(read_json(path), LaunchIndex, str(path)) if path.exists() else None

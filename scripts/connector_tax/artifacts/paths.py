@@ -80,7 +80,7 @@ def cell_record(phase: str, cell: str) -> str:
 
 
 def cell_log(kind: str, phase: str, cell: str) -> str:
-    """Return the name of a cell's file of one of ALL_LOGS."""
+    """Return the name of one of a cell's files; `kind` is one of ALL_LOGS."""
     return f"{kind}_{phase}_{cell}.jsonl"
 
 

@@ -162,8 +162,8 @@ def read_record(path: Path, kind: type[Record]) -> Record:
     """Read a JSON file of a record, or of records, whose fields a TypedDict declares.
 
     Raises:
-        ArtifactError: it is missing or not JSON, or a field is missing or of another type; names
-            the file, the key, the value and what is allowed.
+        ArtifactError: the file is missing or not JSON, or a field is missing or of another type.
+            The message names the file, the key, the value and what is allowed.
     """
     return checked(read_json(path), kind, str(path))
 
@@ -181,7 +181,8 @@ def converted(value: Any, kind: type[Record], source: str) -> Record:
     """Return a value read from `source`, converted to its declaration.
 
     Raises:
-        ArtifactError: it is not such a record; names the key, the value and what is allowed.
+        ArtifactError: `value` does not fit the declaration; the message names the key, the value
+            and what is allowed.
     """
     # Imported late: Snakemake plans without it.
     import msgspec

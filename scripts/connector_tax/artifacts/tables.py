@@ -282,7 +282,7 @@ def _value(text: str, scalar: type, optional: bool) -> Any:
     """Return a CSV field as a value of its column; None if it is empty and optional.
 
     Raises:
-        ValueError: it is something else; names what is allowed.
+        ValueError: `text` is no such value; the message names what is allowed.
     """
     if text == "" and optional:
         return None

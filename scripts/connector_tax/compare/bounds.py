@@ -46,7 +46,7 @@ def bound_of(argument: str) -> Bound:
     """Return the bound of `5%` or `ttft_p90=5%`.
 
     Raises:
-        argparse.ArgumentTypeError: it has neither form.
+        argparse.ArgumentTypeError: `argument` has neither form.
     """
     match = _BOUND.fullmatch(argument)
     if match is None or match[1] not in (None, *METRICS, *THROUGHPUT_METRICS):

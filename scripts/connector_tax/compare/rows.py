@@ -59,12 +59,12 @@ class Side(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        """Return the number of its blocks."""
+        """Return the number of blocks."""
         return self.known.n_blocks
 
     @property
     def mark(self) -> str:
-        """Return why it gets no verdict."""
+        """Return why the tax gets no verdict, or ""."""
         return self.known.mark
 
 

@@ -33,7 +33,7 @@ def opened(path: Path) -> Iterator[StudyTables]:
     """Yield the tables of a study's folder, its study.json, or an archive (which is reanalysed).
 
     Raises:
-        ArtifactError: it is none of these, damaged, or not analysed by this method.
+        ArtifactError: `path` is none of these, damaged, or analysed by another method.
     """
     if path.name.endswith(ARCHIVE_SUFFIX):
         with tempfile.TemporaryDirectory(prefix="compare-") as name:

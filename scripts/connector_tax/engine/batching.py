@@ -222,7 +222,7 @@ class BatchedService:
             TransformError: the transformer's constructor raised.
             WorkerDied: the worker process ended before it was ready, or was not ready in time.
             ServiceStopped: `stop` was called meanwhile.
-            ServiceError: it was started before.
+            ServiceError: the service was started before.
         """
         if self._connection is not None:
             raise ServiceError("a service can be started only once")

@@ -172,7 +172,7 @@ class LineLog:
         """Write the remaining lines and close the file.
 
         Raises:
-            LogError: they could not be written.
+            LogError: the lines could not be written.
         """
         self._encode()
         if self._timer is not None:

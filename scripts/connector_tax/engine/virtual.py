@@ -16,7 +16,7 @@ from connector_tax.engine.scheduler import Scheduler, Sequence, StepPlan
 
 
 class VirtualEngine:
-    """A launch of the embedded engine in virtual time, which stands at `now_ns`.
+    """A launch of the embedded engine in virtual time; `now_ns` is the current time.
 
     Args:
         config: the launch's configuration.

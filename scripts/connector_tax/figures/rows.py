@@ -76,7 +76,7 @@ def size_text(row: Mapping[Any, Any], columns: Sequence[str] = ENDS, factor: flo
 
 
 def state_text(row: Mapping[Any, Any]) -> str:
-    """Return why there is no number, such as 'void: error rate 0.2 > 0.01'."""
+    """Return why a row has no number, such as 'void: error rate 0.2 > 0.01'."""
     return f"{row['status']}: {row['reason']}" if row["reason"] else str(row["status"])
 
 

@@ -89,7 +89,7 @@ class WorkerProcess:
         """Wait for the worker's first line, which it writes when it is ready for its settings.
 
         Raises:
-            LoadGeneratorError: it ended, or did not write within START_S.
+            LoadGeneratorError: the worker ended, or wrote nothing within START_S.
         """
         assert self.process.stdout is not None
         descriptor, readable = self.process.stdout.fileno(), asyncio.Event()

@@ -290,7 +290,8 @@ def tls_context(settings: TlsSettings) -> ssl.SSLContext:
     """Return the TLS context that all connections to one host share.
 
     Raises:
-        OSError: `ca_file` cannot be read; as ssl.SSLError: it holds no certificate.
+        OSError: `ca_file` cannot be read.
+        ssl.SSLError: `ca_file` holds no certificate.
     """
     context = ssl.create_default_context(cafile=settings.ca_file)
     if settings.insecure:

@@ -484,7 +484,7 @@ class Plan:
 
     @property
     def handed_out(self) -> int:
-        """Return how many requests were handed to workers, also those that came back unsent."""
+        """Return the number of requests handed to workers, with those that came back unsent."""
         return len(self._records)
 
     @property

@@ -49,7 +49,7 @@ class Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A graph of requests; parents stand before their children in `nodes`.
+    """A graph of requests; `nodes` lists parents before their children.
 
     `start_s`: its start in s after the beginning of the run; None: decided by the traffic.
     """

@@ -210,7 +210,7 @@ def make_rule(options: argparse.Namespace, source: Source) -> CellRule:
 
 
 def most_connections(options: argparse.Namespace) -> int:
-    """Return how many connections a worker may open.
+    """Return the number of connections that a worker may open.
 
     Raises:
         ValueError: a closed loop needs more than --connections allows.

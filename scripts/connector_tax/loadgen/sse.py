@@ -594,7 +594,8 @@ def _decode_loosely(payload: bytes, exact: bool) -> Response:
     """Decode JSON with bytes, control characters or numbers that its grammar forbids.
 
     Raises:
-        ValueError: it is no such JSON, or with `exact` the text of the answer has such bytes.
+        ValueError: `payload` is not even such JSON, or with `exact` the answer's text has such
+            bytes.
     """
     document = json.loads(payload.decode(errors="surrogateescape"), strict=False)
     response = msgspec.convert(document, Response)

@@ -90,7 +90,7 @@ class Trace:
 
     @property
     def singles(self) -> Singles:
-        """Return a session of one request per line, which requests the line's output length."""
+        """Return a session of one request for each line, with the line's output length."""
         return Singles(len(self), Node("0", "", 1), [line.output_length for line in self.lines])
 
     @property

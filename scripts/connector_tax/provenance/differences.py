@@ -71,8 +71,8 @@ def read_keyed(path: Path) -> KeyedTable:
     """Read a table of the analysis.
 
     Raises:
-        ArtifactError: it has no key columns, a row is too short or too long, or two rows have one
-            key.
+        ArtifactError: the table has no key columns, a row is too short or too long, or two rows
+            have the same key.
     """
     key_columns, kind_columns = KEYS[path.name], KIND_OF_ROW.get(path.name, ())
     rows: dict[str, dict[str, Any]] = {}

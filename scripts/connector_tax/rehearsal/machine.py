@@ -127,7 +127,7 @@ def machine_of(study: StudyDocument) -> Machine:
     """Return the machine that a resolved design names.
 
     Raises:
-        ConfigError: it names none, or an unknown one; names the key.
+        ConfigError: the design names no machine or an unknown one; the message names the key.
     """
     engine, names = study["config"]["engine"], study["config"].get("rehearsal")
     if "definition_content" in engine:

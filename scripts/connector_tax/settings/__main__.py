@@ -150,7 +150,7 @@ def own_python() -> str:
     """Return the interpreter of this project's environment.
 
     Raises:
-        UnresolvedError: it is not built.
+        UnresolvedError: the environment is not built.
     """
     folder = ROOT / "envs" / ENVIRONMENT / ".venv"
     if not (folder / "built.json").is_file():
@@ -165,7 +165,7 @@ def _fetch(python: str, model: Model) -> None:
     """Fetch the small files of a hub's model into the cache.
 
     Raises:
-        UnresolvedError: they cannot be fetched.
+        UnresolvedError: the files cannot be fetched.
     """
     if Path(model["folder"]).is_absolute():
         return

@@ -108,7 +108,7 @@ def request_of(version: str, scratch: Path) -> Request:
 
 
 def record(python: str, version: str, lock: str) -> Record:
-    """Return what a version resolves.
+    """Return the settings that a vLLM version resolves, as rows.
 
     Raises:
         UnresolvedError: the version cannot be fetched or run, or leaves a row unresolved.

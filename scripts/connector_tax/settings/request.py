@@ -162,7 +162,7 @@ def given(text: str) -> Case:
     """Return the case of a `--kv-transfer-config`.
 
     Raises:
-        ValueError: it is not a JSON object, or it or a child has no connector name.
+        ValueError: `text` is not a JSON object, or lacks a connector's name, also of a child.
     """
     try:
         value = json.loads(text)

@@ -81,7 +81,7 @@ class Server:
         return max(self.roof.efficiency["host_us"], self.roof.device_us(batch)) / 1e6
 
     def most_at_once(self, shape: tuple[int, int]) -> int:
-        """Return how many requests fit the KV cache and the scheduler."""
+        """Return the number of requests that the KV cache and the scheduler hold at once."""
         return max(1, min(self.sequences, self.kv_tokens // sum(shape)))
 
     def capacity_rps(self, shape: tuple[int, int]) -> float:

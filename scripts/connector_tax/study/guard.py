@@ -60,8 +60,8 @@ def process_name(pid: int) -> str:
     """Return a name of process `pid` that is unique across machines: pid, boot, namespace, start.
 
     Raises:
-        ProcessLookupError: it does not exist, or it is a zombie, as in a container whose first
-            process does not reap children.
+        ProcessLookupError: the process does not exist, or is a zombie, as in a container whose
+            first process does not reap children.
     """
     stat = stat_of(pid)
     if stat is None or stat.is_zombie:

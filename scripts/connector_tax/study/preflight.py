@@ -108,7 +108,7 @@ def run_gate(
         probe: the step probe's overlay folder, None if it is not available.
 
     Raises:
-        GateError: it did not pass; names the step and the value.
+        GateError: the configuration did not pass; the message names the step and the value.
     """
     with gated_server(study, Launch(configuration, 0, "A"), name, folder, note, probe) as server:
         passed: GateRecord = {"include": True, "reason": f"{name} passed", "paths": {}}
@@ -166,7 +166,7 @@ def gated_server(
     """Yield a server that has passed the requests of the gate `name`; stop it afterwards.
 
     Raises:
-        GateError: it did not start, serve or stop as required.
+        GateError: the server did not start, serve or stop as required.
         PortTakenError: other processes took every port that was tried: nothing is known of the
             configuration.
         DeviceError: other processes hold the GPUs' memory; nothing is known of the configuration.

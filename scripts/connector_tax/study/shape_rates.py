@@ -181,7 +181,7 @@ def probe_shapes(study_file: Path) -> ShapeRatesRecord:
 
     Raises:
         GateError: the baseline did not start, or failed.
-        ShapeRateError: it completed no request of a shape.
+        ShapeRateError: the baseline completed no request of a shape.
     """
     end_with_parent(print)
     study = enter_block_slot(read_study(study_file), study_file.parent)

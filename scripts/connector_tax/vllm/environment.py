@@ -163,7 +163,8 @@ def check_python(python: str, name: str) -> None:
     """Check that envs/<name> can be built with the interpreter `python`, a command or a path.
 
     Raises:
-        BuildError: it is missing, does not run, or differs from the lock's version and platform.
+        BuildError: the interpreter is missing, does not run, or differs from the lock's version
+            and platform.
     """
     locked = _LOCKED.search(lock_text(name))
     assert locked is not None

@@ -82,7 +82,7 @@ class ArgumentsError(Exception):
 
 
 def missing_part(module: str, name: str, parameters: tuple[str, ...]) -> str | None:
-    """Return what is missing of a used name: the name itself, or parameters of its signature."""
+    """Return the missing part of a name that is used: the name itself or its parameters."""
     try:
         value: Any = importlib.import_module(module)
     except Exception as error:
@@ -469,7 +469,7 @@ def _layout(configuration: Any) -> str | None:
 
 
 def _counted(specs: Any) -> dict[str, int]:
-    """Return how many layers have a spec of each kind, block size and page size in bytes."""
+    """Return the number of layers by kind, block size and page size (bytes) of their spec."""
     counts: dict[str, int] = {}
     for spec in specs:
         kind = f"{type(spec).__name__}, block {spec.block_size}, page {spec.page_size_bytes}"
@@ -569,7 +569,7 @@ def cases_of(request: Json, registered: list[str]) -> list[Json]:
 
 
 def unproven(request: Json, operators: Any) -> str | None:
-    """Return why plain of the tiny model is not resolved; None if it is."""
+    """Return why the tiny model without a connector is not resolved; None if it is."""
     only_tiny = {"models": [request["proof"]], "kv_gib": 1.0, "lengths": [],
                  "max_model_len": None, "tp": 1, "arguments": []}  # fmt: skip
     case: Json = {"name": "plain", "registered": None, "transfer": None, "arguments": []}
