@@ -106,12 +106,12 @@ class Effect:
 
     @property
     def n_blocks(self) -> int:
-        """Return the number of blocks that it uses."""
+        """Return the number of blocks that the effect uses."""
         return len(self.blocks)
 
     @property
     def repeats(self) -> bool:
-        """Return whether it has an error and so an interval."""
+        """Return whether the effect has an error, and so an interval."""
         return self.error is not None
 
     @property
@@ -123,7 +123,7 @@ class Effect:
         return 2 * float(self.below(-abs(middle)))
 
     def below(self, errors: float | Floats) -> Floats:
-        """Return the probability that the estimation error is below each of these (signed)."""
+        """Return the probability that the (signed) estimation error is below each of `errors`."""
         assert self.error
         return np.asarray(stdtr(self.df, errors / self.error), np.float64)
 

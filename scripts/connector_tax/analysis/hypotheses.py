@@ -161,7 +161,7 @@ def numbers_of(effect: Effect) -> EffectNumbers:
 
 
 def _effects(taxes: TaxTable, question: Question | str) -> Effects | str:
-    """Return the effects by name, or why there are none if one has no number."""
+    """Return the effects by name; if one of them has no number, return the reason."""
     if isinstance(question, str):
         return question
     effects = dict[str, Effect]()
@@ -200,7 +200,7 @@ def _undecided(effects: Effects) -> str:
 
 
 def questions(taxes: TaxTable) -> dict[str | int, Question | str]:
-    """Return H1 to H6 and criteria 1 to 3; text replaces one that this study cannot answer."""
+    """Return H1 to H6 and criteria 1 to 3; the reason replaces each that cannot be answered."""
     baseline, cell = taxes.study.baseline, taxes.cell_at("ref_safe")
     off = "Cannot tell: ref_safe is not a rate of Phase A."
     by_name: dict[str | int, Question | str] = dict.fromkeys((*REPORTED, *ABOUT), off)
@@ -599,8 +599,9 @@ def wall_clock(study: Study, cells: Sequence[CellFolder]) -> ConclusionRecord:
 
 
 def set_back_s(cells: Sequence[CellFolder]) -> float:
-    """Return by how many seconds, at most, the time of day fell behind CLOCK_MONOTONIC between two
-    measured cells of one boot; 0 if it never did. Cells of unrecorded boots are left out.
+    """Return the most seconds that the time of day lost against CLOCK_MONOTONIC between two cells.
+
+    Only measured cells of one recorded boot are compared; 0 if no time was lost.
     """
     offsets: dict[tuple[str, str], list[tuple[int, float]]] = defaultdict(list)
     for cell in cells:

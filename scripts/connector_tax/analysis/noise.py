@@ -244,7 +244,10 @@ class Noise:
 
     @cached_property
     def noisier(self) -> float | None:
-        """Return the posterior probability that the configuration is noisier; None for several."""
+        """Return the posterior probability that the configuration is noisier.
+
+        None for a contrast of several configurations.
+        """
         return None if self.config is None else self.mixture.noisier(self.config)
 
     @property

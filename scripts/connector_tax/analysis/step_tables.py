@@ -226,7 +226,7 @@ def cdf_rows(cells: Mapping[CellKey, Steps], cell: str | None) -> list[Row]:
 
 
 def wait_rows(study: Study, waits: Mapping[CellKey, float]) -> list[Row]:
-    """Return by how many ms a configuration's requests wait longer than the baseline's, by cell."""
+    """Return the wait of a configuration's requests minus the baseline's in ms, by cell."""
     confidence = study.config["statistics"]["confidence"]
     return [
         {"quantity": tables.WAIT, "config": config, "phase": phase, "cell": cell, "metric": "wait",

@@ -378,7 +378,7 @@ def measure(
 
 
 def _due_when_sent(record: RequestLine, result: CellResult) -> RequestLine:
-    """Return a request of a closed loop with the time it was sent at as its due time."""
+    """Return a request of a closed loop, whose due time is the time at which it was sent."""
     if (sent := record["t_send_ns"]) is None:
         return record
     warmup, cooldown = sent < result.t_warmup_end_ns, sent >= result.t_stop_ns

@@ -44,7 +44,7 @@ class Detached:
     container: str = ""
 
     def runs(self) -> bool:
-        """Return whether it has not ended."""
+        """Return whether the server still runs."""
         if self.pid is None:
             return self._engine("inspect", "--format", "{{.State.Running}}") == "true"
         stat = stat_of(self.pid)

@@ -53,7 +53,7 @@ _CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 
 
 class DeviceError(Exception):
-    """A device cannot be held: another process holds it, or it is not known."""
+    """A device cannot be locked: another process holds it, or the machine has no such device."""
 
 
 def devices_of(config: StudyConfig) -> list[str]:

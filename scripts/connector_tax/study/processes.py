@@ -391,14 +391,14 @@ def throttled_file(root: Path = Path("/")) -> Path | None:
 
 
 def throttled(path: Path | None) -> int | None:
-    """Return in how many periods the control group was throttled; None if not counted."""
+    """Return the number of periods in which the control group was throttled; None if unknown."""
     text = "" if path is None else path.read_text(encoding="utf-8")
     counted = re.search(r"^nr_throttled (\d+)", text, re.MULTILINE)
     return None if counted is None else int(counted[1])
 
 
 def suspended_ms() -> int:
-    """Return how long the machine has been suspended since its boot, in ms."""
+    """Return the time in ms for which the machine has been suspended since its boot."""
     boot = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     return round((boot - time.clock_gettime_ns(time.CLOCK_MONOTONIC)) / 1e6)
 
