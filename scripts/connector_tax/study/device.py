@@ -53,7 +53,7 @@ _CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 
 
 class DeviceError(Exception):
-    """A device cannot be locked: another process holds it, or the machine has no such device."""
+    """A device cannot be used: it is unknown, locked by another process, or not the block's."""
 
 
 def devices_of(config: StudyConfig) -> list[str]:
