@@ -218,7 +218,7 @@ def main() -> int:
     """Run all pairs; write the page."""
     parser = parser_of(__file__, __doc__)
     add_peers(parser)
-    parser.add_argument("--aiperf-tokenizer", default="gpt2", help="a name")
+    parser.add_argument("--aiperf-tokenizer", default="gpt2", help="name of a tokenizer")
     options = parser.parse_args()
     programs = named_peers(parser, options.peer, PROGRAM)
     url = "http://127.0.0.1:PORT"

@@ -466,9 +466,9 @@ def main() -> int:
         return 0
     parser = parser_of(__file__, __doc__)
     parser.add_argument("tables", nargs="*", metavar="TABLE",
-                        help=f"of {', '.join(TABLES)}; aims and ab")  # fmt: skip
-    parser.add_argument("--studies", type=int, default=1000, help="of each row")
-    parser.add_argument("--workers", type=int, default=2, help="processes of `aims`")
+                        help=f"tables to print: {', '.join(TABLES)} [aims ab]")  # fmt: skip
+    parser.add_argument("--studies", type=int, default=1000, help="simulated studies in each row")
+    parser.add_argument("--workers", type=int, default=2, help="processes that compute `aims`")
     arguments = parser.parse_args()
     if unknown := sorted({*arguments.tables} - {*TABLES}):
         parser.error(f"TABLE: found {', '.join(unknown)}; allowed: {', '.join(TABLES)}")

@@ -178,7 +178,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Compare the decode steps of a study's configurations at one host speed."""
     parser = parser_of(__file__, __doc__)
     parser.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
-    parser.add_argument("--cell", required=True, help="of Phase A, such as r8")
+    parser.add_argument("--cell", required=True, help="a cell of Phase A, such as r8")
     parser.add_argument("--picture", type=Path, help="a PNG to draw")
     return run_command(parser, argv, _run)
 

@@ -425,7 +425,7 @@ def main() -> None:
     words = "instead of rates, closed loops with these numbers of requests"
     parser.add_argument("--places", help=words)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each run")
+    parser.add_argument("--seconds", type=float, default=4.0, help="length of each run")
     add_peers(parser)
     options = parser.parse_args()
     rates(options, {OWN: sys.executable, **named_peers(parser, options.peer, CLIENTS)})

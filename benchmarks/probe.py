@@ -435,10 +435,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     real = commands.add_parser("serving", help="a real vLLM with the probe and without")
     real.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
     real.add_argument(
-        "--configurations", nargs="+", default=["plain"], help="of the study (default: plain)"
+        "--configurations", nargs="+", default=["plain"], help="ids in the study (default: plain)"
     )
-    real.add_argument("--launches", type=int, default=2, help="of each (default: 2)")
-    words = "of four requests a launch, 2 or more (default: 500)"
+    words = "launches of each configuration (default: 2)"
+    real.add_argument("--launches", type=int, default=2, help=words)
+    words = "blocks of four requests in each launch, 2 or more (default: 500)"
     real.add_argument("--blocks", type=int, default=500, help=words)
     return run_command(parser, argv, _measure, (ArtifactError, DeviceError, GateError))
 

@@ -135,7 +135,7 @@ def run(rounds: int) -> Table:
 def main() -> None:
     """Print the machine and the table."""
     parser = parser_of(__file__, __doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="of each load (default 5)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of each load (default 5)")
     rounds = parser.parse_args().rounds
     Console(width=110).print(machine("uvloop"), run(rounds), sep="\n")
 

@@ -351,8 +351,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--batches", nargs="+", type=int, default=[1, 16], help="sequences (default: 1 16)")
     add("--slice-s", type=float, default=3.0, help="length of a slice (default: 3)")
     add("--rounds", type=int, default=15, help="six or more give an interval (default: 15)")
-    add("--minutes", type=float, default=10.0, help="at most, of each --step-ms (default: 10)")
-    add("--step-ms", nargs="+", type=float, default=[], help="of an emulated device")
+    add("--minutes", type=float, default=10.0, help="longest time of each --step-ms (default: 10)")
+    add("--step-ms", nargs="+", type=float, default=[], help="step times of an emulated device")
     refusals = (ArtifactError, DeviceError, LoadGeneratorError, ServerError, ShapeRateError,
                 overlay.OverlayError)  # fmt: skip
     return run_command(parser, argv, _run, refusals)

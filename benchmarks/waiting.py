@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = parser_of(__file__, __doc__)
     parser.add_argument("checkouts", nargs="*", type=Path, metavar="CHECKOUT", default=[ROOT])
     parser.add_argument("--archive", type=Path, action="append", help="replot it; several times")
-    parser.add_argument("--runs", type=int, default=5, help="of each command (%(default)s)")
+    parser.add_argument("--runs", type=int, default=5, help="runs of each command (%(default)s)")
     return run_command(parser, argv, _compare, label="waiting: ")
 
 

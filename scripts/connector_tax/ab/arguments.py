@@ -66,15 +66,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     candidates.add_argument("--candidate-url", dest="candidate", action="append", type=_named_url,
                             metavar="[NAME=]URL", help="may be repeated")  # fmt: skip
     servers.add_argument("--beside", action="append", default=[], type=_command, metavar="COMMAND",
-                         help="runs beside each candidate, {port} its own, {beside1.port} for the"
-                         " candidate")  # fmt: skip
+                         help="runs beside each candidate; {port} is its port, which the candidate"
+                         " finds as {beside1.port}")  # fmt: skip
     servers.add_argument("--env", action="append", default=[], type=_variable,
                          metavar="NAME=VALUE",
                          help="environment variable for both servers")  # fmt: skip
     servers.add_argument("--pythonpath", action="append", default=[], metavar="FOLDER",
                          help="prepended to PYTHONPATH of both servers")  # fmt: skip
     servers.add_argument("--api-key-env", metavar="NAME",
-                         help="variable that holds the key the servers ask for; it is sent, and"
+                         help="variable that holds the servers' API key; the key is sent, and"
                          " recorded nowhere")  # fmt: skip
     trust = servers.add_mutually_exclusive_group()
     trust.add_argument("--ca-file", type=Path, metavar="FILE",
@@ -90,24 +90,24 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         " tokens/s, too")  # fmt: skip
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--shape", type=_shape, metavar="INxOUT",
-                      help="random prompts of these tokens, such as 2048x128")  # fmt: skip
+                      help="random prompts; input and output tokens, such as 2048x128")  # fmt: skip
     what.add_argument("--trace", type=Path, metavar="FILE",
                       help="a trace (Mooncake format): its times, lengths and shared prefixes, cut"
                       " so that three blocks fit --minutes")  # fmt: skip
     what.add_argument("--prompts", type=Path, metavar="FILE",
                       help="JSONL with prompt or messages, and max_tokens: each is sent once in a"
                       " launch")  # fmt: skip
-    add("--trace-speed", type=_positive, metavar="X", help="2: twice as fast [1]")
+    add("--trace-speed", type=_positive, metavar="X", help="speed of --trace; 2: twice as fast [1]")
     add("--trace-block", type=_count, metavar="N",
         help=f"prompt tokens that a hash id of --trace stands for [{BLOCK}]")  # fmt: skip
     add("--max-tokens", type=_count, metavar="N",
         help="output tokens for --prompts lines without max_tokens [64]")  # fmt: skip
     length = parser.add_mutually_exclusive_group()
-    length.add_argument("--minutes", type=_positive, default=30.0, help="at most [30]")
+    length.add_argument("--minutes", type=_positive, default=30.0, help="longest time [30]")
     length.add_argument("--blocks", type=_blocks, help="number of blocks, in place of --minutes")
     add("--dry-run", action="store_true",
-        help="start nothing: by the numbers of an earlier --name, say how small a cost the blocks"
-        " would prove")  # fmt: skip
+        help="start nothing; print the smallest cost that the blocks would prove, from the numbers"
+        " of an earlier --name")  # fmt: skip
     add("--margin", type=_percent, default=0.03, metavar="3%",
         help="ignore costs smaller than this [3%%]")  # fmt: skip
     add("--metric", action="append", default=[], choices=(*METRICS, *THROUGHPUT_METRICS),
@@ -115,12 +115,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--goodput", type=_limits, nargs="+", action="extend", default=[], metavar="ttft:200",
         help="also judge the requests/s within these limits (ms) of ttft, tpot, e2e")  # fmt: skip
     add("--max", type=bound_of, action="append", default=[], metavar="[METRIC=]5%",
-        help="exit non-zero if a cost over all rates exceeds it; of one of"
-        " the judged metrics, or of each; may be given several times")  # fmt: skip
+        help="exit non-zero if a cost over all rates exceeds this bound; without METRIC it holds"
+        " for each judged metric; may be given several times")  # fmt: skip
     add("--name", type=_name, help="name of the study, results/NAME [from the arguments]")
     add("--seed", type=int,
-        help="seed of order, arrivals and prompts [1; for URLs a new one, since a server that runs"
-        " on keeps prompts in its prefix cache]")  # fmt: skip
+        help="seed of order, arrivals and prompts [1; for URLs a new one, since running servers"
+        " keep prompts in their prefix caches]")  # fmt: skip
     add("--device", type=_name, default=None, metavar="NAME",
         help="device to lock during the measurement [cpu, or the GPUs]")  # fmt: skip
     add("--shared-machine", action="store_true",

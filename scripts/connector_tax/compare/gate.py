@@ -103,12 +103,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = AnsweringParser(prog="connector-tax gate", description=main.__doc__)
     parser.add_argument("study", type=Path, metavar="STUDY", help="results/<study>, or an archive")
     parser.add_argument("--max", type=bound_of, action="append", metavar="[METRIC=]N%",
-                        help="of a metric at --at, or of both medians over all rates without"
-                        " saturation; may be given several times")  # fmt: skip
+                        help="highest allowed cost, of METRIC at --at or else of both medians over"
+                        " all rates without saturation; may be given several times")  # fmt: skip
     parser.add_argument("--max-tax", type=_renamed, help=argparse.SUPPRESS)
     parser.add_argument("--config", action="append", required=True, metavar="ID",
-                        help="may be given several times")  # fmt: skip
-    parser.add_argument("--at", choices=REFERENCES, default="ref_safe", help="default: ref_safe")
+                        help="configuration to check; may be given several times")  # fmt: skip
+    parser.add_argument("--at", choices=REFERENCES, default="ref_safe",
+                        help="reference rate for METRIC [ref_safe]")  # fmt: skip
     parser.add_argument(
         "--junit", type=Path, metavar="FILE", help="write JUnit XML (- is standard output)"
     )

@@ -213,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("name", choices=NAMES)
     default = os.environ.get(PYTHON_VARIABLE, PYTHON)
-    words = f"of the version that the lock is for (default: {default}, by {PYTHON_VARIABLE})"
+    words = f"interpreter of the lock's version (default: {default}, by {PYTHON_VARIABLE})"
     parser.add_argument("--python", default=default, help=words)
     arguments = parser.parse_args(argv)
     try:
