@@ -144,8 +144,8 @@ def _check(parser: AnsweringParser, options: argparse.Namespace) -> None:
     names = [name for name, _ in options.candidate]
     for name in names:
         if names.count(name) > 1 or name == BASELINE or _TAKEN.fullmatch(name):
-            parser.error(f"--candidate: found the name {name!r}; allowed: each once, not baseline,"
-                         " no number at its end")  # fmt: skip
+            parser.error(f"--candidate: found the name {name!r}; allowed: each name once, except"
+                         " baseline and names that end in a number")  # fmt: skip
     for line in options.beside:
         if PORT_MARK not in line:
             parser.error(f"--beside: found no {PORT_MARK} in {line!r}; allowed: a command that"
@@ -180,12 +180,12 @@ def _check(parser: AnsweringParser, options: argparse.Namespace) -> None:
     commands = [*servers, *(("--beside", line) for line in options.beside)]
     for name, command in commands if not any(running) else ():
         if is_secret("command", command):
-            parser.error(f"{name}: found what looks like a secret (not shown); allowed: none, the"
-                         " command is recorded; export it in your shell")  # fmt: skip
+            parser.error(f"{name}: found what looks like a secret (not shown), but commands are"
+                         " recorded; export the secret in your shell")  # fmt: skip
     for name, value in options.env:
         if is_secret(name, value):
-            parser.error(f"--env {name}: found what looks like a secret (not shown); allowed:"
-                         " none, it is recorded; export it in your shell")  # fmt: skip
+            parser.error(f"--env {name}: found what looks like a secret (not shown), but --env is"
+                         " recorded; export the secret in your shell")  # fmt: skip
     options.metric = list(dict.fromkeys(options.metric))
     _check_throughput(parser, options)
     judged = judged_of(options)

@@ -174,8 +174,8 @@ def expanded(line: str, variables: Mapping[str, str]) -> str:
             raise ServerError(f"found ${name}, which is not set; set it, or leave it out")
         if is_secret(name, variables[name]):
             raise ServerError(
-                f"found ${name}, which looks like a secret (not shown); allowed: none, the command"
-                " is recorded; a server reads its own environment"
+                f"found ${name}, which looks like a secret (not shown), but commands are recorded;"
+                " leave it out: the server reads it from its environment"
             )
         return variables[name]
 
