@@ -33,10 +33,10 @@ class EventServer:
     def __init__(self, cpu: int) -> None:
         self._cpu = cpu
         self.responses: list[list[int]] = []
-        """After the exit, in the order in which they ended: arrival, then one write stamp per token
-        event (CLOCK_MONOTONIC ns)."""
+        """Set at the exit, in the order in which responses ended: arrival, then one write stamp per
+        token event (CLOCK_MONOTONIC ns)."""
         self.truth: dict[str, list[int]] = {}
-        """The same by request id."""
+        """The same times by request id."""
 
     def __enter__(self) -> "EventServer":
         compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")

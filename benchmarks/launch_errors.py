@@ -21,7 +21,7 @@ def alike(rng: np.random.Generator, place: Floats) -> Any:
 
 
 def heavy_tails(rng: np.random.Generator, place: Floats) -> Any:
-    """Draw from Student\'s t with three degrees of freedom, of variance 1."""
+    """Draw from Student's t with three degrees of freedom, of variance 1."""
     return rng.standard_t(3, place.shape) / np.sqrt(3)
 
 

@@ -327,7 +327,7 @@ def _refuse_too_long(load: Load, name: str, answers: Asked) -> None:
 def _asked_how_much(
     load: Load, study: StudyDocument, server: Server, line: Line
 ) -> tuple[float, float]:
-    """Return a request's duration beside others, s, and the requests/s that were served.
+    """Return the duration of a request among concurrent ones (s), and the served requests/s.
 
     Raises:
         Failed: the rate is beyond the server's capacity, or no request was answered.

@@ -128,17 +128,17 @@ class LaunchFolder:
 
     @cached_property
     def folder(self) -> Path:
-        """Return the folder of its files."""
+        """Return the folder of the launch's files."""
         return self.launch.folder(self.root)
 
     @cached_property
     def index(self) -> LaunchIndex | None:
-        """Return its index.json; None until it has ended."""
+        """Return the launch's index.json; None until the launch has ended."""
         return read_index(self.folder)
 
     @property
     def status(self) -> str:
-        """Return its state, or `missing` before its end."""
+        """Return the launch's state; `missing` until the launch has ended."""
         return "missing" if self.index is None else self.index.status
 
     def key(self, cell: str) -> CellKey:
@@ -146,7 +146,7 @@ class LaunchFolder:
         return CellKey(self.launch.config, self.launch.block, self.launch.phase, cell)
 
     def entry(self, cell: str) -> CellEntry | None:
-        """Return the index's entry of a cell, or None where it lists none."""
+        """Return the entry of a cell in the index; None if the cell is not listed."""
         return None if self.index is None else self.index.entry(cell)
 
     def state(self, cell: str) -> CellState:
@@ -262,12 +262,12 @@ class CellFolder:
 
     @property
     def configuration(self) -> str:
-        """Return the configuration of its server."""
+        """Return the configuration of the cell's server."""
         return configuration_of(self.key.config)
 
     @property
     def name(self) -> str:
-        """Return its path-like name, such as `plain_2/block0/A/r40`."""
+        """Return the cell's path-like name, such as `plain_2/block0/A/r40`."""
         return "/".join((self.key.config, f"block{self.key.block}", *self.key[2:]))
 
     def file(self, kind: str) -> Path:
@@ -275,7 +275,7 @@ class CellFolder:
         return self.folder / paths.cell_log(kind, self.key.phase, self.key.cell)
 
     def sha256(self, kind: str) -> str | None:
-        """Return the hash of that file in the index; None if it is not listed."""
+        """Return the hash of one of the cell's files in the index; None if it is not listed."""
         return self.files.get(self.file(kind).name)
 
     def listed(self, kind: str) -> tuple[Path, str]:

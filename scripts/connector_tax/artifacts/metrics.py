@@ -25,7 +25,7 @@ def number(meaning: str, default: float | None, **limits: float) -> dict[str, An
 
 
 class Metric(NamedTuple):
-    """A percentile of a latency, or a throughput, whose cost is that there is less of it.
+    """A percentile of a latency, or a throughput; a lower throughput is a cost.
 
     Attributes:
         latency: the latency; for a throughput `ttft_ms`, which all of its requests have.

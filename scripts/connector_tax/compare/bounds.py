@@ -38,7 +38,7 @@ class Bound:
 
     @property
     def metrics(self) -> Sequence[str]:
-        """Return the metrics that it bounds."""
+        """Return the metrics to which the bound applies."""
         return VERDICT_METRICS if self.metric is None else (self.metric,)
 
 

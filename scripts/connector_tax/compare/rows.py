@@ -159,7 +159,7 @@ def judged(pairs: Sequence[Pair], confidence: float) -> list[ComparedRow]:
 
 
 def _repeats(side: Side | str) -> bool:
-    """Return whether it has an error and no mark."""
+    """Return whether a study's number has an error and no mark."""
     return isinstance(side, Side) and side.known.error is not None and not side.mark
 
 

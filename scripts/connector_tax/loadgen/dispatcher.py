@@ -51,7 +51,7 @@ START_S = 60.0
 ANSWER_S = 10.0
 DEATH_GRACE_S = 0.05
 PART_BYTES = 1 << 20
-"""Of request bodies in one message; a message holds MAX_MESSAGE at most."""
+"""Bytes of request bodies in one message; a message holds at most MAX_MESSAGE."""
 
 _T = TypeVar("_T")
 

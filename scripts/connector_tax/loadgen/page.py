@@ -15,7 +15,9 @@ from connector_tax.loadgen.table import distinct, short
 
 Summary = Mapping[str, Any]
 MOST_DOTS = 1500
-"""Most dots in a chart over time; of more requests only every second, third, ... is drawn."""
+"""Largest number of dots in a chart over time; for more requests, every second, third, ... is
+drawn.
+"""
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --paper: #fff; --muted: #59636e; --line: #d5dae0;
   --soft: #f4f6f8; --good: #005a41; --bad: #8f3500; --a: #0b5cad; --b: #a34700; --c: #005a41; }

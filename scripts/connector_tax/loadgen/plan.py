@@ -38,9 +38,9 @@ LEAD_NS = 20_000_000
 """A request is sent to its worker this long before it is due."""
 POLL_NS = 10_000_000
 CooldownEnd = Literal["answered", "drain", "schedule", "interrupted", "off", "overloaded", "errors"]
-"""Why traffic ended, in order: every measured request has its result; the drain time was over; all
-sessions ended before that; the run was interrupted; the rule has no cool-down; `end_overloaded`;
-`max_errors`.
+"""The reasons why traffic ended, in order: every measured request has its result; the drain time
+was over; all sessions ended before that; the run was interrupted; the rule has no cool-down;
+`end_overloaded`; `max_errors`.
 """
 
 

@@ -27,7 +27,7 @@ class PromptLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Prompts in the order of their file, each with the most tokens of its answer."""
+    """Prompts in the order of their file, each with the largest length of its answer in tokens."""
 
     prompts: list[Prompt]
     lengths: list[int]

@@ -234,7 +234,7 @@ def random_requests(
 
 
 _BLOCK = 4096
-"""Ids drawn together: a call to draw a few costs more than they do."""
+"""Number of ids drawn in one call, since a call costs more than a few ids."""
 
 
 def _rows(seed: str, count: int, first: int, end: int) -> Iterator[list[int]]:

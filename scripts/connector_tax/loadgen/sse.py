@@ -164,7 +164,7 @@ class Message(msgspec.Struct):
 
     @property
     def answers(self) -> bool:
-        """Return whether it holds text of the answer, a refusal or (a part of) a call."""
+        """Return whether the message holds text of the answer, a refusal or (a part of) a call."""
         return has_text([self.content, self.tool_calls, self.function_call, self.refusal])
 
 
@@ -188,12 +188,12 @@ class Choice(msgspec.Struct):
 
     @property
     def is_plain(self) -> bool:
-        """Return whether it gives no count of its tokens."""
+        """Return whether the choice gives no count of its tokens."""
         return self.token_ids is None and self.logprobs is None
 
     @property
     def counted(self) -> int | None:
-        """Return the number of its tokens by token ids or logprobs; None without either."""
+        """Return the choice's number of token ids or logprobs; None without either."""
         if self.token_ids is not None:
             return len(self.token_ids)
         if isinstance(self.logprobs, dict):
@@ -416,9 +416,10 @@ class StreamAccumulator:
     def silent_are_tokens(self, strict: bool, wanted: int | None) -> bool:
         """Return whether silent events were tokens, by the server's final count.
 
-        Beside events with text they are only if the answer's length was fixed: otherwise the count
-        may include an end-of-sequence token without an event. With `strict` they are, unless the
-        count leaves no room for them: a strictly checked server sends no event without a token.
+        If other events have text, silent events are tokens only if the answer's length was fixed:
+        otherwise the count may include an end-of-sequence token without an event. With `strict`
+        they are tokens unless the count leaves no room for them: a strictly checked server sends
+        no event without a token.
 
         Args:
             wanted: the tokens that the answer had to have; None: any number.
@@ -432,8 +433,9 @@ class StreamAccumulator:
         return strict or (fixed and count is not None and count == self.tokens + self.silent)
 
     def mute_are_none(self) -> bool:
-        """Return whether the events without text after the first text were no tokens, by the
-        server's final count.
+        """Return whether the server's final count excludes the events without text.
+
+        Only events after the first text are meant.
         """
         count = None if self.usage is None else self.usage.completion_tokens
         return self.mute > 0 and count is not None and 0 < count == self.tokens - self.mute
@@ -529,8 +531,9 @@ class StreamAccumulator:
             self.answered = True
 
     def _tokens_of(self, choice: Choice, usage: Usage | None, before: Usage | None) -> int | None:
-        """Return the number of tokens in an event, 0 if unknown; None if it is no part of the
-        answer.
+        """Return the number of tokens in an event.
+
+        0 if the number is unknown, None if the event is not part of the answer.
         """
         speaks, delta = choice.speaks, choice.delta
         counted = choice.counted

@@ -10,7 +10,7 @@ from connector_tax.loadgen.messages import RequestRecord
 
 BIN_NS = 1_000_000
 PAIR_BYTES = 16
-"""Of a read in `RequestRecord.raw_reads`."""
+"""Bytes of one read in `RequestRecord.raw_reads`."""
 _PENDING = 1 << 17
 
 

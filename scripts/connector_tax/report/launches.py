@@ -231,7 +231,7 @@ class DriftRow:
 
     @property
     def change(self) -> float:
-        """Return later over earlier, minus one."""
+        """Return the later latency over the earlier one, minus one."""
         return self.later_ms / self.earlier_ms - 1
 
 

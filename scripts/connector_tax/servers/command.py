@@ -200,7 +200,7 @@ def running_url(text: str) -> str | None:
 
 
 def missing_command(line: str) -> str | None:
-    """Return why the first word of a user's command line cannot be started; None: it can."""
+    """Return why the first word of a user's command line cannot be started; None if it can."""
     words = split_command(line)
     assigned = list(itertools.takewhile(_ASSIGNMENT.fullmatch, words))
     # One of another PATH is looked for when it is started.
