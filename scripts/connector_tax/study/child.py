@@ -51,7 +51,7 @@ class CommandChild:
 
     @property
     def pid(self) -> int:
-        """Return its process id."""
+        """Return the process id of the helper."""
         return self._process.pid
 
     def ask(self, do: str, **details: Any) -> dict[str, Any]:

@@ -116,7 +116,7 @@ class ControlGroup(NamedTuple):
         return int(text) if counted is None else 1000 * int(counted[1])
 
     def memory_mib(self) -> float:
-        """Return the memory of its processes: anonymous and mapped files, no page cache."""
+        """Return the memory of the group's processes: anonymous and mapped files, no page cache."""
         lines = (line.split() for line in self.memory.read_text(encoding="utf-8").splitlines())
         return sum(int(size) for name, size in lines if name in _OF_PROCESSES) / 2**20
 
