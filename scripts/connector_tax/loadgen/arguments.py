@@ -102,8 +102,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     alone = next((name for name in used_up if given(options, name)), None)
     if options.cooldown and alone and not any(given(options, end) for end in ends):
         parser.error(
-            f"--cooldown has no effect when only {option_name(alone)} ends the run: no load is"
-            " left"
+            f"--cooldown has no effect when only {option_name(alone)} ends the run: no load is left"
         )
     if options.vocabulary is not None and options.trace and (options.chat or options.trace_words):
         parser.error("--vocabulary has no effect where a trace is sent as words")
