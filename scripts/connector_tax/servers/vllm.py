@@ -295,7 +295,7 @@ class _Companions:
             argv += ["--l1-size-gb", size, "--eviction-policy", "LRU"]
             return [*argv, "--supported-transfer-mode", "auto", "--disable-observability"]
         raise ServerError(
-            f"extra_config: found {{{name}.port}}; allowed ports: "
+            f"extra_config: found {{{name}.port}}; allowed: "
             + ", ".join([*self._configured, "dummy_bootstrap", "lmcache_server"])
         )
 
