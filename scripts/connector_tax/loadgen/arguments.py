@@ -263,7 +263,7 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
         type=float,
         help="measured seconds [60, or until a file or --requests is used up]",
     )
-    add("--arrivals", choices=["fixed", "jittered", "poisson", "gamma"], help="with --rate")
+    add("--arrivals", choices=["fixed", "jittered", "poisson", "gamma"], help="for --rate")
     add("--gamma-shape", type=float, help="for --arrivals gamma; cv is 1/sqrt(shape)")
     add("--rampup", type=float, help="seconds until all of --concurrency run; at least 0.2 ms each")
     add("--warmup", type=float, default=0.0, help="seconds of load before measuring")
