@@ -120,11 +120,6 @@ def interval(low: float | None, high: float | None) -> TableCell:
     return TableCell(text.interval(low, high), low)
 
 
-def tax(*ends: float | None) -> TableCell:
-    """Return text such as `+140 % [+91, +203]` of a tax and its interval."""
-    return TableCell(text.tax(*ends), ends[0])
-
-
 def signed_size(*ends: float | None) -> TableCell:
     """Return text such as `+12 [+10, +14]` of a number and its interval."""
     return TableCell(text.size(*ends), ends[0])
