@@ -245,10 +245,10 @@ def value(
     return True
 
 
-def beside(axes: Axes, y: float, text: str, bold: bool = False, offset: float = 4) -> None:
-    """Write text right of the axes in a row; `offset` is in points."""
+def beside(axes: Axes, y: float, text: str, bold: bool = False) -> None:
+    """Write text right of the axes in a row."""
     axes.annotate(
-        text, (1, y), xycoords=axes.get_yaxis_transform(), xytext=(offset, 0),
+        text, (1, y), xycoords=axes.get_yaxis_transform(), xytext=(4, 0),
         textcoords="offset points", va="center_baseline", annotation_clip=False,
         fontweight="bold" if bold else "normal",
     )  # fmt: skip

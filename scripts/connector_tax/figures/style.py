@@ -124,19 +124,15 @@ def laid_out(figure: Figure, handles: Sequence[Artist] = (), columns: int = 1) -
 
 
 def new_figure(
-    study: StudyTables,
-    width_in: float,
-    height_in: float,
-    notes: Sequence[str] = (),
-    stamp: str = "",
+    study: StudyTables, width_in: float, height_in: float, notes: Sequence[str] = ()
 ) -> Figure:
     """Return an empty figure of this height above a footer: notes, then the engine and a stamp.
 
-    The default stamp is the study's. It stands beside the engine if it fits.
+    The stamp stands beside the engine if it fits.
     """
     blocks = "1 block, point estimates" if study.blocks == 1 else f"{study.blocks} blocks"
     label = f" · {study.engine_label}" * study.emulated
-    stamp = stamp or f"{study.name}{label} · {blocks}"
+    stamp = f"{study.name}{label} · {blocks}"
     room_in = width_in - 0.14
     bold_pt = 1.13 * TEXT_PT
     words = "EMULATED, not vLLM" if study.emulated else study.engine_label
