@@ -125,14 +125,14 @@ class ControlGroup(NamedTuple):
 _OF_PROCESSES = ("anon", "file_mapped", "total_rss", "total_mapped_file")
 
 
-def control_group_of(pid: int, root: Path = Path("/")) -> ControlGroup | None:
+def control_group_of(pid: int) -> ControlGroup | None:
     """Return the control group of a process, if it is not this process's, and can be read."""
-    groups = [(root / f"proc/{of}/cgroup") for of in (pid, "self")]
+    groups = (Path(f"/proc/{of}/cgroup") for of in (pid, "self"))
     try:
         lines, own_lines = (path.read_text(encoding="utf-8").splitlines() for path in groups)
     except OSError:
         return None
-    mount, files = root / "sys/fs/cgroup", {}
+    mount, files = Path("/sys/fs/cgroup"), {}
     for line in lines:
         _, controllers, path = line.split(":", 2)
         for controller, name in (("cpuacct", "cpuacct.usage"), ("memory", "memory.stat")):
