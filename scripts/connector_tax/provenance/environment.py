@@ -20,7 +20,7 @@ from connector_tax.artifacts.stage_records import EnvironmentRecord, ModelRecord
 from connector_tax.artifacts.study_file import read_study
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.commands import run_command, study_parser
-from connector_tax.config import ROOT, is_fetched
+from connector_tax.config import ROOT, is_fetched, pythons_of
 from connector_tax.files import ArtifactError, write_json, write_text
 from connector_tax.machine import (
     GpuError,
@@ -52,12 +52,12 @@ def gpu_driver() -> str:
 
 def capture(study: StudyDocument) -> EnvironmentRecord:
     """Return the content of environment.json."""
-    kind = engine_of(study["config"]["engine"])
+    engine = study["config"]["engine"]
     # Interpreters used by only some configurations.
-    further = {python: engine_versions(python) for python in kind.pythons[1:]}
+    further = {python: engine_versions(python) for python in pythons_of(engine)[1:]}
     environment: dict[str, Any] = {
         "engine_label": study["engine_label"],
-        **kind.versions(),
+        **engine_of(engine).versions(),
         **({"further_engines": further} if further else {}),
         "gpu": gpus() or ["no GPU"],
         "gpu_driver": gpu_driver(),
@@ -101,7 +101,7 @@ def _write_environment(arguments: argparse.Namespace) -> None:
     environment = capture(study)
     listings = {"pipeline packages": packages(None)}
     engine = study["config"]["engine"]
-    for number, python in enumerate(engine_of(engine).pythons):
+    for number, python in enumerate(pythons_of(engine)):
         title = f"engine packages of {python}" if number else "engine packages"
         listings[title] = packages(ROOT / python)
     folder = arguments.study.parent

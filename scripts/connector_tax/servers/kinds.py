@@ -140,11 +140,6 @@ class Engine:
         """
 
     @property
-    def pythons(self) -> list[str]:
-        """Return the interpreters of the vLLM servers, the engine's own first."""
-        return []
-
-    @property
     def served(self) -> ServedSection:
         """Return the served model and the form of its requests."""
         raise NotImplementedError

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.paths import DEVICE_TIME
-from connector_tax.config import is_fetched, pythons_of
+from connector_tax.config import is_fetched
 from connector_tax.machine import engine_versions
 from connector_tax.servers.kinds import (
     HOST,
@@ -92,11 +92,6 @@ class Vllm(ProbedEngine):
     )  # fmt: skip
     may = ("device_time", "build_python", "revision", "pythonpath", "entry_point")
     configured = True
-
-    @property
-    def pythons(self) -> list[str]:
-        """Return the engine's interpreter, then the interpreters of single configurations."""
-        return pythons_of(self.section)
 
     def resolve(self, _configurations: Sequence[str], /) -> None:
         """Compute the coefficients of an emulated device."""

@@ -19,7 +19,7 @@ from connector_tax.artifacts.stage_records import GateRecord, PatchStatus, Rever
 from connector_tax.artifacts.study_file import read_study
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.commands import run_command, study_parser
-from connector_tax.config import ROOT
+from connector_tax.config import ROOT, pythons_of
 from connector_tax.files import ArtifactError, write_json
 from connector_tax.foreign import printable
 from connector_tax.servers.kinds import STEP_LOG_PROCESSES, engine_of, publishable
@@ -37,14 +37,14 @@ def apply(study: StudyDocument, folder: Path) -> PatchStatus:
     """
     engine, kind = study["config"]["engine"], engine_of(study["config"]["engine"])
     status: PatchStatus = {
-        "step_timing_available": kind.no_steps is None and not kind.pythons,
+        "step_timing_available": kind.no_steps is None and not pythons_of(engine),
         "method": kind.steps_method,
         "reason": kind.no_steps,
         "targets": [],
     }
     if not kind.takes_probe:
         return status
-    if not kind.pythons:
+    if not pythons_of(engine):
         # Found to load when the server was asked what it serves.
         return {**status, "overlay": overlay.install(folder / OVERLAY)}
     try:

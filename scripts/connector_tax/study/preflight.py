@@ -32,7 +32,7 @@ from connector_tax.artifacts.stage_records import GateRecord, VllmDescription
 from connector_tax.artifacts.study_file import read_study
 from connector_tax.artifacts.study_records import EngineSection, StudyDocument
 from connector_tax.commands import run_command, study_parser
-from connector_tax.config import ROOT
+from connector_tax.config import ROOT, pythons_of
 from connector_tax.files import ArtifactError, write_json, write_text
 from connector_tax.foreign import printable
 from connector_tax.servers.kinds import ServerError, command_for, engine_of, free_port, publishable
@@ -358,7 +358,7 @@ def fitting_vllm(engine: EngineSection) -> VllmDescription:
     Raises:
         OverlayError: a vLLM lacks a hook point, or cannot be examined.
     """
-    pythons = engine_of(engine).pythons
+    pythons = pythons_of(engine)
     all_described = [overlay.describe_vllm(ROOT / python) for python in pythons]
     for python, described in zip(pythons, all_described, strict=True):
         if described["missing"]:
@@ -373,7 +373,7 @@ def _probe(study: StudyDocument, folder: Path) -> Iterator[tuple[Path | None, st
     end.
     """
     engine = study["config"]["engine"]
-    pythons = engine_of(engine).pythons
+    pythons = pythons_of(engine)
     if not pythons:
         yield None, None
         return
