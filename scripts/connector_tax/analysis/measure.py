@@ -27,7 +27,7 @@ from connector_tax.artifacts.cell_records import CellRecord, ScrapeLine
 from connector_tax.artifacts.folder import CellFolder, decoded, read_blocks
 from connector_tax.artifacts.metrics import FAR_TAIL, LATENCY_METRICS, THROUGHPUT_METRICS
 from connector_tax.artifacts.names import CLOSED, FAILED, TRACE
-from connector_tax.artifacts.saturation import HALF, TENTH, backlog_growth_s, effective_rps
+from connector_tax.artifacts.saturation import HALF, TENTH, effective_rps
 from connector_tax.artifacts.tables import Row
 from connector_tax.files import ArtifactError, read_json
 from connector_tax.ranks import order_statistic_ranks
@@ -120,11 +120,6 @@ class Requests:
             for name, metric in LATENCY_METRICS.items()
             if len(values := getattr(self, metric.latency))
         }
-
-    @property
-    def backlog_growth_s(self) -> float | None:
-        """Return the median E2E of the window's last part minus the first part's, in s."""
-        return backlog_growth_s(self.e2e_ms, self.parts)
 
     @property
     def backlog_by_quarter_s(self) -> list[float | None]:

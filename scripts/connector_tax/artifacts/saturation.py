@@ -21,24 +21,21 @@ TENTH, HALF = 10, 2
 """Compared parts of a window: tenths, or halves for a trace, whose bursts can fill tenths."""
 
 
-def backlog_growth_s(e2e_ms: NDArray[np.float64], parts: int = TENTH) -> float | None:
-    """Return the median E2E of the last part of the successes minus the first part's, in s.
+def effective_rps(e2e_ms: NDArray[np.float64], window_s: float, parts: int = TENTH) -> float:
+    """Return the successes over the window plus the backlog's growth (1/s).
+
+    The backlog grows by the median E2E of the window's last part minus the first part's.
 
     Args:
-        e2e_ms: E2E in order of arrival; if empty the result is None.
-        parts: number of parts of the window; the first and last are compared.
+        e2e_ms: E2E of the successes in order of arrival.
+        parts: number of parts of the window.
     """
     n = len(e2e_ms)
     if n == 0:
-        return None
+        return 0.0
     part = max(1, n // parts)
-    return float(np.median(e2e_ms[-part:]) - np.median(e2e_ms[:part])) / 1e3
-
-
-def effective_rps(e2e_ms: NDArray[np.float64], window_s: float, parts: int = TENTH) -> float:
-    """Return the successes over the window plus the backlog's growth (1/s)."""
-    growth = backlog_growth_s(e2e_ms, parts)
-    return 0.0 if growth is None else len(e2e_ms) / (window_s + max(0.0, growth))
+    growth_s = float(np.median(e2e_ms[-part:]) - np.median(e2e_ms[:part])) / 1e3
+    return n / (window_s + max(0.0, growth_s))
 
 
 @dataclass(frozen=True)

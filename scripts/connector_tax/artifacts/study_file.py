@@ -34,11 +34,6 @@ class Study:
         return self.document["config"]
 
     @property
-    def seed(self) -> int:
-        """Return the number from which every random choice is derived."""
-        return self.document["seed"]
-
-    @property
     def baseline(self) -> str:
         """Return the configuration that taxes are relative to."""
         return baseline_of(self.config)
