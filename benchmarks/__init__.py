@@ -1,10 +1,14 @@
 """Benchmarks: commands that print a table and the machine it was measured on; see README.md."""
 
 import argparse
+import os
+import platform
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import PurePath
 
+from connector_tax.machine import cpu
 from connector_tax.study.device import DeviceError, hold_devices
 
 
@@ -26,4 +30,14 @@ def parser_of(module: str, description: str | None) -> argparse.ArgumentParser:
         prog=f"python -m benchmarks.{PurePath(module).stem}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def machine(*packages: str) -> str:
+    """Return a table's header line: processor, kernel, Python, `packages`, load averages."""
+    versions = "".join(f", {name} {metadata.version(name)}" for name in packages)
+    one, five, _ = os.getloadavg()
+    return (
+        f"{cpu()}, Linux {platform.release()}, Python {platform.python_version()}{versions}; "
+        f"load average {one:.1f} (1 min) {five:.1f} (5 min)"
     )

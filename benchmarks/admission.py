@@ -23,11 +23,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import parser_of, run_alone
+from benchmarks import machine, parser_of, run_alone
 from benchmarks.running import payload, running
 from connector_tax.config import ROOT, load_yaml
 from connector_tax.files import write_json
-from connector_tax.machine import machine
 
 _REQUESTS, _NEW_TOKENS, _RUNS = 128, 32, 3
 _REPEATS = (512, 1, 1, 1)

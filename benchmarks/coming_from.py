@@ -20,11 +20,10 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import parser_of
+from benchmarks import machine, parser_of
 from benchmarks.event_server import EventServer, two_cpus
 from benchmarks.peers import CLIENTS, PROMPT, add_peers, named_peers, reported
 from connector_tax.config import ROOT
-from connector_tax.machine import machine
 
 PAGE = ROOT / "docs/coming-from.md"
 TIMEOUT_S = 180.0

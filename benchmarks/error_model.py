@@ -31,7 +31,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import parser_of, virtual_studies
+from benchmarks import machine, parser_of, virtual_studies
 from benchmarks.launch_errors import (
     ANY_CONFIGURATION,
     BASELINES,
@@ -47,7 +47,6 @@ from connector_tax.analysis.looks import shared
 from connector_tax.artifacts.metrics import VERDICT_METRICS
 from connector_tax.artifacts.names import plain_names
 from connector_tax.artifacts.verdicts import MIN_BLOCKS_FOR_VERDICT, costs, gains, less
-from connector_tax.machine import machine
 from connector_tax.seeds import named_generator
 
 PLAINS = plain_names(BASELINES)

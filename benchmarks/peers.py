@@ -32,9 +32,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import parser_of, run_alone
+from benchmarks import machine, parser_of, run_alone
 from benchmarks.event_server import FIRST_US, GAP_US, EventServer, two_cpus
-from connector_tax.machine import machine
 
 SUSTAINED_RATE, ERROR_MS = 0.99, 10.0
 COMMAND_TIMEOUT_S = 180.0

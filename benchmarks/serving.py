@@ -19,11 +19,10 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import parser_of, run_alone
+from benchmarks import machine, parser_of, run_alone
 from benchmarks.running import payload, running
 from connector_tax.config import ROOT, load_yaml
 from connector_tax.files import read_jsonl, write_json
-from connector_tax.machine import machine
 
 _WARMUP_S = 0.5
 _MEASURE_S = 3.0

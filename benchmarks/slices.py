@@ -34,14 +34,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import parser_of
+from benchmarks import machine, parser_of
 from connector_tax.artifacts.names import Launch, baseline_of, configuration_of
 from connector_tax.artifacts.study_file import read_study
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.commands import run_command
 from connector_tax.files import ArtifactError
 from connector_tax.loadgen import LoadGenerator, LoadGeneratorError, RequestRecord
-from connector_tax.machine import machine
 from connector_tax.ranks import order_statistic_ranks
 from connector_tax.seeds import named_generator
 from connector_tax.servers.kinds import ServerError, command_for, free_port

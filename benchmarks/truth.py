@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import parser_of, run_alone
+from benchmarks import machine, parser_of, run_alone
 from benchmarks.event_server import GAP_US, EventServer, two_cpus
 from connector_tax.loadgen import (
     CellResult,
@@ -27,7 +27,6 @@ from connector_tax.loadgen import (
     open_loop,
 )
 from connector_tax.loadgen.affinity import AffinityPlan, read_topology
-from connector_tax.machine import machine
 
 Floats = NDArray[np.float64]
 LOST_SCHEDULE_MAX = 0.01

@@ -1,4 +1,4 @@
-"""Describe the machine of a measurement: processor, kernel, GPUs, versions, load."""
+"""Describe the machine of a measurement: processor, kernel, GPUs, versions."""
 
 import csv
 import hashlib
@@ -68,16 +68,6 @@ def _cpuinfo(key: str) -> str:
         if name.strip() == key:
             return value.strip()
     return ""
-
-
-def machine(*packages: str) -> str:
-    """Return a table's header line: processor, kernel, Python, `packages`, load averages."""
-    versions = "".join(f", {name} {metadata.version(name)}" for name in packages)
-    one, five, _ = os.getloadavg()
-    return (
-        f"{cpu()}, Linux {platform.release()}, Python {platform.python_version()}{versions}; "
-        f"load average {one:.1f} (1 min) {five:.1f} (5 min)"
-    )
 
 
 def packages(python: Path | None) -> dict[str, str]:
