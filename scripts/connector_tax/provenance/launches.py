@@ -284,14 +284,13 @@ class Attempt(NamedTuple):
 
 
 def _attempts(planned: LaunchFolder) -> Iterator[Attempt]:
-    folder, launch, index = planned.folder, planned.launch, planned.index
+    index = planned.index
     for entry in index.attempts if index is not None else ():
         start, end = entry["started_ns"], entry.get("ended_ns")
         if end is None:
-            cells = [read_json(path) for path in folder.glob("*/cell_*.json")]
-            windows = [cell["window"] for cell in cells if cell["attempt"] == entry["attempt"]]
-            end = max((w["t_drained_ns"] for w in windows), default=start)
-        yield Attempt(launch, entry["node"], bool(entry["supersedes"]), start, end)
+            cells = [cell for cell in planned.measured if cell["attempt"] == entry["attempt"]]
+            end = max((cell["window"]["t_drained_ns"] for cell in cells), default=start)
+        yield Attempt(planned.launch, entry["node"], bool(entry["supersedes"]), start, end)
 
 
 def _check_blocks(folder: StudyFolder, ledger: Ledger) -> None:

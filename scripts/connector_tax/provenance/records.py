@@ -18,6 +18,7 @@ import numpy as np
 from connector_tax.analysis.device_time import device_values
 from connector_tax.analysis.machine import read_machine
 from connector_tax.analysis.measure import measure_requests, measure_waiting, summary_of
+from connector_tax.analysis.steps import CALLBACKS
 from connector_tax.analysis.validity import assess, server_counters, void_reasons
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import ServerCounters
@@ -311,12 +312,11 @@ def series_of(page: str) -> dict[str, float]:
 @lru_cache(maxsize=4096)
 def _sorted_labels(labels: str) -> str:
     """Return labels in the order of a metrics record; cached, since a study's pages share them."""
-    pairs = sorted((key, ESCAPED.sub(_character, text)) for key, text in LABEL.findall(labels))
+    pairs = sorted(
+        (key, ESCAPED.sub(lambda escaped: {"n": "\n"}.get(escaped[1], escaped[1]), text))
+        for key, text in LABEL.findall(labels)
+    )
     return ",".join(f'{key}="{text}"' for key, text in pairs)
-
-
-def _character(escaped: re.Match[str]) -> str:
-    return {"n": "\n"}.get(escaped[1], escaped[1])
 
 
 def _histogram(page: Mapping[str, float], metric: str) -> dict[str, float]:
@@ -335,9 +335,8 @@ def _steps(records: Records) -> Iterator[str]:
         yield "the scheduler has two records of one step"
     if any(step["t_ns"] < records.record["window"]["t_origin_ns"] for step in records.scheduler):
         yield "a step began before the cell did"
-    calls = ("build_meta_us", "get_finished_us", "start_load_kv_us")
     if records.cell.configuration == PLAIN and any(
-        step[name] is not None for step in records.steps for name in calls
+        step[name] is not None for step in records.steps for name in CALLBACKS
     ):
         yield "plain has a connector callback"
 
