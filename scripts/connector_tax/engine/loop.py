@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
-from connector_tax.engine.batching import BatchedService, ServiceError, WorkerDied
+from connector_tax.engine.batching import BatchedService, ServiceError
 from connector_tax.engine.completion import Completion
 from connector_tax.engine.config import EngineConfig
 from connector_tax.engine.connectors import BackgroundCpu, taxes_of_step
@@ -60,7 +60,7 @@ class Engine:
     async def start(self) -> None:
         """Start the worker process and the background load, and wait until both are ready."""
         device = {"cost": asdict(self.config.step_cost), "launch_seed": self._launch_seed}
-        self._service.on_worker_death = self._on_worker_death
+        self._service.on_worker_death = lambda error: self._die(str(error))
         await asyncio.gather(self._service.start(StepDevice, device), self._burner.start())
         self._task = asyncio.create_task(self._run())
         self._task.add_done_callback(self._on_end)
@@ -97,9 +97,6 @@ class Engine:
         """Let an error of the step loop end the engine, as in vLLM."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self._die(f"{type(error).__name__}: {error}")
-
-    def _on_worker_death(self, error: WorkerDied) -> None:
-        self._die(str(error))
 
     def _die(self, why: str) -> None:
         self.dead = f"EngineDeadError: {why}"
@@ -140,7 +137,7 @@ class Engine:
                 try:
                     deadline = await self._step(plan, start)
                 except ServiceError as error:
-                    # `_on_worker_death` has notified every request.
+                    # `_die` has notified every request.
                     _LOG.error("the step loop ends: %s", error)
                     return
 
