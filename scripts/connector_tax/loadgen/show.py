@@ -19,12 +19,9 @@ SHARED_FIRST_MAX = 0.01
 def print_summary(summary: Summary, stream: TextIO) -> None:
     """Print the results of one load."""
     console = _console(stream)
-    for line in headlines(summary):
+    remarks = [f"note: {note}" for note in notes(summary)]
+    for line in [*headlines(summary), *failures(summary), *remarks]:
         console.print(printable(line))
-    for line in failures(summary):
-        console.print(printable(line))
-    for note in notes(summary):
-        console.print(printable(f"note: {note}"))
     if summary["latency_ms"]:
         console.print("latency of successes")
         console.print(latency_table(summary["latency_ms"], summary["configuration"]["percentiles"]))

@@ -113,7 +113,7 @@ def summarise(
         "tolerated": Counter(record.tolerated for record in ok if record.tolerated is not None),
         "counted_by_client": sum(record.counted_by == "client" for record in ok),
         "waited_for_connection": int(waits),
-        "first_token_shared": _shared_first_reads(ok),
+        "first_token_shared": sum((record.first_read_tokens or 1) > 1 for record in ok),
         "tokens_per_event": _tokens_per_event(ok),
         "bundled": sink.bundled,
         "latency_missing": {
@@ -145,11 +145,6 @@ def summarise(
         ],
         "load_generator": result.health,
     }
-
-
-def _shared_first_reads(ok: Sequence[RequestRecord]) -> int:
-    """Count the answers whose first read brought several tokens."""
-    return sum((record.first_read_tokens or 1) > 1 for record in ok)
 
 
 def _tokens_per_event(ok: Sequence[RequestRecord]) -> float | None:

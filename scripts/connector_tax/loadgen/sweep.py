@@ -69,16 +69,15 @@ def judgement_record(judgement: Judgement | None) -> dict[str, Any]:
     if judgement is None:
         return {"saturated": True, "criteria": {}, "ms": {}}
     criteria = {
-        name: {"value": value, "bound": DEFAULT_BOUNDS[CRITERIA[name].bound]}
+        name: {
+            "value": value,
+            "bound": DEFAULT_BOUNDS[CRITERIA[name].bound],
+            "fired": judgement.fired[name],
+        }
         for name, value in judgement.values.items()
     }
-    return {
-        "saturated": judgement.saturated,
-        "criteria": {
-            name: {**row, "fired": judgement.fired[name]} for name, row in criteria.items()
-        },
-        "ms": dict(judgement.load.ms),
-    }
+    ms = dict(judgement.load.ms)
+    return {"saturated": judgement.saturated, "criteria": criteria, "ms": ms}
 
 
 def highest_unsaturated(summaries: Sequence[Mapping[str, Any]]) -> float | None:
