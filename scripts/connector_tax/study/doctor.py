@@ -142,13 +142,18 @@ def of_slots(study: StudyDocument, folder: Path) -> Iterator[Finding]:
         yield from (replace(finding, check=f"{slot['id']}: {finding.check}") for finding in of_slot)
 
 
+def _stamps(engine: EngineSection) -> list[Path]:
+    """Return the stamps of the environments that this project builds for a study."""
+    return [ROOT / name for name in files_of(engine) if name.endswith("built.json")]
+
+
 def _environments(engine: EngineSection, there: bool, begun: bool) -> Iterator[Finding]:
     """Check that each interpreter exists, or that the run will build its environment.
 
     Args:
         begun: the gates have run, which needed the environment.
     """
-    made = [ROOT / name for name in files_of(engine) if name.endswith("built.json")]
+    made = _stamps(engine)
     for stamp in made:
         finding = _built(stamp, engine.get("build_python", PYTHON))
         yield replace(finding, verdict="fail") if begun and finding.verdict == "warn" else finding
@@ -293,10 +298,8 @@ def _gpu(engine: EngineSection, chosen: str, wanted_mib: float | None) -> Iterat
 
 def _driver(engine: EngineSection, driver: str) -> Iterator[Finding]:
     """Check the GPU's driver against the CUDA version of the environment's lock."""
-    for name in files_of(engine):
-        if not name.endswith("built.json"):
-            continue
-        lock = (ROOT / name).parents[1] / "requirements.lock"
+    for stamp in _stamps(engine):
+        lock = stamp.parents[1] / "requirements.lock"
         cuda = re.search(r"(?m)^nvidia-cuda-runtime(?:-cu\d+)?==(\d+)\.", lock.read_text())
         if cuda is None or cuda[1] not in LEAST_DRIVERS:
             yield Finding("GPU driver", "warn", f"{driver}; {lock.parent.name}: CUDA not known")
@@ -461,8 +464,7 @@ def _disk(study: StudyDocument, folder: Path) -> Finding:
     parts = {"artifacts": DISK_RESERVE * artifact_bytes(study, folder)}
     if is_fetched(engine) and not (folder / paths.MODEL).exists():
         parts["weights"] = (_weights_gib(study, folder) or 0.0) * GIB
-    unbuilt = [name for name in files_of(engine) if name.endswith("built.json")]
-    missing = [name for name in unbuilt if not (ROOT / name).exists()]
+    missing = [stamp.parents[1].name for stamp in _stamps(engine) if not stamp.exists()]
     sizes = [CPU_ENVIRONMENT_GIB if "vllm-cpu" in name else ENVIRONMENT_GIB for name in missing]
     parts["environment"] = float(GIB * sum(sizes))
     wanted = sum(parts.values())
