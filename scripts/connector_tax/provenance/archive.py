@@ -31,7 +31,7 @@ from typing import IO, Annotated, Any, Literal, NamedTuple, TypedDict
 import zstandard
 
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.record_reader import checked
+from connector_tax.artifacts.record_reader import Record, checked
 from connector_tax.artifacts.study_file import every_launch
 from connector_tax.artifacts.study_records import StudyDocument, meta
 from connector_tax.files import (
@@ -459,10 +459,7 @@ _FOR_ITS_SIZE = "; allowed for an archive of its size: no more"
 def _header(content: IO[bytes], limits: Limits) -> tuple[ArchiveHeader, bytes]:
     """Return the first member, checked, and its text."""
     data = _next(content, HEADER)
-    try:
-        header = checked(parse_json(data), ArchiveHeader, HEADER)
-    except ValueError as error:
-        raise ArtifactError(f"{HEADER}: not valid JSON: {error}") from None
+    header = _parsed(data, ArchiveHeader, HEADER)
     files, tables = header["files"], header["tables"]
     for name in files:
         check_name(name)
@@ -475,6 +472,13 @@ def _header(content: IO[bytes], limits: Limits) -> tuple[ArchiveHeader, bytes]:
         raise ArtifactError(f"{HEADER}: a file is in two tables, or in one and not listed")
     _check_sizes(files, tables, limits)
     return header, data
+
+
+def _parsed(data: bytes, kind: type[Record], name: str) -> Record:
+    try:
+        return checked(parse_json(data), kind, name)
+    except ValueError as error:
+        raise ArtifactError(f"{name}: not valid JSON: {error}") from None
 
 
 def _check_sizes(files: Mapping[str, Member], tables: Mapping[str, Member], limits: Limits) -> None:
@@ -555,10 +559,7 @@ def _next(content: IO[bytes], name: str, size: int | None = None) -> bytes:
 
 def _study(header: ArchiveHeader, data: bytes) -> StudyDocument:
     """Return study.json, checked before any path is built from its names."""
-    try:
-        study = checked(parse_json(data), StudyDocument, paths.STUDY)
-    except ValueError as error:
-        raise ArtifactError(f"{paths.STUDY}: not valid JSON: {error}") from None
+    study = _parsed(data, StudyDocument, paths.STUDY)
     if study["study"] != header["study"]:
         reason = f"study is {study['study']!r}, {HEADER} says {header['study']!r}"
         raise ArtifactError(f"{paths.STUDY}: {reason}")
