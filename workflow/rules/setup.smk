@@ -3,8 +3,7 @@
 
 import os
 
-from connector_tax.config import ROOT, is_fetched, shipped
-from connector_tax.foreign import printable
+from connector_tax.config import ROOT, is_fetched
 from connector_tax.vllm.environment import PYTHON, PYTHON_VARIABLE, files_of
 
 # In the project's folder, whatever the working directory is: studies share an environment of 3 GB.
