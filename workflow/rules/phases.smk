@@ -1,5 +1,5 @@
 # Phase A sweeps the rates; Phases B and B' sweep the shapes at ref_safe and ref_load. One job per block: its
-# launches in seeded order, their cells inside (docs/architecture.md, "Why it is this way").
+# launches in seeded order, their cells inside (docs/architecture.md, "Design decisions").
 
 
 rule phase_a:
