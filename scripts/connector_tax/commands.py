@@ -25,6 +25,12 @@ class AnsweringParser(argparse.ArgumentParser):
         """Print the error in one line and exit with status 64."""
         self.exit(os.EX_USAGE, f"{self.prog}: {message}\n")
 
+    def check_page(self, page: Path | None) -> None:
+        """Reject a file for --export-markdown that cannot be written."""
+        if page is not None and (page.is_dir() or not page.absolute().parent.is_dir()):
+            self.error(f"--export-markdown: found {str(page)!r}; allowed: a file in an existing"
+                       " folder")  # fmt: skip
+
 
 def study_parser(module: str, description: str | None) -> argparse.ArgumentParser:
     """Return the parser of `python -m connector_tax.<module> --study FILE`.

@@ -194,10 +194,7 @@ def _check(parser: AnsweringParser, options: argparse.Namespace) -> None:
             parser.error(f"--max: found {bound.metric}, which is not judged (--metric); allowed:"
                          f" {', '.join(judged)}")  # fmt: skip
     _check_load(parser, options, any(running))
-    page = options.export_markdown
-    if page is not None and (page.is_dir() or not page.absolute().parent.is_dir()):
-        parser.error(f"--export-markdown: found {str(page)!r}; allowed: a file in an existing"
-                     " folder")  # fmt: skip
+    parser.check_page(options.export_markdown)
     for folder in options.pythonpath:
         if not Path(folder).is_dir() or ":" in folder:
             parser.error(f"--pythonpath: found {folder!r}; allowed: an existing folder")

@@ -66,10 +66,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     for name in options.connector:
         if options.connector.count(name) > 1:
             parser.error(f"--connector: found {name!r} twice; allowed: each once")
-    page = options.export_markdown
-    if page is not None and (page.is_dir() or not page.absolute().parent.is_dir()):
-        parser.error(f"--export-markdown: found {str(page)!r}; allowed: a file in an existing"
-                     " folder")  # fmt: skip
+    parser.check_page(options.export_markdown)
     if "MultiConnector" in options.connector:
         parser.error("--connector: MultiConnector has children; name them in --kv-transfer-config")
     return options
