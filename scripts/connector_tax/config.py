@@ -227,8 +227,6 @@ def filled(value: Any, name: str, node: Mapping[str, Any] | None = None) -> Any:
     """Return a copy of `value` with a schema's defaults for the keys that it lacks.
 
     Args:
-        value: the content of a file.
-        name: name of the schema.
         node: the part of the schema for `value`; default: the whole schema.
     """
     node = schema_of(name) if node is None else node

@@ -123,8 +123,6 @@ def study_config(
     """Return the configuration of the study, as in a configuration file.
 
     Args:
-        baseline: the baseline's properties.
-        load: the load of each launch.
         life_s: duration of a request among others, s.
     """
     config: dict[str, Any] = filled(load_yaml(DEFAULTS / "config.yaml"), "config")

@@ -78,8 +78,6 @@ def device_values(
     """Return the values of one cell for DEVICE_CHECKS, by check; None for unknown values.
 
     Args:
-        lines: the lines of its device log.
-        step_lines: the lines of its step log.
         is_baseline: whether it is a cell of the baseline. Only the baseline's exposed steps are
             bounded, since a connector's exposed steps are its cost.
     """

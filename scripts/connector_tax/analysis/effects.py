@@ -174,7 +174,6 @@ class CellTaxes:
         The tax of a launch of plain is relative to the block's other launches of plain.
 
         Args:
-            config: name of the launches.
             levels: confidences for the verdict; None: the levels of a single comparison.
         """
         launches = self.launches
@@ -240,7 +239,6 @@ class TaxTable:
     Args:
         cells: the study's planned cells, for the reasons of missing samples.
         samples: `sample_launch` of each valid cell.
-        references: the reference rates.
         blocks: number of first blocks to use; None: all.
 
     Attributes:
@@ -411,7 +409,6 @@ def tax_rows(taxes: TaxTable, findings: Sequence[Finding] = ()) -> list[Row]:
     named after the baseline's last launch; it is missing if the baseline has one launch per block.
 
     Args:
-        taxes: the samples of all launches.
         findings: results of the last interim analysis, which replace the numbers over all rates.
     """
     rows = []
@@ -437,10 +434,6 @@ def family_rows(
     The configurations are one family of comparisons with the baseline; the A/A row is judged alone.
 
     Args:
-        taxes: the samples of the present launches.
-        phase: the cell's phase.
-        cell: its name.
-        metric: one of `taxes.metrics`.
         look: levels of an interim analysis, which judges from two blocks on.
     """
     study, statistics = taxes.study, taxes.study.config["statistics"]

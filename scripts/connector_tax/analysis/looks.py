@@ -28,7 +28,6 @@ def look(study: Study, blocks: int) -> list[Finding]:
 
     Args:
         study: a study whose Phase A has ended in its first `blocks` blocks.
-        blocks: the number of blocks to use.
 
     Raises:
         ArtifactError: a record is missing, changed or malformed.

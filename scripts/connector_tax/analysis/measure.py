@@ -160,8 +160,6 @@ def requests_of(path: Path, rows: Iterable[RequestRow], record: CellRecord) -> R
 
     Args:
         path: the requests file, for messages.
-        rows: its lines.
-        record: the cell's record.
 
     Raises:
         ArtifactError: the stamps of a success are out of order.

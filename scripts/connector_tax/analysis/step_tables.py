@@ -243,12 +243,7 @@ def wait_rows(study: Study, waits: Mapping[CellKey, float]) -> list[Row]:
 
 
 def device_rows(study: Study, cells: Mapping[CellKey, Table]) -> list[Row]:
-    """Return every group of steps of every configuration and of the baseline's last launch.
-
-    Args:
-        study: a study with an emulated device.
-        cells: the steps of every valid cell.
-    """
+    """Return every group of steps of every configuration and of the baseline's last launch."""
     rows: list[Row] = []
     for (phase, cell), launched in sorted(by_cell(cells).items()):
         groups: dict[StepGroup, dict[LaunchId, Row]] = {}

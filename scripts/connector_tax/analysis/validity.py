@@ -92,7 +92,6 @@ def assess(
     Args:
         record: the cell's record, with `suspended_ms`, `server_counters` and `load_generator`.
         requests: all requests of the cell, including warm-up and cool-down.
-        scrapes: the cell's metrics records.
         config: the study's configuration, of which sections `cell` and `validity` are used.
         machine: the cell's machine file; None: there is none.
         watched: whether a machine file is required; False: MACHINE_CHECKS are left out.

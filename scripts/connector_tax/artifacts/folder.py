@@ -66,7 +66,6 @@ def decoded(
 
     Args:
         path: the file, for messages.
-        decode: a decoder of one line.
 
     Raises:
         ArtifactError: a line does not decode, is blank, or is cut off; names its number.

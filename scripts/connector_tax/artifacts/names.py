@@ -81,12 +81,7 @@ def baseline_of(config: StudyConfig) -> str:
 
 
 def members_of(config: StudyConfig, phase: str) -> list[str]:
-    """Return the configurations that a phase measures.
-
-    Args:
-        config: a resolved configuration.
-        phase: of PHASES.
-    """
+    """Return the configurations that a phase measures."""
     everyone = config["configurations"]
     if phase == "Bp":
         return config["phase_bp"]["configurations"]

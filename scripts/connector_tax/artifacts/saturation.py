@@ -28,7 +28,6 @@ def effective_rps(e2e_ms: NDArray[np.float64], window_s: float, parts: int = TEN
 
     Args:
         e2e_ms: E2E of the successes in order of arrival.
-        parts: number of parts of the window.
     """
     n = len(e2e_ms)
     if n == 0:
@@ -61,7 +60,6 @@ def judge(load: CellLoad, sweep: Sweep, bounds: Mapping[str, float]) -> Judgemen
     """Apply the criteria to a cell.
 
     Args:
-        load: the cell at rate r.
         sweep: the same launch's valid Phase A cells; empty in other phases.
         bounds: the `saturation` section of the configuration.
     """
@@ -84,7 +82,6 @@ def unsaturated(
     leave no rate.
 
     Args:
-        rates: the rate of each cell.
         overloaded: (launch, cell) pairs that were saturated or dropped arrivals.
     """
     cells = sorted(rates, key=lambda cell: rates[cell] or 0.0)

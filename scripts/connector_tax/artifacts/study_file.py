@@ -141,8 +141,6 @@ def cell_rates(
     """Return the requests/s of each cell of a phase, by name; None if no rate was chosen.
 
     Args:
-        study: study.json.
-        phase: A, B or Bp.
         reference_rps: the phase's reference rate; None in Phase A, and before it is known.
         limits: `shape_limits`.
     """

@@ -98,8 +98,6 @@ def check(
 
     Args:
         row: the row of the cost; None: the study has none.
-        config: the configuration's id.
-        metric: one of METRICS.
         most: the bound, a fraction.
         confidence: confidence of the cost's interval.
         looked: whether interim analyses judge the metric, whose intervals are then used over all

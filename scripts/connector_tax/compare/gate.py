@@ -45,8 +45,6 @@ def checks_of(
     """Check the costs of Phase A.
 
     Args:
-        study: the study with its tables.
-        configs: ids of configurations.
         bounds: bounds with a metric apply at the reference rate `at`, others over all rates.
         at: one of REFERENCES.
     """

@@ -88,7 +88,6 @@ class Admission:
     tokens or KV blocks) does not count.
 
     Args:
-        options: the policy.
         max_context: a longer prompt counts as this many tokens.
     """
 
@@ -182,7 +181,6 @@ class Scheduler:
     """The waiting queue, running sequences and KV pool.
 
     Args:
-        options: the limits.
         max_model_len: most tokens of a sequence, and the highest cost in the admission.
 
     Raises:

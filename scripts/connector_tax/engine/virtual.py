@@ -19,7 +19,6 @@ class VirtualEngine:
     """A launch of the embedded engine in virtual time; `now_ns` is the current time.
 
     Args:
-        config: the launch's configuration.
         seed: seed of the launch offset and step jitter, as for the engine.
         device_us: returns the device's share of a step in us, without jitter and offset; None: use
             the configuration's step cost.

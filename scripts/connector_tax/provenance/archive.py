@@ -293,7 +293,6 @@ def packed(header: Mapping[str, Any], files: Mapping[str, bytes]) -> bytes:
 
     Args:
         header: the content of archive.json besides the files.
-        files: their content by name.
     """
     members, tables = dict(files), dict[str, Any]()
     for kind, table in zip(paths.ALL_LOGS, TABLES, strict=True):
@@ -354,10 +353,6 @@ def unpack(archive: Path, target: Path) -> ArchiveHeader:
 
     The content of `target` is replaced; it may hold only files of an earlier replot.
 
-    Args:
-        archive: the file.
-        target: a study's folder.
-
     Raises:
         ArtifactError: the archive is damaged or hostile, or `target` is something else. Nothing has
             been written then, and the temporary folder beside `target` is removed.
@@ -411,7 +406,6 @@ def _opened(archive: Path, folder: Path | None = None) -> Iterator[Opened]:
     """Yield the tar archive in the file, with its first member read.
 
     Args:
-        archive: the file.
         folder: a folder on the disk that stores the tar archive meanwhile.
 
     Raises:

@@ -192,8 +192,6 @@ def section(study: str, record: ManifestRecord, seal: str | None = None) -> str:
     """Return the Markdown between a study's two markers, markers included.
 
     Args:
-        study: its name.
-        record: its manifest.json.
         seal: SHA-256 of the last link of its chain; None for a study without one.
     """
     study_rows = record["launches"]

@@ -91,10 +91,7 @@ def run_phases(study: StudyDocument, machine: Machine, root: Path, blocks: int) 
     """Run Phase A, its reference rates, the shape probes, and Phases B and B', without tables.
 
     Args:
-        study: the design.
-        machine: the machine to run on.
         root: the study's folder, empty.
-        blocks: number of blocks to rehearse.
 
     Raises:
         SimulationError: a process failed, or a shape cannot be served.

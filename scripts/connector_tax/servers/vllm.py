@@ -247,7 +247,6 @@ class _Companions:
 
     Args:
         configured: the configuration's `companions`, which are always started.
-        python: the interpreter of the server.
         emulated: whether the device is, and so what a companion copies from and to it.
     """
 

@@ -30,7 +30,6 @@ def started(
     """Run the program and yield its messages; `end` is the last.
 
     Args:
-        python: the interpreter of a vLLM.
         packages: a folder of packages that precede the interpreter's own.
 
     Raises:

@@ -110,7 +110,6 @@ def serve(
     """Execute commands until stdin ends, and `work` when due; return the exit status.
 
     Args:
-        name: the process's name in errors.
         cpus: the logical CPUs it stays on; empty: all of its parent's.
         yields: run only while no other process wants the CPU.
     """

@@ -87,7 +87,6 @@ def find_detached(
 
     Args:
         folder: the launch's folder, where a file ensures the container's end.
-        argv: the command.
         driver: the name of this process.
         printed: the command's standard output.
         owners: processes that listen on its port; None stands for another user's.

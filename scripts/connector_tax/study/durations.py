@@ -181,7 +181,6 @@ def expected_rates(
     """Return the measured or expected rate of each cell of a phase, by name; None if unknown.
 
     Args:
-        reference_rps: the phase's reference rate, if known.
         limits: highest requests/s of each cell's shape; empty before they are probed.
     """
     shape_rates = study["config"].get("shape_rates")

@@ -33,7 +33,6 @@ class MetricsSampler(CommandChild):
     """The driver's end of the sampler process; a context manager.
 
     Args:
-        endpoint: the server's endpoint.
         interval_s: mean interval of scrapes.
         cpus: the logical CPUs the sampler stays on; empty: all of its parent's.
         yields: scrape only while no other process wants the CPU; False where others never let it.

@@ -152,7 +152,6 @@ def inactive_reason(
         classes: the expected connector class, then its children's; empty for plain.
         log: the server's output and error log.
         steps: the step records of the gate's requests; None without the probe.
-        device: the engine's device.
     """
     created = _CREATED.findall(log)
     if not classes:

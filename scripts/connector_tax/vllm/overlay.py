@@ -132,7 +132,6 @@ def refuse_unfit_for_device_time(python: Path, device: Mapping[str, Any]) -> Non
     """Check that the device of the vLLM installed for `python` can be emulated: names, then a step.
 
     Args:
-        python: interpreter of vLLM's environment.
         device: coefficients of the emulated device, as in a launch's device_time.json.
 
     Raises:

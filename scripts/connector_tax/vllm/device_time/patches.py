@@ -105,8 +105,6 @@ class Emulation:
 
     Args:
         coefficients: the content of device_time.json.
-        log: the log of its steps.
-        copies: the log of its copies.
     """
 
     def __init__(self, coefficients: Mapping[str, Any], log: Log, copies: Log) -> None:
