@@ -100,7 +100,6 @@ def scenarios(configurations: int, ratios: Sequence[float], few: bool) -> Iterat
     """Yield the studies of a layout: with each kind of errors, and with noisier configurations.
 
     Args:
-        configurations: number besides the baseline.
         ratios: noise ratios of one noisy configuration.
         few: whether to include families of two and three configurations.
     """
@@ -195,8 +194,6 @@ def _pooled(launches: Launches, effect: Effect, levels: Levels) -> str:
 
     Args:
         launches: launches of a study, whose last effect is judged.
-        effect: that effect.
-        levels: confidences of its intervals.
     """
     residual, df = launches.residual
     weights = launches.weights(launches.name[-1], PLAINS, effect.blocks)
@@ -241,9 +238,6 @@ def aims(scenario: Scenario, blocks: int, shares: Shares, equal: Shares) -> Iter
     """Yield the aims.
 
     Args:
-        scenario: the scenario of the studies.
-        blocks: number of blocks of each study.
-        shares: their outcomes.
         equal: the outcomes of the same layout with equal launch errors.
     """
     noisy, of_ratio = scenario.noisy, scenario.name.partition(" x")[2]
