@@ -537,7 +537,7 @@ def _finished(study: Study, blocks: int, line: Line) -> tuple[Answer, str]:
         except Failed as error:
             problem = str(error)
         line.show("")
-    for name in (entry["id"] for entry in study.document["configurations"]):
+    for name in study.configurations:
         logs = (Launch(name, 0, "A").folder(root) / log for log in LOGS)
         log = "".join(path.read_text(errors="replace") for path in logs if path.exists())
         for note in weaker_notes(log):

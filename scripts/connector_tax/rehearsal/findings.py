@@ -1,7 +1,7 @@
 """Describe a rehearsal: durations, cells, decidable effects, and recommended changes."""
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from statistics import median
@@ -117,31 +117,30 @@ def assumed(study: StudyDocument) -> Section:
         ]
         parts[PHASE_NAMES[phase]] = count * sum(cells_s)
     parts["start-up and release"] = sum(runs.values()) * (known.startup_s + release_s)
+    sentences = [
+        f"{duration(sum(parts.values()))}, {known.source}.",
+        "Not rehearsed: this study names no machine. A reference rate that is not known counts "
+        "as the shortest window.",
+    ]
+    return _parts(parts, sentences)
+
+
+def _parts(parts: Mapping[str, float], sentences: list[str]) -> Section:
     total = sum(parts.values())
     rows = [[name, duration(s), f"{s / total:.0%}"] for name, s in parts.items()]
-    return Section(
-        "Duration",
-        [
-            f"{duration(total)}, {known.source}.",
-            "Not rehearsed: this study names no machine. A reference rate that is not known counts "
-            "as the shortest window.",
-        ],
-        ["part", "takes", "share"],
-        rows,
-    )
+    return Section("Duration", sentences, ["part", "takes", "share"], rows)
 
 
 def _duration(rehearsal: Rehearsal) -> Section:
     parts = seconds_by_part(rehearsal)
     total = sum(parts.values())
-    rows = [[name, duration(s), f"{s / total:.0%}"] for name, s in parts.items()]
     blocks = rehearsal.own_blocks
     texts = [f"{duration(total)} for {blocks} block{'s' if blocks > 1 else ''}."]
     document = rehearsal.study.document
     if overloaded := overloaded_cells(document, durations_of(document)):
         texts.append(f"Overloaded cells, above what the server can serve: {', '.join(overloaded)}.")
     texts += _looks(rehearsal, total)
-    return Section("Duration", texts, ["part", "takes", "share"], rows)
+    return _parts(parts, texts)
 
 
 def _looks(rehearsal: Rehearsal, total_s: float) -> Iterator[str]:
