@@ -236,7 +236,7 @@ class Plan:
         self._keeps_ended = keeps_ended
         self.ended: deque[RequestRecord] = deque()
         self.wakes_on_result = load.waits_for_results
-        self._waits_in_workers = load.offsets_ns is None and not self.wakes_on_result
+        self._waits_in_workers = load.waits_in_workers
         first = 0
         if load.offsets_ns is not None:
             first = int(np.searchsorted(load.offsets_ns, LEAD_NS, "right"))
