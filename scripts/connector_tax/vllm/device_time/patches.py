@@ -147,11 +147,8 @@ class Emulation:
         carried_on = len(n) > len(arrived)
         since = 0 if carried_on else min(arrived, default=0)
         step_id = getattr(output, "connector_tax_step_id", 0)
-        self.device.begin(step_id, shape, since, self._duration_us(shape))
+        self.device.begin(step_id, shape, since, device_us(self._coefficients, shape))
         return bool(batch.has_prefill)
-
-    def _duration_us(self, batch: Batch) -> float:
-        return device_us(self._coefficients, batch)
 
     def attention(self, batch: Any, kv_cache_config: Any) -> dict[str, Any]:
         """Return placeholder attention metadata for every layer; nothing reads it."""
