@@ -24,6 +24,7 @@ from benchmarks import machine, parser_of
 from benchmarks.event_server import EventServer, two_cpus
 from benchmarks.peers import CLIENTS, PROMPT, add_peers, named_peers, reported
 from connector_tax.config import ROOT
+from connector_tax.text import markdown_table
 
 PAGE = ROOT / "docs/coming-from.md"
 TIMEOUT_S = 180.0
@@ -201,14 +202,14 @@ def page(results: list[tuple[str, str]]) -> str:
             "",
             f"Theirs begin with `{program} {PROGRAM[client]} {begin}`.",
             "",
-            "| theirs | ours | work of theirs | work of ours | difference |",
-            "| --- | --- | --- | --- | --- |",
-        ]
-        lines += [
-            f"| `{pair.peer_line}` | `{pair.own_line}` | {their_result} | {our_result} |"
-            f" {pair.differs} |"
-            for pair, (their_result, our_result) in zip(PAIRS, results, strict=True)
-            if pair.client == client
+            *markdown_table(
+                ("theirs", "ours", "work of theirs", "work of ours", "difference"),
+                *(
+                    (f"`{pair.peer_line}`", f"`{pair.own_line}`", *both, pair.differs)
+                    for pair, both in zip(PAIRS, results, strict=True)
+                    if pair.client == client
+                ),
+            ),
         ]
     return "\n".join(lines) + "\n"
 

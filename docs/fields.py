@@ -37,6 +37,7 @@ from connector_tax.engine.config import EngineFile
 from connector_tax.provenance import manifest
 from connector_tax.provenance.claims import Claim
 from connector_tax.servers.kinds import kind_of, kinds
+from connector_tax.text import markdown_table
 
 DICTIONARY = ROOT / "docs" / "fields.yaml"
 PAGE = ROOT / "docs" / "artifacts.md"
@@ -345,10 +346,7 @@ def _cell(text: str) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(map(_cell, cells)) + " |"
-
-    return [line(head), "|" + " --- |" * len(head), *map(line, rows), ""]
+    return [*markdown_table(*([*map(_cell, cells)] for cells in (head, *rows))), ""]
 
 
 def page() -> str:

@@ -35,15 +35,14 @@ def summary(matrix: Matrix) -> str:
     for connector, cells in outcomes.items():
         merged.setdefault(tuple(cells), []).append(connector)
     capacities = [plains[model]["capacity"][0] for model in models]
-    lines = [
+    lines = text.markdown_table(
         ["", *models],
-        ["---"] * (len(models) + 1),
         ["tokens", *(f"{entry['length']:,}" for entry in capacities)],
         ["plain: blocks", *(f"{entry['blocks']:,}" for entry in capacities)],
         ["plain: requests at once", *(text.number(entry["requests"], 2) for entry in capacities)],
         *([", ".join(names), *cells] for cells, names in merged.items()),
-    ]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    )
+    return "\n".join(lines) + "\n"
 
 
 def _outcome(row: Row, plain: Row) -> str:
@@ -70,18 +69,17 @@ def versions(records: Mapping[str, Record]) -> str:
             merged[-1][0].append(version)
         else:
             merged.append(([version], cells))
-    lines = [f"| vLLM | {' | '.join(CONNECTORS)} | async scheduling |",
-             "| --- |" + " --- |" * (len(CONNECTORS) + 1)]  # fmt: skip
-    for covered, cells in merged:
-        span = covered[0] if len(covered) == 1 else f"{covered[0]} to {covered[-1]}"
-        lines.append(f"| {span} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    rows = [
+        [covered[0] if len(covered) == 1 else f"{covered[0]} to {covered[-1]}", *cells]
+        for covered, cells in merged
+    ]
+    headings = ["vLLM", *CONNECTORS, "async scheduling"]
+    return "\n".join(text.markdown_table(headings, *rows)) + "\n"
 
 
 def capacities(records: Mapping[str, Record]) -> str:
     """Return a line for each version with a resolved KV cache: plain's, then each connector's."""
-    lines = [f"| vLLM | plain: blocks | requests at once | {' | '.join(CONNECTORS)} |",
-             "| --- |" + " --- |" * (len(CONNECTORS) + 2)]  # fmt: skip
+    lines = []
     for version, record in records.items():
         rows = {row["connector"]: row for row in record["rows"]}
         plain = rows[PLAIN]
@@ -94,8 +92,9 @@ def capacities(records: Mapping[str, Record]) -> str:
         known = plain["capacity"][0]
         cells = [version, f"{known['blocks']:,}", text.number(known["requests"], 2)]
         cells += [_outcome(rows[name], plain) if name in rows else text.DASH for name in CONNECTORS]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        lines.append(cells)
+    headings = ["vLLM", "plain: blocks", "requests at once", *CONNECTORS]
+    return "\n".join(text.markdown_table(headings, *lines)) + "\n"
 
 
 def _of_version(record: Record) -> list[str]:

@@ -1,6 +1,6 @@
-"""Format numbers consistently: units, signs, intervals; a dash for a missing number."""
+"""Format numbers consistently: units, signs, intervals, a dash for a missing number; and tables."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 DASH = "–"
@@ -70,3 +70,8 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.2f} h"
+
+
+def markdown_table(headings: Sequence[str], *rows: Sequence[str]) -> list[str]:
+    """Return the lines of a Markdown table; a `|` in a cell is not escaped."""
+    return [f"| {' | '.join(cells)} |" for cells in (headings, ["---"] * len(headings), *rows)]

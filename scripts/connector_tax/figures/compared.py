@@ -260,12 +260,6 @@ def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]
     return [f"  {line}" for line in lines]
 
 
-def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a Markdown table."""
-    lines = [list(headings), ["---"] * len(headings), *map(list, rows)]
-    return [f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines]
-
-
 def markdown(study: StudyTables, answer: Sequence[str]) -> str:
     """Return the answer, what was compared, and the latencies, as Markdown."""
     lines = ["# " + study.name, "", *(f"- {line.strip()}" for line in answer), ""]
@@ -273,4 +267,6 @@ def markdown(study: StudyTables, answer: Sequence[str]) -> str:
         shown = " ".join(f"**{word}**" if other else word for word, other in words)
         lines.append(f"- {label}: {shown}")
     lines += [f"- {name}: {value}" for name, value in load(study)]
-    return "\n".join([*lines, "", *markdown_table(*table(study)), ""])
+    headings, rows = table(study)
+    cells = ([cell.replace("|", "/") for cell in row] for row in (headings, *rows))
+    return "\n".join([*lines, "", *text.markdown_table(*cells), ""])

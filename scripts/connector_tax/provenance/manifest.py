@@ -38,6 +38,7 @@ from connector_tax.files import (
 )
 from connector_tax.provenance.views import digest, views_in
 from connector_tax.seals import read_links, seal_end
+from connector_tax.text import markdown_table
 
 COLUMNS = {
     "date": "date (UTC)",
@@ -211,9 +212,10 @@ def section(study: str, record: ManifestRecord, seal: str | None = None) -> str:
         *([] if record["package"] is None else _made_by(record)),
         *(f"- {COLUMNS[key]}: {_escape(study_rows[0][key])}" for key in shared),
         "",
-        "| " + " | ".join(COLUMNS[key] for key in columns) + " |",
-        "|" + " --- |" * len(columns),
-        *("| " + " | ".join(_escape(row[key]) for key in columns) + " |" for row in study_rows),
+        *markdown_table(
+            [COLUMNS[key] for key in columns],
+            *([_escape(row[key]) for key in columns] for row in study_rows),
+        ),
         f"<!-- end of study {study} -->",
     ]
     return "\n".join(lines) + "\n"

@@ -234,11 +234,11 @@ def as_markdown(matrix: Matrix) -> str:
         names = columns(matrix, model)
         used = [n for n in range(1, len(names)) if any(line[n - 1].text for line in merged)]
         lines = [f"### {model}", "", f"{heading(matrix, model)}.", ""]
-        lines.append(f"| connector | {' | '.join(names[n] for n in used)} |")
-        lines.append(f"| --- |{' --- |' * len(used)}")
-        for line, connectors in merged.items():
-            shown = (_bold(line[n - 1]) for n in used)
-            lines.append(f"| {', '.join(connectors)} | {' | '.join(shown)} |")
+        lines += text.markdown_table(
+            ["connector", *(names[n] for n in used)],
+            *([", ".join(connectors), *(_bold(line[n - 1]) for n in used)]
+              for line, connectors in merged.items()),
+        )  # fmt: skip
         notes = [f"- {remark}" for remark in remarks(matrix, model)]
         parts.append("\n".join([*lines, *(["", *notes] if notes else [])]))
     lines = [f"- {line}" for line in (*_packages(matrix), *_noted(matrix, *models_of(matrix)))]
