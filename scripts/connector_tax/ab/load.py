@@ -155,7 +155,7 @@ def _of_trace(options: argparse.Namespace, warmup_s: float, life_s: float, most_
     return Load(
         [rate], (max(1, mean_in), max(2, mean_out)),
         max(line.input_length + line.output_length for line in sent.lines),
-        cell, traffic, b"".join(msgspec.json.encode(line) + b"\n" for line in sent.lines),
+        cell, traffic, msgspec.json.Encoder().encode_lines(sent.lines),
         (trace_note(kept, options.trace_speed),),
     )  # fmt: skip
 

@@ -86,8 +86,8 @@ def _write_page(
 
 def _write_sessions(options: argparse.Namespace, _: object, results: Sequence[CellResult]) -> None:
     if options.session_output is not None:
-        lines = map(msgspec.json.encode, session_outcomes(results[0].requests))
-        write_bytes(options.session_output, b"".join(line + b"\n" for line in lines))
+        outcomes = session_outcomes(results[0].requests)
+        write_bytes(options.session_output, msgspec.json.Encoder().encode_lines(outcomes))
 
 
 def load_name(summary: Mapping[str, Any]) -> str:

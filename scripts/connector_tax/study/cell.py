@@ -334,7 +334,7 @@ def measure(
     records = [cast(RequestLine, record.fields(STUDY_FIELDS)) for record in result.records]
     if prepared.offsets_ns is None:
         records = [_due_when_sent(record, result) for record in records]
-    write_bytes(requests_file, b"".join(msgspec.json.encode(r) + b"\n" for r in records))
+    write_bytes(requests_file, msgspec.json.Encoder().encode_lines(records))
     steps = step_log.take(result.t_origin_ns, result.t_drained_ns)
     write_bytes(steps_file, steps)
     device = _take_device(study, launch, step_log, partial / device_name, steps)
@@ -392,7 +392,7 @@ def _take_device(
     if study["config"]["engine"].get("device") != "emulated":
         return None
     lines = step_log.take_device()
-    write_bytes(file, b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    write_bytes(file, msgspec.json.Encoder().encode_lines(lines))
     is_baseline = launch.configuration == baseline_of(study["config"])
     return device_values(lines, map(msgspec.json.decode, steps.splitlines()), is_baseline)
 
