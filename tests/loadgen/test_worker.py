@@ -10,6 +10,7 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -192,7 +193,8 @@ def test_records_are_flushed_to_the_file_at_the_memory_limit(tmp_path: Path) -> 
     """Deliver results faster than lines are written, and never show progress."""
     path = tmp_path / "out.jsonl"
     sink = RecordSink(path, {})
-    reads = array("q", range(10_000)).tobytes()
+    # 5,000 reads with one token each: more than 50,000 bytes of a line.
+    reads = array("q", chain.from_iterable((10**9 + n, 1) for n in range(5000))).tobytes()
     taken = 0
     while taken * 50_000 < 3 * PENDING_BYTES:
         sink.take(RequestRecord(request_id="r", seq=taken, t_intended_ns=0, raw_reads=reads))
