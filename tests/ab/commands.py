@@ -1,10 +1,17 @@
 """Run `connector-tax ab` in its own folder, on a machine shared with other tests."""
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import IO
 
+import pytest
+
+from connector_tax.ab.__main__ import main
+from connector_tax.study import endpoint
+from connector_tax.study.guard import PARENT_VARIABLE, process_name
 from tests.workflow.harness import device_for, environment
 
 ENGINE = f"{sys.executable} -m connector_tax.engine --port {{port}}"
@@ -48,3 +55,14 @@ class Ab:
         with self.start(subprocess.PIPE) as process:
             out, err = process.communicate(timeout=550)
         return subprocess.CompletedProcess(self.command, process.returncode, out, err)
+
+    def call(self, monkeypatch: pytest.MonkeyPatch) -> int:
+        """Return the command's exit status in this process, which a refusal does not outlast."""
+        monkeypatch.chdir(self.folder)
+        for name, value in environment(self.folder).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv(PARENT_VARIABLE, process_name(os.getpid()))
+        monkeypatch.setattr("tempfile.tempdir", None)
+        monkeypatch.setattr(signal, "signal", lambda *_: None)
+        monkeypatch.setattr(endpoint, "PATIENCE_S", 0.5)
+        return main(self.command[3:])

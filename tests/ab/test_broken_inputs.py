@@ -276,15 +276,21 @@ def test_candidate_may_be_named_like_a_configuration() -> None:
     ],
 )
 def test_server_that_cannot_be_measured_is_named(
-    tmp_path: Path, further: list[str], changed: dict[str, str], words: str
+    tmp_path: Path,
+    further: list[str],
+    changed: dict[str, str],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    done = Ab(tmp_path, *further, **changed).run()
-    assert words in done.stderr, done.stderr
-    assert done.returncode == NO_NUMBER
-    assert "Traceback" not in done.stderr
+    status = Ab(tmp_path, *further, **changed).call(monkeypatch)
+    said = capsys.readouterr().err
+    assert words in said, said
+    assert status == NO_NUMBER
     assert gone(tmp_path, timeout_s=2) == []
 
 
+@pytest.mark.workflow
 def test_ctrl_c_while_servers_are_queried_leaves_no_process(tmp_path: Path) -> None:
     command = Ab(tmp_path)
     with command.start(subprocess.PIPE) as process:
@@ -301,6 +307,7 @@ def test_ctrl_c_while_servers_are_queried_leaves_no_process(tmp_path: Path) -> N
     assert gone(tmp_path, timeout_s=2) == []
 
 
+@pytest.mark.workflow
 def test_warning_before_the_first_block_if_minutes_do_not_fit_three(tmp_path: Path) -> None:
     command = Ab(tmp_path)
     at = command.command.index("--blocks")
@@ -326,11 +333,13 @@ def test_file_in_place_of_the_study_folder_is_named(tmp_path: Path) -> None:
     assert done.stderr == "ab: results/mine is not a folder; give this comparison another --name\n"
 
 
-def test_different_arguments_under_one_name_are_refused(tmp_path: Path) -> None:
+def test_different_arguments_under_one_name_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "results" / "mine"
     folder.mkdir(parents=True)
     (folder / "ab.json").write_text('{"rate": [4.0]}')
-    done = Ab(tmp_path).run()
-    assert done.returncode == NO_NUMBER
-    assert "rate: [4.0] -> [20.0]" in done.stderr or "rate[0]: 4.0 -> 20.0" in done.stderr
-    assert "another --name" in done.stderr
+    assert Ab(tmp_path).call(monkeypatch) == NO_NUMBER
+    said = capsys.readouterr().err
+    assert "rate: [4.0] -> [20.0]" in said or "rate[0]: 4.0 -> 20.0" in said
+    assert "another --name" in said

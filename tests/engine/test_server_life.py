@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from connector_tax.engine.__main__ import main
 from connector_tax.engine.connectors import BackgroundCpu
 from connector_tax.engine.logs import LineLog, LogError
 from connector_tax.servers.kinds import free_port
@@ -77,14 +78,6 @@ def test_a_dead_worker_fails_requests_and_ends_the_server(tmp_path: Path) -> Non
     assert server.records("truth.jsonl")[-1]["outcome"] == "engine dead"
 
 
-def refused(arguments: list[str], status: int = 1) -> str:
-    """Return the message of a launch that ends with `status`."""
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=20, check=False)
-    assert done.returncode == status
-    assert "Traceback" not in done.stderr
-    return done.stderr
-
-
 @pytest.mark.parametrize(
     ("changes", "configuration", "says"),
     [
@@ -114,24 +107,40 @@ def refused(arguments: list[str], status: int = 1) -> str:
     ],
 )
 def test_refused_launch_names_file_and_reason(
-    tmp_path: Path, changes: dict[str, Any], configuration: str, says: str
+    tmp_path: Path,
+    changes: dict[str, Any],
+    configuration: str,
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = tmp_path / "engine.json"
     path.write_text(json.dumps(config_with(changes)))
-    said = refused(command(path, configuration, free_port(), tmp_path))
+    monkeypatch.setattr(sys, "argv", command(path, configuration, free_port(), tmp_path)[2:])
+    assert main() == 1
+    said = capsys.readouterr().err
     assert str(path) in said
     assert says in said
 
 
 def test_error_names_the_port_in_use(server: Launched, tmp_path: Path) -> None:
-    said = refused(command(EMBEDDED, "plain", server.port, tmp_path))
-    assert f"127.0.0.1:{server.port}" in said
+    arguments = command(EMBEDDED, "plain", server.port, tmp_path)
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=20)
+    assert done.returncode == 1
+    assert f"127.0.0.1:{server.port}" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
-def test_server_listens_on_loopback_only(tmp_path: Path) -> None:
+def test_server_listens_on_loopback_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = command(EMBEDDED, "plain", free_port(), tmp_path)
     arguments[arguments.index("127.0.0.1")] = "0.0.0.0"
-    assert "found 0.0.0.0; allowed: a loopback address" in refused(arguments, 2)
+    monkeypatch.setattr(sys, "argv", arguments[2:])
+    with pytest.raises(SystemExit) as refused:
+        main()
+    assert refused.value.code == 2
+    assert "found 0.0.0.0; allowed: a loopback address" in capsys.readouterr().err
 
 
 WINDOW_S = 1.0

@@ -218,7 +218,7 @@ def test_hanging_stream_adds_nothing_to_the_next_requests_latency(tmp_path: Path
     assert all(r["t_send_ns"] - r["t_intended_ns"] < 0.5e9 for r in records)
     assert summary["latency_ms"]["TTFT"]["max"] < 500
     # Nor in the rates, which are of the window.
-    steady = "--rate 20 --arrivals fixed --duration 0.2 --timeout 2"
+    steady = "--rate 20 --arrivals fixed --duration 0.2 --timeout 0.5"
     several = iter(["good", "good", "hang", "good"])
     with FaultServer(scripts, lambda _body: next(several)) as server:
         _, summary, _ = command(server.port, tmp_path, steady)
@@ -241,9 +241,10 @@ def status(code: str, body: bytes, extra: bytes = b"", cut: int = 0) -> list[Ste
     return [head + extra + b"\r\n" + body, *([Fin] if cut else [])]
 
 
+SOON = b"Retry-After: 0.1\r\n"
 SAID: dict[str, tuple[list[Step], str, str]] = {
-    "429": (status("429 Slow", b'\x1b[2J{"error":"slow"}'), "http_status", "429: "),
-    "cut": (status("500 Oops", b"broken", cut=9), "http_status", "500: broken (closed_mid_resp"),
+    "429": (status("429 Slow", b'\x1b[2J{"error":"slow"}', SOON), "http_status", "429: "),
+    "cut": (status("500 Oops", b"broken", SOON, 9), "http_status", "500: broken (closed_mid_resp"),
     "307": (status("307 Go", b"", b"Location: /v2/x\r\n"), "http_status", "307 to /v2/x"),
     "302": (status("302 Go", b""), "http_status", "302 without Location"),
     "json": (

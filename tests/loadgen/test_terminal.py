@@ -39,7 +39,7 @@ def test_every_line_fits_the_terminal(columns: int) -> None:
         text = shown(
             [
                 *("--url", f"http://127.0.0.1:{server.port}", "--model", "m", "--no-ready-check"),
-                *("--prompt", "p", "--rate", "20", "--duration", "2.5", "--no-affinity"),
+                *("--prompt", "p", "--rate", "20", "--duration", "1.8", "--no-affinity"),
             ],
             columns,
         )

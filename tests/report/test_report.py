@@ -380,7 +380,9 @@ def test_missing_figure_is_an_error_that_names_it(study: StudyTables) -> None:
         render(study)
 
 
-@pytest.mark.parametrize("phase", ["A", "B", "Bp"])
+@pytest.mark.parametrize(
+    "phase", ["A", *(pytest.param(phase, marks=pytest.mark.workflow) for phase in ("B", "Bp"))]
+)
 def test_study_with_a_void_phase_has_every_figure_and_a_report(tmp_path: Path, phase: str) -> None:
     why = "machine disturbed: other processes used the server's CPUs"
     cells = {"A": ["r40", "r80"], "B": ["128x16", "512x16"], "Bp": ["128x16"]}[phase]

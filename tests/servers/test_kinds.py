@@ -37,6 +37,7 @@ KIND = Stub
 """
 
 
+@pytest.mark.workflow
 def test_each_engine_kind_is_one_module(tmp_path: Path) -> None:
     definition, study_file = tmp_path / "engine.json", tmp_path / "study" / "study.json"
     write_json(definition, load_yaml(ROOT / "config" / "embedded.yaml"))

@@ -38,7 +38,6 @@ from tests.study.conftest import StandIn
 from tests.study.driving import (
     arguments,
     as_user,
-    drive,
     failed_index_of,
     launch_folder,
     write_study,
@@ -223,14 +222,16 @@ def test_a_block_belongs_to_the_device_of_its_first_launch(tmp_path: Path) -> No
         claim_device(tmp_path, 0, "b", here)
 
 
-def test_driver_on_another_device_exits_without_measuring(tmp_path: Path) -> None:
+def test_driver_on_another_device_exits_without_measuring(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     study_file = write_study(tmp_path)
     study = read_json(study_file)
     elsewhere = describe_node(study["config"]) | {"machine": "machine-b"}
     claim_device(tmp_path, 0, study["design_sha256"], elsewhere)
-    done = drive(study_file)
-    assert done.returncode == 2
-    assert "block 0 was begun on another device (machine: 'machine-b', here" in done.stdout
+    assert launch.main(arguments(study_file)) == 2
+    said = "".join(capsys.readouterr())
+    assert "block 0 was begun on another device (machine: 'machine-b', here" in said
     assert not list(launch_folder(study_file).iterdir())
 
 

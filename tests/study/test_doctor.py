@@ -20,7 +20,7 @@ from connector_tax.artifacts.study_records import EngineSection
 from connector_tax.config import ROOT, filled, load_yaml
 from connector_tax.files import read_json, write_json
 from connector_tax.rehearsal import doctor as doctor_command
-from connector_tax.study import doctor, preflight
+from connector_tax.study import doctor, launch, preflight
 from connector_tax.study.design import resolve
 from connector_tax.study.device import hold_devices
 from connector_tax.study.doctor import UnfitError, _other_sources, rdma, require_fit, triton
@@ -374,7 +374,9 @@ def test_doctor_reports_vllm_sources_changed_since_step_timing_was_proved(tmp_pa
 
 
 @pytest.mark.parametrize("given", [True, False])
-def test_launch_uses_engine_files_from_its_block_or_reads_them(tmp_path: Path, given: bool) -> None:
+def test_launch_uses_engine_files_from_its_block_or_reads_them(
+    tmp_path: Path, given: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     package = tmp_path / "site" / "vllm"
     config = filled(load_yaml(ROOT / "config/vllm-cpu.yaml"), "config")
     config["engine"]["python"] = python = str(interpreter_of(package))
@@ -383,11 +385,8 @@ def test_launch_uses_engine_files_from_its_block_or_reads_them(tmp_path: Path, g
     told = {python: {"lock_sha256": "a10c", "sources_sha256": "50ce"}}
     # As the block's driver says it.
     options = ["--engine-files", json.dumps(told)] if given else []
-    done = subprocess.run(
-        [sys.executable, "-m", "connector_tax.study.launch", *arguments(study_file), *options],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert "plain/block0/A failed" in done.stdout + done.stderr
+    launch.main([*arguments(study_file), *options])
+    assert "plain/block0/A failed" in "".join(capsys.readouterr())
     (attempt,) = read_json(launch_folder(study_file) / paths.ATTEMPTS)
     here = {python: {"lock_sha256": None, "sources_sha256": sources_sha256(package)}}
     assert attempt["node"]["engine_files"] == (told if given else here)

@@ -104,7 +104,10 @@ CASES = (
     Case("slow_metrics < time-out", {"kind": "slow_metrics", "at": [2], "ms": 200.0}, VALID,
          "the sampler is a process of its own; a late scrape delays no request"),
 )  # fmt: skip
-SHORT = ("fin", "prefix_hit", "refuse_start", "crlf")
+MARKS = {
+    **dict.fromkeys(("fin", "refuse_start"), ()),
+    **dict.fromkeys(("prefix_hit", "crlf"), pytest.mark.workflow),
+}
 
 
 def test_every_fault_switch_has_a_case() -> None:
@@ -114,7 +117,7 @@ def test_every_fault_switch_has_a_case() -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(case, id=case.name, marks=[] if case.name in SHORT else pytest.mark.long)
+        pytest.param(case, id=case.name, marks=MARKS.get(case.name, pytest.mark.long))
         for case in CASES
     ],
 )

@@ -304,7 +304,7 @@ def test_throttling_is_counted_if_the_control_group_reports_it(
 # ---- the sampler of /metrics
 
 PAGE = b"# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting 3\n"
-INTERVAL_S = 0.3
+INTERVAL_S = 0.15
 SCRAPES = 17
 
 

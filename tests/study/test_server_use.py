@@ -50,6 +50,7 @@ def test_resources_record_the_server_before_and_after_load(study_file: Path) -> 
     assert record["after_load_reason"] is None
 
 
+@pytest.mark.workflow
 def test_idle_resources_are_read_before_the_first_cell_and_cells_lie_between_readings(
     study_file: Path,
 ) -> None:
@@ -67,6 +68,7 @@ def test_idle_resources_are_read_before_the_first_cell_and_cells_lie_between_rea
         assert use["cpu_s"] > 0
 
 
+@pytest.mark.workflow
 def test_the_index_names_both_records_with_their_hashes(study_file: Path) -> None:
     folder = launch_folder(study_file)
     names = ("resources.json", "settings.json")
@@ -74,6 +76,7 @@ def test_the_index_names_both_records_with_their_hashes(study_file: Path) -> Non
     assert {name: files[name] for name in names} == {n: sha256_file(folder / n) for n in names}
 
 
+@pytest.mark.workflow
 def test_settings_come_from_the_running_engine_or_give_a_reason(
     study_file: Path,
 ) -> None:
@@ -87,6 +90,7 @@ def test_settings_come_from_the_running_engine_or_give_a_reason(
         assert (setting["value"] is None) == (setting["reason"] is not None)
 
 
+@pytest.mark.workflow
 def test_server_inherits_only_the_token_of_the_callers_variables(study_file: Path) -> None:
     server = read_json(launch_folder(study_file) / "settings.json")["environment"]["server"]
     assert server.keys() == {"AGENTIC_STEP_LOG_PATH", "PYTHONPATH", "HF_TOKEN"}
