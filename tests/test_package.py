@@ -116,7 +116,7 @@ def test_slurms_executor_is_locked_on_top_of_the_pipeline() -> None:
 
 
 @pytest.mark.parametrize("buffered", [True, False])
-@pytest.mark.parametrize("arguments", ["--help", "loadgen --help", "loadgen --version"])
+@pytest.mark.parametrize("arguments", ["--help", "loadgen --help"])
 def test_closed_output_pipe_leaves_no_traceback(arguments: str, buffered: bool) -> None:
     reader, writer = os.pipe()
     os.close(reader)

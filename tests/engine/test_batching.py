@@ -24,48 +24,50 @@ from connector_tax.engine.batching import (
 from connector_tax.engine.transformer import VectorTransformer
 from tests.engine import transformers as t
 
-_loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+Run = Callable[..., None]
 
 
-@pytest.fixture(autouse=True, params=[asyncio.new_event_loop, uvloop.new_event_loop])
-def _both_loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules[__name__], "_loop_factory", request.param)
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop])
+def run(request: pytest.FixtureRequest) -> Run:
+    """Return a function that starts a service on one kind of loop, runs `body`, and stops it.
 
+    It checks that no task or child process is left.
+    """
 
-def run(
-    body: Callable[[BatchedService], Awaitable[None]],
-    worker_class: type[VectorTransformer],
-    kwargs: dict[str, Any] | None = None,
-    service: BatchedService | None = None,
-) -> None:
-    """Start the service, run `body`, stop; check that no task or child process is left."""
+    def started(
+        body: Callable[[BatchedService], Awaitable[None]],
+        worker_class: type[VectorTransformer],
+        kwargs: dict[str, Any] | None = None,
+        service: BatchedService | None = None,
+    ) -> None:
+        async def main() -> None:
+            ours = service or BatchedService(max_batch_size=4, timeout_seconds=0.02)
+            await ours.start(worker_class, kwargs)
+            try:
+                await asyncio.wait_for(body(ours), 30)
+            finally:
+                await asyncio.wait_for(ours.stop(), 20)
+            assert not psutil.Process().children()
+            assert asyncio.all_tasks() == {asyncio.current_task()}
 
-    async def main() -> None:
-        ours = service or BatchedService(max_batch_size=4, timeout_seconds=0.02)
-        await ours.start(worker_class, kwargs)
-        try:
-            await asyncio.wait_for(body(ours), 30)
-        finally:
-            await asyncio.wait_for(ours.stop(), 20)
-        assert not psutil.Process().children()
-        assert asyncio.all_tasks() == {asyncio.current_task()}
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            runner.run(main())
 
-    with asyncio.Runner(loop_factory=_loop_factory) as runner:
-        runner.run(main())
+    return started
 
 
 async def outcomes(service: BatchedService, items: list[Any]) -> list[Any]:
     return await asyncio.gather(*(service.do_one(x) for x in items), return_exceptions=True)
 
 
-def test_every_request_gets_its_own_result() -> None:
+def test_every_request_gets_its_own_result(run: Run) -> None:
     async def body(service: BatchedService) -> None:
         assert await outcomes(service, list(range(880))) == [x * x for x in range(880)]
 
     run(body, t.Squares, {"pause_s": 0.0005}, BatchedService(200, 0.1, 32))
 
 
-def test_partial_batch_is_sent_when_its_oldest_request_reaches_the_wait_limit() -> None:
+def test_partial_batch_is_sent_when_its_oldest_request_reaches_the_wait_limit(run: Run) -> None:
     async def body(service: BatchedService) -> None:
         assert await outcomes(service, [0, 0, 0]) == [3, 3, 3]
         assert await outcomes(service, [0] * 9) == [4] * 8 + [1]
@@ -73,7 +75,7 @@ def test_partial_batch_is_sent_when_its_oldest_request_reaches_the_wait_limit() 
     run(body, t.BatchSizes)
 
 
-def test_stages_run_in_order_around_the_hooks() -> None:
+def test_stages_run_in_order_around_the_hooks(run: Run) -> None:
     class Hooked(BatchedService):
         async def preprocess(self, batch: list[Any]) -> Any:
             return [f"pre {x}" for x in batch]
@@ -88,7 +90,7 @@ def test_stages_run_in_order_around_the_hooks() -> None:
 
 
 @pytest.mark.parametrize("stage", ["worker-pre", "transform", "worker-post"])
-def test_worker_error_fails_only_its_batch(stage: str) -> None:
+def test_worker_error_fails_only_its_batch(stage: str, run: Run) -> None:
     async def body(service: BatchedService) -> None:
         got = await outcomes(service, ["a", stage, "b", "c", "d", "e", "f", "g"])
         assert all(isinstance(e, TransformError) and f"{stage} raised" in str(e) for e in got[:4])
@@ -99,7 +101,7 @@ def test_worker_error_fails_only_its_batch(stage: str) -> None:
     run(body, t.Stages)
 
 
-def test_cancelled_requests_do_not_shift_other_results() -> None:
+def test_cancelled_requests_do_not_shift_other_results(run: Run) -> None:
     async def body(service: BatchedService) -> None:
         tasks = [asyncio.create_task(service.do_one(x)) for x in range(40)]
         await asyncio.sleep(0)
@@ -115,7 +117,7 @@ def test_cancelled_requests_do_not_shift_other_results() -> None:
     run(body, t.Squares, {"pause_s": 0.002})
 
 
-def test_request_cancelled_in_the_buffer_joins_no_batch() -> None:
+def test_request_cancelled_in_the_buffer_joins_no_batch(run: Run) -> None:
     async def body(service: BatchedService) -> None:
         tasks = [asyncio.create_task(service.do_one(0)) for _ in range(3)]
         await asyncio.sleep(0)
@@ -127,7 +129,7 @@ def test_request_cancelled_in_the_buffer_joins_no_batch() -> None:
     run(body, t.BatchSizes)
 
 
-def test_back_pressure_holds_requests_in_the_buffer(tmp_path: Path) -> None:
+def test_back_pressure_holds_requests_in_the_buffer(tmp_path: Path, run: Run) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
 
@@ -146,7 +148,7 @@ def test_back_pressure_holds_requests_in_the_buffer(tmp_path: Path) -> None:
     run(body, t.Gated, {"gate": str(gate)}, BatchedService(4, 0.02, 2))
 
 
-def test_a_dead_worker_fails_its_requests_at_once_and_is_reported(tmp_path: Path) -> None:
+def test_a_dead_worker_fails_its_requests_at_once_and_is_reported(tmp_path: Path, run: Run) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     reported: list[WorkerDied] = []
@@ -163,7 +165,7 @@ def test_a_dead_worker_fails_its_requests_at_once_and_is_reported(tmp_path: Path
     run(body, t.Gated, {"gate": str(gate)})
 
 
-def test_a_worker_that_dies_idle_is_reported_too() -> None:
+def test_a_worker_that_dies_idle_is_reported_too(run: Run) -> None:
     async def body(service: BatchedService) -> None:
         died: asyncio.Future[WorkerDied] = asyncio.get_running_loop().create_future()
         service.on_worker_death = died.set_result
@@ -173,7 +175,7 @@ def test_a_worker_that_dies_idle_is_reported_too() -> None:
     run(body, t.Squares)
 
 
-def test_stop_fails_waiting_requests(tmp_path: Path) -> None:
+def test_stop_fails_waiting_requests(tmp_path: Path, run: Run) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
 
@@ -190,7 +192,7 @@ def test_stop_fails_waiting_requests(tmp_path: Path) -> None:
     run(body, t.Gated, {"gate": str(gate)})
 
 
-def test_worker_that_ignores_stop_is_killed() -> None:
+def test_worker_that_ignores_stop_is_killed(run: Run) -> None:
     async def body(service: BatchedService) -> None:
         assert psutil.pid_exists(service.worker_pid)
 
@@ -292,7 +294,7 @@ def test_worker_exits_cleanly_when_its_main_process_ends(unread: bool) -> None:
 
 
 @pytest.mark.parametrize("hook", ["preprocess", "postprocess"])
-def test_hook_error_fails_only_its_batch(hook: str) -> None:
+def test_hook_error_fails_only_its_batch(hook: str, run: Run) -> None:
     async def failing(batch: list[Any]) -> list[Any]:
         if 1 in batch:
             raise KeyError(hook)
@@ -321,7 +323,7 @@ def test_hook_error_fails_only_its_batch(hook: str) -> None:
     ],
 )
 def test_batch_that_cannot_be_pickled_fails_with_its_reason(
-    worker_class: type[VectorTransformer], item: Any, kind: type[Exception], said: str
+    worker_class: type[VectorTransformer], item: Any, kind: type[Exception], said: str, run: Run
 ) -> None:
     async def body(service: BatchedService) -> None:
         got = await outcomes(service, [item, 1, 2, 3])
@@ -330,7 +332,7 @@ def test_batch_that_cannot_be_pickled_fails_with_its_reason(
     run(body, worker_class)
 
 
-def test_service_refuses_a_second_start() -> None:
+def test_service_refuses_a_second_start(run: Run) -> None:
     async def body(service: BatchedService) -> None:
         pid = service.worker_pid
         with pytest.raises(ServiceError, match="started only once"):

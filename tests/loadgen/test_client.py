@@ -81,6 +81,7 @@ def test_headers_are_sent_as_given(tmp_path: Path) -> None:
             assert b"X-Team: blue: sky\r\n" in head
             assert b"X-Name: caf\xe9\r\n" in head
             assert head.lower().count(b"\r\nhost:") == 1
+        assert server.heads[0].startswith(b"POST /v1/completions HTTP/1.1\r\n")
         assert header(server.heads[0], "host") == "name.example"
         assert header(server.heads[0], "Accept-Encoding") == "identity"
 
@@ -118,11 +119,13 @@ def test_client_counts_tokens_of_a_response_without_usage(
         assert {(r["status"], r["completion_tokens"], r["counted_by"]) for r in records} == {
             ("ok", 3, "client")
         }
-        assert "20 of 20 without usage" in capsys.readouterr().out
-        command(server.port, tmp_path, f"{LOAD} --no-usage")
-        assert "stream_options" not in server.bodies[-1]
+    assert "20 of 20 without usage" in capsys.readouterr().out
+
+
+def test_usage_that_is_not_asked_for_is_used_all_the_same(tmp_path: Path) -> None:
     with serve(*WITH_USAGE) as server:
         _, _, records = command(server.port, tmp_path, f"{LOAD} --no-usage")
+        assert "stream_options" not in server.bodies[-1]
     assert {r["counted_by"] for r in records} == {"server"}
 
 
@@ -132,7 +135,8 @@ def test_first_answer_token_and_first_reasoning_token_are_separate(tmp_path: Pat
 
     script: list[Step] = [
         HEAD + chunked(delta(role="assistant", reasoning_content="h"), last=False),
-        chunked(delta(reasoning_content="m"), last=False),
+        # Empty content is no answer yet.
+        chunked(delta(reasoning_content="m"), delta(content=""), last=False),
         Pause(0.1),
         chunked(delta(content="a"), last=False),
         chunked(delta("stop", content="b"), event(usage(4, 4)), event("[DONE]")),

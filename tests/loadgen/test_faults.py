@@ -174,7 +174,7 @@ def test_request_longer_than_the_drain_is_a_timeout() -> None:
         assert [r.error_kind for r in result.records] == [None, "drain_timeout", None]
         assert result.records[1].status == "timeout"
         # The next cell is not disturbed by what the last one left.
-        again = run_scripts(generator, ["good"] * 3)
+        again = run_scripts(generator, ["good"] * 3, floor_s=0.3, cap_s=0.3)
         assert [r.status for r in again.records] == ["ok"] * 3
 
 
@@ -192,7 +192,7 @@ def test_non_streaming_bodies_succeed_and_fail_like_streams() -> None:
         "500": [_sized(b"no", "500 Oops")],
     }
     with loading(scripts, stream=False, **STRICT) as generator:
-        result = run_scripts(generator, list(scripts))
+        result = run_scripts(generator, list(scripts), floor_s=0.3, cap_s=0.3)
     kinds = {r.request_id: r.error_kind for r in result.records}
     assert kinds == {
         "good": None,

@@ -7,6 +7,7 @@ import ssl
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
@@ -30,6 +31,7 @@ from tests.loadgen.fault_server import (
 from tests.loadgen.running import answered, run_scripts
 
 FEW = LoadGeneratorOptions(connections_per_worker=4, strict=True)
+SHORT: dict[str, Any] = {"floor_s": 0.2, "cap_s": 0.2}
 SCRIPTS: dict[str, list[Step]] = {
     "good": [good_answer()],
     "cut": [HEAD + chunked(*good_events()[:2], last=False), Fin],
@@ -104,15 +106,16 @@ def test_untrusted_certificate_fails_every_request_unless_its_ca_is_given(
             (endpoint(server, other[0]), "self-signed certificate"),
         ):
             with LoadGenerator(target, FEW) as generator:
-                result = run_scripts(generator, ["good"] * 3)
+                result = run_scripts(generator, ["good"] * 3, **SHORT)
             assert {r.error_kind for r in result.records} == {"tls_failed"}
             assert said in str(result.records[0].error_detail)
             assert said in str(result.health["connect_errors"])
         with LoadGenerator(endpoint(server, None, insecure=True), FEW) as generator:
-            assert {r.status for r in run_scripts(generator, ["good"] * 3).records} == {"ok"}
+            result = run_scripts(generator, ["good"] * 3, **SHORT)
+        assert {r.status for r in result.records} == {"ok"}
     with FaultServer(SCRIPTS, tls=server_context(*other)) as server:
         with LoadGenerator(endpoint(server, other[0]), FEW) as generator:
-            result = run_scripts(generator, ["good"] * 3)
+            result = run_scripts(generator, ["good"] * 3, **SHORT)
         assert "mismatch" in str(result.records[0].error_detail)
 
 
@@ -123,7 +126,8 @@ def test_truncated_response_has_the_same_error_kind_with_and_without_tls(
         FaultServer(SCRIPTS, tls=server_context(*pems)) as server,
         LoadGenerator(endpoint(server, pems[0]), FEW) as generator,
     ):
-        kinds = [r.error_kind for r in run_scripts(generator, ["cut", "good", "reset"]).records]
+        result = run_scripts(generator, ["cut", "good", "reset"], **SHORT)
+    kinds = [r.error_kind for r in result.records]
     assert kinds[:2] == ["closed_mid_response", None]
     assert kinds[2] in ("reset_mid_response", "closed_mid_response")
 
@@ -154,7 +158,7 @@ def test_failed_tls_handshake_has_its_own_error_kind(
         threading.Thread(target=server.serve_forever, args=(0.01,)).start()
         target = Target("127.0.0.1", server.server_address[1], tls=tls)
         with LoadGenerator(target, FEW) as generator:
-            result = run_scripts(generator, ["good"] * 2)
+            result = run_scripts(generator, ["good"] * 2, **SHORT)
         server.shutdown()
     assert {r.error_kind for r in result.records} == {"tls_failed"}
     (detail,) = {str(r.error_detail) for r in result.records}

@@ -48,43 +48,46 @@ CALLED = {
 THOUGHT = {"role": "assistant", "content": None, "reasoning_content": "Hm. Yes."}
 
 
-@pytest.mark.parametrize(
-    ("answer", "options", "inherited"),
-    [
-        (streamed(*PARTS, finish="tool_calls"), "", TOOLS),
-        (streamed({"content": "Look: "}, *PARTS), "", {**TOOLS, "content": "Look: "}),
-        (streamed({"reasoning_content": "Hm."}, {"reasoning_content": " Yes."}), "", THOUGHT),
-        (
-            streamed({"function_call": {"name": "f"}}, {"function_call": {"arguments": "{}"}}),
-            "",
-            CALLED,
-        ),
-        (
-            streamed({"refusal": "N"}, {"refusal": "o"}),
-            "",
-            {"role": "assistant", "content": None, "refusal": "No"},
-        ),
-        (streamed({"reasoning": "Hm."}, {"content": "Yes."}), "",
-         {"role": "assistant", "content": "Yes."}),
-        (whole(TOOLS, "tool_calls"), " --no-stream", TOOLS),
-        (whole(THOUGHT), " --no-stream", THOUGHT),
-    ],
-)  # fmt: skip
+# An answer, and the turn that it becomes.
+STREAMED: dict[str, tuple[list[Step], dict[str, Any]]] = {
+    "calls": (streamed(*PARTS, finish="tool_calls"), TOOLS),
+    "text and calls": (streamed({"content": "Look: "}, *PARTS), {**TOOLS, "content": "Look: "}),
+    "thought": (
+        streamed({"reasoning_content": "Hm."}, {"reasoning_content": " Yes."}), THOUGHT),
+    "old call": (
+        streamed({"function_call": {"name": "f"}}, {"function_call": {"arguments": "{}"}}), CALLED),
+    "refusal": (
+        streamed({"refusal": "N"}, {"refusal": "o"}),
+        {"role": "assistant", "content": None, "refusal": "No"}),
+    "thought and text": (
+        streamed({"reasoning": "Hm."}, {"content": "Yes."}),
+        {"role": "assistant", "content": "Yes."}),
+}  # fmt: skip
+WHOLE = {"calls": (whole(TOOLS, "tool_calls"), TOOLS), "thought": (whole(THOUGHT), THOUGHT)}
+
+
+@pytest.mark.parametrize(("answers", "options"), [(STREAMED, ""), (WHOLE, " --no-stream")])
 def test_child_turn_repeats_the_parents_answer_unchanged(
-    answer: list[Step], options: str, inherited: dict[str, Any], tmp_path: Path
+    answers: dict[str, tuple[list[Step], dict[str, Any]]], options: str, tmp_path: Path
 ) -> None:
-    nodes = [
-        {"id": "a", "prompt": "one", "max_tokens": 9},
-        {"id": "b", "prompt": "two", "max_tokens": 9, "parents": [{"node": "a"}]},
+    sessions = [
+        {
+            "id": name,
+            "nodes": [
+                {"id": "a", "prompt": name, "max_tokens": 9},
+                {"id": "b", "prompt": "two", "max_tokens": 9, "parents": [{"node": "a"}]},
+            ],
+        }
+        for name in answers
     ]
-    path = write_sessions(tmp_path, {"id": "s", "nodes": nodes})
-    with FaultServer({"x": answer}, lambda _: "x") as server:
+    path = write_sessions(tmp_path, *sessions)
+    scripts = {name: script for name, (script, _) in answers.items()}
+    with FaultServer(scripts, lambda body: body["messages"][0]["content"]) as server:
         load = f"--chat --concurrency 1 --session-file {path}{options}"
         _, summary, _ = command(server.port, tmp_path, load)
-        bodies = server.bodies
-    assert summary["ok"] == 2
-    assert bodies[1]["messages"] == [
-        {"role": "user", "content": "one"},
-        inherited,
-        {"role": "user", "content": "two"},
+        turns = [body["messages"] for body in server.bodies if len(body["messages"]) > 1]
+    assert summary["ok"] == 2 * len(answers)
+    assert turns == [
+        [{"role": "user", "content": name}, inherited, {"role": "user", "content": "two"}]
+        for name, (_, inherited) in answers.items()
     ]
