@@ -1,5 +1,7 @@
 """Settings for the whole suite, and studies shared by several test folders."""
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,18 @@ settings.load_profile("no_deadline")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run whole studies first, so that no process waits for them at the end."""
     items.sort(key=lambda item: item.get_closest_marker("workflow") is None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_disk() -> Iterator[None]:
+    """Write this process's files without waiting for the disk: no test needs them after a power
+    cut.
+
+    study/test_durability.py checks what is synced when; processes that a test starts do wait.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
 
 
 @pytest.fixture(scope="session")

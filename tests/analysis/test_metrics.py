@@ -1,5 +1,6 @@
 """Test that one declaration adds a metric to all tables, and a criterion to the rates."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -63,8 +64,8 @@ def test_metric_is_one_declaration(study: Path) -> None:
     assert "nixl_both ttft_p75: " in answer.stdout
 
 
-def test_a_criterion_of_saturation_is_one_declaration(tmp_path: Path) -> None:
-    file = write_synthetic_study(tmp_path / "s", steps_per_cell=5, blocks=3, config=SMALL_GRID)
+def test_a_criterion_of_saturation_is_one_declaration(study: Path, tmp_path: Path) -> None:
+    file = shutil.copytree(study.parent, tmp_path / "s") / "study.json"
 
     def criteria_at(rate: str) -> dict[str, Any]:
         done = declared("reference", "--study", str(file))

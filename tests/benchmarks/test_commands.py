@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import error_model
 from connector_tax.config import ROOT
 
 FOLDER = ROOT / "benchmarks"
@@ -24,10 +25,14 @@ def test_every_benchmark_can_be_imported_with_its_packages(path: Path) -> None:
     import_module(f"benchmarks.{path.stem}")
 
 
-def test_benchmark_prints_help_and_refuses_unknown_options() -> None:
+def test_benchmark_prints_help_and_refuses_unknown_options(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = [sys.executable, "-m", "benchmarks.error_model"]
     shown = subprocess.run([*command, "--help"], cwd=ROOT, capture_output=True, text=True)
     assert shown.stdout.startswith("usage: python -m benchmarks.error_model ")
-    refused = subprocess.run([*command, "plan"], cwd=ROOT, capture_output=True, text=True)
-    assert refused.returncode == 2
-    assert "TABLE: found plan; allowed: aims, ab, steps, virtual" in refused.stderr
+    monkeypatch.setattr(sys, "argv", ["error_model", "plan"])
+    with pytest.raises(SystemExit) as refused:
+        error_model.main()
+    assert refused.value.code == 2
+    assert "TABLE: found plan; allowed: aims, ab, steps, virtual" in capsys.readouterr().err

@@ -326,6 +326,7 @@ ARCHIVE_TAMPERING: dict[str, tuple[Tamper, str, str, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.workflow
 @pytest.mark.parametrize("what", ARCHIVE_TAMPERING)
 def test_changed_file_of_a_replotted_archive_is_named(
     replotted: Path, tmp_path: Path, what: str

@@ -51,7 +51,9 @@ def test_audit_reports_if_the_seal_was_published(
     line, claims = told(root / "study.json")
     assert "published nowhere: anyone who can write this folder can have made it" in line
     assert [verdict for verdict, _ in claims] == [NOT_CHECKABLE]
-    line, claims = told(request.getfixturevalue("published"))
+    published = request.getfixturevalue("published")
+    assert failures(published) == []
+    line, claims = told(published)
     assert "the one MANIFEST.md names" in line
     assert "The folder alone cannot show" in line
     assert [verdict for verdict, _ in claims] == ["PASS"]
@@ -109,7 +111,6 @@ def test_manifest_md_names_the_pictures_of_the_study(
     published: Path, pattern: str, text: str, message: str
 ) -> None:
     page = published.parents[2] / "MANIFEST.md"
-    assert failures(published) == []
     replace(page, re.sub(pattern, text, page.read_text(), count=1, flags=re.M))
     (claim,) = [claim for claim in failures(published) if claim.subject == "figures"]
     assert re.search(message, claim.message)

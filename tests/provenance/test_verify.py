@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,21 @@ def verified(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
 
 
+Refuted = Callable[[Path], str]
+
+
+@pytest.fixture
+def refuted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refuted:
+    """Return a function that verifies a folder, whose values differ, and returns the output."""
+
+    def verify_here(folder: Path) -> str:
+        monkeypatch.setattr(sys, "argv", ["verify.py", str(folder)])
+        assert verify.main() == 1
+        return capsys.readouterr().out
+
+    return verify_here
+
+
 _ALONE = """
 import runpy, sys
 class Refused:
@@ -46,11 +62,13 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def changed(unpacked: Path, tmp_path: Path, name: str) -> Path:
-    """Return a copy of one file in a copy of the folder whose other files are links."""
+def changed(unpacked: Path, tmp_path: Path, name: str, *more: str) -> Path:
+    """Return the first of these files, copied, in a copy of the folder whose other files are
+    links.
+    """
     folder = tmp_path / "archive"
     shutil.copytree(unpacked, folder, copy_function=lambda a, b: Path(b).symlink_to(a))
-    for own in (name, "verify.py"):
+    for own in (name, *more, "verify.py"):
         (folder / own).unlink()
         shutil.copy(unpacked / own, folder / own)
     return folder / name
@@ -86,6 +104,7 @@ def test_printed_command_runs_no_code_from_the_archive(tmp_path: Path) -> None:
     assert " 0 differ." in result.stdout
 
 
+@pytest.mark.workflow
 def test_shipped_archive_without_phase_b_verifies(tmp_path: Path) -> None:
     archive = ARCHIVE.with_name("emulated-controls.tar.zst")
     subprocess.run(["tar", "--zstd", "-xf", archive, "-C", tmp_path], check=True)
@@ -94,7 +113,9 @@ def test_shipped_archive_without_phase_b_verifies(tmp_path: Path) -> None:
     assert " 0 differ." in result.stdout
 
 
-def test_changed_digit_of_a_published_tax_is_named(unpacked: Path, tmp_path: Path) -> None:
+def test_changed_digit_of_a_published_tax_is_named(
+    unpacked: Path, tmp_path: Path, refuted: Refuted
+) -> None:
     table = changed(unpacked, tmp_path, "published/analysis/effects.csv")
 
     def change(rows: list[dict[str, str]]) -> None:
@@ -103,16 +124,15 @@ def test_changed_digit_of_a_published_tax_is_named(unpacked: Path, tmp_path: Pat
         row["hi"] = row["hi"][:5] + str((int(row["hi"][5]) + 1) % 10) + row["hi"][6:]
 
     edit_csv(table, change)
-    result = verified(tmp_path / "archive")
-    assert result.returncode == 1, result.stderr
-    assert "DIFFERS taxes mooncake_both A r40 ttft_p90 hi" in result.stdout
-    assert " 1 differ." in result.stdout
+    said = refuted(tmp_path / "archive")
+    assert "DIFFERS taxes mooncake_both A r40 ttft_p90 hi" in said
+    assert " 1 differ." in said
 
 
-def test_widened_family_interval_and_overwritten_huber_flag_are_named(
-    unpacked: Path, tmp_path: Path
+def test_widened_intervals_an_overwritten_flag_and_forged_identities_are_named(
+    unpacked: Path, tmp_path: Path, refuted: Refuted
 ) -> None:
-    table = changed(unpacked, tmp_path, "published/analysis/effects.csv")
+    table = changed(unpacked, tmp_path, "published/analysis/effects.csv", "study.json")
 
     def change(rows: list[dict[str, str]]) -> None:
         for row in rows:
@@ -122,14 +142,7 @@ def test_widened_family_interval_and_overwritten_huber_flag_are_named(
         row["huber_differs"] = str(row["huber_differs"].lower() != "true").lower()
 
     edit_csv(table, change)
-    result = verified(tmp_path / "archive")
-    assert result.returncode == 1, result.stderr
-    assert "DIFFERS taxes mooncake_both A r40 ttft_p90 family_lo" in result.stdout
-    assert re.search(r"DIFFERS taxes .* huber_differs", result.stdout)
-
-
-def test_forged_identities_in_study_json_are_named(unpacked: Path, tmp_path: Path) -> None:
-    path = changed(unpacked, tmp_path, "study.json")
+    path = tmp_path / "archive" / "study.json"
     study = json.loads(path.read_text())
     entries = {entry["id"]: entry for entry in study["configurations"]}
     mooncake, nixl = entries["mooncake_both"], entries["nixl_both"]
@@ -138,13 +151,16 @@ def test_forged_identities_in_study_json_are_named(unpacked: Path, tmp_path: Pat
     # A margin that is raised after the measurement.
     study["config"]["statistics"]["margins"]["ttft_p50"] = 0.5
     path.write_text(json.dumps(study))
-    result = verified(tmp_path / "archive")
-    assert result.returncode == 1, result.stderr
+    said = refuted(tmp_path / "archive")
+    assert "DIFFERS taxes mooncake_both A r40 ttft_p90 family_lo" in said
+    assert re.search(r"DIFFERS taxes .* huber_differs", said)
     for place in ("mooncake_both/block0/A names", "plain/block0/A engine", "settings statistics"):
-        assert f"DIFFERS study.json {place}" in result.stdout
+        assert f"DIFFERS study.json {place}" in said
 
 
-def test_changed_timestamp_of_a_request_is_named(unpacked: Path, tmp_path: Path) -> None:
+def test_changed_timestamp_of_a_request_is_named(
+    unpacked: Path, tmp_path: Path, refuted: Refuted
+) -> None:
     path, name = changed(unpacked, tmp_path, TABLE), f"runs/{CELL}/requests_A_r40.jsonl"
     listed = json.loads((unpacked / "archive.json").read_text())
     sizes = {name: listed["files"][name]["bytes"] for name in listed["tables"][TABLE]["files"]}
@@ -155,10 +171,9 @@ def test_changed_timestamp_of_a_request_is_named(unpacked: Path, tmp_path: Path)
     measured[(len(measured) - 1) // 2]["t_first_token_ns"] += 1000
     files[name] = "".join(json.dumps(r) + "\n" for r in requests).encode()
     path.write_bytes(encode(files))
-    result = verified(tmp_path / "archive")
-    assert result.returncode == 1, result.stderr
-    assert "plain 0 A r40 ttft_p50_ms" in result.stdout
-    assert "DIFFERS taxes" in result.stdout
+    said = refuted(tmp_path / "archive")
+    assert "plain 0 A r40 ttft_p50_ms" in said
+    assert "DIFFERS taxes" in said
 
 
 def test_folder_that_is_not_an_archive_is_refused(tmp_path: Path) -> None:
@@ -169,11 +184,18 @@ def test_folder_that_is_not_an_archive_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("share", [0.001, 0.5, 0.99])
-def test_a_damaged_table_is_refused(unpacked: Path, tmp_path: Path, share: float) -> None:
+def test_a_damaged_table_is_refused(
+    unpacked: Path,
+    tmp_path: Path,
+    share: float,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     path = changed(unpacked, tmp_path, TABLE)
     whole = path.read_bytes()
     path.write_bytes(whole[: int(share * len(whole))])
-    result = verified(tmp_path / "archive")
-    assert result.returncode == 2
-    assert "a file is damaged or missing" in result.stderr
-    assert "Traceback" not in result.stderr
+    monkeypatch.setattr(sys, "argv", ["verify.py", str(tmp_path / "archive")])
+    with pytest.raises(SystemExit) as refused:
+        verify.main()
+    assert refused.value.code == 2
+    assert "a file is damaged or missing" in capsys.readouterr().err

@@ -4,6 +4,7 @@ import base64
 import gzip
 import itertools
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -72,9 +73,15 @@ def _study(root: Path, design: Design) -> StudyTables:
     return study
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _study(tmp_path_factory.mktemp("written") / "s", Design()).root
+
+
 @pytest.fixture
-def study(tmp_path: Path) -> StudyTables:
-    return _study(tmp_path / "s", Design())
+def study(written: Path, tmp_path: Path) -> StudyTables:
+    """Return a study that the test may change."""
+    return StudyTables(shutil.copytree(written, tmp_path / "s") / "study.json")
 
 
 @pytest.fixture(scope="module")
