@@ -104,7 +104,7 @@ CASES = (
     Case("slow_metrics < time-out", {"kind": "slow_metrics", "at": [2], "ms": 200.0}, VALID,
          "the sampler is a process of its own; a late scrape delays no request"),
 )  # fmt: skip
-MARKS = {
+MARKS: dict[str, pytest.MarkDecorator | tuple[pytest.MarkDecorator, ...]] = {
     **dict.fromkeys(("fin", "refuse_start"), ()),
     **dict.fromkeys(("prefix_hit", "crlf"), pytest.mark.workflow),
 }
