@@ -17,9 +17,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from connector_tax.artifacts.index import launch_index, write_index
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import read_study
-from connector_tax.files import read_json, sha256_file, write_json
+from connector_tax.files import read_json, sha256_below, sha256_file, write_json
 from connector_tax.study.design import cell_order
 from tests.workflow.harness import (
     ended,
@@ -210,6 +211,26 @@ def test_remeasure_does_nothing_without_a_void_cell(folder: Path) -> None:
     assert done.stdout.endswith("0 launches moved aside and kept; nothing to measure\n")
     assert sorted(folder.glob("results/tiny/runs/*/*/*")) == before
     assert "Nothing to be done" in text_of(run(folder, PLAIN_A))
+
+
+def test_failed_audit_leaves_every_file_of_the_study_as_it_was(tmp_path: Path) -> None:
+    folder = prepare(tmp_path / "study", two_launches)
+    root = folder / RESULTS
+    assert run(folder, f"{RESULTS}/study.json").returncode == 0
+    applied = {"step_timing_available": True, "method": "probe", "reason": None, "targets": []}
+    write_json(root / "patch/patch_status.json", applied)
+    write_json(root / "patch/revert_status.json", {"reverted": True, "removed": ["probe.py"]})
+    states = {"status": "failed", "reason": "no GPU", "started_utc": ""}
+    write_index(
+        NOOP_A.folder(root), launch_index(read_study(root / "study.json"), NOOP_A, [], **states)
+    )
+    before = sha256_below(root)
+    done = run(folder, "audit")
+    assert done.returncode != 0
+    assert "FAIL" in text_of(done)
+    after = sha256_below(root)
+    assert {name: after.get(name) for name in before} == before
+    assert {*after} - {*before} == {"audit.json", "logs/audit.log"}
 
 
 def test_remeasuring_an_unknown_launch_is_refused(folder: Path) -> None:

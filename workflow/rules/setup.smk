@@ -191,9 +191,15 @@ rule patch_revert:
         "python -m connector_tax.study.patch revert --study {input.study} 2>&1 | tee {log}"
 
 
+# Rules that read a study. Where one fails, the study stays as it is: its files are sealed.
+READERS = {"audit", "compare", "doctor", "plan", "rehearse", "study"}
+
+
 onerror:
     if LACKING:
         raise WorkflowError(HINT)
+    if {job.rule.name for job in workflow.dag.jobs} <= READERS:
+        return
     # Failed launches and damaged cells are measured again by the next run.
     for launch, reason in withdraw_failed(
         every_launch(STUDY), Path(RESULTS)
@@ -204,7 +210,13 @@ onerror:
         )
     for line in withdraw_damaged(STUDY, Path(RESULTS)):
         print(printable(f"DAMAGED {line}"), file=sys.stderr)
-    if Path(RESULTS, "patch", "patch_status.json").exists():
+    # Imported here, since planning does not need it.
+    from connector_tax.study.server_command import OVERLAY
+
+    # A record of an earlier reverting names what that removed, and may be sealed.
+    applied = Path(RESULTS, paths.PATCH, OVERLAY).exists()
+    reverted = Path(RESULTS, paths.REVERT_STATUS).exists()
+    if Path(RESULTS, paths.PATCH_STATUS).exists() and (applied or not reverted):
         shell(
             f"python -m connector_tax.study.patch revert --study {RESULTS}/study.json"
         )
