@@ -120,6 +120,7 @@ def test_validity_bound_has_its_default_unless_the_study_sets_it() -> None:
             for host in ("localhost", "::1", "0.0.0.0", "192.0.2.1")
         ),
         ("study", "../elsewhere", "study: found '../elsewhere'; allowed: text matching"),
+        ("study", "elsewhere\n", "study: found 'elsewhere\\n'; allowed: text matching"),
         ("server.device", "$(rm -rf ~)", "device: found '$(rm -rf ~)'; allowed: text matching"),
         ("cell.cap_s", 0.9, "cell.cap_s: found 0.9; allowed: at least cell.floor_s"),
         ("metrics.interval_s", 0.7, "found 0.7; allowed: at most cell.floor_s / 1.5 (0.66"),

@@ -79,6 +79,9 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
         by.in_study("run_order", "A", 0, "block", value="0/../.."),
         "allowed: integer",
     ),
+    "a study with a line end": (by.in_header("study", value="synthetic\n"), "text matching"),
+    "a cell with a line end": (
+        by.in_study("cells", "A", 0, "cell", value="r40\n"), "text matching"),
     "a cell that is a path": (by.in_study("cells", "A", 0, "cell", value="../x"), "text matching"),
     "a study in study.json that is a path": (by.in_study("study", value="../x"), "text matching"),
     "a study without cells": (by.in_study("cells", value={}), "cells: found {}; allowed: at"),

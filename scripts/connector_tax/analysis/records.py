@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from connector_tax.artifacts.cell_records import MeasuredWindow
 from connector_tax.artifacts.folder import CellFolder, decoded
 from connector_tax.artifacts.names import REQUEST_STATUSES
+from connector_tax.artifacts.study_records import meta
 
 Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-Status = Annotated[str, Meta(pattern=f"^({'|'.join(REQUEST_STATUSES)})$")]
+Status = Annotated[str, meta(pattern=f"^({'|'.join(REQUEST_STATUSES)})$")]
 Microseconds = Annotated[float, Meta(ge=0)]
 # The columns of records: whole numbers as int64, text as strings; floats, NaN if absent, for
 # optional values. A double is exact to the ns for 104 days after the machine's start.

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from jsonschema.exceptions import ValidationError
 
 Record = TypeVar("Record")
+# Behind the `$` of a pattern, which in Python also matches before a line end at the end of a text.
+NOT_BEFORE_LINE_END = r"(?!\n)"
 _ALLOWED = {
     "const": "{!r}",
     "type": "{}",
@@ -141,6 +143,8 @@ def _allowed(error: ValidationError) -> str:
         return "one of " + ", ".join("null" if v is None else str(v) for v in value)
     if error.validator == "type" and isinstance(value, list):
         return " or ".join(value)
+    if error.validator == "pattern":
+        value = value.removesuffix(NOT_BEFORE_LINE_END)
     words = _ALLOWED.get(str(error.validator))
     return words.format(value) if words else clipped(error.message)
 

@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal, NotRequired, Required, TypedDict
 
 from msgspec import Meta
 
+from connector_tax.artifacts.record_reader import NOT_BEFORE_LINE_END
+
 _MSGSPEC = ("gt", "ge", "lt", "le", "pattern", "min_length", "max_length")
 
 
@@ -23,6 +25,8 @@ def meta(**limits: Any) -> Meta:
             a file may leave out.
     """
     checked = {name: limits.pop(name) for name in _MSGSPEC if name in limits}
+    if checked.get("pattern", "").endswith("$"):
+        checked["pattern"] += NOT_BEFORE_LINE_END
     return Meta(extra_json_schema=limits or None, **checked)
 
 

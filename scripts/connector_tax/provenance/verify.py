@@ -126,7 +126,7 @@ class Cell:
 
         The metric is 0 where the cell has no such request.
         """
-        if re.search(r"_p\d\d$", metric):
+        if re.search(r"_p\d\d\Z", metric):
             values = self.all[metric[:-4]].dropna().to_numpy()
             point = float(np.percentile(values, int(metric[-2:]))) if len(values) else 0.0
             return point, len(values)
@@ -141,7 +141,7 @@ class Cell:
 
 def configuration_of(launch: str) -> str:
     """Return a launch's configuration: plain for plain_2."""
-    return re.sub(r"_([2-9]|1\d|20)$", "", launch)
+    return re.sub(r"_([2-9]|1\d|20)\Z", "", launch)
 
 
 class Study:
@@ -544,7 +544,7 @@ class Taxes:
 
     def least(self, tax: Tax, launches: Iterable[Launch]) -> int:
         """Return the fewest requests of a cell behind a tax."""
-        latency = tax[3][:-4] if re.search(r"_p\d\d$", tax[3]) else "ttft"
+        latency = tax[3][:-4] if re.search(r"_p\d\d\Z", tax[3]) else "ttft"
         cells = (self.study.cells[key].all for _, key in self.keys(tax, launches))
         return min(int(cell[latency].count()) for cell in cells)
 
@@ -557,7 +557,7 @@ class Taxes:
                 yield f"{name} saturated"
             if dropped := sum(self.study.cells[key].arrivals["dropped"] for key in config_keys):
                 yield f"{name} dropped {dropped} arrivals"
-        percent = int(tax[3][-2:]) if re.search(r"_p\d\d$", tax[3]) else 50
+        percent = int(tax[3][-2:]) if re.search(r"_p\d\d\Z", tax[3]) else 50
         if self.least(tax, launches) * (100 - percent) < 100 * BEYOND:
             yield "few requests"
 
@@ -633,7 +633,7 @@ def tax_rows(study: Study, taxes: Taxes, rates: Row) -> Row:
         alone = {name: taxes.effect((1, (name, *where))) for name in compared}
         tested = [name for name, e in alone.items()
                   if e and name != plains[-1] and e.repeats and not e.mark]  # fmt: skip
-        margin, rises = study.margins[metric], 1 if re.search(r"_p\d\d$", metric) else -1
+        margin, rises = study.margins[metric], 1 if re.search(r"_p\d\d\Z", metric) else -1
         for config, first in alone.items():
             row = rows[" ".join((config, *where))] = {
                 "reference": {"B": "ref_safe", "Bp": "ref_load"}.get(phase, [*at, ""][0]),
