@@ -46,24 +46,34 @@ def study_parser(module: str, description: str | None) -> argparse.ArgumentParse
 
 
 @contextlib.contextmanager
-def _limited_by_archive(study_file: Path | None) -> Iterator[None]:
-    """Limit memory and CPU time of a command on a study from an archive."""
-    origin = None if study_file is None else study_file.parent / paths.ORIGIN
-    if origin is None or not origin.is_file():
+def limited_by_archive(root: Path, given: Path, status: int = 2) -> Iterator[None]:
+    """Limit memory and CPU time of work on a study's folder, if it was unpacked from an archive.
+
+    Args:
+        root: the folder.
+        given: what the user named: the folder, a file in it, or its archive.
+        status: the exit status after too much CPU time.
+
+    Raises:
+        ArtifactError: the work takes too much memory.
+    """
+    origin = root / paths.ORIGIN
+    if not origin.is_file():
         yield
         return
-    *_, size = origin.read_text(encoding="utf-8").split()
-    archive_bytes = int(size) if size.isdecimal() else 0
+    *_, size = ("", *origin.read_text(encoding="utf-8", errors="replace").split())
+    archive_bytes = int(size) if size.isdecimal() and len(size) < 19 else 0
     cpu_s = CPU_S + CPU_S_PER_MB * archive_bytes / 1e6
     message = (
-        f"{study_file}: its archive of {archive_bytes / 1e6:.1f} MB took more than {cpu_s:.0f} s of"
+        f"{given}: its archive of {archive_bytes / 1e6:.1f} MB took more than {cpu_s:.0f} s of"
         " CPU time, the limit for its size, and may be hostile"
     )
     try:
-        with limited(MEMORY_BYTES + MEMORY_BYTES_PER_BYTE * archive_bytes, cpu_s, message):
+        memory_bytes = MEMORY_BYTES + MEMORY_BYTES_PER_BYTE * archive_bytes
+        with limited(memory_bytes, cpu_s, message, status):
             yield
     except MemoryError:
-        raise ArtifactError(f"{study_file}: takes too much memory for its archive's size") from None
+        raise ArtifactError(f"{given}: takes too much memory for its archive's size") from None
 
 
 def run_command(
@@ -81,8 +91,11 @@ def run_command(
         label: a prefix of that text.
     """
     arguments = parser.parse_args(argv)
+    study_file: Path | None = getattr(arguments, "study", None)
     try:
-        with _limited_by_archive(getattr(arguments, "study", None)):
+        with contextlib.ExitStack() as stack:
+            if study_file is not None:
+                stack.enter_context(limited_by_archive(study_file.parent, study_file))
             return work(arguments) or 0
     except refusals as error:
         print(printable(f"{label}{error}"), file=sys.stderr)

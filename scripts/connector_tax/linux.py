@@ -57,18 +57,19 @@ def ignore_warning() -> None:
 
 
 @contextlib.contextmanager
-def limited(memory_bytes: int, cpu_s: float, message: str) -> Iterator[None]:
+def limited(memory_bytes: int, cpu_s: float, message: str, status: int) -> Iterator[None]:
     """Limit what this process may use inside the block, in addition to its use so far.
 
-    More memory raises MemoryError. More CPU time ends the process with status 2.
+    More memory raises MemoryError. More CPU time ends the process.
 
     Args:
         message: printed at that end.
+        status: the exit status at that end.
     """
 
     def give_up(*_: object) -> None:
         print(message, file=sys.stderr, flush=True)
-        os._exit(2)
+        os._exit(status)
 
     pages = int(Path("/proc/self/statm").read_text().split()[5])
     most = {

@@ -175,6 +175,37 @@ sys.exit(commands.run_command(parser, sys.argv[2:], globals()[sys.argv[1]]))
 """
 
 
+# Uses the CPU time of the limit before the limit begins.
+LIMITED = """
+import sys, time
+from importlib import import_module
+from connector_tax import commands
+commands.CPU_S, commands.CPU_S_PER_MB = -1.0, 0.0
+main = import_module(sys.argv[1]).main
+while time.process_time() < 3:
+    pass
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.workflow
+@pytest.mark.parametrize(
+    ("module", "status", "arguments"),
+    [
+        ("connector_tax.compare.__main__", 2, [str(ROOT / "results/archive/default.tar.zst")]),
+        ("connector_tax.compare.gate", 3, ["--max=5%", "--config=noop_connector"]),
+    ],
+)
+def test_compare_and_gate_are_bounded_by_the_archives_size(
+    packed: Path, tmp_path: Path, module: str, status: int, arguments: list[str]
+) -> None:
+    command = [sys.executable, "-c", LIMITED, module, str(packed), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == status, done
+    assert f"{packed}: its archive of" in done.stderr
+    assert "took more than -1 s of CPU time" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("work", "status", "message"),
     [

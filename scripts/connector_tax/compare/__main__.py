@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from connector_tax.commands import run_command
+from connector_tax.commands import limited_by_archive, run_command
 from connector_tax.compare import page
 from connector_tax.compare.studies import (
     NotComparableError,
@@ -35,6 +35,8 @@ def _compare(arguments: argparse.Namespace) -> None:
     with ExitStack() as stack:
         given = [arguments.a, arguments.b, *arguments.more]
         studies = [stack.enter_context(opened(path)) for path in given]
+        for study, path in zip(studies, given, strict=True):
+            stack.enter_context(limited_by_archive(study.root, path))
         for study in studies[1:]:
             refuse_unlike(studies[0], study)
         comparisons = [page.Comparison(studies[0], study) for study in studies[1:]]

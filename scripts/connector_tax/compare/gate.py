@@ -21,7 +21,7 @@ from connector_tax.artifacts.names import ALL_RATES, REFERENCES
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.artifacts.tables import EffectRow
 from connector_tax.artifacts.verdicts import CANNOT_TELL
-from connector_tax.commands import AnsweringParser
+from connector_tax.commands import AnsweringParser, limited_by_archive
 from connector_tax.compare.bounds import (
     ABOVE,
     NO_NUMBER,
@@ -123,7 +123,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _gate(arguments: argparse.Namespace) -> int:
-    with opened(arguments.study) as study:
+    # What takes too long has no number; status 2 would mean undecided.
+    status = STATUS[NO_NUMBER]
+    with (
+        opened(arguments.study, status) as study,
+        limited_by_archive(study.root, arguments.study, status),
+    ):
         # If both rates are equal, taxes are listed under the first name.
         one_rate = study.reference["ref_load"] == study.reference["ref_safe"]
         at = "ref_safe" if one_rate else arguments.at

@@ -12,9 +12,10 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.folder import StudyFolder
 from connector_tax.artifacts.names import ALL_RATES
 from connector_tax.artifacts.tables import POOLED, CellRow
+from connector_tax.commands import limited_by_archive
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import ArtifactError, read_json
-from connector_tax.provenance.archive import unpack
+from connector_tax.provenance.archive import private_folder, unpack
 from connector_tax.seals import analysis_settings
 from connector_tax.servers.kinds import engine_of
 from connector_tax.study.design import differences, measured_design
@@ -29,17 +30,27 @@ class NotComparableError(Exception):
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[StudyTables]:
+def opened(path: Path, status: int = 2) -> Iterator[StudyTables]:
     """Yield the tables of a study's folder, its study.json, or an archive (which is reanalysed).
 
+    Memory and CPU time are limited by the size of an archive, as in `replot`, while it is analysed.
+    The block calls `limited_by_archive` for its own work.
+
+    Args:
+        path: one of these.
+        status: the exit status where an archive takes too much CPU time.
+
     Raises:
-        ArtifactError: `path` is none of these, damaged, or analysed by another method.
+        ArtifactError: `path` is none of these, damaged, takes too much memory for its archive, or
+             was analysed by another method.
     """
     if path.name.endswith(ARCHIVE_SUFFIX):
-        with tempfile.TemporaryDirectory(prefix="compare-") as name:
-            root = Path(name) / "study"
+        # Deleted also where the limit ends this process.
+        with private_folder(Path(tempfile.gettempdir(), "compare")) as folder:
+            root = folder / "study"
             unpack(path, root)
-            write_tables(StudyFolder.load(root / paths.STUDY))
+            with limited_by_archive(root, path, status):
+                write_tables(StudyFolder.load(root / paths.STUDY))
             yield StudyTables(root / paths.STUDY)
         return
     file = path / paths.STUDY if path.is_dir() else path
