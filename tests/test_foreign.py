@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from connector_tax.ab.arguments import parse
 from connector_tax.config import ConfigError, refuse_secrets
-from connector_tax.foreign import REDACTED, LogSecrets, is_secret, printable
+from connector_tax.foreign import REDACTED, LogSecrets, is_secret, one_line, printable
 
 PLAIN = "TheSecret01"
 IN_COMMANDS = [
@@ -140,6 +140,18 @@ def test_long_word_is_searched_in_linear_time(part: str) -> None:
     text = part * (200_000 // len(part))
     assert not is_secret("command", text)
     assert LogSecrets({}).redacted(text) == (text, 0)
+
+
+@given(st.text())
+def test_foreign_text_is_one_line_of_printable_characters(text: str) -> None:
+    shown = one_line(text)
+    assert len(shown.splitlines()) <= 1
+    assert not re.search(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2028\u2029\ud800-\udfff]", shown)
+    assert one_line(shown) == shown
+
+
+def test_line_end_in_foreign_text_is_shown_by_its_number() -> None:
+    assert one_line("Grüße\nPASS\x1b[2J") == "Grüße\\u{a}PASS\\u{1b}[2J"
 
 
 @given(st.text())

@@ -10,12 +10,14 @@ from typing import NoReturn
 
 from connector_tax.artifacts import paths
 from connector_tax.files import ArtifactError
-from connector_tax.foreign import printable
+from connector_tax.foreign import one_line, printable
 from connector_tax.linux import limited
 
 # Limits of a command on an unpacked archive; the shipped archives need less than a third.
 MEMORY_BYTES, MEMORY_BYTES_PER_BYTE = 1 << 30, 40
 CPU_S, CPU_S_PER_MB = 30.0, 10.0
+# What a command that only reads a study refuses: also a file that cannot be opened or written.
+UNREADABLE = (ArtifactError, OSError)
 
 
 class AnsweringParser(argparse.ArgumentParser):
@@ -97,6 +99,12 @@ def run_command(
             if study_file is not None:
                 stack.enter_context(limited_by_archive(study_file.parent, study_file))
             return work(arguments) or 0
+    except BrokenPipeError:  # not about a file: see files.exit_status
+        raise
     except refusals as error:
-        print(printable(f"{label}{error}"), file=sys.stderr)
+        text = printable(str(error))
+        if isinstance(error, UNREADABLE):
+            lines = error.lines if isinstance(error, ArtifactError) else [str(error)]
+            text = "\n".join(map(one_line, lines))
+        print(f"{label}{text}", file=sys.stderr)
         return 2

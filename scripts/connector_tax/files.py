@@ -30,7 +30,15 @@ def is_temporary(path: Path) -> bool:
 
 
 class ArtifactError(Exception):
-    """An artifact is missing, unreadable or malformed; the text names the file and the line."""
+    """An artifact is missing, unreadable or malformed; the text names the file and the line.
+
+    Attributes:
+        lines: the lines of the text; any other line end in it is from an artifact.
+    """
+
+    def __init__(self, *lines: str) -> None:
+        super().__init__("\n".join(lines))
+        self.lines = lines
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Handle text written by others: find secrets in it, and remove terminal control sequences.
+"""Handle text written by others: find secrets in it, and make it harmless for a terminal.
 
 One list of names and one of patterns serves configurations, command lines of `connector-tax ab`,
 logs and packing. No function here returns a secret.
@@ -6,6 +6,7 @@ logs and packing. No function here returns a secret.
 
 import os
 import re
+import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
@@ -56,6 +57,9 @@ _ESCAPES = re.compile(
     r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?|\x1b[ -/]*[0-~]?"
 )
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# Control and format characters (such as those that reverse text), surrogates, line and paragraph
+# separators.
+_UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 def names_secret(name: str) -> bool:
@@ -138,3 +142,14 @@ class LogSecrets:
 def printable(text: str) -> str:
     """Return the text without escape sequences and control characters, for a terminal."""
     return _CONTROLS.sub("", _ESCAPES.sub("", text.replace("\r\n", "\n")))
+
+
+def one_line(text: str) -> str:
+    """Return the text on one line: `\\u{a}` for a line end, and so for every character that is not
+    shown as one.
+
+    For lines with a verdict, which a name or value of another person's study must not imitate.
+    """
+    return "".join(
+        f"\\u{{{ord(c):x}}}" if unicodedata.category(c) in _UNPRINTABLE else c for c in text
+    )

@@ -151,6 +151,18 @@ def test_result_files_list_each_bound(
     assert all(result in text for result in (ABOVE, BELOW, CANNOT_TELL, NO_NUMBER))
 
 
+def test_label_with_a_line_end_forges_no_line_of_the_gate(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = shutil.copytree(root, tmp_path / "study")
+    document = read_json(study / "study.json")
+    write_json(study / "study.json", document | {"engine_label": "x (emulated)\nbelow: all"})
+    assert gate(study, [5.0], ["lmcache_only"]) == 3
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert lines[0].endswith("(x (emulated)\\u{a}below: all)")
+
+
 def test_junit_on_standard_output_is_not_mixed_with_text(
     root: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

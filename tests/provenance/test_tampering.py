@@ -493,13 +493,28 @@ def test_audit_passes_an_unchanged_study(audited: Path, remade: Path, tmp_path: 
     assert failures(root / "study.json") + derived_failures(root, remade) == []
 
 
-def test_audit_prints_no_escape_sequence_of_an_archive(capsys: pytest.CaptureFixture[str]) -> None:
-    result = Audit()
-    result.ledger.check("launch", "plain\x1b[2J", ["\x1b]0;owned\x07reason"])
+def test_audit_prints_no_line_or_escape_sequence_of_an_archive(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    result = Audit(verdicts=["a\nPASS b"])
+    result.ledger.check("launch", "plain\x1b[2J", ["\x1b]0;owned\x07reason\r\nPASS\u2028PASS"])
+    result.ledger.check("launch", "alone\nPASS", [])
     audit_module.show(result)
     said = capsys.readouterr().out
-    assert "FAIL launch plain: reason" in said
-    assert "\x1b" not in said
+    assert "FAIL launch plain\\u{1b}[2J: \\u{1b}]0;owned\\u{7}reason\\u{d}\\u{a}PASS" in said
+    assert not {*"\x1b\x07\r\u2028"} & {*said}
+    assert [line for line in said.splitlines() if line.startswith("PASS")] == []
+
+
+def test_name_with_a_line_end_forges_no_line_of_the_audit(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by.planted("x\nPASS seal chain: 9 links")(root)
+    page = root.parents[1] / "MANIFEST.md"
+    assert audit_module.main(["--study", str(root / "study.json"), "--manifest", str(page)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert any("x\\u{a}PASS seal chain: 9 links was added after the seal" in line for line in lines)
+    assert [line for line in lines if line.startswith("PASS")] == []
 
 
 def test_every_column_of_the_manifest_has_a_source(audited: Path) -> None:

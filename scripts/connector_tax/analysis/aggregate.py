@@ -156,7 +156,8 @@ def _check_rates(
     try:
         again = reference_rates(folder.study, cells, judged, measured_rates(folder))
     except NoReferenceRateError as error:
-        raise ArtifactError(f"{path}: the raw cells give no reference rate: {error}") from None
+        why = " ".join(str(error).split())
+        raise ArtifactError(f"{path}: the raw cells give no reference rate: {why}") from None
     for name in REFERENCES:
         if rates[name] != again[name]:
             raise ArtifactError(

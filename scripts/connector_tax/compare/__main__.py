@@ -9,15 +9,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from connector_tax.commands import limited_by_archive, run_command
+from connector_tax.commands import UNREADABLE, limited_by_archive, run_command
 from connector_tax.compare import page
-from connector_tax.compare.studies import (
-    NotComparableError,
-    opened,
-    refuse_unlike,
-)
-from connector_tax.files import ArtifactError, write_text
-from connector_tax.foreign import printable
+from connector_tax.compare.studies import opened, refuse_unlike
+from connector_tax.files import write_text
+from connector_tax.foreign import one_line
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,8 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("b", type=Path, metavar="B", help="a study of the same kind")
     parser.add_argument("more", type=Path, nargs="*", metavar="C", help="more studies")
     parser.add_argument("--out", type=Path, help="default: results/compare/<A>-<B>...")
-    refusals = (ArtifactError, NotComparableError)
-    return run_command(parser, argv, _compare, refusals, label="compare: ")
+    return run_command(parser, argv, _compare, UNREADABLE, label="compare: ")
 
 
 def _compare(arguments: argparse.Namespace) -> None:
@@ -49,7 +44,8 @@ def _compare(arguments: argparse.Namespace) -> None:
         table = pd.DataFrame(rows, dtype=object)
         write_text(out / "compare.csv", table.to_csv(index=False, lineterminator="\n"))
         write_text(out / "compare.html", page.html(comparisons))
-        print(printable("\n".join(one.headline for one in comparisons)))
+        for one in comparisons:
+            print(one_line(one.headline))
         print(f"{out}: compare.html, compare.csv")
 
 

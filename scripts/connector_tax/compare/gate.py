@@ -36,7 +36,7 @@ from connector_tax.compare.bounds import (
 from connector_tax.compare.studies import opened
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import ArtifactError, is_stdout, write_bytes
-from connector_tax.foreign import printable
+from connector_tax.foreign import one_line
 
 
 def checks_of(
@@ -118,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _gate(arguments)
     except (ArtifactError, OSError) as error:
         # Caught, since an uncaught error would exit with 1, which means above.
-        print(printable(f"gate: {error}"), file=sys.stderr)
+        print(one_line(f"gate: {error}"), file=sys.stderr)
         return STATUS[NO_NUMBER]
 
 
@@ -141,7 +141,7 @@ def _gate(arguments: argparse.Namespace) -> int:
                 write_bytes(arguments.junit, junit(study.name, checks))
         finally:
             stream = sys.stderr if is_stdout(arguments.junit) else sys.stdout
-            print(printable("\n".join(summary)), file=stream)
+            print("\n".join(map(one_line, summary)), file=stream)
     return STATUS[overall]
 
 

@@ -25,7 +25,7 @@ Load = tuple[float | None, int | None, int | None]  # rate, input and output tok
 ARCHIVE_SUFFIX = ".tar.zst"
 
 
-class NotComparableError(Exception):
+class NotComparableError(ArtifactError):
     """Two studies that cannot be compared; the text gives the reason."""
 
 

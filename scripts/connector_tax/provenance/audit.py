@@ -33,7 +33,7 @@ from connector_tax.files import (
     sha256_file,
     write_json,
 )
-from connector_tax.foreign import printable
+from connector_tax.foreign import one_line
 from connector_tax.provenance.archive import BESIDE, HEADER, MADE_BY_REPLOT, PUBLISHED
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, PASS, Ledger
 from connector_tax.provenance.launches import check_launches
@@ -367,17 +367,18 @@ def show(result: Audit) -> None:
         subject = (
             claims[0].subject if len(claims) == 1 else f"{claims[0].subject} ... ({len(claims)})"
         )
-        print(f"{kind:14}{printable(subject):58}", *(f"{count or '':>13}" for count in counts))
+        print(f"{kind:14}{one_line(subject):58}", *(f"{count or '':>13}" for count in counts))
     for verdict in (NOT_CHECKABLE, FAIL):
         for claim in ledger.claims:
             if claim.verdict == verdict:
-                print(printable(f"{verdict} {claim.kind} {claim.subject}: {claim.message}"))
+                print(one_line(f"{verdict} {claim.kind} {claim.subject}: {claim.message}"))
     for line in result.verdicts:
-        print(printable(f"other verdict: {line}"))
+        print(one_line(f"other verdict: {line}"))
     total = ", ".join(f"{ledger.count(verdict)} {verdict}" for verdict in VERDICTS)
-    print(printable(f"{len(ledger.claims)} claims: {total}\n{result.seal}"))
+    print(f"{len(ledger.claims)} claims: {total}")
+    print(one_line(result.seal))
     if result.method:
-        print(result.method)
+        print(one_line(result.method))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,7 +10,6 @@ import argparse
 import re
 import shlex
 import sys
-import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +35,7 @@ from connector_tax.files import (
     write_json,
     write_text,
 )
+from connector_tax.foreign import one_line
 from connector_tax.provenance.views import digest, views_in
 from connector_tax.seals import read_links, seal_end
 from connector_tax.text import markdown_table
@@ -70,8 +70,6 @@ COLUMNS = {
 OF_LAUNCH = ("date", "configuration", "block", "phase", "cells", "sha256")
 # Not in the Markdown: derived from the study, or written in launch.sh.
 LEFT_OUT = ("study", "directory", "command")
-# Control characters, surrogates, line and paragraph separators.
-UNPRINTABLE = ("Cc", "Cs", "Zl", "Zp")
 # Published files of the analysis, without pictures and pages.
 TABLES = tuple(f"{paths.ANALYSIS}/{name}" for name in paths.ANALYSIS_FILES)
 CLAIMED = (*TABLES, paths.REFERENCE_RATES, paths.LOOKS)
@@ -304,14 +302,12 @@ def _sections(text: str) -> dict[str, str]:
 def _escape(value: str) -> str:
     """Return a field as a table cell, in which nothing can end the line, the cell or the section.
 
-    Control characters, surrogates and line separators become `\\u{...}`; Markdown's marks get a
-    backslash.
+    Markdown's marks get a backslash.
     """
     if value == "-":
         return "\\-"
     marked = value.replace("\\", "\\\\").replace("|", "\\|").replace("<", "\\<")
-    shown = (f"\\u{{{ord(c):x}}}" if unicodedata.category(c) in UNPRINTABLE else c for c in marked)
-    return "".join(shown) or "-"
+    return one_line(marked) or "-"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

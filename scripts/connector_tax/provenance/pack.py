@@ -52,9 +52,9 @@ def pack(study_file: Path, manifest: Path, target: Path) -> None:
     claims = result.ledger.claims
     failed = [claim for claim in claims if claim.verdict == FAIL and claim.kind != LISTED]
     if failed:
-        lines = [f"{claim.kind} {claim.subject}: {claim.message}" for claim in failed[:10]]
-        reason = f"{root} is not archived: {len(failed)} claims fail the audit"
-        raise ArtifactError("\n  ".join([f"{reason}:", *lines]))
+        lines = [f"  {claim.kind} {claim.subject}: {claim.message}" for claim in failed[:10]]
+        reason = f"{root} is not archived: {len(failed)} claims fail the audit:"
+        raise ArtifactError(reason, *lines)
     target.parent.mkdir(parents=True, exist_ok=True)
     with private_folder(target) as folder:
         made = folder / target.name
@@ -117,7 +117,7 @@ def _refuse_secrets(root: Path, contents: Mapping[str, bytes]) -> None:
         reason = (
             "found what looks like a secret (not shown); allowed: none, an archive is published"
         )
-        raise ArtifactError("\n".join(f"{place}: {reason}" for place in places[:20]))
+        raise ArtifactError(*(f"{place}: {reason}" for place in places[:20]))
 
 
 def _words(name: str, text: str) -> str:

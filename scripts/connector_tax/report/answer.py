@@ -41,7 +41,7 @@ from connector_tax.figures import resources
 from connector_tax.figures.compared import judged_load, ms
 from connector_tax.figures.tables import StudyTables
 from connector_tax.figures.taxes import other_waits
-from connector_tax.foreign import printable
+from connector_tax.foreign import one_line
 from connector_tax.report.launches import overhead, read_launches
 
 TABLE_WIDTH = 196
@@ -369,11 +369,10 @@ def _tell(arguments: argparse.Namespace) -> None:
     headings, lines = resources.scores(study)
     shown = Table("", *headings, box=None, pad_edge=False)
     for label, cells in lines:
-        shown.add_row(printable(label), *(" ".join(filter(None, cell.words)) for cell in cells))
+        shown.add_row(one_line(label), *(one_line(" ".join(filter(None, c.words))) for c in cells))
     console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
-    console.print(
-        printable(f"\n{study.engine_label}: {answer(study)}"), soft_wrap=True, markup=False
-    )
+    said = one_line(f"{study.engine_label}: {answer(study)}")
+    console.print(f"\n{said}", soft_wrap=True, markup=False)
     console.print(shown, markup=False)
     for words in (
         load(study),
@@ -381,7 +380,7 @@ def _tell(arguments: argparse.Namespace) -> None:
         limits(study),
         f"Report: {study.root / paths.REPORT}",
     ):
-        console.print(printable(words), soft_wrap=True, markup=False, highlight=False)
+        console.print(one_line(words), soft_wrap=True, markup=False, highlight=False)
 
 
 if __name__ == "__main__":
