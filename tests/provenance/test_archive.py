@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.tables import FIRST_METHOD
+from connector_tax.compare.__main__ import main as compare_studies
+from connector_tax.compare.gate import main as gate
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_json
 from connector_tax.provenance import manifest, verify
 from connector_tax.provenance import pack as packing
@@ -35,6 +37,7 @@ from connector_tax.provenance.archive import (
 )
 from connector_tax.provenance.archive import packed as packed_bytes
 from connector_tax.provenance.audit import audit
+from connector_tax.provenance.audit import main as audit_study
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, PASS, Claim
 from connector_tax.provenance.pack import pack
 from tests.provenance import forged_archives as by
@@ -432,6 +435,40 @@ def test_archive_command_names_the_error(
     assert "bad.tar.zst: refused: it is cut off" in capsys.readouterr().err
     assert packing.main(["unpack", "--archive", "nowhere", "--out", str(tmp_path / "x")]) == 2
     assert "nowhere" in capsys.readouterr().err
+
+
+UNREADABLE: dict[str, Callable[[Path], object]] = {
+    "no file": lambda _: None,
+    "a folder": lambda path: path.mkdir(),
+    "a link to nothing": lambda path: path.symlink_to("nothing"),
+    "a link to itself": lambda path: path.symlink_to(path.name),
+}
+TOO_LONG = "a name too long"
+
+
+@pytest.mark.parametrize("what", [*UNREADABLE, TOO_LONG])
+def test_archive_that_cannot_be_opened_is_named_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str
+) -> None:
+    path = tmp_path / f"{'x' * (300 if what == TOO_LONG else 1)}.tar.zst"
+    if what != TOO_LONG:
+        UNREADABLE[what](path)
+    with pytest.raises(ArtifactError, match=re.escape(f"{path}: ")):
+        read_head(path)
+    out, page = str(tmp_path / "out"), str(tmp_path / "MANIFEST.md")
+    bounds = ["--max=5%", "--config=noop_connector"]
+    commands: list[tuple[Callable[[list[str]], int], list[str], int]] = [
+        (packing.main, ["unpack", "--archive", str(path), "--out", out], 2),
+        (audit_study, ["--study", str(path), "--manifest", page], 2),
+    ]
+    givens = (str(path), str(path.with_suffix("")))
+    commands += [(compare_studies, [given, given, "--out", out], 2) for given in givens]
+    commands += [(gate, [given, *bounds], 3) for given in givens]
+    for command, arguments, status in commands:
+        assert command(arguments) == status
+        (line,) = capsys.readouterr().err.splitlines()
+        assert path.name.removesuffix(".zst") in line
+    assert not Path(out).exists()
 
 
 # ---- lines by column

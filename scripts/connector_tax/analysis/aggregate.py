@@ -41,7 +41,7 @@ from connector_tax.artifacts.saturation import Judgement
 from connector_tax.artifacts.stage_records import HypothesesRecord, RatesRecord
 from connector_tax.artifacts.study_file import Study, cell_rates, shape_limits
 from connector_tax.artifacts.tables import Row, table_text
-from connector_tax.commands import run_command, study_parser
+from connector_tax.commands import UNREADABLE, run_command, study_parser
 from connector_tax.files import ArtifactError, write_json, write_text
 
 
@@ -169,7 +169,7 @@ def _check_rates(
 def main(argv: Sequence[str] | None = None) -> int:
     """Write analysis/ beside study.json from the raw records."""
     parser = study_parser("analysis.aggregate", main.__doc__)
-    return run_command(parser, argv, _write, label="analysis: ")
+    return run_command(parser, argv, _write, UNREADABLE, label="analysis: ")
 
 
 def _write(arguments: argparse.Namespace) -> None:

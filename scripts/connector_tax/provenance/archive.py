@@ -409,17 +409,21 @@ def _opened(archive: Path, folder: Path | None = None) -> Iterator[Opened]:
         folder: a folder on the disk that stores the tar archive meanwhile.
 
     Raises:
-        ArtifactError: the content read inside the block is rejected.
+        ArtifactError: the file cannot be opened, or the content read inside the block is rejected.
     """
     try:
-        with archive.open("rb") as file, tempfile.TemporaryFile(dir=folder) as content:
+        stream = archive.open("rb")
+    except OSError as error:
+        raise ArtifactError(
+            f"{archive}: {error.strerror}; allowed: an archive of a study"
+        ) from None
+    try:
+        with stream as file, tempfile.TemporaryFile(dir=folder) as content:
             limits = Limits.of(os.fstat(file.fileno()).st_size)
             _decompress(file, content, limits)
             yield Opened(content, *_header(content, limits), limits)
     except ArtifactError as error:
         raise ArtifactError(f"{archive}: refused: {error}") from None
-    except FileNotFoundError as error:
-        raise ArtifactError(f"{archive}: {error.strerror}") from None
 
 
 def _decompress(file: IO[bytes], content: IO[bytes], limits: Limits) -> None:

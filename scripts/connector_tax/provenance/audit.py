@@ -23,7 +23,7 @@ from connector_tax.artifacts.folder import LaunchFolder, StudyFolder
 from connector_tax.artifacts.stage_records import SealLink
 from connector_tax.artifacts.study_file import Study, every_launch
 from connector_tax.artifacts.tables import FIRST_METHOD, METHOD
-from connector_tax.commands import run_command, study_parser
+from connector_tax.commands import UNREADABLE, run_command, study_parser
 from connector_tax.files import (
     ArtifactError,
     digests_kept,
@@ -391,7 +391,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--manifest", type=Path, required=True, help="MANIFEST.md")
     accept = "exit with 0 although method N, not this code's method, made the claims"
     parser.add_argument("--accept-method", type=int, metavar="N", help=accept)
-    return run_command(parser, argv, _audit_study, label="audit: ")
+    return run_command(parser, argv, _audit_study, UNREADABLE, label="audit: ")
 
 
 def _audit_study(arguments: argparse.Namespace) -> int:

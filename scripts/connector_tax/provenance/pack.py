@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from connector_tax.artifacts import paths
-from connector_tax.commands import run_command
+from connector_tax.commands import UNREADABLE, run_command
 from connector_tax.files import ArtifactError, is_temporary, read_json, sha256_file, write_bytes
 from connector_tax.foreign import LogSecrets
 from connector_tax.provenance.archive import (
@@ -137,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     unpacking = commands.add_parser("unpack", help="check an archive and put it into a folder")
     unpacking.add_argument("--archive", type=Path, required=True)
     unpacking.add_argument("--out", type=Path, required=True)
-    return run_command(parser, argv, _carry_out)
+    return run_command(parser, argv, _carry_out, UNREADABLE)
 
 
 def _carry_out(arguments: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from connector_tax.analysis.aggregate import write_tables
 from connector_tax.artifacts import paths
-from connector_tax.commands import run_command, study_parser
+from connector_tax.commands import UNREADABLE, run_command, study_parser
 from connector_tax.figures import style
 from connector_tax.figures.names import FIGURES, draw
 from connector_tax.figures.tables import StudyTables
@@ -20,7 +20,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     All are made in one process, because importing the drawing libraries takes most of a figure's
     time.
     """
-    return run_command(study_parser("report", main.__doc__), argv, _write, label="report: ")
+    parser = study_parser("report", main.__doc__)
+    return run_command(parser, argv, _write, UNREADABLE, label="report: ")
 
 
 def _write(arguments: argparse.Namespace) -> None:

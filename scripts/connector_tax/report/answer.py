@@ -36,7 +36,7 @@ from connector_tax.artifacts.verdicts import (
     in_words,
     less,
 )
-from connector_tax.commands import run_command, study_parser
+from connector_tax.commands import UNREADABLE, run_command, study_parser
 from connector_tax.figures import resources
 from connector_tax.figures.compared import judged_load, ms
 from connector_tax.figures.tables import StudyTables
@@ -361,7 +361,8 @@ def criteria(study: StudyTables) -> list[tuple[str, str, str]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the study's answer, its scorecard and the path of its report."""
-    return run_command(study_parser("report.answer", main.__doc__), argv, _tell, label="answer: ")
+    parser = study_parser("report.answer", main.__doc__)
+    return run_command(parser, argv, _tell, UNREADABLE, label="answer: ")
 
 
 def _tell(arguments: argparse.Namespace) -> None:
