@@ -199,3 +199,40 @@ def test_a_damaged_table_is_refused(
         verify.main()
     assert refused.value.code == 2
     assert "a file is damaged or missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["study.json", "seals.jsonl", TABLE])
+def test_key_that_an_object_has_twice_is_refused_by_file_and_key(
+    unpacked: Path, tmp_path: Path, name: str
+) -> None:
+    path = changed(unpacked, tmp_path, name)
+    path.write_bytes(b'{"twice": 1, "twice": 2, ' + path.read_bytes()[1:])
+    result = verified(tmp_path / "archive")
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    assert f"{name}: key 'twice' twice in one object" in line
+
+
+def test_file_that_a_table_has_twice_is_refused(unpacked: Path, tmp_path: Path) -> None:
+    path = changed(unpacked, tmp_path, TABLE)
+    head, rest = path.read_bytes().split(b"\n", 1)
+    header = json.loads(head)
+    header["files"].append(header["files"][0])
+    path.write_bytes(json.dumps(header).encode() + b"\n" + rest)
+    result = verified(tmp_path / "archive")
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    assert f"key '{header['files'][0][0]}' twice in one object" in line
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a folder for study.json"])
+def test_folder_that_cannot_be_read_is_named_in_one_line(tmp_path: Path, name: str) -> None:
+    if len(name) < 256:
+        for part in ("study.json", "tables", "published/analysis"):
+            (tmp_path / name / part).mkdir(parents=True)
+        (tmp_path / name / "reference_rates.json").write_text("{}")
+    command = [sys.executable, "-I", verify.__file__, str(tmp_path / name)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    assert f"{tmp_path / name}: a file is damaged or missing: " in line

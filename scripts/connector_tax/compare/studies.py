@@ -42,7 +42,7 @@ def opened(path: Path, status: int = 2) -> Iterator[StudyTables]:
 
     Raises:
         ArtifactError: `path` is none of these, damaged, takes too much memory for its archive, or
-             was analysed by another method.
+            was analysed by another method.
     """
     if path.name.endswith(ARCHIVE_SUFFIX):
         # Deleted also where the limit ends this process.

@@ -46,6 +46,27 @@ WAITING = "vllm:num_requests_waiting"
 RATES = "all_rates"  # the cell of the taxes over all rates of Phase A without saturation
 
 
+def once(pairs: list[tuple[str, Any]]) -> Row:
+    """Return an object; reject a key that it has twice, of which each reader could take another."""
+    names = Counter(name for name, _ in pairs)
+    if len(names) < len(pairs):
+        raise ValueError(f"key {names.most_common(1)[0][0]!r} twice in one object")
+    return dict(pairs)
+
+
+def parsed(text: str | bytes, where: str) -> Any:
+    """Return the value of a JSON text; an error names `where` it is."""
+    try:
+        return json.loads(text, object_pairs_hook=once)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def read_json(path: Path) -> Any:
+    """Return the value of a JSON file."""
+    return parsed(path.read_bytes(), str(path))
+
+
 def read_table(root: Path, kind: str) -> dict[str, list[Row]]:
     """Return the lines of each file of a kind, restored from its columns.
 
@@ -54,18 +75,19 @@ def read_table(root: Path, kind: str) -> dict[str, list[Row]]:
     the differences from one to the next (`+`).
     """
     head, order, *columns = (root / "tables" / kind).read_bytes().decode("latin-1").split("\n")
-    header, left, kinds = json.loads(head), iter(columns), map(int, order.split())
+    header, left = parsed(head, f"tables/{kind}"), iter(columns)
+    kinds = map(int, order.split())
     shapes = [shape.split("\0") for shape in header["shapes"]]
     values = [[iter(numbers(next(left))) for _ in shape[1:]] for shape in shapes]
 
-    def line(of: int) -> Row:
+    def line(of: int, name: str) -> Row:
         parts = zip(values[of], shapes[of][1:], strict=True)
         text = shapes[of][0] + "".join(next(value) + part for value, part in parts)
-        row: Row = json.loads(text.encode("latin-1"))
+        row: Row = parsed(text.encode("latin-1"), name)
         return row
 
-    files = header["files"]
-    return {name: [line(of) for of in itertools.islice(kinds, count)] for name, count in files}
+    files = once(header["files"])
+    return {n: [line(of, n) for of in itertools.islice(kinds, count)] for n, count in files.items()}
 
 
 def numbers(column: str) -> list[str]:
@@ -74,9 +96,14 @@ def numbers(column: str) -> list[str]:
     return [str(n) for n in itertools.accumulate(map(int, values))] if column[0] == "+" else values
 
 
+def harmless(text: str) -> str:
+    """Return a text with ? for each control character, since the archive may be hostile."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
 def say(text: str, end: str = "\n") -> None:
-    """Print a text with ? for each control character, since the archive may be hostile."""
-    print("".join(c if c.isprintable() else "?" for c in text), end=end)
+    """Print a text of the archive on one line."""
+    print(harmless(text), end=end)
 
 
 def waiting(values: Row) -> float:
@@ -148,7 +175,7 @@ class Study:
     """An unpacked archive."""
 
     def __init__(self, root: Path) -> None:
-        self.document: Row = json.loads((root / "study.json").read_text())
+        self.document: Row = read_json(root / "study.json")
         self.config: Row = self.document["config"]
         self.statistics: Row = self.config["statistics"]
         self.confidence: float = self.statistics["confidence"]
@@ -172,7 +199,7 @@ class Study:
                 key = (launch["config"], launch["block"], phase, cell["cell"])
                 folder, tail = f"runs/{key[0]}/block{key[1]}/{phase}/{key[3]}", f"{phase}_{key[3]}"
                 path = root / folder / f"cell_{tail}.json"
-                if path.exists() and (record := json.loads(path.read_text()))["valid"]:
+                if path.exists() and (record := read_json(path))["valid"]:
                     lines = [of[f"{folder}/{kind}_{tail}.jsonl"] for kind, of in tables.items()]
                     self.cells[key] = Cell(record, *lines)
 
@@ -746,7 +773,7 @@ def texts(record: Row) -> Row:
 def identity(study: Study, root: Path) -> tuple[Row, Row]:
     """Compare study.json with the launches' commands and the first seal."""
     document, label = study.document, study.document["engine_label"]
-    seal = json.loads((root / "seals.jsonl").read_text().partition("\n")[0])
+    seal = parsed((root / "seals.jsonl").read_text().partition("\n")[0], "seals.jsonl")
     labels = {entry["id"]: entry["label"] for entry in document["configurations"]}
     settings = {name: study.config[name] for name in seal["settings"]}
     recorded: Row = {"settings": texts(settings), "configurations": texts(by_id(document))}
@@ -785,7 +812,7 @@ def published_taxes(folder: Path) -> Row:
 def judged_early(root: Path) -> set[str]:
     """Return the taxes that interim analyses judged, whose numbers effects.csv has."""
     path = root / "looks.json"
-    taken = json.loads(path.read_text())[-1:] if path.exists() else []
+    taken = read_json(path)[-1:] if path.exists() else []
     findings = [finding for look in taken for finding in look["findings"]]
     return {" ".join((one["config"], "A", RATES, one["metric"])) for one in findings}
 
@@ -823,11 +850,11 @@ def verify(root: Path) -> int:
     study, folder = Study(root), root / "published/analysis"
     rates, taxes = study.reference_rates(), Taxes(study)
     cells = read_csv(folder / "cells.csv", "status", "config", "block", "phase", "cell")
-    hypothesis_entries = json.loads((folder / "hypotheses.json").read_text())["hypotheses"]
+    hypothesis_entries = read_json(folder / "hypotheses.json")["hypotheses"]
     measured, launched = identity(study, root)
     published: Row = {
         "study.json": measured,
-        "reference_rates.json": json.loads((root / "reference_rates.json").read_text()),
+        "reference_rates.json": read_json(root / "reference_rates.json"),
         "cells": {k: row for k, row in cells.items() if re.match(r"valid \S+ \d", k)},
         "taxes": published_taxes(folder),
         "hypotheses.json": {entry["id"]: entry for entry in hypothesis_entries},
@@ -865,7 +892,7 @@ def verify(root: Path) -> int:
     for name, entry in again["hypotheses.json"].items():
         verdict = published["hypotheses.json"].get(name, {}).get("verdict", "nothing")
         say(f"{name:23}{verdict:42}{entry['verdict']:27}{state(f'hypotheses.json {name}')}")
-    manifest = json.loads((root / "manifest.json").read_text())
+    manifest = read_json(root / "manifest.json")
     method = manifest["method"] if isinstance(manifest, dict) else 1  # a list before it had one
     others: list[str] = []
     if method != METHOD:
@@ -886,13 +913,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("folder", type=Path, nargs="?", default=Path(__file__).resolve().parent)
     root = parser.parse_args().folder
-    for name in ("study.json", "reference_rates.json", "tables", "published/analysis"):
-        if not (root / name).exists():
-            parser.error(f"{root} is not an unpacked archive: {name} is missing")
     try:
+        for name in ("study.json", "reference_rates.json", "tables", "published/analysis"):
+            if not (root / name).exists():
+                parser.exit(2, f"{root} is not an unpacked archive: {name} is missing\n")
         return verify(root)
     except (OSError, LookupError, RuntimeError, StopIteration, TypeError, ValueError) as error:
-        parser.error(f"{root}: a file is damaged or missing: {error!r}")
+        reason = harmless(f"{type(error).__name__}: {error}")
+        parser.exit(2, f"{root}: a file is damaged or missing: {reason}\n")
 
 
 if __name__ == "__main__":
