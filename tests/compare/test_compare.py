@@ -210,6 +210,22 @@ def test_incomparable_studies_are_refused(
         refuse_unlike(StudyTables(a / "study.json"), StudyTables(tmp_path / "study.json"))
 
 
+@pytest.mark.parametrize("key", ["definition_content", "model"])
+def test_study_without_a_key_of_its_engine_is_refused_in_one_line(
+    a: Path, b: Path, key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = shutil.copytree(b, tmp_path / "study")
+
+    def drop(document: Any) -> None:
+        engine = document["config"]["engine"]
+        del (engine if key in engine else engine["definition_content"])[key]
+
+    edit(study / "study.json", drop)
+    assert main([str(a), str(study), "--out", str(tmp_path / "out")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(f"study.json: config.engine: key '{key}' is missing")
+
+
 def test_a_study_is_not_compared_with_itself(a: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(a), str(a / "study.json")]) == 2
     assert "the same study" in capsys.readouterr().err

@@ -11,7 +11,9 @@ import pytest
 from connector_tax.artifacts.folder import StudyFolder
 from connector_tax.artifacts.index import launch_index, write_index
 from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.study_file import read_study
 from connector_tax.files import read_json, write_json
+from connector_tax.provenance.archive import readme
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, PASS, Claim, Ledger
 from connector_tax.provenance.launches import _comparable, check_launches
 from connector_tax.study.design import planned_cell
@@ -182,9 +184,13 @@ def test_variables_of_launch_sh_are_expanded_for_comparison(root: Path, mark: st
     assert of_launch(root)["launch"][0] == of_launch(root)["script"][0] == PASS
 
 
-def test_command_of_another_version_is_not_checkable(root: Path) -> None:
+@pytest.mark.parametrize("version", ["0.1.0", None])
+def test_command_of_another_or_no_version_is_not_checkable(root: Path, version: str | None) -> None:
     with edited_json(root / "study.json") as study:
-        study["package_version"] = "0.1.0"
+        del study["package_version"]
+        if version is not None:
+            study["package_version"] = version
+    assert "# Connector-tax study synthetic" in readme(read_study(root / "study.json"))
     assert of_launch(root)["command"][0] == PASS
     other_command(lambda config: config["argv"].append("--new"))(root)
     replace(root / LAUNCH / "launch.sh", (root / LAUNCH / "launch.sh").read_text() + "# end\n")

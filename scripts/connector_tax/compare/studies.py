@@ -155,12 +155,16 @@ def _load_text(row: CellRow) -> str:
 
 def _model(study: StudyTables) -> Any:
     engine = study.settings["engine"]
-    # The embedded engine's model is more than what is served: its lengths count.
-    definition = engine.get("definition_content")
-    if definition:
-        return definition["model"]
-    served = engine_of(engine).served
-    return served["model"], served["vocab_size"]
+    try:
+        # The embedded engine's model is more than what is served: its lengths count.
+        definition = engine.get("definition_content")
+        if definition:
+            return definition["model"]
+        served = engine_of(engine).served
+        return served["model"], served["vocab_size"]
+    except KeyError as error:
+        where = study.root / paths.STUDY
+        raise ArtifactError(f"{where}: config.engine: key {error} is missing") from None
 
 
 def what_differs(a: StudyTables, b: StudyTables) -> dict[str, list[str]]:

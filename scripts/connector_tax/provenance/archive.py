@@ -164,9 +164,10 @@ def check_name(name: str) -> None:
 
 def readme(study: StudyDocument) -> str:
     """Return README.md of an archive, with its content and how to check it."""
+    version = study.get("package_version", "of a version that is not recorded")
     return f"""# Connector-tax study {study["study"]}
 
-Engine: {study["engine_label"]}. Package {study["package_version"]}.
+Engine: {study["engine_label"]}. Package {version}.
 Design {study["design_sha256"]}.
 
 - `runs/` raw records of every server launch, `published/` the tables as they were published,

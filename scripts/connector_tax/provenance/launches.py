@@ -210,7 +210,7 @@ def _check_command(study: Study, launch: Launch, index: LaunchIndex, ledger: Led
         for _, environment in (recorded, again):
             environment.pop("PYTHONPATH", None)
     wrong = differences(_comparable(*recorded), _comparable(*again), "config.json")
-    version = study.document["package_version"]
+    version = study.document.get("package_version", "a version that study.json does not name")
     doubt = "" if version == __version__ else f"measured with {version}, which may make another"
     ledger.check("command", launch.name, wrong, "follows from the study", doubt)
     # Compared with config.json, which the claim above checks.
