@@ -12,10 +12,12 @@ from connector_tax.config import ROOT
 from connector_tax.figures.names import NAMES
 from connector_tax.files import read_json
 from connector_tax.provenance.views import digest
+from tests.provenance.forged_archives import members_of, write_archive
 from tests.workflow.harness import SNAKEMAKE, ended
 from tests.workflow.test_dry_run import planned
 
 pytestmark = [pytest.mark.workflow, pytest.mark.timeout(300)]
+LEFT = ("analysis/old_table.csv", "figures/fig99_old.png")
 # Loaded by every Python process of the run: there is no engine, no vLLM and no network.
 BARE_MACHINE = """
 import socket, sys
@@ -62,9 +64,18 @@ Replotted = tuple[Machine, subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="module")
 def replotted(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Replotted:
-    """Return the default target, in a checkout whose manifest names the archive."""
-    machine = Machine(tmp_path_factory.mktemp("machine"), source / "synthetic.tar.zst")
+    """Return the default target, in a checkout whose manifest names the archive.
+
+    An earlier release unpacked it there, and made files that this one does not make.
+    """
+    archive = shutil.copy(source / "synthetic.tar.zst", tmp_path_factory.mktemp("archive"))
+    machine = Machine(tmp_path_factory.mktemp("machine"), Path(archive))
     shutil.copy(source / "MANIFEST.md", machine.folder)
+    assert machine.snakemake("--until", "unpack").returncode == 0
+    for name in LEFT:
+        path = machine.folder / "results/replot/synthetic" / name
+        path.parent.mkdir()
+        path.write_text("x\n")
     return machine, machine.snakemake()
 
 
@@ -84,6 +95,13 @@ def test_replot_reproduces_every_file_bit_for_bit_and_audits_it(
     assert counts["PASS"] > 200
     assert "0 FAIL" in done.stdout
     assert "0 NOT CHECKABLE" in done.stdout
+
+
+def test_files_of_an_earlier_replot_are_removed(replotted: Replotted) -> None:
+    machine, done = replotted
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in LEFT:
+        assert not (machine.folder / "results/replot/synthetic" / name).exists()
 
 
 def test_replot_writes_only_its_folder(replotted: Replotted) -> None:
@@ -106,6 +124,20 @@ def test_a_second_replot_only_audits_again(replotted: Replotted) -> None:
     again = planned(machine.snakemake("--dry-run", "replot").stdout)
     assert again["replot"] == 1
     assert not {"analyse", "unpack"} & again.keys()
+
+
+def test_another_archive_is_unpacked_though_its_file_is_older(replotted: Replotted) -> None:
+    machine, _ = replotted
+    genuine, time_ns = machine.archive.read_bytes(), machine.archive.stat().st_mtime_ns
+    try:
+        write_archive(machine.archive, members_of(machine.archive))
+        assert machine.archive.read_bytes() != genuine
+        os.utime(machine.archive, ns=(0, 0))
+        again = planned(machine.snakemake("--dry-run", "replot").stdout)
+    finally:
+        machine.archive.write_bytes(genuine)
+        os.utime(machine.archive, ns=(time_ns, time_ns))
+    assert again["unpack"] == 1
 
 
 def test_altered_picture_or_archive_fails_the_replot_audit(

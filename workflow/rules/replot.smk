@@ -1,6 +1,8 @@
 # Check an archived study, unpack it into a new folder, draw it again and audit it. These rules
 # replace every measuring rule, so that a replot cannot start a server.
 
+from connector_tax.files import sha256_file
+
 
 rule unpack:
     input:
@@ -20,6 +22,8 @@ rule unpack:
         CONDA
     params:
         folder=RESULTS,
+        # Another archive is unpacked whatever its file's time is.
+        sha256=sha256_file(Path(ARCHIVE)),
     shell:
         "python -m connector_tax.provenance.pack unpack --archive {input:q} --out {params.folder}"
         " 2>&1 | tee {log}"

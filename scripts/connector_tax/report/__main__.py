@@ -1,6 +1,7 @@
 """Write tables, figures and page: `python -m connector_tax.report --study results/x/study.json`."""
 
 import argparse
+import shutil
 import sys
 from collections.abc import Sequence
 
@@ -26,6 +27,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _write(arguments: argparse.Namespace) -> None:
     study = StudyTables(arguments.study)
+    if (study.root / paths.ORIGIN).is_file():
+        # An earlier release may have made other files of the archive.
+        for name in (paths.ANALYSIS, paths.FIGURES):
+            shutil.rmtree(study.root / name, ignore_errors=True)
     write_tables(study.folder)
     write_views(study)
 
