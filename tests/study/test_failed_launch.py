@@ -126,6 +126,23 @@ def test_void_cells_are_counted_by_cause_with_what_to_do(
     assert looks.with_name("looks.superseded1.json").exists()
 
 
+@pytest.mark.parametrize("given", ["results/tiny", "../far/results/tiny"])
+def test_running_study_is_found_whichever_path_leads_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given: str
+) -> None:
+    far, checkout = tmp_path / "far" / "results", tmp_path / "checkout"
+    write_study(far / "tiny")
+    locks = checkout / ".snakemake" / "locks"
+    locks.mkdir(parents=True)
+    (locks / "0.output.lock").write_text("results/tiny/runs/plain/block0/A/index.json\n")
+    (checkout / "results").symlink_to(far)
+    monkeypatch.chdir(checkout)
+    assert remeasure.main([given]) == 2
+    assert f"{given}: a run holds it" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    assert remeasure.main(["checkout/results/tiny"]) == 2
+
+
 def test_escape_sequences_in_the_reason_of_a_failed_launch_are_not_printed(
     study_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

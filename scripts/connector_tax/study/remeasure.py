@@ -143,10 +143,12 @@ def _remeasure(arguments: argparse.Namespace) -> None:
 def _refuse_running(folder: Path) -> None:
     """Raise if Snakemake, which plans jobs by the existing files, holds the study."""
     root = folder.resolve()
-    home = root.parents[1]
-    for lock in (home / ".snakemake" / "locks").glob("*"):
+    # Snakemake may run where results/, or the study in it, is a link.
+    homes = {root.parents[1], folder.absolute().parents[1], Path.cwd()}
+    locks = (lock for home in homes for lock in (home / ".snakemake" / "locks").glob("*"))
+    for lock in locks:
         for line in lock.read_text(encoding="utf-8").splitlines():
-            if (home / line).is_relative_to(root):
+            if (lock.parents[2] / line).resolve().is_relative_to(root):
                 raise RemeasureError(
                     f"{folder}: a run holds it ({lock}); wait for its end."
                     " After a killed run: snakemake --unlock"
