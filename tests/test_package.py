@@ -53,6 +53,13 @@ def test_one_version_everywhere() -> None:
     assert call("--version").stdout == f"connector-tax {__version__}\n"
 
 
+def test_workflows_use_actions_by_commit() -> None:
+    files = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    used = [line for file in files for line in re.findall(r"uses: (.+)", file.read_text())]
+    assert len(used) > 10
+    assert [one for one in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40}  # v[\d.]+", one)] == []
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_that_is_listed_starts(name: str) -> None:
     assert name in usage()
