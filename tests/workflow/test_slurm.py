@@ -44,8 +44,8 @@ with hold_devices(node["devices"]):
     while len(list(folder.glob("*.json"))) < 2 and time.monotonic() < until:
         time.sleep(0.05)
 """
-PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "ip")
-DEBIAN = "apt install slurmctld slurmd slurm-client munge iproute2"
+PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "pkill")
+DEBIAN = "apt install slurmctld slurmd slurm-client munge iproute2 procps"
 
 
 class Cluster:

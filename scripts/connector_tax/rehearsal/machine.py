@@ -55,7 +55,7 @@ QUIET = Noise(0.0)
 # Measured values come from TPOT p50 of these archives' cells, by release 0.3.
 NOISES: Mapping[str, Noise] = {
     "engine": Noise(0.005, source="config/embedded.yaml: the engine's own random draws"),
-    "embedded": Noise(0.006, source="results/archive/default.tar.zst"),
+    "embedded": Noise(0.006, source="results/archive/default.tar.zst of the first release"),
     "vllm-cpu": Noise(
         0.026, drift_sd=0.017, source="results/archive/vllm-cpu.tar.zst of commit b3c47e2"
     ),

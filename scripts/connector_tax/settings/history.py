@@ -148,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m connector_tax.settings.history", description=main.__doc__
     )
-    parser.add_argument("version", nargs="*", choices=[[], *by_version])
+    parser.add_argument("version", nargs="*", choices=[[], *by_version], metavar="VERSION")
     status = 0
     for version in parser.parse_args(argv).version or by_version:
         began = time.monotonic()
