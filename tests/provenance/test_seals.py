@@ -36,7 +36,7 @@ def published(root: Path) -> Path:
     return root / "study.json"
 
 
-def told(study_file: Path) -> tuple[str, list[tuple[str, str]]]:
+def published_seal(study_file: Path) -> tuple[str, list[tuple[str, str]]]:
     """Return the audit's last line, and verdict and message of its claim about MANIFEST.md."""
     ledger = Ledger()
     manifest_file = study_file.parents[2] / "MANIFEST.md"
@@ -48,12 +48,12 @@ def told(study_file: Path) -> tuple[str, list[tuple[str, str]]]:
 def test_audit_reports_if_the_seal_was_published(
     root: Path, request: pytest.FixtureRequest
 ) -> None:
-    line, claims = told(root / "study.json")
+    line, claims = published_seal(root / "study.json")
     assert "published nowhere: anyone who can write this folder can have made it" in line
     assert [verdict for verdict, _ in claims] == [NOT_CHECKABLE]
     published = request.getfixturevalue("published")
     assert failures(published) == []
-    line, claims = told(published)
+    line, claims = published_seal(published)
     assert "the one MANIFEST.md names" in line
     assert "The folder alone cannot show" in line
     assert [verdict for verdict, _ in claims] == ["PASS"]
@@ -65,7 +65,7 @@ def test_seal_added_after_the_published_one_fails_the_audit(published: Path) -> 
         study["created_utc"] = "2020-01-01"
     seal_end(root)
     manifest.write(root / "study.json")
-    line, claims = told(published)
+    line, claims = published_seal(published)
     assert claims == [(FAIL, "1 links were added after the published seal")]
     assert "not the study that MANIFEST.md names" in line
 
@@ -77,12 +77,12 @@ def test_seal_that_manifest_md_does_not_name_fails_the_audit(published: Path) ->
     """
     whole_chain_forged(published.parent)
     manifest.write(published)
-    line, claims = told(published)
+    line, claims = published_seal(published)
     assert [verdict for verdict, _ in claims] == [FAIL]
     assert "not the study that MANIFEST.md names" in line
     page = published.parents[2] / "MANIFEST.md"
     replace(page, re.sub(r"[0-9a-f]{64} \|$", f"{'0' * 64} |", page.read_text(), flags=re.M))
-    line, claims = told(published)
+    line, claims = published_seal(published)
     assert [verdict for verdict, _ in claims] == [NOT_CHECKABLE]
     assert "not the study that MANIFEST.md names" in line
 
@@ -90,7 +90,7 @@ def test_seal_that_manifest_md_does_not_name_fails_the_audit(published: Path) ->
 def test_seal_removed_from_manifest_md_fails_the_audit(published: Path) -> None:
     page = published.parents[2] / "MANIFEST.md"
     replace(page, re.sub("^Seal: .*\n\n", "", page.read_text(), flags=re.M))
-    assert [verdict for verdict, _ in told(published)[1]] == [FAIL]
+    assert [verdict for verdict, _ in published_seal(published)[1]] == [FAIL]
 
 
 PICTURE = "`fig9_forest.png` "
@@ -131,7 +131,7 @@ def test_manifest_md_holds_generated_sections_only(published: Path, old: str, ne
     page = published.parents[2] / "MANIFEST.md"
     replace(page, page.read_text().replace(old, new, 1))
     message = "it holds more than its head and a section for each study"
-    assert told(published)[1] == [(FAIL, message)]
+    assert published_seal(published)[1] == [(FAIL, message)]
 
 
 def test_rows_of_manifest_md_equal_the_studys_manifest(published: Path) -> None:
