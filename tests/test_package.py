@@ -123,7 +123,7 @@ def test_slurms_executor_is_locked_on_top_of_the_pipeline() -> None:
 
 
 @pytest.mark.parametrize("buffered", [True, False])
-@pytest.mark.parametrize("arguments", ["--help", "loadgen --help"])
+@pytest.mark.parametrize("arguments", ["--help", "loadgen --help", "loadgen --version"])
 def test_closed_output_pipe_leaves_no_traceback(arguments: str, buffered: bool) -> None:
     reader, writer = os.pipe()
     os.close(reader)

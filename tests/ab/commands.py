@@ -57,7 +57,10 @@ class Ab:
         return subprocess.CompletedProcess(self.command, process.returncode, out, err)
 
     def call(self, monkeypatch: pytest.MonkeyPatch) -> int:
-        """Return the command's exit status in this process, which a refusal does not outlast."""
+        """Run a command that is refused in this process; return its exit status.
+
+        The test process keeps its signal handlers, and a server's error is reported sooner.
+        """
         monkeypatch.chdir(self.folder)
         for name, value in environment(self.folder).items():
             monkeypatch.setenv(name, value)

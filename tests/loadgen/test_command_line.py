@@ -10,9 +10,6 @@ from typing import Any
 import pytest
 
 from connector_tax.loadgen.__main__ import main
-from connector_tax.loadgen.arguments import parse_arguments
-from connector_tax.loadgen.endpoint import request_head
-from connector_tax.loadgen.setup import make_target
 from tests.loadgen.fault_server import (
     HEAD,
     FaultServer,
@@ -287,27 +284,25 @@ def test_a_bad_session_file_names_file_line_and_fault(
 @pytest.mark.parametrize(
     ("url", "chat", "posted"),
     [
-        ("", False, "/v1/completions"),
-        ("/", True, "/v1/chat/completions"),
-        ("/v1", False, "/v1/completions"),
-        ("/api/v1/", True, "/api/v1/chat/completions"),
-        ("/v1?key=a%20b&v=2", True, "/v1/chat/completions?key=a%20b&v=2"),
-        ("/own/path?q=1", False, "/own/path?q=1"),
+        ("", False, b"POST /v1/completions HTTP/1.1"),
+        ("/", True, b"POST /v1/chat/completions HTTP/1.1"),
+        ("/v1", False, b"POST /v1/completions HTTP/1.1"),
+        ("/api/v1/", True, b"POST /api/v1/chat/completions HTTP/1.1"),
+        ("/v1?key=a%20b&v=2", True, b"POST /v1/chat/completions?key=a%20b&v=2 HTTP/1.1"),
+        ("/own/path?q=1", False, b"POST /own/path?q=1 HTTP/1.1"),
     ],
 )
-def test_url_path_decides_the_endpoint_posted_to(url: str, chat: bool, posted: str) -> None:
-    options = f"--url http://127.0.0.1:80{url} --model m --prompt p --concurrency 1"
-    target = make_target(parse_arguments((options + " --chat" * chat).split()))
-    assert request_head(target).startswith(f"POST {posted} HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+def test_url_path_decides_the_endpoint_posted_to(url: str, chat: bool, posted: bytes) -> None:
+    with serve(*answer("t")) as server:
+        options = f"--url http://127.0.0.1:{server.port}{url} --model m --prompt p --no-affinity"
+        load = " --concurrency 1 --requests 1" + " --chat" * chat
+        main((options + load).split())
+        assert server.heads[0].splitlines()[0] == posted
+        assert f"Host: 127.0.0.1:{server.port}".encode() in server.heads[0].splitlines()
 
 
-@pytest.mark.parametrize(
-    ("module", "closed"),
-    [
-        *((["connector_tax", "loadgen"], closed) for closed in (">&-", "2>&-", "<&- >&- 2>&-")),
-        (["connector_tax.loadgen"], "<&- >&- 2>&-"),
-    ],
-)
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("module", [["connector_tax", "loadgen"], ["connector_tax.loadgen"]])
 def test_a_standard_stream_closed_before_the_start_loses_no_output(
     module: list[str], closed: str, tmp_path: Path
 ) -> None:

@@ -178,13 +178,21 @@ def test_the_shipped_studies_plan_one_job_for_each_block(
         assert os.path.relpath(stamp, tmp_path) in inputs_of("environment", said)
 
 
-def test_a_broken_configuration_stops_before_anything_starts(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("floor_s: 0.8", "floor_s: -1", "study.yaml: cell.floor_s: found -1; allowed: > 0"),
+        ("seed: 7", "seed: 7\nseed: 8", "not valid YAML: found key 'seed' a second time"),
+    ],
+)
+def test_a_broken_configuration_stops_before_anything_starts(
+    folder: Path, old: str, new: str, words: str
+) -> None:
     text = (folder / "study.yaml").read_text()
-    (folder / "study.yaml").write_text(text.replace("floor_s: 0.8", "floor_s: -1"))
+    (folder / "study.yaml").write_text(text.replace(old, new))
     done = run(folder, "all")
     assert done.returncode != 0
-    said = done.stdout + done.stderr
-    assert "study.yaml: cell.floor_s: found -1; allowed: > 0" in said
+    assert words in done.stdout + done.stderr
     assert not (folder / "results").exists()
 
 
@@ -192,6 +200,7 @@ def test_a_broken_configuration_stops_before_anything_starts(folder: Path) -> No
     ("files", "words"),
     [
         (("all",), "all: no such file; what is to be made comes after --"),
+        (("tab.yaml", "--", "all"), "tab.yaml: line 2: not valid YAML: found character"),
         (("self.yaml", "--", "all"), "self.yaml: line 1: found alias *c inside the value that"),
         (("empty.yaml", "--", "all"), "empty.yaml: found NoneType; allowed: keys with values"),
     ],
@@ -199,6 +208,7 @@ def test_a_broken_configuration_stops_before_anything_starts(folder: Path) -> No
 def test_bad_overlay_file_gives_a_one_line_error(
     folder: Path, files: tuple[str, ...], words: str
 ) -> None:
+    (folder / "tab.yaml").write_text("cell:\n\tfloor_s: 1\n")
     (folder / "self.yaml").write_text("cell: &c {floor_s: 1, more: *c}\n")
     (folder / "empty.yaml").write_text("# nothing\n")
     done = ended([SNAKEMAKE, "-s", SNAKEFILE, "--configfile", "study.yaml", *files], folder)
