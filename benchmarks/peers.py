@@ -315,7 +315,7 @@ def measure(
     client_cpu, server_cpu = two_cpus()
     tokens = options.tokens
     if places:
-        # The rate of a client that loses no time between two requests.
+        # The event rate of a client that loses no time between two requests.
         events_per_s = places * tokens / ((FIRST_US + GAP_US * (tokens - 1)) / 1e6)
     rate_rps = events_per_s / tokens
     count = max(20, round(rate_rps * options.seconds))

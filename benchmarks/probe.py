@@ -204,7 +204,7 @@ def step_cost(children: int | None, *, probed: bool) -> dict[str, Cost]:
             worker.worker.sample_tokens()
 
         costs = {"scheduler": _cost(lambda _: engine.step()), "worker": _cost(worker_step)}
-        # A probe that an error has switched off costs nothing.
+        # Checked, since a probe that an error has switched off costs nothing.
         assert probe.active
         assert bool(probe.scheduler.numbers) == bool(probe.worker.numbers) == probed
         return costs
@@ -253,7 +253,7 @@ def cost() -> bool:
 
 INPUT_TOKENS = 32
 OUTPUT_TOKENS = 32
-# After the switch the interpreter finds its way anew.
+# After the switch the interpreter specialises its code again.
 SETTLING_TOKENS = 4
 # With asynchronous scheduling a step is still running when a request is answered.
 IDLE_S = 0.03

@@ -31,7 +31,7 @@ _TOKEN = b'"text":'
 
 
 class Load(NamedTuple):
-    """A load: connections that repeatedly request `tokens` tokens; steps of `step_s`."""
+    """A load: each of `connections` repeatedly requests `tokens` tokens; a step takes `step_s`."""
 
     name: str
     connections: int

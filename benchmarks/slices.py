@@ -92,7 +92,7 @@ class Turn:
         """
         self.signal(signal.SIGCONT)
         try:
-            # By its first answer the server has closed connections that idled too long.
+            # When it first answers, the server has closed connections that idled too long.
             deadline = time.monotonic() + ANSWERS_S
             while self.server.get("/v1/models") is None:
                 self.server.check_alive("when it was resumed")
@@ -159,7 +159,7 @@ class Slices:
             server.start()
             stack.callback(server.stop, config["server"]["stop_grace_s"])
             started[name] = server
-        # Together they take as long as one after the other where they share the CPUs.
+        # Servers that share CPUs take as long together as one after the other.
         longest_s = len(started) * config["server"]["ready_timeout_s"]
         for name, server in started.items():
             server.wait_ready(longest_s)
@@ -259,7 +259,7 @@ def compare(options: argparse.Namespace, study: StudyDocument, title: str) -> Ro
     baseline = baseline_of(study["config"])
     began = time.monotonic()
     deadline_s = began + 60 * options.minutes
-    # Kept after an error, which names a log in it.
+    # The folder is kept after an error, whose message names a log in it.
     folder = Path(tempfile.mkdtemp(prefix="slices-"))
     slices = Slices(study, folder, options.batches, options.slice_s)
     swapped = [baseline, next(name for name in options.servers if name != baseline)]

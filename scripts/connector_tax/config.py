@@ -130,10 +130,10 @@ def _refuse_expansion(text: str, path: Path) -> None:
 
     Raises:
         ConfigError: there are too many values or levels, or an alias lies inside what it names.
-        yaml.YAMLError: the text is no YAML.
+        yaml.YAMLError: the text is not YAML.
     """
     sizes: dict[str | None, int] = {}
-    # Values so far and the anchor, by level.
+    # Number of values so far and the anchor, for each open level.
     levels: list[tuple[int, str | None]] = [(0, None)]
     for event in yaml.parse(text, yaml.CSafeLoader):
         line = event.start_mark.line + 1 if event.start_mark else 0

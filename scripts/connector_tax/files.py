@@ -117,7 +117,7 @@ def exit_status(main: Callable[[], int]) -> int:
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
-            except BrokenPipeError:  # because the interpreter flushes again at its end
+            except BrokenPipeError:  # the interpreter would flush again at its end
                 null = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(null, stream.fileno())
                 os.close(null)
@@ -127,7 +127,7 @@ def _reader_left(stream: TextIO) -> bool:
     poll = select.poll()
     try:
         poll.register(stream.fileno(), 0)
-    except (OSError, ValueError):  # no descriptor, so not a pipe
+    except (OSError, ValueError):  # without a descriptor it is no pipe
         return False
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
@@ -174,7 +174,7 @@ def write_bytes(path: Path, data: bytes) -> None:
         else:
             _replace(path.resolve(), data)
     except OSError as error:
-        error.filename = error.filename or str(path)  # a write has none
+        error.filename = error.filename or str(path)  # an error of write() has no file name
         raise
 
 

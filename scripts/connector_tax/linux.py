@@ -49,7 +49,7 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 def ignore_warning() -> None:
-    """Ignore WARNING, which only a block's driver handles, in this process and its children.
+    """Ignore the signal WARNING in this process and its children; only a block's driver handles it.
 
     Exception: libuv (asyncio's subprocesses under uvloop) resets all signals of its children.
     """

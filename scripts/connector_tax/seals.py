@@ -228,6 +228,6 @@ def _chain(folder: Path) -> Iterator[list[tuple[str, SealLink]]]:
         links = read_links(folder)
         for index_file in () if links else folder.glob(f"{paths.RUNS}/*/*/*/{paths.INDEX}"):
             if "seal" in read_json(index_file):
-                reason = f"holds no link, and {index_file} was sealed by one"
+                reason = f"holds no link, although {index_file} was sealed"
                 raise ArtifactError(f"{folder / paths.SEALS}: {reason}. {_WAY_OUT}")
         yield links

@@ -34,7 +34,7 @@ def test_forecast_names_the_cost_of_the_planned_blocks_and_the_time_for_half_of_
     findings = [TTFT, replace(TTFT, metric="tpot_p50", error=0.01)]
     costs = [smallest_cost(of, 6, 1, 2) for of in findings]
     (line,) = forecast(findings, 6, 60)
-    assert f": 6 blocks prove a cost from {100 * costs[0]:.1f}% of TTFT and " in line
+    assert f": 6 blocks prove a cost of at least {100 * costs[0]:.1f}% of TTFT and " in line
     blocks, minutes = (int(word) for word in line.rpartition("takes ")[2].split() if word.isdigit())
     assert blocks == minutes
 

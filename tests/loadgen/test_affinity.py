@@ -96,7 +96,7 @@ def test_the_server_gets_the_node_of_its_gpu_and_the_client_another(tmp_path: Pa
     # Five wanted: its node has four.
     plan = plan_affinity(topology, 1, server_cores=5, server_node=0)
     assert {nodes[cpu] for cpu in plan.server} == {0, 1}
-    assert "NUMA node 0, where the server's GPU is" in plan.warnings[0]
+    assert "NUMA node 0, the node of the server's GPU" in plan.warnings[0]
 
 
 def test_cpu_ranking_is_ignored_unless_every_cpu_has_one(tmp_path: Path) -> None:

@@ -263,7 +263,7 @@ def line(*nodes: dict[str, Any], **changes: Any) -> str:
         (line({"id": "a", "prompt": "x"}), "max_tokens"),
         (line({**A, "max_tokens": 0}), ">= 1"),
         (line({**A, "parent": 1}), "parent"),
-        (line({**A, "parents": [{"node": "b"}]}, B), "'b' must stand before"),
+        (line({**A, "parents": [{"node": "b"}]}, B), "list parent 'b' before it"),
         (line(A, A), "defined twice"),
         (line(A, {**B, "prompt": [1], "parents": [{"node": "a"}]}), "mixed"),
     ],

@@ -337,7 +337,7 @@ def test_requests_with_warmup_are_refused(
 ) -> None:
     with pytest.raises(SystemExit):
         command(1, tmp_path, "--rate 10 --requests 40 --warmup 2")
-    assert "--requests counts what is sent, warm-up and all" in capsys.readouterr().err
+    assert "--requests counts every sent request" in capsys.readouterr().err
 
 
 def test_summary_has_lengths_and_a_note_on_short_answers(

@@ -49,7 +49,7 @@ def test_audit_reports_if_the_seal_was_published(
     root: Path, request: pytest.FixtureRequest
 ) -> None:
     line, claims = published_seal(root / "study.json")
-    assert "published nowhere: anyone who can write this folder can have made it" in line
+    assert "published nowhere: anyone with write access to this folder can have made it" in line
     assert [verdict for verdict, _ in claims] == [NOT_CHECKABLE]
     published = request.getfixturevalue("published")
     assert failures(published) == []
@@ -102,7 +102,7 @@ PICTURE = "`fig9_forest.png` "
         (rf"{PICTURE}\w+", PICTURE + "0" * 64, f"fig9_forest.png has .* listed is {'0' * 64}"),
         (rf"{PICTURE}\w+, ", "", "fig9_forest.png has .* listed is None"),
         ("^Pictures: ", "Pictures: `x.png` 0, ", "x.png has sha256 None, listed is 0"),
-        ("^Pictures: ", "Pictures: of 8x H100, ", "the line says more"),
+        ("^Pictures: ", "Pictures: of 8x H100, ", "the line contains more"),
         ("^Pictures: ", "Pictures: of 8x H100.\n\nPictures: ", "malformed"),
         ("^Pictures: .*\n\n", "", "listed is None"),
     ],
@@ -130,7 +130,7 @@ def test_manifest_md_names_the_pictures_of_the_study(
 def test_manifest_md_holds_generated_sections_only(published: Path, old: str, new: str) -> None:
     page = published.parents[2] / "MANIFEST.md"
     replace(page, page.read_text().replace(old, new, 1))
-    message = "it holds more than its head and a section for each study"
+    message = "it contains text outside its head and the sections of studies"
     assert published_seal(published)[1] == [(FAIL, message)]
 
 

@@ -97,7 +97,7 @@ class Line:
 
         Args:
             more: further parts, of which a terminal shows those that fit.
-            passing: nothing but the time has changed.
+            passing: whether only the time has changed.
         """
         if self._live:
             # The cursor needs the last column. A terminal may not report its width.
@@ -146,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         blocks = _measured(options, study, line)
         answer, problem = _finished(study, blocks, line)
     except KeyboardInterrupt:
-        # What this process itself was starting; not the launches of another `ab` of this name.
+        # Servers that this process was querying; the launches of another `ab` of this name go on.
         kill_started(root / paths.PREFLIGHT)
         kill_leftovers(root)
         line.say("ab: stopped; measurements are kept; rerun the same command to resume")
@@ -214,7 +214,7 @@ def _study(options: argparse.Namespace, root: Path, line: Line) -> Study:
         if (root / paths.STUDY).exists():
             _refuse_other_start(options, load_study(root / paths.STUDY))
     elif (root / paths.STUDY).exists():
-        raise Failed(f"{root} holds a study that is no comparison; give this comparison another"
+        raise Failed(f"{root} holds a study that `ab` did not make; give this comparison another"
                      " --name")  # fmt: skip
     if not (root / paths.STUDY).exists():
         document = _resolved(options, root, line)
@@ -227,7 +227,7 @@ def _study(options: argparse.Namespace, root: Path, line: Line) -> Study:
 
 
 def _refuse_other_start(options: argparse.Namespace, study: Study) -> None:
-    """Refuse options of a server's start that differ from a begun comparison's."""
+    """Refuse options for starting servers that differ from those the comparison was begun with."""
     server, access = study.config["server"], study.config["engine"].get("access", {})
     for option, given, begun in (
         ("--ready-timeout", options.ready_timeout, server["ready_timeout_s"]),
@@ -262,11 +262,11 @@ def _resolved(options: argparse.Namespace, root: Path, line: Line) -> StudyDocum
     config: Any = {"engine": section, "server": {"device": options.device or "cpu"}}
     candidates: dict[str, Asked] = {}
     with hold_devices(devices_of(config), say=line.show):
-        # One that does not start is found before the baseline has loaded.
+        # Candidates come first: one that does not start is reported before the baseline loads.
         for name, _ in options.candidate:
             with asking(name) as (_, candidates[name]):
                 pass
-        # The baseline, and so the study, takes what every candidate takes.
+        # The study sends only requests that the baseline and every candidate accept.
         with asking(BASELINE, list(candidates.values())) as (server, baseline):
             assumed_s = ASSUMED_LIFE_S
             if options.shape is not None:
@@ -276,7 +276,7 @@ def _resolved(options: argparse.Namespace, root: Path, line: Line) -> StudyDocum
             for name, candidate in candidates.items():
                 _refuse_other(assumed, baseline, name, candidate, line)
             planned = resolve(study_config(options, section, baseline, assumed), "design")
-            life_s, rate_rps = _asked_how_much(assumed, planned, server, line)
+            life_s, rate_rps = _measured_capacity(assumed, planned, server, line)
             load = planned_load(options, baseline.startup_s, life_s, rate_rps)
     for candidate in candidates.values():
         served = baseline.served
@@ -324,7 +324,7 @@ def _refuse_too_long(load: Load, name: str, answers: Asked) -> None:
                      f" {allowed}, by /v1/models of {name}")  # fmt: skip
 
 
-def _asked_how_much(
+def _measured_capacity(
     load: Load, study: StudyDocument, server: Server, line: Line
 ) -> tuple[float, float]:
     """Return the duration of a request among concurrent ones (s), and the served requests/s.
@@ -353,7 +353,7 @@ def _asked_how_much(
                 raise Failed(f"the baseline answered no request of {shape[0]}x{shape[1]}")
             life_s = life_s or done[-1]
             best = max(best, len(done) / done[-1])
-            # In flight at the rate, if requests take as long as these.
+            # Requests in flight at the rate, if requests take as long as these.
             needed = math.ceil(ENOUGH * rate * done[-1])
             late = done[-1] > BURST_S and count >= needed
             if best >= ENOUGH * rate or count >= most or late:
@@ -382,7 +382,7 @@ def _measured(options: argparse.Namespace, study: Study, line: Line) -> int:
         of_block = [launch for launch in planned if launch.launch.block == block]
         missing = [launch for launch in of_block if launch.index is None]
         if not missing and all(launch.status != "done" for launch in of_block):
-            # Left out when the study ended; unmeasured blocks get no interim analysis.
+            # All launches were left out when the study ended: no interim analysis is due.
             break
         spent_s, each_s = _spent_s(study)
         limit_s = math.inf if options.minutes is None else options.minutes * 60
@@ -411,7 +411,7 @@ def _measured(options: argparse.Namespace, study: Study, line: Line) -> int:
 
 
 def _spent_s(study: Study) -> tuple[float, float]:
-    """Return the seconds that all launches have taken, and a block's share."""
+    """Return the seconds that all launches have taken, and the mean seconds of a block."""
     planned = StudyFolder(study).of_phase("A")
     indexes = (launch.index for launch in planned)
     walls = [i.timing["wall_s"] + AROUND_S for i in indexes if i is not None and i.status == "done"]
@@ -444,7 +444,7 @@ class Clock:
             self._each_s = block_s / len({launch.config for launch in self._planned})
         if not self._each_s:
             return ""
-        # The first analysis comes however long its blocks take.
+        # The first analysis is made however long its blocks take.
         due = sum(launch.block < FIRST_ANALYSIS for launch in missing)
         limit_s = max(self._limit_s - self._spent_s, due * self._each_s)
         left_s = min(len(missing) * self._each_s, limit_s)
@@ -504,12 +504,12 @@ def _run_block(
 def _failures(
     of_block: Sequence[Launch], root: Path, known: Collection[tuple[str, int]] = ()
 ) -> dict[tuple[str, int], str]:
-    """Return the reasons of launches that failed, by name and time (ns), without the known ones."""
+    """Return why launches failed, by launch name and time (ns), except the failures in `known`."""
     found = {}
     for launch in of_block:
         for name in (paths.INDEX, paths.FAILED_INDEX):
             path = launch.folder(root) / name
-            # Renamed or removed while it is read.
+            # The file may be renamed or removed while it is read.
             with contextlib.suppress(FileNotFoundError, ArtifactError):
                 moment = path.stat().st_mtime_ns
                 if (launch.name, moment) not in known:

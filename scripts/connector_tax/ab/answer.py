@@ -121,8 +121,8 @@ class Answer:
         lines = []
         if share := traffic["repeated_share"]:
             lines.append(
-                f"{share:.0%} of the prompt tokens repeat earlier ones: the result includes what"
-                " reuse costs and gains; --shape sends prompts without repetition"
+                f"{share:.0%} of the prompt tokens repeat earlier ones: the result includes the"
+                " cost and gain of reuse; --shape sends prompts without repetition"
             )
         if self.hits:
             hits = ", ".join(
@@ -179,7 +179,7 @@ class Answer:
         differences = []
         for name, word, unit, decimals in known:
             value, p = rows[name].difference[0], rows[name].p
-            # Equal in all launches of each side, it differs or not.
+            # Without a p-value all launches of a side are equal: any difference counts.
             found = bool(value) if p is None else len(known) * p < BESIDES_LEVEL
             if value is not None and found:
                 differences.append(f"{word} {text.signed(value, decimals)} {unit}")

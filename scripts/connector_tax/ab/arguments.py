@@ -32,9 +32,9 @@ from connector_tax.study.endpoint import Endpoint
 BASELINE = "baseline"
 MOST_IN_FLIGHT = 1024
 EPILOG = """exit status: 0 answered (with --max: every cost is below it), 1 a cost is above it,
-2 cannot tell, 3 a cost has no number or no verdict, or the last line says what failed,
+2 cannot tell, 3 a cost has no number or no verdict, or a failure (named in the last line),
 64 the command line is wrong, 130 stopped.
-The same command resumes where it stopped, and prints the answer again when it is there."""
+The same command resumes a stopped comparison, and prints the answer of a finished one."""
 _NAMED = re.compile(r"([a-z][a-z0-9_]{0,39})=(.*)", re.DOTALL)
 # A name, valid or not.
 _BEGUN = re.compile(r"([\w.-]+)=")
@@ -99,7 +99,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
                       " launch")  # fmt: skip
     add("--trace-speed", type=_positive, metavar="X", help="speed of --trace; 2: twice as fast [1]")
     add("--trace-block", type=_count, metavar="N",
-        help=f"prompt tokens that a hash id of --trace stands for [{BLOCK}]")  # fmt: skip
+        help=f"prompt tokens per hash id of --trace [{BLOCK}]")  # fmt: skip
     add("--max-tokens", type=_count, metavar="N",
         help="output tokens for --prompts lines without max_tokens [64]")  # fmt: skip
     length = parser.add_mutually_exclusive_group()
@@ -115,8 +115,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--goodput", type=_limits, nargs="+", action="extend", default=[], metavar="ttft:200",
         help="also judge the requests/s within these limits (ms) of ttft, tpot, e2e")  # fmt: skip
     add("--max", type=bound_of, action="append", default=[], metavar="[METRIC=]5%",
-        help="exit non-zero if a cost over all rates exceeds this bound; without METRIC it holds"
-        " for each judged metric; may be given several times")  # fmt: skip
+        help="exit non-zero if a cost over all rates exceeds this bound; without METRIC the bound"
+        " applies to each judged metric; may be given several times")  # fmt: skip
     add("--name", type=_name, help="name of the study, results/NAME [from the arguments]")
     add("--seed", type=int,
         help="seed of order, arrivals and prompts [1; for URLs a new one, since running servers"
@@ -211,7 +211,7 @@ def _check_throughput(parser: AnsweringParser, options: argparse.Namespace) -> N
     """Check the limits of goodput, and that a throughput is not fixed by the schedule."""
     options.goodput = [limit for limits in options.goodput for limit in limits]
     if len(dict(options.goodput)) < len(options.goodput):
-        parser.error("--goodput: found a latency twice; allowed: each once")
+        parser.error("--goodput: the same latency is given twice; allowed: each once")
     options.goodput = dict(options.goodput)
     for metric in options.metric:
         if metric == "goodput" and not options.goodput:

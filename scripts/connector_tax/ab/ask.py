@@ -86,7 +86,7 @@ def asked(
         model: the name of the model to request; None: the server's only one.
         chat: use only the chat endpoint.
         ids: send token ids if the server takes them.
-        say: receives the problems of the server's answers until it is ready.
+        say: called with each problem of the server's answers until the server is ready.
 
     Raises:
         AskError: the server does not start, lacks the model, answers no request, or does not end.
@@ -174,7 +174,7 @@ def _served(
         for body, keys in BODIES.items():
             answered = _stream(client, path, {"model": model, **request, **keys})
             if isinstance(answered, str) and not chat:
-                # The same with text.
+                # The same requests with text instead of token ids.
                 answered = _stream(client, path, {"model": model, "prompt": words, **keys})
             if isinstance(answered, str):
                 refusals.append(f"{path}: {answered}")
@@ -253,7 +253,7 @@ def _vocabulary(client: httpx.Client, model: str) -> int | None:
 
 
 def _words(client: httpx.Client, path: str, model: str, body: str) -> dict[str, float]:
-    """Return tokens per word and of an empty prompt; 1 per word if the server does not count."""
+    """Return tokens per word (1 if the server does not count), and tokens of an empty prompt."""
     counts = []
     for words in (FEW_WORDS, MANY_WORDS):
         text = random_words(f"ask/{words}", words)()

@@ -23,13 +23,13 @@ from connector_tax.machine import GpuError, query_gpus
 from connector_tax.servers.command import split_command
 from connector_tax.study.durations import expected_cell_s
 
-# The total level, to which the levels of the interim analyses add up.
+# The total alpha, to which the levels of the interim analyses add up.
 FAMILY_LEVEL = 0.05
 # Blocks before the first analysis; a candidate's error comes only from its own block differences.
 FIRST_ANALYSIS = 3
-# Seconds of a launch besides start and cell: its end, and the records.
+# Seconds of a launch besides start and cell: stopping the server and writing the records.
 AROUND_A_LAUNCH_S = 8.0
-# More blocks than this rarely decide what these have not.
+# A candidate that is undecided after this many blocks is rarely decided by further ones.
 MOST_BLOCKS = 12
 
 
@@ -83,10 +83,10 @@ def engine_section(options: argparse.Namespace) -> EngineSection:
 def planned_load(
     options: argparse.Namespace, startup_s: float, life_s: float, rate_rps: float | None = None
 ) -> Load:
-    """Return the load; a trace is cut so that the first analysis fits the minutes.
+    """Return the load; a trace is cut so that the blocks of the first analysis fit --minutes.
 
     Args:
-        rate_rps: what a closed loop is expected to come to; None: not known yet.
+        rate_rps: expected throughput of a closed loop; None: not known yet.
 
     Raises:
         LoadError, ValueError, OSError: as in `load_of`.
@@ -172,7 +172,7 @@ def study_config(
     if options.goodput:
         config["statistics"]["goodput"] = options.goodput
     if options.shared_machine:
-        # Checks that other processes can fail; such cells are measured nevertheless.
+        # Checks that fail because of other processes are relaxed, so that such cells are valid.
         config["validity"] = {
             "max_foreign_cpu": 1.0,
             "loop_lag_p99_ms": 1000.0,

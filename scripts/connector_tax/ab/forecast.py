@@ -1,4 +1,4 @@
-"""Estimate the smallest cost that the planned blocks prove, and the time for half of it.
+"""Estimate the smallest cost that the planned blocks can prove, and the time to prove half of it.
 
 A candidate is judged by its own block differences, whose error falls with the square root of the
 number of blocks, at the level of the last interim analysis (docs/method.md, "The error model").
@@ -56,7 +56,7 @@ def forecast(findings: Sequence[Finding], blocks: int, block_s: float) -> list[s
             else f"{needed} blocks, about {math.ceil(needed * block_s / 60)} min"
         )
         lines.append(
-            f"{name}: {blocks} blocks prove a cost from {words} on (in {POWER:.0%} of such"
-            f" comparisons); half of that takes {half}"
+            f"{name}: {blocks} blocks prove a cost of at least {words} (in {POWER:.0%} of such"
+            f" comparisons); proving half of that takes {half}"
         )
     return lines

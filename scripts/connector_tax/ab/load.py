@@ -17,12 +17,12 @@ from connector_tax.loadgen.prompts import read_prompts
 from connector_tax.loadgen.sessions import Prompt
 from connector_tax.loadgen.trace import BLOCK, Trace, read_trace, trace_note
 
-# Successes per cell, which give the median to a few per cent of the requests' spread.
+# Successes per cell that are enough for a precise median.
 SUCCESSES = 100
 SHORTEST_S, LONGEST_S = 8.0, 60.0
-# Least number of a file's requests that a cell measures.
+# The fewest requests of a file that a cell measures.
 FEWEST = 20
-# Lives of a request that a closed loop's window has at least.
+# Shortest window of a closed loop, in durations of a request.
 LIVES = 4
 
 

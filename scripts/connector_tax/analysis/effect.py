@@ -232,7 +232,8 @@ class Effect:
     def blocks_needed(self, margin: float, levels: Levels) -> int | None:
         """Return the fewest blocks above the present ones with a `power` of POWER; None if none."""
 
-        # Above these half-widths no interval is within the margin, and half of them hold zero.
+        # Above these half-widths no interval is within the margin, and half of the intervals
+        # contain zero.
         inner = SLACK * float(np.log1p(margin) - np.log1p(-margin)) / 2
         hopeless = (inner, abs(self.contrast))
 

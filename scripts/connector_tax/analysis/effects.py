@@ -1,8 +1,9 @@
 """Compute effects: taxes (percentiles over the baseline's) and combinations of taxes.
 
-With intervals, verdicts, and the rows of effects.csv about latencies. tax = exp(d) - 1, where d is
-the mean over blocks of the log of the configuration's percentile minus the mean log of the block's
-launches of plain. A tax without a number keeps its row, with status and reason.
+This module also judges them, and makes the latency rows of effects.csv. A tax is
+tax = exp(d) - 1, where d is the mean over blocks of the log of the configuration's percentile minus
+the mean log of the block's launches of plain. A tax without a number keeps its row, with status and
+reason.
 
 Source: docs/method.md, "The error model" and "Verdicts"; design, "Substrate tax definition" and
 "Reference rate selection".
@@ -242,7 +243,7 @@ class TaxTable:
         blocks: number of first blocks to use; None: all.
 
     Attributes:
-        metrics: those that the study has taxes of.
+        metrics: the metrics that have taxes in this study.
         rates: the Phase A cells that the cell ALL_RATES averages, for each launch.
     """
 
@@ -485,7 +486,7 @@ def _worst(missing: Sequence[tuple[str, int, str]]) -> Row:
         reasons = [(block, reason) for how, block, reason in missing if how == status]
         if reasons:
             return {"status": status, "reason": merged_reasons(reasons)}
-    raise AssertionError("a tax without a number has a block that lost it")
+    raise AssertionError("a tax without a number must have a block without a value")
 
 
 def gap_rows(taxes: TaxTable) -> list[Row]:

@@ -44,7 +44,7 @@ REPORTED = {
 }
 SIGNS = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
 NS_PER_HOUR = 3.6e12
-# What NTP may slew in a study is seconds.
+# NTP may slew the clock by seconds during a study.
 MOST_SET_BACK_S = 60.0
 
 Effects = Mapping[str, Effect]
@@ -62,7 +62,7 @@ class Answer(NamedTuple):
     conditions: Sequence[tuple[str, str, float]]
 
     def holds(self, effects: Bounds) -> bool:
-        """Return whether all conditions hold."""
+        """Return whether every condition holds."""
         return all(
             SIGNS[sign](getattr(effects[name], end), bound)
             for name, side, bound in self.conditions
@@ -269,7 +269,7 @@ def _persists(cell: str, limits: Any, engine: str, baseline: str) -> tuple[Quest
 
 
 def _gap(cell: str, limits: Any, engine: str) -> tuple[Question, Question]:
-    """Return H2 (the gap of Mooncake and NIXL is in h2_gap_band_pp) and criterion 2 (prior?)."""
+    """Return H2 (gap of Mooncake and NIXL inside h2_gap_band_pp) and criterion 2 (as the prior)."""
     low, high = band = [bound / 100 for bound in limits["h2_gap_band_pp"]]
     prior, words = limits["h2_prior_gap_pp"], f"{100 * low:g} to {100 * high:g} pp"
     contrasts = {"gap": at_rate(cell, (1, MOONCAKE), (-1, NIXL))}
@@ -532,7 +532,7 @@ def _settled(record: ConclusionRecord) -> dict[str, Any]:
 
 
 def artifacts(study: Study, cells: Sequence[CellFolder], step_timing: bool) -> ConclusionRecord:
-    """Return criterion 6: every launch that ran has its files, every skip a pre-flight reason."""
+    """Return criterion 6: every launch that ran has its files, and every skip has a reason."""
     try:
         gates: dict[str, GateRecord] = read_json(study.root / paths.PREFLIGHT_STATUS)
     except ArtifactError as error:

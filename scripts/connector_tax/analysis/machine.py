@@ -157,7 +157,7 @@ def _cpu_use(begin: MachineLine, end: MachineLine) -> dict[str, CpuUse]:
     wall_ms = (end["t_ns"] - begin["t_ns"]) / 1e6
     idle = np.subtract(last["idle_ms"], first["idle_ms"])
     steal = np.subtract(last["steal_ms"], first["steal_ms"])
-    # The CPU time of a process without a waiting parent is lost; it is not foreign.
+    # The CPU time of an ended process that no parent waited for is lost; it is not foreign.
     study_ms = np.maximum(0.0, np.subtract(last["own_ms"], first["own_ms"]))
     if begin["loadgen"] == begin["server"]:
         # Nothing is pinned: both sides use the same set.

@@ -101,8 +101,8 @@ class Requests:
         """Return THROUGHPUT_METRICS, 1/s.
 
         Args:
-            limits_ms: by latency; the goodput is of requests within all of them, and a missing
-            latency is not within its limit. If no request is, half a one counts.
+            limits_ms: by latency; goodput counts the requests within all of them; a missing latency
+                is not within its limit. If no request counts, half a request is used.
         """
         of = {"ttft": self.ttft_ms, "tpot": self.per_token_ms, "e2e": self.e2e_ms}
         good = np.ones(self.n, bool)
@@ -156,7 +156,7 @@ class Requests:
 
 
 def requests_of(path: Path, rows: Iterable[RequestRow], record: CellRecord) -> Requests:
-    """Measure the requests of a cell.
+    """Return the latencies and counts of a cell's measured requests.
 
     Args:
         path: the requests file, for messages.
@@ -211,8 +211,8 @@ def requests_of(path: Path, rows: Iterable[RequestRow], record: CellRecord) -> R
 def _throughput(rows: Sequence[RequestRow], start: int, stop: int) -> tuple[float, float]:
     """Return the successes and their tokens per second of a closed loop's window.
 
-    A request counts with the share of its time that lies in the window: whole requests would make
-    the number jump by those that N places end at once.
+    A request counts with the share of its time that lies in the window: if whole requests were
+    counted, the number would jump when N places end at once.
     """
     ok = [row for row in rows if row.status == "ok"]
     sent, last, tokens = (

@@ -87,8 +87,8 @@ def _read(path: Path, listed: Mapping[str, str]) -> Any:
         return None
     if not path.exists() or sha256_file(path) != listed[path.name]:
         raise ArtifactError(
-            f"{path}: missing, or its sha256 is not what index.json says: changed after it was"
-            " measured"
+            f"{path}: missing, or changed after it was measured: its sha256 is not that of"
+            " index.json"
         )
     return read_json(path)
 

@@ -5,7 +5,7 @@ latencies. Each configuration has pooled rows (block `all`): the geometric mean 
 the geometric mean of the block's valid launches, with an interval by Student's t on the logs of the
 block values. Plain's cover all of its launches. A single valid launch is repeated.
 
-MSER-5 and a comparison of start and second half, on TPOT by arrival, tell whether a cell was still
+MSER-5 and a comparison of start and second half, on TPOT by arrival, show whether a cell was still
 warming up. Sources: White, "An effective truncation heuristic for bias reduction in simulation
 output" (1997), MSER-5; Georges et al. (OOPSLA'07) on steady state. No data are removed: the
 discarded warm-up is the design's fixed one, and a flagged cell needs a longer warm-up.
@@ -161,7 +161,8 @@ def pooled_quantile(name: str, valid: Sequence[Row], confidence: float) -> Row:
 
 
 def warming_up(values: NDArray[np.float64], margin: float) -> bool | None:
-    """Return whether `values` (one per request, in order of arrival) still change as at a start.
+    """Return whether `values` (one per request, in order of arrival) still change as during a
+    warm-up.
 
     Two criteria must hold: the first quarter differs from the second half by more than the relative
     `margin` and significantly (Mann-Whitney on batch means), and MSER-5 would discard a beginning.

@@ -5,10 +5,10 @@ mean over its steps, so that hooks and remainder add up to the step. The design'
 medians over all steps. Differences use their own blocks for the error; hooks, which plain does not
 have, are means over the configuration's own launches.
 
-For an emulated device the rows give the host's work that it waits for, by kind and size of the
-batch: `exposed_us` as a mean, since it is zero in most steps, other columns as medians. Intervals
-come from the configuration's own launches, since a connector's exposed time varies more between
-launches than plain's; differences from the baseline are taken within blocks.
+For an emulated device the rows give the host's work that the device waits for, by kind and size of
+the batch: `exposed_us` as a mean, since it is zero in most steps, other columns as medians.
+Intervals come from the configuration's own launches, since a connector's exposed time varies more
+between launches than plain's; differences from the baseline are taken within blocks.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -281,7 +281,7 @@ def _groups(steps: Table) -> Iterator[tuple[StepGroup, Row]]:
                 values = values[~np.isnan(values)]
                 middle = np.mean if name == "exposed_us" else np.median
                 row[name] = float(middle(values)) if len(values) else None
-            # What is left of the loop is of exposed_us.
+            # `values` holds exposed_us, the last column of the loop.
             row["exposed_share"] = float(np.mean(values > 0)) if len(values) else None
             yield StepGroup(kind, batch), row
 

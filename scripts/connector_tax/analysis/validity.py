@@ -126,7 +126,7 @@ def assess(
     if watched:
         checks |= _machine_checks(machine, bounds)
     for name, value in (device or {}).items():
-        # Each has one bound, but for faults, of which there may be none.
+        # Each check has one bound; the check of faults has none, so its sum is 0.
         checks[name] = at_most(value, sum(bounds[key] for key in CHECKS[name].bounds))
     return checks
 

@@ -232,14 +232,14 @@ class QuantityRecord(TypedDict):
 
 
 class ServerCounters(TypedDict):
-    """`server_counters`: the server's own counters around the cell; null: no such series."""
+    """`server_counters`: the server's counters before and after the cell; null: no such series."""
 
     before: dict[str, float | None]
     after: dict[str, float | None]
 
 
 class CellCpu(TypedDict):
-    """`server_cpu`: CPU time of the server's processes around the cell."""
+    """`server_cpu`: CPU time of the server's processes, read before and after the cell."""
 
     from_ns: int
     to_ns: int

@@ -36,7 +36,7 @@ class Bound(NamedTuple):
 
 
 class CheckKind(NamedTuple):
-    """One check, as it stands under its name in a cell's `health`.
+    """One check, which a cell's `health` records under its name.
 
     Attributes:
         void: what is wrong if it fails.

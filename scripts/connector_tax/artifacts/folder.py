@@ -162,7 +162,7 @@ class LaunchFolder:
 
     @property
     def measured(self) -> list[CellRecord]:
-        """Return the record of each cell in its folder, listed or not, in order of name."""
+        """Return the cell records in the launch's folder by name, also those not in the index."""
         return [read_json(path) for path in sorted(self.folder.glob("*/cell_*.json"))]
 
     def file(self, kind: str, cell: str) -> Path:

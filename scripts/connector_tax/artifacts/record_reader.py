@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jsonschema.exceptions import ValidationError
 
 Record = TypeVar("Record")
-# Behind the `$` of a pattern, which in Python also matches before a line end at the end of a text.
+# Follows the `$` of a pattern: in Python `$` also matches before a final line end.
 NOT_BEFORE_LINE_END = r"(?!\n)"
 _ALLOWED = {
     "const": "{!r}",

@@ -92,7 +92,7 @@ class CellRow:
     n_incomplete_steps: int | None
 
     def number(self, column: str) -> float | None:
-        """Return the value of one of QUANTILE_COLUMNS or STEP_COLUMNS."""
+        """Return the value of a column from QUANTILE_COLUMNS or STEP_COLUMNS."""
         value: float | None = getattr(self, column)
         return value
 
@@ -170,7 +170,7 @@ class EffectRow:
         if self.own is None or self.base is None:
             return None, None, None
         ends = [None if end is None else change_of(self.metric, end) for end in (self.lo, self.hi)]
-        # More of the cost of a throughput is less of it.
+        # A higher cost means a lower throughput, so the ends change places.
         lo, hi = (
             None if end is None else self.base * end
             for end in (ends[::-1] if self.metric in THROUGHPUT_METRICS else ends)

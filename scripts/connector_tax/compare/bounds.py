@@ -1,6 +1,6 @@
 """Bounds on costs for `gate` and `ab --max`: parsing, result and exit status.
 
-A cost is below its bound if its whole interval is, and above if the whole interval is. The
+A cost is below (or above) its bound if its whole interval is below (or above) the bound. The
 intervals of all costs that are checked together hold jointly (Bonferroni).
 """
 
@@ -127,7 +127,7 @@ def check(
         few = f"{effect.n_blocks} block(s); at least {MIN_BLOCKS_FOR_VERDICT} are needed"
         return replace(undecided, reason=few)
     result = BELOW if hi < most else ABOVE if lo > most else CANNOT_TELL
-    reason = "the interval holds the bound"
+    reason = "the interval contains the bound"
     if result != CANNOT_TELL:
         reason = f"the whole interval is {result}"
     return replace(undecided, result=result, reason=reason, lo=lo, hi=hi, decides=decides)

@@ -93,7 +93,7 @@ def junit(study: str, checks: Sequence[BoundCheck]) -> bytes:
 
 
 def _renamed(argument: str) -> NoReturn:
-    raise argparse.ArgumentTypeError(f"is --max now: --max {argument}")
+    raise argparse.ArgumentTypeError(f"replaced by --max; allowed: --max {argument}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -117,13 +117,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _gate(arguments)
     except (ArtifactError, OSError) as error:
-        # Caught, since an uncaught error would exit with 1, which means above.
+        # Caught, since an uncaught error would exit with status 1: a cost is above its bound.
         print(one_line(f"gate: {error}"), file=sys.stderr)
         return STATUS[NO_NUMBER]
 
 
 def _gate(arguments: argparse.Namespace) -> int:
-    # What takes too long has no number; status 2 would mean undecided.
+    # A study that takes too long has no number; status 2 would mean undecided.
     status = STATUS[NO_NUMBER]
     with (
         opened(arguments.study, status) as study,

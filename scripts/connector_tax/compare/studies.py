@@ -45,7 +45,7 @@ def opened(path: Path, status: int = 2) -> Iterator[StudyTables]:
             was analysed by another method.
     """
     if path.name.endswith(ARCHIVE_SUFFIX):
-        # Deleted also where the limit ends this process.
+        # The folder is deleted even if the limit ends this process.
         with private_folder(Path(tempfile.gettempdir(), "compare")) as folder:
             root = folder / "study"
             unpack(path, root)
@@ -88,7 +88,7 @@ def refuse_unlike(a: StudyTables, b: StudyTables) -> None:
         raise NotComparableError(f"A and B have no configuration in common besides {a.baseline}")
     if not common_cells(a, b):
         raise NotComparableError(
-            "A and B have no cell in common, of one rate and shape: "
+            "A and B have no cell of equal rate and shape in common: "
             + "; ".join(left_out(a, b) or ["neither has one"])
         )
 
@@ -156,7 +156,7 @@ def _load_text(row: CellRow) -> str:
 def _model(study: StudyTables) -> Any:
     engine = study.settings["engine"]
     try:
-        # The embedded engine's model is more than what is served: its lengths count.
+        # The embedded engine's model also has lengths, which must be equal.
         definition = engine.get("definition_content")
         if definition:
             return definition["model"]

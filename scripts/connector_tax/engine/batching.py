@@ -1,18 +1,17 @@
-"""Service batching: single requests in, vectorized batches through a worker process, results out.
+"""Batch single requests, process each batch at once in a worker process, and return the results.
 
-A request waits in the buffer until `max_batch_size` are there or the first of them has waited
-`timeout_seconds`; the batch then passes the preprocessor, the worker process and the postprocessor,
-each strictly in order, and each result is handed to the future of the request it belongs to. At
-most `max_queue_size` batches are in flight; while they are, requests wait in the buffer. Every wait
-is for an event: a timer, a frame, a future.
+A request waits in the buffer until the buffer holds `max_batch_size` requests or its first request
+has waited `timeout_seconds`; the batch then passes the preprocessor, the worker process and the
+postprocessor, each strictly in order, and each result is handed to the future of the request it
+belongs to. At most `max_queue_size` batches are in flight; while they are, requests wait in the
+buffer. Every wait is for an event: a timer, a frame, a future.
 
     do_one -> buffer -> preprocess -> worker process -> postprocess -> future of do_one
                 \\__________ futures, in the order of the batches __________/
 
-The batching is a part to use on its own. The engine gives the service one
-element at a time, a whole step: what a step carries is batched before, by the scheduler, and a step
-cannot wait for the next one. What the engine uses is the worker process, its order and its
-failures.
+The service can be used on its own. The engine passes it one element at a time, a whole step: the
+scheduler has already batched the step's requests, and a step cannot wait for the next one. So the
+engine uses only the worker process, the order of results, and the errors.
 """
 
 import asyncio

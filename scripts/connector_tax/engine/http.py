@@ -157,7 +157,7 @@ class HttpProtocol(asyncio.Protocol):
     def _answer(self, request: Request) -> None:
         self._current = request
         self._handler(request, self)
-        # The handler has read it; an answer can take minutes.
+        # Freed now, since the handler has read the body and an answer can take minutes.
         request.body = b""
 
     # -- the response ---------------------------------------------------------------------------
@@ -240,7 +240,7 @@ class HttpProtocol(asyncio.Protocol):
 
 
 def error_body(status: int, message: str, param: str | None = None) -> bytes:
-    """Return vLLM's error object."""
+    """Return an error as the JSON object that vLLM sends."""
     kinds = {400: "BadRequestError", 404: "NotFoundError", 429: "TooManyRequestsError"}
     kind = kinds.get(status, "InternalServerError" if status >= 500 else "BadRequestError")
     error = {"message": message, "type": kind, "param": param, "code": status}

@@ -18,7 +18,7 @@ from connector_tax.engine.model import StepClock, StepDevice
 from connector_tax.engine.scheduler import Scheduler, Sequence, StepPlan
 
 _LOG = logging.getLogger(__name__)
-# If it is later than this, the engine stops catching up with its deadlines and logs it.
+# An engine later than this stops catching up with its deadlines and logs the delay.
 _MAX_DEBT_NS = 250_000_000
 # Duration of an event-loop turn that reads a request.
 _SPIN_NS = 60_000

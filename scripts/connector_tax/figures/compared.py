@@ -124,7 +124,7 @@ def load_words(sweep: PhaseASection, rates_rps: Sequence[float]) -> str:
 def command_to_repeat(arguments: Mapping[str, Any]) -> str:
     """Return the command line that measures a comparison again, from its ab.json.
 
-    A key is not part of it, and a file has to be there under its name.
+    The line contains no API key, and the files that it names must exist.
     """
     running = "-url" if arguments["baseline"].startswith(("http://", "https://")) else ""
     words = [f"--baseline{running}", arguments["baseline"]]
@@ -199,7 +199,7 @@ def latencies(study: StudyTables) -> list[Latency]:
         if row is None or metric in THROUGHPUT_METRICS:
             return of, None, None
         value, lo, hi = (row.number(f"{metric}{end}_ms") for end in ("", "_lo", "_hi"))
-        # The difference is of the blocks that both sides have; these intervals may be of more.
+        # The difference uses only the blocks that both sides have; these intervals may use more.
         if value is None or of is None or not math.isclose(value, of):
             return of, None, None
         return value, lo, hi

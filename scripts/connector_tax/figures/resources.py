@@ -120,7 +120,7 @@ RESOURCES = {
     "memory_pss_mib": "memory, MiB",
     "startup_s": "start-up, s",
 }
-# A resource is marked from these shares of its column's maximum and of plain's value on.
+# A resource is marked if it reaches these shares of its column's maximum and plain's value.
 OF_MOST, OF_PLAIN = 0.5, 0.1
 KV_CAPACITY = "KV cache, (blocks)"
 SCORE_IN = 0.3
@@ -142,9 +142,7 @@ class Score:
 
     @property
     def words(self) -> tuple[str, str]:
-        """Return two lines: the verdict with its sign, and the numbers; without a verdict the sign
-        moves.
-        """
+        """Return two lines, verdict and numbers; the sign begins the first line with text."""
         sign = SIGNS[self.kind]
         return (sign + self.verdict, self.size) if self.verdict else ("", sign + self.size)
 

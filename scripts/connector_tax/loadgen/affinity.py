@@ -118,8 +118,8 @@ def plan_affinity(
     near = [core for core in rest if core.node == server_node]
     if server_node is not None and len(near) < max(1, server_cores):
         warnings.append(
-            f"{len(near)} cores of NUMA node {server_node}, where the server's GPU is, are left "
-            f"and {server_cores} wanted: the server also uses cores of other nodes"
+            f"{len(near)} cores are left of NUMA node {server_node}, the node of the server's GPU,"
+            f" and {server_cores} are wanted: the server also uses cores of other nodes"
         )
     elif near:
         rest = near

@@ -110,8 +110,8 @@ class HeldRequest:
         self._whole = False
         self._headers: dict[bytes, bytes] = {}
         self._silent: list[tuple[int, int]] = []  # silent events by read: stamp, number
-        self._mute: list[tuple[int, int]] = []  # likewise
-        self._silenced = self._muted = 0  # their sums
+        self._mute: list[tuple[int, int]] = []  # mute events by read: stamp, number
+        self._silenced = self._muted = 0  # numbers of silent and of mute events
         self._spoken_ns: int | None = None  # last token with text before the latest mute event
         self._body: list[bytes] = []
         self._size = 0

@@ -113,8 +113,8 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         )
     if options.requests and options.warmup:
         parser.error(
-            "--requests counts what is sent, warm-up and all; with --warmup: --duration, or "
-            "--min-completed and --max-duration"
+            "--requests counts every sent request, also those of the warm-up; with --warmup use"
+            " --duration, or --min-completed and --max-duration"
         )
     for name in absent:
         setattr(options, name, NEEDS[name][1])
@@ -188,7 +188,7 @@ def option_name(name: str) -> str:
 def latency_limit(text: str) -> tuple[str, float]:
     name, _, limit = text.partition(":")
     if name.upper() not in ("TTFT", "TTFA", "TPOT", "E2E") or not 0 < float(limit) < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r}; allowed: ttft, ttfa, tpot or e2e, :, ms")
+        raise argparse.ArgumentTypeError(f"{text!r}; allowed: ttft:MS, ttfa:MS, tpot:MS or e2e:MS")
     return name.upper(), float(limit)
 
 
@@ -220,7 +220,7 @@ def json_object(text: str) -> dict[str, Any]:
     try:
         parse_json(text)  # no key twice
         return msgspec.json.decode(text, type=dict[str, Any])  # no NaN
-    except ValueError as error:  # a DecodeError is one
+    except ValueError as error:  # a DecodeError is a ValueError
         raise argparse.ArgumentTypeError(f"{text!r}: {error}; allowed: a JSON object") from None
 
 
@@ -316,7 +316,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     add = how.add_argument
     add("--workers", type=int, default=1, help="processes that send requests")
     add("--connections", type=int, help="most per worker [4096, or what ulimit -n allows]")
-    add("--inflight-cap", type=int, help="drop requests that are due with this many in flight")
+    add("--inflight-cap", type=int, help="drop due requests while this many are in flight")
     add("--timeout", type=float, default=600.0, help="seconds per request")
     add("--drain", type=float, default=60.0, help="seconds to wait for running requests at the end")
     add("--no-affinity", action="store_true", help="do not pin processes to CPUs")

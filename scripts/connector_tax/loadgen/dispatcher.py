@@ -288,7 +288,7 @@ class Dispatcher:
 
     def submit(self, items: Iterable[Item]) -> None:
         self._inbox.extend(items)
-        if not self._wake_pending:  # one wake-up serves all that were appended meanwhile
+        if not self._wake_pending:  # one wake-up serves all items that were appended meanwhile
             self._wake_pending = True
             self._loop.call_soon_threadsafe(self._flush)
 
@@ -349,7 +349,7 @@ class Dispatcher:
 
     def _next_worker(self, record: RequestRecord) -> WorkerProcess:
         if record.t_intended_ns == WAITS:
-            # It waits for a place: a worker whose requests end faster needs more of them.
+            # The request waits for a place: a worker whose requests end faster needs more requests.
             return min(self._living, key=lambda worker: worker.outstanding)
         self._next = (self._next + 1) % len(self._living)
         return self._living[self._next]

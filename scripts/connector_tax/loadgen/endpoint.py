@@ -31,7 +31,7 @@ def is_local(host: str) -> bool:
     except OSError:
         return False
     for family, *_, address in known:
-        # A family the kernel does not have cannot even make a socket.
+        # Without kernel support for the address family, making the socket fails.
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.bind(address)  # only an address of this machine can be bound
             return True
@@ -133,7 +133,7 @@ def wait_ready(target: Target, model: str | None, wait_s: float) -> str:
 
 
 def _answer(target: Target, path: str, wait_s: float) -> "httpx.Response":
-    import httpx  # takes half of a worker's start, and workers do not need it
+    import httpx  # takes half of a worker's start-up time, and workers do not need it
 
     verify = True if target.tls is None else tls_context(target.tls)
     scheme = "http" if target.tls is None else "https"

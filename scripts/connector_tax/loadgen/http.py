@@ -142,8 +142,8 @@ class Poller:
         return True
 
     def _serve(self, descriptor: int, events: int) -> None:
-        # A connection that was closed meanwhile, or whose descriptor another one has now, has
-        # nothing to read, and does not mind being asked.
+        # The connection may have been closed since the poll, or another one may have its descriptor
+        # now. Then there is nothing to read, and a read does no harm.
         connection = self._connections.get(descriptor)
         if connection is None:
             return
@@ -455,7 +455,8 @@ class Connection:
                 stamps.clock_gaps += 1
                 now, wall = read_clocks()
             stamp = now - (wall - (seconds * 1_000_000_000 + ns))
-        # A stamp outside these bounds: the wall clock was stepped after it was taken.
+        # A stamp outside these bounds means that the wall clock was stepped after the stamp was
+        # taken.
         if size and (not control or not self._not_before_ns <= stamp <= now):
             stamps.unstamped += 1
             stamp = now
@@ -463,7 +464,7 @@ class Connection:
         return self._buffer[:size], stamp
 
     def on_readable(self) -> None:
-        if self.closed:  # in the same batch, for another socket's sake
+        if self.closed:  # by an earlier socket of the same batch
             return
         try:
             data, stamp = self.read()
@@ -523,7 +524,7 @@ class Connection:
                 reader.on_last(chunk, stamp)
                 return
             reader.on_body(chunk, stamp)
-        if self.reader is not reader:  # it has seen enough
+        if self.reader is not reader:  # the reader has released the connection
             return
         if self._complete:
             reader.on_end(stamp)

@@ -240,7 +240,7 @@ class Plan:
         first = 0
         if load.offsets_ns is not None:
             first = int(np.searchsorted(load.offsets_ns, LEAD_NS, "right"))
-        # What is due at the start is made before it.
+        # Requests that are due at the start are made before the start.
         self._ahead = LookAhead(load.sessions, load.build, max(AHEAD, first))
         self._digest = hashlib.sha256()
         self.drain_s = rule.drain_s
@@ -252,7 +252,7 @@ class Plan:
         self._records: list[RequestRecord | None] = []  # by seq; None: came back unsent
         self._open: dict[int, Ready] = {}
         self._unanswered: set[int] = set()  # requests of the ended window
-        self._end_sent = False  # that it has ended
+        self._end_sent = False  # whether the workers know that the window has ended
         self._untold = 0  # workers that have not reported their requests
         self._last_due_ns: int | None = None
         self._last_end_ns = 0
@@ -334,7 +334,7 @@ class Plan:
                 self._precision.add(record)
         elif record.status == "dropped":
             self.dropped += 1
-            # After the window has ended it is too late: its requests were all sent.
+            # After the window's end all of its requests have been sent, so a drop ends nothing.
             if self._rule.end_overloaded and self.stop_ns is None:
                 self._overloaded = True
                 self.drain_s = 0.0
@@ -401,7 +401,7 @@ class Plan:
         return items
 
     def _look_for_end(self, now_ns: int, horizon_ns: int) -> None:
-        # In a closed loop, not before its workers can be notified.
+        # A closed loop's window ends only once its workers can be notified.
         soon_ns = horizon_ns if self._waits_in_workers else now_ns
         most = self._rule.max_errors
         if most is not None and self.failed >= most:
@@ -415,7 +415,7 @@ class Plan:
         elif horizon_ns >= self._cap_ns:
             self._end_window(self._cap_ns)
         elif self._scheduler.finished and now_ns >= self._horizon_ns:
-            # At the end of the last answer, which was reported a little later.
+            # The window ends with the last answer, which was reported a little later.
             self._end_window(self._end_after(max(self._last_end_ns + 1, self._horizon_ns)))
 
     def _enough(self) -> bool:

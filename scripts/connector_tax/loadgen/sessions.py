@@ -67,12 +67,12 @@ class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for node in self.nodes:
             for parent in node.parents:
                 if parent.node not in seen:
-                    raise ValueError(f"node {node.id!r}: parent {parent.node!r} must stand before")
+                    raise ValueError(f"node {node.id!r}: list parent {parent.node!r} before it")
                 inherited = seen[parent.node]
                 if parent.history and isinstance(inherited.prompt, str) != isinstance(
                     node.prompt, str
                 ):
-                    raise ValueError(f"node {node.id!r}: inherits text and token ids mixed")
+                    raise ValueError(f"node {node.id!r}: inherits both text and token ids")
             if len({parent.node for parent in node.parents}) != len(node.parents):
                 raise ValueError(f"node {node.id!r}: names a parent twice")
             if node.id in seen:

@@ -127,7 +127,7 @@ def _headers(lines: Sequence[str], key_variable: str | None) -> dict[str, str]:
             raise ValueError("--api-key-env has no effect beside --header 'Authorization: ...'")
         if not key_variable.isidentifier() or holds_token(key_variable):
             raise ValueError(
-                "--api-key-env: found what is not a variable's name (not shown); allowed: the name"
+                "--api-key-env: found no valid variable name (value not shown); allowed: the name"
                 " of the environment variable that holds the key"
             )
         key = os.environ.get(key_variable)

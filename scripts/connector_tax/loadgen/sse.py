@@ -299,15 +299,15 @@ class StreamAccumulator:
         self._silent_speaks = False
         self.mute = 0
         self._empty = 0  # events without a token, the silent ones among them
-        self._more_tokens = 0  # than one per token event
+        self._more_tokens = 0  # tokens beyond one per token event
         self._with_usage = 0  # token and silent events that carried usage
         self.answered = False
-        self.heard = False  # any event
+        self.heard = False  # an event has come
         self.usage: Usage | None = None
-        self.finish_reasons: list[str] = []  # different ones
+        self.finish_reasons: list[str] = []  # each reason once
         self.strange: str | None = None
         self._has_count = False  # the latest decoded event counts its tokens
-        self._strange_data = False  # it is not even a JSON object
+        self._strange_data = False  # `strange` is not a JSON object
         self.done = False
         self.choices: list[Choice] = []
         self.token_ids: list[int] = []
@@ -405,7 +405,7 @@ class StreamAccumulator:
             return False
         rest = self._splitter.rest
         if rest.strip() in _DONE_LINES:
-            rest = b""  # without its blank line it is no event
+            rest = b""  # an event ends with a blank line
         if self._first_block and rest.lstrip().startswith(b"{"):
             decode_response(rest)
         if strict or reason is None or rest:
@@ -428,7 +428,7 @@ class StreamAccumulator:
         if not self.silent or count == self.tokens > 0:
             return False
         if not self.tokens and self._silent_speaks:
-            return True  # its counts say nothing
+            return True  # without token counts only the text decides
         fixed = not self.tokens or wanted == count
         return strict or (fixed and count is not None and count == self.tokens + self.silent)
 
@@ -484,7 +484,7 @@ class StreamAccumulator:
             response = decode_response(payload, exact=self._capture)
         except RequestFailed as failure:
             if kind != b"message" and failure.kind == "malformed_event":
-                return  # of a protocol other than completions
+                return  # an event of another protocol
             raise
         if response.choices is None and response.usage is None:
             self.strange = self.strange or excerpt(payload)

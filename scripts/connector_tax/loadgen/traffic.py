@@ -321,7 +321,7 @@ class SessionScheduler:
         while self._paused_ns and self._paused_ns[0] <= now_ns:
             heapq.heappop(self._paused_ns)
         taken = len(self._active) + len(self._paused_ns)
-        # A place that a pause keeps free may be there before the next one of the ramp.
+        # The next place may come from the end of a pause, before the next step of the ramp.
         candidates = [self._admission(self.started, taken, now_ns), *self._paused_ns[:1]]
         return min((t for t in candidates if t is not None), default=None)
 

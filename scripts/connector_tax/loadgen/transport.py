@@ -68,7 +68,7 @@ class Sender:
             self.dropped += 1
             return False
         self._backlog.append(message)
-        # Otherwise the edge that announces room could pass unseen between the try and the append.
+        # Otherwise the edge that announces room could be missed between the try and the append.
         self._drain()
         return True
 
@@ -90,8 +90,8 @@ class Sender:
         while writable:
             while backlog and self._try(backlog[0]):
                 backlog.popleft()
-            # Reading the events takes the edge, so that the next one is signalled. A peer that
-            # attached since the last try is in them, and no further edge will tell of it.
+            # Reading the events consumes the edge, so that the next one is signalled. The events
+            # include a peer that attached since the last try; no later edge reports that peer.
             events = int(self._socket.getsockopt(zmq.EVENTS))
             writable = bool(backlog) and bool(events & zmq.POLLOUT)
 
@@ -133,7 +133,7 @@ class Receiver:
                 continue
             try:
                 message = self._decode(frame.buffer)
-            except msgspec.DecodeError:  # ValidationError is one
+            except msgspec.DecodeError:  # a ValidationError is a DecodeError
                 self.undecodable += 1
                 continue
             self._on_message(message)

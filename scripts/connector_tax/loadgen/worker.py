@@ -137,7 +137,7 @@ class Worker:
             b"X-Request-Id: %b\r\nContent-Length: %d\r\n\r\n"
         )
         self._encode = msgspec.msgpack.Encoder().encode
-        # Before ZMQ makes its thread, which takes it over.
+        # Set before ZMQ makes its thread, which inherits the time slice.
         self._time_slice_ns = set_time_slice(_TIME_SLICE_NS)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         push = private_socket(context, zmq.PUSH)
@@ -170,7 +170,7 @@ class Worker:
         self._places = Places(self.loop, self._take_place) if run.closed else None
         self._held: list[tuple[int, int]] = []  # heap of (due_ns, seq)
         self._requests_by_seq: dict[int, HeldRequest] = {}
-        self._deadlines: dict[int, int] = {}  # of what was fired, by seq, in that order
+        self._deadlines: dict[int, int] = {}  # by seq, in the order of firing
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None
@@ -305,7 +305,7 @@ class Worker:
             heapq.heappop(held)
             self._fired_due_ns = due_ns
             request = self._requests_by_seq.get(seq)
-            if request is not None:  # else cancelled while it was held
+            if request is not None:  # None: cancelled while it was held
                 self._fire(request, due_ns)
         if held:
             self._wake_at(held[0][0] - SPIN_NS)
@@ -323,7 +323,7 @@ class Worker:
         self._pool.poller.until_ns = at_ns
         if at_ns > _monotonic_ns():
             self._timer.arm(at_ns)
-        elif not self._fires_soon:  # in the loop's next turn, without the timer's system calls
+        elif not self._fires_soon:  # the next turn, without the timer's system calls
             self._fires_soon = True
             self.loop.call_soon(self._fire_soon)
 
@@ -364,7 +364,7 @@ class Worker:
         now_ns = _monotonic_ns()
         due = itertools.takewhile(lambda item: item[1] <= now_ns, self._deadlines.items())
         for seq, _ in list(due):
-            # In a closed loop the end of one starts the next, which may end others.
+            # In a closed loop the end of one request starts the next, which may end others.
             if (request := self._requests_by_seq.get(seq)) is not None:
                 self._abort(request, "request_timeout")
         self._expiry = None

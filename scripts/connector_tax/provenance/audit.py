@@ -219,7 +219,7 @@ def check_published(study: Study, chain: Sequence[str], markdown: Path, ledger: 
     body = section_of(text, name)
     seal, shown, doubt, kind = named(body, "Seal"), (head or "none")[:12], "", "seal"
     if seal is None or head is None:
-        statement = "published nowhere: anyone who can write this folder can have made it"
+        statement = "published nowhere: anyone with write access to this folder can have made it"
         wrong, doubt = [statement], f"{page} names no seal of study {name}"
         doubt *= not _is_published(study, body)
     elif seal == head:
@@ -240,7 +240,7 @@ def check_published(study: Study, chain: Sequence[str], markdown: Path, ledger: 
             wrong, doubt = [f"{after} links were added after the published seal"], ""
             kind = LISTED  # packing the study again publishes them
     if body and text != merge(text, name, body):
-        wrong, doubt = ["it holds more than its head and a section for each study"], ""
+        wrong, doubt = ["it contains text outside its head and the sections of studies"], ""
         kind = "seal"
     ledger.check(kind, page, wrong, f"names seal {shown}", doubt)
     return f"Seal {shown}: {statement}. {LIMIT}."

@@ -211,7 +211,7 @@ def _check_command(study: Study, launch: Launch, index: LaunchIndex, ledger: Led
             environment.pop("PYTHONPATH", None)
     wrong = differences(_comparable(*recorded), _comparable(*again), "config.json")
     version = study.document.get("package_version", "a version that study.json does not name")
-    doubt = "" if version == __version__ else f"measured with {version}, which may make another"
+    doubt = "" if version == __version__ else f"measured with {version}, whose command may differ"
     ledger.check("command", launch.name, wrong, "follows from the study", doubt)
     # Compared with config.json, which the claim above checks.
     ran = replace(made, argv=config["argv"], environment=config["environment"])
@@ -308,7 +308,7 @@ def _check_blocks(folder: StudyFolder, ledger: Ledger) -> None:
         ledger.check("order", subject, _out_of_order(group), "as drawn")
     for subject, group in alone.items():
         ledger.check("overlap", subject, _overlapping(group), f"{len(group)} starts")
-    passed = "one of a block, one type and environment of the study, on which steps were proved"
+    passed = "one device per block; one type and environment per study, with proved step timing"
     wrong = itertools.chain(_devices(folder), _moved(blocks.values()))
     ledger.check("device", "study", wrong, passed)
 

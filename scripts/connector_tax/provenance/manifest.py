@@ -263,7 +263,7 @@ def wrong_pictures(body: str, digests: Mapping[str, str]) -> Iterator[str]:
         if listed.get(name) != digests.get(name):
             yield f"{name} has sha256 {digests.get(name)}, listed is {listed.get(name)}"
     if listed == digests and line != pictures_line(digests):
-        yield "the line says more than the SHA-256 of each picture"
+        yield "the line contains more than the SHA-256 of each picture"
 
 
 def name_archive(

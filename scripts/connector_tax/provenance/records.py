@@ -109,7 +109,7 @@ def check_records(folder: StudyFolder, ledger: Ledger) -> None:
                         of_launch[cell.key.cell] = summary
                     with ledger.guarded("records", cell.name):
                         if cell.status == "valid":
-                            measure_waiting(cell)  # while its scrapes are at hand
+                            measure_waiting(cell)  # now, while the cell's scrapes are in memory
                     cell.release()
                 elif cell.status != "skipped":
                     ledger.check("records", cell.name, [str(cell.reason)])
@@ -215,7 +215,7 @@ def _requests(records: Records) -> Iterator[str]:
         recorded.append({name: request[name] for name in wanted} | {"due_ns": arrival - origin})
         again.append(wanted | {"due_ns": due_ns})
         yield from (f"seq {number}: {problem}" for problem in _of_one(request, drained))
-    # The text tells 1 from true, and equal texts need no walk through thousands of lines.
+    # Texts distinguish 1 from true, and equal texts need no walk through thousands of lines.
     if msgspec.json.encode(recorded) != msgspec.json.encode(again):
         yield from differences(recorded, again, "requests")
 
@@ -236,7 +236,7 @@ def _of_one(r: Line, drained_ns: int) -> Iterator[str]:
         times = [t for t, _ in r["reads"] or ()]
         ends = [r["t_first_token_ns"], r["t_last_token_ns"]]
         if times and (times != sorted(times) or [times[0], times[-1]] != ends):
-            yield "reads do not run from the first token to the last"
+            yield "the reads are out of order, or do not span the first to the last token"
 
 
 # ---- the server's records

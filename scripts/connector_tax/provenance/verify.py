@@ -522,8 +522,8 @@ class Taxes:
         self.study, self.samples = study, samples(study)
 
     def weights(self, tax: Tax, launches: Iterable[Launch]) -> dict[Launch, float]:
-        """Return each launch's weight in d, over the blocks with both sides; the configuration's
-        first.
+        """Return each launch's weight in d, over blocks that have both sides; the configuration's
+        launches come first.
         """
         plain = {la for la in launches if la[0] in self.study.plains(tax[1]) and la[0] != tax[0]}
         base = {block: [la for la in plain if la[1] == block] for _, block in plain}
@@ -893,7 +893,7 @@ def verify(root: Path) -> int:
         verdict = published["hypotheses.json"].get(name, {}).get("verdict", "nothing")
         say(f"{name:23}{verdict:42}{entry['verdict']:27}{state(f'hypotheses.json {name}')}")
     manifest = read_json(root / "manifest.json")
-    method = manifest["method"] if isinstance(manifest, dict) else 1  # a list before it had one
+    method = manifest["method"] if isinstance(manifest, dict) else 1  # older ones have no method
     others: list[str] = []
     if method != METHOD:
         others = [p for p in differ if p.startswith((" taxes ", " hypotheses.json "))]

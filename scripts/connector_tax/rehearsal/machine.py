@@ -106,7 +106,7 @@ class Machine:
     noise: Noise = QUIET
 
     def noisy(self, noise: Noise) -> "Machine":
-        """Return the machine with `noise` between its launches."""
+        """Return this machine with `noise` added between its launches."""
         engines = {
             name: replace(
                 engine, step_cost=replace(engine.step_cost, launch_offset_rel_sd=noise.launch_sd)

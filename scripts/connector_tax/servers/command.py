@@ -56,7 +56,7 @@ _EXPANDED = re.compile(
 _CONTINUED = re.compile(r"""('[^']*'|\\[^\n])|\\\n""")
 # Substitutions and parameters other than $NAME and ${NAME}.
 _SUBSTITUTED = re.compile(r"`|\$[(\d$?!@#*-]|\$\{(?![A-Za-z_]\w*\})")
-# What a shell runs nothing in.
+# Quoted parts in which a shell runs nothing.
 _LITERAL = re.compile(r"""'[^']*'|\\.""", re.DOTALL)
 _WORD = re.compile(r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s'"\\])+""", re.DOTALL)
 _QUOTES, _PATTERN = frozenset("'\"\\"), frozenset("*?[")
@@ -74,7 +74,7 @@ class Command(ProbedEngine):
 
     def __init__(self, section: EngineSection) -> None:
         super().__init__(section)
-        # The embedded engine says so.
+        # The label of an embedded engine contains the word.
         self.emulated = "emulated" in section["label"]
         self.no_steps = section.get("served", {}).get("no_steps")
         self.takes_probe = self.no_steps is None
@@ -112,14 +112,14 @@ def split_command(line: str) -> list[str]:
 
 
 def _with_quoted_json(line: str) -> str:
-    # A port that is no part of a string becomes a number.
+    # A port mark outside strings becomes a number, so that the JSON is valid.
     content = _PORT.sub(lambda match: "1" * len(match[0]), line)
     quoted, done = "", 0
     for start in (match.start() for match in _JSON.finditer(line)):
-        # A port by itself is a word.
+        # JSON that begins with a port mark is only a word.
         if start >= done and content[start] == line[start]:
             with contextlib.suppress(ValueError):
-                # Within quotes already, those before it have no end.
+                # Raises if the JSON is inside quotes, which then have no end before it.
                 shlex.split(line[done:start])
                 _, end = json.JSONDecoder().raw_decode(content, start)
                 quoted += line[done:start] + shlex.quote(line[start:end])
@@ -148,7 +148,7 @@ def expanded(line: str, variables: Mapping[str, str]) -> str:
             raise ServerError(f"found {word}, {needs_shell}")
 
     for word in _WORD.findall(text):
-        # Within double quotes a shell runs these, too.
+        # A shell runs substitutions within double quotes, too.
         runs = word[0] == "#" or _SUBSTITUTED.search(_LITERAL.sub("", word))
         # A pattern that names no file reaches a command as it is.
         files = not set(word) & _QUOTES and set(word) & _PATTERN and glob.glob(word)  # noqa: PTH207
@@ -194,7 +194,7 @@ def running_url(text: str) -> str | None:
     path = match["path"].rstrip("/")
     if path and not path.endswith("/v1"):
         raise ServerError(f"found the path {path}; allowed: none, or a base that ends in /v1")
-    # A certificate is for the name.
+    # Only for http, since a certificate is issued for the name localhost.
     host = re.sub(r"^http://localhost(?=:|$)", "http://127.0.0.1", match["host"])
     return host + path.removesuffix("/v1")
 
@@ -203,7 +203,7 @@ def missing_command(line: str) -> str | None:
     """Return why the first word of a user's command line cannot be started; None if it can."""
     words = split_command(line)
     assigned = list(itertools.takewhile(_ASSIGNMENT.fullmatch, words))
-    # One of another PATH is looked for when it is started.
+    # A command with its own PATH is looked up when it is started.
     if any(word.startswith("PATH=") for word in assigned) or len(assigned) == len(words):
         return None
     name = words[len(assigned)]
@@ -211,7 +211,7 @@ def missing_command(line: str) -> str | None:
     if shutil.which(name, path=search):
         return None
     if Path(name).exists():
-        return f"found the command {name}, which is no executable file; allowed: chmod +x {name}"
+        return f"found the command {name}, which is not executable; run chmod +x {name}"
     where = f"at {Path(name).absolute()}" if os.sep in name else "in PATH"
     return f"found the command {name}, which does not exist {where}; install it, or name another"
 

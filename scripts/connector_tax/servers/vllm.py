@@ -58,8 +58,8 @@ DEAD_ENGINE = re.compile(
 _ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "LMCACHE_TRACK_USAGE": "false",
-    # The engine core names itself; without this that overwrites its environment in /proc, by which
-    # what a killed driver left behind is known.
+    # Without this the engine core's own title overwrites its environment in /proc, by which
+    # processes that a killed driver left behind are found.
     "SPT_NOENV": "1",
     "PYTHONHASHSEED": "0",  # LMCache's keys: server and engine must hash alike
     # The server must not require a key, whatever the caller's shell sets, since none is sent.
@@ -67,18 +67,18 @@ _ENVIRONMENT = {
     "VLLM_HOST_IP": "127.0.0.1",
     "VLLM_NO_USAGE_STATS": "1",
 }
-# So too, unless the study's own flags say otherwise: vLLM's own sampling, and none of the defaults
-# that a model's generation_config.json brings along, such as a repetition penalty.
+# Also the same for every configuration, unless the study's flags differ: vLLM's own sampling,
+# without the defaults of a model's generation_config.json, such as a repetition penalty.
 _FLAGS = {"--generation-config": "vllm"}
 # For an emulated device: features of a GPU's server that vLLM disables on a CPU.
 _EMULATED_ENVIRONMENT = {
     "CONNECTOR_TAX_DEVICE_TIME": DEVICE_TIME,
-    # LMCache's server copies; on a CPU the engine would, inside its step.
+    # LMCache's server copies; by default on a CPU the engine copies, inside its step.
     "LMCACHE_MP_TRANSFER_MODE": "lmcache_driven",
     "VLLM_USE_V2_MODEL_RUNNER": "1",
 }
 # Ports vLLM's connectors listen on, whatever the configuration. vLLM's cache of compiled graphs
-# goes by them (vllm/envs.py:compile_factors): with others each launch would compile anew.
+# depends on them (vllm/envs.py:compile_factors): with other ports each launch would compile anew.
 _PORT_VARIABLES = ("VLLM_MOONCAKE_BOOTSTRAP_PORT", "VLLM_NIXL_SIDE_CHANNEL_PORT")
 _COMPANION_PORT = re.compile(r"\{([a-z_]+)\.port\}")
 
@@ -247,7 +247,7 @@ class _Companions:
 
     Args:
         configured: the configuration's `companions`, which are always started.
-        emulated: whether the device is, and so what a companion copies from and to it.
+        emulated: whether the device is emulated, and so the copies from and to it.
     """
 
     def __init__(self, configured: Mapping[str, Any], python: str, emulated: bool) -> None:

@@ -120,7 +120,8 @@ def resolve(python: str, request: Request) -> Matrix:
             raise UnresolvedError(
                 f"vLLM {head['version']} lacks what this command uses: {'; '.join(second['names'])}"
             )
-        # Cases that nobody has named are left out where a version lacks their connector.
+        # Only cases named by the user must exist; others are left out if vLLM lacks their
+        # connector.
         for case in () if request["every"] else request["cases"]:
             if case["registered"] and case["registered"] not in second["registered"]:
                 raise ArtifactError(

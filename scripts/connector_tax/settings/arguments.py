@@ -41,9 +41,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     whose.add_argument("--gpu", choices=GPUS, default=None,
                        help="GPU that vLLM sees [h200]")  # fmt: skip
     add("--model", action="append", metavar="FOLDER", help="a folder with a config.json, a hub name"
-        f" OWNER/NAME, or a shipped shape; several times, too [{', '.join(MODELS)}]")  # fmt: skip
+        f" OWNER/NAME, or a shipped shape; may be repeated [{', '.join(MODELS)}]")  # fmt: skip
     add("--connector", action="append", default=[], metavar="NAME",
-        help="a connector that vLLM registers; several times, too [all]")  # fmt: skip
+        help="a connector that vLLM registers; may be repeated [all]")  # fmt: skip
     add("--kv-transfer-config", action="append", default=[], type=_case, metavar="JSON",
         help="in vLLM's form; may be repeated")  # fmt: skip
     add("--kv-gib", type=_positive, default=20.0, metavar="GIB",

@@ -35,7 +35,7 @@ def started(
     Raises:
         UnresolvedError: the interpreter does not run, or the program ended early.
     """
-    # A process that is being killed may still write there.
+    # A process that is being killed may still write into the folder.
     with tempfile.TemporaryDirectory(
         prefix="connector-tax-settings-", ignore_cleanup_errors=True
     ) as name:
@@ -46,7 +46,7 @@ def started(
         # A separate cache: nothing is read from earlier runs, and nothing is left.
         environment = dict(os.environ)
         if request["gpu"] is not None:
-            # What the caller has set for another server would change the rows.
+            # Variables that the caller has set for another server would change the rows.
             environment = {key: value for key, value in environment.items()
                            if not key.startswith(("VLLM_", "LMCACHE_"))}  # fmt: skip
         environment |= {"VLLM_CACHE_ROOT": str(folder / "cache"), "TMPDIR": name}
@@ -72,7 +72,7 @@ def started(
             with os.fdopen(reading, encoding="utf-8") as stream:
                 yield _messages(stream, process, folder / "log", python)
         finally:
-            # Its forked cells, too.
+            # The whole session, with the forked processes of cells.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()

@@ -97,7 +97,7 @@ def cells(row: Row, plain: Row) -> list[Cell]:
 
 
 def _resolved(row: Row) -> bool:
-    """Return whether vLLM resolved the row at one length at least."""
+    """Return whether vLLM resolved the row for at least one length."""
     return row["state"] == RESOLVES or any("requests" in entry for entry in row["capacity"])
 
 
@@ -214,8 +214,8 @@ def summary(matrix: Matrix) -> str:
         for row in rows
     )
     return (
-        f"{len(rows)} rows of connectors, {len(models_of(matrix))} of plain: {changed} differ from"
-        f" plain, {counts[REFUSES]} of them refused by vLLM; {counts[NOT_RESOLVED]} not resolved"
+        f"{len(rows)} connector rows, {len(models_of(matrix))} plain rows: {changed} differ from"
+        f" plain ({counts[REFUSES]} of these refused by vLLM), {counts[NOT_RESOLVED]} not resolved"
     )
 
 
@@ -261,7 +261,7 @@ def as_csv(matrix: Matrix) -> str:
     for row in matrix["rows"]:
         usual = plain_of(matrix, row["model"])["settings"]
         if not _resolved(row):
-            usual = {}  # nothing of such a row is known but what it has
+            usual = {}  # only the row's own settings are known
         settings = [row["settings"].get(name, usual.get(name)) for name in names]
         shown = [" ".join(map(str, v)) if isinstance(v, list) else v for v in settings]
         entries: Sequence[Mapping[str, Any]] = row["capacity"] or [{}]

@@ -413,6 +413,6 @@ def gpu_node(config: StudyConfig, root: Path = Path("/")) -> int | None:
     try:
         devices, gpus = devices_of(config), query_gpus(("uuid", "pci.bus_id"))
     except (DeviceError, GpuError):
-        return None  # holding the devices reports it
+        return None  # `hold_devices` reports the error
     nodes = {numa_node(gpu["pci.bus_id"], root) for gpu in gpus if gpu["uuid"] in devices}
     return nodes.pop() if len(nodes) == 1 else None

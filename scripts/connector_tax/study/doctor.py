@@ -62,7 +62,7 @@ from connector_tax.vllm.overlay import OverlayError, engine_files, refuse_unfit_
 Verdict = Literal["ok", "warn", "fail"]
 # The variable for the network devices on which UCX, NIXL's transport, listens.
 UCX_DEVICES = "UCX_NET_DEVICES"
-# Which configurations fall away without a package, for the warning.
+# Package -> the configurations that are skipped without it, for the warning.
 NEEDED_BY = {"mooncake": "Mooncake", "nixl": "NIXL", "lmcache": "LMCache"}
 # Record sizes, measured in studies of both engines.
 BYTES_PER_REQUEST = 700
@@ -292,7 +292,7 @@ def _gpu(engine: EngineSection, chosen: str, wanted_mib: float | None) -> Iterat
     kept = persistence == "Enabled"
     text = f"up to {clock} MHz, persistence mode {persistence}"
     if not kept:
-        text += "; the driver may reload, and reset its clocks, at each launch"
+        text += "; without it the driver may reload at each launch and reset the clocks"
     yield _judged("GPU clocks", kept, text, "warn")
 
 
@@ -544,7 +544,7 @@ def _bodies_gib(study: StudyDocument) -> float:
 
 # ---- a block's machine
 
-# Checks of what an earlier launch may still hold; each launch waits for it itself.
+# Checks of resources that an earlier launch may still hold; each launch waits for them itself.
 AWAITED = ("GPU memory", "GPU load", "device", "GPU")
 # Checks that are estimates, and the environment, which is never rebuilt within a study.
 LEFT_OUT = (*AWAITED, "memory", "disk", "environment")

@@ -74,7 +74,7 @@ def _where() -> str:
 
 
 def _is_here(process: str) -> bool:
-    """Return whether the process is of this machine's current boot and of this container."""
+    """Return whether the process belongs to this machine's current boot and to this container."""
     return f":{_where()}:" in process
 
 
@@ -173,14 +173,15 @@ def end_with_parent(say: Callable[[str], object]) -> None:
 
 
 def _end_at_once() -> None:
-    # A stopped process starts no other that would be missed.
+    # Stopped first: a running process could start another that would be missed.
     stopped: set[psutil.Process] = set()
     while children := _below() - stopped:
         for process in children:
             with contextlib.suppress(psutil.Error):
                 process.suspend()
         stopped |= children
-    # When its child ends, the main thread would end this process before all are killed.
+    # Otherwise the main thread, whose child has ended, could end this process before all are
+    # killed.
     sys.setswitchinterval(60)
     for process in stopped:
         with contextlib.suppress(ProcessLookupError):
@@ -189,7 +190,7 @@ def _end_at_once() -> None:
 
 
 def _below() -> set[psutil.Process]:
-    """Return all processes below this one but guardians, which end what is no descendant."""
+    """Return all descendants except guardians, which end processes that are no descendants."""
     found = set()
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):

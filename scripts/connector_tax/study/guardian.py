@@ -46,7 +46,7 @@ def containers_of(folder: Path) -> Iterator[tuple[Path, str]]:
         path = Path(where, CONTAINER_FILE)
         with contextlib.suppress(FileNotFoundError):
             lines = path.read_text(encoding="utf-8").split("\n")
-            # One of an earlier version may be cut off.
+            # A file of an earlier version may be cut off.
             if len(lines) == 3:
                 yield path, lines[2]
 

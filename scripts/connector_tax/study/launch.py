@@ -215,11 +215,11 @@ def launch_skip_reason(study_folder: Path, launch: Launch) -> str | None:
 
 def clear_interrupted(folder: Path, attempts: "Attempts", say: Callable[[str], None]) -> None:
     """Remove the processes and unfinished cells of an interrupted run of a launch."""
-    # In the whole study: leftovers of another launch would run beside this one.
+    # Killed in the whole study, since leftovers of another launch would run beside this one.
     killed = kill_leftovers(folder.parents[3])
     if killed:
         say(f"killed {killed} processes left over from an interrupted run")
-    # An interrupted run has not done this; done even if no cell is missing.
+    # Not done by an interrupted run; needed even if no cell is missing.
     redacted = make_publishable(folder)
     if redacted and attempts.entries:
         attempts.entries[-1]["redacted"] = redacted
@@ -381,7 +381,7 @@ class LaunchDriver:
         """Measure every missing cell; return why the launch failed, or None."""
         say = self.progress.say
         clear_interrupted(self.folder, self._attempts, say)
-        # Of a driver that was killed after its last cell.
+        # Left by a driver that was killed after its last cell.
         LaunchStepLog(self.folder, self.study["config"]["engine"]).remove()
         missing = missing_cells(self.study, self.launch, self.folder, rates, say)
         if not missing:
@@ -448,7 +448,7 @@ class LaunchDriver:
         summaries = threads.submit(importlib.import_module, SUMMARY_MODULE)
         own_cpus = plan.loadgen if plan.enabled else ()
         interval_s = config["metrics"]["interval_s"]
-        # Where other programs may use the CPUs all the time, no CPU would be idle for a scrape.
+        # If other programs may use the CPUs all the time, no CPU may ever be idle for a scrape.
         yields = config["validity"]["max_foreign_cpu"] < 1
         sampler = stack.enter_context(
             MetricsSampler(server.endpoint, interval_s, own_cpus, yields=yields)
@@ -458,13 +458,13 @@ class LaunchDriver:
         generator = stack.enter_context(cells.load_generator(self.study, server, plan))
         attempt["load_generator"] = generator.describe()
         summaries.result()
-        # Exempts permanent objects from the collection before every cell.
+        # Permanent objects are exempted from the collection before every cell.
         gc.freeze()
         gc.enable()
         attempt["startup_s"] = startup_s.result()
         self._refuse_dead_connector(server)
         if own_cpus:
-            # Only now: imports until here could use the server's CPUs too.
+            # Pinned only now, since imports may use the server's CPUs until here.
             os.sched_setaffinity(0, own_cpus)
         use = ServerUse(self.study, self.launch, server, attempt)
         use.before_load()
@@ -560,7 +560,7 @@ class LaunchDriver:
             causes.append(f"the host took {stolen:.0%} of the CPU time (steal)")
         known = [text for text in causes if text]
         if disturbed and not known:
-            known = ["the process that disturbed it is not known"]
+            known = ["the process that disturbed the cell is not known"]
         return "".join(f"; {text}" for text in known)
 
     def _start_server(self, attempt: AttemptRecord, plan: AffinityPlan) -> Server:

@@ -145,7 +145,7 @@ class MachineWatch(CommandChild):
 
 
 class Watcher:
-    """The watching process's task: writes lines while a cell's file is open, one file at a time.
+    """The task of the watching process: write the lines of a cell's file while the file is open.
 
     Args:
         sampled: `chunk_ms` and the logical CPUs of both SIDES, for a file's first line.
@@ -186,7 +186,7 @@ class Watcher:
     def work(self) -> None:
         """Write the line that is due, and set the time of the next one."""
         assert self.due_ns is not None
-        # Missed lines are left out: never two lines in a row to catch up.
+        # Missed lines are left out, and not written in a row to catch up.
         late = max(0, time.monotonic_ns() - self.due_ns) // self._chunk_ns
         self.due_ns += (late + 1) * self._chunk_ns
         self._write_chunk()

@@ -45,7 +45,7 @@ def apply(study: StudyDocument, folder: Path) -> PatchStatus:
     if not kind.takes_probe:
         return status
     if not pythons_of(engine):
-        # Found to load when the server was asked what it serves.
+        # The query of the server has shown that the probe loads.
         return {**status, "overlay": overlay.install(folder / OVERLAY)}
     try:
         described = fitting_vllm(engine)

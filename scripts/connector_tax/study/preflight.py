@@ -211,7 +211,7 @@ def _ready_server(
     command = command_for(study, launch, port, probe)
     command = replace(command, environment={**UCX_TELLS, **command.environment})
     server = Server(folder, command, title, port, cpus)
-    # A server that lost its port before it served has already written a log.
+    # The log of an earlier start that lost its port before it served.
     LaunchStepLog(folder, study["config"]["engine"]).remove()
     note(f"launching {launch.configuration} on port {port}: {' '.join(command.argv)}")
     try:
@@ -398,7 +398,7 @@ def _probe(study: StudyDocument, folder: Path) -> Iterator[tuple[Path | None, st
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the pre-flight gates of a study and write preflight_status.json."""
     parser = study_parser("study.preflight", main.__doc__)
-    # No verdict, so that the next run tests again.
+    # No verdict is left, so that the next run tests again.
     refusals = (ArtifactError, DeviceError, NoBaselineError, PortTakenError, OSError)
     return run_command(parser, argv, _write_status, refusals)
 

@@ -265,7 +265,8 @@ def _unaccounted(before: Reading, after: Reading) -> str | None:
     both = [(p, after.processes[i]) for i, p in before.processes.items() if i in after.processes]
     known = sum(p.own_ns + p.ended_ns for p in ended)
     waited_for = sum(new.ended_ns - old.ended_ns for old, new in both)
-    # Two sums, each cut to a tick at both readings, in every process that has waited.
+    # The largest rounding error: ticks are truncated in two sums, at both readings, for each
+    # process that has waited.
     cut = 2 * _NS_PER_TICK * (1 + sum(new.ended_ns > old.ended_ns for old, new in both))
     if known <= waited_for + cut:
         return None

@@ -126,7 +126,7 @@ def _remeasure(arguments: argparse.Namespace) -> None:
             (folder / name).unlink(missing_ok=True)
     aside = [*DESIGN_FILES] if arguments.all else []
     if arguments.all or arguments.phase == "A" or (measured and measured <= {*moved}):
-        # Their decisions do not hold for the new launches.
+        # Interim decisions from the old launches do not hold for the new ones.
         aside.append(paths.LOOKS)
     for path in (folder / name for name in aside):
         if path.exists():
@@ -141,7 +141,7 @@ def _remeasure(arguments: argparse.Namespace) -> None:
 
 
 def _refuse_running(folder: Path) -> None:
-    """Raise if Snakemake, which plans jobs by the existing files, holds the study."""
+    """Raise if Snakemake holds the study, since it plans jobs by the existing files."""
     root = folder.resolve()
     # Snakemake may run where results/, or the study in it, is a link.
     homes = {root.parents[1], folder.absolute().parents[1], Path.cwd()}

@@ -136,7 +136,7 @@ def thread_times(process: Process | None) -> dict[str, int]:
     """Return the CPU time in ns of each thread of a process, by name and thread id."""
     times: dict[str, int] = {}
     for folder in Path(f"/proc/{process.pid}/task").glob("[0-9]*") if process else ():
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the thread has ended
             name = (folder / "comm").read_text(errors="replace").strip()
             cpu_ns = int((folder / "schedstat").read_text().split()[0])
             times[f"{name} ({folder.name})"] = cpu_ns
@@ -221,7 +221,7 @@ def engine_record(server: Server, section: EngineSection, page: str | None) -> E
         server.check_alive("while its settings were read")
         raise
     except PermissionError:
-        pass  # of a container of another user
+        pass  # the server is a container of another user
     pairs = (line.partition("=") for line in environ.split("\0") if line)
     running = {name: value for name, _, value in sorted(pairs) if can_change(name)}
     environment = shown({name: without_root(value) for name, value in running.items()})

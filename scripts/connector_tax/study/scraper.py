@@ -35,7 +35,7 @@ class MetricsSampler(CommandChild):
     Args:
         interval_s: mean interval of scrapes.
         cpus: the logical CPUs the sampler stays on; empty: all of its parent's.
-        yields: scrape only while no other process wants the CPU; False where others never let it.
+        yields: scrape only while no other process wants the CPU; False if others always want it.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Scraper:
 
     def __init__(self, endpoint: Endpoint, interval_s: float) -> None:
         self._http = endpoint.client(TIMEOUT_S)
-        # No compression, which would take the server's CPU.
+        # Without compression, which would take the server's CPU.
         self._http.headers["Accept-Encoding"] = "identity"
         self._interval_ns = int(interval_s * 1e9)
         self._file: TextIO | None = None
@@ -110,7 +110,7 @@ class Scraper:
         return first
 
     def work(self) -> None:
-        """Scrape on schedule."""
+        """Scrape /metrics at the due time, and draw the next one."""
         assert self.due_ns is not None
         self._scrape()
         self._wait_from(self.due_ns)

@@ -52,7 +52,7 @@ LOGS = (paths.STDOUT_LOG, paths.STDERR_LOG)
 # A free port is chosen, but another program may take it before the server listens on it.
 PORTS_TRIED = 5
 ANSWER_S = 5.0
-# Time in which a command that has ended must have left a process.
+# A command that has ended must leave a server process within this time.
 LEFT_S = 2.0
 # Interval at which a starting server's processes are searched for engine cores.
 CORES_S = 1.0
@@ -226,8 +226,8 @@ class Server:
         """Wait until /v1/models answers 200, and for a user's server also /health, if it exists.
 
         Args:
-            say: receives problems with the server's answers that have lasted five seconds; for a
-                server that runs already such a problem is an error.
+            say: called with each problem of the server's answers that has lasted five seconds; for
+                a server that runs already such a problem is an error.
 
         Returns:
             The seconds since `start`.
@@ -280,14 +280,14 @@ class Server:
             answer = ElsewhereError(
                 f"the server listens only at {addresses}; allowed: {HOST} (--host {HOST})"
             )
-        # A status below 500 other than 200: a path or a right that the server does not have.
+        # A status below 500 other than 200 means that the path is absent or forbidden.
         if isinstance(health, httpx.Response) and (
             health.status_code == 200 or (status == 200 and not health.is_server_error)
         ):
             return True
         wrong = health if status == httpx.codes.OK else answer
         if (problem := self._waiting.take(wrong)) is not None:
-            # One that is still loading its model answers 503.
+            # A server that is still loading its model answers 503.
             loading = isinstance(wrong, httpx.Response) and wrong.status_code == 503
             if self.command.running and not loading:
                 raise ServerError(problem)
@@ -364,7 +364,7 @@ class Server:
             raise ServerError(f"the command ended {when}; with --beside it must stay in the"
                               f" foreground\n{self.log_tail()}")  # fmt: skip
         if self._detached is not None:
-            # A container that cannot be seen is asked of its engine, which takes a while.
+            # The state of an unseen container is queried from its engine, which takes a while.
             if self._detached.pid is None and now - self._detached_at < CORES_S:
                 return
             self._detached_at = now
@@ -373,14 +373,14 @@ class Server:
             if self._ready or self._detached.container:
                 raise ServerError(f"the detached server ended {when}\n"
                                   f"{self.log_tail()}")  # fmt: skip
-            # One of several processes on the way to the server.
+            # The process that ended was a step on the way to the server.
             self._ended_at = now
         self._detached = self._find_detached()
         if self._detached is not None:
             self._detached.follow_log(self.folder / paths.STDERR_LOG)
         elif now - self._ended_at > LEFT_S:
             raise ServerError(f"the command ended {when} with status 0, and left no server: none of"
-                              f" its processes runs, none listens\n{self.log_tail()}")  # fmt: skip
+                              f" its processes is running or listening\n{self.log_tail()}")  # fmt: skip
 
     def _find_detached(self) -> Detached | None:
         """Return what the command has left running, or None."""
@@ -389,7 +389,7 @@ class Server:
         try:
             return find_detached(self.folder, self.command.argv, driver, printed, self._owners())
         except ServerError:
-            # What cannot be stopped keeps the port.
+            # A server that cannot be stopped keeps the port.
             self._foreign_port = True
             raise
 

@@ -23,7 +23,7 @@ from connector_tax.vllm import overlay
 
 # ---- launch.sh
 
-# In a user's command: stands for the launch's folder, in which it does not run.
+# Mark of the launch's folder in a user's command, which runs in another folder.
 HERE_MARK = "{here}"
 MARKS = {ROOT_MARK: '"$root"', TMP_MARK: '"${TMPDIR:-/tmp}"', HERE_MARK: '"$here"'}
 # The kernel ends a companion with its parent, launch.sh's shell, which becomes the server.
@@ -68,8 +68,8 @@ def launch_script(
         f"# {title}".replace("\n", " "),
         "set -euo pipefail",
         'cd -- "$(dirname -- "${BASH_SOURCE[0]}")"',
-        # Absolute: vLLM's cache of compiled graphs goes by the model's path, and a command of the
-        # caller's runs elsewhere.
+        # Absolute, since vLLM's cache of compiled graphs depends on the model's path, and a
+        # caller's command runs in another folder.
         f"root=$(cd -- {shlex.quote(root)} && pwd)",
         "here=$PWD",
         *([] if command.callers else unset_lines()),

@@ -143,7 +143,7 @@ def lock_text(name: str) -> str:
 
 
 def files_of(engine: EngineSection) -> list[str]:
-    """Return the files that this project makes for a study's engine: environment and model."""
+    """Return the files that this project builds for a study's engine: environment and model."""
     names = "|".join(map(re.escape, NAMES))
     matches = (re.match(rf"envs/({names})/\.venv/", p) for p in pythons_of(engine))
     needed = [f"{match[0]}built.json" for match in matches if match]

@@ -30,7 +30,7 @@ SETTINGS_PROBE = "connector_tax_settings_probe"
 _ROOM = Path(__file__).parent
 _VERSION = "1.0"
 _EMPTY: Mapping[str, str] = MappingProxyType({})
-# Of the engine that proves a step of the emulated device, in one process and without network.
+# Environment of the engine that tests a step of the emulated device: one process, no network.
 _PROOF = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
