@@ -61,7 +61,7 @@ rule analyse:
         "python -m connector_tax.report --study {input.study} 2>&1 | tee {log}"
 
 
-# `snakemake compare --config studies=A,B` compares studies or archives.
+# Run as `snakemake compare --config studies=A,B`, with studies or archives.
 rule compare:
     log:
         "results/compare/compare.log",

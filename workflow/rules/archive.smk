@@ -3,7 +3,7 @@
 ARCHIVED = f"results/archive/{STUDY['study']}.tar.zst"
 
 
-# Seals new files since the last launch, and lists the digest of every published file.
+# Seals the files that are new since the last launch, and lists the digest of every published file.
 rule manifest:
     input:
         INDEXES,

@@ -91,21 +91,21 @@ for slot in SLOTS:
 
 
 def checked_design(wildcards):
-    """No value, but a check that study.json always needs.
+    """Check what study.json always needs; return "".
 
-    An input function would not do: where it fails, Snakemake takes study.json for a file without a rule.
+    Not an input function: if one fails, Snakemake treats study.json as a file that no rule makes.
     """
     shared = workflow.storage_settings.shared_fs_usage
     if workflow.is_main_process and SharedFSUsage.INPUT_OUTPUT not in shared:
         raise WorkflowError(
             "--executor: found one without a shared file system; allowed: local, or one whose jobs"
-            " write into this folder. A job leaves more than the files that Snakemake knows and would"
-            " copy back: the raw records would be lost."
+            " write into this folder. A job writes more files than those that"
+            " Snakemake knows and copies back, so the raw records would be lost."
         )
     if workflow.is_main_process and workflow.non_local_exec and SLOTS:
         raise WorkflowError(
             f"{SOURCE}: devices: found {', '.join(SLOTS)} with --executor; allowed: no such section."
-            " What the scheduler gives a job is its device."
+            " The scheduler assigns a device to each job."
         )
     try:
         refuse_changed_design(Path(RESULTS, paths.STUDY), STUDY, SOURCE)
@@ -122,7 +122,7 @@ IS_MODULE = not workflow.modifier.is_main_snakefile()
 
 
 def ends_by_hook(rule_name):
-    """Whether this rule is all that was asked for, and `onsuccess` will say how it ended."""
+    """Return whether this rule is the only target and `onsuccess` runs, which then sets the exit status."""
     hooks = not (IS_MODULE or workflow.execution_settings.no_hooks)
     return hooks and [job.rule.name for job in workflow.dag.targetjobs] == [rule_name]
 
@@ -169,13 +169,13 @@ if STUDY["config"].get("shape_rates") is not None:
 
 
 def block_files(phase, pattern):
-    """A file of each launch of any block of a phase: all that Snakemake knows of a block."""
+    """Return one file of each launch of any block of a phase; Snakemake knows a block by these."""
     names = dict.fromkeys(launch.config for launch in launches(STUDY, phase))
     return expand(f"{RESULTS}/{pattern}", config=names, phase=phase)
 
 
 def block_looked_at(wildcards):
-    """The block before, where a look at it may leave launches of this one out."""
+    """Return the index files of the previous block, if its interim analysis may drop launches of this one."""
     block = int(wildcards.block)
     if block == 0 or "looks" not in STUDY["config"]["statistics"]:
         return []
@@ -184,7 +184,7 @@ def block_looked_at(wildcards):
 
 
 def launch_indexes(phase):
-    """The indexes of all launches of a phase."""
+    """Return the index files of all launches of a phase."""
     return [
         str(launch.folder(Path(RESULTS)) / paths.INDEX)
         for launch in launches(STUDY, phase)
@@ -195,7 +195,7 @@ INDEXES = [index for phase in PHASES for index in launch_indexes(phase)]
 
 
 def modules(*names):
-    """Files of the package, folders whole: inputs of what is cheap to remake when its code changes."""
+    """Return files of the package, and all files of folders; inputs of rules that are cheap to run again."""
     package = Path(connector_tax.__file__).parent
     named = [package / name for name in names]
     files = [f for path in named for f in (path.iterdir() if path.is_dir() else [path])]
@@ -215,15 +215,15 @@ SHARED = [
 
 
 def block_priority(phase):
-    """Phases one after the other, the blocks of each in order; whole numbers above the default 0."""
+    """Return priorities (above the default 0) that order the phases, and the blocks within a phase."""
     later = len(PHASES) - PHASES.index(phase)
     return lambda wildcards: STUDY["blocks"] * later - int(wildcards.block)
 
 
 def slurm_options(wildcards):
-    """Of sbatch: a warning in time to end with a cell, and the node where the block was begun.
+    """Return options for sbatch: a warning early enough to finish a cell, and the node that began the block.
 
-    Asked again when the job is due: the block's first job says where that is.
+    Called again when the job is due, since the block's first job records the node.
     """
     warning = f"--signal=USR1@{end_s(STUDY['config'])}"
     held = read_claim(Path(RESULTS), int(wildcards.block), STUDY["design_sha256"])
@@ -232,7 +232,7 @@ def slurm_options(wildcards):
 
 
 def block_slots():
-    """The resources of a block's job: its slot."""
+    """Return the resources of a block's job: its slot."""
 
     def share(slot):
         def of_block(wildcards):
@@ -245,7 +245,7 @@ def block_slots():
 
 
 def two_studies(wildcards):
-    """The two paths."""
+    """Return the paths of the two studies to compare."""
     named = [part.strip() for part in str(STUDIES or "").split(",") if part.strip()]
     if len(named) != 2:
         raise WorkflowError(

@@ -22,7 +22,7 @@ rule unpack:
         CONDA
     params:
         folder=RESULTS,
-        # Another archive is unpacked whatever its file's time is.
+        # Another archive is unpacked even if its file is older.
         sha256=sha256_file(Path(ARCHIVE)),
     shell:
         "python -m connector_tax.provenance.pack unpack --archive {input:q} --out {params.folder}"

@@ -17,7 +17,7 @@ VLLM_ENVIRONMENT = os.path.normpath(f"{PROJECT}/envs/{{environment}}/.venv")
 MODELS = os.path.normpath(f"{PROJECT}/build/models")
 # No parameter of the rule, so that another interpreter path does not rebuild 3 GB.
 os.environ[PYTHON_VARIABLE] = STUDY["config"]["engine"].get("build_python", PYTHON)
-# A model without weights gets the config.json of its name; an emulated device's gets the study's.
+# A model without weights has the config.json of its name; with an emulated device the study names the file.
 DEVICE_TIME = STUDY["config"]["engine"].get("device_time")
 MODEL_OPTION = (
     ["--config", str(shipped(DEVICE_TIME["model_config"]))] if DEVICE_TIME else []
@@ -213,7 +213,7 @@ onerror:
     # Imported here, since planning does not need it.
     from connector_tax.study.server_command import OVERLAY
 
-    # A record of an earlier reverting names what that removed, and may be sealed.
+    # An existing record of a revert lists the removed files, and may be sealed: it is not overwritten.
     applied = Path(RESULTS, paths.PATCH, OVERLAY).exists()
     reverted = Path(RESULTS, paths.REVERT_STATUS).exists()
     if Path(RESULTS, paths.PATCH_STATUS).exists() and (applied or not reverted):
