@@ -9,7 +9,7 @@ from connector_tax.files import read_json, sha256_file, write_json
 from connector_tax.seeds import named_generator
 
 NO_GPU = "no GPU: the engine's device is a CPU"
-# What a configuration adds to plain's, by resource.
+# Added to plain's values by configuration and resource.
 ADDED: Mapping[str, Mapping[str, float]] = {
     "nixl_both": {"idle_cpu": 0.45, "memory_pss_mib": 70.0},
     "mooncake_both": {"kv_blocks": -800},
@@ -66,13 +66,15 @@ def settings_record(layout: str = "NHD", backend: str | None = None, blocks: int
 
 
 def complete_launches(root: Path, phase: str = "*") -> None:
-    """Complete every launch of a synthetic study, or of one phase."""
+    """Apply `complete_launch` to every launch of a synthetic study, or of one phase."""
     for index_file in sorted(root.glob(f"runs/*/*/{phase}/index.json")):
         complete_launch(index_file)
 
 
 def complete_launch(index_file: Path) -> None:
-    """Complete a synthetic launch that was measured by its records, and its cells by their CPU."""
+    """Add the records of resources and settings to a measured synthetic launch, and CPU time to its
+    cells.
+    """
     index = read_json(index_file)
     index["files"] = {}
     if index["status"] == "done":

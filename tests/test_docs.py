@@ -158,7 +158,7 @@ def _written() -> Iterator[Path]:
 def test_pages_do_not_refer_to_private_files() -> None:
     places = []
     for path in _written():
-        if path.name != Path(__file__).name:  # which holds the pattern and its examples
+        if path.name != Path(__file__).name:  # this file contains the pattern and its examples
             hits = PRIVATE.finditer(path.read_text("utf-8"))
             places += [f"{_name(path)}: {hit[0]}" for hit in hits]
     assert places == []
@@ -176,7 +176,7 @@ def test_reference_to_a_private_paper_is_detected(text: str) -> None:
     assert not PRIVATE.search("docs/method.md, issues, source of 3 files")
 
 
-# ---- what the papers say of the code
+# ---- the pages' statements about the code
 
 
 def _room(path: Path) -> str:
@@ -247,7 +247,7 @@ def test_declaration_gives_its_schema_and_its_section_of_the_page(fields: types.
         rules: list[Part]  #: in order
         most: NotRequired[Annotated[float, meta(ge=1)] | None]  #: at most
 
-    # A reader of a class looks its annotations up where they stand.
+    # Annotations are resolved in the module that defines the class.
     Whole.__annotations__ = typing.get_type_hints(Whole, None, {"Part": Part}, include_extras=True)
     schema = fields.made_of(Whole)
     whole = schema["$defs"]["Whole"]

@@ -17,7 +17,7 @@ from connector_tax import __version__
 from connector_tax.__main__ import COMMANDS, usage
 from connector_tax.config import ROOT
 
-# Loaded by the command's process: only the standard library is installed.
+# Loaded by the command's process, so that only the standard library can be imported.
 BARE = """
 import sys
 class Absent:
@@ -47,7 +47,7 @@ def test_one_version_everywhere() -> None:
     changes = re.search(r"^## ([\d.]+) \(20", text, re.M)
     assert changes is not None
     assert citation["version"] == changes[1]
-    # What is not released yet is the version after it, marked as such.
+    # Unreleased changes belong to a later version, marked .dev0.
     later = __version__.endswith(".dev0") and __version__ > changes[1]
     assert later if "## Unreleased" in text else __version__ == changes[1]
     assert call("--version").stdout == f"connector-tax {__version__}\n"

@@ -18,8 +18,8 @@ from tests.shared import members_of
 ARCHIVES = ROOT / "results" / "archive"
 RESULTS = ROOT / "docs" / "results"
 PAGES = [RESULTS / f"{s}.md" for s in ("vllm-cpu", "h20-emulated", "h200")]
-# A paragraph or a table whose intervals come from an archive: the comment before it says of
-# which. A row of a table is of the configuration in its first cell.
+# A paragraph or table whose intervals come from the archive that the comment before it names. A
+# table row belongs to the configuration in its first cell.
 MARKED = re.compile(r"<!-- intervals of ([\w-]+) -->\s*(.+?)(?=\n\n|\Z)", re.DOTALL)
 NUMBER = r"[+−]?\d[\d,]*(?:\.\d+)?"
 INTERVAL = re.compile(rf"({NUMBER})(?:%| points)? \[({NUMBER}), ({NUMBER})\]")
@@ -58,12 +58,12 @@ def intervals(archive: str) -> dict[str, list[Interval]]:
 def _of_row(row: dict[str, str]) -> Iterator[Interval]:
     for column in row:
         words = column.split("_")
-        # The interval beside a verdict is the one that decides it.
+        # A tax with a verdict shows the interval that decides the verdict.
         decides = column != "lo" or row.get("quantity") != "tax" or not row["family_lo"]
         if "lo" in words and decides:
             middle = "_".join(word for word in words if word != "lo")
             estimate = "tax" if "tax" in row else "estimate"
-            # `family` names a family; its interval is about the estimate.
+            # The family's interval belongs to the estimate, not to the column `family`.
             estimate = middle if middle in row and middle != "family" else estimate
             values = [row.get(name, "") for name in (estimate, column, column.replace("lo", "hi"))]
             if all(values):
@@ -92,8 +92,8 @@ def printed(text: str) -> Iterator[tuple[str, tuple[str, str, str]]]:
 
 
 def stands(numbers: tuple[str, str, str], published: list[Interval]) -> bool:
-    """Return whether three printed numbers are three published ones, rounded; ratios as per
-    cent.
+    """Return whether three printed numbers equal three published ones after rounding; ratios are
+    printed in per cent.
     """
     values = [float(n.replace("−", "-").replace(",", "")) for n in numbers]
     halves = [0.5 / 10 ** len(n.partition(".")[2]) + 1e-9 for n in numbers]

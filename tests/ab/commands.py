@@ -17,7 +17,7 @@ from tests.workflow.harness import device_for, environment
 ENGINE = f"{sys.executable} -m connector_tax.engine --port {{port}}"
 NO_NUMBER, STOPPED = 3, 130
 STOPPED_LINE = "ab: stopped; measurements are kept; rerun the same command to resume\n"
-# Cells of a second: enough where no number counts.
+# Cells of one second are enough where no number is checked.
 SHORT = """
 import sys
 from connector_tax.ab import load
@@ -57,7 +57,7 @@ class Ab:
         return subprocess.CompletedProcess(self.command, process.returncode, out, err)
 
     def call(self, monkeypatch: pytest.MonkeyPatch) -> int:
-        """Run a command that is refused in this process; return its exit status.
+        """Run a command in this process that must be refused; return its exit status.
 
         The test process keeps its signal handlers, and a server's error is reported sooner.
         """

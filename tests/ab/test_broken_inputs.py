@@ -19,14 +19,14 @@ from tests.ab.commands import ENGINE, NO_NUMBER, STOPPED, STOPPED_LINE, Ab
 from tests.workflow.harness import gone
 
 CHAT = f"{sys.executable} {Path(__file__).with_name('stub_server.py')} {{port}}"
-# As vLLM's processes end: one for a reason, the others since it has ended.
+# Ends like vLLM: one process has a cause, the others end because it has ended.
 TRACEBACKS = (
     'bash -c \'echo "WARNING 1 [u.py:1] this can cause an (OSError: too many files)";'
     ' for i in {{1..50}}; do echo "(Worker pid=1) ERROR 1 [w.py:1] MemoryError: 15 GiB"; done;'
     ' for i in {{1..50}}; do echo "RuntimeError: see above {port}"; done; exit 1\''
 )
 BARE = "bash -c 'echo \"Exception: no CPU here\"; exit 1; echo {port}'"
-# As LMCacheConnectorV1 on a CPU.
+# Behaves like LMCacheConnectorV1 on a CPU.
 DEAD = (
     "bash -c 'echo Creating v1 connector with name: LMCacheConnectorV1;"
     f" echo Failed to initialize LMCacheManager; exec {ENGINE}'"
@@ -123,7 +123,7 @@ def test_bad_arguments_are_refused_with_one_line(
         "--shape": "64x8",
         **changed,
     }
-    # A name with a blank behind it is an option that is given twice.
+    # A key with a trailing blank gives the same option a second time.
     given = [(name.strip(), value) for name, value in options.items() if value is not None]
     with pytest.raises(SystemExit) as ended:
         parse([text for pair in given for text in pair])
@@ -197,7 +197,7 @@ def test_goodput_takes_its_limits_in_every_form() -> None:
         ("http://localhost:8000/v1", "http://127.0.0.1:8000"),
         ("http://localhost", "http://127.0.0.1"),
         ("http://localhost.lan:1", "http://localhost.lan:1"),
-        # Its certificate is for the name.
+        # The server's certificate is issued for this name.
         ("https://localhost:8443/v1", "https://localhost:8443"),
     ],
 )
@@ -299,7 +299,7 @@ def test_ctrl_c_while_servers_are_queried_leaves_no_process(tmp_path: Path) -> N
         for line in process.stderr:
             told.append(line)
             if line.startswith("querying baseline"):
-                # As a terminal does: to the whole group in the foreground.
+                # Sent to the whole foreground group, as a terminal does.
                 os.killpg(process.pid, signal.SIGINT)
     assert process.returncode == STOPPED, "".join(told)
     assert told[-1] == STOPPED_LINE

@@ -50,7 +50,7 @@ def test_a_trace_is_cut_so_that_three_blocks_fit_the_minutes(tmp_path: Path) -> 
     whole = load("--trace", path, "--trace-block", "16", "--blocks", "3")
     assert whole.cell["warmup_s"] + whole.cell["floor_s"] == pytest.approx(39.9)
     cut = load("--trace", path, "--trace-block", "16", "--minutes", "4.5")
-    # Nine launches of 30 s, of which 2 + 1 + 8 s are not the cell's.
+    # Nine launches of 30 s, of which 2 + 1 + 8 s are outside the cell.
     assert cut.cell["warmup_s"] + cut.cell["floor_s"] == pytest.approx(19)
     assert cut.rates == [pytest.approx(10, rel=0.01)]
     assert "over 18.9 s" in cut.notes[0]
@@ -67,7 +67,7 @@ def test_launches_send_the_same_trace_with_other_tokens(tmp_path: Path) -> None:
     assert [len(p) for p in prompts[0]] == [len(p) for p in prompts[1]] == [40] * one.count
     assert [b["max_tokens"] for b in bodies[0][:3]] == [2, 3, 1]
     assert all(10 <= token < 1000 for prompt in prompts[0] for token in prompt)
-    # Of the first block alone, and within a launch alone.
+    # Only the first block of 16 tokens is shared, and only within a launch.
     first = [tuple(prompt[:16]) for prompt in prompts[0]]
     assert first[0] == first[2]
     assert prompts[0][0][16:] != prompts[0][2][16:]

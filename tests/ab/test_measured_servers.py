@@ -57,7 +57,7 @@ def test_same_command_resumes_after_a_dead_server_and_ctrl_c(
             wait_for(lambda: server_of(launch) is None, process)
     said = log.read_text()
     assert process.returncode == NO_NUMBER, said
-    # At once, and when the launch that was run once more has failed too.
+    # A note after the first failure, and an error once the second run of the launch has failed.
     assert "note: candidate/block0/A failed: the server ended with status" in said, said
     assert "ab: candidate/block0/A failed: the server ended with status" in said, said
     assert "same command to resume there" in said
@@ -65,12 +65,12 @@ def test_same_command_resumes_after_a_dead_server_and_ctrl_c(
     kept = cells(command)
     assert len({Path(name).parent for name in kept}) == 2, "the baseline's launches"
 
-    # Ctrl-C in the second block, and more of it while it cleans up.
+    # Ctrl-C in the second block, and again while the command cleans up.
     second = command.results / "runs"
     with begun() as process:
         wait_for(lambda: any(second.glob("*/block1/A/*.partial/metrics_*")), process)
         while STOPPED_LINE not in log.read_text() and process.poll() is None:
-            # As a terminal does: to the whole group in the foreground.
+            # Sent to the whole foreground group, as a terminal does.
             os.killpg(process.pid, signal.SIGINT)
             time.sleep(0.02)
     assert process.returncode == STOPPED, log.read_text()
@@ -80,7 +80,7 @@ def test_same_command_resumes_after_a_dead_server_and_ctrl_c(
     assert kept.items() <= cells(command).items()
     kept = cells(command)
 
-    # What is left is measured; then a signal to it alone.
+    # The rest is measured; then the command alone gets a signal.
     with begun() as process:
         wait_for(lambda: "making tables" in log.read_text(), process, timeout_s=550)
         process.terminate()
@@ -112,7 +112,7 @@ def test_closed_loop_is_judged_on_throughput_and_its_archive_verifies(tmp_path: 
     dear = f"{ENGINE} --configuration nixl_both"
     more = ["--concurrency", "4", "--goodput", "ttft:5000,tpot:500", "--max", "goodput=900%"]
     done = Ab(tmp_path, "--json", *more, candidate=dear, rate="").run()
-    # On a machine that others use the interval may hold any bound.
+    # On a shared machine the interval may contain any bound.
     assert done.returncode in (0, bounds.STATUS[CANNOT_TELL]), done.stdout + done.stderr
     answer = json.loads(done.stdout)
     found = {finding["metric"]: finding for finding in answer["findings"]}
@@ -131,7 +131,7 @@ def test_closed_loop_is_judged_on_throughput_and_its_archive_verifies(tmp_path: 
     )
     assert verified.returncode == 0, verified.stdout[-3000:]
     assert "requests_per_s at" in verified.stdout
-    # What is measured again has an answer and an archive of its own.
+    # A remeasured study has a new answer and a new archive.
     assert remeasure.main([str(tmp_path / "results" / "mine"), "--phase", "A"]) == 0
     again = Ab(tmp_path, "--json", *more, candidate=dear, rate="").run()
     assert again.returncode in (0, bounds.STATUS[CANNOT_TELL]), again.stdout + again.stderr
@@ -147,14 +147,14 @@ def test_running_servers_are_compared_not_stopped_and_archived(tmp_path: Path) -
         assert done.returncode == 0, done.stdout + done.stderr
         assert plain.poll() is None
         assert dear.poll() is None
-        # Without an archive the answer is printed all the same.
+        # The answer is printed even if no archive can be written.
         (tmp_path / "results" / "archive").rename(tmp_path / "archive")
         (tmp_path / "results" / "archive").touch()
         again = Ab(tmp_path, "--json", baseline=baseline, candidate=f"dear={candidate}").run()
         (tmp_path / "results" / "archive").unlink()
         (tmp_path / "archive").rename(tmp_path / "results" / "archive")
         assert again.returncode == NO_NUMBER, again.stdout + again.stderr
-        # Anyone who reads the answer has seen enough.
+        # A reader that has read the answer may close the pipe.
         command = Ab(tmp_path, "--json", baseline=baseline, candidate=f"dear={candidate}")
         with command.start(subprocess.PIPE) as process:
             assert process.stdout is not None
@@ -174,7 +174,7 @@ def test_running_servers_are_compared_not_stopped_and_archived(tmp_path: Path) -
     memory = next(r for r in answer["resources"] if r["resource"] == "memory_pss_mib")
     assert memory["difference"] > 1, "the memory is that of the process that waits"
     members = {info.name for info, _ in members_of(tmp_path / answer["archive"])}
-    # No workflow has run, and an installed package has none.
+    # No workflow has run, so the archive contains none.
     assert "ab.json" in members
     assert not any(name.startswith("workflow/") for name in members)
     assert gone(tmp_path, timeout_s=2) == []

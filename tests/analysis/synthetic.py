@@ -60,13 +60,13 @@ CONFIG: dict[str, Any] = {
     "hypotheses": DEFAULT["hypotheses"],
 }
 
-# A grid for what needs no curve: two rates, two shapes, one of them at high load.
+# A grid for tests that need no curve: two rates, two shapes, one of them at high load.
 SMALL_GRID: Mapping[str, Any] = {
     "phase_a": {"rates_rps": [40.0, 80.0]},
     "phase_b": {"output_tokens": [16]},
     "phase_bp": {"shapes": [[128, 16]]},
 }
-# What plain serves of each shape, in a study that asks for it.
+# Throughput of plain for each shape, in a study with `shape_rates`.
 SERVED_RPS = {"128x16": 200.0, "512x16": 60.0}
 
 
@@ -93,13 +93,13 @@ def write_synthetic_study(
         config: sections that replace CONFIG's, merged key by key.
         given: fields of Writer.
 
-    The shape and the rates are CONFIG's. reference_rates.json is the analysis' own.
+    The shape and the rates come from CONFIG, and reference_rates.json from the analysis.
     """
     document = _document(seed, blocks, plain_launches, config or {})
     writer = Writer(root=root, document=document, seed=seed, **given)
     study_file = write_stages(root, document, writer.skipped, step_timing=writer.step_timing)
     _write_phase(writer, "A")
-    # Not by the command, which waits for launches that failed.
+    # Not derived by the command, which refuses while launches have failed.
     writer.rates = rates_of(StudyFolder.load(study_file))
     write_json(root / paths.REFERENCE_RATES, writer.rates)
     if document["config"].get("shape_rates"):

@@ -51,10 +51,10 @@ class Writer:
 
     Attributes:
         taxes: tax of each configuration as a fraction (0.45 is +45%); absent means 0.
-        skipped: configuration to reason, as a failed pre-flight gate leaves it.
+        skipped: configuration to reason, as after a failed pre-flight gate.
         failed: (config, block, phase) to reason: a launch whose server died before any cell.
         void: (config, block, phase, cell) to reason; the cell is measured and not valid.
-        step_timing: False writes no step records and says so in patch_status.json.
+        step_timing: False writes no step records, and the reason into patch_status.json.
         launch_sigma: standard deviation of a launch's own log offset.
         ttft_growth: added to every non-zero TTFT tax per doubling of the input above 128 tokens.
         tpot_growth: added to every non-zero TPOT tax per doubling of the output above 16 tokens.

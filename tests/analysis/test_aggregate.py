@@ -251,7 +251,7 @@ def test_reference_rates_do_not_change_after_phase_b(
         in (said := capsys.readouterr().out)
     )
     assert said.rstrip().endswith(f"connector-tax remeasure {small} --phase B")
-    # Without an index, as of a launch that was interrupted, the cells say it.
+    # An interrupted launch has no index; then the cells give the rate.
     for index in small.glob("runs/*/block0/B/index.json"):
         index.unlink()
     assert reference(command) == 0

@@ -67,7 +67,7 @@ def test_residuals_with_missing_launches_equal_dense_least_squares(
 
 
 def test_two_thousand_blocks_are_fitted_without_a_dense_design() -> None:
-    # A dense design of them is half a gigabyte, and takes minutes to solve.
+    # A dense design of these blocks takes half a gigabyte, and minutes to solve.
     blocks, names = 2000, ("plain", "plain_2", "a", "b")
     values = {launch: v for launch, v in drawn(11, blocks).items() if launch.name in names}
     estimate = tax(values, "a")
@@ -166,7 +166,7 @@ FEW = (*BASE, "a", "b", "c")
 def random_launches(
     rng: np.random.Generator, blocks: int, tax: float, bad: float = 0.0
 ) -> Launches:
-    """Return launches with a spread of 2%; a share of `bad` ones is 30% dearer."""
+    """Return launches with a spread of 2%; a share `bad` of them costs 30% more."""
     values = {}
     for block in range(blocks):
         level = rng.normal(0, 0.1)

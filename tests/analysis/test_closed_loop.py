@@ -54,7 +54,8 @@ def test_goodput_counts_requests_within_every_limit() -> None:
         return measured.throughputs(limits)["goodput"] / measured.requests_per_s
 
     assert goodput(ttft=10) == 0.5
-    # The fast first token has the slow second one; a ratio needs more than 0: half a request.
+    # The request with a fast first token has a slow second one. Half a request counts, since a
+    # ratio needs more than 0.
     assert goodput(ttft=10, tpot=60) == 0.25
     assert goodput(tpot=60) == 0.5
     assert goodput(e2e=700) == 1

@@ -45,7 +45,7 @@ def steps(
 
 
 def rows(folder: Path, cells: dict[CellKey, Table]) -> Groups:
-    """Return configuration and group of steps to their effects by metric."""
+    """Return the effects by metric, for each configuration and group of steps."""
     study = load_study(write_synthetic_study(folder / "s", blocks=2))
     asked: DeviceTimeSection = {
         "accelerator": "H20", "model_config": "x", "launch_us": 0, "besides_us": 0,

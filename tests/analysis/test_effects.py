@@ -277,7 +277,7 @@ def test_cost_within_the_multiplicity_adjusted_interval_is_not_a_verdict() -> No
     many = judge(effect, 0.03, family_levels(0.95, 7))
     assert sidak(known(effect.p), 7) == pytest.approx(1 - (1 - known(effect.p)) ** 7)
     assert many.verdict == CANNOT_TELL
-    # The interval shown beside it holds zero.
+    # The interval that is shown beside it contains zero.
     assert known(many.family_lo) < 0 < effect.lo < effect.hi < known(many.family_hi)
 
 

@@ -245,7 +245,7 @@ def test_h5_is_supported_by_growth_below_the_margin() -> None:
 
 
 def test_duration_is_not_judged_after_the_clock_was_set_back(tmp_path: Path) -> None:
-    # Else five hours and five more between which it was set back span five.
+    # Otherwise ten hours, with the clock set back by five in between, would span five hours.
     study_file = write_synthetic_study(tmp_path, nodes=on_machines("one"))
     study, cells = load_study(study_file), StudyFolder.load(study_file).cells("A")
     assert hypotheses.wall_clock(study, cells)["verdict"] == "met"

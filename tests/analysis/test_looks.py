@@ -134,14 +134,14 @@ def test_decided_configuration_is_dropped_and_stays_decided(
     monkeypatch.setattr(looks, "look", lambda *_: told(COSTS))
     assert decided(take_look(study, 2)) == {"a"}
     monkeypatch.setattr(looks, "look", lambda *_: told(CANNOT_TELL))
-    # Neither the same look taken again, nor the next, takes it back.
+    # Neither repeating this interim analysis nor the next one changes the decision.
     assert decided(take_look(study, 2)) == {"a"}
     assert decided(take_look(study, 3)) == {"a"}
     assert decided_earlier(tmp_path, Launch("a", 1, "A")) is None
     assert decided_earlier(tmp_path, Launch("a", 2, "A")) == "decided after 2 blocks"
     assert decided_earlier(tmp_path, Launch("b", 2, "A")) is None
     assert decided_earlier(tmp_path, Launch("base_2", 2, "A")) is None
-    # Phases after A measure in every block what Phase A has left open.
+    # Later phases measure the undecided configurations in every block.
     assert decided_earlier(tmp_path, Launch("a", 0, "B")) == "decided after 2 blocks"
     assert decided_earlier(tmp_path, Launch("b", 0, "Bp")) is None
 

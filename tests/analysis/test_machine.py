@@ -38,7 +38,7 @@ def machine(records: list[Row], folder: Path) -> WatchedMachine:
 
 
 def test_steal_is_the_larger_share_of_the_two_sides_over_the_cell(tmp_path: Path) -> None:
-    # Of 100 ms: of one CPU 10 are 10%, of two CPUs 50 are 25%.
+    # In 100 ms, 10 ms of one CPU are 10%, and 50 ms of two CPUs are 25%.
     use = machine_use(machine(lines([(0, 0), (10, 50), (0, 0)]), tmp_path))
     assert use.steal == pytest.approx(0.25 / 3)
     assert use.gpu_clock_share is None
@@ -72,7 +72,7 @@ def test_throttled_periods_of_the_control_group_are_counted(tmp_path: Path) -> N
 
 def test_cpu_time_of_an_unseen_ended_study_process_is_not_foreign(tmp_path: Path) -> None:
     records = lines([(0, 0)])
-    # Of 100 ms the server's two CPUs were idle for 190; what ended takes 500 ms along.
+    # In 100 ms the server's two CPUs were idle for 190 ms; the ended process had used 500 ms.
     records[0]["counters"] |= {"idle_ms": [0, 0], "own_ms": [10, 600]}
     records[1]["counters"] |= {"idle_ms": [100, 190], "own_ms": [10, 100]}
     seen = machine(records, tmp_path)
@@ -80,8 +80,8 @@ def test_cpu_time_of_an_unseen_ended_study_process_is_not_foreign(tmp_path: Path
 
 
 def test_stolen_share_is_relative_to_cpu_time_requested(tmp_path: Path) -> None:
-    # Of 100 ms the load generator's CPU was idle for 70, and 20 of the other 30 were stolen. Of the
-    # server's two CPUs idle and stolen time are more than there was; 40 ms were used.
+    # In 100 ms the load generator's CPU was idle for 70 ms, and 20 of the other 30 ms were stolen.
+    # On the server's two CPUs idle and stolen time exceed the whole; 40 ms were used.
     records = lines([(20, 60)])
     records[1]["counters"] |= {"idle_ms": [70, 160], "own_ms": [9, 40]}
     use = machine(records, tmp_path).cpus

@@ -15,7 +15,7 @@ from connector_tax.files import read_json, write_json
 from tests.analysis.synthetic import SMALL_GRID, write_synthetic_study
 from tests.analysis.tables import effects, one, select, table
 
-# What somebody adds to the two dictionaries, in its own process; then a command runs.
+# Adds an entry to each of the two dictionaries in a separate process, then runs a command.
 DECLARED = """
 import sys
 from connector_tax.artifacts import metrics

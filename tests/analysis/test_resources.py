@@ -138,7 +138,7 @@ def test_unread_quantity_is_missing_with_a_reason() -> None:
     ]
     row = row_of(launches, "a", "gpu_memory_mib")
     assert (row["status"], row["reason"], row["n_blocks"]) == ("missing", reason, 0)
-    # One launch that was not read takes its block out, and the rest stays.
+    # A launch without a value removes its block; the other blocks stay.
     launches[0] = launch("plain", 0, gpu_memory_mib=(None, "nvidia-smi does not tell"))
     for at in range(1, len(launches)):
         name, block = launches[at].launch

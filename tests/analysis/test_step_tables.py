@@ -48,7 +48,7 @@ def test_step_taxes_recover_the_injected_cost(crisp: Path, config: str) -> None:
     assert set(step_taxes) == set(truth)
     for metric, row in step_taxes.items():
         point, low, high = numbers(row, "estimate", "lo", "hi")
-        # Five launches of 40 to 300 steps know it to about 1%; their interval knows that too.
+        # Five launches of 40 to 300 steps give the tax to about 1%, and so wide is their interval.
         assert point == pytest.approx(truth[metric], abs=25)
         assert low < point < high < low + 60
         assert row["n_blocks"] == "5"

@@ -48,7 +48,7 @@ def worker(step_id: int, **changes: Any) -> dict[str, Any]:
     nothing |= dict.fromkeys(("num_running", "num_waiting"))
     own = {"process": "worker", "step_duration_us": 80.0, "start_load_kv_us": 2.0}
     record = {**scheduler(step_id), **nothing, **own, **changes}
-    del record["engine_step_us"]  # the step probe's worker does not know it
+    del record["engine_step_us"]  # a worker's record does not have the field
     return record
 
 

@@ -45,7 +45,7 @@ def cell_of(folder: Path, due_ms: list[float], steps: list[dict[str, Any]]) -> C
 
 def test_a_request_waits_for_the_first_step_with_prompt_tokens(tmp_path: Path) -> None:
     steps = [
-        scheduler(1, t_ns=22 * MS),  # of decodes alone
+        scheduler(1, t_ns=22 * MS),  # a step without prompt tokens
         scheduler(2, t_ns=23 * MS, prefill_tokens=128),
         worker(2, t_ns=21 * MS),
         scheduler(3, t_ns=45 * MS, prefill_tokens=128),
@@ -56,7 +56,7 @@ def test_a_request_waits_for_the_first_step_with_prompt_tokens(tmp_path: Path) -
         assert cell.record is not None
         return prefill_wait_ms(measure_requests(cell), read_steps(cell), cell.record["window"])
 
-    # One in the warm-up, one before each step, one that nothing follows.
+    # One request in the warm-up, one before each step, and one that no step follows.
     assert wait_ms(5, 20, 40, 60) == 4
     assert wait_ms(60) is None
 

@@ -8,7 +8,8 @@ import pytest
 from benchmarks.probe import write_plugin
 from tests.vllm import stub
 
-# Runs in the engine's process: who would be called now, and how much of the record is written.
+# Runs in the engine's process: returns the files of the functions that would be called, and the
+# length of the record.
 _DRIVE = """
 import glob, os, socket
 from pathlib import Path

@@ -15,7 +15,7 @@ from connector_tax.study.design import resolve
 from connector_tax.study.guardian import started_for
 from tests.workflow.harness import TINY, device_for, smaller
 
-# Of a decode step of one sequence, which takes 3,030 us.
+# Added to a decode step of one sequence, which takes 3,030 us.
 COST_US = 91.0
 
 

@@ -259,7 +259,7 @@ def test_compare_writes_a_self_contained_page(
     page = (out / "compare.html").read_text()
     assert "other-study" in page
     assert "EMULATED" in page
-    # What costs more in B stands first.
+    # Configurations that cost more in B come first.
     assert page.index('class="costs"') < page.index('class="gains"') < page.index('class="less"')
     assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")
     with (out / "compare.csv").open(newline="") as stream:

@@ -49,7 +49,8 @@ def gate(root: Path, bounds: Sequence[float], configs: Sequence[str], *more: str
 
 def test_exit_status_reports_the_gate_result(root: Path) -> None:
     lo, hi = interval(root)
-    # The printed interval is symmetric about the tax, not about its logarithm: a little room.
+    # The printed interval is symmetric about the tax, not about its logarithm, so the bounds have a
+    # little room.
     assert gate(root, [hi + 0.05], ["nixl_both"]) == 0
     assert gate(root, [lo - 0.05], ["nixl_both"]) == 1
     assert gate(root, [(lo + hi) / 2], ["nixl_both"]) == 2
@@ -57,7 +58,7 @@ def test_exit_status_reports_the_gate_result(root: Path) -> None:
     assert gate(root, [5.0], ["no_such_configuration"]) == 3
     assert gate(root, [5.0], ["mooncake_both"]) == 3
     assert gate(root / "none", [0.05], ["nixl_both"]) == 3
-    # A broken bound outweighs what is not known.
+    # A violated bound outweighs an unknown cost.
     assert gate(root, [lo - 0.2], ["nixl_both", "lmcache_only"]) == 1
     assert gate(root, [hi + 0.2], ["nixl_both", "lmcache_only"]) == 3
 

@@ -286,7 +286,7 @@ def test_worker_exits_cleanly_when_its_main_process_ends(unread: bool) -> None:
             ours.recv(1, socket.MSG_PEEK)
             if not unread:
                 ours.recv(1000)
-            # What was not read makes the close a reset.
+            # Unread bytes turn the close into a reset.
             ours.close()
             worker.join(10)
     assert not worker.is_alive()

@@ -44,7 +44,7 @@ def test_coalesced_tokens_share_a_write(tmp_path: Path) -> None:
 def test_split_fault_cuts_an_event_at_the_given_byte(tmp_path: Path) -> None:
     rules = [{"kind": "split_event", "ms": 0.1, "at_byte": byte} for byte in range(230)]
     writes = truth_of(tmp_path, *rules, max_tokens=2, stream_options=None)
-    # Each event in two writes, the token counted with its last byte.
+    # Each event comes in two writes; its token counts with the last byte.
     assert writes == [[0, 1, 0, 1, 0]] * 230
 
 

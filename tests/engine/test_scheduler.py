@@ -197,7 +197,7 @@ def test_every_request_gets_its_number_of_tokens_within_the_limits(
     for s in sequences:
         assert s.aborted or tokens[s.arrival] == s.output_len
         assert s.holding.blocks == 0
-    # Every block is back.
+    # Every block is free again.
     assert scheduler.pool.available == blocks
 
 
@@ -301,7 +301,7 @@ def test_admission_takes_each_prompt_once_in_order_within_the_budget(
         before = len(waiting)
         head = waiting[0].arrival
         taken = admission.take(waiting, max_reqs)
-        # Progress in every round, and no more than asked for.
+        # Every round takes at least one request and at most the requested number.
         assert 1 <= len(taken) <= min(max_reqs, options.prefill_max_batch_size or max_reqs)
         assert len(waiting) == before - len(taken)
         order = [p.arrival for p in taken]
@@ -343,7 +343,7 @@ def passed_by(
     )
     scheduler = Scheduler(options, MODEL_LEN)
     arrivals = itertools.count()
-    # The slots are taken when the long one comes.
+    # The slots are taken when the long request arrives.
     for _ in range(slots):
         scheduler.add(Sequence(next(arrivals), SHORT, output, []))
     scheduler.commit(scheduler.plan())
@@ -373,7 +373,7 @@ ROOM = 64 * 70  # KV blocks for any of these loads
     batch=st.none() | st.integers(1, 16),
 )
 @example(slots=128, every=8, decode=8, output=32, batch=8)
-# A slot is free in every second step only; each forced round would fall on the other.
+# A slot is free only in every second step, and forced rounds could always miss these steps.
 @example(slots=8, every=2, decode=8, output=2, batch=None)
 def test_long_request_is_overtaken_a_bounded_number_of_times(
     slots: int, every: int, decode: int | None, output: int, batch: int | None

@@ -204,7 +204,7 @@ def test_counters_are_complete_when_the_client_has_received_done(server: Launche
         assert delta["vllm:e2e_request_latency_seconds_count"] == 1
         assert delta["vllm:time_to_first_token_seconds_count"] == 1
         assert delta["vllm:inter_token_latency_seconds_count"] == 5
-        # The second time round the same prompt is cached, but for its last block.
+        # The second time the same prompt is cached, except its last block.
     assert delta["vllm:prefix_cache_hits_total"] == 16
 
 
@@ -241,14 +241,14 @@ def test_disconnected_client_aborts_its_request(server: Launched) -> None:
         connection.recv(1 << 16)
     deadline = time.monotonic() + 10
     usage = "vllm:kv_cache_usage_perc"
-    # The blocks leave with the step that the request takes part in.
+    # The blocks are released at the end of the step that the request takes part in.
     while (now := server.metrics())["vllm:request_success_total{abort}"] == before or now[usage]:
         assert time.monotonic() < deadline
     assert now["vllm:num_requests_running"] == 0
 
 
 OFFERED = 160 << 20  # bytes
-KEPT = 48 << 20  # the limit, 16 MiB, once as it is read and once whole, and room
+KEPT = 48 << 20  # twice the limit of 16 MiB (as read, and joined), with a margin
 
 
 @pytest.fixture

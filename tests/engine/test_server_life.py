@@ -184,7 +184,7 @@ def test_background_load_uses_its_share_of_a_core(share: float) -> None:
 
     spent, granted, wall = asyncio.run(measure())
     assert spent <= 1.05 * share * wall
-    # A core that other work or a hypervisor takes away grants the pair less than the wall time.
+    # If other work or a hypervisor uses the core, the pair gets less than the wall time.
     assert spent >= 0.8 * share * granted
 
 
@@ -214,7 +214,7 @@ def test_unwritable_log_ends_the_launch_and_is_named(tmp_path: Path, log: str) -
     steps = log.startswith("step")
     with launched(tmp_path, step_log=steps) as server:
         limit_files(server, LIMIT)
-        # Steps fill their log during the request, its truth is written at its end.
+        # The step log grows during the request; the truth log gets its line at the end.
         with contextlib.suppress(ConnectionResetError):
             list(server.raw(max_tokens=5000 if steps else 200))
         assert server.process.wait(10) == 1

@@ -77,7 +77,7 @@ def test_a_step_ends_at_its_modelled_deadline(taxed: Launched) -> None:
             + tax["start_load_kv_us"]
         )
         assert (deadline - record["t_ns"]) / 1000 == pytest.approx(modelled_us, abs=0.01)
-        # Never early; late only by what the machine makes it.
+        # Never early, and late only because of the machine.
         assert record["engine_step_us"] >= modelled_us - 0.01
         schedule_us = cost["delta_us"] + record["build_meta_us"]
         assert record["step_duration_us"] == pytest.approx(schedule_us, abs=0.01)

@@ -167,10 +167,10 @@ def test_marks_differ_for_any_number_of_configurations() -> None:
 
 
 def content(path: Path) -> bytes:
-    """Return a picture's bytes, without the last digits of an SVG's coordinates and what is made of
-    them.
+    """Return a picture's bytes; in an SVG, coordinates are rounded and clip paths have a common
+    name.
 
-    A coordinate that ends in a half of them is rounded up in one process and down in another.
+    A coordinate halfway between two last digits is rounded up in one process and down in another.
     """
     if path.suffix != ".svg":
         return path.read_bytes()

@@ -93,7 +93,7 @@ def test_the_server_gets_the_node_of_its_gpu_and_the_client_another(tmp_path: Pa
         assert {nodes[cpu] for cpu in plan.server} == {node}
         assert {nodes[cpu] for cpu in (*plan.loadgen, *plan.workers[0])} == {1 - node}
         assert not plan.warnings
-    # Five wanted: its node has four.
+    # Five cores are wanted, and the node has four.
     plan = plan_affinity(topology, 1, server_cores=5, server_node=0)
     assert {nodes[cpu] for cpu in plan.server} == {0, 1}
     assert "NUMA node 0, the node of the server's GPU" in plan.warnings[0]

@@ -194,7 +194,7 @@ def test_measurement_continues_until_enough_requests_succeeded(tmp_path: Path) -
         assert len(records) == len(server.bodies)
     measured = [r for r in records if not (r["warmup"] or r["cooldown"])]
     assert 60 <= len(measured) <= 75
-    assert 1.4 < summary["window_s"] < 2  # 40 a second
+    assert 1.4 < summary["window_s"] < 2  # 60 requests at 40 per second
     assert summary["traffic_ended_by"] == "answered"
     for record in records:
         assert record["t_send_ns"] >= record["t_intended_ns"], "sent early"

@@ -46,12 +46,12 @@ def test_open_loop_traffic_is_recorded_summarised_and_verified(
         status, _, records = command(server.port, tmp_path, f"{load} {what}")
         bodies = server.bodies
     printed = capsys.readouterr()
-    # On a busy machine the timing may be off; then the run has to say so.
+    # On a busy machine the timing may be off; then a check of the run must fail.
     assert status == ("FAIL" in printed.out)
     assert len(records) == len(bodies) == 100
     assert all(len(body["prompt"]) == 5 and max(body["prompt"]) < 50 for body in bodies)
     assert all(body["ignore_eos"] and body["max_tokens"] == 3 for body in bodies)
-    assert len({tuple(body["prompt"]) for body in bodies}) > 90  # fresh ones, not one repeated
+    assert len({tuple(body["prompt"]) for body in bodies}) > 90  # the prompts differ
     assert {record["status"] for record in records} == {"ok"}
     assert {record["completion_tokens"] for record in records} == {3}
     assert "100 ok" in printed.out

@@ -173,7 +173,7 @@ def test_request_longer_than_the_drain_is_a_timeout() -> None:
         result = run_scripts(generator, ["good", "hang", "good"], drain_s=0.2, request_timeout_s=60)
         assert [r.error_kind for r in result.records] == [None, "drain_timeout", None]
         assert result.records[1].status == "timeout"
-        # The next cell is not disturbed by what the last one left.
+        # Requests that are left over from the last cell do not disturb the next one.
         again = run_scripts(generator, ["good"] * 3, floor_s=0.3, cap_s=0.3)
         assert [r.status for r in again.records] == ["ok"] * 3
 

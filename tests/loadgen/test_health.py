@@ -53,7 +53,7 @@ def test_late_early_and_failed_requests_each_fail_their_check() -> None:
     good = [record(k) for k in range(50)]
     late = [*good, *(record(k, t_send_ns=10 * k * MS + 5 * MS) for k in range(50, 53))]
     assert failed(check_requests(late)) == ["schedule_lag_p99_ms"]
-    # Two of 52 may be chance where 1% are late: in 9 of 100 such runs.
+    # Two late requests of 52 may be chance: if 1% are late, 9 of 100 runs have as many.
     held_up = check_requests(late[:-1])
     assert failed(held_up) == []
     assert held_up["schedule_lag_p99_ms"]["value"] == pytest.approx(5)
@@ -91,7 +91,7 @@ def test_checks_fail_without_the_data_they_need() -> None:
 def test_session_rate_check_fails_above_and_below_the_target(
     stretch: float, every: int, passed: bool
 ) -> None:
-    """Start only every n-th session (`every`)."""
+    """Shift the starts by the factor `stretch`, and start only every `every`-th session."""
     planned = [k * 10 * MS for k in range(200)]
     entries = [
         entry(k, f"s{k}", "a", t_send_ns=round(planned[k] * stretch)) for k in range(0, 200, every)

@@ -130,9 +130,9 @@ def test_closed_loop_over_sockets_follows_the_stopping_rule(cooldown: bool) -> N
         result = generator.run(load, cell_rule, seen.append)
         arrived = len(server.requests)
     assert arrived == len(result.records) == seen[-1].issued
-    assert max(glance.issued - glance.ok for glance in seen) <= 4  # what waits is not sent
+    assert max(glance.issued - glance.ok for glance in seen) <= 4  # waiting requests are not sent
     measured = [r for r in result.records if r.measured]
-    assert 40 <= sum(r.status == "ok" for r in measured) <= 100  # of some 250 until the cap
+    assert 40 <= sum(r.status == "ok" for r in measured) <= 100  # some 250 up to the cap
     assert any(r.warmup for r in result.records)
     assert any(r.cooldown for r in result.records) == cooldown
     assert result.cooldown_ended_by == ("answered" if cooldown else "off")
@@ -183,7 +183,7 @@ def test_window_ends_by_floor_cap_and_minimum_of_completed_requests(
     try:
         load = open_loop(offsets, [REQUEST] * len(offsets), cell_rule)
         cell = play(load, cell_rule, service)
-    except ValueError:  # so few arrivals that the schedule looks, or is, empty
+    except ValueError:  # too few arrivals for a schedule
         assert len(offsets) < 12
         return
     assert cell.stop_ns is not None
@@ -200,7 +200,7 @@ def test_window_ends_by_floor_cap_and_minimum_of_completed_requests(
     assert cell.ok + cell.failed + cell.dropped == len(records)
     measured = [r for r in records if r.measured]
     assert cell.measured_ok == sum(r.status == "ok" for r in measured)
-    # Arrivals go on until the last of the window is answered, and not much longer.
+    # Arrivals continue until the window's last request is answered, and not much longer.
     answered_ns = max((r.t_done_ns or 0 for r in measured), default=0)
     unsent = due[due >= cell.cooldown_end_ns]
     if cell.cooldown_ended_by == "answered":
@@ -210,7 +210,7 @@ def test_window_ends_by_floor_cap_and_minimum_of_completed_requests(
         assert cell.cooldown_ended_by == "schedule"
         assert len(unsent) == 0
     done = sorted(r.t_done_ns or 0 for r in measured if r.status == "ok")
-    # The first moment with enough successes, up to the lead and one look of 10 ms.
+    # The window ends when enough have succeeded, up to the lead and one check interval of 10 ms.
     reached_ns = done[enough - 1] if 0 < enough <= len(done) else None
     if enough == 0 or (reached_ns is not None and reached_ns <= cell.floor_ns - LEAD_NS):
         assert cell.stop_ns == cell.floor_ns
@@ -274,7 +274,7 @@ def test_requests_due_beyond_the_inflight_cap_are_dropped_and_recorded(workers: 
     assert len(sent) == arrived
     assert {r.status for r in sent} == {"ok"}
     assert {r.error_kind for r in dropped} == {"inflight_cap"}
-    assert len(sent) == 12  # every 0.4 s four at a time
+    assert len(sent) == 12  # four at a time, every 0.4 s
     assert max(r.inflight_at_send or 0 for r in sent) == 3
 
 
@@ -290,7 +290,7 @@ def test_request_without_a_free_connection_waits_and_delays_no_other() -> None:
         result = run_scripts(generator, scripts, request_timeout_s=1.3, floor_s=2.0, cap_s=2.0)
     by_kind = [r.error_kind for r in result.records]
     assert by_kind.count("request_timeout") == 2
-    # The second hanging request takes the last connection; the timed out ones free them again.
+    # The second hanging request takes the last connection; time-outs free both connections.
     assert by_kind[1:21] == [None] * 20
     assert by_kind[22:] == [None] * 20
     assert result.health["processes"]["worker0"]["pool_waits"] > 0

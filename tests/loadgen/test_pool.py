@@ -146,7 +146,8 @@ def test_each_chunk_carries_its_stamp(server: FaultServer) -> None:
         response = await answered(pool, "halves")
         assert [chunk for chunk, _ in response.chunks] == [b"01234", b"56789"]
         response = await answered(pool, "stream")
-        # One for each arrival, with its stamp: two events are one where the reader was held up.
+        # One chunk for each arrival, with its stamp; two events share one if the reader was
+        # delayed.
         assert response.body == b"".join(good_events())
         times = [stamp for _, stamp in response.chunks]
         assert times == sorted(set(times))

@@ -56,7 +56,7 @@ def test_dead_worker_ends_the_run_and_is_reported_missing_in_the_next() -> None:
         assert hung == {"worker_died", "drain_timeout"}
         assert result.health["workers_died"] == [1]
         assert not psutil.pid_exists(generator.worker_pids[1])
-        # Cells after it run on the worker that is left, and say so.
+        # The next cell runs on the remaining worker, and its checks fail.
         after = run_scripts(generator, ["good"] * 10)
     assert {r.status for r in after.records} == {"ok"}
     checks = generator_checks(after.health, after.clock, BOUNDS)
@@ -190,7 +190,7 @@ def test_worker_unresponsive_at_the_end_is_killed_and_loses_no_record(
         silent = psutil.Process(generator.worker_pids[0])
 
         def stop_at_the_end(progress: Progress) -> None:
-            if progress.ok == 20:  # as the last look says, after the last answer
+            if progress.ok == 20:  # reported after the last answer
                 silent.suspend()
 
         result = run_scripts(generator, ["good"] * 20, stop_at_the_end, floor_s=0.5, cap_s=0.5)

@@ -142,7 +142,7 @@ def check(summary: dict[str, Any], records: list[dict[str, Any]]) -> None:
         assert record["t_send_ns"] < record["t_headers_ns"] <= record["t_first_token_ns"]
         assert record["t_first_token_ns"] <= record["t_last_token_ns"] <= record["t_done_ns"]
         assert sum(events for _, events in record["reads"]) >= 1
-    # On a busy machine a proxy hands on all that has come meanwhile, a whole answer even.
+    # On a busy machine a proxy forwards several events at once, even a whole answer.
     apart = [r["t_last_token_ns"] - r["t_first_token_ns"] for r in records]
     assert sorted(apart)[len(apart) // 2] > 0
 

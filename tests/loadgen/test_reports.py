@@ -466,7 +466,7 @@ def test_invalid_bytes_in_unread_fields_fail_no_request(tmp_path: Path) -> None:
     script: list[Step] = [HEAD + chunked(broken, broken, odd, beside, *end)]
     summary, _ = answers(tmp_path, {"x": script})
     assert summary["ok"] == 1, summary["failed"]
-    # A session that inherits texts needs only those to be valid.
+    # If a session inherits texts, only the texts must be valid.
     nodes = [{"id": "a", "prompt": "p", "max_tokens": 3}]
     nodes.append({"id": "b", "prompt": "q", "max_tokens": 3, "parents": [{"node": "a"}]})
     sessions = running.write_sessions(tmp_path, {"id": "s", "nodes": nodes})

@@ -111,7 +111,7 @@ def test_reasoning_and_tool_calls_count_as_tokens_before_the_first_answer(
         if first is None and accumulator.answered:
             first = accumulator.token_events
     assert (accumulator.token_events, first) == (tokens, answer)
-    # An event without content says why it ended, and is no token.
+    # An event without content gives the finish reason, and is no token.
     accumulator.feed(event(end))
     assert accumulator.token_events == tokens
     assert accumulator.answered == (answer is not None)

@@ -57,7 +57,7 @@ def command(port: int, folder: Path, options: str) -> tuple[int, dict[str, Any],
 
 @contextlib.contextmanager
 def listening(serve_one: Callable[[socket.socket], None], threads: int) -> Iterator[int]:
-    """Yield a server with a thread for each connection, and no more of them; its port."""
+    """Yield the port of a server that has `threads` threads and uses one for each connection."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         pool = ThreadPoolExecutor(threads)
 
@@ -74,7 +74,7 @@ def listening(serve_one: Callable[[socket.socket], None], threads: int) -> Itera
 
 
 def answer(connection: socket.socket, times: int | None = None) -> None:
-    """Answer requests until the client disconnects, or a given number."""
+    """Answer `times` requests, or all until the client disconnects."""
     with connection, connection.makefile("rb") as stream:
         while times is None or times > 0:
             length = 0
@@ -120,7 +120,7 @@ def test_connection_dropped_by_a_balancer_is_retried_once(tmp_path: Path) -> Non
         _, said, _ = command(port, tmp_path, f"--session-file {sessions}")
         assert (said["ok"], said["failed"]) == (9, {})
         assert said["retried"] >= 1
-        # A server that is judged is not asked twice.
+        # With `strict` a request is not sent a second time.
         options = LoadGeneratorOptions(connections_per_worker=2, strict=True)
         with LoadGenerator(Target("127.0.0.1", port), options) as generator:
             records = run_scripts(generator, ["x", "x"]).records  # half a second apart
@@ -163,7 +163,7 @@ def test_dead_server_is_retried_with_pauses_and_can_end_the_run(
         load = "--concurrency 8 --duration 1.5"
         status, summary, _ = command(port, tmp_path, f"{load} --max-errors 1000")
         assert status == 3
-        # What could not be judged is no fault of anybody's.
+        # A check without data does not blame the load generator.
         printed = capsys.readouterr().out
         assert "FAIL concurrent_sessions_max: no data\n" in printed
         assert "a fault of the load generator" not in printed
@@ -204,7 +204,7 @@ def test_connection_is_free_after_done_while_the_stream_stays_open(
         _, summary, records = command(server.port, tmp_path, "--concurrency 2 --requests 4")
         assert time.monotonic() - began < 30  # not two time-outs of 600 s
     assert (summary["ok"], summary["tolerated"]) == (4, {"not_closed": 4})
-    # The next one is due when its place is free.
+    # The next request is due when its place is free.
     assert all(r["t_send_ns"] - r["t_intended_ns"] < 0.5e9 for r in records)
 
 
@@ -217,7 +217,7 @@ def test_hanging_stream_adds_nothing_to_the_next_requests_latency(tmp_path: Path
     assert [r["error_kind"] for r in records] == ["request_timeout", None, None]
     assert all(r["t_send_ns"] - r["t_intended_ns"] < 0.5e9 for r in records)
     assert summary["latency_ms"]["TTFT"]["max"] < 500
-    # Nor in the rates, which are of the window.
+    # A hanging stream does not lower the rates either, which describe the window.
     steady = "--rate 20 --arrivals fixed --duration 0.2 --timeout 0.5"
     several = iter(["good", "good", "hang", "good"])
     with FaultServer(scripts, lambda _body: next(several)) as server:
@@ -435,7 +435,7 @@ def test_the_first_requests_of_a_closed_loop_do_not_wait_for_each_other(tmp_path
     assert summary["ok"] == 320
     first_ns = sorted(record["t_intended_ns"] for record in records)[:64]
     assert {later - before for before, later in pairwise(first_ns)} == {200_000}
-    # The others are due when one ends.
+    # Every other request is due when an earlier one ends.
     ends_ns = {record["t_done_ns"] for record in records}
     assert {r["t_intended_ns"] for r in records} - set(first_ns) <= ends_ns
 
@@ -456,7 +456,7 @@ def test_prompts_of_words_are_distinct_and_goodput_counts(tmp_path: Path) -> Non
 def test_a_run_ends_when_it_is_precise_or_the_server_overloaded(tmp_path: Path) -> None:
     with serve(GOOD[:-200], Pause(0.005), GOOD[-200:]) as server:
         load = "--rate 300 --duration 30"
-        # Intervals that any sample of a hundred has.
+        # Any sample of a hundred has intervals as narrow as this.
         _, summary, _ = command(server.port, tmp_path, f"{load} --stop-at-precision 99.9%")
     assert summary["ok"] >= 100
     assert summary["window_s"] < 30
@@ -467,7 +467,7 @@ def test_a_run_ends_when_it_is_precise_or_the_server_overloaded(tmp_path: Path) 
         _, summary, records = command(server.port, tmp_path, f"{load} {limit}")
     assert summary["traffic_ended_by"] == "overloaded"
     assert "inflight_cap" in {r["error_kind"] for r in records}
-    # Not before the warm-up is over.
+    # The run does not end before the warm-up is over.
     due_ns = [record["t_intended_ns"] for record in records]
     assert max(due_ns) - min(due_ns) > 0.4e9
     assert summary["window_s"] < 15
@@ -500,7 +500,7 @@ def test_retry_after_of_a_busy_server_is_respected(
     printed = capsys.readouterr().out
     assert "failures paused their place in the closed loop" in printed
     (late,) = (c for c in summary["checks"] if c["name"] == "session_start_delay_p99_ms")
-    assert late["value"] < 500  # less than the pause, which is no delay
+    assert late["value"] < 500  # the pause itself does not count as delay
 
 
 def test_user_agent_is_sent_and_the_ready_check_names_the_key_or_the_path(

@@ -51,7 +51,7 @@ def simulate(
         for ready in scheduler.pop_ready(now, now + lead_ns):
             assert ready.due_ns <= now + lead_ns
             log.sent.append(ready)
-            # Handed out ahead: with it count others that start later within the lead.
+            # Requests are handed out ahead, so sessions that start within the lead count as active.
             log.active.append((now + lead_ns, scheduler.active))
             end = ready.due_ns + service_ns(ready.session, ready.node_index)
             heapq.heappush(running, (end, ready.session, ready.node_index))
@@ -278,9 +278,9 @@ def test_gaps_follow_their_distribution_including_its_tail(
     law = stats.gamma(shape or 1.0, scale=1 / (RATE * (shape or 1.0)))  # of 1.0: exponential
     assert gaps.mean() == pytest.approx(law.mean(), abs=4 * law.std() / math.sqrt(len(gaps)))
     assert gaps.std() == pytest.approx(law.std(), rel=0.03)
-    # So far out lies the largest of so many, and not at 3/rate.
+    # The largest of so many gaps lies far out, and not at 3/rate.
     assert law.sf(gaps.max()) * len(gaps) < 50
-    if shape != 0.25:  # of whose gaps one in a hundred is below a nanosecond
+    if shape != 0.25:  # with 0.25 one gap in a hundred is below a nanosecond
         assert stats.kstest(gaps, law.cdf).pvalue > 0.001
 
 

@@ -158,7 +158,7 @@ def test_message_is_sent_when_its_peer_attaches_during_draining() -> None:
     async def main() -> None:
         late = cast("zmq.Socket[bytes]", AttachingLate())
         sender = Sender(asyncio.get_running_loop(), late, backlog=10)
-        # One message: another would take the first along.
+        # Only one message, since sending a second one would also send the first.
         assert sender.send(encode(issue(7)))
         assert await Received(pull).take(1) == [issue(7)]
         assert attached == [zmq.EVENTS]
@@ -169,8 +169,8 @@ def test_message_is_sent_when_its_peer_attaches_during_draining() -> None:
         context.destroy()
 
 
-# Takes and leaves every place as fast as it can; prints the most it counted while it held them
-# all. With fewer the others move, and a sum is not of one instant.
+# Takes and frees all places as fast as it can; prints the highest count while it held all of them.
+# While it holds fewer, other processes change the counts during the sum.
 CONTENDER = """
 import sys
 from connector_tax.loadgen.transport import InFlight

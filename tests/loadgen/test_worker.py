@@ -46,7 +46,7 @@ def working(folder: Path, port: int, connections: int, begin: Begin) -> Iterator
     worker = Worker(asyncio.get_running_loop(), settings, inflight)
     worker._begin_run(begin)
     yield worker
-    # A context of ZMQ waits for ever, whenever it is collected, for a socket that is open.
+    # When a ZMQ context is collected, it waits forever for sockets that are still open.
     worker._results.close()
     worker._requests.close()
     os.close(descriptor)
@@ -83,7 +83,7 @@ def test_other_loop_callbacks_run_between_dense_requests(tmp_path: Path) -> None
 
     with socket.create_server(("127.0.0.1", 0), backlog=512) as listening:
         uvloop.run(main())
-    # What is late, and then what the timer brings.
+    # A turn sends the late requests, then the ones that the timer fires.
     assert max(sent_in_turn.values()) <= 16
 
 

@@ -55,7 +55,7 @@ CONFIG: dict[str, Any] = {
     "shape_rates": {"max_share": 0.5, "probe_s": 1.0},
 }
 CELL = {"warmup_s": 0.5, "floor_s": 1.5, "cap_s": 10.0, "min_completed": 40}
-# Microseconds of the step that admits a request: at 80 requests/s more than there are.
+# Added to the step that admits a request; at 80 requests/s the server cannot keep up.
 OVERLOADED = ("nixl_both", "admission_us_per_request", 8_000.0)
 LAGGING = copy.deepcopy(HEALTHY)
 LAGGING["processes"]["main"]["loop_lag_p99_ms"] = 9.0

@@ -227,7 +227,7 @@ def test_killed_unpack_leaves_no_folder(packed: Path, tmp_path: Path) -> None:
     process = subprocess.Popen([*command, "--archive", str(pipe), "--out", str(target)])
     data = packed.read_bytes()
     with pipe.open("wb") as stream:
-        # More than a pipe holds: what is behind that has been read, and unpacked.
+        # A pipe holds less, so the process has read and unpacked the part that does not fit.
         stream.write(data[: len(data) - 1000])
         stream.flush()
         assert [path.name[:3] for path in target.parent.iterdir()] == [".x."]
@@ -305,7 +305,7 @@ def test_replotted_archive_passes_the_audit(replotted: Path) -> None:
 
 
 LISTED, VIEWS = "archive files", "views figures, report.html"
-# What is changed, the claim about it, its verdict and message.
+# The change, the claim about the changed file, and the claim's verdict and message.
 ARCHIVE_TAMPERING: dict[str, tuple[Tamper, str, str, str]] = {
     "README.md": (text_replaced("README.md", "#", "##"), LISTED, FAIL, "README.md: "),
     "verify.py": (text_replaced("verify.py", "import", "x"), LISTED, FAIL, "verify.py: "),

@@ -84,7 +84,7 @@ def sealed(tamper: Tamper, name: str) -> Tampering:
     return tamper, rf"{re.escape(name)} changed after it was sealed"
 
 
-# By kind of the claim that fails: what is changed, and what the claim says.
+# Changes by the kind of the claim that must fail, each with the claim's message.
 TAMPERING: dict[str, dict[str, Tampering]] = {
     "made again": {
         "a percentile in cells.csv": field(CELLS, "ttft_p90_ms", "9.5", row=3),
@@ -472,7 +472,7 @@ def test_audit_detects_tampering(
     tamper, message = TAMPERING[kind][what]
     tamper(root)
     claims = derived_failures(root, remade) if kind in DERIVED else []
-    # What is derived is compared in less time than the whole study is audited.
+    # Comparing only derived files takes less time than auditing the whole study.
     if not _told(claims, kind, message):
         claims = failures(root / "study.json")
     assert _told(claims, kind, message), claims
@@ -487,7 +487,7 @@ def test_audit_passes_an_unchanged_study(audited: Path, remade: Path, tmp_path: 
     for note in ("logs/audit.log", "owners/plain_2.block0.A.json", "devices/block0.json"):
         by.planted(note)(root)
     by.link("logs/latest.log", "audit.log")(root)
-    # What processes left that were killed while they wrote.
+    # Files of processes that were killed while they wrote.
     for place in ("", "figures/", "analysis/", f"{LAUNCH}/", "preflight/"):
         by.planted(f"{place}.fig3.svg.x1.4000000@{platform.node()}.tmp")(root)
     assert failures(root / "study.json") + derived_failures(root, remade) == []
@@ -556,7 +556,7 @@ def test_forged_claim_of_an_older_method_is_not_accepted(
     assert bool(claims.verdicts) == (name in (EFFECTS, HYPOTHESES))
     result = Audit(Ledger(), analysed=METHOD, not_made_again=claims.not_made_again)
     assert [result.status(), result.status(accepted=METHOD)] == [2, 0]
-    # The manifest names the digest of each.
+    # The file no longer has the digest that the manifest lists.
     assert f"{name} is not the published file" in ledger.claims[-1].message
     assert Audit(ledger, analysed=METHOD).status(accepted=METHOD) == 1
 

@@ -112,11 +112,11 @@ def test_remaining_time_uses_finished_cells_and_derived_rates(tmp_path: Path) ->
     names = {p: [c["cell"] for c in study["cells"][p]] for p in ("A", "B", "Bp")}
     before = remaining(study, tmp_path)
     startup_s = durations_of(study).startup_s
-    # Gates of five configurations.
+    # The gates of five configurations have passed.
     write_json(tmp_path / paths.PREFLIGHT_STATUS, {})
     gated = remaining(study, tmp_path)
     assert before.wall_s - gated.wall_s == pytest.approx(5 * (startup_s + 10))
-    # As expected: B' is left out. At other rates it is not.
+    # Equal reference rates leave out B', as expected; other rates do not.
     rates: Any = {"rates_rps": [], "saturation_rate_rps": {}, "criteria": {}, "left_out": {},
                   "fallback_used": False, "ref_safe": 4.0, "ref_load": 4.0}  # fmt: skip
     write_json(tmp_path / paths.REFERENCE_RATES, rates)

@@ -180,7 +180,7 @@ def virtual(rule: CellRule, rate_rps: float) -> tuple[VirtualCell, VirtualEngine
 
 
 def test_rehearsed_overloaded_cell_drops_times_out_and_ends() -> None:
-    # A prefill takes 0.1 s, and twenty a second are asked for.
+    # A prefill takes 0.1 s, and twenty requests/s arrive.
     rule = CellRule(0.1, 2.0, 1000, 4.0, 0.5, 16, 0.6)
     cell, engine = virtual(rule, 20)
     cell.serve(engine)

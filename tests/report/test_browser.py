@@ -28,14 +28,14 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed"),
 ]
 AXE = ROOT / "build" / "browser" / "node_modules" / "axe-core" / "axe.min.js"
-DARK, LIGHT = 0, 1  # of Blink's setting preferredColorScheme
-# Before anything of the page runs.
+DARK, LIGHT = 0, 1  # values of Blink's setting preferredColorScheme
+# Runs before any script of the page.
 EARLY = """<script>
 const seen = [];
 addEventListener("error", (event) => seen.push(String(event.message)));
 addEventListener("securitypolicyviolation", (event) => seen.push(`refused ${event.blockedURI}`));
 </script>"""
-# After it: presses headings, filters, and tells the window around it what came out.
+# Runs after the page's scripts: clicks headings, filters, and sends the results to the parent.
 LATE = """<script>
 addEventListener("load", async () => {
   const table = document.querySelector("#ttft_p90-ref_safe table");
@@ -142,7 +142,7 @@ def test_report_loads_nothing_and_sorts_filters_copies_and_fits(
     assert "Tax, \\%" in told["latex"]
     assert told["wide"] <= 0
     assert told["height"] < 8000, told["height"]
-    # The margin moves the verdicts, and the study's own comes back.
+    # A margin of 90% changes the verdicts; without one the planned verdicts return.
     (*wide, named), (*again, hidden) = told["moved"]
     for words in ("● costs, less than 90%", "costs, less than 90%"):  # scorecard, tables
         assert words in wide

@@ -104,19 +104,19 @@ def text(source: str) -> str:
 @pytest.mark.parametrize(
     "said",
     [
-        # On top: the answer, its verdicts, what has none, and the engine.
+        # The top: answer, verdicts, configurations without a verdict, and the engine.
         "Mooncake + LMCache costs most: +",
         "▲ costs +52 %, at most +56 %",
         "NIXL both (skipped: NIXL <b>is</b> not installed)",
         "EMULATED embedded (emulated); 3 blocks. The engine is emulated with costs set in a file",
-        # What was fixed beforehand, and which launches are compared.
+        # The choices that were fixed beforehand, and the launches that are compared.
         "at ref_safe (4 requests/s), confirmatory",
         "plain 2 times; the order of each is below",
         "Plain's later launch of a block against its earlier one",
-        # A criterion that asks for a number says reported, not met.
+        # A criterion that requires a number is `reported`, not `met`.
         "The share of the no-op connector in the taxreportedSentence of criterion 3.",
         "every skip has a reasonnot metSentence of criterion 6.",
-        # Rates with the criteria that fired, and the prior beside what was measured.
+        # Rates with the criteria that fired; the prior beside the measured tax.
         "ref_safe 4 requests/s",
         "1× / 1× / 1×",
         "+45.2",
@@ -330,7 +330,7 @@ def test_every_cell_is_listed_with_its_checks(full: StudyTables, source: str, te
     assert source.count("schedule_lag_p99_ms") == len(launched)
     assert "0.2 (0.01) FAILED" in text
     assert "error_rate 0.2 > 0.01" in text
-    # A launch's line says at once which cell is void, and why.
+    # A launch's line names its void cell and the reason.
     assert "block 0, LMCache: done: r8 void, error_rate 0.2 > 0.01" in text
 
 
@@ -372,7 +372,7 @@ def test_overhead_includes_gaps_between_launches_but_no_interruption() -> None:
         [
             launch("10:01:02", "10:02:02"),  # two seconds after the first
             launch("10:00:00", "10:01:00"),
-            launch("12:00:00", None),  # resumed two hours later; the power went after its last cell
+            launch("12:00:00", None),  # resumed two hours later; a power cut after the last cell
             launch("12:01:30", "12:02:30"),
             LaunchReport("A", "plain", 0, None, []),
         ]

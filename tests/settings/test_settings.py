@@ -30,7 +30,7 @@ FOLDER = Path(__file__).parent
 # Three models and four connectors on vLLM 0.32.0, as the program sent them.
 MESSAGES = [json.loads(line) for line in (FOLDER / "messages.jsonl").read_text().splitlines()]
 CELLS = [message for message in MESSAGES if message["kind"] == "cell"]
-# The same of one model, with `determine_available_memory` taken from the executor's stand-in.
+# Answers for one model, without `determine_available_memory` in the executor's stand-in.
 BROKEN = [json.loads(line) for line in (FOLDER / "broken_stub.jsonl").read_text().splitlines()]
 MATRIX: Matrix = json.loads((ROOT / "docs/results/records/settings.json").read_text())
 TINY = ["--model", "tiny-qwen3"]

@@ -32,7 +32,8 @@ CAPACITY = re.compile(
 )
 REFUSAL = re.compile(r"EngineCore pid=\d+\).*?\bValueError: (.*)")
 LENGTH = 32768
-# Shapes of each kind, too small to take a second: of the shipped ones, with these changes.
+# A shape of each kind: a shipped shape, made so small by these changes that it takes under a
+# second.
 SMALL = {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 2048}
 EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
 SHAPES: Mapping[str, Mapping[str, Any]] = {

@@ -18,7 +18,7 @@ BUILT = ROOT / "envs/vllm-settings/.venv/built.json"
 MATRIX: Matrix = json.loads((ROOT / "docs/results/records/settings.json").read_text())
 MODELS = ("Qwen3-8B", "gpt-oss-20b", "gemma-3-12b-it")
 CONNECTORS = ("NixlConnector", "OffloadingConnector", "LMCacheConnectorV1")
-# What makes the refusal of a missing method: the method itself.
+# The method that a test removes from the executor's stand-in.
 METHOD = re.compile(r"    def determine_available_memory.*?(?=\n    def )", re.DOTALL)
 
 pytestmark = [

@@ -19,7 +19,7 @@ from tests.study.driving import write_study
 from tests.workflow.harness import TINY, wait_for
 
 pytestmark = pytest.mark.long
-# Stands for Snakemake in a job: it takes a warning and hands it to the blocks below it.
+# Stands in for Snakemake in a job: it forwards a warning to the blocks below it.
 PASS_ON = """
 import subprocess, sys
 from connector_tax.study.guard import pass_warnings_on

@@ -107,7 +107,7 @@ def test_a_changed_design_is_refused_with_the_keys_that_differ(
     config = default_config()
     write_json(tmp_path / "study.json", resolve(config, "config.yaml"))
     config[section][key] = value
-    # Only the design stands there, as after a rehearsal: it can still change.
+    # The folder holds only the design, as after a rehearsal, so the design can still change.
     refuse_changed_design(tmp_path / "study.json", resolve(config, "config.yaml"), "config.yaml")
     (tmp_path / "preflight").mkdir()
     with pytest.raises(ConfigError) as error:

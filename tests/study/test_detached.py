@@ -22,7 +22,7 @@ from connector_tax.study.resources import snapshot
 from connector_tax.study.server import Server
 from tests.study.driving import ANSWERS
 
-# Works for every request, with memory that is its own.
+# A server that uses CPU time for every request, and 64 MiB of memory.
 BUSY = "held = bytearray(64 << 20)\n" + ANSWERS.replace(
     "self.send_response(200)", "sum(range(3_000_000)); self.send_response(200)"
 )
@@ -33,7 +33,9 @@ def words(*more: str) -> list[str]:
 
 
 def forked(before: str = "", by: str = "") -> list[str]:
-    """Return a command that leaves a server and ends; `before` it something else runs."""
+    """Return a command that leaves a server running and ends; `before` is put before the server's
+    command, `by` before setsid.
+    """
     command = f"{before} {shlex.join(words())}"
     return ["bash", "-c", f"{by} setsid {command} >/dev/null 2>&1 & sleep 0.1"]
 

@@ -53,7 +53,7 @@ with hold_devices([sys.argv[1]]):
 """
 
 
-# A device of this process's own.
+# A device that only this process uses.
 DEVICE = f"test{os.getpid()}"
 
 
@@ -210,13 +210,13 @@ def test_a_block_belongs_to_the_device_of_its_first_launch(tmp_path: Path) -> No
     here = describe_node(CPU_STUDY)
     claim_device(tmp_path, 0, "a", here)
     claim_device(tmp_path, 0, "a", {**here, "boot": "the next", "job": "18", "exclusive": True})
-    # Made by a version that recorded more of a node.
+    # A claim from a version that recorded more fields.
     newer: Any = {**here, "recorded_since": 1}
     claim_device(tmp_path, 0, "a", newer)
     claim_device(tmp_path, 1, "a", {**here, "machine": "machine-b"})
     with pytest.raises(DeviceError, match=r"block 0 .*machine: 'machine-.*', here 'machine-b'"):
         claim_device(tmp_path, 0, "a", {**here, "machine": "machine-b"})
-    # Another design is another block.
+    # Block 0 of another design may be on another device.
     claim_device(tmp_path, 0, "b", {**here, "machine": "machine-b"})
     with pytest.raises(DeviceError):
         claim_device(tmp_path, 0, "b", here)
@@ -297,7 +297,8 @@ def test_blocks_are_assigned_to_slots_in_turn_and_stay_there(tmp_path: Path) -> 
     assert slots() == ["a", "b", "b", "b"]
     claim_device(tmp_path, 0, "another design", node)
     assert slots() == ["a", "b", "b", "b"]
-    # Slots that were listed otherwise when the block was begun: the claim refuses, and says why.
+    # The slots have changed since the block was begun: the slot stays, and the claim is refused
+    # later.
     claim_device(tmp_path, 3, study["design_sha256"], {**node, "cpus": "0-1"})
     assert slots() == ["a", "b", "b", "b"]
 
@@ -336,7 +337,7 @@ def test_slots_run_in_parallel_and_phase_a_ends_before_phase_b(tmp_path: Path) -
         write_json(study_file, study)
         left[name] = plan.remaining(study, tmp_path)
     one_s = left["one"].wall_s
-    # Three blocks: two of them one after the other on two slots.
+    # Three blocks on two slots: one slot measures two blocks, one after the other.
     assert left["two"].wall_s == pytest.approx(one_s * 2 / 3)
     assert left["three"].wall_s == pytest.approx(one_s / 3)
     assert [left[name].devices for name in left] == [1, 2, 3]
@@ -345,14 +346,14 @@ def test_slots_run_in_parallel_and_phase_a_ends_before_phase_b(tmp_path: Path) -
 
 def test_remaining_time_counts_nodes_that_measure_in_parallel(tmp_path: Path) -> None:
     study = tiny(None, blocks=4)
-    # The gates are over: they are passed on one device, whatever number there is.
+    # The gates are done; they use one device, however many there are.
     write_json(tmp_path / paths.PREFLIGHT_STATUS, {})
     one = plan.remaining(study, tmp_path)
     node = describe_node(study["config"])
     for block, machine in enumerate("abb"):
         claim_device(tmp_path, block, study["design_sha256"], {**node, "machine": machine})
     left = plan.remaining(study, tmp_path)
-    # The fourth goes to the node that has one block.
+    # The fourth block goes to the node that has one block.
     assert left == pytest.approx((one.wall_s / 2, one.wall_s, 2))
     claim_device(tmp_path, 3, "of another design", node)
     assert plan.remaining(study, tmp_path) == left
@@ -370,7 +371,7 @@ def test_remaining_time_on_several_devices_is_given_in_device_hours(
         told = f", {left.device_s / 3600:.2f} device hours on 2 devices" if slots else ""
         assert plan_command.main(["--study", str(study_file)]) == 0
         assert f"about {duration(left.wall_s)}{told} (design" in capsys.readouterr().out
-        # Counted within its phase.
+        # The remaining time of the launch's own phase.
         order = launches(study, "B")
         with progress.LaunchProgress(study, tmp_path, order[1], tmp_path / "x.log") as seen:
             seen.start_cell("32x8", 1, 1, 1.0)
@@ -412,7 +413,7 @@ def test_launch_waits_for_free_memory_of_its_gpu_only(readings: Path) -> None:
     readings.write_text("8000\n5000\n300\n")
     device.await_free_memory(GPU_CONFIG)
     assert readings.read_text() == "300\n"
-    # A GPU that does not tell is taken as it is.
+    # A GPU that does not report its memory is not waited for.
     readings.write_text("[N/A]\n")
     device.await_free_memory(GPU_CONFIG)
 
@@ -421,7 +422,7 @@ def test_launch_waits_for_free_memory_of_its_gpu_only(readings: Path) -> None:
     "engine",
     [
         {"kind": "vllm", "device": "cpu", "flags": {}},
-        # The memory that its command line makes it take is unknown.
+        # The memory that a command line's server takes is unknown.
         {"kind": "command", "device": "cuda", "commands": {"plain": "serve"}},
     ],
 )

@@ -113,7 +113,7 @@ def test_the_logs_of_a_killed_attempt_name_no_path_of_the_machine(tmp_path: Path
     study_file = write_study(tmp_path / "results" / "tiny", [{"kind": "refuse_start"}])
     folder = launch_folder(study_file)
     folder.mkdir(parents=True)
-    # What a killed driver leaves.
+    # Files that a killed driver leaves.
     write_json(folder / "attempts.json", [{"attempt": 1, "started_utc": "x", "ended_utc": None}])
     for name in (*LOGS, "lmcache_server.log"):
         (folder / name).write_bytes(b"\xff loaded " + os.fsencode(ROOT) + b"/scripts\n")
@@ -165,7 +165,8 @@ def test_full_disk_is_reported_and_the_next_run_completes(small_disk: Path) -> N
     full = drive(study_file)
     assert "No space left on device" in full.stdout
     assert "Traceback" not in full.stdout
-    # Who meets it first is open: the driver leaves no index, the engine's log fails the launch.
+    # Either may fail first: the driver, which then leaves no index, or the engine's log, which
+    # fails the launch.
     if full.returncode == 0:
         failed = index_of(study_file)
         assert failed["status"] == "failed"

@@ -148,7 +148,7 @@ def test_doctor_accepts_a_missing_model_that_the_run_builds(
     monkeypatch.setattr(doctor, "ROOT", tmp_path / "a fresh checkout")
     verdict, said = findings(name)[1]["model"]
     assert (verdict, said.partition(": ")[2]) == ("ok", "missing; the run makes it")
-    # Once gates have run it must be there.
+    # Once gates have run, the model must exist.
     write_json(tmp_path / "preflight" / "preflight_status.json", {})
     assert findings(name)[1]["model"][0] == "fail"
 
@@ -383,7 +383,7 @@ def test_launch_uses_engine_files_from_its_block_or_reads_them(
     config["server"]["device"] = f"t{tmp_path.name}"
     study_file = write_stages(tmp_path / "x", resolve(config, "vllm-cpu"), step_timing=False)
     told = {python: {"lock_sha256": "a10c", "sources_sha256": "50ce"}}
-    # As the block's driver says it.
+    # Passed like this by the block's driver.
     options = ["--engine-files", json.dumps(told)] if given else []
     launch.main([*arguments(study_file), *options])
     assert "plain/block0/A failed" in "".join(capsys.readouterr())

@@ -64,7 +64,7 @@ def test_listed_files_are_synced_before_their_index(
     assert index["status"] == "done"
     assert disk.unsafe == {str(launch_folder(study_file) / "index.json"): []}
     assert not disk.lost(launch_folder(study_file))
-    # Nothing is left to measure: the device, which another study holds, is not waited for.
+    # With nothing left to measure, the driver does not wait for a device that another study holds.
     (launch_folder(study_file) / "index.json").unlink()
     with hold_devices(devices_of(read_json(study_file)["config"])):
         assert launch.main(arguments(study_file)) == 0
@@ -111,7 +111,7 @@ def test_cell_that_contradicts_its_hash_is_measured_again(study_file: Path, cont
     assert [cell["cell"] for cell in missing] == ["r20", "r40"]
     assert "moved to r20.damaged1" in lines[0]
     assert (folder / "r20.damaged1" / "cell_A_r20.json").exists()
-    # What was moved aside does not keep the launch from being concluded.
+    # The launch can be concluded although a cell was moved aside.
     seal_settings(study_file.parent, study)
     conclude(study, Launch("plain", 0, "A"), folder, LaunchOutcome("failed", "no server"))
     assert {c["status"] for c in index_of(study_file)["cells"]} == {"missing"}

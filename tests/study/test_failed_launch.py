@@ -115,11 +115,11 @@ def test_void_cells_are_counted_by_cause_with_what_to_do(
     ]
     looks = study_file.parent / "looks.json"
     write_json(looks, [])
-    # Nor is what would be overloaded again measured again unasked.
+    # By default a launch that would be overloaded again is not remeasured.
     assert remeasure.main([str(study_file.parent)]) == 0
     assert "2 launches moved aside" in capsys.readouterr().out
     assert Launch("plain", 2, "A").folder(study_file.parent).exists()
-    # Launches of Phase A stand, and so do their interim analyses.
+    # Some launches of Phase A stay, so their interim analyses stay too.
     assert looks.exists()
     assert remeasure.main([str(study_file.parent), "--launch", "plain/block2/A"]) == 0
     assert not looks.exists()

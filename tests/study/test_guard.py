@@ -72,7 +72,8 @@ def test_driver_ends_when_the_watched_ancestor_dies() -> None:
 
 
 def test_gates_and_their_children_end_when_snakemake_does() -> None:
-    # As a probe of vLLM's environment: a child of a shell, which reads no signal of its parent's.
+    # Like a probe of vLLM's environment: a shell with a child, which gets no signal if its parent
+    # ends.
     code = (
         "import subprocess; from connector_tax.study.guard import end_with_parent;"
         "end_with_parent(print); subprocess.run(['sh', '-c', 'echo $$; sleep 60; true'])"
@@ -82,13 +83,13 @@ def test_gates_and_their_children_end_when_snakemake_does() -> None:
     child = os.pidfd_open(int(gates.stdout.readline()))
     owner.kill()
     owner.communicate()
-    # The pipe ends with the last process that holds it.
+    # The pipe closes when the last process that holds it has ended.
     assert gates.stdout.read() == ""
     assert_ended(gates, child)
 
 
 def test_guardian_of_a_launch_outlives_the_gates_that_started_it(tmp_path: Path) -> None:
-    # A server that has left all of its ancestors, as after a double fork.
+    # A server that is no descendant any more, as after a double fork.
     orphan = "import os, time\nif os.fork(): os._exit(0)\nos.setsid(); time.sleep(60)"
     code = (
         "import os, subprocess, sys; from connector_tax.study import guard, guardian\n"
@@ -125,7 +126,7 @@ def watched(parent: str, *prefix: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="making a pid namespace needs root")
 def test_parent_in_another_pid_namespace_is_not_watched() -> None:
-    # As on a node of a scheduler: the same boot, and no process of this number.
+    # Like another container on the same machine: the same boot, but no process with this pid.
     driver = watched(process_name(os.getpid()), "unshare", "--pid", "--fork", "--mount-proc")
     assert driver.returncode == 0, driver.stdout + driver.stderr
     assert "names a process of another machine or container: not watched" in driver.stdout
@@ -134,9 +135,9 @@ def test_parent_in_another_pid_namespace_is_not_watched() -> None:
 @pytest.mark.parametrize(
     ("named", "status", "said"),
     [
-        # The pid belongs to another process by now.
+        # The pid now belongs to another process.
         ("{pid}:{where}:1", 7, "names process {pid}, which has ended; unset it"),
-        # A pid that is not here: by the pid alone the driver would end.
+        # The pid does not exist here; judged by the pid alone, the driver would end.
         (f"{2**22 + 1}:another-boot/1:1", 0, "machine or container: not watched"),
         ("{pid}:no place:1", 1, "allowed: the process name that Snakemake's start sets"),
     ],
@@ -229,7 +230,7 @@ def test_processes_of_ended_drivers_are_killed_by_folder(
 LAUNCH = Launch("plain", 0, "A")
 ELSEWHERE = {
     "another machine": {"machine": "machine-b", "process": "7:boot/1:7"},
-    # Of this boot, as a second node of a scheduler may be one.
+    # The same boot, since a scheduler may run two containers on one machine.
     "another container": {"machine": machine_alias(), "process": "7:boot/2:7"},
 }
 

@@ -37,7 +37,7 @@ CHUNK_MS = 100.0
 BURN = (
     "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nprint(flush=True)\nwhile 1: pass"
 )
-# A child of somebody else: its parent ends at once.
+# Starts a process and ends at once, so that the process is no descendant of the test.
 ORPHANED = (
     "import subprocess, sys\n"
     "p = subprocess.Popen([sys.executable, '-c', sys.argv[1], sys.argv[2]],"
@@ -85,7 +85,7 @@ def test_machine_file_matches_its_declaration(
     assert 3 <= kinds.count("chunk") == len(kinds) - 1
     edges_ns = read_machine(path, None).edges_ns
     assert before < edges_ns[0] < edges_ns[-1] < after
-    # Never more than was planned; on a busy machine, where it runs at idle priority, less.
+    # Never more lines than planned; fewer on a busy machine, since the watch has idle priority.
     assert len(edges_ns) <= 28
     begin, end = lines[0], lines[-1]
     own_us = end["counters"]["self_us"] - begin["counters"]["self_us"]
@@ -113,7 +113,7 @@ def test_process_on_the_servers_cpus_counts_as_foreign_and_the_server_does_not(
     share = 1 / len(plan.server)
     assert foreign.busy > 0.5 * share
     assert foreign.foreign > 0.4 * share
-    # The same work done by the server is its own.
+    # The same work in the server's process is not foreign.
     command = [sys.executable, "-c", BURN, cpu]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as server:
         assert server.stdout is not None
@@ -133,7 +133,7 @@ def test_cpu_time_of_the_drivers_children_is_not_foreign(
         watch.open(tmp_path / "machine.jsonl", sleeper)
         with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
             time.sleep(1.5)
-            # The watch runs at idle priority: beside the child it would take half a minute.
+            # The watch has idle priority: beside the child it would take half a minute.
             child.send_signal(signal.SIGSTOP)
             watch.close()
             child.kill()
@@ -151,7 +151,7 @@ def test_ended_machine_watch_is_reported_by_name_not_as_broken_pipe(
         MachineWatch(plan, (), CHUNK_MS) as watch,
     ):
         os.kill(watch.pid, 9)
-        # Until it is a zombie its end of the pipe may be open still.
+        # Its end of the pipe may stay open until the process is a zombie.
         os.waitid(os.P_PID, watch.pid, os.WEXITED | os.WNOWAIT)
         watch.open(tmp_path / "machine.jsonl", sleeper)
 
@@ -176,7 +176,7 @@ def test_gpu_rows_are_parsed_to_numbers_line_by_line(
     deadline = time.monotonic() + 10
     while len(taken) < 2 and time.monotonic() < deadline:
         taken += readings.take()
-    # The last row is not whole, and GPU-b of no interest.
+    # The last row is incomplete, and GPU-b is not the study's.
     assert taken + readings.take() == rows
     readings.child.kill()
     readings.child.wait()
@@ -217,7 +217,7 @@ def test_foreign_processes_on_the_studys_gpus_are_recorded(
         watch.open(path, sleeper)
         until(f"{own}GPU-b, 1\n", [])
         until(f"{own}GPU-a, 1\n", [1])
-        # Of another parent, so that it is none of this test's processes.
+        # Started by a shell that ends, so that it is no descendant of this test.
         script = "exec sleep 600 >&- & echo $!"
         other = int(subprocess.run(["sh", "-c", script], stdout=-1, check=True).stdout)
         try:
@@ -227,7 +227,7 @@ def test_foreign_processes_on_the_studys_gpus_are_recorded(
             until(f"{own}GPU-a, {other}\n", [other])
         finally:
             os.kill(other, signal.SIGKILL)
-        # In a container processes have other ids.
+        # In a container nvidia-smi reports other process ids.
         until("GPU-a, 1\n", None)
         until(own, [])
         watch.close()
@@ -332,9 +332,9 @@ def test_scrape_times_are_jittered_against_regular_arrivals(url: str, tmp_path: 
     records = list(read_jsonl(log))
     assert all(record["values"] == {"vllm:num_requests_waiting": 3.0} for record in records)
     assert [i for i, record in enumerate(records) if "raw" in record] == [0, len(records) - 1]
-    # The last one is made when the cell closes.
+    # The last scrape is left out, since it is made when the cell closes.
     gaps = [(b["t_ns"] - a["t_ns"]) / 1e9 / INTERVAL_S for a, b in pairwise(records[:-1])]
     assert min(gaps) < 0.75
     assert max(gaps) > 1.25
-    # They are as many as at a fixed interval.
+    # There are as many scrapes as at a fixed interval.
     assert took / (SCRAPES - 1) > 0.7 * INTERVAL_S

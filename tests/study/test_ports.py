@@ -72,7 +72,7 @@ def test_server_with_its_port_in_use_is_started_on_another(
     """Start a server on a port in use; it may end before the port is checked."""
     code = "import socket, sys; socket.socket().bind(('127.0.0.1', int(sys.argv[1])))"
     command = ServerCommand(["python", "-c", code, str(impostor[1])], {})
-    # Another port is looked at than the one that is taken: a companion's.
+    # The checked port is free; the port in use is a companion's.
     server = Server(tmp_path, command, "t", kinds.free_port())
     server.start()
     with pytest.raises(PortTakenError, match="Address already in use"):

@@ -90,12 +90,12 @@ def test_cpu_time_is_exact_and_includes_ended_children(worker: Worker, line: str
     use = cpu_between(before, processes.read())
     assert use.reason is None
     assert use.cpu_s is not None
-    # A child's start is CPU time too; a tick (10 ms) may be cut off what has ended.
+    # Starting a child takes CPU time too; up to a tick (10 ms) of an ended child may be lost.
     assert 0.19 <= use.cpu_s < 0.45
 
 
 def test_processes_of_a_server_without_its_own_session_are_counted() -> None:
-    # As a shell starts `server | tee log` under job control: the second descends from neither.
+    # Like `server | tee log` under a shell's job control, where neither descends from the other.
     command = ["sh", "-c", "second=$(sleep 60 >&2 & echo $!); echo $second; exec sleep 60"]
     with subprocess.Popen(command, process_group=0, stdout=subprocess.PIPE, text=True) as server:
         try:
@@ -158,7 +158,7 @@ def test_companion_and_its_children_are_counted_apart_from_the_server(worker: Wo
 def test_memory_is_proportional_and_counts_shared_pages_once(worker: Worker) -> None:
     processes = ServerProcesses(worker.process.pid, {})
     before = snapshot(processes, "cpu")["memory_pss_mib"]["value"] or 0.0
-    # 64 MiB of the parent's that two forked children have in common.
+    # 64 MiB of the parent that two forked children share.
     worker.do("data = bytearray(os.urandom(1 << 16) * 1024)")
     fork = "pids = [os.fork() or (sys.stdin.close(), time.sleep(100)) for _ in range(2)]"
     worker.do(fork)
@@ -183,12 +183,12 @@ def test_idle_cpu_is_per_second_and_reports_a_server_that_ended(worker: Worker) 
     spin = "threading.Thread(target=burn, args=(100,), daemon=True).start()"
     worker.do(spin)
     busy = idle_cpu(processes, 1.0, lambda _: None)
-    # Beside other tests the spinning thread gets a share of a core, and a reading may come late.
+    # Beside other tests the spinning thread gets only a share of a core, and readings may be late.
     assert 0.1 < (busy["value"] or 0.0) < 2
     assert busy["to_ns"] - busy["from_ns"] >= 0.3e9
     (name, share), *_ = busy["threads"].items()
     main = f"({worker.process.pid})"
-    assert main not in name  # the thread that spins, not the one that waits for orders
+    assert main not in name  # the spinning thread, not the main thread, which waits
     assert share == pytest.approx(busy["value"], abs=0.2)
 
     def dead(when: str) -> None:

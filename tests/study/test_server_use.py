@@ -154,6 +154,6 @@ def test_settings_prefer_the_probe_then_metrics_then_the_log(standing: Server) -
     # The metric says None: unknown.
     assert settings["kv_blocks"]["value"] is None
     assert "neither /metrics nor the log has the setting" in str(settings["kv_blocks"]["reason"])
-    # Nor does a page that is no exposition tell.
+    # A malformed page gives no setting either.
     settings = engine_record(standing, VLLM, 'vllm:cache_config_info{cache_dtype= 1\n"')["settings"]
     assert settings["kv_cache_dtype"]["value"] is None

@@ -95,7 +95,7 @@ def test_rehearsed_shape_rate_is_used_and_refused_after_a_new_probe(
     (cell,) = (cell for cell in cells if cell.key.config == "plain")
     assert cell.rate_rps == pytest.approx(served / 2, rel=0.01)
     assert cell.status == "valid"
-    # Probed again, the cell is of another state of the study.
+    # After a new probe the cell's rate is outdated.
     probed(study, root, [1.0])
     with pytest.raises(ArtifactError, match=r"the rate of this cell is now 0\.5"):
         StudyFolder.load(study_file).cells("B", 1000.0)

@@ -27,7 +27,7 @@ def test_cell_reads_complete_step_records_since_its_start(tmp_path: Path) -> Non
     scheduler.write_bytes(before)
     log.mark()
     scheduler.write_bytes(before + lines(8, 10, 9, 12) + b'{"t_ns":13')
-    # All of it is from before the first request, and the file was not there at the start.
+    # The file did not exist at the cell's start, and its steps are from before the origin.
     worker.write_bytes(lines(8, 9))
     assert log.take(origin_ns=10, drained_ns=0) == lines(10, 9, 12)
     log.remove()
@@ -66,7 +66,7 @@ def test_vllm_flushes_its_step_log_at_both_ends_of_a_cell(tmp_path: Path) -> Non
         assert taken == [2, 3]
         log.mark()
         thread.join()
-    # The process has ended: what is in its file is all there is.
+    # The process has ended, so its file is complete.
     assert log.take(0, 0) == b""
     log.remove()
     assert not list(tmp_path.iterdir())

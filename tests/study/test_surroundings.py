@@ -66,7 +66,7 @@ def test_full_temporary_folder_is_replaced_by_another(tmp_path: Path, study_file
         done = drive(study_file, {"TMPDIR": str(full)})
     finally:
         subprocess.run(["umount", str(full)], check=True)
-    # There is always another: /tmp, /var/tmp, the working folder.
+    # There is always another folder: /tmp, /var/tmp, the working folder.
     assert done.returncode == 0, done.stdout
     assert index_of(study_file)["status"] == "done"
 

@@ -77,7 +77,7 @@ def test_busy_neighbours_on_the_servers_cores_void_the_cells(study_file: Path) -
 @pytest.fixture
 def throttled_group() -> Iterator[Path]:
     """Yield a control group that gets 15% of one CPU, in periods of 20 ms."""
-    # Where version 1 is mounted, /sys/fs/cgroup is a folder like any other.
+    # Only with version 2 does /sys/fs/cgroup itself have this file.
     if Path("/sys/fs/cgroup/cgroup.controllers").exists():
         base, quota = Path("/sys/fs/cgroup"), {"cpu.max": "3000 20000"}
     else:
@@ -133,7 +133,7 @@ def test_message_of_a_cell_void_by_the_machine_names_the_disturbing_process(
     assert log[-1].endswith("no cell is valid, and every tax is a comparison with this launch")
     for line in said:
         assert "other processes used the server's CPUs: foreign_cpu_server" in line
-        # Others may be busier; that it is found among all is the next test's.
+        # Another process may be busier; the next test checks that the right one is named.
         assert re.search(
             r"; \S.* \(process \d+\) used \d+\.\d\d CPUs(; the host took \d+% .*)?$", line
         )
@@ -148,7 +148,7 @@ def test_busiest_foreign_process_is_named() -> None:
         while sum(process.cpu_times()[:2]) < used_s + 0.2:
             time.sleep(0.01)
         seconds = time.monotonic() - began
-        # Tests that run beside this one start their own processes in the meantime.
+        # Processes that other tests start in the meantime are excluded.
         own = (before.keys() | every_cpu_ms().keys()) - {hog.pid}
         said = busiest_other(before, own, seconds)
         assert said is not None

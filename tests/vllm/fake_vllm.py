@@ -121,7 +121,7 @@ def serve() -> None:
     if FAULT == "exits":
         sys.exit("no memory left")
     if FAULT == "companion dies":
-        # Never ready, however slowly the companion comes to its end.
+        # Never ready, however long the companion takes to end.
         signal.pause()
     text = flag("--kv-transfer-config") if "--kv-transfer-config" in sys.argv else "null"
     names = connectors(json.loads(text))

@@ -148,7 +148,7 @@ def spend(us):
 
 class One(KVConnectorBase_V1):
     def update_connector_output(self, output):
-        # Its time tells the step it belongs to.
+        # The duration identifies the step.
         spend(100 * getattr(output, "connector_tax_step_id", 0))
 
     def build_connector_meta(self, output):

@@ -102,7 +102,7 @@ def test_waiting_for_a_step_uses_no_cpu() -> None:
     assert used[0] < 0.05
 
 
-# ---- what a study must say
+# ---- requirements on the study
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_launch_on_an_emulated_device_has_its_coefficients_and_gpu_flags() -> No
     content = engine["device_time_content"]
     assert command.files == {paths.DEVICE_TIME: content}
     assert command.environment["CONNECTOR_TAX_DEVICE_TIME"] == paths.DEVICE_TIME
-    # vLLM's own choice: asked for, a connector that it does not go with would end the server.
+    # Left to vLLM: if the flag were given, an incompatible connector would end the server.
     assert not any("async-scheduling" in argument for argument in command.argv)
     size = command.argv[command.argv.index("--kv-cache-memory-bytes") + 1]
     assert int(size) == 17168 * 16 * content["kv_bytes"]
@@ -222,7 +222,7 @@ def test_device_log_round_trips_recorded_steps(tmp_path: Path) -> None:
     assert (second["t_since_ns"], second["t_wait_ns"]) == (None, None)
 
 
-# ---- what is read of it
+# ---- reading the log
 
 
 def line(step_id: int, queued: int, start: int, end: int, **rest: Any) -> DeviceLine:
@@ -242,8 +242,8 @@ def changed(step: DeviceLine, **fields: Any) -> DeviceLine:
     return new
 
 
-# A request meets an idle device at 100 and is computed from 300 on; two steps follow, the second
-# of which the host is late for.
+# A request finds an idle device at 100 and is computed from 300 on; of the two steps that follow,
+# the host queues the second one late.
 LINES = [
     line(1, 300, 300, 1300, t_since_ns=100, prefill_tokens=9, decode_seqs=0, t_wait_ns=400,
          t_woken_ns=1310),

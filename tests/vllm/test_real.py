@@ -197,7 +197,8 @@ def _tokens(record: StepLine) -> int:
 
 
 def test_every_process_of_a_server_is_identified_by_its_launch(tmp_path: Path) -> None:
-    # By its environment in /proc: nothing else finds what a killed driver leaves behind.
+    # Identified by the environment in /proc, which finds processes that a killed driver leaves
+    # behind.
     resolved, folder = study(tmp_path), tmp_path / "gate"
     with preflight.gated_server(
         resolved, Launch("plain", 0, "gate"), "plain", folder, print, None

@@ -64,7 +64,7 @@ def test_bootstrap_server_refuses_invalid_requests(bootstrap: httpx.Client) -> N
     assert bootstrap.post("/register", json={"dp_rank": 0}).status_code == 400
     assert bootstrap.get("/else").status_code == 404
     assert bootstrap.post("/query", json=WORKER).status_code == 404
-    # Nothing of a refused body is left where the next request is read.
+    # No rest of a refused body is parsed as the next request.
     assert bootstrap.post("/register", json=WORKER).json() == {"status": "ok"}
     assert bootstrap.post("/register", content=b"{").headers["Connection"] == "close"
 

@@ -231,7 +231,7 @@ def test_vllm_without_a_hook_point_stays_unwrapped_and_the_log_names_it(stubbed:
     assert "not installed; this vLLM lacks" in output
     assert "SchedulerOutput.num_scheduled_tokens" in output
     assert "answers 6" in output
-    # The settings probe looks at other parts of vLLM.
+    # The settings probe depends on other parts of vLLM.
     assert [path.name for path in stubbed.folder.glob("log*")] == ["log.engine.settings"]
 
 
@@ -307,13 +307,13 @@ for _ in range(6):
     engine.step_fn()
 os.chdir(Path(options["log"]).parent)
 for _ in range(20):
-    # Asks, and does not wait for the answer.
+    # Requests a write and does not wait for the reply.
     with socket.socket(socket.AF_UNIX) as hasty:
         hasty.connect("log.scheduler.socket")
         hasty.sendall(b"ww")
 ask_to_write(Path(options["log"] + ".scheduler.steps"))
 engine.step_fn()
-# Like SIGKILL, this asks nobody.
+# Like SIGKILL, this ends the process without a write.
 os._exit(0)
 """
 
@@ -329,7 +329,7 @@ def test_flushed_steps_survive_a_later_kill(stubbed: Stubbed) -> None:
     # The first step is written when it opens the file.
     assert [r["step_id"] for r in stubbed.records("worker")] == []
     assert (folder / "log.scheduler.socket").stat().st_mode & 0o022 == 0
-    # No process listens any more.
+    # The process has ended, so this does nothing.
     ask_to_write(folder / "log.scheduler.steps")
 
 
@@ -342,7 +342,7 @@ def test_many_steps_are_written_completely_in_parts(stubbed: Stubbed) -> None:
 
 
 def test_full_disk_leaves_no_truncated_number_in_the_step_file(stubbed: Stubbed) -> None:
-    # Room again at the end of the process, which writes once more.
+    # The limit is lifted at the end of the process, which then writes once more.
     full = """
 import resource
 unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -390,9 +390,9 @@ def test_data_parallel_engine_cores_write_separate_files(stubbed: Stubbed) -> No
     assert not list(folder.glob("*.steps"))
 
 
-# ---- the settings probe: what a starting vLLM has made of its configuration
+# ---- the settings probe: the configuration that a starting vLLM has resolved
 
-# A resolved configuration as vLLM has it; the worker sees more of it than the engine core does.
+# A resolved configuration of vLLM; the worker has more of it than the engine core.
 CONFIG = """
 import enum
 class Mode(enum.Enum):
@@ -495,7 +495,7 @@ def test_step_file_truncated_at_any_byte_gives_its_complete_steps(
     cut = data.draw(st.integers(0, len(file)))
     left = max(0, cut - len(header())) // len(packs[0])
     assert list(step_records(file[:cut])) == whole[:left]
-    # What was not there at the end of one reading is there from there on.
+    # A second read from the end of the first returns the remaining steps.
     end = len(header()) + left * len(packs[0])
     assert list(step_records(file, end)) == whole[left:]
 
@@ -534,7 +534,7 @@ def test_worker_step_sums_execution_and_sampling_and_skips_warm_up() -> None:
     hook, sampling = calls_at(AT, 11, 12, mark(3)), calls_at(AT, 10, 14, SAMPLE)
     both = [*executed(AT, 1, 9e-6, complete=False), *hook, *sampling]
     warm_up = [*hook, *executed(AT, 0, 9e-6, complete=False), *hook, *sampling]
-    # The last one's call for the next step comes without sampling.
+    # Step 2 has no sampling: the call of step 3 follows directly.
     alone = [*executed(AT, 2, 7e-6, complete=False), *executed(AT, 3, 5e-6)]
     records = list(step_records(header(groups=groups) + packed(*warm_up, *both, *warm_up, *alone)))
     assert [record["step_duration_us"] for record in records] == [13.0, 7.0, 5.0]

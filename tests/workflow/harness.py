@@ -25,7 +25,7 @@ SNAKEMAKE = str(Path(sys.executable).with_name("snakemake"))
 def command(folder: Path, *targets: str, options: tuple[str, ...] = ()) -> list[str]:
     return [
         *(SNAKEMAKE, "--snakefile", str(ROOT / "Snakefile"), "--directory", str(folder)),
-        # What the profile would keep quiet is what tests read.
+        # Tests read output that the profile would suppress.
         *("--cores", "1", "--quiet", "host"),
         *("--configfile", str(folder / "study.yaml"), *options, "--", *targets),
     ]

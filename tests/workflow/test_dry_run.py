@@ -17,7 +17,7 @@ from connector_tax.study.device import hold_devices
 from tests.workflow.harness import SNAKEMAKE, TINY, command, ended, prepare, run
 
 MEASURING = ("phase_a", "phase_b", "phase_bp", "preflight")
-# What is remade when its code changes, and the folder its command lies in.
+# Rules that run again when their code changes, with the folder of their command.
 REMADE = {
     "reference_rates": "analysis",
     "analyse": "report",
@@ -39,7 +39,7 @@ rule everything:
         rules.ct_all.input,
 """
 
-# The least that Snakemake takes for an executor, here one that transfers files.
+# A minimal executor for Snakemake, which transfers files.
 PLUGIN = """
 from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
 from snakemake_interface_executor_plugins.settings import CommonSettings
@@ -111,7 +111,7 @@ def test_every_job_is_planned_from_the_start(dry_run: str) -> None:
     jobs = planned(dry_run)
     assert jobs["phase_a"] == jobs["phase_b"] == jobs["phase_bp"] == 1
     assert jobs["analyse"] == jobs["all"] == 1
-    # Two of the three phases wait for the rates; the last for the one before it, too.
+    # Phases B and B' wait for the rates, and B' also for B.
     rates = "results/tiny/reference_rates.json"
     assert rates not in inputs_of("phase_a", dry_run)
     assert rates in inputs_of("phase_b", dry_run) & inputs_of("phase_bp", dry_run)
@@ -119,7 +119,7 @@ def test_every_job_is_planned_from_the_start(dry_run: str) -> None:
 
 
 def imported(path: Path) -> Iterator[Path]:
-    """Yield files of the package that a file imports, at its top or later."""
+    """Yield files of the package that a file imports, also inside functions."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("connector_tax."):
             module = PACKAGE.joinpath(*(node.module or "").split(".")[1:])
@@ -148,7 +148,8 @@ def test_no_job_depends_on_a_benchmark_or_a_test(dry_run: str) -> None:
 
 def test_study_of_an_older_release_still_plans_its_remaining_jobs(folder: Path) -> None:
     assert run(folder, "environment").returncode == 0
-    # As an older release left it; env.txt is `ancient` for whatever reads it.
+    # Another code version in the metadata, as after an older release; env.txt is an `ancient`
+    # input.
     for record in (folder / ".snakemake/metadata").iterdir():
         record.write_text(json.dumps({**json.loads(record.read_text()), "code": "another"}))
     done = run(folder, "all", options=("--dry-run",))
@@ -167,7 +168,7 @@ def test_the_shipped_studies_plan_one_job_for_each_block(
     options = () if name == "config.yaml" else ("--configfile", str(ROOT / "config" / name))
     said = planning(tmp_path, "--snakefile", SNAKEFILE, *options)
     assert planned(said)["phase_b"] == blocks
-    # All of Phase A is waited for; after it a block waits for itself alone.
+    # The rates wait for all blocks of Phase A; after that a block waits only for itself.
     assert blocks_of(inputs_of("reference_rates", said)) == set(range(blocks))
     assert [blocks_of(names) for names in jobs_inputs("phase_b", said)] == [set()] * blocks
     waits = [blocks_of(names) for names in jobs_inputs("phase_bp", said)]
@@ -229,7 +230,7 @@ def test_failed_doctor_rule_ends_with_the_doctors_message(
     assert done.returncode == 1
     said = done.stdout + done.stderr
     assert "NOT FIT for this study: device" in said
-    # With other targets it stays a failed job.
+    # With other targets the rule remains a failed job.
     assert ("RuleException" in said) == bool(others)
 
 

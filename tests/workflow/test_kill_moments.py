@@ -54,7 +54,7 @@ def listening(results: Path) -> list[int]:
 def test_study_completes_after_a_kill_at_any_moment(
     tmp_path: Path, duration_s: float, moment: int
 ) -> None:
-    # Not to the very end: the share is of a duration that no two runs have alike.
+    # Not up to the end, since durations differ between runs.
     share = 0.9 * (moment + random.Random(f"{SEED}/{moment}").random()) / MOMENTS
     for number in range(RUNS_TO_CATCH):
         folder = prepare(tmp_path / f"study{number}", smaller)
@@ -64,7 +64,7 @@ def test_study_completes_after_a_kill_at_any_moment(
             time.sleep(0.005)
         if process.poll() is None:
             break
-        # The machine has become quicker than it was for the undisturbed run.
+        # The machine is faster now than during the undisturbed run.
         duration_s = time.monotonic() - started
     print(f"killed after {share * duration_s:.2f} s of about {duration_s:.1f} s")
     assert process.poll() is None, "every study was complete before the kill"

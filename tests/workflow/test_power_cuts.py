@@ -32,12 +32,12 @@ def unmount(folder: Path) -> None:
 
 
 def copy_of_one_moment(image: Path, device: str, target: Path) -> None:
-    """Copy the image while nothing is written to it; the moment comes soon."""
+    """Copy the image at a moment when nothing is written to it."""
     written = Path(f"/sys/block/{device}/stat")
     for _ in range(1000):
         before = written.read_text().split()
         subprocess.run(["cp", image, target], check=True)
-        # Writes completed, requests under way.
+        # Fields: completed writes, and requests in flight.
         if written.read_text().split()[4:9:4] == [before[4], "0"]:
             return
     pytest.fail("the disk is never at rest for as long as a copy takes")
@@ -63,7 +63,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Path]]:
         listed = subprocess.run(["losetup", "-j", image], capture_output=True, text=True)
         device = Path(listed.stdout.partition(":")[0]).name
         prepare(disk / "study", smaller)
-        os.sync()  # the study file is its owner's: it was there long before
+        os.sync()  # in real use the study file was written long before
         process = start(disk / "study", "all")
         begun, copies = time.monotonic(), []
         for moment in range(MOMENTS):

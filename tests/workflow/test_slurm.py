@@ -27,7 +27,7 @@ from tests.workflow.harness import (
 
 pytestmark = [pytest.mark.workflow, pytest.mark.long, pytest.mark.timeout(900)]
 CLUSTER = Path(__file__).with_name("cluster.sh")
-# A job that holds the GPU it was given until two jobs hold theirs.
+# A job that holds its GPU until two jobs hold one each.
 HOLD_GPU = """
 import json, os, sys, time
 from pathlib import Path
@@ -161,7 +161,7 @@ def test_two_nodes_measure_one_block_each(cluster: Cluster) -> None:
     done = cluster.run(study, "all")
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
-    # The rest ran here, as `localrule`. The environment describes a measuring machine.
+    # Other rules ran on this machine (`localrule`); `environment` runs on a measuring machine.
     jobs = {"environment", "preflight", "patch_apply", "phase_a", "phase_b", "phase_bp"}
     assert set(re.findall(r"^rule (\w+):", said, re.M)) == jobs
     first, second = nodes(study, 0), nodes(study, 1)
@@ -221,7 +221,7 @@ def test_lost_head_and_cancelled_job_leave_complete_blocks(cluster: Cluster) -> 
     wait_for(lambda: any(runs.glob("*/block0/A/*.partial/metrics_*")), head, timeout_s=240)
     kill_tree(head)
     begun = nodes(study, 0)
-    # The job goes on without its head.
+    # The job continues without the Snakemake that submitted it.
     second = cluster.drive_here(study)
     assert second.returncode == 2, second.stderr
     assert "is being measured by process" in second.stderr
@@ -246,7 +246,7 @@ def test_warned_jobs_end_after_their_cell(cluster: Cluster) -> None:
         timeout_s=240,
     )
     begun = [path.with_suffix("") for path in runs.glob("*/block*/A/*.partial")]
-    # As Slurm does before a time limit: to every process of the jobs' steps.
+    # Sent to every process of the jobs' steps, as Slurm does before a time limit.
     subprocess.run(
         ["scancel", "--signal=USR1", "--user=root"], env=cluster.environment(study), check=True
     )
