@@ -208,7 +208,7 @@ def test_packages_import_only_those_the_architecture_page_allows() -> None:
             assert room in may[_room(path)], f"{_name(path)} imports {room}"
 
 
-def test_the_glossary_is_in_order() -> None:
+def test_glossary_terms_are_sorted_and_unique() -> None:
     page = (ROOT / "docs" / "glossary.md").read_text("utf-8")
     terms = [term.lower() for term in re.findall(r"^- \*\*(.+?)\*\*:", page, re.M)]
     assert terms == sorted(set(terms))
@@ -222,7 +222,7 @@ def test_tracked_schemas_follow_from_the_declarations(fields: types.ModuleType) 
     assert tracked == fields.schema_texts()
 
 
-def test_a_field_on_one_side_only_is_named(fields: types.ModuleType) -> None:
+def test_field_only_in_code_or_only_in_docs_is_named(fields: types.ModuleType) -> None:
     assert fields.differences("x", {"a", "b"}, {"b", "c"}) == [
         "x: c: no entry in docs/fields.yaml",
         "x: a: no such field in the code",
@@ -299,7 +299,7 @@ def test_every_column_of_the_tables_is_described(fields: types.ModuleType, tmp_p
         assert fields.differences(name, set(known), set(head)) == []
 
 
-def test_the_shipped_records_are_described_and_keep_to_their_types(
+def test_shipped_records_are_described_and_have_the_declared_types(
     fields: types.ModuleType,
 ) -> None:
     dictionary = fields.dictionary()["files"]

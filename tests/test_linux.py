@@ -105,5 +105,5 @@ def test_process_whose_parent_already_ended_exits() -> None:
 
 
 @given(st.sets(st.integers(0, 300)))
-def test_cpu_lists_survive_the_round_trip(cpus: set[int]) -> None:
+def test_cpu_list_is_unchanged_after_formatting_and_parsing(cpus: set[int]) -> None:
     assert parse_cpus(format_cpus(tuple(cpus))) == cpus

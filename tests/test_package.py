@@ -41,7 +41,7 @@ def call(
     )
 
 
-def test_one_version_everywhere() -> None:
+def test_version_is_the_same_everywhere() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     text = (ROOT / "CHANGELOG.md").read_text()
     changes = re.search(r"^## ([\d.]+) \(20", text, re.M)
@@ -53,7 +53,7 @@ def test_one_version_everywhere() -> None:
     assert call("--version").stdout == f"connector-tax {__version__}\n"
 
 
-def test_workflows_use_actions_by_commit() -> None:
+def test_workflows_pin_actions_to_commits() -> None:
     files = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
     used = [line for file in files for line in re.findall(r"uses: (.+)", file.read_text())]
     assert len(used) > 10

@@ -308,7 +308,7 @@ def test_ctrl_c_while_servers_are_queried_leaves_no_process(tmp_path: Path) -> N
 
 
 @pytest.mark.workflow
-def test_warning_before_the_first_block_if_minutes_do_not_fit_three(tmp_path: Path) -> None:
+def test_minutes_too_short_for_three_blocks_give_a_warning_first(tmp_path: Path) -> None:
     command = Ab(tmp_path)
     at = command.command.index("--blocks")
     command.command[at : at + 2] = ["--minutes", "0.01"]

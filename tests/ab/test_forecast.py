@@ -30,7 +30,7 @@ def test_smallest_cost_is_proven_in_four_of_five_studies() -> None:
     assert abs(proven / 4000 - POWER) < 0.05
 
 
-def test_forecast_names_the_cost_of_the_planned_blocks_and_the_time_for_half_of_it() -> None:
+def test_forecast_gives_the_smallest_cost_and_the_time_for_half_of_it() -> None:
     findings = [TTFT, replace(TTFT, metric="tpot_p50", error=0.01)]
     costs = [smallest_cost(of, 6, 1, 2) for of in findings]
     (line,) = forecast(findings, 6, 60)

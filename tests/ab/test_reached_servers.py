@@ -110,7 +110,7 @@ def test_server_that_forbids_health_but_lists_its_models_is_queried(tmp_path: Pa
         ask(tmp_path, f"http://127.0.0.1:{port}")
 
 
-def test_server_on_another_machine_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+def test_server_on_another_machine_gives_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
     # Reserved for documentation (RFC 5737): no machine has this address.
     servers = ["--baseline-url", "http://192.0.2.1:80", "--candidate-url", "http://127.0.0.1:2"]
     parse([*servers, "--rate", "1", "--shape", "8x8"])

@@ -367,7 +367,7 @@ def test_a_pooled_row_is_the_geometric_mean_over_blocks_of_all_launches(
     assert float(level) == pytest.approx(float(pooled["ttft_p90_ms"]))
 
 
-def test_plain_launched_once_has_taxes_and_no_aa(tmp_path: Path) -> None:
+def test_single_plain_launch_gives_taxes_without_an_aa_row(tmp_path: Path) -> None:
     study = write_analysed_study(
         tmp_path / "x", steps_per_cell=10, plain_launches=1, blocks=2, config=SMALL_GRID
     )

@@ -64,7 +64,7 @@ def test_goodput_counts_requests_within_every_limit() -> None:
     assert single.throughputs({"tpot": 60})["goodput"] == 0.5, "one token has no TPOT"
 
 
-def test_a_cost_of_throughput_is_shown_as_less_of_it() -> None:
+def test_cost_of_throughput_is_shown_as_a_decrease() -> None:
     assert change_of("requests_per_s", 0.25) == pytest.approx(-0.2)
     assert change_of("ttft_p50", 0.25) == 0.25
 

@@ -163,7 +163,7 @@ def test_analysis_without_any_number_is_repeated(
     assert [entry["blocks"] for entry in read_looks(tmp_path)] == [2, 3]
 
 
-def test_configuration_left_out_by_its_gate_keeps_no_other_running() -> None:
+def test_skipped_configuration_does_not_keep_others_running() -> None:
     found = [
         Finding(name, metric, 2, 1, 1, status, verdict=verdict)
         for metric in VERDICT_METRICS

@@ -43,7 +43,7 @@ def declared(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_metric_is_one_declaration(study: Path) -> None:
+def test_metric_needs_only_one_declaration(study: Path) -> None:
     assert aggregate(["--study", str(study)]) == 0
     before = {q: len(effects(study.parent, q)) for q in ("tax", "gap")}
     done = declared("aggregate", "--study", str(study))
@@ -64,7 +64,7 @@ def test_metric_is_one_declaration(study: Path) -> None:
     assert "nixl_both ttft_p75: " in answer.stdout
 
 
-def test_a_criterion_of_saturation_is_one_declaration(study: Path, tmp_path: Path) -> None:
+def test_saturation_criterion_needs_only_one_declaration(study: Path, tmp_path: Path) -> None:
     file = shutil.copytree(study.parent, tmp_path / "s") / "study.json"
 
     def criteria_at(rate: str) -> dict[str, Any]:

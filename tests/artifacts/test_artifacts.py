@@ -188,7 +188,7 @@ def test_wider_margin_keeps_every_verdict(
     assert (costs(near), gains(near)) == (costs(far), gains(far))
 
 
-def test_verdict_of_a_cost_below_the_margin_states_both() -> None:
+def test_cost_below_the_margin_has_a_verdict_with_both_statements() -> None:
     said = verdict_of((0.025, 0.092), (0.031, 0.086), 0.10)
     assert in_words(said, 0.10) == "costs, less than 10%"
     assert in_words(verdict_of((0.025, 0.092), (0.031, 0.086), 0.03), 0.03) == "costs"

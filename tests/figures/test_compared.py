@@ -122,7 +122,7 @@ def test_markdown_lists_commands_and_every_latency(study: StudyTables) -> None:
     assert known(latencies(study)[0].own[0]) > 0
 
 
-def test_caption_leaves_out_marks_that_are_not_there() -> None:
+def test_caption_leaves_out_marks_that_the_figure_lacks() -> None:
     words = "Taxes. An open triangle marks a tax; its interval is. Open diamonds are the prior."
     assert without_absent_marks(words, marked=False) == "Taxes."
     marked = "Taxes. An open triangle marks a tax; its interval is."
@@ -141,7 +141,7 @@ def test_forest_plot_shows_the_judged_metrics_over_all_rates(study: StudyTables)
     del statistics["judged"]
 
 
-def test_load_of_a_trace_names_its_file_and_what_it_repeats(study: StudyTables) -> None:
+def test_load_of_a_trace_names_its_file_and_repeated_share(study: StudyTables) -> None:
     sweep: Any = study.settings["phase_a"]
     sweep["traffic"] = {
         "kind": "trace", "source": "t.jsonl", "sha256": "ab12", "requests": 7, "speed": 2.0,

@@ -383,7 +383,7 @@ def test_scorecard_marks_large_values_of_a_column_relative_to_plain(tmp_path: Pa
     assert ">▲ +1,455<" in _svg(tmp_path, study, "scorecard")
 
 
-def test_scorecard_marks_fewer_kv_blocks_and_shows_requests_of_a_known_longest_length(
+def test_scorecard_marks_fewer_kv_blocks_and_shows_requests_of_the_longest_length(
     tmp_path: Path,
 ) -> None:
     study = StudyTables(write_study(tmp_path / "s", Design()))

@@ -62,7 +62,7 @@ FAST = dict.fromkeys(range(8), 3_000_000) | {6: 3_500_000}
     ids=["one-socket", "smt", "fastest-node", "hybrid", "arm64", "two-cores", "wants-all",
          "four-nodes"],
 )  # fmt: skip
-def test_each_machine_gets_its_plan(
+def test_affinity_plan_of_each_machine_is_as_expected(
     files: dict[str, str],
     wanted: tuple[int, int],
     client: list[tuple[int, ...]],

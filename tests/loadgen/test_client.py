@@ -57,7 +57,7 @@ def test_model_defaults_to_the_one_the_endpoint_lists(
         assert len(server.bodies) == before
 
 
-def test_a_server_that_is_starting_is_waited_for(tmp_path: Path) -> None:
+def test_command_waits_for_a_starting_server(tmp_path: Path) -> None:
     with serve(*WITH_USAGE) as server:
         server.starting = 2
         assert command(server.port, tmp_path, LOAD)[0] in (0, 1)
@@ -122,7 +122,7 @@ def test_client_counts_tokens_of_a_response_without_usage(
     assert "20 of 20 without usage" in capsys.readouterr().out
 
 
-def test_usage_that_is_not_asked_for_is_used_all_the_same(tmp_path: Path) -> None:
+def test_unrequested_usage_is_used(tmp_path: Path) -> None:
     with serve(*WITH_USAGE) as server:
         _, _, records = command(server.port, tmp_path, f"{LOAD} --no-usage")
         assert "stream_options" not in server.bodies[-1]

@@ -292,7 +292,7 @@ def test_a_bad_session_file_names_file_line_and_fault(
         ("/own/path?q=1", False, b"POST /own/path?q=1 HTTP/1.1"),
     ],
 )
-def test_url_path_decides_the_endpoint_posted_to(url: str, chat: bool, posted: bytes) -> None:
+def test_url_path_selects_the_endpoint(url: str, chat: bool, posted: bytes) -> None:
     with serve(*answer("t")) as server:
         options = f"--url http://127.0.0.1:{server.port}{url} --model m --prompt p --no-affinity"
         load = " --concurrency 1 --requests 1" + " --chat" * chat

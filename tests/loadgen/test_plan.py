@@ -325,7 +325,7 @@ def noisy(
     sigma=st.floats(0.01, 1),
     seed=st.integers(0, 5),
 )
-def test_precision_rule_stops_within_floor_and_cap_and_deterministically(
+def test_precision_rule_stops_between_floor_and_cap_at_a_repeatable_time(
     rate: float, cell_rule: CellRule, target: float, sigma: float, seed: int
 ) -> None:
     cell, precision = noisy(rate, cell_rule, target, sigma, seed)

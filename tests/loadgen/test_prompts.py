@@ -38,7 +38,7 @@ def test_each_prompt_is_sent_once_and_ends_the_run(load: str, tmp_path: Path) ->
     assert "all 6 prompts were used: that ended the run" in summary["notes"]
 
 
-def test_prompts_start_over_with_repeat(tmp_path: Path) -> None:
+def test_repeat_restarts_the_prompts(tmp_path: Path) -> None:
     lines: list[dict[str, Any]] = [
         {"prompt": "a", "max_tokens": 1},
         {"prompt": "b", "max_tokens": 2},

@@ -129,7 +129,7 @@ def test_a_peer_that_never_reads_costs_bounded_memory_and_is_counted() -> None:
     send_over(100, main)
 
 
-def test_a_result_survives_the_wire_unchanged() -> None:
+def test_result_is_unchanged_after_encoding_and_decoding() -> None:
     done = RequestRecord(
         request_id="r", seq=7, t_intended_ns=2, raw_reads=b"\0" * 32, output="tëxt", retries=1,
         parents=("a", "b"), wanted=(None, 3), tolerated="no_done",

@@ -73,7 +73,7 @@ def wrong(root: Path, attempts: Attempts) -> dict[str, str]:
     return {c.kind: c.message for c in claims(root, attempts) if c.verdict == FAIL}
 
 
-def test_block_in_drawn_order_has_no_wrong_claim(tmp_path: Path) -> None:
+def test_block_in_drawn_order_passes_every_claim(tmp_path: Path) -> None:
     assert wrong(tmp_path, measured()) == {}
 
 
@@ -149,7 +149,7 @@ def test_incomplete_or_reordered_block_fails_the_audit(tmp_path: Path, what: str
     assert any(re.search(message, text) for text in failed), failed
 
 
-def test_launch_remeasured_on_request_may_be_late(tmp_path: Path) -> None:
+def test_launch_remeasured_on_request_may_run_out_of_order(tmp_path: Path) -> None:
     attempts = measured()
     attempts["plain_2"][0] |= {"started_ns": 1800 * SECOND, "ended_ns": 1850 * SECOND}
     assert "order" in wrong(tmp_path, attempts)
@@ -165,7 +165,7 @@ def of_launch(root: Path) -> dict[str, tuple[str, str]]:
     return {c.kind: (c.verdict, c.message) for c in ledger.claims if c.subject == name}
 
 
-def test_a_launch_on_a_slot_has_the_slot_s_gpus(root: Path) -> None:
+def test_launch_on_a_slot_uses_the_gpus_of_the_slot(root: Path) -> None:
     with edited_json(root / "study.json") as study:
         study["config"]["engine"]["environment"] = {}
         study["config"]["devices"] = [{"id": "a", "cpus": NODE["cpus"], "visible": "3"}]

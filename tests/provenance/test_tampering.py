@@ -561,7 +561,7 @@ def test_forged_claim_of_an_older_method_is_not_accepted(
     assert Audit(ledger, analysed=METHOD).status(accepted=METHOD) == 1
 
 
-def test_study_of_an_older_method_ends_with_2_unless_accepted(
+def test_study_of_an_older_method_exits_with_2_unless_accepted(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(remade_module, "METHOD", METHOD + 1)

@@ -180,7 +180,7 @@ def test_container_that_prints_no_id_is_refused(tmp_path: Path, docker: Path) ->
             subprocess.run([docker.parent / "docker", "rm", "--force", path.name], check=True)
 
 
-def test_container_file_that_is_cut_off_hinders_no_later_run(tmp_path: Path) -> None:
+def test_truncated_container_file_does_not_stop_later_runs(tmp_path: Path) -> None:
     (tmp_path / CONTAINER_FILE).write_text("docker\n")
     assert list(containers_of(tmp_path)) == []
 

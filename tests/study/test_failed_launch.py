@@ -127,7 +127,7 @@ def test_void_cells_are_counted_by_cause_with_what_to_do(
 
 
 @pytest.mark.parametrize("given", ["results/tiny", "../far/results/tiny"])
-def test_running_study_is_found_whichever_path_leads_to_it(
+def test_running_study_is_found_by_any_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given: str
 ) -> None:
     far, checkout = tmp_path / "far" / "results", tmp_path / "checkout"

@@ -167,7 +167,7 @@ def test_memory_is_proportional_and_counts_shared_pages_once(worker: Worker) -> 
     assert 64 <= (taken["memory_pss_mib"]["value"] or 0.0) - before < 80
 
 
-def test_unreadable_memory_is_null_not_another_measure() -> None:
+def test_unreadable_memory_is_null_with_a_reason() -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     process = Process(gone.pid, "true", "server", False, 0, 0)
