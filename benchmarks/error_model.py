@@ -190,7 +190,7 @@ def _outcomes(
 
 
 def _pooled(launches: Launches, effect: Effect, levels: Levels) -> str:
-    """Return the verdict on a cost of SOUGHT by the pooled error, which the mixture replaced.
+    """Return the verdict on a cost of SOUGHT if all errors are pooled, as before the mixture model.
 
     Args:
         launches: launches of a study, whose last effect is judged.

@@ -238,7 +238,7 @@ def test_overlay_is_merged_over_a_complete_configuration(overlay: str, base: str
     assert study["study"] == own["study"] != shipped(base)["study"]
     base_configurations = resolve(shipped(base), base)["config"]["configurations"]
     assert study["config"]["configurations"] == own.get("configurations", base_configurations)
-    # What it does not name is the base's.
+    # Keys that the overlay lacks keep the base's values.
     assert study["config"]["resources"] == resolve(shipped(base), base)["config"]["resources"]
 
 

@@ -55,9 +55,7 @@ def test_kernel_reports_the_requested_slice_or_zero(slice_ns: int) -> None:
 
 
 def fired(use: Callable[[TimerFd], None], times: int) -> list[int]:
-    """Return the lateness (ns, from the call of `use`) of each of `times` calls of a timer's
-    callback.
-    """
+    """Call `use` on a timer; return the delays since then of the next `times` callbacks, in ns."""
 
     async def wait() -> list[int]:
         called: asyncio.Queue[int] = asyncio.Queue()

@@ -108,7 +108,7 @@ def stands(numbers: tuple[str, str, str], published: list[Interval]) -> bool:
 
 
 def wrong(archive: str, text: str) -> list[str]:
-    """Return the printed intervals of a marked text that are not the archive's."""
+    """Return the printed intervals of a marked text that the archive does not have."""
     known = intervals(archive)
     every = [interval for group in known.values() for interval in group]
     return [

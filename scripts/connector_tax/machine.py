@@ -71,7 +71,7 @@ def _cpuinfo(key: str) -> str:
 
 
 def packages(python: Path | None) -> dict[str, str]:
-    """Return versions by distribution name, of this environment or of `python`'s."""
+    """Return the versions in this environment, or in that of `python`, by distribution name."""
     if python is None:
         return {d.metadata["Name"]: d.version for d in metadata.distributions()}
     output = subprocess.run(

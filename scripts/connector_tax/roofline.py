@@ -128,7 +128,7 @@ def _model(content: Mapping[str, Any]) -> ModelSize:
 def read_accelerator(
     name: str, key: str = "rehearsal.accelerator"
 ) -> tuple[Accelerator, Efficiency]:
-    """Return a row of the table and its efficiencies, where the row's own replace the table's.
+    """Return an accelerator's row and efficiencies; values in the row replace the table's defaults.
 
     Args:
         key: the configuration key of the name, for errors.

@@ -44,7 +44,7 @@ class Ab:
         ]  # fmt: skip
 
     def start(self, stderr: int | IO[str]) -> "subprocess.Popen[str]":
-        """Start the command in its own process group, as a shell's job."""
+        """Start the command in its own process group, like a job of a shell."""
         return subprocess.Popen(
             self.command, cwd=self.folder, env=environment(self.folder), stderr=stderr,
             stdout=subprocess.PIPE, text=True, start_new_session=True,

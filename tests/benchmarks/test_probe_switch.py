@@ -1,4 +1,4 @@
-"""Test that the benchmark's switch restores vLLM's own functions, and the probe's."""
+"""Test that switching off restores vLLM's functions, and switching on the probe's functions."""
 
 import json
 from pathlib import Path

@@ -196,7 +196,7 @@ PREFILL_COST = 10
 
 
 def _steps(design: Design, config: str) -> Iterator[dict[str, Any]]:
-    """Return schedule() and whole steps, which cost 1.5 times as much above plain's, with hooks and
+    """Return rows of schedule(), of whole steps (with 1.5 times the tax), of hooks, and of the
     rest.
     """
     below, above = (20, 20) if config == "plain_2" else (60, 70)

@@ -123,7 +123,7 @@ def test_commands_of_the_forms_for_a_cpu() -> None:
         "MooncakeConnector",
         "LMCacheMPConnector",
     ]
-    # Its LMCache server's port comes after the bootstrap's.
+    # The LMCache server has the next port after the bootstrap server.
     assert both["kv_connector_extra_config"]["connectors"] == [
         transfer("vllm-cpu", "mooncake_both"),
         alone | {"kv_connector_extra_config": lmcache | {"lmcache.mp.port": 9002}},

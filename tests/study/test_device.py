@@ -192,7 +192,7 @@ def test_launch_describes_its_gpus_and_job(
     assert [(gpu["uuid"], gpu["name"], gpu["power.limit"]) for gpu in node["gpus"]] == [
         ("GPU-bbbb", "NVIDIA H100", "700.00 W")
     ]
-    # The stand-in's bus is none of this machine's.
+    # The stand-in reports a bus id that this machine does not have.
     assert node["gpu_numa_nodes"] == [None]
     assert (node["job"], node["exclusive"]) == ("17", exclusive)
 

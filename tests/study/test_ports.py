@@ -82,7 +82,7 @@ def test_server_with_its_port_in_use_is_started_on_another(
 
 @pytest.fixture
 def gated_study(study_file: Path) -> Path:
-    """Return a study whose only gate is the no-op connector's, and no verdict yet."""
+    """Return a study with one gate, of the no-op connector, and without a verdict yet."""
     study = read_json(study_file)
     study["configurations"] = [c for c in study["configurations"] if c["gate"]][:1]
     write_json(study_file, study)

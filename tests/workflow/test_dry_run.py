@@ -277,7 +277,7 @@ def test_slots_are_refused_with_an_executor(tmp_path: Path) -> None:
 
 
 def test_every_job_has_the_packages_of_the_lock() -> None:
-    """Plan with --sdm conda, and compare the environment's packages with the lock's."""
+    """Plan with --sdm conda, and compare the packages of the environment with the lock."""
     pinned = re.findall(
         r"^([a-z0-9][^ ]*==[^ ;]+)", (ROOT / "envs/pipeline.lock").read_text(), re.M
     )

@@ -50,9 +50,9 @@ class Answer:
     """The answer of a finished comparison.
 
     Attributes:
-        tables: the study's tables, for commands and milliseconds.
+        tables: the study's tables, which give the commands and the latencies in ms.
         taxes: taxes over all rates, of each candidate and judged metric.
-        void: why configurations without a valid cell have none.
+        void: the reason of each configuration that has no valid cell.
         hits: share of prompt tokens found in prefix caches, by configuration; only for a file's
             requests and a server that counts.
         single_tokens: number of measured answers without a TPOT.
@@ -228,7 +228,7 @@ class Answer:
         }  # fmt: skip
 
     def status(self, bounds: Sequence[Bound]) -> int:
-        """Return the exit status; with bounds it is `gate`'s, over all rates."""
+        """Return the exit status; with bounds as `gate` exits, for the costs over all rates."""
         numbers = [tax.estimate is not None and tax.verdict != MARKED for tax in self.taxes]
         if not bounds:
             return 0 if all(numbers) else STATUS[NO_NUMBER]

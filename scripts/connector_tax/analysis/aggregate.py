@@ -46,7 +46,7 @@ from connector_tax.files import ArtifactError, write_json, write_text
 
 
 def measure(cell: CellFolder, with_steps: bool) -> MeasuredCell:
-    """Read one valid cell.
+    """Return the measured data of one valid cell.
 
     Raises:
         ArtifactError: one of its files is missing, changed or malformed.

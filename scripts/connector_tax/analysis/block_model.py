@@ -133,7 +133,7 @@ class Launches:
         return float(weights @ (self.y - self.y[0]))
 
     def levels(self, weights: Floats) -> tuple[float, float]:
-        """Return the two means that a contrast compares: the base's, and the configuration's."""
+        """Return the two means that a contrast compares: of the base, and of the configuration."""
         return float(-np.minimum(weights, 0) @ self.y), float(np.maximum(weights, 0) @ self.y)
 
     def contrast(

@@ -29,13 +29,13 @@ def device_steps(log: Table) -> Table:
     Columns:
         t_ns: when a step was queued.
         prefill_tokens, decode_seqs: tokens of prompts that it computes, sequences that decode.
-        continued: whether the engine had its work when the previous step ended.
-        device_us: the device's time for it.
+        continued: whether the engine had the step's work when the previous step ended.
+        device_us: the device's time for the step.
         period_us: from the end of the step before; of continued steps only.
         exposed_us, host_busy_us: see above.
-        woken_late_us: from its end to when the host continued, if the host waited for it.
-        misplaced: whether its start contradicts the queue: neither when it was queued nor when the
-        previous step ended.
+        woken_late_us: from the step's end to when the host continued, if the host waited.
+        misplaced: whether the start is wrong, being neither the queueing time nor the previous
+            step's end.
     """
     start, end, since, wait, woken = (
         log[f"t_{name}_ns"] for name in ("start", "end", "since", "wait", "woken")

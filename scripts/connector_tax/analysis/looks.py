@@ -83,7 +83,7 @@ def findings_of(taxes: TaxTable, blocks: int) -> list[Finding]:
 
 
 def shared(level: float, candidates: int, metrics: int) -> Levels:
-    """Return the confidences of the two intervals of one candidate.
+    """Return the confidences of a candidate's two intervals, for a cost and for equivalence.
 
     The level is divided among candidates and metrics. For equivalence all metrics must lie within
     the margin, so metrics do not divide it (intersection-union).

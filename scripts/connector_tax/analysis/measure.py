@@ -123,7 +123,7 @@ class Requests:
 
     @property
     def backlog_by_quarter_s(self) -> list[float | None]:
-        """Return the median E2E of each quarter of the window minus the first quarter's, in s."""
+        """Return each quarter's median E2E minus the first quarter's median E2E, in s."""
         edges = np.linspace(0, self.window_s, 5)[1:-1]
         quarter = np.searchsorted(edges, self.since_warmup_s, side="right")
         medians = [

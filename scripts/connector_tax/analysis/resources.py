@@ -267,7 +267,7 @@ def _reason(sample: _Sample, names: Sequence[str]) -> str | None:
     for side in (names[:1], names[1:]):
         side_reasons = {r for launch, r in reason_of.items() if launch.name in side}
         if len(side_reasons) == 1 and not any(launch.name in side for launch in sample.values):
-            # The configuration's reasons or, without any, plain's.
+            # Plain's reasons count only if the configuration has none.
             return side_reasons.pop()
     pairs = dict.fromkeys((launch.block, f"{launch.name}: {r}") for launch, r in reason_of.items())
     return merged_reasons(list(pairs)) or None

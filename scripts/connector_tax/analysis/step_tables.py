@@ -111,7 +111,7 @@ def _step_rows(
     launched: Mapping[LaunchId, Steps],
     unavailable: str | None,
 ) -> Iterator[Row]:
-    """Yield the rows of one of the design's step taxes."""
+    """Yield the rows of one step tax of the design."""
     plains, confidence = study.plains(phase), study.config["statistics"]["confidence"]
     medians = {
         launch: float(np.percentile(values, 50))
@@ -226,7 +226,7 @@ def cdf_rows(cells: Mapping[CellKey, Steps], cell: str | None) -> list[Row]:
 
 
 def wait_rows(study: Study, waits: Mapping[CellKey, float]) -> list[Row]:
-    """Return the wait of a configuration's requests minus the baseline's in ms, by cell."""
+    """Return by cell how much longer a configuration's requests wait than the baseline's; ms."""
     confidence = study.config["statistics"]["confidence"]
     return [
         {"quantity": tables.WAIT, "config": config, "phase": phase, "cell": cell, "metric": "wait",

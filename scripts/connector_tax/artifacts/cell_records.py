@@ -173,14 +173,14 @@ class MachineLine(TypedDict, total=False):
 
 
 class MeasuredWindow(TypedDict):
-    """The begin and end of a cell's measured window."""
+    """The start and end of a cell's measured window."""
 
     t_warmup_end_ns: int
     t_stop_ns: int
 
 
 class WindowRecord(MeasuredWindow):
-    """`window`: begin and end of each part of the cell."""
+    """`window`: start and end of each part of the cell."""
 
     t_origin_ns: int
     t_cooldown_end_ns: int

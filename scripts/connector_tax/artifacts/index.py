@@ -62,7 +62,7 @@ class LaunchIndex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 def cell_state(index: LaunchIndex | None, entry: CellEntry | None) -> tuple[str, str | None]:
-    """Return a planned cell's state (its entry's, or failed with its launch) and the reason.
+    """Return a planned cell's state and reason, from its entry or from its failed launch.
 
     Args:
         index: the launch's index; None if the launch has not ended.

@@ -101,7 +101,7 @@ def change_of(metric: str, tax: float) -> float:
     """Return the relative change of a metric from its tax; a throughput falls with a tax.
 
     Args:
-        tax: a fraction; for a throughput the baseline's over the configuration's, minus 1.
+        tax: a fraction; for a throughput baseline / configuration - 1.
     """
     return 1 / (1 + tax) - 1 if metric in THROUGHPUT_METRICS else tax
 
@@ -125,7 +125,8 @@ class CellLoad(NamedTuple):
     backlog_by_quarter_s: list[float | None]
 
     def over(self, other: "CellLoad | None", metric: str) -> float | None:
-        """Return the ratio of this cell's percentile to another's, or None if one is missing."""
+        """Return this cell's percentile over the other cell's percentile; None if one is missing.
+        """
         if other is None or metric not in self.ms.keys() & other.ms.keys():
             return None
         return self.ms[metric] / other.ms[metric]

@@ -24,7 +24,8 @@ TENTH, HALF = 10, 2
 def effective_rps(e2e_ms: NDArray[np.float64], window_s: float, parts: int = TENTH) -> float:
     """Return the successes over the window plus the backlog's growth (1/s).
 
-    The backlog grows by the median E2E of the window's last part minus the first part's.
+    The backlog's growth is the median E2E of the window's last part minus the median E2E of its
+    first part.
 
     Args:
         e2e_ms: E2E of the successes in order of arrival.

@@ -164,7 +164,7 @@ class EffectRow:
 
     @property
     def difference(self) -> tuple[float | None, float | None, float | None]:
-        """Return the configuration's level minus plain's with its interval, in `unit`."""
+        """Return the configuration's level minus plain's level, with the interval, in `unit`."""
         if self.scale == RAW:
             return self.estimate, self.lo, self.hi
         if self.own is None or self.base is None:

@@ -1,4 +1,4 @@
-"""The step's cost, and the emulated device that spends it.
+"""Model the cost of a step, and emulate the device that takes this time.
 
     t = delta + beta0 + beta1 * prefill tokens + beta2 * decoding sequences + beta3 * KV tokens
 

@@ -243,8 +243,7 @@ class TlsSession:
         return self._outgoing.read()
 
     def decrypt(self, data: bytes | memoryview) -> bytes:
-        """Return the plain bytes that `data` completes, often none, since some records are TLS's
-        own.
+        """Decrypt `data`; return the plain bytes that it completes, none for records of TLS itself.
 
         Raises:
             ssl.SSLError: `data` is damaged or is not TLS.

@@ -353,7 +353,7 @@ def session_bodies(
 
 
 def _messages(turn: Turn) -> Messages:
-    """Return the messages of a turn: the user's, and the assistant's unchanged."""
+    """Return the messages of a turn: the user's message, and the assistant's message unchanged."""
     output = turn.output
     answer = output if isinstance(output, dict) else _message("assistant", output)
     return [_message("user", turn.prompt), answer]

@@ -186,7 +186,7 @@ class _State:
 
 
 class Ready(NamedTuple):
-    """A request to send at `due_ns` (WAITS: when it gets a place); `name` is its session's."""
+    """A request to send at `due_ns` (WAITS: when it gets a place); `name` is the session's name."""
 
     due_ns: int
     session: int

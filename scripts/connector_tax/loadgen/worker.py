@@ -508,7 +508,7 @@ class Worker:
 
 
 def peak_memory_mb() -> float:
-    """Return the peak memory; getrusage's maximum starts at the parent process's."""
+    """Return the peak memory in MB; getrusage's maximum would include the parent's memory."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     peak_kb = next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))
     return int(peak_kb) / 1024

@@ -245,7 +245,7 @@ def _words(data: bytes, begin: int, end: int) -> Iterator[list[bytes]]:
 
 
 def _lines(data: bytes, begin: int) -> Iterator[tuple[int, int]]:
-    """Yield the begin and end of each line from `begin` on; the last line has no line end."""
+    """Yield the start and end of each line from `begin` on; the last line has no line end."""
     while (end := data.find(b"\n", begin)) >= 0:
         yield begin, end
         begin = end + 1

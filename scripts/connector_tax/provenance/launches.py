@@ -197,7 +197,7 @@ def _run_files(study: Study, launch: Launch, index: LaunchIndex) -> Iterator[str
 
 
 def _check_command(study: Study, launch: Launch, index: LaunchIndex, ledger: Ledger) -> None:
-    """Check that config.json's command is the study's, apart from free ports."""
+    """Compare config.json's command with the recomputed command, except free ports."""
     folder, kind = launch.folder(study.root), engine_of(study.config["engine"])
     timed = read_json(study.root / paths.PATCH_STATUS)["step_timing_available"]
     probe = study.root / paths.PATCH / OVERLAY if kind.takes_probe and timed else None
@@ -255,7 +255,7 @@ def _comparable(argv: Sequence[str], environment: dict[str, str]) -> Any:
 
 
 def _on_its_slot(study: Study, index: LaunchIndex) -> StudyDocument:
-    """Return the study with the values of the launch's slot, if it has slots."""
+    """Return the study, with the values of the launch's slot if the study has slots."""
     nodes = nodes_of(index.attempts)
     slot = slot_at(study.document, nodes[-1]["cpus"]) if nodes else None
     return study.document if slot is None else on_slot(study.document, slot)

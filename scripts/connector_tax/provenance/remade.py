@@ -39,7 +39,7 @@ def is_archived(root: Path) -> bool:
 
 
 def remake(study: StudyFolder, folder: Path) -> Path:
-    """Recompute the claims of a study; return the folder, below `folder`, that holds them.
+    """Recompute the claims of a study into a folder below `folder`; return the path of this folder.
 
     The tables of an unpacked study are not recomputed here: `replot` writes them beside the
     published ones.

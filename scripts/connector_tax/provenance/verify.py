@@ -442,17 +442,17 @@ class Effect:
 
     @property
     def n_blocks(self) -> int:
-        """Return the number of its blocks."""
+        """Return the number of the effect's blocks."""
         return len({block for _, block in self.weights})
 
     @cached_property
     def repeats(self) -> bool:
-        """Return whether it has an error."""
+        """Return whether the effect has an error."""
         return self.layout.repeats(self.weights)
 
     @cached_property
     def spread(self) -> Spread:
-        """Return its error and degrees of freedom."""
+        """Return the effect's error and degrees of freedom."""
         return self.layout.spread(self.weights, self.wide, self.narrow)
 
     def around(self, half: float) -> tuple[float, float]:
@@ -473,12 +473,12 @@ class Effect:
 
     @property
     def lo(self) -> float:
-        """Return its lower end."""
+        """Return the lower end of the displayed interval."""
         return self.shown[0]
 
     @property
     def hi(self) -> float:
-        """Return its upper end."""
+        """Return the upper end of the displayed interval."""
         return self.shown[1]
 
     @cached_property
@@ -510,7 +510,7 @@ class Effect:
 
     @property
     def numbers(self) -> Row:
-        """Return its entry in hypotheses.json."""
+        """Return the effect's entry in hypotheses.json."""
         names = ("point", "lo", "hi", "method", "n_blocks", "mark")
         return {name: getattr(self, name) for name in names}
 

@@ -138,7 +138,7 @@ def record(python: str, version: str, lock: str) -> Record:
 
 
 def _lacks_lmcache(row: Row) -> bool:
-    """Return whether a row needs an earlier lmcache than the environment's."""
+    """Return whether a row needs an earlier lmcache than the environment has."""
     return row["state"] == NOT_RESOLVED and bool(_LMCACHE.match(row["reason"]))
 
 

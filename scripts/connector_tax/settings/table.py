@@ -41,7 +41,7 @@ _STARTS = {RESOLVES: "yes", REFUSES: "refuses", NOT_RESOLVED: "not resolved"}
 
 
 class Cell(NamedTuple):
-    """A cell of a table, and whether it differs from plain's."""
+    """A table cell, and whether its value differs from plain's value."""
 
     text: str
     differs: bool = False

@@ -53,7 +53,7 @@ _CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 
 
 class DeviceError(Exception):
-    """A device cannot be used: it is unknown, locked by another process, or not the block's."""
+    """A device cannot be used: unknown, locked by another process, or not the block's device."""
 
 
 def devices_of(config: StudyConfig) -> list[str]:
@@ -199,7 +199,7 @@ def describe_node(config: StudyConfig) -> NodeRecord:
 
 
 def claim_device(study_folder: Path, block: int, design: str, node: NodeRecord) -> None:
-    """Record this device as the block's, for all its phases of this design, or check that it is.
+    """Claim this device for all phases of a block of this design, or check that the claim is kept.
 
     The first launch of a block makes the claim.
 

@@ -249,7 +249,7 @@ def _gpus(study: StudyDocument, folder: Path) -> Iterator[Finding]:
 def _wanted_mib(study: StudyDocument, folder: Path) -> float | None:
     """Return the MiB that weights and the KV cache need per GPU; None if the weights are unknown.
 
-    The cache is the configured one, or the longest request's, which an unknown model leaves out.
+    The cache has the configured size, or that of the longest request; an unknown model has none.
     """
     weights, model = _weights_gib(study, folder), _model_size(study)
     if weights is None:
@@ -555,7 +555,8 @@ class UnfitError(DeviceError):
 
 
 def require_fit(study: StudyDocument, folder: Path) -> dict[str, EngineFiles]:
-    """Run the doctor's checks, and compare vLLM's sources with the patch stage's.
+    """Run the doctor's checks, and compare the hash of vLLM's sources with the patch stage's
+    record.
 
     Returns:
         The `engine_files` that each launch of the block records.
@@ -582,7 +583,7 @@ def require_fit(study: StudyDocument, folder: Path) -> dict[str, EngineFiles]:
 def _other_sources(
     engine: EngineSection, files: dict[str, EngineFiles], status: Path
 ) -> Iterator[str]:
-    """Yield the differences of vLLM's sources from the patch stage's, if it recorded their hash."""
+    """Yield a line if vLLM's sources differ from the hash that the patch stage recorded."""
     proved = read_record(status, PatchStatus).get("vllm_sources_sha256_before")
     if proved is None:
         return

@@ -274,9 +274,7 @@ class Attempts:
 
     @contextlib.contextmanager
     def another(self, node: NodeRecord, supersedes: str | None) -> Iterator[AttemptRecord]:
-        """Yield a new attempt and write it at its begin and end; first rename the previous one's
-        files.
-        """
+        """Yield a new attempt, written at start and end; rename the previous attempt's files."""
         number = len(self.entries) + 1
         for name in (paths.LAUNCH_SCRIPT, paths.RESOURCES, paths.SETTINGS, *LOGS):
             if (self._folder / name).exists():

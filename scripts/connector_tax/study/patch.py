@@ -30,7 +30,8 @@ from connector_tax.vllm import overlay
 
 
 def apply(study: StudyDocument, folder: Path) -> PatchStatus:
-    """Switch on step timing for the study with patch folder `folder`; return the status to record.
+    """Switch on step timing for the study with patch folder `folder`; return the content of
+    patch_status.json.
 
     Raises:
         OverlayError: the study emulates a device and the emulation does not work.
@@ -80,7 +81,7 @@ def _proved(study: StudyDocument, root: Path) -> dict[str, int]:
 
 
 def revert(study: StudyDocument, status: PatchStatus, folder: Path) -> RevertStatus:
-    """Remove the overlay; return what was removed and whether anything is left, to record.
+    """Remove the overlay; return the record of removed and remaining files.
 
     Raises:
         OverlayError: the overlay folder holds a file that is not the probe's.

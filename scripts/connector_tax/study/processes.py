@@ -126,7 +126,7 @@ _OF_PROCESSES = ("anon", "file_mapped", "total_rss", "total_mapped_file")
 
 
 def control_group_of(pid: int) -> ControlGroup | None:
-    """Return the control group of a process, if it is not this process's, and can be read."""
+    """Return the control group of a process, if readable and not the group of this process."""
     groups = (Path(f"/proc/{of}/cgroup") for of in (pid, "self"))
     try:
         lines, own_lines = (path.read_text(encoding="utf-8").splitlines() for path in groups)
@@ -148,7 +148,8 @@ def control_group_of(pid: int) -> ControlGroup | None:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The processes of a server at one moment (CLOCK_MONOTONIC, ns); `leader` is launch.sh's.
+    """The processes of a server at one moment (CLOCK_MONOTONIC, ns); `leader`: process id of
+    launch.sh.
 
     `unseen`: the reason why they cannot be seen. `group_cpu_ns`, `group_mib`: CPU time and memory
     of a container.
@@ -321,7 +322,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def every_cpu_ms() -> dict[int, float]:
-    """Return the CPU time in ms of every visible process, without its children's, by process id."""
+    """Return the CPU time in ms of every visible process, without its children, by process id."""
     return {pid: stat.own_ticks * TICK_MS for pid, stat in _every_stat().items()}
 
 
