@@ -391,8 +391,8 @@ def check_study(given: Mapping[str, Any], source: str, known: Sequence[str]) -> 
         allowed = known if key == "configurations" else config["configurations"]
         if baseline not in ids:
             raise ConfigError(
-                f"{source}: {key}: found {ids}; allowed: a list that contains {baseline!r}, which "
-                "taxes are against"
+                f"{source}: {key}: found {ids}; allowed: a list that contains {baseline!r}, the"
+                " baseline of all taxes"
             )
         for position, identifier in enumerate(ids):
             if identifier not in allowed:

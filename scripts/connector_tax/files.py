@@ -43,7 +43,7 @@ class ArtifactError(Exception):
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Yield reads of the file at `path`.
+    """Turn errors of opening the file at `path` inside the block into an ArtifactError.
 
     Raises:
         ArtifactError: the file does not exist, or is a folder.

@@ -70,7 +70,7 @@ def rule(**changes: Any) -> CellRule:
 
 
 def planned(script: str) -> PlannedRequest:
-    """Return a request that asks the fault server for `script`; a good answer is 4 in, 3 out."""
+    """Return a request for the answer `script`; a good one has 4 prompt and 3 output tokens."""
     body = json.dumps({"script": script}).encode()
     return PlannedRequest(script, body, prompt_tokens=4, completion_tokens=3)
 
@@ -108,7 +108,7 @@ def play(
 ) -> Plan:
     """Run a plan on a virtual clock to its end, with a look at its precision every 250 ms.
 
-    A request takes `service_s` of its record, which may note more of its outcome.
+    `service_s` returns the duration of a request from its record, and may change the outcome.
     """
     plan = Plan(load, cell_rule, precision)
     now_ns, next_look_ns = ORIGIN_NS - LEAD_NS, ORIGIN_NS

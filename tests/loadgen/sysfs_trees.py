@@ -1,4 +1,4 @@
-"""Builds /sys and /proc trees of machines in the form in which the kernel shows them."""
+"""Build /sys and /proc trees of machines, as the kernel shows them."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path

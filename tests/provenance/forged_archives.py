@@ -63,9 +63,7 @@ def special(kind: bytes) -> Edit:
 
 
 def listed(name: str, data: bytes = b"x") -> Edit:
-    """Return a member that is in the list, with the right size and hash, under a name that may not
-    be.
-    """
+    """Return a listed member with the right size and hash, under a forbidden name."""
 
     def edit(members: Members, header: dict[str, Any]) -> None:
         header["files"][name] = sized(data)
@@ -107,7 +105,7 @@ def in_header(*path: str, value: Any) -> Edit:
 
 
 def in_study(*path: str | int, value: Any) -> Edit:
-    """Return a study.json of which one value is another; its size and hash are as listed."""
+    """Return an edit that changes a value of study.json, and lists the new size and hash."""
 
     def edit(members: Members, header: dict[str, Any]) -> None:
         study = json.loads(members[1][1])

@@ -49,7 +49,7 @@ def write(
 
 
 def entries(count: int) -> bytes:
-    """Return an archive.json that lists so many files without size and hash."""
+    """Return an archive.json that lists `count` files without size and hash."""
     listed = ",".join(f'"runs/{number}":{{}}' for number in range(count))
     return f'{{"format":"{FORMAT}","study":"default","tables":{{}},"files":{{{listed}}}}}'.encode()
 
@@ -59,7 +59,7 @@ def table_of(count: int, shapes: Iterable[str], *lines: bytes) -> dict[str, byte
 
 
 def companions_of(count: int) -> bytes:
-    """Return a study.json with a value that none of its allowed forms fits, in so many places."""
+    """Return a study.json with `count` values that fit none of the allowed forms."""
     study = json.loads(STUDY)
     study["configurations"][0]["companions"] = {"store": [0] * count}
     return json.dumps(study).encode()

@@ -40,7 +40,7 @@ Refuted = Callable[[Path], str]
 
 @pytest.fixture
 def refuted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refuted:
-    """Return a function that verifies a folder, whose values differ, and returns the output."""
+    """Return a function that runs verify.py, which must find differences; it returns the output."""
 
     def verify_here(folder: Path) -> str:
         monkeypatch.setattr(sys, "argv", ["verify.py", str(folder)])

@@ -55,7 +55,7 @@ def started(folder: Path, argv: list[str]) -> Iterator[Server]:
 
 @pytest.fixture
 def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put a docker into PATH; return the folder with its state."""
+    """Put a stand-in for docker into PATH; return the folder with its state."""
     folder = tmp_path / "bin"
     folder.mkdir()
     script = folder / "docker"

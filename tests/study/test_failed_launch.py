@@ -109,7 +109,7 @@ def test_void_cells_are_counted_by_cause_with_what_to_do(
         "VOID 4 cells: machine disturbed: other processes used the server's CPUs. "
         f"stop other programs on the machine; {again}",
         "VOID 2 cells: the server was overloaded. "
-        "a retry would overload again; offer less: `shape_rates`, or lower rates",
+        "a retry would overload it again; lower the rates, or set `shape_rates`",
         "In 4 of 6 the host took up to 30% of the CPU time (steal): measure when it is quieter, or"
         " on another machine",
     ]

@@ -344,7 +344,7 @@ def processes(folder: Path, module: str) -> Iterator[psutil.Process]:
 
 
 def kill_in(folder: Path, cells: list[str], module: str, target: str = "all") -> tuple[int, str]:
-    """Run the study, killing a process of the launch in these cells of its attempts, one in each.
+    """Run the study, and kill a process of the launch in each of these cells, one per attempt.
 
     Returns:
         exit status and output of the run.

@@ -40,7 +40,7 @@ def duration_s(tmp_path_factory: pytest.TempPathFactory) -> float:
 
 
 def listening(results: Path) -> list[int]:
-    """Return ports any launch of the study was given that somebody still listens on."""
+    """Return the ports of the study's launches on which a process still listens."""
     ports = {
         attempt.get("port")
         for path in results.glob("runs/*/block*/*/attempts.json")

@@ -86,7 +86,7 @@ REFUSALS = (
 
 
 class Line:
-    """The progress line; in a log file a line for each change."""
+    """The progress line of a terminal; a log file gets a new line for each change."""
 
     def __init__(self) -> None:
         self._live = sys.stderr.isatty()

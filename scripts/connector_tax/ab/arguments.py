@@ -66,8 +66,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     candidates.add_argument("--candidate-url", dest="candidate", action="append", type=_named_url,
                             metavar="[NAME=]URL", help="may be repeated")  # fmt: skip
     servers.add_argument("--beside", action="append", default=[], type=_command, metavar="COMMAND",
-                         help="runs beside each candidate; {port} is its port, which the candidate"
-                         " finds as {beside1.port}")  # fmt: skip
+                         help="command to run beside each candidate; {port} is its port,"
+                         " {beside1.port} in the candidate's line")  # fmt: skip
     servers.add_argument("--env", action="append", default=[], type=_variable,
                          metavar="NAME=VALUE",
                          help="environment variable for both servers")  # fmt: skip
@@ -127,7 +127,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="measure even if other processes use the CPUs; the answer states it")  # fmt: skip
     add("--export-markdown", type=Path, metavar="FILE",
         help="write the answer, both commands and the latencies as Markdown")  # fmt: skip
-    add("--json", action="store_true", help="the answer as JSON on standard output")
+    add("--json", action="store_true", help="print the answer as JSON")
     options = parser.parse_args(sys.argv[1:] if argv is None else argv)
     options.rate = sorted(set(options.rate))
     if options.blocks is not None:

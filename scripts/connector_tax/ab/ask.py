@@ -234,7 +234,7 @@ def _object(path: str, text: str) -> dict[str, Any]:
 
 
 def _vocabulary(client: httpx.Client, model: str) -> int | None:
-    """Return the end of the accepted token ids; None if there is no limit or it is unknown."""
+    """Return the lowest token id that the server rejects; None if there is no known limit."""
 
     def takes(token: int) -> bool | None:
         body = {"model": model, "prompt": [token], "max_tokens": 1}

@@ -41,7 +41,7 @@ class Metric(NamedTuple):
 
     @property
     def least(self) -> int:
-        """Return the number of requests of which BEYOND lie beyond the percentile."""
+        """Return the sample size at which BEYOND requests lie beyond the percentile."""
         return -(-100 * BEYOND // (100 - self.percent))
 
     def schema(self) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=8000, help="[8000]")
     words = "seed of the launch's speed and of step times [random]"
     parser.add_argument("--launch-seed", type=int, default=secrets.randbits(31), help=words)
-    parser.add_argument("--truth-log", type=Path, help="new file of true times, as JSON lines")
+    parser.add_argument("--truth-log", type=Path, help="file to create for the true times, JSONL")
     arguments = parser.parse_args()
     try:
         if not ipaddress.ip_address(arguments.host).is_loopback:

@@ -1,4 +1,4 @@
-"""Render /metrics under the names of vLLM 0.32.
+"""Render the page /metrics with the metric names of vLLM 0.32.
 
 The text is built by hand because a scrape stalls the event loop that sends the tokens:
 prometheus_client needs milliseconds for this page, this module a fraction of one.
@@ -59,7 +59,7 @@ class Histogram:
 
 
 class Series(NamedTuple):
-    """A gauge or counter; values are by their labels."""
+    """A gauge or counter, with a value for each set of labels."""
 
     name: str
     kind: str

@@ -168,7 +168,7 @@ def sample_text(study: StudyTables) -> str:
 
 
 def _knees(table: pd.DataFrame, study: StudyTables) -> str:
-    """Return each knee with the criteria that fired there, grouped if configurations agree."""
+    """Return each saturation rate with its criteria, for groups of configurations that agree."""
     by_knee: dict[str, list[str]] = {}
     for config, config_rows in table.groupby("config", sort=False):
         knee = str(config_rows["knee_rps"].iloc[0])

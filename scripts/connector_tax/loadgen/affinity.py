@@ -96,7 +96,7 @@ def plan_affinity(
     if not enable_cpu_affinity or len(cores) == 1:
         if enable_cpu_affinity:
             who = "client and server" if server_cores else "the load generator and its workers"
-            warnings.append(f"one core for {who}: they disturb each other; not pinned")
+            warnings.append(f"one core for {who}: these processes disturb each other; not pinned")
         sets = (everything,) * workers
         server = everything if server_cores else ()
         return AffinityPlan(everything, sets, server, False, tuple(warnings), topology)
@@ -110,8 +110,8 @@ def plan_affinity(
     nodes = sorted({core.node for core in cores[:loadgen_cores]})
     if len(nodes) > 1:
         warnings.append(
-            f"the load generator's cores lie on NUMA nodes {nodes[0]} and {nodes[1]}: its threads "
-            "reach each other's memory across the machine"
+            f"the load generator's cores lie on NUMA nodes {nodes[0]} and {nodes[1]}: its threads"
+            " use memory of the other node"
         )
     used = min(loadgen_cores + workers, client)
     places, rest = cores[loadgen_cores:used] or cores[:loadgen_cores], cores[used:]

@@ -276,8 +276,8 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     goes_on = "keep sending, unmeasured, until all measured requests are answered"
     add("--cooldown", action="store_true", help=goes_on)
     again = (
-        "seed of arrivals and prompts [random, printed]; a server may have the prompts of a seed "
-        "that was used before in its prefix cache"
+        "seed of arrivals and prompts [random, printed]; a server's prefix cache may still have the"
+        " prompts of an earlier run with the same seed"
     )
     add("--seed", type=int, help=again)
 
@@ -315,7 +315,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("sending and output")
     add = how.add_argument
     add("--workers", type=int, default=1, help="processes that send requests")
-    add("--connections", type=int, help="most per worker [4096, or what ulimit -n allows]")
+    add("--connections", type=int, help="most per worker [4096, or less by ulimit -n]")
     add("--inflight-cap", type=int, help="drop due requests while this many are in flight")
     add("--timeout", type=float, default=600.0, help="seconds per request")
     add("--drain", type=float, default=60.0, help="seconds to wait for running requests at the end")

@@ -204,7 +204,7 @@ def check_seals(folder: StudyFolder, links: Links, ledger: Ledger) -> None:
     for launch in folder.launches:
         name = launch.launch.name
         ledger.check("seal", name, _launch(launch, newest.pop(name, None)))
-    gone = (f"{name} was measured, and is gone from the design" for name in newest)
+    gone = (f"{name} was measured, but is missing from the design" for name in newest)
     ledger.check("seal", "launches", gone, "all there")
 
 

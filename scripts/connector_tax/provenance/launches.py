@@ -243,7 +243,7 @@ def _without_ports(script: str) -> str:
 
 
 def _word(line: re.Match[str] | None) -> str:
-    """Return the shell word in a line's first group; "." without a line."""
+    """Return the shell word in the first group of a match; "." without a match."""
     words = shlex.split(line[1]) if line else ["."]
     return words[0] if len(words) == 1 else "."
 

@@ -180,8 +180,7 @@ def _record(records: Records) -> Iterator[str]:
 
 
 def _requests(records: Records) -> Iterator[str]:
-    """Check that arrivals follow from the seed, each in its part of the cell, with ordered stamps.
-    """
+    """Check that arrivals follow from the seed, lie in their part, and have ordered stamps."""
     window: Mapping[str, Any] = records.record["window"]
     origin, warm, stop = (window[f"t_{name}_ns"] for name in ("origin", "warmup_end", "stop"))
     end, drained = window["t_cooldown_end_ns"], window["t_drained_ns"]

@@ -119,8 +119,8 @@ def assumed(study: StudyDocument) -> Section:
     parts["start-up and release"] = sum(runs.values()) * (known.startup_s + release_s)
     sentences = [
         f"{duration(sum(parts.values()))}, {known.source}.",
-        "Not rehearsed: this study names no machine. A reference rate that is not known counts "
-        "as the shortest window.",
+        "Not rehearsed: this study names no machine. A cell at an unknown reference rate"
+        " counts with its shortest window.",
     ]
     return _parts(parts, sentences)
 

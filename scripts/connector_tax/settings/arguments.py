@@ -51,8 +51,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--max-model-len", type=_count, metavar="N", help="tokens [each model's own]")
     add("--tp", type=_count, default=1, metavar="N", help="tensor parallel size [1]")
     output = parser.add_mutually_exclusive_group()
-    output.add_argument("--json", action="store_true", help="the answer as JSON")
-    output.add_argument("--csv", action="store_true", help="the answer as CSV")
+    output.add_argument("--json", action="store_true", help="print the answer as JSON")
+    output.add_argument("--csv", action="store_true", help="print the answer as CSV")
     add("--export-markdown", type=Path, metavar="FILE", help="also write the tables as Markdown")
     words = [*(sys.argv[1:] if argv is None else argv)]
     end = words.index("--") if "--" in words else len(words)

@@ -42,7 +42,7 @@ def void_lines(ended: Iterable[LaunchFolder], study_folder: Path) -> list[str]:
                 stolen.append(stolen_share(launch.file("machine", cell)))
     again = f"connector-tax remeasure {study_folder}, then the same command"
     mends = dict.fromkeys(MACHINE_CAUSES, f"stop other programs on the machine; {again}")
-    mends[OVERLOADED] = "a retry would overload again; offer less: `shape_rates`, or lower rates"
+    mends[OVERLOADED] = "a retry would overload it again; lower the rates, or set `shape_rates`"
     lines = [
         f"VOID {number} {'cell' if number == 1 else 'cells'}: {cause}. {mends.get(cause, again)}"
         for cause, number in causes.most_common()

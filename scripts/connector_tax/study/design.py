@@ -195,7 +195,7 @@ def cell_order(study: StudyDocument, launch: Launch) -> list[CellPlan]:
 
 
 def described(study: StudyDocument, launch: Launch) -> dict[str, Any]:
-    """Return the design's part of a launch's config.json; the command is added to it."""
+    """Return the design's part of a launch's config.json, without the command."""
     entries = {entry["id"]: entry for entry in study["configurations"]}
     return {
         "study": study["study"],
@@ -248,7 +248,7 @@ def refuse_changed_design(existing: Path, resolved: StudyDocument, source: str) 
         f"{existing.parent} holds measurements of another design than {source} describes:\n  "
         + "\n  ".join(lines)
         + "\nNothing was started and nothing is overwritten. Give the changed design its own name "
-        "(key `study`), undo the change, or move all that was measured aside, where it is kept: "
+        "(key `study`), undo the change, or set all measurements aside, without deleting any:  "
         f"connector-tax remeasure {existing.parent} --all"
     )
 

@@ -197,7 +197,7 @@ def _built(stamp: Path, python: str) -> Finding:
         try:
             check_python(python, stamp.parents[1].name)
         except BuildError as error:
-            return Finding("environment", "fail", f"not built, and cannot be: {error}")
+            return Finding("environment", "fail", f"not built, and cannot be built: {error}")
         command = f"python -m connector_tax.vllm.environment {stamp.parents[1].name}"
         return Finding(
             "environment", "warn", f"not built yet; the run builds it. To build it now: {command}"
@@ -282,7 +282,7 @@ def _gpu(engine: EngineSection, chosen: str, wanted_mib: float | None) -> Iterat
     text = f"{float(total) - float(used):.0f} of {total} MiB free, {share:.0%} needed"
     fits = wanted_mib is None or wanted_mib <= share * float(total)
     if not fits:
-        text += f"; weights and KV cache take {wanted_mib:.0f} MiB: a smaller model"
+        text += f"; weights and KV cache take {wanted_mib:.0f} MiB; choose a smaller model"
     if wanted_mib is None:
         text += "; the model's size is not known before it is fetched"
     level: Verdict = "ok" if wanted_mib is not None else "warn"

@@ -340,7 +340,7 @@ class Server:
                 raise ServerError(f"the engine died ({death[0]}) {when}\n{self.log_tail()}")
 
     def _settle(self) -> None:
-        """Wait until a command that has left its server has ended, and follow what listens."""
+        """Wait for the end of a command that leaves a server, and follow the listening process."""
         if self.command.callers and not self.command.running:
             assert self._process is not None
             if not self._owners().intersection(self._group_members()):
@@ -352,7 +352,7 @@ class Server:
             self._detached = self._find_detached()
 
     def _follow(self, when: str) -> None:
-        """Find what a command that has ended left running, or check that it still runs.
+        """Find the server that an ended command has left running, or check that it still runs.
 
         Raises:
             ServerError: nothing runs LEFT_S after the command's end, or it has ended since.
@@ -380,10 +380,10 @@ class Server:
             self._detached.follow_log(self.folder / paths.STDERR_LOG)
         elif now - self._ended_at > LEFT_S:
             raise ServerError(f"the command ended {when} with status 0, and left no server: none of"
-                              f" its processes is running or listening\n{self.log_tail()}")  # fmt: skip
+                              f" its processes runs or listens\n{self.log_tail()}")  # fmt: skip
 
     def _find_detached(self) -> Detached | None:
-        """Return what the command has left running, or None."""
+        """Return the server that the command has left running, or None."""
         printed = (self.folder / paths.STDOUT_LOG).read_text(errors="replace")
         driver = process_name(os.getpid())
         try:
@@ -520,7 +520,7 @@ class Server:
         return how
 
     def _stop_detached(self, detached: Detached, grace_s: float) -> str:
-        """Stop what the command has left; return how it ended."""
+        """Stop the server that the command has left; return how the server ended."""
         if not detached.runs():
             return "dead"
         family = [] if detached.container or detached.pid is None else family_of(detached.pid)

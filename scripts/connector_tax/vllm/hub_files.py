@@ -30,7 +30,7 @@ def main(model: str, revision: str, load: str) -> None:
         if missing > free:
             sys.exit(
                 f"{missing / 2**30:.1f} GiB are to be fetched and {free / 2**30:.1f} GiB are free "
-                f"below {there}; HF_HOME names another place"
+                f"below {there}; set HF_HOME to another folder"
             )
     folder = Path(hub.snapshot_download(model, **wanted))
     files = [path for path in folder.rglob("*") if path.is_file()]
