@@ -1,4 +1,4 @@
-"""Compare fifo with pack admission: repeat an experiment with a GPT-2 engine on the embedded one.
+"""Compare fifo and pack admission: repeat an experiment with a GPT-2 engine on the embedded engine.
 
 128 requests arrive at once, with prompts of 515, 4, 4, 4 tokens in turn (the source's 512, 1, 1, 1,
 plus three tokens that make each prompt unique) and 32 new tokens each. The prefill budget is 256
@@ -84,7 +84,7 @@ def prompts() -> list[list[int]]:
 
 
 def summarize(streams: list[Stream]) -> Figures:
-    """Return the figures of a run that the source reports."""
+    """Return those figures of a run that the source reports, too."""
     send, tokens = (np.array(stamps) for stamps in zip(*streams, strict=True))
     first, last = tokens[:, 0], tokens[:, -1]
     per_token = (last - first) / (_NEW_TOKENS - 1)
@@ -145,7 +145,7 @@ def measured() -> dict[str, Figures]:
 
 
 def table(emulated: dict[str, Figures]) -> Table:
-    """Return both policies, emulated and from the source, and the change from fifo to pack."""
+    """Return the figures of both policies, emulated and from the source, and their change."""
     sides = {"emulated": emulated, "source": _SOURCE}
     columns = [f"{side}: {what}" for side in sides for what in (*_POLICIES, "change")]
     shown = Table("", *columns, title="percentiles in ms")

@@ -53,7 +53,7 @@ CHAT = "--url {url} --model m --prompt-words 8 --max-tokens 16 --ignore-eos --ch
 
 @dataclass(frozen=True)
 class Pair:
-    """Another client's command line and its equivalent here, which send `requests` (None: any)."""
+    """Another client's command line and its equivalent here; both send `requests` (None: any)."""
 
     client: str
     peer_line: str
@@ -161,7 +161,7 @@ def did(arguments: list[str], client: str = "") -> str:
 
 
 def seen(responses: list[list[int]]) -> str:
-    """Return the number of requests, the tokens of each, and the most at once."""
+    """Return the numbers of requests, of tokens in each, and of requests at once."""
     if len(responses) < 2:
         return f"{len(responses)} requests"
     tokens = np.unique([len(stamps) - 1 for stamps in responses])

@@ -287,7 +287,7 @@ def least_covered(ratio: float, blocks: int) -> float | None:
 
 
 def layouts() -> list[tuple[Scenario, int]]:
-    """Return every scenario with its numbers of blocks."""
+    """Return every scenario with the numbers of blocks to simulate."""
     of_prior = itertools.product(scenarios(7, (2, 3, 5, 10, 100), few=True), BLOCKS)
     others = itertools.product(scenarios(11, (2, 4, 7), few=False), BLOCKS[1:])
     return [*of_prior, *others]

@@ -1,4 +1,4 @@
-"""Measure a decode step's cost on a host whose speed changes between half seconds.
+"""Measure a decode step's cost on a host whose speed changes every half second.
 
 Reads the step logs of a study's Phase A. A step counts if one request was decoded in it and in the
 next step; its duration ends at the next step's beginning. The same core's time for schedule(),
@@ -46,7 +46,7 @@ def _alone(step: StepLine) -> bool:
 
 
 def _steps(file: Path) -> Iterable[tuple[int, float, float]]:
-    """Yield half second, duration and schedule() time (us) of each decode step of one request."""
+    """Yield half second, duration and schedule() time (us) of each single-request decode step."""
     scheduler_steps: list[StepLine] = [
         step for step in read_jsonl(file) if step["process"] == "scheduler"
     ]
@@ -76,9 +76,7 @@ def half_seconds(study_file: Path, cell: str) -> pd.DataFrame:
 
 
 def adjusted(frame: pd.DataFrame, baseline: str) -> tuple[pd.DataFrame, float, float]:
-    """Return launch medians in log us, measured and at one speed, and the slope and r of the
-    adjustment.
-    """
+    """Return launch medians in log us, measured and adjusted to one speed, with slope and r."""
     times = frame[["step", "schedule"]]
     within_block = times - times.groupby([frame["config"], frame["block"]]).transform("mean")
     step, schedule = within_block.to_numpy().T

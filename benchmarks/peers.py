@@ -87,7 +87,7 @@ def reported(file: str, *path: Any, p50: str = "p50", p99: str = "p99") -> Any:
 
 
 def _veeksha_file(load: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration for chat, since its completions client does not stream."""
+    """Return veeksha's configuration, for chat since its completions client does not stream."""
     interval = {"type": "fixed", "interval": 1 / load["rate"]}
     traffic: dict[str, Any] = {"type": "rate", "interval_generator": interval}
     if load["places"]:

@@ -273,7 +273,7 @@ class Block(NamedTuple):
 
 
 class _Switches(contextlib.ExitStack):
-    """The switches of all processes of a server that run steps."""
+    """The probe switches of a server's processes that run steps."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()

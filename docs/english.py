@@ -110,7 +110,7 @@ def places() -> Iterator[tuple[str, str, int, str]]:
 
 
 def readme() -> dict[str, int]:
-    """Return the README's counts, by the names of README_LIMITS."""
+    """Return the README's counts of words, lines and numbers, by the names in README_LIMITS."""
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     prose, before = (
         re.sub(r"\]\([^)]*\)|`[^`]*`", " ", FENCE.sub("", part))

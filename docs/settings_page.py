@@ -57,7 +57,8 @@ def _outcome(row: Row, plain: Row) -> str:
 
 
 def versions(records: Mapping[str, Record]) -> str:
-    """Return a line for each range of versions: the manager by connector, async scheduling.
+    """Return a line for each range of versions: the KV cache manager by connector, async
+    scheduling.
 
     Args:
         records: by version, in order.
@@ -78,7 +79,7 @@ def versions(records: Mapping[str, Record]) -> str:
 
 
 def capacities(records: Mapping[str, Record]) -> str:
-    """Return a line for each version with a resolved KV cache: plain's, then each connector's."""
+    """Return a line for each version with a resolved KV cache: plain, then each connector."""
     lines = []
     for version, record in records.items():
         rows = {row["connector"]: row for row in record["rows"]}

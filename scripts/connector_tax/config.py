@@ -516,7 +516,7 @@ def _check_choices(config: StudyConfig, source: str) -> None:
 
 
 def pythons_of(engine: EngineSection) -> list[str]:
-    """Return the interpreters of the configurations' servers, the engine's own first."""
+    """Return the interpreters of the configurations' servers, first the engine's interpreter."""
     sections = (engine, *engine.get("forms", {}).values())
     return list(dict.fromkeys(section["python"] for section in sections if "python" in section))
 

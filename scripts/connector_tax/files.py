@@ -333,7 +333,7 @@ def sha256_below(folder: Path, pattern: str = "*") -> dict[str, str]:
 
 
 def sha256_tree(folder: Path, pattern: str = "*") -> str:
-    """Return one digest over the names and contents of these files."""
+    """Return one digest over the names and contents of the files."""
     lines = (f"{digest}  {name}\n" for name, digest in sha256_below(folder, pattern).items())
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 

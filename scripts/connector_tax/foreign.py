@@ -77,7 +77,7 @@ def is_secret(name: str, value: Any) -> bool:
 
 
 def _is_secret_of(name: str, value: Any) -> bool:
-    """Return whether `value` is plausibly a secret by its name."""
+    """Return whether `name` suggests that `value` is a secret."""
     if value is None or isinstance(value, bool) or _HARMLESS.fullmatch(str(value)):
         return False
     if names_secret(name):

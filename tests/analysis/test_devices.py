@@ -29,7 +29,7 @@ def on_gpu(**changes: str) -> list[Mapping[str, Any]]:
     return [NODE | {"gpus": [gpu], "devices": [gpu["uuid"]]}]
 
 
-def test_blocks_have_no_device_names_with_one_device_or_none() -> None:
+def test_blocks_on_one_or_unrecorded_devices_have_no_device_names() -> None:
     assert block_devices(cells_on([], [])) == {}
     assert block_devices(cells_on([NODE], [NODE | {"boot": "later", "job": "7"}], [])) == {}
 

@@ -85,7 +85,7 @@ def test_decodes_alternate_under_a_token_limit() -> None:
     assert [step(scheduler) for _ in range(3)] == [[0, 1], [2, 0], [1, 2]]
 
 
-def test_at_most_max_num_seqs_run() -> None:
+def test_at_most_max_num_seqs_sequences_run() -> None:
     scheduler = Scheduler(options(max_num_seqs=2), MAX_LEN)
     for arrival in range(3):
         scheduler.add(sequence(arrival, 4, 2))

@@ -142,7 +142,7 @@ def test_errors_have_the_same_json_as_vllm(
     assert {"type", "param"} <= set(error)
 
 
-def test_a_connection_carries_many_requests_and_pipelined_ones_in_order(server: Launched) -> None:
+def test_connection_answers_sequential_and_pipelined_requests_in_order(server: Launched) -> None:
     asked = [json.dumps(completion(prompt=[p], max_tokens=3)).encode() for p in range(5)]
     payload = b"".join(map(post, asked)) + b"GET /health HTTP/1.1\r\nconnection: close\r\n\r\n"
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:

@@ -440,7 +440,7 @@ def test_the_first_requests_of_a_closed_loop_do_not_wait_for_each_other(tmp_path
     assert {r["t_intended_ns"] for r in records} - set(first_ns) <= ends_ns
 
 
-def test_prompts_of_words_are_distinct_and_goodput_counts(tmp_path: Path) -> None:
+def test_word_prompts_are_distinct_and_goodput_is_reported(tmp_path: Path) -> None:
     with serve(Pause(0.05), GOOD) as server:
         load = "--chat --prompt-words 12 --concurrency 4 --requests 20 --goodput "
         slos = ("ttft:10000 e2e:10000", "e2e:40")

@@ -54,7 +54,7 @@ def test_manager_forced_on_is_refused_for_a_connector_without_support(
     assert rows["NixlConnector"]["state"] == "resolves"
 
 
-def test_stub_without_a_method_fails_the_proof(
+def test_stand_in_without_a_method_fails_the_proof(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "inside"

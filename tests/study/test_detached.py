@@ -88,7 +88,7 @@ def test_forked_server_is_measured_and_stopped(tmp_path: Path, before: str) -> N
         assert not is_up(server)
 
 
-def test_end_of_a_forked_server_is_noticed(tmp_path: Path) -> None:
+def test_end_of_a_forked_server_is_detected(tmp_path: Path) -> None:
     with started(tmp_path, forked()) as server:
         server.wait_ready(20)
         psutil.Process(server.pid).kill()

@@ -47,7 +47,7 @@ def owner_and_child(code: str) -> tuple[subprocess.Popen[bytes], subprocess.Pope
 
 
 def assert_ended(gates: subprocess.Popen[str], other: int) -> None:
-    """Check that the gates end with status 1, and a process below them (a pidfd) ends."""
+    """Check that the gates end with status 1, and that a process below them (a pidfd) ends."""
     assert gates.wait(timeout=20) == 1
     assert select.select([other], [], [], 20)[0]
     os.close(other)

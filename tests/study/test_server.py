@@ -105,7 +105,7 @@ def kill_engine_core(server: Server) -> None:
 
 
 @pytest.mark.parametrize("ready", [True, False])
-def test_engine_core_that_dies_behind_a_living_api_server_is_noticed(
+def test_dead_engine_core_of_a_living_api_server_is_detected(
     tmp_path: Path, started: list[Server], ready: bool
 ) -> None:
     core = tmp_path / "VLLM::EngineCor"

@@ -186,7 +186,7 @@ Worker.execute_model = lambda self, output: "result"
 
 
 def described(tree: Path) -> dict[str, Any]:
-    """Return the program's description of the vLLM in `tree`."""
+    """Return hook_points.py's description of the vLLM in `tree`."""
     done = subprocess.run(
         [sys.executable, Path(overlay.__file__).with_name("step_probe") / "hook_points.py"],
         env={**os.environ, "PYTHONPATH": str(tree)},

@@ -93,7 +93,7 @@ class Line:
         self._shown = ""
 
     def show(self, text: str, *more: str, passing: bool = False) -> None:
-        """Replace the line.
+        """Replace the displayed line.
 
         Args:
             more: further parts, of which a terminal shows those that fit.
@@ -131,7 +131,7 @@ class Failed(Exception):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure the candidates' costs; with --max the exit status is the answer."""
+    """Measure the candidates' costs; return the exit status, which with --max gives the result."""
     options = parse(argv)
     line, name = Line(), study_name(options)
     root = Path("results", name)
@@ -454,7 +454,7 @@ class Clock:
 
 
 def _so_far(findings: Sequence[Finding]) -> list[str]:
-    """Return TTFT and TPOT of each candidate, with names if there are several."""
+    """Return each judged metric's change so far; with several candidates also their names."""
     several = len({f.config for f in findings}) > 1
     return [
         f"{f.config + ' ' if several else ''}{word_of(f.metric)} "

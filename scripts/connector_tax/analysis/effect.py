@@ -58,7 +58,7 @@ class Levels(NamedTuple):
 
     @property
     def one_sided(self) -> tuple[float, float]:
-        """Return the one-sided levels of the interval ends, the equivalence test's first."""
+        """Return the one-sided levels of the ends of the narrow and of the wide interval."""
         return (1 + self.narrow) / 2, (1 + self.wide) / 2
 
 
@@ -205,8 +205,7 @@ class Effect:
         return replace(self, error=self.error * float(np.sqrt(self.n_blocks / blocks)), df=df)
 
     def ahead(self, blocks: int) -> Ends:
-        """Return the interval's ends expected with `blocks` blocks, reached by POWER of such
-        studies.
+        """Return the interval's ends that a share POWER of studies with `blocks` blocks will reach.
         """
         if not self.repeats:
             return Ends(-np.inf, np.inf)

@@ -1,4 +1,4 @@
-"""Compute effects: taxes (percentiles over the baseline's) and combinations of taxes.
+"""Compute effects: taxes (percentiles relative to the baseline) and combinations of taxes.
 
 This module also judges them, and makes the latency rows of effects.csv. A tax is
 tax = exp(d) - 1, where d is the mean over blocks of the log of the configuration's percentile minus
@@ -82,7 +82,7 @@ class LogSample(NamedTuple):
 
     @property
     def least(self) -> int:
-        """Return the sample size of its smallest cell."""
+        """Return the sample size of the smallest cell."""
         return self.n if self.n_cell is None else self.n_cell
 
 
@@ -404,7 +404,8 @@ def compared(study: Study, phase: str) -> list[str]:
 
 
 def tax_rows(taxes: TaxTable, findings: Sequence[Finding] = ()) -> list[Row]:
-    """Return a row for each (configuration but the baseline, phase, cell, metric), valid or not.
+    """Return a row for each configuration (except the baseline), phase, cell and metric, valid or
+    not.
 
     Phase A also has the cell ALL_RATES, the mean over its rates without saturation. The A/A row is
     named after the baseline's last launch; it is missing if the baseline has one launch per block.

@@ -599,7 +599,7 @@ def wall_clock(study: Study, cells: Sequence[CellFolder]) -> ConclusionRecord:
 
 
 def set_back_s(cells: Sequence[CellFolder]) -> float:
-    """Return the most seconds that the time of day lost against CLOCK_MONOTONIC between two cells.
+    """Return the largest setback of the time of day between two cells, by CLOCK_MONOTONIC, in s.
 
     Only measured cells of one recorded boot are compared; 0 if no time was lost.
     """

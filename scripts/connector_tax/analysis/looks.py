@@ -24,7 +24,7 @@ from connector_tax.files import write_json
 
 
 def look(study: Study, blocks: int) -> list[Finding]:
-    """Judge the first `blocks` blocks; there is no interval before the second block.
+    """Return the findings on the first `blocks` blocks; a single block gives no intervals.
 
     Args:
         study: a study whose Phase A has ended in its first `blocks` blocks.
@@ -64,7 +64,7 @@ def taxes_of_phase_a(study: Study, blocks: int | None = None) -> TaxTable:
 
 
 def findings_of(taxes: TaxTable, blocks: int) -> list[Finding]:
-    """Judge the taxes over all rates, at the level of the analysis after `blocks` blocks."""
+    """Return the findings on taxes over all rates, at the level of the analysis after `blocks`."""
     statistics = taxes.study.config["statistics"]
     levels, first = statistics["looks"], first_look(statistics)
     metrics = judged_metrics(statistics)

@@ -270,7 +270,7 @@ def _waiting(cell: CellFolder) -> float | None:
 
 
 def measure_requests(cell: CellFolder) -> Requests:
-    """Measure the requests of a valid or void cell; the result is cached.
+    """Return the measured requests of a valid or void cell; the result is cached.
 
     Raises:
         ArtifactError: the index does not list the file, the file differs from the index, or a line

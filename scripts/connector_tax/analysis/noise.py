@@ -44,7 +44,7 @@ class Spread:
     df: float
 
     def half_width(self, confidence: float) -> float:
-        """Return half the width of its interval."""
+        """Return half the width of the interval."""
         return float(stdtrit(self.df, (1 + confidence) / 2)) * self.error
 
 
@@ -195,7 +195,7 @@ class Mixture:
         return equivalent(quantiles(weights, errors, self.df, levels), levels)
 
     def tails(self, squares: Floats, errors: Floats) -> Floats:
-        """Return the probabilities of an error of the contrast above these; see `spread`."""
+        """Return the probability of a contrast's error above each of `errors`; see `spread`."""
         weights, ratios, variances = self._counted
         scales = np.sqrt(variances * (ratios @ squares))
         return np.asarray(upper_tail(self.df, errors[:, None] / scales) @ weights)

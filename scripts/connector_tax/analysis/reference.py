@@ -54,7 +54,7 @@ def load_of(requests: Requests, waiting: float | None, rate_rps: float | None) -
 def judge_cells(
     study: Study, cells: Sequence[CellFolder], loads: Mapping[CellKey, CellLoad]
 ) -> dict[CellKey, Judgement]:
-    """Judge the cells with load figures; criteria that compare with half the rate need Phase A."""
+    """Return the judgements of the cells; criteria that compare with half the rate need Phase A."""
     known = [cell for cell in cells if cell.key in loads and cell.rate_rps is not None]
     sweeps: dict[tuple[str, int, str], dict[float, CellLoad]] = {}
     for cell in known:

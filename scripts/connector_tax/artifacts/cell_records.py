@@ -309,7 +309,7 @@ class MeasuredCellRecord(TypedDict):
 
 
 class CellRecord(MeasuredCellRecord):
-    """cell_<phase>_<cell>.json; `files` is SHA-256 by name of the cell's other files."""
+    """cell_<phase>_<cell>.json; `files` has the SHA-256 of the cell's other files by name."""
 
     #: validity check to value, bound and pass; the checks are artifacts/checks.py:CHECKS
     health: dict[str, CheckRecord]

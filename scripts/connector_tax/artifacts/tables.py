@@ -157,7 +157,7 @@ class EffectRow:
 
     @property
     def change(self) -> tuple[float | None, float | None, float | None]:
-        """Return the relative change of the metric, as `shown`; a throughput's cost is negative."""
+        """Return the metric's relative change (negative if it falls), interval as in `shown`."""
         estimate, *ends = (None if of is None else change_of(self.metric, of) for of in self.shown)
         lo, hi = ends[::-1] if self.metric in THROUGHPUT_METRICS else ends
         return estimate, lo, hi
@@ -218,7 +218,7 @@ class StepPoint:
 
 @dataclass(frozen=True)
 class EngineRow:
-    """One setting of a configuration's engine, with plain's (engine.csv)."""
+    """One setting of a configuration's engine, with plain's value (engine.csv)."""
 
     config: str
     setting: str

@@ -81,7 +81,7 @@ class Answer:
 
     @property
     def public_id(self) -> str:
-        """Return the id in the response."""
+        """Return the id that the response contains."""
         return f"{'chatcmpl' if self.chat else 'cmpl'}-{self.request_id}"
 
     def usage(self, completion_tokens: int) -> dict[str, Any]:

@@ -110,7 +110,7 @@ class BlockPool:
             holding.uncached -= 1
 
     def release(self, holding: Holding) -> None:
-        """Take all blocks from a sequence; its cached blocks become idle, the last first."""
+        """Take all blocks from a sequence; its cached blocks become idle, from last to first."""
         for digest in reversed(holding.shared):
             users = self._users[digest] - 1
             if users:

@@ -81,7 +81,7 @@ class StepDevice(VectorTransformer):
         sharpen_timers()
 
     def transform(self, prepared: list[list[float]]) -> list[list[int]]:
-        """Spend each step in turn."""
+        """Let the time of each step pass, one step after the other."""
         return [self._step(*step) for step in prepared]
 
     def _step(self, start: float, host_tax: float, load_tax: float, *shape: Any) -> list[int]:

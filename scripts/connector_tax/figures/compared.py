@@ -36,7 +36,7 @@ Interval = tuple[float | None, float | None, float | None]
 
 @dataclass(frozen=True)
 class Latency:
-    """A metric at one rate, in its unit: the baseline's, a candidate's, and their difference.
+    """A metric at one rate, in its unit: for the baseline, a candidate, and their difference.
 
     Each is a value with the ends of its 95% interval; None if missing.
     """
@@ -57,8 +57,7 @@ def marked_words(words: Sequence[str], other: Sequence[str]) -> list[Word]:
 
 
 def label_of(baseline: Sequence[str], candidate: Sequence[str]) -> str:
-    """Return the words of a candidate's command that the baseline's lacks, in at most 40
-    characters.
+    """Return the words that only the candidate's command has, in at most 40 characters.
 
     A JSON word with a connector's name is shown as that name.
     """
@@ -248,7 +247,7 @@ def table(study: StudyTables) -> tuple[list[str], list[list[str]]]:
 
 
 def _named(metric: str) -> str:
-    """Return a metric's label, with its unit if that is not ms and the label lacks it."""
+    """Return a metric's label, and its unit unless the unit is ms or part of the label."""
     label, unit = ALL_METRICS[metric].label, ALL_METRICS[metric].unit
     return label if unit in ("ms", label) else f"{label}, {unit}"
 

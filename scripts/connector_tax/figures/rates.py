@@ -1,4 +1,4 @@
-"""Figures 1 to 3, over the offered rate of Phase A: latencies with their taxes, throughput."""
+"""Draw figures 1 to 3: latencies, their taxes and throughput over the offered rate of Phase A."""
 
 import itertools
 import math

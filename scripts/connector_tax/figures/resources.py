@@ -1,4 +1,4 @@
-"""Figure 10: resources of an idle connector besides latency; and the scorecard."""
+"""Draw figure 10, the resources of an idle connector besides latency, and the scorecard."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Figures 6 and 7: duration and cost of steps; and what the spans of the step probe include."""
+"""Draw figures 6 and 7, duration and cost of steps, and explain the step probe's spans."""
 
 import re
 from collections.abc import Sequence

@@ -123,7 +123,7 @@ class StudyTables:
 
     @cached_property
     def blocks(self) -> int:
-        """Return the number of blocks measured; of the planned ones in a study without a launch."""
+        """Return the number of measured blocks, or of planned blocks if nothing was launched."""
         launches = self.folder.of_phase("A")
         measured = {launch.launch.block for launch in launches if launch.status == "done"}
         return len(measured) or self.document["blocks"]

@@ -1,4 +1,4 @@
-"""Figures 4, 5, 8 and 9: taxes with their intervals over the A/A band."""
+"""Draw figures 4, 5, 8 and 9: taxes with their intervals over the A/A band."""
 
 import math
 from collections.abc import Iterator, Sequence

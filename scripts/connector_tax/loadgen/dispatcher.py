@@ -361,7 +361,7 @@ class Dispatcher:
             worker.sender.send(frame)
 
     def _ask(self, message: Begin | End) -> "dict[WorkerProcess, asyncio.Future[Any]]":
-        """Send a message to every living worker; return a future reply of each, None if it dies."""
+        """Send a message to every living worker; return futures of replies (None: it died)."""
         pending: dict[WorkerProcess, asyncio.Future[Any]] = {}
         for worker in self._living:
             worker.answer = pending[worker] = self._loop.create_future()

@@ -262,7 +262,7 @@ class Plan:
         self.ok = self.measured_ok = self.failed = self.dropped = 0
 
     def start(self, origin_ns: int, workers: int = 1) -> None:
-        """Fix the traffic to the clock, for so many workers."""
+        """Set the origin of the traffic's times, and the number of workers."""
         self.origin_ns = origin_ns
         self._workers = workers
         self._scheduler = self._load.scheduler(origin_ns)
@@ -484,7 +484,7 @@ class Plan:
 
     @property
     def handed_out(self) -> int:
-        """Return the number of requests handed to workers, with those that came back unsent."""
+        """Return the number of requests handed to workers, including unsent ones that came back."""
         return len(self._records)
 
     @property

@@ -93,7 +93,7 @@ class EventSplitter:
 
 
 class Usage(msgspec.Struct):
-    """The token counts of an answer, by the server; None where it gives none."""
+    """The token counts that the server reports for an answer; None where a count is missing."""
 
     prompt_tokens: int | None
     completion_tokens: int | None
@@ -441,7 +441,7 @@ class StreamAccumulator:
         return self.mute > 0 and count is not None and 0 < count == self.tokens - self.mute
 
     def drop_mute(self) -> None:
-        """Count no event without text as a token."""
+        """Remove the events without text from the number of tokens."""
         self.token_events -= self.mute
         self.mute = 0
 

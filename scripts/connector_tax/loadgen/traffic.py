@@ -382,7 +382,7 @@ class _OneByOne:
         return self._handed >= len(self._sessions)
 
     def complete(self, *_: object) -> Outcome:
-        """Take the end of a request, or its return, if it was never sent."""
+        """Process the end of a request, or a request that came back unsent."""
         self._ended += 1
         return _NOTHING_MORE
 

@@ -138,7 +138,7 @@ def _gate(study: Study, entry: ConfigurationEntry, gates: dict[str, GateRecord])
 
 
 def _launch(whole: StudyFolder, launch: Launch, index: LaunchIndex | None) -> Iterator[str]:
-    """Yield differences of index.json from the design, attempts.json and the cells' records."""
+    """Yield differences between index.json and the design, attempts.json and the cells' records."""
     study, folder = whole.study, launch.folder(whole.root)
     if index is None:
         yield "index.json is missing"
@@ -329,7 +329,7 @@ def _overlapping(group: Sequence[Attempt]) -> Iterator[str]:
 
 
 def _moved(blocks: Iterable[Sequence[Attempt]]) -> Iterator[str]:
-    """Yield how the devices of a block's launches differ, with a GPU's CPUs and NUMA node."""
+    """Yield differences between the devices of a block's launches, also in CPUs and NUMA nodes."""
     for first, *others in blocks:
         for attempt in others:
             for key, wanted in first.node.items():

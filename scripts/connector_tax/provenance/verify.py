@@ -47,7 +47,7 @@ RATES = "all_rates"  # the cell of the taxes over all rates of Phase A without s
 
 
 def once(pairs: list[tuple[str, Any]]) -> Row:
-    """Return an object; reject a key that it has twice, of which each reader could take another."""
+    """Return an object; reject duplicate keys, of which readers could use different values."""
     names = Counter(name for name, _ in pairs)
     if len(names) < len(pairs):
         raise ValueError(f"key {names.most_common(1)[0][0]!r} twice in one object")
@@ -91,7 +91,7 @@ def read_table(root: Path, kind: str) -> dict[str, list[Row]]:
 
 
 def numbers(column: str) -> list[str]:
-    """Return the numbers of a column as text, as in the lines."""
+    """Return a column's numbers as text, in the form that the lines have."""
     values = column[1:].split()
     return [str(n) for n in itertools.accumulate(map(int, values))] if column[0] == "+" else values
 
@@ -483,8 +483,9 @@ class Effect:
 
     @cached_property
     def inner(self) -> tuple[float, float]:
-        """Return the equivalence test's interval; if suspect, at least as wide as its block
-        differences give."""
+        """Return the equivalence test's interval; if suspect, no narrower than by block
+        differences.
+        """
         if not self.repeats:
             return self.around(0.0)
         half = self.spread.half(self.narrow)
@@ -810,7 +811,7 @@ def published_taxes(folder: Path) -> Row:
 
 
 def judged_early(root: Path) -> set[str]:
-    """Return the taxes that interim analyses judged, whose numbers effects.csv has."""
+    """Return the taxes that interim analyses judged; effects.csv has their numbers."""
     path = root / "looks.json"
     taken = read_json(path)[-1:] if path.exists() else []
     findings = [finding for look in taken for finding in look["findings"]]

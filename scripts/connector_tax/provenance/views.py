@@ -74,7 +74,7 @@ def changed_files(published: Mapping[str, str], there: Mapping[str, Path]) -> It
 
 
 def other_versions(there: Mapping[str, str]) -> list[str]:
-    """Return the differences between the publishing versions and those here."""
+    """Return the differences between the publishing versions and the local ones."""
     return [
         f"{name} {there[name]} (here {version})"
         for name, version in versions().items()

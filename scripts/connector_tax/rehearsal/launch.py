@@ -253,7 +253,7 @@ def rehearse_launch(study: StudyDocument, launch: Launch, root: Path, machine: M
 def _write_server(
     study: StudyDocument, launch: Launch, engine: VirtualEngine, machine: Machine, folder: Path
 ) -> dict[str, str]:
-    """Write what a launch records of its server; return the files' hashes."""
+    """Write the server records of a launch; return the files' hashes."""
     tax = machine.engines[launch.configuration].tax
     idle = tax.background_cpu if tax else 0.0
     settings = virtual_engine_record(study["config"]["engine"], engine.page().decode())

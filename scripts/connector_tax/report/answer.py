@@ -125,7 +125,7 @@ def answer(study: StudyTables) -> str:
 
 
 def load(study: StudyTables) -> str:
-    """Return the load of the costs, and the latencies and costs at the highest rate.
+    """Return the load at which costs were measured, and latencies and costs at the highest rate.
 
     The latencies are the baseline's in ms; each configuration's cost is listed, saturated or not.
     """
@@ -157,7 +157,7 @@ def _marks(study: StudyTables, taxes: Sequence[EffectRow]) -> str:
 
 
 def notes(study: StudyTables) -> list[str]:
-    """Return a sentence for each open question, with what would answer it."""
+    """Return a sentence for each open question, with the measurement that would answer it."""
     compared = _compared(study)
     sentences: list[str] = []
     if chosen := _chosen(compared, lambda row: row.verdict == CANNOT_TELL):
@@ -177,7 +177,7 @@ def notes(study: StudyTables) -> list[str]:
 
 
 def limits(study: StudyTables) -> str:
-    """Return what a study of this kind of engine cannot show."""
+    """Return the limits of a study with this kind of engine, as sentences."""
     engine = study.settings["engine"]
     if study.emulated:
         return "The engine is emulated with costs set in a file: no number describes vLLM or a GPU."

@@ -54,7 +54,7 @@ class Record(TypedDict):
 
 
 def locks(text: str) -> dict[str, str]:
-    """Return the pins of each version: a vLLM and the packages that follow it."""
+    """Return the pins of each version: vLLM, and packages whose versions depend on it."""
     lock_of: dict[str, str] = {}
     version = ""
     for entry in re.split(r"^(?=\w)", text, flags=re.MULTILINE)[1:]:

@@ -1,4 +1,4 @@
-"""The settings matrix: what each connector changes in each model's settings, relative to plain."""
+"""The settings matrix: the changes that each connector makes to each model's settings on plain."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NotRequired, TypedDict

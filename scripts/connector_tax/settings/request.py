@@ -243,6 +243,6 @@ def model(name: str, scratch: Path) -> Model:
 
 
 def names_of(cases: Sequence[Case]) -> list[str]:
-    """Return the modules that these cases' connectors need, with all known modules."""
+    """Return all known modules, and the modules that the connectors of these cases need."""
     names = {package_of(name) for case in cases for name in connectors_in(case["transfer"])}
     return sorted({*PACKAGES.values(), *(name for name in names if name)})

@@ -187,7 +187,7 @@ def _line(line: Sequence[Cell], widths: Sequence[int], *, bold: bool = False) ->
 
 
 def _packages(matrix: Matrix) -> Iterator[str]:
-    """Yield connectors that cannot start without a package, and those never started here."""
+    """Yield connectors without their package, and connectors that this project never started."""
     absent = [
         f"{connector['name']} ({', '.join(missing)})"
         for connector in matrix["connectors"]
@@ -206,7 +206,7 @@ def _packages(matrix: Matrix) -> Iterator[str]:
 
 
 def summary(matrix: Matrix) -> str:
-    """Return a line with the counts."""
+    """Return a line with the numbers of rows by state."""
     rows = [row for row in matrix["rows"] if row["connector"] != PLAIN]
     counts = {state: sum(row["state"] == state for row in matrix["rows"]) for state in _STARTS}
     changed = sum(

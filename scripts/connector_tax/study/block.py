@@ -129,7 +129,7 @@ def _run_launches(
 
 
 class _Ending:
-    """A block's runner, which starts launches until the block is asked to end."""
+    """A runner of a block's launches, which starts no further launch after a signal to end."""
 
     def __init__(self) -> None:
         self._warned = False
@@ -160,7 +160,7 @@ class _Ending:
 
 
 def _as_child() -> None:
-    """Prepare a launch's driver: a signal that reaches all of a job's processes ends no server."""
+    """Prepare a launch's driver, so that a signal to all of a job's processes ends no server."""
     die_with_parent()
     ignore_warning()
 

@@ -265,7 +265,7 @@ def _stream(study: StudyDocument, name: str) -> str:
 def while_alive(
     alive: Callable[[], object], then: Callable[[Progress], object] = lambda _: None
 ) -> Callable[[Progress], None]:
-    """Return a run's `on_progress` that calls `alive` every ALIVE_S, and `then` each time.
+    """Return an `on_progress` callback that calls `alive` every ALIVE_S and `then` at each call.
 
     An error of either ends the run.
     """
@@ -428,7 +428,7 @@ def _final_scrape(sampler: MetricsSampler, before: ScrapeLine, result: CellResul
 
 
 def schedule_kind(config: StudyConfig) -> str:
-    """Return the arrival process, TRACE if a trace's own times are used, or CLOSED."""
+    """Return the arrival process; TRACE for the times of a trace, CLOSED for a closed loop."""
     if config["phase_a"].get("concurrency"):
         return CLOSED
     traffic = config["phase_a"].get("traffic")

@@ -23,7 +23,8 @@ class ChildError(Exception):
 
 
 class CommandChild:
-    """The driver's end of a helper process; a context manager. The process dies with the driver.
+    """The driver's interface to a helper process; a context manager. The process dies with the
+    driver.
 
     Attributes:
         meanwhile: called every MEANWHILE_S while a reply is awaited; its errors end the wait.

@@ -289,7 +289,7 @@ def check_slots(config: StudyConfig, source: str) -> None:
 
 
 def _uses(slot: SlotSection, where: str) -> Iterator[tuple[str, str]]:
-    """Yield each key and value that only one slot may have."""
+    """Yield a slot's keys and values that no other slot may have."""
     yield "id", slot["id"]
     for part in slot["cpus"].split(","):
         cpus = parse_cpus(part)

@@ -177,7 +177,7 @@ def _packages(engine: EngineSection) -> Iterator[Finding]:
 
 
 def _emulated_device(engine: EngineSection) -> Finding:
-    """Check that the device can be emulated and name it; imports vLLM."""
+    """Check that the device can be emulated, by importing vLLM; the finding names the device."""
     device, name = engine["device_time_content"], "emulated device"
     try:
         for python in pythons_of(engine):
@@ -328,7 +328,7 @@ def triton(engine: EngineSection) -> Finding:
 
 
 def rdma(study: StudyDocument, root: Path = Path("/")) -> Finding:
-    """Check that each Mooncake configured for RDMA has an RDMA device."""
+    """Check that there is an RDMA device if a Mooncake connector is configured for RDMA."""
     forms = study["config"]["engine"]["forms"]
     asking = [
         entry["id"]

@@ -89,7 +89,7 @@ class Server:
         return 1 / self.request_s(shape, self.most_at_once(shape))
 
     def life_s(self, shape: tuple[int, int], rate_rps: float) -> float:
-        """Return the seconds of one request at a rate below the capacity (Little's law)."""
+        """Return the duration in s of one request at a rate below the capacity (Little's law)."""
         for n in range(1, self.most_at_once(shape) + 1):
             if rate_rps * self.request_s(shape, n) <= 1:
                 return max(n / rate_rps if n > 1 else 0.0, self.request_s(shape, 1))

@@ -73,7 +73,7 @@ class Waiting:
         self.reported = False
 
     def take(self, answer: httpx.Response | httpx.HTTPError) -> str | None:
-        """Record an answer; return its problem once it has lasted."""
+        """Record an answer; return its problem if the problem has lasted for PATIENCE_S."""
         lasting = True
         if isinstance(answer, httpx.HTTPError):
             problem = str(answer) or type(answer).__name__

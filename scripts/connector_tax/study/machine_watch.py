@@ -115,7 +115,7 @@ CHUNK_MS = 1000.0
 
 
 class MachineWatch(CommandChild):
-    """The driver's end of the watching process; a context manager.
+    """The driver's interface to the watching process; a context manager.
 
     Args:
         gpus: UUIDs of the engine's GPUs; empty without GPUs.

@@ -328,7 +328,7 @@ def ask_gate(
     probe: Path | None,
     probe_note: str | None = None,
 ) -> GateRecord:
-    """Run a configuration's gate and return its record, passed or not; write <gate>.log into
+    """Run a configuration's gate; return its record, passed or not, and write <gate>.log into
     `folder`.
 
     Args:

@@ -110,7 +110,7 @@ class ControlGroup(NamedTuple):
     memory: Path
 
     def cpu_ns(self) -> int:
-        """Return the CPU time of all of its processes, ended ones included."""
+        """Return the CPU time of the group's processes, ended ones included."""
         text = self.cpu.read_text(encoding="utf-8")
         counted = re.search(r"^usage_usec (\d+)", text, re.MULTILINE)
         return int(text) if counted is None else 1000 * int(counted[1])

@@ -126,7 +126,7 @@ def cell_cpu(
 def _shares(
     before: Mapping[str, int], after: Mapping[str, int], seconds: float
 ) -> list[tuple[str, float]]:
-    """Return threads with their CPU seconds per second where worth naming, busiest first."""
+    """Return the busy threads with their CPU seconds per second, busiest first."""
     shares = {who: (ns - before.get(who, 0)) / 1e9 / seconds for who, ns in after.items()}
     busiest = sorted(shares.items(), key=lambda item: item[1], reverse=True)
     return [(who, share) for who, share in busiest if share >= WORTH_NAMING]

@@ -30,7 +30,7 @@ SCRAPER_MODULE = "connector_tax.study.scraper"
 
 
 class MetricsSampler(CommandChild):
-    """The driver's end of the sampler process; a context manager.
+    """The driver's interface to the sampler process; a context manager.
 
     Args:
         interval_s: mean interval of scrapes.
@@ -55,7 +55,7 @@ class MetricsSampler(CommandChild):
         return cast(ScrapeLine, self.ask("open", path=str(path), seed=seed))
 
     def peek(self) -> ScrapeLine:
-        """Scrape once now, in addition, and return the record."""
+        """Make an extra scrape now, and return the record."""
         return cast(ScrapeLine, self.ask("peek"))
 
     def close(self) -> ScrapeLine:
@@ -91,7 +91,7 @@ def parse_metrics(text: str) -> dict[str, float]:
 
 
 class Scraper:
-    """The scraping process's task; one file is open at a time."""
+    """The task of the scraping process; one file is open at a time."""
 
     def __init__(self, endpoint: Endpoint, interval_s: float) -> None:
         self._http = endpoint.client(TIMEOUT_S)
@@ -116,7 +116,7 @@ class Scraper:
         self._wait_from(self.due_ns)
 
     def peek(self) -> ScrapeLine:
-        """Scrape once now, in addition."""
+        """Make an extra scrape now."""
         return self._scrape()
 
     def close(self) -> ScrapeLine:

@@ -432,7 +432,7 @@ class Server:
         }
 
     def _listening(self) -> set[str]:
-        """Return the addresses at which something listens on a started server's port."""
+        """Return the addresses on which processes listen at a started server's port."""
         if self.command.running:
             return set()
         every = psutil.net_connections("tcp")

@@ -1,4 +1,4 @@
-"""Cut the engine's step log into cells.
+"""Divide the engine's step log into cells.
 
 The server writes one file per process (worker: per rank) for its whole life. The embedded engine
 writes JSON lines (`<prefix>.<process>.jsonl`, flushed every 20 ms); the step probe in vLLM writes

@@ -43,7 +43,7 @@ class _Hook:
 
 
 class Header(msgspec.Struct):
-    """The first line of a file of the probe."""
+    """The first line of a probe's file."""
 
     process: str
     groups: list[tuple[str | None, list[str], int]]
@@ -116,7 +116,7 @@ def step_records(file: bytes, offset: int = 0) -> Iterator[StepLine]:
 
 
 def device_records(file: bytes, offset: int = 0) -> Iterator[DeviceLine]:
-    """Yield the steps of an emulated device's file, as `step_records` does for the probe's."""
+    """Yield the steps of an emulated device's file, as `step_records` does for a probe's file."""
     if _header(file) is None:
         return
     for _, numbers in _timed(_numbers(file, offset)):
@@ -131,7 +131,7 @@ def device_records(file: bytes, offset: int = 0) -> Iterator[DeviceLine]:
 
 
 def copy_records(file: bytes, offset: int = 0) -> Iterator[Copy]:
-    """Yield the copies of a file of an emulated link, as `step_records` does for the probe's."""
+    """Yield the copies of an emulated link's file, as `step_records` does for a probe's file."""
     if _header(file) is None:
         return
     for _, numbers in _timed(_numbers(file, offset)):
@@ -139,7 +139,7 @@ def copy_records(file: bytes, offset: int = 0) -> Iterator[Copy]:
 
 
 def with_copies(steps: Sequence[DeviceLine], copies: Iterable[Copy]) -> list[DeviceLine]:
-    """Return the device's steps with the copies submitted from when each was queued.
+    """Return the device's steps, each with the copies submitted before the next step was queued.
 
     Copies from before the first step belong to the first.
     """
@@ -161,7 +161,7 @@ def _header(file: bytes) -> Header | None:
 
 
 def _numbers(file: bytes, offset: int) -> "array[float]":
-    """Return the numbers after the header from `offset` on, without a last incomplete one."""
+    """Return the numbers after the header from `offset` on, without an incomplete last number."""
     numbers = array("d")
     body = memoryview(file)[max(offset, file.index(b"\n") + 1) :]
     numbers.frombytes(body[: len(body) // numbers.itemsize * numbers.itemsize])

@@ -43,7 +43,7 @@ _HIDDEN = ("nixl_ep",)
 
 
 class Nothing:
-    """A stream, event or function of a missing module, whose attributes all do nothing."""
+    """A stand-in for a stream, event or function of a missing module; its attributes do nothing."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
@@ -53,7 +53,7 @@ class Nothing:
 
 
 class Operator:
-    """An operator of a missing library, which claims to support everything."""
+    """A stand-in for an operator of a missing library; it reports support for everything."""
 
     def __init__(self, name: str) -> None:
         self.__name__ = name

@@ -82,7 +82,7 @@ class ArgumentsError(Exception):
 
 
 def missing_part(module: str, name: str, parameters: tuple[str, ...]) -> str | None:
-    """Return the missing part of a name that is used: the name itself or its parameters."""
+    """Return what vLLM lacks of a used name: the name itself, or parameters of the function."""
     try:
         value: Any = importlib.import_module(module)
     except Exception as error:
@@ -321,7 +321,7 @@ class Resolver:
         return resolved
 
     def _specs(self, configuration: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return each layer's KV cache spec, and the attention backends by name."""
+        """Return the KV cache spec of each layer, and the attention backends by name."""
         import torch
         from vllm.config import CompilationMode, get_layers_from_vllm_config
         from vllm.config import set_current_vllm_config as current
@@ -469,7 +469,7 @@ def _layout(configuration: Any) -> str | None:
 
 
 def _counted(specs: Any) -> dict[str, int]:
-    """Return the number of layers by kind, block size and page size (bytes) of their spec."""
+    """Return the number of layers for each kind, block size and page size (bytes) of a spec."""
     counts: dict[str, int] = {}
     for spec in specs:
         kind = f"{type(spec).__name__}, block {spec.block_size}, page {spec.page_size_bytes}"
