@@ -247,7 +247,7 @@ def filled(value: Any, name: str, node: Mapping[str, Any] | None = None) -> Any:
 REMOVED_KEYS = {
     "quiet": "every cell is watched, and nothing beside it is measured",
     "rehearsal.archive": "name rehearsal.accelerator and model_config, or leave `rehearsal` out",
-    "engine.device_time.sweep_us": "each step takes what the roofline says",
+    "engine.device_time.sweep_us": "each step takes the time that the roofline gives",
     "rehearsal.launch": "name rehearsal.accelerator and model_config, or leave `rehearsal` out",
 }
 
@@ -285,7 +285,7 @@ def refuse_secrets(value: Any, source: str) -> None:
         raise ConfigError(
             "\n".join(
                 f"{source}: {where}: found what looks like a secret (not shown); allowed: none, a"
-                " configuration is published; whoever runs the study has it in the environment"
+                " configuration is published; set it in the environment of the run"
                 for where in dict.fromkeys(places)
             )
         )

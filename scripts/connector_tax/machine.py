@@ -146,8 +146,8 @@ def query_gpus(
         raise GpuError(f"nvidia-smi: {(error.stdout + error.stderr).strip() or error}") from None
     except FileNotFoundError:
         raise GpuError(
-            "nvidia-smi is not in PATH; it comes with NVIDIA's driver, and no other maker's GPUs "
-            "are supported, such as AMD's"
+            "nvidia-smi is not in PATH; it comes with NVIDIA's driver, and only NVIDIA's GPUs are"
+            " supported"
         ) from None
     except (OSError, subprocess.SubprocessError) as error:
         raise GpuError(f"nvidia-smi: {error}") from None

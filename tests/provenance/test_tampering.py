@@ -162,7 +162,7 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
         ),
         "a skip without its reason": (
             json_value(SKIPPED_INDEX, "reason", value=""),
-            "skipped for '', without a gate, rate or interim analysis as reason",
+            "skipped for '', which no gate, rate or interim analysis gives",
         ),
         "a skip that nothing asks for, without a reason": (
             resealed(
@@ -215,7 +215,7 @@ TAMPERING: dict[str, dict[str, Tampering]] = {
             ("a variable that is kept", "HF_TOKEN", "HF_TOKEN | OMP_*", "HF_TOKEN | OMP_"),
             ("a command in the root's place", "cd -- ../..", "cd -- $(curl x)", "curl x"),
             ("CPUs that the machine has not", "\nexec ", "\nexec taskset --cpu-list 900 ",
-             "CPUs 900, not its machine's"),
+             "CPUs 900 of another machine"),
         )
     },
     "environment": {

@@ -215,7 +215,7 @@ def test_untried_version_and_cpu_platform_are_reported(
 ) -> None:
     head = MESSAGES[0] | {"version": "9.9.9", "platform": "cpu", "device": "cpu"}
     _, out, _ = _answer(capsys, "--python", _replayed(tmp_path, [head, *MESSAGES[1:]]), *TINY)
-    assert out.startswith("the CPU platform: block sizes, and so blocks, are the CPU's")
+    assert out.startswith("the CPU platform: block sizes and numbers of blocks differ from a GPU")
     assert "the whole matrix was not tried on vLLM 9.9.9 by this project; the proof passed" in out
 
 
@@ -250,14 +250,14 @@ def test_program_that_ends_early_is_reported_with_its_last_lines(
         (["--kv-transfer-config", "[]"], "no key kv_connector"),
         (
             ["--kv-transfer-config", '{"kv_connector": "A", "kv_connector_extra_config": []}'],
-            "kv_connector_extra_config, or a child in it, is no connector's configuration",
+            "kv_connector_extra_config, or a child in it, is not a connector's configuration",
         ),
         (
             [
                 "--kv-transfer-config",
                 '{"kv_connector": "A", "kv_connector_extra_config": {"connectors": ["B"]}}',
             ],
-            "kv_connector_extra_config, or a child in it, is no connector's configuration",
+            "kv_connector_extra_config, or a child in it, is not a connector's configuration",
         ),
         (["--export-markdown", "/"], "--export-markdown: found '/'; allowed: a file in an"),
         (["--json", "--csv"], "not allowed with"),

@@ -138,7 +138,7 @@ def test_running_study_is_found_by_any_path(
     (checkout / "results").symlink_to(far)
     monkeypatch.chdir(checkout)
     assert remeasure.main([given]) == 2
-    assert f"{given}: a run holds it" in capsys.readouterr().err
+    assert f"{given}: a run holds the folder" in capsys.readouterr().err
     monkeypatch.chdir(tmp_path)
     assert remeasure.main(["checkout/results/tiny"]) == 2
 

@@ -312,7 +312,7 @@ def test_new_design_is_measured_after_the_old_one_is_moved_aside(folder: Path) -
     assert second.returncode != 0
     assert "cannot be locked" in text_of(second)
     assert moved.returncode == 2
-    assert "results/tiny: a run holds it" in moved.stderr
+    assert "results/tiny: a run holds the folder" in moved.stderr
     assert first.wait(timeout=120) == 0, (folder / "snakemake.log").read_text()
     assert gone(folder, timeout_s=5) == []
     asides = sorted(launch.parent.glob("A.superseded*"))

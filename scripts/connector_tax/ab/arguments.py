@@ -327,8 +327,8 @@ def _running(text: str) -> str | None:
         )
     if "@" in urlsplit(text).netloc:
         raise argparse.ArgumentTypeError(
-            "found a user name or password in the URL (not shown); allowed: none, the URL is"
-            " recorded; a key goes into a variable that --api-key-env names"
+            "found a user name or password in the URL (not shown); allowed: none, since the"
+            " URL is recorded; give a key with --api-key-env"
         )
     try:
         # A port out of range is a ValueError.
@@ -343,7 +343,7 @@ def _named(check: Callable[[str], Any]) -> Callable[[str], tuple[str | None, str
         begun = _BEGUN.match(text)
         if begun and not match and not _VARIABLE.fullmatch(text):
             raise argparse.ArgumentTypeError(
-                f"found the name {begun[1]!r}; allowed: at most 40 small letters, digits and _,"
+                f"found the name {begun[1]!r}; allowed: at most 40 lower-case letters, digits and _,"
                 " a letter first (NAME in capitals sets an environment variable)"
             )
         name, server = (match[1], match[2]) if match else (None, text)
@@ -391,6 +391,6 @@ _shape = _typed(
 )
 _name = _typed(
     lambda t: t if re.fullmatch(r"[a-z][a-z0-9_-]{0,47}", t) else None,
-    "small letters, digits, - and _",
+    "lower-case letters, digits, - and _",
 )
 _variable = _typed(lambda t: (m[1], m[2]) if (m := _VARIABLE.fullmatch(t)) else None, "NAME=VALUE")

@@ -297,7 +297,7 @@ def _add_requests(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--prompts", type=Path, metavar="FILE", help=lines)
     add = what.add_argument
     add("--repeat", action="store_true", help="start --prompts again after its last line")
-    add("--trace-speed", type=float, help="factor on the trace's pace; 2: twice as fast")
+    add("--trace-speed", type=float, help="speed of the trace; 2: twice as fast")
     add("--trace-limit", type=int, metavar="N", help="only the first N requests")
     add("--trace-block", type=int, help="prompt tokens per hash id")
     add(

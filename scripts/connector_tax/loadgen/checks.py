@@ -51,7 +51,7 @@ ADVICE = {
     "workers_died": "read the messages above; check whether memory ran out",
     "silent_workers": "read the messages above; check whether memory ran out",
     "unopened_connections": "lower --connections, or find out why the server accepts no more",
-    "unstamped_reads": "the clock was set during the run: repeat it",
+    "unstamped_reads": "the clock was set during the run: repeat the run",
     "lost_messages": "raise --workers, or lower the load",
 }
 

@@ -86,7 +86,7 @@ def read_source(options: argparse.Namespace, target: Target) -> Source:
     elif options.prompt_tokens is not None:
         if target.chat:
             raise ValueError(
-                "--prompt-tokens makes ids; a chat endpoint takes text: --prompt-words"
+                "--prompt-tokens makes ids; a chat endpoint takes text: use --prompt-words"
             )
         prompt_of = _drawn(random_tokens(stream, options.prompt_tokens, 0, options.vocabulary))
     node = Node("0", options.prompt or "", options.max_tokens)

@@ -193,7 +193,7 @@ def check_seals(folder: StudyFolder, links: Links, ledger: Ledger) -> None:
         return
     archived = is_archived(study.root)
     newest = {link["launch"]: link for _, link in links if "launch" in link}
-    ledger.check("seal", "chain", _chain(links), f"{len(links)} links, each of the one before")
+    ledger.check("seal", "chain", _chain(links), f"{len(links)} links, each with the last hash")
     passed = "fixed before the first measurement"
     ledger.check("seal", "settings", _settings(study, links, newest), passed)
     files = study_files(study.root, BESIDE if archived else ())

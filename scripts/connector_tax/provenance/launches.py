@@ -158,7 +158,7 @@ def _launch(whole: StudyFolder, launch: Launch, index: LaunchIndex | None) -> It
     if skipped and any(folder.glob("*/cell_*.json")):
         yield "skipped, though there are measured cells"
     if skipped and not _left_out(whole, launch, index.reason):
-        yield f"skipped for {index.reason!r}, without a gate, rate or interim analysis as reason"
+        yield f"skipped for {index.reason!r}, which no gate, rate or interim analysis gives"
     if index.status == "done":
         yield from _run_files(study, launch, index)
 
@@ -227,7 +227,7 @@ def _script(
     pinned = re.search(r"^exec taskset --cpu-list (\S+) ", script, re.MULTILINE)
     cpus = parse_cpus(pinned[1]) if pinned else set()
     if outside := cpus - parse_cpus(nodes_of(index.attempts)[-1]["cpus"]):
-        yield f"launch.sh pins the server to CPUs {format_cpus(tuple(outside))}, not its machine's"
+        yield f"launch.sh pins the server to CPUs {format_cpus(tuple(outside))} of another machine"
     root, caller = (_word(line.search(script)) for line in (ROOT_LINE, CALLERS_LINE))
     title = launch_title(study.document, launch)
     made = launch_script(command, title, root, tuple(cpus), caller)

@@ -29,7 +29,7 @@ from connector_tax.provenance.views import changed_files, is_view, other_version
 from connector_tax.seals import MADE, read_links, settled_files
 
 KIND = "made again"
-LOOKED_EARLIER = "one of its launches was measured again since"
+LOOKED_EARLIER = "one of its launches has been remeasured"
 ANOTHER = "made by another version of this package; only its hash is checked"
 
 

@@ -32,7 +32,7 @@ RATIOS = (2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)  # "The error m
 NOT_CHECKED = """\
 Not checked: which cells are valid and why not, pooled rows, remarks, steps and machine columns of
 cells.csv, blocks_needed, gaps, steps, hooks, waits, devices and resources of effects.csv,
-engine.csv, step_cdf.csv, criteria and sentences of hypotheses.json, what interim analyses say
+engine.csv, step_cdf.csv, criteria and sentences of hypotheses.json, results of interim analyses
 (looks.json), complete.json, manifest.json, environment, figures, pages, the chain of seals and the
 hashes of files."""
 Launch = tuple[str, int]  # name in its block, block

@@ -61,8 +61,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     for word in options.arguments:
         name = word.partition("=")[0].replace("_", "-")
         if name in _OURS:
-            parser.error(f"found {word!r} after --; allowed there: vLLM's arguments, but this is"
-                         f" set by {_OURS[name]}")  # fmt: skip
+            parser.error(f"found {word!r} after --; allowed: other arguments of vLLM, as"
+                         f" this is set by {_OURS[name]}")  # fmt: skip
     for name in options.connector:
         if options.connector.count(name) > 1:
             parser.error(f"--connector: found {name!r} twice; allowed: each once")

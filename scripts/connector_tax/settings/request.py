@@ -173,7 +173,7 @@ def given(text: str) -> Case:
         raise ValueError(f"{text!r} has no key kv_connector with a connector's name")
     if not _is_configuration(value):
         raise ValueError(
-            f"{text!r}: kv_connector_extra_config, or a child in it, is no connector's"
+            f"{text!r}: kv_connector_extra_config, or a child in it, is not a connector's"
             " configuration"
         )
     registered = None if value.get("kv_connector_module_path") else name

@@ -148,7 +148,7 @@ def origin(matrix: Matrix) -> list[str]:
         f"cache{f' on each of {n} GPUs' if (n := request['tp']) > 1 else ''}{extra}"
     ]
     if vllm["platform"] == "cpu":
-        lines.insert(0, "the CPU platform: block sizes, and so blocks, are the CPU's")
+        lines.insert(0, "the CPU platform: block sizes and numbers of blocks differ from a GPU")
     if vllm["version"].partition("+")[0] not in TESTED:
         lines.append(
             f"the whole matrix was not tried on vLLM {vllm['version']} by this project; the proof"

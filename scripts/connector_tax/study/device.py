@@ -277,8 +277,8 @@ def check_slots(config: StudyConfig, source: str) -> None:
             owner = owners.setdefault((key, value), position)
             if owner != position:
                 raise ConfigError(
-                    f"{where}.{key}: found {value} of {slot.get(key)!r}, which is "
-                    f"devices[{owner}]'s; allowed: slots that share nothing"
+                    f"{where}.{key}: found {value} of {slot.get(key)!r}, also in "
+                    f"devices[{owner}]; allowed: slots that share nothing"
                 )
     environments = [engine, *engine.get("forms", {}).values()]
     if slots and any(VISIBLE_VARIABLE in e.get("environment", {}) for e in environments):

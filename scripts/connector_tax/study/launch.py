@@ -624,8 +624,8 @@ def _drive(arguments: argparse.Namespace) -> int:
                 sealed = seal_settings(arguments.study.parent, study)
                 if sealed is not None:
                     progress.say(
-                        f"seal {sealed}: publish this line to show that margins and names came "
-                        "before the data"
+                        f"seal {sealed}: publish this line to prove that margins and names were "
+                        "fixed before the data"
                     )
                 outcome = driver.run()
                 conclude(driver.study, launch, driver.folder, outcome)

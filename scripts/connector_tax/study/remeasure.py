@@ -150,7 +150,7 @@ def _refuse_running(folder: Path) -> None:
         for line in lock.read_text(encoding="utf-8").splitlines():
             if (lock.parents[2] / line).resolve().is_relative_to(root):
                 raise RemeasureError(
-                    f"{folder}: a run holds it ({lock}); wait for its end."
+                    f"{folder}: a run holds the folder ({lock}); wait until the run has ended."
                     " After a killed run: snakemake --unlock"
                 )
 
