@@ -343,7 +343,7 @@ def _named(check: Callable[[str], Any]) -> Callable[[str], tuple[str | None, str
         begun = _BEGUN.match(text)
         if begun and not match and not _VARIABLE.fullmatch(text):
             raise argparse.ArgumentTypeError(
-                f"found the name {begun[1]!r}; allowed: at most 40 lower-case letters, digits and _,"
+                f"found the name {begun[1]!r}; allowed: at most 40 letters (a-z), digits and _,"
                 " a letter first (NAME in capitals sets an environment variable)"
             )
         name, server = (match[1], match[2]) if match else (None, text)
@@ -391,6 +391,6 @@ _shape = _typed(
 )
 _name = _typed(
     lambda t: t if re.fullmatch(r"[a-z][a-z0-9_-]{0,47}", t) else None,
-    "lower-case letters, digits, - and _",
+    "letters (a-z), digits, - and _",
 )
 _variable = _typed(lambda t: (m[1], m[2]) if (m := _VARIABLE.fullmatch(t)) else None, "NAME=VALUE")
