@@ -109,7 +109,7 @@ def _of_version(record: Record) -> list[str]:
 
 
 def _manager(default: Row | None, requested: Row | None) -> str:
-    """Return whether a connector leaves the manager on, and what its flag changes.
+    """Return whether a connector leaves vLLM's hybrid KV cache manager on, and the flag's effect.
 
     Args:
         default: without the flag; None where the version does not register the connector.

@@ -55,7 +55,7 @@ def remade(audited: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def packed(audited: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the archive of that study, in a folder which is otherwise a copy of it."""
+    """Return the archive of that study, in a copy of the study's folder."""
     from connector_tax.provenance.pack import pack
     from tests.provenance.audited_study import linked_copy
 

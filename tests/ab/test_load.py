@@ -18,7 +18,7 @@ SERVED: Any = {"model": "m", "vocab_size": 1000, "chat": False, "exact_output": 
 
 
 def write_trace(path: Path, count: int = 400) -> Path:
-    """Write a request per 100 ms; every second one begins with the same block of 16 tokens."""
+    """Write a trace with a request each 100 ms; every second one begins with the same 16 tokens."""
     lines = [
         {"timestamp": 100 * k, "input_length": 40, "output_length": 1 + k % 3,
          "hash_ids": [0 if k % 2 else 3 * k, 3 * k + 1, 3 * k + 2]}

@@ -26,7 +26,7 @@ def crisp(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return one block with a skipped configuration, a failed launch and void cells, analysed."""
+    """Return an analysed study of one block with skipped, failed and void cells."""
 
     def make(root: Path) -> None:
         write_analysed_study(

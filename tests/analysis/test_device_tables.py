@@ -60,7 +60,7 @@ def rows(folder: Path, cells: dict[CellKey, Table]) -> Groups:
 
 
 def launches(host_us: dict[str, float]) -> dict[CellKey, Table]:
-    """Return two blocks; the second's host takes 2 us more."""
+    """Return the launches of two blocks; in the second block the host takes 2 us more."""
     return {
         CellKey(config, block, "A", "r1"): steps(50, 1000, us + 2 * block)
         for block in (0, 1)

@@ -108,7 +108,7 @@ def test_percentile_of_zero_is_missing(zeros: int) -> None:
 
 
 def agreeing(points: dict[str, list[float]], overloads: Overloads | None = None) -> TaxTable:
-    """Return launches with the given logs by block."""
+    """Return the tax table of launches with these values, by configuration and block."""
     samples = {
         CellKey(name, block, "A", "r1"): {"ttft_p90": LogSample(value, 100)}
         for name, values in points.items()
@@ -220,7 +220,7 @@ def test_marks_name_saturated_configurations_and_dropped_arrivals() -> None:
 
 
 def effect_of(point: float, error: float, blocks: int = 3, df: int = 12, mark: str = "") -> Effect:
-    """Return a tax whose contrast of logs has this error."""
+    """Return an effect of this size with this standard error."""
     blocks_ = tuple(range(blocks))
     return Effect(float(np.log1p(point)), error, df, blocks_, added_df=8, mark=mark)
 

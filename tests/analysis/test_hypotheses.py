@@ -33,7 +33,7 @@ LIMITS = CONFIG["hypotheses"]
 
 
 def analyse(root: Path, **arguments: Any) -> Findings:
-    """Return findings by id of a new study with little noise and no saturation."""
+    """Return hypotheses and criteria by id, for a new study with little noise and no saturation."""
     config = {
         "phase_a": {"rates_rps": [20.0, 40.0]},
         "phase_b": {"input_tokens": [128, 512], "output_tokens": [16, 32]},

@@ -30,7 +30,7 @@ def findings(
     taxes: dict[str, float], sd: float, blocks: int, *, levels: list[float] = LEVELS,
     saturated: str = "",
 ) -> list[Finding]:  # fmt: skip
-    """Judge launches at two rates with these taxes, in blocks that differ widely.
+    """Return the findings on launches at two rates with these taxes, in blocks that differ widely.
 
     Args:
         saturated: the configuration that is saturated, at the higher rate only.

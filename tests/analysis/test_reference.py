@@ -104,7 +104,7 @@ def choose(fallback: float | None = None, **marks: str) -> RatesRecord:
 
 
 def rates_of(marks: Mapping[tuple[str, int], str], fallback: float | None = None) -> RatesRecord:
-    """Return reference rates as `choose`, from launches by configuration and block."""
+    """Return the reference rates of launches with these marks per rate (see `choose`)."""
     judgements = {".": judge(load(), {}, BOUNDS), "#": judge(load(0.5), {}, BOUNDS)}
     judged: dict[CellKey, Judgement] = {}
     cells = []

@@ -33,7 +33,7 @@ BLANK: Row = dict.fromkeys(("estimate", "lo", "hi", "p", "method", "item"))
 
 
 def launch(name: str, block: int, reason: str | None = None, **quantities: Any) -> LaunchRecords:
-    """Return a launch whose resources are 1 except the given ones; settings by their names."""
+    """Return a launch with the given resources and settings; the other resources are 1."""
     own = {key: quantities.pop(key) for key in ("layout", "backend") if key in quantities}
     return LaunchRecords(
         launch=LaunchId(name, block),

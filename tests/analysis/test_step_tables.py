@@ -20,7 +20,7 @@ SAFE = {"phase": "A", "cell": "r40"}
 
 @pytest.fixture(scope="module")
 def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return one block without a second launch of plain, and a cell of plain that is void."""
+    """Return an analysed study of one block: plain is launched once, with a void cell."""
     study = write_analysed_study(
         tmp_path_factory.mktemp("single") / "x",
         plain_launches=1,

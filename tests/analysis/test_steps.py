@@ -24,7 +24,7 @@ OWN = ("scheduler", "")
 
 
 def scheduler(step_id: int, **changes: Any) -> dict[str, Any]:
-    """Return a scheduler record inside the window."""
+    """Return a scheduler's record of a step inside the window."""
     return {
         "t_ns": 1500,
         "step_id": step_id,

@@ -70,7 +70,7 @@ class Launched:
         return body
 
     def raw(self, **fields: Any) -> Iterator[bytes]:
-        """Send a completion and yield what each read brings, until the server closes."""
+        """Send a completion request; yield the bytes of each read until the server closes."""
         body = json.dumps(completion(**fields)).encode()
         with socket.create_connection(("127.0.0.1", self.port), timeout=20) as connection:
             connection.sendall(post(body, "connection: close"))
@@ -102,7 +102,7 @@ def _own_labels(labels: dict[str, str]) -> str:
 
 
 def post(body: bytes, *headers: str, version: str = "1.1") -> bytes:
-    """Return a completion request as it goes over the wire."""
+    """Return the bytes of a completion request."""
     lines = [f"POST /v1/completions HTTP/{version}", *headers, f"content-length: {len(body)}"]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 

@@ -49,7 +49,7 @@ class BatchSizes(VectorTransformer):
 
 
 class Gated(VectorTransformer):
-    """A transformer that answers a batch per byte in a FIFO; element -1 kills the process."""
+    """A transformer that answers one batch for each byte read from a FIFO; element -1 kills it."""
 
     def __init__(self, gate: str) -> None:
         # Read and write, so that a byte written before it is waited for is not lost.

@@ -296,9 +296,7 @@ def resource_rows(design: Design) -> Iterator[dict[str, Any]]:
 
 
 def engine_rows(design: Design) -> Iterator[dict[str, Any]]:
-    """Return three settings of each configuration; two connectors force another layout than
-    plain's.
-    """
+    """Return three settings of each configuration; two connectors force a layout unlike plain."""
     for config in design.labels:
         if config in design.skipped:
             yield {"config": config, "reason": design.skipped[config]}

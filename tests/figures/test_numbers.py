@@ -171,7 +171,7 @@ def _svg(folder: Path, study: StudyTables, name: str) -> str:
 
 
 def _words(figure: Figure) -> str:
-    """Return the texts of a figure, on and back: a footer is drawn from its last line upwards."""
+    """Return a figure's texts in both orders: a footer is drawn from its last line up."""
     texts = _texts(figure)
     return " ".join([*texts, *reversed(texts)])
 

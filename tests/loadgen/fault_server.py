@@ -79,7 +79,7 @@ def good_answer(ending: str = "\n") -> bytes:
 
 
 class FaultServer:
-    """Serves scripts; `requests` lists their names and `bodies` the JSON, as they arrived."""
+    """A server of scripts; `requests` and `bodies` list the names and the JSON as they arrived."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class FaultServer:
     async def _play(
         self, script: Sequence[Step], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
-        """Return True if the connection stays open for another request."""
+        """Play a script; return True if the connection stays open for another request."""
         for step in script:
             if isinstance(step, bytes):
                 writer.write(step)

@@ -70,7 +70,7 @@ def test_affinity_plan_of_each_machine_is_as_expected(
     said: str | None,
     tmp_path: Path,
 ) -> None:
-    """Compare the plan of each machine; `said` is the source of the ranking, or the warning."""
+    """Compare each machine's plan; `said` is the source of the CPU ranking, or a warning."""
     plan = plan_affinity(read(files, tmp_path), *wanted)
     assert [plan.loadgen, *plan.workers] == client
     assert plan.server == server

@@ -87,7 +87,7 @@ def test_run_ends_with_its_last_session() -> None:
 
 
 def test_window_lasts_its_full_length_after_the_last_arrival() -> None:
-    """Check the window's length; if it ended with the last answer, the rate would be too high."""
+    """Check the window's length: a window that ends with the last answer gives too high a rate."""
     load = Load(Singles(2, ONE), build, np.array([0, 10**8]), horizon_s=1.0)
     plan = play(load, rule(floor_s=1.0, cap_s=1.0), lambda _: 0.01)
     assert plan.stop_ns == ORIGIN_NS + 10**9

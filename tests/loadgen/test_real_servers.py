@@ -92,7 +92,7 @@ def vllm(folder: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def proxied(back: int, folder: Path) -> Iterator[tuple[int, Path]]:
-    """Yield a TLS proxy before the port `back`: its port, and its certificate."""
+    """Yield the port and the certificate of a TLS proxy in front of the port `back`."""
     program = shutil.which("nginx", path=PATHS)
     if program is None:
         pytest.skip("nginx is not installed")

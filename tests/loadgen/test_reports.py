@@ -224,7 +224,7 @@ def test_an_answer_with_several_choices_fails(tmp_path: Path) -> None:
 def test_events_that_count_several_tokens_are_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Send four tokens every 20 ms, which are 5 ms a token."""
+    """Send four tokens every 20 ms, so that TPOT is 5 ms."""
     gap = Pause(0.02)
     steps: list[str | Pause] = []
     for k in range(1, 11):
@@ -273,7 +273,7 @@ def test_throughput_counts_requests_and_tokens_received_in_the_window(tmp_path: 
 
 
 def test_closed_loop_throughput_counts_requests_sent_in_warm_up(tmp_path: Path) -> None:
-    """Use four places and answers of 0.7 s, so that the first end after a warm-up of 0.4 s."""
+    """Use four places and answers of 0.7 s; the first answers end after the warm-up of 0.4 s."""
     with serve(Pause(0.7), GOOD) as server:
         load = "--concurrency 4 --warmup 0.4 --duration 1.2"
         _, summary, _ = command(server.port, tmp_path, load)
@@ -457,7 +457,7 @@ def test_streams_that_end_by_loose_rules_are_successes(tmp_path: Path) -> None:
 
 
 def test_invalid_bytes_in_unread_fields_fail_no_request(tmp_path: Path) -> None:
-    """Send half of a character, bytes that JSON forbids, and counts of another form."""
+    """Send half of a character, bytes that JSON forbids, and counts as text."""
     broken = event(token()).replace(b"tok", b"\xf0\x9f")
     odd = event(json_of(id=7, choices=[{"text": "a", "logprobs": "no", "stop": 3}], message=[1]))
     last = event(json_of(choices=None, usage={"prompt_tokens_details": "none"}))

@@ -320,7 +320,7 @@ def start(port: int, output: Path) -> "subprocess.Popen[bytes]":
 
 
 def until_kept(process: "subprocess.Popen[bytes]", output: Path, records: int) -> None:
-    """Wait until the file has so many records while the run goes on."""
+    """Wait until the file has `records` lines while the run goes on."""
     deadline = time.monotonic() + 30
     while not output.exists() or output.read_bytes().count(b"\n") < records:
         assert process.poll() is None
@@ -427,8 +427,7 @@ def test_a_closed_loop_opens_no_more_connections_than_it_has_requests(tmp_path: 
 
 
 def test_the_first_requests_of_a_closed_loop_do_not_wait_for_each_other(tmp_path: Path) -> None:
-    """Check that each has its own due time, so that the initial burst adds no lag and no
-    latency."""
+    """Check that each request has its own due time: the first burst adds no lag and no latency."""
     with serve(Pause(0.05), GOOD) as server:
         load = "--concurrency 64 --requests 320"
         _, summary, records = command(server.port, tmp_path, load)
@@ -479,8 +478,8 @@ def test_a_run_ends_when_it_is_precise_or_the_server_overloaded(tmp_path: Path) 
 def test_retry_after_of_a_busy_server_is_respected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Run six places for 1.5 s: one pauses long, the others a second each, with or without
-    Retry-After.
+    """Run six places for 1.5 s: one pauses long, the others pause a second, as Retry-After says or
+    not.
     """
     date = formatdate(time.time() + 1000, usegmt=True).encode()
     answers = [

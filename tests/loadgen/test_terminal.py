@@ -16,7 +16,7 @@ COMMAND = (sys.executable, "-m", "connector_tax.loadgen")
 
 
 def shown(arguments: list[str], columns: int) -> str:
-    """Run the command in a terminal of so many columns; return what it wrote there."""
+    """Run the command in a terminal with `columns` columns; return its output."""
     main, terminal = pty.openpty()
     environment = {**os.environ, "COLUMNS": str(columns), "LINES": "24", "TERM": "xterm"}
     with subprocess.Popen(

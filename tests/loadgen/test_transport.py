@@ -57,7 +57,7 @@ class Received(Receiver):
 def send_over(
     backlog: int, main: Callable[[Sender, Callable[[], Received]], Coroutine[Any, Any, None]]
 ) -> None:
-    """Run `main` with a sender, and a function that makes the receiver at the other end."""
+    """Run `main` with a sender, and with a function that makes the receiver at the other end."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     pull, push = private_socket(context, zmq.PULL), private_socket(context, zmq.PUSH)
     port = pull.bind_to_random_port("tcp://127.0.0.1")

@@ -128,7 +128,7 @@ def test_sends_precede_first_tokens_and_those_precede_later_reads() -> None:
 def test_busy_poller_serves_all_polled_events_before_polling_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Keep a send always due, when unserved sockets could be polled again and again."""
+    """Keep a send due at all times: a wrong poller would poll unserved sockets again and again."""
     served: list[int] = []
     looked_at: list[int] = []
     with contextlib.closing(uvloop.new_event_loop()) as loop, contextlib.ExitStack() as stack:

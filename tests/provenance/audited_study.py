@@ -155,7 +155,7 @@ def _write_stages(
 def _complete_launch(
     study: StudyDocument, root: Path, launch: Launch, minute: int, void: frozenset[Void]
 ) -> None:
-    """Add what a rehearsal leaves out of a launch, and seal it."""
+    """Add the files that a rehearsal leaves out of a launch, and seal the launch."""
     folder = launch.folder(root)
     index_file = folder / paths.INDEX
     index: dict[str, Any] = read_json(index_file)
@@ -207,7 +207,7 @@ def _complete_cell(study: StudyDocument, record_file: Path, *, lags: bool) -> No
 
 
 def give_prompts(study: StudyDocument, record: Any, requests_file: Path) -> None:
-    """Give a rehearsed cell's requests their ids, and its record the prompts' hash."""
+    """Write ids into a rehearsed cell's requests, and the prompts' hash into the cell's record."""
     where = f"{record['config']}/block{record['block']}/{record['phase']}/{record['cell']}"
     shape = record["input_tokens"], record["output_tokens"]
     with edited_lines(requests_file) as requests:
@@ -235,7 +235,7 @@ def linked_copy(source: Path, target: Path) -> Path:
 
 
 def seal_cell(cell: Path) -> None:
-    """Make the hashes in a changed cell's record and in its launch's index.json fit again."""
+    """Update the hashes of a changed cell, in its record and in its launch's index.json."""
     others = {k: v for k, v in sha256_below(cell).items() if not k.startswith("cell_")}
     for record_file in cell.glob("cell_*.json"):
         with edited_json(record_file) as record:

@@ -102,7 +102,7 @@ def json_value(name: str, *path: str | int, value: object) -> Tamper:
 
 
 def key_twice(name: str, first: str) -> Tamper:
-    """Write `first`, a key with a value, before the same key of the file's first object."""
+    """Insert `first`, a key with a value, before the same key in the file's first object."""
 
     def tamper(root: Path) -> None:
         text = (root / name).read_text()
@@ -141,7 +141,7 @@ def table_changed(name: str, change: Callable[[list[dict[str, str]]], object]) -
 def csv_field(
     name: str, column: str, value: str, row: int = 0, given: bool = True, **where: str
 ) -> Tamper:
-    """Change a field of the n-th row that has a value there, or has none, and matches `where`."""
+    """Change a field of the n-th row that matches `where` and has a value there (or none)."""
 
     def change(table: list[dict[str, str]]) -> None:
         matching = [
@@ -232,7 +232,7 @@ def relabelled(root: Path) -> None:
 
 
 def forged(cell: str, kind: str, change: Change) -> Tamper:
-    """Change a cell's records and make the hashes of its launch fit again."""
+    """Change a cell's records and update the hashes of its launch."""
 
     def tamper(root: Path) -> None:
         with edited_lines(next((root / cell).glob(f"{kind}_*"))) as records:

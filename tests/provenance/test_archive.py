@@ -281,9 +281,7 @@ def test_archive_round_trips(audited: Path, packed: Path, tmp_path: Path) -> Non
 
 @pytest.fixture(scope="module")
 def replotted(audited: Path, packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the archive's study, unpacked, with the tables and figures that `replot` makes of
-    it.
-    """
+    """Return the archive's unpacked study, with the tables and figures that `replot` makes."""
     folder = tmp_path_factory.mktemp("replotted")
     root, source = folder / "results" / "synthetic", audited / "results" / "synthetic"
     unpack(packed, root)

@@ -48,7 +48,7 @@ pytestmark = pytest.mark.workflow
 
 def field(name: str, column: str, value: str, row: int = 0, given: bool = True,
           **where: str) -> Tampering:  # fmt: skip
-    """Return a changed field of a table (`csv_field`), and the audit's line about it."""
+    """Return a change of a table's field (`csv_field`), and the audit's line about it."""
     tamper = csv_field(name, column, value, row, given, **where)
     return tamper, rf"\.csv\[.+\]\.{column}: published '?{value}"
 
@@ -59,22 +59,22 @@ def _published(path: tuple[str | int, ...], value: object) -> str:
 
 
 def value(name: str, *path: str | int, value: object) -> Tampering:
-    """Return a changed value of a JSON file, and the audit's line about it."""
+    """Return a change of a value in a JSON file, and the audit's line about it."""
     return json_value(name, *path, value=value), _published(path, value)
 
 
 def resealed_value(name: str, *path: str | int, value: object) -> Tampering:
-    """Return a changed value in a study that is sealed again."""
+    """Return a change of a value in a study, after which the study is sealed again."""
     return resealed(json_value(name, *path, value=value)), _published(path, value)
 
 
 def of_cell(*path: str, value: object) -> Tampering:
-    """Return a changed value of a cell's record, with forged hashes."""
+    """Return a change of a value in a cell's record, with forged hashes."""
     return forged_record(NOOP_CELL, *path, value=value), "cell" + _published(path, value)
 
 
 def of_request(number: int, key: str, value: object) -> Tampering:
-    """Return a changed value of a request, with forged hashes."""
+    """Return a change of a value in a request, with forged hashes."""
     tamper = records("requests", set_in(number, key, value))
     return tamper, "requests" + _published((number, key), value)
 

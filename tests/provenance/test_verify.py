@@ -30,7 +30,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def verified(folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run the copy that lies in the folder, without this project's package."""
+    """Run the folder's copy of verify.py, without this project's package."""
     command = [sys.executable, "-I", "-c", _ALONE, str(folder / "verify.py")]
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
 
@@ -63,8 +63,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def changed(unpacked: Path, tmp_path: Path, name: str, *more: str) -> Path:
-    """Return the first of these files, copied, in a copy of the folder whose other files are
-    links.
+    """Copy the folder by links, except for the first of these files; return the path of this file.
     """
     folder = tmp_path / "archive"
     shutil.copytree(unpacked, folder, copy_function=lambda a, b: Path(b).symlink_to(a))

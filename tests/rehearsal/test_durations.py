@@ -19,7 +19,7 @@ from connector_tax.study.plan import planned_cells, reference_rate, remaining
 
 
 def shipped(*names: str) -> StudyDocument:
-    """Return the design of configuration files laid over each other."""
+    """Return the design of configuration files that are merged in this order."""
     config = load_yaml(ROOT / f"config/{names[0]}.yaml")
     for name in names[1:]:
         update_config(config, load_yaml(ROOT / f"config/{name}.yaml"))

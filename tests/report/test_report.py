@@ -34,7 +34,7 @@ VOID = {("lmcache_only", "A", "r8"): "error_rate 0.2 > 0.01"}
 
 
 class Page(HTMLParser):
-    """Tags, attributes and text of a page."""
+    """A parser that collects the tags, the attributes and the text of a page."""
 
     def __init__(self, source: str) -> None:
         super().__init__()

@@ -39,7 +39,7 @@ def _step(t_s: float, tokens: int, us: float) -> dict[str, Any]:
 
 
 def _series(root: Path, records: dict[str, list[dict[str, Any]]]) -> CellSeries:
-    """Return the series of a cell of 48 s, so that a second is a part, with 12 s of warm-up."""
+    """Return the series of a cell of 48 s, with parts of a second and a warm-up of 12 s."""
     folder = root / "runs" / "plain" / "block0" / "A" / "r4"
     folder.mkdir(parents=True)
     for kind, lines in records.items():

@@ -28,7 +28,7 @@ IDS = [entry["id"] for entry in STUDIES["h20"]["configurations"]]
 
 
 def made(study: StudyDocument, configuration: str, probe: Path | None = None) -> ServerCommand:
-    """Return the command of a configuration, whose ports are 9001 and on."""
+    """Return the command of a configuration, with companions' ports from 9001 on."""
     ports = itertools.count(9001)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vllm, "free_port", lambda: next(ports))

@@ -34,7 +34,7 @@ def _minor(version: str) -> int:
 
 
 def _row(version: str, connector: str) -> dict[str, object] | None:
-    """Return a connector's row whose settings combine its own and plain's."""
+    """Return a connector's row, with plain's settings for those that it does not change."""
     rows = {row["connector"]: row for row in HISTORY[version]["rows"]}
     if connector not in rows:
         return None
@@ -112,7 +112,7 @@ def _wheel(folder: Path) -> str:
 
 
 def _vllm(folder: Path, version: str) -> str:
-    """Return an interpreter that runs pip, and else answers as a vLLM and lists its packages."""
+    """Return an interpreter that runs pip; for other programs it answers as a vLLM."""
     answers = folder / "answers.jsonl"
     head = MESSAGES[0] | {"version": version}
     answers.write_text("".join(json.dumps(m) + "\n" for m in [head, *MESSAGES[1:]]))

@@ -37,7 +37,7 @@ TINY = ["--model", "tiny-qwen3"]
 
 
 def _replayed(folder: Path, messages: list[dict[str, Any]]) -> str:
-    """Return a vLLM's interpreter that gives these answers to every request."""
+    """Return a stand-in for vLLM's interpreter that gives these answers to every request."""
     lines = folder / "answers.jsonl"
     lines.write_text("".join(json.dumps(message) + "\n" for message in messages))
     return str(interpreter(folder, f'cat {lines} > "/proc/self/fd/$3"'))

@@ -88,7 +88,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
 
 
 def _logged(model: Path, transfer: Mapping[str, Any] | None) -> tuple[str, str] | str:
-    """Return tokens and requests at once as a server logs them, or the line that it ends with."""
+    """Return the tokens and concurrent requests that a server logs, or its last error line."""
     command = [
         *(str(PYTHON), "-m", ENTRY_POINT, "--model", str(model), "--load-format", "dummy"),
         *("--enforce-eager", "--max-model-len", str(LENGTH), "--port", "0"),

@@ -41,7 +41,7 @@ def measuring(study_file: Path) -> list[Path]:
 
 
 def cells(study_file: Path) -> dict[str, int]:
-    """Return every finished cell and its time."""
+    """Return every finished cell and its modification time."""
     paths = study_file.parent.glob("runs/*/block0/A/r[0-9]*/cell_*.json")
     return {str(p.parent): p.stat().st_mtime_ns for p in paths if not p.parent.suffix}
 
@@ -53,7 +53,7 @@ def attempts(study_file: Path) -> Iterator[dict[str, Any]]:
 
 
 def all_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    """Return all processes of a job, which Slurm signals if it has no control groups."""
+    """Return all processes of a job; Slurm without control groups signals them all."""
     return [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
 
 

@@ -119,7 +119,7 @@ SMI = "echo 0, GPU-aaaa; echo 1, GPU-bbbb"
 
 
 def on_gpus(visible: str | None = None, **engine: Any) -> Any:
-    """Return the configuration of a study on GPUs, of which its engine names some."""
+    """Return the configuration of a study on the GPUs that the engine's environment selects."""
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     section = {"device": "cuda", "environment": environment, **engine}
     return {"engine": section, "server": {"device": "gpu"}}

@@ -20,7 +20,7 @@ from tests.study.driving import arguments, index_of, launch_folder
 
 
 class Disk:
-    """The state left after a power cut: each file and folder as last fsynced.
+    """A model of the disk after a power cut: each file and folder as last fsynced.
 
     A folder's change of entries and a file's change of content both show in its mtime.
     """

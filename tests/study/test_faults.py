@@ -60,7 +60,7 @@ class Case(NamedTuple):
     Attributes:
         name: the kind, with the difference between cases of one kind.
         rule: of the engine's `faults` section.
-        expected: void, valid, or failed (the launch, so that no cell is kept).
+        expected: state of the cell, or failed: the launch fails and keeps no cell.
         must_name: part of the void reason or of the launch's failure; for a valid cell, why it is.
     """
 

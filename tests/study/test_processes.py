@@ -108,7 +108,7 @@ def test_processes_of_a_server_without_its_own_session_are_counted() -> None:
 
 
 def _when_the_child_has_burned(worker: Worker) -> tuple[ServerProcesses, Reading]:
-    """Return the worker's processes, and a reading of them with 0.2 s of CPU time in its child."""
+    """Return the worker's processes, and a reading after its child used 0.2 s of CPU time."""
     processes = ServerProcesses(worker.process.pid, {})
     while (before := processes.read()) and sum(
         p.own_ns for p in before.processes.values() if p.pid != worker.process.pid

@@ -90,7 +90,7 @@ def test_server_that_dies_before_ready_is_reported_with_its_log_without_paths(
 
 
 def kill_engine_core(server: Server) -> None:
-    """Kill the engine core of a server once the server has been seen with it."""
+    """Kill the engine cores of a server after the server object has seen them."""
     cores: dict[int, int] = {}
     deadline = time.monotonic() + 60
     while not server.cores or not cores:

@@ -34,8 +34,8 @@ def gate(
     overlay_file: str | None = None,
     **flags: Any,
 ) -> list[str]:
-    """Return the notes of a configuration's gate in the study of the emulated H20, or one laid over
-    it.
+    """Return the notes of a configuration's gate in the study of the emulated H20, or in a changed
+    one.
     """
     config = load_yaml(ROOT / "config/h20-emulated.yaml")
     if overlay_file is not None:

@@ -162,7 +162,7 @@ _WANTED = "envs/vllm-gpu/requirements.lock is for CPython 3.11 for x86_64 with g
 
 
 def _speaks(version: str, machine: str = "x86_64", libc: str = "2.36") -> str:
-    """Return a script that answers like the platform query of an interpreter."""
+    """Return a script that answers the platform query like an interpreter."""
     answer = ["cpython", version, machine, "glibc" if libc else "", libc]
     return f"echo '{json.dumps(answer)}'"
 

@@ -81,9 +81,7 @@ def prepare(folder: Path, edit: Callable[[str], str] = str) -> Path:
 def ended(
     arguments: Sequence[str | Path], folder: Path, **environ: str
 ) -> subprocess.CompletedProcess[str]:
-    """Return a command run to its end from a study's folder, further variables in its
-    environment.
-    """
+    """Run a command to its end in a study's folder, with further environment variables."""
     return subprocess.run(
         arguments,
         cwd=folder,
@@ -133,7 +131,7 @@ def start(folder: Path, *targets: str) -> subprocess.Popen[bytes]:
 def wait_for(
     condition: Callable[[], bool], process: "subprocess.Popen[Any]", timeout_s: float = 120
 ) -> None:
-    """Wait for a state of the file system or the process table, which announce nothing."""
+    """Poll for a state of the file system or the process table."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert process.poll() is None, "the process ended before the condition came true"

@@ -103,7 +103,7 @@ def inputs_of(rule: str, dry_run: str) -> set[str]:
 
 
 def blocks_of(names: set[str]) -> set[int]:
-    """Return the blocks whose files are among these."""
+    """Return the numbers of the blocks whose files are among these."""
     return {int(number) for name in names for number in re.findall(r"/block(\d+)/", name)}
 
 

@@ -294,7 +294,7 @@ def test_changed_design_is_refused_with_every_remedy(folder: Path) -> None:
 
 
 def test_new_design_is_measured_after_the_old_one_is_moved_aside(folder: Path) -> None:
-    """Check that a second run, and moving more aside, are refused meanwhile."""
+    """Check that a second run and a second `remeasure` are refused meanwhile."""
     launch = (folder / PLAIN_A).parent
     old = {cell: hashes(launch / cell) for cell in ("r20", "r40")}
     text = (folder / "study.yaml").read_text()

@@ -45,7 +45,7 @@ class Histogram:
         self._sum += value * times
 
     def render(self, labels: str) -> str:
-        """Return the family in Prometheus's text format."""
+        """Return the histogram in Prometheus's text format."""
         running = list(accumulate(self._counts))
         bounds = [*(repr(float(b)) for b in self._bounds), "+Inf"]
         name = self._name
@@ -162,7 +162,7 @@ class Metrics:
         }
 
     def render(self, scheduler: Scheduler, options: SchedulerOptions) -> bytes:
-        """Return the page of /metrics."""
+        """Return the text of the page /metrics."""
         parts = [
             _family(name, kind, text, [f"{name}{{{of}}} {float(n)!r}" for of, n in values.items()])
             for name, kind, text, values in self._series(scheduler)

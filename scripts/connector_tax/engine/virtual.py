@@ -69,7 +69,7 @@ class VirtualEngine:
         self.scheduler.abort(sequence)
 
     def page(self) -> bytes:
-        """Return the page of /metrics."""
+        """Return the text of the page /metrics."""
         return self.metrics.render(self.scheduler, self._options)
 
     def step(self) -> list[Sequence]:

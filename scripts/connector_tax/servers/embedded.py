@@ -48,10 +48,10 @@ class EmbeddedEngine(Engine):
         if missing:
             raise ConfigError(
                 f"{definition}: connectors: no entry for {', '.join(missing)}. The embedded engine "
-                "runs no connector; it adds costs from its definition. Measure a connector on a real "
-                "vLLM (--configfile config/vllm-cpu.yaml MINE.yaml -- all), or set a cost: copy the "
-                f"file, add `{missing[0]}: null` (no cost) or numbers as for nixl_both, and name "
-                "the copy under engine.definition."
+                "runs no connector; it adds costs from its definition. Measure a connector on a"
+                " real vLLM (--configfile config/vllm-cpu.yaml MINE.yaml -- all), or set a cost:"
+                f" copy the file, add `{missing[0]}: null` (no cost) or numbers as for nixl_both,"
+                " and name the copy under engine.definition."
             )
 
     @property

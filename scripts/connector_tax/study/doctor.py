@@ -405,7 +405,7 @@ def temporary(engine: EngineSection, folder: Path) -> Finding:
         # vLLM names the sockets between its processes by a UUID.
         sockets.append(temporary_folder(folder) / str(uuid.UUID(int=0)))
     most = max(len(os.fsencode(path)) for path in sockets)
-    text = f"{tempfile.gettempdir()}: Unix sockets in it have paths of up to {most} bytes"
+    text = f"{tempfile.gettempdir()}: a Unix socket's path in it has up to {most} bytes"
     if most > MOST_SOCKET_BYTES:
         text += f"; allowed: {MOST_SOCKET_BYTES}; set TMPDIR to a folder with a shorter path"
     return _judged("TMPDIR", most <= MOST_SOCKET_BYTES, text)

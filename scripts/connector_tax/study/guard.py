@@ -228,7 +228,7 @@ def kill_leftovers(folder: Path) -> int:
 
 
 def _has_ended(driver: str) -> bool:
-    """Return whether a driver of this machine has ended; False for one of another container."""
+    """Return whether a driver on this machine has ended; False for one in another container."""
     return _is_here(driver) and not _runs(driver)
 
 
