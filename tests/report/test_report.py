@@ -406,7 +406,7 @@ def test_study_with_a_void_phase_has_every_figure_and_a_report(tmp_path: Path, p
     assert source.count("<svg") > 100  # cells over time
     text = Page(source).text
     assert "the server died" in text
-    assert f"No cell of Phase {phase} is valid: the study has no number of it." in text
+    assert f"No cell of Phase {phase} is valid: the study has no numbers for this phase." in text
     assert why in text
 
 
