@@ -46,7 +46,10 @@ def _alone(step: StepLine) -> bool:
 
 
 def _steps(file: Path) -> Iterable[tuple[int, float, float]]:
-    """Yield half second, duration and schedule() time (us) of each single-request decode step."""
+    """Yield (half_second, step_us, schedule_us) of each step that decodes one request alone.
+
+    `half_second` is the number of half seconds from the first step to this one.
+    """
     scheduler_steps: list[StepLine] = [
         step for step in read_jsonl(file) if step["process"] == "scheduler"
     ]

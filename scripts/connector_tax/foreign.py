@@ -100,7 +100,7 @@ def _pairs(text: str) -> list[tuple[str, str]]:
 
 
 class LogSecrets:
-    """The secrets to find in logs: tokens, values named as secrets, secrets of an environment.
+    """Finds tokens, values whose names announce a secret, and the environment's secrets in logs.
 
     Logs contain many harmless names, such as `bos_token`: names of possible secrets count only if
     written like environment variables.

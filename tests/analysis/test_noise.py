@@ -100,7 +100,7 @@ def test_equivalent_t_has_both_quantiles(log_df: float, log_error: float) -> Non
 
 
 @pytest.mark.parametrize(("ends", "df"), [((1.0, 1e9), LEAST_DF), ((1.0, 1.1), MOST_DF)])
-def test_equivalent_t_beyond_its_bounds_has_the_family_quantile(
+def test_t_with_limited_degrees_of_freedom_keeps_the_family_quantile(
     ends: tuple[float, float], df: float
 ) -> None:
     spread = equivalent(np.array(ends), LEVELS)

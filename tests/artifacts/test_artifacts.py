@@ -62,7 +62,7 @@ def test_unsealed_index_lists_no_files(tmp_path: Path) -> None:
         ({"reason": 3}, "reason: found 3; allowed: "),
     ],
 )
-def test_a_malformed_index_is_refused_by_file_and_key(
+def test_error_of_a_malformed_index_names_file_and_key(
     tmp_path: Path, change: dict[str, Any], said: str
 ) -> None:
     write_json(tmp_path / paths.INDEX, written(tmp_path) | change)

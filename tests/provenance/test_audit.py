@@ -109,7 +109,7 @@ MALFORMED: dict[str, tuple[Tamper, str]] = {
 
 
 @pytest.mark.parametrize("what", MALFORMED)
-def test_malformed_record_fails_by_name(root: Path, what: str) -> None:
+def test_failure_of_a_malformed_record_names_it(root: Path, what: str) -> None:
     tamper, message = MALFORMED[what]
     tamper(root)
     shown = [f"{c.subject}: {c.message}" for c in failures(root / "study.json")]

@@ -201,7 +201,7 @@ def test_a_damaged_table_is_refused(
 
 
 @pytest.mark.parametrize("name", ["study.json", "seals.jsonl", TABLE])
-def test_key_that_an_object_has_twice_is_refused_by_file_and_key(
+def test_error_of_a_key_that_an_object_has_twice_names_file_and_key(
     unpacked: Path, tmp_path: Path, name: str
 ) -> None:
     path = changed(unpacked, tmp_path, name)

@@ -153,7 +153,7 @@ def test_rehearsal_of_every_shipped_gpu_study_exits_with_0(
         ({"accelerator": "L4"}, {}, "engine.flags.--max-model-len: found 200000; allowed: at most"),
     ],
 )
-def test_invalid_rehearsal_machine_is_refused_by_key(
+def test_error_of_an_invalid_rehearsal_machine_names_the_key(
     section: dict[str, str] | None, flags: dict[str, Any], message: str
 ) -> None:
     config = load_yaml(ROOT / "config/h20.yaml")

@@ -142,7 +142,7 @@ def test_report_loads_nothing_and_sorts_filters_copies_and_fits(
     assert "Tax, \\%" in told["latex"]
     assert told["wide"] <= 0
     assert told["height"] < 8000, told["height"]
-    # A margin of 90% changes the verdicts; without one the planned verdicts return.
+    # A margin of 90% changes the verdicts; without a margin the planned verdicts return.
     (*wide, named), (*again, hidden) = told["moved"]
     for words in ("● costs, less than 90%", "costs, less than 90%"):  # scorecard, tables
         assert words in wide

@@ -143,7 +143,7 @@ def test_cpu_time_of_the_drivers_children_is_not_foreign(
     assert last[1] - first[1] < 100
 
 
-def test_ended_machine_watch_is_reported_by_name_not_as_broken_pipe(
+def test_error_names_an_ended_machine_watch_instead_of_a_broken_pipe(
     tmp_path: Path, plan: AffinityPlan, sleeper: int
 ) -> None:
     with (  # noqa: PT012 the error comes from leaving the watch too

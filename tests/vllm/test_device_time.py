@@ -188,7 +188,7 @@ def test_lmcache_beside_an_emulated_device_runs_with_the_overlays_server(
         ),
     ],
 )
-def test_vllm_without_a_patched_target_is_refused_by_name(
+def test_error_of_a_vllm_without_a_patched_target_names_the_target(
     tmp_path: Path, triton: str, lacks: str
 ) -> None:
     site = stub.write(tmp_path / "site")

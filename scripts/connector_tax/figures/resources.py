@@ -180,7 +180,7 @@ def exposed_words(study: StudyTables) -> str:
 
 
 def requests_of_cells(study: StudyTables) -> str:
-    """Return the fewest requests of a cell behind the latencies over all rates; "" without any."""
+    """Return the fewest requests of a cell behind the latencies over all rates; "" if none."""
     least = [row.n_cell for metric in judged_metrics(study.settings["statistics"])
              for row in study.at(ALL_RATES, metric).values() if row.n_cell]  # fmt: skip
     return f"at least {min(least):,} requests in a cell" if least else ""

@@ -217,7 +217,7 @@ _decode = msgspec.json.Decoder(Response).decode
 
 
 def only_choice(response: Response) -> Choice | None:
-    """Return the choice of a response; None without one.
+    """Return the choice of a response; None if it has none.
 
     Raises:
         RequestFailed: `several_choices`.
@@ -251,9 +251,9 @@ class StreamAccumulator:
     token, even if the token's text is empty (half of a UTF-8 character). An event that counts its
     tokens (token ids, logprobs, or usage in every event) adds that count; any other adds one. An
     event without text before any text, or whose usage counts no token, is `silent`: it may be a
-    token or an opening without one. `silent_are_tokens` decides at the end. An event without text
-    after that is counted, and also in `mute`: `mute_are_none` decides. `answered`: a token that is
-    not reasoning has come. `strange`: the first event that is no part of a completion.
+    token or an opening event without one; `silent_are_tokens` decides at the end. An event without
+    text after that is counted, and also in `mute`: `mute_are_none` decides. `answered`: a token that
+    is not reasoning has come. `strange`: the first event that is no part of a completion.
 
     Where only counts are needed, plain token events after the first are counted without decoding
     JSON. A read usually brings one event that differs from an earlier one only in its text: the

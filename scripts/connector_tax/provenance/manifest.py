@@ -191,7 +191,7 @@ def section(study: str, record: ManifestRecord, seal: str | None = None) -> str:
     """Return the Markdown between a study's two markers, markers included.
 
     Args:
-        seal: SHA-256 of the last link of its chain; None for a study without one.
+        seal: SHA-256 of the last link of its chain; None for a study without seals.
     """
     study_rows = record["launches"]
     # Rows of older studies lack newer columns.

@@ -151,7 +151,7 @@ def load(study: StudyTables) -> str:
 
 
 def _marks(study: StudyTables, taxes: Sequence[EffectRow]) -> str:
-    """Return the marks of taxes in brackets, each once; "" without any."""
+    """Return each mark of the taxes once, in brackets; "" if no tax is marked."""
     marks = dict.fromkeys(row.mark for row in taxes if row.mark)
     return f" ({study.labelled('; '.join(marks))})" if marks else ""
 
@@ -281,7 +281,7 @@ def _too_few(study: StudyTables, chosen: Sequence[Compared]) -> str:
 
 
 def _without_number(study: StudyTables, chosen: Sequence[Compared]) -> str:
-    """Return marked and missing taxes, each reason once with its configurations."""
+    """Return which configurations have no usable tax, listed under the reason they share."""
     by_reason: dict[str, dict[str, None]] = {}
     for label, rows in chosen:
         for row in rows:
@@ -321,7 +321,7 @@ def hypotheses(study: StudyTables) -> list[tuple[str, str, str, ConclusionRecord
 
 
 def looks(study: StudyTables) -> str:
-    """Return the decisions of each interim analysis and the saved launches; "" without any."""
+    """Return what each interim analysis decided, and the launches saved; "" if none was run."""
     parts: list[str] = []
     known: set[str] = set()
     for taken in study.looks:

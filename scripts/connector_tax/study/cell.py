@@ -388,7 +388,7 @@ def _due_when_sent(record: RequestLine, result: CellResult) -> RequestLine:
 def _take_device(
     study: StudyDocument, launch: Launch, step_log: LaunchStepLog, file: Path, steps: bytes
 ) -> dict[str, float | None] | None:
-    """Write an emulated device's log and return the values for its checks; None without one."""
+    """Write the emulated device's log; return its checks' values, or None on a real device."""
     if study["config"]["engine"].get("device") != "emulated":
         return None
     lines = step_log.take_device()

@@ -277,7 +277,7 @@ def _settings(section: EngineSection, sources: Mapping[str, Told]) -> dict[str, 
 
 
 def _setting(name: str, sources: Mapping[str, Told], engine: Engine) -> SettingRecord:
-    """Return a setting from the first source that has it, or null with all reasons."""
+    """Return a setting from the first source that has it; if none has, say why in `reason`."""
     candidates = [(source, *known[name]) for source, known in sources.items() if name in known]
     for source, value, reason in candidates:
         if value is not None:

@@ -509,7 +509,7 @@ def _refuse(message: str) -> Any:
 
 
 def forked(work: Callable[[], Json]) -> Json:
-    """Return the result of `work` in a forked process; `died` if it ends without one."""
+    """Return the result of `work` in a forked process; `died` if the process returns none."""
     reading, writing = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
