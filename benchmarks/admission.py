@@ -84,7 +84,7 @@ def prompts() -> list[list[int]]:
 
 
 def summarize(streams: list[Stream]) -> Figures:
-    """Return those figures of a run that the source reports, too."""
+    """Return the figures of a run that the source reports too."""
     send, tokens = (np.array(stamps) for stamps in zip(*streams, strict=True))
     first, last = tokens[:, 0], tokens[:, -1]
     per_token = (last - first) / (_NEW_TOKENS - 1)

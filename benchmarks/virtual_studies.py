@@ -113,7 +113,7 @@ def machine_with(spread: str) -> Machine:
 
 
 def serve(engine: VirtualEngine, config: StudyConfig, arrivals: str) -> Requests:
-    """Return the requests of one cell; `arrivals` names the stream of their offsets."""
+    """Serve one cell and return its requests; `arrivals` seeds their send times."""
     rule = replace(cell_rule(config, PHASE), cooldown=False)
     process = config["arrivals"]["process"]
     offsets = make_offsets(process, RATE_RPS, rule.schedule_s, arrivals)

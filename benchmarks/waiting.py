@@ -35,7 +35,7 @@ class Usage(NamedTuple):
 
 
 def usage_of(checkout: Path, arguments: Sequence[str]) -> Usage:
-    """Run a checkout's Snakemake in an empty folder.
+    """Run a checkout's Snakemake in an empty folder; return its time and memory.
 
     Raises:
         ArtifactError: the checkout has no Snakemake, or the command fails; holds its output.

@@ -74,7 +74,7 @@ def simulated(
     launch_sigma: float,
     cells: tuple[str, ...] = ("r1",),
 ) -> TaxTable:
-    """Return the tax table of `drawn`."""
+    """Return the tax table of the launches that `drawn` returns."""
     return table_of(drawn(blocks, seed, taxes, launch_sigma, cells), blocks)
 
 

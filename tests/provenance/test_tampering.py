@@ -589,7 +589,7 @@ def test_study_analysed_again_keeps_its_seal(root: Path, monkeypatch: pytest.Mon
 
 
 def older(root: Path) -> None:
-    """Make the claims look like those of another version: other columns, rows and files."""
+    """Make the claims look as if another version wrote them: other columns, rows and files."""
     with edited_json(root / "manifest.json") as record:
         record["package"] = "0.2"
 

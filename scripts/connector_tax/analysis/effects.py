@@ -310,8 +310,7 @@ class TaxTable:
     def combination(
         self, terms: Sequence[WeightedTax], confidence: float | None = None
     ) -> Effect | None:
-        """Return a linear combination of taxes, over the blocks that all of them have; None without
-        any.
+        """Return a linear combination of taxes over the blocks that all of them have, if any.
 
         It combines several configurations in one cell, or one configuration in several cells of a
         phase; the latter uses the launches that have all of these cells.

@@ -325,7 +325,7 @@ def gamma_ratio(df: int) -> float:
 
 
 def equivalent(ends: Floats, levels: tuple[float, float]) -> Spread:
-    """Return the t distribution with two quantiles; at the limits of df only the second."""
+    """Return the t distribution with these two quantiles; if df is at a limit, with the second."""
     ratio = np.log(ends[1] / ends[0])
 
     def above(log_df: float) -> float:

@@ -217,16 +217,16 @@ STEP_FIGURES = ("fig6_step_cdf", "fig7_decomposition")
 RUNNER_V2 = re.compile(r"\.worker\.\w+\.model_runner\.")
 BY_ASYNC_SCHEDULING = {
     "true": (
-        "Scheduling was asynchronous: a step is prepared while the GPU computes the one before."
-        " That hides schedule() and the hooks as far as the GPU takes longer: the engine waits"
-        " less, and what is left is below zero. A request that meets an idle GPU waits for them."
+        "Scheduling was asynchronous: the host prepares a step while the GPU computes the previous"
+        " one. schedule() and the hooks are hidden as long as the GPU takes longer: the engine"
+        " waits less, and the rest is below zero. A request that finds an idle GPU waits for them."
     ),
     "false": (
         "Scheduling was synchronous: the GPU waits for schedule(), and the whole engine step"
-        " holds the GPU's time."
+        " includes the GPU's time."
     ),
 }
-UNKNOWN = "It is unknown if the GPU hides it: no launch recorded how steps were scheduled."
+UNKNOWN = "Whether the GPU hides it is unknown: no launch recorded how steps were scheduled."
 
 
 def hidden(study: StudyTables) -> str:
@@ -256,8 +256,8 @@ def placed(study: StudyTables) -> str:
     sentences = []
     if runner and device != "cpu":
         sentences.append(
-            "Model runner V2 calls the worker's hooks when forward pass and sampling are with the"
-            " GPU; its record never holds the GPU's time."
+            "Model runner V2 calls the worker's hooks after it has queued forward pass and sampling"
+            " on the GPU; the worker's record never includes the GPU's time."
             if RUNNER_V2.search(runner)
             else "Model runner V1 calls the worker's hooks between forward pass and sampling."
         )

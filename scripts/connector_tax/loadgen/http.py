@@ -204,8 +204,9 @@ def hold_kernel_stamps() -> socket.socket | None:
 
 @dataclass(slots=True)
 class StampCounts:
-    """Counts of a pool's reads: all (`reads`), without a kernel stamp (`unstamped`), and those that
-    had to read the clocks again (`clock_gaps`).
+    """Counts of a pool's reads.
+
+    `unstamped` had no kernel stamp; `clock_gaps` read the clocks again, as they lay too far apart.
     """
 
     reads: int = 0

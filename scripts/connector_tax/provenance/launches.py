@@ -341,7 +341,7 @@ def _moved(blocks: Iterable[Sequence[Attempt]]) -> Iterator[str]:
 
 
 def _devices(folder: StudyFolder) -> Iterator[str]:
-    """Yield errors of `block_devices`, and vLLM sources that the step probe was not proved on."""
+    """Check devices by `block_devices`; yield an error if vLLM differs from the probe's proof."""
     study = folder.study
     loaded = (folder.cells(p, reference_rate(study.root, p)) for p in PHASES)
     cells = [cell for of_phase in loaded for cell in of_phase]

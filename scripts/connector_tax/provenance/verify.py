@@ -371,7 +371,7 @@ class Layout:
         return float((rest**2).sum()) <= len(rest) * (1e-13 * most) ** 2
 
     def repeats(self, weights: Mapping[Launch, float]) -> bool:
-        """Return whether a contrast has an error."""
+        """Return whether the error of a contrast can be estimated."""
         blocks = {block for _, block in weights}
         return len(blocks) > 1 and (self.own or self.posterior[2] > 0)
 

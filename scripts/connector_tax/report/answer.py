@@ -54,33 +54,33 @@ AXES: dict[str, Literal["input_tokens", "output_tokens"]] = {
 QUESTIONS = {
     "H1": (
         "The tax persists on a single instance under synthetic load",
-        "one server pays it without transfers or peers: look in the connector itself",
-        "one idle server does not pay the prior's tax: look at transfers, peers and saturation",
+        "one server pays the tax without transfers or peers: its cause is in the connector itself",
+        "one idle server does not pay the prior's tax: transfers, peers or saturation may cause it",
     ),
     "H2": (
         "The NIXL–Mooncake gap is the connectors' own, not coupling",
-        "the two implementations differ by as much without a cluster around them",
-        "the prior's gap came from its setting, not from the two implementations alone",
+        "the two implementations differ as much on one server as in a cluster",
+        "the prior's gap came from its cluster, not from the two implementations alone",
     ),
     "H3": (
         "The framework is less than half of the Mooncake tax",
         "a change of the connector can save most of it",
-        "another connector would cost most of it too; only a change of vLLM can save it",
+        "another connector would cost nearly as much; only a change of vLLM can save it",
     ),
     "H4": (
         "Stacked connectors' taxes add up",
         "the cost of a stack can be predicted from its parts",
-        "parts share a cost or hinder each other: a stack has to be measured itself",
+        "the parts share a cost or slow each other: each stack has to be measured",
     ),
     "H5": (
         "The TTFT tax grows with input length",
-        "it has a part per prompt token: long prompts pay more",
-        "it is the same share at every prompt length",
+        "part of it is paid per prompt token: long prompts pay more",
+        "it is the same percentage at every prompt length",
     ),
     "H6": (
         "The TPOT tax grows with output length",
         "later tokens pay more than early ones: long answers suffer most",
-        "each token pays the same share, however long the answer",
+        "each token pays the same percentage, however long the answer",
     ),
 }
 REPORTED = {"met": "reported", "not met": "not reported"}
@@ -277,7 +277,7 @@ def _too_few(study: StudyTables, chosen: Sequence[Compared]) -> str:
         (count,) = by_count
         return f"{count} of {study.blocks} blocks {'is' if count == 1 else 'are'} valid, {can}"
     counts = (f"{count} for {_joined(labels)}" for count, labels in by_count.items())
-    return f"of {study.blocks} blocks, valid are {', '.join(counts)}, {can}"
+    return f"valid blocks, of {study.blocks}: {', '.join(counts)}, {can}"
 
 
 def _without_number(study: StudyTables, chosen: Sequence[Compared]) -> str:

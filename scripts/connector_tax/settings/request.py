@@ -159,7 +159,7 @@ def all_cases() -> list[Case]:
 
 
 def given(text: str) -> Case:
-    """Return the case of a `--kv-transfer-config`.
+    """Return the case that tests the value `text` of `--kv-transfer-config`.
 
     Raises:
         ValueError: `text` is not a JSON object, or lacks a connector's name, also of a child.

@@ -238,7 +238,7 @@ def _claim_file(study_folder: Path, block: int) -> Path:
 
 
 def _exclusive() -> bool | None:
-    """Return whether Slurm gives this job its node alone; None without Slurm, or if unknown.
+    """Return whether Slurm keeps other jobs off this job's node; None if unknown or without Slurm.
 
     Source: `OverSubscribe` of scontrol(1), which is NO with --exclusive and in an exclusive
     partition.

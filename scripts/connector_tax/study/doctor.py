@@ -249,7 +249,7 @@ def _gpus(study: StudyDocument, folder: Path) -> Iterator[Finding]:
 def _wanted_mib(study: StudyDocument, folder: Path) -> float | None:
     """Return the MiB that weights and the KV cache need per GPU; None if the weights are unknown.
 
-    The cache has the configured size, or that of the longest request; an unknown model has none.
+    The cache has the configured size, or holds the longest request; for an unknown model it is 0.
     """
     weights, model = _weights_gib(study, folder), _model_size(study)
     if weights is None:

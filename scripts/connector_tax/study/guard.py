@@ -190,7 +190,7 @@ def _end_at_once() -> None:
 
 
 def _below() -> set[psutil.Process]:
-    """Return all descendants except guardians, which end processes that are no descendants."""
+    """Return all descendants except guardians: these still have to end other processes."""
     found = set()
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
