@@ -259,7 +259,7 @@ def aims(scenario: Scenario, blocks: int, shares: Shares, equal: Shares) -> Iter
                   least_covered(float(of_ratio.partition(",")[0]), blocks), True)  # fmt: skip
         bound = {2: 0.045, 3: 0.04}.get(blocks, 0.035)
         yield Aim("any false cost", shares.costs[0], bound, False)
-        yield Aim("false cost of a quiet configuration if the noisy one costs", shares.costs[1], bound, False)
+        yield Aim("false cost of a quiet one if the noisy one costs", shares.costs[1], bound, False)
         if not scenario.left_out:
             share = float(np.mean([shares.less[number] for number in quiet]))
             share /= max(float(np.mean(equal.less)), 1e-9)

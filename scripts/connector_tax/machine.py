@@ -71,7 +71,7 @@ def _cpuinfo(key: str) -> str:
 
 
 def packages(python: Path | None) -> dict[str, str]:
-    """Return the versions by distribution name, in the environment of `python` or of this process."""
+    """Return versions by distribution name, in the environment of `python` or of this process."""
     if python is None:
         return {d.metadata["Name"]: d.version for d in metadata.distributions()}
     output = subprocess.run(
