@@ -121,10 +121,10 @@ PAIRS = (
 
 
 def did(arguments: list[str], client: str = "") -> str:
-    """Run a client's command against a new server.
+    """Run a client's command against a new server; return its cell of the table.
 
-    Return the requests that the server saw and the TTFT that the client printed, or why there are
-    none.
+    The cell states the requests in the server's log and the TTFT that the client printed, or why
+    there are none.
     """
     write, ttft_ms = PRINTED[client]
     client_cpu, server_cpu = two_cpus()

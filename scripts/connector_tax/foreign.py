@@ -145,8 +145,8 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return the text on one line: `\\u{a}` for a line end, and so for every character that is not
-    shown as one.
+    """Return the text on one line, with `\\u{a}` for a line end and such an escape for every other
+    character that a terminal does not show.
 
     For lines with a verdict, which a name or value of another person's study must not imitate.
     """

@@ -228,7 +228,7 @@ class Answer:
         }  # fmt: skip
 
     def status(self, bounds: Sequence[Bound]) -> int:
-        """Return the exit status; with bounds as `gate` exits, for the costs over all rates."""
+        """Return the exit status; with bounds on costs over all rates, the status of `gate`."""
         numbers = [tax.estimate is not None and tax.verdict != MARKED for tax in self.taxes]
         if not bounds:
             return 0 if all(numbers) else STATUS[NO_NUMBER]

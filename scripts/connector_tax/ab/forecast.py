@@ -15,7 +15,7 @@ from connector_tax.artifacts.metrics import word_of
 
 
 def smallest_cost(finding: Finding, blocks: int, candidates: int, metrics: int) -> float:
-    """Return the smallest cost (a fraction) that `blocks` blocks prove in POWER of such studies.
+    """Return the smallest cost (a fraction) that a share POWER of studies of `blocks` blocks prove.
 
     Args:
         finding: an interim result with an error.

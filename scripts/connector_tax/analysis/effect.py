@@ -289,7 +289,7 @@ def mean_of(
 
 
 def fewest_blocks(present: int, decided: Callable[[int], bool]) -> int | None:
-    """Return the smallest number of PLANNED blocks above `present` that decides.
+    """Return the smallest number of blocks in PLANNED that is above `present` and decides.
 
     Args:
         present: the present number of blocks.

@@ -226,7 +226,7 @@ def cdf_rows(cells: Mapping[CellKey, Steps], cell: str | None) -> list[Row]:
 
 
 def wait_rows(study: Study, waits: Mapping[CellKey, float]) -> list[Row]:
-    """Return by cell how much longer a configuration's requests wait than the baseline's; ms."""
+    """Return, by cell, how many ms longer a configuration's requests wait than the baseline's."""
     confidence = study.config["statistics"]["confidence"]
     return [
         {"quantity": tables.WAIT, "config": config, "phase": phase, "cell": cell, "metric": "wait",

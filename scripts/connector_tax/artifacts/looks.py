@@ -18,7 +18,7 @@ LEFT_OUT = "decided after"
 
 
 def first_look(statistics: Mapping[str, Any]) -> int:
-    """Return the number of blocks before the first interim analysis, whose level comes first."""
+    """Return the number of blocks after which the first interim analysis is due."""
     return int(statistics.get("first_look", FIRST_LOOK))
 
 

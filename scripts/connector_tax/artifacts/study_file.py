@@ -48,7 +48,7 @@ class Study:
 
     @property
     def borrows(self) -> bool:
-        """Return whether configurations share an error estimate: not in `ab`.
+        """Return whether configurations share an error estimate; in `ab` they do not.
 
         Source: docs/method.md, "The error model".
         """

@@ -196,7 +196,7 @@ def compared(
 
 
 def difference(a: Effect, b: Effect) -> Effect:
-    """Return B minus A, with the smaller number of blocks; no error if either has none."""
+    """Return B minus A, with the smaller number of blocks; it has an error only if A and B do."""
     blocks = tuple(range(min(a.n_blocks, b.n_blocks)))
     mark = "; ".join(f"{name}: {one.mark}" for name, one in (("A", a), ("B", b)) if one.mark)
     point = b.contrast - a.contrast

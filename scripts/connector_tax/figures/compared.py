@@ -50,7 +50,7 @@ class Latency:
 
 
 def marked_words(words: Sequence[str], other: Sequence[str]) -> list[Word]:
-    """Return the words of a command, each with a flag if the other command lacks it there."""
+    """Return each word of a command, and whether the other command lacks it at that place."""
     blocks = SequenceMatcher(None, words, other, autojunk=False).get_matching_blocks()
     same = {place for block in blocks for place in range(block.a, block.a + block.size)}
     return [(word, place not in same) for place, word in enumerate(words)]

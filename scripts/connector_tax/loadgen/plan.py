@@ -371,7 +371,7 @@ class Plan:
             self.take(record)
 
     def look(self) -> None:
-        """Update the precision rule; called from another thread than the issuing one."""
+        """Update the precision rule; called from a thread that issues no requests."""
         if self.stop_ns is None and self._precision is not None:
             self._precision.look()
 
