@@ -151,7 +151,7 @@ def test_tax_of_plains_last_launch_is_relative_to_its_other_launches() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("blocks", [3, 5, 8])
 @pytest.mark.parametrize("launch_sigma", [0.0, 0.01, 0.05])
-def test_coverage_and_false_positives_over_many_studies(blocks: int, launch_sigma: float) -> None:
+def test_intervals_cover_their_level_over_many_studies(blocks: int, launch_sigma: float) -> None:
     studies, covered, false = 1000, 0, 0
     taxes = {"x": 0.2, "y": 0.1, "z": 0.0}
     for seed in range(studies):

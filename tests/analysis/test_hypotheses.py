@@ -138,7 +138,7 @@ def test_one_block_has_point_labels_and_no_verdicts(tmp_path: Path) -> None:
     assert by_id[3]["point_label"] == "implementation-dominated"
 
 
-def test_point_labels_of_further_effect_sizes(tmp_path: Path) -> None:
+def test_point_labels_describe_each_size_of_effect(tmp_path: Path) -> None:
     taxes = with_taxes(mooncake_both=0.10, noop_connector=0.08, multi_mooncake_lmcache=0.60)
     by_id = analyse(tmp_path, blocks=1, noise=0.01, taxes=taxes, ttft_growth=0.1, tpot_growth=-0.1)
     assert [by_id[f"H{i}"]["point_label"] for i in range(1, 7)] == [

@@ -72,7 +72,7 @@ def test_study_can_set_other_sampling() -> None:
     assert argv[argv.index("--generation-config") + 1] == "auto"
 
 
-def test_commands_of_the_design_on_a_gpu() -> None:
+def test_gpu_command_has_the_connectors_of_the_design() -> None:
     def mooncake(role: str) -> dict[str, Any]:
         # Its own bootstrap server would listen on every interface.
         extra = {"bootstrap_server_address": "127.0.0.1:9001", "mooncake_protocol": "tcp"}
@@ -108,7 +108,7 @@ def test_commands_of_the_design_on_a_gpu() -> None:
     assert {i: transfer("h20", i) for i in IDS if i != "plain"} == wanted
 
 
-def test_commands_of_the_forms_for_a_cpu() -> None:
+def test_cpu_command_has_the_connectors_cpu_settings() -> None:
     for role in ("producer", "consumer", "both"):
         extra = transfer("vllm-cpu", f"mooncake_{role}")["kv_connector_extra_config"]
         assert extra["mooncake_protocol"] == "tcp"
