@@ -67,8 +67,7 @@ def study_file(crisp: Path, tmp_path: Path) -> Path:
 
 
 def said(study_file: Path, less_ms: float, spread_ms: float) -> str:
-    """Return the report's note if requests wait this much less with Mooncake both than with plain.
-    """
+    """Return the report's note if requests wait less with Mooncake both than with plain."""
     study = load_study(study_file)
     waits = {
         CellKey(name, block, "B", "128x16"): BASE_MS

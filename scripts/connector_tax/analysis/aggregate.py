@@ -130,8 +130,7 @@ def aggregate(
 
 
 def _places(study: Study, rates: RatesRecord) -> dict[tuple[str, str | None], Row]:
-    """Return each cell's rate, and the name of the reference rate that equals it (ref_safe first).
-    """
+    """Return each cell's rate, and the name of the reference rate equal to it (ref_safe first)."""
     places: dict[tuple[str, str | None], Row] = {("A", ALL_RATES): {"reference": ALL_RATES}}
     names = {rates[name]: name for name in reversed(REFERENCES)}
     for planned in study.cells("A"):

@@ -205,8 +205,7 @@ class Effect:
         return replace(self, error=self.error * float(np.sqrt(self.n_blocks / blocks)), df=df)
 
     def ahead(self, blocks: int) -> Ends:
-        """Return the interval's ends that a share POWER of studies with `blocks` blocks will reach.
-        """
+        """Return the interval's ends that a share POWER of studies of `blocks` blocks reaches."""
         if not self.repeats:
             return Ends(-np.inf, np.inf)
         levels = family_levels(self.confidence, 1)

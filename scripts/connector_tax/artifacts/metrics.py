@@ -125,8 +125,7 @@ class CellLoad(NamedTuple):
     backlog_by_quarter_s: list[float | None]
 
     def over(self, other: "CellLoad | None", metric: str) -> float | None:
-        """Return this cell's percentile over the other cell's percentile; None if one is missing.
-        """
+        """Return this cell's percentile over the other cell's; None if one is missing."""
         if other is None or metric not in self.ms.keys() & other.ms.keys():
             return None
         return self.ms[metric] / other.ms[metric]

@@ -252,8 +252,8 @@ class StreamAccumulator:
     tokens (token ids, logprobs, or usage in every event) adds that count; any other adds one. An
     event without text before any text, or whose usage counts no token, is `silent`: it may be a
     token or an opening event without one; `silent_are_tokens` decides at the end. An event without
-    text after that is counted, and also in `mute`: `mute_are_none` decides. `answered`: a token that
-    is not reasoning has come. `strange`: the first event that is no part of a completion.
+    text after that is counted, and also in `mute`: `mute_are_none` decides. `answered`: a token
+    that is not reasoning has come. `strange`: the first event that is no part of a completion.
 
     Where only counts are needed, plain token events after the first are counted without decoding
     JSON. A read usually brings one event that differs from an earlier one only in its text: the
