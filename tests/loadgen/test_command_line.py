@@ -219,7 +219,7 @@ DRAWN = "--rate 1 --prompt-tokens 4"
         (GOOD + """ --body '{"n": 2}'""", "--body: found n 2"),
         (GOOD + """ --body '{"stream": false}'""", "--no-stream"),
         (f"{GOOD} --workers 257", "--workers: found 257; allowed: up to 256"),
-        (f"{GOOD} --goodput tfft:3", "ttft, ttfa, tpot"),
+        (f"{GOOD} --goodput tfft:3", "ttft:MS, ttfa:MS, tpot:MS"),
         (f"{GOOD} --output x --summary ./x", "same file given for two outputs"),
         (
             f"{GOOD} --summary /nonexistent/s.json",
@@ -265,7 +265,7 @@ def line(*nodes: dict[str, Any], **changes: Any) -> str:
         (line({**A, "parent": 1}), "parent"),
         (line({**A, "parents": [{"node": "b"}]}, B), "list parent 'b' before it"),
         (line(A, A), "defined twice"),
-        (line(A, {**B, "prompt": [1], "parents": [{"node": "a"}]}), "mixed"),
+        (line(A, {**B, "prompt": [1], "parents": [{"node": "a"}]}), "both text and token ids"),
     ],
 )
 def test_a_bad_session_file_names_file_line_and_fault(

@@ -165,7 +165,7 @@ def test_remeasured_launch_is_reported_and_its_first_run_kept(root: Path) -> Non
     assert row["status"] == "measured again, not used"
     assert row["cells"] == "2/0/0/0"
     page = render(StudyTables(root / "study.json"))
-    assert "noop_connector/block0/A" in page[page.index("measured again on request") :][:400]
+    assert "noop_connector/block0/A" in page[page.index("remeasured on request") :][:400]
     shutil.rmtree(aside)
     manifest.write(root / "study.json")
     messages = " ".join(claim.message for claim in failures(root / "study.json"))
