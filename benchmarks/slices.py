@@ -226,12 +226,18 @@ def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
     return statistics.median(values), ordered[low or 0], ordered[-1 if high is None else high]
 
 
+def _in_order(rounds: Rounds, baseline: str) -> list[tuple[int, str]]:
+    """Return the keys by batch size, the baseline first and the others by name."""
+    return sorted(rounds, key=lambda key: (key[0], key[1] != baseline, key[1]))
+
+
 def _table(rounds: Rounds, baseline: str, title: str) -> Table:
     table = Table(title=title, box=None, title_justify="left")
     over = f"over {baseline}"
     for column in ("sequences", "server", "step, us", f"{over}, us", f"{over}, %"):
         table.add_column(column, justify="right")
-    for (batch, name), values in rounds.items():
+    for batch, name in _in_order(rounds, baseline):
+        values = rounds[batch, name]
         plain = rounds[batch, baseline]
         pairs = list(zip(values, plain, strict=True))
         differences = [
@@ -247,9 +253,8 @@ def _table(rounds: Rounds, baseline: str, title: str) -> Table:
 
 
 def _print(rounds: Rounds, baseline: str, title: str) -> None:
-    ordered = dict(sorted(rounds.items(), key=lambda item: (item[0][0], item[0][1] != baseline)))
-    count = len(next(iter(ordered.values())))
-    Console(width=110).print(_table(ordered, baseline, f"{title}, {count} rounds"))
+    count = len(next(iter(rounds.values())))
+    Console(width=110).print(_table(rounds, baseline, f"{title}, {count} rounds"))
 
 
 def compare(options: argparse.Namespace, study: StudyDocument, title: str) -> Rounds:
@@ -297,12 +302,12 @@ def with_step(study: StudyDocument, step_ms: float) -> StudyDocument:
     return changed
 
 
-def _hidden(by_step: Mapping[float, Rounds]) -> Table:
+def _hidden(by_step: Mapping[float, Rounds], baseline: str) -> Table:
     table = Table(title="shortest device step that hides the host's work", box=None,
                   title_justify="left")  # fmt: skip
     for column in ("sequences", "server", "ms"):
         table.add_column(column, justify="right")
-    for batch, name in next(iter(by_step.values())):
+    for batch, name in _in_order(next(iter(by_step.values())), baseline):
         hides = [
             step_ms
             for step_ms, rounds in by_step.items()
@@ -337,7 +342,7 @@ def _run(options: argparse.Namespace) -> None:
             step_ms: compare(options, with_step(study, step_ms), f"device step {step_ms:g} ms: ")
             for step_ms in options.step_ms
         }
-        Console(width=110).print(_hidden(by_step))
+        Console(width=110).print(_hidden(by_step, baseline))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
