@@ -207,6 +207,29 @@ def test_process_that_left_its_session_and_ignores_sigterm_ends_with_the_driver(
     assert psutil.wait_procs([*waiting], timeout=20)[1] == []
 
 
+@pytest.mark.parametrize(
+    ("serve", "code", "expected"),
+    [
+        ("from http.server import test; test(port=port)", "raise ValueError('no such flag')",
+         "the server ended with status 1 before it was ready\nfirst error: ValueError: no such"),
+        ("raise OSError('no memory')", "pass",
+         "side ended before it was ready\nfirst error: OSError: no memory\nlog: "),
+    ],
+)  # fmt: skip
+def test_error_names_the_process_that_ended_first(
+    tmp_path: Path, started: list[Server], serve: str, code: str, expected: str
+) -> None:
+    port = free_port()
+    side = Companion("side", [sys.executable, "-c", f"port = {port}; {serve}"], port)
+    command = ServerCommand([sys.executable, "-c", code], {}, {}, [side])
+    server = Server(tmp_path, command, "test", free_port())
+    started.append(server)
+    server.start()
+    with pytest.raises(ServerError) as error:
+        server.wait_ready(20)
+    assert expected in str(error.value)
+
+
 def test_http_companion_is_ready_when_it_answers_200(tmp_path: Path) -> None:
     """Start a companion that listens at once but refuses twice; the server must start only
     later."""

@@ -122,7 +122,7 @@ RESOURCES = {
 }
 # A resource is marked if it reaches these shares of its column's maximum and plain's value.
 OF_MOST, OF_PLAIN = 0.5, 0.1
-KV_CAPACITY = "KV cache, (blocks)"
+KV_CAPACITY = "KV cache, requests, (blocks)"
 SCORE_IN = 0.3
 
 

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -54,12 +54,16 @@ PORTS_TRIED = 5
 ANSWER_S = 5.0
 # A command that has ended must leave a server process within this time.
 LEFT_S = 2.0
+# Longest time between the end of a server's companions and its exit status.
+STATUS_S = 0.2
 # Interval at which a starting server's processes are searched for engine cores.
 CORES_S = 1.0
 # Lines of a log that an error quotes.
 TAIL_LINES = 20
 # The last line of a traceback, after a logger's prefix; not a warning that names an exception.
 _ERROR = re.compile(r"(?:^|\] )((?:\w+\.)*(?:[A-Z]\w*)?(?:Error|Exception): .+)", re.MULTILINE)
+# launch.sh's `kill -0` of a companion that has ended before it was ready.
+_NEVER_READY = re.compile(r"kill: \(\d+\)")
 _IN_USE = re.compile("address already in use", re.IGNORECASE)
 
 
@@ -318,11 +322,14 @@ class Server:
         status = self._process.poll()
         if status == 0 and self.command.callers:
             self._follow(when)
-        # Checked first: if a companion ends before the server starts, launch.sh ends too.
         for companion in self.command.companions:
             if not self._runs(companion.name):
-                log = self._tail_of(f"{companion.name}.log")
-                raise self._end_of_process(f"{companion.name} ended {when}\n{log}")
+                # The kernel kills companions when the server ends, before its status is there.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    status = self._process.wait(STATUS_S)
+                if status is None or _NEVER_READY.search(self.log_text()):
+                    log = self.log_tail([f"{companion.name}.log"])
+                    raise self._end_of_process(f"{companion.name} ended {when}\n{log}")
         if status is not None and self._ended_at is None:
             end = f"the server ended with status {status} {when}\n{self.log_tail()}"
             raise self._end_of_process(end)
@@ -463,20 +470,20 @@ class Server:
         except psutil.NoSuchProcess:
             return False
 
-    def log_text(self) -> str:
-        """Return everything that the server has printed."""
-        texts = ((self.folder / name).read_text(errors="replace") for name in LOGS)
+    def log_text(self, names: Sequence[str] = LOGS) -> str:
+        """Return everything that the server has printed, or the logs of these names."""
+        texts = ((self.folder / name).read_text(errors="replace") for name in names)
         return publishable("".join(texts))
 
-    def log_tail(self) -> str:
+    def log_tail(self, names: Sequence[str] = LOGS) -> str:
         """Return the first error and the paths of the logs; without an error the logs' last lines.
 
         vLLM's last lines are tracebacks of processes that waited for the failed one.
         """
-        written = [name for name in LOGS if (self.folder / name).stat().st_size]
+        written = [name for name in names if (self.folder / name).stat().st_size]
         if not written:
             return "it printed nothing"
-        if error := _ERROR.search(self.log_text()):
+        if error := _ERROR.search(self.log_text(written)):
             logs = ", ".join(without_root(str(self.folder / name)) for name in written)
             return f"first error: {error[1]}\nlog: {logs}"
         return "\n".join(map(self._tail_of, written))
@@ -484,7 +491,8 @@ class Server:
     def _tail_of(self, name: str) -> str:
         path = self.folder / name
         text = path.read_text(errors="replace") if path.exists() else ""
-        return "\n".join([f"--- end of {name}", *publishable(text).splitlines()[-TAIL_LINES:]])
+        title = f"--- end of {without_root(str(self.folder / name))}"
+        return "\n".join([title, *publishable(text).splitlines()[-TAIL_LINES:]])
 
     def stop(self, grace_s: float) -> str:
         """Stop the whole process group and check that it is gone and its port free.
