@@ -26,11 +26,15 @@ from connector_tax.foreign import is_secret
 from connector_tax.loadgen.prompts import PromptLine, read_prompts
 from connector_tax.loadgen.trace import BLOCK, read_trace
 from connector_tax.servers.command import PORT_MARK, expanded, running_url, split_command
-from connector_tax.servers.kinds import ServerError
+from connector_tax.servers.kinds import STEP_LOG_VARIABLE, ServerError
 from connector_tax.study.endpoint import Endpoint
 
 BASELINE = "baseline"
 MOST_IN_FLIGHT = 1024
+OWN_VARIABLES = {
+    "PYTHONPATH": "give the folders by --pythonpath; each is prepended to it",
+    STEP_LOG_VARIABLE: "ab sets it, for the step probe",
+}
 EPILOG = """exit status: 0 answered (with --max: every cost is below it), 1 a cost is above it,
 2 cannot tell, 3 a cost has no number or no verdict, or a failure (named in the last line),
 64 the command line is wrong, 130 stopped.
@@ -40,6 +44,7 @@ _NAMED = re.compile(r"([a-z][a-z0-9_]{0,39})=(.*)", re.DOTALL)
 _BEGUN = re.compile(r"([\w.-]+)=")
 _SHAPE = re.compile(r"([1-9]\d*)x([1-9]\d*)")
 _VARIABLE = re.compile(r"([A-Z_][A-Z0-9_]*)=(.*)", re.DOTALL)
+_ENV = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 # A server's address in the file system.
 _SOCKET = re.compile(r"(?<!\S)(--uds(?=[\s=])|\S*unix:\S*|\S+\.sock(?=\s|$))")
 _TAKEN = re.compile(r".*_([2-9]|1\d|20|last)")
@@ -186,6 +191,8 @@ def _check(parser: AnsweringParser, options: argparse.Namespace) -> None:
         if is_secret(name, value):
             parser.error(f"--env {name}: found what looks like a secret (not shown), but --env is"
                          " recorded; export the secret in your shell")  # fmt: skip
+        if name in OWN_VARIABLES:
+            parser.error(f"--env {name}: {OWN_VARIABLES[name]}")
     options.metric = list(dict.fromkeys(options.metric))
     _check_throughput(parser, options)
     judged = judged_of(options)
@@ -393,4 +400,4 @@ _name = _typed(
     lambda t: t if re.fullmatch(r"[a-z][a-z0-9_-]{0,47}", t) else None,
     "letters (a-z), digits, - and _",
 )
-_variable = _typed(lambda t: (m[1], m[2]) if (m := _VARIABLE.fullmatch(t)) else None, "NAME=VALUE")
+_variable = _typed(lambda t: (m[1], m[2]) if (m := _ENV.fullmatch(t)) else None, "NAME=VALUE")

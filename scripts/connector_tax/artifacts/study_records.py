@@ -55,7 +55,7 @@ Flags = dict[Annotated[str, meta(pattern="^--[a-z][a-z0-9-]*$")], Flag]
 # Null removes a variable.
 Variable = Annotated[Any, meta(type=["string", "null"])]
 Environment = dict[
-    Annotated[str, meta(pattern="^(?!(PYTHONPATH|AGENTIC_STEP_LOG_PATH)$)[A-Z_][A-Z0-9_]*$")],
+    Annotated[str, meta(pattern="^(?!(PYTHONPATH|AGENTIC_STEP_LOG_PATH)$)[A-Za-z_][A-Za-z0-9_]*$")],
     Variable,
 ]
 # Each is a process; all start at once.
