@@ -208,13 +208,19 @@ def test_one_block_is_drawn_without_intervals(tmp_path: Path) -> None:
     assert ">+630<" in _svg(tmp_path, study, "fig6_step_cdf")
 
 
-def test_step_decomposition_is_absent_without_a_connector(tmp_path: Path) -> None:
-    study = StudyTables(write_study(tmp_path / "s"))
-    study.unconnected.add("lmcache_only")
+def test_step_is_not_split_if_no_hook_is_called(tmp_path: Path) -> None:
+    study_file = write_study(tmp_path / "s")
+
+    def without_hooks(table: list[dict[str, str]]) -> None:
+        for row in select(table, config="lmcache_only", metric="hooks_us"):
+            row["estimate"] = "0.0"
+
+    edit_csv(tmp_path / "s" / "analysis" / "effects.csv", without_hooks)
+    study = StudyTables(study_file)
     figure = draw(study, "fig7_decomposition").figure
     own = [item.id for item in study.connectors].index("lmcache_only")
     assert own not in {line for line, _ in _bars(figure.axes[0])}
-    assert f"no connector, so not split: {study.label('lmcache_only')}" in _texts(figure)
+    assert f"no hook called, so not split: {study.label('lmcache_only')}" in _texts(figure)
 
 
 def test_negative_parts_are_drawn_left_of_zero(tmp_path: Path) -> None:

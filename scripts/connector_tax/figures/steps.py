@@ -127,9 +127,11 @@ def decomposition(study: StudyTables) -> Figure:
     split = bool(rows.numbers(table, ["framework_us"]))
     means = study.against("means over steps; diamond: the step over plain's, 95 % interval")
     notes = [f"ref_safe, {study.reference['ref_safe']:g} req/s; {means}"]
-    whole = "; ".join(item.label for item in study.connectors if item.id in study.unconnected)
+    valid = table[table["status"] == "valid"]
+    bare = valid.set_index("config")[[*PARTS]].isna().all(axis=1).groupby(level=0).all()
+    whole = "; ".join(item.label for item in study.connectors if bare.get(item.id, False))
     if whole:
-        notes.append(f"no connector, so not split: {whole}")
+        notes.append(f"no hook called, so not split: {whole}")
     if not split:
         notes.append("not split into framework and implementation: no step of the no-op")
     labels = [item.label for item in study.connectors]
@@ -175,7 +177,8 @@ def _parts(study: StudyTables) -> pd.DataFrame:
             if step := parts[0]:
                 row |= dict(zip(STEP_ENDS, (step.estimate, step.lo, step.hi), strict=True))
                 row["status"] = "valid"
-                if connector.id not in study.unconnected:
+                # Without a connector the hooks' time is 0 in every kind of step.
+                if any((own := of.get(connector.id)) and own.estimate for of in hooks.values()):
                     row |= _split(connector.id, parts, hooks.get(kind, {}).get(NOOP))
             else:
                 row["status"] = "skipped" if study.skip_reason(connector.id) else "missing"

@@ -110,10 +110,6 @@ class StudyTables:
             Configuration(row["id"], row.get("label", row["id"]))
             for row in self.document["configurations"]
         ]
-        # Configurations without a connector: the baseline, and controls.
-        self.unconnected = {
-            row["id"] for row in self.document["configurations"] if row.get("connector", "") is None
-        }
         self.baseline = study.baseline
         plains = launched_plains(
             (name for phase in PHASES for name in study.plains(phase)), study.baseline
