@@ -2,6 +2,7 @@
 
 import base64
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -141,7 +142,30 @@ def test_audit_without_a_study_gives_a_clear_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert audit.main(arguments(tmp_path / "results" / "x")) == 2
-    assert "no such file" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "study.json: no such file; nothing of the study x was measured yet" in message
+
+
+def test_audit_of_an_unmeasured_study_prints_one_line_with_the_command_that_measures(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(root / "runs")
+    chain = root / "seals.jsonl"
+    links = chain.read_text()
+    assert audit.main(arguments(root)) == 1, "sealed launches without their files are a failure"
+    assert "FAIL seal" in capsys.readouterr().out
+    replace(chain, links.splitlines(keepends=True)[0])
+    assert audit.main(arguments(root)) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == (
+        "audit: nothing of the study synthetic was measured yet. To measure it: snakemake"
+        " --cores 1 all, with the study's --configfile\n"
+    )
+    chain.unlink()
+    (root / "audit.json").unlink()
+    assert audit.main(arguments(root)) == 2
+    assert not (root / "audit.json").exists()
 
 
 PICTURE = """<svg><clipPath id="p0123456789"/><clipPath id="pabcdef0123"/>

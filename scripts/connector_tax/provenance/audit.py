@@ -133,12 +133,30 @@ def audit(study_file: Path, manifest: Path) -> Audit:
         manifest: MANIFEST.md.
 
     Raises:
-        ArtifactError: there is no study to audit.
+        ArtifactError: there is no study to audit, or nothing of it was measured.
     """
+    root = study_file.parent
+    unmeasured = (
+        f"nothing of the study {root.name} was measured yet. To measure it: snakemake --cores 1"
+        " all, with the study's --configfile"
+    )
     if not study_file.is_file():
-        raise ArtifactError(f"{study_file}: no such file")
+        raise ArtifactError(f"{study_file}: no such file; {unmeasured}")
+    if not is_archived(root) and not _was_measured(root):
+        raise ArtifactError(unmeasured)
     with digests_kept():
         return _audit(study_file, manifest)
+
+
+def _was_measured(root: Path) -> bool:
+    """Return whether a launch was sealed, ended or has a cell; True for a malformed chain."""
+    runs = root / paths.RUNS
+    if any(path for name in (paths.INDEX, "cell_*.json") for path in runs.rglob(name)):
+        return True
+    try:
+        return any("launch" in link for _, link in read_links(root))
+    except ArtifactError:
+        return True
 
 
 def _audit(study_file: Path, manifest: Path) -> Audit:
