@@ -101,6 +101,7 @@ def findings(study: StudyDocument, folder: Path) -> Iterator[Finding]:
         there = not [python for python in pythons_of(engine) if not (ROOT / python).exists()]
         begun = (folder / paths.PREFLIGHT_STATUS).exists()
         yield from _environments(engine, there, begun)
+        yield from _module_folders(engine)
         if there:
             yield from _packages(engine)
         if there and engine["device"] == "emulated":
@@ -161,6 +162,13 @@ def _environments(engine: EngineSection, there: bool, begun: bool) -> Iterator[F
         unbuilt = any(stamp.parent in (ROOT / python).parents for stamp in made)
         if not (ROOT / python).exists() and (begun or not unbuilt):
             yield Finding("vLLM", "fail", f"{python}: no such file; engine.python names it")
+
+
+def _module_folders(engine: EngineSection) -> Iterator[Finding]:
+    """Yield a failure for each folder of connectors' modules that does not exist."""
+    for folder in engine.get("pythonpath", []):
+        if not (ROOT / folder).is_dir():
+            yield Finding("modules", "fail", f"{folder}: no such folder; engine.pythonpath names it")
 
 
 def _packages(engine: EngineSection) -> Iterator[Finding]:
