@@ -4,9 +4,8 @@
 
 Both lines of a pair run against the C event server, whose log gives the requests, the tokens of
 each answer, and the most at once; the TTFT that the client prints is shown too. The command
-rewrites the page docs/coming-from.md; a pair whose other client is not installed keeps its lines
-without results. AIPerf takes a tokenizer by its name in the Hugging Face cache
-(`--aiperf-tokenizer`).
+rewrites the page docs/coming-from.md if every other client is given by a --peer, and else leaves
+it as it is. AIPerf takes a tokenizer by its name in the Hugging Face cache (`--aiperf-tokenizer`).
 """
 
 import json
@@ -15,6 +14,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -214,8 +214,17 @@ def page(results: list[tuple[str, str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def write_page(target: Path, results: list[tuple[str, str]], clients: Collection[str]) -> str:
+    """Write the page if `clients`, which were run, are all of its clients; return what was done."""
+    missing = [client for client in PROGRAM if client not in clients]
+    if missing:
+        return f"{target} is left as it is: no --peer for {', '.join(missing)}"
+    target.write_text(page(results))
+    return f"{target} is written"
+
+
 def main() -> int:
-    """Run all pairs; write the page."""
+    """Run all pairs; write the page if every other client was run."""
     parser = parser_of(__file__, __doc__)
     add_peers(parser)
     parser.add_argument("--aiperf-tokenizer", default="gpt2", help="name of a tokenizer")
@@ -234,7 +243,7 @@ def main() -> int:
         our_result = did(command)
         results.append((their_result, our_result))
         print(f"{pair.client} {pair.peer_line}: {their_result} | {our_result}", flush=True)
-    PAGE.write_text(page(results))
+    print(write_page(PAGE, results, programs))
     return 0
 
 

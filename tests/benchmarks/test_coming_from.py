@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.coming_from import PAGE, PAIRS, Pair
+from benchmarks.coming_from import PAGE, PAIRS, Pair, write_page
 from connector_tax.loadgen.__main__ import main
 from tests.loadgen.fault_server import HEAD, chunked, event, serve, token, usage
 
@@ -37,3 +37,19 @@ def test_page_lists_every_pair_of_commands() -> None:
     assert len(PAIRS) == 20
     for pair in PAIRS:
         assert f"| `{pair.peer_line}` | `{pair.own_line}` |" in text
+
+
+def test_page_is_left_as_it_is_unless_every_client_was_run(tmp_path: Path) -> None:
+    target = tmp_path / "coming-from.md"
+    target.write_text("measured with every client\n")
+    results = [("not run", "40 × 16")] * len(PAIRS)
+    for clients, missing in (
+        ([], "vllm bench serve, guidellm, AIPerf"),
+        (["guidellm", "AIPerf"], "vllm bench serve"),
+    ):
+        message = write_page(target, results, clients)
+        assert message == f"{target} is left as it is: no --peer for {missing}"
+        assert target.read_text() == "measured with every client\n"
+    every_client = {pair.client for pair in PAIRS}
+    assert write_page(target, results, every_client) == f"{target} is written"
+    assert "40 × 16" in target.read_text()
