@@ -5,6 +5,8 @@ import gzip
 import itertools
 import re
 import shutil
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -387,10 +389,27 @@ def test_missing_figure_is_an_error_that_names_it(study: StudyTables) -> None:
         render(study)
 
 
+def test_folder_of_an_earlier_replot_that_cannot_be_deleted_is_named(
+    tmp_path: Path, study: StudyTables
+) -> None:
+    (study.root / "archive.sha256").write_text(f"{'0' * 64}  s.tar.zst 1000000\n")
+    tables = study.root / "analysis"
+    # Neither root nor another user can delete the target of a link as a folder.
+    tables.rename(tmp_path / "elsewhere")
+    tables.symlink_to(tmp_path / "elsewhere")
+    command = [sys.executable, "-m", "connector_tax.report", "--study", study.root / "study.json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"report: {tables}: left by an earlier replot, and cannot be")
+    assert done.stderr.endswith("; delete it, then rerun the same command\n")
+
+
 @pytest.mark.parametrize(
     "phase", ["A", *(pytest.param(phase, marks=pytest.mark.workflow) for phase in ("B", "Bp"))]
 )
-def test_study_with_a_void_phase_has_every_figure_and_a_report(tmp_path: Path, phase: str) -> None:
+def test_study_with_a_void_phase_has_every_figure_and_a_report(
+    tmp_path: Path, phase: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     why = "machine disturbed: other processes used the server's CPUs"
     cells = {"A": ["r40", "r80"], "B": ["128x16", "512x16"], "Bp": ["128x16"]}[phase]
     names = (*CONFIGURATIONS, "plain_2")
@@ -401,8 +420,11 @@ def test_study_with_a_void_phase_has_every_figure_and_a_report(tmp_path: Path, p
         failed={("lmcache_only", 0, "A"): "the server died"},
         config={**SMALL_GRID, "reference": {"fallback_rps": 40.0}},
     )
+    capsys.readouterr()
     assert main(["--study", str(study_file)]) == 0
-    source = (tmp_path / "s" / "report.html").read_text()
+    page = tmp_path / "s" / "report.html"
+    assert capsys.readouterr().out == f"{page}\n"
+    source = page.read_text()
     assert source.count("<svg") > 100  # cells over time
     text = Page(source).text
     assert "the server died" in text

@@ -4,6 +4,7 @@ import argparse
 import shutil
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from connector_tax.analysis.aggregate import write_tables
 from connector_tax.artifacts import paths
@@ -11,7 +12,8 @@ from connector_tax.commands import UNREADABLE, run_command, study_parser
 from connector_tax.figures import style
 from connector_tax.figures.names import FIGURES, draw
 from connector_tax.figures.tables import StudyTables
-from connector_tax.files import write_text
+from connector_tax.files import ArtifactError, write_text
+from connector_tax.foreign import one_line
 from connector_tax.report.page import render
 
 
@@ -30,9 +32,27 @@ def _write(arguments: argparse.Namespace) -> None:
     if (study.root / paths.ORIGIN).is_file():
         # An earlier release may have made other files of the archive.
         for name in (paths.ANALYSIS, paths.FIGURES):
-            shutil.rmtree(study.root / name, ignore_errors=True)
+            _remove(study.root / name)
     write_tables(study.folder)
     write_views(study)
+    print(one_line(f"{study.root / paths.REPORT}"))
+
+
+def _remove(folder: Path) -> None:
+    """Delete a folder with its content, if it exists.
+
+    Raises:
+        ArtifactError: it cannot be deleted.
+    """
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ArtifactError(
+            f"{folder}: left by an earlier replot, and cannot be deleted ({error}); delete it, then"
+            " rerun the same command"
+        ) from None
 
 
 def write_views(study: StudyTables) -> None:
