@@ -1,4 +1,6 @@
-"""Test failed launches: plain ends the run at once, others at its end; a rerun completes it."""
+"""Test failed and skipped launches: plain ends the run at once, others at its end; a rerun
+completes it.
+"""
 
 import json
 import sys
@@ -6,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import CellEntry, launch_index, write_index
 from connector_tax.artifacts.names import Launch
 from connector_tax.files import read_json, write_json
@@ -43,6 +46,32 @@ def test_launch_whose_connector_died_fails_by_its_log(
     study_file.write_text(json.dumps(study))
     assert launch.main(arguments(study_file)) == 1
     assert "its log says: Failed to connect to master" in "".join(capsys.readouterr())
+
+
+def test_phase_without_a_rate_of_its_own_is_skipped_in_one_line(
+    study_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = read_json(study_file)
+    order = [{"config": name, "block": 0} for name in ("noop_connector", "plain", "plain_2")]
+    study["run_order"]["Bp"] = order
+    write_json(study_file, study)
+    gates = read_json(study_file.parent / paths.PREFLIGHT_STATUS)
+    gates["noop_connector"] = {"include": False, "reason": "its gate", "evidence": None}
+    write_json(study_file.parent / paths.PREFLIGHT_STATUS, gates)
+    write_json(study_file.parent / paths.REFERENCE_RATES, {"ref_safe": 20.0, "ref_load": 20.0})
+    for entry in order:
+        assert launch.main(arguments(study_file, entry["config"], "Bp")) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if "skipped" in line]
+    reason = "ref_load equals ref_safe (20 req/s)"
+    assert [line.partition("of 3  ")[2] for line in lines] == [
+        "noop_connector  skipped: pre-flight: its gate",
+        f"plain  the whole phase is skipped: {reason}",
+    ]
+    # The log and the index of each launch hold the reason.
+    log = (study_file.parent / "logs" / "plain_2.block0.Bp.log").read_text()
+    assert log.endswith(f"skipped: {reason}\n")
+    index = read_json(study_file.parent / "runs" / "plain_2" / "block0" / "Bp" / "index.json")
+    assert (index["status"], index["reason"]) == ("skipped", reason)
 
 
 @pytest.mark.long

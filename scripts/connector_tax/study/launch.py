@@ -357,8 +357,21 @@ class LaunchDriver:
             reason = self._run_cells(cell_rates(self.study, phase, rate, limits))
             status = "failed" if reason else "done"
         else:
-            self.progress.say(f"skipped: {reason}")
+            self._say_skipped(reason)
         return LaunchOutcome(status, reason, rate, self._attempts.entries)
+
+    def _say_skipped(self, reason: str) -> None:
+        """Say why the launch is skipped; of a phase without a rate of its own only once."""
+        if not reason.startswith(SAME_RATES):
+            self.progress.say(f"skipped: {reason}")
+            return
+        of_phase = launches(self.study, self.launch.phase)
+        # Others may be skipped by their gate or an interim analysis.
+        alike = (la for la in of_phase if launch_skip_reason(self._study_folder, la) == reason)
+        if self.launch == next(alike):
+            self.progress.say(f"the whole phase is skipped: {reason}")
+        else:
+            self.progress.note(f"skipped: {reason}")
 
     def stop_at_next_boundary(self, *_: object) -> None:
         """Handle SIGTERM: stop after the current cell."""
