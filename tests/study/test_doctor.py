@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -24,11 +25,13 @@ from connector_tax.study import doctor, launch, preflight
 from connector_tax.study.design import resolve
 from connector_tax.study.device import hold_devices
 from connector_tax.study.doctor import UnfitError, _other_sources, rdma, require_fit, triton
+from connector_tax.study.guard import PARENT_VARIABLE, process_name
 from connector_tax.vllm.overlay import engine_files, sources_sha256
 from tests.shared import interpreter
 from tests.study.conftest import StandIn
 from tests.study.driving import arguments, launch_folder
 from tests.study_folder import write_stages
+from tests.workflow.harness import wait_for
 
 Findings = Callable[..., tuple[int, dict[str, tuple[str, str]]]]
 
@@ -342,6 +345,26 @@ def test_block_on_an_unfit_machine_ends_before_its_first_launch(tmp_path: Path) 
     assert done.returncode == 2
     assert "cannot measure vllm-cpu:\n  vLLM: envs/nowhere/bin/python: no such file" in done.stderr
     assert not (tmp_path / paths.RUNS).exists()
+
+
+def test_block_ends_with_snakemake_while_its_machine_is_checked(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    config = load_yaml(ROOT / "config/vllm-cpu.yaml")
+    config["engine"]["python"] = str(interpreter(tmp_path, f"echo $$ >{begun}; exec sleep 60"))
+    study_file = write_stages(tmp_path / "study", resolve(config, "vllm-cpu"))
+    snakemake = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    block = subprocess.Popen(
+        [sys.executable, "-m", "connector_tax.study.block", "--study", study_file, "--block", "0",
+         "--phase", "A", "--logs", tmp_path / "logs"],
+        env={**os.environ, PARENT_VARIABLE: process_name(snakemake.pid)},
+    )  # fmt: skip
+    wait_for(lambda: begun.exists() and begun.read_text().endswith("\n"), block)
+    check = os.pidfd_open(int(begun.read_text()))
+    snakemake.kill()
+    snakemake.communicate()
+    assert block.wait(timeout=20) == 1
+    assert select.select([check], [], [], 20)[0]
+    os.close(check)
 
 
 @pytest.mark.skipif(any(Path("/sys/class/infiniband").glob("*")), reason="has an RDMA device")

@@ -28,6 +28,7 @@ from connector_tax.files import ArtifactError
 from connector_tax.foreign import printable
 from connector_tax.linux import WARNING, die_with_parent, ignore_warning
 from connector_tax.study.device import DeviceError, enter_block_slot
+from connector_tax.study.guard import ended_with_parent
 from connector_tax.study.remeasure import withdraw_failed
 
 if TYPE_CHECKING:
@@ -72,7 +73,9 @@ def _drive(arguments: argparse.Namespace) -> int:
         signal.signal(number, ending.tell)
     # A failed launch writes its failure to index.json and exits 0; another status ends the block.
     try:
-        files = require_fit(enter_block_slot(study, root, arguments.block), root)
+        # From then on each launch's driver watches Snakemake.
+        with ended_with_parent(functools.partial(print, file=sys.stderr)):
+            files = require_fit(enter_block_slot(study, root, arguments.block), root)
         run = functools.partial(_run_launches, ending, arguments, files)
         status = run(drawn)
         if arguments.phase == "A" and not status:

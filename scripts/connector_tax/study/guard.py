@@ -141,7 +141,7 @@ def watch_parent(on_death: Callable[[], None], say: Callable[[str], object]) -> 
     another machine or container, which cannot be watched from here.
 
     Args:
-        on_death: must not return.
+        on_death: must not return if the process had already ended.
         say: receives the reason why nothing is watched, or that the process had already ended.
     """
     parent = _named_parent()
@@ -170,6 +170,22 @@ def watch_parent(on_death: Callable[[], None], say: Callable[[str], object]) -> 
 def end_with_parent(say: Callable[[str], object]) -> None:
     """Kill this process and all below it as soon as Snakemake has ended, as `watch_parent`."""
     watch_parent(_end_at_once, say)
+
+
+@contextlib.contextmanager
+def ended_with_parent(say: Callable[[str], object]) -> Iterator[None]:
+    """Kill this process and all below it if Snakemake ends while the with block runs."""
+    left = threading.Event()
+
+    def end() -> None:
+        if not left.is_set():
+            _end_at_once()
+
+    watch_parent(end, say)
+    try:
+        yield
+    finally:
+        left.set()
 
 
 def _end_at_once() -> None:
