@@ -2,7 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL = $(BIN)/python scripts/connector_tax/install.py
-LOCK = $(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11
+# uv with pip's package sources.
+UV = $(INSTALL) uv
+LOCK = $(UV) pip compile -q --universal --generate-hashes --python-version 3.11
 # The packages of envs/pipeline.lock for conda, which takes no file of hashes.
 CONDA = (echo '\# Written by `make lock` from envs/pipeline.lock, for snakemake --sdm conda.' && \
   printf 'channels: [conda-forge, nodefaults]\ndependencies:\n  - python =3.11\n  - pip\n  - pip:\n' && \
@@ -56,11 +58,11 @@ lock: .venv/dev.stamp  ## resolve pyproject.toml again into the hashed lock file
 
 dist: .venv/dev.stamp  ## build sdist and wheel into build/dist, check them, and try the wheel's commands in empty environments
 	rm -rf build/dist build/tried
-	$(BIN)/uv build -q --no-build-isolation --python $(BIN)/python -o build/dist .
+	$(UV) build -q --no-build-isolation --python $(BIN)/python -o build/dist .
 	$(BIN)/twine check --strict build/dist/*.whl build/dist/*.tar.gz
 	@for extra in study loadgen; do \
-	  $(BIN)/uv venv -q --python $(BIN)/python build/tried/$$extra && \
-	  $(BIN)/uv pip install -q --python build/tried/$$extra "$$(ls build/dist/*.whl)[$$extra]" || exit 1; done
+	  $(UV) venv -q --python $(BIN)/python build/tried/$$extra && \
+	  $(UV) pip install -q --python build/tried/$$extra "$$(ls build/dist/*.whl)[$$extra]" || exit 1; done
 	for command in ab engine loadgen compare audit; do build/tried/study/bin/connector-tax $$command --help >build/tried/help || exit 1; done
 	build/tried/loadgen/bin/connector-tax loadgen --help >build/tried/help
 	rm -rf build/tried

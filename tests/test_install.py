@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from connector_tax.config import ROOT
 from connector_tax.install import from_pip, install
 
 WHEEL = "tiny-1.0-py3-none-any.whl"
@@ -50,6 +51,19 @@ def test_lock_is_installed_from_the_configured_pip_index(wheels: Path, tmp_path:
     install(lock, str(python), ["--offline"])
     said = [str(python), "-c", "import tiny; print(tiny.said)"]
     assert subprocess.run(said, check=True, capture_output=True).stdout == b"installed\n"
+
+
+@pytest.mark.usefixtures("wheels")
+def test_every_uv_command_of_the_makefile_takes_pips_configured_index(tmp_path: Path) -> None:
+    required, lock = tmp_path / "requirements.in", tmp_path / "lock"
+    required.write_text("tiny\n")
+    command = [sys.executable, "-m", "connector_tax.install", "uv", "pip", "compile", "--quiet"]
+    options = ["--offline", "--generate-hashes", "-o", str(lock), str(required)]
+    subprocess.run([*command, *options], check=True)
+    assert "tiny==1.0" in lock.read_text()
+    recipes = (ROOT / "Makefile").read_text()
+    assert recipes.count("$(UV) ") == 4
+    assert "/uv " not in recipes
 
 
 def test_installed_modules_are_compiled_under_dontwritebytecode(

@@ -1,7 +1,8 @@
 """Install hashed locks with uv, which takes seconds where pip takes minutes.
 
 uv does not read pip's configuration, so pip's package sources are passed to it. The Makefile runs
-this before anything is installed, so it needs only pip and the standard library.
+this before anything is installed, so it needs only pip and the standard library:
+`install.py LOCK...`, or `install.py uv ARGUMENTS` for another command of uv.
 """
 
 import ast
@@ -41,14 +42,23 @@ def install(lock: Path, python: str = sys.executable, options: Sequence[str] = (
     Raises:
         subprocess.CalledProcessError: uv failed, and printed the reason.
     """
-    if importlib.util.find_spec("uv") is None:
-        _install_uv()
     # All indexes are searched, as by pip, since hashes are checked. Bytecode is compiled, or each
     # process would compile it in a read-only environment or under PYTHONDONTWRITEBYTECODE.
-    command = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", python,
-               "--compile-bytecode", "--require-hashes",
-               "--index-strategy", "unsafe-best-match"]  # fmt: skip
-    subprocess.run([*command, *options, "-r", str(lock)], check=True, env=os.environ | from_pip())
+    run_uv(["pip", "install", "--quiet", "--python", python, "--compile-bytecode",
+            "--require-hashes", "--index-strategy", "unsafe-best-match", *options,
+            "-r", str(lock)])  # fmt: skip
+
+
+def run_uv(arguments: Sequence[str]) -> None:
+    """Run uv, installed first if it is missing, with pip's package sources.
+
+    Raises:
+        subprocess.CalledProcessError: uv failed, and printed the reason.
+    """
+    if importlib.util.find_spec("uv") is None:
+        _install_uv()
+    command = [sys.executable, "-m", "uv", *arguments]
+    subprocess.run(command, check=True, env=os.environ | from_pip())
 
 
 def from_pip() -> dict[str, str]:
@@ -83,7 +93,10 @@ def _install_uv() -> None:
 
 if __name__ == "__main__":
     try:
-        for name in sys.argv[1:]:
-            install(Path(name))
+        if sys.argv[1:2] == ["uv"]:
+            run_uv(sys.argv[2:])
+        else:
+            for name in sys.argv[1:]:
+                install(Path(name))
     except subprocess.CalledProcessError as error:
         sys.exit(f"{error.cmd[0]} ended with status {error.returncode}")
