@@ -15,10 +15,11 @@ import pytest
 from connector_tax.config import ROOT
 from connector_tax.files import read_json
 from connector_tax.machine import ABSENT, engine_versions
-from connector_tax.vllm import tiny_model
+from connector_tax.vllm import environment, tiny_model
 from connector_tax.vllm.dummy_bootstrap import make_server
 from connector_tax.vllm.environment import (
     NAMES,
+    PYTHON_VARIABLE,
     BuildError,
     build,
     check_python,
@@ -232,6 +233,21 @@ def test_environment_build_refuses_an_interpreter_outside_its_lock(
         build("vllm-gpu", str(python))
     assert said in str(error.value)
     assert "engine.build_python" in str(error.value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_interpreter_of_the_option_python_is_refused_with_that_option_alone(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python = str(interpreter(tmp_path, _speaks("3.12")))
+    assert environment.main([name, "--python", python]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith(f"{python}: found cpython 3.12 for x86_64 with glibc 2.36; ")
+    assert message.endswith(" or newer; give --python one, a command or a path\n")
+    monkeypatch.setenv(PYTHON_VARIABLE, python)
+    assert environment.main([name]) == 2
+    remedy = PYTHON_VARIABLE if name == "vllm-settings" else "engine.build_python"
+    assert remedy in capsys.readouterr().err
 
 
 def test_sources_hash_excludes_compiled_files_of_a_wheel(tmp_path: Path) -> None:

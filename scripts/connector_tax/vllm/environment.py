@@ -59,8 +59,11 @@ class BuildError(Exception):
     """The environment cannot be built; the text gives the cause and the remedy."""
 
 
-def build(name: str, python: str) -> None:
+def build(name: str, python: str, by_option: bool = False) -> None:
     """Build envs/<name>/.venv with the interpreter `python`.
+
+    Args:
+        by_option: --python names the interpreter.
 
     Raises:
         BuildError: the interpreter is missing, or its version or platform differs from the lock's;
@@ -68,7 +71,7 @@ def build(name: str, python: str) -> None:
     """
     target = ROOT / "envs" / name / ".venv"
     lock = target / "requirements.lock"
-    check_python(python, name)
+    check_python(python, name, by_option)
     _check_libraries()
     started = time.monotonic()
     shutil.rmtree(target, ignore_errors=True)
@@ -159,8 +162,11 @@ _CPU_HINT = (
 )
 
 
-def check_python(python: str, name: str) -> None:
+def check_python(python: str, name: str, by_option: bool = False) -> None:
     """Check that envs/<name> can be built with the interpreter `python`, a command or a path.
+
+    Args:
+        by_option: --python names the interpreter, and so nothing else can name another.
 
     Raises:
         BuildError: the interpreter is missing, does not run, or differs from the lock's version
@@ -170,15 +176,18 @@ def check_python(python: str, name: str) -> None:
     assert locked is not None
     version, machine, *libc = locked.groups()
     wanted = f"CPython {version} for {machine} with glibc {'.'.join(libc)} or newer"
-    way_out = (
-        f"envs/{name}/requirements.lock is for {wanted}; name one, a command or a path: "
-        "engine.build_python in the study's configuration, or --python"
+    remedy = (
+        "name one, a command or a path: engine.build_python in the study's configuration, or"
+        " --python"
     )
-    if name == "vllm-settings":
-        way_out = (
-            f"envs/{name}/requirements.lock is for {wanted}; set {PYTHON_VARIABLE} to one, or give "
-            "`connector-tax settings` a vLLM of your own by --python"
+    if by_option:
+        remedy = "give --python one, a command or a path"
+    elif name == "vllm-settings":
+        remedy = (
+            f"set {PYTHON_VARIABLE} to one, or give `connector-tax settings` a vLLM of your own by"
+            " --python"
         )
+    way_out = f"envs/{name}/requirements.lock is for {wanted}; {remedy}"
     try:
         done = subprocess.run(
             [python, "-c", _PLATFORM], check=True, capture_output=True, text=True, timeout=60
@@ -214,10 +223,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("name", choices=NAMES)
     default = os.environ.get(PYTHON_VARIABLE, PYTHON)
     words = f"interpreter of the lock's version (default: {default}, by {PYTHON_VARIABLE})"
-    parser.add_argument("--python", default=default, help=words)
+    parser.add_argument("--python", help=words)
     arguments = parser.parse_args(argv)
+    by_option = arguments.python is not None
     try:
-        build(arguments.name, arguments.python)
+        build(arguments.name, arguments.python if by_option else default, by_option)
     except BuildError as error:
         print(error, file=sys.stderr)
         return 2
