@@ -60,6 +60,13 @@ def test_workflows_pin_actions_to_commits() -> None:
     assert [one for one in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40}  # v[\d.]+", one)] == []
 
 
+def test_help_of_the_engine_begins_with_what_it_does() -> None:
+    shown = call("engine", "--help").stdout
+    assert shown.startswith("usage: connector-tax engine ")
+    described = shown.split("\n\n")[1]
+    assert described == "Serve one configuration of the embedded engine until SIGTERM or Ctrl-C."
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_that_is_listed_starts(name: str) -> None:
     assert name in usage()

@@ -25,7 +25,8 @@ _LOG = logging.getLogger("connector_tax.engine")
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="connector-tax engine", description=__doc__)
+    description = "Serve one configuration of the embedded engine until SIGTERM or Ctrl-C."
+    parser = argparse.ArgumentParser(prog="connector-tax engine", description=description)
     shipped_file = "config/embedded.yaml"
     words = f"costs of steps and connectors [{shipped_file}]"
     parser.add_argument("--config", type=Path, default=shipped(shipped_file), help=words)
