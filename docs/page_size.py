@@ -2,14 +2,15 @@
 
 Prints the number of words (all, and outside folded parts), the sentences over 35 words outside
 tables, and the height in px at both widths. A semicolon ends a sentence, since most semicolons
-separate items of a list. Heights need `chromium`.
+separate items of a list. Needs `chromium` in PATH, which measures the heights.
 """
 
+import argparse
 import html
 import json
 import re
+import shutil
 import subprocess
-import sys
 import tempfile
 from html.parser import HTMLParser
 from pathlib import Path
@@ -75,8 +76,16 @@ def height(page: str, width: int) -> str:
 
 def main() -> None:
     """Print a line for each page."""
+    parser = argparse.ArgumentParser(
+        description="Print the length of pages. Needs chromium in PATH, which measures the heights."
+    )
+    parser.add_argument("pages", nargs="+", metavar="PAGE", help="results/<study>/report.html")
+    pages = parser.parse_args().pages
+    if shutil.which("chromium") is None:
+        parser.error("chromium is not in PATH, and measures the heights; Debian: apt install"
+                     " chromium")  # fmt: skip
     print("page", "words", "not folded", f"sentences > {MOST_WORDS}", *WIDTHS, sep="\t")
-    for name in sys.argv[1:]:
+    for name in pages:
         page = Path(name).read_text(encoding="utf-8")
         prose = Prose()
         prose.feed(page)

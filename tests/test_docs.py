@@ -6,6 +6,7 @@ import importlib.util
 import io
 import json
 import re
+import subprocess
 import sys
 import types
 import typing
@@ -331,3 +332,19 @@ def test_site_navigation_has_every_page_once() -> None:
     listed = list(pages(site["nav"]))
     pages_there = {path.relative_to(ROOT / "docs").as_posix() for path in [*DOCS, WRITTEN]}
     assert sorted(listed) == sorted(pages_there)
+
+
+def test_measuring_pages_without_chromium_names_it(tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text("<p>A page.</p>")
+    command = [sys.executable, ROOT / "docs" / "page_size.py"]
+    runs = [
+        subprocess.run(
+            [*command, argument], cwd=tmp_path, env={"PATH": ""}, capture_output=True, text=True
+        )
+        for argument in ("page.html", "--help")
+    ]
+    assert runs[0].returncode == 2
+    assert runs[0].stderr.endswith(
+        "error: chromium is not in PATH, and measures the heights; Debian: apt install chromium\n"
+    )
+    assert "Needs chromium in PATH" in runs[1].stdout
